@@ -1,0 +1,10 @@
+"""`python -m benchmarks [--smoke]`: every benchmark; --smoke runs each once and small, to see that it runs."""
+
+import sys
+
+from benchmarks import fit_time, start_up
+
+if __name__ == "__main__":
+    smoke = "--smoke" in sys.argv[1:]
+    start_up.main(smoke)
+    fit_time.main(smoke)

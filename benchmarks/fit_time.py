@@ -1,0 +1,52 @@
+"""How long a whole `fit_trace` takes (search, uncertainty, cross-validation, baselines, diagnostics) beside one plain
+SciPy `least_squares` of the same model from a naive start with the same loss, and how the two costs compare."""
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from benchmarks.timing import paired
+from latfit.fit import FitOptions, fit_trace
+from latfit.fit.loss import RHO
+from latfit.fit.problem import FitProblem, make_problem
+from latfit.fit.solve import solve
+from latfit.model.saturation import Saturation
+from latfit.trace.table import Trace
+
+
+def synthetic(rows: int, seed: int = 0) -> Trace:
+    """Rows of a serving log: mostly decode, some prefill, 10 % log-normal noise, latencies rounded to 1 us."""
+    rng = np.random.default_rng(seed)
+    B = rng.integers(1, 65, rows).astype(float)
+    S = np.where(rng.random(rows) < 0.2, B + rng.integers(1, 2048, rows), B)
+    theta = np.array([4.0, 30.0, 1.0, 60.0, 0.15, 0.01, 0.02, 0.002])
+    T = Saturation().latency_ms(theta, {"B": B, "S": S}) * np.exp(rng.normal(0, 0.1, rows))
+    return Trace({"B": B, "S": S, "T_ms": np.round(T, 3)})
+
+
+def naive(problem: FitProblem, f_scale: float) -> float:
+    """Cost that one `least_squares` with numeric defaults reaches from a start at one in every scaled coordinate."""
+    start = np.clip(np.zeros(len(problem.free)), problem.lower, problem.upper)
+    with np.errstate(all="ignore"):
+        result = least_squares(
+            problem.residuals,
+            start,
+            bounds=(problem.lower, problem.upper),
+            loss=lambda z: RHO["huber"](z) * problem.weights,
+            f_scale=f_scale,
+        )
+    return float(result.cost)
+
+
+def main(smoke: bool = False) -> None:
+    """Print times and costs for growing numbers of rows."""
+    for rows in (1_000,) if smoke else (1_000, 10_000, 100_000):
+        trace = synthetic(rows)
+        problem = make_problem(trace, FitOptions())
+        found = solve(problem)
+        peer = naive(problem, found.f_scale)
+        whole = paired(lambda t=trace: fit_trace(t), lambda p=problem, f=found.f_scale: naive(p, f), 1 if smoke else 3)  # type: ignore[misc]
+        print(f"fit, {rows:,} rows: whole fit_trace against one SciPy fit: {whole}; cost ratio {found.cost / peer:.6f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Paired timing: the two sides run in turn, so that a machine whose speed drifts does not favour either."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Seconds of each side (medians) and the ratio ours/theirs with its range over the pairs."""
+
+    ours_s: float
+    theirs_s: float
+    ratio: float
+    lowest: float
+    highest: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.ours_s * 1e3:.1f} ms against {self.theirs_s * 1e3:.1f} ms: "
+            f"ratio {self.ratio:.2f} ({self.lowest:.2f} to {self.highest:.2f})"
+        )
+
+
+def paired(ours: Callable[[], object], theirs: Callable[[], object], pairs: int) -> Paired:
+    """Run each side once to warm up, then `pairs` times in turn."""
+    ours(), theirs()
+    times = [(_seconds(ours), _seconds(theirs)) for _ in range(pairs)]
+    ratios = [a / b for a, b in times]
+    return Paired(
+        statistics.median(a for a, _ in times),
+        statistics.median(b for _, b in times),
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+    )
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -1,0 +1,243 @@
+"""`latfit fit`: fit and check a model."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latfit.cli.options import (
+    DEFAULT_HARDWARE,
+    HardwareOption,
+    JsonOption,
+    MapOption,
+    QuietOption,
+    SeedOption,
+    UnitOption,
+    WhereOption,
+)
+from latfit.errors import FitNotUsable, WrongUsage
+
+if TYPE_CHECKING:
+    from latfit.fit import FitOptions
+    from latfit.model.result import FitResult
+    from latfit.trace.ingest import Ingested
+    from latfit.trace.table import Trace
+
+ASSUMED_PATH = "gpu"
+"""Steps that say nothing of where they ran come from an engine's log, and engines run on GPUs."""
+
+
+def fit(
+    trace: Annotated[Path, typer.Argument(help="Trace to fit: Parquet, CSV or TSV with B, S and T_ms.")],
+    model: Annotated[str, typer.Option("--model", help="saturation, linear or constant.")] = "saturation",
+    loss: Annotated[str, typer.Option("--loss", help="huber, soft_l1 or linear.")] = "huber",
+    residuals: Annotated[
+        str, typer.Option("--residuals", help="relative (log of predicted/observed) or absolute (ms).")
+    ] = "relative",
+    fix: Annotated[list[str] | None, typer.Option("--fix", help="Hold a parameter: P_max=60. Repeatable.")] = None,
+    bounds: Annotated[
+        list[str] | None, typer.Option("--bounds", help="Bound a parameter: k_B=0.01:1. Repeatable.")
+    ] = None,
+    where: WhereOption = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="Fit every system (hardware, model, tp) in the file by itself.")
+    ] = False,
+    column_map: MapOption = None,
+    unit: UnitOption = None,
+    max_t: Annotated[
+        str | None, typer.Option("--max-t", help="Drop slower steps, such as 300ms. Biases the fit; off by default.")
+    ] = None,
+    path: Annotated[
+        str | None, typer.Option("--path", help="Execution path of a trace that names none: cpu, amx, gpu, ...")
+    ] = None,
+    hardware: HardwareOption = DEFAULT_HARDWARE,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The fit file; without it NAME.fit.json in this folder.")
+    ] = None,
+    report_folder: Annotated[
+        Path | None, typer.Option("--report", help="Also write the report into this folder.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 when the fit has warnings.")] = False,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Fit a latency model to a trace and check it.
+
+    Writes NAME.fit.json and enters the fit into the hardware profile.
+    """
+    from latfit.fit import FitOptions
+    from latfit.trace.ingest import Reading, ingest, parse_column_map
+    from latfit.units import parse_duration_ms
+
+    options = FitOptions(model, loss, residuals, parse_fixed(fix or []), parse_bounds(bounds or []), seed=seed)
+    limit = None if max_t is None else parse_duration_ms(max_t, option="--max-t")
+    ingested = ingest(trace, Reading(parse_column_map(column_map), unit, where=where, max_ms=limit))
+    jobs = plan_jobs(ingested, each=each, path=path, out=out)
+    _check_targets(jobs, hardware)
+    results = {job.label: _fit_job(ingested, job, options) for job in jobs}
+    for job in jobs:
+        _store(results[job.label], job, hardware)
+    if json:
+        _print_json(results)
+    else:
+        for job in jobs:
+            _print_result(results[job.label], job, hardware)
+    if report_folder is not None:
+        from latfit.cli.report import write_report
+
+        write_report(hardware, folder=report_folder, quiet=quiet or json)
+    _raise_where_unusable(results, strict=strict, where=str(trace))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One system to fit: its identity (empty where the file holds one), rows, execution path, and where the fit goes.
+
+    path is None where the fit belongs to no machine's profile; assumed: nobody said which path it is.
+    """
+
+    system: Mapping[str, str]
+    rows: "Trace"
+    path: str | None
+    target: Path
+    assumed: bool
+
+    @property
+    def label(self) -> str:
+        return ".".join(_file_safe(value) for value in self.system.values())
+
+
+def plan_jobs(ingested: "Ingested", *, each: bool, path: str | None, out: Path | None) -> list[Job]:
+    """The systems of a trace: one a path; several of hardware, model or tp only with --each."""
+    from latfit.trace.ingest import check_one_machine
+
+    if not each:
+        check_one_machine(ingested)
+    systems = list(ingested.trace.systems())
+    several_machines = any(set(system) - {"path"} for system, _ in systems) and each
+    jobs = []
+    for system, rows in systems:
+        named = str(rows["path"][0]) if "path" in rows else path
+        entered = None if several_machines else named or ASSUMED_PATH
+        jobs.append(Job(system, rows, entered, Path(), assumed=named is None))
+    stem = ingested.source.name.partition(".")[0]
+    return [replace(job, target=_target(out or Path(f"{stem}.fit.json"), job.label)) for job in jobs]
+
+
+def _target(out: Path, label: str) -> Path:
+    """NAME.fit.json, or NAME.LABEL.fit.json where a file holds several systems."""
+    if not label:
+        return out
+    return out.with_name(f"{out.name.removesuffix('.json').removesuffix('.fit')}.{label}.fit.json")
+
+
+def _fit_job(ingested: "Ingested", job: Job, options: "FitOptions") -> "FitResult":
+    from latfit.fit import fit_trace
+    from latfit.provenance import run_facts
+    from latfit.trace.ingest import data_facts
+
+    origin = {**run_facts(options.seed), "trace": dict(ingested.trace.provenance)}
+    return fit_trace(job.rows, options, data=data_facts(ingested, job.system, len(job.rows)), provenance=origin)
+
+
+def parse_fixed(texts: list[str]) -> dict[str, float]:
+    """{parameter: value} from `P_max=60`. Raises WrongUsage."""
+    return {
+        name: _number(value, text, "--fix", "P_max=60") for text in texts for name, _, value in [text.partition("=")]
+    }
+
+
+def parse_bounds(texts: list[str]) -> dict[str, tuple[float, float]]:
+    """{parameter: (low, high)} from `k_B=0.01:1`. Raises WrongUsage."""
+    found = {}
+    for text in texts:
+        name, _, span = text.partition("=")
+        low, _, high = span.partition(":")
+        ends = (_number(low, text, "--bounds", "k_B=0.01:1"), _number(high, text, "--bounds", "k_B=0.01:1"))
+        if not 0 <= ends[0] < ends[1] < math.inf:
+            raise WrongUsage(f"{text!r} is not a range", where="--bounds", remedy="Give low:high with 0 <= low < high.")
+        found[name] = ends
+    return found
+
+
+def _number(value: str, text: str, option: str, example: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise WrongUsage(f"{text!r} cannot be read", where=option, remedy=f"Write it like {example}.") from None
+
+
+def _file_safe(value: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in value) or "unnamed"
+
+
+def _check_targets(jobs: list[Job], hardware: Path) -> None:
+    """Unwritable targets and a broken hardware profile are found before the work, not after it."""
+    from latfit.files import check_writable
+    from latfit.hardware.profile import read_hardware
+
+    for job in jobs:
+        check_writable(job.target)
+    check_writable(hardware)
+    if hardware.exists():
+        read_hardware(hardware)
+
+
+def _store(result: "FitResult", job: Job, hardware: Path) -> None:
+    from latfit.hardware.profile import ExecutionPath, add_path
+    from latfit.model.result import write_fit
+
+    if result.status.ok:
+        write_fit(job.target, result)
+        if job.path is not None:
+            add_path(hardware, ExecutionPath(job.path, result))
+
+
+def _print_json(results: Mapping[str, "FitResult"]) -> None:
+    from latfit.cli.output import print_json
+
+    documents = {label: result.to_json() for label, result in results.items()}
+    print_json(next(iter(documents.values())) if len(documents) == 1 else {"fits": documents})
+
+
+def _print_result(result: "FitResult", job: Job, hardware: Path) -> None:
+    from latfit.cli.output import print_cautions, print_table
+    from latfit.report import tables
+
+    if job.label:
+        typer.echo(f"\n{job.label}")
+    typer.echo(_data_line(result))
+    if not result.status.ok:
+        return
+    typer.echo(tables.trust_sentence(result))
+    typer.echo(result.status.sentence)
+    print_table(tables.parameters(result))
+    print_table(tables.errors(result).only("model", "steps", "median", "mean", "mean, unseen steps", "R²"))
+    print_cautions((warning.message, warning.remedy) for warning in result.warnings)
+    typer.echo(f"Wrote {job.target}.")
+    if job.path is None:
+        typer.echo(f"Not entered into {hardware}: the systems of --each are not paths of one machine.")
+        return
+    assumed = " (assumed; say --path cpu if it is not)" if job.assumed else ""
+    typer.echo(f"Entered into {hardware} as path {job.path}{assumed}. Next: latfit plan --sla 20ms")
+
+
+def _data_line(result: "FitResult") -> str:
+    """`Read 120,431 rows, used 118,002; dropped 1,204 cold_start, 998 zero_time.`"""
+    facts = result.data
+    reasons = ", ".join(f"{n:,} {reason}" for reason, n in facts["dropped"].items())
+    dropped = f"; dropped {reasons}" if reasons else ""
+    return f"Read {facts['rows_read']:,} rows, used {facts['rows_used']:,}{dropped}."
+
+
+def _raise_where_unusable(results: Mapping[str, "FitResult"], *, strict: bool, where: str) -> None:
+    for label, result in results.items():
+        place = f"{where} ({label})" if label else where
+        if not result.status.ok:
+            raise FitNotUsable(result.status.sentence, where=place, remedy=result.status.remedy)
+        if strict and result.warnings:
+            raise FitNotUsable(f"--strict: {result.warnings[0].message}", where=place, remedy=result.warnings[0].remedy)

@@ -1,0 +1,29 @@
+"""Options that several verbs share, so that they look and behave the same everywhere. Imports stay light."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and no progress on stderr.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+HardwareOption = Annotated[
+    Path, typer.Option("--hardware", help="The machine's profile: execution paths with their fits.")
+]
+PercentileOption = Annotated[
+    float, typer.Option("--percentile", help="Share of steps, in percent, that must meet the SLA.")
+]
+TokensOption = Annotated[
+    int | None,
+    typer.Option("--tokens-per-request", help="Tokens that a request adds to a step; without it 1, which is decode."),
+]
+WhereOption = Annotated[
+    str | None, typer.Option("--where", help="Use only rows for which this holds: \"hardware == 'h100' and tp == 8\".")
+]
+MapOption = Annotated[
+    str | None, typer.Option("--map", help="Names of the columns in the file: B=batch,S=tokens,T_ms=latency.")
+]
+UnitOption = Annotated[str | None, typer.Option("--unit", help="Unit of the latency column: ns, us, ms, s.")]
+
+DEFAULT_HARDWARE = Path("hardware.json")

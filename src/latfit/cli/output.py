@@ -1,0 +1,44 @@
+"""What every verb does with its results: results on stdout, notes on stderr, tables that survive a pipe."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from latfit.report.tables import Table
+
+
+def note(text: str, *, quiet: bool) -> None:
+    """Something worth knowing that is not the result."""
+    if not quiet:
+        typer.echo(text, err=True)
+
+
+def print_json(document: Any) -> None:
+    from latfit.files import dumps
+
+    typer.echo(dumps(document))
+
+
+def print_table(table: "Table") -> None:
+    """A table on stdout: words align left, numbers right."""
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(box=None, pad_edge=False)
+    for i, column in enumerate(table.columns):
+        left = i == 0 or column in table.words
+        shown.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=i == 0)
+    for row in table.rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    console = Console()
+    console.print(Text(table.caption, style="bold"))
+    console.print(shown)
+
+
+def print_cautions(cautions: Iterable[tuple[str, str]]) -> None:
+    """Warnings (message, remedy) on stdout: they are part of the result."""
+    for message, remedy in cautions:
+        typer.echo(f"  ! {message}\n    {remedy}")

@@ -1,0 +1,62 @@
+"""Errors that a user can mend. Each says what was found, where, and what to do, and carries its exit code."""
+
+
+class LatfitError(Exception):
+    """Base of every error that latfit raises on purpose.
+
+    found: what is wrong, in one line.  where: the file, option or row it was found in.  remedy: what to do.
+    """
+
+    exit_code = 1
+
+    def __init__(self, found: str, *, remedy: str, where: str | None = None) -> None:
+        super().__init__(found)
+        self.found = found
+        self.where = where
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.found}\n{self.remedy}"
+
+
+class WrongUsage(LatfitError):
+    """Options that contradict each other or cannot be read."""
+
+    exit_code = 2
+
+
+class BadInput(LatfitError):
+    """Data that is missing, broken, or not what it claims to be."""
+
+    exit_code = 3
+
+
+class FitNotUsable(LatfitError):
+    """The data cannot carry the model that was asked for."""
+
+    exit_code = 4
+
+
+class SlaOutOfReach(LatfitError):
+    """No operating point meets the SLA."""
+
+    exit_code = 5
+
+
+class HardwareMissing(LatfitError):
+    """The machine lacks the device or instruction set that was asked for."""
+
+    exit_code = 6
+
+
+class TargetNotWritable(LatfitError):
+    """A result could not be stored."""
+
+    exit_code = 7
+
+
+class Interrupted(LatfitError):
+    """The user stopped the run; what was measured so far has been kept where the message says."""
+
+    exit_code = 130

@@ -1,0 +1,214 @@
+"""What is to be fitted: rows, residuals, free parameters and their coordinates.
+
+Residuals are relative by default, r = ln(predicted/observed): to first order the relative error, and its fit is not
+biased by multiplicative noise, as (predicted - observed)/observed is (by e^(-1.5 s^2) for log-normal noise s). Absolute
+residuals r = predicted - observed, in ms, are an option.
+
+The solver works on z: ln(theta/scale) for parameters that are positive by nature, theta/scale for those that may be
+zero. The scale follows from the parameter's unit and the medians of B, S and T, so that z is of order one for any
+machine.
+
+Identical rows count once with their number as weight: the cost is the same and real logs repeat themselves.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import WrongUsage
+from latfit.fit.loss import RHO
+from latfit.model.family import model_named
+from latfit.model.terms import LatencyModel, Parameter, Steps
+from latfit.stats import FloatArray
+from latfit.trace.table import Trace
+
+RESIDUALS = ("relative", "absolute")
+
+RATE_SPAN = (1e-3, 30.0)
+"""A rate k is searched while k x_max >= the first and k x_min <= the second: beyond, its factor no longer changes."""
+
+SPAN = 1e6
+"""Other parameters are searched up to this many times (peaks also down to this part of) their scale."""
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What a user may choose. fixed: {parameter: value}; bounds: {parameter: (low, high)} in the parameter's unit."""
+
+    model: str = "saturation"
+    loss: str = "huber"
+    residuals: str = "relative"
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    starts: int = 4
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class FitProblem:
+    """Rows (steps, observed T in ms, weights; each (n,)), structure, and the box of the free parameters in z."""
+
+    model: LatencyModel
+    steps: Steps
+    observed: FloatArray
+    weights: FloatArray
+    cells: NDArray[np.int64]
+    options: FitOptions
+    fixed: Mapping[str, float]
+    scales: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+    @property
+    def free(self) -> list[int]:
+        """Indices of the parameters that are searched."""
+        return [i for i, p in enumerate(self.model.parameters) if p.name not in self.fixed]
+
+    @property
+    def free_parameters(self) -> list[Parameter]:
+        return [self.model.parameters[i] for i in self.free]
+
+    @property
+    def rows(self) -> int:
+        return round(float(self.weights.sum()))
+
+    def theta(self, z: FloatArray) -> FloatArray:
+        """All parameters (p,) from the free coordinates."""
+        full = np.array([self.fixed.get(p.name, 0.0) for p in self.model.parameters])
+        for value, i in zip(z, self.free, strict=True):
+            full[i] = self.scales[i] * (np.exp(value) if self.model.parameters[i].positive else value)
+        return full
+
+    def coordinates(self, theta: FloatArray) -> FloatArray:
+        """Free coordinates of theta, moved into the box."""
+        z = [
+            np.log(theta[i] / self.scales[i]) if self.model.parameters[i].positive else theta[i] / self.scales[i]
+            for i in self.free
+        ]
+        return np.asarray(np.clip(np.array(z), self.lower, self.upper))
+
+    def residuals(self, z: FloatArray) -> FloatArray:
+        return self.residuals_of(self.model.latency_ms(self.theta(z), self.steps))
+
+    def residuals_of(self, predicted: FloatArray) -> FloatArray:
+        if self.options.residuals == "absolute":
+            return np.asarray(predicted - self.observed)
+        return np.asarray(np.log(np.maximum(predicted, 1e-300) / self.observed))
+
+    def jacobian(self, z: FloatArray) -> FloatArray:
+        """dr/dz (n, free)."""
+        theta = self.theta(z)
+        slopes = self.model.gradient(theta, self.steps)[:, self.free] * self.chain(theta)
+        if self.options.residuals == "absolute":
+            return slopes
+        predicted = np.maximum(self.model.latency_ms(theta, self.steps), 1e-300)
+        return slopes / predicted[:, None]
+
+    def chain(self, theta: FloatArray) -> FloatArray:
+        """dtheta/dz of the free parameters."""
+        positive = [p.positive for p in self.free_parameters]
+        return np.where(positive, theta[self.free], self.scales[self.free])
+
+    def rows_at(self, rows: NDArray[np.int64]) -> "FitProblem":
+        """The same problem on some of its rows."""
+        steps = {name: column[rows] for name, column in self.steps.items()}
+        return replace(
+            self, steps=steps, observed=self.observed[rows], weights=self.weights[rows], cells=self.cells[rows]
+        )
+
+
+def make_problem(trace: Trace, options: FitOptions) -> FitProblem:
+    """The problem of fitting `options.model` to a clean trace. Raises WrongUsage for options that cannot be met."""
+    model = model_named(options.model)
+    _check_options(model, options)
+    table = np.stack([trace.floats(name) for name in ("B", "S", "T_ms")], axis=1)
+    unique, counts = np.unique(table, axis=0, return_counts=True)
+    _, cells = np.unique(unique[:, :2], axis=0, return_inverse=True)
+    B, S, T = (np.ascontiguousarray(unique[:, i]) for i in range(3))
+    steps = {"B": B, "S": S}
+    scales = _scales(model, {"B": np.median(table[:, 0]), "S": np.median(table[:, 1]), "T": np.median(table[:, 2])})
+    fixed = {p.name: p.fixed for p in model.parameters if p.fixed is not None} | dict(options.fixed)
+    problem = FitProblem(
+        model=model,
+        steps=steps,
+        observed=T,
+        weights=counts.astype(np.float64),
+        cells=cells.ravel(),
+        options=options,
+        fixed=fixed,
+        scales=scales,
+        lower=np.empty(0),
+        upper=np.empty(0),
+    )
+    box = np.array([_box(problem, i) for i in problem.free]).reshape(-1, 2)
+    return replace(problem, lower=box[:, 0], upper=box[:, 1])
+
+
+def _check_options(model: LatencyModel, options: FitOptions) -> None:
+    names = [p.name for p in model.parameters]
+    for option, given in (("--fix", options.fixed), ("--bounds", options.bounds)):
+        for name in given:
+            if name not in names:
+                raise WrongUsage(
+                    f"{model.name} has no parameter {name!r}",
+                    where=option,
+                    remedy=f"Its parameters are {', '.join(names)}.",
+                )
+    if both := set(options.fixed) & set(options.bounds):
+        raise WrongUsage(f"{sorted(both)[0]} is both fixed and bounded", where="--fix", remedy="Give one of the two.")
+    for option, value, known in (("--loss", options.loss, tuple(RHO)), ("--residuals", options.residuals, RESIDUALS)):
+        if value not in known:
+            raise WrongUsage(f"{value!r} is not known", where=option, remedy=f"Choose one of: {', '.join(known)}.")
+    for parameter in model.parameters:
+        held = options.fixed.get(parameter.name)
+        if held is not None and (not np.isfinite(held) or held < 0 or (parameter.positive and held == 0)):
+            raise WrongUsage(
+                f"{parameter.name} = {held:g} is not possible",
+                where="--fix",
+                remedy=f"It is the {parameter.meaning}, {'above' if parameter.positive else 'at least'} zero.",
+            )
+
+
+_POWERS: Mapping[str, tuple[int, int, int]] = {
+    "1": (0, 0, 0),
+    "ms": (0, 0, 1),
+    "tokens": (0, 1, 0),
+    "tokens/ms": (0, 1, -1),
+    "1/request": (-1, 0, 0),
+    "1/token": (0, -1, 0),
+    "ms/request": (-1, 0, 1),
+    "ms/token": (0, -1, 1),
+}
+"""Unit of a parameter as powers of B, S and T."""
+
+
+def _scales(model: LatencyModel, medians: Mapping[str, float]) -> FloatArray:
+    return np.array(
+        [
+            float(np.prod([medians[name] ** power for name, power in zip("BST", _POWERS[p.unit], strict=True)]))
+            for p in model.parameters
+        ]
+    )
+
+
+def _box(problem: FitProblem, index: int) -> tuple[float, float]:
+    """Search range of a parameter in z: what the data could show, narrowed by the user's bounds."""
+    parameter, scale = problem.model.parameters[index], problem.scales[index]
+    low, high = _natural_range(problem, parameter, scale)
+    user = problem.options.bounds.get(parameter.name)
+    if user:
+        low, high = max(user[0], 0.0), user[1]
+    if parameter.positive:
+        low = max(low, 1e-12 * scale)
+        return float(np.log(low / scale)), float(np.log(high / scale))
+    return low / scale, high / scale
+
+
+def _natural_range(problem: FitProblem, parameter: Parameter, scale: float) -> tuple[float, float]:
+    column = dict(problem.model.rates).get(parameter.name)
+    if column:
+        x = problem.steps[column]
+        return RATE_SPAN[0] / float(x.max()), RATE_SPAN[1] / float(x.min())
+    return (scale / SPAN if parameter.positive else 0.0), scale * SPAN

@@ -1,0 +1,238 @@
+"""How far each parameter may be off: covariance, 95 % intervals, and what the data cannot tell apart.
+
+Let r be the residuals, psi = r rho'(z) their robust score, J = dr/dz at the optimum. The estimate's covariance is the
+sandwich H^-1 M H^-1 with H = sum w psi' J J' and
+
+    M = sum_rows w psi^2 j j'  +  s_c^2 (sum_cells (sum_rows in cell w rho' j)(same)'),
+
+where s_c^2 >= 0 is the variance of a shift that all rows of one (B,S) cell share: what the model cannot follow, and
+what a machine does differently from cell to cell. It is found by analysis of variance of the scores (between cells
+against within them); without it, repeating one cell a thousand times would seem to pin every parameter. Where rows do
+not repeat it is zero and M is the usual heteroscedasticity-robust one, each score divided by one minus its leverage, as
+if its row had been left out (HC3, MacKinnon & White 1985). H uses the mean of psi' with Huber's small-sample factor.
+
+The Jacobian's columns are scaled to unit length and its singular values taken. A direction with a singular value below
+1e-8 of the largest is exactly flat: its parameters are not identified, and the rest is estimated without it. Otherwise
+a parameter is identified when its standard error is below its own size, or too small to move a step's latency by 10 %.
+A parameter that ends on the edge of its search range is one-sided: rates and peaks there are not identified.
+
+A cost parameter that is zero keeps an upper end: with slope g of the cost and variance v of the parameter, the profile
+cost rises by x^2/(2v) + g x; the end is where that equals 1.92 s^2, half the 95 % point of chi^2 with one degree.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats as distributions
+
+from latfit.fit.loss import score_factor, score_slope
+from latfit.fit.problem import FitProblem
+from latfit.fit.solve import Solution
+from latfit.model.result import Estimate
+from latfit.stats import FloatArray
+
+LEVEL = 0.95
+FLAT = 1e-8
+ILL_CONDITIONED = 1e3
+MATERIAL = 0.10
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Estimates by name, condition number of the scaled Jacobian, and the groups that cannot be told apart."""
+
+    estimates: dict[str, Estimate]
+    condition_number: float
+    unidentified: list[list[str]]
+
+
+@dataclass(frozen=True)
+class _Directions:
+    """Scaled Jacobian's decomposition: column lengths, singular values, right vectors, and which columns are flat."""
+
+    lengths: FloatArray
+    singular: FloatArray
+    right: FloatArray
+    flat_groups: list[list[int]]
+
+    @property
+    def condition(self) -> float:
+        smallest = float(self.singular[-1])
+        return float(self.singular[0]) / smallest if smallest > 0 else np.inf
+
+
+def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
+    """Estimates of all parameters of a solved problem."""
+    if not problem.free:
+        return Uncertainty(_fixed_estimates(problem), 1.0, [])
+    J = problem.jacobian(solution.z)
+    directions = _decompose(J, problem.weights)
+    at_low, at_high = solution.z <= problem.lower, solution.z >= problem.upper
+    flat = {i for group in directions.flat_groups for i in group}
+    interior = np.array([i for i in range(len(solution.z)) if not (at_low[i] or at_high[i] or i in flat)], dtype=int)
+    covariance, freedom = _sandwich(problem, solution, J, interior)
+    errors = np.full(len(solution.z), np.nan)
+    errors[interior] = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    quantile = float(distributions.t.ppf(0.5 + LEVEL / 2, freedom))
+    known = _identified(problem, solution, J, errors, interior)
+    estimates = _fixed_estimates(problem)
+    for i, parameter in enumerate(problem.free_parameters):
+        on_zero = bool(at_low[i]) and problem.lower[i] == 0 and not parameter.positive and i not in flat
+        if on_zero:
+            estimates[parameter.name] = _zero_estimate(problem, solution, J, i)
+        elif parameter.name in problem.options.bounds and (at_low[i] or at_high[i]):
+            held = float(problem.theta(solution.z)[problem.free[i]])
+            estimates[parameter.name] = Estimate(held, None, None, None, parameter.unit)
+        else:
+            estimates[parameter.name] = _estimate(problem, solution, i, errors[i], quantile, bool(known[i]))
+    named = [p.name for p in problem.free_parameters]
+    weak = [i for i, p in enumerate(problem.free_parameters) if not estimates[p.name].identified and i not in flat]
+    groups = [*directions.flat_groups, *_weak_groups(directions, weak)]
+    ordered = {p.name: estimates[p.name] for p in problem.model.parameters}
+    return Uncertainty(ordered, directions.condition, [[named[i] for i in group] for group in groups])
+
+
+def _decompose(J: FloatArray, weights: FloatArray) -> _Directions:
+    scaled = J * np.sqrt(weights)[:, None]
+    lengths = np.linalg.norm(scaled, axis=0)
+    dead = lengths <= FLAT * max(float(lengths.max()), 1e-300)
+    unit = scaled / np.where(dead, 1.0, lengths)
+    unit[:, dead] = 0.0
+    triangle = np.linalg.qr(unit, mode="r")
+    _, singular, right = np.linalg.svd(triangle, full_matrices=True)
+    padded = np.zeros(J.shape[1])
+    padded[: len(singular)] = singular
+    groups: list[list[int]] = [[int(i)] for i in np.flatnonzero(dead)]
+    for value, direction in zip(padded, right, strict=True):
+        members = [int(i) for i in np.flatnonzero(np.abs(direction) > 0.1) if not dead[i]]
+        if value < FLAT * padded[0] and members:
+            _merge(groups, members)
+    return _Directions(lengths, padded, right, groups)
+
+
+def _merge(groups: list[list[int]], members: Sequence[int]) -> None:
+    """Add a group, united with those it shares a member with."""
+    united = sorted({*members, *(i for group in groups if set(group) & set(members) for i in group)})
+    groups[:] = [group for group in groups if not set(group) & set(members)] + [united]
+
+
+def _sandwich(
+    problem: FitProblem, solution: Solution, J: FloatArray, interior: NDArray[np.int64]
+) -> tuple[FloatArray, float]:
+    """Covariance of the interior coordinates, and the degrees of freedom of its scale."""
+    rows, p = problem.rows, len(interior)
+    if p == 0:
+        return np.zeros((0, 0)), max(rows - 1, 1)
+    loss, w = problem.options.loss, problem.weights
+    r = problem.residuals(solution.z)
+    pull, slope = score_factor(loss, r, solution.f_scale), score_slope(loss, r, solution.f_scale)
+    Ji = J[:, interior]
+    mean_slope = float(w @ slope) / rows
+    spread = float(w @ (slope - mean_slope) ** 2) / rows
+    correction = 1 + p / rows * spread / mean_slope**2
+    hessian = mean_slope * (Ji.T @ (Ji * w[:, None])) / correction
+    score = pull * r
+    shift, cells = _cell_variance(problem, score, p)
+    left_out = score / np.maximum(1 - _leverage(Ji, w), 1e-3)
+    inner = Ji.T @ (Ji * (w * left_out**2)[:, None])
+    if shift > 0:
+        summed = np.zeros((problem.cells.max() + 1, p))
+        np.add.at(summed, problem.cells, Ji * (w * pull)[:, None])
+        inner = inner + shift * summed.T @ summed
+    inverse = np.linalg.pinv(hessian, hermitian=True, rcond=1e-14)
+    return inverse @ inner @ inverse, float(max(cells - p, 1) if shift > 0 else max(rows - p, 1))
+
+
+def _leverage(J: FloatArray, weights: FloatArray) -> FloatArray:
+    """Share of a row's residual that its own pull takes away (n,): the diagonal of J (J'WJ)^-1 J'."""
+    scaled = J * np.sqrt(weights)[:, None]
+    basis = np.linalg.qr(scaled, mode="reduced")[0]
+    return np.asarray(np.einsum("ij,ij->i", basis, basis) / weights)
+
+
+def _cell_variance(problem: FitProblem, score: FloatArray, p: int) -> tuple[float, int]:
+    """(variance of the shift that a cell's rows share, number of cells) by one-way analysis of variance."""
+    w = problem.weights
+    size = np.bincount(problem.cells, weights=w)
+    cells, rows = len(size), problem.rows
+    if rows <= cells or cells <= p:
+        return 0.0, cells
+    mean = np.bincount(problem.cells, weights=w * score) / size
+    within = float(w @ (score - mean[problem.cells]) ** 2) / (rows - cells)
+    between = float(size @ mean**2) / (cells - p)
+    typical = (rows - float(size @ size) / rows) / max(cells - 1, 1)
+    return max(0.0, (between - within) / max(typical, 1e-12)), cells
+
+
+def _identified(
+    problem: FitProblem, solution: Solution, J: FloatArray, errors: FloatArray, interior: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    known = np.zeros(len(errors), dtype=bool)
+    known[interior] = True
+    for i, parameter in enumerate(problem.free_parameters):
+        if not known[i]:
+            continue
+        size = 1.0 if parameter.positive else solution.z[i]
+        moved = float(np.quantile(np.abs(J[:, i]), 0.95)) * errors[i]
+        if problem.options.residuals == "absolute":
+            moved /= float(np.median(problem.observed))
+        known[i] = errors[i] <= size or (not parameter.positive and moved <= MATERIAL)
+    return known
+
+
+def _estimate(problem: FitProblem, solution: Solution, i: int, error: float, quantile: float, known: bool) -> Estimate:
+    index = problem.free[i]
+    parameter, scale = problem.model.parameters[index], float(problem.scales[index])
+    z = float(solution.z[i])
+    value = scale * (float(np.exp(z)) if parameter.positive else z)
+    if not known:
+        return Estimate(value, None, None, None, parameter.unit, identified=False)
+    if parameter.positive:
+        low, high = (float(value * np.exp(side * quantile * error)) for side in (-1, 1))
+        return Estimate(value, value * error, low, high, parameter.unit)
+    low, high = (value + side * quantile * error * scale for side in (-1, 1))
+    return Estimate(value, error * scale, max(low, 0.0), high, parameter.unit)
+
+
+def _zero_estimate(problem: FitProblem, solution: Solution, J: FloatArray, i: int) -> Estimate:
+    """A cost at zero, with the one-sided upper end of the module's derivation."""
+    index = problem.free[i]
+    parameter, scale = problem.model.parameters[index], float(problem.scales[index])
+    r = problem.residuals(solution.z)
+    pull = score_factor(problem.options.loss, r, solution.f_scale)
+    rows, p = problem.rows, len(solution.z)
+    variance = float(problem.weights @ (pull * r) ** 2) / max(rows - p, 1)
+    others = np.delete(J, i, axis=1) * np.sqrt(problem.weights)[:, None]
+    own = J[:, i] * np.sqrt(problem.weights)
+    alone = own - others @ np.linalg.lstsq(others, own, rcond=None)[0] if others.shape[1] else own
+    curvature = float(alone @ alone)
+    slope = max(float(problem.weights @ (pull * r * J[:, i])), 0.0)
+    rise = 0.5 * float(distributions.chi2.ppf(LEVEL, 1)) * variance
+    if curvature <= 0 and slope <= 0:
+        return Estimate(0.0, None, 0.0, None, parameter.unit, identified=False)
+    end = 2 * rise / (slope + float(np.sqrt(slope**2 + 2 * curvature * rise)) or 1e-300)
+    moved = float(np.quantile(np.abs(J[:, i]), 0.95)) * end
+    if problem.options.residuals == "absolute":
+        moved /= float(np.median(problem.observed))
+    return Estimate(0.0, None, 0.0, end * scale, parameter.unit, identified=moved <= 2 * MATERIAL)
+
+
+def _weak_groups(directions: _Directions, weak: Sequence[int]) -> list[list[int]]:
+    """Parameters that are weakly determined, each with those it trades against in the flattest direction."""
+    groups: list[list[int]] = []
+    for i in weak:
+        scores = np.abs(directions.right[:, i]) / np.maximum(directions.singular, 1e-300)
+        direction = np.abs(directions.right[int(np.argmax(scores))])
+        _merge(groups, [j for j in weak if j == i or direction[j] > 0.3])
+    return groups
+
+
+def _fixed_estimates(problem: FitProblem) -> dict[str, Estimate]:
+    units = {p.name: p.unit for p in problem.model.parameters}
+    return {
+        name: Estimate(value, None, None, None, units[name], identified=True, fixed=True)
+        for name, value in problem.fixed.items()
+        if name in units
+    }

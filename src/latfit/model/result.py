@@ -1,0 +1,226 @@
+"""The record of a fit: numbers with their doubt, a status with its sentence, and where everything came from.
+
+This is what `NAME.fit.json` holds (schema `latfit.fit/1`, see `docs/formats.md`); reading it back gives the same
+record.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from latfit.errors import BadInput
+from latfit.files import read_json, write_json
+from latfit.model.family import FAMILY
+from latfit.model.terms import LatencyModel
+from latfit.stats import FloatArray
+
+SCHEMA = "latfit.fit/1"
+
+
+class FitStatus(Enum):
+    """Why a fit ended: whether it can be used, a sentence for people, and what to do about it."""
+
+    CONVERGED = (True, "The fit converged and the data determine every parameter.", "")
+    PARTLY_IDENTIFIED = (
+        True,
+        "The fit predicts inside its data, but the data do not determine every parameter.",
+        "See the warnings for what to measure.",
+    )
+    TOO_FEW_ROWS = (
+        False,
+        "There are fewer rows than free parameters.",
+        "Measure more steps, fix parameters with --fix, or use --model constant.",
+    )
+    CONSTANT_LATENCY = (
+        False,
+        "The latency does not vary, so nothing about B or S can be learnt.",
+        "Check which column is T_ms and its unit, or use --model constant.",
+    )
+    ONE_CELL = (
+        False,
+        "All rows have the same B and S.",
+        "Measure other batch sizes and token counts, or use --model constant.",
+    )
+    NOT_CONVERGED = (
+        False,
+        "The solver stopped before it found an optimum.",
+        "Try other --bounds, or hold a parameter with --fix.",
+    )
+
+    @property
+    def ok(self) -> bool:
+        return self.value[0]
+
+    @property
+    def sentence(self) -> str:
+        return self.value[1]
+
+    @property
+    def remedy(self) -> str:
+        return self.value[2]
+
+    @property
+    def code(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its doubt: 95 % interval [low, high], None where there is none to give."""
+
+    value: float
+    std_error: float | None
+    low: float | None
+    high: float | None
+    unit: str
+    identified: bool = True
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Something the user should know, with what can be done about it."""
+
+    code: str
+    message: str
+    remedy: str
+
+
+class StepLatency(Protocol):
+    """What planning and simulation see of a fit: the latency of one step."""
+
+    def latency_ms(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
+        """T in ms (n,) of steps with B requests and S tokens (n,), and what else is known of them by column name."""
+        ...
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """Outcome of a fit. Mappings hold the parts of the JSON contract of the same name."""
+
+    model: str
+    status: FitStatus
+    parameters: Mapping[str, Estimate]
+    metrics: Mapping[str, float]
+    cross_validation: Mapping[str, Any] = field(default_factory=dict)
+    baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    identifiability: Mapping[str, Any] = field(default_factory=dict)
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+    intervals: Mapping[str, Any] = field(default_factory=dict)
+    domain: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    warnings: Sequence[Caution] = ()
+
+    @property
+    def structure(self) -> LatencyModel:
+        return FAMILY[self.model]
+
+    @property
+    def theta(self) -> FloatArray:
+        """Parameter values (p,) in the order of the structure."""
+        return np.array([self.parameters[p.name].value for p in self.structure.parameters])
+
+    def latency_ms(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
+        """Typical latency in ms (n,) of steps with B requests and S tokens; see `StepLatency`."""
+        steps = {"B": np.asarray(B, dtype=np.float64), "S": np.asarray(S, dtype=np.float64), **context}
+        return self.structure.latency_ms(self.theta, steps)
+
+    def upper_factor(self, level: float) -> float | None:
+        """What to multiply the typical latency with so that a share `level` of steps stays below; None if unknown."""
+        factor = self.intervals.get("ratio_quantiles", {}).get(f"{level:g}")
+        return float(factor) if factor is not None else None
+
+    def outside_domain(self, B: FloatArray, S: FloatArray) -> FloatArray:
+        """True (n,) where a step lies outside the box of B and S that was measured."""
+        outside = np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)), dtype=bool)
+        for column, values in (("B", B), ("S", S)):
+            if column in self.domain:
+                low, high = self.domain[column]
+                outside |= (np.asarray(values) < low) | (np.asarray(values) > high)
+        return outside
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "status": {"ok": self.status.ok, "code": self.status.code, "message": self.status.sentence},
+            "parameters": {name: asdict(estimate) for name, estimate in self.parameters.items()},
+            "metrics": dict(self.metrics),
+            "cross_validation": dict(self.cross_validation),
+            "baselines": {name: dict(scores) for name, scores in self.baselines.items()},
+            "identifiability": dict(self.identifiability),
+            "diagnostics": dict(self.diagnostics),
+            "intervals": dict(self.intervals),
+            "domain": {name: list(span) for name, span in self.domain.items()},
+            "data": dict(self.data),
+            "provenance": dict(self.provenance),
+            "warnings": [asdict(warning) for warning in self.warnings],
+        }
+
+
+def fit_from_json(document: Any, where: str) -> FitResult:
+    """The record in a decoded `.fit.json`. Raises BadInput that names what is wrong with it."""
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        found = document.get("schema") if isinstance(document, dict) else type(document).__name__
+        raise _not_a_fit(where, f"schema is {found!r}, not {SCHEMA!r}")
+    model = str(document.get("model"))
+    if model not in FAMILY:
+        raise _not_a_fit(where, f"model {model!r} is not known here")
+    try:
+        parameters = {name: _estimate(entry) for name, entry in document["parameters"].items()}
+        status = FitStatus[document["status"]["code"].upper()]
+        warnings = [Caution(**warning) for warning in document.get("warnings", [])]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _not_a_fit(where, f"{type(error).__name__}: {error}") from None
+    missing = [p.name for p in FAMILY[model].parameters if p.name not in parameters]
+    unusable = [name for name, estimate in parameters.items() if not math.isfinite(estimate.value)]
+    if status.ok and (missing or unusable):
+        raise _not_a_fit(where, f"parameters without a value: {', '.join(missing + unusable)}")
+    rest = (
+        "cross_validation",
+        "baselines",
+        "identifiability",
+        "diagnostics",
+        "intervals",
+        "domain",
+        "data",
+        "provenance",
+    )
+    parts = {name: document.get(name, {}) for name in ("metrics", *rest)}
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            raise _not_a_fit(where, f"{name} is not an object")
+    return FitResult(model=model, status=status, parameters=parameters, warnings=warnings, **parts)
+
+
+def read_fit(source: Path) -> FitResult:
+    """The record in a `.fit.json` file. Raises BadInput."""
+    return fit_from_json(read_json(source, what="fit", made_by="latfit fit TRACE"), str(source))
+
+
+def write_fit(target: Path, fit: FitResult) -> None:
+    """Write the record whole or not at all. Raises TargetNotWritable."""
+    write_json(target, fit.to_json())
+
+
+def _estimate(entry: Mapping[str, Any]) -> Estimate:
+    value = math.nan if entry["value"] is None else float(entry["value"])
+    return Estimate(
+        value=value,
+        std_error=entry.get("std_error"),
+        low=entry.get("low"),
+        high=entry.get("high"),
+        unit=str(entry.get("unit", "")),
+        identified=bool(entry.get("identified", True)),
+        fixed=bool(entry.get("fixed", False)),
+    )
+
+
+def _not_a_fit(where: str, reason: str) -> BadInput:
+    return BadInput(f"not a latfit fit ({reason})", where=where, remedy="Make it again with `latfit fit TRACE`.")

@@ -1,0 +1,79 @@
+"""The saturation model.
+
+T(B,S) = tau_0 + (w_0 + w_1 S) / (P_max (1 - e^(-k_B B)) (1 - e^(-k_S S))) + tau_B B + tau_S S
+
+A step starts up (tau_0), does work w_0 + w_1 S at a rate that approaches P_max as batch and tokens fill the machine,
+and pays a little per request and per token. With g the saturation factor of `terms`:
+
+* T depends on w_0, w_1, P_max only through a = w_0/P_max and b = w_1/P_max, so (w_0, w_1, P_max) -> c (w_0, w_1, P_max)
+  changes nothing. The gauge w_1 = 1 removes the freedom and gives P_max in tokens/ms and w_0 in tokens.
+* Given (k_B, k_S), T = tau_0 + a gB gS + b S gB gS + tau_B B + tau_S S is linear in non-negative coefficients.
+* g and x g are convex in x and g decreases, so T is convex in S at fixed B, convex in B at fixed S, and convex along
+  rays S = r B; it is not jointly convex, and not monotone: T falls in B while the batch fills the machine, and in S
+  while w_0 > 0 dominates.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfit.model.terms import Parameter, Steps, saturation_curvature, saturation_factor
+from latfit.stats import FloatArray
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """The saturation model over the columns B and S."""
+
+    name: str = "saturation"
+    formula: str = "T = tau_0 + (w_0 + w_1*S) / (P_max*(1 - exp(-k_B*B))*(1 - exp(-k_S*S))) + tau_B*B + tau_S*S"
+    parameters: tuple[Parameter, ...] = (
+        Parameter("tau_0", "ms", "fixed cost of a step"),
+        Parameter("w_0", "tokens", "work of a step before its first token, in token equivalents"),
+        Parameter("w_1", "1", "work of a token; fixes the gauge", positive=True, fixed=1.0),
+        Parameter("P_max", "tokens/ms", "peak rate of the saturating part", positive=True),
+        Parameter("k_B", "1/request", "how fast the batch fills the machine", positive=True),
+        Parameter("k_S", "1/token", "how fast the tokens fill the machine", positive=True),
+        Parameter("tau_B", "ms/request", "cost of a request that no batching hides"),
+        Parameter("tau_S", "ms/token", "cost of a token that no batching hides"),
+    )
+    columns: tuple[str, ...] = ("B", "S")
+    rates: tuple[tuple[str, str], ...] = (("k_B", "B"), ("k_S", "S"))
+    convex: bool = True
+
+    def latency_ms(self, theta: FloatArray, steps: Steps) -> FloatArray:
+        tau_0, w_0, w_1, p_max, k_b, k_s, tau_b, tau_s = theta
+        B, S = steps["B"], steps["S"]
+        g = saturation_factor(k_b, B) * saturation_factor(k_s, S)
+        return np.asarray(tau_0 + (w_0 + w_1 * S) / p_max * g + tau_b * B + tau_s * S)
+
+    def gradient(self, theta: FloatArray, steps: Steps) -> FloatArray:
+        _, w_0, w_1, p_max, k_b, k_s, _, _ = theta
+        B, S = steps["B"], steps["S"]
+        g_b, g_s = saturation_factor(k_b, B), saturation_factor(k_s, S)
+        g = g_b * g_s
+        work_ms = (w_0 + w_1 * S) / p_max
+        return np.stack(
+            [
+                np.ones_like(g),
+                g / p_max,
+                S * g / p_max,
+                -work_ms * g / p_max,
+                -work_ms * g_s * B * saturation_curvature(k_b, B, g_b),
+                -work_ms * g_b * S * saturation_curvature(k_s, S, g_s),
+                B,
+                S,
+            ],
+            axis=1,
+        )
+
+    def basis(self, rates: FloatArray, steps: Steps) -> FloatArray:
+        B, S = steps["B"], steps["S"]
+        g = saturation_factor(float(rates[0]), B) * saturation_factor(float(rates[1]), S)
+        return np.stack([np.ones_like(g), g, S * g, B, S], axis=1)
+
+    def assemble(self, rates: FloatArray, coefficients: FloatArray) -> FloatArray:
+        tau_0, a, b, tau_b, tau_s = coefficients
+        # b = 0 is an infinite peak: a cost of a token too small to matter stands in for it
+        b = max(b, 1e-9 * float(np.max(coefficients)), 1e-300)
+        return np.array([tau_0, a / b, 1.0, 1 / b, rates[0], rates[1], tau_b, tau_s])

@@ -1,0 +1,1 @@
+"""Decisions from fits: which batches meet an SLA, and from which batch the GPU pays."""

@@ -1,0 +1,98 @@
+"""Instruction sets: what the CPU has, what a BLAS kernel set runs, and how to ask for another.
+
+This module is read before NumPy is loaded, because OpenBLAS chooses its kernels while it loads.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from latfit.errors import HardwareMissing, WrongUsage
+
+CHOICES = ("auto", "amx", "avx512_bf16", "avx512", "avx2")
+
+# What float32 products run on under each of OpenBLAS's kernel sets. Cooperlake and SapphireRapids add
+# bfloat16 kernels, which NumPy never calls: their float32 runs on AVX-512 like SkylakeX.
+ISA_OF_CORE: Mapping[str, str] = {
+    "sapphirerapids": "avx512",
+    "cooperlake": "avx512",
+    "skylakex": "avx512",
+    "haswell": "avx2",
+    "zen": "avx2",
+    "excavator": "avx2",
+    "sandybridge": "avx",
+    "bulldozer": "avx",
+    "piledriver": "avx",
+    "steamroller": "avx",
+    "nehalem": "sse4_2",
+    "prescott": "sse3",
+    "armv8": "neon",
+    "neoversen1": "neon",
+    "neoversen2": "neon",
+    "neoversev1": "sve",
+    "armv8sve": "sve",
+    "vortex": "neon",
+}
+
+_CORE_FOR: Mapping[str, str] = {"avx512": "SkylakeX", "avx2": "Haswell"}
+_FLAGS_FOR: Mapping[str, tuple[str, ...]] = {
+    "avx512": ("avx512f", "avx512dq", "avx512bw", "avx512vl"),
+    "avx2": ("avx2", "fma"),
+}
+_SIMD = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "fphp")
+
+
+@cache
+def cpu_flags() -> tuple[str, ...]:
+    """The CPU's flags that concern vector and matrix arithmetic, sorted; empty where the system does not
+    tell."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return tuple(sorted(flag for flag in value.split() if flag.startswith(_SIMD) or flag.endswith("_vnni")))
+    return ()
+
+
+def isa_of_core(core: str | None) -> str | None:
+    """Instruction set that float32 products run on under an OpenBLAS kernel set; None where it is not
+    known."""
+    return ISA_OF_CORE.get(core.lower()) if core else None
+
+
+def best_float32_isa(flags: tuple[str, ...]) -> str | None:
+    """The widest instruction set of `flags` that BLAS has float32 kernels for."""
+    return next((isa for isa, needed in _FLAGS_FOR.items() if set(needed) <= set(flags)), None)
+
+
+def ask_blas_for(isa: str) -> None:
+    """Make the BLAS that NumPy is going to load use kernels of `isa`; `auto` leaves the choice to it.
+
+    Raises HardwareMissing where the CPU or NumPy's float32 has no such kernels, WrongUsage where NumPy is
+    loaded already.
+    """
+    if isa == "auto":
+        return
+    if isa not in CHOICES:
+        raise WrongUsage(f"{isa!r} is not known", where="--isa", remedy=f"Choose one of {', '.join(CHOICES)}.")
+    if isa not in _CORE_FOR:
+        raise HardwareMissing(
+            f"NumPy computes in float32, which never runs on {isa}",
+            where="--isa",
+            remedy="Measure --isa avx512 or avx2 with --device numpy.",
+        )
+    missing = [flag for flag in _FLAGS_FOR[isa] if flag not in cpu_flags()]
+    if missing:
+        raise HardwareMissing(f"this CPU lacks {', '.join(missing)}", where=f"--isa {isa}", remedy="Use --isa auto.")
+    if "numpy" in sys.modules and os.environ.get("OPENBLAS_CORETYPE") != _CORE_FOR[isa]:
+        raise WrongUsage(
+            "NumPy is loaded already, and its BLAS cannot change its kernels any more",
+            where=f"--isa {isa}",
+            remedy=f"Start the program with OPENBLAS_CORETYPE={_CORE_FOR[isa]} in its environment.",
+        )
+    os.environ["OPENBLAS_CORETYPE"] = _CORE_FOR[isa]

@@ -1,0 +1,144 @@
+"""What a run of the profiler leaves: every raw sample, why it stopped, its doubts; and the trace made of
+it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from latfit.profiler.workload import StepShape
+from latfit.stats import FloatArray, MedianInterval, median_interval
+from latfit.trace.table import Array, Trace
+
+StopReason = Literal["precise", "budget", "interrupted", "device_failed"]
+
+
+class Sample(NamedTuple):
+    """One executed step: which cell (index), in which visit of that cell, when it started (s from the start
+    of the run), how long it took, and whether it only warmed up."""
+
+    cell: int
+    visit: int
+    t_s: float
+    T_ms: float
+    warmup: bool
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A reason not to trust the result as it stands, and what to do about it."""
+
+    code: str
+    message: str
+    remedy: str
+
+    def as_json(self) -> dict[str, str]:
+        return {"code": self.code, "message": self.message, "remedy": self.remedy}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A cell that the device has no memory for."""
+
+    cell: StepShape
+    reason: str
+    message: str
+
+    def as_json(self) -> dict[str, Any]:
+        cell = self.cell
+        shape = {"B": cell.B, "S": cell.S, "phase": cell.phase, "context_tokens": cell.context_tokens}
+        return {**shape, "reason": self.reason, "message": self.message}
+
+
+@dataclass(frozen=True)
+class ProfileResult:
+    """A finished run. `elapsed_s` and `budget_s` are on the device's clock; `step_s` is the part spent inside
+    steps."""
+
+    cells: tuple[StepShape, ...]
+    samples: tuple[Sample, ...]
+    limits: tuple[Limit, ...]
+    stop: StopReason
+    elapsed_s: float
+    budget_s: float
+    precision: float
+    doubts: tuple[Doubt, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        return self.stop == "interrupted"
+
+    @property
+    def step_s(self) -> float:
+        return sum(sample.T_ms for sample in self.samples) / 1e3
+
+    @cached_property
+    def times_ms(self) -> tuple[FloatArray, ...]:
+        """The samples of each cell without its warm-up steps, in the order measured."""
+        found: list[list[float]] = [[] for _ in self.cells]
+        for sample in self.samples:
+            if not sample.warmup:
+                found[sample.cell].append(sample.T_ms)
+        return tuple(np.array(times, dtype=np.float64) for times in found)
+
+    @cached_property
+    def intervals(self) -> tuple[MedianInterval, ...]:
+        """The median of each cell with its 95 % interval."""
+        return tuple(median_interval(times) for times in self.times_ms)
+
+    @property
+    def measured(self) -> tuple[bool, ...]:
+        return tuple(len(times) > 0 for times in self.times_ms)
+
+    @property
+    def within_precision(self) -> tuple[bool, ...]:
+        return tuple(interval.relative_half_width <= self.precision for interval in self.intervals)
+
+
+@dataclass(frozen=True)
+class TraceLabels:
+    """What every row of a trace says about where it comes from."""
+
+    path: str
+    hardware: str
+    model: str
+    run: str
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def to_trace(result: ProfileResult, labels: TraceLabels) -> Trace:
+    """All samples as a Trace in the order measured, warm-up steps included and marked."""
+    samples = result.samples
+    cells = [result.cells[sample.cell] for sample in samples]
+    text = {"run": labels.run, "path": labels.path, "hardware": labels.hardware, "model": labels.model}
+    columns: dict[str, Array] = {
+        "B": _integers([cell.B for cell in cells], np.int32),
+        "S": _integers([cell.S for cell in cells]),
+        "T_ms": np.array([sample.T_ms for sample in samples], dtype=np.float64),
+        "t_s": np.array([sample.t_s for sample in samples], dtype=np.float64),
+        "phase": np.array([cell.phase for cell in cells], dtype=object),
+        "prefill_requests": _integers([cell.prefill_requests for cell in cells]),
+        "prefill_tokens": _integers([cell.prefill_tokens for cell in cells]),
+        "context_tokens": _integers([cell.context_tokens for cell in cells]),
+        "prefill_context_tokens": _integers([cell.prefill_context_tokens for cell in cells]),
+        "rep": _integers(_repetitions(samples)),
+        "warmup": np.array([sample.warmup for sample in samples], dtype=bool),
+    }
+    columns |= {name: np.full(len(samples), value, dtype=object) for name, value in text.items()}
+    return Trace(columns, dict(labels.provenance))
+
+
+def _repetitions(samples: Sequence[Sample]) -> list[int]:
+    """How often each sample's cell had run before it, warm-up steps counted."""
+    seen: dict[int, int] = {}
+    repetitions = []
+    for sample in samples:
+        repetitions.append(seen.get(sample.cell, 0))
+        seen[sample.cell] = repetitions[-1] + 1
+    return repetitions
+
+
+def _integers(values: list[int], dtype: type[np.signedinteger[Any]] = np.int64) -> Array:
+    return np.array(values, dtype=dtype)

@@ -1,0 +1,97 @@
+"""Small statistics that several rooms share. Arrays are float64; nothing here knows what a step is.
+
+The interval of a median uses order statistics: of n independent samples, the number below the true median is
+Binomial(n, 1/2) whatever the distribution, so [x_(l), x_(u)] with P(l <= Bin < u) >= level covers it without any
+assumption on the shape (Hahn & Meeker 1991, section 5.2).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+MAD_TO_SIGMA = 1.482602218505602
+"""A normal sample's standard deviation over its median absolute deviation, 1/Phi^-1(3/4)."""
+
+
+@dataclass(frozen=True)
+class MedianInterval:
+    """A median with a distribution-free interval; `low`/`high` are infinite where n is too small for the level."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def relative_half_width(self) -> float:
+        return (self.high - self.low) / (2 * self.median) if self.median > 0 else math.inf
+
+
+def median_interval(samples: FloatArray, level: float = 0.95) -> MedianInterval:
+    """Median of `samples` (n,) with its order-statistic interval of at least `level` coverage; n = 5 cannot reach 95
+    %.
+    """
+    ordered = np.sort(np.asarray(samples, dtype=np.float64))
+    n = len(ordered)
+    if n == 0:
+        return MedianInterval(math.nan, -math.inf, math.inf)
+    median = float(np.median(ordered))
+    below = _median_rank(n, level)
+    if below == 0:
+        return MedianInterval(median, -math.inf, math.inf)
+    return MedianInterval(median, float(ordered[below - 1]), float(ordered[n - below]))
+
+
+def _median_rank(n: int, level: float) -> int:
+    """Largest l with P(Bin(n, 1/2) < l) <= (1 - level)/2, so that [x_(l), x_(n+1-l)] covers; 0 where none does."""
+    tail = (1 - level) / 2
+    log_half = n * math.log(0.5)
+    mass = 0.0
+    for rank in range(n // 2 + 1):
+        mass += math.exp(math.lgamma(n + 1) - math.lgamma(rank + 1) - math.lgamma(n - rank + 1) + log_half)
+        if mass > tail:
+            return rank
+    return n // 2
+
+
+def mad_sigma(residuals: FloatArray, weights: FloatArray | None = None) -> float:
+    """Robust standard deviation about zero: 1.4826 x (weighted) median of |residual|."""
+    return MAD_TO_SIGMA * weighted_quantile(np.abs(residuals), 0.5, weights)
+
+
+def weighted_quantile(values: FloatArray, q: float, weights: FloatArray | None = None) -> float:
+    """Smallest value with at least a share `q` of the weight at or below it; without weights, NumPy's median for q =
+    1/2.
+    """
+    if weights is None:
+        return float(np.quantile(values, q))
+    order = np.argsort(values)
+    cumulative = np.cumsum(weights[order])
+    rank = int(np.searchsorted(cumulative, q * cumulative[-1] * (1 - 1e-12)))
+    return float(values[order][min(rank, len(values) - 1)])
+
+
+def error_metrics(
+    observed: FloatArray, predicted: FloatArray, weights: FloatArray | None = None
+) -> Mapping[str, float]:
+    """The metrics of the JSON contract for times in ms, both (n,): n, r2, rmse_ms, mae_ms, mape_pct, median_ape_pct,
+    p90_ape_pct. R2 is NaN where the observed times do not vary."""
+    weights = np.ones_like(observed) if weights is None else weights
+    total = float(weights.sum())
+    error = predicted - observed
+    ape = np.abs(error) / observed * 100
+    squared = float(weights @ error**2)
+    spread = float(weights @ (observed - float(weights @ observed) / total) ** 2)
+    return {
+        "n": round(total),
+        "r2": 1 - squared / spread if spread > 0 and np.ptp(observed) > 0 else math.nan,
+        "rmse_ms": math.sqrt(squared / total),
+        "mae_ms": float(weights @ np.abs(error)) / total,
+        "mape_pct": float(weights @ ape) / total,
+        "median_ape_pct": weighted_quantile(ape, 0.5, weights),
+        "p90_ape_pct": weighted_quantile(ape, 0.9, weights),
+    }

@@ -1,0 +1,36 @@
+"""One file a source. Each reader turns what it finds into a Trace with latfit's column names; none drops rows."""
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.trace.readers import tabular
+from latfit.trace.readers.reader import Options, Reader
+from latfit.trace.readers.source import Source, open_source
+
+READERS: tuple[Reader, ...] = (tabular.READER,)
+"""Every format. Tables come last: a more special reader that also recognises the bytes goes before them."""
+
+__all__ = ["READERS", "Options", "Reader", "Source", "open_source", "reader_for"]
+
+
+def reader_for(source: Source, name: str = "auto") -> Reader:
+    """The reader called `name`, or the one that recognises the source's first bytes.
+
+    Raises WrongUsage for an unknown name, BadInput where no format or more than one fits.
+    """
+    if name != "auto":
+        named = next((reader for reader in READERS if reader.name == name), None)
+        if named is None:
+            known = ", ".join(reader.name for reader in READERS)
+            raise WrongUsage(f"{name!r} is not a format", where="--format", remedy=f"Choose one of: auto, {known}.")
+        return named
+    fitting = [reader for reader in READERS if reader.recognises(source.head)]
+    special = [reader for reader in fitting if reader is not tabular.READER]
+    if len(special) > 1:
+        names = ", ".join(reader.name for reader in special)
+        raise BadInput(f"may be of several formats: {names}", where=source.name, remedy="Say which with --format.")
+    if not fitting:
+        raise BadInput(
+            "not a format that latfit reads",
+            where=source.name,
+            remedy=f"It reads {'; '.join(reader.describes for reader in READERS)}.",
+        )
+    return (special or fitting)[0]

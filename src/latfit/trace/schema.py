@@ -1,0 +1,49 @@
+"""The columns of a latfit trace, in one literal table; a test compares it with `docs/formats.md`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+SCHEMA = "latfit.trace/1"
+
+Kind = Literal["int", "float", "text", "flag"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name, kind, whether every trace has it, and what it means."""
+
+    name: str
+    kind: Kind
+    required: bool
+    meaning: str
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("B", "int", True, "requests in the step, >= 1 (fractional where the source only has window means)"),
+    Column("S", "int", True, "tokens computed in the step; a decode request computes one"),
+    Column("T_ms", "float", True, "latency of the step in milliseconds, > 0"),
+    Column("t_s", "float", False, "start of the step, seconds from the start of its run"),
+    Column("run", "text", False, "one engine start, load level or process; time order means something only within it"),
+    Column("path", "text", False, "execution path: cpu, amx, gpu, ..."),
+    Column("phase", "text", False, "decode, prefill or mixed"),
+    Column("prefill_requests", "int", False, "requests of B that are in prefill"),
+    Column("prefill_tokens", "int", False, "tokens of S that belong to prefill"),
+    Column("context_tokens", "int", False, "cached tokens read by the whole step; never part of S"),
+    Column("prefill_context_tokens", "int", False, "cached tokens read on behalf of prefill requests"),
+    Column("queued_requests", "int", False, "requests waiting while the step ran"),
+    Column("kv_usage", "float", False, "share of the KV cache in use, 0 to 1"),
+    Column("replica", "text", False, "engine or data-parallel rank"),
+    Column("step", "int", False, "the engine's own step counter, within its run"),
+    Column("dummy", "flag", False, "true for a step without requests that keeps data-parallel engines in step"),
+    Column("idle", "flag", False, "true for a record of an engine that had nothing to do"),
+    Column("rep", "int", False, "repetition number of the same cell, in the order measured"),
+    Column("warmup", "flag", False, "true for a step run to warm up; kept in the file, dropped by cleaning"),
+)
+
+BY_NAME = {column.name: column for column in COLUMNS}
+REQUIRED = tuple(column.name for column in COLUMNS if column.required)
+
+IDENTITY = ("hardware", "model", "tp", "path")
+"""Columns that tell one system from another: rows that differ in them never share a fit."""
+
+PHASES = ("decode", "prefill", "mixed")

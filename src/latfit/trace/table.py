@@ -1,0 +1,64 @@
+"""Trace: a table of steps with its origin. Columns are NumPy arrays of one length; the table is never changed in
+place.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.trace.schema import IDENTITY
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Steps by column (each (n,)), and the provenance they were stored with.
+
+    Columns of `schema.COLUMNS` have their declared meaning; any other column is a label that the source brought along.
+    """
+
+    columns: Mapping[str, Array]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(column) for name, column in self.columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns differ in length: {lengths}")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()))) if self.columns else 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def floats(self, name: str) -> NDArray[np.float64]:
+        """Column as float64 (n,)."""
+        return np.asarray(self.columns[name], dtype=np.float64)
+
+    def select(self, rows: Array) -> "Trace":
+        """The rows of a boolean mask or an index array, in that order."""
+        return Trace({name: column[rows] for name, column in self.columns.items()}, self.provenance)
+
+    def with_columns(self, **columns: Array) -> "Trace":
+        return Trace({**self.columns, **columns}, self.provenance)
+
+    def with_provenance(self, **facts: Any) -> "Trace":
+        return Trace(self.columns, {**self.provenance, **facts})
+
+    def systems(self) -> Iterator[tuple[dict[str, str], "Trace"]]:
+        """The trace split by the identity columns that vary: ({column: value}, rows), in order of first appearance."""
+        varying = [name for name in IDENTITY if name in self and len(set(self[name].tolist())) > 1]
+        if not varying:
+            yield {}, self
+            return
+        keys = list(zip(*(self[name].tolist() for name in varying), strict=True))
+        for key in dict.fromkeys(keys):
+            rows = np.fromiter((other == key for other in keys), dtype=bool, count=len(keys))
+            yield dict(zip(varying, map(str, key), strict=True)), self.select(rows)

@@ -1,0 +1,115 @@
+"""The report in a real browser: pictures load, nothing runs off the side, at desk and telephone width."""
+
+import html as escaping
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfit.report.page import render
+from tests.report.conftest import two_paths
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--virtual-time-budget=5000",
+]
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+
+MEASURE = """
+<script>
+addEventListener("load", () => {
+  const images = [...document.images];
+  const told = JSON.stringify({
+    images: images.length,
+    loaded: images.filter(image => image.complete && image.naturalWidth > 0).length,
+    width: document.documentElement.clientWidth,
+    content: document.documentElement.scrollWidth,
+    answerTop: document.querySelector("h2").getBoundingClientRect().top,
+    narrowestImage: Math.min(...images.map(image => image.getBoundingClientRect().width)),
+  });
+  parent.postMessage(told, "*");
+});
+</script>
+"""
+FRAME = """<!doctype html><title>waiting</title><body style="margin:0">
+<script>addEventListener("message", event => {{ document.title = event.data; }});</script>
+<iframe src="{name}" style="border:0;width:{width}px;height:2000px"></iframe>
+"""
+
+Chromium = Callable[..., str]
+
+
+@pytest.fixture
+def chromium(tmp_path: Path) -> Chromium:
+    """Runs the browser with a profile of its own and gives what it printed."""
+
+    def run(*arguments: str) -> str:
+        assert BROWSER is not None
+        command = [BROWSER, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def page_html() -> str:
+    return render(two_paths()).html
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_pictures_load_and_nothing_runs_off_the_side(
+    chromium: Chromium, page_html: str, tmp_path: Path, width: int
+) -> None:
+    found = measured(chromium, page_html, tmp_path, width)
+    assert found["width"] == width
+    assert found["images"] == found["loaded"] == 9
+    assert found["content"] <= width
+    assert found["answerTop"] < 250
+    assert found["narrowestImage"] > 300
+
+
+def measured(chromium: Chromium, page_html: str, folder: Path, width: int) -> dict[str, Any]:
+    """What a script inside the page sees in a frame of that width: a window cannot be made as narrow as a telephone."""
+    # The page forbids every script, so the copy under test goes without that line.
+    copy, lines = re.subn(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", page_html)
+    assert lines == 1
+    (folder / "page.html").write_text(copy.replace("</body>", f"{MEASURE}</body>"), encoding="utf-8")
+    (folder / "frame.html").write_text(FRAME.format(name="page.html", width=width), encoding="utf-8")
+    dom = chromium("--window-size=1300,2000", "--dump-dom", (folder / "frame.html").as_uri())
+    title = re.search(r"<title>(.*?)</title>", dom, flags=re.DOTALL)
+    assert title is not None
+    told: dict[str, Any] = json.loads(escaping.unescape(title.group(1)))
+    return told
+
+
+def test_the_page_itself_renders(chromium: Chromium, page_html: str, tmp_path: Path) -> None:
+    """The page as users get it, security line included: the answer is in the DOM, the screenshot is not blank."""
+    report = tmp_path / "report.html"
+    report.write_text(page_html, encoding="utf-8")
+    answer = two_paths().plans[0].answer
+    assert answer in escaping.unescape(chromium("--dump-dom", report.as_uri())).replace("\u00a0", " ")
+    shot = tmp_path / "shot.png"
+    chromium("--window-size=1200,2400", f"--screenshot={shot}", report.as_uri())
+    assert shot.read_bytes().startswith(b"\x89PNG")
+    assert shot.stat().st_size > 100_000
+
+
+def test_a_script_in_a_copy_of_the_page_does_not_run(chromium: Chromium, page_html: str, tmp_path: Path) -> None:
+    """The security line works: even if something slipped through the escaping, it would not run."""
+    copy = tmp_path / "report.html"
+    copy.write_text(page_html.replace("</body>", "<script>document.title = 'ran'</script></body>"), encoding="utf-8")
+    assert "<title>ran</title>" not in chromium("--dump-dom", copy.as_uri())

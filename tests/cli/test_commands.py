@@ -1,0 +1,224 @@
+"""The command line as scripts see it: exit codes, JSON on stdout and nothing else, files whole or not at all."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit._version import __version__
+from latfit.cli.app import run
+from latfit.trace.store import write_trace
+from latfit.trace.table import Trace
+from tests.conftest import ROOT, planted_trace
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def trace(in_tmp: Path) -> Path:
+    target = in_tmp / "trace.parquet"
+    write_trace(target, planted_trace(0.02, repeats=5))
+    return target
+
+
+def latfit(*arguments: object) -> int:
+    return run([str(argument) for argument in arguments])
+
+
+class TestProgram:
+    def test_version(self, capsys: Captured) -> None:
+        assert latfit("--version") == 0
+        assert capsys.readouterr().out == f"latfit {__version__}\n"
+
+    def test_runs_as_a_module(self) -> None:
+        done = subprocess.run([sys.executable, "-m", "latfit", "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == f"latfit {__version__}"
+
+    def test_shell_completion_is_there(self) -> None:
+        environment = {**os.environ, "_LATFIT_COMPLETE": "complete_bash", "COMP_WORDS": "latfit pl", "COMP_CWORD": "1"}
+        console = Path(sys.executable).parent / "latfit"
+        done = subprocess.run([console], capture_output=True, text=True, env=environment, check=False)
+        assert "plan" in done.stdout
+
+    @pytest.mark.parametrize("verb", ["", "demo", "profile", "fit", "plan", "report"])
+    def test_help_of_every_verb(self, verb: str, capsys: Captured) -> None:
+        assert latfit(*([verb] if verb else []), "--help") == 0
+        assert "Usage: latfit" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["nonsense"],
+            ["fit"],
+            ["plan"],
+            ["plan", "--sla", "20"],
+            ["plan", "--nonsense"],
+            ["profile", "--budget", "x"],
+        ],
+    )
+    def test_wrong_usage_is_2(self, arguments: list[str], in_tmp: Path, capsys: Captured) -> None:
+        assert latfit(*arguments) == 2
+        assert "Traceback" not in capsys.readouterr().err
+
+    def test_every_verb_is_in_the_documentation(self) -> None:
+        page = (ROOT / "docs" / "cli.md").read_text()
+        for verb in ("demo", "profile", "fit", "plan", "report"):
+            assert f"latfit {verb}" in page
+
+
+class TestStraightLine:
+    def test_fit_plan_report(self, trace: Path, in_tmp: Path, capsys: Captured) -> None:
+        assert latfit("fit", trace) == 0
+        assert latfit("plan", "--sla", "30ms") == 0
+        assert latfit("report", "--sla", "30ms") == 0
+        out = capsys.readouterr().out
+        assert "Read 215 rows, used 215." in out
+        assert "Within 30 ms" in out
+        names = {file.name for file in in_tmp.iterdir()}
+        assert names == {"trace.parquet", "trace.fit.json", "hardware.json", "reports"}
+        assert any(file.suffix == ".html" for file in (in_tmp / "reports").iterdir())
+        assert any(file.suffix == ".png" for file in (in_tmp / "reports").iterdir())
+
+    def test_json_is_one_object_and_nothing_else(self, trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        for command in (("fit", trace), ("plan", "--sla", "30ms"), ("report",)):
+            assert latfit(*command, "--json") == 0
+            printed = capfd.readouterr()
+            assert isinstance(json.loads(printed.out), dict)
+            assert printed.err == ""
+
+    def test_fit_json_is_the_file(self, trace: Path, in_tmp: Path, capsys: Captured) -> None:
+        assert latfit("fit", trace, "--json", "--out", "a.fit.json") == 0
+        assert json.loads(capsys.readouterr().out) == json.loads((in_tmp / "a.fit.json").read_text())
+
+    def test_plan_contract(self, trace: Path, capsys: Captured) -> None:
+        latfit("fit", trace, "--quiet")
+        capsys.readouterr()
+        assert latfit("plan", "--sla", "30ms", "--json") == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert {"B1", "B2", "T_cut_ms", "inverse", "settings", "capacity", "feasible", "binding"} <= set(plan)
+        assert {"B", "S_min", "S_max"} <= set(plan["inverse"]["S_at_B"][0])
+        assert {"S", "B_min", "B_max"} <= set(plan["inverse"]["B_at_S"][0])
+        assert plan["B1"]["value"] is None
+        assert plan["B1"]["reason"]
+
+    def test_two_paths_in_one_trace(self, in_tmp: Path, capsys: Captured) -> None:
+        cpu, gpu = planted_trace(0.02, 5, 1), planted_trace(0.02, 5, 2)
+        both = Trace(
+            {
+                **{name: np.concatenate([cpu[name], gpu[name]]) for name in ("B", "S")},
+                "T_ms": np.concatenate([cpu["T_ms"] * cpu["B"] / 8, gpu["T_ms"]]),
+                "path": np.repeat(np.array(["cpu", "gpu"], dtype=object), len(cpu)),
+            }
+        )
+        write_trace(in_tmp / "trace.parquet", both)
+        assert latfit("fit", "trace.parquet") == 0
+        assert (in_tmp / "trace.cpu.fit.json").exists()
+        assert (in_tmp / "trace.gpu.fit.json").exists()
+        capsys.readouterr()
+        assert latfit("plan", "--sla", "30ms", "--json") == 0
+        plan = json.loads(capsys.readouterr().out)
+        # T_cpu = T_gpu B/8: the paths are equal at B = 8 up to the noise of the two fits
+        assert plan["B1"]["value"] in (8, 9)
+        assert plan["B2"]["value"] >= 1
+
+    def test_each_fits_every_system(self, measured_steps: Path, in_tmp: Path, capsys: Captured) -> None:
+        source = measured_steps / "splitwise_a100_h100_tp4_tp8.parquet"
+        assert latfit("fit", source, "--each", "--json") == 0
+        assert len(json.loads(capsys.readouterr().out)["fits"]) == 6
+        assert len(list(in_tmp.glob("*.fit.json"))) == 6
+
+    def test_report_of_a_fit_in_one_go(self, trace: Path, in_tmp: Path) -> None:
+        assert latfit("fit", trace, "--report", "pages", "--quiet") == 0
+        assert list((in_tmp / "pages").glob("*.html"))
+
+
+class TestExitCodes:
+    def test_bad_input_is_3(self, in_tmp: Path, capsys: Captured) -> None:
+        (in_tmp / "empty.parquet").touch()
+        for arguments in (["fit", "none.parquet"], ["fit", "empty.parquet"], ["plan", "--sla", "20ms"], ["report"]):
+            assert latfit(*arguments) == 3
+            error = capsys.readouterr().err
+            assert error.startswith("latfit: ")
+            assert error.count("\n") <= 3
+
+    def test_several_systems_are_3(self, measured_steps: Path, in_tmp: Path, capsys: Captured) -> None:
+        assert latfit("fit", measured_steps / "vidur_dense_llama-2-7b.parquet") == 3
+        assert "--each" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        "rows", ["1,1,5", "4,4,5\n" * 20, "1,1,5\n2,2,5\n4,4,5\n8,8,5\n1,16,5\n2,64,5\n4,256,5\n8,99,5"]
+    )
+    def test_a_fit_that_is_not_usable_is_4_with_json(self, rows: str, in_tmp: Path, capsys: Captured) -> None:
+        (in_tmp / "t.csv").write_text("B,S,T_ms\n" + rows.strip() + "\n")
+        assert latfit("fit", "t.csv", "--json") == 4
+        printed = capsys.readouterr()
+        assert json.loads(printed.out)["status"]["ok"] is False
+        assert len(printed.err.strip().splitlines()) == 2
+        assert {file.name for file in in_tmp.iterdir()} == {"t.csv"}
+
+    def test_strict_makes_warnings_4(self, in_tmp: Path, capsys: Captured) -> None:
+        decode = planted_trace(0.01, repeats=3)
+        write_trace(in_tmp / "d.parquet", decode.select(decode["B"] == decode["S"]))
+        assert latfit("fit", "d.parquet") == 0
+        assert latfit("fit", "d.parquet", "--strict") == 4
+        assert "--strict" in capsys.readouterr().err
+
+    def test_an_sla_out_of_reach_is_5_with_json(self, trace: Path, capsys: Captured) -> None:
+        latfit("fit", trace, "--quiet")
+        capsys.readouterr()
+        assert latfit("plan", "--sla", "1ms", "--json") == 5
+        printed = capsys.readouterr()
+        assert json.loads(printed.out)["feasible"] is False
+        assert "Ask for at least" in printed.err
+
+    @pytest.mark.parametrize("device", ["torch-cuda", "openvino"])
+    def test_missing_hardware_is_6(self, device: str, in_tmp: Path, capsys: Captured) -> None:
+        assert latfit("profile", "--device", device, "--budget", "1s") == 6
+        assert list(in_tmp.iterdir()) == []
+
+    def test_an_unwritable_target_is_7_before_the_work(self, trace: Path, in_tmp: Path, capsys: Captured) -> None:
+        assert latfit("fit", trace, "--out", "no/such/folder/a.fit.json") == 7
+        assert latfit("profile", "--out", "no/such/folder/t.parquet") == 7
+        (in_tmp / "file").touch()
+        assert latfit("demo", "--out", "file/inside", "--budget", "1s") == 7
+        assert {file.name for file in in_tmp.iterdir()} == {"trace.parquet", "file"}
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to stand for a full disk")
+    def test_output_to_a_full_disk_is_7(self, trace: Path) -> None:
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "latfit", "fit", str(trace), "--json"],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert done.returncode == 7
+        assert "Traceback" not in done.stderr
+
+    def test_a_broken_profile_is_found_before_the_fit_and_kept(self, trace: Path, in_tmp: Path) -> None:
+        (in_tmp / "hardware.json").write_text("precious, though broken")
+        assert latfit("fit", trace) == 3
+        assert (in_tmp / "hardware.json").read_text() == "precious, though broken"
+
+    def test_a_closed_pipe_is_no_error(self, trace: Path) -> None:
+        command = f"{sys.executable} -m latfit fit {trace} --json | head -c 10; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 0
+
+
+def test_hostile_labels_pass_through(in_tmp: Path, capsys: Captured) -> None:
+    trace = planted_trace(0.02, repeats=3)
+    labels = np.array(["<script>alert(1)</script>"] * len(trace), dtype=object)
+    write_trace(
+        in_tmp / "t.parquet", trace.with_columns(model=labels, path=np.array(["../../x"] * len(trace), dtype=object))
+    )
+    assert latfit("fit", "t.parquet") == 0
+    assert latfit("report") == 0
+    page = next((in_tmp / "reports").glob("*.html")).read_text()
+    assert "<script>alert" not in page

@@ -1,0 +1,137 @@
+"""`latfit profile` as users and scripts see it: files, streams, exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from latfit.cli.app import run
+from latfit.trace.store import read_parquet
+
+QUICK = ["profile", "--layers", "1", "--grid", "B=1,2;S=2,8", "--context", "16", "--budget", "5s", "--precision", "0.3"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class TestResult:
+    def test_writes_a_trace_and_says_what_comes_next(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(QUICK) == 0
+        captured = capsys.readouterr()
+        assert "Next: latfit fit trace.parquet" in captured.out
+        assert "Measuring 4 cells of tiny-1layers on numpy" in captured.err
+        trace = read_parquet(Path("trace.parquet"))
+        pairs = set(zip(trace["B"].tolist(), trace["S"].tolist(), strict=True))
+        assert pairs == {(1, 2), (1, 8), (2, 2), (2, 8)}
+
+    def test_json_is_one_object_and_nothing_else(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run([*QUICK, "--json", "--quiet", "--out", "other.parquet"]) == 0
+        captured = capsys.readouterr()
+        document = json.loads(captured.out)
+        assert set(document) == {
+            "out", "rows", "cells", "cells_within_precision", "elapsed_s", "interrupted", "warnings", "limits",
+        }  # fmt: skip
+        assert document["out"] == "other.parquet"
+        assert document["rows"] == len(read_parquet(Path("other.parquet")))
+        assert document["interrupted"] is False
+        assert captured.err == ""
+
+    def test_a_config_can_be_measured(self, tmp_path: Path) -> None:
+        sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96}
+        (tmp_path / "config.json").write_text(json.dumps({**sizes, "vocab_size": 100}))
+        assert run([*QUICK, "--quiet", "--model", "config.json"]) == 0
+        assert read_parquet(Path("trace.parquet")).provenance["model"]["hidden"] == 64
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("options", "code", "found"),
+        [
+            (["--budget", "60"], 2, "--budget"),
+            (["--budget", "-3s"], 2, "--budget"),
+            (["--quiet", "--budget", "1ms"], 2, "--budget"),
+            (["--grid", "B=0;S=4"], 2, "--grid"),
+            (["--context", "many"], 2, "--context"),
+            (["--threads", "0"], 2, "--threads"),
+            (["--layers", "0"], 2, "--layers"),
+            (["--precision", "0"], 2, "--precision"),
+            (["--device", "abacus"], 2, "--device"),
+            (["--isa", "mmx"], 2, "--isa"),
+            (["--model", "gigantic"], 3, "tiny"),
+            (["--model", "missing.json"], 3, "missing.json"),
+            (["--device", "torch-cuda"], 6, "torch-cuda"),
+            (["--device", "openvino"], 6, "openvino"),
+            (["--isa", "amx"], 6, "float32"),
+            (["--out", "no/such/folder.parquet"], 7, "mkdir"),
+        ],
+    )
+    def test_with_its_exit_code_and_at_most_three_lines(
+        self, options: list[str], code: int, found: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run([*QUICK, *options]) == code
+        captured = capsys.readouterr()
+        assert found in captured.err
+        assert len(captured.err.strip().splitlines()) <= 3
+        assert captured.out == ""
+        assert list(Path.cwd().iterdir()) == []
+
+    def test_an_unwritable_folder_is_found_before_the_run(self, capsys: pytest.CaptureFixture[str]) -> None:
+        Path("folder").mkdir()
+        assert run(["profile", "--budget", "1h", "--out", "folder"]) == 7
+        assert "Measuring" not in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name != "posix", reason="signals are POSIX's")
+class TestCtrlC:
+    def start(self, *options: str) -> "subprocess.Popen[str]":
+        """`latfit profile` in a process of its own, once it says that it measures."""
+        command = [sys.executable, "-m", "latfit", "profile", "--budget", "10min", "--precision", "1e-6", *options]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert child.stderr is not None
+        assert child.stderr.readline().startswith("Measuring")
+        return child
+
+    def test_keeps_what_was_measured(self) -> None:
+        child = self.start()
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                child.wait(timeout=1.0)
+            child.send_signal(signal.SIGINT)
+            out, err = child.communicate(timeout=60)
+        finally:
+            child.kill()
+        assert child.returncode == 130
+        assert "kept in trace.parquet" in err
+        assert "Traceback" not in err
+        assert "latfit fit trace.parquet" in out
+        trace = read_parquet(Path("trace.parquet"))
+        assert len(trace) > 0
+        assert trace.provenance["stop"] == "interrupted"
+        assert [path.name for path in Path.cwd().iterdir()] == ["trace.parquet"]
+
+    def test_json_says_interrupted(self) -> None:
+        child = self.start("--json")
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                child.wait(timeout=1.0)
+            child.send_signal(signal.SIGINT)
+            out, _ = child.communicate(timeout=60)
+        finally:
+            child.kill()
+        assert child.returncode == 130
+        assert json.loads(out)["interrupted"] is True
+
+
+def test_the_verb_loads_nothing_heavy_for_its_help() -> None:
+    program = (
+        "import sys; from latfit.cli import profile;"
+        "print([m for m in ('numpy', 'pyarrow', 'rich', 'scipy') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

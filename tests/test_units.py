@@ -1,0 +1,32 @@
+import math
+
+import pytest
+
+from latfit.errors import WrongUsage
+from latfit.units import format_ms, parse_duration_ms, parse_rate_per_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("20ms", 20), ("1.5s", 1500), ("250us", 0.25), ("250µs", 0.25), ("2min", 120_000), (" 3 ms ", 3)]
+)
+def test_durations(text: str, ms: float) -> None:
+    assert parse_duration_ms(text) == pytest.approx(ms)
+
+
+@pytest.mark.parametrize(("text", "rate"), [("500/s", 0.5), ("0.5/ms", 0.5), ("30000/min", 0.5)])
+def test_rates(text: str, rate: float) -> None:
+    assert parse_rate_per_ms(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", ["20", "ms", "", "20 parsecs", "-3ms", "0ms", "nanms", "1e999s", "20/s"])
+def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(WrongUsage, match="20ms") as caught:
+        parse_duration_ms(text, option="--sla")
+    assert str(caught.value).startswith("--sla: ")
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(20, "20 ms"), (1234.5, "1.23 s"), (0.0123, "12.3 µs"), (0, "0 ms"), (math.inf, "unlimited")]
+)
+def test_format(ms: float, text: str) -> None:
+    assert format_ms(ms) == text
