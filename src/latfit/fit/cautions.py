@@ -28,7 +28,7 @@ def cautions(
                 found = f"{name} ends on the bound {end:g} that it was given."
                 yield Caution("at_bound", found, "Widen --bounds, or leave it out.")
     for group in unidentified:
-        yield Caution("not_identified", _cannot_tell(group), _what_to_measure(problem, group))
+        yield Caution("not_identified", _cannot_tell(group), _what_to_measure(problem, group, values))
     error = float(scores.get("mape_pct", 0.0))
     line = baselines.get("linear", {}).get("cv", {}).get("mape_pct")
     if line is not None and problem.model.name != "linear" and line <= error + AS_GOOD_PCT:
@@ -47,12 +47,19 @@ def _cannot_tell(group: Sequence[str]) -> str:
     return f"{', '.join(group[:-1])} and {group[-1]} cannot be told apart by these data."
 
 
-def _what_to_measure(problem: FitProblem, group: Sequence[str]) -> str:
+def _full_at_once(problem: FitProblem, values: Mapping[str, float]) -> set[str]:
+    """Rates whose saturation factor is one at every measured size."""
+    return {rate for rate, column in problem.model.rates if values[rate] * float(problem.steps[column].min()) > 5}
+
+
+def _what_to_measure(problem: FitProblem, group: Sequence[str], values: Mapping[str, float]) -> str:
     B, S = problem.steps["B"], problem.steps["S"]
     if B.min() == B.max():
         return f"Measure other batch sizes than B={B[0]:g}."
     if np.all(S == B):
         return "Measure steps with prefill (S > B): decode alone cannot separate requests from tokens."
+    if problem.model.rates and set(group) <= _full_at_once(problem, values):
+        return "The machine is full from the smallest size measured, so nothing depends on it here; no remedy needed."
     wanted = []
     if {"k_B", "tau_B"} & set(group):
         wanted.append(f"small batches at many tokens (B = 1, 2, 4 at S >= {np.quantile(S, 0.9):.0f})")
