@@ -16,7 +16,7 @@ LAYER = {
     "model": 2,
     "scheduling": 3, "hardware": 3,
     "fit": 4, "queueing": 4, "sim": 4, "profiler": 4,
-    "plan": 5, "export": 5, "live": 5, "validation": 5,
+    "plan": 5, "record": 5, "export": 5, "live": 5, "validation": 5,
     "report": 6,
     "cli": 7,
 }  # fmt: skip

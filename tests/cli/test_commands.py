@@ -44,7 +44,7 @@ class TestProgram:
         done = subprocess.run([console], capture_output=True, text=True, env=environment, check=False)
         assert "plan" in done.stdout
 
-    @pytest.mark.parametrize("verb", ["", "demo", "profile", "fit", "plan", "report"])
+    @pytest.mark.parametrize("verb", ["", "demo", "profile", "ingest", "trace", "fit", "plan", "report"])
     def test_help_of_every_verb(self, verb: str, capsys: Captured) -> None:
         assert latfit(*([verb] if verb else []), "--help") == 0
         assert "Usage: latfit" in capsys.readouterr().out
@@ -66,7 +66,7 @@ class TestProgram:
 
     def test_every_verb_is_in_the_documentation(self) -> None:
         page = (ROOT / "docs" / "cli.md").read_text()
-        for verb in ("demo", "profile", "fit", "plan", "report"):
+        for verb in ("demo", "profile", "ingest", "trace show", "fit", "plan", "report"):
             assert f"latfit {verb}" in page
 
 

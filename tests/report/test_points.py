@@ -32,7 +32,7 @@ class TestAgreement:
         assert points.agreement(fit, labelled).phase.tolist() == ["decode", "", ""]
         counted = Trace({**base, "prefill_tokens": np.array([0.0, 64.0, 64.0])})
         assert points.agreement(fit, counted).phase.tolist() == ["decode", "prefill", "mixed"]
-        assert points.agreement(fit, Trace(base)).phase.tolist() == ["", "", ""]
+        assert points.agreement(fit, Trace(base)).phase.tolist() == ["decode", "", ""]
 
 
 class TestCells:

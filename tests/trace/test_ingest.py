@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from latfit.errors import BadInput, LatfitError, TargetNotWritable, WrongUsage
+from latfit.trace.clean import CleanOptions, clean
 from latfit.trace.ingest import Reading, check_one_machine, data_facts, ingest, parse_column_map, read_again
 from latfit.trace.schema import COLUMNS
 from latfit.trace.store import write_trace
@@ -65,7 +66,7 @@ class TestReading:
 class TestCleaning:
     def test_each_reason_is_counted_once(self, tmp_path: Path) -> None:
         rows = ["1,1,5", "1,1,nan", "1,,5", "1,1,inf", "1,1,0", "1,1,-3", "0,1,5", "4,2,5", "1,1,900", "x,1,5"]
-        read = ingest(csv(tmp_path, "B,S,T_ms\n" + "\n".join(rows) + "\n"), Reading(max_ms=300))
+        read = ingest(csv(tmp_path, "B,S,T_ms\n" + "\n".join(rows) + "\n"), Reading(cleaning=CleanOptions(max_ms=300, most=True)))
         assert read.cleaned.dropped == {"non_finite": 4, "zero_time": 1, "bad_value": 3, "max_t": 1}
         assert (read.cleaned.rows_read, read.cleaned.rows_used) == (10, 1)
 
@@ -73,8 +74,6 @@ class TestCleaning:
         assert ingest(csv(tmp_path, "B,S,T_ms\n1,30000,9000\n")).cleaned.dropped == {}
 
     def test_warm_up_steps_are_dropped_by_name(self) -> None:
-        from latfit.trace.clean import clean
-
         trace = planted_trace(0.1)
         warm = np.arange(len(trace)) < 5
         assert clean(trace.with_columns(warmup=warm)).dropped == {"cold_start": 5}

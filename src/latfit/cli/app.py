@@ -11,9 +11,11 @@ import typer
 from latfit._version import __version__
 from latfit.cli.demo import demo
 from latfit.cli.fit import fit
+from latfit.cli.ingest import ingest
 from latfit.cli.plan import plan
 from latfit.cli.profile import profile
 from latfit.cli.report import report
+from latfit.cli.trace import trace
 from latfit.errors import LatfitError, TargetNotWritable
 
 # Rich's help would double the start-up time; plain help says the same.
@@ -49,8 +51,9 @@ def latfit(
     """
 
 
-for verb in (demo, profile, fit, plan, report):
+for verb in (demo, profile, ingest, fit, plan, report):
     app.command()(verb)
+app.add_typer(trace, name="trace")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,12 +12,11 @@ from latfit.cli.options import (
     DEFAULT_HARDWARE,
     HardwareOption,
     JsonOption,
-    MapOption,
     QuietOption,
     SeedOption,
-    UnitOption,
-    WhereOption,
+    SourcesArgument,
 )
+from latfit.cli.reading import ReadingOptions, data_line, reads_traces
 from latfit.errors import FitNotUsable, WrongUsage
 
 if TYPE_CHECKING:
@@ -30,8 +29,9 @@ ASSUMED_PATH = "gpu"
 """Steps that say nothing of where they ran come from an engine's log, and engines run on GPUs."""
 
 
+@reads_traces
 def fit(
-    trace: Annotated[Path, typer.Argument(help="Trace to fit: Parquet, CSV or TSV with B, S and T_ms.")],
+    trace: SourcesArgument,
     model: Annotated[str, typer.Option("--model", help="saturation, linear or constant.")] = "saturation",
     loss: Annotated[str, typer.Option("--loss", help="huber, soft_l1 or linear.")] = "huber",
     residuals: Annotated[
@@ -41,15 +41,10 @@ def fit(
     bounds: Annotated[
         list[str] | None, typer.Option("--bounds", help="Bound a parameter: k_B=0.01:1. Repeatable.")
     ] = None,
-    where: WhereOption = None,
     each: Annotated[
         bool, typer.Option("--each", help="Fit every system (hardware, model, tp) in the file by itself.")
     ] = False,
-    column_map: MapOption = None,
-    unit: UnitOption = None,
-    max_t: Annotated[
-        str | None, typer.Option("--max-t", help="Drop slower steps, such as 300ms. Biases the fit; off by default.")
-    ] = None,
+    typed: ReadingOptions = ReadingOptions(),
     path: Annotated[
         str | None, typer.Option("--path", help="Execution path of a trace that names none: cpu, amx, gpu, ...")
     ] = None,
@@ -70,12 +65,10 @@ def fit(
     Writes NAME.fit.json and enters the fit into the hardware profile.
     """
     from latfit.fit import FitOptions
-    from latfit.trace.ingest import Reading, ingest, parse_column_map
-    from latfit.units import parse_duration_ms
+    from latfit.trace.ingest import ingest
 
     options = FitOptions(model, loss, residuals, parse_fixed(fix or []), parse_bounds(bounds or []), seed=seed)
-    limit = None if max_t is None else parse_duration_ms(max_t, option="--max-t")
-    ingested = ingest(trace, Reading(parse_column_map(column_map), unit, where=where, max_ms=limit))
+    ingested = ingest(trace, typed.reading())
     jobs = plan_jobs(ingested, each=each, path=path, out=out)
     _check_targets(jobs, hardware)
     results = {job.label: _fit_job(ingested, job, options) for job in jobs}
@@ -90,7 +83,7 @@ def fit(
         from latfit.cli.report import write_report
 
         write_report(hardware, folder=report_folder, quiet=quiet or json)
-    _raise_where_unusable(results, strict=strict, where=str(trace))
+    _raise_where_unusable(results, strict=strict, where=ingested.name)
 
 
 @dataclass(frozen=True)
@@ -121,10 +114,10 @@ def plan_jobs(ingested: "Ingested", *, each: bool, path: str | None, out: Path |
     several_machines = any(set(system) - {"path"} for system, _ in systems) and each
     jobs = []
     for system, rows in systems:
-        named = str(rows["path"][0]) if "path" in rows else path
+        named = str(rows["path"][0]) if "path" in rows else path or ingested.path
         entered = None if several_machines else named or ASSUMED_PATH
         jobs.append(Job(system, rows, entered, Path(), assumed=named is None))
-    stem = ingested.source.name.partition(".")[0]
+    stem = Path(ingested.sources[0].name).name.partition(".")[0] or "trace"
     return [replace(job, target=_target(out or Path(f"{stem}.fit.json"), job.label)) for job in jobs]
 
 
@@ -210,7 +203,7 @@ def _print_result(result: "FitResult", job: Job, hardware: Path) -> None:
 
     if job.label:
         typer.echo(f"\n{job.label}")
-    typer.echo(_data_line(result))
+    typer.echo(data_line(result.data))
     if not result.status.ok:
         return
     typer.echo(tables.trust_sentence(result))
@@ -224,14 +217,6 @@ def _print_result(result: "FitResult", job: Job, hardware: Path) -> None:
         return
     assumed = " (assumed; say --path cpu if it is not)" if job.assumed else ""
     typer.echo(f"Entered into {hardware} as path {job.path}{assumed}. Next: latfit plan --sla 20ms")
-
-
-def _data_line(result: "FitResult") -> str:
-    """`Read 120,431 rows, used 118,002; dropped 1,204 cold_start, 998 zero_time.`"""
-    facts = result.data
-    reasons = ", ".join(f"{n:,} {reason}" for reason, n in facts["dropped"].items())
-    dropped = f"; dropped {reasons}" if reasons else ""
-    return f"Read {facts['rows_read']:,} rows, used {facts['rows_used']:,}{dropped}."
 
 
 def _raise_where_unusable(results: Mapping[str, "FitResult"], *, strict: bool, where: str) -> None:

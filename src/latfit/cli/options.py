@@ -18,12 +18,10 @@ TokensOption = Annotated[
     int | None,
     typer.Option("--tokens-per-request", help="Tokens that a request adds to a step; without it 1, which is decode."),
 ]
-WhereOption = Annotated[
-    str | None, typer.Option("--where", help="Use only rows for which this holds: \"hardware == 'h100' and tp == 8\".")
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        help="Traces, engine logs or tables; several files, globs, or - for standard input.", metavar="TRACE..."
+    ),
 ]
-MapOption = Annotated[
-    str | None, typer.Option("--map", help="Names of the columns in the file: B=batch,S=tokens,T_ms=latency.")
-]
-UnitOption = Annotated[str | None, typer.Option("--unit", help="Unit of the latency column: ns, us, ms, s.")]
-
 DEFAULT_HARDWARE = Path("hardware.json")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from latfit.hardware.profile import ExecutionPath
 from latfit.model.result import FitResult
 from latfit.stats import FloatArray, error_metrics
+from latfit.trace.phases import phases
 from latfit.trace.schema import PHASES
 from latfit.trace.table import Trace
 
@@ -106,14 +107,9 @@ def agreement(fit: FitResult, trace: Trace) -> Agreement:
 
 
 def _phases(trace: Trace) -> NDArray[np.object_]:
-    """One of `PHASES` or ''; a decode-only step has S = B, whoever measured it."""
-    if "phase" in trace:
-        known = trace["phase"].astype(object)
-        return np.where(np.isin(known, list(PHASES)), known, "").astype(object)
-    if "prefill_tokens" in trace:
-        prefill, S = trace.floats("prefill_tokens"), trace.floats("S")
-        return np.where(prefill == 0, "decode", np.where(prefill >= S, "prefill", "mixed")).astype(object)
-    return np.full(len(trace), "", dtype=object)
+    """One of `PHASES`, or '' where it is another or not known."""
+    known = phases(trace)
+    return np.where(np.isin(known.astype(str), PHASES), known, "").astype(object)
 
 
 def _within(values: FloatArray, low: float, high: float) -> NDArray[np.bool_]:

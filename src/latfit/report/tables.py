@@ -9,6 +9,7 @@ from latfit.hardware.profile import ExecutionPath, HardwareProfile
 from latfit.model.result import Estimate, FitResult
 from latfit.plan.result import BatchRange, Plan, Threshold, TokenRange, Unknown
 from latfit.report.words import count, number, percent
+from latfit.trace.coverage import Coverage
 from latfit.units import format_ms
 
 NOT_IDENTIFIED = "not identified"
@@ -269,6 +270,16 @@ def _box(fit: FitResult) -> str:
         if len(fit.domain.get(name, ())) == 2
     ]
     return ", ".join(spans)
+
+
+def coverage_table(found: Coverage) -> Table:
+    """What a trace covers, in rows of one fact each."""
+    rows = [("steps", count(found.rows)), ("cells (B,S)", count(found.cells))]
+    rows += [(name, f"{number(low)} to {number(high)}") for name, (low, high) in found.spans.items()]
+    rows += [(f"{phase} steps", f"{count(n)} ({percent(100 * n / found.rows)})") for phase, n in found.phases.items()]
+    if found.counter_gaps is not None:
+        rows.append(("steps missing from the counter", count(found.counter_gaps)))
+    return Table("What the trace covers", ("", "value"), rows)
 
 
 def provenance(facts: Mapping[str, Any], caption: str = "Where it comes from") -> Table:

@@ -1,53 +1,259 @@
-"""What is dropped before a fit, and why. Each rule has a name that the result reports; nothing is dropped silently.
+"""What is dropped before a fit, and why. Each rule has a name, can be switched, and is counted; none works silently.
+silently.
 
 Rules are tried in order and a row is counted under the first that drops it. Slow steps are not dropped by default: a
-real prefill takes longer than any fixed limit, and the tail is what people plan for. A limit on T is there for those
-who ask for it; as it selects on the response it biases the fit, and the result says so.
+real prefill takes longer than any fixed limit, and the tail is what people plan for. Outliers are only marked.
+
+Two rules find their limits in the data:
+
+* `zero_time`: engines that schedule asynchronously report steps of next to no time. Medians of T are taken in octaves
+  of S (with five rows or more); a row below 5 % of the smallest of them is not a step's time.
+* `cold_start`: the first steps of a run compile and capture. Each row is compared with the median of its (B,S) cell
+  over all rows, in logarithms, against the spread that rows have about their cell's median: it stands out when it is
+  1.5 times slower and four robust standard deviations away. The cold start is the longest beginning of a run, at most
+  100 rows and a tenth of it, of which at least half stand out, the last one included.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.errors import BadInput, WrongUsage
+from latfit.stats import FloatArray, mad_sigma
 from latfit.trace.table import Trace
 
 Mask = NDArray[np.bool_]
 
+TOO_FAST = 0.05
+FEW_ROWS = 5
+COLD_RATIO = 1.5
+COLD_SIGMA = 4.0
+COLD_ROWS = 100
+OUTLIER_SIGMA = 5.0
+Q90_TO_Q10 = 2.5631031310892007
+"""Distance between the 10th and 90th percentile of a normal sample, in standard deviations."""
+LEAST_SPREAD = 0.02
+"""Relative spread below which rows of a cell are as good as equal: 4 and 5 sigma are never less than 8 and 10 %."""
+
+
+@dataclass(frozen=True)
+class CleanOptions:
+    """max_ms: drop slower rows.  keep: reasons that are not to drop anything.  drop: reasons that are only marked
+    otherwise (`outlier`).  most: accept that more than half of the rows is dropped."""
+
+    max_ms: float | None = None
+    keep: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    most: bool = False
+
 
 @dataclass(frozen=True)
 class Cleaned:
-    """The rows that a fit may use, how many were read, and how many each rule dropped."""
+    """The rows that a fit may use, how many were read, how many each rule dropped or marked, and the reason by row.
+
+    reasons: (rows read,) text, empty for rows that are used.  marked: outliers that are still in.
+    """
 
     trace: Trace
     rows_read: int
     dropped: Mapping[str, int]
+    marked: Mapping[str, int] = field(default_factory=dict)
+    reasons: NDArray[np.object_] = field(default_factory=lambda: np.empty(0, dtype=object))
 
     @property
     def rows_used(self) -> int:
         return len(self.trace)
 
 
-def clean(trace: Trace, *, max_ms: float | None = None) -> Cleaned:
-    """Drop what cannot be a step.
+@dataclass(frozen=True)
+class Rule:
+    """One reason. optional: it only marks unless it is asked to drop. necessary: no fit could use the rows, so that it
+    cannot be switched off."""
 
-    Reasons: `cold_start` steps run to warm up (column `warmup`); `non_finite` a missing or infinite B, S or T;
-    `zero_time` T = 0; `bad_value` T < 0, B < 1 or S < B; `max_t` T > max_ms, only where a limit is given.
+    reason: str
+    meaning: str
+    find: Callable[[Trace, CleanOptions], Mask]
+    optional: bool = False
+    necessary: bool = False
+
+
+def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
+    """Drop what cannot be a step, by `RULES`. Raises WrongUsage for unknown reasons in the options."""
+    options = options or CleanOptions()
+    _check_reasons(options)
+    used = np.ones(len(trace), dtype=bool)
+    reasons = np.full(len(trace), "", dtype=object)
+    dropped: dict[str, int] = {}
+    marked: dict[str, int] = {}
+    for rule in RULES:
+        if rule.reason in options.keep and not rule.necessary:
+            continue
+        rows = np.flatnonzero(used)
+        hit = rows[rule.find(trace.select(rows), options)] if len(rows) else rows
+        if len(hit) == 0:
+            continue
+        if rule.optional and rule.reason not in options.drop:
+            marked[rule.reason] = len(hit)
+            continue
+        dropped[rule.reason] = dropped.get(rule.reason, 0) + len(hit)
+        reasons[hit] = rule.reason
+        used[hit] = False
+    return Cleaned(trace.select(used), len(trace), dropped, marked, reasons)
+
+
+def check_not_most(cleaned: Cleaned, options: CleanOptions, where: str) -> None:
+    """A trace that loses more than half of its rows is not what it seems. Raises BadInput."""
+    lost = cleaned.rows_read - cleaned.rows_used
+    warm_up = cleaned.dropped.get("cold_start", 0)
+    if options.most or 2 * (lost - warm_up) <= cleaned.rows_read - warm_up:
+        return
+    counts = ", ".join(f"{n:,} {reason}" for reason, n in cleaned.dropped.items())
+    raise BadInput(
+        f"{lost:,} of {cleaned.rows_read:,} rows would be dropped ({counts})",
+        where=where,
+        remedy="See them with --dropped FILE, keep a rule's rows with --keep REASON, or accept it with --allow-drops.",
+    )
+
+
+def _check_reasons(options: CleanOptions) -> None:
+    can_keep = list(dict.fromkeys(rule.reason for rule in RULES if not (rule.necessary or rule.optional)))
+    can_drop = [rule.reason for rule in RULES if rule.optional]
+    for option, reasons, known in (("--keep", options.keep, can_keep), ("--drop", options.drop, can_drop)):
+        for reason in reasons:
+            if reason not in known:
+                raise WrongUsage(
+                    f"{reason!r} cannot be chosen", where=option, remedy=f"Choose from {', '.join(known)}."
+                )
+
+
+def _flagged(*names: str) -> Callable[[Trace, CleanOptions], Mask]:
+    def find(trace: Trace, _: CleanOptions) -> Mask:
+        found = np.zeros(len(trace), dtype=bool)
+        for name in names:
+            if name in trace:
+                found |= trace[name].astype(bool)
+        return found
+
+    return find
+
+
+def _idle(trace: Trace, options: CleanOptions) -> Mask:
+    return _flagged("idle")(trace, options) | ((trace.floats("B") == 0) & (trace.floats("S") == 0))
+
+
+def _non_finite(trace: Trace, _: CleanOptions) -> Mask:
+    return np.asarray(~np.logical_and.reduce([np.isfinite(trace.floats(name)) for name in ("B", "S", "T_ms")]))
+
+
+def _no_time(trace: Trace, _: CleanOptions) -> Mask:
+    return np.asarray(trace.floats("T_ms") == 0)
+
+
+def _hardly_any_time(trace: Trace, _: CleanOptions) -> Mask:
+    T, octave = trace.floats("T_ms"), np.floor(np.log2(trace.floats("S")))
+    usual = [np.median(T[octave == size]) for size in np.unique(octave) if (octave == size).sum() >= FEW_ROWS]
+    return np.asarray(min(usual, default=0.0) * TOO_FAST > T)
+
+
+def _bad_value(trace: Trace, _: CleanOptions) -> Mask:
+    B, S = trace.floats("B"), trace.floats("S")
+    bad = (trace.floats("T_ms") < 0) | (B < 1) | (S < B)
+    for part, whole in (("prefill_tokens", S), ("prefill_requests", B)):
+        if part in trace:
+            bad |= trace.floats(part) > whole
+    return np.asarray(bad)
+
+
+def _duplicate(trace: Trace, _: CleanOptions) -> Mask:
+    """The same step twice: run, replica, time and counter agree as well as B, S and T. Never B, S and T alone."""
+    if "step" not in trace:
+        return np.zeros(len(trace), dtype=bool)
+    names = [name for name in ("run", "replica", "t_s", "step", "B", "S", "T_ms") if name in trace]
+    codes = [np.unique(_comparable(trace[name]), return_inverse=True)[1].ravel() for name in names]
+    _, first = np.unique(np.stack(codes, axis=1), axis=0, return_index=True)
+    again = np.ones(len(trace), dtype=bool)
+    again[first] = False
+    return again
+
+
+def _cold_start(trace: Trace, options: CleanOptions) -> Mask:
+    found = _flagged("warmup")(trace, options)
+    if "t_s" not in trace or "rep" in trace:
+        return found  # a grid marks its own warm-up, and rows without time have no first ones
+    excess, sigma = excess_over_cell(trace)
+    stands_out = (excess > np.log(COLD_RATIO)) & (excess > COLD_SIGMA * sigma)
+    for rows in runs_in_time(trace):
+        first = rows[: min(COLD_ROWS, len(rows) // 10)]
+        slow = stands_out[first]
+        share = np.cumsum(slow) / np.arange(1, len(slow) + 1)
+        ends = np.flatnonzero(slow & (share >= 0.5))
+        if len(ends):
+            found[first[: ends[-1] + 1]] = True
+    return found
+
+
+def _too_slow(trace: Trace, options: CleanOptions) -> Mask:
+    return trace.floats("T_ms") > (np.inf if options.max_ms is None else options.max_ms)
+
+
+def _outlier(trace: Trace, _: CleanOptions) -> Mask:
+    excess, sigma = excess_over_cell(trace)
+    return np.abs(excess) > OUTLIER_SIGMA * sigma
+
+
+def excess_over_cell(trace: Trace) -> tuple[FloatArray, float]:
+    """ln T minus its cell's median (n,), and the robust spread of that over cells of three rows or more.
+
+    A cell is one B and S, and one bin of the context (a factor of 1.25) where it is known.
     """
-    B, S, T = (trace.floats(name) for name in ("B", "S", "T_ms"))
-    rules: list[tuple[str, Callable[[], Mask]]] = [
-        ("cold_start", lambda: trace["warmup"].astype(bool) if "warmup" in trace else np.zeros(len(trace), dtype=bool)),
-        ("non_finite", lambda: ~(np.isfinite(B) & np.isfinite(S) & np.isfinite(T))),
-        ("zero_time", lambda: T == 0),
-        ("bad_value", lambda: (T < 0) | (B < 1) | (S < B)),
-        ("max_t", lambda: (np.inf if max_ms is None else max_ms) < T),
-    ]
-    kept = np.ones(len(trace), dtype=bool)
-    dropped = {}
-    for reason, rule in rules:
-        hit = kept & rule()
-        if hit.any():
-            dropped[reason] = int(hit.sum())
-        kept &= ~hit
-    return Cleaned(trace.select(kept), len(trace), dropped)
+    columns = [trace.floats("B"), trace.floats("S")]
+    if "context_tokens" in trace:
+        columns.append(np.floor(np.log(np.nan_to_num(trace.floats("context_tokens")) + 1) / np.log(1.25)))
+    _, cell, size = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True, return_counts=True)
+    cell = cell.ravel()
+    excess = np.log(trace.floats("T_ms"))
+    order = np.lexsort((excess, cell))
+    start = np.concatenate([[0], np.cumsum(size)[:-1]])
+    middle = 0.5 * (excess[order][start + (size - 1) // 2] + excess[order][start + size // 2])
+    excess = excess - middle[cell]
+    repeated = size[cell] >= 3
+    return excess, max(_spread(excess[repeated]), LEAST_SPREAD) if repeated.any() else LEAST_SPREAD
+
+
+def _spread(excess: FloatArray) -> float:
+    """Robust standard deviation: the larger of what the middle half says and what the middle 80 % say, because a clock
+    with a coarse tick puts most rows exactly on their cell's median."""
+    low, high = np.quantile(excess, [0.1, 0.9])
+    return max(mad_sigma(excess), float(high - low) / Q90_TO_Q10)
+
+
+def runs_in_time(trace: Trace) -> list[NDArray[np.intp]]:
+    """Row numbers of each run (and replica), in time order, then by counter, then as they stood."""
+    keys = [np.unique(_comparable(trace[name]), return_inverse=True)[1] for name in ("replica", "run") if name in trace]
+    when = [trace.floats(name) for name in ("step", "t_s") if name in trace]
+    order = np.lexsort((*when, *keys)) if keys else np.lexsort(tuple(when))
+    if not keys:
+        return [order]
+    which = np.stack(keys, axis=1)[order]
+    return np.split(order, np.flatnonzero(np.any(np.diff(which, axis=0) != 0, axis=1)) + 1)
+
+
+def _comparable(column: NDArray[np.generic]) -> NDArray[np.generic]:
+    return column.astype(str) if column.dtype == object else column
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("dummy", "empty step that keeps data-parallel engines together", _flagged("dummy")),
+    Rule("idle", "the engine had nothing to do", _idle),
+    Rule("non_finite", "B, S or T missing, infinite or not a number", _non_finite, necessary=True),
+    Rule("zero_time", "no time at all: asynchronous scheduling", _no_time, necessary=True),
+    Rule("bad_value", "T < 0, B < 1, S < B, or a prefill part larger than the whole", _bad_value, necessary=True),
+    Rule("zero_time", "absurdly little time: asynchronous scheduling", _hardly_any_time),
+    Rule("duplicate", "the same step of the same run twice", _duplicate),
+    Rule("cold_start", "run to warm up, or the slow first steps of a run", _cold_start),
+    Rule("max_t", "slower than the limit that was asked for", _too_slow),
+    Rule("outlier", "far from the median of its (B,S) cell", _outlier, optional=True),
+)
+"""Every rule, in the order in which they are tried."""

@@ -3,67 +3,106 @@ here.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.trace.clean import Cleaned, clean
-from latfit.trace.readers import Options, open_source, reader_for
+from latfit.trace.clean import Cleaned, CleanOptions, check_not_most, clean
+from latfit.trace.readers import Options, Source, open_source, reader_for
 from latfit.trace.schema import BY_NAME, IDENTITY
-from latfit.trace.table import Trace
+from latfit.trace.table import Trace, concatenated
 from latfit.trace.where import matching_rows
 from latfit.units import MS_PER_UNIT
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read a source: column map, unit of the latency column, format, row filter, limit on T in ms."""
+    """How to read sources: column map, unit of the latency column, format, row filter, and what cleaning does."""
 
     column_map: Mapping[str, str] = field(default_factory=dict)
     unit: str | None = None
     format: str = "auto"
     where: str | None = None
-    max_ms: float | None = None
+    cleaning: CleanOptions = field(default_factory=CleanOptions)
 
 
 @dataclass(frozen=True)
 class Ingested:
-    """A clean trace with the facts that a fit stores about its data."""
+    """A clean trace with the facts that a fit stores about its data.
 
-    source: Path
+    formats: the reader of each source.  path: the execution path that the formats imply, where they do.
+    everything: the rows as read, before cleaning.
+    """
+
+    sources: Sequence[Source]
     sha256: str
     reading: Reading
     cleaned: Cleaned
+    formats: Sequence[str]
+    path: str | None
+    everything: Trace
 
     @property
     def trace(self) -> Trace:
         return self.cleaned.trace
 
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
+        return f"{self.sources[0].name}{more}"
 
-def ingest(source: Path, reading: Reading | None = None) -> Ingested:
-    """Read, filter and clean `source`. Raises BadInput, WrongUsage."""
+
+def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = None) -> Ingested:
+    """Read, filter and clean one file or several, globs, or `-` for standard input. Raises BadInput, WrongUsage."""
     reading = reading or Reading()
     if reading.unit is not None and reading.unit not in MS_PER_UNIT:
         raise WrongUsage(f"{reading.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
-    opened = open_source(source)
-    trace = reader_for(opened, reading.format).read(opened, Options(reading.column_map, reading.unit))
+    sources = _opened([names] if isinstance(names, str | Path) else names)
+    readers = [reader_for(source, reading.format) for source in sources]
+    options = Options(reading.column_map, reading.unit)
+    parts = [reader.read(source, options) for reader, source in zip(readers, sources, strict=True)]
+    trace = concatenated(parts, [source.name for source in sources])
+    implied = {reader.path for reader in readers}
+    where = sources[0].name if len(sources) == 1 else f"{len(sources)} files"
     if len(trace) == 0:
-        raise BadInput("the table has no rows", where=str(source), remedy="Check how it was made, and make it again.")
+        raise BadInput("the table has no rows", where=where, remedy="Check how it was made, and make it again.")
     if reading.where:
         trace = trace.select(matching_rows(trace, reading.where))
         if len(trace) == 0:
-            raise BadInput(f"no row matches {reading.where!r}", where=str(source), remedy="Correct --where.")
-    cleaned = clean(trace, max_ms=reading.max_ms)
+            raise BadInput(f"no row matches {reading.where!r}", where=where, remedy="Correct --where.")
+    cleaned = clean(trace, reading.cleaning)
     if cleaned.rows_used == 0:
         counts = ", ".join(f"{n} {reason}" for reason, n in cleaned.dropped.items())
         raise BadInput(
             f"none of its {cleaned.rows_read} rows can be used (dropped: {counts})",
-            where=str(source),
+            where=where,
             remedy="B is requests (>= 1), S tokens (>= B), T_ms milliseconds (> 0): check them, or --map and --unit.",
         )
-    return Ingested(source, _sha256(source), reading, cleaned)
+    check_not_most(cleaned, reading.cleaning, where)
+    path = implied.pop() if len(implied) == 1 else None
+    formats = [reader.name for reader in readers]
+    return Ingested(sources, _sha256(sources), reading, cleaned, formats, path, trace)
+
+
+def _opened(names: Sequence[str | Path]) -> list[Source]:
+    """A source for each name; a name with wildcards stands for the files that match it, in order."""
+    found: list[Source] = []
+    for name in names:
+        text = str(name)
+        if any(mark in text for mark in "*?[") and not Path(text).exists():
+            matching = sorted(glob(text, recursive=True))
+            if not matching:
+                raise BadInput("no file matches", where=text, remedy="Check the pattern; quote it against the shell.")
+            found += [open_source(match) for match in matching]
+        else:
+            found.append(open_source(name))
+    if not found:
+        raise WrongUsage("nothing to read", remedy="Name a trace, or - for standard input.")
+    return found
 
 
 def parse_column_map(text: str | None) -> dict[str, str]:
@@ -93,7 +132,7 @@ def check_one_machine(ingested: Ingested) -> None:
     columns = ", ".join(name for name in IDENTITY if name in systems[0][0])
     raise BadInput(
         f"holds {len(systems)} systems (by {columns}): {shown}{more}",
-        where=str(ingested.source),
+        where=ingested.name,
         remedy="Fit one with --where, or each of them with --each.",
     )
 
@@ -101,12 +140,16 @@ def check_one_machine(ingested: Ingested) -> None:
 def data_facts(ingested: Ingested, system: Mapping[str, str], rows: int) -> dict[str, Any]:
     """The `data` of a fit's JSON: what was read and how, so that `read_again` finds the same rows."""
     cleaned = ingested.cleaned
+    names = [str(source.path.resolve()) for source in ingested.sources]
     return {
-        "source": str(ingested.source.resolve()),
+        "source": ", ".join(names),
+        "sources": names,
+        "formats": list(ingested.formats),
         "sha256": ingested.sha256,
         "rows_read": cleaned.rows_read,
         "rows_used": rows,
         "dropped": dict(cleaned.dropped),
+        "marked": dict(cleaned.marked),
         "reading": asdict(ingested.reading),
         "system": dict(system),
     }
@@ -114,10 +157,11 @@ def data_facts(ingested: Ingested, system: Mapping[str, str], rows: int) -> dict
 
 def read_again(data: Mapping[str, Any]) -> Trace:
     """The clean rows that a fit with these `data` was made from. Raises BadInput where they are gone or changed."""
-    source = Path(str(data.get("source", "")))
-    ingested = ingest(source, Reading(**data.get("reading", {})))
+    names = data.get("sources", [])
+    stored = data.get("reading", {})
+    ingested = ingest(names, Reading(**{**stored, "cleaning": CleanOptions(**stored.get("cleaning", {}))}))
     if ingested.sha256 != data.get("sha256"):
-        raise BadInput("has changed since the fit was made", where=str(source), remedy="Fit it again.")
+        raise BadInput("has changed since the fit was made", where=ingested.name, remedy="Fit it again.")
     system = data.get("system", {})
     for key, rows in ingested.trace.systems():
         if key == system:
@@ -130,9 +174,11 @@ def system_filter(key: Mapping[str, str]) -> str:
     return " and ".join(f"{name} == {value if value.isdigit() else repr(value)}" for name, value in key.items())
 
 
-def _sha256(source: Path) -> str:
+def _sha256(sources: Sequence[Source]) -> str:
+    """Digest of the files' bytes, one after another."""
     digest = hashlib.sha256()
-    with source.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
+    for source in sources:
+        with source.path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()

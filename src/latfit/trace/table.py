@@ -2,7 +2,7 @@
 place.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,3 +62,32 @@ class Trace:
         for key in dict.fromkeys(keys):
             rows = np.fromiter((other == key for other in keys), dtype=bool, count=len(keys))
             yield dict(zip(varying, map(str, key), strict=True)), self.select(rows)
+
+
+def concatenated(parts: Sequence[Trace], names: Sequence[str]) -> Trace:
+    """One trace from several, in order. A column that a part lacks is NaN, empty or false there.
+
+    Rows of different parts never belong to one run: runs get their part's name in front where there are several parts.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    columns = {}
+    for column in dict.fromkeys(name for part in parts for name in part.columns):
+        kinds = [part[column].dtype for part in parts if column in part]
+        columns[column] = np.concatenate([_column_or_missing(part, column, kinds[0]) for part in parts])
+    runs = [[f"{name}: {run}" if run else name for run in _runs(part)] for part, name in zip(parts, names, strict=True)]
+    columns["run"] = np.array([run for part in runs for run in part], dtype=object)
+    origin = {name: dict(part.provenance) for part, name in zip(parts, names, strict=True)}
+    return Trace(columns, {"parts": origin})
+
+
+def _runs(part: Trace) -> list[str]:
+    return [str(run) for run in part["run"].tolist()] if "run" in part else [""] * len(part)
+
+
+def _column_or_missing(part: Trace, column: str, kind: np.dtype[Any]) -> Array:
+    if column in part:
+        return part[column]
+    if kind.kind == "b":
+        return np.zeros(len(part), dtype=bool)
+    return np.full(len(part), "", dtype=object) if kind.kind == "O" else np.full(len(part), np.nan)

@@ -1,12 +1,33 @@
 """One file a source. Each reader turns what it finds into a Trace with latfit's column names; none drops rows."""
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.trace.readers import tabular
+from latfit.trace.readers import (
+    arrivals,
+    dynamo,
+    llmservingsim,
+    sglang,
+    splitwise,
+    tabular,
+    trtllm,
+    vidur,
+)
 from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source, open_source
 
-READERS: tuple[Reader, ...] = (tabular.READER,)
+READERS: tuple[Reader, ...] = (
+    trtllm.READER,
+    dynamo.READER,
+    sglang.READER,
+    splitwise.READER,
+    vidur.READER,
+    llmservingsim.READER,
+    arrivals.READER,
+    tabular.READER,
+)
 """Every format. Tables come last: a more special reader that also recognises the bytes goes before them."""
+
+CONTAINERS = ("csv", "tsv", "jsonl", "parquet", "feather")
+"""Other words for a table; which of them it is, its bytes say."""
 
 __all__ = ["READERS", "Options", "Reader", "Source", "open_source", "reader_for"]
 
@@ -17,9 +38,10 @@ def reader_for(source: Source, name: str = "auto") -> Reader:
     Raises WrongUsage for an unknown name, BadInput where no format or more than one fits.
     """
     if name != "auto":
-        named = next((reader for reader in READERS if reader.name == name), None)
+        wanted = tabular.READER.name if name in CONTAINERS else name
+        named = next((reader for reader in READERS if reader.name == wanted), None)
         if named is None:
-            known = ", ".join(reader.name for reader in READERS)
+            known = ", ".join([*(reader.name for reader in READERS), *CONTAINERS])
             raise WrongUsage(f"{name!r} is not a format", where="--format", remedy=f"Choose one of: auto, {known}.")
         return named
     fitting = [reader for reader in READERS if reader.recognises(source.head)]

@@ -1,107 +1,149 @@
-"""Tables: Parquet, and CSV or TSV with a header, whose columns a map may rename and a unit may scale."""
+"""Tables of anybody's: Parquet, Feather or Arrow, CSV and its like, and JSON lines of flat objects.
 
-from collections.abc import Mapping
+A map may rename the columns and a unit scale the latency; names that say what they are need neither.
+"""
+
+from typing import Any
 
 import numpy as np
 
 from latfit.errors import BadInput
+from latfit.trace.readers.delimited import header_of, numbers, read_delimited, texts
+from latfit.trace.readers.jsonlines import Tally, number, records, starts_as_json
+from latfit.trace.readers.naming import check_unit, named_columns, provenance_of
 from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source
-from latfit.trace.schema import BY_NAME, REQUIRED
+from latfit.trace.schema import BY_NAME
 from latfit.trace.store import columns_of, read_parquet
 from latfit.trace.table import Array, Trace
-from latfit.units import MS_PER_UNIT
 
 PARQUET_MAGIC = b"PAR1"
+ARROW_FILE_MAGIC = b"ARROW1"
+OLD_FEATHER_MAGIC = b"FEA1"
+ARROW_STREAM_MAGIC = b"\xff\xff\xff\xff"
+MOST_COLUMNS = 4096
 
 
 def recognises(head: bytes) -> bool:
-    """Parquet, or text whose first line has at least two columns."""
-    if head.startswith(PARQUET_MAGIC):
-        return True
-    header = head.partition(b"\n")[0]
-    return b"\0" not in head and (b"," in header or b"\t" in header)
+    """Parquet, Feather, Arrow, JSON, or text whose first line has at least two columns."""
+    return _is_binary(head) or starts_as_json(head) or bool(header_of(head))
 
 
 def read(source: Source, options: Options) -> Trace:
     """The table as a trace. Cells that are not numbers where numbers belong become NaN, for cleaning to count."""
-    is_parquet = source.head.startswith(PARQUET_MAGIC)
-    found = read_parquet(source.path, source.name) if is_parquet else Trace(_read_csv(source))
-    renamed = _renamed(found, options.column_map, source)
-    _check_columns(renamed, source)
-    columns = {name: _typed(name, column) for name, column in renamed.items()}
-    columns["T_ms"] = columns["T_ms"] * MS_PER_UNIT[options.unit or "ms"]
-    return Trace(columns, found.provenance)
+    found = _found(source)
+    named = named_columns(found.columns, options, source.name)
+    columns = {name: _typed(name, column) for name, column in named.columns.items()}
+    columns["T_ms"] = columns["T_ms"] * named.ms_per_unit
+    if not (_is_binary(source.head) and found.provenance):  # a trace that latfit wrote is in milliseconds
+        check_unit(columns["T_ms"], options, source.name)
+    return Trace(columns, {**found.provenance, **provenance_of(named)})
 
 
-def _read_csv(source: Source) -> dict[str, Array]:
+def _found(source: Source) -> Trace:
+    """What the container holds, under the names of the file."""
+    if _is_binary(source.head):
+        return _read_binary(source)
+    if starts_as_json(source.head):
+        return _read_json(source)
+    table = read_delimited(source)
+    return Trace(table.columns, Tally(bad=table.bad_lines).facts())
+
+
+def _is_binary(head: bytes) -> bool:
+    return head.startswith((PARQUET_MAGIC, ARROW_FILE_MAGIC, OLD_FEATHER_MAGIC, ARROW_STREAM_MAGIC))
+
+
+def _read_binary(source: Source) -> Trace:
     import pyarrow as pa
-    from pyarrow import csv
 
-    header = source.head.partition(b"\n")[0]
-    options = csv.ParseOptions(delimiter="\t" if header.count(b"\t") > header.count(b",") else ",")
+    if source.compression is not None:
+        raise BadInput(
+            f"a table in a {source.compression} file",
+            where=source.name,
+            remedy="Decompress it: Parquet and Feather are compressed inside.",
+        )
     try:
-        with source.open() as stream:
-            table = csv.read_csv(stream, parse_options=options)
-    except pa.ArrowException as error:
-        reason = str(error).splitlines()[0][:200]
+        if source.head.startswith(PARQUET_MAGIC):
+            return read_parquet(source.path, source.name)
+        return Trace(columns_of(_arrow_table(source), source.name))
+    except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        reason = (str(error).splitlines() or ["damaged"])[0][:200]
         raise BadInput(
-            f"not a table ({reason})", where=source.name, remedy="Give a trace in Parquet, or CSV with a header line."
+            f"not a whole table ({reason})", where=source.name, remedy="It may be cut short: copy or make it again."
         ) from None
-    return columns_of(table, source.name)
 
 
-def _renamed(found: Trace, column_map: Mapping[str, str], source: Source) -> dict[str, Array]:
-    missing = [theirs for theirs in column_map.values() if theirs not in found]
-    if missing:
+def _arrow_table(source: Source) -> Any:
+    """The table, checked: a damaged one would lead outside its buffers."""
+    from pyarrow import ipc
+
+    if source.head.startswith(OLD_FEATHER_MAGIC):
         raise BadInput(
-            f"no column {', '.join(missing)} (there are {_names(found.columns)})",
+            "is in the first version of Feather, which Arrow no longer reads",
             where=source.name,
-            remedy="Correct --map, for example --map B=batch,S=tokens,T_ms=latency.",
+            remedy="Save it again in the second version (or as Parquet).",
         )
-    taken = set(column_map.values()) | set(column_map)
-    kept = {name: column for name, column in found.columns.items() if name not in taken}
-    return {**{ours: found[theirs] for ours, theirs in column_map.items()}, **kept}
+    with source.open() as stream:
+        is_stream = source.head.startswith(ARROW_STREAM_MAGIC)
+        table = (ipc.open_stream if is_stream else ipc.open_file)(stream).read_all()
+    table.validate(full=True)
+    return table
 
 
-def _check_columns(columns: Mapping[str, Array], source: Source) -> None:
-    missing = [name for name in REQUIRED if name not in columns]
-    if missing:
+def _read_json(source: Source) -> Trace:
+    """Flat objects as columns; a value that is itself an object or a list is left out."""
+    tally = Tally()
+    columns: dict[str, list[Any]] = {}
+    for row, record in enumerate(records(source, tally)):
+        for name, value in record.items():
+            if not isinstance(value, (dict, list)):
+                columns.setdefault(name.strip(), [None] * row)[row:] = [value]
+        if len(columns) > MOST_COLUMNS:
+            raise BadInput(
+                f"has more than {MOST_COLUMNS} different keys",
+                where=source.name,
+                remedy="Give a table: one object a step, with the same keys in each.",
+            )
+        for column in columns.values():
+            if len(column) == row:
+                column.append(None)
+    if not columns:
         raise BadInput(
-            f"no column {', '.join(missing)} (there are {_names(columns)})",
+            "holds no flat JSON object",
             where=source.name,
-            remedy="Say which columns they are, for example --map B=batch,S=tokens,T_ms=latency.",
+            remedy='Give one object a line, such as {"B": 1, "S": 1, "T_ms": 9.5}.',
         )
+    return Trace({name: _array(column) for name, column in columns.items()}, tally.facts())
+
+
+def _array(values: list[Any]) -> Array:
+    """Integers and floats as such, so that a label keeps its look; anything else as objects."""
+    kinds = {type(value) for value in values}
+    if kinds == {int} and all(abs(value) < 1 << 63 for value in values):
+        return np.array(values, dtype=np.int64)
+    if kinds <= {int, float, type(None)} and kinds & {int, float}:
+        return np.array([number(value) for value in values], dtype=np.float64)
+    return np.array(values, dtype=object)
 
 
 def _typed(name: str, column: Array) -> Array:
-    """The column in its declared kind; a label that is not declared stays as it is."""
+    """The column in its declared kind; a label that is not declared keeps numbers and is text otherwise."""
     kind = BY_NAME[name].kind if name in BY_NAME else None
     if kind in ("int", "float"):
-        return _numbers(column)
+        return _seconds(column) if column.dtype.kind == "M" else numbers(column)
     if kind == "text":
-        return np.array(["" if value is None else str(value) for value in column.tolist()], dtype=object)
+        return texts(column)
     if kind == "flag":
         return np.array([value in (True, 1, "true", "True", "1") for value in column.tolist()], dtype=bool)
-    return column
+    return texts(column) if column.dtype.kind == "O" else column
 
 
-def _numbers(column: Array) -> Array:
-    if column.dtype.kind in "iuf":
-        return column.astype(np.float64)
-    return np.array([_number(value) for value in column.tolist()], dtype=np.float64)
-
-
-def _number(value: object) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return float("nan")
-
-
-def _names(columns: Mapping[str, Array]) -> str:
-    names = list(columns)
-    return ", ".join(names[:12]) + (f", and {len(names) - 12} more" if len(names) > 12 else "")
+def _seconds(moments: Array) -> Array:
+    """Points in time as seconds from the first of them."""
+    known = moments[~np.isnat(moments)]
+    first = known.min() if len(known) else moments[:1]
+    return np.asarray((moments - first) / np.timedelta64(1, "s"), dtype=np.float64)
 
 
 READER = Reader("table", "a table with columns B, S and T_ms, or others with --map", recognises, read)

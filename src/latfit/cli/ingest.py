@@ -1,0 +1,71 @@
+"""`latfit ingest`: logs and result files of serving engines into a clean trace."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latfit.cli.options import (
+    JsonOption,
+    QuietOption,
+    SourcesArgument,
+)
+from latfit.cli.reading import ReadingOptions, data_line, reads_traces, write_dropped
+
+if TYPE_CHECKING:
+    from latfit.trace.ingest import Ingested
+
+
+@reads_traces
+def ingest(
+    source: SourcesArgument,
+    out: Annotated[Path, typer.Option("--out", help="Trace to write.")] = Path("trace.parquet"),
+    dropped: Annotated[
+        Path | None, typer.Option("--dropped", help="Also write the dropped rows, with the reason, into this file.")
+    ] = None,
+    typed: ReadingOptions = ReadingOptions(),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Read engine logs and tables into a clean trace.
+
+    What was dropped, and why, is counted; --dropped keeps those rows.
+    """
+    from latfit.cli.output import note, print_json
+    from latfit.files import check_writable
+    from latfit.provenance import run_facts
+    from latfit.trace import ingest as reading
+    from latfit.trace.store import write_trace
+
+    check_writable(out)
+    read = reading.ingest(source, typed.reading())
+    if dropped is not None:
+        check_writable(dropped)
+        write_dropped(dropped, read)
+    data = reading.data_facts(read, {}, len(read.trace))
+    write_trace(out, _with_path(read).with_provenance(ingest={**run_facts(0), "data": data}))
+    facts = _facts(read, data, out)
+    if json:
+        print_json(facts)
+        return
+    typer.echo(data_line(data))
+    for remark in facts["notes"]:
+        note(f"  {remark}", quiet=quiet)
+    typer.echo(f"Wrote {out} ({', '.join(dict.fromkeys(read.formats))}). Next: latfit fit {out}")
+
+
+def _with_path(read: "Ingested") -> Any:
+    """The clean trace, with the execution path that its format implies."""
+    import numpy as np
+
+    trace = read.trace
+    if read.path is None or "path" in trace:
+        return trace
+    return trace.with_columns(path=np.full(len(trace), read.path, dtype=object))
+
+
+def _facts(read: "Ingested", data: dict[str, Any], out: Path) -> dict[str, Any]:
+    from latfit.trace.coverage import reading_notes
+
+    kept = ("rows_read", "rows_used", "dropped", "marked", "formats")
+    return {**{name: data[name] for name in kept}, "notes": reading_notes(read), "out": str(out)}

@@ -1,0 +1,79 @@
+"""`latfit trace`: look at measured steps before fitting them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latfit.cli.options import (
+    JsonOption,
+    QuietOption,
+    SourcesArgument,
+)
+from latfit.cli.reading import ReadingOptions, data_line, reads_traces
+from latfit.units import format_ms
+
+if TYPE_CHECKING:
+    from latfit.trace.coverage import Coverage
+
+trace = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at measured steps before fitting them.")
+
+
+@trace.callback()
+def verbs() -> None:
+    """Look at measured steps before fitting them."""
+
+
+@trace.command()
+@reads_traces
+def show(
+    source: SourcesArgument,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw the coverage into this PNG.")] = None,
+    typed: ReadingOptions = ReadingOptions(),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Show what a trace covers and what it lacks.
+
+    Batches and tokens, phases, time, gaps, drift, and what a good fit would want besides.
+    """
+    from latfit.cli.output import note, print_json
+    from latfit.files import check_writable
+    from latfit.trace.coverage import coverage, reading_notes
+    from latfit.trace.ingest import data_facts, ingest
+
+    if picture is not None:
+        check_writable(picture)
+    read = ingest(source, typed.reading())
+    data, found, notes = data_facts(read, {}, len(read.trace)), coverage(read.trace), reading_notes(read)
+    if picture is not None:
+        from latfit.report.coverage import write_coverage
+
+        write_coverage(picture, read.trace)
+    if json:
+        kept = ("rows_read", "rows_used", "dropped", "marked", "formats")
+        print_json({**{name: data[name] for name in kept}, **found.to_json(), "notes": notes})
+        return
+    typer.echo(data_line(data))
+    _print(found)
+    for remark in notes:
+        typer.echo(f"  ! {remark}")
+    if picture is not None:
+        note(f"Drew {picture}.", quiet=quiet)
+
+
+def _print(found: "Coverage") -> None:
+    from latfit.cli.output import print_table
+    from latfit.report.tables import coverage_table
+
+    print_table(coverage_table(found))
+    for run, change in found.drift.items():
+        typer.echo(f"  ! Drift: {run} ends {abs(change):.1%} {'slower' if change > 0 else 'faster'} than it began.")
+    if found.missing:
+        typer.echo("Missing for a good fit:")
+    for text in found.missing:
+        typer.echo(f"  - {text}")
+    if found.seconds is not None:
+        typer.echo(
+            f"Time covered: {format_ms(found.seconds * 1e3)} in {found.runs} run{'s' if found.runs > 1 else ''}."
+        )

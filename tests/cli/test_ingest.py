@@ -1,0 +1,101 @@
+"""`latfit ingest` and `latfit trace show` as users and scripts see them."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from latfit.cli.app import run
+from latfit.trace.store import write_trace
+from tests.conftest import planted_trace
+from tests.trace.test_clean import changed, serving_log
+
+Captured = pytest.CaptureFixture[str]
+
+
+def latfit(*arguments: object) -> int:
+    return run([str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def log(in_tmp: Path) -> Path:
+    write_trace(in_tmp / "log.parquet", changed(serving_log(), slice(0, 7), 4))
+    return in_tmp / "log.parquet"
+
+
+def test_contract_and_file(log: Path, in_tmp: Path, capsys: Captured) -> None:
+    assert latfit("ingest", log, "--json", "--dropped", "dropped.parquet", "--out", "clean.parquet") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["rows_read"] == 2000
+    assert facts["rows_used"] == 1993
+    assert facts["dropped"] == {"cold_start": 7}
+    assert facts["out"] == "clean.parquet"
+    assert pq.read_metadata(in_tmp / "clean.parquet").num_rows == 1993
+    side = pq.read_table(in_tmp / "dropped.parquet")
+    assert side["reason"].to_pylist() == ["cold_start"] * 7
+
+
+def test_several_files_and_globs_are_one_trace_with_a_run_each(log: Path, in_tmp: Path, capsys: Captured) -> None:
+    write_trace(in_tmp / "log2.parquet", serving_log(seed=1))
+    assert latfit("ingest", "log*.parquet", "--json", "--out", "both.parquet") == 0
+    assert json.loads(capsys.readouterr().out)["rows_used"] == 3993
+    runs = set(pq.read_table(in_tmp / "both.parquet")["run"].to_pylist())
+    assert len(runs) == 2
+    assert latfit("fit", "both.parquet", "--quiet") == 0
+
+
+def test_standard_input(log: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log.read_bytes())))
+    assert latfit("ingest", "-", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows_read"] == 2000
+
+
+def test_nothing_matches(in_tmp: Path, capsys: Captured) -> None:
+    assert latfit("ingest", "none*.log") == 3
+    assert "no file matches" in capsys.readouterr().err
+
+
+def test_most_dropped_is_3_unless_accepted(in_tmp: Path, capsys: Captured) -> None:
+    write_trace(in_tmp / "async.parquet", changed(serving_log(), slice(0, 1500), 0))
+    assert latfit("fit", "async.parquet") == 3
+    assert "--allow-drops" in capsys.readouterr().err
+    assert latfit("ingest", "async.parquet", "--allow-drops") == 0
+    assert "no-async-scheduling" in capsys.readouterr().err
+
+
+def test_switched_rules(log: Path, capsys: Captured) -> None:
+    assert latfit("ingest", log, "--keep", "cold_start", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["dropped"] == {}
+    assert latfit("ingest", log, "--keep", "nonsense") == 2
+
+
+def test_show_says_what_is_there_and_what_is_missing(log: Path, in_tmp: Path, capsys: Captured) -> None:
+    assert latfit("trace", "show", log, "--picture", "coverage.png") == 0
+    out = capsys.readouterr().out
+    assert "dropped 7 cold_start" in out
+    assert "no prefill steps (S > B)" in out
+    assert (in_tmp / "coverage.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_show_as_json(in_tmp: Path, capsys: Captured) -> None:
+    write_trace(in_tmp / "t.parquet", planted_trace(0.02, repeats=2))
+    assert latfit("trace", "show", "t.parquet", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cells"] == 43
+    assert found["spans"]["S"] == [1, 4096]
+    assert found["drift"] == {}
+
+
+def test_a_fit_of_several_files_can_be_read_again(in_tmp: Path, capsys: Captured) -> None:
+    for i in range(2):
+        write_trace(in_tmp / f"part{i}.parquet", planted_trace(0.02, repeats=2, seed=i))
+    assert latfit("fit", "part0.parquet", "part1.parquet", "--path", "cpu") == 0
+    assert latfit("report") == 0
+    assert "left out" not in capsys.readouterr().err
+    document = json.loads((in_tmp / "part0.fit.json").read_text())
+    assert document["data"]["rows_used"] == 172
+    assert np.isfinite(document["metrics"]["mape_pct"])

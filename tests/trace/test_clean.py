@@ -1,0 +1,150 @@
+"""Cleaning: each rule finds what was planted and leaves ordinary rows alone; what is switched off stays."""
+
+import numpy as np
+import pytest
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.trace.clean import RULES, CleanOptions, check_not_most, clean
+from latfit.trace.table import Trace
+from tests.conftest import ROOT
+
+
+def serving_log(rows: int = 2000, seed: int = 0, run: str = "a") -> Trace:
+    """Decode steps in time order with 5 % log-normal noise: T = 8 + 0.1 B."""
+    rng = np.random.default_rng(seed)
+    B = rng.integers(1, 9, rows).astype(float)
+    T = (8 + 0.1 * B) * np.exp(rng.normal(0, 0.05, rows))
+    return Trace(
+        {
+            "B": B,
+            "S": B,
+            "T_ms": T,
+            "t_s": np.cumsum(T) / 1e3,
+            "step": np.arange(rows, dtype=float),
+            "run": np.array([run] * rows, dtype=object),
+        }
+    )
+
+
+def changed(trace: Trace, rows: slice | list[int], factor: float) -> Trace:
+    T = trace["T_ms"].copy()
+    T[rows] *= factor
+    return trace.with_columns(T_ms=T)
+
+
+def test_ordinary_rows_all_stay() -> None:
+    for seed in range(5):
+        cleaned = clean(serving_log(seed=seed))
+        assert cleaned.dropped == {}
+        assert cleaned.rows_used == 2000
+
+
+class TestColdStart:
+    def test_the_planted_beginning_is_found_exactly(self) -> None:
+        cleaned = clean(changed(serving_log(), slice(0, 7), 4))
+        assert cleaned.dropped == {"cold_start": 7}
+        assert cleaned.trace["step"][0] == 7
+
+    def test_in_each_run_by_itself(self) -> None:
+        first, second = serving_log(run="a"), serving_log(seed=1, run="b")
+        both = Trace(
+            {
+                name: np.concatenate([changed(first, slice(0, 3), 5)[name], changed(second, slice(0, 5), 5)[name]])
+                for name in first.columns
+            }
+        )
+        assert clean(both).dropped == {"cold_start": 8}
+
+    def test_file_order_is_not_time_order(self) -> None:
+        trace = changed(serving_log(), slice(0, 7), 4)
+        shuffled = trace.select(np.random.default_rng(3).permutation(len(trace)))
+        assert clean(shuffled).dropped == {"cold_start": 7}
+
+    def test_slow_steps_in_the_middle_are_no_cold_start(self) -> None:
+        assert clean(changed(serving_log(), slice(500, 507), 4)).dropped == {}
+
+    def test_one_quick_step_does_not_end_it(self) -> None:
+        trace = changed(changed(serving_log(), slice(0, 9), 4), [4], 0.25)
+        assert clean(trace).dropped == {"cold_start": 9}
+
+    def test_without_time_nothing_is_first(self) -> None:
+        trace = changed(serving_log(), slice(0, 7), 4)
+        untimed = Trace({name: column for name, column in trace.columns.items() if name != "t_s"})
+        assert clean(untimed).dropped == {}
+
+
+class TestOtherRules:
+    def test_asynchronous_steps(self) -> None:
+        assert clean(changed(serving_log(), slice(100, 400), 1e-3)).dropped == {"zero_time": 300}
+        assert clean(changed(serving_log(), slice(100, 400), 0)).dropped == {"zero_time": 300}
+
+    def test_long_prefills_do_not_make_short_steps_absurd(self) -> None:
+        S = np.repeat([1.0, 8.0, 4096.0], [50, 50, 900])
+        trace = Trace({"B": np.ones(1000), "S": S, "T_ms": 2 + 0.5 * S})
+        assert clean(trace).dropped == {}
+
+    def test_dummy_and_idle(self) -> None:
+        trace = serving_log()
+        flags = np.arange(len(trace)) < 5
+        nothing = np.where(np.arange(len(trace)) >= 1990, 0.0, trace["B"])
+        marked = trace.with_columns(dummy=flags, B=nothing, S=nothing)
+        assert clean(marked).dropped == {"dummy": 5, "idle": 10}
+
+    def test_a_duplicate_agrees_in_run_time_and_counter(self) -> None:
+        trace = serving_log()
+        twice = Trace({name: np.concatenate([column, column[10:30]]) for name, column in trace.columns.items()})
+        assert clean(twice).dropped == {"duplicate": 20}
+
+    def test_equal_steps_are_no_duplicates(self) -> None:
+        ones = np.ones(100)
+        trace = Trace({"B": ones, "S": ones, "T_ms": 8 * ones, "step": np.arange(100.0), "t_s": np.zeros(100)})
+        assert clean(trace).dropped == {}
+        del_step = Trace({"B": ones, "S": ones, "T_ms": 8 * ones})
+        assert clean(del_step).dropped == {}
+
+    def test_columns_that_contradict_each_other(self) -> None:
+        trace = serving_log(20).with_columns(prefill_tokens=np.where(np.arange(20) < 4, 100.0, 0.0))
+        assert clean(trace).dropped == {"bad_value": 4}
+
+    def test_outliers_are_marked_and_dropped_on_request_only(self) -> None:
+        trace = changed(serving_log(), [700, 800, 900], 3)
+        cleaned = clean(trace)
+        assert (cleaned.dropped, cleaned.marked) == ({}, {"outlier": 3})
+        assert clean(trace, CleanOptions(drop=("outlier",))).dropped == {"outlier": 3}
+
+    def test_a_coarse_clock_does_not_make_outliers(self) -> None:
+        """Ticks of 1 ms at 8 ms: most rows sit on the median, the next tick is 12 % away."""
+        trace = serving_log()
+        assert clean(trace.with_columns(T_ms=np.round(trace["T_ms"]))).marked == {}
+
+
+class TestChoices:
+    def test_a_kept_reason_drops_nothing(self) -> None:
+        trace = changed(serving_log(), slice(0, 7), 4)
+        assert clean(trace, CleanOptions(keep=("cold_start",))).dropped == {}
+
+    @pytest.mark.parametrize(
+        "options",
+        [CleanOptions(keep=("nonsense",)), CleanOptions(keep=("non_finite",)), CleanOptions(drop=("cold_start",))],
+    )
+    def test_what_cannot_be_chosen(self, options: CleanOptions) -> None:
+        with pytest.raises(WrongUsage, match="cannot be chosen"):
+            clean(serving_log(), options)
+
+    def test_reasons_by_row_add_up(self) -> None:
+        trace = changed(changed(serving_log(), slice(0, 7), 4), slice(100, 110), 0)
+        cleaned = clean(trace)
+        for reason, n in cleaned.dropped.items():
+            assert int((cleaned.reasons == reason).sum()) == n
+        assert int((cleaned.reasons == "").sum()) == cleaned.rows_used
+
+    def test_more_than_half_is_an_error_unless_accepted(self) -> None:
+        cleaned = clean(changed(serving_log(), slice(0, 1200), 0))
+        with pytest.raises(BadInput, match="1,200 of 2,000"):
+            check_not_most(cleaned, CleanOptions(), "x")
+        check_not_most(cleaned, CleanOptions(most=True), "x")
+
+
+def test_every_reason_is_documented() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text()
+    assert [rule.reason for rule in RULES if f"`{rule.reason}`" not in page] == []
