@@ -2,9 +2,10 @@
 
 import sys
 
-from benchmarks import fit_time, start_up
+from benchmarks import fit_time, record_overhead, start_up
 
 if __name__ == "__main__":
     smoke = "--smoke" in sys.argv[1:]
     start_up.main(smoke)
     fit_time.main(smoke)
+    record_overhead.main(smoke)

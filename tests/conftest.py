@@ -5,10 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from latfit.model.saturation import Saturation
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
+
+# A busy machine is no reason to fail: examples may take their time.
+settings.register_profile("latfit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("latfit")
 
 ROOT = Path(__file__).parent.parent
 

@@ -12,6 +12,10 @@ from typing import Any, BinaryIO
 
 from latfit.errors import BadInput, TargetNotWritable
 
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+"""Read once, while the program has one thread: reading it means setting it for an instant."""
+
 
 def check_writable(target: Path) -> None:
     """Fail now, before a long run, where `target` could not be written at its end."""
@@ -40,7 +44,7 @@ def write_whole(target: Path, write: Callable[[BinaryIO], None]) -> None:
                 write(stream)
                 stream.flush()
                 os.fsync(stream.fileno())
-            partial.chmod(0o666 & ~_umask())
+            partial.chmod(0o666 & ~_UMASK)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -105,12 +109,6 @@ def _finite(value: Any) -> Any:
 
 def _write_all(stream: BinaryIO, content: bytes) -> None:
     stream.write(content)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextmanager

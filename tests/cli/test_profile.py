@@ -91,7 +91,7 @@ class TestRefused:
 @pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name != "posix", reason="signals are POSIX's")
 class TestCtrlC:
     def interrupted(self, *options: str) -> tuple[int, str, str]:
-        """(exit code, stdout, stderr) of `latfit profile` interrupted while measuring; a busy machine gets more time."""
+        """(exit code, stdout, stderr) of `latfit profile` interrupted while measuring; busy machines get more time."""
         command = [
             sys.executable,
             "-m",

@@ -140,7 +140,8 @@ def _flagged(*names: str) -> Callable[[Trace, CleanOptions], Mask]:
 
 
 def _idle(trace: Trace, options: CleanOptions) -> Mask:
-    return _flagged("idle")(trace, options) | ((trace.floats("B") == 0) & (trace.floats("S") == 0))
+    empty = (trace.floats("B") == 0) & (trace.floats("S") == 0)
+    return np.asarray(_flagged("idle")(trace, options) | empty)
 
 
 def _non_finite(trace: Trace, _: CleanOptions) -> Mask:
@@ -172,7 +173,7 @@ def _duplicate(trace: Trace, _: CleanOptions) -> Mask:
         return np.zeros(len(trace), dtype=bool)
     names = [name for name in ("run", "replica", "t_s", "step", "B", "S", "T_ms") if name in trace]
     codes = [np.unique(_comparable(trace[name]), return_inverse=True)[1].ravel() for name in names]
-    _, first = np.unique(np.stack(codes, axis=1), axis=0, return_index=True)
+    first = np.unique(np.stack(codes, axis=1), axis=0, return_index=True)[1]
     again = np.ones(len(trace), dtype=bool)
     again[first] = False
     return again

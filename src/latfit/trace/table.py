@@ -2,6 +2,7 @@
 place.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +68,8 @@ class Trace:
 def concatenated(parts: Sequence[Trace], names: Sequence[str]) -> Trace:
     """One trace from several, in order. A column that a part lacks is NaN, empty or false there.
 
-    Rows of different parts never belong to one run: runs get their part's name in front where there are several parts.
+    Runs that are called the same in two parts are different runs, unless the parts are files of one recording, which
+    know their run (provenance key `run`); they get their part's name in front.
     """
     if len(parts) == 1:
         return parts[0]
@@ -75,8 +77,16 @@ def concatenated(parts: Sequence[Trace], names: Sequence[str]) -> Trace:
     for column in dict.fromkeys(name for part in parts for name in part.columns):
         kinds = [part[column].dtype for part in parts if column in part]
         columns[column] = np.concatenate([_column_or_missing(part, column, kinds[0]) for part in parts])
-    runs = [[f"{name}: {run}" if run else name for run in _runs(part)] for part, name in zip(parts, names, strict=True)]
-    columns["run"] = np.array([run for part in runs for run in part], dtype=object)
+    runs = [_runs(part) for part in parts]
+    seen = Counter(run for part in runs for run in set(part))
+    told_apart = [
+        [
+            run if run and (seen[run] == 1 or "run" in part.provenance) else f"{name}: {run}".rstrip(": ")
+            for run in labels
+        ]
+        for part, labels, name in zip(parts, runs, names, strict=True)
+    ]
+    columns["run"] = np.array([run for labels in told_apart for run in labels], dtype=object)
     origin = {name: dict(part.provenance) for part, name in zip(parts, names, strict=True)}
     return Trace(columns, {"parts": origin})
 

@@ -1,0 +1,5 @@
+"""Recording steps while an engine runs: rows go into buffers in the engine's thread, files are written beside it."""
+
+from latfit.record.recorder import StepRecorder
+
+__all__ = ["StepRecorder"]

@@ -1,0 +1,275 @@
+"""StepRecorder: steps of a running engine into trace files, at a cost that the engine does not notice.
+
+The engine's thread packs each step into a preallocated block and never waits: a full block goes to a writer thread
+through a queue that the number of blocks bounds. Where no block is free, because the disk is slower than the engine or
+stands still, new rows are dropped and counted until one is. Nothing that goes wrong here ever reaches the engine.
+
+Memory: `max_pending + 2` blocks of `rows_per_file` rows of 73 bytes, touched only as they fill, and some 800 bytes a
+row while one file is written.
+"""
+
+import logging
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from multiprocessing.util import Finalize
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from latfit._version import __version__
+from latfit.files import make_folder
+from latfit.provenance import utc_now
+from latfit.record.rows import ROW, Block, columns
+from latfit.trace.store import write_trace
+from latfit.trace.table import Trace
+
+ROWS_PER_FILE = 65_536
+MAX_PENDING = 4
+FLUSH_S = 300.0
+CLOSE_S = 10.0
+
+_pack_into = ROW.pack_into
+_ROW_BYTES = ROW.size
+
+
+class StepRecorder:
+    """Records one engine's steps into `folder` as `trace-<run>-<replica>-<number>.parquet`.
+
+    A file is written every `rows_per_file` rows, or after `flush_s` seconds with the rows there are; `max_pending` full
+    blocks may wait for the disk. `labels` become columns, `facts` provenance. `add` is for one thread; `close` and the
+    end of the process write what is pending.
+
+    run: label of this recorder's life; a forked child gets its own.  rows_written, rows_dropped, rows_refused (what was
+    given were not numbers): counts so far; each file's provenance has the last two.
+    """
+
+    run: str
+    rows_written: int
+    rows_refused: int
+    _block: Block | None
+    _thread: threading.Thread | None
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        replica: str = "0",
+        rows_per_file: int = ROWS_PER_FILE,
+        max_pending: int = MAX_PENDING,
+        flush_s: float = FLUSH_S,
+        labels: Mapping[str, str | int] | None = None,
+        facts: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        write: Callable[[Path, Trace], None] = write_trace,
+        log: logging.Logger | None = None,
+    ) -> None:
+        self.folder = folder
+        self.replica = replica
+        self.labels = dict(labels or {})
+        self.facts = dict(facts or {})
+        self.kv_capacity_tokens: int | None = None
+        self._rows_per_file = max(1, rows_per_file)
+        self._blocks = max(0, max_pending) + 2
+        self._block_bytes = self._rows_per_file * _ROW_BYTES
+        self._flush_s = flush_s
+        self._clock = clock
+        self._write = write
+        self._log = log or logging.getLogger(__name__)
+        _import_writer()
+        self._begin_run()
+        _LIVING.add(self)
+
+    def add(
+        self,
+        step: int,
+        T_ms: float,
+        prefill_requests: int,
+        prefill_tokens: int,
+        decode_requests: int,
+        decode_tokens: int,
+        *,
+        queued_requests: int,
+        kv_usage: float = float("nan"),
+        encoder_inputs: int = 0,
+        encoder_embeddings: int = 0,
+        dummy: bool = False,
+    ) -> None:
+        """Take one step that has just ended. Never blocks, never raises."""
+        try:
+            block = self._block or self._next_block()
+            if block is None:
+                self._drop()
+                return
+            used = block.used
+            _pack_into(
+                block.memory, used,
+                self._clock() - self._origin - T_ms * 1e-3, T_ms, step,
+                prefill_requests, prefill_tokens, decode_requests, decode_tokens,
+                queued_requests, kv_usage, encoder_inputs, encoder_embeddings, dummy,
+            )  # fmt: skip
+            # Only now, so that the writer never sees half a row and a step that was refused leaves no trace.
+            block.used = used = used + _ROW_BYTES
+            if used == self._block_bytes:
+                self._block = None
+                self._full.put(block)
+        except Exception as error:  # noqa: BLE001  the engine must outlive whatever its numbers are
+            self.refuse(error)
+
+    @property
+    def rows_dropped(self) -> int:
+        """Rows lost so far: no block was free, or the disk refused their file."""
+        return self._dropped + self._lost
+
+    def refuse(self, error: BaseException) -> None:
+        """Count a step that could not be recorded; the first is logged."""
+        self.rows_refused += 1
+        self._say_once("refused", "latfit could not record a step (%s: %s)", type(error).__name__, error)
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Write what is pending and stop; give up after `timeout_s` where the disk does not answer. Never raises."""
+        try:
+            self._close(timeout_s)
+        except Exception as error:  # noqa: BLE001  it runs while an engine shuts down, which must go on
+            self._say_once("close", "latfit could not close its trace (%s: %s)", type(error).__name__, error)
+
+    def _close(self, timeout_s: float) -> None:
+        self._closed = True
+        last, self._block = self._block, None
+        if self._thread is None:
+            return
+        if last is not None:
+            self._full.put(last)
+        self._full.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._say_once("close", "latfit's trace is incomplete: %s does not answer", self.folder)
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+
+    def _begin_run(self) -> None:
+        """Fresh state: at the start, and in a forked child, whose parent keeps the rows, the thread and the files."""
+        started = datetime.now(UTC)
+        # The random part keeps apart processes that start in one second, in containers where each is process 1.
+        self.run = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+        self.started = started.isoformat(timespec="milliseconds")
+        self.rows_written = self.rows_refused = 0
+        # One counter a thread: `+=` on a shared one may lose counts.
+        self._dropped = self._lost = 0
+        self._origin = self._clock()
+        self._number = 0
+        self._closed = False
+        self._said: set[str] = set()
+        self._block = None
+        self._free: deque[Block] = deque()
+        self._made = 0
+        self._full: SimpleQueue[Block | None] = SimpleQueue()
+        self._thread = None
+        self._at_exit: Finalize | None = None
+
+    def _next_block(self) -> Block | None:
+        """An empty block, or None where all wait for the disk. The first starts the writer's thread."""
+        if self._closed:
+            return None
+        if self._thread is None:
+            self._start_writer()
+        if self._free:
+            self._block = self._free.popleft()
+        elif self._made < self._blocks:
+            self._block = Block(self._rows_per_file)
+            self._made += 1
+        return self._block
+
+    def _start_writer(self) -> None:
+        thread = threading.Thread(
+            target=self._write_until_closed, args=(self._full,), name=f"latfit-trace-{self.replica}", daemon=True
+        )
+        thread.start()
+        self._thread = thread
+        # Not an atexit function: those don't run in the processes that `multiprocessing` forks, finalizers do.
+        self._at_exit = Finalize(None, self.close, exitpriority=10)
+
+    def _drop(self) -> None:
+        self._dropped += 1
+        if not self._closed:
+            self._say_once(
+                "drop", "latfit drops steps of its trace: %s is slower than the engine, or stands still", self.folder
+            )
+
+    def _write_until_closed(self, full: "SimpleQueue[Block | None]") -> None:
+        while True:
+            try:
+                block = full.get(timeout=self._flush_s)
+            except Empty:
+                if (filling := self._block) is not None:
+                    self._write_rows(filling)
+                continue
+            if block is None:
+                return
+            if not self._write_rows(block):
+                self._lost += (block.used - block.written) // _ROW_BYTES
+            block.used = block.written = 0
+            self._free.append(block)
+
+    def _write_rows(self, block: Block) -> bool:
+        """Write what is new in a block as a file. False where that fails: rows still filling are tried again."""
+        until = block.used
+        if until == block.written:
+            return True
+        try:
+            rows = block.rows(until)
+            labels = {**self.labels, "run": self.run, "replica": self.replica}
+            trace = Trace(columns(rows, labels, self.kv_capacity_tokens), self._provenance())
+            make_folder(self.folder)
+            self._write(self.folder / f"trace-{self.run}-{self.replica}-{self._number:06d}.parquet", trace)
+        except Exception as error:  # noqa: BLE001  a thread that dies would stop the recording for good
+            self._say_once("write", "latfit cannot write its trace: %s", str(error).replace("\n", " "))
+            return False
+        self._number += 1
+        self.rows_written += len(rows)
+        block.written = until
+        return True
+
+    def _provenance(self) -> dict[str, Any]:
+        return {
+            **self.facts,
+            "latfit": __version__,
+            "created": utc_now(),
+            "run": self.run,
+            "run_started": self.started,
+            "replica": self.replica,
+            "file": self._number,
+            "kv_capacity_tokens": self.kv_capacity_tokens,
+            "rows_dropped_so_far": self.rows_dropped,
+            "rows_refused_so_far": self.rows_refused,
+        }
+
+    def _say_once(self, about: str, message: str, *values: object) -> None:
+        if about not in self._said:
+            self._said.add(about)
+            self._log.warning(message + " (said once; the trace files count)", *values)
+
+
+def _import_writer() -> None:
+    """Load now what the first file needs, while no engine waits: a fifth of a second that would stall its thread."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pa.table({"": np.array([""])})
+
+
+_LIVING: "weakref.WeakSet[StepRecorder]" = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    for recorder in list(_LIVING):
+        recorder._begin_run()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)

@@ -1,0 +1,227 @@
+"""LatfitStatLogger: vLLM loads it from the entry point group `vllm.stat_logger_plugins` and tells it of every step.
+
+vLLM calls it in the event loop of its API server, and an exception there fails every request in flight; so each method
+that vLLM calls catches everything, and what costs time happens in StepRecorder's thread.
+
+It records where `LATFIT_TRACE_DIR` is set; docs/recording.md has the settings. **Without vLLM this module imports all
+the same and its class has the base `object`**: good for tests, but vLLM would refuse that class. An incomplete or too
+old vLLM is not hidden that way: there the import fails, which vLLM logs and survives.
+"""
+
+import importlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfit.record.recorder import FLUSH_S, MAX_PENDING, ROWS_PER_FILE, StepRecorder
+
+FLAG = "--enable-logging-iteration-details"
+
+GPU_DEVICES = ("cuda", "rocm", "xpu")
+
+# A child of vLLM's logger: what is said appears among vLLM's own lines.
+log = logging.getLogger("vllm.latfit")
+
+if TYPE_CHECKING:
+
+    class StatLoggerBase:
+        """What vLLM's class of this name means to a type checker that may not have vLLM."""
+
+else:
+    try:
+        StatLoggerBase = importlib.import_module("vllm.v1.metrics.loggers").StatLoggerBase
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        StatLoggerBase = object
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says: where to record, and how much to hold. `path` None: by vLLM's device."""
+
+    folder: Path
+    rows_per_file: int = ROWS_PER_FILE
+    flush_s: float = FLUSH_S
+    max_pending: int = MAX_PENDING
+    path: str | None = None
+
+
+class LatfitStatLogger(StatLoggerBase):
+    """Records the steps of one vLLM engine as a latfit trace."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self.recorder: StepRecorder | None = None
+        self._config = vllm_config
+        self._flag: bool | None = None
+        try:
+            settings = settings_from(os.environ)
+            if settings is None:
+                log.info("latfit records nothing: set LATFIT_TRACE_DIR to a folder for its traces")
+                return
+            self.recorder = _recorder(settings, vllm_config, engine_index)
+            log.info("latfit records the steps of engine %d into %s", engine_index, settings.folder)
+            self._flag = getattr(vllm_config.observability_config, "enable_logging_iteration_details", None)
+            if self._flag is False:
+                self._say_flag()
+            if getattr(vllm_config.scheduler_config, "async_scheduling", False):
+                log.warning(
+                    "vLLM schedules asynchronously: the times it gives to latfit may miss a part of each step; "
+                    "start it with --no-async-scheduling to measure"
+                )
+        except Exception as error:  # noqa: BLE001  a server that starts matters more than its trace
+            log.warning("latfit records nothing (%s: %s)", type(error).__name__, error)
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any = None,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """Take the step that `scheduler_stats` describes, where it describes one.
+
+        `engine_idx` is not looked at: vLLM makes a logger for each engine and calls it for that one alone.
+        """
+        recorder = self.recorder
+        if recorder is None or scheduler_stats is None:
+            return
+        try:
+            details = getattr(scheduler_stats, "iteration_details", None)
+            if details is None:
+                # With the flag, statistics between two steps have none; a config that doesn't know it is too old.
+                if self._flag is None:
+                    self._say_flag()
+                return
+            recorder.add(
+                details.iteration_index,
+                details.elapsed_ms,
+                details.num_ctx_requests,
+                details.num_ctx_tokens,
+                details.num_generation_requests,
+                details.num_generation_tokens,
+                queued_requests=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+                kv_usage=scheduler_stats.kv_cache_usage,
+                encoder_inputs=details.num_encoder_inputs,
+                encoder_embeddings=details.num_encoder_output_tokens,
+                dummy=details.is_dummy,
+            )
+        except Exception as error:  # noqa: BLE001  see the module's text
+            recorder.refuse(error)
+
+    def log_engine_initialized(self) -> None:
+        """The KV cache has its size now; with it, usage becomes context tokens."""
+        if self.recorder is None:
+            return
+        try:
+            self.recorder.kv_capacity_tokens = kv_capacity_tokens(self._config)
+        except Exception as error:  # noqa: BLE001  see the module's text
+            log.warning("latfit records no context tokens (%s: %s)", type(error).__name__, error)
+
+    def log(self) -> None:
+        """Nothing: vLLM calls it every ten seconds, but the recorder's thread keeps its own time."""
+
+    def close(self) -> None:
+        """Write what is pending. vLLM never calls it; the end of the process does."""
+        if self.recorder is not None:
+            self.recorder.close()
+
+    def _say_flag(self) -> None:
+        self._flag = False
+        log.warning("latfit sees no steps: start vLLM (0.27 or newer) with %s", FLAG)
+
+
+def settings_from(environment: Mapping[str, str]) -> Settings | None:
+    """Settings from `LATFIT_TRACE_…`; None where no folder is named. A value that makes no sense gives the default."""
+    folder = environment.get("LATFIT_TRACE_DIR", "").strip()
+    if not folder:
+        return None
+    return Settings(
+        Path(folder).expanduser(),
+        int(_number(environment, "LATFIT_TRACE_ROWS", ROWS_PER_FILE, 1, 10_000_000)),
+        _number(environment, "LATFIT_TRACE_SECONDS", FLUSH_S, 1, 86_400),
+        int(_number(environment, "LATFIT_TRACE_PENDING", MAX_PENDING, 0, 1000)),
+        environment.get("LATFIT_TRACE_PATH", "").strip() or None,
+    )
+
+
+def kv_capacity_tokens(config: Any) -> int | None:
+    """Tokens that one engine's KV cache holds; None where the config does not tell.
+
+    Newer versions give it, which is right for models with several kinds of layers too. Otherwise it is blocks × block
+    size, but the blocks are then those of all engines together, so only a single engine's are used.
+    """
+    cache = config.cache_config
+    tokens = getattr(cache, "kv_cache_size_tokens", None)
+    if tokens:
+        return int(tokens)
+    blocks, size = getattr(cache, "num_gpu_blocks", None), getattr(cache, "block_size", None)
+    if not blocks or not size or config.parallel_config.data_parallel_size > 1:
+        return None
+    return int(blocks) * int(size)
+
+
+def _recorder(settings: Settings, config: Any, engine_index: int) -> StepRecorder:
+    device = str(config.device_config.device_type)
+    recorder = StepRecorder(
+        settings.folder,
+        replica=str(engine_index),
+        rows_per_file=settings.rows_per_file,
+        max_pending=settings.max_pending,
+        flush_s=settings.flush_s,
+        labels={
+            "path": settings.path or ("gpu" if device in GPU_DEVICES else device),
+            "hardware": _hardware() or device,
+            "model": str(getattr(config.model_config, "model", "unknown")),
+            "tp": int(config.parallel_config.tensor_parallel_size),
+        },
+        facts=_facts(config),
+        log=log,
+    )
+    recorder.kv_capacity_tokens = kv_capacity_tokens(config)
+    return recorder
+
+
+def _facts(config: Any) -> dict[str, Any]:
+    """Settings of the engine that decide its latency, as far as this version of vLLM has them."""
+    wanted = {
+        "scheduler_config": ("async_scheduling", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),
+        "parallel_config": ("pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
+        "cache_config": ("block_size", "enable_prefix_caching", "cache_dtype"),
+        "model_config": ("max_model_len", "dtype", "quantization"),
+    }
+    found = {name: getattr(getattr(config, part, None), name, None) for part, names in wanted.items() for name in names}
+    plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in found.items()}
+    return {"source": "vllm stat logger", "vllm": _vllm_version(), **plain}
+
+
+def _hardware() -> str | None:
+    """The device's name as vLLM's platform tells it; None where it does not."""
+    try:
+        name: str = importlib.import_module("vllm.platforms").current_platform.get_device_name()
+    except Exception:  # noqa: BLE001  drivers fail in many ways, and a label is not worth any of them
+        return None
+    return name or None
+
+
+def _vllm_version() -> str | None:
+    try:
+        version: str = importlib.import_module("vllm").__version__
+    except (ImportError, AttributeError):
+        return None
+    return version
+
+
+def _number(environment: Mapping[str, str], name: str, default: float, low: float, high: float) -> float:
+    text = environment.get(name, "").strip()
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = float("nan")
+    if low <= value <= high:
+        return value
+    log.warning("latfit: %s=%r is not a number from %g to %g; %g is used", name, text, low, high, default)
+    return default
