@@ -1,0 +1,1 @@
+"""Waiting times: closed forms, exact chains and proved bounds for the queues in front of inference steps."""

@@ -1,0 +1,169 @@
+"""Law of the response in the batch queue with a largest batch B, first come first served.
+
+A request that arrives with w of the current service left takes place p = r + N, r left behind at the start of the
+service, N ~ Poisson(lambda (s - w)). Before its own, j = p // B full batches go; in its own it is at place k = p mod B,
+and by the start of that batch Poisson(lambda (w + j T(B))) more have come, so the batch has m = min(B, k + 1 + those).
+If m is below the threshold the batch waits an Erlang time for the missing. The response is w + j T(B) + T(m), and
+that Erlang time.
+
+For b < B nothing is left behind, and for j = 0 the sum over k is closed: m - 1 ~ Poisson(lambda s) whatever w is,
+except at m = B, where the density of w is lambda (P(Poisson(lambda (s - w)) < B) - P(Poisson(lambda s) < B - 1)), with
+int_0^c P(Poisson(u) < B) du = c Q(B, c) + B P(B + 1, c). What remains (j >= 1, or something left behind) has densities
+in w that are analytic on (0, s): they are kept as Legendre series and integrated term by term.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.polynomial import legendre
+from scipy import signal, special
+
+from latfit.queueing.batch_limited import LOG_NEGLIGIBLE, LimitedChain
+from latfit.queueing.waits import Idle, Residual, poisson, poisson_reach
+from latfit.stats import FloatArray
+
+DROPPED = 1e-14
+
+
+@dataclass(frozen=True)
+class LastSeat:
+    """Arrivals in services of b < B whose own batch is full, j = 0: closed integral. Arrays (b,)."""
+
+    scale: FloatArray
+    span: FloatArray
+    rate: float
+    max_batch: int
+    service: float
+
+    def tail(self, x: float) -> float:
+        B, s = self.max_batch, self.span
+        w = np.clip(x - self.service, 0, s)
+        early = _count_integral(B, self.rate * (s - w))
+        fewer = special.gammaincc(B - 1, self.rate * s) if B > 1 else np.zeros_like(s)
+        return float(self.scale @ np.maximum(early - fewer * self.rate * (s - w), 0))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Groups with a density in the residual w, as Legendre series on (0, span): series (degree + 1, groups), and
+    integral, the series of its integral from 0."""
+
+    span: float
+    series: FloatArray
+    integral: FloatArray
+    missing: FloatArray
+    offset: FloatArray
+    rate: float
+
+    def tail(self, x: float) -> float:
+        y = x - self.offset
+        at_once = self.missing == 0
+        # A group's whole weight is span times its zeroth coefficient; only those within reach need the series.
+        total = self.span * float(self.series[0, (y < self.span) | ~at_once].sum())
+        inside = at_once & (y > 0) & (y < self.span)
+        u = 2 * y[inside] / self.span - 1
+        total -= self.span / 2 * float(legendre.legval(u, self.integral[:, inside], tensor=False).sum())
+        late = ~at_once & (y > 0)
+        if late.any():
+            nodes, weights = legendre.leggauss(len(self.series))
+            w = np.minimum(y[late], self.span)[None, :] * (nodes[:, None] + 1) / 2
+            density = legendre.legval(2 * w / self.span - 1, self.series[:, late], tensor=False)
+            done = special.gammainc(self.missing[late], self.rate * (y[late] - w))
+            total -= float(((density * done) * weights[:, None]).sum(axis=0) @ np.minimum(y[late], self.span)) / 2
+        return total
+
+
+def response_tail(chain: LimitedChain) -> Callable[[float], float]:
+    """t in ms -> P(R > t)."""
+    B, L, per_cycle = chain.max_batch, chain.threshold, chain.requests_per_cycle
+    share = np.zeros(B + 1)  # of cycles that serve b with nothing left behind, b < B
+    share[L : B + 1] = chain.pi[L : B + 1]
+    share[L] += chain.pi[:L].sum()
+    parts: list[Idle | Residual | LastSeat | Places] = [_idle(chain)]
+    if B > L:
+        parts += [_own_batch(chain, share), _last_seat(chain, share)]
+        for b in range(L, B):
+            if share[b] * float(special.gammainc(B, chain.rate * chain.T[b])) > DROPPED:
+                parts.append(_places(chain, float(chain.T[b]), np.array([share[b]]), first=1))
+    parts.append(_places(chain, float(chain.T[B]), _left_behind(chain, share[B]), first=0))
+
+    def tail(x: float) -> float:
+        return min(1.0, max(0.0, sum(part.tail(x) for part in parts) / per_cycle))
+
+    return tail
+
+
+def _idle(chain: LimitedChain) -> Idle:
+    place = np.arange(chain.threshold)
+    weight = np.cumsum(chain.pi[: chain.threshold])
+    service = np.full(chain.threshold, chain.T[chain.threshold])
+    return Idle(weight, (chain.threshold - 1 - place).astype(np.float64), service, chain.rate)
+
+
+def _own_batch(chain: LimitedChain, share: FloatArray) -> Residual:
+    """j = 0, m < B, for services of b < B: as in the queue without a limit."""
+    B, L, rate = chain.max_batch, chain.threshold, chain.rate
+    spans, m = chain.T[L:B], np.arange(1.0, B)
+    weight = (share[L:B] * rate * spans)[:, None] * poisson(m - 1, rate * spans)
+    row, column = np.nonzero(weight > DROPPED / B)
+    batch = np.maximum(m, L)
+    missing = batch - m
+    service = chain.T[batch.astype(np.int64)]
+    return Residual(weight[row, column], spans[row], missing[column], service[column], rate)
+
+
+def _last_seat(chain: LimitedChain, share: FloatArray) -> LastSeat:
+    B, L = chain.max_batch, chain.threshold
+    return LastSeat(share[L:B], chain.T[L:B], chain.rate, B, float(chain.T[B]))
+
+
+def _left_behind(chain: LimitedChain, none: float) -> FloatArray:
+    """Weights of r = 0, 1, ... left behind at the start of a full batch, the geometric part written out."""
+    B = chain.max_batch
+    known = np.concatenate([[none], chain.pi[B + 1 :]])
+    more = math.ceil(max(0.0, LOG_NEGLIGIBLE + math.log(max(chain.pi[-1], 1e-300))) / math.log(chain.z))
+    far = chain.pi[-1] * chain.z ** -np.arange(1.0, more + 1)
+    return np.concatenate([known, far])
+
+
+def _places(chain: LimitedChain, span: float, left: FloatArray, first: int) -> Places:
+    """Groups (j, m), j >= first, of the arrivals in a service of length `span` that left r = 0, 1, ... behind."""
+    B, rate, full = chain.max_batch, chain.rate, float(chain.T[-1])
+    degree = 24 + int(5 * math.sqrt(rate * span))
+    nodes, weights = legendre.leggauss(degree)
+    w = span * (nodes + 1) / 2
+    came = poisson(np.arange(float(poisson_reach(rate * span))), rate * (span - w))
+    place = np.maximum(signal.fftconvolve(came, left[None, :], axes=1), 0) * rate
+    rounds = -(-place.shape[1] // B)
+    place = np.pad(place, ((0, 0), (0, rounds * B - place.shape[1]))).reshape(degree, rounds, B)
+    # Legendre coefficients of a function from its values at the Gauss nodes.
+    transform = legendre.legvander(nodes, degree - 1).T * weights * (np.arange(degree)[:, None] + 0.5)
+    series, missing, offset = [], [], []
+    for j in range(first, rounds):
+        density, batch = _batches(place[:, j], rate * (w + j * full), B)
+        start = np.maximum(batch, chain.threshold)
+        kept = weights @ density * span / 2 > DROPPED
+        series.append(transform @ density[:, kept])
+        missing.append((start - batch)[kept])
+        offset.append(j * full + chain.T[start.astype(np.int64)][kept])
+    joined = np.hstack(series)
+    integral = np.asarray(legendre.legint(joined, lbnd=-1, axis=0), dtype=np.float64)
+    return Places(span, joined, integral, np.concatenate(missing), np.concatenate(offset), rate)
+
+
+def _batches(seats: FloatArray, means: FloatArray, B: int) -> tuple[FloatArray, FloatArray]:
+    """Density (nodes, groups) of being in a batch of m, from that of the places k (nodes, B) and the mean arrivals
+    until the batch starts (nodes,); with the m of each group."""
+    whole = seats.sum(axis=1)
+    if float(special.gammaincc(B, means.min())) < DROPPED:
+        return whole[:, None], np.array([float(B)])
+    later = poisson(np.arange(B - 1.0), means)
+    below = np.maximum(signal.fftconvolve(seats, later, axes=1)[:, : B - 1], 0) if B > 1 else np.zeros((len(means), 0))
+    return np.column_stack([below, np.maximum(whole - below.sum(axis=1), 0)]), np.arange(1.0, B + 1)
+
+
+def _count_integral(B: int, c: FloatArray) -> FloatArray:
+    """int_0^c P(Poisson(u) < B) du."""
+    return np.asarray(c * special.gammaincc(B, c) + B * special.gammainc(B + 1, c))

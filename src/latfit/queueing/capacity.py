@@ -1,0 +1,172 @@
+"""How much load fits: the highest rate under an SLA, goodput, replicas, and the backlog of a load that varies.
+
+A law at a rate comes from the caller (`batch_queue`, `mm1`, ...), so the same search serves every queue. The share of
+late requests P(R > SLA) is taken to grow with the rate, which greedy queues do; a rule that waits to fill batches does
+not (its latency explodes at low load), so for it the feasible rates are searched on a grid.
+
+Random split over n replicas keeps arrivals Poisson(lambda/n) at each. Goodput lambda P(R <= x) of M/M/1 is
+lambda (1 - e^(-(mu - lambda) x)), greatest at lambda* = (W(e^(1 + mu x)) - 1)/x with Lambert's W; beyond it, more load
+means fewer requests in time.
+
+Fluid backlog of lambda(t) against a capacity c: max over t of the area of lambda - c since the backlog was last empty.
+A load is sized for that peak, not for its mean.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize, special
+
+from latfit.errors import SlaOutOfReach, WrongUsage
+from latfit.queueing.cutoff_search import Ranges, not_above_zero
+from latfit.queueing.law import ResponseLaw, positive
+from latfit.stats import FloatArray
+from latfit.units import format_ms
+
+LawAt = Callable[[float], ResponseLaw]
+
+LIGHTEST = 1e-6
+HEAVIEST = 1 - 1e-4
+"""Rates are searched between these shares of the stability limit."""
+
+PROBED = (0.5, 0.9, 0.99, 0.999, HEAVIEST)
+
+
+@dataclass(frozen=True)
+class Sustainable:
+    """Highest rate per ms under the SLA; `binding` is "sla", or "stability" where the SLA holds up to the limit."""
+
+    rate: float
+    binding: str
+    sla_ms: float
+    q: float
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Smallest number of replicas, the rate at each per ms, and the q-quantile in ms there."""
+
+    count: int
+    rate_each: float
+    percentile_ms: float
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Fluid backlog: its peak in requests, when it began to build and when it peaked (ms), and the extra wait in ms."""
+
+    peak: float
+    start_ms: float
+    peak_ms: float
+    extra_wait_ms: float
+
+
+def sustainable_rate(law_at: LawAt, rate_limit: float, sla_ms: float, q: float = 0.99) -> Sustainable:
+    """Highest rate with P(R <= sla) >= q. law_at: rate per ms -> law; rate_limit: its stability limit per ms.
+
+    Raises SlaOutOfReach where even a millionth of the limit is too much.
+    """
+    limit = positive(rate_limit, "rate limit")
+    excess = _excess(law_at, sla_ms, q)
+    low = LIGHTEST * limit
+    if excess(low) > 0:
+        raise SlaOutOfReach(
+            f"no rate meets {format_ms(sla_ms)} at {q:.4g}: a nearly idle system needs "
+            f"{format_ms(law_at(low).percentile(q))}",
+            where="SLA",
+            remedy="Relax the SLA or make the step faster; more replicas do not help.",
+        )
+    # From below: laws near the limit are the costly ones.
+    for share in PROBED:
+        if excess(share * limit) > 0:
+            rate = float(optimize.brentq(excess, low, share * limit, xtol=1e-9 * limit, rtol=1e-9))
+            # brentq may end a hair above; the answer must keep the SLA.
+            while excess(rate) > 0:
+                rate *= 1 - 1e-8
+            return Sustainable(rate, "sla", sla_ms, q)
+        low = share * limit
+    return Sustainable(low, "stability", sla_ms, q)
+
+
+def feasible_rates(law_at: LawAt, rate_limit: float, sla_ms: float, q: float = 0.99, points: int = 60) -> Ranges:
+    """All ranges of the rate per ms that meet the SLA, on a grid; for rules whose latency does not grow with load."""
+    limit = positive(rate_limit, "rate limit")
+    grid = np.geomspace(1e-3, HEAVIEST, points) * limit
+    return Ranges(not_above_zero(_excess(law_at, sla_ms, q), grid), "grid and bisection")
+
+
+def replicas(rate: float, law_at: LawAt, rate_limit: float, sla_ms: float, q: float = 0.99) -> Replicas:
+    """Smallest n with the q-quantile at rate/n within the SLA (random split)."""
+    rate = positive(rate, "rate")
+    each = sustainable_rate(law_at, rate_limit, sla_ms, q).rate
+    count = max(1, math.ceil(rate / each * (1 - 1e-12)))
+    return Replicas(count, rate / count, law_at(rate / count).percentile(q))
+
+
+def goodput(law: ResponseLaw, rate: float, sla_ms: float) -> float:
+    """Requests per ms that end within the SLA."""
+    return positive(rate, "rate") * (1 - law.tail(positive(sla_ms, "SLA", "in ms")))
+
+
+def mm1_sustainable_rate(service_rate: float, sla_ms: float, q: float = 0.99) -> float:
+    """mu - ln(1/(1 - q))/x per ms, the highest rate of M/M/1 with P(R <= x) >= q. Raises SlaOutOfReach."""
+    mu, x = positive(service_rate, "service rate"), positive(sla_ms, "SLA", "in ms")
+    rate = mu + math.log1p(-q) / x
+    if rate <= 0:
+        raise SlaOutOfReach(
+            f"an idle server needs {format_ms(-math.log1p(-q) / mu)} at {q:.4g}, the SLA is {format_ms(x)}",
+            where="SLA",
+            remedy="Relax the SLA or make the service faster.",
+        )
+    return rate
+
+
+def mm1_best_goodput(service_rate: float, sla_ms: float) -> tuple[float, float]:
+    """(rate, goodput) per ms of M/M/1 at the rate with most requests in time: lambda* = (W(e^(1 + mu x)) - 1)/x."""
+    mu, x = positive(service_rate, "service rate"), positive(sla_ms, "SLA", "in ms")
+    # Wright's omega is W(e^z), without the overflow of e^z.
+    rate = (float(special.wrightomega(1 + mu * x)) - 1) / x
+    return rate, rate * -math.expm1(-(mu - rate) * x)
+
+
+def fluid_backlog(times_ms: FloatArray, rates: FloatArray, capacity: float) -> Backlog:
+    """Backlog of a load given as rates per ms at increasing times (n,), straight lines between, empty at first.
+
+    Exact for that load: each stretch is split where it crosses the capacity (per ms). n >= 2.
+    """
+    capacity = positive(capacity, "capacity")
+    t, load = np.asarray(times_ms, dtype=np.float64), np.asarray(rates, dtype=np.float64)
+    if t.ndim != 1 or t.shape != load.shape or len(t) < 2 or not np.all(np.diff(t) > 0):
+        raise WrongUsage("times must increase, with one rate each", where="load", remedy="Sort and pair them.")
+    if not np.all(np.isfinite(load)) or np.any(load < 0):
+        raise WrongUsage("rates must be finite and not negative", where="load", remedy="Give rates per ms.")
+    net = load - capacity
+    crossing = np.flatnonzero(net[:-1] * net[1:] < 0)
+    share = net[crossing] / (net[crossing] - net[crossing + 1])
+    t = np.concatenate([t, t[crossing] + share * np.diff(t)[crossing]])
+    net = np.concatenate([net, np.zeros(len(crossing))])
+    order = np.argsort(t, kind="stable")
+    t, net = t[order], net[order]
+    total = np.concatenate([[0.0], np.cumsum(np.diff(t) * (net[1:] + net[:-1]) / 2)])
+    backlog = total - np.minimum.accumulate(total)
+    top = int(np.argmax(backlog))
+    if backlog[top] <= 0:
+        return Backlog(0.0, float(t[0]), float(t[0]), 0.0)
+    start = int(np.argmin(total[: top + 1][::-1]))
+    return Backlog(float(backlog[top]), float(t[top - start]), float(t[top]), float(backlog[top]) / capacity)
+
+
+def _excess(law_at: LawAt, sla_ms: float, q: float) -> Callable[[float], float]:
+    x = positive(sla_ms, "SLA", "in ms")
+    if not 0 < q < 1:
+        raise WrongUsage(f"percentile {q:g} is not between 0 and 1", where="percentile", remedy="Write 0.99.")
+
+    def excess(rate: float) -> float:
+        try:
+            return law_at(rate).tail(x) - (1 - q)
+        except SlaOutOfReach:
+            return q
+
+    return excess

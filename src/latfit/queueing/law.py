@@ -1,0 +1,88 @@
+"""The record every queue returns: how long a request takes, from its arrival to its end.
+
+A law is a mean and a tail P(R > t); percentiles follow as the smallest t with P(R > t) <= 1 - q, which is right at
+atoms too (at low load many requests take exactly T(1)). Time is in ms, rates are per ms.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scipy import optimize
+
+from latfit.errors import SlaOutOfReach, WrongUsage
+
+LARGEST_MS = 1e12
+"""No percentile is searched beyond this."""
+
+ATOM = 1e-6
+"""A share of the requests that all take the same time."""
+
+
+@dataclass(frozen=True)
+class ResponseLaw:
+    """Law of a response time, with what it was derived from.
+
+    mean_ms: mean response.  tail: t in ms -> P(R > t), non-increasing.  utilisation: load over the highest stable
+    load, below 1.  rate_limit: that highest rate per ms.  conditions: when the law holds.  source: the theorem or
+    method.  exact: False for an approximation; a bound says so in `source`.
+    """
+
+    mean_ms: float
+    tail: Callable[[float], float]
+    utilisation: float
+    rate_limit: float
+    conditions: str
+    source: str
+    exact: bool = True
+
+    def percentile(self, q: float) -> float:
+        """Smallest t in ms with P(R <= t) >= q, for q in (0, 1)."""
+        return percentile_of(self.tail, q)
+
+
+def percentile_of(tail: Callable[[float], float], q: float) -> float:
+    """Smallest t in ms with tail(t) <= 1 - q; infinite where there is none below 1e12 ms. Tail must not increase."""
+    if not 0 < q < 1:
+        raise WrongUsage(
+            f"percentile {q:g} is not between 0 and 1", where="percentile", remedy="Write 0.99 for the 99th."
+        )
+    allowed = 1 - q
+    if tail(0.0) <= allowed:
+        return 0.0
+    high = 1.0
+    while tail(high) > allowed:
+        high *= 2
+        if high > LARGEST_MS:
+            return math.inf
+    low = high / 2 if high > 1 else 0.0
+    root: float = optimize.brentq(lambda t: tail(t) - allowed, low, high, xtol=1e-10, rtol=1e-13, maxiter=400)
+    low, high = root - 2e-10 - 1e-12 * root, root + 2e-10 + 1e-12 * root
+    if tail(low) - tail(high) < ATOM:
+        return root
+    # An atom: close in on its float, so that all percentiles that fall on it are one number.
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (low, middle) if tail(middle) <= allowed else (middle, high)
+    return high
+
+
+def positive(value: float, name: str, unit: str = "per ms") -> float:
+    """`value`, or WrongUsage where it is not a finite number above zero."""
+    if not math.isfinite(value) or value <= 0:
+        raise WrongUsage(f"{name} is {value:g}, not above zero", where=name, remedy=f"Give a {name} {unit} above zero.")
+    return float(value)
+
+
+def stable(rate: float, limit: float, what: str, hint: str = "") -> None:
+    """Raise SlaOutOfReach, naming the limit, unless rate < limit (both per ms)."""
+    if rate < limit:
+        return
+    raise SlaOutOfReach(
+        f"{what} is unstable at {_per_second(rate)}: its queue grows without bound from {_per_second(limit)} on",
+        where="rate",
+        remedy=f"Keep the rate below {_per_second(limit)}, or add replicas.{' ' + hint if hint else ''}",
+    )
+
+
+def _per_second(rate: float) -> str:
+    return f"{rate * 1e3:,.6g}/s"
