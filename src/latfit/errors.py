@@ -56,6 +56,12 @@ class TargetNotWritable(LatfitError):
     exit_code = 7
 
 
+class Regression(LatfitError):
+    """A comparison found one side slower than it may be."""
+
+    exit_code = 8
+
+
 class Interrupted(LatfitError):
     """The user stopped the run; what was measured so far has been kept where the message says."""
 

@@ -18,6 +18,9 @@ from tests.conftest import ROOT, planted_trace
 Captured = pytest.CaptureFixture[str]
 
 
+VERBS = ("trace show", "demo", "profile", "ingest", "fit", "evaluate", "predict", "compare", "plan", "report")
+
+
 @pytest.fixture
 def trace(in_tmp: Path) -> Path:
     target = in_tmp / "trace.parquet"
@@ -44,7 +47,7 @@ class TestProgram:
         done = subprocess.run([console], capture_output=True, text=True, env=environment, check=False)
         assert "plan" in done.stdout
 
-    @pytest.mark.parametrize("verb", ["", "demo", "profile", "ingest", "trace", "fit", "plan", "report"])
+    @pytest.mark.parametrize("verb", ["", "trace", *VERBS[1:]])
     def test_help_of_every_verb(self, verb: str, capsys: Captured) -> None:
         assert latfit(*([verb] if verb else []), "--help") == 0
         assert "Usage: latfit" in capsys.readouterr().out
@@ -66,7 +69,7 @@ class TestProgram:
 
     def test_every_verb_is_in_the_documentation(self) -> None:
         page = (ROOT / "docs" / "cli.md").read_text()
-        for verb in ("demo", "profile", "ingest", "trace show", "fit", "plan", "report"):
+        for verb in VERBS:
             assert f"latfit {verb}" in page
 
 

@@ -99,3 +99,41 @@ def test_a_fit_of_several_files_can_be_read_again(in_tmp: Path, capsys: Captured
     document = json.loads((in_tmp / "part0.fit.json").read_text())
     assert document["data"]["rows_used"] == 172
     assert np.isfinite(document["metrics"]["mape_pct"])
+
+
+class TestCells:
+    @pytest.fixture
+    def folder(self, in_tmp: Path) -> Path:
+        (in_tmp / "parts").mkdir()
+        for i in range(3):
+            write_trace(in_tmp / "parts" / f"{i}.parquet", planted_trace(0.03, repeats=20, seed=i))
+        return in_tmp / "parts"
+
+    def test_a_folder_is_fitted_through_its_cells(self, folder: Path, in_tmp: Path, capsys: Captured) -> None:
+        """Rows and cells give the same parameters, to less than a standard error."""
+        assert latfit("fit", folder, "--path", "cpu", "--json") == 0
+        cells = json.loads(capsys.readouterr().out)
+        assert (in_tmp / "parts.cells.parquet").exists()
+        assert cells["data"]["rows_used"] == 3 * 860
+        assert latfit("fit", str(folder / "*.parquet"), "--path", "cpu", "--json") == 0
+        rows = json.loads(capsys.readouterr().out)
+        for name, found in cells["parameters"].items():
+            if rows["parameters"][name]["std_error"]:
+                assert abs(found["value"] - rows["parameters"][name]["value"]) < rows["parameters"][name]["std_error"]
+        assert latfit("report") == 0
+
+    def test_on_a_cluster_the_cells_are_the_same(self, folder: Path, in_tmp: Path, capsys: Captured) -> None:
+        pytest.importorskip("distributed", reason="the extra `dask` is not installed")
+        assert latfit("ingest", folder, "--out", "here.parquet", "--json") == 0
+        assert latfit("ingest", folder, "--out", "there.parquet", "--backend", "dask", "--json") == 0
+        here, there = (pq.read_table(in_tmp / f"{name}.parquet") for name in ("here", "there"))
+        assert here.equals(there)
+
+    def test_a_bad_file_is_named_or_left_out(self, folder: Path, capsys: Captured) -> None:
+        (folder / "bad.parquet").write_bytes(b"PAR1 not really")
+        assert latfit("fit", folder) == 3
+        assert "bad.parquet" in capsys.readouterr().err
+        assert latfit("fit", folder, "--skip-bad") == 0
+
+    def test_several_folders_are_wrong_usage(self, folder: Path) -> None:
+        assert latfit("fit", folder, folder) == 2

@@ -90,7 +90,7 @@ def peer_cost(problem: FitProblem, loss: str, f_scale: float, start: FloatArray,
 
 class TestOptimum:
     @pytest.mark.parametrize("residuals", ["relative", "absolute"])
-    @pytest.mark.parametrize("loss", list(RHO))
+    @pytest.mark.parametrize("loss", ["linear", "huber", "soft_l1"])
     def test_no_other_start_ends_lower(self, loss: str, residuals: str) -> None:
         problem = make_problem(planted_trace(0.1, repeats=2, seed=2), FitOptions(loss=loss, residuals=residuals))
         found = solve(problem)

@@ -20,7 +20,7 @@ def stored(in_tmp: Path) -> Path:
     """hardware.json and the trace its fit was made from, in the working folder."""
     write_trace(in_tmp / "trace.parquet", planted_rows())
     read = ingest(in_tmp / "trace.parquet")
-    save(machine(cpu=fit_of(read.trace, data=data_facts(read, {}, len(read.trace)))))
+    save(machine(cpu=fit_of(read.trace, data=data_facts(read, {}, read.trace))))
     return in_tmp
 
 

@@ -52,12 +52,12 @@ class TestReading:
         write_trace(tmp_path / "t.parquet", trace.with_columns(path=label))
         read = ingest(tmp_path / "t.parquet", Reading(where="S > 16"))
         for system, rows in read.trace.systems():
-            again = read_again(data_facts(read, system, len(rows)))
+            again = read_again(data_facts(read, system, rows))
             assert np.array_equal(again["T_ms"], rows["T_ms"])
 
     def test_a_changed_source_is_not_the_same_rows(self, tmp_path: Path) -> None:
         source = csv(tmp_path, "B,S,T_ms\n1,1,2\n")
-        facts = data_facts(ingest(source), {}, 1)
+        facts = data_facts(ingest(source), {}, ingest(source).trace)
         csv(tmp_path, "B,S,T_ms\n1,1,3\n")
         with pytest.raises(BadInput, match="changed"):
             read_again(facts)

@@ -9,10 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from latfit._version import __version__
+from latfit.cli.compare import compare
 from latfit.cli.demo import demo
+from latfit.cli.evaluate import evaluate
 from latfit.cli.fit import fit
 from latfit.cli.ingest import ingest
 from latfit.cli.plan import plan
+from latfit.cli.predict import predict
 from latfit.cli.profile import profile
 from latfit.cli.report import report
 from latfit.cli.trace import trace
@@ -51,7 +54,7 @@ def latfit(
     """
 
 
-for verb in (demo, profile, ingest, fit, plan, report):
+for verb in (demo, profile, ingest, fit, evaluate, predict, compare, plan, report):
     app.command()(verb)
 app.add_typer(trace, name="trace")
 

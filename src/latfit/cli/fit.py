@@ -16,7 +16,7 @@ from latfit.cli.options import (
     SeedOption,
     SourcesArgument,
 )
-from latfit.cli.reading import ReadingOptions, data_line, reads_traces
+from latfit.cli.reading import ReadingOptions, data_line, read_sources, reads_traces
 from latfit.errors import FitNotUsable, WrongUsage
 
 if TYPE_CHECKING:
@@ -32,8 +32,15 @@ ASSUMED_PATH = "gpu"
 @reads_traces
 def fit(
     trace: SourcesArgument,
-    model: Annotated[str, typer.Option("--model", help="saturation, linear or constant.")] = "saturation",
-    loss: Annotated[str, typer.Option("--loss", help="huber, soft_l1 or linear.")] = "huber",
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            help="saturation, saturation-gamma, context, roofline, linear, quadratic, hinge or constant, each also with"
+            " +moe; or auto, which chooses by cross-validation.",
+        ),
+    ] = "saturation",
+    loss: Annotated[str, typer.Option("--loss", help="huber, soft_l1, tukey or linear.")] = "huber",
     residuals: Annotated[
         str, typer.Option("--residuals", help="relative (log of predicted/observed) or absolute (ms).")
     ] = "relative",
@@ -41,6 +48,16 @@ def fit(
     bounds: Annotated[
         list[str] | None, typer.Option("--bounds", help="Bound a parameter: k_B=0.01:1. Repeatable.")
     ] = None,
+    prior: Annotated[
+        list[str] | None,
+        typer.Option("--prior", help="What is known of a parameter: P_max=60:5 (mean:sd). Repeatable."),
+    ] = None,
+    weights: Annotated[
+        str, typer.Option("--weights", help="What counts the same: rows, segment (doublings of S) or variance (cells).")
+    ] = "rows",
+    solver: Annotated[
+        str, typer.Option("--solver", help="separable, or trf: plain SciPy from several starts.")
+    ] = "separable",
     each: Annotated[
         bool, typer.Option("--each", help="Fit every system (hardware, model, tp) in the file by itself.")
     ] = False,
@@ -65,10 +82,19 @@ def fit(
     Writes NAME.fit.json and enters the fit into the hardware profile.
     """
     from latfit.fit import FitOptions
-    from latfit.trace.ingest import ingest
 
-    options = FitOptions(model, loss, residuals, parse_fixed(fix or []), parse_bounds(bounds or []), seed=seed)
-    ingested = ingest(trace, typed.reading())
+    options = FitOptions(
+        model,
+        loss,
+        residuals,
+        parse_fixed(fix or []),
+        parse_ranges(bounds or [], "--bounds"),
+        seed=seed,
+        solver=solver,
+        priors=parse_ranges(prior or [], "--prior"),
+        weights=weights,
+    )
+    ingested = read_sources(trace, typed, quiet=quiet or json)
     jobs = plan_jobs(ingested, each=each, path=path, out=out)
     _check_targets(jobs, hardware)
     results = {job.label: _fit_job(ingested, job, options) for job in jobs}
@@ -134,7 +160,7 @@ def _fit_job(ingested: "Ingested", job: Job, options: "FitOptions") -> "FitResul
     from latfit.trace.ingest import data_facts
 
     origin = {**run_facts(options.seed), "trace": dict(ingested.trace.provenance)}
-    return fit_trace(job.rows, options, data=data_facts(ingested, job.system, len(job.rows)), provenance=origin)
+    return fit_trace(job.rows, options, data=data_facts(ingested, job.system, job.rows), provenance=origin)
 
 
 def parse_fixed(texts: list[str]) -> dict[str, float]:
@@ -144,15 +170,20 @@ def parse_fixed(texts: list[str]) -> dict[str, float]:
     }
 
 
-def parse_bounds(texts: list[str]) -> dict[str, tuple[float, float]]:
-    """{parameter: (low, high)} from `k_B=0.01:1`. Raises WrongUsage."""
+def parse_ranges(texts: list[str], option: str) -> dict[str, tuple[float, float]]:
+    """{parameter: two numbers} from `k_B=0.01:1`: low and high of --bounds, mean and spread of --prior.
+
+    Raises WrongUsage.
+    """
     found = {}
     for text in texts:
         name, _, span = text.partition("=")
-        low, _, high = span.partition(":")
-        ends = (_number(low, text, "--bounds", "k_B=0.01:1"), _number(high, text, "--bounds", "k_B=0.01:1"))
-        if not 0 <= ends[0] < ends[1] < math.inf:
-            raise WrongUsage(f"{text!r} is not a range", where="--bounds", remedy="Give low:high with 0 <= low < high.")
+        first, _, second = span.partition(":")
+        ends = (_number(first, text, option, "k_B=0.01:1"), _number(second, text, option, "k_B=0.01:1"))
+        orderly = ends[0] < ends[1] if option == "--bounds" else ends[1] > 0
+        if not (0 <= ends[0] < math.inf and 0 < ends[1] < math.inf and orderly):
+            wanted = "low:high with 0 <= low < high" if option == "--bounds" else "mean:sd, the sd above zero"
+            raise WrongUsage(f"{text!r} cannot be used", where=option, remedy=f"Give {wanted}.")
         found[name] = ends
     return found
 

@@ -10,7 +10,7 @@ from latfit.cli.options import (
     QuietOption,
     SourcesArgument,
 )
-from latfit.cli.reading import ReadingOptions, data_line, reads_traces, write_dropped
+from latfit.cli.reading import ReadingOptions, data_line, read_sources, reads_traces, write_dropped
 
 if TYPE_CHECKING:
     from latfit.trace.ingest import Ingested
@@ -34,15 +34,15 @@ def ingest(
     from latfit.cli.output import note, print_json
     from latfit.files import check_writable
     from latfit.provenance import run_facts
-    from latfit.trace import ingest as reading
+    from latfit.trace.ingest import data_facts
     from latfit.trace.store import write_trace
 
     check_writable(out)
-    read = reading.ingest(source, typed.reading())
+    read = read_sources(source, typed, quiet=quiet or json)
     if dropped is not None:
         check_writable(dropped)
         write_dropped(dropped, read)
-    data = reading.data_facts(read, {}, len(read.trace))
+    data = data_facts(read, {}, read.trace)
     write_trace(out, _with_path(read).with_provenance(ingest={**run_facts(0), "data": data}))
     facts = _facts(read, data, out)
     if json:

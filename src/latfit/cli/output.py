@@ -1,6 +1,8 @@
 """What every verb does with its results: results on stdout, notes on stderr, tables that survive a pipe."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +15,22 @@ def note(text: str, *, quiet: bool) -> None:
     """Something worth knowing that is not the result."""
     if not quiet:
         typer.echo(text, err=True)
+
+
+@contextmanager
+def progress_bar(purpose: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr with the time left, to be called with (done, total); nothing where stderr is no terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(
+        TextColumn(purpose), BarColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task(purpose, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def print_json(document: Any) -> None:

@@ -2,13 +2,15 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from latfit.cli.output import note, progress_bar
+from latfit.errors import WrongUsage
 from latfit.units import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -42,6 +44,17 @@ class ReadingOptions:
     ] = None
     allow_drops: Annotated[
         bool, typer.Option("--allow-drops", help="Accept that more than half of the rows is dropped.")
+    ] = False
+
+    cells: Annotated[
+        bool, typer.Option("--cells", help="Summarise into weighted cells first, in flat memory; folders always are.")
+    ] = False
+    backend: Annotated[str, typer.Option("--backend", help="Where cells are made: local, or dask.")] = "local"
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", help="Address of a Dask cluster, tcp://...; without it workers here.")
+    ] = None
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out unreadable files of a folder, and count them.")
     ] = False
 
     def reading(self) -> "Reading":
@@ -79,6 +92,40 @@ def reads_traces(verb: Callable[..., None]) -> Callable[..., None]:
     with_options.__signature__ = signature  # type: ignore[attr-defined]
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_options
+
+
+def read_sources(sources: Sequence[str], typed: ReadingOptions, *, quiet: bool) -> "Ingested":
+    """The sources read and cleaned; a folder or an address of object storage as cells, which are kept in a file."""
+    from latfit.trace.ingest import ingest
+
+    large = [source for source in sources if typed.cells or "://" in source or Path(source).is_dir()]
+    if not large:
+        return ingest(sources, typed.reading())
+    if len(sources) > 1:
+        raise WrongUsage("several sources cannot be summarised at once", remedy="Put them into one folder and name it.")
+    target = Path(f"{Path(large[0].rstrip('/')).name.partition('.')[0] or 'trace'}.cells.parquet")
+    note(_summarised(large[0], typed, target, quiet=quiet), quiet=quiet)
+    return ingest(target)
+
+
+def _summarised(source: str, typed: ReadingOptions, target: Path, *, quiet: bool) -> str:
+    """Write the cells of a source into `target`; what was done, in a sentence."""
+    from latfit.files import check_writable
+    from latfit.trace.compress import compress
+    from latfit.trace.store import write_trace
+    from latfit.trace.summarise import Scan
+
+    check_writable(target)
+    reading = typed.reading()
+    scan = Scan(reading.column_map, reading.unit, reading.where, reading.cleaning, skip_unreadable=typed.skip_bad)
+    with progress_bar("Summarising", quiet=quiet) as advance:
+        found = compress(source, scan, backend=typed.backend, scheduler=typed.scheduler, progress=advance)
+    write_trace(target, found.trace)
+    coarser = f" {found.facts['coarser']}" if found.facts.get("coarser") else ""
+    return (
+        f"Summarised into {found.facts['cells']:,} cells in {target}.{coarser} Duplicates, outliers and unmarked cold"
+        " starts need the order of rows and were not looked for."
+    )
 
 
 def data_line(facts: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from latfit.cli.options import (
     QuietOption,
     SourcesArgument,
 )
-from latfit.cli.reading import ReadingOptions, data_line, reads_traces
+from latfit.cli.reading import ReadingOptions, data_line, read_sources, reads_traces
 from latfit.units import format_ms
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ def show(
     from latfit.cli.output import note, print_json
     from latfit.files import check_writable
     from latfit.trace.coverage import coverage, reading_notes
-    from latfit.trace.ingest import data_facts, ingest
+    from latfit.trace.ingest import data_facts
 
     if picture is not None:
         check_writable(picture)
-    read = ingest(source, typed.reading())
-    data, found, notes = data_facts(read, {}, len(read.trace)), coverage(read.trace), reading_notes(read)
+    read = read_sources(source, typed, quiet=quiet or json)
+    data, found, notes = data_facts(read, {}, read.trace), coverage(read.trace), reading_notes(read)
     if picture is not None:
         from latfit.report.coverage import write_coverage
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from latfit.fit.problem import FitProblem
+from latfit.model.features import decode_only
 from latfit.model.result import Caution
 from latfit.trace.table import Trace
 
@@ -36,6 +37,12 @@ def cautions(
             "line_as_good",
             f"A straight line predicts unseen cells as well ({line:.1f} % against {error:.1f} %).",
             "Nothing is lost with --model linear on these data; batches below saturation would tell the two apart.",
+        )
+    if decode_only(problem.steps, problem.weights):
+        yield Caution(
+            "decode_only",
+            "These steps hold no prefill, so the fit says nothing about steps that do.",
+            "Measure steps with prefill (S > B) before predicting them.",
         )
     if error > LARGE_ERROR_PCT:
         yield Caution("large_error", f"The typical error on unseen cells is {error:.0f} %.", _why_large(problem, trace))

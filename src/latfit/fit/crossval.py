@@ -1,84 +1,164 @@
-"""Cross-validation, in the way the data were gathered.
+"""Cross-validation: errors on rows that the fit has not seen, in the way the data were gathered (see `folds`).
 
-A designed grid (no time, or repetitions of cells) is split by cells: all rows of one (B,S) leave together, so that a
-repeat never predicts itself. A log in time order is split into contiguous blocks: neighbours in time share their noise,
-and a log's cells are as unequal as the load was, so leaving out whole cells would ask for points the load never
-leaves out.
+The default scheme leaves out whole cells of a designed grid, and contiguous blocks of a log in time order. Beside it
+stand harder questions: later rows (expanding window), a region of B and S that was never measured, and more tokens than
+were ever measured. All of them give the mean over rows and the spread over folds, and the ratios observed/predicted of
+the rows left out, from which `intervals` makes prediction limits.
 
-It gives two things: errors on rows that the fit has not seen, and the ratios observed/predicted there, whose order
-statistics are upper factors for a step's latency. With n ratios the k-th smallest, k = ceil((n+1) level), is not
-exceeded by a new step with at least that probability when steps are exchangeable (split conformal prediction,
-Vovk et al. 2005); where k > n the data cannot tell that level.
+The loss's scale and every parameter are found anew in each fold; only the start comes from the full fit, which saves
+the search and cannot leak, because the optimum does not depend on it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.fit.by_row import log_ratios, weights_by_row
+from latfit.fit.folds import (
+    BY_CELL,
+    BY_TIME,
+    FOLDS,
+    Fold,
+    assign_folds,
+    beyond_in_tokens,
+    by_fold,
+    expanding_in_runs,
+    in_time,
+    regions,
+    spread,
+)
 from latfit.fit.problem import FitOptions, make_problem
 from latfit.fit.solve import solve
 from latfit.stats import FloatArray, error_metrics
 from latfit.trace.table import Trace
 
-FOLDS = 5
 LEVELS = (0.5, 0.9, 0.95, 0.99)
 
-BY_CELL = "K-fold over (B,S) cells"
-BY_TIME = "K-fold over contiguous blocks of time"
+__all__ = [
+    "BY_CELL",
+    "BY_TIME",
+    "FOLDS",
+    "LEVELS",
+    "CrossValidation",
+    "HeldOut",
+    "assign_folds",
+    "cross_validate",
+    "further_validation",
+    "held_out",
+    "ratio_quantiles",
+    "scores_of",
+]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows of a trace as they were predicted while left out, in the order of the folds.
+
+    rows: their numbers in the trace (m,).  fold: number of the fold (m,), in time order where the folds are.
+    log_ratio: ln(observed/predicted) (m,).  weights: how many steps each stands for (m,).
+    """
+
+    rows: NDArray[np.intp]
+    fold: NDArray[np.int64]
+    log_ratio: FloatArray
+    weights: FloatArray
 
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Scores for the JSON contract, and the ratio observed/predicted of every row when it was left out (n,)."""
+    """Scores for the JSON contract, the ratio observed/predicted of every row when it was left out (n,), how many
+    steps each row stands for (n,), and the same by fold."""
 
     scores: Mapping[str, Any]
     ratios: FloatArray
+    weights: FloatArray
+    held_out: HeldOut
 
 
 def cross_validate(trace: Trace, options: FitOptions, theta: FloatArray) -> CrossValidation | None:
     """K-fold from the full fit's theta as start; None where too little would be left to fit or to test on."""
     scheme, fold = assign_folds(trace, options.seed)
-    folds = int(fold.max()) + 1
-    free = len(make_problem(trace, options).free)
-    if folds < 2 or min(int((fold != i).sum()) for i in range(folds)) <= free:
+    left_out = held_out(trace, options, theta, by_fold(fold)) if int(fold.max()) > 0 else None
+    if left_out is None or len(left_out.rows) < len(trace):
         return None
-    observed = trace.floats("T_ms")
-    predicted = np.empty(len(trace))
+    ratios = np.empty(len(trace))
+    ratios[left_out.rows] = np.exp(left_out.log_ratio)
+    scores = {"scheme": scheme, **scores_of(trace, left_out)}
+    return CrossValidation(scores, ratios, weights_by_row(trace), left_out)
+
+
+def held_out(trace: Trace, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
+    """Fit each fold's training rows from theta as start and predict its test rows; folds whose training rows are too
+    few for the free parameters are passed over. None where no fold is left."""
+    parts: list[tuple[NDArray[np.intp], int, FloatArray]] = []
+    for number, (train, test) in enumerate(folds):
+        problem = make_problem(trace.select(train), options)
+        if problem.rows <= len(problem.free) or len(test) == 0:
+            continue
+        solution = solve(problem, warm=problem.coordinates(theta))
+        parts.append((test, number, log_ratios(problem, problem.theta(solution.z), trace.select(test))))
+    if not parts:
+        return None
+    rows = np.concatenate([test for test, _, _ in parts])
+    fold = np.repeat([number for _, number, _ in parts], [len(test) for test, _, _ in parts])
+    return HeldOut(rows, fold, np.concatenate([ratio for _, _, ratio in parts]), weights_by_row(trace)[rows])
+
+
+def scores_of(trace: Trace, left_out: HeldOut) -> dict[str, Any]:
+    """The errors of a cross-validation: over all rows left out, by fold, and their spread."""
+    observed = trace.floats("T_ms")[left_out.rows]
+    predicted = observed * np.exp(-left_out.log_ratio)
+    whole = error_metrics(observed, predicted, left_out.weights)
     errors = []
-    for left_out in range(folds):
-        problem = make_problem(trace.select(fold != left_out), options)
-        part = solve(problem, warm=problem.coordinates(theta))
-        test = fold == left_out
-        steps = {name: trace.floats(name)[test] for name in problem.steps}
-        predicted[test] = problem.model.latency_ms(problem.theta(part.z), steps)
-        errors.append(error_metrics(observed[test], predicted[test])["mape_pct"])
-    whole = error_metrics(observed, predicted)
-    scores = {name: whole[name] for name in ("mape_pct", "median_ape_pct", "p90_ape_pct", "rmse_ms")}
-    spread = {"mape_pct_by_fold": errors, "mape_pct_sd": float(np.std(errors, ddof=1))}
-    return CrossValidation({"scheme": scheme, "folds": folds, **scores, **spread}, observed / predicted)
+    for number in np.unique(left_out.fold):
+        inside = left_out.fold == number
+        errors.append(error_metrics(observed[inside], predicted[inside], left_out.weights[inside])["mape_pct"])
+    return {
+        "folds": len(errors),
+        **{name: whole[name] for name in ("mape_pct", "median_ape_pct", "p90_ape_pct", "rmse_ms")},
+        "mape_pct_by_fold": errors,
+        "mape_pct_mean": float(np.mean(errors)),
+        "mape_pct_sd": spread(errors),
+    }
 
 
-def assign_folds(trace: Trace, seed: int = 0) -> tuple[str, NDArray[np.int64]]:
-    """(scheme, fold number of each row (n,)); a single fold where there are fewer than four cells or rows."""
-    if "t_s" in trace and "rep" not in trace:
-        runs = trace["run"].astype(str) if "run" in trace else np.zeros(len(trace))
-        order = np.lexsort((trace.floats("t_s"), np.unique(runs, return_inverse=True)[1]))
-        folds = FOLDS if len(trace) >= 4 * FOLDS else 1
-        fold = np.empty(len(trace), dtype=np.int64)
-        fold[order] = np.arange(len(trace)) * folds // len(trace)
-        return BY_TIME, fold
-    table = np.stack([trace.floats("B"), trace.floats("S")], axis=1)
-    cells, cell = np.unique(table, axis=0, return_inverse=True)
-    folds = max(1, min(FOLDS, len(cells) // 2))
-    return BY_CELL, (np.random.default_rng(seed).permutation(len(cells)) % folds)[cell.ravel()]
+def further_validation(
+    trace: Trace, options: FitOptions, theta: FloatArray, later: HeldOut | None = None
+) -> dict[str, Any]:
+    """Harder questions than the default scheme, by name: `expanding_window` (later rows), `by_region` (a part of the
+    plane of B and S never measured), `extrapolation_S` (more tokens than measured); those that the rows can answer.
+
+    later: the expanding window's rows, where they have been predicted already.
+    """
+    found: dict[str, Any] = {}
+    if in_time(trace):
+        later = later or held_out(trace, options, theta, expanding_in_runs(trace))
+        if later is not None:
+            found["expanding_window"] = scores_of(trace, later)
+    named = list(regions(trace))
+    if (apart := held_out(trace, options, theta, [fold for _, fold in named])) is not None:
+        scores = scores_of(trace, apart)
+        used = [named[number][0] for number in np.unique(apart.fold)]
+        found["by_region"] = {**scores, "regions": dict(zip(used, scores["mape_pct_by_fold"], strict=True))}
+    fold = beyond_in_tokens(trace)
+    if fold is not None and (beyond := held_out(trace, options, theta, [fold])) is not None:
+        trained = float(trace.floats("S")[fold[0]].max())
+        found["extrapolation_S"] = {**scores_of(trace, beyond), "trained_up_to_S": trained}
+    return found
 
 
-def ratio_quantiles(ratios: FloatArray) -> dict[str, float | None]:
-    """Factors by level such that a share `level` of new steps stays below factor x typical latency."""
-    ordered = np.sort(ratios)
-    ranks = {level: math.ceil((len(ordered) + 1) * level - 1e-9) for level in LEVELS}
-    return {f"{level:g}": float(ordered[rank - 1]) if rank <= len(ordered) else None for level, rank in ranks.items()}
+def ratio_quantiles(ratios: FloatArray, weights: FloatArray | None = None) -> dict[str, float | None]:
+    """Factors by level such that a share `level` of new steps stays below factor x typical latency.
+
+    weights: how many steps each ratio stands for (n,), one each without them.
+    """
+    order = np.argsort(ratios)
+    reached = np.cumsum(np.ones(len(ratios)) if weights is None else weights[order])
+    steps = round(float(reached[-1]))
+    ranks = {level: math.ceil((steps + 1) * level - 1e-9) for level in LEVELS}
+    at = {level: np.searchsorted(reached, rank - 0.5) for level, rank in ranks.items()}
+    return {f"{level:g}": float(ratios[order[i]]) if i < len(order) else None for level, i in at.items()}

@@ -1,13 +1,11 @@
-"""What the residuals say. Tests come from SciPy and statsmodels; a test that cannot be run says why instead of a
-number.
+"""What the residuals say: tests, errors by phase, the floor that repeats set, influence of cells, drift, error parts.
 
-Residuals are e = ln(observed/predicted), whatever the fit minimised. Tests in time order use the longest run: order
-means something only within a run. Shapiro-Wilk's p-value holds up to 5,000 values, so larger data are tested on a
-seeded sample. The floor of lack of fit is what rows of one (B,S) cell differ among themselves: no function of B and S
-can do better.
+Tests in time order use the longest run: order means something only within a run. The floor of lack of fit is what rows
+of one (B,S) cell differ among themselves: no function of B and S can do better. Rows of a trace made from cells are
+written out before they are tested, up to WRITTEN_OUT of them: of more steps an even sample is taken, every k-th in the
+order of the rows.
 """
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,54 +13,60 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as distributions
 
+from latfit.fit.by_row import log_ratios
+from latfit.fit.crossval import HeldOut
+from latfit.fit.drift import drift
+from latfit.fit.error_parts import error_parts
+from latfit.fit.influence import influence
+from latfit.fit.problem import FitProblem
+from latfit.fit.residual_tests import autocorrelation, heteroscedasticity, normality, trend
+from latfit.fit.solve import Solution
+from latfit.fit.uncertainty import Uncertainty
 from latfit.stats import FloatArray, error_metrics
+from latfit.trace.cell_rows import row_weights
+from latfit.trace.phases import phases
 from latfit.trace.table import Trace
 
-SHAPIRO_LIMIT = 5000
-LAGS = 10
-MIN_ROWS = 20
+WRITTEN_OUT = 200_000
 
 
 def diagnose(trace: Trace, predicted: FloatArray, *, free: int, seed: int = 0) -> dict[str, Any]:
     """The `diagnostics` of the JSON contract for clean rows and their latency in ms (n,) as predicted by a model with
     so many free parameters."""
+    regimes = _regimes(trace, predicted)
+    rows = _written_out(row_weights(trace), len(trace))
+    trace, predicted = trace.select(rows), predicted[rows]
     residuals = np.log(trace.floats("T_ms") / predicted)
     return {
-        "normality": _normality(residuals, seed),
-        "heteroscedasticity": _heteroscedasticity(trace, residuals),
+        "normality": normality(residuals, seed),
+        "heteroscedasticity": heteroscedasticity(trace.floats("B"), trace.floats("S"), residuals),
         **_in_time(trace, residuals),
-        "regimes": _regimes(trace, predicted),
+        "regimes": regimes,
         "lack_of_fit": _lack_of_fit(trace, predicted, residuals, free),
     }
 
 
-def _normality(residuals: FloatArray, seed: int) -> dict[str, Any]:
-    if len(residuals) < 8 or np.ptp(residuals) < 1e-12:
-        return {"reason": "too few rows, or residuals that do not vary"}
-    sample = residuals
-    if len(residuals) > SHAPIRO_LIMIT:
-        sample = np.random.default_rng(seed).choice(residuals, SHAPIRO_LIMIT, replace=False)
-    statistic, p = distributions.shapiro(sample)
-    return {
-        "test": "Shapiro-Wilk",
-        "statistic": float(statistic),
-        "p_value": float(p),
-        "n": len(sample),
-        "skewness": float(distributions.skew(residuals)),
-        "excess_kurtosis": float(distributions.kurtosis(residuals)),
+def explain(
+    problem: FitProblem, solution: Solution, doubt: Uncertainty, trace: Trace, left_out: HeldOut | None
+) -> dict[str, Any]:
+    """More of the `diagnostics`: `influence` of cells, dated `drift`, and `error_parts` from rows left out."""
+    found = {
+        "influence": influence(problem, solution, trace),
+        "drift": drift(trace, log_ratios(problem, problem.theta(solution.z), trace)),
     }
+    if left_out is not None:
+        found["error_parts"] = error_parts(problem, solution, doubt, trace, left_out)
+    return found
 
 
-def _heteroscedasticity(trace: Trace, residuals: FloatArray) -> dict[str, Any]:
-    B, S = (trace.floats(name) / trace.floats(name).max() for name in ("B", "S"))
-    columns = [np.ones(len(trace)), B, *([] if np.allclose(B, S) else [S])]
-    design = np.stack([column for i, column in enumerate(columns) if i == 0 or np.ptp(column) > 0], axis=1)
-    if len(residuals) < MIN_ROWS or design.shape[1] < 2 or np.ptp(residuals) < 1e-12:
-        return {"reason": f"needs {MIN_ROWS} rows with residuals, and B or S that vary"}
-    from statsmodels.stats.diagnostic import het_breuschpagan
-
-    statistic, p, _, _ = het_breuschpagan(residuals, design)
-    return {"test": "Breusch-Pagan", "statistic": float(statistic), "p_value": float(p)}
+def _written_out(weights: FloatArray | None, rows: int) -> NDArray[np.intp]:
+    """Row numbers, each as often as it stands for a step, or in that proportion where there are too many steps."""
+    if weights is None:
+        return np.arange(rows)
+    reached = np.cumsum(weights)
+    steps = round(float(reached[-1]))
+    taken = min(steps, WRITTEN_OUT)
+    return np.searchsorted(reached, (np.arange(taken) + 0.5) * steps / taken)
 
 
 def _in_time(trace: Trace, residuals: FloatArray) -> dict[str, Any]:
@@ -75,52 +79,15 @@ def _in_time(trace: Trace, residuals: FloatArray) -> dict[str, Any]:
     rows = np.flatnonzero(which == int(np.argmax(counts)))
     rows = rows[np.argsort(trace.floats("t_s")[rows], kind="stable")]
     series = residuals[rows]
-    if len(series) < 3 * LAGS or np.ptp(series) < 1e-12:
-        reason = {"reason": f"the longest run has fewer than {3 * LAGS} rows with residuals"}
-        return {"autocorrelation": reason, "trend": reason}
     run = {"run": str(names[int(np.argmax(counts))]), "n": len(series)}
-    return {"autocorrelation": {**_autocorrelation(series), **run}, "trend": {**_trend(series), **run}}
-
-
-def _autocorrelation(series: FloatArray) -> dict[str, Any]:
-    from statsmodels.stats.diagnostic import acorr_ljungbox
-    from statsmodels.stats.stattools import durbin_watson
-
-    table = acorr_ljungbox(series, lags=[LAGS])
-    return {
-        "test": "Ljung-Box",
-        "lags": LAGS,
-        "statistic": float(table["lb_stat"].iloc[0]),
-        "p_value": float(table["lb_pvalue"].iloc[0]),
-        "durbin_watson": float(durbin_watson(series)),
-    }
-
-
-def _trend(series: FloatArray) -> dict[str, Any]:
-    """Drift of the residual over the run, with an error that allows for autocorrelation (HAC)."""
-    from statsmodels.regression.linear_model import OLS
-
-    position = np.linspace(0.0, 1.0, len(series))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # statsmodels warns of series it regards as short; the p-value says it better
-        fitted = OLS(series, np.stack([np.ones_like(position), position], axis=1)).fit(
-            cov_type="HAC", cov_kwds={"maxlags": LAGS}
-        )
-    return {
-        "test": "linear, HAC",
-        "relative_drift": float(np.expm1(fitted.params[1])),
-        "p_value": float(fitted.pvalues[1]),
-    }
+    return {"autocorrelation": {**autocorrelation(series), **run}, "trend": {**trend(series), **run}}
 
 
 def _regimes(trace: Trace, predicted: FloatArray) -> dict[str, Mapping[str, float]]:
-    """Errors by phase; where the trace does not name phases, a step with one token a request is decode."""
-    decode = trace.floats("S") == trace.floats("B")
-    phases = trace["phase"].astype(str) if "phase" in trace else np.where(decode, "decode", "prefill or mixed")
-    observed = trace.floats("T_ms")
-    return {
-        str(phase): error_metrics(observed[phases == phase], predicted[phases == phase]) for phase in np.unique(phases)
-    }
+    named, observed, given = phases(trace).astype(str), trace.floats("T_ms"), row_weights(trace)
+    weights = np.ones(len(trace)) if given is None else given
+    regimes = {str(phase): named == phase for phase in np.unique(named)}
+    return {phase: error_metrics(observed[rows], predicted[rows], weights[rows]) for phase, rows in regimes.items()}
 
 
 def _lack_of_fit(trace: Trace, predicted: FloatArray, residuals: FloatArray, free: int) -> dict[str, Any]:
@@ -140,6 +107,8 @@ def _lack_of_fit(trace: Trace, predicted: FloatArray, residuals: FloatArray, fre
         "repeated_rows": int(repeated.sum()),
         "cells": cells,
     }
+    floor_pct = result["floor_mape_pct"]
+    result["sentence"] = f"No function of B and S can do better than {floor_pct:.2g} % here."
     mean = np.bincount(cell, weights=residuals) / size
     within = float(np.sum((residuals - mean[cell]) ** 2)) / (rows - cells)
     if cells > free and within > 0:

@@ -7,17 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from latfit.fit.by_row import predicted_by_row
 from latfit.fit.cautions import cautions
-from latfit.fit.crossval import CrossValidation, cross_validate, ratio_quantiles
-from latfit.fit.diagnostics import diagnose
+from latfit.fit.crossval import CrossValidation, HeldOut, cross_validate, further_validation
+from latfit.fit.diagnostics import diagnose, explain
+from latfit.fit.intervals import later_rows, prediction_intervals
 from latfit.fit.problem import FitOptions, FitProblem, make_problem
+from latfit.fit.select import resolved
 from latfit.fit.solve import Solution, solve
 from latfit.fit.uncertainty import uncertainty
+from latfit.fit.verdict import identifiability_report, verified
+from latfit.model.features import SOURCES
 from latfit.model.result import Caution, Estimate, FitResult, FitStatus
 from latfit.stats import error_metrics
 from latfit.trace.table import Trace
 
-BASELINES = ("constant", "linear")
+BASELINES = ("constant", "linear", "saturation")
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ def fit_trace(
     data, provenance: facts that are stored with the result. A trace that cannot carry the model gives a result whose
     status is not ok and says why; it is not an error. Raises WrongUsage for options that cannot be met.
     """
-    options = options or FitOptions()
+    options, selection = resolved(trace, options or FitOptions())
     problem = make_problem(trace, options)
     origin = {**(provenance or {}), "fit_options": _stated(options)}
     facts = dict(data or {})
@@ -53,25 +58,30 @@ def fit_trace(
             options.model, status, empty, {"n": problem.rows}, domain=domain, data=facts, provenance=origin
         )
     best = _scored(trace, problem)
-    doubt = uncertainty(problem, best.solution)
+    doubt = verified(problem, best.solution, uncertainty(problem, best.solution))
     baselines = {name: _baseline(trace, name, options) for name in BASELINES if name != options.model}
     status = _status(best.solution, doubt.unidentified)
     scores = best.held_out.scores if best.held_out else {}
     values = {name: estimate.value for name, estimate in doubt.estimates.items()}
     warnings = list(cautions(problem, trace, values, doubt.unidentified, scores or best.metrics, baselines))
-    by_row = problem.model.latency_ms(
-        problem.theta(best.solution.z), {name: trace.floats(name) for name in problem.steps}
-    )
+    theta = problem.theta(best.solution.z)
+    left_out = best.held_out.held_out if best.held_out else None
+    later = later_rows(trace, options, theta)
+    tests = diagnose(trace, predicted_by_row(problem, theta, trace), free=len(problem.free), seed=options.seed)
     return FitResult(
         model=options.model,
         status=status,
         parameters=doubt.estimates,
         metrics=best.metrics,
-        cross_validation=scores,
+        cross_validation={
+            **scores,
+            **further_validation(trace, options, theta, later),
+            **({"selection": selection} if selection else {}),
+        },
         baselines=baselines,
-        identifiability={"condition_number": doubt.condition_number, "unidentified": doubt.unidentified},
-        diagnostics=diagnose(trace, by_row, free=len(problem.free), seed=options.seed),
-        intervals=_intervals(best),
+        identifiability=identifiability_report(problem, best.solution, doubt),
+        diagnostics={**tests, **explain(problem, best.solution, doubt, trace, later or left_out)},
+        intervals=_intervals(trace, left_out, later),
         domain=domain,
         warnings=[*warnings, *_not_converged(best.solution)],
         data=facts,
@@ -88,7 +98,7 @@ def _scored(trace: Trace, problem: FitProblem) -> _Scored:
 
 
 def _baseline(trace: Trace, name: str, options: FitOptions) -> dict[str, Any]:
-    scored = _scored(trace, make_problem(trace, replace(options, model=name, fixed={}, bounds={})))
+    scored = _scored(trace, make_problem(trace, replace(options, model=name, fixed={}, bounds={}, priors={})))
     return {**scored.metrics, "cv": dict(scored.held_out.scores) if scored.held_out else {}}
 
 
@@ -115,17 +125,15 @@ def _not_converged(solution: Solution) -> list[Caution]:
     return [Caution("not_converged", FitStatus.NOT_CONVERGED.sentence, FitStatus.NOT_CONVERGED.remedy)]
 
 
-def _intervals(best: _Scored) -> dict[str, Any]:
-    if best.held_out is None:
-        return {}
-    return {
-        "method": "split conformal on rows left out, observed/predicted",
-        "ratio_quantiles": ratio_quantiles(best.held_out.ratios),
-    }
+def _intervals(trace: Trace, left_out: HeldOut | None, later: HeldOut | None) -> dict[str, Any]:
+    """From later rows predicted by earlier ones where the trace is in time, else from cells left out."""
+    if later is not None:
+        return prediction_intervals(trace, later, ordered=True)
+    return prediction_intervals(trace, left_out, ordered=False) if left_out is not None else {}
 
 
 def _domain(trace: Trace) -> dict[str, list[float]]:
-    names = [name for name in ("B", "S", "context_tokens", "T_ms") if name in trace]
+    names = [name for name in ("T_ms", *SOURCES) if name in trace and np.all(np.isfinite(trace.floats(name)))]
     return {name: [float(np.nanmin(trace.floats(name))), float(np.nanmax(trace.floats(name)))] for name in names}
 
 
@@ -138,4 +146,7 @@ def _stated(options: FitOptions) -> dict[str, Any]:
         "bounds": {name: list(span) for name, span in options.bounds.items()},
         "starts": options.starts,
         "seed": options.seed,
+        "solver": options.solver,
+        "priors": {name: list(prior) for name, prior in options.priors.items()},
+        "weights": options.weights,
     }

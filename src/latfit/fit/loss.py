@@ -1,8 +1,10 @@
 """Robust losses, in SciPy's convention: cost = 1/2 f_scale^2 sum_i weight_i rho(z_i), z = (r/f_scale)^2.
 
 rho, rho', rho'' of z:  linear  z, 1, 0.  Huber  z, 1, 0 up to z = 1, then 2 sqrt z - 1, z^-1/2, -z^-3/2 / 2.
-soft-L1  2 (sqrt(1+z) - 1), (1+z)^-1/2, -(1+z)^-3/2 / 2.  The tuning constants give 95 % efficiency on normal residuals
-when f_scale is the constant times their standard deviation (Huber 1964; theory: Huber 1.345, soft-L1 1.28710).
+soft-L1  2 (sqrt(1+z) - 1), (1+z)^-1/2, -(1+z)^-3/2 / 2.  Tukey, with u = max(1-z, 0):  (1-u^3)/3, u^2, -2u; it is not
+convex, so its fit starts from the Huber fit and keeps that fit's spread.  The tuning constants give 95 % efficiency on
+normal residuals when f_scale is the constant times their standard deviation: Huber 1.345 (Huber 1964), soft-L1 1.28710,
+Tukey 4.685.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +15,7 @@ from latfit.stats import FloatArray
 
 Rho = Callable[[FloatArray], FloatArray]
 
-TUNING: Mapping[str, float] = {"linear": 1.0, "huber": 1.345, "soft_l1": 1.28710}
+TUNING: Mapping[str, float] = {"linear": 1.0, "huber": 1.345, "soft_l1": 1.28710, "tukey": 4.685}
 
 
 def _linear(z: FloatArray) -> FloatArray:
@@ -38,7 +40,12 @@ def _soft_l1(z: FloatArray) -> FloatArray:
     return np.stack([2 * (root - 1), 1 / root, -0.5 / root**3])
 
 
-RHO: Mapping[str, Rho] = {"linear": _linear, "huber": _huber, "soft_l1": _soft_l1}
+def _tukey(z: FloatArray) -> FloatArray:
+    u = np.maximum(1 - z, 0.0)
+    return np.stack([(1 - u**3) / 3, u**2, -2 * u])
+
+
+RHO: Mapping[str, Rho] = {"linear": _linear, "huber": _huber, "soft_l1": _soft_l1, "tukey": _tukey}
 
 
 def weighted(rho: Rho, weights: FloatArray) -> Rho:

@@ -5,10 +5,8 @@ biased by multiplicative noise, as (predicted - observed)/observed is (by e^(-1.
 residuals r = predicted - observed, in ms, are an option.
 
 The solver works on z: ln(theta/scale) for parameters that are positive by nature, theta/scale for those that may be
-zero. The scale follows from the parameter's unit and the medians of B, S and T, so that z is of order one for any
-machine.
-
-Identical rows count once with their number as weight: the cost is the same and real logs repeat themselves.
+zero, so that z is of order one for any machine. Identical rows count once with their number as weight; rows of a trace
+made from cells stand for many steps already.
 """
 
 from collections.abc import Mapping
@@ -18,24 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
+from latfit.fit.box import natural_range, scales
+from latfit.fit.collapse import WEIGHTS, collapse, read_columns, weighted_counts
 from latfit.fit.loss import RHO
 from latfit.model.family import model_named
+from latfit.model.features import StepTable
+from latfit.model.separable import Separable
 from latfit.model.terms import LatencyModel, Parameter, Steps
 from latfit.stats import FloatArray
+from latfit.trace.cell_rows import row_weights
 from latfit.trace.table import Trace
 
 RESIDUALS = ("relative", "absolute")
 
-RATE_SPAN = (1e-3, 30.0)
-"""A rate k is searched while k x_max >= the first and k x_min <= the second: beyond, its factor no longer changes."""
-
-SPAN = 1e6
-"""Other parameters are searched up to this many times (peaks also down to this part of) their scale."""
+SOLVERS = ("separable", "trf")
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a user may choose. fixed: {parameter: value}; bounds: {parameter: (low, high)} in the parameter's unit."""
+    """What a user may choose. fixed: {parameter: value}; bounds: {parameter: (low, high)}, priors: {parameter: (mean,
+    standard deviation)}, each in the parameter's unit; solver: see SOLVERS; weights: see `collapse.WEIGHTS`."""
 
     model: str = "saturation"
     loss: str = "huber"
@@ -44,6 +44,9 @@ class FitOptions:
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     starts: int = 4
     seed: int = 0
+    solver: str = "separable"
+    priors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    weights: str = "rows"
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class FitProblem:
 
     def rows_at(self, rows: NDArray[np.int64]) -> "FitProblem":
         """The same problem on some of its rows."""
-        steps = {name: column[rows] for name, column in self.steps.items()}
+        steps = StepTable(self.steps).at(rows)
         return replace(
             self, steps=steps, observed=self.observed[rows], weights=self.weights[rows], cells=self.cells[rows]
         )
@@ -123,22 +126,20 @@ def make_problem(trace: Trace, options: FitOptions) -> FitProblem:
     """The problem of fitting `options.model` to a clean trace. Raises WrongUsage for options that cannot be met."""
     model = model_named(options.model)
     _check_options(model, options)
-    table = np.stack([trace.floats(name) for name in ("B", "S", "T_ms")], axis=1)
-    unique, counts = np.unique(table, axis=0, return_counts=True)
-    _, cells = np.unique(unique[:, :2], axis=0, return_inverse=True)
-    B, S, T = (np.ascontiguousarray(unique[:, i]) for i in range(3))
-    steps = {"B": B, "S": S}
-    scales = _scales(model, {"B": np.median(table[:, 0]), "S": np.median(table[:, 1]), "T": np.median(table[:, 2])})
-    fixed = {p.name: p.fixed for p in model.parameters if p.fixed is not None} | dict(options.fixed)
+    rows = collapse(trace, read_columns(trace, model.columns), row_weights(trace))
+    weights = weighted_counts(rows, options.weights)
+    held = model.held(rows.steps, weights / rows.observed**2, options.fixed) if isinstance(model, Separable) else {}
+    held = {name: value for name, value in held.items() if name not in options.bounds and name not in options.priors}
+    natural = {p.name: p.fixed for p in model.parameters if p.fixed is not None}
     problem = FitProblem(
         model=model,
-        steps=steps,
-        observed=T,
-        weights=counts.astype(np.float64),
-        cells=cells.ravel(),
+        steps=rows.steps,
+        observed=rows.observed,
+        weights=weights,
+        cells=rows.cells,
         options=options,
-        fixed=fixed,
-        scales=scales,
+        fixed=natural | held | dict(options.fixed),
+        scales=scales(model, rows.steps, rows.observed, rows.counts, options.fixed),
         lower=np.empty(0),
         upper=np.empty(0),
     )
@@ -148,7 +149,7 @@ def make_problem(trace: Trace, options: FitOptions) -> FitProblem:
 
 def _check_options(model: LatencyModel, options: FitOptions) -> None:
     names = [p.name for p in model.parameters]
-    for option, given in (("--fix", options.fixed), ("--bounds", options.bounds)):
+    for option, given in (("--fix", options.fixed), ("--bounds", options.bounds), ("--prior", options.priors)):
         for name in given:
             if name not in names:
                 raise WrongUsage(
@@ -156,9 +157,21 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
                     where=option,
                     remedy=f"Its parameters are {', '.join(names)}.",
                 )
+    for name, (mean, deviation) in options.priors.items():
+        if options.solver == "trf" or not (np.isfinite(mean) and 0 < deviation < np.inf):
+            raise WrongUsage(
+                f"the prior on {name} cannot be used",
+                where="--prior",
+                remedy="Give a mean and a standard deviation above zero, and leave out --solver trf.",
+            )
     if both := set(options.fixed) & set(options.bounds):
         raise WrongUsage(f"{sorted(both)[0]} is both fixed and bounded", where="--fix", remedy="Give one of the two.")
-    for option, value, known in (("--loss", options.loss, tuple(RHO)), ("--residuals", options.residuals, RESIDUALS)):
+    for option, value, known in (
+        ("--loss", options.loss, tuple(RHO)),
+        ("--residuals", options.residuals, RESIDUALS),
+        ("--solver", options.solver, SOLVERS),
+        ("--weights", options.weights, WEIGHTS),
+    ):
         if value not in known:
             raise WrongUsage(f"{value!r} is not known", where=option, remedy=f"Choose one of: {', '.join(known)}.")
     for parameter in model.parameters:
@@ -171,32 +184,10 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
             )
 
 
-_POWERS: Mapping[str, tuple[int, int, int]] = {
-    "1": (0, 0, 0),
-    "ms": (0, 0, 1),
-    "tokens": (0, 1, 0),
-    "tokens/ms": (0, 1, -1),
-    "1/request": (-1, 0, 0),
-    "1/token": (0, -1, 0),
-    "ms/request": (-1, 0, 1),
-    "ms/token": (0, -1, 1),
-}
-"""Unit of a parameter as powers of B, S and T."""
-
-
-def _scales(model: LatencyModel, medians: Mapping[str, float]) -> FloatArray:
-    return np.array(
-        [
-            float(np.prod([medians[name] ** power for name, power in zip("BST", _POWERS[p.unit], strict=True)]))
-            for p in model.parameters
-        ]
-    )
-
-
 def _box(problem: FitProblem, index: int) -> tuple[float, float]:
     """Search range of a parameter in z: what the data could show, narrowed by the user's bounds."""
     parameter, scale = problem.model.parameters[index], problem.scales[index]
-    low, high = _natural_range(problem, parameter, scale)
+    low, high = natural_range(problem.model, parameter, scale, problem.steps, problem.observed, problem.weights)
     user = problem.options.bounds.get(parameter.name)
     if user:
         low, high = max(user[0], 0.0), user[1]
@@ -204,11 +195,3 @@ def _box(problem: FitProblem, index: int) -> tuple[float, float]:
         low = max(low, 1e-12 * scale)
         return float(np.log(low / scale)), float(np.log(high / scale))
     return low / scale, high / scale
-
-
-def _natural_range(problem: FitProblem, parameter: Parameter, scale: float) -> tuple[float, float]:
-    column = dict(problem.model.rates).get(parameter.name)
-    if column:
-        x = problem.steps[column]
-        return RATE_SPAN[0] / float(x.max()), RATE_SPAN[1] / float(x.min())
-    return (scale / SPAN if parameter.positive else 0.0), scale * SPAN

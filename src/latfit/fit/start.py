@@ -1,104 +1,48 @@
-"""Where the search starts.
-
-Given its rates the model is linear in non-negative coefficients, so each node of a geometric grid over the rates has a
-best coefficient vector by non-negative least squares (variable projection, Golub & Pereyra 1973; Lawson & Hanson 1974):
-
-    min_{c >= 0} || W^(1/2) (X(k) c - y) ||^2  =  min_{c >= 0} || R c - R^-T X'W y ||^2 + const,   R'R = X'W X,
-
-which needs only the small triangle R. Rows are weighted by 1/T^2 for relative residuals, then once more with the robust
-loss's factors at the first solution. The best nodes that are really different become starts; with them goes the
-customary start from quantiles (P_max from the 95th percentile of S/T, rates one tenth and one hundredth of the scaled
-axes, half a low quantile of T as fixed cost), which sometimes wins on small data.
-"""
-
-import itertools
+"""Where a solver starts: from the search of `separable`, from custom, or at random in the box."""
 
 import numpy as np
-from scipy.linalg import solve_triangular
-from scipy.optimize import nnls
 
-from latfit.fit.loss import score_factor
 from latfit.fit.problem import FitProblem
-from latfit.stats import FloatArray, mad_sigma, weighted_quantile
+from latfit.fit.separable import search
+from latfit.stats import FloatArray, weighted_quantile
 
-NODES = 12
-"""Grid nodes a rate."""
-
-DIFFERENT = 0.8
-"""Two nodes closer than this in every log-rate lead to the same optimum."""
-
-_RIDGE = 1e-10
+RANDOM_SPREAD = 2.0
 
 
-def starting_points(problem: FitProblem) -> list[FloatArray]:
-    """Starts in z, best first; at least one."""
-    nodes = sorted((_at_node(problem, rates) for rates in _grid(problem)), key=lambda node: node[0])
-    starts: list[FloatArray] = []
-    taken: list[FloatArray] = []
-    for _, rates, theta in nodes:
-        distinct = all(len(rates) == 0 or np.max(np.abs(np.log(rates / other))) > DIFFERENT for other in taken)
-        if distinct and len(starts) < problem.options.starts:
-            taken.append(rates)
-            starts.append(problem.coordinates(theta))
-    return [*starts, problem.coordinates(_customary(problem))]
+def searched_points(problem: FitProblem, f_scale: float, wanted: int) -> list[FloatArray]:
+    """Starts in z from the search over the outer parameters, best first, and the customary one last."""
+    found = search(problem, f_scale, wanted)
+    return [*(problem.coordinates(candidate.theta) for candidate in found), problem.coordinates(customary(problem))]
 
 
-def _grid(problem: FitProblem) -> list[FloatArray]:
-    axes = []
-    for rate, column in problem.model.rates:
-        if rate in problem.fixed:
-            axes.append(np.array([problem.fixed[rate]]))
-            continue
-        x = problem.steps[column]
-        low, high = problem.options.bounds.get(rate, (0.05 / x.max(), 10 / x.min()))
-        varies = x.min() < x.max()
-        axes.append(
-            np.geomspace(max(low, 1e-12), high, NODES) if varies else np.array([np.sqrt(max(low, 1e-12) * high)])
-        )
-    return [np.array(node) for node in itertools.product(*axes)]
+def naive_points(problem: FitProblem, wanted: int) -> list[FloatArray]:
+    """Starts in z that know nothing of the structure: the customary one and random ones of order one."""
+    rng = np.random.default_rng(problem.options.seed)
+    drawn = rng.normal(0.0, RANDOM_SPREAD, (max(wanted - 1, 0), len(problem.free)))
+    first = problem.coordinates(customary(problem))
+    return [first, *(np.clip(np.abs(z) * _signs(problem, z), problem.lower, problem.upper) for z in drawn)]
 
 
-def _at_node(problem: FitProblem, rates: FloatArray) -> tuple[float, FloatArray, FloatArray]:
-    """(cost, rates, theta) of the best non-negative coefficients at one node of the grid."""
-    X = problem.model.basis(rates, problem.steps)
-    relative = problem.options.residuals == "relative"
-    rows = problem.weights / (problem.observed**2 if relative else 1.0)
-    coefficients = _nonnegative(X, problem.observed, rows)
-    loss = problem.options.loss
-    for _ in range(2):
-        residuals = problem.residuals_of(X @ coefficients)
-        f_scale = max(
-            mad_sigma(residuals, problem.weights) * 1.5, 1e-6 * (1 if relative else float(problem.observed.max()))
-        )
-        coefficients = _nonnegative(X, problem.observed, rows * score_factor(loss, residuals, f_scale))
-    cost = float(problem.weights @ np.abs(problem.residuals_of(X @ coefficients)))
-    return cost, rates, problem.model.assemble(rates, coefficients)
+def _signs(problem: FitProblem, z: FloatArray) -> FloatArray:
+    """Costs start above zero, logarithms on either side."""
+    return np.where([p.positive for p in problem.free_parameters], np.sign(z), 1.0)
 
 
-def _nonnegative(X: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
-    """argmin_{c >= 0} sum weights (X c - y)^2, through the normal equations of unit columns with a tiny ridge."""
-    size = np.sqrt(weights @ X**2)
-    size[size == 0] = 1.0
-    unit = X / size
-    gram = unit.T @ (unit * weights[:, None]) + _RIDGE * np.eye(X.shape[1])
-    triangle = np.linalg.cholesky(gram)
-    target = solve_triangular(triangle, unit.T @ (weights * y), lower=True)
-    return np.asarray(nnls(triangle.T, target)[0] / size)
-
-
-def _customary(problem: FitProblem) -> FloatArray:
-    """The start that the saturation model's literature uses, for parameters by name; zero for any other."""
+def customary(problem: FitProblem) -> FloatArray:
+    """The start that the saturation model's literature uses, in theta: P_max from the 95th percentile of S/T, rates one
+    tenth and one hundredth of the scaled axes, half a low quantile of T as fixed cost. Shapes start in the middle of
+    their range, and other coefficients small."""
     T, weights = problem.observed, problem.weights
-    scale = {p.name: problem.scales[i] for i, p in enumerate(problem.model.parameters)}
-    peak = weighted_quantile(problem.steps["S"] / T, 0.95, weights)
     guess = {
         "tau_0": 0.5 * weighted_quantile(T, 0.05, weights),
         "w_0": 1.0,
         "w_1": 1.0,
-        "P_max": peak,
-        "k_B": 0.1 * scale.get("k_B", 0.0),
-        "k_S": 0.01 * scale.get("k_S", 0.0),
-        "tau_B": 0.01 * scale.get("tau_B", 0.0),
-        "tau_S": 0.01 * scale.get("tau_S", 0.0),
+        "P_max": weighted_quantile(problem.steps["S"] / T, 0.95, weights),
     }
-    return np.array([problem.fixed.get(p.name, guess.get(p.name, 0.0)) for p in problem.model.parameters])
+    factor = {"k_B": 0.1, "k_S": 0.01}
+    theta = np.empty(len(problem.scales))
+    for i, (parameter, scale) in enumerate(zip(problem.model.parameters, problem.scales, strict=True)):
+        small = 1.0 if parameter.positive else 0.01
+        value = guess.get(parameter.name, factor.get(parameter.name, small) * float(scale))
+        theta[i] = problem.fixed.get(parameter.name, value)
+    return theta

@@ -11,56 +11,48 @@ against within them); without it, repeating one cell a thousand times would seem
 not repeat it is zero and M is the usual heteroscedasticity-robust one, each score divided by one minus its leverage, as
 if its row had been left out (HC3, MacKinnon & White 1985). H uses the mean of psi' with Huber's small-sample factor.
 
-The Jacobian's columns are scaled to unit length and its singular values taken. A direction with a singular value below
-1e-8 of the largest is exactly flat: its parameters are not identified, and the rest is estimated without it. Otherwise
-a parameter is identified when its standard error is below its own size, or too small to move a step's latency by 10 %.
-A parameter that ends on the edge of its search range is one-sided: rates and peaks there are not identified.
+Flat directions (see `identifiability`) are left out: their parameters are not identified, and the rest is estimated
+without them. A parameter that ends on the edge of its search range is one-sided: rates and peaks there are not
+identified.
 
 A cost parameter that is zero keeps an upper end: with slope g of the cost and variance v of the parameter, the profile
 cost rises by x^2/(2v) + g x; the end is where that equals 1.92 s^2, half the 95 % point of chi^2 with one degree.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as distributions
 
+from latfit.fit.identifiability import Directions, decompose, weak_groups
 from latfit.fit.loss import score_factor, score_slope
 from latfit.fit.problem import FitProblem
 from latfit.fit.solve import Solution
 from latfit.model.result import Estimate
+from latfit.model.terms import Steps
 from latfit.stats import FloatArray
 
 LEVEL = 0.95
-FLAT = 1e-8
-ILL_CONDITIONED = 1e3
 MATERIAL = 0.10
+ALONE = 0.1
+"""A row that keeps less of its residual than this all but fits itself, and shows nothing of the noise."""
 
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Estimates by name, condition number of the scaled Jacobian, and the groups that cannot be told apart."""
+    """Estimates by name, condition number of the scaled Jacobian, and the groups that cannot be told apart.
+
+    directions: the Jacobian's decomposition.  covariance: of the free coordinates z (p, p), on all directions that are
+    not flat.  quantile: standard errors from an estimate to the end of its interval.
+    """
 
     estimates: dict[str, Estimate]
     condition_number: float
     unidentified: list[list[str]]
-
-
-@dataclass(frozen=True)
-class _Directions:
-    """Scaled Jacobian's decomposition: column lengths, singular values, right vectors, and which columns are flat."""
-
-    lengths: FloatArray
-    singular: FloatArray
-    right: FloatArray
-    flat_groups: list[list[int]]
-
-    @property
-    def condition(self) -> float:
-        smallest = float(self.singular[-1])
-        return float(self.singular[0]) / smallest if smallest > 0 else np.inf
+    directions: Directions | None = None
+    covariance: FloatArray | None = None
+    quantile: float = 1.96
 
 
 def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
@@ -68,11 +60,11 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
     if not problem.free:
         return Uncertainty(_fixed_estimates(problem), 1.0, [])
     J = problem.jacobian(solution.z)
-    directions = _decompose(J, problem.weights)
+    directions = decompose(J, problem.weights)
     at_low, at_high = solution.z <= problem.lower, solution.z >= problem.upper
     flat = {i for group in directions.flat_groups for i in group}
     interior = np.array([i for i in range(len(solution.z)) if not (at_low[i] or at_high[i] or i in flat)], dtype=int)
-    covariance, freedom = _sandwich(problem, solution, J, interior)
+    covariance, freedom = sandwich(problem, solution, J, interior)
     errors = np.full(len(solution.z), np.nan)
     errors[interior] = np.sqrt(np.maximum(np.diag(covariance), 0.0))
     quantile = float(distributions.t.ppf(0.5 + LEVEL / 2, freedom))
@@ -89,39 +81,17 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
             estimates[parameter.name] = _estimate(problem, solution, i, errors[i], quantile, bool(known[i]))
     named = [p.name for p in problem.free_parameters]
     weak = [i for i, p in enumerate(problem.free_parameters) if not estimates[p.name].identified and i not in flat]
-    groups = [*directions.flat_groups, *_weak_groups(directions, weak)]
+    groups = [*directions.flat_groups, *weak_groups(directions, weak)]
     ordered = {p.name: estimates[p.name] for p in problem.model.parameters}
-    return Uncertainty(ordered, directions.condition, [[named[i] for i in group] for group in groups])
+    told = [[named[i] for i in group] for group in groups]
+    everything, _ = sandwich(problem, solution, J, np.arange(len(solution.z)))
+    return Uncertainty(ordered, directions.condition, told, directions, everything, quantile)
 
 
-def _decompose(J: FloatArray, weights: FloatArray) -> _Directions:
-    scaled = J * np.sqrt(weights)[:, None]
-    lengths = np.linalg.norm(scaled, axis=0)
-    dead = lengths <= FLAT * max(float(lengths.max()), 1e-300)
-    unit = scaled / np.where(dead, 1.0, lengths)
-    unit[:, dead] = 0.0
-    triangle = np.linalg.qr(unit, mode="r")
-    _, singular, right = np.linalg.svd(triangle, full_matrices=True)
-    padded = np.zeros(J.shape[1])
-    padded[: len(singular)] = singular
-    groups: list[list[int]] = [[int(i)] for i in np.flatnonzero(dead)]
-    for value, direction in zip(padded, right, strict=True):
-        members = [int(i) for i in np.flatnonzero(np.abs(direction) > 0.1) if not dead[i]]
-        if value < FLAT * padded[0] and members:
-            _merge(groups, members)
-    return _Directions(lengths, padded, right, groups)
-
-
-def _merge(groups: list[list[int]], members: Sequence[int]) -> None:
-    """Add a group, united with those it shares a member with."""
-    united = sorted({*members, *(i for group in groups if set(group) & set(members) for i in group)})
-    groups[:] = [group for group in groups if not set(group) & set(members)] + [united]
-
-
-def _sandwich(
+def sandwich(
     problem: FitProblem, solution: Solution, J: FloatArray, interior: NDArray[np.int64]
 ) -> tuple[FloatArray, float]:
-    """Covariance of the interior coordinates, and the degrees of freedom of its scale."""
+    """Covariance of some coordinates with the others held, and the degrees of freedom of its scale."""
     rows, p = problem.rows, len(interior)
     if p == 0:
         return np.zeros((0, 0)), max(rows - 1, 1)
@@ -132,16 +102,17 @@ def _sandwich(
     mean_slope = float(w @ slope) / rows
     spread = float(w @ (slope - mean_slope) ** 2) / rows
     correction = 1 + p / rows * spread / mean_slope**2
-    hessian = mean_slope * (Ji.T @ (Ji * w[:, None])) / correction
     score = pull * r
     shift, cells = _cell_variance(problem, score, p)
-    left_out = score / np.maximum(1 - _leverage(Ji, w), 1e-3)
+    kept = 1 - _leverage(Ji, w)
+    typical = float(np.sqrt(w @ score**2 / max(rows - p, 1)))
+    left_out = np.where(kept > ALONE, score / np.maximum(kept, ALONE), typical)
     inner = Ji.T @ (Ji * (w * left_out**2)[:, None])
     if shift > 0:
         summed = np.zeros((problem.cells.max() + 1, p))
         np.add.at(summed, problem.cells, Ji * (w * pull)[:, None])
         inner = inner + shift * summed.T @ summed
-    inverse = np.linalg.pinv(hessian, hermitian=True, rcond=1e-14)
+    inverse = decompose(Ji, w).inverse() * (correction / mean_slope)
     return inverse @ inner @ inverse, float(max(cells - p, 1) if shift > 0 else max(rows - p, 1))
 
 
@@ -150,6 +121,16 @@ def _leverage(J: FloatArray, weights: FloatArray) -> FloatArray:
     scaled = J * np.sqrt(weights)[:, None]
     basis = np.linalg.qr(scaled, mode="reduced")[0]
     return np.asarray(np.einsum("ij,ij->i", basis, basis) / weights)
+
+
+def relative_error_at(problem: FitProblem, theta: FloatArray, doubt: Uncertainty, steps: Steps) -> FloatArray:
+    """Standard error of ln T (n,) at steps, from what the data leave open of the parameters (delta method)."""
+    if doubt.covariance is None:
+        return np.zeros(len(steps["B"]))
+    slopes = problem.model.gradient(theta, steps)[:, problem.free] * problem.chain(theta)
+    slopes = slopes / np.maximum(problem.model.latency_ms(theta, steps), 1e-300)[:, None]
+    variance = np.einsum("ij,jk,ik->i", slopes, doubt.covariance, slopes)
+    return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
 def _cell_variance(problem: FitProblem, score: FloatArray, p: int) -> tuple[float, int]:
@@ -217,16 +198,6 @@ def _zero_estimate(problem: FitProblem, solution: Solution, J: FloatArray, i: in
     if problem.options.residuals == "absolute":
         moved /= float(np.median(problem.observed))
     return Estimate(0.0, None, 0.0, end * scale, parameter.unit, identified=moved <= 2 * MATERIAL)
-
-
-def _weak_groups(directions: _Directions, weak: Sequence[int]) -> list[list[int]]:
-    """Parameters that are weakly determined, each with those it trades against in the flattest direction."""
-    groups: list[list[int]] = []
-    for i in weak:
-        scores = np.abs(directions.right[:, i]) / np.maximum(directions.singular, 1e-300)
-        direction = np.abs(directions.right[int(np.argmax(scores))])
-        _merge(groups, [j for j in weak if j == i or direction[j] > 0.3])
-    return groups
 
 
 def _fixed_estimates(problem: FitProblem) -> dict[str, Estimate]:

@@ -1,47 +1,54 @@
-"""The models that a fit has to beat: one number, and a straight line in requests and tokens."""
+"""The plain models that a richer one has to beat: one number, a straight line, a line with a kink, a line with the
+attention of each sequence.
 
-from dataclasses import dataclass
+T = tau_0 + tau_B B + tau_S S + b max(S - S_0, 0)   [hinge]
+T = tau_0 + tau_B B + tau_S S + tau_A A             [quadratic; A is the prefill's attention work of `features`]
+"""
 
 import numpy as np
 
-from latfit.model.terms import Parameter, Steps
-from latfit.stats import FloatArray
+from latfit.model.features import SOURCES, decode_only
+from latfit.model.separable import Separable, Shape, Term
+from latfit.model.terms import Parameter
 
+TAU_0 = Term(Parameter("tau_0", "ms", "fixed cost of a step"), lambda f, _: np.ones_like(f["S"]))
+TAU_B = Term(Parameter("tau_B", "ms/request", "cost of a request"), lambda f, _: f["B"])
+TAU_S = Term(Parameter("tau_S", "ms/token", "cost of a token"), lambda f, _: f["S"])
+TAU_A = Term(
+    Parameter("tau_A", "ms/token^2", "attention work of prefill, a pair of tokens"),
+    lambda f, _: f["A"],
+    when=lambda f: not decode_only(f),
+)
 
-@dataclass(frozen=True)
-class Linear:
-    """T = tau_0 + sum of a non-negative cost times a column. Without columns it is the constant model."""
+CONSTANT = Separable("constant", "T = tau_0", (TAU_0,), columns=(), convex=True)
 
-    name: str
-    formula: str
-    parameters: tuple[Parameter, ...]
-    columns: tuple[str, ...]
-    rates: tuple[tuple[str, str], ...] = ()
-    convex: bool = True
+LINEAR = Separable("linear", "T = tau_0 + tau_B*B + tau_S*S", (TAU_0, TAU_B, TAU_S), convex=True)
 
-    def latency_ms(self, theta: FloatArray, steps: Steps) -> FloatArray:
-        return np.asarray(self.gradient(theta, steps) @ theta)
+QUADRATIC = Separable(
+    "quadratic",
+    "T = tau_0 + tau_B*B + tau_S*S + tau_A*A",
+    (TAU_0, TAU_B, TAU_S, TAU_A),
+    columns=SOURCES,
+)
 
-    def gradient(self, theta: FloatArray, steps: Steps) -> FloatArray:
-        return np.stack([np.ones_like(steps["B"]), *(steps[name] for name in self.columns)], axis=1)
-
-    def basis(self, rates: FloatArray, steps: Steps) -> FloatArray:
-        return self.gradient(rates, steps)
-
-    def assemble(self, rates: FloatArray, coefficients: FloatArray) -> FloatArray:
-        return coefficients
-
-
-_TAU_0 = Parameter("tau_0", "ms", "fixed cost of a step")
-
-CONSTANT = Linear("constant", "T = tau_0", (_TAU_0,), ())
-LINEAR = Linear(
-    "linear",
-    "T = tau_0 + tau_B*B + tau_S*S",
+HINGE = Separable(
+    "hinge",
+    "T = tau_0 + tau_B*B + tau_S*S + b*max(S - S_0, 0)",
     (
-        _TAU_0,
-        Parameter("tau_B", "ms/request", "cost of a request"),
-        Parameter("tau_S", "ms/token", "cost of a token"),
+        TAU_0,
+        TAU_B,
+        TAU_S,
+        Term(
+            Parameter("b", "ms/token", "cost of a token above S_0, beside tau_S"),
+            lambda f, s: np.maximum(f["S"] - s["S_0"], 0.0),
+            {"S_0": lambda f, s: -(f["S"] > s["S_0"]).astype(np.float64)},
+        ),
     ),
-    ("B", "S"),
+    (
+        Shape(
+            Parameter("S_0", "tokens", "tokens that fill the machine", positive=True),
+            lambda f: (max(0.5 * float(f["S"].min()), 0.5), 1.5 * float(f["S"].max())),
+        ),
+    ),
+    convex=True,
 )

@@ -39,7 +39,11 @@ class Saturation:
     )
     columns: tuple[str, ...] = ("B", "S")
     rates: tuple[tuple[str, str], ...] = (("k_B", "B"), ("k_S", "S"))
+    outer: tuple[str, ...] = ("k_B", "k_S")
     convex: bool = True
+
+    def span(self, name: str, steps: Steps) -> tuple[float, float] | None:
+        return None
 
     def latency_ms(self, theta: FloatArray, steps: Steps) -> FloatArray:
         tau_0, w_0, w_1, p_max, k_b, k_s, tau_b, tau_s = theta
@@ -67,13 +71,13 @@ class Saturation:
             axis=1,
         )
 
-    def basis(self, rates: FloatArray, steps: Steps) -> FloatArray:
+    def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
         B, S = steps["B"], steps["S"]
-        g = saturation_factor(float(rates[0]), B) * saturation_factor(float(rates[1]), S)
+        g = saturation_factor(float(outer[0]), B) * saturation_factor(float(outer[1]), S)
         return np.stack([np.ones_like(g), g, S * g, B, S], axis=1)
 
-    def assemble(self, rates: FloatArray, coefficients: FloatArray) -> FloatArray:
+    def assemble(self, outer: FloatArray, coefficients: FloatArray) -> FloatArray:
         tau_0, a, b, tau_b, tau_s = coefficients
         # b = 0 is an infinite peak: a cost of a token too small to matter stands in for it
         b = max(b, 1e-9 * float(np.max(coefficients)), 1e-300)
-        return np.array([tau_0, a / b, 1.0, 1 / b, rates[0], rates[1], tau_b, tau_s])
+        return np.array([tau_0, a / b, 1.0, 1 / b, outer[0], outer[1], tau_b, tau_s])

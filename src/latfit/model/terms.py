@@ -35,8 +35,8 @@ class Parameter:
 class LatencyModel(Protocol):
     """Structure of a formula; numbers live in `FitResult`.
 
-    Every model is separable: given its rates (parameters inside exponentials) the latency is basis @ coefficients with
-    coefficients >= 0, which is what the search over the rates uses.
+    Every model is separable: given its outer parameters (rates inside exponentials, corners of smooth maxima, tile
+    lengths) the latency is basis @ coefficients with coefficients >= 0, which is what the search over them uses.
     """
 
     @property
@@ -56,8 +56,17 @@ class LatencyModel(Protocol):
         ...
 
     @property
+    def outer(self) -> tuple[str, ...]:
+        """Parameters that the latency is not linear in, in the order that `basis` takes them."""
+        ...
+
+    @property
     def convex(self) -> bool:
         """Whether T is convex in S at fixed B and in B at fixed S for every admissible parameter vector."""
+        ...
+
+    def span(self, name: str, steps: Steps) -> tuple[float, float] | None:
+        """Where a parameter that is no rate is searched on these steps; None where its unit says it."""
         ...
 
     def latency_ms(self, theta: FloatArray, steps: Steps) -> FloatArray:
@@ -68,12 +77,12 @@ class LatencyModel(Protocol):
         """dT/dtheta (n, p)."""
         ...
 
-    def basis(self, rates: FloatArray, steps: Steps) -> FloatArray:
-        """The non-negative columns (n, m) that the latency is linear in, given the rates."""
+    def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
+        """The non-negative columns (n, m) that the latency is linear in, given the outer parameters."""
         ...
 
-    def assemble(self, rates: FloatArray, coefficients: FloatArray) -> FloatArray:
-        """theta (p,) from rates and linear coefficients (m,)."""
+    def assemble(self, outer: FloatArray, coefficients: FloatArray) -> FloatArray:
+        """theta (p,) from outer parameters and linear coefficients (m,)."""
         ...
 
 

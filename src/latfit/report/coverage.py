@@ -1,6 +1,7 @@
 """A picture of what a trace covers: its steps on the (B,S) plane, and their latency in time."""
 
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 from latfit.files import write_whole
 from latfit.report import style
 from latfit.report.points import gathered, thinned
-from latfit.report.words import counted
+from latfit.report.words import counted, drawable
 from latfit.stats import FloatArray
 from latfit.trace.coverage import Coverage, coverage
 from latfit.trace.phases import phases
@@ -35,11 +36,11 @@ def coverage_figure(trace: Trace) -> Figure:
 def write_coverage(target: Path, trace: Trace) -> None:
     """The figure as PNG, whole or not at all. Raises TargetNotWritable."""
     picture = style.png(coverage_figure(trace))
-    write_whole(target, lambda stream: _fill(stream, picture))
 
+    def fill(stream: BinaryIO) -> None:
+        stream.write(picture)
 
-def _fill(stream: object, picture: bytes) -> None:
-    stream.write(picture)  # type: ignore[attr-defined]
+    write_whole(target, fill)
 
 
 def draw_plane(axes: Axes, trace: Trace, found: Coverage) -> None:
@@ -53,7 +54,14 @@ def draw_plane(axes: Axes, trace: Trace, found: Coverage) -> None:
         cells = gathered(trace.floats("B")[rows], trace.floats("S")[rows], trace.floats("T_ms")[rows])
         sizes = SMALLEST_DOT + (LARGEST_DOT - SMALLEST_DOT) * cells.rows / most
         axes.scatter(
-            cells.B, cells.S, s=sizes, color=_colour(phase), alpha=0.6, edgecolor="white", linewidth=0.4, label=phase
+            cells.B,
+            cells.S,
+            s=sizes,
+            color=_colour(phase),
+            alpha=0.6,
+            edgecolor="white",
+            linewidth=0.4,
+            label=drawable(phase),
         )
     low_B, high_B = style.padded(*found.spans["B"], 1.3)
     low_S, high_S = style.padded(*found.spans["S"], 1.3)
@@ -77,7 +85,9 @@ def draw_time(axes: Axes, trace: Trace, found: Coverage) -> None:
     for phase in dict.fromkeys(named.tolist()):
         rows = np.flatnonzero(named == phase)
         shown = rows[thinned(seconds[rows], np.log(T_ms[rows]))[0]]
-        axes.scatter(seconds[shown], T_ms[shown], s=6, color=_colour(phase), alpha=0.5, linewidth=0, label=phase)
+        axes.scatter(
+            seconds[shown], T_ms[shown], s=6, color=_colour(phase), alpha=0.5, linewidth=0, label=drawable(phase)
+        )
     style.log_y(axes, *style.padded(*_span(T_ms)), style.decimal_ticks)
     style.legend(axes)
 

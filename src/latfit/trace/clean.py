@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.stats import FloatArray, mad_sigma
+from latfit.stats import FloatArray, mad_sigma, weighted_quantile
+from latfit.trace.cell_rows import WEIGHT, step_count
 from latfit.trace.table import Trace
 
 Mask = NDArray[np.bool_]
@@ -64,7 +65,7 @@ class Cleaned:
 
     @property
     def rows_used(self) -> int:
-        return len(self.trace)
+        return step_count(self.trace)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
     """Drop what cannot be a step, by `RULES`. Raises WrongUsage for unknown reasons in the options."""
     options = options or CleanOptions()
     _check_reasons(options)
+    if WEIGHT in trace:
+        return _cleaned_before(trace)
     used = np.ones(len(trace), dtype=bool)
     reasons = np.full(len(trace), "", dtype=object)
     dropped: dict[str, int] = {}
@@ -101,6 +104,13 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
         reasons[hit] = rule.reason
         used[hit] = False
     return Cleaned(trace.select(used), len(trace), dropped, marked, reasons)
+
+
+def _cleaned_before(trace: Trace) -> Cleaned:
+    """Rows of cells stand for steps that were cleaned when the cells were made; the counts are in the provenance."""
+    facts = trace.provenance.get("cells", {})
+    read = facts.get("rows_read", step_count(trace))
+    return Cleaned(trace, read, facts.get("dropped", {}), {}, np.full(len(trace), "", dtype=object))
 
 
 def check_not_most(cleaned: Cleaned, options: CleanOptions, where: str) -> None:
@@ -153,9 +163,20 @@ def _no_time(trace: Trace, _: CleanOptions) -> Mask:
 
 
 def _hardly_any_time(trace: Trace, _: CleanOptions) -> Mask:
-    T, octave = trace.floats("T_ms"), np.floor(np.log2(trace.floats("S")))
-    usual = [np.median(T[octave == size]) for size in np.unique(octave) if (octave == size).sum() >= FEW_ROWS]
-    return np.asarray(min(usual, default=0.0) * TOO_FAST > T)
+    T = trace.floats("T_ms")
+    return np.asarray(shortest_believable_ms(trace.floats("S"), T) > T)
+
+
+def shortest_believable_ms(S: FloatArray, T_ms: FloatArray, weights: FloatArray | None = None) -> float:
+    """Below this no step's time is its own: a share of the smallest median of T over octaves of S; 0 for few rows."""
+    octave = np.floor(np.log2(S))
+    weights = np.ones(len(S)) if weights is None else weights
+    usual = [
+        weighted_quantile(T_ms[rows], 0.5, weights[rows])
+        for rows in (octave == size for size in np.unique(octave))
+        if weights[rows].sum() >= FEW_ROWS
+    ]
+    return TOO_FAST * min(usual, default=0.0)
 
 
 def _bad_value(trace: Trace, _: CleanOptions) -> Mask:

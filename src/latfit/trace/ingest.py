@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from latfit.errors import BadInput, WrongUsage
+from latfit.trace.cell_rows import step_count
 from latfit.trace.clean import Cleaned, CleanOptions, check_not_most, clean
 from latfit.trace.readers import Options, Source, open_source, reader_for
 from latfit.trace.schema import BY_NAME, IDENTITY
@@ -137,7 +138,7 @@ def check_one_machine(ingested: Ingested) -> None:
     )
 
 
-def data_facts(ingested: Ingested, system: Mapping[str, str], rows: int) -> dict[str, Any]:
+def data_facts(ingested: Ingested, system: Mapping[str, str], trace: Trace) -> dict[str, Any]:
     """The `data` of a fit's JSON: what was read and how, so that `read_again` finds the same rows."""
     cleaned = ingested.cleaned
     names = [str(source.path.resolve()) for source in ingested.sources]
@@ -147,7 +148,7 @@ def data_facts(ingested: Ingested, system: Mapping[str, str], rows: int) -> dict
         "formats": list(ingested.formats),
         "sha256": ingested.sha256,
         "rows_read": cleaned.rows_read,
-        "rows_used": rows,
+        "rows_used": step_count(trace),
         "dropped": dict(cleaned.dropped),
         "marked": dict(cleaned.marked),
         "reading": asdict(ingested.reading),

@@ -36,6 +36,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("step", "int", False, "the engine's own step counter, within its run"),
     Column("dummy", "flag", False, "true for a step without requests that keeps data-parallel engines in step"),
     Column("idle", "flag", False, "true for a record of an engine that had nothing to do"),
+    Column("cell_rows", "float", False, "how many steps the row stands for, in a trace made of cells"),
     Column("rep", "int", False, "repetition number of the same cell, in the order measured"),
     Column("warmup", "flag", False, "true for a step run to warm up; kept in the file, dropped by cleaning"),
 )

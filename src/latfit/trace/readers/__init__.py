@@ -10,11 +10,13 @@ from latfit.trace.readers import (
     tabular,
     trtllm,
     vidur,
+    vllm,
 )
 from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source, open_source
 
 READERS: tuple[Reader, ...] = (
+    vllm.READER,
     trtllm.READER,
     dynamo.READER,
     sglang.READER,

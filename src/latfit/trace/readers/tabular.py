@@ -3,6 +3,7 @@
 A map may rename the columns and a unit scale the latency; names that say what they are need neither.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,26 @@ def read(source: Source, options: Options) -> Trace:
     if not (_is_binary(source.head) and found.provenance):  # a trace that latfit wrote is in milliseconds
         check_unit(columns["T_ms"], options, source.name)
     return Trace(columns, {**found.provenance, **provenance_of(named)})
+
+
+def read_columns(source: Source, required: Sequence[str]) -> Trace:
+    """A table that need not hold latencies, with latfit's own column names. Raises BadInput where one is missing."""
+    found = _found(source)
+    if missing := [name for name in required if name not in found]:
+        raise BadInput(
+            f"no column {', '.join(missing)} (there are {', '.join(found.columns)})",
+            where=source.name,
+            remedy=f"Give a table with the columns {', '.join(required)}.",
+        )
+    columns = {name: _typed(name, column) for name, column in found.columns.items()}
+    broken = np.logical_or.reduce([~np.isfinite(columns[name]) for name in required])
+    if broken.any():
+        raise BadInput(
+            f"row {int(np.argmax(broken)) + 1} has no number in {' or '.join(required)}",
+            where=source.name,
+            remedy="Correct or leave out the row.",
+        )
+    return Trace(columns, found.provenance)
 
 
 def _found(source: Source) -> Trace:

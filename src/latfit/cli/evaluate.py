@@ -1,0 +1,40 @@
+"""`latfit evaluate`: how well a fit predicts steps that it has not seen."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latfit.cli.options import JsonOption, QuietOption, SourcesArgument
+from latfit.cli.reading import ReadingOptions, data_line, read_sources, reads_traces
+
+
+@reads_traces
+def evaluate(
+    fit: Annotated[Path, typer.Argument(help="A fit file (NAME.fit.json).", metavar="FIT")],
+    source: SourcesArgument,
+    typed: ReadingOptions = ReadingOptions(),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Say how well a fit predicts a trace it has not seen.
+
+    Errors overall and by phase, how many steps fall into the fit's intervals, and how many lie outside its data.
+    """
+    from latfit.cli.output import print_json, print_table
+    from latfit.fit.apply import evaluate as scores
+    from latfit.model.result import read_fit
+    from latfit.report.results import evaluation_table
+    from latfit.trace.ingest import data_facts
+
+    fitted = read_fit(fit)
+    read = read_sources(source, typed, quiet=quiet or json)
+    found = scores(fitted, read.trace)
+    if json:
+        print_json(found)
+        return
+    typer.echo(data_line(data_facts(read, {}, read.trace)))
+    print_table(evaluation_table(found))
+    for level, share in found["interval_coverage"].items():
+        typer.echo(f"{share:.1%} of steps lie in the interval that is to hold {float(level):.0%}.")
+    typer.echo(f"{found['outside_domain']:,} steps lie outside what the fit has measured.")

@@ -1,0 +1,220 @@
+"""What is identified where single parameters are not: products, ratios and sums of them, with an interval.
+
+Candidates are built from a group of parameters that trade against each other: each parameter, work over a peak (and
+over a rate), products of peaks and rates, and sums of up to three such monomials of one dimension without a parameter
+in common (a request and a token count as one dimension: in decoding they are the same thing). With g a candidate's
+gradient in the coordinates z, its variance is g' C g (delta method), C the covariance of z on the directions that are
+not flat. A candidate is identified when g has no part in a flat direction and its standard error is at most a quarter
+of its value (an alias of exactly flat parameters is named whatever its error is), and worth naming when that is at most
+half of what any of its parameters has alone; a parameter that is known not to be identified has nothing alone. The
+simplest and most certain come first; others are added while their gradients say something new.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfit.fit.identifiability import TRADES, Directions, flattest_for
+from latfit.fit.problem import FitProblem
+from latfit.stats import FloatArray
+
+CERTAIN = 0.25
+BETTER = 0.5
+MOST = 3
+_ORTHOGONAL = 1e-5
+_NONE = 1e-9
+_LARGEST_GROUP = 6
+_PEAK = "tokens/ms"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """An expression in parameters with its value and 95 % interval, and the unit."""
+
+    expression: str
+    value: float
+    low: float
+    high: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    expression: str
+    value: float
+    gradient: FloatArray
+    members: frozenset[str]
+    dimension: tuple[int, int]
+    unit: str
+
+
+def combinations(
+    problem: FitProblem,
+    theta: FloatArray,
+    covariance: FloatArray,
+    directions: Directions,
+    groups: Sequence[Sequence[int]],
+    quantile: float,
+) -> list[Combination]:
+    """What is identified of each group of free coordinates.
+
+    covariance: of the coordinates z (p, p).  quantile: standard errors from the value to an end of its interval.
+    """
+    found: dict[str, Combination] = {}
+    for group in groups:
+        members = _with_partners(directions, group)
+        if not 2 <= len(members) <= _LARGEST_GROUP:
+            continue
+        for candidate, error in _best(problem, theta, covariance, directions, members, group):
+            found.setdefault(candidate.expression, _with_interval(candidate, error, quantile))
+    return list(found.values())
+
+
+def _with_partners(directions: Directions, group: Sequence[int]) -> list[int]:
+    """The group and what its members trade against; dead columns trade against nothing."""
+    alive = [i for i in group if directions.lengths[i] > 0 and np.any(directions.right[directions.singular > 0][:, i])]
+    partners = {int(j) for i in alive for j in np.flatnonzero(np.abs(flattest_for(directions, i)) > TRADES)}
+    return sorted({*alive, *partners})
+
+
+def _best(
+    problem: FitProblem,
+    theta: FloatArray,
+    covariance: FloatArray,
+    directions: Directions,
+    members: Sequence[int],
+    group: Sequence[int],
+) -> Iterator[tuple[_Candidate, float]]:
+    names = [p.name for p in problem.free_parameters]
+    null = directions.flat / np.where(directions.lengths > 0, directions.lengths, 1.0)  # flat directions in z
+    lost = {i for i in group if len(group) > 1}
+    z = theta[problem.free] / problem.scales[problem.free]
+    sizes = np.array([1.0 if p.positive else max(x, 1e-3) for p, x in zip(problem.free_parameters, z, strict=True)])
+    alone = {}
+    for i in members:
+        single = _monomial(problem, theta, {names[i]: 1})
+        error = None if i in lost else _error(single.gradient, covariance, null, sizes)
+        alone[names[i]] = math.inf if error is None or single.value <= 0 else error / single.value
+    aliased = {names[i] for i in members if np.any(np.abs(directions.flat[:, i]) > TRADES)}
+    ranked = []
+    for candidate in _candidates(problem, theta, members):
+        error = _error(candidate.gradient, covariance, null, sizes)
+        if error is not None and error <= _NONE * candidate.value:
+            continue  # it moves along what was left out as flat, and only seems to be without error
+        certain = error is not None and error <= CERTAIN * candidate.value
+        if error is None or candidate.value <= 0 or not (certain or candidate.members <= aliased):
+            continue
+        relative = error / candidate.value
+        if relative <= BETTER * min(alone[name] for name in candidate.members):
+            ranked.append((max(relative, 1e-3) * 2.0 ** len(candidate.members), candidate, error))
+    chosen: list[FloatArray] = []
+    for _, candidate, error in sorted(ranked, key=lambda item: item[0]):
+        direction = candidate.gradient / max(float(np.linalg.norm(candidate.gradient)), 1e-300)
+        rest = direction - sum((float(direction @ other) * other for other in chosen), np.zeros_like(direction))
+        if float(np.linalg.norm(rest)) < TRADES or len(chosen) >= MOST:
+            continue
+        chosen.append(rest / float(np.linalg.norm(rest)))
+        yield candidate, error
+
+
+def _error(gradient: FloatArray, covariance: FloatArray, null: FloatArray, sizes: FloatArray) -> float | None:
+    """Standard error of a combination; None where it moves along a flat direction, compared in steps of `sizes`."""
+    along, flat = gradient * sizes, null / sizes
+    length, lengths = float(np.linalg.norm(along)), np.linalg.norm(flat, axis=1)
+    if length == 0 or np.any(np.abs(flat @ along) > _ORTHOGONAL * length * np.where(lengths > 0, lengths, 1.0)):
+        return None
+    return math.sqrt(max(float(gradient @ covariance @ gradient), 0.0))
+
+
+def _candidates(problem: FitProblem, theta: FloatArray, members: Sequence[int]) -> Iterator[_Candidate]:
+    free = [problem.free_parameters[i] for i in members]
+    names = [p.name for p in free]
+    peaks = [p.name for p in free if p.positive and p.unit == _PEAK]
+    rates = [p.name for p in free if p.positive and p.unit.startswith("1/")]
+    work = [p.name for p in free if p.unit == "tokens"]
+    work += [name for name, value in problem.fixed.items() if value == 1.0 and name.startswith("w_")]
+    powers: list[Mapping[str, int]] = [{name: 1} for name in names]
+    for top, peak in itertools.product(work, peaks):
+        powers.append({top: 1, peak: -1})
+        powers += [{top: 1, peak: -1, rate: -1} for rate in rates]
+    powers += [{peak: 1, rate: 1} for peak, rate in itertools.product(peaks, rates)]
+    powers += [{one: 1, other: 1} for one, other in itertools.combinations(rates, 2)]
+    monomials = [_monomial(problem, theta, power) for power in powers]
+    yield from (m for m in monomials if len(m.members) > 1)
+    for count in (2, 3):
+        for parts in itertools.combinations(monomials, count):
+            disjoint = len(frozenset().union(*(m.members for m in parts))) == sum(len(m.members) for m in parts)
+            if disjoint and len({m.dimension for m in parts}) == 1 and not any(_inverse(m) for m in parts):
+                yield _sum(parts)
+
+
+def _inverse(monomial: _Candidate) -> bool:
+    """Sums are of costs: rates and peaks do not add."""
+    return monomial.dimension[1] <= 0
+
+
+def _monomial(problem: FitProblem, theta: FloatArray, powers: Mapping[str, int]) -> _Candidate:
+    """A product of powers of parameters; those of w_1 and other fixed ones are written but do not vary."""
+    index = {p.name: i for i, p in enumerate(problem.model.parameters)}
+    values = {name: float(theta[index[name]]) for name in powers}
+    value = math.prod(values[name] ** power for name, power in powers.items())
+    gradient = np.zeros(len(problem.free))
+    for position, i in enumerate(problem.free):
+        parameter = problem.model.parameters[i]
+        power = powers.get(parameter.name, 0)
+        if power and parameter.positive:
+            gradient[position] = power * value
+        elif power:
+            rest = math.prod(values[name] ** p for name, p in powers.items() if name != parameter.name)
+            gradient[position] = float(problem.scales[i]) * rest
+    units = [(problem.model.parameters[index[name]].unit, power) for name, power in powers.items()]
+    free = {p.name for p in problem.free_parameters}
+    tokens, requests, ms = (sum(power * _power(unit, what) for unit, power in units) for what in _DIMENSIONS)
+    members = frozenset(name for name in powers if name in free)
+    return _Candidate(_written(powers), value, gradient, members, (tokens + requests, ms), _unit(tokens, requests, ms))
+
+
+_DIMENSIONS = ("token", "request", "ms")
+
+
+def _power(unit: str, what: str) -> int:
+    above, _, below = unit.partition("/")
+    return int(what in above) - below.strip("()").split().count(what)
+
+
+def _unit(tokens: int, requests: int, ms: int) -> str:
+    above = [name if power == 1 else f"{name}^{power}" for name, power in _named(tokens, requests, ms) if power > 0]
+    below = [name if power == -1 else f"{name}^{-power}" for name, power in _named(tokens, requests, ms) if power < 0]
+    bottom = f"({' '.join(below)})" if len(below) > 1 else "".join(below)
+    return (" ".join(above) or "1") + (f"/{bottom}" if bottom else "")
+
+
+def _named(tokens: int, requests: int, ms: int) -> tuple[tuple[str, int], ...]:
+    return (("ms", ms), ("token", tokens), ("request", requests))
+
+
+def _written(powers: Mapping[str, int]) -> str:
+    above = "*".join(name for name, power in powers.items() if power > 0)
+    below = [name for name, power in powers.items() if power < 0]
+    return above + ("" if not below else f"/{below[0]}" if len(below) == 1 else f"/({'*'.join(below)})")
+
+
+def _sum(parts: Sequence[_Candidate]) -> _Candidate:
+    value, gradient = sum(m.value for m in parts), np.sum([m.gradient for m in parts], axis=0)
+    members = frozenset().union(*(m.members for m in parts))
+    return _Candidate(
+        " + ".join(m.expression for m in parts), value, gradient, members, parts[0].dimension, parts[0].unit
+    )
+
+
+def _with_interval(candidate: _Candidate, error: float, quantile: float) -> Combination:
+    """On the log scale where it is certain, because every candidate is above zero; else from zero on."""
+    if error > CERTAIN * candidate.value:
+        low, high = candidate.value - quantile * error, candidate.value + quantile * error
+        return Combination(candidate.expression, candidate.value, max(low, 0.0), high, candidate.unit)
+    reach = math.exp(quantile * error / candidate.value)
+    value = candidate.value
+    return Combination(candidate.expression, value, value / reach, value * reach, candidate.unit)

@@ -1,0 +1,224 @@
+"""Prediction intervals for single steps by split conformal prediction, phase by phase.
+
+The score of a step is s = ln(observed/predicted) where the prediction comes from rows that are not its own: earlier
+rows of the run for a log in time order, other cells for a designed grid. With n scores and k = ceil((n+1) level), the
+k-th smallest is not exceeded by a new step with probability at least `level`, and at most 1/(n+1) more, whatever the
+model and the noise, while steps are exchangeable (Vovk et al. 2005). Given the scores, the coverage is Beta(k, n+1-k).
+Where k > n the data cannot tell that level. Below, the k-th largest does the same. A two-sided interval at level c
+takes the lower and the upper factor at (1+c)/2.
+
+Phases have limits of their own: over all steps together a limit can hold and fail in every phase. Time order breaks
+exchangeability, so the promise is checked as it would have been used: the limit for each part of a log comes from the
+parts before it (for a grid: from the other folds), and the share of steps below it is reported, beside the band in
+which it lies 99 times of 100. The repeats of a cell share what the model misses there, so that a grid's band goes by
+the number of its cells. A phase is said to drift where the share at 90 % lies outside the band of a log, or where the
+scores' level changes.
+
+Adaptive limits (Gibbs & Candès 2021) follow a drift: alpha_{t+1} = alpha_t + gamma (alpha - miss_t), the limit being
+the quantile of the last scores; then |mean miss - alpha| <= (max(alpha, 1-alpha) + gamma) / (gamma n) for any sequence.
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.fit.crossval import LEVELS, HeldOut, held_out
+from latfit.fit.drift import CERTAIN, LEAST_SHIFT, change_point
+from latfit.fit.folds import expanding_in_runs, in_time
+from latfit.fit.problem import FitOptions
+from latfit.stats import FloatArray
+from latfit.trace.phases import phases
+from latfit.trace.table import Trace
+
+BY_TIME = "split conformal by phase, each part of the time predicted from earlier parts, observed/predicted"
+BY_CELL = "split conformal by phase on cells left out, observed/predicted"
+
+Factors = dict[str, float | None]
+
+
+def later_rows(trace: Trace, options: FitOptions, theta: FloatArray) -> HeldOut | None:
+    """The second half of every run, in parts predicted from all that is earlier; None for a trace without time."""
+    return held_out(trace, options, theta, expanding_in_runs(trace)) if in_time(trace) else None
+
+
+def prediction_intervals(trace: Trace, left_out: HeldOut, *, ordered: bool) -> dict[str, Any]:
+    """The `intervals` of the JSON contract from rows that were predicted while left out.
+
+    ordered: the folds follow each other in time, so that limits are checked with earlier folds only.
+    """
+    named = phases(trace).astype(str)[left_out.rows]
+    by_phase = {}
+    for phase in dict.fromkeys(named.tolist()):
+        by_phase[phase] = _one_phase(_Scores.of(trace, left_out, named == phase), ordered)
+    everything = _Scores.of(trace, left_out, np.ones(len(named), dtype=bool))
+    return {
+        "method": BY_TIME if ordered else BY_CELL,
+        **_factors(everything),
+        "by_phase": by_phase,
+        **_checked(everything, ordered),
+        "drift": _drift_sentence(by_phase),
+    }
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Scores (m,) with the fold and the weight of each, and the number of (B,S) cells that they come from."""
+
+    score: FloatArray
+    fold: NDArray[np.int64]
+    weight: FloatArray
+    cells: int
+
+    @staticmethod
+    def of(trace: Trace, left_out: HeldOut, rows: NDArray[np.bool_]) -> "_Scores":
+        table = np.stack([trace.floats(name)[left_out.rows[rows]] for name in ("B", "S")], axis=1)
+        cells = len(np.unique(table, axis=0))
+        return _Scores(left_out.log_ratio[rows], left_out.fold[rows], left_out.weights[rows], cells)
+
+    def among(self, rows: NDArray[np.bool_]) -> "_Scores":
+        return _Scores(self.score[rows], self.fold[rows], self.weight[rows], self.cells)
+
+    @property
+    def steps(self) -> int:
+        return round(float(self.weight.sum()))
+
+
+def conformal_rank(n: int, level: float) -> int | None:
+    """k = ceil((n+1) level), the rank among n scores that a new one stays below with that probability; None where n is
+    too small to tell."""
+    k = math.ceil((n + 1) * level - 1e-9)
+    return k if 1 <= k <= n else None
+
+
+def coverage_law(n: int, level: float) -> tuple[float, float] | None:
+    """(k, n+1-k) of the Beta law that the coverage of a limit from n scores has, given the scores."""
+    k = conformal_rank(n, level)
+    return None if k is None else (float(k), float(n + 1 - k))
+
+
+def upper_limit(scores: FloatArray, level: float, weights: FloatArray | None = None) -> float | None:
+    """The score (n,) that a new one stays below with probability `level`; None where n cannot tell.
+
+    weights: how many steps each score stands for (n,).
+    """
+    weights = np.ones(len(scores)) if weights is None else weights
+    rank = conformal_rank(round(float(weights.sum())), level)
+    if rank is None:
+        return None
+    order = np.argsort(scores, kind="stable")
+    at = int(np.searchsorted(np.cumsum(weights[order]), rank - 0.5))
+    return float(scores[order[min(at, len(order) - 1)]])
+
+
+def _factors(scores: _Scores) -> dict[str, Factors]:
+    upper = {level: upper_limit(scores.score, level, scores.weight) for level in LEVELS}
+    lower = {level: upper_limit(-scores.score, level, scores.weight) for level in LEVELS}
+    return {
+        "ratio_quantiles": {f"{level:g}": None if s is None else math.exp(s) for level, s in upper.items()},
+        "lower_quantiles": {f"{level:g}": None if s is None else math.exp(-s) for level, s in lower.items()},
+    }
+
+
+def _one_phase(scores: _Scores, ordered: bool) -> dict[str, Any]:
+    checked = _checked(scores, ordered)
+    outside = [level for level, (low, high) in checked["band"].items() if not low <= checked["coverage"][level] <= high]
+    change = change_point(scores.score) if ordered else None
+    moved = change is not None and change.p_value < CERTAIN and abs(change.shift) > math.log1p(LEAST_SHIFT)
+    drifts = ordered and (moved or "0.9" in outside)
+    found: dict[str, Any] = {**_factors(scores), "n": scores.steps, "cells": scores.cells, **checked, "drift": drifts}
+    if moved and change is not None:
+        found["relative_shift"] = math.expm1(change.shift)
+    return found
+
+
+def _checked(scores: _Scores, ordered: bool) -> dict[str, Any]:
+    """Share of steps below their limit by level, how many were checked, and the 99 % band of a calibrated limit."""
+    coverage: dict[str, float] = {}
+    band: dict[str, tuple[float, float]] = {}
+    two_sided: dict[str, float] = {}
+    checked = 0
+    for level in LEVELS:
+        below, above, seen, calibrated = _hits(scores, level, ordered)
+        if seen == 0:
+            continue
+        checked = max(checked, round(seen))
+        coverage[f"{level:g}"] = below / seen
+        alone = 1.0 if ordered else min(1.0, scores.cells / scores.steps)
+        band[f"{level:g}"] = _band(level, alone * seen, alone * calibrated)
+        if level > 0.5:
+            two_sided[f"{2 * level - 1:g}"] = (below - above) / seen
+    return {"coverage": coverage, "two_sided_coverage": two_sided, "band": band, "checked": checked}
+
+
+def _hits(scores: _Scores, level: float, ordered: bool) -> tuple[float, float, float, float]:
+    """(steps at or below their upper limit, steps below their lower limit, steps checked, mean number of calibration
+    scores)."""
+    below = above = seen = calibrated = 0.0
+    for number in np.unique(scores.fold):
+        others = scores.among(scores.fold < number if ordered else scores.fold != number)
+        high = upper_limit(others.score, level, others.weight)
+        low = upper_limit(-others.score, level, others.weight)
+        if high is None or low is None:
+            continue
+        test = scores.among(scores.fold == number)
+        steps = float(test.weight.sum())
+        below += float(test.weight[test.score <= high].sum())
+        above += float(test.weight[test.score < -low].sum())
+        seen += steps
+        calibrated += steps * others.steps
+    return below, above, seen, calibrated / seen if seen else 0.0
+
+
+def _band(level: float, seen: float, calibrated: float) -> tuple[float, float]:
+    """99 % range of the share below a limit: binomial given the limit, whose own coverage is Beta (beta-binomial)."""
+    from scipy.stats import betabinom
+
+    n, m = max(round(seen), 1), max(round(calibrated), 1)
+    k = min(max(conformal_rank(m, level) or m, 1), m)
+    low, high = betabinom.ppf([0.005, 0.995], n, k, m + 1 - k)
+    return float(low) / n, float(high) / n
+
+
+def _drift_sentence(by_phase: Mapping[str, Mapping[str, Any]]) -> str:
+    drifting = [phase for phase, found in by_phase.items() if found["drift"]]
+    if not drifting:
+        return ""
+    return (
+        f"The latency of {' and '.join(drifting)} steps drifts: limits from earlier steps did not hold as often as they"
+        " say on later ones. Measure again, or use adaptive limits."
+    )
+
+
+def adaptive_limits(
+    scores: Sequence[float] | FloatArray, level: float, *, window: int = 500, gamma: float = 0.005
+) -> tuple[FloatArray, FloatArray]:
+    """(limit for each score from the `window` before it (n-window,), whether the score exceeded it (n-window,)).
+
+    The level is steered so that the share of misses tends to 1 - level under any drift. A limit is infinite where the
+    steering asks for every step, minus infinite where it asks for none.
+    """
+    target = 1.0 - level
+    alpha = target
+    recent = sorted(float(s) for s in scores[:window])
+    n = len(scores)
+    limits, missed = np.empty(max(n - window, 0)), np.zeros(max(n - window, 0), dtype=bool)
+    for i in range(window, n):
+        rank = math.ceil((len(recent) + 1) * (1 - alpha) - 1e-9)
+        if alpha <= 0 or rank > len(recent):
+            limit = math.inf
+        elif alpha >= 1 or rank < 1:
+            limit = -math.inf
+        else:
+            limit = recent[rank - 1]
+        score = float(scores[i])
+        miss = score > limit
+        limits[i - window], missed[i - window] = limit, miss
+        alpha += gamma * (target - miss)
+        recent.pop(bisect_left(recent, float(scores[i - window])))
+        insort(recent, score)
+    return limits, missed.astype(np.float64)

@@ -1,0 +1,188 @@
+"""Choosing a model by what it predicts of steps it has not seen: `--model auto`.
+
+Every candidate that the columns can carry is cross-validated on the same folds (cells of a grid, blocks of time of a
+log). Errors on one fold are alike for all models, so candidates are compared by their paired differences: with d_i the
+difference of a candidate's and the best one's error on fold i of K, its standard error is sd(d)/sqrt(K). Of all
+candidates within one standard error of the best the one with the fewest free parameters wins (Breiman et al. 1984), but
+it never gives up more than 0.5 points of error, and is never worse than the better of line and saturation model.
+
+The expert-coverage term is offered only where the user says `auto+moe`: on dense models it would be chosen too, for a
+concavity at few tokens that has nothing to do with experts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import WrongUsage
+from latfit.fit.choices import settled
+from latfit.fit.crossval import assign_folds
+from latfit.fit.problem import FitOptions, make_problem
+from latfit.fit.solve import solve
+from latfit.model.family import FAMILY, MOE
+from latfit.model.features import SOURCES, decode_only, features
+from latfit.stats import FloatArray
+from latfit.trace.cell_rows import row_weights
+from latfit.trace.table import Trace
+
+AUTO = "auto"
+GIVEN_UP = 0.5
+"""Points of error that simplicity may cost at most."""
+
+NOT_WORSE = 0.05
+"""Points within which an error counts as no worse."""
+
+ROWS = 8000
+"""Rows that are enough to choose on."""
+
+YARDSTICKS = ("linear", "saturation")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Cross-validated error of one candidate: MAPE in percent, by fold (K,), and its free parameters."""
+
+    mape_pct: float
+    by_fold: FloatArray
+    free: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chosen model, why in a sentence, the options to fit it with, and every candidate's score by name."""
+
+    name: str
+    reason: str
+    options: FitOptions
+    scores: Mapping[str, Score]
+
+    def table(self) -> dict[str, dict[str, object]]:
+        """The scores as they are stored with a fit."""
+        return {
+            name: {
+                "mape_pct": score.mape_pct,
+                "free_parameters": score.free,
+                "mape_pct_by_fold": score.by_fold.tolist(),
+            }
+            for name, score in self.scores.items()
+        }
+
+
+def is_auto(name: str) -> bool:
+    return name in (AUTO, f"{AUTO}{MOE}")
+
+
+def resolved(trace: Trace, options: FitOptions) -> tuple[FitOptions, dict[str, object]]:
+    """Options that name one model with its choices held; for `auto` also why that one: its reason and the candidates'
+    scores."""
+    if not is_auto(options.model):
+        return settled(trace, options), {}
+    selection = select_model(trace, options)
+    return selection.options, {"model": selection.name, "reason": selection.reason, "candidates": selection.table()}
+
+
+def candidates_for(trace: Trace, experts: bool = False) -> list[str]:
+    """Names of the models that the columns of a trace can carry, simple ones first."""
+    seen = features({name: trace.floats(name) for name in SOURCES if name in trace})
+    names = ["constant", "linear", "hinge", "saturation", "saturation-gamma"]
+    if not decode_only(seen):
+        names.append("quadratic")
+    if "context_tokens" in trace or not decode_only(seen):
+        names += ["context", "roofline"]
+    return [*names, *(f"{name}{MOE}" for name in names if name != "constant" and experts)]
+
+
+def select_model(trace: Trace, options: FitOptions) -> Selection:
+    """The candidate to use for a clean trace of one system. Raises WrongUsage for parameters that no candidate has."""
+    sample = _sample(trace, options.seed)
+    _, fold = assign_folds(sample, options.seed)
+    scores: dict[str, Score] = {}
+    chosen: dict[str, FitOptions] = {}
+    for name in _possible(candidates_for(trace, options.model.endswith(MOE)), options):
+        own = settled(sample, replace(options, model=name))
+        score = cross_validated(sample, own, fold)
+        if score is not None:
+            scores[name], chosen[name] = score, own
+    if not scores:
+        return Selection("saturation", "Too few different steps to compare models.", _plain(options), {})
+    name = _simplest(scores)
+    return Selection(name, _reason(name, scores), chosen[name], scores)
+
+
+def cross_validated(trace: Trace, options: FitOptions, fold: NDArray[np.int64]) -> Score | None:
+    """Score of one model on given folds (n,); None where a fold leaves fewer rows than free parameters."""
+    given = row_weights(trace)
+    weights = np.ones(len(trace)) if given is None else given
+    whole = make_problem(trace, options)
+    folds, free = int(fold.max()) + 1, len(whole.free)
+    if folds < 2 or min(int((fold != i).sum()) for i in range(folds)) <= free:
+        return None
+    theta = whole.theta(solve(whole).z)
+    observed, ape = trace.floats("T_ms"), np.empty(len(trace))
+    errors = []
+    for left_out in range(folds):
+        test = fold == left_out
+        problem = make_problem(trace.select(~test), options)
+        end = solve(problem, warm=problem.coordinates(theta))
+        steps = {name: trace.floats(name)[test] for name in whole.steps}
+        predicted = problem.model.latency_ms(problem.theta(end.z), steps)
+        ape[test] = 100 * np.abs(predicted / observed[test] - 1)
+        errors.append(float(np.average(ape[test], weights=weights[test])))
+    return Score(float(np.average(ape, weights=weights)), np.array(errors), free)
+
+
+def _possible(names: Sequence[str], options: FitOptions) -> list[str]:
+    """Candidates that have every parameter the user speaks of."""
+    spoken = {*options.fixed, *options.bounds, *options.priors}
+    kept = [name for name in names if spoken <= {p.name for p in FAMILY[name].parameters}]
+    if not kept:
+        raise WrongUsage(
+            f"no model has all of {', '.join(sorted(spoken))}",
+            where="--fix, --bounds, --prior",
+            remedy="Name the model with --model, or leave them out.",
+        )
+    return kept
+
+
+def _simplest(scores: Mapping[str, Score]) -> str:
+    best = min(scores, key=lambda name: scores[name].mape_pct)
+    ceiling = min([scores[name].mape_pct + NOT_WORSE for name in YARDSTICKS if name in scores], default=np.inf)
+    good = [
+        name
+        for name, score in scores.items()
+        if score.mape_pct - scores[best].mape_pct <= min(paired_error(score, scores[best]), GIVEN_UP)
+        and score.mape_pct <= ceiling
+    ]
+    return min(good or [best], key=lambda name: (scores[name].free, scores[name].mape_pct))
+
+
+def paired_error(a: Score, b: Score) -> float:
+    """Standard error of the difference of two models' errors over the same folds, in points."""
+    difference = a.by_fold - b.by_fold
+    return float(np.std(difference, ddof=1) / np.sqrt(len(difference)))
+
+
+def _reason(name: str, scores: Mapping[str, Score]) -> str:
+    best = min(scores, key=lambda other: scores[other].mape_pct)
+    own = scores[name]
+    beside = [f"{other} {scores[other].mape_pct:.1f} %" for other in YARDSTICKS if other in scores and other != name]
+    against = f" ({', '.join(beside)})" if beside else ""
+    if name == best:
+        return f"{name} predicts unseen steps best: {own.mape_pct:.1f} % with {own.free} parameters{against}."
+    return (
+        f"{name} is the simplest model within one standard error of the best: {own.mape_pct:.1f} % with {own.free} "
+        f"parameters, {best} {scores[best].mape_pct:.1f} % with {scores[best].free}{against}."
+    )
+
+
+def _plain(options: FitOptions) -> FitOptions:
+    return replace(options, model="saturation")
+
+
+def _sample(trace: Trace, seed: int) -> Trace:
+    """At most ROWS rows in their order, drawn evenly."""
+    if len(trace) <= ROWS:
+        return trace
+    return trace.select(np.sort(np.random.default_rng(seed).choice(len(trace), ROWS, replace=False)))

@@ -1,0 +1,124 @@
+"""How the latency answers to B and S, and which term it consists of where.
+
+Slopes are central differences of the model's own formula in the logarithm of B or S, dT/dx = (dT/dln x)/x with steps of
+h = 1e-4, so that they hold for every model (error h^2/6 of the third derivative); the elasticity is dlnT/dlnx: by how
+many percent T grows for one percent more.
+
+Terms: a cost that may be zero enters the latency by T(theta) - T(theta with it at zero), which is its own term where T
+is linear in it; what remains when all of them are zero is the work that rates and peaks describe. A term dominates
+where it is the largest.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.model.features import StepTable
+from latfit.model.terms import LatencyModel, Steps
+from latfit.stats import FloatArray
+
+WORK = "work"
+_H = 1e-4
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """On a grid of B (b,) and S (s,), NaN where S < B: T in ms (b, s); slopes by name (b, s), dT_dB and dT_dS in
+    ms/request and ms/token, elasticity_B and elasticity_S; terms in ms (b, s) by name, and the name of the largest
+    (b, s), empty where S < B."""
+
+    B: FloatArray
+    S: FloatArray
+    T_ms: FloatArray
+    slopes: Mapping[str, FloatArray]
+    terms: Mapping[str, FloatArray]
+    dominant: NDArray[np.object_]
+
+    def regions(self) -> dict[str, dict[str, Any]]:
+        """Where each term dominates: share of the grid, and the spans of B and S."""
+        valid = self.dominant != ""
+        found = {}
+        for name in self.terms:
+            rows, columns = np.nonzero(self.dominant == name)
+            if len(rows):
+                spans = {"B": self.B[rows], "S": self.S[columns]}
+                found[name] = {
+                    "share": len(rows) / int(valid.sum()),
+                    **{axis: [float(values.min()), float(values.max())] for axis, values in spans.items()},
+                }
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "B": self.B.tolist(),
+            "S": self.S.tolist(),
+            "T_ms": _listed(self.T_ms),
+            **{name: _listed(grid) for name, grid in self.slopes.items()},
+            "dominant": [[name or None for name in row] for row in self.dominant.tolist()],
+            "regions": self.regions(),
+        }
+
+
+def sensitivity(
+    model: LatencyModel, theta: FloatArray, B: FloatArray, S: FloatArray, context_per_request: float = 0.0
+) -> Sensitivity:
+    """Slopes and terms of a fitted model on a grid. context_per_request: cached tokens that each request reads."""
+    grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
+    valid = grid_S >= grid_B
+    b, s = grid_B[valid], grid_S[valid]
+
+    def latency(requests: FloatArray, tokens: FloatArray) -> FloatArray:
+        return model.latency_ms(theta, steps_at(requests, tokens, context_per_request))
+
+    T = latency(b, s)
+    up, down = np.exp(_H), np.exp(-_H)
+    per_B = (latency(b * up, s) - latency(b * down, s)) / (2 * _H)
+    per_S = (latency(b, s * up) - latency(b, s * down)) / (2 * _H)
+    terms = terms_of(model, theta, steps_at(b, s, context_per_request))
+    names = np.array(list(terms), dtype=object)
+    largest = names[np.argmax(np.stack(list(terms.values())), axis=0)]
+    dominant = np.full(valid.shape, "", dtype=object)
+    dominant[valid] = largest
+    safe = np.maximum(T, 1e-300)
+    slopes = {"dT_dB": per_B / b, "dT_dS": per_S / s, "elasticity_B": per_B / safe, "elasticity_S": per_S / safe}
+    slopes = {name: _on_grid(valid, values) for name, values in slopes.items()}
+    by_name = {name: _on_grid(valid, values) for name, values in terms.items()}
+    return Sensitivity(B, S, _on_grid(valid, T), slopes, by_name, dominant)
+
+
+def steps_at(B: FloatArray, S: FloatArray, context_per_request: float = 0.0) -> StepTable:
+    """Steps of B requests and S tokens (n,), whose cached context is so many tokens a request."""
+    columns = {"B": B, "S": S}
+    return StepTable(columns | ({"context_tokens": context_per_request * B} if context_per_request > 0 else {}))
+
+
+def terms_of(model: LatencyModel, theta: FloatArray, steps: Steps) -> dict[str, FloatArray]:
+    """Terms of the latency in ms (n,) by the name of their cost, and `work`; those that are zero are left out."""
+    T = model.latency_ms(theta, steps)
+    terms: dict[str, FloatArray] = {}
+    rest = T.copy()
+    for i, parameter in enumerate(model.parameters):
+        if parameter.positive or parameter.fixed is not None or theta[i] == 0:
+            continue
+        without = theta.copy()
+        without[i] = 0.0
+        part = T - model.latency_ms(without, steps)
+        if np.any(np.abs(part) > 1e-12 * np.abs(T)):
+            terms[parameter.name] = part
+            rest = rest - part
+    if np.any(np.abs(rest) > 1e-9 * np.abs(T)) or not terms:
+        terms[WORK] = rest
+    return terms
+
+
+def _on_grid(valid: NDArray[np.bool_], values: FloatArray) -> FloatArray:
+    grid = np.full(valid.shape, np.nan)
+    grid[valid] = values
+    return grid
+
+
+def _listed(grid: FloatArray) -> list[list[float | None]]:
+    return [[float(x) if np.isfinite(x) else None for x in row] for row in grid]

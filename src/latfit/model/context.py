@@ -1,0 +1,63 @@
+"""The saturation form with what a step reads and does beside its tokens.
+
+T = saturation(B, S) + tau_K (1-m) KD + tau_L m KD + tau_R KP + tau_A A + tau_N n + tau_M m + tau_Y m D
+
+Decoding reads the cached keys and values of every sequence (KD tokens), bound by memory; the same tokens cost more in a
+step that also holds prefill (m = 1), where one kernel for sequences of different lengths reads them, so that step has a
+price of its own. Prefill reads its cached part (KP) and does quadratic attention work A; it pays once a step (tau_M)
+and once a request (tau_N), and every decoding request beside it (tau_Y) pays at least one block of that kernel.
+Features are those of `features`. Every term is non-decreasing in S and convex in it.
+
+Mixture of experts: the expected share of experts that S tokens touch is 1 - (1-k/E)^S = 1 - e^(-k_E S), so reading
+their weights costs tau_E (1 - e^(-k_E S)), which is concave in S; its slope in k_E is tau_E S e^(-k_E S).
+"""
+
+import numpy as np
+
+from latfit.model.baselines import TAU_A
+from latfit.model.features import SOURCES, Features, decode_only
+from latfit.model.saturation import Saturation
+from latfit.model.separable import Separable, Shape, Term
+from latfit.model.terms import Parameter
+
+
+def with_prefill(f: Features) -> bool:
+    """Whether the steps say anything about prefill."""
+    return not decode_only(f)
+
+
+TAU_K = Term(
+    Parameter("tau_K", "ms/token", "cached token read by decoding, in a step without prefill"),
+    lambda f, _: (1 - f["m"]) * f["KD"],
+)
+TAU_L = Term(
+    Parameter("tau_L", "ms/token", "cached token read by decoding, in a step with prefill"),
+    lambda f, _: f["m"] * f["KD"],
+    when=with_prefill,
+)
+TAU_R = Term(Parameter("tau_R", "ms/token", "cached token read by prefill"), lambda f, _: f["KP"], when=with_prefill)
+TAU_N = Term(Parameter("tau_N", "ms/request", "cost of a request in prefill"), lambda f, _: f["n"], when=with_prefill)
+TAU_M = Term(Parameter("tau_M", "ms", "cost of a step that holds prefill"), lambda f, _: f["m"], when=with_prefill)
+TAU_Y = Term(
+    Parameter("tau_Y", "ms/request", "decoding request in a step with prefill"),
+    lambda f, _: f["m"] * f["D"],
+    when=with_prefill,
+)
+
+CONTEXT = Separable(
+    "context",
+    f"{Saturation().formula} + tau_K*(1-m)*KD + tau_L*m*KD + tau_R*KP + tau_A*A + tau_N*n + tau_M*m + tau_Y*m*D",
+    (TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y),
+    base=Saturation(),
+    columns=SOURCES,
+)
+
+TAU_E = Term(
+    Parameter("tau_E", "ms", "reading the weights of all experts"),
+    lambda f, s: -np.expm1(-s["k_E"] * f["S"]),
+    {"k_E": lambda f, s: f["S"] * np.exp(-s["k_E"] * f["S"])},
+)
+K_E = Shape(
+    Parameter("k_E", "1/token", "how fast tokens touch all experts", positive=True),
+    lambda f: (0.5 / float(f["S"].max()), max(3.0, 1.0 / float(f["S"].max()))),
+)

@@ -1,0 +1,100 @@
+"""What the richer models read of a step, derived from the columns of a trace.
+
+n prefill requests, P prefill tokens, KP cached tokens read by prefill, D = B - n decode rows, KD = context - KP cached
+tokens read by decode, m = 1 where the step holds prefill, else 0. A = P (KP + P/2) / max(n, 1) is the attention work of
+the prefill chunks, sum over chunks of p (c + p/2), with averages standing in for the single lengths, which a step does
+not tell.
+
+Where a trace lacks a column: a step with more tokens than requests holds prefill, of one request, and its other
+requests decode; prefill reads no cache; the cached context counts as zero, so that models which need it lose their
+terms for it.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.stats import FloatArray
+
+Features = Mapping[str, FloatArray]
+"""B, S, n, P, m, D, KP, KD, A of steps, each (n,); A in token pairs, the others in requests or tokens."""
+
+SOURCES = ("B", "S", "prefill_requests", "prefill_tokens", "context_tokens", "prefill_context_tokens")
+"""Columns of a trace that features are derived from."""
+
+MIXED_FROM = 1.5
+"""Tokens a request from which a step counts as one that holds prefill, whatever it says."""
+
+FEW = 0.03
+SHORT = 64.0
+
+
+class StepTable(Mapping[str, FloatArray]):
+    """Columns of a trace (each (n,)) that remember the features derived from them."""
+
+    def __init__(self, columns: Mapping[str, FloatArray]) -> None:
+        self._columns = dict(columns)
+        self._derived: Features | None = None
+
+    def __getitem__(self, name: str) -> FloatArray:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @property
+    def derived(self) -> Features:
+        if self._derived is None:
+            self._derived = features(self._columns)
+        return self._derived
+
+    def at(self, rows: NDArray[np.int64]) -> "StepTable":
+        """The same columns at some of the rows."""
+        return StepTable({name: column[rows] for name, column in self._columns.items()})
+
+
+def features_of(steps: Mapping[str, FloatArray]) -> Features:
+    """The features of steps, remembered where the table can."""
+    return steps.derived if isinstance(steps, StepTable) else features(steps)
+
+
+def features(columns: Mapping[str, FloatArray]) -> Features:
+    """Features (n,) from the columns there are; see the module's derivation."""
+    B, S = columns["B"], columns["S"]
+    n, P = _prefill(columns)
+    m = (P > 0).astype(np.float64)
+    context = columns.get("context_tokens", np.zeros_like(S))
+    KP = np.minimum(columns.get("prefill_context_tokens", np.zeros_like(S)), context)
+    return {
+        "B": B,
+        "S": S,
+        "n": n,
+        "P": P,
+        "m": m,
+        "D": np.maximum(B - n, 0.0),
+        "KP": KP,
+        "KD": np.maximum(context - KP, 0.0),
+        "A": P * (KP + P / 2) / np.maximum(n, 1.0),
+    }
+
+
+def _prefill(columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """Prefill requests and prefill tokens (n,)."""
+    B, S = columns["B"], columns["S"]
+    P, n = columns.get("prefill_tokens"), columns.get("prefill_requests")
+    if P is None:
+        n = (S > B).astype(np.float64) if n is None else n
+        return n, np.where(n > 0, np.maximum(S - B + n, 0.0), 0.0)
+    return ((P > 0).astype(np.float64) if n is None else n), P
+
+
+def decode_only(steps: Mapping[str, FloatArray], weights: FloatArray | None = None) -> bool:
+    """Whether the steps say nothing of prefill: under 3 % hold more than 1.5 tokens a request, none of them 64."""
+    B, S = steps["B"], steps["S"]
+    holds = S > MIXED_FROM * B
+    share = float(np.average(holds, weights=weights))
+    return share < FEW and not bool(np.any(S[holds] >= SHORT))

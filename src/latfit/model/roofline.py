@@ -1,0 +1,129 @@
+"""Roofline and cache: the matrix products as a smooth maximum of reading weights and computing, attention likewise.
+
+T = tau_0 + tau_B B + b pmax(S_0, S) + tau_S S + tau_Q tile_Q(S)
+  + tau_K (1-m) KD + c pmax(L, W) + tau_Y m D + tau_X m D max(KD - K_0, 0) + tau_N n + tau_M m
+
+* b pmax(S_0, S): flat below S_0 tokens, where weights are read from memory, b ms a token above.
+* tau_Q tile_Q(S): kernels work on whole tiles of Q tokens (see `smooth`).
+* tau_K (1-m) KD: decoding reads its cache, bound by memory. In a step with prefill one kernel holds all sequences and
+  ends with the slower of its longest sequence, whose loop over the cache is serial, L = m max((KP+P)/n1, KD/D), and of
+  the work a slot, W = A/P_0 + m KD/Q_s: P_0 prompt tokens, or Q_s decoding requests, fill the machine.
+* tau_X m D max(KD - K_0, 0): above K_0 cached tokens they no longer stay in the second-level cache and are read again
+  for every head.
+* Where prefill reads no cache, or it does not vary, L and W cannot be told apart and the attention of a step with
+  prefill is tau_L m KD + tau_A A instead.
+
+Every term is non-decreasing in S and in all that a step reads.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from latfit.model.baselines import TAU_0, TAU_A, TAU_B, TAU_S
+from latfit.model.context import TAU_K, TAU_L, TAU_M, TAU_N, TAU_Y
+from latfit.model.features import SOURCES, Features, decode_only
+from latfit.model.separable import Choice, Separable, Shape, Shapes, Term
+from latfit.model.smooth import pmax, pmax_slope, tiles
+from latfit.model.terms import Parameter
+from latfit.stats import FloatArray
+
+
+def _longest(f: Features) -> FloatArray:
+    """L: tokens of the longest single sequence in a step with prefill, by averages; zero elsewhere."""
+    of_prefill = (f["KP"] + f["P"]) / np.maximum(f["n"], 1.0)
+    return np.asarray(f["m"] * np.maximum(of_prefill, f["KD"] / np.maximum(f["D"], 1.0)))
+
+
+def _work(f: Features, s: Shapes) -> FloatArray:
+    return np.asarray(f["A"] / s["P_0"] + f["m"] * f["KD"] / s["Q_s"])
+
+
+def _attention(f: Features, s: Shapes) -> FloatArray:
+    return pmax(_longest(f), _work(f, s), s["p"])
+
+
+def _attention_slope(f: Features, s: Shapes) -> FloatArray:
+    """d pmax(L, W) / dW."""
+    return pmax_slope(_work(f, s), _attention(f, s), s["p"])
+
+
+def _reads_cache(f: Features) -> bool:
+    """Whether prefill reads cached tokens, of varying number: only then L and W can be told apart."""
+    held = f["m"] > 0
+    return bool(held.any()) and not decode_only(f) and float(np.ptp(f["KP"][held])) > 0
+
+
+def _plainly(term: Term) -> Term:
+    """The term, where L and W cannot be told apart."""
+    return replace(term, when=lambda f: term.when(f) and not _reads_cache(f))
+
+
+GEMM = Term(
+    Parameter("b", "ms/token", "cost of a token where computing is the limit"),
+    lambda f, s: pmax(s["S_0"], f["S"], s["p"]),
+    {"S_0": lambda f, s: pmax_slope(s["S_0"], pmax(s["S_0"], f["S"], s["p"]), s["p"])},
+)
+TILES = Term(
+    Parameter("tau_Q", "ms/token", "cost of a token of a whole tile"),
+    lambda f, s: tiles(f["S"], s["Q"], s["rho"]),
+    when=lambda f: not decode_only(f),
+)
+ATTENTION = Term(
+    Parameter("c", "ms/token", "attention of a step with prefill, a token of its longest sequence"),
+    _attention,
+    {
+        "P_0": lambda f, s: -_attention_slope(f, s) * f["A"] / s["P_0"] ** 2,
+        "Q_s": lambda f, s: -_attention_slope(f, s) * f["m"] * f["KD"] / s["Q_s"] ** 2,
+    },
+    when=_reads_cache,
+)
+CLIFF = Term(
+    Parameter("tau_X", "ms/(request token)", "cached token beyond K_0, read again for every decoding request"),
+    lambda f, s: f["m"] * f["D"] * np.maximum(f["KD"] - s["K_0"], 0.0),
+    {"K_0": lambda f, s: -f["m"] * f["D"] * (f["KD"] > s["K_0"])},
+    when=_reads_cache,
+)
+
+
+class _Span:
+    """(low, high) of a shape; a class, so that the table stays one line a shape."""
+
+    def __init__(self, name: str, low: float, high: float) -> None:
+        self.name, self.low, self.high = name, low, high
+
+    def __call__(self, f: Features) -> tuple[float, float]:
+        top = max(float(f[self.name].max()), 1.0)
+        low = self.low if self.low > 0 else -self.low * top
+        return low, max(self.high * top, 4 * low)
+
+
+ROOFLINE = Separable(
+    "roofline",
+    "T = tau_0 + tau_B*B + b*pmax(S_0, S) + tau_S*S + tau_Q*tile_Q(S) + tau_K*(1-m)*KD + c*pmax(L, W) + tau_L*m*KD"
+    " + tau_A*A + tau_Y*m*D + tau_X*m*D*max(KD-K_0, 0) + tau_N*n + tau_M*m",
+    (TAU_0, TAU_B, GEMM, TAU_S, TILES, TAU_K, ATTENTION, _plainly(TAU_L), _plainly(TAU_A), TAU_Y, CLIFF, TAU_N, TAU_M),
+    (
+        Shape(
+            Parameter("S_0", "tokens", "tokens below which reading weights is the limit", positive=True),
+            lambda f: (max(0.5 * float(f["S"].min()), 0.5), 1.5 * float(f["S"].max())),
+        ),
+        Shape(Parameter("P_0", "tokens", "prompt tokens that fill the machine", positive=True), _Span("P", 1.0, 4.0)),
+        Shape(
+            Parameter("Q_s", "requests", "decoding requests that fill the machine", positive=True),
+            _Span("B", 0.25, 4.0),
+        ),
+        Shape(
+            Parameter("K_0", "tokens", "cached tokens that stay in the second-level cache", positive=True),
+            _Span("KD", -1e-3, 1.0),
+        ),
+    ),
+    (
+        Choice(Parameter("p", "1", "sharpness of the smooth maxima", positive=True, fixed=4.0), (4.0, 2.0, 8.0)),
+        Choice(
+            Parameter("Q", "tokens", "length of a tile; 0 for none", fixed=0.0), (0.0, 32.0, 64.0, 128.0, 256.0, 512.0)
+        ),
+        Choice(Parameter("rho", "1", "share of a tile over which its cost rises", fixed=0.0), (0.0, 1 / 16)),
+    ),
+    columns=SOURCES,
+)

@@ -1,0 +1,57 @@
+"""Tables of what `predict`, `evaluate` and `compare` found, as rows of text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from latfit.model.result import FitResult
+from latfit.report.tables import Table, parameters
+from latfit.report.words import count, number, percent
+from latfit.units import format_ms
+
+
+def prediction_table(rows: Sequence[Mapping[str, Any]], level: float) -> Table:
+    """Steps with their typical latency, the interval, and whether they lie outside what was measured."""
+    shown = [
+        (
+            number(row["B"]),
+            count(row["S"]),
+            format_ms(row["T_ms"], 4),
+            _or_unknown(row["low"]),
+            _or_unknown(row["high"]),
+            "outside what was measured" if row["outside_domain"] else "",
+        )
+        for row in rows
+    ]
+    columns = ("requests B", "tokens S", "typical", f"{level:.0%} from", "to", "note")
+    return Table("Latency of a step", columns, shown, words=("note",)).without_empty()
+
+
+def _or_unknown(time_ms: float) -> str:
+    return format_ms(time_ms, 4) if time_ms == time_ms else "unknown"
+
+
+def evaluation_table(found: Mapping[str, Any]) -> Table:
+    """Errors over all steps, then by phase."""
+    scores = {"all steps": found["metrics"], **found["by_phase"]}
+    rows = [
+        (
+            name,
+            count(score["n"]),
+            percent(score["median_ape_pct"]),
+            percent(score["mape_pct"]),
+            percent(score["p90_ape_pct"]),
+            format_ms(score["rmse_ms"]),
+        )
+        for name, score in scores.items()
+    ]
+    return Table("Errors", ("steps", "number", "median", "mean", "90 % within", "RMSE"), rows)
+
+
+def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
+    """Parameters and errors of several fits, one column each."""
+    values = [{row[0]: row[1] for row in parameters(fit).rows} for fit in fits]
+    known = list(dict.fromkeys(name for column in values for name in column))
+    rows = [("model", *(fit.model for fit in fits)), ("steps", *(count(fit.metrics.get("n")) for fit in fits))]
+    rows.append(("mean error", *(percent(fit.metrics.get("mape_pct")) for fit in fits)))
+    rows += [(name, *(column.get(name, "–") for column in values)) for name in known]
+    return Table("Side by side", ("", *names), rows)

@@ -1,0 +1,145 @@
+"""Rows to cells: one pass over a trace of any length, in flat memory, here or on a cluster.
+
+Steps of next to no time are told by the medians of all rows, as in `trace/clean.py`, so they are dropped from the
+finished cells, a bin of ln T at a time.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.trace.cell_rows import WEIGHT, weighted_rows
+from latfit.trace.cells import LADDER, RELATIVE_ERROR, Cells, Pool, cell_starts, without
+from latfit.trace.clean import CleanOptions, shortest_believable_ms
+from latfit.trace.dataset import Dataset, open_dataset
+from latfit.trace.summarise import Scan, summarise, unreadable
+from latfit.trace.table import Trace
+from latfit.units import MS_PER_UNIT
+
+Progress = Callable[[int, int], None]
+"""Called with the rows read so far and the rows there are."""
+
+BACKENDS = ("local", "dask")
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """The cells of a source, and the facts of the pass that a fit stores."""
+
+    cells: Cells
+    facts: Mapping[str, Any]
+
+    @property
+    def trace(self) -> Trace:
+        """Rows with weights (column `cell_rows`) that fit as the rows read would, with the facts as provenance."""
+        return weighted_rows(self.cells).with_provenance(cells=dict(self.facts))
+
+
+def compress(
+    source: str | Path,
+    scan: Scan | None = None,
+    *,
+    filesystem: Any = None,
+    backend: str = "local",
+    scheduler: str | None = None,
+    progress: Progress | None = None,
+) -> Compressed:
+    """Summarise all Parquet files of a folder (or one file) into cells. Raises BadInput, WrongUsage, LatfitError.
+
+    filesystem: of pyarrow; without it, found from a URI such as s3://bucket/folder. scheduler: address of a Dask
+    cluster; without it, backend="dask" starts workers on this machine.
+    """
+    scan = scan or Scan()
+    _check_options(scan, backend, scheduler)
+    dataset = open_dataset(source, scan.column_map, filesystem)
+    if dataset.unreadable and not scan.skip_unreadable:
+        raise unreadable(*dataset.unreadable[0])
+    if backend == "dask":
+        from latfit.trace.cluster import summarise_on_cluster
+
+        cells = summarise_on_cluster(dataset, scan, scheduler, progress)
+    else:
+        cells = _summarise_here(dataset, scan, progress)
+    cells = replace(cells, unreadable=tuple(sorted({*cells.unreadable, *dataset.unreadable})))
+    cells = _without_absurd_times(cells, scan.cleaning)
+    _check_used(cells, scan, str(source))
+    return Compressed(cells, _facts(cells, str(source), dataset))
+
+
+def _summarise_here(dataset: Dataset, scan: Scan, progress: Progress | None) -> Cells:
+    pool = Pool(scan.limit)
+    done = 0
+    for part in dataset.parts:
+        pool.add(summarise(dataset.filesystem, part, scan, pool.level))
+        done += part.rows
+        if progress:
+            progress(done, dataset.rows)
+    return pool.total()
+
+
+def _check_options(scan: Scan, backend: str, scheduler: str | None) -> None:
+    if backend not in BACKENDS:
+        raise WrongUsage(f"{backend!r} is not known", where="--backend", remedy=f"Choose: {', '.join(BACKENDS)}.")
+    if scheduler is not None and backend != "dask":
+        raise WrongUsage("a scheduler belongs to Dask", where="--scheduler", remedy="Add --backend dask.")
+    if scan.unit is not None and scan.unit not in MS_PER_UNIT:
+        raise WrongUsage(f"{scan.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
+
+
+def _without_absurd_times(cells: Cells, options: CleanOptions) -> Cells:
+    """Without the steps that `zero_time` drops because no step is so fast."""
+    rows = weighted_rows(cells)
+    if "zero_time" in options.keep or len(rows) == 0:
+        return cells
+    S, T, weight = (rows.floats(name) for name in ("S", "T_ms", WEIGHT))
+    limit = shortest_believable_ms(S, T, weight)
+    return without(cells, "zero_time", {label: atoms.high < limit for label, atoms in cells.atoms.items()})
+
+
+def _check_used(cells: Cells, scan: Scan, where: str) -> None:
+    """Something is left, and more than half of what is no warm-up, unless that was agreed to."""
+    if cells.rows_read == 0:
+        remedy = "Correct --where." if scan.where else "Check how it was made, and make it again."
+        raise BadInput("no row was found", where=where, remedy=remedy)
+    warm_up = cells.dropped.get("cold_start", 0)
+    lost = sum(cells.dropped.values())
+    if cells.rows_used and (scan.cleaning.most or 2 * (lost - warm_up) <= cells.rows_read - warm_up):
+        return
+    counts = ", ".join(f"{n:,} {reason}" for reason, n in cells.dropped.items())
+    raise BadInput(
+        f"{lost:,} of {cells.rows_read:,} rows would be dropped ({counts})",
+        where=where,
+        remedy="B is requests (>= 1), S tokens (>= B), T_ms milliseconds: check --map and --unit; --keep REASON keeps "
+        "a rule's rows, --allow-drops accepts it.",
+    )
+
+
+def _facts(cells: Cells, source: str, dataset: Dataset) -> dict[str, Any]:
+    size, context = LADDER[cells.level]
+    exact = f"exact up to {2 ** (size + 1):,}, then in bins of 1/{2**size}"
+    facts: dict[str, Any] = {
+        "source": source,
+        "files": dataset.files - len(dataset.unreadable),
+        "rows_read": cells.rows_read,
+        "rows_used": cells.rows_used,
+        "dropped": dict(sorted(cells.dropped.items())),
+        "cells": sum(len(cell_starts(atoms)) for atoms in cells.atoms.values()),
+        "counters": len(cells),
+        "resolution": {
+            "level": cells.level,
+            "B and S": exact,
+            "context_tokens": _context_words(context),
+            "quantiles of T": f"within {RELATIVE_ERROR:.1%}",
+        },
+        "unreadable": [{"file": file, "reason": reason} for file, reason in cells.unreadable],
+    }
+    if cells.level:
+        facts["coarser"] = f"Telling all cells apart would take more than {cells.limit:,} counters."
+    return facts
+
+
+def _context_words(cut: int) -> str:
+    bins = {0: "8 bins an octave", 1: "4 bins an octave", 2: "2 bins an octave", 3: "a bin an octave"}
+    return bins.get(cut, "not told apart" if cut == 8 else f"a bin for {2 ** (cut - 3)} octaves") + ", means kept"

@@ -1,0 +1,104 @@
+"""`latfit predict`, `evaluate` and `compare`: contracts and exit codes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit.cli.app import run
+from latfit.trace.store import write_trace
+from tests.conftest import planted_trace
+
+Captured = pytest.CaptureFixture[str]
+
+
+def latfit(*arguments: object) -> int:
+    return run([str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def fitted(in_tmp: Path, capsys: Captured) -> Path:
+    write_trace(in_tmp / "trace.parquet", planted_trace(0.05, repeats=10))
+    assert latfit("fit", "trace.parquet", "--path", "cpu") == 0
+    capsys.readouterr()
+    return in_tmp / "trace.fit.json"
+
+
+class TestPredict:
+    def test_contract(self, fitted: Path, capsys: Captured) -> None:
+        assert latfit("predict", fitted, "-B", 8, "-S", 512, "-S", 10**6, "--json") == 0
+        inside, outside = json.loads(capsys.readouterr().out)["rows"]
+        assert set(inside) == {"B", "S", "T_ms", "low", "high", "level", "outside_domain"}
+        assert inside["T_ms"] == pytest.approx(18.1885, rel=0.03)
+        assert inside["high"] > inside["T_ms"]
+        assert (inside["outside_domain"], outside["outside_domain"]) == (False, True)
+
+    def test_every_pair_with_a_token_a_request(self, fitted: Path, capsys: Captured) -> None:
+        assert latfit("predict", fitted, "-B", 4, "-B", 16, "-S", 8, "-S", 64, "--json") == 0
+        rows = json.loads(capsys.readouterr().out)["rows"]
+        assert [(row["B"], row["S"]) for row in rows] == [(4, 8), (4, 64), (16, 64)]
+
+    def test_a_table_of_steps(self, fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+        (in_tmp / "steps.csv").write_text("B,S\n8,512\n64,64\n")
+        assert latfit("predict", fitted, "--data", "steps.csv", "--json") == 0
+        rows = json.loads(capsys.readouterr().out)["rows"]
+        assert [row["T_ms"] for row in rows] == pytest.approx([18.1885, 8.72247], rel=0.05)
+
+    def test_strict_refuses_what_was_not_measured(self, fitted: Path, capsys: Captured) -> None:
+        assert latfit("predict", fitted, "-B", 8, "-S", 10**6, "--strict") == 3
+        assert "outside" in capsys.readouterr().err
+        assert latfit("predict", fitted, "-B", 8, "-S", 512, "--strict") == 0
+
+    @pytest.mark.parametrize(
+        ("arguments", "code"),
+        [
+            ([], 2),
+            (["-B", "8", "--data", "x.csv"], 2),
+            (["-B", "8", "-S", "4"], 2),
+            (["-B", "8", "--level", "0.42"], 2),
+            (["--data", "none.csv"], 3),
+        ],
+    )
+    def test_mistakes(self, arguments: list[str], code: int, fitted: Path, capsys: Captured) -> None:
+        assert latfit("predict", fitted, *arguments) == code
+        assert "Traceback" not in capsys.readouterr().err
+
+    def test_a_table_with_holes(self, fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+        (in_tmp / "steps.csv").write_text("B,S\n8,512\n,64\n")
+        assert latfit("predict", fitted, "--data", "steps.csv") == 3
+        assert "row 2" in capsys.readouterr().err
+
+
+class TestEvaluate:
+    def test_contract(self, fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+        write_trace(in_tmp / "new.parquet", planted_trace(0.05, repeats=10, seed=9))
+        assert latfit("evaluate", fitted, "new.parquet", "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert set(found) == {"metrics", "by_phase", "interval_coverage", "outside_domain"}
+        assert found["metrics"]["n"] == 430
+        assert latfit("evaluate", fitted, "new.parquet") == 0
+
+    def test_missing_files(self, fitted: Path) -> None:
+        assert latfit("evaluate", fitted, "none.parquet") == 3
+        assert latfit("evaluate", "none.fit.json", "trace.parquet") == 3
+
+
+class TestCompare:
+    def test_a_slower_run_is_8_and_a_faster_one_is_not(self, fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+        trace = planted_trace(0.05, repeats=10, seed=4)
+        write_trace(in_tmp / "slow.parquet", trace.with_columns(T_ms=np.asarray(trace["T_ms"] * 1.3)))
+        assert latfit("compare", fitted, "slow.parquet", "--json") == 8
+        document = json.loads(capsys.readouterr().out)
+        assert document["compared"][0]["verdict"] == "slower"
+        assert document["compared"][0]["median"] == pytest.approx(0.3, abs=0.03)
+        assert latfit("compare", "slow.parquet", fitted) == 0
+        assert "faster" in capsys.readouterr().out
+        assert latfit("compare", fitted, "slow.parquet", "--tolerance", 50) == 0
+
+    def test_the_same_is_as_fast(self, fitted: Path, capsys: Captured) -> None:
+        assert latfit("compare", fitted, fitted) == 0
+        assert "as fast" in capsys.readouterr().out
+
+    def test_one_alone_is_wrong_usage(self, fitted: Path) -> None:
+        assert latfit("compare", fitted) == 2
