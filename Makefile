@@ -11,7 +11,7 @@ demo: $(CORE)
 	$(BIN)/latfit demo --out reports/demo
 
 test: $(DEV)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 check: lint types bench
 
