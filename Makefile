@@ -26,9 +26,10 @@ types: $(DEV)
 bench: $(DEV)
 	$(BIN)/python -m benchmarks --smoke
 
-# What takes longer than a test run may: see docs/how-to-extend.md.
+# What takes longer than a test run may: accuracy on measured traces (LATFIT_DATA), coverage, speed, scale. See docs.
 soak: $(DEV)
-	$(BIN)/python -m pytest -q -m slow --override-ini addopts="-ra --strict-markers" --timeout 3600
+	$(BIN)/python -m benchmarks.accuracy
+	$(BIN)/python -m benchmarks
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
