@@ -28,7 +28,7 @@ from latfit.stats import FloatArray
 from latfit.trace.ingest import ingest
 from latfit.trace.table import Trace
 
-DEFAULT = Path(os.environ.get("LATFIT_DATA", Path(__file__).parents[2] / "shared" / "data")) / "steps"
+DEFAULT = Path(os.environ.get("LATFIT_DATA", "measured")) / "steps"
 FOLDS = 5
 MOST_ROWS = 12_000
 BELOW = 0.7
