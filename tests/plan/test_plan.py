@@ -140,6 +140,7 @@ class TestThresholds:
 
     def test_one_path_only_is_null_with_the_reason(self) -> None:
         document = make_plan(REFERENCE_MACHINE, 20.0).to_json()
+        assert not {"T_cut", "S_at_B", "B_at_S"} & set(document)
         for name in ("B1", "B2", "T_cut_ms"):
             assert document[name]["value"] is None
             assert "two execution paths" in document[name]["reason"]

@@ -78,4 +78,5 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         whole = asdict(self)
         inverse = {"S_at_B": whole.pop("S_at_B"), "B_at_S": whole.pop("B_at_S")}
-        return {**whole, "T_cut_ms": whole.pop("T_cut"), "inverse": inverse}
+        waiting = whole.pop("T_cut")
+        return {**whole, "T_cut_ms": waiting, "inverse": inverse}
