@@ -7,7 +7,7 @@ import pytest
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.fit import fit_trace
-from latfit.fit.apply import change, evaluate, known_levels, outside_domain, predict, typical_ms
+from latfit.fit.apply import change, evaluate, known_levels, predict, typical_ms
 from latfit.model.result import FitResult
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace, rich_design
@@ -38,7 +38,7 @@ def test_errors_are_those_of_the_planted_noise(fit: FitResult) -> None:
 
 def test_steps_outside_what_was_measured_are_counted(fit: FitResult) -> None:
     steps = Trace({"B": np.array([1.0, 1.0, 300.0]), "S": np.array([1.0, 5000.0, 300.0])})
-    assert outside_domain(fit, steps).tolist() == [False, True, True]
+    assert predict(fit, steps).outside.tolist() == [False, True, True]
 
 
 def test_a_level_without_factors_is_refused(fit: FitResult) -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfit.fit import FitOptions, fit_trace
-from latfit.fit.crossval import ratio_quantiles
+from latfit.fit.intervals import upper_limit
 from latfit.fit.problem import make_problem
 from latfit.fit.solve import solve
 from latfit.fit.uncertainty import uncertainty
@@ -67,10 +67,11 @@ class TestWeights:
         assert weights is not None
         assert weights.tolist() == [4, 1, 2]
 
-    def test_ratio_quantiles_count_steps(self) -> None:
+    def test_limits_count_steps(self) -> None:
         rng = np.random.default_rng(3)
         ratios, times = rng.lognormal(size=60), rng.integers(1, 9, 60)
-        assert ratio_quantiles(ratios, times.astype(float)) == ratio_quantiles(np.repeat(ratios, times))
+        for level in (0.5, 0.9, 0.95, 0.99):
+            assert upper_limit(ratios, level, times.astype(float)) == upper_limit(np.repeat(ratios, times), level)
 
 
 def flat(document: object, name: str = "") -> dict[str, object]:

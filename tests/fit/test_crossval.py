@@ -94,7 +94,7 @@ class TestValidation:
         expected = 100 * 0.05 * math.sqrt(2 / math.pi)
         assert scored.scores["mape_pct"] == pytest.approx(expected, rel=0.1)
         assert scored.scores["mape_pct_sd"] < 1
-        assert len(scored.ratios) == len(trace)
+        assert len(scored.held_out.rows) == len(trace)
 
     def test_each_scheme_reports_mean_and_spread(self) -> None:
         trace = log_trace(600)
@@ -126,8 +126,10 @@ class TestValidation:
         trace = Trace({"B": B, "S": B + extra, "T_ms": T, "t_s": np.arange(len(B), dtype=float)})
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            cross_validate(trace, FitOptions(model="linear"), np.ones(3))
-            further_validation(trace, FitOptions(model="linear"), np.ones(3))
+            found = cross_validate(trace, FitOptions(model="linear"), np.ones(3))
+            further = further_validation(trace, FitOptions(model="linear"), np.ones(3))
+        scores = [*([found.scores] if found is not None else []), *further.values()]
+        assert all(np.isfinite(score["mape_pct"]) and score["mape_pct"] >= 0 for score in scores)
 
 
 class TestDrift:

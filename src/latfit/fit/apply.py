@@ -62,7 +62,7 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
         rows = named == phase
         lower, upper = _factors(fit, str(phase), (1 + level) / 2)
         low[rows], high[rows] = T[rows] * lower, T[rows] * upper
-    return Predictions(T, low, high, outside_domain(fit, steps))
+    return Predictions(T, low, high, fit.outside_domain(**_read(fit, steps)))
 
 
 def typical_ms(fit: FitResult, steps: Trace) -> FloatArray:
@@ -73,8 +73,7 @@ def typical_ms(fit: FitResult, steps: Trace) -> FloatArray:
             f"the fit needs {', '.join(wanted)} of each step",
             remedy="Give these columns with --data, or the options of the same names.",
         )
-    context = {name: steps.floats(name) for name in read_columns_of(fit) if name not in ("B", "S")}
-    return fit.latency_ms(steps.floats("B"), steps.floats("S"), **context)
+    return fit.latency_ms(**_read(fit, steps))
 
 
 def read_columns_of(fit: FitResult) -> list[str]:
@@ -82,14 +81,8 @@ def read_columns_of(fit: FitResult) -> list[str]:
     return [name for name in fit.structure.columns if name in ("B", "S") or name in fit.domain]
 
 
-def outside_domain(fit: FitResult, steps: Trace) -> NDArray[np.bool_]:
-    """True (n,) where a column that the model reads lies outside what was measured."""
-    outside = np.zeros(len(steps), dtype=bool)
-    for name in read_columns_of(fit):
-        if name in fit.domain:
-            low, high = fit.domain[name]
-            outside |= (steps.floats(name) < low) | (steps.floats(name) > high)
-    return outside
+def _read(fit: FitResult, steps: Trace) -> dict[str, FloatArray]:
+    return {name: steps.floats(name) for name in read_columns_of(fit)}
 
 
 def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
@@ -109,7 +102,7 @@ def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
             str(phase): error_metrics(observed[named == phase], T[named == phase]) for phase in np.unique(named)
         },
         "interval_coverage": coverage,
-        "outside_domain": int(outside_domain(fit, trace).sum()),
+        "outside_domain": int(fit.outside_domain(**_read(fit, trace)).sum()),
     }
 
 

@@ -9,7 +9,6 @@ The loss's scale and every parameter are found anew in each fold; only the start
 the search and cannot leak, because the optimum does not depend on it.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +48,6 @@ __all__ = [
     "cross_validate",
     "further_validation",
     "held_out",
-    "ratio_quantiles",
     "scores_of",
 ]
 
@@ -70,12 +68,9 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Scores for the JSON contract, the ratio observed/predicted of every row when it was left out (n,), how many
-    steps each row stands for (n,), and the same by fold."""
+    """Scores for the JSON contract, and the rows as they were predicted while left out."""
 
     scores: Mapping[str, Any]
-    ratios: FloatArray
-    weights: FloatArray
     held_out: HeldOut
 
 
@@ -85,10 +80,7 @@ def cross_validate(trace: Trace, options: FitOptions, theta: FloatArray) -> Cros
     left_out = held_out(trace, options, theta, by_fold(fold)) if int(fold.max()) > 0 else None
     if left_out is None or len(left_out.rows) < len(trace):
         return None
-    ratios = np.empty(len(trace))
-    ratios[left_out.rows] = np.exp(left_out.log_ratio)
-    scores = {"scheme": scheme, **scores_of(trace, left_out)}
-    return CrossValidation(scores, ratios, weights_by_row(trace), left_out)
+    return CrossValidation({"scheme": scheme, **scores_of(trace, left_out)}, left_out)
 
 
 def held_out(trace: Trace, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
@@ -149,16 +141,3 @@ def further_validation(
         trained = float(trace.floats("S")[fold[0]].max())
         found["extrapolation_S"] = {**scores_of(trace, beyond), "trained_up_to_S": trained}
     return found
-
-
-def ratio_quantiles(ratios: FloatArray, weights: FloatArray | None = None) -> dict[str, float | None]:
-    """Factors by level such that a share `level` of new steps stays below factor x typical latency.
-
-    weights: how many steps each ratio stands for (n,), one each without them.
-    """
-    order = np.argsort(ratios)
-    reached = np.cumsum(np.ones(len(ratios)) if weights is None else weights[order])
-    steps = round(float(reached[-1]))
-    ranks = {level: math.ceil((steps + 1) * level - 1e-9) for level in LEVELS}
-    at = {level: np.searchsorted(reached, rank - 0.5) for level, rank in ranks.items()}
-    return {f"{level:g}": float(ratios[order[i]]) if i < len(order) else None for level, i in at.items()}

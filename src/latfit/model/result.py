@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latfit.errors import BadInput
 from latfit.files import read_json, write_json
@@ -136,10 +137,10 @@ class FitResult:
         factor = self.intervals.get("ratio_quantiles", {}).get(f"{level:g}")
         return float(factor) if factor is not None else None
 
-    def outside_domain(self, B: FloatArray, S: FloatArray) -> FloatArray:
-        """True (n,) where a step lies outside the box of B and S that was measured."""
+    def outside_domain(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
+        """True (n,) where a step lies outside the box of B, S and other columns that was measured."""
         outside = np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)), dtype=bool)
-        for column, values in (("B", B), ("S", S)):
+        for column, values in {"B": B, "S": S, **context}.items():
             if column in self.domain:
                 low, high = self.domain[column]
                 outside |= (np.asarray(values) < low) | (np.asarray(values) > high)

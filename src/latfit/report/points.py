@@ -231,5 +231,5 @@ def batch_latency(
         if found is not None:
             match = np.equal(found.S, found.B * tokens_per_request)
             measured = (found.B[match], found.median_ms[match])
-        curves.append(BatchLatency(path.name, B, T, ~path.fit.outside_domain(B, S).astype(bool), *measured))
+        curves.append(BatchLatency(path.name, B, T, ~path.fit.outside_domain(B, S), *measured))
     return curves
