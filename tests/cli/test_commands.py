@@ -178,7 +178,7 @@ class TestExitCodes:
         assert json.loads(printed.out)["feasible"] is False
         assert "Ask for at least" in printed.err
 
-    @pytest.mark.parametrize("device", ["torch-cuda", "openvino"])
+    @pytest.mark.parametrize("device", ["torch-cuda"])
     def test_missing_hardware_is_6(self, device: str, in_tmp: Path, capsys: Captured) -> None:
         assert latfit("profile", "--device", device, "--budget", "1s") == 6
         assert list(in_tmp.iterdir()) == []

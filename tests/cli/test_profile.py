@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from latfit.cli.app import run
 from latfit.trace.store import read_parquet
 
 QUICK = ["profile", "--layers", "1", "--grid", "B=1,2;S=2,8", "--context", "16", "--budget", "20s"]
-QUICK += ["--precision", "0.3", "--threads", "1"]
+QUICK += ["--precision", "0.3", "--threads", "1", "--device", "numpy", "--processes", "1"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,7 @@ class TestResult:
         document = json.loads(captured.out)
         assert set(document) == {
             "out", "rows", "cells", "cells_within_precision", "elapsed_s", "interrupted", "warnings", "limits",
+            "paths",
         }  # fmt: skip
         assert document["out"] == "other.parquet"
         assert document["rows"] == len(read_parquet(Path("other.parquet")))
@@ -48,6 +51,39 @@ class TestResult:
         (tmp_path / "config.json").write_text(json.dumps({**sizes, "vocab_size": 100}))
         assert run([*QUICK, "--quiet", "--model", "config.json"]) == 0
         assert read_parquet(Path("trace.parquet")).provenance["model"]["hidden"] == 64
+
+
+class TestResume:
+    def test_nothing_to_resume_is_a_new_run(self) -> None:
+        assert run([*QUICK, "--quiet", "--resume"]) == 0
+        assert [path.name for path in Path.cwd().iterdir()] == ["trace.parquet"]
+
+    def test_killed_at_any_moment_loses_at_most_a_visit(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """kill -9 in the middle; what the journal holds is in the trace of the run that goes on."""
+        options = ["1e-9" if before == "--precision" else option for before, option in pairwise(["", *QUICK])]
+        options[options.index("20s")] = "10min"
+        child = subprocess.Popen([sys.executable, "-m", "latfit", *options], stderr=subprocess.PIPE)
+        journal = Path("trace.parquet.journal")
+        try:
+            for _ in range(600):
+                if journal.exists() and len(journal.read_bytes().splitlines()) > 12:
+                    break
+                time.sleep(0.1)
+        finally:
+            child.kill()
+            child.communicate()
+        assert not Path("trace.parquet").exists()
+        rows = [json.loads(line) for line in journal.read_text().splitlines() if line.endswith("}")]
+        kept = [sample for row in rows for sample in row.get("samples", [])]
+        assert len(kept) > 20
+        assert run([*QUICK, "--quiet"]) == 2
+        assert "--resume" in capsys.readouterr().err
+        assert run([*QUICK, "--quiet", "--resume", "--budget", "15s"]) == 0
+        trace = read_parquet(Path("trace.parquet"))
+        assert trace["T_ms"][: len(kept)].tolist() == [sample[3] for sample in kept]
+        assert len(trace) > len(kept)
+        assert len(set(trace["run"])) == 2
+        assert not journal.exists()
 
 
 class TestRefused:
@@ -67,7 +103,15 @@ class TestRefused:
             (["--model", "gigantic"], 3, "tiny"),
             (["--model", "missing.json"], 3, "missing.json"),
             (["--device", "torch-cuda"], 6, "torch-cuda"),
-            (["--device", "openvino"], 6, "openvino"),
+            (["--device", "torch-cuda", "--isa", "avx2"], 6, "torch-cuda"),
+            (["--dtype", "bf16"], 6, "numpy does not compute in bf16"),
+            (["--dtype", "int3"], 2, "--dtype"),
+            (["--kernel", "conv"], 2, "--kernel"),
+            (["--cache", "lukewarm"], 2, "--cache"),
+            (["--history", "few"], 2, "--history"),
+            (["--processes", "0"], 2, "--processes"),
+            (["--pin", "9999"], 2, "--pin"),
+            (["--pin", "one"], 2, "--pin"),
             (["--isa", "amx"], 6, "float32"),
             (["--out", "no/such/folder.parquet"], 7, "mkdir"),
         ],
@@ -103,6 +147,8 @@ class TestCtrlC:
             "1e-6",
             "--threads",
             "1",
+            "--device",
+            "numpy",
         ]
         for seconds in (1.0, 8.0, 40.0):
             child = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -128,7 +174,8 @@ class TestCtrlC:
         trace = read_parquet(Path("trace.parquet"))
         assert len(trace) > 0
         assert trace.provenance["stop"] == "interrupted"
-        assert [path.name for path in Path.cwd().iterdir()] == ["trace.parquet"]
+        assert {path.name for path in Path.cwd().iterdir()} == {"trace.parquet", "trace.parquet.journal"}
+        assert "--resume goes on" in err
 
     def test_json_says_interrupted(self) -> None:
         code, out, _ = self.interrupted("--json")

@@ -16,7 +16,8 @@ from latfit.profiler.design import (
     pilot,
     split_by_memory,
 )
-from latfit.profiler.workload import PRESETS, StepShape, step_bytes
+from latfit.profiler.models import PRESETS
+from latfit.profiler.workload import StepShape, step_bytes
 from tests.profiler.planted import fake
 
 TINY = PRESETS["tiny"]

@@ -135,33 +135,31 @@ class TestInstructionSets:
     @pytest.mark.parametrize("asked", ["amx", "avx512_bf16"])
     def test_numpy_never_runs_on_matrix_units(self, asked: str) -> None:
         with pytest.raises(HardwareMissing, match="float32"):
-            isa.ask_blas_for(asked)
+            isa.environment_for(asked, "numpy")
 
-    def test_a_missing_flag_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(("asked", "missing"), [("avx512", "avx512f"), ("amx", "amx_tile, amx_bf16")])
+    def test_a_missing_flag_is_named(self, monkeypatch: pytest.MonkeyPatch, asked: str, missing: str) -> None:
         monkeypatch.setattr(isa, "cpu_flags", lambda: ("avx2", "fma"))
-        with pytest.raises(HardwareMissing, match="avx512f"):
-            isa.ask_blas_for("avx512")
+        with pytest.raises(HardwareMissing, match=missing):
+            isa.environment_for(asked, "openvino")
 
-    def test_too_late_is_wrong_usage(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(isa, "cpu_flags", lambda: ("avx2", "fma"))
-        monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
-        with pytest.raises(WrongUsage, match="OPENBLAS_CORETYPE=Haswell"):
-            isa.ask_blas_for("avx2")
+    def test_auto_caps_nothing(self) -> None:
+        assert isa.environment_for("auto", "openvino") == {}
 
     def test_unknown_is_wrong_usage(self) -> None:
         with pytest.raises(WrongUsage, match="auto, amx"):
-            isa.ask_blas_for("mmx")
+            isa.environment_for("mmx", "numpy")
 
     @pytest.mark.parametrize("asked", ["avx2", "avx512"])
     def test_what_was_asked_for_really_runs(self, asked: str) -> None:
         """In a fresh process, OpenBLAS itself reports the kernel set that was asked for."""
-        if asked != isa.best_float32_isa(isa.cpu_flags()) and asked != "avx2":
+        if not set(isa.FLAGS_FOR[asked]) <= set(isa.cpu_flags()):
             pytest.skip(f"this CPU has no {asked}")
-        if find_openblas() is None or "avx2" not in isa.cpu_flags():
-            pytest.skip("no OpenBLAS, or no AVX2")
-        program = (
-            f"from latfit.profiler.isa import ask_blas_for; ask_blas_for({asked!r});"
-            "from latfit.profiler.blas import blas_facts; print(blas_facts()['isa'])"
+        if find_openblas() is None:
+            pytest.skip("NumPy does not use OpenBLAS here")
+        program = "from latfit.profiler.blas import blas_facts; print(blas_facts()['isa'])"
+        environment = {**os.environ, **isa.environment_for(asked, "numpy")}
+        found = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
         )
-        found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert found.stdout.strip() == asked

@@ -9,8 +9,9 @@ import pytest
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.profiler.device import DeviceFailed, DeviceOutOfMemory
 from latfit.profiler.fake import FakeFaults
-from latfit.profiler.measure import Announcement, ProfileRequest, measure
+from latfit.profiler.measure import Announcement, Listeners, measure
 from latfit.profiler.numpy_blas import NumpyDevice
+from latfit.profiler.request import ProfileRequest
 from latfit.profiler.workload import ModelShape, StepShape
 from latfit.trace.schema import BY_NAME, PHASES, REQUIRED
 from latfit.trace.store import read_parquet, write_trace
@@ -22,10 +23,10 @@ SMALL = ModelShape("small", 64, 2, 4, 2, 16, 96, 128)
 
 class TestTrace:
     def test_columns_are_those_of_the_schema(self) -> None:
-        trace, result = measure(ProfileRequest(grid=GRID), device=fake())
+        trace, (outcome,) = measure(ProfileRequest(grid=GRID), device=fake())
         assert set(REQUIRED) <= set(trace.columns)
         assert set(trace.columns) - set(BY_NAME) == {"hardware", "model"}
-        assert len(trace) == len(result.samples)
+        assert len(trace) == len(outcome.result.samples)
         assert trace["B"].dtype == np.int32
         assert trace["S"].dtype == np.int64
 
@@ -62,22 +63,22 @@ class TestTrace:
 
     def test_limits_and_warnings_travel_with_it(self) -> None:
         device = fake(noise=0.2, faults=FakeFaults(memory_tokens=70))
-        trace, result = measure(ProfileRequest(grid="B=1;S=1,64,128", budget_ms=2000), device=device)
-        assert [limit.cell.S for limit in result.limits] == [128]
+        trace, (outcome,) = measure(ProfileRequest(grid="B=1;S=1,64,128", budget_ms=2000), device=device)
+        assert [limit.cell.S for limit in outcome.result.limits] == [128]
         assert [limit["S"] for limit in trace.provenance["limits"]] == [128]
-        assert {w["code"] for w in trace.provenance["warnings"]} == {doubt.code for doubt in result.doubts}
+        assert {w["code"] for w in trace.provenance["warnings"]} == {doubt.code for doubt in outcome.result.doubts}
 
 
 class TestRequest:
     def test_the_budget_holds_the_pilot_too(self) -> None:
         device = fake()
-        _, result = measure(ProfileRequest(budget_ms=3000, precision=1e-6), device=device)
-        assert device.now_s() <= 3.0 + max(sample.T_ms for sample in result.samples[-5:]) / 1e3
+        _, (outcome,) = measure(ProfileRequest(budget_ms=3000, precision=1e-6), device=device)
+        assert device.now_s() <= 3.0 + max(sample.T_ms for sample in outcome.result.samples[-5:]) / 1e3
 
     def test_a_small_budget_gets_a_smaller_grid(self) -> None:
         announced: list[Announcement] = []
         for budget_ms in (60_000.0, 1_000.0):
-            measure(ProfileRequest(budget_ms=budget_ms), device=fake(), announce=announced.append)
+            measure(ProfileRequest(budget_ms=budget_ms), device=fake(), listeners=Listeners(announce=announced.append))
         assert announced[0].cells > announced[1].cells
 
     @pytest.mark.parametrize(
@@ -85,7 +86,10 @@ class TestRequest:
         [
             (ProfileRequest(device="tpu"), WrongUsage),
             (ProfileRequest(device="torch-cuda"), HardwareMissing),
-            (ProfileRequest(device="openvino"), HardwareMissing),
+            (ProfileRequest(device="numpy", dtype="bf16"), HardwareMissing),
+            (ProfileRequest(dtype="int4"), WrongUsage),
+            (ProfileRequest(processes=0), WrongUsage),
+            (ProfileRequest(pin=(4096,)), WrongUsage),
             (ProfileRequest(precision=0.0), WrongUsage),
             (ProfileRequest(grid="nonsense"), WrongUsage),
             (ProfileRequest(threads=0), WrongUsage),
@@ -102,16 +106,16 @@ class TestRequest:
 
 class TestBrokenRuns:
     def test_ctrl_c_gives_the_trace_so_far(self) -> None:
-        trace, result = measure(ProfileRequest(), device=fake(faults=FakeFaults(interrupt_after=80)))
-        assert result.interrupted
-        assert 0 < len(trace) == len(result.samples)
+        trace, (outcome,) = measure(ProfileRequest(), device=fake(faults=FakeFaults(interrupt_after=80)))
+        assert outcome.result.interrupted
+        assert 0 < len(trace) == len(outcome.result.samples)
         assert trace.provenance["stop"] == "interrupted"
 
     def test_a_device_that_breaks_midway_gives_the_trace_so_far(self) -> None:
-        trace, result = measure(ProfileRequest(), device=fake(faults=FakeFaults(fail_after=80)))
-        assert result.stop == "device_failed"
+        trace, (outcome,) = measure(ProfileRequest(), device=fake(faults=FakeFaults(fail_after=80)))
+        assert outcome.result.stop == "device_failed"
         assert len(trace) > 0
-        assert result.doubts[0].code == "device_failed"
+        assert outcome.result.doubts[0].code == "device_failed"
 
     def test_a_device_that_breaks_at_once_is_an_error(self) -> None:
         with pytest.raises(DeviceFailed, match="planted"):
@@ -158,11 +162,13 @@ class TestNumpyDevice:
 
     def test_end_to_end(self, tmp_path: Path) -> None:
         """A moment on a real CPU: every cell of a small grid is measured, stored, and read back."""
-        request = ProfileRequest(layers=1, grid=GRID, contexts=(16,), threads=1, budget_ms=10_000, precision=0.2)
-        trace, result = measure(request)
+        request = ProfileRequest(
+            device="numpy", layers=1, grid=GRID, contexts=(16,), threads=1, budget_ms=10_000, precision=0.2
+        )
+        trace, (outcome,) = measure(request)
         write_trace(tmp_path / "trace.parquet", trace)
         stored = read_parquet(tmp_path / "trace.parquet")
-        assert all(result.measured)
+        assert all(outcome.result.measured)
         assert len(stored) == len(trace)
         assert set(stored["path"]) == {"cpu"}
         assert set(stored["model"]) == {"tiny-1layers"}

@@ -13,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from latfit.profiler.numpy_attention import QUERY_ROWS, KvCache
-from latfit.profiler.numpy_decoder import DecoderStep, DecoderWeights, gated, project, random_weights
+from latfit.profiler.numpy_decoder import DecoderStep, DecoderWeights, random_weights
+from latfit.profiler.numpy_mlp import gated, project
 from latfit.profiler.workload import ModelShape, StepShape
 from tests.profiler.decoder_reference import logits_of_prompt
 

@@ -9,7 +9,8 @@ from scipy.stats import binom
 from latfit.profiler.device import DeviceFailed
 from latfit.profiler.fake import FakeDevice, FakeFaults
 from latfit.profiler.record import ProfileResult
-from latfit.profiler.runner import SAMPLES_PER_VISIT, VISITS_AT_LEAST, WARMUP_AT_MOST, Progress, run_profile
+from latfit.profiler.runner import ANCHORS, run_profile
+from latfit.profiler.visits import SAMPLES_PER_VISIT, VISITS_AT_LEAST, WARMUP_AT_MOST, Progress
 from latfit.profiler.workload import StepShape
 from tests.profiler.planted import CELLS, codes, fake, run_fake, saturation_ms
 
@@ -37,18 +38,22 @@ class TestMeasuring:
             visits = {sample.visit for sample in result.samples if sample.cell == index}
             assert visits == set(range(VISITS_AT_LEAST))
 
-    def test_precise_cells_get_no_further_visits(self) -> None:
-        """A noisy cell goes on alone: all others stop at the fewest visits."""
+    def test_precise_cells_get_no_further_visits_but_the_anchors(self) -> None:
+        """A noisy cell goes on; of the others only the anchors are visited more than the fewest times."""
         noisy = StepShape(1, 256)
         rng = np.random.default_rng(0)
 
         def latency_ms(B: int, S: int) -> float:
-            return 5.0 if B > 1 else 5.0 * float(np.exp(0.3 * rng.standard_normal()))
+            return 1.0 + B if B > 1 else 60.0 * float(np.exp(0.3 * rng.standard_normal()))
 
         device = FakeDevice(latency_ms, noise=0.0)
-        run_profile(device, [noisy, StepShape(2, 256), StepShape(4, 256)], budget_s=10.0)
-        assert device.visited.count(StepShape(2, 256)) == VISITS_AT_LEAST
-        assert device.visited.count(noisy) > VISITS_AT_LEAST
+        cells = [noisy, *(StepShape(B, 256) for B in range(2, 12))]
+        run_profile(device, cells, budget_s=30.0)
+        visits = {cell: device.visited.count(cell) for cell in cells}
+        again = {cell for cell, count in visits.items() if count > VISITS_AT_LEAST}
+        assert noisy in again
+        assert len(again - {noisy}) == ANCHORS
+        assert StepShape(2, 256) in again
 
     def test_tells_its_progress(self) -> None:
         told: list[Progress] = []

@@ -2,25 +2,18 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from latfit.errors import BadInput, WrongUsage
+from latfit.profiler.models import PRESETS, from_config, model_shape
 from latfit.profiler.numpy_decoder import random_weights
-from latfit.profiler.workload import (
-    PRESETS,
-    ModelShape,
-    StepShape,
-    check_fits,
-    from_config,
-    model_shape,
-    step_bytes,
-    step_flops,
-)
+from latfit.profiler.workload import ModelShape, StepShape, check_fits, step_bytes, step_flops
 
 LLAMA = {
     "model_type": "llama",
@@ -70,7 +63,7 @@ class TestSizes:
         shape = ModelShape("small", 48, 3, 6, 2, 8, 64, 50)
         weights = random_weights(shape, seed=0)
         arrays = [weights.final_norm, weights.embedding]
-        arrays += [array for layer in weights.layers for array in vars(layer).values()]
+        arrays += [array for layer in weights.layers for array in vars(layer).values() if array is not None]
         assert sum(array.nbytes for array in arrays) == shape.weight_bytes
 
     def test_known_models_have_their_published_size(self) -> None:
@@ -148,8 +141,9 @@ class TestConfig:
     @pytest.mark.parametrize(
         ("change", "found"),
         [
-            ({"num_local_experts": 8}, "mixture of experts"),
-            ({"n_routed_experts": 64}, "mixture of experts"),
+            ({"num_local_experts": 8}, "has no num_experts_per_tok"),
+            ({"n_routed_experts": 8, "num_experts_per_tok": 9}, "is more than n_routed_experts"),
+            ({"n_shared_experts": 1}, "every token passes"),
             ({"kv_lora_rank": 512}, "latent attention"),
             ({"num_key_value_heads": 5}, "no multiple"),
             ({"head_dim": 63}, "even"),
@@ -180,6 +174,34 @@ class TestConfig:
         except BadInput:
             return
         assert min(shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.vocab) > 0
+
+
+class TestExperts:
+    MIXTURE: ClassVar[dict[str, Any]] = {**LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2}
+
+    def test_the_published_size_of_a_mixture(self) -> None:
+        """OLMoE-1B-7B is published with 6.9 B parameters, 1.3 B of them active for a token; its head is a matrix of its
+        own, here it is the embedding."""
+        shape = PRESETS["olmoe-1b-7b"]
+        head = shape.vocab * shape.hidden
+        assert shape.parameters + head == pytest.approx(6.9e9, rel=1e-2)
+        active = shape.layers * shape.layer_parameters + 2 * head
+        assert active == pytest.approx(1.3e9, rel=2e-2)
+
+    def test_from_a_config(self, tmp_path: Path) -> None:
+        shape = from_config(written(tmp_path, {**self.MIXTURE, "moe_intermediate_size": 1024}))
+        assert (shape.experts, shape.active_experts, shape.intermediate) == (8, 2, 1024)
+
+    def test_one_expert_is_dense(self, tmp_path: Path) -> None:
+        change = {"num_local_experts": 1, "num_experts_per_tok": 1}
+        assert from_config(written(tmp_path, {**LLAMA, **change})).experts == 0
+
+    def test_a_step_counts_the_active_experts(self) -> None:
+        shape = PRESETS["tiny-moe"]
+        dense = replace(shape, experts=0, active_experts=0, intermediate=2 * shape.intermediate)
+        router = 2 * shape.layers * shape.hidden * shape.experts
+        cell = StepShape(4, 100)
+        assert step_flops(shape, cell) == pytest.approx(step_flops(dense, cell) + 4 * router)
 
 
 class TestModelOption:

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,9 +15,11 @@ from latfit.errors import Interrupted, LatfitError, WrongUsage
 from latfit.units import format_ms, parse_duration_ms
 
 if TYPE_CHECKING:
-    from latfit.profiler.measure import Announcement, ProfileRequest
+    from latfit.profiler.journal import Journal
+    from latfit.profiler.measure import Announcement, PathOutcome
     from latfit.profiler.record import ProfileResult
-    from latfit.profiler.runner import Progress
+    from latfit.profiler.request import ProfileRequest
+    from latfit.profiler.visits import Progress
     from latfit.trace.table import Trace
 
 GridOption = Annotated[
@@ -31,74 +33,102 @@ GridOption = Annotated[
 
 def profile(
     device: Annotated[
-        str, typer.Option(help="auto, numpy, openvino, torch-cpu or torch-cuda; auto is what is there.")
+        str, typer.Option(help="auto, numpy, openvino, torch-cpu or torch-cuda; auto is all that is there.")
     ] = "auto",
     isa: Annotated[str, typer.Option(help="Cap the instruction set: auto, amx, avx512_bf16, avx512 or avx2.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16, fp32 or int8; auto is bf16 where it is fast.")] = "auto",
     model: Annotated[
         str,
-        typer.Option(help="A preset (tiny, smollm2-135m, ..., llama-3.2-1b) or a HuggingFace config.json."),
+        typer.Option(help="A preset (tiny, smollm2-135m, ..., llama-3.1-8b) or a HuggingFace config.json."),
     ] = "tiny",
     layers: Annotated[int | None, typer.Option(help="Measure only so many of the model's layers.")] = None,
+    kernel: Annotated[
+        str, typer.Option(help="step: all of it; gemm: products with weights only; attention: over the cache only.")
+    ] = "step",
     grid: GridOption = None,
     context: Annotated[
         str, typer.Option(help="Cached tokens of a decode request, one number or several: 128,512.")
     ] = "256",
-    threads: Annotated[int | None, typer.Option(help="BLAS threads; default: the CPUs this process may use.")] = None,
+    history: Annotated[
+        str, typer.Option(help="Cached tokens before a prefill chunk, one number or several: 0,1024.")
+    ] = "0",
+    cache: Annotated[str, typer.Option(help="warm, or cold: caches are flushed before every step.")] = "warm",
+    threads: Annotated[int | None, typer.Option(help="Threads; default: the CPUs that are idle.")] = None,
+    pin: Annotated[str | None, typer.Option(help="CPUs to stay on: 0,2-5.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that take turns; default: 3 where memory and budget allow.")
+    ] = None,
+    graphs: Annotated[bool, typer.Option(help="Record GPU steps as CUDA graphs.")] = True,
     budget: Annotated[str, typer.Option(help="Time to spend, such as 60s or 5min.")] = "60s",
     precision: Annotated[
         float, typer.Option(help="Stop early once every median is known this well (95 % interval).")
     ] = 0.03,
     out: Annotated[Path, typer.Option(help="Trace to write.")] = Path("trace.parquet"),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted or killed.")] = False,
     seed: SeedOption = 0,
     quiet: QuietOption = False,
     json: JsonOption = False,
 ) -> None:
     """Measure steps of a transformer on this machine and write a trace.
 
-    Every sample is kept. Ctrl-C keeps what was measured.
+    Every sample is kept. Ctrl-C keeps what was measured, and --resume goes on from there.
     """
     from latfit.files import check_writable
-    from latfit.profiler.isa import ask_blas_for
 
     budget_ms = parse_duration_ms(budget, option="--budget")
     check_writable(out)
-    ask_blas_for(isa)  # before anything loads NumPy
 
-    from latfit.profiler.design import parse_contexts
-    from latfit.profiler.measure import ProfileRequest
+    from latfit.profiler.design import parse_contexts, parse_cpus
+    from latfit.profiler.journal import Journal, journal_of
+    from latfit.profiler.request import ProfileRequest
 
     request = ProfileRequest(
         device=device,
         isa=isa,
+        dtype=dtype,
         model=model,
         layers=layers,
+        part=kernel,
         grid=grid,
         contexts=parse_contexts(context),
+        histories=parse_contexts(history, option="--history"),
+        cache=cache,
         threads=threads,
+        pin=parse_cpus(pin),
+        processes=processes,
+        graphs=graphs,
         budget_ms=budget_ms,
         precision=precision,
         seed=seed,
     )
-    trace, result = _measured(request, quiet=quiet)
-    _store(out, trace, result)
+    request.check()
+    journal = Journal(journal_of(out), request, resume=resume)
+    try:
+        trace, outcomes = _measured(request, journal, quiet=quiet)
+        _store(out, trace, outcomes)
+    except BaseException:
+        journal.close(finished=not any(record.samples for record in journal.paths.values()), stored=False)
+        raise
+    journal.close(finished=outcomes[-1].result.stop in ("precise", "budget"))
     if json:
-        print_json(_summary(out, result))
+        print_json(_summary(out, outcomes))
     else:
-        _print(out, result)
-    _raise_if_stopped(out, result)
+        _print(out, outcomes)
+    _raise_if_stopped(out, outcomes)
 
 
-def _measured(request: "ProfileRequest", *, quiet: bool) -> "tuple[Trace, ProfileResult]":
-    from latfit.profiler.measure import measure
+def _measured(request: "ProfileRequest", journal: "Journal", *, quiet: bool) -> "tuple[Trace, tuple[PathOutcome, ...]]":
+    from latfit.profiler.measure import Listeners, measure
 
     def announce(what: "Announcement") -> None:
         threads = f" with {what.threads} threads" if what.threads else ""
+        turns = f" in {what.processes} processes" if what.processes > 1 else ""
         budget = format_ms(request.budget_ms)
-        note(f"Measuring {what.cells} cells of {what.model} on {what.device}{threads}, {budget}.", quiet=quiet)
+        note(f"Measuring {what.cells} cells of {what.model} on {what.device}{threads}{turns}, {budget}.", quiet=quiet)
 
     try:
         with _progress_bar(request.budget_ms / 1e3, shown=not quiet and sys.stderr.isatty()) as progress:
-            return measure(request, progress=progress, announce=announce)
+            return measure(request, listeners=Listeners(progress, announce), journal=journal)
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted before the first step", remedy="Nothing was measured, nothing was written."
@@ -135,12 +165,12 @@ def _progress_bar(budget_s: float, *, shown: bool) -> "Iterator[Callable[[Progre
         yield update
 
 
-def _store(out: Path, trace: "Trace", result: "ProfileResult") -> None:
+def _store(out: Path, trace: "Trace", outcomes: "Sequence[PathOutcome]") -> None:
     """Write the trace; a second Ctrl-C must not undo what the first one was promised to keep."""
     from latfit.trace.store import write_trace
 
-    if not result.samples:
-        raise _nothing_measured(result)
+    if not len(trace):
+        raise _nothing_measured(outcomes[0].result)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         write_trace(out, trace)
@@ -162,39 +192,67 @@ def _nothing_measured(result: "ProfileResult") -> LatfitError:
     )
 
 
-def _summary(out: Path, result: "ProfileResult") -> dict[str, Any]:
+def _summary(out: Path, outcomes: "Sequence[PathOutcome]") -> dict[str, Any]:
+    """The whole run, and each path by itself under `paths`."""
+    parts = [_path_summary(outcome) for outcome in outcomes]
+    counts = ("rows", "cells", "cells_within_precision", "elapsed_s")
     return {
         "out": str(out),
+        **{key: sum(part[key] for part in parts) for key in counts},
+        "interrupted": any(outcome.result.interrupted for outcome in outcomes),
+        "warnings": [each for part in parts for each in part["warnings"]],
+        "limits": [each for part in parts for each in part["limits"]],
+        "paths": {outcome.path: part for outcome, part in zip(outcomes, parts, strict=True)},
+    }
+
+
+def _path_summary(outcome: "PathOutcome") -> dict[str, Any]:
+    result = outcome.result
+    between = result.between_processes
+    return {
+        "device": outcome.device,
         "rows": len(result.samples),
         "cells": sum(result.measured),
         "cells_within_precision": sum(result.within_precision),
         "elapsed_s": round(result.elapsed_s, 3),
-        "interrupted": result.interrupted,
+        "between_processes": between.as_json() if between else None,
         "warnings": [doubt.as_json() for doubt in result.doubts],
         "limits": [limit.as_json() for limit in result.limits],
     }
 
 
-def _print(out: Path, result: "ProfileResult") -> None:
+def _print(out: Path, outcomes: "Sequence[PathOutcome]") -> None:
+    for outcome in outcomes:
+        _print_path(outcome.result, f"{outcome.path}: " if len(outcomes) > 1 else "")
+    typer.echo(f"Wrote {out}. Next: latfit fit {out}")
+
+
+def _print_path(result: "ProfileResult", prefix: str) -> None:
     medians = [interval.median for interval, there in zip(result.intervals, result.measured, strict=True) if there]
     known = (
         f"{sum(result.within_precision)} of {sum(result.measured)} cells known within ±{100 * result.precision:.3g} %"
     )
-    typer.echo(f"{len(result.samples)} steps in {format_ms(result.elapsed_s * 1e3)}; {known}.")
+    typer.echo(f"{prefix}{len(result.samples)} steps in {format_ms(result.elapsed_s * 1e3)}; {known}.")
     if medians:
         typer.echo(f"Median step times run from {format_ms(min(medians))} to {format_ms(max(medians))}.")
+    if between := result.between_processes:
+        typer.echo(
+            f"Between {between.processes} processes medians move by {100 * between.sd:.1f} %, "
+            f"so a step's time is known within ±{100 * between.half_width:.1f} % (95 %)."
+        )
     for limit in result.limits:
         typer.echo(f"Not measured: {limit.cell}: {limit.message}.")
     print_cautions((doubt.message, doubt.remedy) for doubt in result.doubts)
-    typer.echo(f"Wrote {out}. Next: latfit fit {out}")
 
 
-def _raise_if_stopped(out: Path, result: "ProfileResult") -> None:
-    if result.interrupted:
+def _raise_if_stopped(out: Path, outcomes: "Sequence[PathOutcome]") -> None:
+    last = outcomes[-1].result
+    steps = sum(len(outcome.result.samples) for outcome in outcomes)
+    if last.interrupted:
         raise Interrupted(
-            f"interrupted after {format_ms(result.elapsed_s * 1e3)}",
-            remedy=f"What was measured until then ({len(result.samples)} steps) is kept in {out}.",
+            f"interrupted after {format_ms(sum(outcome.result.elapsed_s for outcome in outcomes) * 1e3)}",
+            remedy=f"What was measured until then ({steps} steps) is kept in {out}; --resume goes on.",
         )
-    if result.stop == "device_failed":
-        failure = next(doubt for doubt in result.doubts if doubt.code == "device_failed")
+    if last.stop == "device_failed":
+        failure = next(doubt for doubt in last.doubts if doubt.code == "device_failed")
         raise LatfitError(failure.message, remedy=f"{failure.remedy} What was measured before is kept in {out}.")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from latfit.errors import WrongUsage
 from latfit.profiler.device import Device
 from latfit.profiler.record import Limit
-from latfit.profiler.runner import SAMPLES_PER_VISIT, VISITS_AT_LEAST
+from latfit.profiler.visits import SAMPLES_PER_VISIT, VISITS_AT_LEAST
 from latfit.profiler.workload import GIB, ModelShape, StepShape, step_bytes, step_flops
 
 DEFAULT_CONTEXT = 256
@@ -57,31 +57,42 @@ def grid_cost_s(shape: ModelShape, cells: Iterable[StepShape], cost: StepCost) -
 
 
 def grid_for_budget(
-    shape: ModelShape, cost: StepCost, budget_s: float, contexts: Sequence[int] = (DEFAULT_CONTEXT,)
+    shape: ModelShape,
+    cost: StepCost,
+    budget_s: float,
+    contexts: Sequence[int] = (DEFAULT_CONTEXT,),
+    histories: Sequence[int] = (0,),
 ) -> list[StepShape]:
     """The richest default grid that can be visited three times within the budget; the poorest where none
     can."""
     for level in LEVELS:
-        cells = default_cells(*level, contexts=contexts)
+        cells = default_cells(*level, contexts=contexts, histories=histories)
         if grid_cost_s(shape, cells, cost) <= budget_s:
             return cells
     return cells
 
 
 def default_cells(
-    most_B: int, most_S: int, density: int = 1, contexts: Sequence[int] = (DEFAULT_CONTEXT,)
+    most_B: int,
+    most_S: int,
+    density: int = 1,
+    contexts: Sequence[int] = (DEFAULT_CONTEXT,),
+    histories: Sequence[int] = (0,),
 ) -> list[StepShape]:
     """Decode, prefill and mixed cells on a logarithmic scale with `density` (1 or 2) steps per doubling.
 
-    Cells with decode requests come once for each context.
+    Cells with decode requests come once for each context, those of one chunk alone once for each history (tokens
+    cached before it); chunks beside others have the first history.
     """
     cells = [StepShape(B, context) for context in contexts for B in _scale(1, most_B, density)]
-    cells += [StepShape(prefill=(S,)) for S in _scale(16, most_S, density)]
+    cells += [StepShape(prefill=(S,), history=(before,)) for before in histories for S in _scale(16, most_S, density)]
+    before = histories[0]
     for B in _scale(4, most_B // 2, density)[:: 2 * density]:
-        cells += [StepShape(prefill=(S // B,) * B) for S in _scale(16 * B, most_S, density)[::2]]
+        chunked = _scale(16 * B, most_S, density)[::2]
+        cells += [StepShape(prefill=(S // B,) * B, history=(before,) * B) for S in chunked]
         for context in contexts:
             chunks = _scale(2 * B, most_S, density)[::2]
-            cells += [StepShape(B - 1, context, (S - B + 1,)) for S in chunks]
+            cells += [StepShape(B - 1, context, (S - B + 1,), (before,)) for S in chunks]
     return cells
 
 
@@ -97,7 +108,9 @@ def _scale(first: int, last: int, density: int) -> list[int]:
     return values
 
 
-def parse_grid(text: str, contexts: Sequence[int] = (DEFAULT_CONTEXT,)) -> list[StepShape]:
+def parse_grid(
+    text: str, contexts: Sequence[int] = (DEFAULT_CONTEXT,), histories: Sequence[int] = (0,)
+) -> list[StepShape]:
     """The cells of a grid such as `B=1,2,4,8;S=1,16,64,256`: every pair with S >= B.
 
     S = B is a decode step of B requests. Otherwise one request prefills, and the other B - 1 decode beside
@@ -116,16 +129,17 @@ def parse_grid(text: str, contexts: Sequence[int] = (DEFAULT_CONTEXT,)) -> list[
     pairs = [(B, S) for B in axes["B"] for S in axes["S"] if S >= B]
     if not pairs:
         raise _bad_grid(text, "no pair has S >= B, and every request computes at least one token")
-    cells = {_grid_cell(B, S, context): None for context in contexts for B, S in pairs}
+    depths = [(context, before) for context in contexts for before in histories]
+    cells = {_grid_cell(B, S, *depth): None for depth in depths for B, S in pairs}
     if len(cells) > MOST_CELLS:
         raise _bad_grid(text, f"it has {len(cells)} cells, more than {MOST_CELLS}")
     return list(cells)
 
 
-def _grid_cell(B: int, S: int, context: int) -> StepShape:
+def _grid_cell(B: int, S: int, context: int, history: int) -> StepShape:
     if S == B:
         return StepShape(B, context)
-    return StepShape(B - 1, context if B > 1 else 0, (S - B + 1,))
+    return StepShape(B - 1, context if B > 1 else 0, (S - B + 1,), (history,))
 
 
 def _bad_grid(text: str, found: str) -> WrongUsage:
@@ -136,14 +150,25 @@ def _bad_grid(text: str, found: str) -> WrongUsage:
     )
 
 
-def parse_contexts(text: str) -> tuple[int, ...]:
-    """Cached tokens of a decode request, one or several, from `256` or `128,512`. Raises WrongUsage."""
+def parse_contexts(text: str, option: str = "--context") -> tuple[int, ...]:
+    """Numbers of cached tokens, one or several, from `256` or `128,512`. Raises WrongUsage."""
     if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
-        raise WrongUsage(f"{text!r} is not a list of whole numbers", where="--context", remedy="Write it like 128,512.")
+        raise WrongUsage(f"{text!r} is not a list of whole numbers", where=option, remedy="Write it like 128,512.")
     values = tuple(dict.fromkeys(int(number) for number in text.split(",")))
     if max(values) > 2**22:
-        raise WrongUsage(f"{max(values)} cached tokens are too many", where="--context", remedy=f"At most {2**22}.")
+        raise WrongUsage(f"{max(values)} cached tokens are too many", where=option, remedy=f"At most {2**22}.")
     return values
+
+
+def parse_cpus(text: str | None) -> tuple[int, ...]:
+    """CPU numbers from `0,2-5`; empty for None. Raises WrongUsage."""
+    found: set[int] = set()
+    for part in (text or "").split(",") if text is not None else ():
+        match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
+        if not match:
+            raise WrongUsage(f"{text!r} is no list of CPUs", where="--pin", remedy="Write it like 0,2-5.")
+        found.update(range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1))
+    return tuple(sorted(found))
 
 
 def split_by_memory(

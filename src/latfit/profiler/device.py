@@ -4,13 +4,42 @@ The runner knows nothing else of a device, so a GPU that times itself with event
 with a virtual clock are measured by the same code.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from latfit.errors import LatfitError
-from latfit.profiler.workload import StepShape
+from latfit.profiler.workload import Part, StepShape
 
 if TYPE_CHECKING:
     from latfit.profiler.record import ProfileResult
+
+
+PRECISIONS: Mapping[str, tuple[str, int]] = {
+    "bf16": ("bfloat16", 2),
+    "fp16": ("float16", 2),
+    "fp32": ("float32", 4),
+    "int8": ("int8", 1),
+}
+"""Each precision's full name, and the bytes of a weight."""
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """How a device computes. precision: see PRECISIONS; threads: None for as many as can run at a time; evidence: what
+    was seen to run here (`dispatch`), which decides whether a path may be called `amx`."""
+
+    precision: str = "bf16"
+    threads: int | None = None
+    seed: int = 0
+    part: Part = "step"
+    graphs: bool = True
+    cold: bool = False
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> str:
+        return PRECISIONS[self.precision][0]
 
 
 class Device(Protocol):

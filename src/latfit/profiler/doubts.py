@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfit.profiler.machine import LoadReading
-from latfit.profiler.record import Doubt, ProfileResult, Sample
+from latfit.profiler.record import OUTLIER_FACTOR, Doubt, ProfileResult, Sample
 from latfit.stats import FloatArray, mad_sigma
 from latfit.units import format_ms
 
@@ -24,7 +24,6 @@ DRIFT_Z = 3.0
 SPREAD = 0.05
 """Robust relative standard deviation within a cell from which timing is called unstable: a quiet machine
 shows 1-2 %."""
-HICCUP_FACTOR = 1.5
 HICCUP_SHARE = 0.01
 OTHER_CPUS = 0.1
 """CPUs beyond the spare ones that others may use on average; background services stay below."""
@@ -102,12 +101,12 @@ def _unstable_doubt(result: ProfileResult) -> Doubt | None:
     if not spreads:
         return None
     relative = np.concatenate([times / np.median(times) for times in result.times_ms if len(times)])
-    hiccups = int(np.sum(relative > HICCUP_FACTOR))
+    hiccups = int(np.sum(relative > OUTLIER_FACTOR))
     reasons = []
     if np.median(spreads) > SPREAD:
         reasons.append(f"repeats of a typical cell scatter by {100 * np.median(spreads):.1f} %")
     if hiccups > max(2, HICCUP_SHARE * len(relative)):
-        reasons.append(f"{hiccups} of {len(relative)} steps took more than {HICCUP_FACTOR} times their cell's median")
+        reasons.append(f"{hiccups} of {len(relative)} steps took more than {OUTLIER_FACTOR} times their cell's median")
     if not reasons:
         return None
     return Doubt(

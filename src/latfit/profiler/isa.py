@@ -1,10 +1,8 @@
 """Instruction sets: what the CPU has, what a BLAS kernel set runs, and how to ask for another.
 
-This module is read before NumPy is loaded, because OpenBLAS chooses its kernels while it loads.
+Libraries choose their kernels while they load, so a cap is an environment variable of the process that will load them.
 """
 
-import os
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -37,7 +35,15 @@ ISA_OF_CORE: Mapping[str, str] = {
 }
 
 _CORE_FOR: Mapping[str, str] = {"avx512": "SkylakeX", "avx2": "Haswell"}
-_FLAGS_FOR: Mapping[str, tuple[str, ...]] = {
+_ONEDNN_CAP: Mapping[str, str] = {
+    "amx": "AVX512_CORE_AMX",
+    "avx512_bf16": "AVX512_CORE_BF16",
+    "avx512": "AVX512_CORE_VNNI",
+    "avx2": "AVX2",
+}
+FLAGS_FOR: Mapping[str, tuple[str, ...]] = {
+    "amx": ("amx_tile", "amx_bf16"),
+    "avx512_bf16": ("avx512_bf16",),
     "avx512": ("avx512f", "avx512dq", "avx512bw", "avx512vl"),
     "avx2": ("avx2", "fma"),
 }
@@ -67,32 +73,25 @@ def isa_of_core(core: str | None) -> str | None:
 
 def best_float32_isa(flags: tuple[str, ...]) -> str | None:
     """The widest instruction set of `flags` that BLAS has float32 kernels for."""
-    return next((isa for isa, needed in _FLAGS_FOR.items() if set(needed) <= set(flags)), None)
+    return next((isa for isa in ("avx512", "avx2") if set(FLAGS_FOR[isa]) <= set(flags)), None)
 
 
-def ask_blas_for(isa: str) -> None:
-    """Make the BLAS that NumPy is going to load use kernels of `isa`; `auto` leaves the choice to it.
+def environment_for(isa: str, device: str) -> dict[str, str]:
+    """Environment variables that cap the libraries of `device` at `isa`; they are read when a library loads.
 
-    Raises HardwareMissing where the CPU or NumPy's float32 has no such kernels, WrongUsage where NumPy is
-    loaded already.
+    Raises WrongUsage for an unknown name; HardwareMissing where the CPU, or NumPy's float32, has no such kernels.
     """
-    if isa == "auto":
-        return
     if isa not in CHOICES:
         raise WrongUsage(f"{isa!r} is not known", where="--isa", remedy=f"Choose one of {', '.join(CHOICES)}.")
-    if isa not in _CORE_FOR:
+    if isa == "auto":
+        return {}
+    if device == "numpy" and isa not in _CORE_FOR:
         raise HardwareMissing(
             f"NumPy computes in float32, which never runs on {isa}",
-            where="--isa",
-            remedy="Measure --isa avx512 or avx2 with --device numpy.",
+            where=f"--isa {isa}",
+            remedy="Measure --isa avx512 or avx2 with --device numpy, or install latfit[amx] for --device openvino.",
         )
-    missing = [flag for flag in _FLAGS_FOR[isa] if flag not in cpu_flags()]
+    missing = [flag for flag in FLAGS_FOR[isa] if flag not in cpu_flags()]
     if missing:
         raise HardwareMissing(f"this CPU lacks {', '.join(missing)}", where=f"--isa {isa}", remedy="Use --isa auto.")
-    if "numpy" in sys.modules and os.environ.get("OPENBLAS_CORETYPE") != _CORE_FOR[isa]:
-        raise WrongUsage(
-            "NumPy is loaded already, and its BLAS cannot change its kernels any more",
-            where=f"--isa {isa}",
-            remedy=f"Start the program with OPENBLAS_CORETYPE={_CORE_FOR[isa]} in its environment.",
-        )
-    os.environ["OPENBLAS_CORETYPE"] = _CORE_FOR[isa]
+    return {"OPENBLAS_CORETYPE": _CORE_FOR[isa]} if device == "numpy" else {"ONEDNN_MAX_CPU_ISA": _ONEDNN_CAP[isa]}

@@ -1,15 +1,14 @@
-"""`measure`: from a request to a trace: open the device, choose the grid, run, and write down where it all
+"""`measure`: from a request to a trace: open the devices, choose the cells, run each path, and write down where it all
 came from."""
 
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from latfit._version import __version__
-from latfit.errors import HardwareMissing, WrongUsage
+from latfit.errors import WrongUsage
 from latfit.profiler.design import (
-    DEFAULT_CONTEXT,
     LEVELS,
     default_cells,
     grid_cost_s,
@@ -20,155 +19,190 @@ from latfit.profiler.design import (
 )
 from latfit.profiler.device import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiler.isa import best_float32_isa, cpu_flags
-from latfit.profiler.machine import (
-    LoadWatch,
-    cpu_model,
-    machine_facts,
-    sensible_threads,
-)
-from latfit.profiler.record import Doubt, Limit, ProfileResult, TraceLabels, to_trace
-from latfit.profiler.runner import Progress, run_profile
-from latfit.profiler.workload import ModelShape, StepShape, model_shape
-from latfit.provenance import command_line, utc_now
-from latfit.trace.table import Trace
-
-DEVICES = ("auto", "numpy", "openvino", "torch-cpu", "torch-cuda")
-
-
-@dataclass(frozen=True)
-class ProfileRequest:
-    """What to measure, and for how long. `grid` is text as in `parse_grid`; without it the budget decides."""
-
-    device: str = "auto"
-    isa: str = "auto"
-    model: str = "tiny"
-    layers: int | None = None
-    grid: str | None = None
-    contexts: tuple[int, ...] = (DEFAULT_CONTEXT,)
-    threads: int | None = None
-    budget_ms: float = 60_000.0
-    precision: float = 0.03
-    seed: int = 0
-    command: str = field(default_factory=command_line)
-    """How the user started this; it goes into the trace."""
+from latfit.profiler.journal import Journal, PathRecord
+from latfit.profiler.machine import LoadWatch, cpu_model, machine_facts, sensible_threads
+from latfit.profiler.models import model_shape
+from latfit.profiler.opening import PathSpec, open_in_processes, paths_of, process_count
+from latfit.profiler.record import Doubt, ProfileResult, TraceLabels, to_trace
+from latfit.profiler.request import ProfileRequest
+from latfit.profiler.runner import run_profile
+from latfit.profiler.visits import Progress
+from latfit.profiler.workload import ModelShape
+from latfit.provenance import utc_now
+from latfit.trace.table import Trace, concatenated
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a run is about to do, told once before its first step."""
+    """What a run is about to do on one path, told before its first step."""
 
     cells: int
     model: str
     device: str
     threads: int | None
+    processes: int
+
+
+@dataclass(frozen=True)
+class PathOutcome:
+    """What was measured on one execution path."""
+
+    path: str
+    device: str
+    result: ProfileResult
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Who is told of a run while it goes on."""
+
+    progress: Callable[[Progress], None] | None = None
+    announce: Callable[[Announcement], None] | None = None
 
 
 def measure(
     request: ProfileRequest,
     *,
     device: Device | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    announce: Callable[[Announcement], None] | None = None,
-) -> tuple[Trace, ProfileResult]:
-    """Measure what `request` asks for, on `device` or on the one that it names.
+    listeners: Listeners | None = None,
+    journal: Journal | None = None,
+) -> tuple[Trace, tuple[PathOutcome, ...]]:
+    """Measure what `request` asks for, on `device` or on those that it means; `journal` holds what is continued, and is
+    told of every visit.
 
-    Returns the trace of all samples, and the result with its doubts and limits; after Ctrl-C, or where the
-    device broke midway (`result.stop`), both hold what was measured until then. Raises HardwareMissing,
-    WrongUsage, BadInput, and DeviceFailed where nothing was measured; KeyboardInterrupt before the first
-    step.
+    Returns the trace of all samples, and for each path the result with its doubts and limits; after Ctrl-C, or where a
+    device broke midway (`result.stop`), both hold what was measured until then. Raises HardwareMissing, WrongUsage,
+    BadInput, and DeviceFailed where nothing was measured; KeyboardInterrupt before the first step.
     """
-    _check(request)
+    request.check()
     shape = model_shape(request.model, request.layers)
-    opened = device or open_device(request, shape)
-    started, machine = utc_now(), machine_facts()
-    try:
-        result, grid = _run(request, shape, opened, progress, announce)
-        facts = opened.facts()
-    finally:
-        if device is None:
-            opened.close()
+    specs: list[PathSpec | None] = [None] if device else list(paths_of(request, shape))
+    session = _Session(request, machine_facts(), listeners or Listeners(), journal)
+    parts: list[Trace] = []
+    outcomes: list[PathOutcome] = []
+    for number, spec in enumerate(specs):
+        opened = [device] if device else open_in_processes(spec, process_count(request, spec)) if spec else []
+        try:
+            trace, outcome = _measure_path(session, spec.shape if spec else shape, opened, (number, len(specs)))
+        finally:
+            for each in opened if device is None else ():
+                each.close()
+        parts.append(trace)
+        outcomes.append(outcome)
+        if outcome.result.stop in ("interrupted", "device_failed"):
+            break
+    whole = concatenated(parts, [outcome.path for outcome in outcomes])
+    return whole.with_provenance(**session.provenance(outcomes, parts)), tuple(outcomes)
+
+
+class _Session:
+    """What all paths of a run share."""
+
+    def __init__(
+        self, request: ProfileRequest, machine: dict[str, Any], listeners: Listeners, journal: Journal | None
+    ) -> None:
+        self.request, self.machine, self.listeners, self.journal = request, machine, listeners, journal
+        self.started = journal.started if journal else utc_now()
+        self.process = journal.process if journal else os.getpid()
+        self.spent_s = 0.0
+
+    def run_names(self, path: str, processes: int) -> list[str]:
+        stamp = self.started.replace(":", "").replace("-", "").replace("+0000", "Z")
+        return [f"{stamp}-{self.process}-{path}-{number}" for number in range(processes)]
+
+    def provenance(self, outcomes: Sequence[PathOutcome], parts: Sequence[Trace]) -> dict[str, Any]:
+        """Facts of the whole run; what belongs to one path stands under its name in `paths`."""
+        several = len(outcomes) > 1
+        doubts = [(outcome.path, doubt) for outcome in outcomes for doubt in outcome.result.doubts]
+        limits = [(outcome.path, limit) for outcome in outcomes for limit in outcome.result.limits]
+        return {
+            "made_by": "latfit profile",
+            "latfit": __version__,
+            "command": self.request.command,
+            "started": self.started,
+            "seed": self.request.seed,
+            "machine": self.machine,
+            "budget_s": self.request.budget_ms / 1e3,
+            "precision": self.request.precision,
+            "elapsed_s": round(sum(outcome.result.elapsed_s for outcome in outcomes), 3),
+            "stop": outcomes[-1].result.stop,
+            "warnings": [{**doubt.as_json(), **({"path": path} if several else {})} for path, doubt in doubts],
+            "limits": [{**limit.as_json(), **({"path": path} if several else {})} for path, limit in limits],
+            "model": parts[0].provenance["model"],
+            "paths": {outcome.path: dict(part.provenance) for outcome, part in zip(outcomes, parts, strict=True)},
+        }
+
+
+def _measure_path(
+    session: _Session, shape: ModelShape, devices: Sequence[Device], place: tuple[int, int]
+) -> tuple[Trace, PathOutcome]:
+    """One path's trace and outcome; place: its number and how many there are, which share the time that is left."""
+    request = session.request
+    first = devices[0]
+    result, grid = _run(session, shape, devices, place)
+    facts = first.facts()
     result = replace(result, doubts=(*result.doubts, *_kernel_doubts(facts)))
+    session.spent_s += result.elapsed_s
+    moves = getattr(first, "kv_transfer", list)  # only a device with a memory of its own has one
+    transfer: list[dict[str, float]] = moves() if result.stop in ("precise", "budget") else []
+    between = result.between_processes
+    processes = max((sample.process for sample in result.samples), default=0) + 1
     provenance = {
-        "made_by": "latfit profile",
-        "latfit": __version__,
-        "command": request.command,
-        "started": started,
-        "seed": request.seed,
-        "machine": machine,
         "device": facts,
         "model": {**asdict(shape), "parameters": shape.parameters, "weight_bytes": shape.weight_bytes},
         "grid": grid,
-        "budget_s": request.budget_ms / 1e3,
+        "processes": processes,
+        "between_processes": between.as_json() if between else None,
+        "design": request.design,
         "elapsed_s": round(result.elapsed_s, 3),
-        "precision": request.precision,
+        "step_s": round(result.step_s, 3),
+        "harness_share": round(result.overhead_s / result.step_s, 5) if result.step_s else None,
         "stop": result.stop,
-        "warnings": [doubt.as_json() for doubt in result.doubts],
-        "limits": [limit.as_json() for limit in result.limits],
+        **({"kv_transfer": transfer} if transfer else {}),
     }
-    run = f"{started.replace(':', '').replace('-', '').replace('+0000', 'Z')}-{os.getpid()}"
-    return to_trace(result, TraceLabels(opened.path, cpu_model(), shape.name, run, provenance)), result
-
-
-def open_device(request: ProfileRequest, shape: ModelShape) -> Device:
-    """The device that `request` names, with its weights loaded. Raises HardwareMissing where it is not
-    there."""
-    if request.device not in ("auto", "numpy"):
-        raise HardwareMissing(
-            f"latfit {__version__} has no kernels for this device; it measures the CPU through NumPy",
-            where=f"--device {request.device}",
-            remedy="Use --device numpy.",
-        )
-    from latfit.profiler.numpy_blas import NumpyDevice
-
-    device = NumpyDevice(shape, threads=request.threads, seed=request.seed)
-    running = device.facts()["isa"]
-    if request.isa not in ("auto", running):
-        device.close()
-        raise HardwareMissing(
-            f"NumPy's BLAS runs float32 on {running or 'kernels that it does not name'} all the same",
-            where=f"--isa {request.isa}",
-            remedy="Use --isa auto, or a NumPy built with OpenBLAS (the wheels on PyPI are).",
-        )
-    return device
+    hardware = facts.get("gpu") or cpu_model()
+    labels = TraceLabels(first.path, hardware, shape.name, session.run_names(first.path, processes), provenance)
+    return to_trace(result, labels), PathOutcome(first.path, first.name, result)
 
 
 def _run(
-    request: ProfileRequest,
-    shape: ModelShape,
-    device: Device,
-    progress: Callable[[Progress], None] | None,
-    announce: Callable[[Announcement], None] | None,
+    session: _Session, shape: ModelShape, devices: Sequence[Device], place: tuple[int, int]
 ) -> tuple[ProfileResult, dict[str, Any]]:
     """The run, and the description of its grid. The pilot's time is part of the budget."""
+    request, device, journal = session.request, devices[0], session.journal
+    number, paths = place
+    budget_s = (request.budget_ms / 1e3 - session.spent_s) / (paths - number)
     start_s = device.now_s()
-    cells, limits, grid = _choose_cells(request, shape, device)
-    facts = device.facts()
-    threads = facts.get("threads")
-    if announce:
-        announce(Announcement(len(cells), shape.name, device.name, threads))
+    record = journal.paths.get(number) if journal else None
+    if record is None:
+        record = _choose_cells(request, shape, device, budget_s)
+        if journal:
+            journal.plan(number, record)
+    threads = device.facts().get("threads")
+    if session.listeners.announce:
+        session.listeners.announce(Announcement(len(record.cells), shape.name, device.name, threads, len(devices)))
     spent_s = device.now_s() - start_s
     try:
         result = run_profile(
-            device,
-            cells,
-            budget_s=request.budget_ms / 1e3 - spent_s,
+            devices,
+            record.cells,
+            budget_s=budget_s - spent_s,
             precision=request.precision,
             seed=request.seed,
-            progress=progress,
+            progress=session.listeners.progress,
             load=LoadWatch(threads or sensible_threads()),
+            earlier=record.earlier,
+            keep=journal.keep(number) if journal else None,
         )
     except DeviceFailed as error:
         if error.partial is None or not error.partial.samples:
             raise
         failure = Doubt("device_failed", f"{error.found}; the run ended there.", error.remedy)
         result = replace(error.partial, doubts=(failure, *error.partial.doubts))
-    return replace(result, limits=(*limits, *result.limits)), grid
+    return replace(result, limits=(*record.limits, *result.limits)), record.grid
 
 
-def _choose_cells(
-    request: ProfileRequest, shape: ModelShape, device: Device
-) -> tuple[list[StepShape], list[Limit], dict[str, Any]]:
-    budget_s = request.budget_ms / 1e3
+def _choose_cells(request: ProfileRequest, shape: ModelShape, device: Device, budget_s: float) -> PathRecord:
     try:
         cost = pilot(device, shape, max(request.contexts))
     except DeviceOutOfMemory as error:
@@ -178,9 +212,9 @@ def _choose_cells(
             remedy="Choose a smaller --model, fewer --layers, or a shorter --context.",
         ) from None
     if request.grid is None:
-        wanted = grid_for_budget(shape, cost, budget_s, request.contexts)
+        wanted = grid_for_budget(shape, cost, budget_s, request.contexts, request.histories)
     else:
-        wanted = parse_grid(request.grid, request.contexts)
+        wanted = parse_grid(request.grid, request.contexts, request.histories)
     cells, limits = split_by_memory(shape, wanted, device.free_bytes())
     if not cells:
         raise WrongUsage(
@@ -188,21 +222,22 @@ def _choose_cells(
             where="--grid",
             remedy="Ask for fewer requests, fewer tokens, or a shorter --context.",
         )
-    full = default_cells(*LEVELS[0], contexts=request.contexts)
+    full = default_cells(*LEVELS[0], contexts=request.contexts, histories=request.histories)
     grid = {
         "asked": request.grid,
         "contexts": list(request.contexts),
+        "histories": list(request.histories),
         "cells": len(cells),
         "reduced_to_fit_budget": request.grid is None and len(wanted) < len(full),
         "expected_s": round(grid_cost_s(shape, cells, cost), 1),
     }
-    return cells, limits, grid
+    return PathRecord(cells, limits, grid)
 
 
 def _kernel_doubts(facts: dict[str, Any]) -> list[Doubt]:
     """A BLAS that does not know the CPU runs narrower kernels than the CPU could."""
     running, best = facts.get("isa"), best_float32_isa(cpu_flags())
-    if running == "avx2" and best == "avx512":
+    if facts.get("device") == "numpy" and running == "avx2" and best == "avx512":
         return [
             Doubt(
                 "narrow_kernels",
@@ -211,21 +246,3 @@ def _kernel_doubts(facts: dict[str, Any]) -> list[Doubt]:
             )
         ]
     return []
-
-
-def _check(request: ProfileRequest) -> None:
-    """Refuse what no run could use."""
-    if request.device not in DEVICES:
-        raise WrongUsage(
-            f"{request.device!r} is not known",
-            where="--device",
-            remedy=f"Choose one of {', '.join(DEVICES)}.",
-        )
-    if not 0 < request.precision < 1:
-        raise WrongUsage(
-            f"{request.precision} is no relative precision",
-            where="--precision",
-            remedy="Write 0.03 for ±3 %.",
-        )
-    if request.grid is not None:
-        parse_grid(request.grid, request.contexts)

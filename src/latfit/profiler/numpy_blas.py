@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
 from latfit.profiler.blas import blas_facts, find_openblas
@@ -13,7 +14,10 @@ from latfit.profiler.device import DeviceOutOfMemory
 from latfit.profiler.machine import free_memory_bytes, sensible_threads
 from latfit.profiler.numpy_attention import Float32, KvCache
 from latfit.profiler.numpy_decoder import DecoderStep, DecoderWeights, filled, random_weights
-from latfit.profiler.workload import GIB, ModelShape, StepShape, check_fits, step_bytes
+from latfit.profiler.workload import GIB, ModelShape, Part, StepShape, check_fits, step_bytes
+
+INPUT_SETS = 4
+"""Sets of input tokens that steps take in turn, so that no step finds the embeddings of the one before in the cache."""
 
 
 class NumpyDevice:
@@ -27,8 +31,10 @@ class NumpyDevice:
     name = "numpy"
     path = "cpu"
 
-    def __init__(self, shape: ModelShape, *, threads: int | None = None, seed: int = 0) -> None:
+    def __init__(self, shape: ModelShape, *, threads: int | None = None, seed: int = 0, part: Part = "step") -> None:
         check_fits(shape, free_memory_bytes())
+        self._part = part
+        self._inputs: list[NDArray[np.int64]] = []
         self._blas = find_openblas()
         self._threads_before = self._blas.threads if self._blas else None
         self._set_threads(threads)
@@ -63,18 +69,21 @@ class NumpyDevice:
         needed = step_bytes(shape, cell)
         if free is not None and needed > free:
             raise DeviceOutOfMemory(f"needs {needed / GIB:.2f} GiB beside the weights, {free / GIB:.2f} GiB are free")
-        tokens = self._rng.integers(0, shape.vocab, cell.S)
+        self._inputs = [self._rng.integers(0, shape.vocab, cell.S) for _ in range(INPUT_SETS)]
         try:
-            self._step = DecoderStep(self._weights, cell, self._cache(cell), tokens)
+            self._step = DecoderStep(self._weights, cell, self._cache(cell), self._inputs[0])
+            self._step.fill(self._rng)
         except MemoryError as error:
             raise DeviceOutOfMemory(str(error)) from None
 
     def step_ms(self) -> float:
         if self._step is None:
             raise RuntimeError("no cell is prepared")
+        self._inputs.append(self._inputs.pop(0))
+        self._step.use_tokens(self._inputs[0])
         started = time.perf_counter_ns()
         try:
-            self._step.run()
+            self._step.part(self._part)
         except MemoryError as error:
             raise DeviceOutOfMemory(str(error)) from None
         return (time.perf_counter_ns() - started) / 1e6

@@ -21,21 +21,20 @@ from latfit.profiler.numpy_attention import (
     rotate,
     rotation,
 )
-from latfit.profiler.workload import ModelShape, StepShape
+from latfit.profiler.numpy_mlp import GatedMlp, project
+from latfit.profiler.workload import ModelShape, Part, StepShape
 
 EPS = 1e-6
-
-# OpenBLAS repacks the whole weight matrix at every matrix-matrix product but not at a matrix-vector product:
-# up to this many tokens, a vector product a token is faster (measured: 1.2 ms each against 3.3 ms for two
-# tokens together).
-VECTOR_ROWS = 2
 
 _BLOCK = (1 << 20) - 3
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Weights of one layer, stored (in, out), the layout that BLAS reads fastest here."""
+    """Weights of one layer, stored (in, out), the layout that BLAS reads fastest here.
+
+    With experts, gate_up and down have a leading axis of experts, and `router` (hidden, experts) chooses among them.
+    """
 
     attention_norm: Float32
     qkv: Float32
@@ -43,6 +42,7 @@ class LayerWeights:
     mlp_norm: Float32
     gate_up: Float32
     down: Float32
+    router: Float32 | None = None
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,9 @@ def random_weights(shape: ModelShape, seed: int) -> DecoderWeights:
     rng = np.random.default_rng(seed)
     block = rng.standard_normal(_BLOCK, dtype=np.float32)
 
-    def matrix(rows: int, columns: int) -> Float32:
-        weight = filled((rows, columns), np.roll(block, int(rng.integers(_BLOCK))))
+    def matrix(rows: int, columns: int, experts: int = 0) -> Float32:
+        stacked = (experts,) if experts else ()
+        weight = filled((*stacked, rows, columns), np.roll(block, int(rng.integers(_BLOCK))))
         weight *= np.float32(rows**-0.5)
         return weight
 
@@ -74,8 +75,9 @@ def random_weights(shape: ModelShape, seed: int) -> DecoderWeights:
             qkv=matrix(shape.hidden, shape.qkv_width),
             out=matrix(shape.query_width, shape.hidden),
             mlp_norm=norm(),
-            gate_up=matrix(shape.hidden, 2 * shape.intermediate),
-            down=matrix(shape.intermediate, shape.hidden),
+            gate_up=matrix(shape.hidden, 2 * shape.intermediate, shape.experts),
+            down=matrix(shape.intermediate, shape.hidden, shape.experts),
+            router=matrix(shape.hidden, shape.experts) if shape.experts else None,
         )
         for _ in range(shape.layers)
     )
@@ -92,32 +94,11 @@ def filled(shape: tuple[int, ...], block: Float32) -> Float32:
     return array
 
 
-def project(x: Float32, weight: Float32, out: Float32) -> None:
-    """out (S, columns) = x (S, rows) weight (rows, columns), by the faster of the two BLAS products."""
-    if len(x) > VECTOR_ROWS:
-        np.matmul(x, weight, out=out)
-        return
-    for row, result in zip(x, out, strict=True):
-        np.matmul(row, weight, out=result)
-
-
 def rms_norm(x: Float32, weight: Float32, out: Float32) -> None:
     """out (S, hidden) = x scaled to a root mean square of one, times `weight`."""
     mean_square = np.einsum("sh,sh->s", x, x) / np.float32(x.shape[1])
     np.multiply(x, (1 / np.sqrt(mean_square + np.float32(EPS)))[:, None], out=out)
     out *= weight
-
-
-def gated(gate_up: Float32, out: Float32) -> None:
-    """out (S, n) = silu(gate) * up for gate_up (S, 2n) with gate first."""
-    width = out.shape[1]
-    gate = gate_up[:, :width]
-    np.negative(gate, out=out)
-    with np.errstate(over="ignore"):  # e^-z beyond float32 is infinite, and z over infinity is the zero it should be
-        np.exp(out, out=out)
-    out += 1
-    np.divide(gate, out, out=out)
-    out *= gate_up[:, width:]
 
 
 class DecoderStep:
@@ -128,13 +109,13 @@ class DecoderStep:
         shape = weights.shape
         self._weights, self._cell, self._cache, self._tokens = weights, cell, cache, tokens
         self._chunks = list(_chunk_rows(cell))
-        self._cosine, self._sine = rotation(_positions(cell), shape.head_dim)
+        self._cosine, self._sine = rotation(positions(cell), shape.head_dim)
         self._x = np.empty((cell.S, shape.hidden), np.float32)
         self._normed = np.empty_like(self._x)
         self._qkv = np.empty((cell.S, shape.heads + 2 * shape.kv_heads, shape.head_dim), np.float32)
         self._attended = np.empty((cell.S, shape.query_width), np.float32)
-        self._gate_up = np.empty((cell.S, 2 * shape.intermediate), np.float32)
-        self._gated = np.empty((cell.S, shape.intermediate), np.float32)
+        self._mlp = GatedMlp(shape, cell.S)
+        self._mlp_out = np.empty_like(self._x)
         self._logits = np.empty((cell.B, shape.vocab), np.float32)
         self._last_rows = np.r_[np.arange(cell.decode_requests), [rows.stop - 1 for rows in self._chunks]].astype(int)
         group = shape.heads // shape.kv_heads
@@ -158,10 +139,35 @@ class DecoderStep:
             project(self._attended, layer.out, out=normed)
             x += normed
             rms_norm(x, layer.mlp_norm, out=normed)
-            project(normed, layer.gate_up, out=self._gate_up)
-            gated(self._gate_up, out=self._gated)
-            project(self._gated, layer.down, out=normed)
-            x += normed
+            self._mlp.run(normed, (layer.gate_up, layer.down), layer.router, out=self._mlp_out)
+            x += self._mlp_out
+        return self._logits_of(x)
+
+    def part(self, part: Part) -> None:
+        """The whole step, or only its products with weights, or only its attention, on what the buffers hold."""
+        if part == "step":
+            self.run()
+            return
+        for number, layer in enumerate(self._weights.layers):
+            if part == "attention":
+                np.copyto(self._qkv, self._filled)  # attention scales its queries in place
+                self._attend(number)
+                continue
+            project(self._normed, layer.qkv, out=self._qkv.reshape(self._cell.S, -1))
+            project(self._attended, layer.out, out=self._x)
+            self._mlp.run(self._normed, (layer.gate_up, layer.down), layer.router, out=self._mlp_out)
+
+    def fill(self, rng: np.random.Generator) -> None:
+        """Numbers of order one in every buffer that a part alone reads."""
+        for buffer in (self._normed, self._qkv, self._attended):
+            buffer[...] = rng.standard_normal(buffer.shape, dtype=np.float32)
+        self._filled = self._qkv.copy()
+
+    def use_tokens(self, tokens: NDArray[np.int64]) -> None:
+        """Other input tokens (S,) from the next run on."""
+        self._tokens = tokens
+
+    def _logits_of(self, x: Float32) -> Float32:
         last = x[self._last_rows]
         rms_norm(last, self._weights.final_norm, out=last)
         project(last, self._weights.embedding.T, out=self._logits)
@@ -185,7 +191,7 @@ def _chunk_rows(cell: StepShape) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(stops)]
 
 
-def _positions(cell: StepShape) -> NDArray[np.int64]:
+def positions(cell: StepShape) -> NDArray[np.int64]:
     """Position of each token (S,) within its request."""
     chunks = [np.arange(before, before + n) for n, before in zip(cell.prefill, cell.history, strict=True)]
     return np.concatenate([np.full(cell.decode_requests, cell.context), *chunks]).astype(np.int64)

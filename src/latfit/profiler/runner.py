@@ -4,42 +4,30 @@ is spent.
 Rounds instead of one long visit a cell: what changes slowly on a machine (clock, heat, neighbours) then hits
 all cells alike and widens their intervals, instead of bending the surface. A visit warms the cell up, then
 takes a few samples. A cell is done when it was visited in three rounds at least and the 95 % interval of its
-median is within the precision.
+median is within the precision. Two anchor cells, a quick one and one of middle length, are visited in every round
+to the end, so that drift shows even when few cells are left.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from latfit.profiler.device import Device, DeviceFailed, DeviceOutOfMemory
+from latfit.profiler.device import Device, DeviceFailed
 from latfit.profiler.doubts import find_doubts
 from latfit.profiler.machine import LoadReading
-from latfit.profiler.record import Limit, ProfileResult, Sample, StopReason
+from latfit.profiler.record import ProfileResult, StopReason
+from latfit.profiler.visits import Earlier, Keep, Progress, Visits
 from latfit.profiler.workload import StepShape
-from latfit.stats import median_interval
 
-SAMPLES_PER_VISIT = 4
-VISITS_AT_LEAST = 3
-WARMUP_AT_MOST = 8
-WARMUP_AGREES = 0.05
+ANCHORS = 2
 
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands, told after every visit."""
-
-    elapsed_s: float
-    budget_s: float
-    cells: int
-    cells_done: int
-    samples: int
-    cell: StepShape
+Choice = Callable[[Visits, Callable[[int], None]], bool]
+"""A design: visits the cells that it chooses until all is known (True) or the time is spent (False)."""
 
 
 def run_profile(
-    device: Device,
+    device: Device | Sequence[Device],
     cells: Sequence[StepShape],
     *,
     budget_s: float,
@@ -47,27 +35,65 @@ def run_profile(
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
     load: Callable[[], LoadReading | None] | None = None,
+    design: Choice | None = None,
+    earlier: Earlier | None = None,
+    keep: Keep | None = None,
 ) -> ProfileResult:
-    """Measure `cells` on `device` for at most `budget_s` seconds of its clock (plus the step in flight).
+    """Measure `cells` on `device`, or on several that take turns, for at most `budget_s` seconds of its clock (plus the
+    step in flight).
 
-    Ctrl-C ends the run and keeps what was measured; a cell without memory becomes a limit. `load` is asked
-    once, at the end, what others used of the machine. Raises DeviceFailed, with the partial result in it,
-    where the device breaks.
+    Ctrl-C ends the run and keeps what was measured; a cell without memory becomes a limit. `load` is asked once, at the
+    end, what others used of the machine. design: which cells, in what order; rounds over all of them without it.
+    earlier, keep: the continuation of an interrupted run, and its journal. Raises DeviceFailed, with the partial result
+    in it, where the device breaks.
     """
-    run = _Run(device, tuple(cells), budget_s, precision, np.random.default_rng(seed))
+    devices = tuple(device) if isinstance(device, Sequence) else (device,)
+    run = Visits(devices, cells, budget_s, precision, earlier, keep)
+    chosen = design or rounds(np.random.default_rng(seed))
+
+    def visit(index: int) -> None:
+        run.visit(index)
+        if progress:
+            progress(run.progress(index))
+
     stop: StopReason
     try:
-        stop = "precise" if run.measure_rounds(progress) else "budget"
+        stop = "precise" if chosen(run, visit) else "budget"
     except KeyboardInterrupt:
         stop = "interrupted"
     except Exception as error:
-        failure = error if isinstance(error, DeviceFailed) else _failure(device, run, error)
+        failure = error if isinstance(error, DeviceFailed) else _failure(devices[0], run, error)
         failure.partial = _finished(run, "device_failed", load)
         raise failure from error
     return _finished(run, stop, load)
 
 
-def _finished(run: "_Run", stop: StopReason, load: Callable[[], LoadReading | None] | None) -> ProfileResult:
+def rounds(rng: np.random.Generator) -> Choice:
+    """Rounds over all cells, in an order shuffled anew each time."""
+
+    def choose(run: Visits, visit: Callable[[int], None]) -> bool:
+        anchors: set[int] = set()
+        while len(run.done) + len(run.limits) < len(run.cells):
+            steps_before = len(run.samples)
+            for index in rng.permutation(len(run.cells)).tolist():
+                known = index in run.limits or (index in run.done and index not in anchors)
+                if not known and run.affordable(index):
+                    visit(index)
+            if len(run.samples) == steps_before and len(run.done) + len(run.limits) < len(run.cells):
+                return False
+            anchors = anchors or anchor_cells(run)
+        return True
+
+    return choose
+
+
+def anchor_cells(run: Visits) -> set[int]:
+    """The quickest cell, and the one at the median of the cells' times: cheap to repeat, and unlike each other."""
+    known = sorted((ms, index) for index, ms in enumerate(run.quickest_ms) if ms > 0 and index not in run.limits)
+    return {known[at][1] for at in (0, len(known) // 2)[:ANCHORS]} if known else set()
+
+
+def _finished(run: Visits, stop: StopReason, load: Callable[[], LoadReading | None] | None) -> ProfileResult:
     result = ProfileResult(
         cells=run.cells,
         samples=tuple(run.samples),
@@ -76,120 +102,14 @@ def _finished(run: "_Run", stop: StopReason, load: Callable[[], LoadReading | No
         elapsed_s=run.elapsed_s(),
         budget_s=run.budget_s,
         precision=run.precision,
+        overhead_s=run.overhead_s,
     )
     return replace(result, doubts=find_doubts(result, load() if load else None))
 
 
-def _failure(device: Device, run: "_Run", error: Exception) -> DeviceFailed:
+def _failure(device: Device, run: Visits, error: Exception) -> DeviceFailed:
     return DeviceFailed(
         f"the device broke at {run.cells[run.current]}: {error or type(error).__name__}",
         where=f"device {device.name}",
         remedy="Leave that cell out with --grid, or choose another --device.",
     )
-
-
-class _Run:
-    """All state of a run."""
-
-    def __init__(
-        self,
-        device: Device,
-        cells: tuple[StepShape, ...],
-        budget_s: float,
-        precision: float,
-        rng: np.random.Generator,
-    ) -> None:
-        self.device, self.cells, self.budget_s, self.precision, self.rng = (
-            device,
-            cells,
-            budget_s,
-            precision,
-            rng,
-        )
-        self.samples: list[Sample] = []
-        self.limits: dict[int, Limit] = {}
-        self.current = 0
-        self._times: list[list[float]] = [[] for _ in cells]
-        self._visits = [0] * len(cells)
-        self._quickest_ms = [0.0] * len(cells)
-        self._done: set[int] = set()
-        self._start_s = device.now_s()
-
-    def elapsed_s(self) -> float:
-        return self.device.now_s() - self._start_s
-
-    def measure_rounds(self, progress: Callable[[Progress], None] | None) -> bool:
-        """Rounds until every cell is done (True), or no cell left fits in what is left of the budget
-        (False)."""
-        while len(self._done) + len(self.limits) < len(self.cells):
-            steps_before = len(self.samples)
-            for index in self.rng.permutation(len(self.cells)).tolist():
-                if index in self._done or index in self.limits or not self._affordable(index):
-                    continue
-                self._visit(index)
-                if progress:
-                    progress(self._progress(index))
-            if len(self.samples) == steps_before and len(self._done) + len(self.limits) < len(self.cells):
-                return False
-        return True
-
-    def _affordable(self, index: int) -> bool:
-        """Whether the warm-up step and one sample fit in the time left; of a new cell the time is not known
-        yet."""
-        return self._left_ms() > 2 * self._quickest_ms[index]
-
-    def _left_ms(self) -> float:
-        return (self.budget_s - self.elapsed_s()) * 1e3
-
-    def _visit(self, index: int) -> None:
-        self.current = index
-        try:
-            self.device.prepare(self.cells[index])
-            self._warm_up(index)
-            for _ in range(SAMPLES_PER_VISIT):
-                if self._left_ms() <= self._quickest_ms[index]:
-                    break
-                self._times[index].append(self._step(index, warmup=False))
-        except DeviceOutOfMemory as error:
-            self.limits[index] = Limit(self.cells[index], "out_of_memory", str(error))
-            return
-        self._visits[index] += 1
-        if self._is_done(index):
-            self._done.add(index)
-
-    def _warm_up(self, index: int) -> None:
-        """On the first visit, steps until two successive ones agree (slow first steps become faster one by one; a
-        plateau of slow ones would not be seen); later, one step for the caches."""
-        before = 0.0
-        for _ in range(WARMUP_AT_MOST if not self._visits[index] else 1):
-            if self._left_ms() <= 0:
-                return
-            now = self._step(index, warmup=True)
-            if abs(now - before) <= WARMUP_AGREES * before:
-                return
-            before = now
-
-    def _step(self, index: int, *, warmup: bool) -> float:
-        started_s = self.elapsed_s()
-        elapsed_ms = self.device.step_ms()
-        if not (math.isfinite(elapsed_ms) and elapsed_ms > 0):
-            raise ValueError(f"it timed a step at {elapsed_ms} ms")
-        self._quickest_ms[index] = min(elapsed_ms, self._quickest_ms[index] or elapsed_ms)
-        self.samples.append(Sample(index, self._visits[index], started_s, elapsed_ms, warmup))
-        return elapsed_ms
-
-    def _is_done(self, index: int) -> bool:
-        if self._visits[index] < VISITS_AT_LEAST:
-            return False
-        interval = median_interval(np.array(self._times[index], dtype=np.float64))
-        return interval.relative_half_width <= self.precision
-
-    def _progress(self, index: int) -> Progress:
-        return Progress(
-            elapsed_s=self.elapsed_s(),
-            budget_s=self.budget_s,
-            cells=len(self.cells) - len(self.limits),
-            cells_done=len(self._done),
-            samples=len(self.samples),
-            cell=self.cells[index],
-        )

@@ -4,19 +4,21 @@ A step runs all its tokens through the layers together. Decode requests bring on
 cached context; prefill requests bring a chunk of prompt tokens, which may follow a part of the prompt that is
 cached already. The embedding and the language-model head are one matrix here, so the weights of a layer are
 hidden x (heads + 2 kv_heads) x head_dim for Q, K, V, heads x head_dim x hidden for the output projection, and
-3 x hidden x intermediate for the gated MLP. Floating-point operations count a multiply and an add as two.
+3 x hidden x intermediate for the gated MLP. With a mixture of experts, a router of hidden x experts sends every
+token to the `active_experts` gated MLPs that it scores highest; all of them are stored, so a step's work counts the
+active ones and its memory all. Floating-point operations count a multiply and an add as two.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from latfit.errors import BadInput, WrongUsage
-from latfit.files import unreadable
+from latfit.errors import WrongUsage
 
 Phase = Literal["decode", "prefill", "mixed"]
+
+Part = Literal["step", "gemm", "attention"]
+"""What is executed of a step: all of it, only the products with weights, or only attention over the cache."""
+PARTS: tuple[Part, ...] = ("step", "gemm", "attention")
 
 GIB = 2**30
 
@@ -35,6 +37,8 @@ class ModelShape:
     intermediate: int
     vocab: int
     dtype_bytes: int = 4
+    experts: int = 0
+    active_experts: int = 0
 
     @property
     def query_width(self) -> int:
@@ -48,13 +52,22 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one layer that multiply every token."""
-        return self.hidden * (self.qkv_width + self.query_width + 3 * self.intermediate)
+        """Weights of one layer that multiply a token; of experts, the active ones."""
+        return self._layer(self.active_experts)
+
+    @property
+    def stored_layer_parameters(self) -> int:
+        """Weights of one layer in memory; of experts, all."""
+        return self._layer(self.experts)
+
+    def _layer(self, experts: int) -> int:
+        mlps = experts if self.experts else 1
+        return self.hidden * (self.qkv_width + self.query_width + 3 * mlps * self.intermediate + self.experts)
 
     @property
     def parameters(self) -> int:
         """All weights, with the embedding counted once."""
-        return self.layers * (self.layer_parameters + 2 * self.hidden) + self.hidden * (self.vocab + 1)
+        return self.layers * (self.stored_layer_parameters + 2 * self.hidden) + self.hidden * (self.vocab + 1)
 
     @property
     def weight_bytes(self) -> int:
@@ -62,7 +75,12 @@ class ModelShape:
 
     def cache_bytes(self, tokens: int) -> int:
         """Bytes of keys and values that `tokens` tokens keep in the cache, over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes * tokens
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.activation_bytes * tokens
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of a number outside the weights: 8-bit weights meet 16-bit activations and caches."""
+        return max(2, self.dtype_bytes)
 
     def with_layers(self, layers: int) -> "ModelShape":
         """The same model cut or stretched to `layers` layers, named after what it is."""
@@ -148,7 +166,7 @@ def step_flops(shape: ModelShape, cell: StepShape) -> float:
 def step_bytes(shape: ModelShape, cell: StepShape) -> int:
     """Memory that one step needs beside the weights: cache, and activations of the widest layer."""
     widths = 3 * shape.hidden + 2 * shape.qkv_width + shape.query_width + 3 * shape.intermediate
-    activations = (cell.S * widths + cell.B * shape.vocab) * shape.dtype_bytes
+    activations = (cell.S * widths + cell.B * shape.vocab) * shape.activation_bytes
     return shape.cache_bytes(cell.cache_tokens) + activations
 
 
@@ -156,7 +174,7 @@ def check_fits(shape: ModelShape, free_bytes: int | None) -> None:
     """Raise WrongUsage where the weights take more than nine tenths of the memory that is free."""
     if free_bytes is None or shape.weight_bytes <= 0.9 * free_bytes:
         return
-    per_layer = shape.layer_parameters * shape.dtype_bytes
+    per_layer = shape.stored_layer_parameters * shape.dtype_bytes
     room = 0.9 * free_bytes - (shape.weight_bytes - shape.layers * per_layer)
     layers = int(room // per_layer)
     remedy = f"Measure fewer of its layers (--layers {layers})" if layers >= 1 else "Choose a smaller --model"
@@ -164,123 +182,4 @@ def check_fits(shape: ModelShape, free_bytes: int | None) -> None:
         f"its weights take {shape.weight_bytes / GIB:.1f} GiB, and {free_bytes / GIB:.1f} GiB are free",
         where=f"model {shape.name}",
         remedy=f"{remedy}.",
-    )
-
-
-# The sizes of `tiny` put 55 MB of weights behind a step: more than most caches hold, so that a small step
-# waits for memory and a large one for arithmetic, and still only milliseconds on two cores. The others are
-# public models.
-PRESETS: Mapping[str, ModelShape] = {
-    shape.name: shape
-    for shape in (
-        ModelShape("tiny", 512, 4, 8, 4, 64, 1408, 4096),
-        ModelShape("smollm2-135m", 576, 30, 9, 3, 64, 1536, 49152),
-        ModelShape("smollm2-360m", 960, 32, 15, 5, 64, 2560, 49152),
-        ModelShape("qwen2.5-0.5b", 896, 24, 14, 2, 64, 4864, 151936),
-        ModelShape("tinyllama-1.1b", 2048, 22, 32, 4, 64, 5632, 32000),
-        ModelShape("llama-3.2-1b", 2048, 16, 32, 8, 64, 8192, 128256),
-    )
-}
-
-_UNSUPPORTED: Mapping[str, str] = {
-    "num_local_experts": "mixture of experts",
-    "num_experts": "mixture of experts",
-    "n_routed_experts": "mixture of experts",
-    "kv_lora_rank": "latent attention",
-    "is_encoder_decoder": "an encoder beside the decoder",
-}
-
-
-def model_shape(name: str, layers: int | None = None) -> ModelShape:
-    """The preset of that name, or the shape in a config.json (or in the folder that holds one), cut to
-    `layers`.
-
-    Raises BadInput for a file that is missing or is no such config, WrongUsage for a number of layers below
-    1.
-    """
-    if layers is not None and layers < 1:
-        raise WrongUsage(f"{layers} layers is too few", where="--layers", remedy="Ask for 1 or more.")
-    path = Path(name)
-    if name in PRESETS:
-        shape = PRESETS[name]
-    elif path.is_dir():
-        shape = from_config(path / "config.json")
-    elif path.suffix == ".json" or path.exists():
-        shape = from_config(path)
-    else:
-        raise BadInput(
-            f"no preset and no file is called {name!r}",
-            where="--model",
-            remedy=f"Name a config.json, or one of {', '.join(PRESETS)}.",
-        )
-    return shape if layers is None else shape.with_layers(layers)
-
-
-def from_config(path: Path) -> ModelShape:
-    """The shape in a HuggingFace config.json; keys and values per layer default to one per head, as there.
-
-    Raises BadInput where the file is missing, is not JSON, lacks a size, or describes what no device here
-    computes.
-    """
-    config = _read_config(path)
-    for key, what in _UNSUPPORTED.items():
-        if config.get(key):
-            raise _bad(path, f"{key} = {config[key]!r} means {what}, which cannot be measured yet")
-    hidden, layers, heads, intermediate, vocab = (
-        _size(config, key, path)
-        for key in (
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "vocab_size",
-        )
-    )
-    kv_heads = _size(config, "num_key_value_heads", path, default=heads)
-    head_dim = _size(config, "head_dim", path, default=hidden // heads)
-    if heads % kv_heads:
-        raise _bad(path, f"num_attention_heads = {heads} is no multiple of num_key_value_heads = {kv_heads}")
-    if head_dim < 2 or head_dim % 2:
-        raise _bad(path, f"a head of {head_dim} numbers cannot be rotated by position; it must be even")
-    return ModelShape(_config_name(config, path), hidden, layers, heads, kv_heads, head_dim, intermediate, vocab)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except (ValueError, RecursionError) as error:
-        raise _bad(path, f"not JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise _bad(path, f"holds a JSON {type(config).__name__}, not an object")
-    nested = config.get("text_config")
-    if "hidden_size" not in config and isinstance(nested, dict):
-        return {**config, **nested}
-    return config
-
-
-def _size(config: Mapping[str, Any], key: str, path: Path, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        if default is None:
-            raise _bad(path, f"has no {key}")
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _bad(path, f"{key} = {value!r} is not a whole number above zero")
-    return value
-
-
-def _config_name(config: Mapping[str, Any], path: Path) -> str:
-    named = config.get("_name_or_path")
-    if isinstance(named, str) and named.strip("/ "):
-        return named.strip("/ ").rsplit("/", 1)[-1]
-    return path.resolve().parent.name if path.name == "config.json" else path.stem
-
-
-def _bad(path: Path, found: str) -> BadInput:
-    return BadInput(
-        found,
-        where=str(path),
-        remedy="Give the HuggingFace config.json of a dense decoder-only model, or name a preset.",
     )

@@ -39,6 +39,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("cell_rows", "float", False, "how many steps the row stands for, in a trace made of cells"),
     Column("rep", "int", False, "repetition number of the same cell, in the order measured"),
     Column("warmup", "flag", False, "true for a step run to warm up; kept in the file, dropped by cleaning"),
+    Column("outlier", "flag", False, "true for a step that took far longer than its cell's median; kept"),
 )
 
 BY_NAME = {column.name: column for column in COLUMNS}

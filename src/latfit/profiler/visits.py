@@ -1,0 +1,170 @@
+"""Visits: what a run does to one cell at a time, and all that it has found so far.
+
+A visit prepares a cell on one of the processes that take turns, warms it up and takes a few samples. What it found is
+told at once to whoever keeps the journal, so that an interrupted run loses at most the visit in flight.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfit.profiler.device import Device, DeviceOutOfMemory
+from latfit.profiler.record import Limit, Sample
+from latfit.profiler.workload import StepShape
+from latfit.stats import median_interval
+
+SAMPLES_PER_VISIT = 4
+VISITS_AT_LEAST = 3
+WARMUP_AT_MOST = 8
+WARMUP_AGREES = 0.05
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands, told after every visit."""
+
+    elapsed_s: float
+    budget_s: float
+    cells: int
+    cells_done: int
+    samples: int
+    cell: StepShape
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an interrupted run had found of the same cells: it is continued, not repeated."""
+
+    samples: tuple[Sample, ...] = ()
+    limits: tuple[tuple[int, str], ...] = ()
+    elapsed_s: float = 0.0
+
+    @property
+    def processes(self) -> int:
+        return max((sample.process for sample in self.samples), default=-1) + 1
+
+
+Keep = Callable[[Sequence[Sample], Sequence[tuple[int, str]], float], None]
+"""Told after each visit: its samples, (cell, message) where the cell was too large, and the seconds used so far."""
+
+
+class Visits:
+    """All state of a run over `cells` on `devices`, which take turns. Times are on the first device's clock."""
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        cells: Sequence[StepShape],
+        budget_s: float,
+        precision: float,
+        earlier: Earlier | None = None,
+        keep: Keep | None = None,
+    ) -> None:
+        earlier = earlier or Earlier()
+        self.devices, self.cells = tuple(devices), tuple(cells)
+        self.budget_s, self.precision = budget_s, precision
+        self.samples: list[Sample] = list(earlier.samples)
+        self.limits: dict[int, Limit] = {
+            index: Limit(self.cells[index], "out_of_memory", message) for index, message in earlier.limits
+        }
+        self.current = 0
+        self.done: set[int] = set()
+        self.overhead_s = 0.0
+        self._keep = keep
+        self._processes_before = earlier.processes
+        self._warm: set[tuple[int, int]] = set()
+        self._times: list[list[float]] = [[] for _ in cells]
+        self.visits = [0] * len(cells)
+        self.quickest_ms = [0.0] * len(cells)
+        for sample in earlier.samples:
+            self._count(sample)
+            self.visits[sample.cell] = max(self.visits[sample.cell], sample.visit + 1)
+        self._start_s = self.devices[0].now_s() - earlier.elapsed_s
+
+    def elapsed_s(self) -> float:
+        return self.devices[0].now_s() - self._start_s
+
+    def left_ms(self) -> float:
+        return (self.budget_s - self.elapsed_s()) * 1e3
+
+    def affordable(self, index: int) -> bool:
+        """Whether the warm-up step and one sample fit in the time left; of a new cell the time is not known yet."""
+        return self.left_ms() > 2 * self.quickest_ms[index]
+
+    def times_ms(self, index: int) -> list[float]:
+        """The samples of a cell so far, warm-up steps aside."""
+        return self._times[index]
+
+    def visit(self, index: int) -> None:
+        """One visit of a cell, by the process whose turn it is there."""
+        self.current = index
+        process = (self.visits[index] + index) % len(self.devices)
+        device, first = self.devices[process], len(self.samples)
+        before = len(self.limits)
+        try:
+            device.prepare(self.cells[index])
+            self._warm_up(index, process)
+            for _ in range(SAMPLES_PER_VISIT):
+                if self.left_ms() <= self.quickest_ms[index]:
+                    break
+                self._step(index, process, warmup=False)
+        except DeviceOutOfMemory as error:
+            self.limits[index] = Limit(self.cells[index], "out_of_memory", str(error))
+        else:
+            self.visits[index] += 1
+            if self._is_done(index):
+                self.done.add(index)
+        finally:
+            if self._keep:
+                found = [(index, self.limits[index].message)] if len(self.limits) > before else []
+                self._keep(self.samples[first:], found, self.elapsed_s())
+
+    def progress(self, index: int) -> Progress:
+        return Progress(
+            elapsed_s=self.elapsed_s(),
+            budget_s=self.budget_s,
+            cells=len(self.cells) - len(self.limits),
+            cells_done=len(self.done),
+            samples=len(self.samples),
+            cell=self.cells[index],
+        )
+
+    def _warm_up(self, index: int, process: int) -> None:
+        """On a process's first visit, steps until two successive ones agree (slow first steps become faster one by one;
+        a plateau of slow ones would not be seen); later, one step for the caches."""
+        before = 0.0
+        new = (index, process) not in self._warm
+        self._warm.add((index, process))
+        for _ in range(WARMUP_AT_MOST if new else 1):
+            if self.left_ms() <= 0:
+                return
+            now = self._step(index, process, warmup=True)
+            if abs(now - before) <= WARMUP_AGREES * before:
+                return
+            before = now
+
+    def _step(self, index: int, process: int, *, warmup: bool) -> float:
+        started_s = self.elapsed_s()
+        elapsed_ms = self.devices[process].step_ms()
+        if not (math.isfinite(elapsed_ms) and elapsed_ms > 0):
+            raise ValueError(f"it timed a step at {elapsed_ms} ms")
+        number = self._processes_before + process
+        sample = Sample(index, self.visits[index], started_s, elapsed_ms, warmup, number)
+        self.samples.append(sample)
+        self._count(sample)
+        self.overhead_s += max(0.0, self.elapsed_s() - started_s - elapsed_ms / 1e3)
+        return elapsed_ms
+
+    def _count(self, sample: Sample) -> None:
+        quickest = self.quickest_ms[sample.cell]
+        self.quickest_ms[sample.cell] = min(sample.T_ms, quickest or sample.T_ms)
+        if not sample.warmup:
+            self._times[sample.cell].append(sample.T_ms)
+
+    def _is_done(self, index: int) -> bool:
+        if self.visits[index] < max(VISITS_AT_LEAST, len(self.devices)):
+            return False
+        interval = median_interval(np.array(self._times[index], dtype=np.float64))
+        return interval.relative_half_width <= self.precision
