@@ -3,7 +3,9 @@
 `python -m benchmarks.accuracy [FOLDER] [--smoke]`. For every system in a folder of step files (default: the one the
 tests use) and every family: MAPE in 5-fold cross-validation over rows, the same over whole cells or blocks of time, of
 the decoding rows alone, and of steps beyond the 70th percentile of S by a fit below it. A query that a fit does not
-claim to cover (prefill, where it has seen decoding only) is counted as refused, and scored all the same.
+claim to cover (prefill, where it has seen decoding only) is counted as refused, and scored all the same. `auto` chooses
+its form on all rows for the first three columns, and on those below the percentile for the last; every family stands
+beside it also with the expert-coverage term, which it does not choose by itself.
 
 The floor is the error of each cell's median among its own rows, for cells of at least five rows: no function of B and S
 does better there.
@@ -161,7 +163,7 @@ def main(smoke: bool = False, folder: Path = DEFAULT) -> None:
         print(f"{'MAPE in %':24} {'rows':>7} {'blocks':>7} {'decode':>7} {'beyond':>7}")
         chosen = select_model(rows, FitOptions(model="auto"))
         print(f"{f'auto = {chosen.name}':24} {judged('auto', rows, folds, chosen.options)}", flush=True)
-        names = candidates_for(rows)[1:] if not smoke else ["linear", "context"]
+        names = candidates_for(rows, experts=True)[1:] if not smoke else ["linear", "context"]
         for name in names:
             options = settled(rows, FitOptions(model=name))
             print(f"{name:24} {judged(name, rows, folds, options)}", flush=True)

@@ -28,8 +28,11 @@ def fitted(in_tmp: Path, capsys: Captured) -> Path:
 class TestPredict:
     def test_contract(self, fitted: Path, capsys: Captured) -> None:
         assert latfit("predict", fitted, "-B", 8, "-S", 512, "-S", 10**6, "--json") == 0
-        inside, outside = json.loads(capsys.readouterr().out)["rows"]
-        assert set(inside) == {"B", "S", "T_ms", "low", "high", "level", "outside_domain"}
+        printed = json.loads(capsys.readouterr().out)
+        inside, outside = printed["rows"]
+        assert printed["notes"] == []
+        assert set(inside) == {"B", "S", "T_ms", "low", "high", "level", "outside_domain", "why_outside"}
+        assert inside["why_outside"] == ""
         assert inside["T_ms"] == pytest.approx(18.1885, rel=0.03)
         assert inside["high"] > inside["T_ms"]
         assert (inside["outside_domain"], outside["outside_domain"]) == (False, True)
@@ -75,7 +78,7 @@ class TestEvaluate:
         write_trace(in_tmp / "new.parquet", planted_trace(0.05, repeats=10, seed=9))
         assert latfit("evaluate", fitted, "new.parquet", "--json") == 0
         found = json.loads(capsys.readouterr().out)
-        assert set(found) == {"metrics", "by_phase", "interval_coverage", "outside_domain"}
+        assert set(found) == {"metrics", "by_phase", "interval_coverage", "outside_domain", "notes"}
         assert found["metrics"]["n"] == 430
         assert latfit("evaluate", fitted, "new.parquet") == 0
 

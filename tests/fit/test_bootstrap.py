@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
-from latfit.fit.bootstrap import SCHEMES, blocks, bootstrap, bounded_step
+from latfit.fit.bootstrap import SCHEMES, blocks, bootstrap
+from latfit.fit.bounded import bounded_step
 from latfit.fit.problem import FitOptions, make_problem
 from latfit.fit.solve import solve
 from latfit.fit.uncertainty import uncertainty

@@ -57,9 +57,14 @@ class TestWeights:
         one, other = flat(short), flat(long)
         assert one.keys() == other.keys()
         for name, value in one.items():
-            numeric = isinstance(value, float | int)
-            # single cells are refitted: two orders of the same rows end within the solver's tolerance of each other
-            assert value == (pytest.approx(other[name], rel=1e-6, abs=1e-9) if numeric else other[name]), name
+            if isinstance(value, float | int):
+                # parts of the rows are refitted, to a cost good to 1e-12, so that what follows is good to its root
+                assert value == pytest.approx(other[name], rel=1e-5, abs=1e-9), name
+            elif isinstance(value, tuple):
+                # the band of a whole number of steps, which is rounded
+                assert value == pytest.approx(other[name], rel=0.02), name
+            else:
+                assert value == other[name], name
 
     def test_rows_without_a_weight_among_rows_with_one_stand_for_themselves(self) -> None:
         trace = Trace({"B": np.ones(3), WEIGHT: np.array([4.0, np.nan, 2.0])})

@@ -7,7 +7,7 @@ import pytest
 
 from latfit.errors import WrongUsage
 from latfit.fit import FitOptions, fit_trace
-from latfit.fit.select import Score, candidates_for, paired_error, select_model
+from latfit.fit.select import Score, candidates_for, cross_validated, fold_schemes, paired_error, select_model, simplest
 from latfit.model.result import read_fit, write_fit
 from latfit.trace.ingest import ingest
 from latfit.trace.table import Trace
@@ -43,6 +43,44 @@ def test_the_paired_error_is_that_of_the_differences() -> None:
     """Folds that are hard for both models do not count: differences 1, 2, 3 have a standard error of 1/sqrt(3)."""
     a, b = Score(0, np.array([11.0, 22.0, 33.0]), 1), Score(0, np.array([10.0, 20.0, 30.0]), 1)
     assert paired_error(a, b) == pytest.approx(1 / np.sqrt(3))
+
+
+def test_simplicity_costs_at_most_a_twentieth() -> None:
+    """Of 3 % no more than 0.15 points are given up, however much the folds differ."""
+    folds = np.array([1.0, 2.0, 6.0])
+    rich = Score(3.0, folds, 12)
+    assert simplest({"roofline": rich, "hinge": Score(3.2, folds[::-1], 5)}) == "roofline"
+    assert simplest({"roofline": rich, "hinge": Score(3.1, folds[::-1], 5)}) == "hinge"
+
+
+def test_one_fold_far_outside_does_not_decide() -> None:
+    trace = planted_trace(0.02, repeats=4)
+    score = cross_validated(trace, FitOptions(model="linear"), fold_schemes(trace))
+    assert score is not None
+    assert score.mape_pct == pytest.approx(np.prod(score.by_fold) ** (1 / len(score.by_fold)))
+
+
+def test_repeated_cells_are_left_out_both_ways_and_a_log_in_time_only() -> None:
+    grid = planted_trace(0.02, repeats=4)
+    by_cell, by_row = fold_schemes(grid)
+    for cell in {(b, s) for b, s in zip(grid["B"], grid["S"], strict=True)}:
+        rows = (grid["B"] == cell[0]) & (grid["S"] == cell[1])
+        assert len(set(by_cell[rows])) == 1
+    assert np.ptp(np.bincount(by_row)) <= 1
+    assert len(fold_schemes(planted_trace(0.02, repeats=1))) == 1
+    log = Trace({name: grid[name] for name in ("B", "S", "T_ms")} | {"t_s": np.arange(float(len(grid)))})
+    assert len(fold_schemes(log)) == 1
+
+
+def test_decoding_alone_puts_its_cost_on_requests() -> None:
+    """T = 5 + 0.1 B + 0.02 S of steps with S = B: what is said of prefill is a lower bound, 5 + 0.12 B at any S."""
+    B = np.tile(np.arange(1.0, 65.0), 5)
+    T = (5 + 0.12 * B) * np.exp(np.random.default_rng(0).normal(0, 0.01, len(B)))
+    trace = Trace({"B": B, "S": B, "T_ms": T})
+    assert candidates_for(trace) == ["constant", "linear", "roofline"]
+    fit = fit_trace(trace, AUTO)
+    assert fit.model == "linear"
+    assert fit.latency_ms(np.array([8.0]), np.array([1000.0]))[0] == pytest.approx(5.96, rel=0.01)
 
 
 def test_experts_are_a_candidate_only_where_the_user_says_so() -> None:

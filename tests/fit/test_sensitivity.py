@@ -41,7 +41,7 @@ def test_terms_add_up_for_every_linear_model(name: str, seed: int) -> None:
     model = FAMILY[name]
     rng = np.random.default_rng(seed)
     theta = np.array([p.fixed if p.fixed is not None else rng.uniform(0.1, 2.0) for p in model.parameters])
-    steps = steps_at(np.array([1.0, 4.0, 32.0]), np.array([1.0, 200.0, 3000.0]), 100.0)
+    steps = steps_at(np.array([1.0, 4.0, 32.0]), np.array([1.0, 200.0, 3000.0]), {"context_tokens": 100.0})
     terms = terms_of(model, theta, steps)
     assert sum(terms.values()) == pytest.approx(model.latency_ms(theta, steps), rel=1e-9)
 

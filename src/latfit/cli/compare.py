@@ -9,6 +9,7 @@ from latfit.cli.options import JsonOption, QuietOption, SeedOption
 from latfit.errors import Regression, WrongUsage
 
 if TYPE_CHECKING:
+    from latfit.fit.apply import Change
     from latfit.model.result import FitResult
 
 
@@ -48,7 +49,7 @@ def compare(
         for source, found, verdict in zip(sources[1:], changes, verdicts, strict=True):
             typer.echo(
                 f"{source} is {verdict}: {found.median:+.1%} latency in the median of {found.points} common steps"
-                f" ({found.least:+.1%} to {found.most:+.1%}) against {sources[0]}."
+                f" against {sources[0]}{_certainty(found)}; single steps {found.least:+.1%} to {found.most:+.1%}."
             )
     slower = [str(source) for source, verdict in zip(sources[1:], verdicts, strict=True) if verdict == "slower"]
     if slower:
@@ -56,6 +57,12 @@ def compare(
             f"{', '.join(slower)}: slower than {sources[0]} by more than {tolerance:g} %",
             remedy="Look at what changed between the runs, or accept it with a larger --tolerance.",
         )
+
+
+def _certainty(found: "Change") -> str:
+    if found.low is None or found.high is None:
+        return ""
+    return f" (95 % interval {found.low:+.1%} to {found.high:+.1%})"
 
 
 def _verdict(median: float, tolerance: float) -> str:

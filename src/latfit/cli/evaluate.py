@@ -38,3 +38,5 @@ def evaluate(
     for level, share in found["interval_coverage"].items():
         typer.echo(f"{share:.1%} of steps lie in the interval that is to hold {float(level):.0%}.")
     typer.echo(f"{found['outside_domain']:,} steps lie outside what the fit has measured.")
+    for text in found["notes"]:
+        typer.echo(text)

@@ -1,13 +1,13 @@
 """`latfit fit`: fit and check a model."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from latfit.cli.fit_jobs import Job, plan_jobs
+from latfit.cli.fit_options import parse_fixed, parse_ranges
 from latfit.cli.options import (
     DEFAULT_HARDWARE,
     HardwareOption,
@@ -17,16 +17,12 @@ from latfit.cli.options import (
     SourcesArgument,
 )
 from latfit.cli.reading import ReadingOptions, data_line, read_sources, reads_traces
-from latfit.errors import FitNotUsable, WrongUsage
+from latfit.errors import FitNotUsable
 
 if TYPE_CHECKING:
-    from latfit.fit import FitOptions
+    from latfit.fit import DoubtOptions, FitOptions
     from latfit.model.result import FitResult
     from latfit.trace.ingest import Ingested
-    from latfit.trace.table import Trace
-
-ASSUMED_PATH = "gpu"
-"""Steps that say nothing of where they ran come from an engine's log, and engines run on GPUs."""
 
 
 @reads_traces
@@ -58,6 +54,23 @@ def fit(
     solver: Annotated[
         str, typer.Option("--solver", help="separable, or trf: plain SciPy from several starts.")
     ] = "separable",
+    intervals: Annotated[
+        str,
+        typer.Option(
+            "--intervals",
+            help="Intervals of the parameters from: sandwich (their covariance), profile (the cost itself; slow) or"
+            " bootstrap (resampled fits).",
+        ),
+    ] = "sandwich",
+    bootstrap: Annotated[
+        int, typer.Option("--bootstrap", help="Resample the steps so many times, such as 1000, and keep the outcome.")
+    ] = 0,
+    resample: Annotated[
+        str,
+        typer.Option(
+            "--resample", help="What --bootstrap draws: rows, block (of time), residual; auto is block or rows."
+        ),
+    ] = "auto",
     each: Annotated[
         bool, typer.Option("--each", help="Fit every system (hardware, model, tp) in the file by itself.")
     ] = False,
@@ -81,7 +94,8 @@ def fit(
 
     Writes NAME.fit.json and enters the fit into the hardware profile.
     """
-    from latfit.fit import FitOptions
+    from latfit.cli.output import progress_bar
+    from latfit.fit import DoubtOptions, FitOptions
 
     options = FitOptions(
         model,
@@ -97,7 +111,9 @@ def fit(
     ingested = read_sources(trace, typed, quiet=quiet or json)
     jobs = plan_jobs(ingested, each=each, path=path, out=out)
     _check_targets(jobs, hardware)
-    results = {job.label: _fit_job(ingested, job, options) for job in jobs}
+    with progress_bar("Fitting", quiet=quiet or json) as advance:
+        doubt = DoubtOptions(intervals, bootstrap, resample, advance)
+        results = {job.label: _fit_job(ingested, job, options, doubt) for job in jobs}
     for job in jobs:
         _store(results[job.label], job, hardware)
     if json:
@@ -112,91 +128,14 @@ def fit(
     _raise_where_unusable(results, strict=strict, where=ingested.name)
 
 
-@dataclass(frozen=True)
-class Job:
-    """One system to fit: its identity (empty where the file holds one), rows, execution path, and where the fit goes.
-
-    path is None where the fit belongs to no machine's profile; assumed: nobody said which path it is.
-    """
-
-    system: Mapping[str, str]
-    rows: "Trace"
-    path: str | None
-    target: Path
-    assumed: bool
-
-    @property
-    def label(self) -> str:
-        return ".".join(_file_safe(value) for value in self.system.values())
-
-
-def plan_jobs(ingested: "Ingested", *, each: bool, path: str | None, out: Path | None) -> list[Job]:
-    """The systems of a trace: one a path; several of hardware, model or tp only with --each."""
-    from latfit.trace.ingest import check_one_machine
-
-    if not each:
-        check_one_machine(ingested)
-    systems = list(ingested.trace.systems())
-    several_machines = any(set(system) - {"path"} for system, _ in systems) and each
-    jobs = []
-    for system, rows in systems:
-        named = str(rows["path"][0]) if "path" in rows else path or ingested.path
-        entered = None if several_machines else named or ASSUMED_PATH
-        jobs.append(Job(system, rows, entered, Path(), assumed=named is None))
-    stem = Path(ingested.sources[0].name).name.partition(".")[0] or "trace"
-    return [replace(job, target=_target(out or Path(f"{stem}.fit.json"), job.label)) for job in jobs]
-
-
-def _target(out: Path, label: str) -> Path:
-    """NAME.fit.json, or NAME.LABEL.fit.json where a file holds several systems."""
-    if not label:
-        return out
-    return out.with_name(f"{out.name.removesuffix('.json').removesuffix('.fit')}.{label}.fit.json")
-
-
-def _fit_job(ingested: "Ingested", job: Job, options: "FitOptions") -> "FitResult":
+def _fit_job(ingested: "Ingested", job: Job, options: "FitOptions", doubt: "DoubtOptions") -> "FitResult":
     from latfit.fit import fit_trace
     from latfit.provenance import run_facts
     from latfit.trace.ingest import data_facts
 
     origin = {**run_facts(options.seed), "trace": dict(ingested.trace.provenance)}
-    return fit_trace(job.rows, options, data=data_facts(ingested, job.system, job.rows), provenance=origin)
-
-
-def parse_fixed(texts: list[str]) -> dict[str, float]:
-    """{parameter: value} from `P_max=60`. Raises WrongUsage."""
-    return {
-        name: _number(value, text, "--fix", "P_max=60") for text in texts for name, _, value in [text.partition("=")]
-    }
-
-
-def parse_ranges(texts: list[str], option: str) -> dict[str, tuple[float, float]]:
-    """{parameter: two numbers} from `k_B=0.01:1`: low and high of --bounds, mean and spread of --prior.
-
-    Raises WrongUsage.
-    """
-    found = {}
-    for text in texts:
-        name, _, span = text.partition("=")
-        first, _, second = span.partition(":")
-        ends = (_number(first, text, option, "k_B=0.01:1"), _number(second, text, option, "k_B=0.01:1"))
-        orderly = ends[0] < ends[1] if option == "--bounds" else ends[1] > 0
-        if not (0 <= ends[0] < math.inf and 0 < ends[1] < math.inf and orderly):
-            wanted = "low:high with 0 <= low < high" if option == "--bounds" else "mean:sd, the sd above zero"
-            raise WrongUsage(f"{text!r} cannot be used", where=option, remedy=f"Give {wanted}.")
-        found[name] = ends
-    return found
-
-
-def _number(value: str, text: str, option: str, example: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise WrongUsage(f"{text!r} cannot be read", where=option, remedy=f"Write it like {example}.") from None
-
-
-def _file_safe(value: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in value) or "unnamed"
+    facts = data_facts(ingested, job.system, job.rows)
+    return fit_trace(job.rows, options, doubt=doubt, data=facts, provenance=origin)
 
 
 def _check_targets(jobs: list[Job], hardware: Path) -> None:
@@ -230,7 +169,7 @@ def _print_json(results: Mapping[str, "FitResult"]) -> None:
 
 def _print_result(result: "FitResult", job: Job, hardware: Path) -> None:
     from latfit.cli.output import print_cautions, print_table
-    from latfit.report import tables
+    from latfit.report import results, tables
 
     if job.label:
         typer.echo(f"\n{job.label}")
@@ -241,6 +180,8 @@ def _print_result(result: "FitResult", job: Job, hardware: Path) -> None:
     typer.echo(result.status.sentence)
     print_table(tables.parameters(result))
     print_table(tables.errors(result).only("model", "steps", "median", "mean", "mean, unseen steps", "R²"))
+    if result.bootstrap:
+        print_table(results.bootstrap_table(result))
     print_cautions((warning.message, warning.remedy) for warning in result.warnings)
     typer.echo(f"Wrote {job.target}.")
     if job.path is None:

@@ -1,10 +1,13 @@
 """A finished fit applied: predictions with intervals, errors on steps it has not seen, and the difference of two fits.
 
 A step's interval at level c lies between the lower and the upper factor at (1+c)/2 times its typical latency: factors
-of its phase where the fit has them, else of all steps (split conformal, see `intervals`).
+of its phase where the fit has them, else of all steps (split conformal, see `intervals`). A step that does not say what
+it holds is one of decode where S = B, else one prefill request beside B-1 that decode; one that names no cached tokens
+has the context that is typical of the fit's trace.
 
 Two fits are compared where both have measured: on a geometric grid over the common box of B and S (S >= B), at the
-middle of the common range of context. The verdict is on the median of T_other/T_first over that grid.
+mean of their typical contexts, decode steps alone where one has measured no others. The verdict is on the median of
+T_other/T_first over that grid; its interval comes from the parameter draws that both fits keep.
 """
 
 import math
@@ -15,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
+from latfit.fit.by_row import weights_by_row
+from latfit.model.draws import latency_draws, parameter_draws
 from latfit.model.result import FitResult
+from latfit.model.typical import CONTEXT, with_typical_context
 from latfit.stats import FloatArray, error_metrics
-from latfit.trace.phases import phases
+from latfit.trace.phases import UNKNOWN, phases
 from latfit.trace.table import Trace
 
 GRID_SIDE = 25
@@ -25,23 +31,32 @@ GRID_SIDE = 25
 
 @dataclass(frozen=True)
 class Predictions:
-    """Typical latency, interval ends (NaN where the fit cannot tell) in ms, and whether a step lies outside the data;
-    each (n,)."""
+    """Typical latency, interval ends (NaN where the fit cannot tell) in ms, and why a step lies outside the data (empty
+    where it does not); each (n,). notes: what was taken for granted, and why ends are missing."""
 
     T_ms: FloatArray
     low: FloatArray
     high: FloatArray
-    outside: NDArray[np.bool_]
+    why_outside: NDArray[np.object_]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def outside(self) -> NDArray[np.bool_]:
+        """Whether a step lies outside the data (n,)."""
+        return np.asarray(self.why_outside != "")
 
 
 @dataclass(frozen=True)
 class Change:
-    """How the latency of one fit differs from another's: relative, over the common range of both."""
+    """How the latency of one fit differs from another's: relative, over the common range of both. low, high: 95 %
+    interval of the median, None where a fit keeps no parameter draws."""
 
     median: float
     least: float
     most: float
     points: int
+    low: float | None = None
+    high: float | None = None
 
 
 def known_levels(fit: FitResult) -> list[float]:
@@ -57,23 +72,62 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
         raise WrongUsage(f"the fit has no interval at {level:g}", where="--level", remedy=f"Choose one of: {shown}.")
     T = typical_ms(fit, steps)
     low, high = (np.full(len(steps), np.nan) for _ in range(2))
-    named = phases(steps).astype(str)
+    named, silent = _phases_of(fit, steps), []
     for phase in np.unique(named):
         rows = named == phase
         lower, upper = _factors(fit, str(phase), (1 + level) / 2)
         low[rows], high[rows] = T[rows] * lower, T[rows] * upper
-    return Predictions(T, low, high, fit.outside_domain(**_read(fit, steps)))
+        if math.isnan(lower) or math.isnan(upper):
+            silent.append(_why_silent(fit, str(phase), level))
+    return Predictions(T, low, high, _why_outside(fit, steps), tuple(dict.fromkeys([*taken(fit, steps), *silent])))
 
 
 def typical_ms(fit: FitResult, steps: Trace) -> FloatArray:
-    """Typical latency in ms (n,) of steps. Raises BadInput where a column that the fit used is missing."""
-    wanted = [name for name in read_columns_of(fit) if name not in steps]
-    if wanted:
+    """Typical latency in ms (n,) of steps. Raises BadInput where a column that the fit used is missing and nothing
+    stands for it."""
+    if fit.reads_context and CONTEXT not in steps and not fit.typical:
         raise BadInput(
-            f"the fit needs {', '.join(wanted)} of each step",
-            remedy="Give these columns with --data, or the options of the same names.",
+            f"the fit needs {CONTEXT} of each step",
+            remedy="Give it with --context, --context-tokens or --data.",
         )
     return fit.latency_ms(**_read(fit, steps))
+
+
+def taken(fit: FitResult, steps: Trace) -> list[str]:
+    """What was taken for granted of steps because they do not say it, in sentences."""
+    found = []
+    if fit.reads_context and CONTEXT not in steps and fit.assumed_context:
+        found.append(f"The steps name no cached context, so they are taken {fit.assumed_context}.")
+    holds = np.any(steps.floats("S") > steps.floats("B"))
+    if holds and "prefill_tokens" in read_columns_of(fit) and "prefill_tokens" not in steps:
+        found.append("Of steps with S > B, one request is taken to be in prefill and the others to decode.")
+    return found
+
+
+def _why_outside(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
+    """Why each step (n,) lies outside the data; empty where it does not."""
+    columns = _read(fit, steps)
+    why = np.full(len(steps), "", dtype=object)
+    why[fit.outside_domain(**columns)] = "outside what was measured"
+    if not fit.knows_prefill:
+        why[fit.holds_prefill(**columns)] = "prefill not identified: the fit saw decode steps only"
+    return why
+
+
+def _phases_of(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
+    """The phase of each step (n,), by the names that the fit's intervals have where the steps do not say it."""
+    named = phases(steps).astype(object)
+    known = fit.intervals.get("by_phase", {})
+    if UNKNOWN not in known:
+        guess = np.where(steps.floats("B") > 1, "mixed", "prefill").astype(object)
+        named = np.where((named == UNKNOWN) & np.isin(guess, list(known)), guess, named)
+    return np.asarray(named)
+
+
+def _why_silent(fit: FitResult, phase: str, level: float) -> str:
+    source = fit.intervals.get("by_phase", {}).get(phase, fit.intervals)
+    reason = source.get("reason", "too few steps were measured")
+    return f"No interval at {level:.0%} for {phase} steps: {reason}."
 
 
 def read_columns_of(fit: FitResult) -> list[str]:
@@ -82,12 +136,14 @@ def read_columns_of(fit: FitResult) -> list[str]:
 
 
 def _read(fit: FitResult, steps: Trace) -> dict[str, FloatArray]:
-    return {name: steps.floats(name) for name in read_columns_of(fit)}
+    names = dict.fromkeys(["B", "S", *read_columns_of(fit)])
+    return {name: steps.floats(name) for name in names if name in steps}
 
 
 def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
-    """The contract of `latfit evaluate --json`: errors overall and by phase, coverage of intervals, steps outside."""
-    observed, named = trace.floats("T_ms"), phases(trace).astype(str)
+    """The contract of `latfit evaluate --json`: errors overall and by phase, coverage of intervals, steps outside, and
+    `notes` on what was taken for granted."""
+    observed, named, weights = trace.floats("T_ms"), phases(trace).astype(str), weights_by_row(trace)
     T = typical_ms(fit, trace)
     coverage = {}
     for level in known_levels(fit):
@@ -95,14 +151,14 @@ def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
         known = np.isfinite(found.low) & np.isfinite(found.high)
         if known.any():
             inside = (observed >= found.low) & (observed <= found.high)
-            coverage[f"{level:g}"] = float(inside[known].mean())
+            coverage[f"{level:g}"] = float(np.average(inside[known], weights=weights[known]))
+    rows_of = {str(phase): named == phase for phase in np.unique(named)}
     return {
-        "metrics": error_metrics(observed, T),
-        "by_phase": {
-            str(phase): error_metrics(observed[named == phase], T[named == phase]) for phase in np.unique(named)
-        },
+        "metrics": error_metrics(observed, T, weights),
+        "by_phase": {phase: error_metrics(observed[rows], T[rows], weights[rows]) for phase, rows in rows_of.items()},
         "interval_coverage": coverage,
-        "outside_domain": int(fit.outside_domain(**_read(fit, trace)).sum()),
+        "outside_domain": round(float(weights[fit.outside_domain(**_read(fit, trace))].sum())),
+        "notes": taken(fit, trace),
     }
 
 
@@ -119,25 +175,36 @@ def change(first: FitResult, other: FitResult) -> Change:
         box[name] = np.unique(np.round(np.geomspace(max(low, 1.0), high, GRID_SIDE))).astype(np.float64)
     B, S = (np.asarray(axis.ravel(), dtype=np.float64) for axis in np.meshgrid(box["B"], box["S"]))
     kept = np.asarray(S >= B)
+    if not (first.knows_prefill and other.knows_prefill):
+        kept &= ~FitResult.holds_prefill(B, S)
+        S = np.maximum(S, B)
     if not kept.any():
         raise BadInput("the fits have no common step (S >= B)", remedy="Compare fits of steps that overlap in B and S.")
     steps = _at_typical_context(first, other, B[kept], S[kept])
     ratio = typical_ms(other, steps) / typical_ms(first, steps)
-    return Change(float(np.median(ratio)) - 1, float(ratio.min()) - 1, float(ratio.max()) - 1, int(kept.sum()))
+    ends = _spread(first, other, steps)
+    median, least, most = (float(summary(ratio)) - 1 for summary in (np.median, np.min, np.max))
+    return Change(median, least, most, int(kept.sum()), *ends)
+
+
+def _spread(first: FitResult, other: FitResult, steps: Trace) -> tuple[float | None, float | None]:
+    """95 % interval of the median change, from what the data leave open of both fits' parameters."""
+    drawn = []
+    for fit in (first, other):
+        draws = parameter_draws(fit)
+        if draws is None:
+            return None, None
+        drawn.append(latency_draws(fit, draws, **_read(fit, steps)))
+    low, high = np.quantile(np.median(drawn[1] / drawn[0], axis=1) - 1, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def _at_typical_context(first: FitResult, other: FitResult, B: FloatArray, S: FloatArray) -> Trace:
-    """Steps with the other columns at the middle of the common range, decode and prefill parts as B and S imply."""
-    columns: dict[str, FloatArray] = {"B": B, "S": S}
-    if "prefill_tokens" in {*read_columns_of(first), *read_columns_of(other)}:
-        holds = S > B
-        columns |= {"prefill_requests": holds.astype(np.float64), "prefill_tokens": np.where(holds, S - B + 1, 0.0)}
-    for name in ("context_tokens", "prefill_context_tokens"):
-        spans = [fit.domain[name] for fit in (first, other) if name in read_columns_of(fit)]
-        if spans:
-            middle = 0.5 * (max(low for low, _ in spans) + min(high for _, high in spans))
-            columns[name] = np.full(len(B), max(middle, 0.0) if name == "context_tokens" else 0.0)
-    return Trace(columns)
+    """Steps with one context for both fits: what is typical of them, in the mean of those that say it."""
+    known = [fit.typical for fit in (first, other) if fit.typical]
+    names = {name for typical in known for name in typical}
+    both = {name: float(np.mean([typical[name] for typical in known if name in typical])) for name in names}
+    return Trace(dict(with_typical_context({"B": B, "S": S}, both)))
 
 
 def _factors(fit: FitResult, phase: str, share: float) -> tuple[float, float]:

@@ -13,8 +13,10 @@ which is the one-step bootstrap of M-estimators (Shao & Tu 1995, section 8.4: it
 order). For all resamples at once the sums are products of a weight matrix with the columns [psi j, psi' j j']. Of more
 than 3,000 rows, steps are dealt at random to 3,000 groups and whole groups are drawn: groups of independent rows are as
 independent as the rows, and the variance they show is off by sqrt(2/3000) = 3 %. So a thousand resamples of 10^5 rows
-take about a second. Data of few rows, where curvature matters, get further steps, each with the Jacobian where the last
-one ended. The scale of the loss stays what it was.
+take about a second. Data of few rows, where curvature matters, get a descent of several steps, each with the Jacobian
+where the last one ended, damped (Levenberg) where the cost would rise; the steps of others are carried back onto the
+model where it bends away (see `draws`). The scale of the loss stays what it was. A prior's mean is drawn like a
+measurement, from its own standard deviation.
 """
 
 from collections.abc import Callable
@@ -26,9 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
+from latfit.fit.bounded import bounded_step
 from latfit.fit.by_row import by_row
+from latfit.fit.draws import carried
 from latfit.fit.folds import in_time
-from latfit.fit.loss import score_factor, score_slope
+from latfit.fit.loss import TUNING, score_factor, score_slope, total_cost
+from latfit.fit.priors import prior_rows
 from latfit.fit.problem import FitProblem
 from latfit.fit.solve import Solution
 from latfit.model.terms import LatencyModel, Steps
@@ -39,7 +44,9 @@ from latfit.trace.table import Trace
 SCHEMES = ("rows", "block", "residual")
 FEW_ROWS = 3_000
 GROUPS = 3_000
-MORE_STEPS = 4
+MOST_STEPS = 12
+FIRST_DAMPING = 1e-3
+CLOSE = 1e-7
 BATCH_VALUES = 2_000_000
 _SMALLEST_SLOPE = 0.05
 
@@ -132,53 +139,105 @@ class _Sampler:
 
     def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
         """z (count, p) of so many resamples."""
+        known = self._prior_errors(count, rng)
         if self.residual:
-            return np.stack([self._residual_draw(rng) for _ in range(count)])
+            return np.stack([self._residual_draw(rng, off) for off in known])
         weights = rng.poisson(self.counts, (count, len(self.counts))).astype(np.float64)
         weights *= self.counts.sum() / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)
+        if self.members is not None:
+            return np.stack([self._refitted(w / self.counts, off) for w, off in zip(weights, known, strict=True)])
         totals = (weights / self.counts) @ self.sums
-        moved = np.stack([self._step(self.solution.z, total) for total in totals])
-        if self.members is None:
-            return moved
-        return np.stack([self._polished(z, w / self.counts) for z, w in zip(moved, weights, strict=True)])
+        moved = np.stack([self._step(self.solution.z, *pair) for pair in zip(totals, known, strict=True)])
+        return carried(self.problem, self.solution, moved - self.solution.z)
 
-    def _step(self, z: FloatArray, total: FloatArray) -> FloatArray:
+    def _step(self, z: FloatArray, total: FloatArray, known: FloatArray, damping: float = 0.0) -> FloatArray:
+        """Where the quadratic of a resample's sums (p + p(p+1)/2,) is least, in the box."""
         p = len(z)
         hessian = np.empty((p, p))
         upper = np.triu_indices(p)
         hessian[upper] = total[p:]
         hessian.T[upper] = total[p:]
-        return z + bounded_step(hessian, total[:p], self.problem.lower - z, self.problem.upper - z)
+        residuals, J = self._priors(z, known)
+        hessian, gradient = hessian + J.T @ J, total[:p] - J.T @ residuals
+        hessian[np.diag_indices(p)] *= 1 + damping
+        return z + bounded_step(hessian, gradient, self.problem.lower - z, self.problem.upper - z)
 
-    def _polished(self, z: FloatArray, weights: FloatArray) -> FloatArray:
+    def _priors(self, z: FloatArray, known: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Residuals and Jacobian of the priors, whose means are `known` standard deviations off (k,)."""
+        residuals, J = prior_rows(self.problem, z, self.solution.f_scale)
+        return residuals + self.solution.f_scale / TUNING[self.problem.options.loss] * known, J
+
+    def _prior_errors(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """How far the means of the priors are off in each resample (count, k): they are drawn like measurements."""
+        free = {p.name for p in self.problem.free_parameters}
+        return rng.standard_normal((count, len(free & set(self.problem.options.priors))))
+
+    def _refitted(self, weights: FloatArray, known: FloatArray) -> FloatArray:
+        """z of the problem with its units reweighted (units,)."""
         assert self.members is not None
         own = self.problem.weights * weights[self.members]
-        for _ in range(MORE_STEPS):
-            following = self._step(z, _columns(self.problem, z, self.solution.f_scale).T @ own)
-            if float(np.max(np.abs(following - z))) < 1e-6:
-                return following
-            z = following
+        return self._descent(_Resample(self.problem, self.solution.f_scale, own), known)
+
+    def _residual_draw(self, rng: np.random.Generator, known: FloatArray) -> FloatArray:
+        """z of the problem with the fit plus drawn residuals as its latencies."""
+        problem = self.problem
+        rows = np.repeat(np.arange(len(problem.observed)), np.maximum(np.round(problem.weights), 1).astype(np.intp))
+        errors = rng.choice(self.sums, len(rows), p=self.counts)
+        here = problem.residuals(self.solution.z)
+        return self._descent(_Resample(problem, self.solution.f_scale, np.ones(len(rows)), rows, errors, here), known)
+
+    def _descent(self, resample: "_Resample", known: FloatArray) -> FloatArray:
+        """Damped Newton steps from the estimate; one for many rows, which are quadratic enough."""
+
+        def cost(z: FloatArray) -> float:
+            residuals, _ = self._priors(z, known)
+            return resample.cost(z) + 0.5 * float(residuals @ residuals)
+
+        z, damping = self.solution.z, 0.0
+        here, total = cost(z), resample.sums(z)
+        for _ in range(MOST_STEPS):
+            trial = self._step(z, total, known, damping)
+            there = cost(trial)
+            if there > here:
+                damping = max(10 * damping, FIRST_DAMPING)
+                continue
+            z, gained, here, damping = trial, here - there, there, damping / 10
+            if gained <= CLOSE * here or len(resample.weights) > FEW_ROWS:
+                break
+            total = resample.sums(z)
         return z
 
-    def _residual_draw(self, rng: np.random.Generator) -> FloatArray:
-        """One resample of the residuals: weights of a row's own drawn residuals enter through their mean score."""
-        problem, z = self.problem, self.solution.z
-        residuals = self.sums
-        rows = np.repeat(np.arange(len(problem.observed)), np.maximum(np.round(problem.weights), 1).astype(np.intp))
-        errors = rng.choice(residuals, len(rows), p=self.counts)
-        loss, f_scale = problem.options.loss, self.solution.f_scale
-        for _ in range(MORE_STEPS if len(rows) <= FEW_ROWS else 1):
-            shift = problem.residuals_of(problem.model.latency_ms(problem.theta(z), problem.steps))
-            shift = shift - problem.residuals(self.solution.z)
-            r = shift[rows] + errors
-            pull = r * score_factor(loss, r, f_scale)
-            slope = _safe_slope(loss, r, f_scale)
-            n = len(problem.observed)
-            psi, psi_slope = np.bincount(rows, pull, n), np.bincount(rows, slope, n)
-            J = problem.jacobian(z)
-            hessian = J.T @ (J * psi_slope[:, None])
-            z = z + bounded_step(hessian, -J.T @ psi, problem.lower - z, problem.upper - z)
-        return z
+
+@dataclass(frozen=True)
+class _Resample:
+    """A problem with other weights (m,), or with other residuals: errors (m,) about what the estimate predicts for rows
+    (m,), whose residuals were `centre` (n,)."""
+
+    problem: FitProblem
+    f_scale: float
+    weights: FloatArray
+    rows: NDArray[np.intp] | None = None
+    errors: FloatArray | None = None
+    centre: FloatArray | None = None
+
+    def cost(self, z: FloatArray) -> float:
+        return total_cost(self.problem.options.loss, self._residuals(z), self.f_scale, self.weights)
+
+    def sums(self, z: FloatArray) -> FloatArray:
+        """sum of weight [-psi j, psi' j j'] (p + p(p+1)/2,)."""
+        r, J, loss = self._residuals(z), self.problem.jacobian(z), self.problem.options.loss
+        psi = self.weights * r * score_factor(loss, r, self.f_scale)
+        slope = self.weights * _safe_slope(loss, r, self.f_scale)
+        if self.rows is not None:
+            psi, slope = (np.bincount(self.rows, each, len(J)).astype(np.float64) for each in (psi, slope))
+        hessian = J.T @ (J * slope[:, None])
+        return np.concatenate([-J.T @ psi, hessian[np.triu_indices(J.shape[1])]])
+
+    def _residuals(self, z: FloatArray) -> FloatArray:
+        r = self.problem.residuals(z)
+        if self.rows is None or self.errors is None or self.centre is None:
+            return r
+        return np.asarray((r - self.centre)[self.rows] + self.errors)
 
 
 def _sampler(problem: FitProblem, solution: Solution, trace: Trace | None, scheme: str) -> _Sampler:
@@ -241,22 +300,3 @@ def _columns(problem: FitProblem, z: FloatArray, f_scale: float) -> FloatArray:
 def _safe_slope(loss: str, r: FloatArray, f_scale: float) -> FloatArray:
     """psi', kept above a small part of rho' so that the Hessian stays positive for any resample."""
     return np.maximum(score_slope(loss, r, f_scale), _SMALLEST_SLOPE * score_factor(loss, r, f_scale))
-
-
-def bounded_step(hessian: FloatArray, gradient: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
-    """argmin over low <= d <= high of 1/2 d'Hd - g'd (p,); flat directions are not moved along."""
-    scale = np.sqrt(np.maximum(np.diag(hessian), 0.0))
-    scale[scale == 0] = 1.0
-    values, vectors = np.linalg.eigh(hessian / np.outer(scale, scale))
-    keep = values > 1e-12 * max(float(values[-1]), 1e-300)
-    root = (vectors[:, keep] * np.sqrt(values[keep])).T
-    target = (vectors[:, keep].T @ (gradient / scale)) / np.sqrt(values[keep])
-    free = (vectors[:, keep] @ (target / np.sqrt(values[keep]))) / scale
-    if np.all((free >= low) & (free <= high)):
-        return np.asarray(free)
-    from scipy.optimize import lsq_linear
-
-    inside = np.maximum(high - low, 1e-12)
-    with np.errstate(all="ignore"):
-        found = lsq_linear(root, target, (low * scale, (low + inside) * scale), method="bvls")
-    return np.asarray(np.clip(found.x / scale, low, high))

@@ -24,6 +24,7 @@ SPAN = 1e6
 """Other parameters are searched up to this many times (peaks also down to this part of) their scale."""
 
 ATTENTION_PER_TOKEN = 2e-4
+SORTED_BELOW = 20_000
 LOW_SHARE = 0.05
 
 _POWERS: Mapping[str, tuple[int, int, int]] = {
@@ -44,8 +45,8 @@ def scales(
     model: LatencyModel, steps: Steps, observed: FloatArray, weights: FloatArray, given: Mapping[str, float]
 ) -> FloatArray:
     """Scale of each parameter (p,), above zero; given: parameters that a user fixed."""
-    columns = {"B": steps["B"], "S": steps["S"], "T": observed}
-    medians = [weighted_quantile(column, 0.5, weights) for column in columns.values()]
+    some = slice(None, None, max(len(observed) // SORTED_BELOW, 1))
+    medians = [quantile(column[some], 0.5, weights[some]) for column in (steps["B"], steps["S"], observed)]
     means = model.column_means(steps, weights, given) if isinstance(model, Separable) else {}
     found = []
     for parameter in model.parameters:
@@ -72,5 +73,14 @@ def natural_range(
     if (span := model.span(parameter.name, steps)) is not None:
         return span
     if parameter.name == "tau_A":
-        return 0.0, ATTENTION_PER_TOKEN * weighted_quantile(observed / steps["S"], LOW_SHARE, weights)
+        return 0.0, ATTENTION_PER_TOKEN * quantile(observed / steps["S"], LOW_SHARE, weights)
     return (scale / SPAN if parameter.positive else 0.0), scale * SPAN
+
+
+def quantile(values: FloatArray, q: float, weights: FloatArray) -> float:
+    """`weighted_quantile`, without a sort where there are rows enough to load compiled code for."""
+    if len(values) < SORTED_BELOW:
+        return weighted_quantile(values, q, weights)
+    from latfit.fit import kernels
+
+    return float(kernels.weighted_quantile(values, weights, q))

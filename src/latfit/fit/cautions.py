@@ -1,35 +1,41 @@
 """What a user should know about a fit before trusting it, each with what to do about it."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from latfit.fit.problem import FitProblem
-from latfit.model.features import decode_only
+from latfit.fit.separating import other_than
 from latfit.model.result import Caution
 from latfit.trace.table import Trace
 
 LARGE_ERROR_PCT = 15.0
 AS_GOOD_PCT = 0.1
+FAR_BETTER = 0.7
+"""Share of an error from which another model's error is one to point at."""
+_NAME = re.compile(r"[A-Za-z]\w*")
 
 
 def cautions(
     problem: FitProblem,
     trace: Trace,
     values: Mapping[str, float],
-    unidentified: Sequence[Sequence[str]],
+    identifiability: Mapping[str, Any],
     scores: Mapping[str, Any],
     baselines: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[Caution]:
-    """Warnings of a usable fit; scores are its cross-validation (or its metrics where there is none)."""
+    """Warnings of a usable fit. identifiability: its report (see `verdict`).  scores: its cross-validation, or its
+    metrics where there is none."""
     for name, (low, high) in problem.options.bounds.items():
         for end in (low, high):
             if np.isclose(values[name], end, rtol=1e-9, atol=0):
                 found = f"{name} ends on the bound {end:g} that it was given."
                 yield Caution("at_bound", found, "Widen --bounds, or leave it out.")
-    for group in unidentified:
-        yield Caution("not_identified", _cannot_tell(group), _what_to_measure(problem, group, values))
+    for group in identifiability["unidentified"]:
+        found = _cannot_tell(group) + _told(group, identifiability["combinations"])
+        yield Caution("not_identified", found, _what_to_measure(problem, group, values, identifiability["measure"]))
     error = float(scores.get("mape_pct", 0.0))
     line = baselines.get("linear", {}).get("cv", {}).get("mape_pct")
     if line is not None and problem.model.name != "linear" and line <= error + AS_GOOD_PCT:
@@ -38,14 +44,15 @@ def cautions(
             f"A straight line predicts unseen cells as well ({line:.1f} % against {error:.1f} %).",
             "Nothing is lost with --model linear on these data; batches below saturation would tell the two apart.",
         )
-    if decode_only(problem.steps, problem.weights):
+    if not identifiability["prefill"]:
         yield Caution(
             "decode_only",
             "These steps hold no prefill, so the fit says nothing about steps that do.",
             "Measure steps with prefill (S > B) before predicting them.",
         )
     if error > LARGE_ERROR_PCT:
-        yield Caution("large_error", f"The typical error on unseen cells is {error:.0f} %.", _why_large(problem, trace))
+        found = f"The typical error on unseen cells is {error:.0f} %."
+        yield Caution("large_error", found, _better(error, baselines) or _why_large(problem, trace))
 
 
 def _cannot_tell(group: Sequence[str]) -> str:
@@ -54,27 +61,48 @@ def _cannot_tell(group: Sequence[str]) -> str:
     return f"{', '.join(group[:-1])} and {group[-1]} cannot be told apart by these data."
 
 
+def _told(group: Sequence[str], combinations: Sequence[Mapping[str, Any]]) -> str:
+    """What is identified of a group, with its value."""
+    told = [c for c in combinations if set(_NAME.findall(c["expression"])) & set(group)]
+    if not told:
+        return ""
+    shown = ", ".join(
+        f"{c['expression']} = {c['value']:.3g} {c['unit']} ({c['low']:.3g} to {c['high']:.3g})" for c in told
+    )
+    return f" Together they are: {shown}." if len(group) > 1 else f" With others it is: {shown}."
+
+
 def _full_at_once(problem: FitProblem, values: Mapping[str, float]) -> set[str]:
-    """Rates whose saturation factor is one at every measured size."""
-    return {rate for rate, column in problem.model.rates if values[rate] * float(problem.steps[column].min()) > 5}
+    """Rates whose saturation factor is one at every measured size, of which there are several."""
+    return {
+        rate
+        for rate, column in problem.model.rates
+        if values[rate] * float(problem.steps[column].min()) > 5 and np.ptp(problem.steps[column]) > 0
+    }
 
 
-def _what_to_measure(problem: FitProblem, group: Sequence[str], values: Mapping[str, float]) -> str:
-    B, S = problem.steps["B"], problem.steps["S"]
-    if B.min() == B.max():
-        return f"Measure other batch sizes than B={B[0]:g}."
-    if np.all(S == B):
-        return "Measure steps with prefill (S > B): decode alone cannot separate requests from tokens."
+def _what_to_measure(
+    problem: FitProblem, group: Sequence[str], values: Mapping[str, float], wanted: Sequence[Mapping[str, Any]]
+) -> str:
     if problem.model.rates and set(group) <= _full_at_once(problem, values):
         return "The machine is full from the smallest size measured, so nothing depends on it here; no remedy needed."
-    wanted = []
-    if {"k_B", "tau_B"} & set(group):
-        wanted.append(f"small batches at many tokens (B = 1, 2, 4 at S >= {np.quantile(S, 0.9):.0f})")
-    if {"k_S", "w_0", "P_max", "tau_S"} & set(group):
-        wanted.append(f"few and many tokens at one batch size (S from 1 to {8 * S.max():.0f})")
-    return (
-        f"Measure {' and '.join(wanted or ['a wider range of B and S'])}; predictions inside the data are not affected."
-    )
+    texts = list(dict.fromkeys(str(m["text"]) for m in wanted if set(m["parameters"]) & set(group)))
+    single = [name for name in ("B", "S") if np.ptp(problem.steps[name]) == 0]
+    if not texts and single:
+        texts = [other_than(problem, name) for name in single]
+    if not texts:
+        return "No further measurement would tell much more; predictions inside the data are not affected."
+    said = "; or ".join(texts)
+    return f"{said[0].upper()}{said[1:]}. Predictions inside the data are not affected."
+
+
+def _better(error: float, baselines: Mapping[str, Mapping[str, Any]]) -> str:
+    """The plain model that predicts unseen cells far better, where there is one."""
+    scores = {name: float(found.get("cv", {}).get("mape_pct", np.inf)) for name, found in baselines.items()}
+    best = min(scores, key=lambda name: scores[name], default="")
+    if not best or scores[best] > FAR_BETTER * error:
+        return ""
+    return f"--model {best} predicts them to {scores[best]:.1f} %; --model auto chooses among all."
 
 
 def _why_large(problem: FitProblem, trace: Trace) -> str:

@@ -1,10 +1,11 @@
 """Identical rows counted once: the cost of a fit is the same, and real logs repeat themselves.
 
 Rows are sorted by what the model reads of them, then by latency, so that the rows of one cell (same step, any latency)
-lie together in order of their latency.
+lie together in order of their latency. Many rows of whole numbers are sorted by counting (see `gather`).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,12 @@ from latfit.trace.table import Trace
 
 WEIGHTS = ("rows", "segment", "variance")
 """Every step counts the same; every doubling of S counts the same; cells count by the inverse of their variance."""
+
+COUNTED_FROM = 20_000
+"""Rows from which counting is worth loading compiled code for."""
+
+FEW_KEYS = 4
+"""Keys a row up to which they are counted at once."""
 
 VARIANCE_FLOOR = 0.1
 """A cell's variance counts as at least this share of the typical one: a few equal rows are luck, not certainty."""
@@ -41,6 +48,8 @@ def collapse(trace: Trace, names: Sequence[str], weights: FloatArray | None) -> 
     """The different rows of a trace by the columns `names`; weights: steps that a row stands for (n,), or one each."""
     columns = {name: trace.floats(name) for name in names}
     T = trace.floats("T_ms")
+    if weights is None and len(T) >= COUNTED_FROM and (counted := _counted(columns, T)) is not None:
+        return counted
     order = np.lexsort((T, *reversed(columns.values())))
     columns = {name: column[order] for name, column in columns.items()}
     T = T[order]
@@ -53,6 +62,35 @@ def collapse(trace: Trace, names: Sequence[str], weights: FloatArray | None) -> 
     cells = np.cumsum(new_cell) - 1
     steps = StepTable({name: column[starts] for name, column in columns.items()})
     return Collapsed(steps, T[starts], np.add.reduceat(ones, starts), cells[starts])
+
+
+def _counted(columns: Mapping[str, FloatArray], T: FloatArray) -> Collapsed | None:
+    """The same by counting; None where a column holds fractions, or too many values for one key."""
+    from latfit.fit import gather
+
+    spans = [gather.whole_span(column) for column in columns.values()]
+    keys = math.prod(span for _, span in spans)
+    if not 0 < keys < gather.LARGEST_KEY:
+        return None
+    key = np.zeros(len(T), dtype=np.int64)
+    for column, (low, span) in zip(columns.values(), spans, strict=True):
+        gather.add_digit(key, column, low, int(span))
+    if keys <= FEW_KEYS * len(T):
+        by_cell, starts, cell_keys = gather.counted(key, T, int(keys))
+    else:
+        order = gather.radix_order(key, int(keys))
+        starts = gather.key_starts(key, order)
+        by_cell, cell_keys = T[order], key[order[starts]]
+    del key
+    observed, counts, firsts = gather.different(by_cell, starts)
+    del by_cell
+    sizes = np.diff(firsts, append=len(observed))
+    by_name = {}
+    for name, (low, span) in reversed([*zip(columns, spans, strict=True)]):
+        cell_keys, digit = np.divmod(cell_keys, int(span))
+        by_name[name] = np.repeat(low + digit, sizes)
+    steps = StepTable({name: by_name[name] for name in columns})
+    return Collapsed(steps, observed, counts, np.repeat(np.arange(len(firsts)), sizes))
 
 
 def weighted_counts(rows: Collapsed, scheme: str) -> FloatArray:

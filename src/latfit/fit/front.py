@@ -7,19 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from latfit.fit.by_row import predicted_by_row
+from latfit.errors import BadInput
+from latfit.fit.by_row import known_columns, predicted_by_row, weights_by_row
 from latfit.fit.cautions import cautions
 from latfit.fit.crossval import CrossValidation, HeldOut, cross_validate, further_validation
 from latfit.fit.diagnostics import diagnose, explain
+from latfit.fit.doubts import DoubtOptions, check, doubts
 from latfit.fit.intervals import later_rows, prediction_intervals
 from latfit.fit.problem import FitOptions, FitProblem, make_problem
 from latfit.fit.select import resolved
 from latfit.fit.solve import Solution, solve
-from latfit.fit.uncertainty import uncertainty
-from latfit.fit.verdict import identifiability_report, verified
+from latfit.fit.verdict import identifiability_report
 from latfit.model.features import SOURCES
 from latfit.model.result import Caution, Estimate, FitResult, FitStatus
+from latfit.model.typical import typical_context
 from latfit.stats import error_metrics
+from latfit.trace.cell_rows import WEIGHT, row_weights
 from latfit.trace.table import Trace
 
 BASELINES = ("constant", "linear", "saturation")
@@ -39,17 +42,22 @@ def fit_trace(
     trace: Trace,
     options: FitOptions | None = None,
     *,
+    doubt: DoubtOptions | None = None,
     data: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> FitResult:
     """Fit `options.model` to a clean trace of one system.
 
-    data, provenance: facts that are stored with the result. A trace that cannot carry the model gives a result whose
-    status is not ok and says why; it is not an error. Raises WrongUsage for options that cannot be met.
+    doubt: how the intervals of parameters are made.  data, provenance: facts that are stored with the result. A trace
+    that cannot carry the model gives a result whose status is not ok and says why; it is not an error. Raises
+    WrongUsage for options that cannot be met, BadInput for weights below zero.
     """
+    asked = doubt or DoubtOptions()
+    check(asked)
+    trace = _counted(trace)
     options, selection = resolved(trace, options or FitOptions())
     problem = make_problem(trace, options)
-    origin = {**(provenance or {}), "fit_options": _stated(options)}
+    origin = {**(provenance or {}), "fit_options": {**_stated(options), "intervals": asked.intervals}}
     facts = dict(data or {})
     domain = _domain(trace)
     if status := _unusable(problem):
@@ -57,35 +65,59 @@ def fit_trace(
         return FitResult(
             options.model, status, empty, {"n": problem.rows}, domain=domain, data=facts, provenance=origin
         )
-    best = _scored(trace, problem)
-    doubt = verified(problem, best.solution, uncertainty(problem, best.solution))
-    baselines = {name: _baseline(trace, name, options) for name in BASELINES if name != options.model}
-    status = _status(best.solution, doubt.unidentified)
-    scores = best.held_out.scores if best.held_out else {}
-    values = {name: estimate.value for name, estimate in doubt.estimates.items()}
-    warnings = list(cautions(problem, trace, values, doubt.unidentified, scores or best.metrics, baselines))
+    found = _fitted(trace, problem, asked)
+    return replace(
+        found,
+        cross_validation={**found.cross_validation, **({"selection": selection} if selection else {})},
+        domain=domain,
+        data=facts,
+        provenance=origin,
+        typical=typical_context(known_columns(trace), weights_by_row(trace)),
+    )
+
+
+def _counted(trace: Trace) -> Trace:
+    """The rows that stand for steps at all. Raises BadInput where none does, or a weight is below zero or infinite."""
+    weights = row_weights(trace)
+    if weights is None or np.all((weights > 0) & np.isfinite(trace.floats(WEIGHT))):
+        return trace
+    if bad := int(np.sum((weights < 0) | np.isinf(trace.floats(WEIGHT)))):
+        raise BadInput(
+            f"{bad:,} rows have a {WEIGHT} that is no number of steps",
+            remedy="It says how many steps a row stands for: 0 or more.",
+        )
+    if not np.any(weights > 0):
+        raise BadInput(f"{WEIGHT} is zero in every row", remedy=f"Leave {WEIGHT} out where each row is one step.")
+    return trace.select(weights > 0)
+
+
+def _fitted(trace: Trace, problem: FitProblem, asked: DoubtOptions) -> FitResult:
+    """What is learnt from rows that can carry the model."""
+    options, best = problem.options, _scored(trace, problem)
     theta = problem.theta(best.solution.z)
+    left_open = doubts(problem, best.solution, trace, asked)
+    found = left_open.uncertainty
+    report = identifiability_report(problem, best.solution, found)
+    baselines = {name: _baseline(trace, name, options) for name in BASELINES if name != options.model}
+    scores = best.held_out.scores if best.held_out else {}
+    values = {name: estimate.value for name, estimate in found.estimates.items()}
+    warnings = cautions(problem, trace, values, report, scores or best.metrics, baselines)
     left_out = best.held_out.held_out if best.held_out else None
     later = later_rows(trace, options, theta)
     tests = diagnose(trace, predicted_by_row(problem, theta, trace), free=len(problem.free), seed=options.seed)
     return FitResult(
         model=options.model,
-        status=status,
-        parameters=doubt.estimates,
+        status=_status(best.solution, found.unidentified),
+        parameters=found.estimates,
         metrics=best.metrics,
-        cross_validation={
-            **scores,
-            **further_validation(trace, options, theta, later),
-            **({"selection": selection} if selection else {}),
-        },
+        cross_validation={**scores, **further_validation(trace, options, theta, later)},
         baselines=baselines,
-        identifiability=identifiability_report(problem, best.solution, doubt),
-        diagnostics={**tests, **explain(problem, best.solution, doubt, trace, later or left_out)},
+        identifiability=report,
+        diagnostics={**tests, **explain(problem, best.solution, found, trace, later or left_out)},
         intervals=_intervals(trace, left_out, later),
-        domain=domain,
         warnings=[*warnings, *_not_converged(best.solution)],
-        data=facts,
-        provenance=origin,
+        bootstrap=left_open.bootstrap,
+        draws=left_open.draws,
     )
 
 

@@ -43,11 +43,17 @@ class Directions:
         """Right vectors (k, p) of the flat directions."""
         return self.right[self.singular < FLAT * max(float(self.singular[0]), 1e-300)]
 
+    def root(self) -> FloatArray:
+        """R (k, p) with R'R = (J'WJ)^-1 in the columns' own units, flat directions left out."""
+        keep = self.singular >= FLAT * max(float(self.singular[0]), 1e-300)
+        return np.asarray(
+            self.right[keep] / self.singular[keep][:, None] / np.where(self.lengths > 0, self.lengths, 1.0)
+        )
+
     def inverse(self) -> FloatArray:
         """(J'WJ)^-1 (p, p) in the columns' own units, flat directions left out."""
-        keep = self.singular >= FLAT * max(float(self.singular[0]), 1e-300)
-        half = self.right[keep] / self.singular[keep][:, None] / np.where(self.lengths > 0, self.lengths, 1.0)
-        return half.T @ half
+        root = self.root()
+        return root.T @ root
 
 
 def condition_number(singular: FloatArray) -> float:

@@ -7,12 +7,16 @@ model and the noise, while steps are exchangeable (Vovk et al. 2005). Given the 
 Where k > n the data cannot tell that level. Below, the k-th largest does the same. A two-sided interval at level c
 takes the lower and the upper factor at (1+c)/2.
 
+The repeats of a cell of a grid share what the model misses there: five repeats of seven cells are not 35 scores. With r
+the intraclass correlation of the scores (analysis of variance), m repeats of a cell are worth m/(1 + (m-1) r)
+independent scores (Kish 1965): each counts 1/(1 + (m-1) r), and n is what they count together. So where the noise of
+single steps decides (r = 0) every step counts, and where the cell decides (r = 1) every cell.
+
 Phases have limits of their own: over all steps together a limit can hold and fail in every phase. Time order breaks
 exchangeability, so the promise is checked as it would have been used: the limit for each part of a log comes from the
 parts before it (for a grid: from the other folds), and the share of steps below it is reported, beside the band in
-which it lies 99 times of 100. The repeats of a cell share what the model misses there, so that a grid's band goes by
-the number of its cells. A phase is said to drift where the share at 90 % lies outside the band of a log, or where the
-scores' level changes.
+which it lies 99 times of 100. A phase is said to drift where the share at 90 % lies outside the band of a log, or
+where the scores' level changes.
 
 Adaptive limits (Gibbs & Candès 2021) follow a drift: alpha_{t+1} = alpha_t + gamma (alpha - miss_t), the limit being
 the quantile of the last scores; then |mean miss - alpha| <= (max(alpha, 1-alpha) + gamma) / (gamma n) for any sequence.
@@ -28,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fit.crossval import LEVELS, HeldOut, held_out
-from latfit.fit.drift import CERTAIN, LEAST_SHIFT, change_point
+from latfit.fit.drift import CERTAIN, LEAST_SHIFT, change_point, clipped
 from latfit.fit.folds import expanding_in_runs, in_time
 from latfit.fit.problem import FitOptions
 from latfit.stats import FloatArray
@@ -54,38 +58,67 @@ def prediction_intervals(trace: Trace, left_out: HeldOut, *, ordered: bool) -> d
     named = phases(trace).astype(str)[left_out.rows]
     by_phase = {}
     for phase in dict.fromkeys(named.tolist()):
-        by_phase[phase] = _one_phase(_Scores.of(trace, left_out, named == phase), ordered)
-    everything = _Scores.of(trace, left_out, np.ones(len(named), dtype=bool))
+        by_phase[phase] = _one_phase(_Scores.of(trace, left_out, named == phase, ordered), ordered)
+    everything = _Scores.of(trace, left_out, np.ones(len(named), dtype=bool), ordered)
     return {
         "method": BY_TIME if ordered else BY_CELL,
         **_factors(everything),
         "by_phase": by_phase,
         **_checked(everything, ordered),
         "drift": _drift_sentence(by_phase),
+        **({"reason": reason} if (reason := _too_few(everything)) else {}),
     }
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """Scores (m,) with the fold and the weight of each, and the number of (B,S) cells that they come from."""
+    """Scores (m,) with the fold of each and how many independent ones it is worth; steps and (B,S) cells that they come
+    from."""
 
     score: FloatArray
     fold: NDArray[np.int64]
     weight: FloatArray
+    steps: int
     cells: int
 
     @staticmethod
-    def of(trace: Trace, left_out: HeldOut, rows: NDArray[np.bool_]) -> "_Scores":
+    def of(trace: Trace, left_out: HeldOut, rows: NDArray[np.bool_], ordered: bool) -> "_Scores":
         table = np.stack([trace.floats(name)[left_out.rows[rows]] for name in ("B", "S")], axis=1)
-        cells = len(np.unique(table, axis=0))
-        return _Scores(left_out.log_ratio[rows], left_out.fold[rows], left_out.weights[rows], cells)
+        cell = np.unique(table, axis=0, return_inverse=True)[1].ravel()
+        score, weight = left_out.log_ratio[rows], left_out.weights[rows]
+        steps, cells = round(float(weight.sum())), int(cell.max(initial=-1)) + 1
+        if not ordered and cells:
+            weight = weight * worth(score, weight, cell)
+        return _Scores(score, left_out.fold[rows], weight, steps, cells)
 
     def among(self, rows: NDArray[np.bool_]) -> "_Scores":
-        return _Scores(self.score[rows], self.fold[rows], self.weight[rows], self.cells)
+        return _Scores(self.score[rows], self.fold[rows], self.weight[rows], self.steps, self.cells)
 
     @property
-    def steps(self) -> int:
-        return round(float(self.weight.sum()))
+    def independent(self) -> float:
+        return float(self.weight.sum())
+
+    def limit(self, level: float, side: int = 1) -> float | None:
+        """The limit that side times a new score stays below."""
+        return upper_limit(side * self.score, level, self.weight)
+
+
+def worth(score: FloatArray, weight: FloatArray, cell: NDArray[np.intp]) -> FloatArray:
+    """How many independent scores one of the steps in each row (m,) is worth, between 1/(steps of its cell) and 1.
+
+    score (m,) of rows that stand for weight steps each (m,), in cells (m,).
+    """
+    size = np.bincount(cell, weights=weight)
+    n, cells = float(weight.sum()), len(size)
+    if n - cells < 1 or cells < 2:
+        return np.asarray(1.0 / size[cell])
+    x = clipped(score)
+    mean = np.bincount(cell, weights=weight * x) / size
+    within = float(weight @ (x - mean[cell]) ** 2) / (n - cells)
+    between = float(size @ (mean - float(weight @ x) / n) ** 2) / (cells - 1)
+    typical = (n - float(size @ size) / n) / (cells - 1)
+    shared = max(between - within, 0.0) / max(between + (typical - 1) * within, 1e-300)
+    return np.asarray(1.0 / (1.0 + np.maximum(size - 1.0, 0.0) * min(shared, 1.0)))[cell]
 
 
 def conformal_rank(n: int, level: float) -> int | None:
@@ -104,20 +137,21 @@ def coverage_law(n: int, level: float) -> tuple[float, float] | None:
 def upper_limit(scores: FloatArray, level: float, weights: FloatArray | None = None) -> float | None:
     """The score (n,) that a new one stays below with probability `level`; None where n cannot tell.
 
-    weights: how many steps each score stands for (n,).
+    weights: how many independent scores each stands for (n,).
     """
     weights = np.ones(len(scores)) if weights is None else weights
-    rank = conformal_rank(round(float(weights.sum())), level)
-    if rank is None:
+    n = float(weights.sum())
+    rank = (n + 1) * level
+    if n <= 0 or rank > n + 1e-9:
         return None
     order = np.argsort(scores, kind="stable")
-    at = int(np.searchsorted(np.cumsum(weights[order]), rank - 0.5))
+    at = int(np.searchsorted(np.cumsum(weights[order]), rank - 1e-9 * n))
     return float(scores[order[min(at, len(order) - 1)]])
 
 
 def _factors(scores: _Scores) -> dict[str, Factors]:
-    upper = {level: upper_limit(scores.score, level, scores.weight) for level in LEVELS}
-    lower = {level: upper_limit(-scores.score, level, scores.weight) for level in LEVELS}
+    upper = {level: scores.limit(level) for level in LEVELS}
+    lower = {level: scores.limit(level, -1) for level in LEVELS}
     return {
         "ratio_quantiles": {f"{level:g}": None if s is None else math.exp(s) for level, s in upper.items()},
         "lower_quantiles": {f"{level:g}": None if s is None else math.exp(-s) for level, s in lower.items()},
@@ -133,11 +167,27 @@ def _one_phase(scores: _Scores, ordered: bool) -> dict[str, Any]:
     found: dict[str, Any] = {**_factors(scores), "n": scores.steps, "cells": scores.cells, **checked, "drift": drifts}
     if moved and change is not None:
         found["relative_shift"] = math.expm1(change.shift)
+    if reason := _too_few(scores):
+        found["reason"] = reason
     return found
 
 
+def _too_few(scores: _Scores) -> str:
+    """Which two-sided levels the scores cannot tell, and what could; empty where they tell all."""
+    silent = [
+        level for level in LEVELS if level > 0.5 and (scores.limit(level) is None or scores.limit(level, -1) is None)
+    ]
+    if not silent:
+        return ""
+    levels = " and ".join(f"{2 * level - 1:.0%}" for level in silent)
+    return (
+        f"{scores.steps:,} steps in {scores.cells:,} cells are worth {scores.independent:.0f} independent ones, too few"
+        f" for an interval at {levels}: measure {math.ceil(1 / (1 - max(silent)) - 1 - 1e-9):,} cells or more"
+    )
+
+
 def _checked(scores: _Scores, ordered: bool) -> dict[str, Any]:
-    """Share of steps below their limit by level, how many were checked, and the 99 % band of a calibrated limit."""
+    """Share of scores below their limit by level, how many steps were checked, the 99 % band of a calibrated limit."""
     coverage: dict[str, float] = {}
     band: dict[str, tuple[float, float]] = {}
     two_sided: dict[str, float] = {}
@@ -146,23 +196,21 @@ def _checked(scores: _Scores, ordered: bool) -> dict[str, Any]:
         below, above, seen, calibrated = _hits(scores, level, ordered)
         if seen == 0:
             continue
-        checked = max(checked, round(seen))
+        checked = max(checked, round(seen / scores.independent * scores.steps))
         coverage[f"{level:g}"] = below / seen
-        alone = 1.0 if ordered else min(1.0, scores.cells / scores.steps)
-        band[f"{level:g}"] = _band(level, alone * seen, alone * calibrated)
+        band[f"{level:g}"] = _band(level, seen, calibrated)
         if level > 0.5:
             two_sided[f"{2 * level - 1:g}"] = (below - above) / seen
     return {"coverage": coverage, "two_sided_coverage": two_sided, "band": band, "checked": checked}
 
 
 def _hits(scores: _Scores, level: float, ordered: bool) -> tuple[float, float, float, float]:
-    """(steps at or below their upper limit, steps below their lower limit, steps checked, mean number of calibration
-    scores)."""
+    """(scores at or below their upper limit, scores below their lower limit, scores checked, mean number of calibration
+    scores), all counted as independent ones."""
     below = above = seen = calibrated = 0.0
     for number in np.unique(scores.fold):
         others = scores.among(scores.fold < number if ordered else scores.fold != number)
-        high = upper_limit(others.score, level, others.weight)
-        low = upper_limit(-others.score, level, others.weight)
+        high, low = others.limit(level), others.limit(level, -1)
         if high is None or low is None:
             continue
         test = scores.among(scores.fold == number)
@@ -170,7 +218,7 @@ def _hits(scores: _Scores, level: float, ordered: bool) -> tuple[float, float, f
         below += float(test.weight[test.score <= high].sum())
         above += float(test.weight[test.score < -low].sum())
         seen += steps
-        calibrated += steps * others.steps
+        calibrated += steps * others.independent
     return below, above, seen, calibrated / seen if seen else 0.0
 
 

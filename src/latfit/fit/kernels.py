@@ -11,6 +11,7 @@ from numba import njit
 LOSSES: Mapping[str, int] = {"linear": 0, "huber": 1, "soft_l1": 2, "tukey": 3}
 
 BINS = 4096
+FEW = 4096
 
 
 @njit(nogil=True, cache=True)
@@ -52,26 +53,64 @@ def cell_sums(starts, y, weights, u, s, loss):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def weighted_median(values, weights):  # type: ignore[no-untyped-def]
-    """The smallest value >= 0 with at least half of the weight at or below it, to one part in BINS^3 of the largest."""
+def distances(starts, y, u):  # type: ignore[no-untyped-def]
+    """|u of the cell - y| of every row (n,), for rows sorted by cell."""
+    m, n = len(starts), len(y)
+    size = np.empty(n)
+    for cell in range(m):
+        end = starts[cell + 1] if cell + 1 < m else n
+        for i in range(starts[cell], end):
+            size[i] = abs(u[cell] - y[i])
+    return size
+
+
+@njit(nogil=True, cache=True)
+def weighted_quantile(values, weights, q):  # type: ignore[no-untyped-def]
+    """The smallest value with at least a share q of the weight at or below it: `stats.weighted_quantile` without a
+    sort. Bins around the wanted one are refined until few values are left in it, and those are sorted."""
     n = len(values)
-    low, high, half = 0.0, 0.0, 0.0
+    low, high, total = values[0], values[0], 0.0
     for i in range(n):
+        low = min(low, values[i])
         high = max(high, values[i])
-        half += 0.5 * weights[i]
-    below = 0.0
-    mass = np.empty(BINS)
-    for _ in range(4):
+        total += weights[i]
+    wanted, below = q * total * (1.0 - 1e-12), 0.0
+    while True:
+        mass, held = np.zeros(BINS), np.zeros(BINS, dtype=np.int64)
         width = (high - low) / BINS
-        if width <= 0.0:
-            break
-        mass[:] = 0.0
+        if not width > 0.0:
+            return low
         for i in range(n):
             if low <= values[i] <= high:
-                mass[min(int((values[i] - low) / width), BINS - 1)] += weights[i]
+                at = min(int((values[i] - low) / width), BINS - 1)
+                mass[at] += weights[i]
+                held[at] += 1
         at = 0
-        while at < BINS - 1 and below + mass[at] < half:
+        while at < BINS - 1 and below + mass[at] < wanted:
             below += mass[at]
             at += 1
-        low, high = low + at * width, low + (at + 1) * width
-    return high
+        if held[at] <= FEW:
+            break
+        low, high = extremes(values, low, high, width, at)
+    inside, heavy, k = np.empty(held[at]), np.empty(held[at]), 0
+    for i in range(n):
+        if low <= values[i] <= high and min(int((values[i] - low) / width), BINS - 1) == at:
+            inside[k], heavy[k] = values[i], weights[i]
+            k += 1
+    order = np.argsort(inside)
+    for i in order:
+        below += heavy[i]
+        if below >= wanted:
+            return inside[i]
+    return inside[order[-1]]
+
+
+@njit(nogil=True, cache=True)
+def extremes(values, low, high, width, bin_):  # type: ignore[no-untyped-def]
+    """(lowest, highest) of the values in one of the bins of [low, high]."""
+    least, most = high, low
+    for value in values:
+        if low <= value <= high and min(int((value - low) / width), BINS - 1) == bin_:
+            least = min(least, value)
+            most = max(most, value)
+    return least, most

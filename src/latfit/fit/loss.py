@@ -23,16 +23,10 @@ def _linear(z: FloatArray) -> FloatArray:
 
 
 def _huber(z: FloatArray) -> FloatArray:
-    outer = np.maximum(z, 1.0)
-    root = np.sqrt(outer)
+    root = np.sqrt(np.maximum(z, 1.0))
+    first = 1 / root
     inside = z <= 1
-    return np.stack(
-        [
-            np.where(inside, z, 2 * root - 1),
-            np.where(inside, 1.0, 1 / root),
-            np.where(inside, 0.0, -0.5 / (outer * root)),
-        ]
-    )
+    return np.stack([np.where(inside, z, 2 * root - 1), first, np.where(inside, 0.0, -0.5 * first**3)])
 
 
 def _soft_l1(z: FloatArray) -> FloatArray:
@@ -46,6 +40,21 @@ def _tukey(z: FloatArray) -> FloatArray:
 
 
 RHO: Mapping[str, Rho] = {"linear": _linear, "huber": _huber, "soft_l1": _soft_l1, "tukey": _tukey}
+
+
+LEAST_SLOPE = 0.02
+
+
+def by_residual(loss: str, r: FloatArray, f_scale: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Cost of each residual, its slope psi = r rho', and psi's slope, kept above a small share of rho' in the tail."""
+    if loss == "huber":
+        size = np.abs(r)
+        inside = np.minimum(size, f_scale)
+        slope = np.where(size <= f_scale, 1.0, LEAST_SLOPE * f_scale / np.maximum(size, f_scale))
+        return inside * (size - 0.5 * inside), np.copysign(inside, r), slope
+    z = (r / f_scale) ** 2
+    rho, first, second = RHO[loss](z)
+    return 0.5 * f_scale**2 * rho, first * r, np.maximum(first + 2 * z * second, LEAST_SLOPE * first)
 
 
 def weighted(rho: Rho, weights: FloatArray) -> Rho:

@@ -19,12 +19,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fit.loss import RHO, TUNING
+from latfit.fit.loss import TUNING, by_residual
 from latfit.fit.problem import FitProblem
 from latfit.model.features import StepTable
-from latfit.stats import FloatArray, mad_sigma
-
-LEAST_CURVATURE = 0.02
+from latfit.model.saturation import Saturation
+from latfit.stats import MAD_TO_SIGMA, FloatArray, mad_sigma
 
 COMPILED_FROM = 20_000
 """Rows from which the sums over cells are worth loading compiled code for."""
@@ -40,26 +39,68 @@ class Quadratic:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """At a point: T in ms of each cell, the cost without priors, and G and K of each cell; arrays (m,)."""
+
+    T: FloatArray
+    cost: float
+    pull: FloatArray
+    stiffness: FloatArray
+
+
+@dataclass(frozen=True)
 class CellProblem:
     """A problem with one row a cell in `cells`, and the measured rows behind them (sorted by cell).
 
-    y: ln T or T (n,); weights (n,); starts: the first row of each cell (m,).
+    y: ln T or T (n,); weights (n,); starts: the first row of each cell (m,); compiled: whether there is enough to do
+    for compiled code, here or in the problem that this one is a sample of.
     """
 
     cells: FitProblem
     y: FloatArray
     weights: FloatArray
     starts: NDArray[np.int64]
+    compiled: bool = False
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Rows in each cell (m,)."""
         return np.diff(self.starts, append=len(self.y))
 
+    @cached_property
+    def axes(self) -> tuple[FloatArray, FloatArray, NDArray[np.int64], FloatArray]:
+        """B and S of the cells, and S again as numbers in a list of values, for `swift`."""
+        B, S = (np.ascontiguousarray(self.cells.steps[name]) for name in ("B", "S"))
+        top = float(S.max())
+        if top <= len(S) and np.array_equal(S, np.floor(S)):
+            return B, S, S.astype(np.int64), np.arange(top + 1)
+        return B, S, np.arange(len(S)), S
+
+    @property
+    def swift(self) -> bool:
+        """Whether the compiled saturation form applies."""
+        return self.compiled and isinstance(self.cells.model, Saturation)
+
+    @property
+    def relative(self) -> bool:
+        return self.cells.options.residuals == "relative"
+
+    def latency_ms(self, z: FloatArray) -> FloatArray:
+        """T of each cell (m,)."""
+        theta = self.cells.theta(z)
+        if self.swift:
+            from latfit.fit.swift import latencies
+
+            return latencies(theta, *self.axes)  # type: ignore[no-any-return]
+        return self.cells.model.latency_ms(theta, self.cells.steps)
+
+    def told(self, T: FloatArray) -> FloatArray:
+        """u (m,): ln T or T."""
+        return np.log(np.maximum(T, 1e-300)) if self.relative else T
+
     def predicted(self, z: FloatArray) -> FloatArray:
         """u of each cell (m,)."""
-        T = self.cells.model.latency_ms(self.cells.theta(z), self.cells.steps)
-        return T if self.cells.options.residuals == "absolute" else np.log(np.maximum(T, 1e-300))
+        return self.told(self.latency_ms(z))
 
     def by_row(self, values: FloatArray) -> FloatArray:
         return values if len(values) == len(self.y) else np.repeat(values, self.sizes)
@@ -69,26 +110,24 @@ class CellProblem:
 
     def spread(self, z: FloatArray) -> float:
         """Robust standard deviation of the residuals."""
-        size = np.abs(self.by_row(self.predicted(z)) - self.y)
-        if len(size) < COMPILED_FROM:
-            return mad_sigma(size, self.weights)
-        from latfit.fit.kernels import weighted_median
-        from latfit.stats import MAD_TO_SIGMA
+        u = self.predicted(z)
+        if not self.compiled:
+            return mad_sigma(self.by_row(u) - self.y, self.weights)
+        from latfit.fit.kernels import distances, weighted_quantile
 
-        return MAD_TO_SIGMA * float(weighted_median(size, self.weights))
+        return MAD_TO_SIGMA * float(weighted_quantile(distances(self.starts, self.y, u), self.weights, 0.5))
 
 
-def by_cell(problem: FitProblem) -> CellProblem:
+def by_cell(problem: FitProblem, compiled: bool = False) -> CellProblem:
     """The problem with neighbouring rows of the same step gathered."""
-    new = np.ones(len(problem.observed), dtype=bool)
-    new[1:] = np.any([np.diff(column) != 0 for column in problem.steps.values()], axis=0)
-    starts = np.flatnonzero(new)
-    y = problem.observed if problem.options.residuals == "absolute" else np.log(problem.observed)
-    if len(starts) == len(new):
-        return CellProblem(problem, y, problem.weights, starts)
+    compiled = compiled or len(problem.observed) >= COMPILED_FROM
+    starts = np.flatnonzero(np.diff(problem.cells, prepend=-1))
+    y = np.log(problem.observed) if problem.options.residuals == "relative" else problem.observed
+    if len(starts) == len(y):
+        return CellProblem(problem, y, problem.weights, starts, compiled)
     weights = np.add.reduceat(problem.weights, starts)
     cells = replace(problem.rows_at(starts), weights=weights)
-    return CellProblem(cells, y, problem.weights, starts)
+    return CellProblem(cells, y, problem.weights, starts, compiled)
 
 
 @dataclass(frozen=True)
@@ -103,32 +142,49 @@ class Objective:
         return self.rows.cells
 
     def cost(self, z: FloatArray) -> float:
-        return self._sums(z)[0] + self._prior(z)[0]
+        return self.sums(z).cost + self._prior(z)[0]
 
     def at(self, z: FloatArray) -> Quadratic:
         """Cost, gradient and curvature."""
-        cost, pull, stiffness = self._sums(z)
-        J = self.problem.jacobian(z)
-        prior, prior_gradient, prior_curvature = self._prior(z)
-        curvature = J.T @ (J * stiffness[:, None]) + np.diag(prior_curvature)
-        return Quadratic(cost + prior, J.T @ pull + prior_gradient, curvature)
+        return self.around(z, self.sums(z))
 
-    def _sums(self, z: FloatArray) -> tuple[float, FloatArray, FloatArray]:
-        """Cost, and G and K by cell (m,)."""
-        rows, u, loss, s = self.rows, self.rows.predicted(z), self.problem.options.loss, self.f_scale
-        if len(rows.y) >= COMPILED_FROM:
+    def whole(self, z: FloatArray, sums: Sums) -> float:
+        """The cost with priors, where its sums are known."""
+        return sums.cost + self._prior(z)[0]
+
+    def around(self, z: FloatArray, sums: Sums) -> Quadratic:
+        """Cost, gradient and curvature at a point whose sums are known."""
+        problem, rows = self.problem, self.rows
+        theta = problem.theta(z)
+        divisor = np.maximum(sums.T, 1e-300) if rows.relative else np.ones_like(sums.T)
+        if rows.swift:
+            from latfit.fit.swift import normal_equations
+
+            chain = problem.chain(theta)
+            free = np.array(problem.free)
+            g, H = normal_equations(theta, *rows.axes, free, divisor, sums.pull, sums.stiffness)
+            gradient, curvature = g * chain, H * np.outer(chain, chain)
+        else:
+            J = problem.slopes(theta) / divisor[:, None]
+            gradient, curvature = J.T @ sums.pull, J.T @ (J * sums.stiffness[:, None])
+        prior, prior_gradient, prior_curvature = self._prior(z)
+        return Quadratic(sums.cost + prior, gradient + prior_gradient, curvature + np.diag(prior_curvature))
+
+    def sums(self, z: FloatArray) -> Sums:
+        """Cost without priors, and G and K by cell."""
+        rows, loss, s = self.rows, self.problem.options.loss, self.f_scale
+        T = rows.latency_ms(z)
+        u = rows.told(T)
+        if rows.compiled:
             from latfit.fit.kernels import LOSSES, cell_sums
 
-            return cell_sums(rows.starts, rows.y, rows.weights, u, s, LOSSES[loss])  # type: ignore[no-any-return]
+            return Sums(T, *cell_sums(rows.starts, rows.y, rows.weights, u, s, LOSSES[loss]))
         r = rows.by_row(u) - rows.y
-        square = (r / s) ** 2
-        rho, first, second = RHO[loss](square)
-        cost = 0.5 * s * s * float(rows.weights @ rho)
-        pull = rows.weights * first * r
-        stiffness = rows.weights * np.maximum(first + 2 * square * second, LEAST_CURVATURE * first)
-        if len(rows.starts) == len(rows.y):
-            return cost, pull, stiffness
-        return cost, np.add.reduceat(pull, rows.starts), np.add.reduceat(stiffness, rows.starts)
+        cost, pull, stiffness = by_residual(loss, r, s)
+        total, pull, stiffness = float(rows.weights @ cost), rows.weights * pull, rows.weights * stiffness
+        if len(rows.starts) < len(rows.y):
+            pull, stiffness = np.add.reduceat(pull, rows.starts), np.add.reduceat(stiffness, rows.starts)
+        return Sums(T, total, pull, stiffness)
 
     def _prior(self, z: FloatArray) -> tuple[float, FloatArray, FloatArray]:
         """Cost of the priors, its gradient (free,) and the diagonal of its curvature (free,)."""

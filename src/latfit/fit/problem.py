@@ -11,6 +11,7 @@ made from cells stand for many steps already.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,12 +65,12 @@ class FitProblem:
     lower: FloatArray
     upper: FloatArray
 
-    @property
+    @cached_property
     def free(self) -> list[int]:
         """Indices of the parameters that are searched."""
         return [i for i, p in enumerate(self.model.parameters) if p.name not in self.fixed]
 
-    @property
+    @cached_property
     def free_parameters(self) -> list[Parameter]:
         return [self.model.parameters[i] for i in self.free]
 
@@ -77,11 +78,21 @@ class FitProblem:
     def rows(self) -> int:
         return round(float(self.weights.sum()))
 
+    @cached_property
+    def _positive(self) -> NDArray[np.bool_]:
+        """Which free parameters (free,) are searched by their logarithm."""
+        return np.array([p.positive for p in self.free_parameters], dtype=bool)
+
+    @cached_property
+    def _held(self) -> FloatArray:
+        """All parameters (p,), zero where they are free."""
+        return np.array([self.fixed.get(p.name, 0.0) for p in self.model.parameters])
+
     def theta(self, z: FloatArray) -> FloatArray:
         """All parameters (p,) from the free coordinates."""
-        full = np.array([self.fixed.get(p.name, 0.0) for p in self.model.parameters])
-        for value, i in zip(z, self.free, strict=True):
-            full[i] = self.scales[i] * (np.exp(value) if self.model.parameters[i].positive else value)
+        full, own = self._held.copy(), np.array(z, dtype=np.float64)
+        own[self._positive] = np.exp(own[self._positive])
+        full[self.free] = self.scales[self.free] * own
         return full
 
     def coordinates(self, theta: FloatArray) -> FloatArray:
@@ -103,16 +114,20 @@ class FitProblem:
     def jacobian(self, z: FloatArray) -> FloatArray:
         """dr/dz (n, free)."""
         theta = self.theta(z)
-        slopes = self.model.gradient(theta, self.steps)[:, self.free] * self.chain(theta)
+        slopes = self.slopes(theta)
         if self.options.residuals == "absolute":
             return slopes
         predicted = np.maximum(self.model.latency_ms(theta, self.steps), 1e-300)
         return slopes / predicted[:, None]
 
+    def slopes(self, theta: FloatArray) -> FloatArray:
+        """dT/dz (n, free)."""
+        by_parameter = self.model.gradient(theta, self.steps).T[self.free]
+        return np.asarray((by_parameter * self.chain(theta)[:, None]).T)
+
     def chain(self, theta: FloatArray) -> FloatArray:
         """dtheta/dz of the free parameters."""
-        positive = [p.positive for p in self.free_parameters]
-        return np.where(positive, theta[self.free], self.scales[self.free])
+        return np.where(self._positive, theta[self.free], self.scales[self.free])
 
     def rows_at(self, rows: NDArray[np.int64]) -> "FitProblem":
         """The same problem on some of its rows."""

@@ -9,9 +9,9 @@ of the parameter to the one without the shift.
 A search along the slope can miss a valley (as P_max grows without end, nothing depends on it any more), so the others
 start from where they ended last and from the best costs, by non-negative least squares, at rates in other regimes.
 
-The end of the set is bracketed by growing steps outward, each started where the last one ended, then found by Brent's
-method to a fiftieth of its distance. A set that reaches the edge of the search range is open there: its end is None,
-and the estimate one-sided.
+The end of the set is bracketed by growing steps outward, the first as long as the curvature says, each started where
+the last one ended, then found by Brent's method to a fiftieth of its distance. A set that reaches the edge of the
+search range is open there: its end is None, and the estimate one-sided.
 """
 
 import contextlib
@@ -23,10 +23,11 @@ from functools import partial
 import numpy as np
 
 from latfit.fit.identifiability import decompose
-from latfit.fit.loss import RHO, score_factor, score_slope, weighted
+from latfit.fit.loss import RHO, Rho, score_factor, score_slope, weighted
+from latfit.fit.priors import prior_rows, with_priors
 from latfit.fit.problem import FitProblem
 from latfit.fit.solve import Solution
-from latfit.fit.uncertainty import sandwich
+from latfit.fit.uncertainty import sandwich_root
 from latfit.stats import FloatArray
 
 CHI2_95 = 3.841458820694124
@@ -94,6 +95,20 @@ def _best_costs(problem: FitProblem, theta: FloatArray, held: int) -> FloatArray
     return np.array([problem.fixed.get(p.name, found[i]) for i, p in enumerate(model.parameters)])
 
 
+def _loss_of(problem: FitProblem) -> Rho:
+    """The loss of the rows with their weights; the squares of the priors, which come after them, as they are."""
+    rows, n = weighted(RHO[problem.options.loss], problem.weights), len(problem.observed)
+
+    def rho(z: FloatArray) -> FloatArray:
+        if len(z) == n:
+            return rows(z)
+        prior = z[n:]
+        plain = np.stack([prior, np.ones_like(prior), np.zeros_like(prior)])
+        return np.concatenate([rows(z[:n]), plain], axis=1)
+
+    return rho
+
+
 class Held:
     """The problem with one coordinate held; remembers where the others ended last."""
 
@@ -101,7 +116,7 @@ class Held:
         self._problem, self._position, self._f_scale = problem, position, solution.f_scale
         self._others = np.delete(solution.z, position)
         self._box = (np.delete(problem.lower, position), np.delete(problem.upper, position))
-        self._loss = weighted(RHO[problem.options.loss], problem.weights)
+        self._loss = _loss_of(problem)
 
     def cost(self, x: float, enough: float = -math.inf) -> float:
         """Least cost over the others with the coordinate at x; another valley is tried where it is above `enough`."""
@@ -140,9 +155,9 @@ class Held:
         inside = np.clip(start, low, high)
         with np.errstate(all="ignore"):  # flat directions divide by zero inside SciPy's subproblem
             result = least_squares(
-                lambda rest: self._problem.residuals(self._full(x, rest)),
+                lambda rest: self._residuals(self._full(x, rest)),
                 inside,
-                jac=lambda rest: np.delete(self._problem.jacobian(self._full(x, rest)), self._position, axis=1),
+                jac=lambda rest: np.delete(self._jacobian(self._full(x, rest)), self._position, axis=1),
                 bounds=(low, high),
                 x_scale="jac",
                 loss=self._loss,
@@ -155,8 +170,15 @@ class Held:
         """All coordinates where the last one tried ended."""
         return self._full(x, self._others)
 
+    def _residuals(self, z: FloatArray) -> FloatArray:
+        """Of the rows, then of the priors."""
+        return np.concatenate([self._problem.residuals(z), prior_rows(self._problem, z, self._f_scale)[0]])
+
+    def _jacobian(self, z: FloatArray) -> FloatArray:
+        return np.concatenate([self._problem.jacobian(z), prior_rows(self._problem, z, self._f_scale)[1]])
+
     def _at(self, x: float, rest: FloatArray) -> float:
-        z = (self._problem.residuals(self._full(x, rest)) / self._f_scale) ** 2
+        z = (self._residuals(self._full(x, rest)) / self._f_scale) ** 2
         return 0.5 * self._f_scale**2 * float(self._loss(z)[0].sum())
 
     def _full(self, x: float, rest: FloatArray) -> FloatArray:
@@ -173,7 +195,7 @@ def _end(problem: FitProblem, solution: Solution, position: int, v: float, side:
     def excess(x: float) -> float:
         return held.cost(x, solution.cost + allowed) - solution.cost - allowed
 
-    step, inside = _FIRST_STEP, start
+    step, inside = _first_step(problem, solution, position, v), start
     while True:
         x = inside + side * step
         outside = min(x, edge) if side > 0 else max(x, edge)
@@ -182,6 +204,16 @@ def _end(problem: FitProblem, solution: Solution, position: int, v: float, side:
         if excess(outside) > 0:
             return _crossing(excess, inside, outside, _CLOSE * min(abs(outside - start), 1.0))
         inside, step = outside, step * _GROWTH
+
+
+def _first_step(problem: FitProblem, solution: Solution, position: int, v: float) -> float:
+    """The end where D is the parabola of the curvature at the optimum, or a short step where that is further."""
+    f_scale = solution.f_scale
+    w, slope = problem.weights, score_slope(problem.options.loss, problem.residuals(solution.z), f_scale)
+    mean_slope = max(float(w @ slope) / problem.rows, 1e-12)
+    known = decompose(*with_priors(problem, solution.z, f_scale, problem.jacobian(solution.z), mean_slope))
+    reach = math.sqrt(max(CHI2_95 * v * float(known.inverse()[position, position]) / mean_slope, 0.0))
+    return min(reach, _FIRST_STEP) if reach > 0 else _FIRST_STEP
 
 
 def _crossing(excess: Callable[[float], float], inside: float, outside: float, close: float) -> float:
@@ -202,8 +234,10 @@ def deviance_unit(problem: FitProblem, solution: Solution, position: int) -> flo
     freedom = max(problem.rows - len(solution.z), 1)
     v = float(w @ psi**2) / freedom / max(float(w @ slope) / problem.rows, 1e-12)
     J = problem.jacobian(solution.z)
-    plain = v * decompose(J, w).inverse()[position, position] / max(float(w @ slope) / problem.rows, 1e-12)
-    robust = float(sandwich(problem, solution, J, np.arange(len(solution.z)))[0][position, position])
+    mean_slope = max(float(w @ slope) / problem.rows, 1e-12)
+    known = decompose(*with_priors(problem, solution.z, f_scale, J, mean_slope))
+    plain = v * known.inverse()[position, position] / mean_slope
+    robust = float(np.sum(sandwich_root(problem, solution, J, np.arange(len(solution.z)))[0][:, position] ** 2))
     return v * max(robust / plain, 1.0) if plain > 0 and math.isfinite(robust) else v
 
 

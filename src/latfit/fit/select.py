@@ -1,10 +1,19 @@
 """Choosing a model by what it predicts of steps it has not seen: `--model auto`.
 
-Every candidate that the columns can carry is cross-validated on the same folds (cells of a grid, blocks of time of a
-log). Errors on one fold are alike for all models, so candidates are compared by their paired differences: with d_i the
+Every candidate that the columns can carry is cross-validated on the same folds: cells of a grid, blocks of time of a
+log, and where steps of a grid are repeated also rows drawn freely, because the few cells of a small grid that are left
+out lie mostly at its ends. A candidate's error is the geometric mean of its folds' MAPE, so that one fold that asks far
+outside what was left to fit does not decide for all.
+
+Errors on one fold are alike for all models, so candidates are compared by their paired differences: with d_i the
 difference of a candidate's and the best one's error on fold i of K, its standard error is sd(d)/sqrt(K). Of all
 candidates within one standard error of the best the one with the fewest free parameters wins (Breiman et al. 1984), but
-it never gives up more than 0.5 points of error, and is never worse than the better of line and saturation model.
+it never gives up more than 0.5 points of error, nor a twentieth of it, and is never worse than the better of line and
+saturation model.
+
+Steps that only decode cannot tell a token from a request (S = B). There only models are compared that put what a step
+costs on its requests, as the line does with tau_S = 0, so that what the fit says of prefill, which it does not claim to
+know, is a lower bound and not a guess.
 
 The expert-coverage term is offered only where the user says `auto+moe`: on dense models it would be chosen too, for a
 concavity at few tokens that has nothing to do with experts.
@@ -18,7 +27,7 @@ from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
 from latfit.fit.choices import settled
-from latfit.fit.crossval import assign_folds
+from latfit.fit.folds import FOLDS, assign_folds, in_time
 from latfit.fit.problem import FitOptions, make_problem
 from latfit.fit.solve import solve
 from latfit.model.family import FAMILY, MOE
@@ -31,6 +40,12 @@ AUTO = "auto"
 GIVEN_UP = 0.5
 """Points of error that simplicity may cost at most."""
 
+GIVEN_UP_SHARE = 0.05
+"""Share of the best error that simplicity may cost at most."""
+
+EXACT = 1e-9
+"""Error in percent below which a prediction counts as exact."""
+
 NOT_WORSE = 0.05
 """Points within which an error counts as no worse."""
 
@@ -42,7 +57,8 @@ YARDSTICKS = ("linear", "saturation")
 
 @dataclass(frozen=True)
 class Score:
-    """Cross-validated error of one candidate: MAPE in percent, by fold (K,), and its free parameters."""
+    """Cross-validated error of one candidate: MAPE in percent in the geometric mean of the folds, by fold (K,), and its
+    free parameters."""
 
     mape_pct: float
     by_fold: FloatArray
@@ -85,52 +101,72 @@ def resolved(trace: Trace, options: FitOptions) -> tuple[FitOptions, dict[str, o
 
 def candidates_for(trace: Trace, experts: bool = False) -> list[str]:
     """Names of the models that the columns of a trace can carry, simple ones first."""
-    seen = features({name: trace.floats(name) for name in SOURCES if name in trace})
-    names = ["constant", "linear", "hinge", "saturation", "saturation-gamma"]
-    if not decode_only(seen):
-        names.append("quadratic")
-    if "context_tokens" in trace or not decode_only(seen):
-        names += ["context", "roofline"]
+    if _decodes_only(trace):
+        names = ["constant", "linear", "roofline"]
+    else:
+        names = ["constant", "linear", "hinge", "saturation", "saturation-gamma", "quadratic", "context", "roofline"]
     return [*names, *(f"{name}{MOE}" for name in names if name != "constant" and experts)]
 
 
 def select_model(trace: Trace, options: FitOptions) -> Selection:
     """The candidate to use for a clean trace of one system. Raises WrongUsage for parameters that no candidate has."""
     sample = _sample(trace, options.seed)
-    _, fold = assign_folds(sample, options.seed)
+    folds = fold_schemes(sample, options.seed)
     scores: dict[str, Score] = {}
     chosen: dict[str, FitOptions] = {}
     for name in _possible(candidates_for(trace, options.model.endswith(MOE)), options):
-        own = settled(sample, replace(options, model=name))
-        score = cross_validated(sample, own, fold)
+        own = settled(sample, _of_requests(sample, replace(options, model=name)))
+        score = cross_validated(sample, own, folds)
         if score is not None:
             scores[name], chosen[name] = score, own
     if not scores:
         return Selection("saturation", "Too few different steps to compare models.", _plain(options), {})
-    name = _simplest(scores)
+    name = simplest(scores)
     return Selection(name, _reason(name, scores), chosen[name], scores)
 
 
-def cross_validated(trace: Trace, options: FitOptions, fold: NDArray[np.int64]) -> Score | None:
-    """Score of one model on given folds (n,); None where a fold leaves fewer rows than free parameters."""
+def fold_schemes(trace: Trace, seed: int = 0) -> list[NDArray[np.int64]]:
+    """Ways to leave rows out, each a fold number (n,): see the module's head."""
+    schemes = [assign_folds(trace, seed)[1]]
+    table = np.stack([trace.floats(name) for name in SOURCES if name in trace], axis=1)
+    if not in_time(trace) and len(trace) >= 2 * FOLDS and 2 * len(np.unique(table, axis=0)) <= len(trace):
+        schemes.append(np.random.default_rng(seed).permutation(len(trace)) % FOLDS)
+    return schemes
+
+
+def cross_validated(trace: Trace, options: FitOptions, schemes: Sequence[NDArray[np.int64]]) -> Score | None:
+    """Score of one model over the folds of all schemes; None where a fold leaves fewer rows than free parameters."""
     given = row_weights(trace)
     weights = np.ones(len(trace)) if given is None else given
     whole = make_problem(trace, options)
-    folds, free = int(fold.max()) + 1, len(whole.free)
-    if folds < 2 or min(int((fold != i).sum()) for i in range(folds)) <= free:
+    free = len(whole.free)
+    tests = [fold == i for fold in schemes for i in range(int(fold.max()) + 1)]
+    if len(tests) < 2 or min(int((~test).sum()) for test in tests) <= free:
         return None
     theta = whole.theta(solve(whole).z)
-    observed, ape = trace.floats("T_ms"), np.empty(len(trace))
+    observed = trace.floats("T_ms")
     errors = []
-    for left_out in range(folds):
-        test = fold == left_out
+    for test in tests:
         problem = make_problem(trace.select(~test), options)
         end = solve(problem, warm=problem.coordinates(theta))
         steps = {name: trace.floats(name)[test] for name in whole.steps}
         predicted = problem.model.latency_ms(problem.theta(end.z), steps)
-        ape[test] = 100 * np.abs(predicted / observed[test] - 1)
-        errors.append(float(np.average(ape[test], weights=weights[test])))
-    return Score(float(np.average(ape, weights=weights)), np.array(errors), free)
+        ape = 100 * np.abs(predicted / observed[test] - 1)
+        errors.append(float(np.average(ape, weights=weights[test])))
+    mean = float(np.exp(np.mean(np.log(np.maximum(errors, EXACT)))))
+    return Score(mean, np.array(errors), free)
+
+
+def _decodes_only(trace: Trace) -> bool:
+    return decode_only(features({name: trace.floats(name) for name in SOURCES if name in trace}))
+
+
+def _of_requests(trace: Trace, options: FitOptions) -> FitOptions:
+    """The options, for a line through steps that only decode with no cost of a token beside that of a request."""
+    spoken = {*options.fixed, *options.bounds, *options.priors}
+    if not options.model.startswith("linear") or "tau_S" in spoken or not _decodes_only(trace):
+        return options
+    return replace(options, fixed={**options.fixed, "tau_S": 0.0})
 
 
 def _possible(names: Sequence[str], options: FitOptions) -> list[str]:
@@ -146,16 +182,18 @@ def _possible(names: Sequence[str], options: FitOptions) -> list[str]:
     return kept
 
 
-def _simplest(scores: Mapping[str, Score]) -> str:
-    best = min(scores, key=lambda name: scores[name].mape_pct)
+def simplest(scores: Mapping[str, Score]) -> str:
+    """The candidate to choose; see the module's head."""
+    best = min(scores.values(), key=lambda score: score.mape_pct)
     ceiling = min([scores[name].mape_pct + NOT_WORSE for name in YARDSTICKS if name in scores], default=np.inf)
+    most = min(GIVEN_UP, GIVEN_UP_SHARE * best.mape_pct)
     good = [
         name
         for name, score in scores.items()
-        if score.mape_pct - scores[best].mape_pct <= min(paired_error(score, scores[best]), GIVEN_UP)
-        and score.mape_pct <= ceiling
+        if score.mape_pct - best.mape_pct <= min(paired_error(score, best), most) and score.mape_pct <= ceiling
     ]
-    return min(good or [best], key=lambda name: (scores[name].free, scores[name].mape_pct))
+    names = good or [name for name, score in scores.items() if score is best]
+    return min(names, key=lambda name: (scores[name].free, scores[name].mape_pct))
 
 
 def paired_error(a: Score, b: Score) -> float:

@@ -2,7 +2,8 @@
 
 Slopes are central differences of the model's own formula in the logarithm of B or S, dT/dx = (dT/dln x)/x with steps of
 h = 1e-4, so that they hold for every model (error h^2/6 of the third derivative); the elasticity is dlnT/dlnx: by how
-many percent T grows for one percent more.
+many percent T grows for one percent more. A step keeps its phase while it is moved, and a further request brings its
+cached context with it.
 
 Terms: a cost that may be zero enters the latency by T(theta) - T(theta with it at zero), which is its own term where T
 is linear in it; what remains when all of them are zero is the work that rates and peaks describe. A term dominates
@@ -17,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.model.features import StepTable
+from latfit.model.result import FitResult
 from latfit.model.terms import LatencyModel, Steps
+from latfit.model.typical import with_typical_context
 from latfit.stats import FloatArray
 
 WORK = "work"
@@ -62,22 +65,38 @@ class Sensitivity:
         }
 
 
+def sensitivity_of(fit: FitResult, B: FloatArray, S: FloatArray, typical: Mapping[str, float]) -> Sensitivity:
+    """Slopes and terms of a fit on a grid, where its data reach. typical: cached tokens a request (see
+    `model.typical`)."""
+    grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
+    return sensitivity(fit.structure, fit.theta, B, S, typical, ~fit.outside_domain(grid_B, grid_S))
+
+
 def sensitivity(
-    model: LatencyModel, theta: FloatArray, B: FloatArray, S: FloatArray, context_per_request: float = 0.0
+    model: LatencyModel,
+    theta: FloatArray,
+    B: FloatArray,
+    S: FloatArray,
+    typical: Mapping[str, float] | None = None,
+    among: NDArray[np.bool_] | None = None,
 ) -> Sensitivity:
-    """Slopes and terms of a fitted model on a grid. context_per_request: cached tokens that each request reads."""
+    """Slopes and terms of a fitted model on a grid. typical: cached tokens a request (see `model.typical`).  among: the
+    cells (b, s) that are wanted, all where it is not given."""
     grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
     valid = grid_S >= grid_B
+    if among is not None:
+        valid = valid & among
     b, s = grid_B[valid], grid_S[valid]
+    holds = s > b
 
     def latency(requests: FloatArray, tokens: FloatArray) -> FloatArray:
-        return model.latency_ms(theta, steps_at(requests, tokens, context_per_request))
+        return model.latency_ms(theta, steps_at(requests, tokens, typical, holds))
 
     T = latency(b, s)
     up, down = np.exp(_H), np.exp(-_H)
     per_B = (latency(b * up, s) - latency(b * down, s)) / (2 * _H)
     per_S = (latency(b, s * up) - latency(b, s * down)) / (2 * _H)
-    terms = terms_of(model, theta, steps_at(b, s, context_per_request))
+    terms = terms_of(model, theta, steps_at(b, s, typical))
     names = np.array(list(terms), dtype=object)
     largest = names[np.argmax(np.stack(list(terms.values())), axis=0)]
     dominant = np.full(valid.shape, "", dtype=object)
@@ -89,10 +108,16 @@ def sensitivity(
     return Sensitivity(B, S, _on_grid(valid, T), slopes, by_name, dominant)
 
 
-def steps_at(B: FloatArray, S: FloatArray, context_per_request: float = 0.0) -> StepTable:
-    """Steps of B requests and S tokens (n,), whose cached context is so many tokens a request."""
-    columns = {"B": B, "S": S}
-    return StepTable(columns | ({"context_tokens": context_per_request * B} if context_per_request > 0 else {}))
+def steps_at(
+    B: FloatArray,
+    S: FloatArray,
+    typical: Mapping[str, float] | None = None,
+    holds: NDArray[np.bool_] | None = None,
+) -> StepTable:
+    """Steps of B requests and S tokens (n,), with so many cached tokens a request. holds: whether one of the requests
+    is in prefill (n,); where it is not given, those with S > B."""
+    prefill = np.asarray(S > B if holds is None else holds).astype(np.float64)
+    return StepTable(with_typical_context({"B": B, "S": S, "prefill_requests": prefill}, typical or {}))
 
 
 def terms_of(model: LatencyModel, theta: FloatArray, steps: Steps) -> dict[str, FloatArray]:

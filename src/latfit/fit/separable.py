@@ -7,33 +7,41 @@ r + (f' - f)/f, so that
 
     c' = argmin_{c >= 0} sum_i w_i rho'(r_i) / f_i^2 (X_i c - f_i (1 - r_i))^2,
 
-started at f = T, r = 0. Each is solved through the small triangle R of its normal equations X'WX = R'R, of columns of
-unit length with a tiny ridge. All points of the search are solved together, on a sample of the rows.
+started at f = T, r = 0. Each is solved through its normal equations, of columns of unit length with a tiny ridge. All
+points of the search are solved together, on a sample of the rows.
 
-The points are a geometric grid over one or two outer parameters and a Sobol sequence over more. The best that really
-differ become starts of the polish; with them go the two corners, where all rates are low or nothing bends any more,
-and the customary start from quantiles of the data.
+The points are a geometric grid over one or two outer parameters, whose valleys become starts of the polish, and a Sobol
+sequence over more, of which the best that really differ do. With them go the two corners, where all rates are low or
+nothing bends any more.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import solve_triangular
-from scipy.optimize import nnls
 
 from latfit.fit.loss import RHO, score_factor
 from latfit.fit.problem import FitProblem
+from latfit.model.features import features_of
 from latfit.model.separable import Separable
 from latfit.stats import FloatArray
 
 GRID = {1: 48, 2: 10}
 """Nodes of an axis by the number of axes."""
 
+MOST_KINKS = {48: 96, 10: 48}
+"""Nodes between kinks by the number of even ones."""
+
+BESIDE = 24
+"""Nodes of an axis through a point."""
+
+CORNERS = 2
 SOBOL_POINTS = 256
 DIFFERENT = 0.8
 """Two points closer than this in every log-coordinate lead to the same optimum."""
 
 ROUNDS = 3
+PIVOTS = 60
 _RIDGE = 1e-10
 _LARGEST = 1 << 22
 """Entries of the stacked columns that are held at once."""
@@ -50,10 +58,43 @@ class Candidate:
 
 def search(problem: FitProblem, f_scale: float, wanted: int) -> list[Candidate]:
     """The best points that really differ, best first, and after them the two corners of the search."""
-    points, corners = _points(problem), 2
+    points, shape = _points(problem)
     found = _candidates(problem, points, f_scale)
-    ranked = sorted(found[:-corners], key=lambda candidate: candidate.cost)
-    return [*_distinct(ranked, wanted), *(found[-corners:] if len(points) > 1 + corners else [])]
+    inside, corners = found[: len(found) - CORNERS], found[len(found) - CORNERS :]
+    if len(inside) == 1:
+        return inside
+    lowest = _valleys(np.array([candidate.cost for candidate in inside]), shape) if shape else range(len(inside))
+    ranked = sorted((inside[i] for i in lowest), key=lambda candidate: candidate.cost)
+    return [*_distinct(ranked, wanted, 0.0 if shape else DIFFERENT), *corners]
+
+
+def search_beside(problem: FitProblem, f_scale: float, theta: FloatArray) -> list[Candidate]:
+    """The best points of each axis of the search through a point, one or two a valley; theta: all parameters (p,)."""
+    found, model = [], problem.model
+    names = [p.name for p in model.parameters]
+    at = np.array([theta[names.index(name)] for name in model.outer])
+    for column, name in enumerate(model.outer):
+        if name in problem.fixed:
+            continue
+        low, high = _ends(problem, name)
+        axis = np.exp(np.linspace(np.log(low), np.log(high), BESIDE)) if low < high else np.array([low])
+        if not _positive(problem, name):
+            axis[0] = 0.0
+        points = np.tile(at, (len(axis), 1))
+        points[:, column] = axis
+        tried = _candidates(problem, points, f_scale)
+        found += [tried[i] for i in _valleys(np.array([candidate.cost for candidate in tried]), (len(axis),))]
+    return _distinct(sorted(found, key=lambda candidate: candidate.cost), len(found), 0.0)
+
+
+def _valleys(costs: FloatArray, shape: tuple[int, ...]) -> list[int]:
+    """Nodes of a grid of one or two axes that cost no more than any node beside them."""
+    grid = np.pad(costs.reshape(shape), 1, constant_values=np.inf)
+    lowest = np.ones(shape, dtype=bool)
+    for shift in itertools.product((-1, 0, 1), repeat=len(shape)):
+        beside = grid[tuple(slice(1 + s, 1 + s + n) for s, n in zip(shift, shape, strict=True))]
+        lowest &= costs.reshape(shape) <= beside
+    return [int(i) for i in np.flatnonzero(lowest)]
 
 
 def _candidates(problem: FitProblem, points: FloatArray, f_scale: float) -> list[Candidate]:
@@ -66,31 +107,36 @@ def _candidates(problem: FitProblem, points: FloatArray, f_scale: float) -> list
     return found
 
 
-def _distinct(found: list[Candidate], wanted: int) -> list[Candidate]:
-    """The best candidates that differ from each other."""
+def _distinct(found: list[Candidate], wanted: int, apart: float) -> list[Candidate]:
+    """The best candidates that differ from each other by a factor e^apart in an outer parameter, and in cost: along an
+    outer parameter that nothing depends on they do not."""
     taken: list[Candidate] = []
     for candidate in found:
         if len(taken) == wanted:
             break
-        if all(_differ(candidate.outer, other.outer) for other in taken):
+        if all(_differ(candidate, other, apart) for other in taken):
             taken.append(candidate)
     return taken
 
 
-def _differ(a: FloatArray, b: FloatArray) -> bool:
-    if len(a) == 0:
+def _differ(a: Candidate, b: Candidate, apart: float) -> bool:
+    if len(a.outer) == 0 or abs(a.cost - b.cost) <= 1e-9 * abs(b.cost):
         return False
     small = 1e-12
-    return bool(np.max(np.abs(np.log((a + small) / (b + small)))) > DIFFERENT)
+    return bool(np.max(np.abs(np.log((a.outer + small) / (b.outer + small)))) > apart)
 
 
-def _points(problem: FitProblem) -> FloatArray:
-    """Outer parameters of every point of the search (points, outer); its low and its high corner last."""
+def _points(problem: FitProblem) -> tuple[FloatArray, tuple[int, ...]]:
+    """Outer parameters of every point of the search (points, outer), its low and its high corner last; and the shape
+    of the grid that they form, empty where they form none."""
     names = problem.model.outer
     searched = [name for name in names if name not in problem.fixed]
     axes = {name: _ends(problem, name) for name in searched}
     wide = [name for name in searched if axes[name][0] < axes[name][1]]
-    inside = _unit_cube(len(wide), problem.options.seed)
+    count = GRID.get(len(wide))
+    nodes = [_nodes(problem, name, axes[name], count) for name in wide] if count else []
+    shape = tuple(len(axis) for axis in nodes)
+    inside = _cube(nodes) if shape else _scattered(len(wide), problem.options.seed)
     unit = np.concatenate([inside, np.zeros((1, len(wide))), np.ones((1, len(wide)))])
     table = np.empty((len(unit), len(names)))
     for column, name in enumerate(names):
@@ -103,15 +149,38 @@ def _points(problem: FitProblem) -> FloatArray:
         if not _positive(problem, name):
             table[u < 0.5, column] = 0.0
             table[-1, column] = 0.0
-    return table
+    return table, shape
 
 
-def _unit_cube(dimensions: int, seed: int) -> FloatArray:
+def _nodes(problem: FitProblem, name: str, ends: tuple[float, float], count: int) -> FloatArray:
+    """Where an axis of the grid has its nodes, between 0 and 1: evenly; and where the latency has kinks, between them
+    as well, because every stretch may have an optimum of its own."""
+    even = np.linspace(0, 1, count)
+    kinks = kink_values(problem, name)
+    if len(kinks) == 0:
+        return even
+    between = np.sqrt(kinks[1:] * kinks[:-1])
+    between = between[(between > ends[0]) & (between < ends[1])]
+    kept = between[np.linspace(0, len(between) - 1, min(len(between), MOST_KINKS[count])).astype(np.int64)]
+    return np.unique(np.concatenate([even, np.log(kept / ends[0]) / np.log(ends[1] / ends[0])]))
+
+
+def kink_values(problem: FitProblem, name: str) -> FloatArray:
+    """Where the latency has a kink in an outer parameter: the values above zero of a feature, in order."""
+    for shape in problem.model.shapes if isinstance(problem.model, Separable) else ():
+        if shape.parameter.name == name and shape.kinks_at:
+            values = np.unique(features_of(problem.steps)[shape.kinks_at])
+            return np.asarray(values[values > 0])
+    return np.empty(0)
+
+
+def _cube(nodes: list[FloatArray]) -> FloatArray:
+    return np.stack([axis.ravel() for axis in np.meshgrid(*nodes, indexing="ij")], axis=1)
+
+
+def _scattered(dimensions: int, seed: int) -> FloatArray:
     if dimensions == 0:
         return np.zeros((1, 0))
-    if dimensions in GRID:
-        axis = np.linspace(0, 1, GRID[dimensions])
-        return np.stack([a.ravel() for a in np.meshgrid(*[axis] * dimensions, indexing="ij")], axis=1)
     from scipy.stats import qmc
 
     return np.asarray(qmc.Sobol(dimensions, scramble=True, rng=seed).random(SOBOL_POINTS))
@@ -156,13 +225,15 @@ def _active_columns(problem: FitProblem) -> list[int]:
 
 
 def _solved(problem: FitProblem, points: FloatArray, active: list[int], f_scale: float) -> list[Candidate]:
-    X = np.stack([problem.model.basis(point, problem.steps)[:, active] for point in points])
+    X = np.empty((len(points), len(problem.observed), len(active)))
+    for i, point in enumerate(points):
+        X[i] = problem.model.basis(point, problem.steps)[:, active]
     T, weights, loss = problem.observed, problem.weights, problem.options.loss
     relative = problem.options.residuals == "relative"
     target, rows = np.broadcast_to(T, X.shape[:2]), np.broadcast_to(weights / (T**2 if relative else 1.0), X.shape[:2])
     costs, best = np.full(len(points), np.inf), np.zeros((len(points), len(active)))
     for _ in range(ROUNDS):
-        coefficients = _nonnegative(X, target, rows)
+        coefficients = non_negative(X, target, rows)
         f = np.maximum((X @ coefficients[:, :, None])[:, :, 0], 1e-12 * T)
         r = np.log(f / T) if relative else f - T
         reached = RHO[loss]((r / f_scale) ** 2)[0] @ weights
@@ -173,21 +244,50 @@ def _solved(problem: FitProblem, points: FloatArray, active: list[int], f_scale:
     full = np.zeros((len(points), _width(problem)))
     full[:, active] = best
     return [
-        Candidate(point, problem.model.assemble(point, c), float(cost))
+        Candidate(point, problem.model.assemble(point, c), 0.5 * f_scale**2 * float(cost))
         for point, c, cost in zip(points, full, costs, strict=True)
     ]
 
 
-def _nonnegative(X: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
+def non_negative(X: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
     """argmin_{c >= 0} sum weights (X c - y)^2 for each of a stack of problems: X (k, n, m), y, weights (k, n)."""
-    size = np.sqrt((weights[:, None, :] @ X**2)[:, 0, :])
-    size[size == 0] = 1.0
-    unit = X / size[:, None, :]
-    heavy = unit * weights[:, :, None]
-    gram = unit.transpose(0, 2, 1) @ heavy + _RIDGE * np.eye(X.shape[2])
-    right = (heavy * y[:, :, None]).sum(axis=1)
-    triangles = np.linalg.cholesky(gram)
-    found = np.empty(right.shape)
-    for i, (triangle, b) in enumerate(zip(triangles, right, strict=True)):
-        found[i] = nnls(triangle.T, solve_triangular(triangle, b, lower=True, check_finite=False))[0]
-    return np.asarray(found / size)
+    root = np.sqrt(weights)
+    rooted = X * root[:, :, None]
+    gram = rooted.transpose(0, 2, 1) @ rooted
+    size = np.sqrt(np.diagonal(gram, axis1=1, axis2=2))
+    size = np.where(size > 0, size, 1.0)
+    gram = gram / (size[:, :, None] * size[:, None, :]) + _RIDGE * np.eye(X.shape[2])
+    right = ((y * root)[:, None, :] @ rooted)[:, 0, :] / size
+    return np.asarray(_pivoted(gram, right) / size)
+
+
+def _pivoted(gram: FloatArray, right: FloatArray) -> FloatArray:
+    """argmin_{c >= 0} c'Gc/2 - b'c for a stack of positive definite G (k, m, m), b (k, m), by block principal pivoting
+    (Kim & Park 2011): all coefficients whose sign or gradient is wrong change sides together, and where that has not
+    led to fewer wrong ones three times running, only the last of them, which ends after finitely many steps."""
+    k, m = right.shape
+    size = 1e-9 * np.maximum(np.abs(right).max(axis=1, initial=0.0), 1e-300)[:, None]
+    active = np.ones((k, m), dtype=bool)
+    patience, least = np.full(k, 3), np.full(k, m + 1)
+    c = np.zeros((k, m))
+    eye = np.eye(m)
+    open_ = np.arange(k)
+    for _ in range(PIVOTS):
+        on = active[open_]
+        both = on[:, :, None] & on[:, None, :]
+        G = gram[open_]
+        solved = np.linalg.solve(np.where(both, G, eye), np.where(on, right[open_], 0.0)[:, :, None])[:, :, 0]
+        gradient = (G @ solved[:, :, None])[:, :, 0] - right[open_]
+        wrong = np.where(on, solved < 0, gradient < -size[open_])
+        count = wrong.sum(axis=1)
+        c[open_] = np.maximum(solved, 0.0)
+        fewer = count < least[open_]
+        patience[open_] = np.where(fewer, 3, patience[open_] - 1)
+        least[open_] = np.minimum(count, least[open_])
+        last = m - 1 - np.argmax(wrong[:, ::-1], axis=1)
+        one = (np.arange(m) == last[:, None]) & wrong
+        active[open_] = on ^ np.where((patience[open_] >= 0)[:, None], wrong, one)
+        open_ = open_[count > 0]
+        if len(open_) == 0:
+            break
+    return c

@@ -4,8 +4,9 @@ The information that rows carry on the coordinates z is F = sum_i w_i j_i j_i' /
 the spread of the residuals; a weak prior (a factor of e^5 for rates and peaks, ten times the scale for costs) keeps F
 invertible where a direction is flat. Measuring a cell n times adds n j j'/s^2. Candidate cells lie on a grid of powers
 of two up to four times the batch and eight times the tokens measured, n being a tenth of a cell's share of the present
-rows or ten. The cell that lowers the largest relative variance of the weak parameters most is the one to measure; the
-cells that do almost as well (in the logarithm of that variance) give the region to name.
+rows or ten. The cell that lowers the largest relative variance of the weak parameters most is the one to measure. Cells
+that do almost as well (in the logarithm of that variance) are good; the region to name is the box of B and S about the
+best cell that holds most of them, nine of ten cells in it being good.
 
 A rate that ended where its factor no longer varies is put back to where the data would just not have seen it, or no
 cell would seem to help: e^(-k x) of 5 % at the smallest x measured, or k x of 5 % at the largest.
@@ -23,7 +24,12 @@ from latfit.fit.solve import Solution
 from latfit.model.features import StepTable
 from latfit.stats import FloatArray, mad_sigma
 
-ALMOST = 0.6
+ALMOST = (0.6, 0.8, 0.9, 0.97)
+"""Shares of the best gain that a cell counts as almost as good from; the first that leaves a region to name."""
+
+PURE = 0.9
+"""Share of good cells in a region to name."""
+
 WORTH = 0.75
 """A measurement worth naming leaves at most this share of the standard error."""
 _FULL, _LINEAR = 3.0, 0.05
@@ -85,25 +91,85 @@ def _for_group(
     if best > WORTH**2 * before:
         return None
     lowered = np.log(before / worst)
-    good = lowered >= ALMOST * float(lowered.max())
-    return _described(tuple(group), candidates, good, float(np.sqrt(before)), float(np.sqrt(best)))
+    for share in ALMOST:
+        good = lowered >= share * float(lowered.max())
+        spans = _box(candidates, good, int(np.argmax(lowered)))
+        for name, (low, high) in spans.items():
+            good &= (candidates[name] >= low) & (candidates[name] <= high)
+        text = _described(problem, candidates, good, spans)
+        if text is not None:
+            return Measurement(tuple(group), spans["B"], spans["S"], float(np.sqrt(before)), float(np.sqrt(best)), text)
+    return None
+
+
+def _box(candidates: Mapping[str, FloatArray], good: NDArray[np.bool_], best: int) -> dict[str, tuple[float, float]]:
+    """Spans of B and S about the best cell that hold the most good cells, nearly all of those in them being good."""
+    known = [np.unique(candidates[name], return_inverse=True) for name in ("B", "S")]
+    at = tuple(index for _, index in known)
+    before, after = (
+        [np.arange(index[best] + 1), np.arange(index[best] + 1, len(values) + 1)] for values, index in known
+    )
+    corners = np.ix_(*before, *after)
+
+    def counted(cells: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Cells in every box (first B, last B, first S, last S)."""
+        grid = np.zeros([len(values) + 1 for values, _ in known], dtype=np.int64)
+        np.add.at(grid[1:, 1:], at, cells.astype(np.int64))
+        summed = grid.cumsum(axis=0).cumsum(axis=1)
+        low_B, high_B, low_S, high_S = corners
+        return np.asarray(summed[high_B, high_S] - summed[low_B, high_S] - summed[high_B, low_S] + summed[low_B, low_S])
+
+    held = counted(good)
+    pure = held >= PURE * counted(np.ones(len(good), dtype=bool))
+    low_B, high_B, low_S, high_S = np.unravel_index(int(np.argmax(np.where(pure, held, -1))), held.shape)
+    ends = zip(known, (low_B, low_S), (high_B, high_S), strict=True)
+    spans = [(values[low], values[index[best] + high]) for (values, index), low, high in ends]
+    return {name: (float(low), float(high)) for name, (low, high) in zip(("B", "S"), spans, strict=True)}
 
 
 def _described(
-    group: tuple[str, ...], candidates: Mapping[str, FloatArray], good: NDArray[np.bool_], before: float, after: float
-) -> Measurement:
-    spans = {name: (float(candidates[name][good].min()), float(candidates[name][good].max())) for name in ("B", "S")}
-    words = [_span_words(name, spans[name], candidates[name]) for name in ("B", "S")]
-    if np.all(candidates["S"][good] == candidates["B"][good]):
-        text = f"measure decode steps (S = B) with {words[0]}"
-    elif np.all(candidates["S"][good] > candidates["B"][good]) and words[1] == "any S":
-        text = f"measure steps with prefill (S > B) at {words[0]}"
-    else:
-        text = f"measure {words[0]} at {words[1]}"
-    return Measurement(group, spans["B"], spans["S"], before, after, text)
+    problem: FitProblem,
+    candidates: Mapping[str, FloatArray],
+    good: NDArray[np.bool_],
+    spans: Mapping[str, tuple[float, float]],
+) -> str | None:
+    """The region in words, as a part of the decode steps or of those with prefill where it holds no others; None where
+    it is everything."""
+    prefill = candidates["S"] > candidates["B"]
+    kind = "decode" if not prefill[good].any() else "prefill" if prefill[good].all() else "any"
+    among = {"decode": ~prefill, "prefill": prefill, "any": np.ones(len(prefill), dtype=bool)}[kind]
+    words = {name: _span_words(name, spans[name], candidates[name][among]) for name in ("B", "S")}
+    for name in ("B", "S"):
+        if words[name] == f"any {name}" and not _holds_near(candidates[name][good], problem.steps[name]):
+            words[name] = _other_words(problem, name)
+    said = [text for name, text in words.items() if text != f"any {name}"]
+    if kind == "decode":
+        return f"measure decode steps (S = B) with {words['B']}"
+    if kind == "prefill":
+        return f"measure steps with prefill (S > B){' at ' if said else ''}{' and '.join(said)}"
+    if said:
+        return f"measure {words['B']} at {words['S']}"
+    single = [name for name in ("B", "S") if np.ptp(problem.steps[name]) == 0]
+    return other_than(problem, single[0]) if single else None
+
+
+def _holds_near(good: FloatArray, measured: FloatArray) -> bool:
+    """Whether something good (m,) lies within a factor of two of what was measured (n,), where that is one value; else
+    True."""
+    return bool(np.ptp(measured) > 0 or np.any(np.abs(np.log2(good / measured[0])) < 1))
+
+
+def other_than(problem: FitProblem, name: str) -> str:
+    """What to measure where a column has one value only."""
+    return f"measure steps with {_other_words(problem, name)}"
+
+
+def _other_words(problem: FitProblem, name: str) -> str:
+    return f"{name} other than {problem.steps[name][0]:g}"
 
 
 def _span_words(name: str, span: tuple[float, float], among: FloatArray) -> str:
+    """The ends of a span that are not those of what it is among (n,)."""
     low, high = span
     from_start, to_end = low <= float(among.min()), high >= float(among.max())
     if low == high:

@@ -8,17 +8,19 @@ scale held, the cost falls in each solve; a scale floor keeps noise-free data fr
 starts that know nothing of the structure, as anyone would. On large data the starts race on a sample of the rows.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares
 
+from latfit.fit.kinks import along_kinks
 from latfit.fit.loss import RHO, TUNING, weighted
-from latfit.fit.newton import MAX_STEPS, Minimum, minimise
+from latfit.fit.newton import Minimum, minimise
 from latfit.fit.objective import CellProblem, Objective, by_cell, remembered
 from latfit.fit.problem import FitProblem
+from latfit.fit.separable import search, search_beside
 from latfit.fit.start import naive_points, searched_points
+from latfit.fit.valley import along_valley
 from latfit.stats import FloatArray
 
 SEARCH_ROWS = 256
@@ -27,10 +29,17 @@ RACERS = {0: 1, 1: 8, 2: 4}
 MANY_RACERS = 12
 """Starts by the number of outer parameters that are searched; of more, many."""
 
+FEW_OUTER = 2
 MANY_PARAMETERS = 7
 """Beyond this many free parameters the search's sample may mislead, and starts that know nothing race along."""
 
 FINALISTS = 3
+WORTH = 0.5
+"""A point of the search that costs this share more than a fit may lead to a better one."""
+
+MOST_TRIED = 6
+
+RESCUES = 3
 CLOSE = 0.02
 """A sample cannot tell ends whose costs differ by less than this share."""
 
@@ -42,7 +51,9 @@ FIRST_RELATIVE_SCALE = 0.1
 SCALE_FLOOR = 1e-7
 MAX_EVALUATIONS = 400
 RACE_EVALUATIONS = 80
-RACE_STEPS = 30
+RACE_STEPS, MANY_STEPS = 10, 30
+"""Steps of a race after a search on a grid, which knows the valleys, and after one that does not."""
+
 MORE_SCALES = 2
 WIDER = (8.0, 4.0, 2.0)
 
@@ -57,9 +68,6 @@ class Solution:
     converged: bool
 
 
-Polish = Callable[[Objective, FloatArray, float], Minimum]
-"""A minimiser: objective, start, and the share of the cost below which a further gain does not count."""
-
 ROUGHLY, EXACTLY = 1e-6, 1e-12
 
 
@@ -72,35 +80,114 @@ def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
     if len(problem.free) == 0:
         f_scale = _scale(rows, np.empty(0))
         return Solution(np.empty(0), Objective(rows, f_scale).cost(np.empty(0)), f_scale, True)
-    polish = _trf if problem.options.solver == "trf" else _newton
-    starts = [warm] if warm is not None and _speaks(rows, warm) else _race(problem, rows, polish)
-    f_scale = _scale(rows, starts[0])
-    best = min((polish(Objective(rows, f_scale), start, EXACTLY) for start in starts), key=lambda end: end.cost)
-    for _ in range(MORE_SCALES - 1):
-        f_scale = _scale(rows, best.z)
-        best = polish(Objective(rows, f_scale), best.z, EXACTLY)
-    return _at_the_edge(Objective(rows, f_scale), best)
+    if warm is not None and _speaks(rows, warm):
+        return _refitted(rows, warm)
+    if problem.options.solver == "trf":
+        return _plain(problem, rows)
+    samples = _samples(problem, rows)
+    ends = _finals(rows, _race(problem, samples))
+    for _ in range(RESCUES):
+        objective = Objective(rows, _scale(rows, ends[0].z))
+        ends = _polished(objective, [end.z for end in ends])
+        best = along_kinks(objective, along_valley(objective, ends[0]))
+        better = _rescued(objective, samples, best)
+        if better.cost >= best.cost * (1 - ROUGHLY):
+            break
+        ends = [better, *ends]
+    return _at_the_edge(objective, min(best, better, key=lambda end: end.cost))
 
 
-def _race(problem: FitProblem, rows: CellProblem, polish: Polish) -> list[FloatArray]:
-    """The best of several starts, each polished on a sample at the generous scale and again at the best one's own;
-    where the sample cannot tell a few of them apart, those."""
-    sample = by_cell(_sample(problem, RACE_ROWS)) if len(problem.observed) > RACE_ROWS else rows
-    options = problem.options
-    first = FIRST_RELATIVE_SCALE * (1.0 if options.residuals == "relative" else float(np.median(problem.observed)))
-    if options.solver == "trf":
-        starts = naive_points(problem, TRF_STARTS)
-    else:
-        starts = searched_points(remembered(_sample(problem, SEARCH_ROWS)), first, _racers(problem))
-        if len(problem.free) > MANY_PARAMETERS:
-            starts += naive_points(problem, TRF_STARTS)
-    ends = sorted((polish(Objective(sample, first), start, ROUGHLY) for start in starts), key=lambda end: end.cost)
+def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
+    """The fit of the valley that a start lies in."""
+    z = warm
+    for _ in range(MORE_SCALES):
+        objective = Objective(rows, _scale(rows, z))
+        end = minimise(objective, z)
+        z = end.z
+    return _at_the_edge(objective, end)
+
+
+def _plain(problem: FitProblem, rows: CellProblem) -> Solution:
+    """SciPy's trust region from several starts, of which a sample chooses the best, as anyone would."""
+    few = _sample(problem, RACE_ROWS)
+    sample = rows if few is problem else by_cell(few)
+    first = Objective(sample, _generous(problem))
+    ends = sorted(
+        (trust_region(first, z, ROUGHLY) for z in naive_points(problem, TRF_STARTS)), key=lambda end: end.cost
+    )
     scaled = Objective(sample, _scale(sample, ends[0].z))
-    ends = sorted((polish(scaled, end.z, 1e-3 * ROUGHLY) for end in _apart(ends)), key=lambda end: end.cost)
-    if sample is rows and len(problem.free) <= MANY_PARAMETERS:
-        return [ends[0].z]
-    close = [end for end in _apart(ends) if end.cost <= (1 + CLOSE) * ends[0].cost]
-    return [end.z for end in close[:FINALISTS]]
+    z = min((trust_region(scaled, end.z, 1e-3 * ROUGHLY) for end in _apart(ends)), key=lambda end: end.cost).z
+    for _ in range(MORE_SCALES):
+        objective = Objective(rows, _scale(rows, z))
+        end = trust_region(objective, z, EXACTLY)
+        z = end.z
+    return _at_the_edge(objective, end)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Rows to search on, few of them, and rows to race on, which are all of them where there are not many."""
+
+    searched: FitProblem
+    raced: CellProblem
+    whole: bool
+
+
+def _samples(problem: FitProblem, rows: CellProblem) -> _Samples:
+    few = _sample(problem, RACE_ROWS)
+    whole = few is problem
+    return _Samples(remembered(_sample(few, SEARCH_ROWS)), rows if whole else by_cell(few, rows.compiled), whole)
+
+
+def _race(problem: FitProblem, samples: _Samples) -> list[Minimum]:
+    """Where several starts end, best first: each polished at the generous scale and again at the best one's own."""
+    sample, first = samples.raced, _generous(problem)
+    starts = searched_points(samples.searched, first, _racers(problem))
+    starts += naive_points(problem, TRF_STARTS if len(problem.free) > MANY_PARAMETERS else 2)
+    ends = _apart(_raced(Objective(sample, first), starts, ROUGHLY))
+    scaled = Objective(sample, _scale(sample, ends[0].z))
+    return _apart(_raced(scaled, [end.z for end in ends], 1e-3 * ROUGHLY))
+
+
+def _raced(objective: Objective, starts: list[FloatArray], gain: float) -> list[Minimum]:
+    steps = RACE_STEPS if _searched(objective.problem) <= FEW_OUTER else MANY_STEPS
+    return sorted((minimise(objective, start, steps, gain) for start in starts), key=lambda end: end.cost)
+
+
+def _finals(rows: CellProblem, ends: list[Minimum]) -> list[Minimum]:
+    """The ends that the sample cannot tell from the best one, polished on all rows."""
+    close = [end.z for end in ends if end.cost <= (1 + CLOSE) * ends[0].cost]
+    return _polished(Objective(rows, _scale(rows, ends[0].z)), close[:FINALISTS])
+
+
+def _polished(objective: Objective, starts: list[FloatArray]) -> list[Minimum]:
+    """Different ends, best first."""
+    return _apart(sorted((minimise(objective, start) for start in starts), key=lambda end: end.cost))
+
+
+def _rescued(objective: Objective, samples: _Samples, best: Minimum) -> Minimum:
+    """A better end than the best one by a search at the very scale of the fit, or the best one."""
+    problem, f_scale = samples.searched, objective.f_scale
+    known = Objective(by_cell(problem, objective.rows.compiled), f_scale).cost(best.z)
+    found = search(problem, f_scale, MANY_RACERS)
+    if _searched(problem) > FEW_OUTER:
+        found += search_beside(problem, f_scale, problem.theta(best.z))
+    worth = sorted((each for each in found if each.cost <= (1 + WORTH) * known), key=lambda each: each.cost)
+    if not worth:
+        return best
+    starts = [problem.coordinates(candidate.theta) for candidate in worth[:MOST_TRIED]]
+    sample = Objective(samples.raced, f_scale)
+    near = replace(best, cost=sample.cost(best.z)) if samples.whole else minimise(sample, best.z, MANY_STEPS, ROUGHLY)
+    margin = -ROUGHLY if samples.whole else CLOSE
+    others = _apart([near, *_raced(sample, starts, ROUGHLY)])[1:]
+    lower = [end for end in others if end.cost <= (1 + margin) * near.cost]
+    return min([best, *_polished(objective, [end.z for end in lower[:FINALISTS]])], key=lambda end: end.cost)
+
+
+def _generous(problem: FitProblem) -> float:
+    """The loss's scale before anything is known of the residuals."""
+    relative = problem.options.residuals == "relative"
+    return FIRST_RELATIVE_SCALE * (1.0 if relative else float(np.median(problem.observed)))
 
 
 def _speaks(rows: CellProblem, start: FloatArray) -> bool:
@@ -110,8 +197,13 @@ def _speaks(rows: CellProblem, start: FloatArray) -> bool:
 
 
 def _racers(problem: FitProblem) -> int:
-    searched = sum(name not in problem.fixed for name in problem.model.outer)
+    searched = _searched(problem)
     return max(RACERS.get(searched, MANY_RACERS), problem.options.starts if searched else 1)
+
+
+def _searched(problem: FitProblem) -> int:
+    """How many outer parameters are searched."""
+    return sum(name not in problem.fixed for name in problem.model.outer)
 
 
 def _apart(ends: list[Minimum]) -> list[Minimum]:
@@ -142,11 +234,7 @@ def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
     return _at_the_edge(objective, min((minimise(objective, z) for z in starts), key=lambda end: end.cost))
 
 
-def _newton(objective: Objective, start: FloatArray, gain: float) -> Minimum:
-    return minimise(objective, start, MAX_STEPS if gain < ROUGHLY else RACE_STEPS, gain)
-
-
-def _trf(objective: Objective, start: FloatArray, gain: float) -> Minimum:
+def trust_region(objective: Objective, start: FloatArray, gain: float) -> Minimum:
     """SciPy's trust-region reflective on all rows; it knows no priors, which `problem` refuses with it."""
     problem = objective.problem
     rows = objective.rows
@@ -190,16 +278,17 @@ def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
 
 
 def _sample(problem: FitProblem, size: int) -> FitProblem:
-    """About `size` rows, drawn half by weight and half evenly, the extremes of every column always among them.
+    """About `size` rows, half by weight and half evenly, the extremes of every column always among them.
 
-    A row's weight is divided by its chance to be drawn, so that the sample's cost estimates the cost of all rows.
+    Rows are taken in even steps of that share along their order, which is that of B, then S, then T. A row's weight is
+    divided by its chance to be taken, so that the sample's cost estimates the cost of all rows.
     """
     if len(problem.observed) <= size:
         return problem
     rng = np.random.default_rng(problem.options.seed)
     share = 0.5 * problem.weights / problem.weights.sum() + 0.5 / len(problem.weights)
-    drawn = rng.choice(len(share), size=size, replace=False, p=share)
+    drawn = np.searchsorted(np.cumsum(share), (np.arange(size) + rng.random()) / size)
     corners = [extreme(column) for column in problem.steps.values() for extreme in (np.argmin, np.argmax)]
-    rows = np.unique(np.concatenate([drawn, np.array(corners)]).astype(np.int64))
+    rows = np.unique(np.minimum(np.concatenate([drawn, np.array(corners)]), len(share) - 1).astype(np.int64))
     sample = problem.rows_at(rows)
     return replace(sample, weights=sample.weights / np.minimum(1.0, size * share[rows]))

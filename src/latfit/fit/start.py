@@ -2,23 +2,24 @@
 
 import numpy as np
 
+from latfit.fit.box import quantile
 from latfit.fit.problem import FitProblem
 from latfit.fit.separable import search
-from latfit.stats import FloatArray, weighted_quantile
+from latfit.stats import FloatArray
 
 RANDOM_SPREAD = 2.0
 
 
 def searched_points(problem: FitProblem, f_scale: float, wanted: int) -> list[FloatArray]:
-    """Starts in z from the search over the outer parameters, best first, and the customary one last."""
-    found = search(problem, f_scale, wanted)
-    return [*(problem.coordinates(candidate.theta) for candidate in found), problem.coordinates(customary(problem))]
+    """Starts in z from the search over the outer parameters, best first."""
+    return [problem.coordinates(candidate.theta) for candidate in search(problem, f_scale, wanted)]
 
 
 def naive_points(problem: FitProblem, wanted: int) -> list[FloatArray]:
-    """Starts in z that know nothing of the structure: the customary one and random ones of order one."""
+    """Starts in z that know nothing of the structure: the customary one, zero, and random ones of order one."""
     rng = np.random.default_rng(problem.options.seed)
     drawn = rng.normal(0.0, RANDOM_SPREAD, (max(wanted - 1, 0), len(problem.free)))
+    drawn[:1] = 0.0
     first = problem.coordinates(customary(problem))
     return [first, *(np.clip(np.abs(z) * _signs(problem, z), problem.lower, problem.upper) for z in drawn)]
 
@@ -34,10 +35,10 @@ def customary(problem: FitProblem) -> FloatArray:
     their range, and other coefficients small."""
     T, weights = problem.observed, problem.weights
     guess = {
-        "tau_0": 0.5 * weighted_quantile(T, 0.05, weights),
+        "tau_0": 0.5 * quantile(T, 0.05, weights),
         "w_0": 1.0,
         "w_1": 1.0,
-        "P_max": weighted_quantile(problem.steps["S"] / T, 0.95, weights),
+        "P_max": quantile(problem.steps["S"] / T, 0.95, weights),
     }
     factor = {"k_B": 0.1, "k_S": 0.01}
     theta = np.empty(len(problem.scales))

@@ -11,9 +11,11 @@ against within them); without it, repeating one cell a thousand times would seem
 not repeat it is zero and M is the usual heteroscedasticity-robust one, each score divided by one minus its leverage, as
 if its row had been left out (HC3, MacKinnon & White 1985). H uses the mean of psi' with Huber's small-sample factor.
 
-Flat directions (see `identifiability`) are left out: their parameters are not identified, and the rest is estimated
-without them. A parameter that ends on the edge of its search range is one-sided: rates and peaks there are not
-identified.
+Flat directions (see `identifiability`) are left out of H^-1: the parameters in them are not identified, and what is
+told of the others does not depend on where along a flat direction the fit stopped. A parameter that ends on the edge
+of its search range is one-sided: rates and peaks there are not identified.
+
+Priors are further rows, see `priors`.
 
 A cost parameter that is zero keeps an upper end: with slope g of the cost and variance v of the parameter, the profile
 cost rises by x^2/(2v) + g x; the end is where that equals 1.92 s^2, half the 95 % point of chi^2 with one degree.
@@ -26,7 +28,8 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 
 from latfit.fit.identifiability import Directions, decompose, weak_groups
-from latfit.fit.loss import score_factor, score_slope
+from latfit.fit.loss import TUNING, score_factor, score_slope
+from latfit.fit.priors import prior_rows, with_priors
 from latfit.fit.problem import FitProblem
 from latfit.fit.solve import Solution
 from latfit.model.result import Estimate
@@ -43,16 +46,22 @@ ALONE = 0.1
 class Uncertainty:
     """Estimates by name, condition number of the scaled Jacobian, and the groups that cannot be told apart.
 
-    directions: the Jacobian's decomposition.  covariance: of the free coordinates z (p, p), on all directions that are
-    not flat.  quantile: standard errors from an estimate to the end of its interval.
+    directions: the Jacobian's decomposition.  root: R (k, p) with R'R the covariance of the free coordinates z, on all
+    directions that are not flat.  quantile: standard errors from an estimate to the end of its interval.
     """
 
     estimates: dict[str, Estimate]
     condition_number: float
     unidentified: list[list[str]]
     directions: Directions | None = None
-    covariance: FloatArray | None = None
+    root: FloatArray | None = None
     quantile: float = 1.96
+
+    @property
+    def covariance(self) -> FloatArray | None:
+        """R'R (p, p). Along a direction that is nearly flat its entries are so large that they lose what is told of
+        the others: where that matters use R."""
+        return None if self.root is None else self.root.T @ self.root
 
 
 def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
@@ -60,15 +69,16 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
     if not problem.free:
         return Uncertainty(_fixed_estimates(problem), 1.0, [])
     J = problem.jacobian(solution.z)
-    directions = decompose(J, problem.weights)
+    directions = decompose(*with_priors(problem, solution.z, solution.f_scale, J))
     at_low, at_high = solution.z <= problem.lower, solution.z >= problem.upper
     flat = {i for group in directions.flat_groups for i in group}
-    interior = np.array([i for i in range(len(solution.z)) if not (at_low[i] or at_high[i] or i in flat)], dtype=int)
-    covariance, freedom = sandwich(problem, solution, J, interior)
+    interior = np.array([i for i in range(len(solution.z)) if not (at_low[i] or at_high[i])], dtype=int)
+    root, freedom = sandwich_root(problem, solution, J, interior)
     errors = np.full(len(solution.z), np.nan)
-    errors[interior] = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    errors[interior] = np.linalg.norm(root, axis=0)
     quantile = float(distributions.t.ppf(0.5 + LEVEL / 2, freedom))
     known = _identified(problem, solution, J, errors, interior)
+    known[list(flat)] = False
     estimates = _fixed_estimates(problem)
     for i, parameter in enumerate(problem.free_parameters):
         on_zero = bool(at_low[i]) and problem.lower[i] == 0 and not parameter.positive and i not in flat
@@ -84,17 +94,20 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
     groups = [*directions.flat_groups, *weak_groups(directions, weak)]
     ordered = {p.name: estimates[p.name] for p in problem.model.parameters}
     told = [[named[i] for i in group] for group in groups]
-    everything, _ = sandwich(problem, solution, J, np.arange(len(solution.z)))
+    everything, _ = sandwich_root(problem, solution, J, np.arange(len(solution.z)))
     return Uncertainty(ordered, directions.condition, told, directions, everything, quantile)
 
 
-def sandwich(
+def sandwich_root(
     problem: FitProblem, solution: Solution, J: FloatArray, interior: NDArray[np.int64]
 ) -> tuple[FloatArray, float]:
-    """Covariance of some coordinates with the others held, and the degrees of freedom of its scale."""
+    """R (k, p) with R'R the covariance of some coordinates with the others held, and the degrees of freedom of its
+    scale. R never squares what a nearly flat direction makes large."""
     rows, p = problem.rows, len(interior)
     if p == 0:
-        return np.zeros((0, 0)), max(rows - 1, 1)
+        return np.zeros((0, 0)), float(max(rows - 1, 1))
+    told = decompose(J[:, interior], problem.weights)
+    p -= len(told.flat)
     loss, w = problem.options.loss, problem.weights
     r = problem.residuals(solution.z)
     pull, slope = score_factor(loss, r, solution.f_scale), score_slope(loss, r, solution.f_scale)
@@ -104,33 +117,28 @@ def sandwich(
     correction = 1 + p / rows * spread / mean_slope**2
     score = pull * r
     shift, cells = _cell_variance(problem, score, p)
-    kept = 1 - _leverage(Ji, w)
+    kept = 1 - np.einsum("ij,ij->i", Ji @ told.inverse(), Ji)
     typical = float(np.sqrt(w @ score**2 / max(rows - p, 1)))
     left_out = np.where(kept > ALONE, score / np.maximum(kept, ALONE), typical)
-    inner = Ji.T @ (Ji * (w * left_out**2)[:, None])
+    scores = [Ji * (np.sqrt(w) * left_out)[:, None]]
     if shift > 0:
-        summed = np.zeros((problem.cells.max() + 1, p))
+        summed = np.zeros((problem.cells.max() + 1, Ji.shape[1]))
         np.add.at(summed, problem.cells, Ji * (w * pull)[:, None])
-        inner = inner + shift * summed.T @ summed
-    inverse = decompose(Ji, w).inverse() * (correction / mean_slope)
-    return inverse @ inner @ inverse, float(max(cells - p, 1) if shift > 0 else max(rows - p, 1))
-
-
-def _leverage(J: FloatArray, weights: FloatArray) -> FloatArray:
-    """Share of a row's residual that its own pull takes away (n,): the diagonal of J (J'WJ)^-1 J'."""
-    scaled = J * np.sqrt(weights)[:, None]
-    basis = np.linalg.qr(scaled, mode="reduced")[0]
-    return np.asarray(np.einsum("ij,ij->i", basis, basis) / weights)
+        scores.append(np.sqrt(shift) * summed)
+    scores.append(solution.f_scale / TUNING[loss] * prior_rows(problem, solution.z, solution.f_scale)[1][:, interior])
+    known, weights = with_priors(problem, solution.z, solution.f_scale, J, mean_slope / correction)
+    half = decompose(known[:, interior], weights).root()
+    inner = np.linalg.qr(np.concatenate(scores) @ half.T, mode="r")
+    return inner @ half * (correction / mean_slope), float(max(cells - p, 1) if shift > 0 else max(rows - p, 1))
 
 
 def relative_error_at(problem: FitProblem, theta: FloatArray, doubt: Uncertainty, steps: Steps) -> FloatArray:
     """Standard error of ln T (n,) at steps, from what the data leave open of the parameters (delta method)."""
-    if doubt.covariance is None:
+    if doubt.root is None:
         return np.zeros(len(steps["B"]))
     slopes = problem.model.gradient(theta, steps)[:, problem.free] * problem.chain(theta)
     slopes = slopes / np.maximum(problem.model.latency_ms(theta, steps), 1e-300)[:, None]
-    variance = np.einsum("ij,jk,ik->i", slopes, doubt.covariance, slopes)
-    return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
+    return np.asarray(np.linalg.norm(slopes @ doubt.root.T, axis=1))
 
 
 def _cell_variance(problem: FitProblem, score: FloatArray, p: int) -> tuple[float, int]:
@@ -185,11 +193,13 @@ def _zero_estimate(problem: FitProblem, solution: Solution, J: FloatArray, i: in
     pull = score_factor(problem.options.loss, r, solution.f_scale)
     rows, p = problem.rows, len(solution.z)
     variance = float(problem.weights @ (pull * r) ** 2) / max(rows - p, 1)
-    others = np.delete(J, i, axis=1) * np.sqrt(problem.weights)[:, None]
-    own = J[:, i] * np.sqrt(problem.weights)
+    prior, prior_J = prior_rows(problem, solution.z, solution.f_scale)
+    slope = max(float(problem.weights @ (pull * r * J[:, i])) + float(prior @ prior_J[:, i]), 0.0)
+    J, weights = with_priors(problem, solution.z, solution.f_scale, J)
+    others = np.delete(J, i, axis=1) * np.sqrt(weights)[:, None]
+    own = J[:, i] * np.sqrt(weights)
     alone = own - others @ np.linalg.lstsq(others, own, rcond=None)[0] if others.shape[1] else own
     curvature = float(alone @ alone)
-    slope = max(float(problem.weights @ (pull * r * J[:, i])), 0.0)
     rise = 0.5 * float(distributions.chi2.ppf(LEVEL, 1)) * variance
     if curvature <= 0 and slope <= 0:
         return Estimate(0.0, None, 0.0, None, parameter.unit, identified=False)
@@ -201,9 +211,10 @@ def _zero_estimate(problem: FitProblem, solution: Solution, J: FloatArray, i: in
 
 
 def _fixed_estimates(problem: FitProblem) -> dict[str, Estimate]:
-    units = {p.name: p.unit for p in problem.model.parameters}
-    return {
-        name: Estimate(value, None, None, None, units[name], identified=True, fixed=True)
-        for name, value in problem.fixed.items()
-        if name in units
-    }
+    """Parameters that are not searched: fixed by the user or by the gauge, or held because no step tells of them."""
+    found = {}
+    for p in problem.model.parameters:
+        if p.name in problem.fixed:
+            told = p.name in problem.options.fixed or p.fixed is not None
+            found[p.name] = Estimate(problem.fixed[p.name], None, None, None, p.unit, identified=told, fixed=told)
+    return found

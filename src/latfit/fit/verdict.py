@@ -14,14 +14,20 @@ from latfit.fit.profile import CHI2_95, Held, ProfileInterval, deviance_unit, pr
 from latfit.fit.separating import measurements
 from latfit.fit.solve import Solution
 from latfit.fit.uncertainty import Uncertainty
+from latfit.model.features import decode_only
 
 PROFILE_VALUES = 60_000
 """A profile refits the model some twenty times an end, so problems with a larger Jacobian go without."""
 
 
 def identifiability_report(problem: FitProblem, solution: Solution, doubt: Uncertainty) -> dict[str, Any]:
-    """condition_number, condition_number_log, singular_values, unidentified, combinations, measure."""
-    report: dict[str, Any] = {"condition_number": doubt.condition_number, "unidentified": doubt.unidentified}
+    """condition_number, condition_number_log, singular_values, unidentified, combinations, measure; and `prefill`,
+    whether the data say anything of steps that hold some."""
+    report: dict[str, Any] = {
+        "condition_number": doubt.condition_number,
+        "unidentified": doubt.unidentified,
+        "prefill": not decode_only(problem.steps, problem.weights),
+    }
     if doubt.directions is None or doubt.covariance is None:
         return {**report, "combinations": [], "measure": []}
     theta = problem.theta(solution.z)

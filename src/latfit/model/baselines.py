@@ -7,7 +7,7 @@ T = tau_0 + tau_B B + tau_S S + tau_A A             [quadratic; A is the prefill
 
 import numpy as np
 
-from latfit.model.features import SOURCES, decode_only
+from latfit.model.features import SOURCES, Features, decode_only
 from latfit.model.separable import Separable, Shape, Term
 from latfit.model.terms import Parameter
 
@@ -19,6 +19,14 @@ TAU_A = Term(
     lambda f, _: f["A"],
     when=lambda f: not decode_only(f),
 )
+
+
+def _told(f: Features) -> tuple[float, float]:
+    """Where a kink in S is searched: up to two thirds of the longest step, because a slope that few steps near the end
+    of the data speak for says nothing of what follows."""
+    low = max(0.5 * float(f["S"].min()), 0.5)
+    return low, max(float(f["S"].max()) * 2 / 3, 2 * low)
+
 
 CONSTANT = Separable("constant", "T = tau_0", (TAU_0,), columns=(), convex=True)
 
@@ -47,7 +55,8 @@ HINGE = Separable(
     (
         Shape(
             Parameter("S_0", "tokens", "tokens that fill the machine", positive=True),
-            lambda f: (max(0.5 * float(f["S"].min()), 0.5), 1.5 * float(f["S"].max())),
+            _told,
+            kinks_at="S",
         ),
     ),
     convex=True,

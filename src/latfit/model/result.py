@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from latfit.errors import BadInput
 from latfit.files import read_json, write_json
 from latfit.model.family import FAMILY
-from latfit.model.terms import LatencyModel
+from latfit.model.features import MIXED_FROM, StepTable
+from latfit.model.terms import LatencyModel, Steps
+from latfit.model.typical import CONTEXT, with_typical_context
 from latfit.stats import FloatArray
 
 SCHEMA = "latfit.fit/1"
@@ -102,7 +104,11 @@ class StepLatency(Protocol):
 
 @dataclass(frozen=True)
 class FitResult:
-    """Outcome of a fit. Mappings hold the parts of the JSON contract of the same name."""
+    """Outcome of a fit. Mappings hold the parts of the JSON contract of the same name.
+
+    draws: parameter vectors that the data allow (see `model.draws`).  typical: cached tokens a request that the trace
+    had (see `model.typical`).
+    """
 
     model: str
     status: FitStatus
@@ -117,6 +123,9 @@ class FitResult:
     data: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     warnings: Sequence[Caution] = ()
+    bootstrap: Mapping[str, Any] = field(default_factory=dict)
+    draws: Mapping[str, Any] = field(default_factory=dict)
+    typical: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def structure(self) -> LatencyModel:
@@ -128,9 +137,33 @@ class FitResult:
         return np.array([self.parameters[p.name].value for p in self.structure.parameters])
 
     def latency_ms(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-        """Typical latency in ms (n,) of steps with B requests and S tokens; see `StepLatency`."""
-        steps = {"B": np.asarray(B, dtype=np.float64), "S": np.asarray(S, dtype=np.float64), **context}
-        return self.structure.latency_ms(self.theta, steps)
+        """Typical latency in ms (n,) of steps with B requests and S tokens; see `StepLatency`.
+
+        Steps that name no `context_tokens` are taken to have the trace's typical context: see `assumed_context`.
+        """
+        return self.structure.latency_ms(self.theta, self.steps(B, S, **context))
+
+    def steps(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> Steps:
+        """The steps (n,) as the model reads them, with the trace's typical context where they name none."""
+        given = {"B": np.asarray(B, dtype=np.float64), "S": np.asarray(S, dtype=np.float64), **context}
+        return StepTable(with_typical_context(given, self.typical) if self.reads_context else given)
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether the latency depends on cached tokens."""
+        return CONTEXT in self.structure.columns and CONTEXT in self.domain
+
+    @property
+    def assumed_context(self) -> str | None:
+        """In words, the context of steps that name none; None where the latency does not depend on it."""
+        if not self.reads_context or not self.typical:
+            return None
+        return f"at the trace's median context of {self.typical.get(CONTEXT, 0.0):,.0f} tokens a request"
+
+    @property
+    def knows_prefill(self) -> bool:
+        """Whether the data hold steps with prefill; a fit of decode steps alone says nothing of them."""
+        return bool(self.identifiability.get("prefill", True))
 
     def upper_factor(self, level: float) -> float | None:
         """What to multiply the typical latency with so that a share `level` of steps stays below; None if unknown."""
@@ -138,13 +171,22 @@ class FitResult:
         return float(factor) if factor is not None else None
 
     def outside_domain(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
-        """True (n,) where a step lies outside the box of B, S and other columns that was measured."""
+        """True (n,) where a step lies outside the box of B, S and other columns that was measured, or holds prefill
+        and the data none."""
         outside = np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)), dtype=bool)
+        if not self.knows_prefill:
+            outside |= self.holds_prefill(B, S, **context)
         for column, values in {"B": B, "S": S, **context}.items():
             if column in self.domain:
                 low, high = self.domain[column]
                 outside |= (np.asarray(values) < low) | (np.asarray(values) > high)
         return outside
+
+    @staticmethod
+    def holds_prefill(B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
+        """True (n,) where a step computes more tokens a request than decoding does, or says that it holds prefill."""
+        told = np.asarray(context.get("prefill_tokens", 0.0)) > 0
+        return np.asarray((np.asarray(S) > MIXED_FROM * np.asarray(B)) | told)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -162,6 +204,9 @@ class FitResult:
             "data": dict(self.data),
             "provenance": dict(self.provenance),
             "warnings": [asdict(warning) for warning in self.warnings],
+            "bootstrap": dict(self.bootstrap),
+            "draws": dict(self.draws),
+            "typical": dict(self.typical),
         }
 
 
@@ -192,6 +237,9 @@ def fit_from_json(document: Any, where: str) -> FitResult:
         "domain",
         "data",
         "provenance",
+        "bootstrap",
+        "draws",
+        "typical",
     )
     parts = {name: document.get(name, {}) for name in ("metrics", *rest)}
     for name, part in parts.items():

@@ -1,17 +1,26 @@
 """Roofline and cache: the matrix products as a smooth maximum of reading weights and computing, attention likewise.
 
-T = tau_0 + tau_B B + b pmax(S_0, S) + tau_S S + tau_Q tile_Q(S)
-  + tau_K (1-m) KD + c pmax(L, W) + tau_Y m D + tau_X m D max(KD - K_0, 0) + tau_N n + tau_M m
+T = tau_0 + tau_B B + b pmax_p(S_0, S) + tau_S S + tau_H max(S - S_1, 0) + tau_Q tile_Q(S) + tau_V tile_V(S)
+  + (1-m) (tau_K KD + tau_C max(B - B_1, 0))
+  + c pmax_pA(L, W) + tau_Y m D + tau_X m D max(KD - K_0, 0) + tau_N n + tau_M m
 
 * b pmax(S_0, S): flat below S_0 tokens, where weights are read from memory, b ms a token above.
-* tau_Q tile_Q(S): kernels work on whole tiles of Q tokens (see `smooth`).
+* tau_H max(S - S_1, 0): a token of a long step costs more, since the activations of S_1 tokens and more no longer stay
+  in the second-level cache, and kernels of that length run at lower clocks.
+* tau_Q tile_Q(S), tau_V tile_V(S): kernels work on whole tiles of Q tokens (see `smooth`), and matrices of different
+  widths fill the multiprocessors with different numbers of tiles, so there may be a second, longer step V.
 * tau_K (1-m) KD: decoding reads its cache, bound by memory. In a step with prefill one kernel holds all sequences and
   ends with the slower of its longest sequence, whose loop over the cache is serial, L = m max((KP+P)/n1, KD/D), and of
-  the work a slot, W = A/P_0 + m KD/Q_s: P_0 prompt tokens, or Q_s decoding requests, fill the machine.
+  the work a slot, W = A/P_0 + m KD/Q_s: P_0 prompt tokens, or Q_s decoding requests, fill the machine. How sharply one
+  limit takes over from the other (p_A) has nothing to do with the sharpness p of the matrix products.
+* tau_C (1-m) max(B - B_1, 0): a decoding request beyond B_1 costs more, where kernels for few rows or captured graphs
+  end.
 * tau_X m D max(KD - K_0, 0): above K_0 cached tokens they no longer stay in the second-level cache and are read again
   for every head.
 * Where prefill reads no cache, or it does not vary, L and W cannot be told apart and the attention of a step with
   prefill is tau_L m KD + tau_A A instead.
+* Steps that only decode cannot tell a token from a request: there b_B pmax(S_0, B) stands for b pmax(S_0, S) + tau_S S,
+  which makes what is said of a step with prefill a lower bound.
 
 Every term is non-decreasing in S and in all that a step reads.
 """
@@ -21,7 +30,7 @@ from dataclasses import replace
 import numpy as np
 
 from latfit.model.baselines import TAU_0, TAU_A, TAU_B, TAU_S
-from latfit.model.context import TAU_K, TAU_L, TAU_M, TAU_N, TAU_Y
+from latfit.model.context import TAU_K, TAU_L, TAU_M, TAU_N, TAU_Y, with_prefill
 from latfit.model.features import SOURCES, Features, decode_only
 from latfit.model.separable import Choice, Separable, Shape, Shapes, Term
 from latfit.model.smooth import pmax, pmax_slope, tiles
@@ -40,12 +49,12 @@ def _work(f: Features, s: Shapes) -> FloatArray:
 
 
 def _attention(f: Features, s: Shapes) -> FloatArray:
-    return pmax(_longest(f), _work(f, s), s["p"])
+    return pmax(_longest(f), _work(f, s), s["p_A"])
 
 
 def _attention_slope(f: Features, s: Shapes) -> FloatArray:
     """d pmax(L, W) / dW."""
-    return pmax_slope(_work(f, s), _attention(f, s), s["p"])
+    return pmax_slope(_work(f, s), _attention(f, s), s["p_A"])
 
 
 def _reads_cache(f: Features) -> bool:
@@ -63,11 +72,34 @@ GEMM = Term(
     Parameter("b", "ms/token", "cost of a token where computing is the limit"),
     lambda f, s: pmax(s["S_0"], f["S"], s["p"]),
     {"S_0": lambda f, s: pmax_slope(s["S_0"], pmax(s["S_0"], f["S"], s["p"]), s["p"])},
+    when=with_prefill,
+)
+GEMM_OF_DECODE = Term(
+    Parameter("b_B", "ms/request", "cost of a request where computing is the limit, in steps that only decode"),
+    lambda f, s: pmax(s["S_0"], f["B"], s["p"]),
+    {"S_0": lambda f, s: pmax_slope(s["S_0"], pmax(s["S_0"], f["B"], s["p"]), s["p"])},
+    when=decode_only,
+)
+LONG = Term(
+    Parameter("tau_H", "ms/token", "what a token beyond S_1 costs more"),
+    lambda f, s: np.maximum(f["S"] - s["S_1"], 0.0),
+    {"S_1": lambda f, s: -(f["S"] > s["S_1"]).astype(np.float64)},
+    when=with_prefill,
 )
 TILES = Term(
     Parameter("tau_Q", "ms/token", "cost of a token of a whole tile"),
     lambda f, s: tiles(f["S"], s["Q"], s["rho"]),
-    when=lambda f: not decode_only(f),
+    when=with_prefill,
+)
+WAVES = Term(
+    Parameter("tau_V", "ms/token", "cost of a token of a whole longer tile"),
+    lambda f, s: tiles(f["S"], s["V"], 0.0),
+    when=with_prefill,
+)
+LARGE = Term(
+    Parameter("tau_C", "ms/request", "what a decoding request beyond B_1 costs more"),
+    lambda f, s: (1 - f["m"]) * np.maximum(f["B"] - s["B_1"], 0.0),
+    {"B_1": lambda f, s: -(1 - f["m"]) * (f["B"] > s["B_1"])},
 )
 ATTENTION = Term(
     Parameter("c", "ms/token", "attention of a step with prefill, a token of its longest sequence"),
@@ -98,15 +130,44 @@ class _Span:
         return low, max(self.high * top, 4 * low)
 
 
+SHARPNESS = (4.0, 2.0, 8.0)
+
+TILE_LENGTHS = (32.0, 64.0, 96.0, 128.0, 192.0, 256.0, 320.0, 384.0, 512.0, 576.0, 640.0, 768.0, 1024.0, 1280.0)
+"""Tiles of 32 to 256 tokens, and what two to ten of the larger ones make."""
+
 ROOFLINE = Separable(
     "roofline",
-    "T = tau_0 + tau_B*B + b*pmax(S_0, S) + tau_S*S + tau_Q*tile_Q(S) + tau_K*(1-m)*KD + c*pmax(L, W) + tau_L*m*KD"
-    " + tau_A*A + tau_Y*m*D + tau_X*m*D*max(KD-K_0, 0) + tau_N*n + tau_M*m",
-    (TAU_0, TAU_B, GEMM, TAU_S, TILES, TAU_K, ATTENTION, _plainly(TAU_L), _plainly(TAU_A), TAU_Y, CLIFF, TAU_N, TAU_M),
+    "T = tau_0 + tau_B*B + b*pmax(S_0, S) + b_B*pmax(S_0, B) + tau_S*S + tau_H*max(S-S_1, 0) + tau_Q*tile_Q(S)"
+    " + tau_V*tile_V(S) + tau_K*(1-m)*KD + tau_C*(1-m)*max(B-B_1, 0) + c*pmax(L, W) + tau_L*m*KD + tau_A*A + tau_Y*m*D"
+    " + tau_X*m*D*max(KD-K_0, 0) + tau_N*n + tau_M*m",
+    (
+        TAU_0,
+        TAU_B,
+        GEMM,
+        GEMM_OF_DECODE,
+        replace(TAU_S, when=with_prefill),
+        TILES,
+        WAVES,
+        TAU_K,
+        ATTENTION,
+        _plainly(TAU_L),
+        _plainly(TAU_A),
+        TAU_Y,
+        CLIFF,
+        TAU_N,
+        TAU_M,
+        LARGE,
+        LONG,
+    ),
     (
         Shape(
             Parameter("S_0", "tokens", "tokens below which reading weights is the limit", positive=True),
             lambda f: (max(0.5 * float(f["S"].min()), 0.5), 1.5 * float(f["S"].max())),
+        ),
+        Shape(
+            Parameter("S_1", "tokens", "tokens from which a step counts as long", positive=True),
+            _Span("S", -1 / 32, 2 / 3),
+            kinks_at="S",
         ),
         Shape(Parameter("P_0", "tokens", "prompt tokens that fill the machine", positive=True), _Span("P", 1.0, 4.0)),
         Shape(
@@ -116,14 +177,20 @@ ROOFLINE = Separable(
         Shape(
             Parameter("K_0", "tokens", "cached tokens that stay in the second-level cache", positive=True),
             _Span("KD", -1e-3, 1.0),
+            kinks_at="KD",
+        ),
+        Shape(
+            Parameter("B_1", "requests", "decoding requests from which a step counts as large", positive=True),
+            _Span("B", -1 / 32, 5 / 6),
+            kinks_at="B",
         ),
     ),
     (
-        Choice(Parameter("p", "1", "sharpness of the smooth maxima", positive=True, fixed=4.0), (4.0, 2.0, 8.0)),
-        Choice(
-            Parameter("Q", "tokens", "length of a tile; 0 for none", fixed=0.0), (0.0, 32.0, 64.0, 128.0, 256.0, 512.0)
-        ),
+        Choice(Parameter("p", "1", "sharpness of the matrix products' corner", positive=True, fixed=4.0), SHARPNESS),
+        Choice(Parameter("p_A", "1", "sharpness of attention's corner", positive=True, fixed=4.0), SHARPNESS),
+        Choice(Parameter("Q", "tokens", "length of a tile; 0 for none", fixed=0.0), (0.0, *TILE_LENGTHS)),
         Choice(Parameter("rho", "1", "share of a tile over which its cost rises", fixed=0.0), (0.0, 1 / 16)),
+        Choice(Parameter("V", "tokens", "length of a longer tile; 0 for none", fixed=0.0), (0.0, *TILE_LENGTHS)),
     ),
     columns=SOURCES,
 )

@@ -57,24 +57,22 @@ class Saturation:
         g_b, g_s = saturation_factor(k_b, B), saturation_factor(k_s, S)
         g = g_b * g_s
         work_ms = (w_0 + w_1 * S) / p_max
-        return np.stack(
-            [
-                np.ones_like(g),
-                g / p_max,
-                S * g / p_max,
-                -work_ms * g / p_max,
-                -work_ms * g_s * B * saturation_curvature(k_b, B, g_b),
-                -work_ms * g_b * S * saturation_curvature(k_s, S, g_s),
-                B,
-                S,
-            ],
-            axis=1,
-        )
+        slopes = np.empty((8, len(B)))
+        slopes[0] = 1.0
+        np.divide(g, p_max, out=slopes[1])
+        np.multiply(S, slopes[1], out=slopes[2])
+        np.multiply(-work_ms, slopes[1], out=slopes[3])
+        slopes[4] = -work_ms * g_s * B * saturation_curvature(k_b, B, g_b)
+        slopes[5] = -work_ms * g_b * S * saturation_curvature(k_s, S, g_s)
+        slopes[6:] = B, S
+        return slopes.T
 
     def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
         B, S = steps["B"], steps["S"]
         g = saturation_factor(float(outer[0]), B) * saturation_factor(float(outer[1]), S)
-        return np.stack([np.ones_like(g), g, S * g, B, S], axis=1)
+        columns = np.empty((5, len(B)))
+        columns[0], columns[1], columns[2], columns[3:] = 1.0, g, S * g, (B, S)
+        return columns.T
 
     def assemble(self, outer: FloatArray, coefficients: FloatArray) -> FloatArray:
         tau_0, a, b, tau_b, tau_s = coefficients

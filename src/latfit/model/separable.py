@@ -39,11 +39,13 @@ class Term:
 
 @dataclass(frozen=True)
 class Shape:
-    """A parameter inside a column: the range it is searched in, and the column it multiplies where it is a rate."""
+    """A parameter inside a column: the range it is searched in, the column it multiplies where it is a rate, and the
+    feature at whose values the latency has a kink in it."""
 
     parameter: Parameter
     span: Callable[[Features], tuple[float, float]]
     rate_of: str | None = None
+    kinks_at: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,9 @@ class Separable:
 
     def held(self, steps: Steps, weights: FloatArray, given: Shapes) -> dict[str, float]:
         """{coefficient: 0, ...} of terms that these steps cannot tell from what stands before them in the table, and
-        nominal values of the shapes that bend only such terms; given: parameters that a user fixed."""
+        nominal values of the shapes that bend only such terms; given: parameters that a user fixed. What a step costs
+        by itself, by request and by token stays free: zero for a token would be a claim, where only tau_B + tau_S is
+        told."""
         seen = features_of(steps)
         shapes = self._nominal(seen, given)
         rows = np.sqrt(weights)[:, None]
@@ -139,8 +143,12 @@ class Separable:
         if self.base is not None:
             middle = [1 / float(np.median(steps[column])) for _, column in self.base.rates]
             base = self.base.basis(np.array(middle + [0.0] * (self._in_base - len(middle))), steps) * rows
-        own = np.stack([t.column(seen, shapes) * t.when(seen) for t in self.terms], axis=1) * rows
-        kept = _independent(base, own)
+        carried = [term.when(seen) for term in self.terms]
+        own = np.stack([t.column(seen, shapes) * c for t, c in zip(self.terms, carried, strict=True)], axis=1) * rows
+        kept = [
+            keep or (can and term.parameter.name in NEVER_HELD)
+            for keep, can, term in zip(_independent(base, own), carried, self.terms, strict=True)
+        ]
         alive = [term for term, keep in zip(self.terms, kept, strict=True) if keep]
         found = {term.parameter.name: 0.0 for term, keep in zip(self.terms, kept, strict=True) if not keep}
         needed = {name for term in alive for name in term.slopes}
@@ -178,6 +186,8 @@ class Separable:
         middle = first + len(self.terms)
         return theta[:first], theta[first:middle], self._named(theta[middle:])
 
+
+NEVER_HELD = ("tau_0", "tau_B", "tau_S")
 
 DEPENDENT = 1e-5
 """A column whose part outside the span of those before it is shorter than this share of it says nothing new."""

@@ -18,7 +18,7 @@ def prediction_table(rows: Sequence[Mapping[str, Any]], level: float) -> Table:
             format_ms(row["T_ms"], 4),
             _or_unknown(row["low"]),
             _or_unknown(row["high"]),
-            "outside what was measured" if row["outside_domain"] else "",
+            row["why_outside"],
         )
         for row in rows
     ]
@@ -45,6 +45,51 @@ def evaluation_table(found: Mapping[str, Any]) -> Table:
         for name, score in scores.items()
     ]
     return Table("Errors", ("steps", "number", "median", "mean", "90 % within", "RMSE"), rows)
+
+
+def bootstrap_table(fit: FitResult) -> Table:
+    """Intervals of resampled fits beside those that the fit states, of parameters that the data tell."""
+    found = fit.bootstrap
+    stated = {row[0]: row[2] for row in parameters(fit).rows}
+    rows = [
+        (name, stated.get(name, "–"), f"{number(low)} to {number(high)}", fit.parameters[name].unit)
+        for name, (low, high) in found["parameters"].items()
+        if fit.parameters[name].identified and not fit.parameters[name].fixed
+    ]
+    caption = f"Bootstrap: {count(found['resamples'])} resamples ({found['scheme']})"
+    columns = ("name", "95 % interval stated", f"{100 * found['level']:g} % of resampled fits", "unit")
+    return Table(caption, columns, rows, words=("unit",))
+
+
+def sensitivity_table(found: Mapping[str, Any]) -> Table:
+    """Slopes, elasticities and the largest term at each step of a grid (the `sensitivity` of `predict --json`)."""
+    rows = [
+        (
+            number(B),
+            count(S),
+            format_ms(found["T_ms"][i][j], 4),
+            *(number(found[name][i][j], 3) for name in ("dT_dB", "dT_dS", "elasticity_B", "elasticity_S")),
+            found["dominant"][i][j],
+        )
+        for i, B in enumerate(found["B"])
+        for j, S in enumerate(found["S"])
+        if found["T_ms"][i][j] is not None
+    ]
+    columns = ("B", "S", "typical", "ms a request", "ms a token", "% per % of B", "% per % of S", "largest term")
+    return Table("How the latency answers to one request or token more", columns, rows, words=("largest term",))
+
+
+def regions_table(found: Mapping[str, Any]) -> Table:
+    """Where each term is the largest."""
+    rows = [
+        (
+            name,
+            f"{region['share']:.0%}",
+            *(f"{number(low)} to {number(high)}" for low, high in (region["B"], region["S"])),
+        )
+        for name, region in found["regions"].items()
+    ]
+    return Table("Which term is the largest", ("term", "share of the grid", "at B", "at S"), rows)
 
 
 def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:

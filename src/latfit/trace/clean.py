@@ -107,7 +107,12 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
 
 
 def _cleaned_before(trace: Trace) -> Cleaned:
-    """Rows of cells stand for steps that were cleaned when the cells were made; the counts are in the provenance."""
+    """Rows of cells stand for steps that were cleaned when the cells were made; the counts are in the provenance.
+
+    Raises BadInput where they stand for none.
+    """
+    if step_count(trace) == 0:
+        raise BadInput(f"{WEIGHT} is zero in every row", remedy=f"Leave {WEIGHT} out where each row is one step.")
     facts = trace.provenance.get("cells", {})
     read = facts.get("rows_read", step_count(trace))
     return Cleaned(trace, read, facts.get("dropped", {}), {}, np.full(len(trace), "", dtype=object))

@@ -1,0 +1,114 @@
+"""Whether the solver's optimum is the best there is: every family on planted and measured steps beside its peers.
+
+`python -m benchmarks.optimum [--smoke] [FAMILY ...]`. Peers minimise the same cost, at the scale of the loss that the
+solver ended with, from starts that know nothing of the structure: SciPy's `least_squares` (trf) from nine, with the
+Jacobian, lmfit and iminuit's MIGRAD from one, with numeric slopes. Excess is the solver's cost over the best of
+theirs, less one; up to 1e-6 passes. Measured steps are those of the folder that LATFIT_DATA names, at most 1,500 rows
+a system.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.accuracy import systems
+from benchmarks.fit_speed import with_iminuit, with_lmfit
+from benchmarks.fit_time import naive
+from latfit.fit.choices import settled
+from latfit.fit.objective import Objective, by_cell, remembered
+from latfit.fit.problem import FitOptions, FitProblem, make_problem
+from latfit.fit.solve import EXACTLY, solve, trust_region
+from latfit.fit.start import naive_points
+from latfit.model.family import FAMILY
+from latfit.trace.table import Trace
+
+PASSES = 1e-6
+MOST_ROWS = 1_500
+STARTS = 8
+NOISE = (0.01, 0.1)
+
+
+def planted(noise: float, outliers: float, rows: int = 800, seed: int = 0) -> Trace:
+    """Decode, prefill and mixed steps with a cached context, on a machine with a corner that saturates."""
+    rng = np.random.default_rng(seed)
+    prefill = rng.random(rows) < 0.4
+    decoding = rng.integers(1, 129, rows)
+    n = np.where(prefill, rng.integers(1, 4, rows), 0)
+    tokens = np.where(prefill, n * np.round(2 ** rng.uniform(3, 10, rows)), 0)
+    cached = np.where(prefill, n * np.round(2 ** rng.uniform(0, 12, rows)), 0)
+    B, S = (decoding + n).astype(float), (decoding + tokens).astype(float)
+    context = cached + decoding * np.round(2 ** rng.uniform(4, 11, rows))
+    work = np.hypot(8.0, 0.06 * S) + 0.05 * B + 2e-4 * context + 6 * -np.expm1(-0.03 * S)
+    factor = np.exp(rng.normal(0, noise, rows)) * np.where(rng.random(rows) < outliers, 5.0, 1.0)
+    return Trace(
+        {
+            "B": B,
+            "S": S,
+            "prefill_requests": n.astype(float),
+            "prefill_tokens": tokens.astype(float),
+            "prefill_context_tokens": cached.astype(float),
+            "context_tokens": context.astype(float),
+            "T_ms": work * factor,
+        }
+    )
+
+
+def sets(smoke: bool) -> Iterator[tuple[str, Trace]]:
+    """(label, rows): planted ones, then those measured."""
+    for noise in NOISE[:1] if smoke else NOISE:
+        for outliers in (0.0, 0.03):
+            yield f"planted, noise {noise:g}, outliers {outliers:g}", planted(noise, outliers)
+    folder = Path(os.environ.get("LATFIT_DATA", "")) / "steps"
+    if smoke or "LATFIT_DATA" not in os.environ:
+        return
+    rng = np.random.default_rng(0)
+    for label, rows in systems(folder, False):
+        few = np.sort(rng.choice(len(rows), min(len(rows), MOST_ROWS), replace=False))
+        yield label, rows.select(few)
+
+
+def excess(problem: FitProblem, peers: bool = True) -> tuple[float, float, float]:
+    """(our cost over the best other one, less one; seconds of ours; seconds of the others)."""
+    began = time.process_time()
+    found = solve(problem)
+    ours = time.process_time() - began
+    objective = Objective(by_cell(remembered(problem)), found.f_scale)
+    began = time.process_time()
+    ends = [trust_region(objective, z, EXACTLY).cost for z in naive_points(problem, STARTS)]
+    ends.append(naive(problem, found.f_scale))
+    if peers:
+        for peer in (with_lmfit, with_iminuit):
+            try:
+                ends.append(peer(problem, found.f_scale))
+            except ImportError:
+                continue
+    best = min(ends)
+    return (found.cost / best - 1 if best > 0 else 0.0), ours, time.process_time() - began
+
+
+def main(smoke: bool = False, names: list[str] | None = None) -> None:
+    """Print every case that fails, and the worst excess of each family."""
+    worst: dict[str, float] = {}
+    cases = failed = 0
+    for label, rows in sets(smoke):
+        for name in names or FAMILY:
+            problem = make_problem(rows, settled(rows, FitOptions(model=name)))
+            if not problem.free:
+                continue
+            found, ours, theirs = excess(problem)
+            cases += 1
+            worst[name] = max(worst.get(name, -1.0), found)
+            if found > PASSES:
+                failed += 1
+                print(f"  {label}: {name}: excess {found:.1e} ({ours:.2f} s against {theirs:.2f} s)", flush=True)
+    for name, value in worst.items():
+        print(f"optimum, {name}: worst excess {value:.1e}")
+    print(f"optimum: {cases} cases, {failed} with an excess above {PASSES:g}")
+
+
+if __name__ == "__main__":
+    main("--smoke" in sys.argv[1:], [name for name in sys.argv[1:] if not name.startswith("--")])
