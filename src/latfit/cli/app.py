@@ -18,7 +18,9 @@ from latfit.cli.plan import plan
 from latfit.cli.predict import predict
 from latfit.cli.profile import profile
 from latfit.cli.report import report
+from latfit.cli.simulate import simulate
 from latfit.cli.trace import trace
+from latfit.cli.validate import validate
 from latfit.errors import LatfitError, TargetNotWritable
 
 # Rich's help would double the start-up time; plain help says the same.
@@ -54,7 +56,7 @@ def latfit(
     """
 
 
-for verb in (demo, profile, ingest, fit, evaluate, predict, compare, plan, report):
+for verb in (demo, profile, ingest, fit, evaluate, predict, compare, plan, simulate, report, validate):
     app.command()(verb)
 app.add_typer(trace, name="trace")
 

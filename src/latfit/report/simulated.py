@@ -1,0 +1,162 @@
+"""Simulated runs as a table and a picture; each run is an entry of `simulate --json`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from latfit.report import style
+from latfit.report.tables import Table
+from latfit.report.words import count, drawable, number, percent, shorthand
+from latfit.units import format_ms
+
+Run = Mapping[str, Any]
+MOST_LABELLED = 24
+
+_WORDS: Mapping[str, str] = {
+    "t_cut_ms": "T_cut",
+    "window_ms": "wait",
+    "longest_ms": "wait at most",
+    "ageing_ms": "ageing",
+    "merge_below": "merge below",
+}
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """One row a run: what the policy was, its response times with the interval of p99, and what the side path did."""
+    rates = {_rate(run) for run in runs}
+    sides = {list(run["share"])[-1] for run in runs if len(run["share"]) > 1}
+    side = sides.pop() if len(sides) == 1 else "side"
+    rows = []
+    for run in runs:
+        latency, attained = run["latency_ms"], run.get("slo_attainment")
+        shares = list(run["share"].values())
+        rows.append(
+            (
+                str(run["policy"]),
+                settings_text(run),
+                _rate(run) if len(rates) > 1 else "",
+                format_ms(_known(latency["mean"])),
+                format_ms(_known(latency["p50"])),
+                f"{format_ms(_known(latency['p99']))}{_doubt(latency)}",
+                percent(100 * _known(shares[1])) if len(shares) > 1 else "",
+                number(run["batch_size"]["p50"], 3),
+                "" if attained is None else percent(100 * attained),
+                "" if run["stable"] else "unstable",
+            )
+        )
+    columns = ("policy", "settings", "rate", "mean", "p50", "p99", f"on {side}", "batch", "in SLA", "note")
+    caption = f"Response times at {rates.pop()}" if len(rates) == 1 else "Response times"
+    return Table(caption, columns, rows, words=("settings", "note")).without_empty()
+
+
+def rates_table(runs: Sequence[Run]) -> Table:
+    """p99 by rate and policy, of each policy the best of its settings."""
+    policies = list(dict.fromkeys(str(run["policy"]) for run in runs))
+    best = {(run["policy"], run["rate_per_s"]): run for run in frontier(runs)}
+    rates = sorted({run["rate_per_s"] for run in runs})
+    asked = {(run["policy"], run["rate_per_s"]) for run in runs}
+    rows = []
+    for rate in rates:
+        cells = [f"{number(rate)}/s"]
+        for policy in policies:
+            run = best.get((policy, rate))
+            none = "unstable" if (policy, rate) in asked else ""
+            cells.append(none if run is None else number(run["latency_ms"]["p99"], 3))
+        rows.append(cells)
+    return Table("p99 in ms by rate", ("rate", *policies), rows)
+
+
+def settings_text(run: Run) -> str:
+    """`T_cut 2 ms, B1 5`; what is the same for every policy, or has no effect, stays out."""
+    parts = []
+    for name, value in run.get("settings", {}).items():
+        if (
+            name in ("max_batch", "rate_per_ms")
+            or not value
+            or value == math.inf
+            or (name, value) == ("merge_below", 1)
+        ):
+            continue
+        plain = number(value, 3) if isinstance(value, float) else str(value)
+        shown = format_ms(value) if name.endswith("_ms") else plain
+        parts.append(f"{_WORDS.get(name, name)} {shown}")
+    return ", ".join(parts)
+
+
+def runs_figure(runs: Sequence[Run], title: str = "") -> Figure:
+    """p99 over the rate, a line a policy (with its best setting at each rate) where there are several rates; else each
+    run's median and p99."""
+    rates = sorted({run["rate_per_s"] for run in runs if run["rate_per_s"] is not None})
+    figure = style.new_figure()
+    axes = figure.subplots()
+    if len(rates) > 1:
+        _over_rates(axes, runs, title)
+    else:
+        _side_by_side(axes, list(runs)[:MOST_LABELLED], title)
+    return figure
+
+
+def frontier(runs: Sequence[Run]) -> list[Run]:
+    """Of each policy and rate the stable run with the least p99."""
+    best: dict[tuple[str, Any], Run] = {}
+    for run in runs:
+        if not run["stable"] or run["latency_ms"]["p99"] is None:
+            continue
+        key = (run["policy"], run["rate_per_s"])
+        if key not in best or run["latency_ms"]["p99"] < best[key]["latency_ms"]["p99"]:
+            best[key] = run
+    return sorted(best.values(), key=lambda run: (run["policy"], run["rate_per_s"] or 0.0))
+
+
+def _over_rates(axes: Any, runs: Sequence[Run], title: str) -> None:
+    policies = list(dict.fromkeys(run["policy"] for run in runs))
+    shown = frontier(runs)
+    for i, policy in enumerate(policies):
+        line = [run for run in shown if run["policy"] == policy]
+        colour = style.LINE_COLOURS[i % len(style.LINE_COLOURS)]
+        marker = style.LINE_MARKERS[i % len(style.LINE_MARKERS)]
+        x, y = [run["rate_per_s"] for run in line], [run["latency_ms"]["p99"] for run in line]
+        dashes = "-" if i < len(style.LINE_COLOURS) else "--"
+        axes.plot(x, y, dashes, color=colour, marker=marker, markersize=4, linewidth=1.6, label=drawable(policy))
+        for run in line:
+            low, high = run["latency_ms"]["ci"]["p99"]
+            if low is not None and high is not None:
+                axes.plot([run["rate_per_s"]] * 2, [low, high], color=colour, linewidth=1.0)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: shorthand(value))
+    axes.yaxis.set_minor_formatter(lambda value, _: "")
+    style.dress(axes, title or "99th percentile of response times", "arrivals per second", "p99 in ms")
+    axes.legend(fontsize=8.5, frameon=False)
+
+
+def _side_by_side(axes: Any, runs: Sequence[Run], title: str) -> None:
+    for i, run in enumerate(runs):
+        latency = run["latency_ms"]
+        colour = style.LINE_COLOURS[0] if run["stable"] else style.SLA
+        axes.plot([latency["p50"], latency["p99"]], [i, i], color=colour, linewidth=2)
+        axes.plot([latency["p50"]], [i], "o", color=colour, markersize=5)
+        axes.plot([latency["p99"]], [i], "|", color=colour, markersize=12, markeredgewidth=2)
+    labels = [drawable(" ".join(filter(None, (str(run["policy"]), settings_text(run))))) for run in runs]
+    marked = [label + ("" if run["stable"] else " (unstable)") for label, run in zip(labels, runs, strict=True)]
+    axes.set_yticks(range(len(runs)), marked)
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    style.dress(axes, title or "Median (dot) to 99th percentile (bar)", "response time in ms", "")
+
+
+def _rate(run: Run) -> str:
+    rate = run["rate_per_s"]
+    return f"{count(run['throughput_per_s'])}/s (closed)" if rate is None or math.isnan(rate) else f"{number(rate)}/s"
+
+
+def _doubt(latency: Mapping[str, Any]) -> str:
+    low, high = latency["ci"]["p99"]
+    if low is None or high is None or not latency["p99"] or math.isnan(high - low):
+        return ""
+    return f" ± {percent(50 * (high - low) / latency['p99'])}"
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value

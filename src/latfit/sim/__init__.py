@@ -1,0 +1,1 @@
+"""Request level: batching policies on one or two execution paths, against a load."""

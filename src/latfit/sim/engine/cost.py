@@ -1,0 +1,170 @@
+"""Step costs in compiled code: every family of `latfit.model` as one formula with a vector of coefficients.
+
+The families are sums of the same few terms (see their modules), so one sum holds them all, with zeros for the terms
+that a family lacks. A kernel that sees n, P, KP and A of a step as they are, and the longest prefill, need not put
+averages in their place: A = sum p (k + p/2) over the prefill chunks p behind k cached tokens, L = max(k + p).
+
+Steps that only decode and steps that hold prefill may have a fit each: kernels for sequences of one token and kernels
+for sequences of many lengths are different programs, and a fit of both together pays for it in both.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from latfit.errors import FitNotUsable, WrongUsage
+from latfit.model.result import FitResult
+from latfit.sim.engine.state import njit
+from latfit.stats import FloatArray
+
+TAU_0, TAU_B, TAU_S, TAU_Q, Q, RHO, TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y = range(13)
+ATTENTION, P_0, Q_S, TAU_X, K_0, TAU_E, K_E, P_NORM, GEMM, GEMM_S0, HINGE, HINGE_S0 = range(13, 25)
+SAT_W0, SAT_W1, SAT_KB, SAT_KS, GAMMA_B, GAMMA_S = range(25, 31)
+TAU_H, S_1, TAU_V, V, TAU_C, B_1, GEMM_B, P_ATTENTION = range(31, 39)
+WIDTH = 39
+"""Places of the coefficients."""
+
+_PLACES: Mapping[str, int] = {
+    "tau_0": TAU_0, "tau_B": TAU_B, "tau_S": TAU_S, "tau_Q": TAU_Q, "Q": Q, "rho": RHO, "tau_K": TAU_K,
+    "tau_L": TAU_L, "tau_R": TAU_R, "tau_A": TAU_A, "tau_N": TAU_N, "tau_M": TAU_M, "tau_Y": TAU_Y, "c": ATTENTION,
+    "P_0": P_0, "Q_s": Q_S, "tau_X": TAU_X, "K_0": K_0, "tau_E": TAU_E, "k_E": K_E, "p": P_NORM,
+    "gamma_B": GAMMA_B, "gamma_S": GAMMA_S, "k_B": SAT_KB, "k_S": SAT_KS,
+    "tau_H": TAU_H, "S_1": S_1, "tau_V": TAU_V, "V": V, "tau_C": TAU_C, "B_1": B_1, "b_B": GEMM_B, "p_A": P_ATTENTION,
+}  # fmt: skip
+_SPECIAL = ("b", "S_0", "w_0", "w_1", "P_max")
+
+
+class Work(NamedTuple):
+    """What a step does: B requests, S tokens; n of them prefill, P tokens behind KP cached ones, A pairs, the longest
+    of them L; KD cached tokens read by the others."""
+
+    B: float
+    S: float
+    n: float
+    P: float
+    KP: float
+    KD: float
+    A: float
+    L: float
+
+
+def step_costs(fit: FitResult, with_prefill: FitResult | None = None) -> FloatArray:
+    """Coefficients (2, WIDTH): of steps that only decode, and of steps that hold prefill (the same fit by default).
+
+    Raises FitNotUsable for a fit without values, WrongUsage for a family that the engine does not know.
+    """
+    return np.stack([_coefficients(fit), _coefficients(with_prefill or fit)])
+
+
+def linear_costs(tau_0: float, tau_B: float, tau_S: float) -> FloatArray:
+    """Coefficients of T = tau_0 + tau_B B + tau_S S in every step (ms)."""
+    c = np.zeros((2, WIDTH))
+    c[:, TAU_0], c[:, TAU_B], c[:, TAU_S] = tau_0, tau_B, tau_S
+    return c
+
+
+def calibrated(costs: FloatArray, step_ms: float, token_ms: float) -> FloatArray:
+    """The same costs with a constant for every step and one for every token (ms) on top."""
+    changed = costs.copy()
+    changed[:, TAU_0] += step_ms
+    changed[:, TAU_S] += token_ms
+    return changed
+
+
+def _coefficients(fit: FitResult) -> FloatArray:
+    if not fit.status.ok:
+        raise FitNotUsable(fit.status.sentence, where=fit.model, remedy=fit.status.remedy)
+    values = {name: estimate.value for name, estimate in fit.parameters.items()}
+    unknown = [name for name in values if name not in _PLACES and name not in _SPECIAL]
+    if unknown:
+        raise WrongUsage(
+            f"the engine has no step cost for the model {fit.model!r} ({', '.join(unknown)})",
+            remedy="Fit one of the families that `latfit fit --model` names.",
+        )
+    c = np.zeros(WIDTH)
+    for name, value in values.items():
+        if name in _PLACES:
+            c[_PLACES[name]] = value
+    c[P_ATTENTION] = values.get("p_A", c[P_NORM])
+    if "P_max" in values:
+        c[SAT_W0], c[SAT_W1] = values["w_0"] / values["P_max"], values["w_1"] / values["P_max"]
+    if "b" in values:
+        corner, slope = (GEMM_S0, GEMM) if "Q_s" in values else (HINGE_S0, HINGE)
+        c[slope], c[corner] = values["b"], values["S_0"]
+    return c
+
+
+@njit
+def _pmax(x: float, y: float, p: float) -> float:
+    top = max(x, y)
+    low = min(x, y)
+    if low <= 0.0:
+        return top
+    low = low / top
+    if p == 2.0:
+        return float(top * np.sqrt(1.0 + low * low))
+    if p == 4.0:
+        return float(top * np.sqrt(np.sqrt(1.0 + low * low * low * low)))
+    return float(top * (1.0 + low**p) ** (1.0 / p))
+
+
+@njit
+def _tiles(S: float, tile: float, rho: float) -> float:
+    if tile <= 0.0:
+        return 0.0
+    if rho <= 0.0:
+        return float(tile * np.ceil(S / tile))
+    k = np.floor(S / tile)
+    return float(max(tile, tile * (k + min((S / tile - k) / rho, 1.0))))
+
+
+@njit
+def of_tokens(c: FloatArray, B: float, S: float) -> float:
+    """The part of a step's cost that its requests and tokens decide."""
+    T = c[TAU_0] + c[TAU_B] * B + c[TAU_S] * S
+    if c[SAT_W1] > 0.0 or c[SAT_W0] > 0.0:
+        g = 1.0 / (np.expm1(-c[SAT_KB] * B) * np.expm1(-c[SAT_KS] * S))
+        T += (c[SAT_W0] + c[SAT_W1] * S) * g * (1.0 + c[GAMMA_B] * B + c[GAMMA_S] * S)
+    if c[HINGE] > 0.0:
+        T += c[HINGE] * max(S - c[HINGE_S0], 0.0)
+    if c[GEMM] > 0.0:
+        T += c[GEMM] * _pmax(c[GEMM_S0], S, c[P_NORM])
+    if c[GEMM_B] > 0.0:
+        T += c[GEMM_B] * _pmax(c[GEMM_S0], B, c[P_NORM])
+    if c[TAU_H] > 0.0:
+        T += c[TAU_H] * max(S - c[S_1], 0.0)
+    if c[TAU_Q] > 0.0:
+        T += c[TAU_Q] * _tiles(S, c[Q], c[RHO])
+    if c[TAU_V] > 0.0:
+        T += c[TAU_V] * _tiles(S, c[V], 0.0)
+    if c[TAU_E] > 0.0:
+        T -= c[TAU_E] * np.expm1(-c[K_E] * S)
+    return float(T)
+
+
+@njit
+def _of_prefill(c: FloatArray, w: Work) -> float:
+    """What a step with prefill pays beside it: attention over sequences of many lengths, and for every prefill."""
+    D = max(w.B - w.n, 0.0)
+    T = c[TAU_L] * w.KD + c[TAU_R] * w.KP + c[TAU_A] * w.A + c[TAU_N] * w.n + c[TAU_M] + c[TAU_Y] * D
+    if c[ATTENTION] > 0.0:
+        longest = max(w.L, w.KD / max(D, 1.0))
+        T += c[ATTENTION] * _pmax(longest, w.A / c[P_0] + w.KD / c[Q_S], c[P_ATTENTION])
+    if c[TAU_X] > 0.0:
+        T += c[TAU_X] * D * max(w.KD - c[K_0], 0.0)
+    return float(T)
+
+
+@njit
+def step_ms(costs: FloatArray, w: Work) -> float:
+    """Milliseconds of a step, from the coefficients (2, WIDTH) of `step_costs`."""
+    if w.P > 0.0:
+        return float(of_tokens(costs[1], w.B, w.S) + _of_prefill(costs[1], w))
+    return float(of_decode(costs[0], w.B, w.S) + costs[0, TAU_K] * w.KD)
+
+
+@njit
+def of_decode(c: FloatArray, B: float, S: float) -> float:
+    """The part of a step without prefill that its requests and tokens decide."""
+    return float(of_tokens(c, B, S) + c[TAU_C] * max(B - c[B_1], 0.0))

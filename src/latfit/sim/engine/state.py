@@ -1,0 +1,178 @@
+"""What the engine's core reads and what it changes, as flat arrays that compiled code shares without copies.
+
+A running request lives in a slot; slots are in order of admission. `known` tokens are its prompt and what it has
+generated, `comp` of them are computed and in the cache, `cap` tokens fit into the blocks it holds. A request that
+decodes has known = comp + 1. Everything that must survive preemption is kept by request.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.stats import FloatArray
+
+IntArray = NDArray[np.int64]
+_OPTIONS: Any = {"cache": True, "nogil": True, "error_model": "numpy", "forceinline": True, "_nrt": False}
+njit: Callable[..., Any] = nb.njit(**_OPTIONS)
+"""The core makes no arrays, so nothing in it needs to count references, and its functions are inlined into one: both
+would cost more than the work itself, since a call passes every array's bounds and an access counts its owners."""
+
+CHUNKED, SELECTIVE, CONTINUOUS, STATIC = range(4)
+FCFS, KEYED, FAIR, SWITCH = range(4)
+
+(
+    COUNT, FREE, PUSHED, SEEN, HEAD, STACK, HEAP, HEAP_2, WAITING, OLDEST, NEWEST, STEPS, PREEMPTIONS, FINISHED,
+    STEADY, PREFILL_STEPS, PREFILL_TOKENS, TOKENS, REUSED, DRAFTED, ACCEPTED, FULLEST, COMPUTED,
+) = range(23)  # fmt: skip
+"""Counters in `State.i`. FREE blocks; PUSHED, SEEN, HEAD: how far the inbox is filled, arrived, and taken (FCFS)."""
+
+NOW, BUSY_UNTIL, BUSY, LAST_END, EXTRA, GAPS, GAPS_MAX, SLICE, ORIGIN = range(9)
+"""Times in `State.f`, ms. NOW: when the next step is planned. EXTRA: swapping to add to the step being planned."""
+
+GAP_SHIFT = 45
+"""Token gaps are counted in bins of 2^-7 of an octave: the float's bits without its last 45."""
+GAP_LOWEST = (1023 - 14) << (52 - GAP_SHIFT)
+GAP_BINS = (1023 + 30 << (52 - GAP_SHIFT)) - GAP_LOWEST
+
+SLICES = 512
+SPENT, RUN, WAIT, USED, MADE = range(5)
+"""Rows of the timeline, each weighted by the time of the steps that begin in a slice; MADE counts generated tokens."""
+
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
+"""Service of a user in fair order: a token generated counts as two of the prompt."""
+
+
+class Limits(NamedTuple):
+    """Settings as numbers; see `EngineSettings`."""
+
+    batching: int
+    order: int
+    max_num_seqs: int
+    budget: int
+    blocks: int
+    block_size: int
+    long_prefill: int
+    watermark: int
+    start_at: int
+    prefill_first: int
+    asynchronous: int
+    reuse: int
+    swap: int
+    draft: int
+    switch_at: int
+    seed: int
+    fast: int
+    graphs: int
+    accept: float
+    draft_ms: float
+    swap_ms: float
+
+
+class Load(NamedTuple):
+    """The requests, each (n,). cached: tokens at the front whose cache is shared; given: tokens generated elsewhere."""
+
+    arrival: FloatArray
+    prompt: IntArray
+    output: IntArray
+    cached: IntArray
+    given: IntArray
+    key: FloatArray
+    key_2: FloatArray
+    user: IntArray
+
+
+class State(NamedTuple):
+    """Everything that changes. Slots: rid, known, comp, gen, cap, fin, chunk, token_at. By request: gen_of, segment,
+    kept, preempted, first, last, start, and what the order of waiting needs."""
+
+    i: IntArray
+    f: FloatArray
+    rid: IntArray
+    known: IntArray
+    comp: IntArray
+    gen: IntArray
+    cap: IntArray
+    fin: IntArray
+    chunk: IntArray
+    token_at: FloatArray
+    inbox: IntArray
+    stack: IntArray
+    heap: IntArray
+    heap_2: IntArray
+    taken: NDArray[np.int8]
+    user_head: IntArray
+    user_tail: IntArray
+    served: IntArray
+    after: IntArray
+    gen_of: NDArray[np.int32]
+    segment: NDArray[np.int32]
+    kept: NDArray[np.int32]
+    preempted: NDArray[np.int32]
+    first: FloatArray
+    last: FloatArray
+    start: FloatArray
+    seg_owner: IntArray
+    seg_count: IntArray
+    crossing: IntArray
+    gaps: IntArray
+    batch: IntArray
+    timeline: FloatArray
+
+
+def new_state(limits: Limits, load: Load, inbox: IntArray | None = None) -> State:
+    """An idle engine. inbox: the requests that will come, in order of arrival; None for one that is filled later."""
+    n = len(load.arrival)
+    slots = max(min(limits.max_num_seqs, n), 1) + 1
+    keyed, fair, switch = (limits.order == kind for kind in (KEYED, FAIR, SWITCH))
+    users = int(load.user.max()) + 1 if fair and n else 1
+    counters, times = _ints(23), np.zeros(9)
+    counters[FREE] = limits.blocks
+    counters[NEWEST] = 1
+    counters[PUSHED] = 0 if inbox is None else len(inbox)
+    start = float(load.arrival[0]) if n else 0.0
+    times[[NOW, BUSY_UNTIL, LAST_END, ORIGIN]] = start, start, -np.inf, start
+    times[SLICE] = 1.0
+    segments = 4 * slots + 64
+    owner, count = _ints(segments, -1), _ints(segments)
+    count[0] = limits.blocks
+    return State(
+        i=counters,
+        f=times,
+        rid=_ints(slots),
+        known=_ints(slots),
+        comp=_ints(slots),
+        gen=_ints(slots),
+        cap=_ints(slots),
+        fin=_ints(slots),
+        chunk=_ints(slots),
+        token_at=np.zeros(slots),
+        inbox=inbox if inbox is not None else _ints(n),
+        stack=_ints(slots),
+        heap=_ints(n if keyed or switch else 1),
+        heap_2=_ints(n if switch else 1),
+        taken=np.zeros(n if switch else 1, dtype=np.int8),
+        user_head=_ints(users, -1),
+        user_tail=_ints(users, -1),
+        served=_ints(users),
+        after=_ints(n if fair else 1, -1),
+        gen_of=load.given.astype(np.int32),
+        segment=np.full(n, -1, dtype=np.int32),
+        kept=np.zeros(n, dtype=np.int32),
+        preempted=np.zeros(n, dtype=np.int32),
+        first=np.full(n, np.nan),
+        last=np.full(n, np.nan),
+        start=np.full(n, np.nan),
+        seg_owner=owner,
+        seg_count=count,
+        crossing=_ints(limits.block_size),
+        gaps=_ints(GAP_BINS),
+        batch=_ints(slots + 1),
+        timeline=np.zeros((5, SLICES)),
+    )
+
+
+def _ints(size: int, value: int = 0) -> IntArray:
+    return np.full(size, value, dtype=np.int64)

@@ -1,0 +1,174 @@
+"""What serves: one or two execution paths, each with its times T(b), its servers and the spread of its times."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from latfit.errors import WrongUsage
+from latfit.model.result import FitResult, StepLatency
+from latfit.scheduling.policy import Policy, to_buckets
+from latfit.sim.records import DETERMINISTIC, EXPONENTIAL, QUANTILES, Machine
+from latfit.stats import FloatArray
+
+TOKEN_POINTS = 48
+"""Points of the grid of tokens between which T is taken as straight."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServicePath:
+    """An execution path as the simulator sees it; make one with the functions of this module.
+
+    times_ms: typical T(b) in ms (largest + 1, grid) for b = 0 (unused), 1, ... and so many tokens in the batch.
+    tokens: the grid (grid,), rising; one entry where requests are alike.  tokens_per_request: of a typical request.
+    exponential: the time is exponential with mean T(b).  factors: else, quantiles (k,) at 0, 1/(k-1), ..., 1 of the
+    time over T(b); empty where it always is T(b).
+    """
+
+    name: str
+    times_ms: FloatArray
+    tokens: FloatArray
+    tokens_per_request: float = 1.0
+    servers: int = 1
+    exponential: bool = False
+    factors: FloatArray = field(default_factory=lambda: np.empty(0))
+
+    def __post_init__(self) -> None:
+        times = self.times_ms[1:]
+        if not len(times) or not np.all(np.isfinite(times) & (times > 0)) or self.servers < 1:
+            raise WrongUsage(
+                f"path {self.name} has a batch whose time is not above zero, or no batch or server",
+                where=self.name,
+                remedy="Give T(b) in ms for each batch, or limit the batch to where the fit holds.",
+            )
+
+    @property
+    def largest(self) -> int:
+        return len(self.times_ms) - 1
+
+    @property
+    def typical_ms(self) -> FloatArray:
+        """T(b) (largest + 1,) for typical requests."""
+        if len(self.tokens) == 1:
+            return np.ascontiguousarray(self.times_ms[:, 0])
+        wanted = np.arange(self.largest + 1) * self.tokens_per_request
+        return np.array([np.interp(s, self.tokens, row) for s, row in zip(wanted, self.times_ms, strict=True)])
+
+    @property
+    def mean_factor(self) -> float:
+        """Mean time over T(b)."""
+        if self.exponential or not len(self.factors):
+            return 1.0
+        return float(np.mean((self.factors[1:] + self.factors[:-1]) / 2))
+
+    def rate_limit(self, batch: int) -> float:
+        """Requests per ms of all servers with batches of this size."""
+        return self.servers * batch / (float(self.typical_ms[batch]) * self.mean_factor)
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """The main path (the GPU, or the only one there is) and the side path (the AMX), if there is one."""
+
+    main: ServicePath
+    side: ServicePath | None = None
+
+    @property
+    def paths(self) -> tuple[ServicePath, ...]:
+        return (self.main,) if self.side is None else (self.main, self.side)
+
+    @property
+    def needs_tokens(self) -> bool:
+        return len(self.main.tokens) > 1
+
+    def times_ms(self) -> FloatArray:
+        """T(b) (2, largest + 1) for typical requests, as policies see it."""
+        largest = max(path.largest for path in self.paths)
+        table = np.full((2, largest + 1), np.inf)
+        for row, path in zip(table, self.paths, strict=False):
+            row[: path.largest + 1] = path.typical_ms
+        return table
+
+    def capacity(self, policy: Policy) -> float:
+        """Requests per ms that the paths serve at the most under a policy; above it no queue is stable."""
+        main = self.main.rate_limit(policy.main_largest)
+        uses_side = policy.needs_side and self.side is not None
+        return main + (self.side.rate_limit(policy.side_largest) if uses_side and self.side is not None else 0.0)
+
+    def tables(self) -> Machine:
+        """As the compiled core wants it. Raises WrongUsage where the paths differ in their tokens."""
+        largest, grid = max(path.largest for path in self.paths), self.main.tokens
+        times = np.full((2, largest + 1, len(grid)), np.inf)
+        kind, servers = np.zeros(2, np.int64), np.zeros(2, np.int64)
+        k = max(len(path.factors) for path in self.paths) or 2
+        quantiles = np.ones((2, k))
+        for i, path in enumerate(self.paths):
+            if not np.array_equal(path.tokens, grid):
+                raise WrongUsage("the paths differ in their tokens", where=path.name, remedy="Give both the same.")
+            times[i, : path.largest + 1] = path.times_ms
+            servers[i] = path.servers
+            kind[i] = EXPONENTIAL if path.exponential else QUANTILES if len(path.factors) else DETERMINISTIC
+            if len(path.factors):
+                quantiles[i] = np.interp(np.linspace(0, 1, k), np.linspace(0, 1, len(path.factors)), path.factors)
+        return Machine(times, grid, self.times_ms(), servers, kind, quantiles)
+
+
+def table_path(name: str, T_ms: Sequence[float] | FloatArray, **more: object) -> ServicePath:
+    """T of batches 1, 2, ..., len(T_ms), in ms. more: servers, exponential, factors."""
+    times = np.concatenate([[0.0], np.asarray(T_ms, dtype=np.float64)])
+    return replace(ServicePath(name, times[:, None], np.zeros(1)), **more)  # type: ignore[arg-type]
+
+
+def linear_path(name: str, tau_ms: float, alpha_ms: float, max_batch: int, **more: object) -> ServicePath:
+    """T(b) = tau + alpha b up to `max_batch`."""
+    return table_path(name, tau_ms + alpha_ms * np.arange(1.0, max_batch + 1), **more)
+
+
+def fitted_path(
+    name: str,
+    latency: StepLatency,
+    max_batch: int,
+    tokens_per_request: float = 1.0,
+    *,
+    most_tokens: float = 0.0,
+    spread: bool = True,
+    **more: object,
+) -> ServicePath:
+    """Typical times of a fit, for batches of up to `max_batch` requests with so many tokens each.
+
+    most_tokens: the longest request, where requests differ: a batch's time then goes by its own tokens.  spread: times
+    scatter about T as the fit's residuals did, where it says so.
+    """
+    b = np.arange(1.0, max_batch + 1)
+    grid = np.zeros(1)
+    if most_tokens > 0:
+        grid = np.unique(np.round(np.geomspace(1.0, max(max_batch * most_tokens, 2.0), TOKEN_POINTS)))
+        rows = [latency.latency_ms(np.full(len(grid), B), np.maximum(grid, B)) for B in b]
+        times = np.stack([np.zeros(len(grid)), *rows])
+    else:
+        times = np.concatenate([[0.0], latency.latency_ms(b, b * tokens_per_request)])[:, None]
+    factors = residual_factors(latency) if spread and isinstance(latency, FitResult) else np.empty(0)
+    path = ServicePath(name, times, grid, tokens_per_request, factors=factors)
+    return replace(path, **more)  # type: ignore[arg-type]
+
+
+def bucketed(path: ServicePath, buckets: Sequence[int]) -> ServicePath:
+    """The path of an engine that pads a batch to the next of `buckets`; the last is its largest batch."""
+    return replace(path, times_ms=np.ascontiguousarray(to_buckets(path.times_ms.T, buckets).T))
+
+
+def residual_factors(fit: FitResult, points: int = 401) -> FloatArray:
+    """Quantiles (points,) of observed over typical time, from the fit's limits for single steps; empty where it has
+    none. Between the limits that the fit knows the logarithm is taken as straight; beyond them it stays as it is."""
+    known = {0.5: 0.0}
+    for name, sign in (("lower_quantiles", -1), ("ratio_quantiles", 1)):
+        for level, factor in fit.intervals.get(name, {}).items():
+            if factor is not None and factor > 0:
+                share = float(level) if sign > 0 else 1 - float(level)
+                known[share] = math.log(float(factor))
+    if len(known) < 2:
+        return np.empty(0)
+    shares = sorted(known)
+    logs = np.maximum.accumulate([known[share] for share in shares])
+    return np.exp(np.interp(np.linspace(0, 1, points), shares, logs))

@@ -1,0 +1,170 @@
+"""What a simulation says of a policy at a load, with its doubt; `to_json` is an entry of `simulate --json`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from latfit.scheduling.policy import Policy
+from latfit.sim.estimate import PERCENTILES, Interval, Summary, grows, interval
+from latfit.sim.machine import System
+
+MS_PER_S = 1000.0
+
+LEFT_OVER = 0.01
+"""A share of requests never served that is worth a note; the last few may wait for others that do not come."""
+
+
+@dataclass(frozen=True, eq=False)
+class SimResult:
+    """A policy at a load. Times in ms, rates per ms, in the JSON per second.
+
+    latency: by `mean`, `p50`, `p90`, `p99`.  utilisation, share: by path name, the share of time its servers were busy
+    and of requests it served.  slo_attainment: share that ended by its deadline, None where nothing was promised.
+    stable: False where the load is above capacity, or response times still grow at the end of the runs.
+    """
+
+    policy: str
+    settings: Mapping[str, Any]
+    rate: float
+    requests: int
+    latency: Mapping[str, Interval]
+    level: float
+    throughput: float
+    utilisation: Mapping[str, float]
+    share: Mapping[str, float]
+    slo_attainment: float | None
+    batch_size: Mapping[str, float]
+    mean_in_system: float
+    most_waiting: int
+    unserved: int
+    replications: int
+    seed: int
+    stable: bool
+    capacity: float | None = None
+    by_class: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[str] = ()
+    summaries: Sequence[Summary] = field(default=(), repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        spans = {name: [each.low, each.high] for name, each in self.latency.items()}
+        return {
+            "policy": self.policy,
+            "settings": dict(self.settings),
+            "rate_per_s": self.rate * MS_PER_S,
+            "requests": self.requests,
+            "latency_ms": {
+                **{name: each.value for name, each in self.latency.items()},
+                "ci": {**spans, "level": self.level},
+            },
+            "throughput_per_s": self.throughput * MS_PER_S,
+            "utilisation": dict(self.utilisation),
+            "share": dict(self.share),
+            "slo_attainment": self.slo_attainment,
+            "batch_size": dict(self.batch_size),
+            "by_class": [dict(each) for each in self.by_class],
+            "in_system": {"mean": self.mean_in_system, "most_waiting": self.most_waiting},
+            "unserved": self.unserved,
+            "replications": self.replications,
+            "seed": self.seed,
+            "stable": self.stable,
+            "capacity_per_s": None if self.capacity is None else self.capacity * MS_PER_S,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was run: the rate per ms (NaN for a closed loop), names of the classes, level of the intervals, seed."""
+
+    rate: float
+    classes: Sequence[str]
+    level: float
+    seed: int
+
+
+def make_result(policy: Policy, system: System, summaries: Sequence[Summary], asked: Asked) -> SimResult:
+    """The result of one or more replications."""
+    names = [path.name for path in system.paths]
+    counted = sum(each.counted for each in summaries)
+    capacity = None if math.isnan(asked.rate) else system.capacity(policy)
+    above = capacity is not None and asked.rate >= capacity
+    growing = capacity is not None and grows(summaries)
+    latency = {name: interval(summaries, name, asked.level) for name in summaries[0].names}
+    served = sum(each.served for each in summaries)
+    met = sum(each.met for each in summaries) / counted if counted and summaries[0].promised else None
+    return SimResult(
+        policy=policy.name,
+        settings=policy.settings,
+        rate=asked.rate,
+        requests=sum(each.requests for each in summaries),
+        latency=latency,
+        level=asked.level,
+        throughput=_mean([each.throughput for each in summaries]),
+        utilisation={name: _mean([each.busy[i] for each in summaries]) for i, name in enumerate(names)},
+        share={name: float(served[i] / max(1, served.sum())) for i, name in enumerate(names)},
+        slo_attainment=met,
+        batch_size=_batch_sizes(np.asarray(sum(each.sizes for each in summaries))),
+        mean_in_system=_mean([each.mean_in_system for each in summaries]),
+        most_waiting=max(each.most_waiting for each in summaries),
+        unserved=sum(each.unserved for each in summaries),
+        replications=len(summaries),
+        seed=asked.seed,
+        stable=not above and not growing,
+        capacity=capacity if capacity is not None and math.isfinite(capacity) else None,
+        by_class=_by_class(summaries, asked.classes),
+        notes=_notes(policy, summaries, latency, asked.rate, capacity, growing and not above),
+        summaries=tuple(summaries),
+    )
+
+
+def _batch_sizes(sizes: Any) -> dict[str, float]:
+    """Percentiles over batches of both paths; NaN where none began."""
+    counts = np.cumsum(sizes.sum(axis=0))
+    if not counts[-1]:
+        return dict.fromkeys(("p50", "p90", "p99"), math.nan)
+    found = [int(np.searchsorted(counts, math.ceil(p * counts[-1] - 1e-9))) for p in PERCENTILES]
+    return dict(zip(("p50", "p90", "p99"), map(float, found), strict=True))
+
+
+def _by_class(summaries: Sequence[Summary], names: Sequence[str]) -> list[dict[str, Any]]:
+    if not len(summaries[0].by_class):
+        return []
+    means = np.mean([each.by_class for each in summaries], axis=0)
+    return [
+        {"class": name, "latency_ms": dict(zip(summaries[0].names, row.tolist(), strict=True))}
+        for name, row in zip(names, means, strict=True)
+    ]
+
+
+def _notes(
+    policy: Policy,
+    summaries: Sequence[Summary],
+    latency: Mapping[str, Interval],
+    rate: float,
+    capacity: float | None,
+    growing: bool,
+) -> list[str]:
+    found = []
+    if capacity is not None and rate >= capacity:
+        found.append(
+            f"{policy.name} serves at most {capacity * MS_PER_S:,.6g}/s here and {rate * MS_PER_S:,.6g}/s arrive: the"
+            " queue grows without end, and the latencies are those of this run's length."
+        )
+    elif growing:
+        found.append(
+            "Response times still grow at the end of the runs: the load is above what the policy serves, or the runs"
+            " are too short for it; more requests would tell."
+        )
+    unserved, asked = (sum(column) for column in zip(*((s.unserved, s.requests) for s in summaries), strict=True))
+    if unserved > LEFT_OVER * asked:
+        found.append(f"{unserved:,} requests were still waiting when no more came: {policy.name} waits for others.")
+    if any(math.isnan(each.low) for each in latency.values()):
+        found.append("Too few requests for an interval; ask for more with --requests or --replications.")
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))

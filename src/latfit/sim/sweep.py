@@ -1,0 +1,197 @@
+"""Many simulations: a grid of policies, rates and settings on all cores or on a Dask cluster, into one Parquet file.
+
+Each point is simulated by itself from its own seed, so that the table is the same whatever the number of workers and
+the order in which they finish. The compiled core runs without Python's lock: threads of one program use all cores and
+share its memory. The file is rewritten every few seconds; a sweep that finds it again takes over the points with
+the same key, a digest of all that a point's result depends on, and computes the rest.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latfit._version import __version__
+from latfit.errors import BadInput, WrongUsage
+from latfit.files import check_writable, dumps, write_whole
+from latfit.scheduling.policy import Policy
+from latfit.sim.machine import System
+from latfit.sim.result import SimResult
+from latfit.sim.simulate import Options, simulate
+from latfit.workload.load import Load
+
+BACKENDS = ("local", "dask")
+SAVE_EVERY_S = 5.0
+
+Progress = Callable[[int, int], None]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """One simulation of a sweep. labels: more columns for its row, such as the settings that were varied."""
+
+    policy: Policy
+    system: System
+    load: Load
+    options: Options
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        digest = hashlib.sha256(f"latfit {__version__}".encode())
+        for part in _parts((self.policy, self.system, self.load, self.options)):
+            digest.update(part)
+        return digest.hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a sweep runs. workers: None for one a core.  scheduler: address of a Dask cluster, else workers here."""
+
+    workers: int | None = None
+    backend: str = "local"
+    scheduler: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise WrongUsage(f"{self.backend!r} is no backend", where="--backend", remedy="Take local or dask.")
+        if self.scheduler is not None and self.backend != "dask":
+            raise WrongUsage("a scheduler belongs to Dask", where="--scheduler", remedy="Add --backend dask.")
+        if self.workers is not None and self.workers < 1:
+            raise WrongUsage(f"{self.workers} workers", where="--workers", remedy="Give 1 or more.")
+
+
+def sweep(
+    points: Sequence[Point],
+    running: Running = Running(),
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> list[Row]:
+    """Rows, one a point and in their order, written to `out` as Parquet. Raises what the simulations raise.
+
+    resume: take over what `out` holds already of these points.
+    """
+    if not points:
+        raise WrongUsage("the sweep has no point", where="--sweep", remedy="Give at least one policy and one rate.")
+    keys = [point.key for point in points]
+    rows: dict[int, Row] = {}
+    if out is not None:
+        check_writable(out)
+        known = _known(out) if resume and out.exists() else {}
+        rows = {i: {**known[key], **points[i].labels} for i, key in enumerate(keys) if key in known}
+    left = [i for i in range(len(points)) if i not in rows]
+    saved = time.monotonic()
+    try:
+        for i, row in _finished(points, left, running):
+            rows[i] = {"key": keys[i], **points[i].labels, **row}
+            if progress:
+                progress(len(rows), len(points))
+            if out is not None and time.monotonic() - saved > SAVE_EVERY_S:
+                _save(out, rows)
+                saved = time.monotonic()
+    finally:
+        if out is not None and rows:
+            _save(out, rows)
+    return [rows[i] for i in range(len(points))]
+
+
+def run_point(point: Point) -> Row:
+    """The row of a point: flat, plain numbers and words; `document` holds the JSON of its result."""
+    result = simulate(point.policy, point.system, point.load, point.options)
+    return {**flat(result), "document": dumps(result.to_json())}
+
+
+def flat(result: SimResult) -> Row:
+    """A result as one row; times in ms, rates per second, columns of paths called NAME_PATH."""
+    document = result.to_json()
+    latency = document["latency_ms"]
+    row: Row = {name: document[name] for name in ("policy", "rate_per_s", "requests", "throughput_per_s")}
+    for name in result.latency:
+        row[f"{name}_ms"] = latency[name]
+        row[f"{name}_low_ms"], row[f"{name}_high_ms"] = latency["ci"][name]
+    for name in ("utilisation", "share", "batch_size"):
+        row |= {f"{name}_{key}": value for key, value in document[name].items()}
+    row["slo_attainment"] = document["slo_attainment"]
+    row |= {name: document[name] for name in ("stable", "capacity_per_s", "unserved", "replications", "seed")}
+    row["settings"] = ", ".join(
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in document["settings"].items()
+    )
+    row["notes"] = " ".join(document["notes"])
+    return row
+
+
+def _finished(points: Sequence[Point], left: Iterable[int], running: Running) -> Iterator[tuple[int, Row]]:
+    """Points as they finish."""
+    if running.backend == "dask":
+        from latfit.sim.cluster import finished_on_cluster
+
+        yield from finished_on_cluster(points, list(left), running.scheduler, running.workers)
+        return
+    with ThreadPoolExecutor(running.workers or os.cpu_count() or 1) as pool:
+        waiting = {pool.submit(run_point, points[i]): i for i in left}
+        try:
+            while waiting:
+                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=lambda future: waiting[future]):
+                    yield waiting.pop(future), future.result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _save(out: Path, rows: Mapping[int, Row]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    ordered = [rows[i] for i in sorted(rows)]
+    names = list(dict.fromkeys(name for row in ordered for name in row))
+    table = pa.table({name: [row.get(name) for row in ordered] for name in names})
+    table = table.replace_schema_metadata({"latfit": f'{{"schema": "latfit.sweep/1", "version": "{__version__}"}}'})
+    write_whole(out, lambda stream: pq.write_table(table, stream, compression="zstd"))
+
+
+def _known(out: Path) -> dict[str, Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(out)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise BadInput(
+            f"not a table of a sweep ({error})", where=str(out), remedy="Name another --out, or leave out --resume."
+        ) from None
+    if "key" not in table.column_names:
+        raise BadInput("holds no simulations", where=str(out), remedy="Name another --out, or leave out --resume.")
+    return {row["key"]: row for row in table.to_pylist()}
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    """All that a value holds, as bytes, in an order of its own."""
+    if isinstance(value, np.ndarray):
+        yield f"{value.dtype}{value.shape}".encode()
+        yield np.ascontiguousarray(value).tobytes()
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield type(value).__name__.encode()
+        for each in fields(value):
+            yield each.name.encode()
+            yield from _parts(getattr(value, each.name))
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield str(name).encode()
+            yield from _parts(each)
+    elif isinstance(value, list | tuple):
+        yield f"{len(value)}".encode()
+        for each in value:
+            yield from _parts(each)
+    else:
+        yield repr(value).encode() + b";"

@@ -1,0 +1,1 @@
+"""A measured serving run against its simulation."""

@@ -1,0 +1,179 @@
+"""A measured serving run against its simulation: the same arrivals, the engine's limits, step costs from a fit.
+
+Definitions, from the arrival of a request (the engine's queue time) on:
+
+- TTFT: arrival to first token.
+- TPOT: (last - first token) / (output - 1), so without the first token; requests of one token have none.
+- TPOT with the first token: latency / output, as some load generators report it.
+- latency: arrival to last token.
+
+Every figure is taken over requests, measured and simulated alike; the error is simulated / measured - 1. The verdict
+holds each mean to 2 % and each 90th and 99th percentile to 4 %.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import BadInput
+from latfit.sim.engine.cost import calibrated
+from latfit.sim.engine.serve import EngineRun, serve
+from latfit.sim.engine.settings import EngineSettings
+from latfit.stats import FloatArray
+from latfit.validation.calibrate import Constants, calibrate
+from latfit.validation.measured import Measured
+
+DEFINITIONS: Mapping[str, str] = {
+    "ttft_ms": "arrival to first token",
+    "tpot_ms": "(last - first token) / (output - 1), without the first token",
+    "tpot_with_first_ms": "latency / output, the first token included",
+    "latency_ms": "arrival to last token",
+}
+STATISTICS = ("mean", "p50", "p90", "p99")
+LIMITS: Mapping[str, float] = {"mean": 2.0, "p90": 4.0, "p99": 4.0}
+"""Percent that each figure may be off; the median is told, not judged."""
+
+JUDGED = ("ttft_ms", "tpot_ms", "latency_ms")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One statistic of one metric, ms."""
+
+    metric: str
+    statistic: str
+    measured: float
+    simulated: float
+
+    @property
+    def error_pct(self) -> float:
+        return 100.0 * (self.simulated / self.measured - 1.0) if self.measured > 0 else math.nan
+
+    @property
+    def limit_pct(self) -> float | None:
+        """Percent that it may be off; None where it is not judged."""
+        return LIMITS.get(self.statistic) if self.metric in JUDGED else None
+
+    @property
+    def holds(self) -> bool:
+        return self.limit_pct is None or abs(self.error_pct) <= self.limit_pct
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """The comparison. scored (n,): the requests it is over, all of them or those after the calibrated third."""
+
+    measured: Measured
+    run: EngineRun
+    settings: EngineSettings
+    figures: Sequence[Figure]
+    scored: NDArray[np.bool_]
+    constants: Constants | None
+
+    @property
+    def agrees(self) -> bool:
+        return all(figure.holds for figure in self.figures)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        off = [each for each in self.figures if not each.holds]
+        of = f"{int(self.scored.sum()):,} requests"
+        if not off:
+            return f"agrees: every mean within 2 %, every p90 and p99 within 4 % of what was measured, over {of}."
+        worst = max(off, key=lambda each: abs(each.error_pct) / (each.limit_pct or 1.0))
+        return (
+            f"differs: {len(off)} of {sum(each.limit_pct is not None for each in self.figures)} figures are off by more"
+            f" than they may; the worst is {worst.statistic} of {worst.metric} at {worst.error_pct:+.1f} %, over {of}."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        table: dict[str, dict[str, Any]] = {}
+        for each in self.figures:
+            row = {"measured": each.measured, "simulated": each.simulated, "error_pct": each.error_pct}
+            table.setdefault(each.metric, {})[each.statistic] = row | {"limit_pct": each.limit_pct}
+        constants = self.constants
+        return {
+            "schema": "latfit.validation/1",
+            "agrees": self.agrees,
+            "verdict": self.verdict,
+            "requests": len(self.measured),
+            "scored": int(self.scored.sum()),
+            "metrics": table,
+            "definitions": dict(DEFINITIONS),
+            "calibration": None
+            if constants is None
+            else {
+                "step_ms": constants.step_ms,
+                "token_ms": constants.token_ms,
+                "requests": int((~self.scored).sum()),
+            },
+            "engine": {
+                "steps": self.run.counters.steps,
+                "preemptions": self.run.counters.preemptions,
+                "utilisation": self.run.busy_ms / self.run.makespan_ms,
+                "kv_blocks": self.settings.kv_blocks,
+                "max_num_seqs": self.settings.max_num_seqs,
+                "max_num_batched_tokens": self.settings.max_num_batched_tokens,
+            },
+            "source": self.measured.source,
+        }
+
+
+def validate(
+    measured: Measured, costs: FloatArray, settings: EngineSettings, *, calibration: bool = False, seed: int = 0
+) -> Validation:
+    """Simulate the measured arrivals and compare. calibration: fit two constants on the first third, score the rest.
+
+    Raises BadInput for a request that is larger than the KV cache, or too few requests to calibrate with.
+    """
+    scored = np.ones(len(measured), dtype=bool)
+    constants = None
+    if calibration:
+        if len(measured) < FEWEST:
+            raise BadInput(
+                f"{len(measured)} requests are too few to calibrate with and to score",
+                where=measured.source,
+                remedy=f"Give {FEWEST} or more, or leave out --calibrate.",
+            )
+        scored = np.arange(len(measured)) >= len(measured) // 3
+        constants = calibrate(measured, costs, settings, ~scored, seed)
+        costs = calibrated(costs, constants.step_ms, constants.token_ms)
+    run = serve(measured.requests, costs, settings, seed)
+    return Validation(measured, run, settings, _figures(measured, run, scored), scored, constants)
+
+
+FEWEST = 30
+
+
+def _figures(measured: Measured, run: EngineRun, scored: NDArray[np.bool_]) -> list[Figure]:
+    theirs = metrics(measured, measured.first_ms, measured.last_ms)
+    ours = metrics(measured, run.first_ms, run.last_ms)
+    return [
+        Figure(metric, name, _statistic(theirs[metric][scored], name), _statistic(ours[metric][scored], name))
+        for metric in DEFINITIONS
+        for name in STATISTICS
+    ]
+
+
+def metrics(measured: Measured, first_ms: FloatArray, last_ms: FloatArray) -> dict[str, FloatArray]:
+    """Each metric of `DEFINITIONS` by request (n,), NaN where a request has none."""
+    arrival, output = measured.requests.arrival_ms, measured.requests.output_tokens
+    more = np.where(output > 1, output - 1, np.nan)
+    return {
+        "ttft_ms": first_ms - arrival,
+        "tpot_ms": (last_ms - first_ms) / more,
+        "tpot_with_first_ms": (last_ms - arrival) / output,
+        "latency_ms": last_ms - arrival,
+    }
+
+
+def _statistic(values: FloatArray, name: str) -> float:
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return math.nan
+    return float(values.mean()) if name == "mean" else float(np.quantile(values, int(name[1:]) / 100))

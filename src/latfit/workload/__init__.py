@@ -1,0 +1,1 @@
+"""Loads: requests as columns, arrival laws, lengths, recorded requests of other tools, random streams."""

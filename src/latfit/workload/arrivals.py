@@ -1,0 +1,182 @@
+"""When requests arrive: laws that draw arrival times in ms, each with a mean rate per ms.
+
+- Poisson: independent exponential gaps.
+- Piecewise: a Poisson process whose rate is a straight line between given moments, by thinning (Lewis and Shedler
+  1979): candidates come at the highest rate and each stays with chance rate(t)/highest.
+- Gamma: independent gamma gaps with coefficient of variation cv; cv 1 is Poisson, above 1 comes in bursts.
+- Modulated: a Poisson process whose rate jumps between levels that each last an exponential time. Given the path of the
+  level, unit-rate arrivals are mapped back through the accumulated rate, which is exact.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.random import Generator
+
+from latfit.errors import WrongUsage
+from latfit.stats import FloatArray
+
+
+class ArrivalLaw(Protocol):
+    """Draws arrival times."""
+
+    @property
+    def rate(self) -> float:
+        """Mean arrivals per ms."""
+        ...
+
+    def times_ms(self, count: int, rng: Generator) -> FloatArray:
+        """Sorted arrival times in ms from 0 on; `count` of them, or fewer where the load ends."""
+        ...
+
+    def at_rate(self, rate: float) -> "ArrivalLaw":
+        """The same pattern at another mean rate per ms."""
+        ...
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Poisson arrivals at `rate` per ms."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _positive(self.rate, "rate")
+
+    def times_ms(self, count: int, rng: Generator) -> FloatArray:
+        gaps = rng.standard_exponential(count)
+        gaps *= 1 / self.rate
+        return np.cumsum(gaps, out=gaps)
+
+    def at_rate(self, rate: float) -> "Poisson":
+        return Poisson(rate)
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gaps of mean 1/rate ms and coefficient of variation `cv`."""
+
+    rate: float
+    cv: float
+
+    def __post_init__(self) -> None:
+        _positive(self.rate, "rate")
+        _positive(self.cv, "cv")
+
+    def times_ms(self, count: int, rng: Generator) -> FloatArray:
+        gaps = rng.standard_gamma(1 / self.cv**2, count)
+        gaps *= self.cv**2 / self.rate
+        return np.cumsum(gaps, out=gaps)
+
+    def at_rate(self, rate: float) -> "Gamma":
+        return replace(self, rate=rate)
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """A rate that is a straight line between (moments_ms[i], rates[i]); with `repeats` it starts over at the end (a
+    day, for example), else arrivals end there. moments_ms starts at 0 and rises."""
+
+    moments_ms: Sequence[float]
+    rates: Sequence[float]
+    repeats: bool = False
+
+    def __post_init__(self) -> None:
+        t, load = np.asarray(self.moments_ms, dtype=float), np.asarray(self.rates, dtype=float)
+        if t.ndim != 1 or t.shape != load.shape or len(t) < 2 or t[0] != 0 or not np.all(np.diff(t) > 0):
+            raise WrongUsage("moments must start at 0 and rise, with one rate each", where="load", remedy="Sort them.")
+        if not np.all(np.isfinite(load) & (load >= 0)) or load.max() <= 0:
+            raise WrongUsage("rates must not be negative, nor all zero", where="load", remedy="Give rates per ms.")
+
+    @property
+    def rate(self) -> float:
+        t, load = np.asarray(self.moments_ms, dtype=float), np.asarray(self.rates, dtype=float)
+        return float(np.diff(t) @ (load[1:] + load[:-1])) / 2 / float(t[-1])
+
+    def times_ms(self, count: int, rng: Generator) -> FloatArray:
+        top, end = float(np.max(self.rates)), float(self.moments_ms[-1])
+        kept: list[FloatArray] = []
+        found, start = 0, 0.0
+        while found < count and (self.repeats or start < end):
+            wanted = 1.05 * (count - found) * top / self.rate
+            block = max(256, math.ceil(wanted if self.repeats else min(wanted, 1.05 * top * (end - start))))
+            candidates = start + np.cumsum(rng.standard_exponential(block)) / top
+            start = float(candidates[-1])
+            moment = candidates % end if self.repeats else candidates
+            chance = np.interp(moment, self.moments_ms, self.rates, right=0.0)
+            stays = candidates[rng.random(block) * top < chance]
+            kept.append(stays)
+            found += len(stays)
+        return np.concatenate(kept)[:count] if kept else np.empty(0)
+
+    def at_rate(self, rate: float) -> "Piecewise":
+        factor = _positive(rate, "rate") / self.rate
+        return replace(self, rates=[factor * value for value in self.rates])
+
+
+@dataclass(frozen=True)
+class Modulated:
+    """Poisson arrivals whose rate jumps between `rates` per ms; level i lasts an exponential time of mean
+    sojourns_ms[i], then the next in the row follows. Starts at a random moment of its course."""
+
+    rates: Sequence[float]
+    sojourns_ms: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if len(self.rates) != len(self.sojourns_ms) or len(self.rates) < 2:
+            raise WrongUsage("two or more rates, with a sojourn each", where="load", remedy="Give as many of each.")
+        if min(self.rates) < 0 or max(self.rates) <= 0 or min(self.sojourns_ms) <= 0:
+            raise WrongUsage("a rate is negative, or a sojourn not above zero", where="load", remedy="Correct it.")
+
+    @property
+    def rate(self) -> float:
+        return float(np.dot(self.rates, self.sojourns_ms) / np.sum(self.sojourns_ms))
+
+    def times_ms(self, count: int, rng: Generator) -> FloatArray:
+        levels, sojourns = len(self.rates), np.asarray(self.sojourns_ms, dtype=float)
+        # Exponential sojourns have no memory: a random moment is a level drawn by the time it takes.
+        first = int(rng.choice(levels, p=sojourns / sojourns.sum()))
+        work = np.cumsum(rng.standard_exponential(count))
+        moments, done = [np.zeros(1)], [np.zeros(1)]
+        while done[-1][-1] < work[-1]:
+            rounds = math.ceil(1.1 * (work[-1] - done[-1][-1]) / (self.rate * sojourns.sum())) + 8
+            order = (first + np.arange(rounds * levels)) % levels
+            lasts = rng.standard_exponential(len(order)) * sojourns[order]
+            moments.append(moments[-1][-1] + np.cumsum(lasts))
+            done.append(done[-1][-1] + np.cumsum(lasts * np.asarray(self.rates, dtype=float)[order]))
+        return _inverse(work, np.concatenate(done), np.concatenate(moments))
+
+    def at_rate(self, rate: float) -> "Modulated":
+        """Bursts as long as before, with more or fewer arrivals in each."""
+        factor = _positive(rate, "rate") / self.rate
+        return replace(self, rates=[factor * value for value in self.rates])
+
+
+def bursts(rate: float, times: float, share: float, length_ms: float) -> Modulated:
+    """Arrivals at `rate` per ms in the mean that come `times` as fast in bursts, which take `share` of the time and
+    last `length_ms` in the mean."""
+    if not (times > 1 and 0 < share < 1 and times * share <= 1 and length_ms > 0):
+        raise WrongUsage(
+            f"bursts of {times:g} times the rate for {share:g} of the time",
+            where="bursts",
+            remedy="Give times above 1, and times x share of 1 at the most.",
+        )
+    calm = _positive(rate, "rate") * (1 - times * share) / (1 - share)
+    return Modulated([calm, rate * times], [length_ms * (1 - share) / share, length_ms])
+
+
+def _inverse(work: FloatArray, done: FloatArray, moments: FloatArray) -> FloatArray:
+    """Where the accumulated rate, flat while a level of rate 0 lasts, reaches `work`."""
+    place = np.searchsorted(done, work, side="left")
+    low, high = done[place - 1], done[place]
+    share = (work - low) / np.where(high > low, high - low, 1.0)
+    return np.asarray(moments[place - 1] + share * (moments[place] - moments[place - 1]))
+
+
+def _positive(value: float, name: str) -> float:
+    if not math.isfinite(value) or value <= 0:
+        raise WrongUsage(f"{name} is {value:g}, not above zero", where=name, remedy=f"Give a {name} above zero.")
+    return float(value)

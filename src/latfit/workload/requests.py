@@ -1,0 +1,131 @@
+"""Requests as columns: when each arrives, how long it is, whose it is, and by when it should be done."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.stats import FloatArray
+
+IntArray = NDArray[np.int64]
+SmallIntArray = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """Columns (n,), contiguous, in order of arrival. Make one with `make_requests`, which checks them.
+
+    arrival_ms: not decreasing.  prompt_tokens, output_tokens: 1 or more.  class_id: 0 for the most urgent class.
+    user_id: whose request it is.  deadline_ms: how long after its arrival it should be done; infinite for none.
+    """
+
+    arrival_ms: FloatArray
+    prompt_tokens: IntArray
+    output_tokens: IntArray
+    class_id: SmallIntArray
+    user_id: SmallIntArray
+    deadline_ms: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.arrival_ms)
+
+    @property
+    def rate(self) -> float:
+        """Arrivals per ms between the first and the last; NaN where that cannot be said."""
+        span = float(self.arrival_ms[-1] - self.arrival_ms[0]) if len(self) > 1 else 0.0
+        return (len(self) - 1) / span if span > 0 else math.nan
+
+    def select(self, rows: NDArray[Any] | slice) -> "Requests":
+        """The rows of a mask, of rising indices or of a slice."""
+        return Requests(*(np.ascontiguousarray(column[rows]) for column in self._columns()))
+
+    def scaled(self, factor: float) -> "Requests":
+        """The same requests `factor` times as fast, from the first arrival on."""
+        if not math.isfinite(factor) or factor <= 0:
+            raise WrongUsage(f"a rate cannot be scaled by {factor:g}", where="rate", remedy="Give a factor above zero.")
+        start = self.arrival_ms[:1]
+        return replace(self, arrival_ms=start + (self.arrival_ms - start) / factor)
+
+    def at_rate(self, rate: float) -> "Requests":
+        """The same requests at another mean rate per ms; the pattern of bursts and lulls stays."""
+        if not self.rate > 0:
+            raise BadInput(
+                "the requests have no rate: they all arrive at once", remedy="Give two or more, at different times."
+            )
+        return self.scaled(rate / self.rate)
+
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return (
+            self.arrival_ms,
+            self.prompt_tokens,
+            self.output_tokens,
+            self.class_id,
+            self.user_id,
+            self.deadline_ms,
+        )
+
+
+def make_requests(
+    arrival_ms: FloatArray | Sequence[float],
+    prompt_tokens: Any = 1,
+    output_tokens: Any = 1,
+    *,
+    class_id: Any = 0,
+    user_id: Any = 0,
+    deadline_ms: Any = math.inf,
+    where: str = "requests",
+) -> Requests:
+    """Checked requests; every column but the first may be one number for all.
+
+    where: what an error names, such as a file. Raises BadInput for arrivals that are not sorted, lengths below one,
+    columns that differ in length, and numbers that are not finite.
+    """
+    arrivals = np.ascontiguousarray(arrival_ms, dtype=np.float64)
+    n = len(arrivals)
+    columns = {
+        "prompt_tokens": _column(prompt_tokens, n, np.int64, where, "prompt_tokens"),
+        "output_tokens": _column(output_tokens, n, np.int64, where, "output_tokens"),
+        "class_id": _column(class_id, n, np.int32, where, "class_id"),
+        "user_id": _column(user_id, n, np.int32, where, "user_id"),
+        "deadline_ms": _column(deadline_ms, n, np.float64, where, "deadline_ms"),
+    }
+    if n == 0:
+        raise BadInput("there is no request", where=where, remedy="Give at least one.")
+    if not np.all(np.isfinite(arrivals)):
+        raise _bad_row(np.flatnonzero(~np.isfinite(arrivals))[0], "has no arrival time", where, "Correct or drop it.")
+    late = np.flatnonzero(np.diff(arrivals) < 0)
+    if len(late):
+        raise _bad_row(late[0] + 1, "arrives before the one above it", where, "Sort the requests by arrival.")
+    for name in ("prompt_tokens", "output_tokens"):
+        short = np.flatnonzero(columns[name] < 1)
+        if len(short):
+            value = int(columns[name][short[0]])
+            raise _bad_row(short[0], f"has {value} {name}", where, "A request has one or more of both: drop the row.")
+    if np.any(columns["class_id"] < 0):
+        raise BadInput("a class is below zero", where=where, remedy="Number classes 0, 1, ..., the most urgent first.")
+    if not np.all(columns["deadline_ms"] > 0):
+        raise BadInput("a deadline is not above zero", where=where, remedy="Give ms after the arrival, or inf.")
+    return Requests(arrivals, **columns)
+
+
+def _column(values: Any, n: int, kind: Any, where: str, name: str) -> NDArray[Any]:
+    column = np.asarray(values)
+    if column.ndim == 0:
+        return np.full(n, column, dtype=kind)
+    if len(column) != n:
+        raise BadInput(
+            f"{name} has {len(column)} rows, arrivals have {n}", where=where, remedy="Give one of each per request."
+        )
+    if column.dtype.kind == "f" and np.dtype(kind).kind == "i":
+        broken = np.flatnonzero(~np.isfinite(column))
+        if len(broken):
+            raise _bad_row(broken[0], f"has no number in {name}", where, "Correct or drop it.")
+    return np.ascontiguousarray(column, dtype=kind)
+
+
+def _bad_row(row: Any, what: str, where: str, remedy: str) -> BadInput:
+    return BadInput(f"request {int(row) + 1} {what}", where=where, remedy=remedy)

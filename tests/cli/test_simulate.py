@@ -1,0 +1,161 @@
+"""`latfit simulate` as users call it: results on stdout, the JSON contract, files, and errors in their own words."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from latfit.cli.app import run
+from tests.conftest import planted_trace
+
+PATHS = ["--path", "gpu=8ms+0.05ms*256", "--path", "amx=exp:2ms"]
+SMALL = ["--requests", "3000", "--replications", "2"]
+
+
+def simulated(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, object]]]:
+    assert run(["simulate", *arguments, "--json"]) == 0
+    out = capsys.readouterr()
+    assert out.err == ""
+    document: dict[str, list[dict[str, object]]] = json.loads(out.out)
+    return document
+
+
+def test_the_contract(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("--policy", "three-stage", "--policy", "fixed")
+    runs = simulated(*names, "--rate", "500/s", "--sla", "20ms", *PATHS, *SMALL, capsys=capsys)["runs"]
+    assert [each["policy"] for each in runs] == ["three-stage", "fixed"]
+    for each in runs:
+        assert each["rate_per_s"] == 500
+        assert each["requests"] == 6000
+        assert set(each["latency_ms"]) == {"mean", "p50", "p90", "p99", "ci"}  # type: ignore[call-overload]
+        assert set(each["utilisation"]) == set(each["share"]) == {"gpu", "amx"}  # type: ignore[call-overload]
+        assert set(each["batch_size"]) == {"p50", "p90", "p99"}  # type: ignore[call-overload]
+        assert 0 <= each["slo_attainment"] <= 1  # type: ignore[operator]
+        assert math.isclose(sum(each["share"].values()), 1)  # type: ignore[attr-defined]
+
+
+def test_a_table_for_people(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "--policy", "three-stage", "--policy", "fixed", "--rate", "500/s", *PATHS, *SMALL]) == 0
+    out = capsys.readouterr().out
+    assert "Response times at 500/s" in out
+    assert "three-stage" in out
+    assert "on amx" in out
+
+
+def test_the_line_of_the_readme(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Profile, fit, then simulate on hardware.json, with the spread that the fit saw."""
+    from latfit.trace.store import write_trace
+
+    write_trace(Path("trace.parquet"), planted_trace(0.05, repeats=20))
+    for path in ("gpu", "cpu"):
+        assert run(["fit", "trace.parquet", "--model", "saturation", "--path", path, "--quiet"]) == 0
+    capsys.readouterr()
+    runs = simulated("--policy", "three-stage", "--policy", "fixed", "--rate", "5/s", *SMALL, capsys=capsys)["runs"]
+    assert set(runs[0]["share"]) == {"gpu", "cpu"}  # type: ignore[call-overload]
+    assert run(["simulate", "--rate", "5/s", *SMALL]) == 0
+    assert "one token" in capsys.readouterr().err
+
+
+def test_sweep_resume_and_figure(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ("--sweep", "rate=100/s,400/s; t-cut=2ms,4ms", "--policy", "cutoff", "--policy", "gpu-only")
+    files = ("--out", "runs.parquet", "--figure", "runs.png")
+    runs = simulated("--rate", "1/s", *sweep, *files, *PATHS, *SMALL, capsys=capsys)["runs"]
+    # T_cut is the cut-off's own: greedy batching has one point a rate.
+    assert [(each["policy"], each["rate_per_s"]) for each in runs] == [
+        *[("cutoff", 100)] * 2, ("gpu-only", 100), *[("cutoff", 400)] * 2, ("gpu-only", 400)
+    ]  # fmt: skip
+    assert pq.read_table("runs.parquet").num_rows == 6
+    assert Path("runs.png").read_bytes().startswith(b"\x89PNG")
+    again = simulated("--rate", "1/s", *sweep, *files, "--resume", *PATHS, *SMALL, capsys=capsys)["runs"]
+    assert again == runs
+
+
+def test_the_same_whatever_the_workers(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--policy", "cutoff", "--rate", "300/s", "--rate", "400/s", "--rate", "500/s", *PATHS, *SMALL)
+    one = simulated(*asked, "--workers", "1", capsys=capsys)
+    assert simulated(*asked, "--workers", "5", capsys=capsys) == one
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        ["--rate", "200/s", "--law", "gamma:2"],
+        ["--rate", "200/s", "--law", "bursts:4:0.1:1s"],
+        ["--rate", "200/s", "--class", "chat:0.3:50ms", "--class", "batch:0.7", "--ageing", "20ms"],
+        ["--users", "20", "--think", "50ms"],
+        ["--arrivals", "requests.csv"],
+        ["--arrivals", "requests.csv", "--rate", "200/s"],
+        ["--load-curve", "day.csv", "--rate", "200/s"],
+    ],
+)
+def test_loads(load: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(f"{i * 0.01},{5 + i % 7},3\n" for i in range(400))
+    Path("requests.csv").write_text("t_s,prompt_tokens,output_tokens\n" + rows)
+    Path("day.csv").write_text("t_s,rate_per_s\n0,100\n1,300\n2,100\n")
+    (found,) = simulated(*load, *PATHS, *SMALL, capsys=capsys)["runs"]
+    assert found["stable"] is True
+    if "--users" in load:
+        assert found["rate_per_s"] is None
+    if "--class" in load:
+        assert [each["class"] for each in found["by_class"]] == ["chat", "batch"]  # type: ignore[attr-defined]
+
+
+def test_event_log(in_tmp: Path) -> None:
+    assert run(["simulate", "--policy", "cutoff", "--rate", "500/s", "--log", "log.csv", *PATHS, *SMALL, "-q"]) == 0
+    rows = list(csv.DictReader(Path("log.csv").read_text().splitlines()))
+    assert {row["what"] for row in rows} == {"arrives", "starts", "ends", "moves"}
+    assert sum(row["what"] == "arrives" for row in rows) == 1000
+    assert [float(row["at_ms"]) for row in rows] == sorted(float(row["at_ms"]) for row in rows)
+
+
+def test_overload_is_told_and_ends_with_5(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "--rate", "20000/s", *PATHS, *SMALL, "--json"]) == 5
+    out = capsys.readouterr()
+    assert json.loads(out.out)["runs"][0]["stable"] is False
+    assert "12,307.7/s" in out.err
+
+
+def test_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", "--study", "policies", "--path", "gpu=8ms+0.05ms*16", "--path", "amx=exp:2ms"]
+    assert run([*arguments, "--requests", "2000", "--replications", "2", "--figure", "study.png", "-q"]) == 0
+    out = capsys.readouterr().out
+    assert "45 to 18 ms" in out
+    assert "1.4 times" in out
+    assert Path("study.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--rate", "500/s"], 3, "hardware.json"),
+        (["--rate", "500", *PATHS], 2, "rate with its unit"),
+        (["--rate", "0/s", *PATHS], 2, "not above zero"),
+        ([*PATHS], 2, "no load is given"),
+        (["--rate", "5/s", "--policy", "best", *PATHS], 2, "'best' is not known"),
+        (["--rate", "5/s", "--policy", "cutoff", "--path", "gpu=8ms+1ms"], 2, "two execution paths"),
+        (["--rate", "5/s", "--path", "gpu"], 2, "is no path"),
+        (["--rate", "5/s", "--law", "weibull", *PATHS], 2, "no law of arrivals"),
+        (["--rate", "5/s", "--law", "bursts:4:0.5:1s", *PATHS], 2, "bursts of 4"),
+        (["--rate", "5/s", "--class", "chat", *PATHS], 2, "is no class"),
+        (["--rate", "5/s", "--sweep", "colour=red", *PATHS], 2, "cannot be varied"),
+        (["--rate", "5/s", "--sweep", "batch=red", *PATHS], 2, "cannot be read"),
+        (["--rate", "5/s", "--resume", *PATHS], 2, "nothing to resume"),
+        (["--users", "3", "--arrivals", "x.csv", *PATHS], 2, "several kinds of load"),
+        (["--arrivals", "missing.csv", *PATHS], 3, "missing.csv"),
+        (["--arrivals", "zero.csv", *PATHS], 3, "0 output_tokens"),
+        (["--arrivals", "unsorted.csv", *PATHS], 3, "arrives before"),
+        (["--rate", "5/s", "--figure", "no/such/folder.png", *PATHS], 7, "does not exist"),
+        (["--study", "policies", "--path", "gpu=8ms+1ms"], 2, "there is only one"),
+        (["--study", "weather", *PATHS], 2, "no study"),
+    ],
+)
+def test_errors(arguments: list[str], code: int, words: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("zero.csv").write_text("t_s,prompt_tokens,output_tokens\n0,5,5\n1,5,0\n")
+    Path("unsorted.csv").write_text("t_s,prompt_tokens,output_tokens\n0,5,5\n2,5,5\n1,5,5\n")
+    assert run(["simulate", *arguments]) == code
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
