@@ -4,14 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
+DEVICES := $(VENV)/.devices
+# The tests need no GPU, so a PyTorch without CUDA will do, which is far smaller: put it where your pip looks first.
+TORCH ?= torch==2.13.0
 
-.PHONY: demo test check lint types bench soak clean
+.PHONY: demo test test-devices check lint types bench soak clean
 
 demo: $(CORE)
 	$(BIN)/latfit demo --out reports/demo
 
 test: $(DEV)
 	$(BIN)/python -m pytest -q -n auto
+
+# The profiler's devices beside NumPy: OpenVINO, PyTorch, and transformers as an engine.
+test-devices: $(DEVICES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto tests/profiler tests/cli/test_profile.py
 
 check: lint types bench
 
@@ -44,6 +51,11 @@ $(CORE): $(VENV)/.made pyproject.toml
 $(DEV): $(VENV)/.made pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $(CORE) $@
+
+$(DEVICES): $(DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[amx,torch,engine]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info

@@ -5,10 +5,12 @@ import pytest
 from scipy.stats import binom, kstest
 
 from latfit.profiler.doubts import drift_test, find_doubts
-from latfit.profiler.fake import FakeFaults
+from latfit.profiler.fake import FakeDevice, FakeFaults
 from latfit.profiler.machine import LoadReading
+from latfit.profiler.record import ProfileResult, between_processes
 from latfit.profiler.runner import run_profile
-from tests.profiler.planted import CELLS, codes, fake, run_fake
+from latfit.profiler.workload import StepShape
+from tests.profiler.planted import CELLS, codes, fake, run_fake, saturation_ms
 
 RUNS = 200
 
@@ -105,3 +107,58 @@ def test_every_doubt_names_a_remedy() -> None:
     doubts = find_doubts(result, LoadReading(1.0, 0.0))
     assert {doubt.code for doubt in doubts} >= {"drift", "unstable_timing", "other_load", "too_few_repeats"}
     assert all(doubt.message.endswith(".") and doubt.remedy.endswith(".") for doubt in doubts)
+
+
+class TestProcesses:
+    def run(self, factors: tuple[float, ...]) -> ProfileResult:
+        """Processes whose steps take `factors` times the planted time."""
+
+        def device(factor: float, seed: int) -> FakeDevice:
+            return FakeDevice(lambda B, S: factor * saturation_ms(B, S), noise=0.005, seed=seed)
+
+        return run_profile([device(factor, seed) for seed, factor in enumerate(factors)], CELLS, budget_s=60.0)
+
+    def test_their_spread_is_found_and_flagged(self) -> None:
+        """Factors e^-0.1, 1, e^0.1: standard deviation 0.1 in the logarithm; the interval of the mean of three is
+        t(0.975; 2) x 0.1 / sqrt 3 = 24.8 %."""
+        result = self.run((float(np.exp(-0.1)), 1.0, float(np.exp(0.1))))
+        between = result.between_processes
+        assert between is not None
+        assert between.processes == 3
+        assert between.sd == pytest.approx(0.1, rel=0.05)
+        assert between.half_width == pytest.approx(4.303 * 0.1 / np.sqrt(3), rel=0.05)
+        assert "processes_differ" in codes(result)
+
+    def test_alike_ones_are_not(self) -> None:
+        assert "processes_differ" not in codes(self.run((1.0, 1.0, 1.0)))
+
+    def test_two_runs_agree_within_the_stated_interval(self) -> None:
+        """Processes are drawn anew for each run, 10 % apart; the mean over a run's processes differs from the truth by
+        no more than the interval that the run states, in at least nine of ten runs of three processes (95 % meant)."""
+        rng = np.random.default_rng(4)
+        hits = 0
+        for _ in range(40):
+            logs = 0.1 * rng.standard_normal(3)
+            found = between_processes([[float(log) for log in logs]])
+            assert found is not None
+            hits += abs(float(logs.mean())) <= found.half_width
+        assert hits >= binom.ppf(0.001, 40, 0.95)
+
+    def test_one_process_says_nothing(self) -> None:
+        assert run_fake(fake()).between_processes is None
+
+
+class TestSettling:
+    def test_steps_that_become_faster_after_the_warm_up_are_flagged(self) -> None:
+        class Warming(FakeDevice):
+            def step_ms(self) -> float:
+                elapsed_ms = super().step_ms()
+                self.since = getattr(self, "since", 0) + 1
+                return elapsed_ms * (1 + 0.3 * 0.8**self.since)
+
+            def prepare(self, cell: StepShape) -> None:
+                super().prepare(cell)
+                self.since = 0
+
+        result = run_profile(Warming(saturation_ms, noise=0.01), CELLS, budget_s=20.0)
+        assert "not_settled" in codes(result)

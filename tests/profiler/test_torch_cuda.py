@@ -4,20 +4,25 @@
 only a GPU can do is in `TorchCuda`, which the tests marked `gpu` run.
 """
 
+import json
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from latfit.cli.app import run
 from latfit.errors import WrongUsage
 from latfit.profiler.device import DeviceOutOfMemory, DeviceSettings
+from latfit.profiler.machine import cpu_model
 from latfit.profiler.measure import measure
 from latfit.profiler.opening import cuda_missing
 from latfit.profiler.request import ProfileRequest
 from latfit.profiler.runner import run_profile
 from latfit.profiler.workload import GIB, ModelShape, StepShape
+from latfit.trace.store import write_trace
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed (latfit[torch])")
 
@@ -40,7 +45,7 @@ class OnCpu:
         self.timed = self.recorded = self.released = 0
 
     def facts(self) -> dict[str, Any]:
-        return {"gpu": "stand-in"}
+        return {"gpu": "stand-in", "l2_bytes": 4096}
 
     def free_bytes(self) -> int:
         return self.room
@@ -97,6 +102,15 @@ def test_eager_where_graphs_are_off_or_cannot_be(change: dict[str, Any]) -> None
     assert under_test.facts()["cuda_graphs"] is False
 
 
+def test_cold_caches_are_flushed_before_a_step() -> None:
+    warm, cold = device(OnCpu()), device(OnCpu(), cold=True)
+    assert (warm.facts()["flushed_bytes"], cold.facts()["flushed_bytes"]) == (0, 2 * 4096)
+    cold.prepare(CELLS[0])
+    cold._flush.fill_(7)
+    cold.step_ms()
+    assert not cold._flush.any()
+
+
 def test_input_tokens_rotate() -> None:
     """The recorded step reads its tokens from one place, into which each step copies the next set."""
     under_test = device(OnCpu())
@@ -134,20 +148,25 @@ def test_cache_transfer_is_timed_for_as_many_sizes_as_fit() -> None:
     assert all(row["T_ms"] > 0 for row in found)
 
 
-def test_a_trace_of_both_sides_keeps_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPU and GPU in one run: one trace, a path each, and the cost of moving the cache between them."""
+def test_a_trace_of_both_sides_keeps_them_apart(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> None:
+    """CPU and GPU in one run: one trace, a path each, and the cost of moving the cache between them; `latfit fit`
+    enters both into the machine's profile."""
     from latfit.profiler import opening
 
     monkeypatch.setattr(opening, "reason_missing", lambda kind: None if kind in ("numpy", "torch-cuda") else "away")
     monkeypatch.setattr(opening, "_cuda_device", lambda shape, settings: device(OnCpu(), shape))
-    request = ProfileRequest(model="tiny", layers=1, grid="B=1,2;S=2,4", contexts=(8,), budget_ms=8000.0, threads=1)
+    grid = "B=1,2,4,8;S=1,2,4,8,16"
+    request = ProfileRequest(layers=1, grid=grid, contexts=(8,), budget_ms=12000.0, threads=1, processes=1)
     trace, outcomes = measure(request)
     assert [outcome.path for outcome in outcomes] == ["cpu", "gpu"]
     assert set(trace["path"]) == {"cpu", "gpu"}
-    assert set(trace["hardware"][trace["path"] == "gpu"]) == {"stand-in"}
+    assert set(trace["hardware"]) == {f"{cpu_model()} + stand-in"}
     assert not set(trace["run"][trace["path"] == "cpu"]) & set(trace["run"][trace["path"] == "gpu"])
     assert trace.provenance["paths"]["gpu"]["kv_transfer"]
     assert trace.provenance["paths"]["cpu"]["device"]["device"] == "numpy"
+    write_trace(in_tmp / "trace.parquet", trace)
+    assert run(["fit", "trace.parquet", "--quiet"]) == 0
+    assert set(json.loads(Path("hardware.json").read_text())["paths"]) == {"cpu", "gpu"}
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from latfit.errors import Interrupted, LatfitError, WrongUsage
 from latfit.units import format_ms, parse_duration_ms
 
 if TYPE_CHECKING:
+    from latfit.profiler.adaptive import Surface
     from latfit.profiler.journal import Journal
     from latfit.profiler.measure import Announcement, PathOutcome
     from latfit.profiler.record import ProfileResult
@@ -31,6 +32,10 @@ GridOption = Annotated[
 ]
 
 
+ADAPTIVE_MODEL = "context"
+"""What the adaptive design fits on the way: the structure that reads everything the profiler varies."""
+
+
 def profile(
     device: Annotated[
         str, typer.Option(help="auto, numpy, openvino, torch-cpu or torch-cuda; auto is all that is there.")
@@ -45,6 +50,9 @@ def profile(
     kernel: Annotated[
         str, typer.Option(help="step: all of it; gemm: products with weights only; attention: over the cache only.")
     ] = "step",
+    engine: Annotated[
+        str, typer.Option(help="kernels, or transformers: HuggingFace's continuous batching on a random model.")
+    ] = "kernels",
     grid: GridOption = None,
     context: Annotated[
         str, typer.Option(help="Cached tokens of a decode request, one number or several: 128,512.")
@@ -59,7 +67,16 @@ def profile(
         int | None, typer.Option(help="Processes that take turns; default: 3 where memory and budget allow.")
     ] = None,
     graphs: Annotated[bool, typer.Option(help="Record GPU steps as CUDA graphs.")] = True,
-    budget: Annotated[str, typer.Option(help="Time to spend, such as 60s or 5min.")] = "60s",
+    budget: Annotated[
+        str | None, typer.Option(help="Time to spend, such as 60s or 5min; 60s where nothing is said.")
+    ] = None,
+    design: Annotated[
+        str,
+        typer.Option(
+            help="adaptive: measure next what tells the model most; grid: every cell in rounds. auto is adaptive where "
+            "a budget and no grid is given."
+        ),
+    ] = "auto",
     precision: Annotated[
         float, typer.Option(help="Stop early once every median is known this well (95 % interval).")
     ] = 0.03,
@@ -75,7 +92,7 @@ def profile(
     """
     from latfit.files import check_writable
 
-    budget_ms = parse_duration_ms(budget, option="--budget")
+    budget_ms = parse_duration_ms(budget or "60s", option="--budget")
     check_writable(out)
 
     from latfit.profiler.design import parse_contexts, parse_cpus
@@ -89,6 +106,7 @@ def profile(
         model=model,
         layers=layers,
         part=kernel,
+        engine=engine,
         grid=grid,
         contexts=parse_contexts(context),
         histories=parse_contexts(history, option="--history"),
@@ -98,10 +116,13 @@ def profile(
         processes=processes,
         graphs=graphs,
         budget_ms=budget_ms,
+        design=("adaptive" if budget and not grid else "grid") if design == "auto" else design,
         precision=precision,
         seed=seed,
     )
     request.check()
+    if resume and engine != "kernels":
+        raise WrongUsage("an engine's run cannot be continued", where="--resume", remedy="Start it anew without it.")
     journal = Journal(journal_of(out), request, resume=resume)
     try:
         trace, outcomes = _measured(request, journal, quiet=quiet)
@@ -124,15 +145,31 @@ def _measured(request: "ProfileRequest", journal: "Journal", *, quiet: bool) -> 
         threads = f" with {what.threads} threads" if what.threads else ""
         turns = f" in {what.processes} processes" if what.processes > 1 else ""
         budget = format_ms(request.budget_ms)
-        note(f"Measuring {what.cells} cells of {what.model} on {what.device}{threads}{turns}, {budget}.", quiet=quiet)
+        cells = f"{what.cells} cells" if what.cells else "steps"
+        note(f"Measuring {cells} of {what.model} on {what.device}{threads}{turns}, {budget}.", quiet=quiet)
 
     try:
         with _progress_bar(request.budget_ms / 1e3, shown=not quiet and sys.stderr.isatty()) as progress:
-            return measure(request, listeners=Listeners(progress, announce), journal=journal)
+            return measure(request, listeners=Listeners(progress, announce), journal=journal, refit=_refit)
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted before the first step", remedy="Nothing was measured, nothing was written."
         ) from None
+
+
+def _refit(cells: "Trace") -> "Surface | None":
+    """The fit that the adaptive design asks for; fitting and profiling know nothing of each other."""
+    import numpy as np
+
+    from latfit.fit.problem import FitOptions, make_problem
+    from latfit.fit.solve import solve
+    from latfit.profiler.adaptive import Surface
+
+    problem = make_problem(cells, FitOptions(ADAPTIVE_MODEL))
+    if len(cells) < len(problem.free):
+        return None
+    theta = problem.theta(solve(problem).z)
+    return Surface(problem.model, theta, problem.free) if np.all(np.isfinite(theta)) else None
 
 
 @contextmanager
@@ -216,6 +253,7 @@ def _path_summary(outcome: "PathOutcome") -> dict[str, Any]:
         "cells_within_precision": sum(result.within_precision),
         "elapsed_s": round(result.elapsed_s, 3),
         "between_processes": between.as_json() if between else None,
+        "prediction_half_width_pct": None if (width := result.prediction_half_width) is None else 100 * width,
         "warnings": [doubt.as_json() for doubt in result.doubts],
         "limits": [limit.as_json() for limit in result.limits],
     }
@@ -232,6 +270,10 @@ def _print_path(result: "ProfileResult", prefix: str) -> None:
     known = (
         f"{sum(result.within_precision)} of {sum(result.measured)} cells known within ±{100 * result.precision:.3g} %"
     )
+    if (width := result.prediction_half_width) is not None:
+        known = (
+            f"{sum(result.measured)} of {len(result.cells)} cells measured, all predicted within ±{100 * width:.1f} %"
+        )
     typer.echo(f"{prefix}{len(result.samples)} steps in {format_ms(result.elapsed_s * 1e3)}; {known}.")
     if medians:
         typer.echo(f"Median step times run from {format_ms(min(medians))} to {format_ms(max(medians))}.")

@@ -1,4 +1,5 @@
-"""The profiler: what a step computes (workload), who executes it (devices), which steps (design), and the run itself.
+"""The profiler: what a step computes (workload, models), who executes it (devices), which cells (design, adaptive), and
+the run itself (visits, runner, journal).
 
-`profiler.measure.measure` does all of it. This file imports nothing, so that `isa` can be asked before NumPy is loaded.
+`profiler.measure.measure` does all of it; `opening` finds the devices that a machine has, `dispatch` proves what ran.
 """

@@ -129,7 +129,6 @@ def probe(device: str, precision: str, isa: str) -> dict[str, Any]:
     """
     command = [sys.executable, "-m", "latfit.profiler.dispatch", device, precision]
     environment = {**os.environ, **environment_for(isa, device), "ONEDNN_VERBOSE": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("ONEDNN_MAX_CPU_ISA" if isa == "auto" else "", None)
     return run_probe(command, environment)
 
 

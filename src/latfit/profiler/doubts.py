@@ -47,12 +47,14 @@ class DriftTest:
 def find_doubts(result: ProfileResult, load: LoadReading | None = None) -> tuple[Doubt, ...]:
     """Every doubt about `result`; `load` is what others used of the machine meanwhile, where that is
     known."""
+    adaptive = result.prediction_half_width is not None
     found = (
         _drift_doubt(result),
         _unstable_doubt(result),
         _load_doubt(load),
-        _repeats_doubt(result),
-        _unmeasured_doubt(result),
+        _settling_doubt(result),
+        _processes_doubt(result),
+        *((_prediction_doubt(result),) if adaptive else (_repeats_doubt(result), _unmeasured_doubt(result))),
     )
     return tuple(doubt for doubt in found if doubt is not None)
 
@@ -116,6 +118,37 @@ def _unstable_doubt(result: ProfileResult) -> Doubt | None:
     )
 
 
+def _settling_doubt(result: ProfileResult) -> Doubt | None:
+    """Whether steps still became faster after the warm-up: first against last sample of each visit, over all visits."""
+    visits: dict[tuple[int, int], list[float]] = {}
+    for sample in result.samples:
+        if not sample.warmup:
+            visits.setdefault((sample.cell, sample.visit), []).append(sample.T_ms)
+    falls = np.array([math.log(times[0] / times[-1]) for times in visits.values() if len(times) > 1])
+    if len(falls) < _FEWEST_SAMPLES:
+        return None
+    fall = float(np.median(falls))
+    if fall <= max(result.precision, 3 * mad_sigma(falls - fall) * math.sqrt(math.pi / 2 / len(falls))):
+        return None
+    return Doubt(
+        "not_settled",
+        f"Within a visit, steps still became {100 * math.expm1(fall):.1f} % faster after the warm-up.",
+        "Measure warm caches with a smaller --model, or say --cache cold where that is what you mean.",
+    )
+
+
+def _processes_doubt(result: ProfileResult) -> Doubt | None:
+    between = result.between_processes
+    if between is None or between.half_width <= result.precision:
+        return None
+    return Doubt(
+        "processes_differ",
+        f"Medians move by {100 * between.sd:.1f} % from one process to the next, so that {between.processes} of them "
+        f"give a step's time within ±{100 * between.half_width:.1f} % only.",
+        "Take more of them (--processes 6), or pin them (--pin); within one process the interval misleads.",
+    )
+
+
 def _load_doubt(load: LoadReading | None) -> Doubt | None:
     if load is None or load.other_cpus <= load.spare_cpus + OTHER_CPUS:
         return None
@@ -143,6 +176,19 @@ def _repeats_doubt(result: ProfileResult) -> Doubt | None:
         f"In {len(missed)} of {sum(result.measured)} cells the median is not known within "
         f"±{100 * result.precision:.3g} %.",
         remedy,
+    )
+
+
+def _prediction_doubt(result: ProfileResult) -> Doubt | None:
+    """An adaptive run leaves cells unmeasured on purpose; what counts is how well the fit predicts them."""
+    width = result.prediction_half_width
+    if width is None or width <= result.precision:
+        return None
+    return Doubt(
+        "prediction_wide",
+        f"Somewhere on the grid the fitted model predicts no better than ±{100 * width:.1f} %.",
+        f"Give more than {format_ms(result.budget_s * 1e3)} (--budget), accept a wider --precision than "
+        f"{result.precision:g}, or fit richer models (latfit fit --model auto).",
     )
 
 

@@ -66,6 +66,20 @@ def sensible_threads() -> int:
     return cpus if quota is None else max(1, min(cpus, math.floor(quota)))
 
 
+def idle_threads(seconds: float = 0.3) -> int:
+    """Threads that find a CPU of their own: those that can run at a time less what is busy now; 1 at least.
+
+    Threads that share a CPU with a neighbour wait for each other at every barrier: two threads beside one busy
+    neighbour ran 20 times slower than one (two cores, PyTorch).
+    """
+    watch = LoadWatch(0)
+    time.sleep(seconds)
+    reading = watch()
+    if reading is None:
+        return sensible_threads()
+    return max(1, min(sensible_threads(), round(len(usable_cpus()) - reading.other_cpus)))
+
+
 def free_memory_bytes() -> int | None:
     """Memory that can still be taken without swapping, within a container's limit; None where it is not
     known."""

@@ -17,7 +17,7 @@ from latfit.profiler.amx import missing_for_amx, tile_permission
 from latfit.profiler.device import PRECISIONS, Device, DeviceSettings
 from latfit.profiler.dispatch import probe, satisfies
 from latfit.profiler.isa import cpu_flags, environment_for
-from latfit.profiler.machine import free_memory_bytes, usable_cpus
+from latfit.profiler.machine import free_memory_bytes, idle_threads, sensible_threads, usable_cpus
 from latfit.profiler.remote import RemoteDevice
 from latfit.profiler.request import ProfileRequest
 from latfit.profiler.workload import PARTS, ModelShape, Part
@@ -87,7 +87,7 @@ def _engine_device(request: ProfileRequest) -> str:
     require(kind)
     if find_spec("transformers") is None:
         raise HardwareMissing(
-            "transformers is not installed", where="--engine", remedy="Install it: pip install 'latfit[torch]'."
+            "transformers is not installed", where="--engine", remedy="Install it: pip install 'latfit[engine]'."
         )
     return kind
 
@@ -148,7 +148,12 @@ def _path(kinds: tuple[str, ...], request: ProfileRequest, shape: ModelShape) ->
 def _settings(kind: str, request: ProfileRequest) -> DeviceSettings:
     precision = precision_of(kind, request.dtype)
     settings = DeviceSettings(
-        precision, request.threads, request.seed, _part(request), request.graphs, cold=request.cache == "cold"
+        precision,
+        request.threads or _idle_threads(kind),
+        request.seed,
+        _part(request),
+        request.graphs,
+        cold=request.cache == "cold",
     )
     if kind == "torch-cuda":
         if request.isa != "auto":
@@ -158,6 +163,21 @@ def _settings(kind: str, request: ProfileRequest) -> DeviceSettings:
         environment_for(request.isa, kind)
         return settings
     return replace(settings, evidence=proved(kind, precision, request.isa))
+
+
+@cache
+def _idle_threads(kind: str) -> int | None:
+    """Fewer threads than could run, where others keep CPUs busy; None for as many as can run."""
+    if kind == "torch-cuda":
+        return None
+    idle = idle_threads()
+    if idle >= sensible_threads():
+        return None
+    if kind == "numpy":
+        from latfit.profiler.blas import find_openblas
+
+        return idle if find_openblas() else None
+    return idle
 
 
 def _part(request: ProfileRequest) -> Part:

@@ -102,6 +102,8 @@ class ProfileResult:
     precision: float
     doubts: tuple[Doubt, ...] = ()
     overhead_s: float = 0.0
+    prediction_half_width: float | None = None
+    """Of an adaptive run: half width of the 95 % interval of the worst predicted cell, relative."""
 
     @property
     def interrupted(self) -> bool:
@@ -161,25 +163,33 @@ class TraceLabels:
 def to_trace(result: ProfileResult, labels: TraceLabels) -> Trace:
     """All samples as a Trace in the order measured, warm-up steps included and marked."""
     samples = result.samples
-    cells = [result.cells[sample.cell] for sample in samples]
+    columns = dict(cell_columns(result.cells).select(np.array([s.cell for s in samples], dtype=np.int64)).columns)
     text = {"path": labels.path, "hardware": labels.hardware, "model": labels.model}
-    columns: dict[str, Array] = {
-        "B": _integers([cell.B for cell in cells], np.int32),
-        "S": _integers([cell.S for cell in cells]),
+    columns |= {
         "T_ms": np.array([sample.T_ms for sample in samples], dtype=np.float64),
         "t_s": np.array([sample.t_s for sample in samples], dtype=np.float64),
         "run": np.array([labels.runs[sample.process] for sample in samples], dtype=object),
-        "phase": np.array([cell.phase for cell in cells], dtype=object),
-        "prefill_requests": _integers([cell.prefill_requests for cell in cells]),
-        "prefill_tokens": _integers([cell.prefill_tokens for cell in cells]),
-        "context_tokens": _integers([cell.context_tokens for cell in cells]),
-        "prefill_context_tokens": _integers([cell.prefill_context_tokens for cell in cells]),
         "rep": _integers(_repetitions(samples)),
         "warmup": np.array([sample.warmup for sample in samples], dtype=bool),
         "outlier": _outliers(result),
     }
     columns |= {name: np.full(len(samples), value, dtype=object) for name, value in text.items()}
     return Trace(columns, dict(labels.provenance))
+
+
+def cell_columns(cells: Sequence[StepShape]) -> Trace:
+    """What is known of cells before they are measured, a row each."""
+    return Trace(
+        {
+            "B": _integers([cell.B for cell in cells], np.int32),
+            "S": _integers([cell.S for cell in cells]),
+            "phase": np.array([cell.phase for cell in cells], dtype=object),
+            "prefill_requests": _integers([cell.prefill_requests for cell in cells]),
+            "prefill_tokens": _integers([cell.prefill_tokens for cell in cells]),
+            "context_tokens": _integers([cell.context_tokens for cell in cells]),
+            "prefill_context_tokens": _integers([cell.prefill_context_tokens for cell in cells]),
+        }
+    )
 
 
 def _outliers(result: ProfileResult) -> Array:

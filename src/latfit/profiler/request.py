@@ -70,5 +70,11 @@ class ProfileRequest:
                 where="--processes",
                 remedy=f"Ask for 1 to {MOST_PROCESSES}.",
             )
+        if self.engine != "kernels" and (self.grid or self.part != "step" or self.cache != "warm"):
+            raise WrongUsage(
+                "an engine chooses its own steps",
+                where="--engine",
+                remedy="Leave --grid, --kernel and --cache out, or measure --engine kernels.",
+            )
         if self.grid is not None:
             parse_grid(self.grid, self.contexts)

@@ -63,9 +63,9 @@ def run_profile(
         stop = "interrupted"
     except Exception as error:
         failure = error if isinstance(error, DeviceFailed) else _failure(devices[0], run, error)
-        failure.partial = _finished(run, "device_failed", load)
+        failure.partial = _finished(run, "device_failed", load, chosen)
         raise failure from error
-    return _finished(run, stop, load)
+    return _finished(run, stop, load, chosen)
 
 
 def rounds(rng: np.random.Generator) -> Choice:
@@ -93,7 +93,9 @@ def anchor_cells(run: Visits) -> set[int]:
     return {known[at][1] for at in (0, len(known) // 2)[:ANCHORS]} if known else set()
 
 
-def _finished(run: Visits, stop: StopReason, load: Callable[[], LoadReading | None] | None) -> ProfileResult:
+def _finished(
+    run: Visits, stop: StopReason, load: Callable[[], LoadReading | None] | None, design: Choice
+) -> ProfileResult:
     result = ProfileResult(
         cells=run.cells,
         samples=tuple(run.samples),
@@ -103,6 +105,7 @@ def _finished(run: Visits, stop: StopReason, load: Callable[[], LoadReading | No
         budget_s=run.budget_s,
         precision=run.precision,
         overhead_s=run.overhead_s,
+        prediction_half_width=getattr(design, "half_width", None),
     )
     return replace(result, doubts=find_doubts(result, load() if load else None))
 

@@ -8,6 +8,7 @@ so its steps cannot be recorded and run eagerly.
 import time
 from typing import Any
 
+from latfit.profiler.cold import TIMES_THE_CACHE, USUAL
 from latfit.profiler.cuda_runtime import CudaRuntime
 from latfit.profiler.device import DeviceOutOfMemory, DeviceSettings
 from latfit.profiler.torch_decoder import TorchStep, random_cache
@@ -37,6 +38,10 @@ class TorchCudaDevice:
         self._inputs: list[Tensor] = []
         self._tokens: Tensor = None
         self._run: Any = None
+        self._flush: Tensor = None
+        if settings.cold:
+            size = TIMES_THE_CACHE * int(runtime.facts().get("l2_bytes") or USUAL)
+            self._flush = torch.empty(size, dtype=torch.uint8, device=runtime.place)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -44,6 +49,7 @@ class TorchCudaDevice:
             "dtype": self._settings.dtype,
             "cuda_graphs": self.graphs,
             "part": self._settings.part,
+            "flushed_bytes": 0 if self._flush is None else self._flush.numel(),
             **self._runtime.facts(),
         }
 
@@ -80,6 +86,8 @@ class TorchCudaDevice:
         try:
             with torch.inference_mode():
                 self._tokens.copy_(self._inputs[0])
+                if self._flush is not None:
+                    self._flush.zero_()  # drives the last step out of the GPU's cache
                 return self._runtime.time_ms(self._run)
         except self._runtime.out_of_memory as error:
             self._give_back()

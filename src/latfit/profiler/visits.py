@@ -132,18 +132,18 @@ class Visits:
         )
 
     def _warm_up(self, index: int, process: int) -> None:
-        """On a process's first visit, steps until two successive ones agree (slow first steps become faster one by one;
-        a plateau of slow ones would not be seen); later, one step for the caches."""
-        before = 0.0
+        """On a process's first visit, steps until one is no longer faster than all before it (slow first steps become
+        faster one by one; a plateau of slow ones would not be seen); later, one step for the caches."""
+        quickest = math.inf
         new = (index, process) not in self._warm
         self._warm.add((index, process))
         for _ in range(WARMUP_AT_MOST if new else 1):
             if self.left_ms() <= 0:
                 return
             now = self._step(index, process, warmup=True)
-            if abs(now - before) <= WARMUP_AGREES * before:
+            if now > (1 - WARMUP_AGREES) * quickest:
                 return
-            before = now
+            quickest = now
 
     def _step(self, index: int, process: int, *, warmup: bool) -> float:
         started_s = self.elapsed_s()

@@ -1,0 +1,152 @@
+"""The adaptive design: its formulas against direct computation, and its promise on a planted device."""
+
+import numpy as np
+import pytest
+
+from latfit.cli.profile import _refit as refit
+from latfit.model.family import model_named
+from latfit.profiler.adaptive import AdaptiveDesign, Knowledge, Surface, _weight, first_cells, knowledge
+from latfit.profiler.design import LEVELS, StepCost, default_cells
+from latfit.profiler.fake import FakeFaults
+from latfit.profiler.models import PRESETS
+from latfit.profiler.record import ProfileResult, cell_columns
+from latfit.profiler.runner import run_profile
+from latfit.stats import FloatArray
+from tests.profiler.planted import codes, fake, saturation_ms
+
+CELLS = default_cells(*LEVELS[1])
+GUESS = [StepCost(1.0, 2e8).step_ms(PRESETS["tiny"], cell) for cell in CELLS]
+TRUTH = np.array([saturation_ms(cell.B, cell.S) for cell in CELLS])
+THETA = np.array([0.8, 3.0, 1.0, 12.0, 0.4, 0.05, 0.02, 0.001])
+SURFACE = Surface(model_named("saturation"), THETA, [0, 1, 3, 4, 5, 6, 7])
+
+
+def adaptive(precision: float = 0.03, budget_s: float = 120.0, **device: float) -> tuple[ProfileResult, AdaptiveDesign]:
+    design = AdaptiveDesign(refit, GUESS)
+    result = run_profile(fake(**device), CELLS, budget_s=budget_s, precision=precision, design=design)  # type: ignore[arg-type]
+    return result, design
+
+
+class TestInformation:
+    def known(self, seed: int = 0) -> tuple[Knowledge, FloatArray]:
+        rng = np.random.default_rng(seed)
+        times = [list(T * np.exp(0.02 * rng.standard_normal(4))) if i % 2 else [] for i, T in enumerate(TRUTH)]
+        return knowledge(SURFACE, cell_columns(CELLS), times), np.array([float(len(each)) for each in times])
+
+    def information(self, known: Knowledge, counts: FloatArray) -> FloatArray:
+        weights = _weight(counts, known.noise, known.misfit)
+        return np.asarray((known.slopes * weights[:, None]).T @ known.slopes)
+
+    def test_gain_is_the_growth_of_the_log_determinant(self) -> None:
+        known, counts = self.known()
+        before = np.linalg.slogdet(self.information(known, counts))[1]
+        gains = known.gain(counts)
+        for cell in range(0, len(CELLS), 5):
+            more = counts.copy()
+            more[cell] += 4
+            grown = np.linalg.slogdet(self.information(known, more))[1] - before
+            assert gains[cell] == pytest.approx(grown, rel=1e-4, abs=1e-6)
+
+    def test_a_further_visit_updates_the_inverse(self) -> None:
+        known, counts = self.known()
+        more = counts.copy()
+        more[7] += 4
+        wanted = np.linalg.inv(self.information(known, more))
+        np.testing.assert_allclose(known.after(7, counts[7]).covariance, wanted, rtol=1e-4, atol=1e-9)
+
+    def test_slopes_are_those_of_the_log_latency(self) -> None:
+        table, step = cell_columns(CELLS), 1e-6
+        slopes = SURFACE.slopes(table)
+        for column, parameter in enumerate(SURFACE.free):
+            theta = THETA.copy()
+            theta[parameter] *= 1 + step
+            moved = Surface(SURFACE.model, theta, SURFACE.free).log_ms(table) - SURFACE.log_ms(table)
+            np.testing.assert_allclose(slopes[:, column], moved / np.linalg.norm(moved), atol=1e-4)
+
+    def test_repeating_a_cell_stops_paying(self) -> None:
+        known, _ = self.known()
+        gains = [known.gain(np.full(len(CELLS), float(n)))[3] for n in (0, 4, 40, 400)]
+        assert gains == sorted(gains, reverse=True)
+        assert gains[-1] < 0.01 * gains[0]
+
+    def test_intervals_cover_the_truth(self) -> None:
+        """Predictions of fits to 30 noisy designs: 95 % intervals hold the planted truth at least nine times in ten."""
+        hits = []
+        rng = np.random.default_rng(1)
+        table = cell_columns(CELLS)
+        for _ in range(30):
+            times = [list(T * np.exp(0.03 * rng.standard_normal(4))) if i % 2 else [] for i, T in enumerate(TRUTH)]
+            measured = [i for i, each in enumerate(times) if each]
+            rows = table.select(np.array(measured)).with_columns(T_ms=np.array([np.median(times[i]) for i in measured]))
+            found = saturation_refit(rows)
+            known = knowledge(found, table, times)
+            hits.append(np.mean(np.abs(found.log_ms(table) - np.log(TRUTH)) <= known.half_widths))
+        assert np.mean(hits) >= 0.9
+
+
+def saturation_refit(rows: object) -> Surface:
+    from latfit.fit.problem import FitOptions, make_problem
+    from latfit.fit.solve import solve
+
+    problem = make_problem(rows, FitOptions("saturation"))  # type: ignore[arg-type]
+    return Surface(problem.model, problem.theta(solve(problem).z), problem.free)
+
+
+class TestFirstCells:
+    def test_are_different_and_span_the_grid(self) -> None:
+        chosen = [CELLS[index] for index in first_cells(CELLS, np.array(GUESS))]
+        assert len(set(chosen)) == len(chosen) < len(CELLS) / 2
+        assert {cell.phase for cell in chosen} == {"decode", "prefill", "mixed"}
+        assert min(cell.S for cell in chosen) == 1
+        assert max(cell.S for cell in chosen) >= 100
+
+    def test_a_grid_smaller_than_the_design_is_taken_whole(self) -> None:
+        assert sorted(first_cells(CELLS[:3], np.ones(3))) == [0, 1, 2]
+
+
+class TestRun:
+    def test_within_a_percent_everywhere_in_a_fifth_of_the_full_grids_time(self) -> None:
+        """On planted truth with noise of 1 %: the worst error of the fit over all cells, measured or not, is
+        within 1 % or within that of the full grid's fit."""
+        full = run_profile(fake(seed=1), CELLS, budget_s=600.0)
+        result, design = adaptive()
+        table = cell_columns(CELLS)
+        of_full = refit(table.with_columns(T_ms=np.array([np.median(times) for times in full.times_ms])))
+        assert design._surface is not None
+        assert of_full is not None
+        errors = [np.abs(np.expm1(s.log_ms(table) - np.log(TRUTH))).max() for s in (design._surface, of_full)]
+        assert result.stop == "precise"
+        assert result.elapsed_s <= full.elapsed_s / 5
+        assert errors[0] <= max(errors[1], 0.01)
+
+    def test_the_stated_interval_holds_the_worst_error(self) -> None:
+        _, design = adaptive()
+        assert design._surface is not None
+        error = np.abs(design._surface.log_ms(cell_columns(CELLS)) - np.log(TRUTH)).max()
+        assert design.half_width is not None
+        assert error <= design.half_width <= 0.03
+
+    def test_a_short_budget_says_how_wide_it_is(self) -> None:
+        result, _ = adaptive(noise=0.1, budget_s=2.0)
+        assert result.stop == "budget"
+        assert result.elapsed_s <= 2.0 + max(sample.T_ms for sample in result.samples) / 1e3
+        assert "prediction_wide" in codes(result)
+        assert not codes(result) & {"too_few_repeats", "not_measured"}
+
+    def test_cells_without_memory_are_left_out(self) -> None:
+        device = fake(faults=FakeFaults(memory_tokens=200))
+        design = AdaptiveDesign(refit, GUESS)
+        result = run_profile(device, CELLS, budget_s=60.0, precision=0.1, design=design)
+        assert {limit.cell.S > 200 for limit in result.limits} == {True}
+        assert result.stop == "precise"
+
+    def test_drift_shows_though_most_cells_are_visited_once(self) -> None:
+        device = fake(faults=FakeFaults(drift_per_s=0.05))
+        result = run_profile(device, CELLS, budget_s=30.0, precision=1e-3, design=AdaptiveDesign(refit, GUESS))
+        assert "drift" in codes(result)
+
+    def test_a_fit_that_fails_still_measures(self) -> None:
+        result = run_profile(fake(), CELLS, budget_s=5.0, design=AdaptiveDesign(lambda _: None, GUESS))
+        assert result.stop == "budget"
+        assert sum(result.measured) > len(CELLS) / 2
+        assert result.prediction_half_width is None
