@@ -30,6 +30,17 @@ class TestSpread:
                 tolerance = 0.5 if scheme == "block" else 0.25
                 assert np.std(draws.theta[:, i]) == pytest.approx(error, rel=tolerance)
 
+    @pytest.mark.parametrize("scheme", ["rows", "residual"])
+    def test_agrees_with_the_sandwich_where_rows_are_many(self, scheme: str) -> None:
+        """8,600 rows: one step a resample, whole groups of rows or scores drawn for each."""
+        trace = planted_trace(0.03, repeats=200, seed=2)
+        problem = make_problem(trace, FitOptions())
+        solution = solve(problem)
+        draws = bootstrap(problem, solution, trace, resamples=400, scheme=scheme)
+        for i, (name, known) in enumerate(uncertainty(problem, solution).estimates.items()):
+            if known.std_error is not None:
+                assert np.std(draws.theta[:, i]) == pytest.approx(known.std_error, rel=0.2), name
+
     def test_newton_steps_end_where_full_refits_do(self) -> None:
         """One resample written out as a trace and fitted from scratch, with the scale of the loss free."""
         problem = make_problem(TRACE, FitOptions(loss="linear"))
@@ -137,3 +148,17 @@ def test_a_bounded_step_solves_the_small_problem() -> None:
     assert bounded_step(H, g, -wide, wide) == pytest.approx(np.linalg.solve(H, g))
     held = bounded_step(H, g, -wide, np.array([10.0, 1.0]))
     assert held == pytest.approx([(1.0 - 0.5) / 2.0, 1.0])
+
+
+def test_a_resample_with_flat_directions_stays_where_the_first_order_says() -> None:
+    """Decode steps of a line: three of the five parameters are free to move against each other. The steps of a resample
+    move predictions by about their standard error, a part in a thousand, wherever the parameters go."""
+    rng = np.random.default_rng(3)
+    B = rng.integers(1, 65, 6000).astype(float)
+    T = (17 + 0.6 * B) * np.exp(0.05 * rng.standard_normal(len(B)))
+    problem = make_problem(Trace({"B": B, "S": B, "T_ms": T, "t_s": np.arange(len(B)) * 0.1}), FitOptions())
+    solution = solve(problem)
+    draws = bootstrap(problem, solution, resamples=200)
+    steps = {"B": np.array([1.0, 16.0, 64.0]), "S": np.array([1.0, 16.0, 64.0])}
+    moved = np.abs(np.log(draws.latency_ms(steps) / problem.model.latency_ms(problem.theta(solution.z), steps)))
+    assert moved.max() < 0.02

@@ -89,6 +89,17 @@ def test_experts_are_a_candidate_only_where_the_user_says_so() -> None:
     assert any(name.endswith("+moe") for name in candidates_for(trace, experts=True))
 
 
+def test_experts_are_added_where_they_pay() -> None:
+    """Decode steps that read 128 experts, 8 a token: T rises steeply and then not at all, as no plain model does."""
+    rng = np.random.default_rng(0)
+    B = np.repeat(np.round(2.0 ** np.arange(0, 8.1, 0.5)), 8)
+    T = (6 + 0.03 * B + 20 * -np.expm1(-0.0645385 * B)) * np.exp(rng.normal(0, 0.02, len(B)))
+    selection = select_model(Trace({"B": B, "S": B, "T_ms": T}), AUTO)
+    assert selection.name.endswith("+moe")
+    assert selection.scores[selection.name].mape_pct < 2.5
+    assert selection.name.removesuffix("+moe") in selection.scores
+
+
 def test_the_fit_says_why_and_survives_its_file(tmp_path: Path) -> None:
     trace = serving_trace("context", TRUTH["context"], 0.03, 800)
     fit = fit_trace(trace, AUTO)

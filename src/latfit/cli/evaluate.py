@@ -36,7 +36,7 @@ def evaluate(
     typer.echo(data_line(data_facts(read, {}, read.trace)))
     print_table(evaluation_table(found))
     for level, share in found["interval_coverage"].items():
-        typer.echo(f"{share:.1%} of steps lie in the interval that is to hold {float(level):.0%}.")
+        typer.echo(f"{100 * share:.1f} % of steps lie in the interval that is to hold {100 * float(level):g} %.")
     typer.echo(f"{found['outside_domain']:,} steps lie outside what the fit has measured.")
     for text in found["notes"]:
         typer.echo(text)

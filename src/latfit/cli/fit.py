@@ -2,12 +2,31 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from latfit.cli.fit_jobs import Job, plan_jobs
-from latfit.cli.fit_options import parse_fixed, parse_ranges
+from latfit.cli.fit_options import (
+    BootstrapOption,
+    BoundsOption,
+    EachOption,
+    FixOption,
+    IntervalsOption,
+    LossOption,
+    ModelOption,
+    OutOption,
+    PathOption,
+    PriorOption,
+    ReportOption,
+    ResampleOption,
+    ResidualsOption,
+    SolverOption,
+    StrictOption,
+    WeightsOption,
+    parse_fixed,
+    parse_ranges,
+)
 from latfit.cli.options import (
     DEFAULT_HARDWARE,
     HardwareOption,
@@ -28,64 +47,24 @@ if TYPE_CHECKING:
 @reads_traces
 def fit(
     trace: SourcesArgument,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            help="saturation, saturation-gamma, context, roofline, linear, quadratic, hinge or constant, each also with"
-            " +moe; or auto, which chooses by cross-validation.",
-        ),
-    ] = "saturation",
-    loss: Annotated[str, typer.Option("--loss", help="huber, soft_l1, tukey or linear.")] = "huber",
-    residuals: Annotated[
-        str, typer.Option("--residuals", help="relative (log of predicted/observed) or absolute (ms).")
-    ] = "relative",
-    fix: Annotated[list[str] | None, typer.Option("--fix", help="Hold a parameter: P_max=60. Repeatable.")] = None,
-    bounds: Annotated[
-        list[str] | None, typer.Option("--bounds", help="Bound a parameter: k_B=0.01:1. Repeatable.")
-    ] = None,
-    prior: Annotated[
-        list[str] | None,
-        typer.Option("--prior", help="What is known of a parameter: P_max=60:5 (mean:sd). Repeatable."),
-    ] = None,
-    weights: Annotated[
-        str, typer.Option("--weights", help="What counts the same: rows, segment (doublings of S) or variance (cells).")
-    ] = "rows",
-    solver: Annotated[
-        str, typer.Option("--solver", help="separable, or trf: plain SciPy from several starts.")
-    ] = "separable",
-    intervals: Annotated[
-        str,
-        typer.Option(
-            "--intervals",
-            help="Intervals of the parameters from: sandwich (their covariance), profile (the cost itself; slow) or"
-            " bootstrap (resampled fits).",
-        ),
-    ] = "sandwich",
-    bootstrap: Annotated[
-        int, typer.Option("--bootstrap", help="Resample the steps so many times, such as 1000, and keep the outcome.")
-    ] = 0,
-    resample: Annotated[
-        str,
-        typer.Option(
-            "--resample", help="What --bootstrap draws: rows, block (of time), residual; auto is block or rows."
-        ),
-    ] = "auto",
-    each: Annotated[
-        bool, typer.Option("--each", help="Fit every system (hardware, model, tp) in the file by itself.")
-    ] = False,
+    model: ModelOption = "saturation",
+    loss: LossOption = "huber",
+    residuals: ResidualsOption = "relative",
+    fix: FixOption = None,
+    bounds: BoundsOption = None,
+    prior: PriorOption = None,
+    weights: WeightsOption = "rows",
+    solver: SolverOption = "separable",
+    intervals: IntervalsOption = "sandwich",
+    bootstrap: BootstrapOption = 0,
+    resample: ResampleOption = "auto",
+    each: EachOption = False,
     typed: ReadingOptions = ReadingOptions(),
-    path: Annotated[
-        str | None, typer.Option("--path", help="Execution path of a trace that names none: cpu, amx, gpu, ...")
-    ] = None,
+    path: PathOption = None,
     hardware: HardwareOption = DEFAULT_HARDWARE,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The fit file; without it NAME.fit.json in this folder.")
-    ] = None,
-    report_folder: Annotated[
-        Path | None, typer.Option("--report", help="Also write the report into this folder.")
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 when the fit has warnings.")] = False,
+    out: OutOption = None,
+    report_folder: ReportOption = None,
+    strict: StrictOption = False,
     seed: SeedOption = 0,
     json: JsonOption = False,
     quiet: QuietOption = False,

@@ -1,8 +1,59 @@
-"""What users say of parameters, read: values, ranges and priors by name."""
+"""The options of `latfit fit`, and what users say of parameters, read: values, ranges and priors by name."""
 
 import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from latfit.errors import WrongUsage
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="saturation, saturation-gamma, context, roofline, linear, quadratic, hinge or constant, each also with"
+        " +moe; or auto, which chooses by cross-validation.",
+    ),
+]
+LossOption = Annotated[str, typer.Option("--loss", help="huber, soft_l1, tukey or linear.")]
+ResidualsOption = Annotated[
+    str, typer.Option("--residuals", help="relative (log of predicted/observed) or absolute (ms).")
+]
+FixOption = Annotated[list[str] | None, typer.Option("--fix", help="Hold a parameter: P_max=60. Repeatable.")]
+BoundsOption = Annotated[list[str] | None, typer.Option("--bounds", help="Bound a parameter: k_B=0.01:1. Repeatable.")]
+PriorOption = Annotated[
+    list[str] | None,
+    typer.Option("--prior", help="What is known of a parameter: P_max=60:5 (mean:sd). Repeatable."),
+]
+WeightsOption = Annotated[
+    str, typer.Option("--weights", help="What counts the same: rows, segment (doublings of S) or variance (cells).")
+]
+SolverOption = Annotated[str, typer.Option("--solver", help="separable, or trf: plain SciPy from several starts.")]
+IntervalsOption = Annotated[
+    str,
+    typer.Option(
+        "--intervals",
+        help="Intervals of the parameters from: sandwich (their covariance), profile (the cost itself; slow) or"
+        " bootstrap (resampled fits, 1000 unless --bootstrap says how many).",
+    ),
+]
+BootstrapOption = Annotated[
+    int, typer.Option("--bootstrap", help="Refit so many resamples of the steps, such as 1000, and keep them.")
+]
+ResampleOption = Annotated[
+    str,
+    typer.Option("--resample", help="What --bootstrap draws: rows, block (of time), residual; auto is block or rows."),
+]
+EachOption = Annotated[
+    bool, typer.Option("--each", help="Fit every system (hardware, model, tp) in the file by itself.")
+]
+PathOption = Annotated[
+    str | None, typer.Option("--path", help="Execution path of a trace that names none: cpu, amx, gpu, ...")
+]
+OutOption = Annotated[Path | None, typer.Option("--out", help="The fit file; without it NAME.fit.json in this folder.")]
+ReportOption = Annotated[Path | None, typer.Option("--report", help="Also write the report into this folder.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Exit with 4 when the fit has warnings.")]
 
 
 def parse_fixed(texts: list[str]) -> dict[str, float]:

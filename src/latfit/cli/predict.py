@@ -123,13 +123,16 @@ def _answer_to_change(
     found: dict[str, Any] = sensitivity_of(fitted, axes[0], axes[1], typical).to_json()
     if not any(T is not None for row in found["T_ms"] for T in row):
         raise BadInput(
-            "none of the steps lies inside what was measured", remedy="Ask inside the fit's domain, with S >= B."
+            "none of the steps lies inside what was measured",
+            remedy=f"Ask inside the fit's domain, with {'S >= B' if fitted.knows_prefill else 'S = B'}.",
         )
     if json:
         print_json({"sensitivity": found})
         return
     print_table(sensitivity_table(found))
     print_table(regions_table(found))
+    if not fitted.knows_prefill:
+        typer.echo("The fit saw decode steps only, so a request counts with its token (S = B).")
     if context is None and fitted.assumed_context:
         typer.echo(f"All {fitted.assumed_context}.")
 

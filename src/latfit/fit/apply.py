@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.fit.by_row import weights_by_row
+from latfit.fit.extrapolation import CANNOT_TELL, widening
 from latfit.model.draws import latency_draws, parameter_draws
 from latfit.model.result import FitResult
 from latfit.model.typical import CONTEXT, with_typical_context
@@ -27,6 +28,7 @@ from latfit.trace.phases import UNKNOWN, phases
 from latfit.trace.table import Trace
 
 GRID_SIDE = 25
+NO_PREFILL = "prefill not identified: the fit saw decode steps only"
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,13 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
         low[rows], high[rows] = T[rows] * lower, T[rows] * upper
         if math.isnan(lower) or math.isnan(upper):
             silent.append(_why_silent(fit, str(phase), level))
-    return Predictions(T, low, high, _why_outside(fit, steps), tuple(dict.fromkeys([*taken(fit, steps), *silent])))
+    why = _why_outside(fit, steps)
+    low[why == NO_PREFILL], high[why == NO_PREFILL] = np.nan, np.nan
+    wider = widening(fit, steps.floats("S"))
+    if np.isnan(wider).any():
+        silent.append(CANNOT_TELL)
+    notes = tuple(dict.fromkeys([*taken(fit, steps), *silent]))
+    return Predictions(T, low / wider, high * wider, why, notes)
 
 
 def typical_ms(fit: FitResult, steps: Trace) -> FloatArray:
@@ -110,8 +118,14 @@ def _why_outside(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
     why = np.full(len(steps), "", dtype=object)
     why[fit.outside_domain(**columns)] = "outside what was measured"
     if not fit.knows_prefill:
-        why[fit.holds_prefill(**columns)] = "prefill not identified: the fit saw decode steps only"
+        why[fit.holds_prefill(**columns)] = NO_PREFILL
     return why
+
+
+def _unknown_prefill(fit: FitResult, trace: Trace) -> list[str]:
+    """How many steps a fit of decode steps alone can say nothing of, in a sentence; empty where there are none."""
+    steps = round(float(weights_by_row(trace)[_why_outside(fit, trace) == NO_PREFILL].sum()))
+    return [f"{steps:,} steps hold prefill, of which the fit says nothing: it saw decode steps only."] if steps else []
 
 
 def _phases_of(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
@@ -127,7 +141,7 @@ def _phases_of(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
 def _why_silent(fit: FitResult, phase: str, level: float) -> str:
     source = fit.intervals.get("by_phase", {}).get(phase, fit.intervals)
     reason = source.get("reason", "too few steps were measured")
-    return f"No interval at {level:.0%} for {phase} steps: {reason}."
+    return f"No interval at {100 * level:g} % for {phase} steps: {reason}."
 
 
 def read_columns_of(fit: FitResult) -> list[str]:
@@ -158,7 +172,7 @@ def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
         "by_phase": {phase: error_metrics(observed[rows], T[rows], weights[rows]) for phase, rows in rows_of.items()},
         "interval_coverage": coverage,
         "outside_domain": round(float(weights[fit.outside_domain(**_read(fit, trace))].sum())),
-        "notes": taken(fit, trace),
+        "notes": [*taken(fit, trace), *_unknown_prefill(fit, trace)],
     }
 
 

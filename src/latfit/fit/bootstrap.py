@@ -28,13 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
-from latfit.fit.bounded import bounded_step
 from latfit.fit.by_row import by_row
-from latfit.fit.draws import carried
 from latfit.fit.folds import in_time
-from latfit.fit.loss import TUNING, score_factor, score_slope, total_cost
-from latfit.fit.priors import prior_rows
+from latfit.fit.loss import score_factor
 from latfit.fit.problem import FitProblem
+from latfit.fit.resample import FEW_ROWS, Refit, Resample, safe_slope, score_columns
 from latfit.fit.solve import Solution
 from latfit.model.terms import LatencyModel, Steps
 from latfit.stats import FloatArray
@@ -42,13 +40,8 @@ from latfit.trace.clean import runs_in_time
 from latfit.trace.table import Trace
 
 SCHEMES = ("rows", "block", "residual")
-FEW_ROWS = 3_000
 GROUPS = 3_000
-MOST_STEPS = 12
-FIRST_DAMPING = 1e-3
-CLOSE = 1e-7
 BATCH_VALUES = 2_000_000
-_SMALLEST_SLOPE = 0.05
 
 Progress = Callable[[int, int], None]
 
@@ -102,7 +95,9 @@ def bootstrap(
         raise WrongUsage(f"{scheme!r} is not known", where="--bootstrap", remedy=f"Choose: {', '.join(SCHEMES)}.")
     if not problem.free or resamples < 1:
         return ParameterDraws(problem.model, np.tile(problem.theta(solution.z), (resamples, 1)), scheme, seed)
-    sample = _sampler(problem, solution, trace, scheme)
+    sample: _Reweighted | _Redrawn = (
+        _Redrawn.of(problem, solution) if scheme == "residual" else _reweighted(problem, solution, trace, scheme)
+    )
     size = max(1, min(100, BATCH_VALUES // max(sample.values, 1)))
     batches = [(start, min(size, resamples - start)) for start in range(0, resamples, size)]
     generators = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(len(batches))]
@@ -119,19 +114,17 @@ def bootstrap(
 
 
 @dataclass(frozen=True)
-class _Sampler:
-    """Units that are drawn: summed columns [g, H] of each (units, p + p(p+1)/2), and how many rows each stands for.
+class _Reweighted:
+    """Units that are drawn so often: summed columns [g, H] of each (units, p + p(p+1)/2), and how many rows each stands
+    for.
 
-    members: unit of each row of the problem (n,), to reweight rows in further steps; None where sums are all there is.
-    residuals: scores to draw from, for the residual scheme; its sums are those of the design alone.
+    members: unit of each row of the problem (n,), to reweight rows in a full descent; None where sums are all there is.
     """
 
-    problem: FitProblem
-    solution: Solution
+    refit: Refit
     sums: FloatArray
     counts: FloatArray
     members: NDArray[np.intp] | None
-    residual: bool
 
     @property
     def values(self) -> int:
@@ -139,128 +132,87 @@ class _Sampler:
 
     def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
         """z (count, p) of so many resamples."""
-        known = self._prior_errors(count, rng)
-        if self.residual:
-            return np.stack([self._residual_draw(rng, off) for off in known])
+        known = self.refit.prior_errors(count, rng)
         weights = rng.poisson(self.counts, (count, len(self.counts))).astype(np.float64)
         weights *= self.counts.sum() / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)
-        if self.members is not None:
-            return np.stack([self._refitted(w / self.counts, off) for w, off in zip(weights, known, strict=True)])
-        totals = (weights / self.counts) @ self.sums
-        moved = np.stack([self._step(self.solution.z, *pair) for pair in zip(totals, known, strict=True)])
-        return carried(self.problem, self.solution, moved - self.solution.z)
-
-    def _step(self, z: FloatArray, total: FloatArray, known: FloatArray, damping: float = 0.0) -> FloatArray:
-        """Where the quadratic of a resample's sums (p + p(p+1)/2,) is least, in the box."""
-        p = len(z)
-        hessian = np.empty((p, p))
-        upper = np.triu_indices(p)
-        hessian[upper] = total[p:]
-        hessian.T[upper] = total[p:]
-        residuals, J = self._priors(z, known)
-        hessian, gradient = hessian + J.T @ J, total[:p] - J.T @ residuals
-        hessian[np.diag_indices(p)] *= 1 + damping
-        return z + bounded_step(hessian, gradient, self.problem.lower - z, self.problem.upper - z)
-
-    def _priors(self, z: FloatArray, known: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Residuals and Jacobian of the priors, whose means are `known` standard deviations off (k,)."""
-        residuals, J = prior_rows(self.problem, z, self.solution.f_scale)
-        return residuals + self.solution.f_scale / TUNING[self.problem.options.loss] * known, J
-
-    def _prior_errors(self, count: int, rng: np.random.Generator) -> FloatArray:
-        """How far the means of the priors are off in each resample (count, k): they are drawn like measurements."""
-        free = {p.name for p in self.problem.free_parameters}
-        return rng.standard_normal((count, len(free & set(self.problem.options.priors))))
-
-    def _refitted(self, weights: FloatArray, known: FloatArray) -> FloatArray:
-        """z of the problem with its units reweighted (units,)."""
-        assert self.members is not None
-        own = self.problem.weights * weights[self.members]
-        return self._descent(_Resample(self.problem, self.solution.f_scale, own), known)
-
-    def _residual_draw(self, rng: np.random.Generator, known: FloatArray) -> FloatArray:
-        """z of the problem with the fit plus drawn residuals as its latencies."""
-        problem = self.problem
-        rows = np.repeat(np.arange(len(problem.observed)), np.maximum(np.round(problem.weights), 1).astype(np.intp))
-        errors = rng.choice(self.sums, len(rows), p=self.counts)
-        here = problem.residuals(self.solution.z)
-        return self._descent(_Resample(problem, self.solution.f_scale, np.ones(len(rows)), rows, errors, here), known)
-
-    def _descent(self, resample: "_Resample", known: FloatArray) -> FloatArray:
-        """Damped Newton steps from the estimate; one for many rows, which are quadratic enough."""
-
-        def cost(z: FloatArray) -> float:
-            residuals, _ = self._priors(z, known)
-            return resample.cost(z) + 0.5 * float(residuals @ residuals)
-
-        z, damping = self.solution.z, 0.0
-        here, total = cost(z), resample.sums(z)
-        for _ in range(MOST_STEPS):
-            trial = self._step(z, total, known, damping)
-            there = cost(trial)
-            if there > here:
-                damping = max(10 * damping, FIRST_DAMPING)
-                continue
-            z, gained, here, damping = trial, here - there, there, damping / 10
-            if gained <= CLOSE * here or len(resample.weights) > FEW_ROWS:
-                break
-            total = resample.sums(z)
-        return z
+        if self.members is None:
+            return self.refit.one_step((weights / self.counts) @ self.sums, known)
+        problem, f_scale = self.refit.problem, self.refit.solution.f_scale
+        rows = (problem.weights * (w / self.counts)[self.members] for w in weights)
+        return np.stack(
+            [self.refit.descent(Resample(problem, f_scale, own), off) for own, off in zip(rows, known, strict=True)]
+        )
 
 
 @dataclass(frozen=True)
-class _Resample:
-    """A problem with other weights (m,), or with other residuals: errors (m,) about what the estimate predicts for rows
-    (m,), whose residuals were `centre` (n,)."""
+class _Redrawn:
+    """Residuals that are drawn for every step: those to draw from (m,), the row that each stands for (m,), and the
+    residuals' Jacobian (n, p)."""
 
-    problem: FitProblem
-    f_scale: float
-    weights: FloatArray
-    rows: NDArray[np.intp] | None = None
-    errors: FloatArray | None = None
-    centre: FloatArray | None = None
+    refit: Refit
+    residuals: FloatArray
+    rows: NDArray[np.intp]
+    J: FloatArray
 
-    def cost(self, z: FloatArray) -> float:
-        return total_cost(self.problem.options.loss, self._residuals(z), self.f_scale, self.weights)
-
-    def sums(self, z: FloatArray) -> FloatArray:
-        """sum of weight [-psi j, psi' j j'] (p + p(p+1)/2,)."""
-        r, J, loss = self._residuals(z), self.problem.jacobian(z), self.problem.options.loss
-        psi = self.weights * r * score_factor(loss, r, self.f_scale)
-        slope = self.weights * _safe_slope(loss, r, self.f_scale)
-        if self.rows is not None:
-            psi, slope = (np.bincount(self.rows, each, len(J)).astype(np.float64) for each in (psi, slope))
-        hessian = J.T @ (J * slope[:, None])
-        return np.concatenate([-J.T @ psi, hessian[np.triu_indices(J.shape[1])]])
-
-    def _residuals(self, z: FloatArray) -> FloatArray:
-        r = self.problem.residuals(z)
-        if self.rows is None or self.errors is None or self.centre is None:
-            return r
-        return np.asarray((r - self.centre)[self.rows] + self.errors)
-
-
-def _sampler(problem: FitProblem, solution: Solution, trace: Trace | None, scheme: str) -> _Sampler:
-    if scheme == "residual":
+    @staticmethod
+    def of(problem: FitProblem, solution: Solution) -> "_Redrawn":
         r = problem.residuals(solution.z)
-        share = problem.weights / problem.weights.sum()
-        freedom = max(problem.rows - len(solution.z), 1)
-        centred = (r - float(share @ r)) * np.sqrt(problem.rows / freedom)
-        return _Sampler(problem, solution, centred, share, None, True)
+        rows = np.repeat(np.arange(len(r)), np.maximum(np.round(problem.weights), 1).astype(np.intp))
+        freedom = max(len(rows) - len(solution.z), 1)
+        centred = (r - float(np.mean(r[rows]))) * np.sqrt(len(rows) / freedom)
+        return _Redrawn(Refit(problem, solution), centred[rows], rows, problem.jacobian(solution.z))
+
+    @property
+    def values(self) -> int:
+        return len(self.rows)
+
+    def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """z (count, p) of so many resamples."""
+        known = self.refit.prior_errors(count, rng)
+        if self.values > FEW_ROWS:
+            return self.refit.one_step(self._sums(count, rng), known)
+        problem, solution, n = self.refit.problem, self.refit.solution, self.values
+        here = problem.residuals(solution.z)
+        return np.stack(
+            [
+                self.refit.descent(
+                    Resample(problem, solution.f_scale, np.ones(n), self.rows, rng.choice(self.residuals, n), here), off
+                )
+                for off in known
+            ]
+        )
+
+    def _sums(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """Sums [-psi j, psi' j j'] at the estimate (count, p + p(p+1)/2), with the mean psi', from which that of a
+        resample differs by a part in the root of the rows."""
+        loss, f_scale = self.refit.problem.options.loss, self.refit.solution.f_scale
+        psi = self.residuals * score_factor(loss, self.residuals, f_scale)
+        copies = np.bincount(self.rows, minlength=len(self.J)).astype(np.float64)
+        hessian = self.J.T @ (self.J * copies[:, None]) * float(np.mean(safe_slope(loss, self.residuals, f_scale)))
+        several = len(self.rows) > len(self.J)
+        sums = np.empty((count, self.J.shape[1] + len(hessian) * (len(hessian) + 1) // 2))
+        sums[:, self.J.shape[1] :] = hessian[np.triu_indices(len(hessian))]
+        for row in sums:
+            drawn = psi[rng.integers(len(psi), size=len(psi))]
+            row[: self.J.shape[1]] = -self.J.T @ (np.bincount(self.rows, drawn, len(self.J)) if several else drawn)
+        return sums
+
+
+def _reweighted(problem: FitProblem, solution: Solution, trace: Trace | None, scheme: str) -> _Reweighted:
     if scheme == "rows" or trace is None:
-        columns = _columns(problem, solution.z, solution.f_scale)
+        columns, refit = score_columns(problem, solution.z, solution.f_scale), Refit(problem, solution)
         if len(problem.weights) > FEW_ROWS:
             sums = _dealt(columns, problem.weights, problem.options.seed)
-            return _Sampler(problem, solution, sums, np.ones(len(sums)), None, False)
+            return _Reweighted(refit, sums, np.ones(len(sums)), None)
         each = np.arange(len(problem.weights))
-        return _Sampler(problem, solution, columns * problem.weights[:, None], problem.weights, each, False)
+        return _Reweighted(refit, columns * problem.weights[:, None], problem.weights, each)
     single = by_row(problem, trace)
     unit = blocks(trace)
-    columns = _columns(single, solution.z, solution.f_scale) * single.weights[:, None]
+    columns = score_columns(single, solution.z, solution.f_scale) * single.weights[:, None]
     sums = np.zeros((int(unit.max()) + 1, columns.shape[1]))
     np.add.at(sums, unit, columns)
     members = unit if len(unit) <= FEW_ROWS else None
-    return _Sampler(single, solution, sums, np.ones(len(sums)), members, False)
+    return _Reweighted(Refit(single, solution), sums, np.ones(len(sums)), members)
 
 
 def _dealt(columns: FloatArray, weights: FloatArray, seed: int) -> FloatArray:
@@ -284,19 +236,3 @@ def blocks(trace: Trace) -> NDArray[np.intp]:
         unit[rows] = first + np.arange(len(rows)) // length
         first += -(-len(rows) // length)
     return unit
-
-
-def _columns(problem: FitProblem, z: FloatArray, f_scale: float) -> FloatArray:
-    """[-psi j, psi' j j'] of each row (n, p + p(p+1)/2)."""
-    r, J = problem.residuals(z), problem.jacobian(z)
-    loss = problem.options.loss
-    psi = r * score_factor(loss, r, f_scale)
-    left, right = np.triu_indices(J.shape[1])
-    return np.concatenate(
-        [-J * psi[:, None], J[:, left] * J[:, right] * _safe_slope(loss, r, f_scale)[:, None]], axis=1
-    )
-
-
-def _safe_slope(loss: str, r: FloatArray, f_scale: float) -> FloatArray:
-    """psi', kept above a small part of rho' so that the Hessian stays positive for any resample."""
-    return np.maximum(score_slope(loss, r, f_scale), _SMALLEST_SLOPE * score_factor(loss, r, f_scale))

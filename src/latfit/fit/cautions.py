@@ -38,12 +38,9 @@ def cautions(
         yield Caution("not_identified", found, _what_to_measure(problem, group, values, identifiability["measure"]))
     error = float(scores.get("mape_pct", 0.0))
     line = baselines.get("linear", {}).get("cv", {}).get("mape_pct")
-    if line is not None and problem.model.name != "linear" and line <= error + AS_GOOD_PCT:
-        yield Caution(
-            "line_as_good",
-            f"A straight line predicts unseen cells as well ({line:.1f} % against {error:.1f} %).",
-            "Nothing is lost with --model linear on these data; batches below saturation would tell the two apart.",
-        )
+    enough = FAR_BETTER * error if problem.model.name == "constant" else error + AS_GOOD_PCT
+    if line is not None and problem.model.name != "linear" and line <= enough and error > 0:
+        yield _line_is_as_good(line, error)
     if not identifiability["prefill"]:
         yield Caution(
             "decode_only",
@@ -53,6 +50,19 @@ def cautions(
     if error > LARGE_ERROR_PCT:
         found = f"The typical error on unseen cells is {error:.0f} %."
         yield Caution("large_error", found, _better(error, baselines) or _why_large(problem, trace))
+
+
+def _line_is_as_good(line: float, error: float) -> Caution:
+    """What a straight line's error in percent says beside that of the model."""
+    against = f"({line:.1f} % against {error:.1f} %)"
+    if line < FAR_BETTER * error:
+        found = f"A straight line predicts unseen cells better {against}."
+        return Caution("line_as_good", found, "Take --model linear, or --model auto, which chooses among all.")
+    return Caution(
+        "line_as_good",
+        f"A straight line predicts unseen cells as well {against}.",
+        "Nothing is lost with --model linear on these data; batches below saturation would tell the two apart.",
+    )
 
 
 def _cannot_tell(group: Sequence[str]) -> str:

@@ -3,11 +3,11 @@
 Candidates are built from a group of parameters that trade against each other: each parameter, work over a peak (and
 over a rate), products of peaks and rates, and sums of up to three such monomials of one dimension without a parameter
 in common (a request and a token count as one dimension: in decoding they are the same thing). With g a candidate's
-gradient in the coordinates z, its variance is g' C g (delta method), C the covariance of z on the directions that are
-not flat. A candidate is identified when g has no part in a flat direction and its standard error is at most a quarter
-of its value (an alias of exactly flat parameters is named whatever its error is), and worth naming when that is at most
-half of what any of its parameters has alone; a parameter that is known not to be identified has nothing alone. The
-simplest and most certain come first; others are added while their gradients say something new.
+gradient in the coordinates z, its variance is |R g|^2 (delta method), R'R the covariance of z on the directions that
+are not flat. A candidate is identified when g has no part in a flat direction and its standard error is at most a
+quarter of its value (an alias of exactly flat parameters is named whatever its error is), and worth naming when that is
+at most half of what any of its parameters has alone; a parameter that is known not to be identified has nothing alone.
+The simplest and most certain come first; others are added while their gradients say something new.
 """
 
 import itertools
@@ -54,21 +54,22 @@ class _Candidate:
 def combinations(
     problem: FitProblem,
     theta: FloatArray,
-    covariance: FloatArray,
+    root: FloatArray,
     directions: Directions,
     groups: Sequence[Sequence[int]],
     quantile: float,
 ) -> list[Combination]:
     """What is identified of each group of free coordinates.
 
-    covariance: of the coordinates z (p, p).  quantile: standard errors from the value to an end of its interval.
+    root: R (k, p) with R'R the covariance of the coordinates z.  quantile: standard errors from the value to an end of
+    its interval.
     """
     found: dict[str, Combination] = {}
     for group in groups:
         members = _with_partners(directions, group)
         if not 2 <= len(members) <= _LARGEST_GROUP:
             continue
-        for candidate, error in _best(problem, theta, covariance, directions, members, group):
+        for candidate, error in _best(problem, theta, root, directions, members, group):
             found.setdefault(candidate.expression, _with_interval(candidate, error, quantile))
     return list(found.values())
 
@@ -83,7 +84,7 @@ def _with_partners(directions: Directions, group: Sequence[int]) -> list[int]:
 def _best(
     problem: FitProblem,
     theta: FloatArray,
-    covariance: FloatArray,
+    root: FloatArray,
     directions: Directions,
     members: Sequence[int],
     group: Sequence[int],
@@ -96,12 +97,12 @@ def _best(
     alone = {}
     for i in members:
         single = _monomial(problem, theta, {names[i]: 1})
-        error = None if i in lost else _error(single.gradient, covariance, null, sizes)
+        error = None if i in lost else _error(single.gradient, root, null, sizes)
         alone[names[i]] = math.inf if error is None or single.value <= 0 else error / single.value
     aliased = {names[i] for i in members if np.any(np.abs(directions.flat[:, i]) > TRADES)}
     ranked = []
     for candidate in _candidates(problem, theta, members):
-        error = _error(candidate.gradient, covariance, null, sizes)
+        error = _error(candidate.gradient, root, null, sizes)
         if error is not None and error <= _NONE * candidate.value:
             continue  # it moves along what was left out as flat, and only seems to be without error
         certain = error is not None and error <= CERTAIN * candidate.value
@@ -120,13 +121,13 @@ def _best(
         yield candidate, error
 
 
-def _error(gradient: FloatArray, covariance: FloatArray, null: FloatArray, sizes: FloatArray) -> float | None:
+def _error(gradient: FloatArray, root: FloatArray, null: FloatArray, sizes: FloatArray) -> float | None:
     """Standard error of a combination; None where it moves along a flat direction, compared in steps of `sizes`."""
     along, flat = gradient * sizes, null / sizes
     length, lengths = float(np.linalg.norm(along)), np.linalg.norm(flat, axis=1)
     if length == 0 or np.any(np.abs(flat @ along) > _ORTHOGONAL * length * np.where(lengths > 0, lengths, 1.0)):
         return None
-    return math.sqrt(max(float(gradient @ covariance @ gradient), 0.0))
+    return float(np.linalg.norm(root @ gradient))
 
 
 def _candidates(problem: FitProblem, theta: FloatArray, members: Sequence[int]) -> Iterator[_Candidate]:

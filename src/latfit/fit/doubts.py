@@ -2,13 +2,19 @@
 
 `sandwich` is the covariance of `uncertainty`: instant, and right where the cost is a parabola over the interval.
 `profile` follows the cost itself (see `profile`): right for bent valleys and open ends, some forty refits a parameter.
-`bootstrap` takes the 2.5 % and 97.5 % quantiles of resampled fits (see `bootstrap`): it sees what neighbours in time
-share, which the other two do not. What is not identified stays so whatever the method.
+`bootstrap` takes quantiles of resampled fits (see `bootstrap`): it sees what neighbours in time share, which the other
+two do not. The quantiles lie a little outside 2.5 % and 97.5 % where rows are few, because resamples spread less than
+estimates do by sqrt((n-p)/n), and the spread itself is estimated (t for normal; Hesterberg 2015). What is not
+identified stays so whatever the method. A cost that ends at zero keeps the one-sided end of the covariance where
+resamples end below it: a bootstrap is not consistent at a boundary (Andrews 2000), and could say "0 to 0". A parameter
+whose resamples are spread over more than a fit could call known is not identified, together with those that move with
+it.
 
 A cost whose profile is open at zero begins there; another open end leaves the parameter without that end and not
 identified, because the data do not say where it stops.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,15 +25,19 @@ from latfit.errors import WrongUsage
 from latfit.fit.bootstrap import SCHEMES, ParameterDraws, Progress, bootstrap
 from latfit.fit.draws import from_covariance, kept
 from latfit.fit.folds import in_time
+from latfit.fit.identifiability import merge
 from latfit.fit.problem import FitProblem
 from latfit.fit.profile import profile_interval
 from latfit.fit.solve import Solution
 from latfit.fit.uncertainty import Uncertainty, uncertainty
-from latfit.fit.verdict import verified
-from latfit.model.result import Estimate
+from latfit.fit.verdict import tells, verified
+from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 
 METHODS = ("sandwich", "profile", "bootstrap")
+LINKED = 0.7
+"""Correlation of two parameters' logarithms over resamples from which they are told in combination only."""
+
 RESAMPLES = 1000
 """Resamples of bootstrap intervals where nobody says how many."""
 
@@ -72,7 +82,7 @@ def doubts(problem: FitProblem, solution: Solution, trace: Trace, options: Doubt
         progress=options.progress if options.intervals != "profile" else None,
     )
     if options.intervals == "bootstrap":
-        found = replace(found, estimates=_resampled(problem, found, drawn))
+        found = _resampled(problem, found, drawn)
     return Doubts(found, drawn.to_json(), kept(problem, drawn.theta, f"bootstrap, {scheme}"))
 
 
@@ -107,12 +117,43 @@ def _profiled(problem: FitProblem, solution: Solution, found: Uncertainty, progr
     return replace(found, estimates=estimates, unidentified=groups)
 
 
-def _resampled(problem: FitProblem, found: Uncertainty, drawn: ParameterDraws) -> dict[str, Estimate]:
-    estimates = dict(found.estimates)
+def _resampled(problem: FitProblem, found: Uncertainty, drawn: ParameterDraws) -> Uncertainty:
+    """The same doubt with percentile intervals of resampled fits."""
+    estimates, wide = dict(found.estimates), []
+    level = _expanded(problem, found.quantile, drawn.scheme)
     for i, parameter in zip(problem.free, problem.free_parameters, strict=True):
         known = estimates[parameter.name]
-        if known.identified and known.low is not None:
-            low, high = drawn.interval(parameter.name)
+        if not known.identified or known.low is None:
+            continue
+        low, high = drawn.interval(parameter.name, level)
+        if known.value == 0:
+            estimates[parameter.name] = replace(known, high=max(high, known.high or 0.0))
+        elif tells(low, high, known.value, parameter.positive) or not parameter.positive:
             spread = float(np.std(drawn.theta[:, i]))
             estimates[parameter.name] = replace(known, std_error=spread, low=low, high=high)
-    return estimates
+        else:
+            wide.append(i)
+            estimates[parameter.name] = replace(known, std_error=None, low=low, high=high, identified=False)
+    together = _moving_together(drawn.theta[:, wide])
+    names = [problem.model.parameters[i].name for i in wide]
+    groups = [*found.unidentified, *([names[i] for i in group] for group in together)]
+    return replace(found, estimates=estimates, unidentified=groups)
+
+
+def _expanded(problem: FitProblem, quantile: float, scheme: str) -> float:
+    """Level of the percentile interval that makes up for what resamples of few rows lack in spread; drawn residuals
+    lack none, because they are inflated."""
+    n, p = problem.rows, len(problem.free)
+    narrow = 1.0 if scheme == "residual" or n <= p else math.sqrt(n / (n - p))
+    return math.erf(quantile * narrow / math.sqrt(2))
+
+
+def _moving_together(theta: FloatArray) -> list[list[int]]:
+    """Groups of columns of positive draws (n, k) whose logarithms are correlated."""
+    if theta.shape[1] == 0:
+        return []
+    groups: list[list[int]] = []
+    linked = np.abs(np.atleast_2d(np.corrcoef(np.log(np.maximum(theta, 1e-300)), rowvar=False))) > LINKED
+    for i, row in enumerate(linked):
+        merge(groups, [i, *np.flatnonzero(row).tolist()])
+    return groups

@@ -52,7 +52,7 @@ def carried(problem: FitProblem, solution: Solution, moves: FloatArray) -> Float
     here = _predicted(part, solution.z)
     wanted = moves @ part.jacobian(solution.z).T
     share = part.weights / part.weights.sum()
-    typical = float(np.sqrt(np.mean(wanted**2 @ share)))
+    typical = float(np.sqrt(np.median(wanted**2 @ share)))
     found = np.clip(solution.z + moves, problem.lower, problem.upper)
     for i, (z, move) in enumerate(zip(found, wanted, strict=True)):
         with np.errstate(all="ignore"):  # a long move may overflow, and is then no match

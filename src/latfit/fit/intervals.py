@@ -179,7 +179,7 @@ def _too_few(scores: _Scores) -> str:
     ]
     if not silent:
         return ""
-    levels = " and ".join(f"{2 * level - 1:.0%}" for level in silent)
+    levels = " and ".join(f"{100 * (2 * level - 1):g} %" for level in silent)
     return (
         f"{scores.steps:,} steps in {scores.cells:,} cells are worth {scores.independent:.0f} independent ones, too few"
         f" for an interval at {levels}: measure {math.ceil(1 / (1 - max(silent)) - 1 - 1e-9):,} cells or more"

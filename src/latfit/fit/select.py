@@ -15,8 +15,9 @@ Steps that only decode cannot tell a token from a request (S = B). There only mo
 costs on its requests, as the line does with tau_S = 0, so that what the fit says of prefill, which it does not claim to
 know, is a lower bound and not a guess.
 
-The expert-coverage term is offered only where the user says `auto+moe`: on dense models it would be chosen too, for a
-concavity at few tokens that has nothing to do with experts.
+The expert-coverage term is a candidate like any other only where the user says `auto+moe`: on dense models it would
+win by a little, for a concavity at few tokens that has nothing to do with experts. Elsewhere it is added to the chosen
+model where that gains more than 0.5 points and more than the standard error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -111,18 +112,44 @@ def candidates_for(trace: Trace, experts: bool = False) -> list[str]:
 def select_model(trace: Trace, options: FitOptions) -> Selection:
     """The candidate to use for a clean trace of one system. Raises WrongUsage for parameters that no candidate has."""
     sample = _sample(trace, options.seed)
+    names = _possible(candidates_for(trace, options.model.endswith(MOE)), options)
     folds = fold_schemes(sample, options.seed)
-    scores: dict[str, Score] = {}
-    chosen: dict[str, FitOptions] = {}
-    for name in _possible(candidates_for(trace, options.model.endswith(MOE)), options):
-        own = settled(sample, _of_requests(sample, replace(options, model=name)))
-        score = cross_validated(sample, own, folds)
-        if score is not None:
-            scores[name], chosen[name] = score, own
-    if not scores:
+    entries = _entered(sample, names, options, folds)
+    if not entries:
         return Selection("saturation", "Too few different steps to compare models.", _plain(options), {})
-    name = simplest(scores)
-    return Selection(name, _reason(name, scores), chosen[name], scores)
+    name = simplest({each: entry.score for each, entry in entries.items()})
+    concave, plain = f"{name}{MOE}", entries[name].score
+    if concave in FAMILY and concave not in names:
+        more = _entered(sample, [concave], options, folds)
+        if more and _pays(more[concave].score, plain):
+            entries, name = entries | more, concave
+    scores = {each: entry.score for each, entry in entries.items()}
+    return Selection(name, _reason(name, scores), entries[name].options, scores)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A candidate's score and the options it has it with."""
+
+    score: Score
+    options: FitOptions
+
+
+def _entered(
+    trace: Trace, names: Sequence[str], options: FitOptions, folds: Sequence[NDArray[np.int64]]
+) -> dict[str, _Entry]:
+    """The candidates that the rows are enough for, by name."""
+    found = {}
+    for name in names:
+        own = settled(trace, _of_requests(trace, replace(options, model=name)))
+        score = cross_validated(trace, own, folds)
+        if score is not None:
+            found[name] = _Entry(score, own)
+    return found
+
+
+def _pays(concave: Score, plain: Score) -> bool:
+    return plain.mape_pct - concave.mape_pct > max(GIVEN_UP, paired_error(plain, concave))
 
 
 def fold_schemes(trace: Trace, seed: int = 0) -> list[NDArray[np.int64]]:
@@ -206,6 +233,8 @@ def _reason(name: str, scores: Mapping[str, Score]) -> str:
     best = min(scores, key=lambda other: scores[other].mape_pct)
     own = scores[name]
     beside = [f"{other} {scores[other].mape_pct:.1f} %" for other in YARDSTICKS if other in scores and other != name]
+    if name.endswith(MOE) and (without := name.removesuffix(MOE)) in scores and without not in YARDSTICKS:
+        beside.append(f"{without} {scores[without].mape_pct:.1f} %")
     against = f" ({', '.join(beside)})" if beside else ""
     if name == best:
         return f"{name} predicts unseen steps best: {own.mape_pct:.1f} % with {own.free} parameters{against}."

@@ -3,7 +3,8 @@
 Slopes are central differences of the model's own formula in the logarithm of B or S, dT/dx = (dT/dln x)/x with steps of
 h = 1e-4, so that they hold for every model (error h^2/6 of the third derivative); the elasticity is dlnT/dlnx: by how
 many percent T grows for one percent more. A step keeps its phase while it is moved, and a further request brings its
-cached context with it.
+cached context with it. A fit of decode steps alone tells only what a request costs together with its token: its slopes
+in B move S along, and it has none in S.
 
 Terms: a cost that may be zero enters the latency by T(theta) - T(theta with it at zero), which is its own term where T
 is linear in it; what remains when all of them are zero is the work that rates and peaks describe. A term dominates
@@ -69,7 +70,8 @@ def sensitivity_of(fit: FitResult, B: FloatArray, S: FloatArray, typical: Mappin
     """Slopes and terms of a fit on a grid, where its data reach. typical: cached tokens a request (see
     `model.typical`)."""
     grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
-    return sensitivity(fit.structure, fit.theta, B, S, typical, ~fit.outside_domain(grid_B, grid_S))
+    inside = ~fit.outside_domain(grid_B, grid_S)
+    return sensitivity(fit.structure, fit.theta, B, S, typical, inside, together=not fit.knows_prefill)
 
 
 def sensitivity(
@@ -79,9 +81,11 @@ def sensitivity(
     S: FloatArray,
     typical: Mapping[str, float] | None = None,
     among: NDArray[np.bool_] | None = None,
+    *,
+    together: bool = False,
 ) -> Sensitivity:
     """Slopes and terms of a fitted model on a grid. typical: cached tokens a request (see `model.typical`).  among: the
-    cells (b, s) that are wanted, all where it is not given."""
+    cells (b, s) that are wanted, else all.  together: slopes in B with a token a request, none in S."""
     grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
     valid = grid_S >= grid_B
     if among is not None:
@@ -94,8 +98,9 @@ def sensitivity(
 
     T = latency(b, s)
     up, down = np.exp(_H), np.exp(-_H)
-    per_B = (latency(b * up, s) - latency(b * down, s)) / (2 * _H)
-    per_S = (latency(b, s * up) - latency(b, s * down)) / (2 * _H)
+    more, less = (s * up, s * down) if together else (s, s)
+    per_B = (latency(b * up, more) - latency(b * down, less)) / (2 * _H)
+    per_S = (latency(b, s * up) - latency(b, s * down)) / (2 * _H) if not together else np.full(len(s), np.nan)
     terms = terms_of(model, theta, steps_at(b, s, typical))
     names = np.array(list(terms), dtype=object)
     largest = names[np.argmax(np.stack(list(terms.values())), axis=0)]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfit.fit.loss import RHO, score_factor
+from latfit.fit.loss import by_residual, score_factor
 from latfit.fit.problem import FitProblem
 from latfit.model.features import features_of
 from latfit.model.separable import Separable
@@ -32,8 +32,8 @@ GRID = {1: 48, 2: 10}
 MOST_KINKS = {48: 96, 10: 48}
 """Nodes between kinks by the number of even ones."""
 
-BESIDE = 24
-"""Nodes of an axis through a point."""
+BESIDE, MOST_KINKS_BESIDE = 24, 160
+"""Even nodes of an axis through a point, and those between kinks."""
 
 CORNERS = 2
 SOBOL_POINTS = 256
@@ -69,9 +69,11 @@ def search(problem: FitProblem, f_scale: float, wanted: int) -> list[Candidate]:
 
 
 def search_beside(problem: FitProblem, f_scale: float, theta: FloatArray) -> list[Candidate]:
-    """The best points of each axis of the search through a point, one or two a valley; theta: all parameters (p,)."""
+    """The other valleys of each axis of the search through a point, best first; theta: all parameters there (p,).
+    Residuals are weighted as they are at that point, which is exact for small changes."""
     found, model = [], problem.model
     names = [p.name for p in model.parameters]
+    here = np.maximum(model.latency_ms(theta, problem.steps), 1e-12 * problem.observed)
     at = np.array([theta[names.index(name)] for name in model.outer])
     for column, name in enumerate(model.outer):
         if name in problem.fixed:
@@ -80,10 +82,14 @@ def search_beside(problem: FitProblem, f_scale: float, theta: FloatArray) -> lis
         axis = np.exp(np.linspace(np.log(low), np.log(high), BESIDE)) if low < high else np.array([low])
         if not _positive(problem, name):
             axis[0] = 0.0
+        axis = np.unique(
+            np.concatenate([axis, _between_kinks(problem, name, (low, high), MOST_KINKS_BESIDE), at[[column]]])
+        )
         points = np.tile(at, (len(axis), 1))
         points[:, column] = axis
-        tried = _candidates(problem, points, f_scale)
-        found += [tried[i] for i in _valleys(np.array([candidate.cost for candidate in tried]), (len(axis),))]
+        tried = _candidates(problem, points, f_scale, here)
+        lowest = _valleys(np.array([candidate.cost for candidate in tried]), (len(axis),))
+        found += [tried[i] for i in lowest if axis[i] != at[column]]
     return _distinct(sorted(found, key=lambda candidate: candidate.cost), len(found), 0.0)
 
 
@@ -97,13 +103,15 @@ def _valleys(costs: FloatArray, shape: tuple[int, ...]) -> list[int]:
     return [int(i) for i in np.flatnonzero(lowest)]
 
 
-def _candidates(problem: FitProblem, points: FloatArray, f_scale: float) -> list[Candidate]:
+def _candidates(
+    problem: FitProblem, points: FloatArray, f_scale: float, here: FloatArray | None = None
+) -> list[Candidate]:
     active = _active_columns(problem)
     size = len(problem.observed) * len(active) + 1
     at_once = max(1, _LARGEST // size)
     found: list[Candidate] = []
     for first in range(0, len(points), at_once):
-        found += _solved(problem, points[first : first + at_once], active, f_scale)
+        found += _solved(problem, points[first : first + at_once], active, f_scale, here)
     return found
 
 
@@ -156,13 +164,16 @@ def _nodes(problem: FitProblem, name: str, ends: tuple[float, float], count: int
     """Where an axis of the grid has its nodes, between 0 and 1: evenly; and where the latency has kinks, between them
     as well, because every stretch may have an optimum of its own."""
     even = np.linspace(0, 1, count)
+    kept = _between_kinks(problem, name, ends, MOST_KINKS[count])
+    return np.unique(np.concatenate([even, np.log(kept / ends[0]) / np.log(ends[1] / ends[0])]))
+
+
+def _between_kinks(problem: FitProblem, name: str, ends: tuple[float, float], most: int) -> FloatArray:
+    """Values between neighbouring kinks, at most so many of them."""
     kinks = kink_values(problem, name)
-    if len(kinks) == 0:
-        return even
     between = np.sqrt(kinks[1:] * kinks[:-1])
     between = between[(between > ends[0]) & (between < ends[1])]
-    kept = between[np.linspace(0, len(between) - 1, min(len(between), MOST_KINKS[count])).astype(np.int64)]
-    return np.unique(np.concatenate([even, np.log(kept / ends[0]) / np.log(ends[1] / ends[0])]))
+    return np.asarray(between[np.linspace(0, len(between) - 1, min(len(between), most)).astype(np.int64)])
 
 
 def kink_values(problem: FitProblem, name: str) -> FloatArray:
@@ -224,29 +235,42 @@ def _active_columns(problem: FitProblem) -> list[int]:
     return [*range(front), *own]
 
 
-def _solved(problem: FitProblem, points: FloatArray, active: list[int], f_scale: float) -> list[Candidate]:
+def _solved(
+    problem: FitProblem, points: FloatArray, active: list[int], f_scale: float, here: FloatArray | None
+) -> list[Candidate]:
     X = np.empty((len(points), len(problem.observed), len(active)))
     for i, point in enumerate(points):
         X[i] = problem.model.basis(point, problem.steps)[:, active]
-    T, weights, loss = problem.observed, problem.weights, problem.options.loss
-    relative = problem.options.residuals == "relative"
-    target, rows = np.broadcast_to(T, X.shape[:2]), np.broadcast_to(weights / (T**2 if relative else 1.0), X.shape[:2])
+    T, weights = problem.observed, problem.weights
     costs, best = np.full(len(points), np.inf), np.zeros((len(points), len(active)))
+    f, r = (T, np.zeros_like(T)) if here is None else (here, _residuals(problem, here))
+    f, r = np.broadcast_to(f, X.shape[:2]), np.broadcast_to(r, X.shape[:2])
     for _ in range(ROUNDS):
-        coefficients = non_negative(X, target, rows)
+        coefficients = non_negative(X, *_reweighted(problem, f, r, f_scale))
         f = np.maximum((X @ coefficients[:, :, None])[:, :, 0], 1e-12 * T)
-        r = np.log(f / T) if relative else f - T
-        reached = RHO[loss]((r / f_scale) ** 2)[0] @ weights
+        r = _residuals(problem, f)
+        reached = by_residual(problem.options.loss, r, f_scale)[0] @ weights
         better = reached < costs
         costs[better], best[better] = reached[better], coefficients[better]
-        factor = weights * np.maximum(score_factor(loss, r, f_scale), 1e-12)
-        rows, target = (factor / f**2, f * np.maximum(1 - r, 0.0)) if relative else (factor, target)
     full = np.zeros((len(points), _width(problem)))
     full[:, active] = best
     return [
-        Candidate(point, problem.model.assemble(point, c), 0.5 * f_scale**2 * float(cost))
+        Candidate(point, problem.model.assemble(point, c), float(cost))
         for point, c, cost in zip(points, full, costs, strict=True)
     ]
+
+
+def _residuals(problem: FitProblem, f: FloatArray) -> FloatArray:
+    """r (..., n) of predictions f."""
+    return np.log(f / problem.observed) if problem.options.residuals == "relative" else f - problem.observed
+
+
+def _reweighted(problem: FitProblem, f: FloatArray, r: FloatArray, f_scale: float) -> tuple[FloatArray, FloatArray]:
+    """Targets and weights, each (k, n), of the least squares problem that stands for the cost near predictions f."""
+    factor = problem.weights * np.maximum(score_factor(problem.options.loss, r, f_scale), 1e-12)
+    if problem.options.residuals == "relative":
+        return f * np.maximum(1 - r, 0.0), factor / f**2
+    return np.broadcast_to(problem.observed, f.shape), factor
 
 
 def non_negative(X: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:

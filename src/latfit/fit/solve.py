@@ -37,7 +37,11 @@ FINALISTS = 3
 WORTH = 0.5
 """A point of the search that costs this share more than a fit may lead to a better one."""
 
-MOST_TRIED = 6
+MOST_TRIED = 8
+
+WELL_SEARCHED = (0, 2)
+"""Numbers of outer parameters whose search misses nothing: none, and two on a grid, on which few rows mislead less than
+on a line."""
 
 RESCUES = 3
 CLOSE = 0.02
@@ -68,7 +72,8 @@ class Solution:
     converged: bool
 
 
-ROUGHLY, EXACTLY = 1e-6, 1e-12
+ROUGHLY, FINELY, EXACTLY = 1e-6, 1e-9, 1e-12
+"""Shares of the cost that a search may leave to be gained."""
 
 
 def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
@@ -91,7 +96,7 @@ def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
         ends = _polished(objective, [end.z for end in ends])
         best = along_kinks(objective, along_valley(objective, ends[0]))
         better = _rescued(objective, samples, best)
-        if better.cost >= best.cost * (1 - ROUGHLY):
+        if better.cost >= best.cost * (1 - FINELY):
             break
         ends = [better, *ends]
     return _at_the_edge(objective, min(best, better, key=lambda end: end.cost))
@@ -116,7 +121,7 @@ def _plain(problem: FitProblem, rows: CellProblem) -> Solution:
         (trust_region(first, z, ROUGHLY) for z in naive_points(problem, TRF_STARTS)), key=lambda end: end.cost
     )
     scaled = Objective(sample, _scale(sample, ends[0].z))
-    z = min((trust_region(scaled, end.z, 1e-3 * ROUGHLY) for end in _apart(ends)), key=lambda end: end.cost).z
+    z = min((trust_region(scaled, end.z, FINELY) for end in _apart(ends)), key=lambda end: end.cost).z
     for _ in range(MORE_SCALES):
         objective = Objective(rows, _scale(rows, z))
         end = trust_region(objective, z, EXACTLY)
@@ -129,6 +134,7 @@ class _Samples:
     """Rows to search on, few of them, and rows to race on, which are all of them where there are not many."""
 
     searched: FitProblem
+    beside: FitProblem
     raced: CellProblem
     whole: bool
 
@@ -136,7 +142,8 @@ class _Samples:
 def _samples(problem: FitProblem, rows: CellProblem) -> _Samples:
     few = _sample(problem, RACE_ROWS)
     whole = few is problem
-    return _Samples(remembered(_sample(few, SEARCH_ROWS)), rows if whole else by_cell(few, rows.compiled), whole)
+    raced = rows if whole else by_cell(few, rows.compiled)
+    return _Samples(remembered(_sample(few, SEARCH_ROWS)), remembered(few), raced, whole)
 
 
 def _race(problem: FitProblem, samples: _Samples) -> list[Minimum]:
@@ -144,13 +151,13 @@ def _race(problem: FitProblem, samples: _Samples) -> list[Minimum]:
     sample, first = samples.raced, _generous(problem)
     starts = searched_points(samples.searched, first, _racers(problem))
     starts += naive_points(problem, TRF_STARTS if len(problem.free) > MANY_PARAMETERS else 2)
-    ends = _apart(_raced(Objective(sample, first), starts, ROUGHLY))
+    steps = RACE_STEPS if _searched(problem) <= FEW_OUTER else MANY_STEPS
+    ends = _apart(_raced(Objective(sample, first), starts, ROUGHLY, steps))
     scaled = Objective(sample, _scale(sample, ends[0].z))
-    return _apart(_raced(scaled, [end.z for end in ends], 1e-3 * ROUGHLY))
+    return _apart(_raced(scaled, [end.z for end in ends], FINELY, steps))
 
 
-def _raced(objective: Objective, starts: list[FloatArray], gain: float) -> list[Minimum]:
-    steps = RACE_STEPS if _searched(objective.problem) <= FEW_OUTER else MANY_STEPS
+def _raced(objective: Objective, starts: list[FloatArray], gain: float, steps: int) -> list[Minimum]:
     return sorted((minimise(objective, start, steps, gain) for start in starts), key=lambda end: end.cost)
 
 
@@ -168,19 +175,23 @@ def _polished(objective: Objective, starts: list[FloatArray]) -> list[Minimum]:
 def _rescued(objective: Objective, samples: _Samples, best: Minimum) -> Minimum:
     """A better end than the best one by a search at the very scale of the fit, or the best one."""
     problem, f_scale = samples.searched, objective.f_scale
-    known = Objective(by_cell(problem, objective.rows.compiled), f_scale).cost(best.z)
-    found = search(problem, f_scale, MANY_RACERS)
-    if _searched(problem) > FEW_OUTER:
-        found += search_beside(problem, f_scale, problem.theta(best.z))
-    worth = sorted((each for each in found if each.cost <= (1 + WORTH) * known), key=lambda each: each.cost)
+    known = max(Objective(by_cell(problem, objective.rows.compiled), f_scale).cost(best.z), 1e-300)
+    sample = Objective(samples.raced, f_scale)
+    found = [(each.cost / known, each.theta) for each in search(problem, f_scale, MANY_RACERS)]
+    if _searched(problem) not in WELL_SEARCHED:
+        known = max(sample.cost(best.z), 1e-300)
+        beside = search_beside(samples.beside, f_scale, problem.theta(best.z))
+        found += [(each.cost / known, each.theta) for each in beside]
+    worth = sorted((each for each in found if each[0] <= 1 + WORTH), key=lambda each: each[0])
     if not worth:
         return best
-    starts = [problem.coordinates(candidate.theta) for candidate in worth[:MOST_TRIED]]
-    sample = Objective(samples.raced, f_scale)
-    near = replace(best, cost=sample.cost(best.z)) if samples.whole else minimise(sample, best.z, MANY_STEPS, ROUGHLY)
-    margin = -ROUGHLY if samples.whole else CLOSE
-    others = _apart([near, *_raced(sample, starts, ROUGHLY)])[1:]
-    lower = [end for end in others if end.cost <= (1 + margin) * near.cost]
+    starts = [problem.coordinates(theta) for _, theta in worth[:MOST_TRIED]]
+    ends = _raced(sample, starts, FINELY, MANY_STEPS)
+    if samples.whole:
+        lower = [end for end in _apart(ends) if end.cost < best.cost * (1 - FINELY)]
+    else:
+        near = minimise(sample, best.z, MANY_STEPS, FINELY)
+        lower = [end for end in _apart([near, *ends])[1:] if end.cost <= near.cost * (1 + CLOSE)]
     return min([best, *_polished(objective, [end.z for end in lower[:FINALISTS]])], key=lambda end: end.cost)
 
 

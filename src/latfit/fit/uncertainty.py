@@ -47,7 +47,8 @@ class Uncertainty:
     """Estimates by name, condition number of the scaled Jacobian, and the groups that cannot be told apart.
 
     directions: the Jacobian's decomposition.  root: R (k, p) with R'R the covariance of the free coordinates z, on all
-    directions that are not flat.  quantile: standard errors from an estimate to the end of its interval.
+    directions that are not flat; R'R itself would lose what is told beside a nearly flat one.  quantile: standard
+    errors from an estimate to the end of its interval.
     """
 
     estimates: dict[str, Estimate]
@@ -56,12 +57,6 @@ class Uncertainty:
     directions: Directions | None = None
     root: FloatArray | None = None
     quantile: float = 1.96
-
-    @property
-    def covariance(self) -> FloatArray | None:
-        """R'R (p, p). Along a direction that is nearly flat its entries are so large that they lose what is told of
-        the others: where that matters use R."""
-        return None if self.root is None else self.root.T @ self.root
 
 
 def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:

@@ -1,9 +1,12 @@
 """Long flat valleys: where two parameters make up for each other the way down bends, and damped steps crawl along it.
 
-From where a search came to a stop it goes on for a few steps; the way that these went is taken again, twice as far each
-time, as long as the cost falls. Coefficients are put at their best on the way (variable projection), so that only the
-bends of the outer parameters matter: with G and K of the cells at f the cost is to second order
-sum K/2 (f'/f - 1 + G/K)^2, so that c' = argmin_{c >= 0} sum K/f^2 (X c - f (1 - G/K))^2.
+A search that came to no rest goes on for a few steps. The parameter that these move furthest leads from there: it is
+held at values further and further along, twice as far each time, while all others find their best (a profile), until
+the cost rises; the lowest point is bracketed then and closed in on by golden sections.
+
+Each point of the profile starts with coefficients at their best (variable projection), so that only the bends of the
+outer parameters matter: with G and K of the cells at f the cost is to second order sum K/2 (f'/f - 1 + G/K)^2, so that
+c' = argmin_{c >= 0} sum K/f^2 (X c - f (1 - G/K))^2.
 """
 
 import numpy as np
@@ -14,29 +17,58 @@ from latfit.fit.separable import non_negative
 from latfit.stats import FloatArray
 
 STEPS = 20
+HELD_STEPS = 40
 GAIN = 1e-8
-ROUNDS = 12
-DOUBLINGS = 10
+ROUNDS = 4
+DOUBLINGS = 24
+SECTIONS = 12
+GOLDEN = 0.5 * (5**0.5 - 1)
 
 
 def along_valley(objective: Objective, end: Minimum) -> Minimum:
     """The end of a search that came to no rest, moved down the valley that it stopped in."""
-    if end.converged:
-        return end
     for _ in range(ROUNDS):
+        if end.converged:
+            break
         on = minimise(objective, end.z, STEPS)
         way = on.z - end.z
-        further = on
-        for doubling in range(1, DOUBLINGS):
-            trial = minimise(objective, projected(objective, on.z + 2.0**doubling * way), 3)
-            if trial.cost >= further.cost:
-                break
-            further = trial
-        gained = end.cost - further.cost
-        end = further
+        leads = int(np.argmax(np.abs(way)))
+        further = _lowest(objective, on, leads, float(way[leads])) if way[leads] else on
+        reached = minimise(objective, further.z)
+        gained, end = end.cost - reached.cost, reached
         if gained <= GAIN * abs(end.cost):
             break
-    return minimise(objective, end.z)
+    return end
+
+
+def _lowest(objective: Objective, end: Minimum, leads: int, stride: float) -> Minimum:
+    """The lowest point of one coordinate's profile from an end on, in strides that double."""
+    low, high = objective.problem.lower[leads], objective.problem.upper[leads]
+    points = [end]
+    for _ in range(DOUBLINGS):
+        value = float(np.clip(points[-1].z[leads] + stride, low, high))
+        points.append(_held(objective, points[-1], leads, value))
+        stride *= 2
+        if points[-1].cost >= points[-2].cost or value in (low, high):
+            break
+    at = int(np.argmin([point.cost for point in points]))
+    best = points[at]
+    a, b = points[max(at - 1, 0)].z[leads], points[min(at + 1, len(points) - 1)].z[leads]
+    for _ in range(SECTIONS):
+        inner, outer = b - GOLDEN * (b - a), a + GOLDEN * (b - a)
+        tried = [_held(objective, best, leads, float(value)) for value in (inner, outer)]
+        best = min([best, *tried], key=lambda point: point.cost)
+        a, b = (a, outer) if tried[0].cost < tried[1].cost else (inner, b)
+    return best
+
+
+def _held(objective: Objective, start: Minimum, leads: int, value: float) -> Minimum:
+    """The minimum with one coordinate held."""
+    lower, upper = objective.problem.lower.copy(), objective.problem.upper.copy()
+    lower[leads] = upper[leads] = value
+    z = start.z.copy()
+    z[leads] = value
+    return minimise(objective, projected(objective, z), HELD_STEPS, box=(lower, upper))
 
 
 def projected(objective: Objective, z: FloatArray) -> FloatArray:

@@ -10,7 +10,7 @@ import numpy as np
 from latfit.fit.combinations import combinations
 from latfit.fit.identifiability import ILL_CONDITIONED, log_condition
 from latfit.fit.problem import FitProblem
-from latfit.fit.profile import CHI2_95, Held, ProfileInterval, deviance_unit, profile_interval
+from latfit.fit.profile import CHI2_95, Held, deviance_unit, profile_interval
 from latfit.fit.separating import measurements
 from latfit.fit.solve import Solution
 from latfit.fit.uncertainty import Uncertainty
@@ -28,12 +28,12 @@ def identifiability_report(problem: FitProblem, solution: Solution, doubt: Uncer
         "unidentified": doubt.unidentified,
         "prefill": not decode_only(problem.steps, problem.weights),
     }
-    if doubt.directions is None or doubt.covariance is None:
+    if doubt.directions is None or doubt.root is None:
         return {**report, "combinations": [], "measure": []}
     theta = problem.theta(solution.z)
     names = [p.name for p in problem.free_parameters]
     groups = [[names.index(name) for name in group] for group in doubt.unidentified]
-    told = combinations(problem, theta, doubt.covariance, doubt.directions, groups, doubt.quantile)
+    told = combinations(problem, theta, doubt.root, doubt.directions, groups, doubt.quantile)
     return {
         **report,
         "condition_number_log": log_condition(problem, theta),
@@ -53,7 +53,7 @@ def verified(problem: FitProblem, solution: Solution, doubt: Uncertainty) -> Unc
     safe = not doubt.unidentified and doubt.condition_number < ILL_CONDITIONED
     if (
         doubt.directions is None
-        or doubt.covariance is None
+        or doubt.root is None
         or safe
         or len(problem.observed) * len(problem.free) > PROFILE_VALUES
     ):
@@ -68,7 +68,7 @@ def verified(problem: FitProblem, solution: Solution, doubt: Uncertainty) -> Unc
         if moved is None and (known.identified or parameter.name not in rates):
             continue
         interval = profile_interval(problem, solution, parameter.name)
-        if moved is not None and _tells(interval, parameter.positive):
+        if moved is not None and tells(interval.low, interval.high, interval.value, parameter.positive):
             estimates[parameter.name] = replace(known, low=interval.low, high=interval.high)
             continue
         estimates[parameter.name] = replace(
@@ -81,8 +81,8 @@ def verified(problem: FitProblem, solution: Solution, doubt: Uncertainty) -> Unc
 
 def _beyond(problem: FitProblem, solution: Solution, doubt: Uncertainty, position: int) -> list[str] | None:
     """Parameters that make up for this one at twice the reach of its interval, where the cost hardly rises there."""
-    assert doubt.covariance is not None
-    reach = 2 * doubt.quantile * math.sqrt(max(float(doubt.covariance[position, position]), 0.0))
+    assert doubt.root is not None
+    reach = 2 * doubt.quantile * float(np.linalg.norm(doubt.root[:, position]))
     unit = deviance_unit(problem, solution, position)
     start = float(solution.z[position])
     for x in (start - reach, start + reach):
@@ -99,13 +99,13 @@ def _beyond(problem: FitProblem, solution: Solution, doubt: Uncertainty, positio
     return None
 
 
-def _tells(interval: ProfileInterval, positive: bool) -> bool:
-    """Whether a profile pins its parameter: within its own size, or a factor of e^2 each way for rates and peaks."""
-    if interval.low is None or interval.high is None:
+def tells(low: float | None, high: float | None, value: float, positive: bool) -> bool:
+    """Whether an interval pins its parameter: within its own size, or a factor of e^2 each way for rates and peaks."""
+    if low is None or high is None:
         return False
     if positive:
-        return interval.high <= interval.low * math.exp(4)
-    return interval.high - interval.low <= 4 * max(interval.value, 1e-300)
+        return high <= low * math.exp(4)
+    return high - low <= 4 * max(value, 1e-300)
 
 
 def _join(groups: list[list[str]], name: str, moved: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ def prediction_table(rows: Sequence[Mapping[str, Any]], level: float) -> Table:
         )
         for row in rows
     ]
-    columns = ("requests B", "tokens S", "typical", f"{level:.0%} from", "to", "note")
+    columns = ("requests B", "tokens S", "typical", f"{100 * level:g} % from", "to", "note")
     return Table("Latency of a step", columns, shown, words=("note",)).without_empty()
 
 
@@ -68,7 +68,7 @@ def sensitivity_table(found: Mapping[str, Any]) -> Table:
             number(B),
             count(S),
             format_ms(found["T_ms"][i][j], 4),
-            *(number(found[name][i][j], 3) for name in ("dT_dB", "dT_dS", "elasticity_B", "elasticity_S")),
+            *(_or_nothing(found[name][i][j]) for name in ("dT_dB", "dT_dS", "elasticity_B", "elasticity_S")),
             found["dominant"][i][j],
         )
         for i, B in enumerate(found["B"])
@@ -76,7 +76,12 @@ def sensitivity_table(found: Mapping[str, Any]) -> Table:
         if found["T_ms"][i][j] is not None
     ]
     columns = ("B", "S", "typical", "ms a request", "ms a token", "% per % of B", "% per % of S", "largest term")
-    return Table("How the latency answers to one request or token more", columns, rows, words=("largest term",))
+    caption = "How the latency answers to one request or token more"
+    return Table(caption, columns, rows, words=("largest term",)).without_empty()
+
+
+def _or_nothing(slope: float | None) -> str:
+    return "" if slope is None else number(slope, 3)
 
 
 def regions_table(found: Mapping[str, Any]) -> Table:
