@@ -10,8 +10,9 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.hardware.profile import ExecutionPath, HardwareProfile, add_path, read_hardware
 from latfit.model.family import FAMILY
 from latfit.model.result import Estimate, FitResult, FitStatus
-from latfit.plan.decide import make_plan, rows_needed
+from latfit.plan.decide import make_plan
 from latfit.plan.thresholds import amortised_batch, gpu_threshold
+from latfit.plan.words import rows_needed
 from tests.conftest import REFERENCE
 
 
@@ -70,7 +71,7 @@ class TestInverse:
         known = {"ratio_quantiles": {"0.5": 1.0, "0.9": 1.1, "0.99": None}}
         plan = make_plan(machine(cpu=fit_with(REFERENCE.tolist(), intervals=known)), 50.0)
         assert plan.percentile == 90
-        assert "99 rows or more" in plan.notes[0]
+        assert "99 or more" in plan.notes[0]
         assert rows_needed(99) == 99
         assert rows_needed(90) == 9
 

@@ -48,7 +48,9 @@ def print_table(table: "Table") -> None:
     shown = RichTable(box=None, pad_edge=False)
     for i, column in enumerate(table.columns):
         left = i == 0 or column in table.words
-        shown.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=i == 0)
+        # Where a column of words can give way, numbers stay whole.
+        whole = i == 0 or (bool(table.words) and not left)
+        shown.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=whole)
     for row in table.rows:
         shown.add_row(*(Text(cell) for cell in row))
     console = Console()

@@ -1,5 +1,6 @@
-"""`latfit plan`: what fits under an SLA, and from which batch the GPU pays."""
+"""`latfit plan`: what fits under an SLA, how to run a load within it, from which batch the GPU pays."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,65 +11,111 @@ from latfit.cli.options import (
     JsonOption,
     PercentileOption,
     QuietOption,
+    SeedOption,
     TokensOption,
 )
+from latfit.cli.plan_options import PlanOptions, wishes_of
 from latfit.errors import SlaOutOfReach
-from latfit.units import format_ms, parse_duration_ms
+from latfit.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from latfit.plan.result import Plan
 
 
 def plan(
-    sla: Annotated[str, typer.Option("--sla", help="Latency that a step must meet, such as 20ms.")],
+    sla: Annotated[
+        str, typer.Option("--sla", help="Latency to meet, such as 20ms: of a step, with a rate of a response.")
+    ],
     percentile: PercentileOption = 99.0,
+    rate: Annotated[str | None, typer.Option("--rate", help="Requests that arrive, such as 500/s.")] = None,
+    arrivals: Annotated[
+        Path | None,
+        typer.Option("--arrivals", help="Recorded arrivals (t_s), or a rate over time (t_s, rate_per_s)."),
+    ] = None,
+    window: Annotated[str | None, typer.Option("--window", help="Windows to cut recorded arrivals into.")] = None,
+    replicas: Annotated[int, typer.Option("--replicas", help="Machines that share the load.")] = 1,
     tokens_per_request: TokensOption = None,
+    context: Annotated[
+        float | None, typer.Option("--context", help="Cached tokens of a request; without it the trace's median.")
+    ] = None,
+    max_batch: Annotated[int | None, typer.Option("--max-batch", help="Largest batch of the GPU.")] = None,
+    transfer: Annotated[
+        str | None, typer.Option("--transfer", help="What moving a request to the GPU takes, such as 0.2ms.")
+    ] = None,
+    wait: Annotated[
+        str | None, typer.Option("--wait", help="Expected wait for the GPU; without it what the rate makes it.")
+    ] = None,
+    launch_share: Annotated[
+        float, typer.Option("--launch-share", help="Share of the launch cost in a step from which B2 counts.")
+    ] = 0.5,
+    ttft: Annotated[str | None, typer.Option("--ttft", help="Target for the first token of a prompt.")] = None,
+    tpot: Annotated[str | None, typer.Option("--tpot", help="Target between tokens; without it the SLA.")] = None,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of a prompt, for --ttft.")] = 512,
+    objective: Annotated[
+        str | None,
+        typer.Option("--objective", help="Weights of what to make small: p99=1,mean=0.5,throughput=0.1."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for pictures of the plan.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Simulate the decision, with the scatter of the fits.")
+    ] = False,
+    seed: SeedOption = 0,
     hardware: HardwareOption = DEFAULT_HARDWARE,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Say what fits under a latency limit.
+    """Say what fits under a latency limit, and how to run a load within it.
 
-    Which steps meet the SLA (S at B, B at S), and the thresholds B1 and B2 between two execution paths.
+    Without a rate: which steps meet the SLA (S at B, B at S), thresholds, engine settings. With a rate, responses with
+    their waiting: which way to run it, T_cut, capacity, replicas, what would change it.
     """
     from latfit.cli.output import note, print_json
     from latfit.hardware.profile import read_hardware
     from latfit.plan.decide import make_plan
 
     sla_ms = parse_duration_ms(sla, option="--sla")
+    wishes = wishes_of(
+        PlanOptions(
+            rate, arrivals, window, replicas, context, max_batch, transfer, wait, launch_share, ttft, tpot,
+            prompt_tokens, objective,
+        )
+    )  # fmt: skip
+    profile = read_hardware(hardware)
+    if out is not None:
+        from latfit.files import make_folder
+
+        make_folder(out)
     decided = make_plan(
-        read_hardware(hardware), sla_ms, percentile=percentile, tokens_per_request=tokens_per_request or 1
+        profile, sla_ms, percentile=percentile, tokens_per_request=tokens_per_request or 1, wishes=wishes
     )
+    if check:
+        from latfit.plan.check import confirmed
+
+        decided = confirmed(decided, profile, wishes, seed)
     if tokens_per_request is None:
         note("Planned for decode, one token a request; --tokens-per-request changes that.", quiet=quiet or json)
     if json:
         print_json(decided.to_json())
     else:
         print_plan(decided)
+    if out is not None:
+        from latfit.report.plan_figures import write_figures
+
+        for target in write_figures(out, decided, profile, wishes):
+            note(f"Drew {target}.", quiet=quiet or json)
     if not decided.feasible:
-        raise SlaOutOfReach(
-            decided.binding,
-            where=f"--sla {sla}",
-            remedy=f"Ask for at least {format_ms(decided.fastest_ms, 4)}, or plan for a lower --percentile.",
-        )
+        raise SlaOutOfReach(decided.binding, where=f"--sla {sla}", remedy=decided.remedy)
 
 
 def print_plan(decided: "Plan") -> None:
-    """The decision in the first three lines, then the tables."""
+    """The decision in the first three lines, then what it rests on."""
     from latfit.cli.output import print_table
-    from latfit.report import tables
+    from latfit.report.plan_tables import decision_lines, plan_tables
 
-    typer.echo(decided.answer)
-    typer.echo(_threshold("B1", decided.B1.value, decided.B1.reason))
-    typer.echo(_threshold("B2", decided.B2.value, decided.B2.reason))
-    typer.echo(_threshold("T_cut", None, decided.T_cut.reason))
+    for line in decision_lines(decided):
+        typer.echo(line)
     for text in decided.notes:
         typer.echo(f"  ! {text}")
-    for table in (tables.tokens_at_batch(decided), tables.batch_at_tokens(decided)):
-        if table.rows:
-            typer.echo("")
-            print_table(table)
-
-
-def _threshold(name: str, value: int | None, reason: str) -> str:
-    return f"{name}: {reason}" if value is None else f"{name} = {value}: {reason}"
+    for table in plan_tables(decided):
+        typer.echo("")
+        print_table(table)

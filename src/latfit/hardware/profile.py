@@ -1,15 +1,18 @@
 """HardwareProfile: what is known of a machine, as data. `hardware.json`, schema `latfit.hardware/1`.
 
-It holds whole fits, not names of files: a plan made from it can be repeated when the fit files are gone.
+It holds whole fits, not names of files: a plan made from it can be repeated when the fit files are gone. A path without
+a measurement holds a quote instead, and is marked as such wherever it is used.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from latfit.errors import BadInput
+from latfit.errors import BadInput, WrongUsage
 from latfit.files import read_json, write_json
+from latfit.hardware.ceiling import Ceiling
+from latfit.hardware.quote import Quote, parse_quote
 from latfit.model.result import FitResult, fit_from_json
 
 SCHEMA = "latfit.hardware/1"
@@ -22,10 +25,31 @@ GPU_PATHS = ("gpu",)
 
 @dataclass(frozen=True)
 class ExecutionPath:
-    """Where a batch can run, and how long it takes there."""
+    """Where a batch can run, and how long it takes there.
+
+    quote: the words its numbers came in where nothing is measured; `fit` then holds that line.  ceiling: what the
+    machine could do at best.  price_per_hour: what it costs, in any one currency.
+    """
 
     name: str
     fit: FitResult
+    quote: Quote | None = None
+    ceiling: Ceiling = field(default_factory=Ceiling)
+    price_per_hour: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, with a mark where its numbers are quoted."""
+        return f"{self.name} (quoted)" if self.quote else self.name
+
+    def to_json(self) -> dict[str, Any]:
+        known = {name: value for name, value in asdict(self.ceiling).items() if value is not None}
+        entry: dict[str, Any] = {"quoted": self.quote.text} if self.quote else {"fit": self.fit.to_json()}
+        if known:
+            entry["ceiling"] = known
+        if self.price_per_hour is not None:
+            entry["price_per_hour"] = self.price_per_hour
+        return entry
 
 
 @dataclass(frozen=True)
@@ -35,7 +59,12 @@ class HardwareProfile:
     paths: Mapping[str, ExecutionPath] = field(default_factory=dict)
 
     def with_path(self, path: ExecutionPath) -> "HardwareProfile":
-        """A profile in which `path` stands under its name, new or in place of an older one."""
+        """A profile in which `path` stands under its name, new or in place of an older one, whose ceiling and price
+        stay where the new one says nothing of them."""
+        if path.name in self.paths:
+            old = self.paths[path.name]
+            price = old.price_per_hour if path.price_per_hour is None else path.price_per_hour
+            path = replace(path, ceiling=old.ceiling.updated(path.ceiling), price_per_hour=price)
         return HardwareProfile({**self.paths, path.name: path})
 
     def first_of(self, names: tuple[str, ...]) -> ExecutionPath | None:
@@ -43,7 +72,12 @@ class HardwareProfile:
         return next((self.paths[name] for name in names if name in self.paths), None)
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "paths": {name: {"fit": path.fit.to_json()} for name, path in self.paths.items()}}
+        return {"schema": SCHEMA, "paths": {name: path.to_json() for name, path in self.paths.items()}}
+
+
+def quoted_path(name: str, quote: Quote) -> ExecutionPath:
+    """A path whose numbers are quoted."""
+    return ExecutionPath(name, quote.as_fit(), quote)
 
 
 def read_hardware(source: Path) -> HardwareProfile:
@@ -57,11 +91,9 @@ def read_hardware(source: Path) -> HardwareProfile:
         raise BadInput(
             "not a latfit hardware profile", where=str(source), remedy="Make one with `latfit fit trace.parquet`."
         )
-    paths = {}
-    for name, entry in document["paths"].items():
-        stored = entry.get("fit") if isinstance(entry, dict) else None
-        paths[name] = ExecutionPath(name, fit_from_json(stored, f"{source}, path {name!r}"))
-    return HardwareProfile(paths)
+    return HardwareProfile(
+        {name: _path(name, entry, f"{source}, path {name!r}") for name, entry in document["paths"].items()}
+    )
 
 
 def add_path(target: Path, path: ExecutionPath) -> HardwareProfile:
@@ -70,3 +102,21 @@ def add_path(target: Path, path: ExecutionPath) -> HardwareProfile:
     profile = known.with_path(path)
     write_json(target, profile.to_json())
     return profile
+
+
+def _path(name: str, entry: Any, where: str) -> ExecutionPath:
+    if not isinstance(entry, dict):
+        raise BadInput("not an execution path", where=where, remedy="Add it again with `latfit hardware add`.")
+    known = {f.name for f in fields(Ceiling)}
+    try:
+        numbers = {k: float(v) for k, v in entry.get("ceiling", {}).items() if k in known}
+        price = entry.get("price_per_hour")
+        ceiling, hourly = Ceiling(**numbers), None if price is None else float(price)
+        if "quoted" in entry:
+            path = quoted_path(name, parse_quote(str(entry["quoted"])))
+            return replace(path, ceiling=ceiling, price_per_hour=hourly)
+    except (WrongUsage, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(
+            f"not an execution path ({error})", where=where, remedy="Add it again with `latfit hardware add`."
+        ) from None
+    return ExecutionPath(name, fit_from_json(entry.get("fit"), where), None, ceiling, hourly)

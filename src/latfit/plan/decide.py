@@ -1,60 +1,122 @@
-"""The plan for an SLA from a hardware profile: inverse solutions on each path, thresholds between two of them."""
+"""The plan for an SLA from a hardware profile: every part asked in turn, and the decision in a sentence.
+
+Without a rate the SLA is one of a step: which steps meet it, from which batch the GPU pays, which settings follow.
+With a rate it is one of a response, waiting included: which way to run the load keeps it, how long a request may wait
+for the GPU, how much load fits.
+"""
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.hardware.profile import CPU_PATHS, GPU_PATHS, HardwareProfile
+from latfit.hardware.ceiling import beside_the_fit
+from latfit.hardware.profile import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile
+from latfit.plan import words
+from latfit.plan.doubts import doubtful_steps
+from latfit.plan.engines import engine_flags, largest_batch
 from latfit.plan.limits import Level, batch_ranges, fastest_step, level_for, token_ranges
-from latfit.plan.result import Plan, Threshold, TokenRange, Unknown
-from latfit.plan.thresholds import amortised_batch, gpu_threshold
+from latfit.plan.result import Doubt, Plan, Settings, Threshold, Unknown
+from latfit.plan.settings import engine_settings
+from latfit.plan.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
+from latfit.plan.under_load import with_load
+from latfit.plan.wishes import Wishes
 from latfit.units import format_ms
 
 
-def make_plan(
-    profile: HardwareProfile, sla_ms: float, *, percentile: float = 99.0, tokens_per_request: int = 1
-) -> Plan:
-    """Decide for an SLA in ms on the latency of a step, met by `percentile` percent of the steps.
+@dataclass(frozen=True)
+class _Paths:
+    cpu: ExecutionPath | None
+    gpu: ExecutionPath | None
+    missing: str
 
-    tokens_per_request: tokens that each request adds to a step (1: decode), for B1 and B2.
-    A plan that no step can meet comes back with feasible=False. Raises BadInput, WrongUsage.
+
+def make_plan(
+    profile: HardwareProfile,
+    sla_ms: float,
+    *,
+    percentile: float = 99.0,
+    tokens_per_request: int = 1,
+    wishes: Wishes | None = None,
+) -> Plan:
+    """Decide for an SLA in ms, met by `percentile` percent of the steps, or of the responses where a rate is given.
+
+    tokens_per_request: tokens that each request adds to a step (1: decode). A plan that nothing can meet comes back
+    with feasible=False and what would make it feasible. Raises BadInput, WrongUsage.
     """
-    _check(profile, percentile, tokens_per_request)
+    wishes = wishes or Wishes()
+    _check(profile, sla_ms, percentile, tokens_per_request)
+    plan = _of_steps(profile, sla_ms, percentile, tokens_per_request, wishes)
+    if wishes.rate_each is not None and plan.feasible:
+        plan = with_load(plan, profile, percentile, wishes)
+    path = _serving(_parts(profile), profile)
+    largest = largest_batch(path, sla_ms, percentile, tokens_per_request, wishes.context)
+    return replace(plan, engines=engine_flags(plan, largest))
+
+
+def _of_steps(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: int, wishes: Wishes) -> Plan:
+    """Everything that needs no rate."""
     levels = {name: level_for(path, percentile) for name, path in profile.paths.items()}
-    tokens = [row for path in profile.paths.values() for row in token_ranges(path, sla_ms / levels[path.name].factor)]
-    batches = [row for path in profile.paths.values() for row in batch_ranges(path, sla_ms / levels[path.name].factor)]
-    fastest = {name: fastest_step(path) for name, path in profile.paths.items()}
+    limits = {name: sla_ms / levels[name].factor for name in profile.paths}
+    S_at_B = [row for n, path in profile.paths.items() for row in token_ranges(path, limits[n], wishes.context)]
+    B_at_S = [row for n, path in profile.paths.items() for row in batch_ranges(path, limits[n], wishes.context)]
+    fastest = {name: fastest_step(path, wishes.context) for name, path in profile.paths.items()}
     best = min(fastest, key=lambda name: fastest[name][0] * levels[name].factor)
     fastest_ms = fastest[best][0] * levels[best].factor
-    feasible = bool(tokens or batches)
-    known = [level.percentile for level in levels.values()]
-    stated = min((p for p in known if p is not None), default=None) if None not in known else None
-    b1, b2 = _thresholds(profile, tokens_per_request)
+    feasible = bool(S_at_B or B_at_S)
+    remedy = ""
     if feasible:
-        answer, binding = _answer(sla_ms, tokens, levels)
+        answer, binding = words.step_answer(sla_ms, S_at_B, levels, profile)
     else:
         _, B, S = fastest[best]
         binding = f"the fastest step, {format_ms(fastest_ms)} at B={B}, S={S} on {best}, is above the SLA"
         answer = f"No step meets {format_ms(sla_ms)}: {binding}."
-    return Plan(
+        remedy = f"Ask for at least {format_ms(fastest_ms, 4)}, or plan for a lower --percentile."
+    paths = _parts(profile)
+    doubts = [row for path in profile.paths.values() for row in doubtful_steps(path, sla_ms, percentile)]
+    plan = Plan(
         sla_ms=sla_ms,
-        percentile=stated,
-        tokens_per_request=tokens_per_request,
-        B1=b1,
-        B2=b2,
-        T_cut=_waiting_limit(profile),
-        S_at_B=tokens,
-        B_at_S=batches,
+        percentile=_stated(levels),
+        tokens_per_request=tokens,
+        B1=Threshold(None, paths.missing),
+        B2=Threshold(None, paths.missing),
+        T_cut=_waiting(profile),
+        S_at_B=S_at_B,
+        B_at_S=B_at_S,
         feasible=feasible,
         binding=binding,
         answer=answer,
         fastest_ms=fastest_ms,
-        notes=_notes(profile, levels, percentile),
-        settings=Unknown("engine settings are not derived yet; take S_at_B as the token budget of a step"),
-        capacity=Unknown("needs an arrival rate and a queueing model, which this plan does not have"),
+        notes=[*words.notes(profile, levels, percentile, wishes), *_doubted(doubts, sla_ms)],
+        settings=_settings(paths, profile, sla_ms, percentile, wishes),
+        capacity=Unknown("needs an arrival rate: --rate, or a recorded load: --arrivals"),
+        remedy=remedy,
+        doubts=doubts,
+        quoted={name: path.quote.text for name, path in profile.paths.items() if path.quote},
+        ceilings=_ceilings(profile),
+    )
+    return _with_thresholds(plan, paths, wishes)
+
+
+def _with_thresholds(plan: Plan, paths: _Paths, wishes: Wishes) -> Plan:
+    """B1, B2, the knee and the prefill threshold, as far as the paths allow."""
+    tokens = plan.tokens_per_request
+    widest = paths.gpu or paths.cpu
+    if widest is not None:
+        plan = replace(plan, knee=knee_batch(widest, tokens, wishes.context))
+    if paths.gpu is not None:
+        plan = replace(plan, B2=amortised_batch(paths.gpu, tokens, wishes.launch_share, wishes.context))
+    if paths.cpu is None or paths.gpu is None:
+        return plan
+    extra = wishes.transfer_ms + (wishes.wait_ms or 0.0)
+    return replace(
+        plan,
+        B1=gpu_threshold(paths.cpu, paths.gpu, tokens, extra_ms=extra, context=wishes.context),
+        B1_tokens=prefill_threshold(paths.cpu, paths.gpu, extra_ms=extra),
     )
 
 
-def _check(profile: HardwareProfile, percentile: float, tokens_per_request: int) -> None:
+def _check(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: int) -> None:
     if not profile.paths:
         raise BadInput("the hardware profile has no execution path", remedy="Add one with `latfit fit trace.parquet`.")
     for path in profile.paths.values():
@@ -67,59 +129,69 @@ def _check(profile: HardwareProfile, percentile: float, tokens_per_request: int)
         raise WrongUsage(
             f"{percentile:g} is not a percentile", where="--percentile", remedy="Give one above 0, below 100."
         )
-    if tokens_per_request < 1:
+    if not (math.isfinite(sla_ms) and sla_ms > 0):
+        raise WrongUsage(f"an SLA of {sla_ms:g} ms", where="--sla", remedy="Give one above zero.")
+    if tokens < 1:
         raise WrongUsage("a request has at least one token", where="--tokens-per-request", remedy="Give 1 or more.")
+    outside = {
+        name: path.fit.domain["S"][1] for name, path in profile.paths.items() if tokens > path.fit.domain["S"][1]
+    }
+    if outside:
+        known = ", ".join(f"{name} up to {int(top):,}" for name, top in outside.items())
+        raise BadInput(
+            f"requests of {tokens:,} tokens are outside what was measured ({known} tokens a step)",
+            where="--tokens-per-request",
+            remedy="Measure steps of that size and fit them, or plan for fewer tokens.",
+        )
 
 
-def _thresholds(profile: HardwareProfile, tokens_per_request: int) -> tuple[Threshold, Threshold]:
+def _stated(levels: Mapping[str, Level]) -> float | None:
+    """The percentile that every path can give; None where one only knows its typical step."""
+    known = [level.percentile for level in levels.values()]
+    return None if None in known else min(p for p in known if p is not None)
+
+
+def _parts(profile: HardwareProfile) -> _Paths:
     cpu, gpu = profile.first_of(CPU_PATHS), profile.first_of(GPU_PATHS)
-    if cpu is None or gpu is None:
-        here = ", ".join(profile.paths)
-        missing = "gpu" if gpu is None else "amx or cpu"
-        reason = f"needs two execution paths; this profile has {here}, add {missing} with `latfit fit TRACE --path ...`"
-        return Threshold(None, reason), Threshold(None, reason)
-    return gpu_threshold(cpu, gpu, tokens_per_request), amortised_batch(gpu, tokens_per_request)
-
-
-def _waiting_limit(profile: HardwareProfile) -> Unknown:
-    if len(profile.paths) < 2:
-        return Unknown("needs two execution paths: a request that waits too long falls back from one to the other")
-    return Unknown("needs an arrival rate and a queueing model, which this plan does not have")
-
-
-def _answer(sla_ms: float, tokens: list[TokenRange], levels: dict[str, Level]) -> tuple[str, str]:
-    """The plan in a sentence: the largest step, and the largest decode batch if there is one."""
-    finite = [row for row in tokens if row.S_max is not None]
-    if not finite:
-        return f"Every step meets {format_ms(sla_ms)}.", "nothing: the model has no cost that grows with tokens"
-    largest = max(finite, key=lambda row: row.S_max or 0)
-    level = levels[largest.path].percentile
-    met_by = "the typical step" if level is None else f"{level:g} % of steps"
-    extra = " (beyond the measured range)" if largest.extrapolated else ""
-    answer = (
-        f"Within {format_ms(sla_ms)} for {met_by}, {largest.path} computes up to {largest.S_max:,} tokens a step"
-        f" (at B={largest.B}){extra}."
+    if cpu is not None and gpu is not None:
+        return _Paths(cpu, gpu, "")
+    here = ", ".join(profile.paths)
+    absent = "gpu" if gpu is None else "amx or cpu"
+    reason = (
+        f"needs two execution paths; this profile has {here}, add {absent} with `latfit fit TRACE --path ...` or"
+        " `latfit hardware add`"
     )
-    return (
-        answer,
-        f"latency of a step on {largest.path}: one token more than {largest.S_max:,} at B={largest.B} exceeds it",
-    )
+    return _Paths(cpu, gpu, reason)
 
 
-def rows_needed(percentile: float) -> int:
-    """Rows from which a conformal limit exists at that percentile: n >= 1/(1 - level) - 1."""
-    return math.ceil(round(100 / (100 - percentile) - 1, 9))
+def _waiting(profile: HardwareProfile) -> Unknown:
+    if profile.first_of(CPU_PATHS) is None or profile.first_of(GPU_PATHS) is None:
+        return Unknown("needs two execution paths: a request that waits too long falls back from the GPU to the CPU")
+    return Unknown("needs an arrival rate: --rate")
 
 
-def _notes(profile: HardwareProfile, levels: dict[str, Level], asked: float) -> list[str]:
-    notes = []
-    for name, level in levels.items():
-        if level.percentile is None:
-            notes.append(f"{name}: the fit has no intervals, so the plan is for the typical step; half are slower.")
-        elif level.percentile < asked:
-            n = profile.paths[name].fit.metrics.get("n", 0)
-            notes.append(
-                f"{name}: {n:g} rows cannot tell the {asked:g}th percentile, so the plan is for the"
-                f" {level.percentile:g}th; {rows_needed(asked):,} rows or more could."
-            )
-    return notes
+def _settings(
+    paths: _Paths, profile: HardwareProfile, sla_ms: float, percentile: float, wishes: Wishes
+) -> Unknown | Settings:
+    """Settings of the path that serves."""
+    return engine_settings(_serving(paths, profile), sla_ms, percentile, wishes.serving, wishes.context)
+
+
+def _serving(paths: _Paths, profile: HardwareProfile) -> ExecutionPath:
+    """The path whose settings are given: the GPU where there is one."""
+    return paths.gpu or paths.cpu or next(iter(profile.paths.values()))
+
+
+def _ceilings(profile: HardwareProfile) -> dict[str, dict[str, float | None]]:
+    return {
+        name: beside_the_fit(path.ceiling, path.fit).to_json()
+        for name, path in profile.paths.items()
+        if path.ceiling.known
+    }
+
+
+def _doubted(doubts: list[Doubt], sla_ms: float) -> list[str]:
+    if not doubts:
+        return []
+    points = ", ".join(f"B={d.B} S={d.S:,} on {d.path}" for d in doubts)
+    return [f"Cannot promise {format_ms(sla_ms)} near the boundary; measure these points: {points}."]

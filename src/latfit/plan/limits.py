@@ -1,16 +1,33 @@
 """Inverse SLA: the steps that one execution path finishes in time.
 
 A step meets the SLA at a percentile when its typical latency times the fit's upper factor stays below it, so the point
-inverse of `model.inverse` is asked with the limit divided by that factor.
+inverse is asked with the limit divided by that factor.
+
+Where the model is convex along the line, the feasible set is an interval and `model.inverse` finds both ends. A model
+that is not (experts that tokens touch make T concave in S at first) may have two intervals: there T is taken on a
+geometric grid of whole numbers and each change of sign is bisected, so that all intervals are found that the grid
+separates, and their ends are exact.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from latfit.hardware.estimate import step_columns
 from latfit.hardware.profile import ExecutionPath
-from latfit.model.inverse import Range, feasible_range
+from latfit.model.draws import latency_draws, parameter_draws
+from latfit.model.inverse import UNBOUNDED, Range, feasible_range
 from latfit.plan.result import BatchRange, TokenRange
+from latfit.stats import FloatArray
+
+SCANNED = 400
+"""Points of the grid on which a model that is not convex is scanned."""
+
+SURE = 0.975
+
+Curve = Callable[[FloatArray], FloatArray]
+"""Whole numbers (n,) -> latency in ms (n,)."""
 
 
 @dataclass(frozen=True)
@@ -31,42 +48,100 @@ def level_for(path: ExecutionPath, percentile: float) -> Level:
     return Level(round(share * 100, 6), max(path.fit.upper_factor(share) or 1.0, 1e-9))
 
 
-def token_ranges(path: ExecutionPath, limit_ms: float) -> list[TokenRange]:
-    """S_min..S_max for B = 1, 2, 4, ... up to the largest measured B; batches without any are left out."""
+def token_ranges(path: ExecutionPath, limit_ms: float, context: float | None = None) -> list[TokenRange]:
+    """S_min..S_max for B = 1, 2, 4, ... up to the largest measured B; batches without any are left out, and those with
+    two ranges stand twice. context: cached tokens of a request, None for the trace's."""
     found = []
     for B in _doubling(path, "B"):
-        span = feasible_range(lambda S, B=B: _typical_ms(path, B, S), limit_ms, B)  # type: ignore[misc]
-        if span is not None:
-            found.append(TokenRange(path.name, B, span.low, span.high, _beyond(path, "S", span)))
+
+        def at(S: FloatArray, B: int = B) -> FloatArray:
+            return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, context))
+
+        for span in feasible_ranges(at, limit_ms, B, None, convex=path.fit.structure.convex):
+            promised = _promised(path, B, span, limit_ms, context)
+            found.append(TokenRange(path.name, B, span.low, span.high, _beyond(path, "S", span), promised))
     return found
 
 
-def batch_ranges(path: ExecutionPath, limit_ms: float) -> list[BatchRange]:
+def _promised(path: ExecutionPath, B: int, span: Range, limit_ms: float, context: float | None) -> int | None:
+    """Largest S of a range whose latency stays within the limit on 97.5 % of the curves that the data allow."""
+    draws = parameter_draws(path.fit)
+    if draws is None or span.high is None:
+        return None
+
+    def slow(S: FloatArray) -> FloatArray:
+        steps = step_columns(np.full(len(S), float(B)), S, context)
+        return np.asarray(np.quantile(latency_draws(path.fit, draws, **steps), SURE, axis=0))
+
+    sure = feasible_ranges(slow, limit_ms, span.low, span.high, convex=False)
+    return sure[-1].high if sure else None
+
+
+def batch_ranges(path: ExecutionPath, limit_ms: float, context: float | None = None) -> list[BatchRange]:
     """B_min..B_max for S = 1, 2, 4, ... up to the largest measured S; every request brings a token, so B <= S."""
     found = []
     for S in _doubling(path, "S"):
-        span = feasible_range(lambda B, S=S: _typical_ms(path, B, S), limit_ms, 1, S)  # type: ignore[misc]
-        if span is not None:
-            found.append(BatchRange(path.name, S, span.low, span.high, _beyond(path, "B", span)))
+
+        def at(B: FloatArray, S: int = S) -> FloatArray:
+            return path.fit.latency_ms(**step_columns(B, np.full(len(B), float(S)), context))
+
+        spans = feasible_ranges(at, limit_ms, 1, S, convex=path.fit.structure.convex)
+        found += [BatchRange(path.name, S, span.low, span.high, _beyond(path, "B", span)) for span in spans]
     return found
 
 
-def fastest_step(path: ExecutionPath) -> tuple[float, int, int]:
-    """(typical ms, B, S) of the fastest step within the measured box, S >= B: every B, and for each the best S by
-    convexity
-    checked on a geometric grid."""
+def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None, *, convex: bool) -> list[Range]:
+    """All ranges of whole numbers in [low, high] with at(x) <= limit_ms, in order; a last end of None: no upper end."""
+    if convex:
+        span = feasible_range(lambda x: _one(at, x), limit_ms, low, high)
+        return [] if span is None else [span]
+    top = high if high is not None else _far(at, limit_ms, low)
+    grid = np.unique(np.round(np.geomspace(low, max(top, low), SCANNED))).astype(np.int64)
+    inside = at(grid.astype(np.float64)) <= limit_ms
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]]).astype(int)))
+    found = []
+    for first, last in zip(edges[::2], edges[1::2], strict=True):
+        start = low if first == 0 else _edge(at, limit_ms, int(grid[first - 1]), int(grid[first]), enters=True)
+        if last == len(grid):
+            found.append(Range(start, high))
+        else:
+            found.append(Range(start, _edge(at, limit_ms, int(grid[last - 1]), int(grid[last]), enters=False)))
+    return found
+
+
+def fastest_step(path: ExecutionPath, context: float | None = None) -> tuple[float, int, int]:
+    """(typical ms, B, S) of the fastest step within the measured box, S >= B, on a geometric grid."""
     B_top, S_top = (int(path.fit.domain[name][1]) for name in ("B", "S"))
     B = np.unique(np.geomspace(1, B_top, 200).astype(int))
     S = np.unique(np.concatenate([np.geomspace(1, max(S_top, B_top), 400).astype(int), B]))
     grid_B, grid_S = (axis.ravel().astype(float) for axis in np.meshgrid(B, S))
     rows = grid_S >= grid_B
-    times = path.fit.latency_ms(grid_B[rows], grid_S[rows])
+    times = path.fit.latency_ms(**step_columns(grid_B[rows], grid_S[rows], context))
     best = int(np.argmin(times))
     return float(times[best]), int(grid_B[rows][best]), int(grid_S[rows][best])
 
 
-def _typical_ms(path: ExecutionPath, B: int, S: int) -> float:
-    return float(path.fit.latency_ms(np.array([float(B)]), np.array([float(S)]))[0])
+def _one(at: Curve, x: int) -> float:
+    return float(at(np.array([float(x)]))[0])
+
+
+def _far(at: Curve, limit_ms: float, low: int) -> int:
+    """A number above the limit with none within it at its doubles, or UNBOUNDED where there is none."""
+    doubles = np.asarray(low * 2.0 ** np.arange(1.0, 41.0), dtype=np.float64)
+    doubles = doubles[doubles <= UNBOUNDED]
+    within = np.flatnonzero(at(doubles) <= limit_ms)
+    if not len(within):
+        return int(doubles[min(20, len(doubles) - 1)])
+    return int(doubles[within[-1] + 1]) if within[-1] + 1 < len(doubles) else UNBOUNDED
+
+
+def _edge(at: Curve, limit_ms: float, low: int, high: int, *, enters: bool) -> int:
+    """The first number within the limit in (low, high] (enters), or the last one in [low, high)."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        inside = _one(at, middle) <= limit_ms
+        low, high = (low, middle) if inside == enters else (middle, high)
+    return high if enters else low
 
 
 def _doubling(path: ExecutionPath, column: str) -> list[int]:

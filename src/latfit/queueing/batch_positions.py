@@ -15,6 +15,7 @@ in w that are analytic on (0, s): they are kept as Legendre series and integrate
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.polynomial import legendre
@@ -25,6 +26,13 @@ from latfit.queueing.waits import Idle, Residual, poisson, poisson_reach
 from latfit.stats import FloatArray
 
 DROPPED = 1e-14
+
+UNHEARD = 1e-12
+"""Share of the requests below which those of one batch size that meet a full batch are left out: its tail is at most
+that much too low."""
+
+DEGREES = 8
+"""Series lengths are multiples of this, so that few quadrature rules are needed."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class Places:
         total -= self.span / 2 * float(legendre.legval(u, self.integral[:, inside], tensor=False).sum())
         late = ~at_once & (y > 0)
         if late.any():
-            nodes, weights = legendre.leggauss(len(self.series))
+            nodes, weights, _ = _quadrature(len(self.series))
             w = np.minimum(y[late], self.span)[None, :] * (nodes[:, None] + 1) / 2
             density = legendre.legval(2 * w / self.span - 1, self.series[:, late], tensor=False)
             done = special.gammainc(self.missing[late], self.rate * (y[late] - w))
@@ -85,7 +93,7 @@ def response_tail(chain: LimitedChain) -> Callable[[float], float]:
     if B > L:
         parts += [_own_batch(chain, share), _last_seat(chain, share)]
         for b in range(L, B):
-            if share[b] * float(special.gammainc(B, chain.rate * chain.T[b])) > DROPPED:
+            if share[b] * float(special.gammainc(B, chain.rate * chain.T[b])) > UNHEARD:
                 parts.append(_places(chain, float(chain.T[b]), np.array([share[b]]), first=1))
     parts.append(_places(chain, float(chain.T[B]), _left_behind(chain, share[B]), first=0))
 
@@ -131,15 +139,13 @@ def _left_behind(chain: LimitedChain, none: float) -> FloatArray:
 def _places(chain: LimitedChain, span: float, left: FloatArray, first: int) -> Places:
     """Groups (j, m), j >= first, of the arrivals in a service of length `span` that left r = 0, 1, ... behind."""
     B, rate, full = chain.max_batch, chain.rate, float(chain.T[-1])
-    degree = 24 + int(5 * math.sqrt(rate * span))
-    nodes, weights = legendre.leggauss(degree)
+    degree = -(-(24 + int(5 * math.sqrt(rate * span))) // DEGREES) * DEGREES
+    nodes, weights, transform = _quadrature(degree)
     w = span * (nodes + 1) / 2
     came = poisson(np.arange(float(poisson_reach(rate * span))), rate * (span - w))
     place = np.maximum(signal.fftconvolve(came, left[None, :], axes=1), 0) * rate
     rounds = -(-place.shape[1] // B)
     place = np.pad(place, ((0, 0), (0, rounds * B - place.shape[1]))).reshape(degree, rounds, B)
-    # Legendre coefficients of a function from its values at the Gauss nodes.
-    transform = legendre.legvander(nodes, degree - 1).T * weights * (np.arange(degree)[:, None] + 0.5)
     series, missing, offset = [], [], []
     for j in range(first, rounds):
         density, batch = _batches(place[:, j], rate * (w + j * full), B)
@@ -151,6 +157,14 @@ def _places(chain: LimitedChain, span: float, left: FloatArray, first: int) -> P
     joined = np.hstack(series)
     integral = np.asarray(legendre.legint(joined, lbnd=-1, axis=0), dtype=np.float64)
     return Places(span, joined, integral, np.concatenate(missing), np.concatenate(offset), rate)
+
+
+@lru_cache(maxsize=64)
+def _quadrature(degree: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Gauss nodes and weights on (-1, 1), and what turns values at the nodes into Legendre coefficients."""
+    nodes, weights = legendre.leggauss(degree)
+    transform = legendre.legvander(nodes, degree - 1).T * weights * (np.arange(degree)[:, None] + 0.5)
+    return nodes, weights, np.asarray(transform)
 
 
 def _batches(seats: FloatArray, means: FloatArray, B: int) -> tuple[FloatArray, FloatArray]:

@@ -63,9 +63,12 @@ class Backlog:
     extra_wait_ms: float
 
 
-def sustainable_rate(law_at: LawAt, rate_limit: float, sla_ms: float, q: float = 0.99) -> Sustainable:
+def sustainable_rate(
+    law_at: LawAt, rate_limit: float, sla_ms: float, q: float = 0.99, *, precision: float = 1e-9
+) -> Sustainable:
     """Highest rate with P(R <= sla) >= q. law_at: rate per ms -> law; rate_limit: its stability limit per ms.
 
+    precision: how far below the highest rate the answer may lie, as a share of it; it keeps the SLA in any case.
     Raises SlaOutOfReach where even a millionth of the limit is too much.
     """
     limit = positive(rate_limit, "rate limit")
@@ -81,10 +84,10 @@ def sustainable_rate(law_at: LawAt, rate_limit: float, sla_ms: float, q: float =
     # From below: laws near the limit are the costly ones.
     for share in PROBED:
         if excess(share * limit) > 0:
-            rate = float(optimize.brentq(excess, low, share * limit, xtol=1e-9 * limit, rtol=1e-9))
-            # brentq may end a hair above; the answer must keep the SLA.
+            rate = float(optimize.brentq(excess, low, share * limit, xtol=precision * low, rtol=precision))
+            # The search may end a hair above; the answer must keep the SLA.
             while excess(rate) > 0:
-                rate *= 1 - 1e-8
+                rate *= 1 - 2 * precision
             return Sustainable(rate, "sla", sla_ms, q)
         low = share * limit
     return Sustainable(low, "stability", sla_ms, q)

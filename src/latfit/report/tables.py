@@ -3,17 +3,19 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
 from latfit.model.result import Estimate, FitResult
-from latfit.plan.result import BatchRange, Plan, Threshold, TokenRange, Unknown
+from latfit.plan.result import BatchRange, Cutoff, Plan, Threshold, TokenRange, Unknown
 from latfit.report.words import count, number, percent
 from latfit.trace.coverage import Coverage
 from latfit.units import format_ms
 
 NOT_IDENTIFIED = "not identified"
 BEYOND = "extrapolated"
+ANY_NUMBER = "any number"
 
 _BASELINE_NAMES: Mapping[str, str] = {"linear": "straight line", "constant": "constant"}
 _DROP_REASONS: Mapping[str, str] = {
@@ -92,16 +94,31 @@ def promise(plan: Plan) -> str:
 
 def tokens_at_batch(plan: Plan) -> Table:
     """S at B: the tokens that a step of B requests may hold."""
-    rows = [(row.path, count(row.B), count(row.S_min), _upper(row.S_max), _note(row)) for row in plan.S_at_B]
+    rows = _merged([(row.path, count(row.B), count(row.S_min), _upper(row.S_max), _note(row)) for row in plan.S_at_B])
     caption = f"Tokens that a step may hold within {format_ms(plan.sla_ms)}"
     return _inverse(caption, ("path", "requests B", "tokens from", "to", "note"), rows)
 
 
 def batch_at_tokens(plan: Plan) -> Table:
     """B at S: the requests that a step of S tokens may hold."""
-    rows = [(row.path, count(row.S), count(row.B_min), _upper(row.B_max), _note(row)) for row in plan.B_at_S]
+    rows = _merged([(row.path, count(row.S), count(row.B_min), _upper(row.B_max), _note(row)) for row in plan.B_at_S])
     caption = f"Requests that a step may hold within {format_ms(plan.sla_ms)}"
     return _inverse(caption, ("path", "tokens S", "requests from", "to", "note"), rows)
+
+
+def _merged(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Rows that say the same of one path in a row as one row, over the range of their second column; where each takes
+    any number from its own size on, that is said once too."""
+    merged: list[tuple[str, ...]] = []
+    for alike, group in groupby(rows, key=lambda row: (row[0], row[2] == row[1] or row[2], row[3:])):
+        members = list(group)
+        first, last = members[0], members[-1]
+        if len(members) == 1 or (alike[1] is True and first[3] != ANY_NUMBER):
+            merged += members
+        else:
+            start = first[2] if first[2] == last[2] else f"{first[2]} to {last[2]}"
+            merged.append((first[0], f"{first[1]} to {last[1]}", start, *first[3:]))
+    return merged
 
 
 def _inverse(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -117,7 +134,7 @@ def _note(row: TokenRange | BatchRange) -> str:
 
 
 def _upper(value: int | None) -> str:
-    return "any number" if value is None else count(value)
+    return ANY_NUMBER if value is None else count(value)
 
 
 def thresholds(plan: Plan) -> Table:
@@ -130,8 +147,20 @@ def thresholds(plan: Plan) -> Table:
     return Table("Thresholds for a scheduler", ("name", "value", "meaning", "why"), rows, words=("meaning", "why"))
 
 
-def _known(quantity: Threshold | Unknown) -> str:
-    return "not known" if quantity.value is None else count(quantity.value)
+def _known(quantity: Threshold | Cutoff | Unknown) -> str:
+    if isinstance(quantity, Cutoff):
+        return "none" if quantity.value is None else format_ms(quantity.value)
+    return "not known" if quantity.value is None else count(quantity.value) + interval_text(quantity)
+
+
+def interval_text(quantity: Threshold | Unknown) -> str:
+    """` (95 %: 6 to 9)` where the fits' draws give an interval that is wider than the value itself."""
+    if not isinstance(quantity, Threshold) or quantity.interval is None:
+        return ""
+    low, high = quantity.interval
+    if low == high == quantity.value:
+        return ""
+    return f" (95 %: {'never' if low is None else count(low)} to {'never' if high is None else count(high)})"
 
 
 def trust(profile: HardwareProfile) -> Table:

@@ -1,0 +1,189 @@
+"""The ways to run a load side by side, the one to take, and why the others are rejected.
+
+Taken is, among those that meet the SLA, the one with the least cost: its objective where one is given, else its
+percentile. Of two that are within a thousandth, the one with fewer paths, then the simpler one (listed first).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from latfit.errors import SlaOutOfReach
+from latfit.plan.result import Alternative, Cutoff
+from latfit.plan.systems import Both, Machine, System, Target, law_or_none
+from latfit.plan.wishes import Objective
+from latfit.plan.words import rate_text
+from latfit.queueing.capacity import sustainable_rate
+from latfit.queueing.cutoff import CutoffQueue, cutoff_queue
+from latfit.queueing.cutoff_law import CutoffLaw, exact_law
+from latfit.queueing.law import ResponseLaw
+from latfit.units import format_ms
+
+CUTOFF_SHARES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.65)
+"""T_cut, as shares of the SLA, that are tried at each rate when the highest rate of GPU + CPU is searched."""
+
+NEAR = (1.0, 1.02, 0.95, 0.9)
+COLLECTED = 2.5
+"""Standard deviations above the mean of what arrives within T_cut, for the batch that must end in time."""
+
+RATE_PRECISION = 0.005
+"""Of the highest rate of GPU + CPU, as a share of the sum of their limits."""
+
+PRECISION = 1e-4
+"""Of the highest rate of one path, as a share of it."""
+
+SAME = 1e-3
+ROUNDING = 1e-6
+
+
+def compared(
+    machine: Machine,
+    systems: Sequence[System],
+    waiting: Cutoff | None,
+    rate: float,
+    target: Target,
+    objective: Objective | None,
+) -> list[Alternative]:
+    """Every alternative at a rate per ms, one of them chosen where any meets the SLA."""
+    found = [_judged(system, law_or_none(system, rate), rate, target) for system in systems]
+    if waiting is not None and (both := machine.both) is not None:
+        best = max((row.sustainable_per_s or 0.0 for row in found), default=0.0) / 1e3
+        system = cutoff_system(both, waiting.shown_ms)
+        law = law_or_none(system, rate)
+        met = law is not None and law.percentile(target.q) <= target.sla_ms * (1 + ROUNDING)
+        capacity = cutoff_capacity(both, target, max(best, rate) if met else best)
+        found.append(_judged(system, law, rate, target, capacity))
+    meeting = [row for row in found if row.margin is not None and row.margin >= -ROUNDING]
+    if not meeting:
+        return found
+    chosen = _best(meeting, rate, objective)
+    return [_verdict(row, row is chosen) for row in found]
+
+
+def cutoff_system(both: Both, cutoff_ms: float) -> System:
+    """GPU + CPU at one T_cut."""
+    times, mu = both.gpu.times, both.cpu_rate
+
+    def law_at(rate: float) -> ResponseLaw:
+        return exact_law(cutoff_queue(rate, cutoff_ms, times, mu))
+
+    name = f"{both.label}, T_cut {format_ms(cutoff_ms)}"
+    return System(name, (both.gpu.path, both.cpu.path), law_at, times.rate_limit() + mu)
+
+
+def _judged(
+    system: System, law: ResponseLaw | None, rate: float, target: Target, capacity: float | None = None
+) -> Alternative:
+    if capacity is None:
+        capacity = path_capacity(system, target)
+    replicas = math.ceil(rate / capacity * (1 - 1e-9)) if capacity > 0 else None
+    late = None if law is None else law.percentile(target.q)
+    price = system.price_per_hour
+    return Alternative(
+        name=system.name,
+        percentile_ms=late,
+        mean_ms=None if law is None else law.mean_ms,
+        margin=None if late is None or not math.isfinite(late) else 1 - late / target.sla_ms,
+        rate_limit_per_s=system.rate_limit * 1e3 if math.isfinite(system.rate_limit) else None,
+        sustainable_per_s=capacity * 1e3 if capacity > 0 else None,
+        utilisation=_utilisation(system, law, rate),
+        goodput_per_s=None if law is None else rate * (1 - law.tail(target.sla_ms)) * 1e3,
+        replicas=replicas,
+        price_per_hour=None if price is None or replicas is None else price * replicas,
+        chosen=False,
+        verdict=_failure(system, law, late, rate, target),
+    )
+
+
+def _failure(system: System, law: ResponseLaw | None, late: float | None, rate: float, target: Target) -> str:
+    if law is None:
+        limit = system.rate_limit
+        if rate >= limit:
+            return f"unstable from {rate_text(limit * 1e3)} on"
+        return "overloaded, or too near its limit to be computed"
+    if late is not None and late > target.sla_ms * (1 + ROUNDING):
+        return f"misses the SLA by {format_ms(late - target.sla_ms)}"
+    return ""
+
+
+def _utilisation(system: System, law: ResponseLaw | None, rate: float) -> float | None:
+    """Load over the highest stable load; of a system with a cut-off that of the CPU's queue."""
+    if isinstance(law, CutoffLaw):
+        return law.utilisation
+    return rate / system.rate_limit if math.isfinite(system.rate_limit) else None
+
+
+def path_capacity(system: System, target: Target) -> float:
+    """Highest rate per ms that a system of one path carries within the SLA; 0 where even an idle one misses it."""
+    try:
+        return sustainable_rate(system.law_at, system.rate_limit, target.sla_ms, target.q, precision=PRECISION).rate
+    except SlaOutOfReach:
+        return 0.0
+
+
+def cutoff_capacity(both: Both, target: Target, at_least: float) -> float:
+    """Rate per ms that GPU + CPU carry within the SLA with the best T_cut at each rate: from what one path carries, by
+    bisection. Where a batch depends on the one before (T_cut above T(1)) only what bounds decide counts: the law
+    would take too long, so the answer may be low."""
+
+    def meets(rate: float) -> bool:
+        for cutoff in _cutoffs(both, target.sla_ms, rate):
+            try:
+                if _meets(cutoff_queue(rate, cutoff, both.gpu.times, both.cpu_rate), target):
+                    return True
+            except SlaOutOfReach:
+                continue
+        return False
+
+    high = both.gpu.times.rate_limit() + both.cpu_rate
+    low = at_least if at_least > 0 else 1e-3 * high
+    if not meets(low):
+        if at_least > 0 or not meets(1e-2 * high):
+            return at_least
+        low = 1e-2 * high
+    while high - low > RATE_PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if meets(middle) else (low, middle)
+    return low
+
+
+def _cutoffs(both: Both, sla_ms: float, rate: float) -> Iterator[float]:
+    """T_cut to try: near the largest that leaves time for the batch that collects meanwhile, which is the best at high
+    load, then shares of the SLA."""
+    spare = sla_ms - both.gpu.mean_ms
+    if spare > 0:
+        batch = min(int(rate * spare + COLLECTED * math.sqrt(rate * spare)) + 1, both.gpu.times.max_batch or 1)
+        yield from (near * (sla_ms - both.gpu.times(batch)) for near in NEAR if sla_ms > both.gpu.times(batch))
+    yield from (share * sla_ms for share in CUTOFF_SHARES)
+
+
+def _meets(queue: CutoffQueue, target: Target) -> bool:
+    """Whether so few are late, by bounds where they decide: whoever overflows is served no faster than by an idle CPU,
+    and at worst all who overflow are late."""
+    allowed, overflow = 1 - target.q, queue.overflow_share
+    if queue.overflow_rate >= queue.amx_rate:
+        return False
+    late = queue.gpu_tail(target.sla_ms)
+    if late + overflow * math.exp(-queue.amx_rate * (target.sla_ms - queue.cutoff_ms)) > allowed:
+        return False
+    if late + overflow <= allowed or queue.proved_tail()(target.sla_ms) <= allowed:
+        return True
+    return queue.independent_batches and exact_law(queue).tail(target.sla_ms) <= allowed
+
+
+def _best(rows: Sequence[Alternative], rate: float, objective: Objective | None) -> Alternative:
+    def cost(row: Alternative) -> float:
+        if row.percentile_ms is None or row.mean_ms is None:
+            return math.inf
+        return row.percentile_ms if objective is None else objective.of(row.percentile_ms, row.mean_ms, rate)
+
+    least = min(cost(row) for row in rows)
+    return next(row for row in rows if cost(row) <= least + SAME * abs(least))
+
+
+def _verdict(row: Alternative, taken: bool) -> Alternative:
+    if taken:
+        return replace(row, chosen=True, verdict="taken")
+    if row.verdict:
+        return row
+    return replace(row, verdict="meets the SLA, but not better")

@@ -1,0 +1,126 @@
+"""What load the chosen way carries, what it costs, what breaks first, and what a change would bring."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from latfit.plan.alternatives import cutoff_capacity, cutoff_system, path_capacity
+from latfit.plan.load import schedule
+from latfit.plan.result import Alternative, Capacity, Change, Cutoff, Threshold
+from latfit.plan.systems import Machine, System, Target, law_or_none, simple_systems
+from latfit.plan.wishes import Wishes
+from latfit.plan.words import rate_text
+
+FASTER = 0.9
+HOUR_S = 3600.0
+
+
+def capacity_of(rows: Sequence[Alternative], wishes: Wishes, binding: str) -> Capacity | None:
+    """The capacity of the chosen alternative, or of the one that carries most within the SLA; None where none does.
+
+    The wishes hold a rate or a load.
+    """
+    able = [row for row in rows if row.sustainable_per_s]
+    row = next((row for row in able if row.chosen), None) or max(
+        able, key=lambda r: r.sustainable_per_s or 0, default=None
+    )
+    each = wishes.rate_each
+    if row is None or row.sustainable_per_s is None or each is None:
+        return None
+    rate_s, whole_s = each * 1e3, each * wishes.replicas * 1e3
+    needed = max(1, math.ceil(whole_s / row.sustainable_per_s * (1 - 1e-9)))
+    price = None if row.price_per_hour is None or not row.replicas else row.price_per_hour / row.replicas
+    load = None
+    if wishes.load is not None:
+        load = schedule(wishes.load, row.sustainable_per_s / 1e3, price)
+    return Capacity(
+        system=row.name,
+        rate_per_s=rate_s,
+        sustainable_per_s=row.sustainable_per_s,
+        utilisation=row.utilisation,
+        goodput_per_s=row.goodput_per_s,
+        replicas=needed,
+        headroom=row.sustainable_per_s / rate_s - 1,
+        binding=binding,
+        price_per_hour=None if price is None else price * needed,
+        price_per_million=None if price is None else price * needed / (whole_s * HOUR_S) * 1e6,
+        load=load,
+    )
+
+
+def breaks_first(row: Alternative, sla_text: str) -> str:
+    """What ends the growth of an alternative's load."""
+    if row.sustainable_per_s is None:
+        return f"the SLA: even an idle machine misses {sla_text}"
+    limit = row.rate_limit_per_s
+    if limit is not None and row.sustainable_per_s >= 0.999 * limit:
+        return f"stability, at {rate_text(limit)}, where the queue grows without bound; the SLA holds almost until then"
+    end = "" if limit is None else f" (the queue would be stable up to {rate_text(limit)})"
+    return f"the SLA, beyond {rate_text(row.sustainable_per_s)}{end}"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a change is applied to: rate per ms at one replica of `replicas`; the way that was chosen, its T_cut, and
+    the highest rate per ms that it carries within the SLA."""
+
+    machine: Machine
+    rate: float
+    replicas: int
+    target: Target
+    waiting: Cutoff | None
+    chosen: str
+    sustainable: float
+
+
+def sensitivity(now: Situation, thresholds: Mapping[float, Threshold]) -> list[Change]:
+    """What a CPU or a GPU a tenth faster, and a doubled rate, change. thresholds: B1 by factor on the CPU's times, and
+    -factor for the GPU's."""
+    rows = [_change("as it is", now, thresholds.get(1.0))]
+    if now.machine.cpu is not None:
+        faster = replace(now.machine, cpu=now.machine.cpu.scaled(FASTER))
+        label = f"{now.machine.cpu.label} 10 % faster"
+        rows.append(_change(label, _on(now, faster), thresholds.get(FASTER)))
+    if now.machine.gpu is not None:
+        faster = replace(now.machine, gpu=now.machine.gpu.scaled(FASTER))
+        label = f"{now.machine.gpu.label} 10 % faster"
+        rows.append(_change(label, _on(now, faster), thresholds.get(-FASTER)))
+    rows.append(_change("twice the rate", replace(now, rate=2 * now.rate), thresholds.get(1.0)))
+    return rows
+
+
+def _on(now: Situation, machine: Machine) -> Situation:
+    """The same way on another machine, with what it carries there."""
+    other = replace(now, machine=machine)
+    system = _same_system(other)
+    if system is None:
+        return replace(other, sustainable=0.0)
+    if len(system.paths) == 1:
+        unchanged = any(old is new for old in now.machine.parts for new in machine.parts if new.path in system.paths)
+        return other if unchanged else replace(other, sustainable=path_capacity(system, now.target))
+    both = machine.both
+    assert both is not None
+    return replace(other, sustainable=cutoff_capacity(both, now.target, 0.0))
+
+
+def _change(label: str, now: Situation, threshold: Threshold | None) -> Change:
+    """The chosen way under the change, its T_cut kept; what it carries is with the best T_cut."""
+    system = _same_system(now)
+    law = None if system is None else law_or_none(system, now.rate)
+    highest, whole = now.sustainable, now.rate * now.replicas
+    return Change(
+        change=label,
+        B1=None if threshold is None else threshold.value,
+        percentile_ms=None if law is None else law.percentile(now.target.q),
+        sustainable_per_s=highest * 1e3 if highest > 0 else None,
+        replicas=max(1, math.ceil(whole / highest * (1 - 1e-9))) if highest > 0 else None,
+    )
+
+
+def _same_system(now: Situation) -> System | None:
+    for system in simple_systems(now.machine, now.rate):
+        if system.name == now.chosen:
+            return system
+    if now.waiting is not None and (both := now.machine.both) is not None:
+        return cutoff_system(both, now.waiting.shown_ms)
+    return None

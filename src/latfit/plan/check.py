@@ -1,0 +1,99 @@
+"""A plan against a simulation: the chosen way, with the scatter that the fits saw, until its percentile is known.
+
+The simulated steps have the plan's mean times. Their spread is that of the fit's residuals; a path whose spread nobody
+knows takes its mean time every time, or an exponential one where the plan assumed that (a CPU that serves one request
+at a time). So what differs from the plan's law is what it left out: steps that vary, and a service that is not
+exponential.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from latfit.errors import WrongUsage
+from latfit.hardware.estimate import phase_of
+from latfit.hardware.profile import HardwareProfile
+from latfit.plan.result import Alternative, Cutoff, Plan
+from latfit.plan.systems import ONE_AT_A_TIME, Machine, Part, machine_of
+from latfit.plan.wishes import Wishes
+from latfit.scheduling import policy as policies
+from latfit.scheduling.policy import Limits, Policy
+from latfit.sim.check import Checked, check
+from latfit.sim.machine import ServicePath, System, residual_factors, table_path
+from latfit.sim.simulate import Options
+from latfit.units import format_ms
+
+REQUESTS = 50_000
+PRECISION = 0.01
+MOST_REPLICATIONS = 40
+
+
+def confirmed(plan: Plan, profile: HardwareProfile, wishes: Wishes, seed: int = 0) -> Plan:
+    """The plan with `checked`: the simulated percentile of the chosen way with its 95 % interval, and whether it keeps
+    the SLA. A plan that the simulation denies is not feasible. Raises WrongUsage for a plan without a rate."""
+    rate = wishes.rate_each
+    if rate is None:
+        raise WrongUsage("there is no load to simulate", where="--check", remedy="Give --rate or --arrivals.")
+    chosen = next((row for row in plan.alternatives if row.chosen), None)
+    if chosen is None or plan.percentile is None:
+        return plan
+    machine = machine_of(profile, plan.tokens_per_request, wishes)
+    system, policy = _simulated(machine, chosen, plan, rate)
+    options = Options(
+        requests=REQUESTS, replications=4, seed=seed, precision=PRECISION, most_replications=MOST_REPLICATIONS
+    )
+    return _with(plan, chosen, check(policy, system, rate, plan.percentile, plan.sla_ms, options))
+
+
+def _simulated(machine: Machine, chosen: Alternative, plan: Plan, rate: float) -> tuple[System, Policy]:
+    """The chosen way as a system and a policy."""
+    phase = phase_of(plan.tokens_per_request)
+    for part in machine.parts:
+        if chosen.name == f"{part.label}, {ONE_AT_A_TIME}":
+            return System(_path(part, phase, 1, alone=True)), policies.gpu_only(Limits(1))
+        if chosen.name.startswith(f"{part.label}, "):
+            best = part.times.best_batch()
+            greedy = chosen.name.endswith("greedy batches")
+            policy = policies.gpu_only(Limits(best)) if greedy else policies.marginal_cost(rate, Limits(best))
+            return System(_path(part, phase, best)), policy
+    both = machine.both
+    assert both is not None
+    assert isinstance(plan.T_cut, Cutoff)
+    largest = both.gpu.times.max_batch or 1
+    system = System(_path(both.gpu, phase, largest), _path(both.cpu, phase, 1, alone=True))
+    return system, policies.cutoff(plan.T_cut.shown_ms, Limits(largest, 1))
+
+
+def _path(part: Part, phase: str, largest: int, *, alone: bool = False) -> ServicePath:
+    """A path with the plan's mean times and the spread of its phase; alone: one request at a time, exponential where
+    nothing is known."""
+    times = part.times.table(1, largest)
+    fit = part.path.fit
+    of_phase = fit.intervals.get("by_phase", {}).get(phase, fit.intervals)
+    factors = residual_factors(replace(fit, intervals=of_phase))
+    if len(factors):
+        mean = float(np.mean((factors[1:] + factors[:-1]) / 2))
+        return table_path(part.path.name, times, factors=factors / mean)
+    return table_path(part.path.name, times, exponential=alone)
+
+
+def _with(plan: Plan, chosen: Alternative, found: Checked) -> Plan:
+    low, high = (format_ms(end, 4) for end in (found.percentile.low, found.percentile.high))
+    told = f"Simulated: {low} to {high} (95 %)."
+    plan = replace(
+        plan,
+        checked={"way": chosen.name, **found.to_json()},
+        promise={True: "yes", False: "no", None: "in doubt"}[found.holds],
+        answer=f"{plan.answer.split(' Cannot promise')[0]} {told}",
+    )
+    if isinstance(plan.T_cut, Cutoff) and "T_cut" in chosen.name:
+        bounds = {**plan.T_cut.bounds_ms, "simulated": found.percentile.value}
+        plan = replace(plan, T_cut=replace(plan.T_cut, bounds_ms=bounds, holds=[*plan.T_cut.holds, "simulated"]))
+    if found.holds is not False:
+        return plan
+    return replace(
+        plan,
+        feasible=False,
+        binding=f"simulated, {chosen.name} needs {low} to {high}",
+        remedy="Relax the SLA, lower the rate, or take one of the other ways.",
+    )

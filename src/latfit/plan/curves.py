@@ -1,0 +1,92 @@
+"""What the pictures of a plan show, as numbers: latency over the batch, and the percentile over T_cut and over rate."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfit.errors import SlaOutOfReach
+from latfit.hardware.profile import HardwareProfile
+from latfit.plan.cutoff import METHODS
+from latfit.plan.systems import System, Target, law_or_none, machine_of, simple_systems
+from latfit.plan.thresholds import batches_of, curve_range
+from latfit.plan.wishes import Wishes
+from latfit.queueing.cutoff import CutoffQueue, cutoff_queue
+from latfit.queueing.cutoff_law import exact_law
+from latfit.stats import FloatArray
+
+RATES, CUTOFFS, BATCHES = 16, 25, 200
+HIGHEST = 0.97
+"""Of the stability limit: up to here the percentile is drawn."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve: x (n,), y (n,) in ms, NaN where there is none; low and high where its range is known."""
+
+    label: str
+    x: FloatArray
+    y: FloatArray
+    low: FloatArray | None = None
+    high: FloatArray | None = None
+
+
+def latency_lines(profile: HardwareProfile, tokens: int, context: float | None = None) -> list[Line]:
+    """Typical latency over the batch, for every path, with the range that its data allow."""
+    lines = []
+    for path in profile.paths.values():
+        sizes = np.geomspace(1, batches_of(path, tokens=tokens)[-1], BATCHES)
+        B = np.asarray(np.unique(np.round(sizes)), dtype=np.float64)
+        T, low, high = curve_range(path, B, tokens, context)
+        lines.append(Line(path.label, B, T, low, high))
+    return lines
+
+
+def cutoff_lines(profile: HardwareProfile, target: Target, wishes: Wishes) -> list[Line]:
+    """The percentile over T_cut by method, at the plan's rate; none without two paths and a rate."""
+    both, rate = machine_of(profile, target.tokens, wishes).both, wishes.rate_each
+    if both is None or rate is None:
+        return []
+    cutoffs = np.linspace(target.sla_ms / 100, target.sla_ms, CUTOFFS)
+    found: dict[str, list[float]] = {name: [] for name in METHODS}
+    for cutoff in cutoffs.tolist():
+        try:
+            queue = cutoff_queue(rate, cutoff, both.gpu.times, both.cpu_rate)
+        except SlaOutOfReach:
+            for values in found.values():
+                values.append(np.nan)
+            continue
+        found["poisson"].append(queue.customary_percentile(target.q))
+        found["rigorous"].append(queue.proved_percentile(target.q))
+        found["exact"].append(_exact(queue, target.q))
+    return [Line(name, cutoffs, _finite(values)) for name, values in found.items()]
+
+
+def rate_lines(profile: HardwareProfile, target: Target, wishes: Wishes) -> list[Line]:
+    """The percentile over the rate, in requests/s, for every way to run it on one path."""
+    machine = machine_of(profile, target.tokens, wishes)
+    rate = wishes.rate_each
+    systems = simple_systems(machine, rate if rate is not None else machine.main.times.rate_limit() / 2)
+    return [_over_rate(system, target, rate) for system in systems if np.isfinite(system.rate_limit)]
+
+
+def _over_rate(system: System, target: Target, rate: float | None) -> Line:
+    highest = HIGHEST * system.rate_limit
+    lowest = min(highest / 100, highest if rate is None else rate / 2)
+    rates = np.geomspace(lowest, highest, RATES)
+    laws = [law_or_none(system, rate) for rate in rates.tolist()]
+    return Line(
+        system.name, rates * 1e3, _finite([np.nan if law is None else law.percentile(target.q) for law in laws])
+    )
+
+
+def _exact(queue: CutoffQueue, q: float) -> float:
+    try:
+        return exact_law(queue).percentile(q)
+    except SlaOutOfReach:
+        return np.nan
+
+
+def _finite(values: Sequence[float]) -> FloatArray:
+    y = np.array(values, dtype=np.float64)
+    return np.where(np.isfinite(y), y, np.nan)

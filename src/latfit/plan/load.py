@@ -1,0 +1,84 @@
+"""A load that varies, cut into windows: its rates, what it needs window by window, and the backlog of too few replicas.
+
+Arrivals of a window count as a Poisson stream of the window's rate, which holds where the rate moves slowly against the
+response time. A load is sized for its peak, not for its mean: with c replicas the queue grows whenever the rate exceeds
+what they carry, and the fluid backlog says how far.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.plan.wishes import Load
+from latfit.queueing.capacity import fluid_backlog
+from latfit.stats import FloatArray
+
+WINDOWS = 60
+LEAST_A_WINDOW = 30
+"""Arrivals below which a window's rate is mostly chance."""
+
+MINUTE_MS, HOUR_MS = 6e4, 3.6e6
+
+
+def load_from_arrivals(arrival_ms: FloatArray, source: str, window_ms: float | None = None) -> Load:
+    """Rates of recorded arrivals (n,) in ms, in order. window_ms: None takes about 60 windows, whole minutes where
+    the recording is long enough, with 30 arrivals each on average. Raises BadInput, WrongUsage."""
+    arrivals = np.asarray(arrival_ms, dtype=np.float64)
+    span = float(arrivals[-1] - arrivals[0]) if len(arrivals) else 0.0
+    if len(arrivals) < 2 or span <= 0:
+        raise BadInput("fewer than two moments of arrival", where=source, remedy="Give a recording of some length.")
+    if window_ms is None:
+        least = span / max(len(arrivals) / LEAST_A_WINDOW, 1)
+        window_ms = min(max(span / WINDOWS, least), span)
+        if window_ms > 0.9 * MINUTE_MS:
+            window_ms = min(math.ceil(window_ms / MINUTE_MS) * MINUTE_MS, span)
+    if not 0 < window_ms <= span:
+        raise WrongUsage("a window longer than the recording", where="--window", remedy="Give a shorter one.")
+    # A last window that is cut short would look idle.
+    windows = max(1, int(span / window_ms + 1e-9))
+    counts, _ = np.histogram(arrivals - arrivals[0], bins=windows, range=(0.0, windows * window_ms))
+    return Load(np.asarray(counts / window_ms, dtype=np.float64), window_ms, source)
+
+
+def schedule(load: Load, each: float, price_per_hour: float | None = None) -> dict[str, Any]:
+    """Replicas by window where each carries `each` per ms within the SLA, against holding the peak's throughout.
+
+    price_per_hour: of one replica. Rates in the result are requests/s, times in s.
+    """
+    needed = [_replicas(rate, each) for rate in load.rates.tolist()]
+    peak, hours = max(needed), load.window_ms / HOUR_MS
+    follow = sum(needed) * hours
+    held = peak * len(needed) * hours
+    mean_sized = _replicas(load.mean, each)
+    return {
+        "source": load.source,
+        "window_s": load.window_ms / 1e3,
+        "mean_per_s": load.mean * 1e3,
+        "peak_per_s": load.peak * 1e3,
+        "replicas_peak": peak,
+        "replicas_mean_rate": mean_sized,
+        "replica_hours_held": held,
+        "replica_hours_following": follow,
+        "price_held": None if price_per_hour is None else held * price_per_hour,
+        "price_following": None if price_per_hour is None else follow * price_per_hour,
+        "backlog_if_sized_for_the_mean": _backlog(load, mean_sized * each),
+        "schedule": [
+            {"start_s": i * load.window_ms / 1e3, "rate_per_s": rate * 1e3, "replicas": count}
+            for i, (rate, count) in enumerate(zip(load.rates.tolist(), needed, strict=True))
+        ],
+    }
+
+
+def _replicas(rate: float, each: float) -> int:
+    return max(1, math.ceil(rate / each * (1 - 1e-9)))
+
+
+def _backlog(load: Load, capacity: float) -> dict[str, float]:
+    """The fluid backlog of windows against a capacity per ms, their rates joined at the middles."""
+    middles = np.asarray((np.arange(len(load.rates)) + 0.5) * load.window_ms, dtype=np.float64)
+    if len(middles) < 2:
+        return {"peak": 0.0, "extra_wait_s": 0.0}
+    found = fluid_backlog(middles, load.rates, capacity)
+    return {"peak": found.peak, "extra_wait_s": found.extra_wait_ms / 1e3}

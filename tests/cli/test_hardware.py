@@ -1,0 +1,84 @@
+"""`latfit hardware`: measured and quoted paths, ceilings and prices, what a user gets wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from latfit.cli.app import run
+from latfit.model.result import write_fit
+from tests.plan.test_plan import line
+
+Captured = pytest.CaptureFixture[str]
+
+
+def latfit(*arguments: object) -> int:
+    return run([str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def folder(in_tmp: Path) -> Path:
+    write_fit(in_tmp / "gpu.fit.json", line(8, 0.05))
+    return in_tmp
+
+
+def test_a_fit_and_a_quote(folder: Path, capsys: Captured) -> None:
+    assert latfit("hardware", "add", "gpu", "gpu.fit.json", "--price", 2.5) == 0
+    assert latfit("hardware", "add", "amx", "--quoted", "p50=2ms") == 0
+    assert "Paths: gpu, amx" in capsys.readouterr().out
+    assert latfit("hardware", "show", "--json") == 0
+    paths = json.loads(capsys.readouterr().out)["paths"]
+    assert (paths["gpu"]["source"], paths["amx"]["source"]) == ("fitted", "quoted")
+    assert paths["gpu"]["price_per_hour"] == 2.5
+    assert paths["amx"]["quoted"] == "p50=2ms"
+    first = paths["gpu"]["estimates"][0]
+    assert (first["B"], first["typical_ms"]) == (1, pytest.approx(8.05))
+
+
+def test_a_quote_is_marked_wherever_it_is_used(folder: Path, capsys: Captured) -> None:
+    latfit("hardware", "add", "gpu", "gpu.fit.json")
+    latfit("hardware", "add", "amx", "--quoted", "p50=2ms")
+    capsys.readouterr()
+    assert latfit("hardware", "show") == 0
+    assert "amx (quoted)" in capsys.readouterr().out
+    assert latfit("plan", "--sla", "20ms", "--rate", "100/s") == 0
+    told = capsys.readouterr().out
+    assert "quoted (p50=2ms), not measured" in told
+    assert "serves 346.6/s, not 500/s" in " ".join(told.split())
+    assert latfit("plan", "--sla", "20ms", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["quoted"] == {"amx": "p50=2ms"}
+
+
+def test_ceilings_stand_beside_the_fit(folder: Path, capsys: Captured) -> None:
+    latfit("hardware", "add", "gpu", "gpu.fit.json")
+    ceiling = ("--flops", "1e15", "--flops-per-token", "1e10", "--bandwidth", "2e12", "--step-bytes", "1e10")
+    assert latfit("hardware", "add", "gpu", *ceiling) == 0
+    capsys.readouterr()
+    assert latfit("hardware", "show", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["paths"]["gpu"]["ceiling"]
+    assert found["ceiling_tokens_per_ms"] == pytest.approx(100)
+    assert found["floor_ms"] == pytest.approx(5)
+    assert found["floor_share"] == pytest.approx(5 / 8.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["add", "gpu"], 2),
+        (["add", "gpu", "gpu.fit.json", "--quoted", "p50=2ms"], 2),
+        (["add", "gpu", "--quoted", "p50=2"], 2),
+        (["add", "gpu", "--quoted", "p50=2ms,launch=1ms"], 2),
+        (["add", "gpu", "gpu.fit.json", "--price", "-1"], 2),
+        (["add", "gpu", "gpu.fit.json", "--flops", "0"], 2),
+        (["add", " ", "gpu.fit.json"], 2),
+        (["add", "gpu", "none.fit.json"], 3),
+        (["show"], 3),
+        (["show", "--hardware", "none.json"], 3),
+    ],
+)
+def test_what_a_user_gets_wrong(arguments: list[str], code: int, folder: Path, capsys: Captured) -> None:
+    assert latfit("hardware", *arguments) == code
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert len(told.strip().splitlines()) >= 2
+    assert not (folder / "hardware.json").exists()

@@ -1,0 +1,140 @@
+"""`latfit plan`: the decision first, the contract, what makes an impossible plan possible, exit codes, pictures."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from latfit.cli.app import run
+from latfit.files import write_json
+from latfit.hardware.profile import HardwareProfile
+from tests.plan.test_plan import line, machine
+
+Captured = pytest.CaptureFixture[str]
+SMALL = {"B": [1, 64], "S": [1, 64]}
+
+
+def latfit(*arguments: object) -> int:
+    return run([str(argument) for argument in arguments])
+
+
+def keep(folder: Path, profile: HardwareProfile) -> Path:
+    write_json(folder / "hardware.json", profile.to_json())
+    return folder
+
+
+@pytest.fixture
+def both(in_tmp: Path) -> Path:
+    return keep(in_tmp, machine(amx=line(0, 2, domain=SMALL), gpu=line(12, 0.05, domain=SMALL)))
+
+
+@pytest.fixture
+def gpu(in_tmp: Path) -> Path:
+    return keep(in_tmp, machine(gpu=line(4, 0.1, domain=SMALL)))
+
+
+def test_the_decision_is_in_the_first_three_lines(both: Path, capsys: Captured) -> None:
+    assert latfit("plan", "--sla", "20ms", "--rate", "100/s") == 0
+    answer, thresholds, load = capsys.readouterr().out.splitlines()[:3]
+    assert answer.startswith("Serve 100/s with ")
+    assert "99 % of responses within" in answer
+    assert "B1 = " in thresholds
+    assert "B2 = " in thresholds
+    assert "T_cut = 7.94 ms (proved)" in thresholds
+    assert load.startswith("Needs 1 machine")
+    assert "Breaks first" in load
+
+
+def test_without_a_rate_the_third_line_is_the_engine(gpu: Path, capsys: Captured) -> None:
+    assert latfit("plan", "--sla", "8ms") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("Engine on gpu: max_num_seqs 40")  # 4 + 0.1 * 40 = 8
+
+
+def test_the_contract_with_a_rate(both: Path, capsys: Captured) -> None:
+    assert latfit("plan", "--sla", "20ms", "--rate", "100/s", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    promised = {"B1", "B2", "T_cut_ms", "inverse", "settings", "capacity", "feasible", "binding"}
+    assert promised <= set(plan)
+    assert plan["T_cut_ms"]["bound"] == "rigorous"
+    assert plan["T_cut_ms"]["value"] == pytest.approx(7.937, abs=2e-3)
+    assert {"poisson", "rigorous", "exact"} <= set(plan["T_cut_ms"]["bounds_ms"])
+    assert plan["B1"]["value"] == 7  # 12 + 0.05 B <= 2 B from 6.15 on
+    assert {row["rule"] for row in plan["rules"]} == {"optimal", "greedy", "literal", "amortised", "total delay"}
+    assert plan["capacity"]["replicas"] == 1
+    assert any(row["chosen"] for row in plan["alternatives"])
+
+
+def test_a_wait_and_a_transfer_move_B1(both: Path, capsys: Captured) -> None:
+    values = []
+    for extra in ((), ("--transfer", "4ms"), ("--transfer", "4ms", "--wait", "4ms")):
+        assert latfit("plan", "--sla", "20ms", *extra, "--json") == 0
+        values.append(json.loads(capsys.readouterr().out)["B1"]["value"])
+    assert values == [7, 9, 11]  # ceil((12 + extra)/1.95)
+
+
+class TestWhatWouldMakeItPossible:
+    def test_more_machines(self, gpu: Path, capsys: Captured) -> None:
+        """theory J: 20 per ms within 13 ms takes 6 machines."""
+        assert latfit("plan", "--sla", "13ms", "--rate", "20/ms", "--json") == 5
+        told = capsys.readouterr()
+        assert "at most 3,3" in told.err
+        assert "6 replicas: --replicas 6" in told.err
+        assert json.loads(told.out)["feasible"] is False
+        assert latfit("plan", "--sla", "13ms", "--rate", "20/ms", "--replicas", 6, "--quiet") == 0
+
+    def test_a_longer_sla(self, gpu: Path, capsys: Captured) -> None:
+        assert latfit("plan", "--sla", "1ms", "--rate", "10/s") == 5
+        assert "at least 4.1 ms" in capsys.readouterr().err
+
+    def test_no_rate_at_all(self, in_tmp: Path, capsys: Captured) -> None:
+        """A single step meets the SLA, but one in a hundred of the AMX's exponential services never does."""
+        keep(in_tmp, machine(amx=line(0, 2, domain={"B": [1, 1], "S": [1, 1]})))
+        assert latfit("plan", "--sla", "1.9ms", "--rate", "1/s") == 5
+        assert "at least 2 ms" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--rate", "0/s"], 2),
+        (["--rate", "500"], 2),
+        (["--rate", "5/s", "--arrivals", "a.csv"], 2),
+        (["--window", "1min"], 2),
+        (["--objective", "p99=1"], 2),
+        (["--rate", "5/s", "--objective", "speed=1"], 2),
+        (["--rate", "5/s", "--objective", "p99=0"], 2),
+        (["--replicas", "0"], 2),
+        (["--max-batch", "0"], 2),
+        (["--launch-share", "1"], 2),
+        (["--context", "-1"], 2),
+        (["--transfer", "3"], 2),
+        (["--prompt-tokens", "0"], 2),
+        (["--percentile", "100"], 2),
+        (["--tokens-per-request", "65"], 3),
+        (["--arrivals", "none.csv"], 3),
+        (["--hardware", "none.json"], 3),
+    ],
+)
+def test_what_a_user_gets_wrong(arguments: list[str], code: int, gpu: Path, capsys: Captured) -> None:
+    assert latfit("plan", "--sla", "20ms", *arguments) == code
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert len(told.strip().splitlines()) >= 2
+
+
+def test_a_recorded_load(gpu: Path, capsys: Captured) -> None:
+    (gpu / "rates.csv").write_text("t_s,rate_per_s\n" + "".join(f"{60 * i},{500 + 400 * (i % 7)}\n" for i in range(20)))
+    assert latfit("plan", "--sla", "20ms", "--arrivals", "rates.csv") == 0
+    told = capsys.readouterr().out
+    assert "Serve 2,900/s" in told
+    assert "Load of rates.csv" in told
+
+
+def test_pictures(both: Path, capsys: Captured) -> None:
+    assert latfit("plan", "--sla", "20ms", "--rate", "100/s", "--out", "pictures", "--quiet") == 0
+    names = sorted(target.name for target in (both / "pictures").iterdir())
+    assert names == [
+        "plan-cutoff.png", "plan-latency.png", "plan-rate.png", "plan-region-amx.png", "plan-region-gpu.png",
+    ]  # fmt: skip
+    assert all((both / "pictures" / name).read_bytes().startswith(b"\x89PNG") for name in names)

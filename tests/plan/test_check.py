@@ -1,0 +1,91 @@
+"""A plan against the simulator: closed forms, the exact law with a cut-off, steps that vary, a plan that is denied."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfit.errors import WrongUsage
+from latfit.hardware.profile import HardwareProfile, quoted_path
+from latfit.hardware.quote import parse_quote
+from latfit.plan.check import confirmed
+from latfit.plan.decide import make_plan
+from latfit.plan.result import Cutoff, Plan
+from latfit.plan.wishes import Wishes
+from tests.plan.test_plan import line, machine
+
+SMALL = {"B": [1, 64], "S": [1, 64]}
+QUOTED = HardwareProfile(
+    {
+        "amx": quoted_path("amx", parse_quote("p50=1.3862944ms,max_batch=64")),
+        "gpu": quoted_path("gpu", parse_quote("launch=12ms,slope=0.05ms,max_batch=64")),
+    }
+)
+
+
+def checked(profile: HardwareProfile, sla: float, rate: float) -> Plan:
+    wishes = Wishes(rate=rate)
+    return confirmed(make_plan(profile, sla, wishes=wishes), profile, wishes)
+
+
+def told(plan: Plan) -> tuple[float, float]:
+    assert plan.checked is not None
+    low, high = plan.checked["ci"]
+    return low, high
+
+
+def test_one_at_a_time_is_the_closed_form() -> None:
+    """M/M/1 with mu 0.5 at 0.1 per ms: p99 = ln 100/0.4 = 11.513."""
+    plan = checked(QUOTED, 20.0, 0.1)
+    low, high = told(plan)
+    assert plan.checked is not None
+    assert plan.checked["percentile_ms"] == pytest.approx(np.log(100) / 0.4, abs=2 * (high - low))
+    assert (plan.promise, plan.feasible) == ("yes", True)
+    assert "Simulated: 11." in plan.answer
+
+
+def test_the_cutoff_is_the_exact_law() -> None:
+    plan = checked(QUOTED, 20.5, 0.4)
+    assert isinstance(plan.T_cut, Cutoff)
+    exact, simulated = plan.T_cut.bounds_ms["exact"], plan.T_cut.bounds_ms["simulated"]
+    low, high = told(plan)
+    assert simulated is not None
+    assert exact == pytest.approx(simulated, abs=2 * (high - low))
+    assert "simulated" in plan.T_cut.holds
+
+
+def test_steps_that_vary_lie_between_the_mean_and_the_slow_ones() -> None:
+    known = {
+        "lower_quantiles": {"0.9": 0.8},
+        "ratio_quantiles": {"0.5": 1.0, "0.9": 1.2, "0.99": 1.4},
+    }
+    varied = machine(gpu=line(4, 0.1, domain=SMALL, intervals=known))
+    plan = checked(varied, 30.0, 1.0)
+    low, high = told(plan)
+    chosen = next(row for row in plan.alternatives if row.chosen)
+    assert chosen.percentile_ms is not None
+    assert plan.slow_steps_ms is not None
+    assert chosen.percentile_ms < low <= high < plan.slow_steps_ms
+
+
+def test_a_plan_that_the_simulation_denies_is_not_feasible() -> None:
+    known = {"ratio_quantiles": {"0.5": 1.0, "0.9": 1.3, "0.99": 2.0}}
+    varied = machine(gpu=line(4, 0.1, domain=SMALL, intervals=known))
+    formula = make_plan(varied, 30.0, wishes=Wishes(rate=1.0))
+    chosen = next(row for row in formula.alternatives if row.chosen)
+    assert chosen.percentile_ms is not None
+    plan = checked(varied, 1.01 * chosen.percentile_ms, 1.0)
+    assert (plan.promise, plan.feasible) == ("no", False)
+    assert plan.binding.startswith("simulated")
+    assert plan.remedy
+
+
+def test_without_a_load_there_is_nothing_to_simulate() -> None:
+    with pytest.raises(WrongUsage, match="no load"):
+        confirmed(make_plan(QUOTED, 20.0), QUOTED, Wishes())
+
+
+def test_a_plan_without_a_way_stays_as_it_is() -> None:
+    wishes = Wishes(rate=50.0)
+    plan = make_plan(QUOTED, 20.0, wishes=wishes)
+    assert confirmed(plan, QUOTED, wishes) == replace(plan)

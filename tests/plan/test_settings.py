@@ -1,0 +1,169 @@
+"""Engine settings against enumeration; the same under the engines' names; trimming a batch against enumeration."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latfit.errors import SlaOutOfReach
+from latfit.hardware.profile import ExecutionPath
+from latfit.plan.decide import make_plan
+from latfit.plan.engines import largest_batch
+from latfit.plan.result import Settings, Unknown
+from latfit.plan.settings import engine_settings
+from latfit.plan.trim import step_budget
+from latfit.plan.wishes import ServingTargets, Wishes
+from tests.conftest import REFERENCE
+from tests.plan.test_plan import fit_with, line, machine
+
+PATH = ExecutionPath("gpu", fit_with(REFERENCE.tolist(), domain={"B": [1, 32], "S": [1, 600]}))
+
+
+def T(B: int, S: int) -> float:
+    return float(PATH.fit.latency_ms(np.array([float(B)]), np.array([float(S)]))[0])
+
+
+def enumerated(tpot: float, ttft: float, prompt: int) -> tuple[int, int] | None:
+    """(sequences, chunk): the most sequences D with a chunk P that meets both targets, the largest such P."""
+    for D in range(32, 0, -1):
+        if T(D, D) > tpot:
+            continue
+        fits = [
+            P for P in range(1, 600 - D + 1) if T(D, D - 1 + P) <= tpot and -(-prompt // P) * T(D, D - 1 + P) <= ttft
+        ]
+        if fits:
+            return D, max(fits)
+    return None
+
+
+class TestEngine:
+    @pytest.mark.parametrize(("tpot", "ttft", "prompt"), [(18.0, 60.0, 512), (25.0, 40.0, 512), (20.0, 1e9, 2000)])
+    def test_settings_meet_both_targets_as_enumeration_does(self, tpot: float, ttft: float, prompt: int) -> None:
+        found = engine_settings(PATH, tpot, 99.0, ServingTargets(ttft, tpot, prompt))
+        best = enumerated(tpot, ttft, prompt)
+        assert isinstance(found, Settings)
+        assert best is not None
+        D, P = found.max_num_seqs, found.chunk_tokens
+        assert P is not None
+        assert T(D, D - 1 + P) <= tpot
+        assert -(-prompt // P) * T(D, D - 1 + P) <= ttft
+        assert found.max_num_batched_tokens == D - 1 + P
+        # Fewer sequences are tried by about an eighth each, so the answer may be that far below the best.
+        assert int(best[0] * 0.875) <= D
+        if best[0] == D:
+            assert best[1] == P
+
+    def test_the_fewest_tokens_keep_the_first_token_too(self) -> None:
+        found = engine_settings(PATH, 18.0, 99.0, ServingTargets(60.0, 18.0, 512))
+        assert isinstance(found, Settings)
+        assert found.min_num_batched_tokens is not None
+        P = found.min_num_batched_tokens - found.max_num_seqs + 1
+        assert -(-512 // P) * T(found.max_num_seqs, found.min_num_batched_tokens) <= 60
+        assert -(-512 // (P - 1)) * T(found.max_num_seqs, found.min_num_batched_tokens - 1) > 60
+
+    def test_targets_that_exclude_each_other_are_told(self) -> None:
+        found = engine_settings(PATH, 18.0, 99.0, ServingTargets(1.0, 18.0, 512))
+        assert isinstance(found, Unknown)
+        assert "512 tokens within 1 ms" in found.reason
+
+    def test_no_decode_step_in_time(self) -> None:
+        found = engine_settings(PATH, 1.0, 99.0, ServingTargets())
+        assert isinstance(found, Unknown)
+        assert "the fastest takes" in found.reason
+
+    def test_a_fit_of_decode_alone_gives_sequences_and_no_budget(self) -> None:
+        fit = replace(line(4, 0.5), identifiability={"prefill": False})
+        found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, ServingTargets())
+        assert isinstance(found, Settings)
+        assert (found.max_num_seqs, found.max_num_batched_tokens) == (32, None)
+
+    def test_factors_of_the_percentile_shrink_them(self) -> None:
+        wide = replace(line(4, 0.5), intervals={"ratio_quantiles": {"0.5": 1.0, "0.99": 1.25}})
+        found = engine_settings(ExecutionPath("gpu", wide), 20.0, 99.0, ServingTargets())
+        assert isinstance(found, Settings)
+        assert found.max_num_seqs == 24  # 1.25 (4 + 24/2) = 20
+
+
+class TestNames:
+    def test_every_engine_gets_its_own_names(self) -> None:
+        plan = make_plan(machine(amx=line(0, 2), gpu=line(8, 0.05)), 20.0)
+        assert isinstance(plan.settings, Settings)
+        flags = plan.engines
+        assert flags["vllm"]["max_num_seqs"] == plan.settings.max_num_seqs
+        assert flags["vllm"]["max_num_batched_tokens"] == plan.settings.max_num_batched_tokens
+        assert flags["sglang"]["chunked_prefill_size"] == plan.settings.chunk_tokens
+        assert flags["trtllm"]["max_num_tokens"] == plan.settings.max_num_batched_tokens
+        assert flags["triton"]["max_batch_size"] == 240  # 8 + 0.05 * 240 = 20
+        assert flags["triton"]["max_queue_delay_microseconds"] == 0
+        assert flags["tensorrt"]["opt_batch"] == plan.B2.value
+
+    def test_the_prefill_threshold_of_kt(self) -> None:
+        """AMX 0.5 S against 8 + 0.01 S: equal at 16.33 tokens."""
+        slow, fast = (fit_with([tau, 0.0, s], "linear") for tau, s in ((0.0, 0.5), (8.0, 0.01)))
+        plan = make_plan(machine(amx=slow, gpu=fast), 50.0)
+        assert plan.B1_tokens.value == 17
+        assert plan.engines["sglang"]["kt_gpu_prefill_token_threshold"] == 17
+
+    def test_cutoff_is_the_timeout(self) -> None:
+        plan = make_plan(machine(amx=line(0, 2), gpu=line(12, 0.05)), 20.0, wishes=Wishes(rate=0.1))
+        assert plan.engines["triton"]["default_timeout_microseconds"] == pytest.approx(7937, abs=2)
+
+    def test_largest_batch_is_tight(self) -> None:
+        path = ExecutionPath("gpu", fit_with(REFERENCE.tolist()))
+        best = largest_batch(path, 20.0, 99.0, 4)
+        assert best is not None
+
+        def at(B: int) -> float:
+            return float(path.fit.latency_ms(np.array([float(B)]), np.array([4.0 * B]))[0])
+
+        assert at(best) <= 20 < at(best + 1) or best == 256
+        assert largest_batch(path, 1.0, 99.0, 4) is None
+
+
+candidates = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 400)), min_size=1, max_size=40)
+
+
+class TestTrim:
+    budget = step_budget(PATH, 14.0)
+
+    @settings(max_examples=150)
+    @given(candidates)
+    def test_what_is_left_meets_the_sla_and_is_the_most(self, pairs: list[tuple[int, int]]) -> None:
+        least = [low for low, _ in pairs]
+        wanted = [low + more for low, more in pairs]
+        found = self.budget.trim(least, wanted)
+        n = found.requests
+        assert sum(found.tokens) == found.total
+        assert all(low <= got <= high for low, got, high in zip(least[:n], found.tokens, wanted[:n], strict=False))
+        assert not any(found.tokens[n:])
+        if n:
+            assert T(n, found.total) <= 14.0
+            # Either everybody who takes part has what it wants, or one token more is too many.
+            assert list(found.tokens[:n]) == wanted[:n] or T(n, found.total + 1) > 14.0 or found.total == 600
+        for more in range(n + 1, min(len(pairs), 32) + 1):
+            start = sum(least[:more])
+            assert start > 600 or all(T(more, S) > 14.0 for S in range(start, 601, 7))
+
+    def test_contexts_cost(self) -> None:
+        fit = fit_with([2, 10, 1, 50, 0.5, 0.05, 0.01, 0.001, 0.0005, 0.0005, 0, 0, 0, 0, 0], "context")
+        fit = replace(fit, domain={"B": [1, 16], "S": [1, 256], "context_tokens": [0, 40_000]})
+        path = ExecutionPath("gpu", fit)
+        budget = step_budget(path, 12.0)
+        ones = [1] * 16
+        light, heavy = (budget.trim(ones, [20] * 16, context).total for context in (0.0, 8000.0))
+        assert light > heavy > 0
+        assert budget.trim(ones, ones, 1e9).requests == 0
+
+    def test_no_step_in_time(self) -> None:
+        with pytest.raises(SlaOutOfReach):
+            step_budget(PATH, 1.0)
+
+    def test_nobody_is_skipped(self) -> None:
+        """A large first request is not passed over for small ones behind it."""
+        assert self.budget.trim([10_000, 1, 1], [10_000, 1, 1]).requests == 0
+        for order in itertools.permutations([3, 50, 400]):
+            found = self.budget.trim(list(order), list(order))
+            assert list(found.tokens[: found.requests]) == list(order)[: found.requests]

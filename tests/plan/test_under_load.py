@@ -1,0 +1,174 @@
+"""Plans for a rate: published capacities and replicas, rules against the optimum, changes, promises and refusals."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfit.plan.decide import make_plan
+from latfit.plan.result import Capacity, Plan
+from latfit.plan.wishes import Objective, Wishes
+from latfit.queueing.batch_service import batch_queue
+from latfit.queueing.service import linear_times
+from tests.plan.test_plan import line, machine
+
+SIXTY_FOUR = {"B": [1, 64], "S": [1, 4096]}
+GPU = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR))
+
+
+def capacity(plan: Plan) -> Capacity:
+    assert isinstance(plan.capacity, Capacity)
+    return plan.capacity
+
+
+@pytest.mark.parametrize(("sla", "replicas"), [(13.0, 6), (15.0, 5)])
+def test_published_replicas(sla: float, replicas: int) -> None:
+    """theory J: 20 per ms on T = 4 + 0.1 b, at most 64: p99 12.9579 on 6 and 14.5228 on 5 machines."""
+    refused = make_plan(GPU, sla, wishes=Wishes(rate=20.0))
+    assert not refused.feasible
+    assert f"--replicas {replicas}" in refused.remedy
+    plan = make_plan(GPU, sla, wishes=Wishes(rate=20.0, replicas=replicas))
+    assert plan.feasible
+    assert capacity(plan).replicas == replicas
+    chosen = next(row for row in plan.alternatives if row.chosen)
+    assert chosen.percentile_ms == pytest.approx({6: 12.9579, 5: 14.5228}[replicas], rel=1e-3)
+
+
+def test_published_rate_of_one_at_a_time() -> None:
+    """theory J: M/M/1 with mu = 0.5 per ms keeps 20 ms up to 0.269741 per ms."""
+    plan = make_plan(machine(amx=line(0, 2)), 20.0, wishes=Wishes(rate=0.1))
+    row = next(row for row in plan.alternatives if row.name == "amx, one at a time")
+    assert row.sustainable_per_s == pytest.approx(269.741, rel=2e-4)
+    assert row.percentile_ms == pytest.approx(np.log(100) / 0.4, rel=1e-6)
+
+
+def test_published_excess_of_the_rules() -> None:
+    """theory H2: 0.5 per ms on T = 8 + 0.05 b, at most 64."""
+    plan = make_plan(machine(gpu=line(8, 0.05, domain=SIXTY_FOUR)), 30.0, wishes=Wishes(rate=0.5))
+    rules = {row.rule: row for row in plan.rules}
+    assert rules["optimal"].mean_ms == pytest.approx(12.2998, rel=1e-5)
+    assert {name: row.batch for name, row in rules.items()} == {
+        "optimal": 2, "greedy": 1, "literal": 1, "amortised": 2, "total delay": 4,
+    }  # fmt: skip
+    assert [rules[name].excess for name in ("greedy", "amortised", "total delay")] == pytest.approx(
+        [0.00339, 0.0, 0.01514], abs=2e-5
+    )
+
+
+def test_the_law_of_an_alternative_is_that_of_its_queue() -> None:
+    plan = make_plan(GPU, 15.0, wishes=Wishes(rate=2.0))
+    row = next(row for row in plan.alternatives if row.name == "gpu, greedy batches")
+    law = batch_queue(2.0, linear_times(4, 0.1, 64))
+    assert row.percentile_ms == pytest.approx(law.percentile(0.99), rel=1e-9)
+    assert row.mean_ms == pytest.approx(law.mean_ms, rel=1e-9)
+    assert row.goodput_per_s == pytest.approx(2000 * (1 - law.tail(15.0)), rel=1e-9)
+    assert row.utilisation == pytest.approx(2.0 / (64 / 10.4), rel=1e-9)
+
+
+def test_the_sustainable_rate_keeps_the_sla_and_a_little_more_does_not() -> None:
+    plan = make_plan(GPU, 15.0, wishes=Wishes(rate=2.0))
+    highest = capacity(plan).sustainable_per_s
+    assert highest is not None
+    times = linear_times(4, 0.1, 64)
+    assert batch_queue(highest / 1e3, times).percentile(0.99) <= 15.0
+    assert batch_queue(highest / 1e3 * 1.002, times).percentile(0.99) > 15.0
+    assert capacity(plan).headroom == pytest.approx(highest / 2000 - 1)
+
+
+def test_what_changes_bring_is_what_a_plan_of_the_change_says() -> None:
+    plan = make_plan(GPU, 15.0, wishes=Wishes(rate=2.0))
+    changes = {row.change: row for row in plan.sensitivity}
+    faster = make_plan(machine(gpu=line(3.6, 0.09, domain=SIXTY_FOUR)), 15.0, wishes=Wishes(rate=2.0))
+    row = next(row for row in faster.alternatives if row.chosen)
+    assert changes["gpu 10 % faster"].percentile_ms == pytest.approx(row.percentile_ms, rel=1e-6)
+    assert changes["gpu 10 % faster"].sustainable_per_s == pytest.approx(row.sustainable_per_s, rel=3e-4)
+    doubled = make_plan(GPU, 15.0, wishes=Wishes(rate=4.0))
+    row = next(row for row in doubled.alternatives if row.name == "gpu, greedy batches")
+    assert changes["twice the rate"].percentile_ms == pytest.approx(row.percentile_ms, rel=1e-6)
+
+
+def test_unstable_load_says_what_it_takes() -> None:
+    plan = make_plan(GPU, 13.0, wishes=Wishes(rate=100.0))
+    assert not plan.feasible
+    assert plan.promise == "no"
+    assert "unstable" in plan.alternatives[0].verdict
+    assert "at most" in plan.remedy
+    assert "replicas" in plan.remedy
+
+
+def test_an_sla_between_one_step_and_two_is_not_solved_by_replicas() -> None:
+    """theory J: p99 of greedy batching is near 2 T(1) at light load, and only a load without overlaps is below."""
+    plan = make_plan(GPU, 4.2, wishes=Wishes(rate=2.0))
+    assert not plan.feasible
+    row = plan.alternatives[0]
+    assert row.sustainable_per_s is not None
+    assert row.sustainable_per_s < 0.01 / 4.1 * 1e3 * 1.5
+
+
+def test_price_follows_the_machines() -> None:
+    priced = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR))
+    priced = priced.with_path(replace(priced.paths["gpu"], price_per_hour=3.0))
+    found = capacity(make_plan(priced, 13.0, wishes=Wishes(rate=20.0, replicas=6)))
+    assert found.price_per_hour == pytest.approx(18.0)
+    assert found.price_per_million == pytest.approx(18.0 / (20_000 * 3600) * 1e6)
+
+
+def test_an_objective_on_throughput_finds_the_best_rate() -> None:
+    wish = Wishes(rate=2.0, objective=Objective(p99=1.0, mean=0.0, throughput=0.002))
+    plan = make_plan(GPU, 15.0, wishes=wish)
+    rated = [point for point in plan.frontier if point.rate_per_s != 2000.0]
+    assert len({point.rate_per_s for point in rated}) > 10
+    best = min(rated, key=lambda point: point.percentile_ms - 0.002 * point.rate_per_s)
+    assert [point.rate_per_s for point in rated if point.best] == [best.rate_per_s]
+
+
+def draws(slope: float, spread: float) -> dict[str, object]:
+    """Parameter vectors of T = tau + slope B: tau 4, the slope lognormal."""
+    rng = np.random.default_rng(0)
+    rows = [[4.0, slope * f] for f in np.exp(rng.normal(0, spread, 200))]
+    return {"parameters": ["tau_0", "tau_B"], "values": rows}
+
+
+class TestDoubt:
+    def test_a_sure_fit_promises(self) -> None:
+        plan = make_plan(
+            machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, draws=draws(0.1, 0.01))), 15.0, wishes=Wishes(rate=2.0)
+        )
+        assert plan.promise == "yes"
+        assert plan.interval_ms is not None
+        low, high = plan.interval_ms
+        assert low is not None
+        assert high is not None
+        chosen = next(row for row in plan.alternatives if row.chosen)
+        assert chosen.percentile_ms is not None
+        assert low <= chosen.percentile_ms <= high <= 15.0
+
+    def test_an_unsure_one_names_what_to_measure(self) -> None:
+        plan = make_plan(
+            machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, draws=draws(0.1, 0.5))), 11.0, wishes=Wishes(rate=2.0)
+        )
+        assert plan.feasible
+        assert plan.promise == "in doubt"
+        assert any("Cannot promise 11 ms" in note and "measure these points: B=" in note for note in plan.notes)
+        assert "Cannot promise" in plan.answer
+
+    def test_steps_that_vary_put_a_tight_sla_in_doubt(self) -> None:
+        """Every step at its 99th percentile is the queue with all times 1.3 times as long."""
+        known = {"ratio_quantiles": {"0.01": 0.9, "0.5": 1.0, "0.9": 1.1, "0.99": 1.3}}
+        varied = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=known))
+        plan = make_plan(varied, 11.0, wishes=Wishes(rate=1.0))
+        slow = batch_queue(1.0, linear_times(5.2, 0.13, 64)).percentile(0.99)
+        assert plan.slow_steps_ms == pytest.approx(slow, rel=1e-6)
+        assert slow > 11.0
+        assert plan.promise == "in doubt"
+        assert any("steps vary" in note for note in plan.notes)
+        assert make_plan(varied, 1.01 * slow, wishes=Wishes(rate=1.0)).promise == "yes"
+
+    def test_the_slow_steps_are_those_of_the_chosen_path(self) -> None:
+        """A CPU that is chosen beside a GPU: its own spread counts."""
+        known = {"ratio_quantiles": {"0.5": 1.0, "0.9": 1.5}}
+        cpu = line(2, 0.3, domain=SIXTY_FOUR, intervals=known)
+        plan = make_plan(machine(cpu=cpu, gpu=line(4, 0.1, domain=SIXTY_FOUR)), 20.0, wishes=Wishes(rate=0.3))
+        assert next(row for row in plan.alternatives if row.chosen).name == "cpu, greedy batches"
+        slow = batch_queue(0.3, linear_times(3.0, 0.45, 64)).percentile(0.99)
+        assert plan.slow_steps_ms == pytest.approx(slow, rel=1e-6)
