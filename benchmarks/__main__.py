@@ -2,14 +2,32 @@
 
 import sys
 
-from benchmarks import coverage, fit_speed, fit_time, parse_speed, record_overhead, scale, start_up
+from benchmarks import (
+    coverage,
+    engine_speed,
+    fit_speed,
+    fit_time,
+    optimum,
+    parse_speed,
+    profile_design,
+    profile_quality,
+    record_overhead,
+    scale,
+    sim_speed,
+    start_up,
+)
 
 if __name__ == "__main__":
     smoke = "--smoke" in sys.argv[1:]
     start_up.main(smoke)
     fit_time.main(smoke)
     record_overhead.main(smoke)
+    profile_quality.main(smoke)
+    profile_design.main(smoke)
     scale.main(smoke)
     parse_speed.main(smoke)
     coverage.main(smoke)
     fit_speed.main(smoke)
+    optimum.main(smoke)
+    engine_speed.main(smoke)
+    sim_speed.main(smoke)

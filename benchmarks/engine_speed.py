@@ -38,7 +38,7 @@ def loop_s(requests: Requests, settings: EngineSettings, times: int = 5) -> tupl
     limits, load = settings.limits(0), load_of(requests, settings, 0)
     spent, state = [], None
     for _ in range(times):
-        state = new_state(limits, load, np.arange(len(requests)))
+        state = new_state(limits, load, np.arange(len(requests), dtype=np.int32))
         began = time.thread_time()
         advance(limits, load, COSTS, state, np.inf)
         spent.append(time.thread_time() - began)

@@ -18,7 +18,20 @@ from tests.conftest import ROOT, planted_trace
 Captured = pytest.CaptureFixture[str]
 
 
-VERBS = ("trace show", "demo", "profile", "ingest", "fit", "evaluate", "predict", "compare", "plan", "report")
+VERBS = (
+    "trace show",
+    "demo",
+    "profile",
+    "ingest",
+    "fit",
+    "evaluate",
+    "predict",
+    "compare",
+    "plan",
+    "report",
+    "hardware add",
+    "hardware show",
+)
 
 
 @pytest.fixture
@@ -47,7 +60,7 @@ class TestProgram:
         done = subprocess.run([console], capture_output=True, text=True, env=environment, check=False)
         assert "plan" in done.stdout
 
-    @pytest.mark.parametrize("verb", ["", "trace", *VERBS[1:]])
+    @pytest.mark.parametrize("verb", ["", "trace", "hardware", *VERBS[1:-2]])
     def test_help_of_every_verb(self, verb: str, capsys: Captured) -> None:
         assert latfit(*([verb] if verb else []), "--help") == 0
         assert "Usage: latfit" in capsys.readouterr().out

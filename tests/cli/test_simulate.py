@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -34,15 +35,17 @@ def test_the_contract(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert set(each["utilisation"]) == set(each["share"]) == {"gpu", "amx"}  # type: ignore[call-overload]
         assert set(each["batch_size"]) == {"p50", "p90", "p99"}  # type: ignore[call-overload]
         assert 0 <= each["slo_attainment"] <= 1  # type: ignore[operator]
+        assert each["quoted"] == ["gpu", "amx"]
         assert math.isclose(sum(each["share"].values()), 1)  # type: ignore[attr-defined]
 
 
 def test_a_table_for_people(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "--policy", "three-stage", "--policy", "fixed", "--rate", "500/s", *PATHS, *SMALL]) == 0
     out = capsys.readouterr().out
-    assert "Response times at 500/s" in out
+    assert "Response times at 500/s (times of gpu and amx are quoted, not measured)" in out
     assert "three-stage" in out
     assert "on amx" in out
+    assert "above that of three-stage." in out
 
 
 def test_the_line_of_the_readme(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,9 +57,30 @@ def test_the_line_of_the_readme(in_tmp: Path, capsys: pytest.CaptureFixture[str]
         assert run(["fit", "trace.parquet", "--model", "saturation", "--path", path, "--quiet"]) == 0
     capsys.readouterr()
     runs = simulated("--policy", "three-stage", "--policy", "fixed", "--rate", "5/s", *SMALL, capsys=capsys)["runs"]
+    assert runs[0]["quoted"] == []
     assert set(runs[0]["share"]) == {"gpu", "cpu"}  # type: ignore[call-overload]
     assert run(["simulate", "--rate", "5/s", *SMALL]) == 0
     assert "one token" in capsys.readouterr().err
+
+
+def test_tokens_of_the_prompts(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One request at a time, far apart: the mean response is the mean of T over the prompts' lengths."""
+    from latfit.cli.app import run as call
+    from latfit.model.result import read_fit
+    from latfit.trace.store import write_trace
+
+    write_trace(Path("trace.parquet"), planted_trace(0.02, repeats=10))
+    assert call(["fit", "trace.parquet", "--model", "saturation", "--path", "gpu", "--quiet"]) == 0
+    prompts = [20 + 7 * (i % 100) for i in range(300)]
+    rows = "".join(f"{i},{prompt},3\n" for i, prompt in enumerate(prompts))
+    Path("requests.csv").write_text("t_s,prompt_tokens,output_tokens\n" + rows)
+    capsys.readouterr()
+    asked = ("--arrivals", "requests.csv", "--by-prompt", "--service", "deterministic", "--warmup", "0")
+    (found,) = simulated(*asked, capsys=capsys)["runs"]
+    S = np.array(prompts, dtype=float)
+    expected = read_fit(next(Path().glob("*.fit.json"))).latency_ms(np.ones(len(S)), S).mean()
+    # T is straight between the points of the grid of tokens, which costs a little.
+    assert found["latency_ms"]["mean"] == pytest.approx(expected, rel=0.01)  # type: ignore[index]
 
 
 def test_sweep_resume_and_figure(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +95,16 @@ def test_sweep_resume_and_figure(in_tmp: Path, capsys: pytest.CaptureFixture[str
     assert Path("runs.png").read_bytes().startswith(b"\x89PNG")
     again = simulated("--rate", "1/s", *sweep, *files, "--resume", *PATHS, *SMALL, capsys=capsys)["runs"]
     assert again == runs
+
+
+def test_differences_on_the_same_load(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each but the first at its rate is compared; the same policy twice does not differ at all."""
+    names = ("--policy", "gpu-only", "--policy", "gpu-only", "--policy", "fixed")
+    runs = simulated(*names, "--rate", "300/s", "--rate", "500/s", *PATHS, *SMALL, capsys=capsys)["runs"]
+    assert ["against" in each for each in runs] == [False, True, True] * 2
+    for same, fixed in (runs[1:3], runs[4:6]):
+        assert same["against"] == {"policy": "gpu-only", "p99_ms": 0, "ci": [0, 0]}
+        assert fixed["against"]["ci"][0] > 0  # type: ignore[index]
 
 
 def test_the_same_whatever_the_workers(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +152,15 @@ def test_overload_is_told_and_ends_with_5(in_tmp: Path, capsys: pytest.CaptureFi
     assert "12,307.7/s" in out.err
 
 
+def test_a_point_without_an_optimal_table_is_left_out(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("--policy", "optimal", "--policy", "gpu-only", "--path", "gpu=8ms+0.05ms*16")
+    assert run(["simulate", *names, "--rate", "500/s", "--rate", "5000/s", *SMALL]) == 0
+    out = capsys.readouterr()
+    assert "Left out a point" in out.err
+    assert "optimal" in out.out
+    assert run(["simulate", *names[:2], *names[4:], "--rate", "5000/s", *SMALL]) == 5
+
+
 def test_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["simulate", "--study", "policies", "--path", "gpu=8ms+0.05ms*16", "--path", "amx=exp:2ms"]
     assert run([*arguments, "--requests", "2000", "--replications", "2", "--figure", "study.png", "-q"]) == 0
@@ -144,11 +187,22 @@ def test_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--rate", "5/s", "--sweep", "batch=red", *PATHS], 2, "cannot be read"),
         (["--rate", "5/s", "--resume", *PATHS], 2, "nothing to resume"),
         (["--users", "3", "--arrivals", "x.csv", *PATHS], 2, "several kinds of load"),
+        (["--rate", "5/s", "--by-prompt", *PATHS], 2, "no prompts to go by"),
+        (["--rate", "5/s", "--requests", "5", *PATHS], 2, "5 requests"),
+        (["--rate", "5/s", "--warmup", "1", *PATHS], 2, "warm-up"),
+        (["--rate", "5/s", "--precision", "5", *PATHS], 2, "precision"),
+        (["--rate", "5/s", "--law", "gamma:0", *PATHS], 2, "cv is 0"),
+        (["--rate", "5/s", "--class", "chat:0", *PATHS], 2, "share"),
+        (["--rate", "5/s", "--buckets", "0", *PATHS], 2, "buckets"),
+        (["--rate", "5/s", "--servers", "tpu=2", *PATHS], 2, "no path 'tpu'"),
+        (["--rate", "5/s", "--workers", "0", *PATHS], 2, "0 workers"),
+        (["--rate", "5/s", "--scheduler", "tcp://x:1", *PATHS], 2, "belongs to Dask"),
+        (["--users", "0", *PATHS], 2, "closed loop"),
+        (["--users", "3", "--sweep", "rate=5/s", *PATHS], 2, "has no rate"),
         (["--arrivals", "missing.csv", *PATHS], 3, "missing.csv"),
         (["--arrivals", "zero.csv", *PATHS], 3, "0 output_tokens"),
         (["--arrivals", "unsorted.csv", *PATHS], 3, "arrives before"),
         (["--rate", "5/s", "--figure", "no/such/folder.png", *PATHS], 7, "does not exist"),
-        (["--study", "policies", "--path", "gpu=8ms+1ms"], 2, "there is only one"),
         (["--study", "weather", *PATHS], 2, "no study"),
     ],
 )

@@ -49,10 +49,17 @@ def test_threshold_is_where_the_main_path_is_as_fast() -> None:
     assert default_threshold(PathTimes(8 + 0.05 * B, np.array([1.0, 2.0]))) == 3
 
 
-def test_window_and_cutoff_last_one_request() -> None:
+def test_a_window_lasts_one_request() -> None:
     assert named_policy("window", 0.5, TIMES).settings["window_ms"] == pytest.approx(8.05)
-    assert named_policy("cutoff", 0.5, TIMES).settings["t_cut_ms"] == pytest.approx(8.05)
-    assert named_policy("three-stage", 0.5, TIMES).settings == {"B1": 5, "t_cut_ms": pytest.approx(8.05)}
+
+
+def test_a_cutoff_lasts_a_batch() -> None:
+    """b = rate (8 + .05 b): 4.1 at 0.5/ms, so 5; 40 at 4/ms; none below 1; the largest where no batch is enough."""
+    assert named_policy("cutoff", 0.5, TIMES).settings["t_cut_ms"] == pytest.approx(8.25)
+    assert named_policy("three-stage", 0.5, TIMES).settings == {"B1": 5, "t_cut_ms": pytest.approx(8.25)}
+    assert named_policy("cutoff", 4.0, TIMES).settings["t_cut_ms"] == pytest.approx(10.0)
+    assert named_policy("cutoff", 0.01, TIMES).settings["t_cut_ms"] == pytest.approx(8.05)
+    assert named_policy("cutoff", 100.0, TIMES).settings["t_cut_ms"] == pytest.approx(8 + 0.05 * 64)
 
 
 def test_ageing_is_for_every_policy() -> None:

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from latfit.scheduling import policy as policies
 from latfit.scheduling.optimal import DispatchTable
@@ -79,6 +81,38 @@ def agree(policy: Policy, system: System, load: Load, seed: int) -> None:
 def test_every_policy(policy: Policy, name: str) -> None:
     for seed, system in enumerate(SYSTEMS.values()):
         agree(policy, system, LOADS[name], seed)
+
+
+def random_path(rng: np.random.Generator, name: str) -> ServicePath:
+    """Times in any order, one to three servers, any of the three laws."""
+    path = table_path(name, rng.uniform(0.5, 9.0, int(rng.integers(1, 7))), servers=int(rng.integers(1, 4)))
+    law = int(rng.integers(3))
+    return spread(path) if law == 0 else replace(path, exponential=law == 1)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1))
+def test_anything(seed: int) -> None:
+    """Any paths, settings and loads, overload included."""
+    rng = np.random.default_rng(seed)
+    system = System(random_path(rng, "gpu"), random_path(rng, "amx"))
+    limits = Limits(int(rng.integers(1, system.main.largest + 1)), system.side.largest if system.side else 0)
+    wait, few, rate = float(rng.uniform(0, 8)), int(rng.integers(1, 5)), float(rng.uniform(0.05, 2.0))
+    made = [
+        policies.gpu_only(limits),
+        policies.fixed(min(few, limits.main), limits),
+        policies.window(wait, limits),
+        policies.marginal_cost(rate, limits, str(rng.choice(["literal", "amortised", "total delay"]))),
+        policies.cutoff(wait + 0.01, limits),
+        policies.three_stage(few, wait + 0.01, limits),
+        policies.optimal(DispatchTable(tuple((rng.random(8) < 0.5).tolist()), rate, limits.main), limits),
+        policies.split(limits, merge_below=few, longest_ms=wait),
+        policies.deadline(limits),
+    ]
+    policy = replace(made[int(rng.integers(len(made)))], order=QueueOrder(float(rng.choice([1.0, 30.0, math.inf]))))
+    classes = CLASSES if rng.random() < 0.5 else CLASSES[:1]
+    closed = ClosedLoad(int(rng.integers(1, 9)), float(rng.uniform(0, 9)), classes=classes)
+    agree(policy, system, closed if rng.random() < 0.3 else OpenLoad(Poisson(rate), classes=classes), seed)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name} {p.settings} {p.order.ageing_ms}")

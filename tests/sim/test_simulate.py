@@ -2,6 +2,7 @@
 that no policy can carry told as such."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -65,6 +66,13 @@ class TestIntervals:
         assert means[0.0] < means[0.5] < truth * 1.1
         assert means[0.0] < 0.85 * truth
 
+    def test_a_log_on_certain_times_is_run_once(self) -> None:
+        load = RecordedLoad(make_requests(np.cumsum(np.random.default_rng(1).exponential(4.0, 20_000))))
+        result = simulate(GREEDY, System(table_path("cpu", [2.0])), load, Options(20_000))
+        assert (result.replications, result.requests) == (1, 20_000)
+        # M/D/1 at load .5: 2 + .5 x 2/(2 x .5)
+        assert result.latency["mean"].low <= 3.0 <= result.latency["mean"].high
+
 
 class TestCommonRandomNumbers:
     def test_the_same_arrivals_for_every_policy(self) -> None:
@@ -113,6 +121,15 @@ class TestInvariants:
             taken = found.out.batch == batch
             assert len(np.unique(found.out.start[taken])) == 1
             assert len(np.unique(found.path[taken])) == 1
+
+    def test_memory_is_flat(self) -> None:
+        """Ten million requests are to fit into a GiB, so 60 bytes a request; replications do not add up."""
+        simulate(GREEDY, MM1, LOAD, Options(1000))
+        tracemalloc.start()
+        simulate(GREEDY, MM1, LOAD, Options(300_000, replications=4))
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 60 * 300_000
 
     def test_utilisation_and_throughput(self) -> None:
         result = simulate(GREEDY, MM1, LOAD, Options(200_000))
@@ -172,6 +189,13 @@ class TestOverload:
     def test_near_capacity_is_not_called_unstable(self) -> None:
         for seed in range(5):
             assert simulate(GREEDY, MM1, OpenLoad(Poisson(0.4)), Options(100_000, seed=seed)).stable
+
+    def test_a_rush_at_the_end_is_not_called_unstable(self) -> None:
+        """A load that rises has rising response times; they say nothing of a queue without end."""
+        law = Piecewise([0.0, 20_000.0, 20_001.0, 30_000.0], [0.1, 0.1, 0.45, 0.45])
+        assert simulate(GREEDY, MM1, OpenLoad(law), Options(20_000)).stable
+        arrivals = np.concatenate([np.arange(0.0, 20_000, 10), np.arange(20_000.0, 30_000, 2.1)])
+        assert simulate(GREEDY, MM1, RecordedLoad(make_requests(arrivals)), Options(20_000)).stable
 
     def test_precision_does_not_run_for_ever(self) -> None:
         result = simulate(GREEDY, MM1, OpenLoad(Poisson(0.6)), Options(5000, precision=1e-4, most_replications=10**6))

@@ -1,6 +1,8 @@
 """Reading measured runs: the shapes that are known, and what is refused."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,3 +51,91 @@ def test_what_is_no_measured_run_is_refused(tmp_path: Path, text: str, said: str
     with pytest.raises(BadInput, match=said) as caught:
         read_measured(written(tmp_path, text))
     assert "run.csv" in str(caught.value)
+
+
+def aiperf(start_ns: int, tokens: tuple[int, int], times: tuple[float, float], **more: Any) -> str:
+    values = zip(("input_sequence_length", "output_sequence_length"), tokens, strict=True)
+    metrics: dict[str, Any] = {name: {"value": value} for name, value in values}
+    spans = zip(("time_to_first_token", "request_latency"), times, strict=True)
+    metrics |= {name: {"value": value, "unit": "ms"} for name, value in spans}
+    phase = more.pop("phase", "profiling")
+    return json.dumps(
+        {"metadata": {"request_start_ns": start_ns, "benchmark_phase": phase}, "metrics": metrics, **more}
+    )
+
+
+BENCH = {
+    "start_times": [100.0, 100.2, 100.5],
+    "input_lens": [9, 7, 8],
+    "output_lens": [3, 0, 2],
+    "ttfts": [0.2, 0.0, 0.1],
+    "itls": [[0.05, 0.15], [], [0.3]],
+    "errors": ["", "boom", ""],
+}
+SENT = 10**18
+FILES = {
+    "vllm": json.dumps(BENCH),
+    "aiperf": "\n".join(
+        [
+            aiperf(SENT + 500_000_000, (8, 2), (100.0, 400.0)),
+            aiperf(SENT, (9, 3), (200.0, 400.0), error=None),
+            aiperf(SENT, (9, 3), (1.0, 2.0), error={"code": 500}),
+            aiperf(SENT - 5_000_000_000, (9, 3), (1.0, 2.0), phase="warmup"),
+        ]
+    ),
+    "guidellm": json.dumps(
+        {
+            "metadata": {"guidellm_version": "0.6.0"},
+            "benchmarks": [
+                {"requests": {"successful": []}},
+                {
+                    "requests": {
+                        "successful": [
+                            {
+                                "request_start_time": 11.5,
+                                "prompt_tokens": 8,
+                                "output_tokens": 2,
+                                "time_to_first_token_ms": 100.0,
+                                "request_latency": 0.4,
+                            },
+                            {
+                                "start_time": 11.0,
+                                "prompt_tokens": 9,
+                                "output_tokens": 3,
+                                "time_to_first_token_ms": 200.0,
+                                "request_latency": 0.4,
+                            },
+                        ]
+                    }
+                },
+            ],
+        },
+        indent=1,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_what_load_generators_write(tmp_path: Path, kind: str) -> None:
+    """One run told three ways: 9 + 3 tokens sent at 0, 8 + 2 at 500 ms, the order of completion the other way round."""
+    (tmp_path / "log.json").write_text(FILES[kind] + "\n")
+    run = read_measured(tmp_path / "log.json")
+    # Nanoseconds since 1970 are exact to a quarter of a microsecond.
+    np.testing.assert_allclose(run.requests.arrival_ms, [0.0, 500.0], atol=3e-4)
+    assert run.requests.prompt_tokens.tolist() == [9, 8]
+    assert run.requests.output_tokens.tolist() == [3, 2]
+    np.testing.assert_allclose(run.first_ms, [200.0, 600.0], atol=3e-4)
+    np.testing.assert_allclose(run.last_ms, [400.0, 900.0], atol=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (json.dumps({name: column for name, column in BENCH.items() if name != "itls"}), "no itls"),
+        (json.dumps({"guidellm_version": "0.6.0", "benchmarks": [{}]}), "no request with its times"),
+    ],
+)
+def test_result_files_without_times_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "log.json").write_text(text)
+    with pytest.raises(BadInput, match=said):
+        read_measured(tmp_path / "log.json")

@@ -13,6 +13,7 @@ from latfit.cli.compare import compare
 from latfit.cli.demo import demo
 from latfit.cli.evaluate import evaluate
 from latfit.cli.fit import fit
+from latfit.cli.hardware import hardware
 from latfit.cli.ingest import ingest
 from latfit.cli.plan import plan
 from latfit.cli.predict import predict
@@ -59,6 +60,7 @@ def latfit(
 for verb in (demo, profile, ingest, fit, evaluate, predict, compare, plan, simulate, report, validate):
     app.command()(verb)
 app.add_typer(trace, name="trace")
+app.add_typer(hardware, name="hardware")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class EngineOptions:
     engine: Annotated[
-        str | None,
-        typer.Option("--engine", help="chunked-prefill (as vLLM does), continuous, selective or static batching."),
+        list[str] | None,
+        typer.Option("--engine", help="chunked-prefill (as vLLM does), continuous, selective or static. Repeatable."),
     ] = None
     max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Requests in a step, at most.")] = 256
     max_num_batched_tokens: Annotated[
@@ -31,8 +31,8 @@ class EngineOptions:
         bool, typer.Option("--synchronous", help="Plan a step after the one before it, not while it runs.")
     ] = False
 
-    def settings(self) -> "EngineSettings":
-        """Raises WrongUsage for what no engine can be set to, or without the size of the cache."""
+    def settings(self) -> "list[EngineSettings]":
+        """Of each engine asked for. Raises WrongUsage for what none can be set to, or without the size of the cache."""
         from latfit.errors import WrongUsage
         from latfit.sim.engine.settings import EngineSettings
 
@@ -42,12 +42,15 @@ class EngineOptions:
                 where="--kv-blocks",
                 remedy="Look for `GPU KV cache size: ... tokens` in the engine's log and divide by the block size.",
             )
-        return EngineSettings(
-            batching=self.engine or "chunked-prefill",
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            kv_blocks=self.kv_blocks,
-            block_size=self.block_size,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            asynchronous=not self.synchronous,
-        )
+        return [
+            EngineSettings(
+                batching=name,
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                kv_blocks=self.kv_blocks,
+                block_size=self.block_size,
+                long_prefill_token_threshold=self.long_prefill_token_threshold,
+                asynchronous=not self.synchronous,
+            )
+            for name in self.engine or ["chunked-prefill"]
+        ]

@@ -2,16 +2,17 @@
 
 import csv
 import io
-import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from latfit.cli.engine_options import EngineOptions
 from latfit.cli.groups import takes_groups
 from latfit.cli.options import DEFAULT_HARDWARE, HardwareOption, JsonOption, QuietOption, SeedOption, TokensOption
+from latfit.cli.serving_options import ClusterOptions, CostOptions, OrderOptions
 from latfit.cli.simulate_options import LoadOptions, PathOptions, PolicyOptions, RunOptions, SweepOptions
-from latfit.errors import SlaOutOfReach, WrongUsage
+from latfit.errors import Interrupted, SlaOutOfReach, WrongUsage
 
 if TYPE_CHECKING:
     from latfit.scheduling.optimal import DispatchTable
@@ -33,6 +34,10 @@ def simulate(
     path_options: PathOptions = PathOptions(),
     run_options: RunOptions = RunOptions(),
     sweep_options: SweepOptions = SweepOptions(),
+    engine_options: EngineOptions = EngineOptions(),
+    cost_options: CostOptions = CostOptions(),
+    order_options: OrderOptions = OrderOptions(),
+    cluster_options: ClusterOptions = ClusterOptions(),
     tokens_per_request: TokensOption = None,
     study: Annotated[
         str | None, typer.Option("--study", help="A study of its own: policies, over rates up to what the GPU serves.")
@@ -46,19 +51,29 @@ def simulate(
 
     Requests arrive and a policy puts them in batches on one or two execution paths. Policies are compared on the same
     random numbers. For example: latfit simulate --policy three-stage --policy fixed --rate 500/s
+    With --engine a serving engine instead: latfit simulate --engine chunked-prefill --fit gpu.fit.json
+    --kv-blocks 2588 --arrivals requests.csv
     """
     from latfit.cli.output import note
 
+    if engine_options.engine:
+        from latfit.cli.simulate_engine import Asked, simulate_engine
+
+        engine = (engine_options, cost_options, order_options, cluster_options)
+        asked = Asked(*engine, load_options, run_options, hardware, policy_options.ageing, sweep_options.figure)
+        simulate_engine(asked, seed=seed, json=json, quiet=quiet)
+        return
     load = load_options.load() if study is None else None
-    most_tokens = _longest(load_options, load) if tokens_per_request is None else 0.0
-    system = path_options.system(hardware, tokens_per_request, most_tokens)
-    if tokens_per_request is None and not most_tokens and not path_options.path:
+    mean, longest = load_options.tokens(load, tokens_per_request)
+    system = path_options.system(hardware, mean, longest)
+    if tokens_per_request is None and not longest and not path_options.path:
         note("Each request adds one token to a batch (decode); --tokens-per-request changes that.", quiet=quiet or json)
     if study is not None:
         _study(study, system, run_options, sweep_options, seed=seed, json=json, quiet=quiet)
         return
     assert load is not None
-    points = _points(system, load, policy_options, load_options, sweep_options, run_options.options(seed))
+    options = run_options.options(seed)
+    points = _points(system, load, policy_options, load_options, sweep_options, options, quiet=quiet or json)
     if sweep_options.log is not None:
         _write_log(sweep_options.log, points[0], seed)
     runs = run_all(points, sweep_options, quiet=quiet or json)
@@ -74,7 +89,7 @@ def simulate(
 def run_all(points: "list[Point]", sweep_options: SweepOptions, *, quiet: bool) -> list[dict[str, Any]]:
     """The runs of the JSON contract, a point each."""
     from latfit.cli.output import progress_bar
-    from latfit.sim.sweep import Running, sweep
+    from latfit.sim.sweep import Running, documents, sweep
 
     if sweep_options.resume and sweep_options.out is None:
         raise WrongUsage("nothing to resume from", where="--resume", remedy="Name the table with --out.")
@@ -83,9 +98,15 @@ def run_all(points: "list[Point]", sweep_options: SweepOptions, *, quiet: bool) 
 
         check_writable(sweep_options.figure)
     running = Running(sweep_options.workers, sweep_options.backend, sweep_options.scheduler)
-    with progress_bar("Simulating", quiet=quiet) as advance:
-        rows = sweep(points, running, out=sweep_options.out, resume=sweep_options.resume, progress=advance)
-    return [json_module.loads(row["document"]) for row in rows]
+    try:
+        with progress_bar("Simulating", quiet=quiet) as advance:
+            rows = sweep(points, running, out=sweep_options.out, resume=sweep_options.resume, progress=advance)
+    except KeyboardInterrupt:
+        if sweep_options.out is None:
+            raise
+        kept = f"--resume --out {sweep_options.out} goes on from there."
+        raise Interrupted("interrupted; the runs so far are kept", where=str(sweep_options.out), remedy=kept) from None
+    return documents(rows)
 
 
 def show(runs: list[dict[str, Any]], sweep_options: SweepOptions, *, json: bool, quiet: bool, title: str = "") -> None:
@@ -102,9 +123,12 @@ def show(runs: list[dict[str, Any]], sweep_options: SweepOptions, *, json: bool,
     if json:
         print_json({"runs": runs})
     else:
-        from latfit.report.simulated import rates_table, runs_table
+        from latfit.report.simulated import differences, rates_table, runs_table
 
-        print_table(runs_table(runs) if len(runs) <= MOST_ROWS else rates_table(runs))
+        short = len(runs) <= MOST_ROWS
+        print_table(runs_table(runs) if short else rates_table(runs))
+        for text in differences(runs) if short else ():
+            typer.echo(f"  {text}")
         notes = list(dict.fromkeys(text for run in runs for text in run["notes"]))
         for text in notes[:MOST_NOTES]:
             typer.echo(f"  ! {text}")
@@ -129,22 +153,23 @@ def _points(
     load_options: LoadOptions,
     sweep_options: SweepOptions,
     options: Any,
+    *,
+    quiet: bool,
 ) -> "list[Point]":
+    from latfit.cli.output import note
     from latfit.sim.grid import Grid, points_of
 
     rates, varied = sweep_options.varied()
     names = policy_options.policy or [DEFAULT_POLICY]
     grid = Grid(names, rates or load_options.rates(), varied)
-    return points_of(grid, system, load, options, settings=policy_options.settings(), solve=solve_optimal)
-
-
-def _longest(load_options: LoadOptions, load: "Load | None") -> float:
-    """Tokens of the longest request, where the lengths are to count; 0 where all are alike."""
-    if load is None or load_options.prompt_lengths is None:
-        return 0.0
-    from latfit.workload.recorded import read_requests
-
-    return float(read_requests(load_options.prompt_lengths).requests.prompt_tokens.max())
+    skipped: list[SlaOutOfReach] = []
+    settings = policy_options.settings()
+    points = points_of(grid, system, load, options, settings=settings, solve=solve_optimal, skipped=skipped)
+    if not points:
+        raise skipped[0]
+    for text in dict.fromkeys(error.found for error in skipped):
+        note(f"Left out a point of the optimal policy: {text}", quiet=quiet)
+    return points
 
 
 def _write_log(target: Path, point: "Point", seed: int) -> None:
@@ -172,15 +197,19 @@ def _study(
 ) -> None:
     """Run a study, with its findings below the table."""
     from latfit.cli.output import print_json
+    from latfit.sim.serving_study import serving_study
     from latfit.sim.study import findings, policy_points
 
     if name != "policies":
         raise WrongUsage(f"there is no study {name!r}", where="--study", remedy="Take policies.")
     points = policy_points(system, run_options.options(seed), solve_optimal)
     runs = run_all(points, sweep_options, quiet=quiet or json)
-    found = findings(runs, system)
+    served = serving_study(system.main, seed)
+    found = [*findings(runs, system, points[0].options.sla_ms), *served.findings]
     if json:
-        print_json({"runs": runs, "findings": [{"claim": each.claim, "found": each.found} for each in found]})
+        print_json(
+            {"runs": [*runs, *served.runs], "findings": [{"claim": each.claim, "found": each.found} for each in found]}
+        )
         return
     show(runs, sweep_options, json=False, quiet=quiet)
     for each in found:

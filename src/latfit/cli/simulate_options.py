@@ -105,6 +105,29 @@ class LoadOptions:
         typer.Option("--prompt-lengths", help="Recorded requests whose prompt tokens the requests are to have."),
     ] = None
 
+    by_prompt: Annotated[
+        bool,
+        typer.Option("--by-prompt", help="With --arrivals: each adds as many tokens to a batch as its prompt has."),
+    ] = False
+
+    def tokens(self, load: "Load | None", tokens_per_request: int | None) -> tuple[float, float]:
+        """Tokens of a typical request and of the longest; 0 for the latter where all are alike. Raises WrongUsage."""
+        from latfit.workload.lengths import Resampled
+        from latfit.workload.load import RecordedLoad
+
+        prompts = None
+        if isinstance(load, RecordedLoad):
+            prompts = load.requests.prompt_tokens if self.by_prompt else None
+        elif load is not None and isinstance(load.lengths, Resampled):
+            prompts = load.lengths.prompt_tokens
+        if self.by_prompt and prompts is None:
+            raise WrongUsage("there are no prompts to go by", where="--by-prompt", remedy="Give --arrivals FILE.")
+        if prompts is None:
+            return float(tokens_per_request or 1), 0.0
+        if tokens_per_request is not None:
+            raise WrongUsage("requests have tokens of their own", where="--tokens-per-request", remedy="Leave it out.")
+        return float(prompts.mean()), float(prompts.max())
+
     def load(self) -> "Load":
         """Raises WrongUsage for kinds of load that contradict each other."""
         from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad
@@ -156,14 +179,14 @@ class PathOptions:
         str | None, typer.Option("--buckets", help="Batch sizes that the main path pads to, such as 1,2,4,8.")
     ] = None
 
-    def system(self, hardware: Path, tokens_per_request: int | None, most_tokens: float) -> "System":
+    def system(self, hardware: Path, tokens_per_request: float, most_tokens: float) -> "System":
         from latfit.hardware.profile import HardwareProfile, read_hardware
         from latfit.sim.hardware import Serving, quoted_path, system_of
 
         quoted = [quoted_path(text) for text in self.path or ()]
         profile = HardwareProfile() if quoted and not hardware.exists() else read_hardware(hardware)
         serving = Serving(
-            tokens_per_request or 1,
+            tokens_per_request,
             self.service,
             most_tokens,
             dict(parse_count(text, "--servers") for text in self.servers or ()),

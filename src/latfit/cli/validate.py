@@ -1,5 +1,6 @@
 """`latfit validate`: a measured serving run against its simulation."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +9,7 @@ import typer
 from latfit.cli.engine_options import EngineOptions
 from latfit.cli.groups import takes_groups
 from latfit.cli.options import JsonOption, QuietOption, SeedOption
-from latfit.errors import FitNotUsable
+from latfit.errors import FitNotUsable, WrongUsage
 
 if TYPE_CHECKING:
     from latfit.validation.compare import Validation
@@ -41,30 +42,32 @@ def validate(
     steps and of steps with prefill, made apart, are best. For example:
     latfit validate decode.fit.json run.csv --prefill-fit mixed.fit.json --kv-blocks 2588
     """
-    from latfit.cli.output import note, print_json
-    from latfit.files import check_writable, write_json, write_whole
+    from latfit.cli.output import note, print_cautions, print_json
+    from latfit.files import check_writable, write_json
     from latfit.model.result import read_fit
     from latfit.sim.engine.cost import step_costs
+    from latfit.validation.cautions import cautions_about
     from latfit.validation.compare import validate as compare
     from latfit.validation.measured import read_measured
 
     for target in filter(None, (out, figure)):
         check_writable(target)
-    settings = engine_options.settings()
-    costs = step_costs(read_fit(fit), None if prefill_fit is None else read_fit(prefill_fit))
-    found = compare(read_measured(requests), costs, settings, calibration=calibrate, seed=seed)
+    settings, *others = engine_options.settings()
+    if others:
+        raise WrongUsage("one engine was measured", where="--engine", remedy="Give one.")
+    fits = read_fit(fit), None if prefill_fit is None else read_fit(prefill_fit)
+    found = compare(read_measured(requests), step_costs(*fits), settings, calibration=calibrate, seed=seed)
+    cautions = cautions_about(*fits, found.run, settings)
+    document = found.to_json() | {"warnings": [asdict(each) for each in cautions]}
     if out is not None:
-        write_json(out, found.to_json())
+        write_json(out, document)
     if figure is not None:
-        from latfit.report import style
-        from latfit.report.served import validation_figure
-
-        picture = style.png(validation_figure(found))
-        write_whole(figure, lambda stream: _write(stream, picture))
+        draw(found, figure)
     if json:
-        print_json(found.to_json())
+        print_json(document)
     else:
         show(found)
+        print_cautions((each.message, each.remedy) for each in cautions)
     for written in filter(None, (out, figure)):
         note(f"Wrote {written}", quiet=quiet or json)
     if strict and not found.agrees:
@@ -73,6 +76,16 @@ def validate(
             where=str(requests),
             remedy="Check --kv-blocks first, then fit decode and prefill apart (--prefill-fit), then --calibrate.",
         )
+
+
+def draw(found: "Validation", target: Path) -> None:
+    """The figure as a PNG, whole or not at all."""
+    from latfit.files import write_whole
+    from latfit.report import style
+    from latfit.report.served import validation_figure
+
+    picture = style.png(validation_figure(found))
+    write_whole(target, lambda stream: _write(stream, picture))
 
 
 def show(found: "Validation") -> None:

@@ -8,11 +8,13 @@ from matplotlib.figure import Figure
 
 from latfit.report import style
 from latfit.report.tables import Table
-from latfit.report.words import count, drawable, number, percent, shorthand
+from latfit.report.words import count, drawable, number, percent
 from latfit.units import format_ms
 
 Run = Mapping[str, Any]
 MOST_LABELLED = 24
+WIDE = 20
+"""Rates that span more than this are drawn on a logarithmic axis."""
 
 _WORDS: Mapping[str, str] = {
     "t_cut_ms": "T_cut",
@@ -48,7 +50,27 @@ def runs_table(runs: Sequence[Run]) -> Table:
         )
     columns = ("policy", "settings", "rate", "mean", "p50", "p99", f"on {side}", "batch", "in SLA", "note")
     caption = f"Response times at {rates.pop()}" if len(rates) == 1 else "Response times"
-    return Table(caption, columns, rows, words=("settings", "note")).without_empty()
+    return Table(caption + _quoted(runs), columns, rows, words=("settings", "note")).without_empty()
+
+
+def differences(runs: Sequence[Run]) -> list[str]:
+    """What runs on the same load differ by, in sentences."""
+    found = []
+    several = len({run["rate_per_s"] for run in runs}) > 1
+    for run in runs:
+        gap = run.get("against")
+        if not gap or gap["ci"][0] is None or math.isnan(gap["ci"][0]):
+            continue
+        low, high = gap["ci"]
+        word = "above" if gap["p99_ms"] > 0 else "below"
+        sure = "" if low > 0 or high < 0 else ", which may be chance"
+        name = " ".join(filter(None, (run["policy"], settings_text(run))))
+        place = f" at {_rate(run)}" if several else ""
+        found.append(
+            f"p99 of {name}{place} is {format_ms(abs(gap['p99_ms']))} ± {format_ms((high - low) / 2)} {word} that of"
+            f" {gap['policy']}{sure}."
+        )
+    return found
 
 
 def rates_table(runs: Sequence[Run]) -> Table:
@@ -65,7 +87,7 @@ def rates_table(runs: Sequence[Run]) -> Table:
             none = "unstable" if (policy, rate) in asked else ""
             cells.append(none if run is None else number(run["latency_ms"]["p99"], 3))
         rows.append(cells)
-    return Table("p99 in ms by rate", ("rate", *policies), rows)
+    return Table(f"p99 in ms by rate{_quoted(runs)}", ("rate", *policies), rows)
 
 
 def settings_text(run: Run) -> str:
@@ -124,11 +146,14 @@ def _over_rates(axes: Any, runs: Sequence[Run], title: str) -> None:
             low, high = run["latency_ms"]["ci"]["p99"]
             if low is not None and high is not None:
                 axes.plot([run["rate_per_s"]] * 2, [low, high], color=colour, linewidth=1.0)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: shorthand(value))
-    axes.yaxis.set_minor_formatter(lambda value, _: "")
+    tails = [run["latency_ms"]["p99"] for run in shown]
+    if tails:
+        style.log_y(axes, *style.padded(min(tails), max(tails)), style.decimal_ticks)
+    rates = sorted({run["rate_per_s"] for run in runs})
+    if rates[-1] > WIDE * rates[0]:
+        style.log_x(axes, *style.padded(rates[0], rates[-1]), style.decimal_ticks)
     style.dress(axes, title or "99th percentile of response times", "arrivals per second", "p99 in ms")
-    axes.legend(fontsize=8.5, frameon=False)
+    style.legend(axes)
 
 
 def _side_by_side(axes: Any, runs: Sequence[Run], title: str) -> None:
@@ -144,6 +169,12 @@ def _side_by_side(axes: Any, runs: Sequence[Run], title: str) -> None:
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     style.dress(axes, title or "Median (dot) to 99th percentile (bar)", "response time in ms", "")
+
+
+def _quoted(runs: Sequence[Run]) -> str:
+    """What the caption says of paths that nobody measured."""
+    names = list(dict.fromkeys(name for run in runs for name in run.get("quoted", ())))
+    return f" (times of {' and '.join(names)} are quoted, not measured)" if names else ""
 
 
 def _rate(run: Run) -> str:

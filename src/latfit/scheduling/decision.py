@@ -21,8 +21,6 @@ typical T(b) in ms, b = 0 (unused) to the largest batch.
 
 import math
 
-from numba import njit
-
 from latfit.scheduling import marginal_cost
 from latfit.scheduling.codes import (
     AMORTISED,
@@ -58,13 +56,14 @@ from latfit.scheduling.codes import (
     WAITING,
     WINDOW,
 )
+from latfit.scheduling.compiling import compiled
 
-_literal = njit(cache=True, nogil=True)(marginal_cost.literal_waits)
-_amortised = njit(cache=True, nogil=True)(marginal_cost.amortised_waits)
-_total_delay = njit(cache=True, nogil=True)(marginal_cost.total_delay_waits)
+_literal = compiled(marginal_cost.literal_waits)
+_amortised = compiled(marginal_cost.amortised_waits)
+_total_delay = compiled(marginal_cost.total_delay_waits)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def decide(code, p, times, view):  # type: ignore[no-untyped-def]
     """What policy `code` with parameters `p` does; see the module. One way out of each function: numba then drops the
     counting of references, which would cost more than the decision."""
@@ -95,12 +94,12 @@ def decide(code, p, times, view):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _serve(p, view):  # type: ignore[no-untyped-def]
     return SERVE_MAIN, min(int(view[WAITING]), int(p[MAIN_LARGEST])), 0.0, 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _patient(p, view, enough):  # type: ignore[no-untyped-def]
     """Wait until `enough` are there, or the oldest has waited for PATIENCE."""
     until = view[OLDEST] + p[PATIENCE]
@@ -110,7 +109,7 @@ def _patient(p, view, enough):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _marginal(p, times, B):  # type: ignore[no-untyped-def]
     """B where the rule dispatches B waiting requests, B + 1 where it waits for one more."""
     enough = B
@@ -126,7 +125,7 @@ def _marginal(p, times, B):  # type: ignore[no-untyped-def]
     return enough
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _cutoff(p, view):  # type: ignore[no-untyped-def]
     expires = view[OLDEST] + p[T_CUT]
     if view[MAIN_FREE] <= view[NOW]:
@@ -138,7 +137,7 @@ def _cutoff(p, view):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _three_stage(p, times, view):  # type: ignore[no-untyped-def]
     idle = view[MAIN_FREE] <= view[NOW]
     side_idle = view[SIDE_FREE] <= view[NOW] and view[SIDE_WAITING] == 0
@@ -159,7 +158,7 @@ def _three_stage(p, times, view):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _split(p, times, view):  # type: ignore[no-untyped-def]
     idle = view[MAIN_FREE] <= view[NOW]
     side_idle = view[SIDE_FREE] <= view[NOW] and view[SIDE_WAITING] == 0
@@ -182,7 +181,7 @@ def _split(p, times, view):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def best_split(p, times, waiting):  # type: ignore[no-untyped-def]
     """How many of `waiting` the side path takes so that the sum of all their delays is least, both paths being idle."""
     least, best = math.inf, 0
@@ -195,7 +194,7 @@ def best_split(p, times, waiting):  # type: ignore[no-untyped-def]
     return best
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _deadline(p, times, view):  # type: ignore[no-untyped-def]
     largest = int(p[MAIN_LARGEST])
     take = min(int(view[WAITING]), largest)
@@ -206,13 +205,13 @@ def _deadline(p, times, view):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _main_ends(p, times, view):  # type: ignore[no-untyped-def]
     """When the main path would end all that wait, or its largest batch of them."""
     return max(view[NOW], view[MAIN_FREE]) + times[MAIN, min(int(view[WAITING]), int(p[MAIN_LARGEST]))]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _side_ends(p, times, view, more):  # type: ignore[no-untyped-def]
     """When the side path would end `more` requests behind those that already wait for it."""
     largest, total = int(p[SIDE_LARGEST]), int(view[SIDE_WAITING]) + more
@@ -220,7 +219,7 @@ def _side_ends(p, times, view, more):  # type: ignore[no-untyped-def]
     return max(view[NOW], view[SIDE_FREE]) + full * times[SIDE, largest] + times[SIDE, total - full * largest]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _ends_by(p, times, view, deadline):  # type: ignore[no-untyped-def]
     """The most requests that the side path, given them now, ends by `deadline`."""
     take = min(int(view[WAITING]), int(p[SIDE_LARGEST]))

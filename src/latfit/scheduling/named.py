@@ -1,8 +1,9 @@
 """Policies by the names that users know, with settings that follow from the paths' times where none are given.
 
 Defaults, each shown in the policy's settings: a fixed batch is the smallest that carries the rate at 80 % load; a
-window and T_cut last as long as one request takes on the main path; B1 is the smallest batch that the main path ends no
-later than the side path.
+window lasts as long as one request takes on the main path, T_cut as long as the batches take that greedy service forms
+at the rate (a shorter one sends to the side path what the main path would take next, and floods it under load); B1 is
+the smallest batch that the main path ends no later than the side path.
 """
 
 import math
@@ -30,6 +31,7 @@ NAMES = (
 )
 NEED_SIDE = ("three-stage", "cutoff", "split")
 DEFAULT_LOAD = 0.8
+TIE = 1e-9
 
 Solve = Callable[[float, FloatArray], DispatchTable]
 """The optimal table for a rate per ms and T(1), T(2), ... (n,) in ms; `queueing.decision` has one."""
@@ -87,6 +89,17 @@ def default_batch(rate: float, times: PathTimes) -> int:
     return int(sizes[enough[0]]) if len(enough) else int(sizes[np.argmax(carried)])
 
 
+def default_cutoff_ms(rate: float, times: PathTimes) -> float:
+    """T of the batch that forms while such a batch is served, b = rate T(b) of each server; T(1) at least."""
+    share, batch = rate / times.servers, 1
+    for _ in range(len(times.main)):
+        formed = min(len(times.main), max(1, math.ceil(share * float(times.main[batch - 1]) - TIE)))
+        if formed <= batch:
+            break
+        batch = formed
+    return float(times.main[batch - 1])
+
+
 def default_threshold(times: PathTimes) -> int:
     """B1: the smallest batch that the main path ends no later than the side path; one more than the side path takes
     where there is none."""
@@ -97,7 +110,7 @@ def default_threshold(times: PathTimes) -> int:
 
 def _make(name: str, rate: float, times: PathTimes, settings: Settings, limits: Limits, solve: Solve | None) -> Policy:
     one = float(times.main[0])
-    cutoff_ms = one if settings.t_cut_ms is None else settings.t_cut_ms
+    cutoff_ms = default_cutoff_ms(rate, times) if settings.t_cut_ms is None else settings.t_cut_ms
     if name == "gpu-only":
         made = policies.gpu_only(limits)
     elif name == "fixed":

@@ -13,9 +13,9 @@ down one by one: that the two agree is Little's law, checked after every run.
 """
 
 import numpy as np
-from numba import njit
 
-from latfit.scheduling.codes import MAIN, MOVE, NOW, SERVE_MAIN, SIDE, SIDE_FREE, SIDE_LARGEST, VIEW, WAIT
+from latfit.scheduling.codes import MAIN, MOVE, NOW, SERVE_MAIN, SIDE, SIDE_FREE, SIDE_LARGEST, WAIT
+from latfit.scheduling.compiling import compiled
 from latfit.scheduling.decision import decide
 from latfit.sim.line import (
     come_back,
@@ -37,7 +37,6 @@ from latfit.sim.records import (
     ISSUED,
     KNOWN,
     MEASURING,
-    NOBODY,
     PHASE,
     QUEUED,
     RETURNING,
@@ -47,8 +46,8 @@ from latfit.sim.records import (
 )
 
 
-@njit(cache=True, nogil=True)
-def serve_requests(load, machine, rule, rngs, out):  # type: ignore[no-untyped-def]
+@compiled
+def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-untyped-def]
     """Run until everybody is served or the policy waits for ever. rngs: a generator a path."""
     # Taken out of the tuples once: in the loop each access would count a reference.
     arrive, class_id, deadlines, think = load.arrive, load.class_id, load.deadlines, load.think
@@ -58,11 +57,8 @@ def serve_requests(load, machine, rule, rngs, out):  # type: ignore[no-untyped-d
     q, t, busy, sizes = out.counters, out.clocks, out.busy, out.sizes
     response, served_on, batch, start, moved = out.response, out.path, out.batch, out.start, out.moved
     n, users, classes = len(arrive), load.users, len(class_id) > 0
-    free = _free_servers(servers)
-    members, view = np.empty(typical.shape[1], np.int64), np.zeros(VIEW)
-    following = np.empty(n if classes or servers[SIDE] > 0 else 0, np.int32)
-    lists = np.full((2, len(deadlines)), NOBODY)
-    returns = np.empty(users)
+    free, members, view = scratch.free, scratch.members, scratch.seen
+    following, lists, returns = scratch.following, scratch.lists, scratch.returns
     q[KNOWN] = 0 if users > 0 else n
     for user in range(min(users, n)):
         come_back(returns, q, think[user])
@@ -115,16 +111,7 @@ def serve_requests(load, machine, rule, rngs, out):  # type: ignore[no-untyped-d
             break
 
 
-@njit(cache=True, nogil=True)
-def _free_servers(servers):  # type: ignore[no-untyped-def]
-    """When each server is free (2, most): at once; never where there is none."""
-    free = np.full((2, max(1, servers.max())), np.inf)
-    for path in range(2):
-        free[path, : servers[path]] = 0.0
-    return free
-
-
-@njit(cache=True, nogil=True)
+@compiled
 def _next_free(servers, free, now):  # type: ignore[no-untyped-def]
     """When the next busy server ends."""
     soonest = np.inf
@@ -135,7 +122,7 @@ def _next_free(servers, free, now):  # type: ignore[no-untyped-def]
     return soonest
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-untyped-def]
     """Typical T of the batch, on straight lines between the tokens of the grid."""
     lasts = times[path, take, 0]
@@ -152,7 +139,7 @@ def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-un
     return lasts
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _factor(kind, quantiles, path, u):  # type: ignore[no-untyped-def]
     """Drawn from the service law by one uniform number a batch, so that runs can share their random numbers."""
     if kind == EXPONENTIAL:
@@ -164,7 +151,7 @@ def _factor(kind, quantiles, path, u):  # type: ignore[no-untyped-def]
     return factor
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _occupy(servers, free, busy, path, now, lasts):  # type: ignore[no-untyped-def]
     """Serve on the server of the path that became free first; returns when that ends."""
     server = 0
@@ -176,7 +163,7 @@ def _occupy(servers, free, busy, path, now, lasts):  # type: ignore[no-untyped-d
     return now + lasts
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _write(arrive, response, served_on, members, path, take, ends):  # type: ignore[no-untyped-def]
     for k in range(take):
         i = members[k]
@@ -184,20 +171,20 @@ def _write(arrive, response, served_on, members, path, take, ends):  # type: ign
         served_on[i] = path
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _write_batch(batch, start, members, take, number, moment):  # type: ignore[no-untyped-def]
     for k in range(take):
         batch[members[k]] = number
         start[members[k]] = moment
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _write_moves(moved, members, take, moment):  # type: ignore[no-untyped-def]
     for k in range(take):
         moved[members[k]] = moment
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _mark(arrive, warm, servers, free, q, busy):  # type: ignore[no-untyped-def]
     """Note the service done by the first and the last arrival that count, once these have come."""
     while q[PHASE] < DRAINING:

@@ -143,8 +143,12 @@ def difference(first: Sequence[Summary], other: Sequence[Summary], statistic: st
         )
     column = _column(first[0].names, statistic)
     value = float(np.mean([b.whole[column] - a.whole[column] for a, b in zip(first, other, strict=True)]))
-    pairs = zip(first, other, strict=True)
-    parts = np.concatenate([b.batches[:, column] - a.batches[:, column] for a, b in pairs])
+    ours, theirs = (np.concatenate([each.batches[:, column] for each in runs]) for runs in (other, first))
+    return paired(value, ours - theirs, level)
+
+
+def paired(value: float, parts: FloatArray, level: float = 0.95) -> Interval:
+    """A difference with its interval, from the differences of corresponding batches (m,)."""
     half = _half_width(parts, value, level)
     return Interval(value, value - half, value + half)
 

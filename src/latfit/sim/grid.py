@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from latfit.errors import WrongUsage
+from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.scheduling.named import Settings, Solve, named_policy
 from latfit.sim.hardware import path_times
 from latfit.sim.machine import System
@@ -55,8 +55,12 @@ def points_of(
     *,
     settings: Settings = Settings(),
     solve: Solve | None = None,
+    skipped: list[SlaOutOfReach] | None = None,
 ) -> list[Point]:
-    """In the order of the rates, then the policies, then the settings. Raises WrongUsage."""
+    """In the order of the rates, then the policies, then the settings. Raises WrongUsage, SlaOutOfReach.
+
+    skipped: takes the points that have no policy, as the optimal one has none above its capacity, instead of raising.
+    """
     if grid.rates and isinstance(load, ClosedLoad):
         raise WrongUsage("a closed loop has no rate to set", where="--rate", remedy="Vary --users instead.")
     rates = grid.rates or (math.nan,)
@@ -66,9 +70,14 @@ def points_of(
         own = {key: values for key, values in grid.varied.items() if name in USED_BY.get(key, (name,))}
         for values in itertools.product(*own.values()):
             chosen = dict(zip(own, values, strict=True))
-            policy = named_policy(
-                name, _expected_rate(offered, system), path_times(system), replace(settings, **chosen), solve
-            )
+            asked = replace(settings, **chosen)
+            try:
+                policy = named_policy(name, _expected_rate(offered, system), path_times(system), asked, solve)
+            except SlaOutOfReach as error:
+                if skipped is None:
+                    raise
+                skipped.append(error)
+                continue
             found.append(Point(policy, system, offered, options, chosen))
         if len(found) > MOST_POINTS:
             raise WrongUsage(

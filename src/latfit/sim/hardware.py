@@ -72,12 +72,6 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
             remedy="Fit it again with `latfit fit`.",
         )
     most = max(1, min(int(fit.domain["B"][1]), LARGEST))
-    needs = [name for name in fit.structure.columns if name in fit.domain and name not in ("B", "S")]
-    if needs:
-        raise BadInput(
-            f"the fit of path {path.name!r} goes by {', '.join(needs)} too, which batches of requests do not have",
-            remedy="Fit a model of B and S for it (`latfit fit --model saturation`), or simulate an engine.",
-        )
     made = fitted_path(
         path.name,
         fit,
@@ -86,7 +80,7 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
         most_tokens=serving.most_tokens,
         spread=serving.service == "fitted",
     )
-    return replace(made, exponential=serving.service == "exponential")
+    return replace(made, exponential=serving.service == "exponential", quoted=bool(fit.data.get("quoted")))
 
 
 def quoted_path(text: str) -> ServicePath:
@@ -102,7 +96,7 @@ def quoted_path(text: str) -> ServicePath:
     if not 1 <= most <= 2**20:
         raise WrongUsage(f"a largest batch of {most}", where="--path", remedy="Give 1 or more.")
     times = tau + alpha * np.arange(1.0, most + 1)
-    return table_path(found["name"], times, exponential=bool(found["exp"]))
+    return table_path(found["name"], times, exponential=bool(found["exp"]), quoted=True)
 
 
 def path_times(system: System) -> PathTimes:

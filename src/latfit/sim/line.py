@@ -1,9 +1,9 @@
 """Who waits, in compiled code: arrivals, classes, those sent to the side path, and users who come back."""
 
 import numpy as np
-from numba import njit
 
 from latfit.scheduling.codes import DUE, MAIN_FREE, OLDEST, SIDE_WAITING, WAITING
+from latfit.scheduling.compiling import compiled
 from latfit.sim.records import (
     AREA,
     CLOCK,
@@ -22,7 +22,7 @@ from latfit.sim.records import (
 )
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def let_come(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
     """Let come who comes by `moment`, or until `at` wait; returns when that is."""
     tail, waiting, n = q[TAIL], q[QUEUED], q[KNOWN]
@@ -39,7 +39,7 @@ def let_come(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
     return moment
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def let_come_by_class(arrive, class_id, following, lists, returns, clocks, limits):  # type: ignore[no-untyped-def]
     """As `let_come`, for several classes and for a closed loop."""
     q, t = clocks
@@ -72,7 +72,7 @@ def let_come_by_class(arrive, class_id, following, lists, returns, clocks, limit
             moment = now
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def pass_time(q, t, moment):  # type: ignore[no-untyped-def]
     waiting = q[QUEUED] + q[SIDE_QUEUED]
     t[AREA] += waiting * (moment - t[LAST])
@@ -80,7 +80,7 @@ def pass_time(q, t, moment):  # type: ignore[no-untyped-def]
     q[MOST] = max(q[MOST], waiting)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def look(arrive, deadlines, lists, servers, free, q, view):  # type: ignore[no-untyped-def]
     """Fill the policy's view, but for the moment. lists: first and last request of each class."""
     view[WAITING] = q[QUEUED]
@@ -102,7 +102,7 @@ def look(arrive, deadlines, lists, servers, free, q, view):  # type: ignore[no-u
                 view[DUE] = min(view[DUE], arrived + deadlines[c])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def take_next(members, arrive, following, lists, q, how):  # type: ignore[no-untyped-def]
     """The next requests out of the queue, into `members`: by class less age/ageing; ageing 0 is by age alone."""
     take, ageing, moment, classes = how
@@ -123,7 +123,7 @@ def take_next(members, arrive, following, lists, q, how):  # type: ignore[no-unt
         lists[0, best] = following[members[k]]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def to_side(members, following, q, take):  # type: ignore[no-untyped-def]
     for k in range(take):
         i = members[k]
@@ -136,7 +136,7 @@ def to_side(members, following, q, take):  # type: ignore[no-untyped-def]
         q[SIDE_QUEUED] += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def take_from_side(members, following, q, take):  # type: ignore[no-untyped-def]
     for k in range(take):
         members[k] = q[SIDE_FIRST]
@@ -144,7 +144,7 @@ def take_from_side(members, following, q, take):  # type: ignore[no-untyped-def]
     q[SIDE_QUEUED] -= take
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def come_back(heap, q, moment):  # type: ignore[no-untyped-def]
     """A user's next request, into the heap."""
     place = q[RETURNING]
@@ -156,7 +156,7 @@ def come_back(heap, q, moment):  # type: ignore[no-untyped-def]
     heap[place] = moment
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _pop(heap, q):  # type: ignore[no-untyped-def]
     """The earliest moment, out of the heap."""
     q[RETURNING] -= 1

@@ -23,7 +23,7 @@ class ServicePath:
     times_ms: typical T(b) in ms (largest + 1, grid) for b = 0 (unused), 1, ... and so many tokens in the batch.
     tokens: the grid (grid,), rising; one entry where requests are alike.  tokens_per_request: of a typical request.
     exponential: the time is exponential with mean T(b).  factors: else, quantiles (k,) at 0, 1/(k-1), ..., 1 of the
-    time over T(b); empty where it always is T(b).
+    time over T(b); empty where it always is T(b).  quoted: whether nobody measured it.
     """
 
     name: str
@@ -33,6 +33,7 @@ class ServicePath:
     servers: int = 1
     exponential: bool = False
     factors: FloatArray = field(default_factory=lambda: np.empty(0))
+    quoted: bool = False
 
     def __post_init__(self) -> None:
         times = self.times_ms[1:]

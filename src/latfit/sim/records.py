@@ -47,6 +47,18 @@ class Rule(NamedTuple):
     ageing: float
 
 
+class Scratch(NamedTuple):
+    """What the core works on: free (2, servers): when each server is free; members (Bmax + 1,); seen (VIEW,); following
+    (n,): who is behind a request, empty where nobody needs it; lists (2, classes): first and last; returns (users,)."""
+
+    free: Any
+    members: Any
+    seen: Any
+    following: Any
+    lists: Any
+    returns: Any
+
+
 class Out(NamedTuple):
     """response (n,) ms, NaN until served; path (n,), -1 until served; sizes (2, Bmax + 1): batches by size; busy (3,
     2): ms of service begun, in all, up to the first and up to the last arrival that count; batch (n,), start (n,) and

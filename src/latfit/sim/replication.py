@@ -18,7 +18,22 @@ from latfit.scheduling import codes
 from latfit.scheduling.policy import Policy
 from latfit.sim.core import serve_requests
 from latfit.sim.machine import System
-from latfit.sim.records import AREA, CLOCKS, COUNTERS, DRAINING, LAST, MOST, PHASE, Load, Out, Rule
+from latfit.sim.records import (
+    AREA,
+    CLOCKS,
+    COUNTERS,
+    DRAINING,
+    KNOWN,
+    LAST,
+    MOST,
+    NOBODY,
+    PHASE,
+    Load,
+    Machine,
+    Out,
+    Rule,
+    Scratch,
+)
 from latfit.stats import FloatArray
 from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad, draw_classes
 from latfit.workload.load import Load as AnyLoad
@@ -111,8 +126,9 @@ def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: 
     )
     ageing = float(policy.order.ageing_ms)
     rule = Rule(int(policy.code), np.ascontiguousarray(policy.parameters, dtype=np.float64), ageing)
-    serve_requests(load, machine, rule, tuple(streams.generator(SERVICE, path) for path in range(2)), out)
-    issued = int(out.counters[3]) if load.users else n
+    rngs = tuple(streams.generator(SERVICE, path) for path in range(2))
+    serve_requests(load, machine, rule, rngs, _scratch(load, machine), out)
+    issued = int(out.counters[KNOWN]) if load.users else n
     span, busy = _span(load, out, issued)
     ended = float(out.clocks[LAST])
     total, done = _account(load.arrive[:issued], out.response[:issued], ended, (load.arrive[load.warm], span))
@@ -163,6 +179,22 @@ def _arrivals(load: OpenLoad, requests: int, streams: Streams) -> FloatArray:
             remedy="Let it repeat, or raise its rate.",
         )
     return np.ascontiguousarray(arrive)
+
+
+def _scratch(load: Load, machine: Machine) -> Scratch:
+    servers, classes = machine.servers, len(load.class_id) > 0
+    free = np.full((2, max(1, int(servers.max()))), math.inf)
+    for path in range(2):
+        free[path, : servers[path]] = 0.0
+    linked = len(load.arrive) if classes or servers[codes.SIDE] > 0 else 0
+    return Scratch(
+        free=free,
+        members=np.zeros(machine.typical.shape[1], np.int64),
+        seen=np.zeros(codes.VIEW),
+        following=np.empty(linked, np.int32),
+        lists=np.full((2, len(load.deadlines)), NOBODY),
+        returns=np.empty(load.users),
+    )
 
 
 def _warm(n: int, warmup: float) -> int:

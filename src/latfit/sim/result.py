@@ -23,7 +23,8 @@ class SimResult:
 
     latency: by `mean`, `p50`, `p90`, `p99`.  utilisation, share: by path name, the share of time its servers were busy
     and of requests it served.  slo_attainment: share that ended by its deadline, None where nothing was promised.
-    stable: False where the load is above capacity, or response times still grow at the end of the runs.
+    quoted: paths whose times nobody measured.  stable: False where the load is above capacity, or response times still
+    grow at the end of the runs.
     """
 
     policy: str
@@ -46,6 +47,7 @@ class SimResult:
     capacity: float | None = None
     by_class: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
+    quoted: Sequence[str] = ()
     summaries: Sequence[Summary] = field(default=(), repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -71,18 +73,23 @@ class SimResult:
             "seed": self.seed,
             "stable": self.stable,
             "capacity_per_s": None if self.capacity is None else self.capacity * MS_PER_S,
+            "quoted": list(self.quoted),
             "notes": list(self.notes),
         }
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was run: the rate per ms (NaN for a closed loop), names of the classes, level of the intervals, seed."""
+    """What was run: the rate per ms (NaN for a closed loop), names of the classes, level of the intervals, seed.
+
+    steady: whether the load is the same throughout, so that growing response times mean a growing queue.
+    """
 
     rate: float
     classes: Sequence[str]
     level: float
     seed: int
+    steady: bool = True
 
 
 def make_result(policy: Policy, system: System, summaries: Sequence[Summary], asked: Asked) -> SimResult:
@@ -91,7 +98,7 @@ def make_result(policy: Policy, system: System, summaries: Sequence[Summary], as
     counted = sum(each.counted for each in summaries)
     capacity = None if math.isnan(asked.rate) else system.capacity(policy)
     above = capacity is not None and asked.rate >= capacity
-    growing = capacity is not None and grows(summaries)
+    growing = capacity is not None and asked.steady and grows(summaries)
     latency = {name: interval(summaries, name, asked.level) for name in summaries[0].names}
     served = sum(each.served for each in summaries)
     met = sum(each.met for each in summaries) / counted if counted and summaries[0].promised else None
@@ -116,6 +123,7 @@ def make_result(policy: Policy, system: System, summaries: Sequence[Summary], as
         capacity=capacity if capacity is not None and math.isfinite(capacity) else None,
         by_class=_by_class(summaries, asked.classes),
         notes=_notes(policy, summaries, latency, asked.rate, capacity, growing and not above),
+        quoted=[path.name for path in system.paths if path.quoted],
         summaries=tuple(summaries),
     )
 

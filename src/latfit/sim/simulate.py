@@ -6,7 +6,7 @@ common random numbers, and nothing depends on what else is run beside it.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from latfit.errors import WrongUsage
 from latfit.scheduling.policy import Policy
@@ -23,6 +23,7 @@ from latfit.sim.estimate import (
 from latfit.sim.machine import System
 from latfit.sim.replication import FEWEST, check_paths, draw, run
 from latfit.sim.result import Asked, SimResult, make_result
+from latfit.workload.arrivals import Piecewise
 from latfit.workload.load import ClosedLoad, Load, OpenLoad, RecordedLoad
 from latfit.workload.randomness import Streams
 
@@ -73,10 +74,11 @@ def simulate(policy: Policy, system: System, load: Load, options: Options = Opti
     """
     check_paths(policy, system)
     summaries: list[Summary] = []
-    fewest, most = options.replications, options.replications
     if isinstance(load, RecordedLoad) and not _random(system):
-        fewest = most = 1
-    elif options.precision is not None:
+        # Every replication would be the same.
+        options = replace(options, replications=1, precision=None)
+    fewest = most = options.replications
+    if options.precision is not None:
         most = max(fewest, options.most_replications)
     while len(summaries) < most:
         summaries.append(one_replication(policy, system, load, options, len(summaries)))
@@ -85,7 +87,7 @@ def simulate(policy: Policy, system: System, load: Load, options: Options = Opti
                 break
             if load_rate(load) >= system.capacity(policy):
                 break
-    asked = Asked(load_rate(load), _class_names(load), options.level, options.seed)
+    asked = Asked(load_rate(load), _class_names(load), options.level, options.seed, _steady(load))
     return make_result(policy, system, summaries, asked)
 
 
@@ -104,6 +106,11 @@ def compared(first: SimResult, other: SimResult) -> Mapping[str, Interval]:
 def load_rate(load: Load) -> float:
     """Arrivals per ms; NaN for a closed loop, whose rate is what the service makes of it."""
     return math.nan if isinstance(load, ClosedLoad) else load.rate
+
+
+def _steady(load: Load) -> bool:
+    """Whether the load is the same at the start and at the end."""
+    return isinstance(load, OpenLoad) and not isinstance(load.arrivals, Piecewise)
 
 
 def _random(system: System) -> bool:

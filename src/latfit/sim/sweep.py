@@ -7,6 +7,7 @@ the same key, a digest of all that a point's result depends on, and computes the
 """
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from latfit._version import __version__
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import check_writable, dumps, write_whole
 from latfit.scheduling.policy import Policy
+from latfit.sim.estimate import paired
 from latfit.sim.machine import System
 from latfit.sim.result import SimResult
 from latfit.sim.simulate import Options, simulate
@@ -127,7 +129,25 @@ def flat(result: SimResult) -> Row:
         for name, value in document["settings"].items()
     )
     row["notes"] = " ".join(document["notes"])
+    if "p99" in result.latency:
+        parts = [each.batches[:, each.names.index("p99")] for each in result.summaries]
+        row["p99_batches_ms"] = np.concatenate(parts).tolist()
     return row
+
+
+def documents(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The runs of `simulate --json`. Each but the first at its rate says by how much its p99 differs from the first's:
+    both met the same load, so that the difference is surer than its parts."""
+    found = [json.loads(row["document"]) for row in rows]
+    first: dict[Any, int] = {}
+    for i, (row, run) in enumerate(zip(rows, found, strict=True)):
+        base = first.setdefault(row["rate_per_s"], i)
+        a, b = (np.array(rows[each].get("p99_batches_ms") or []) for each in (base, i))
+        if base == i or not (run["stable"] and found[base]["stable"]) or len(a) != len(b) or not len(a):
+            continue
+        gap = paired(row["p99_ms"] - rows[base]["p99_ms"], b - a)
+        run["against"] = {"policy": found[base]["policy"], "p99_ms": gap.value, "ci": [gap.low, gap.high]}
+    return found
 
 
 def _finished(points: Sequence[Point], left: Iterable[int], running: Running) -> Iterator[tuple[int, Row]]:

@@ -2,7 +2,7 @@
 
 A table (CSV, Parquet, JSON lines) with one request a row: arrival and lengths under any name that `simulate` reads, and
 either `first_token_s` and `last_token_s` (moments on the clock of the arrivals) or `ttft_s` and `latency_s` (counted
-from the arrival; also `_ms`). Rows must be in order of arrival.
+from the arrival; also `_ms`). Rows must be in order of arrival. Or what a load generator wrote: see `logs`.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from latfit.trace.readers.delimited import numbers
 from latfit.trace.readers.source import open_source
 from latfit.trace.readers.tabular import read_columns
 from latfit.trace.table import Trace
+from latfit.validation.logs import rows_of
 from latfit.workload.requests import Requests, make_requests
 
 MOMENTS = (("first_token_s", "last_token_s"),)
@@ -40,14 +41,18 @@ class Measured:
 def read_measured(source: str | Path) -> Measured:
     """A measured run from a file. Raises BadInput that names the file, the column or the row."""
     opened = open_source(source)
+    logged = rows_of(opened)
+    if logged is not None:
+        sent, prompt, output, ttft, latency = logged.T
+        return _checked(
+            make_requests(sent, prompt, output, where=opened.name), sent + ttft, sent + latency, opened.name
+        )
     table = read_columns(opened, ())
     arrival_s, prompt, output = (_column(table, names, opened.name) for names in (TIMES, PROMPTS, OUTPUTS))
     first_ms, last_ms = _tokens(table, arrival_s, opened.name)
     start = float(arrival_s[0]) if len(arrival_s) else 0.0
     requests = make_requests((arrival_s - start) * 1e3, prompt, output, where=opened.name)
-    first_ms, last_ms = first_ms - start * 1e3, last_ms - start * 1e3
-    _check(requests, first_ms, last_ms, opened.name)
-    return Measured(requests, first_ms, last_ms, opened.name)
+    return _checked(requests, first_ms - start * 1e3, last_ms - start * 1e3, opened.name)
 
 
 def _tokens(table: Trace, arrival_s: FloatArray, where: str) -> tuple[FloatArray, FloatArray]:
@@ -78,7 +83,7 @@ def _column(table: Trace, names: Sequence[str], where: str) -> FloatArray:
     )
 
 
-def _check(requests: Requests, first_ms: FloatArray, last_ms: FloatArray, where: str) -> None:
+def _checked(requests: Requests, first_ms: FloatArray, last_ms: FloatArray, where: str) -> Measured:
     if not len(requests):
         raise BadInput("there is no request in it", where=where, remedy="Give a file with at least one.")
     wrong = ~np.isfinite(first_ms) | ~np.isfinite(last_ms) | (first_ms < requests.arrival_ms) | (last_ms < first_ms)
@@ -89,3 +94,4 @@ def _check(requests: Requests, first_ms: FloatArray, last_ms: FloatArray, where:
             where=where,
             remedy="Leave out requests that failed; arrivals and tokens must be on one clock.",
         )
+    return Measured(requests, first_ms, last_ms, where)

@@ -6,7 +6,7 @@ blocks of its segment that are still there hold the front of its sequence, and i
 Segments without an owner that lie next to each other are one.
 """
 
-from latfit.sim.engine.state import FREE, FULLEST, NEWEST, OLDEST, State, njit
+from latfit.sim.engine.state import FREE, FULLEST, NEWEST, OLDEST, State, njit, rare
 
 
 @njit
@@ -72,7 +72,7 @@ def reclaim(s: State, r: int, hits: int) -> None:
     s.i[FREE] -= hits
 
 
-@njit
+@rare
 def _compact(s: State) -> None:
     """Move the segments to the front of their arrays; empty ones go, neighbours without an owner merge."""
     to = 0

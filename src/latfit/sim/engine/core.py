@@ -12,7 +12,7 @@ same operations on the clock in the same order, so that not one bit differs; req
 
 import numpy as np
 
-from latfit.sim.engine.blocks import blocks_for, put_back, take
+from latfit.sim.engine.blocks import put_back, take
 from latfit.sim.engine.cost import TAU_K, Work, of_decode, step_ms
 from latfit.sim.engine.draws import accepted
 from latfit.sim.engine.planning import blocks_to_admit, plan
@@ -46,6 +46,7 @@ from latfit.sim.engine.state import (
     Limits,
     Load,
     State,
+    entry,
     njit,
 )
 from latfit.sim.engine.tally import count_gaps, note_step
@@ -53,7 +54,7 @@ from latfit.sim.engine.waiting import absorb, peek
 from latfit.stats import FloatArray
 
 
-@njit
+@entry
 def advance(o: Limits, load: Load, costs: FloatArray, s: State, until: float) -> int:
     """Plan and make every step that is planned before `until`. 0 when all that was pushed is done, 1 when `until` came
     first, 2 when something waits that can never run."""
@@ -114,12 +115,13 @@ def execute(o: Limits, load: Load, costs: FloatArray, s: State, work: Work) -> N
     made, together, steady = 0, 0, 1
     for i in range(s.i[COUNT]):
         if s.chunk[i] == 0:
-            steady = 0
+            if s.fin[i] == 0:
+                steady = 0
             continue
-        tokens, same, decoded = _progress(o, load, s, i, begin, end)
+        tokens, same = _progress(o, load, s, i, begin, end)
         made += tokens
         together += same
-        if not decoded or s.fin[i] > 0:
+        if tokens == 0 or s.fin[i] > 1:
             steady = 0
     count_gaps(s, end - s.f[LAST_END], together)
     note_step(s, begin, duration, work.B, float(made), o.blocks)
@@ -151,8 +153,8 @@ def padded(o: Limits, w: Work) -> Work:
 
 
 @njit
-def _progress(o: Limits, load: Load, s: State, i: int, begin: float, end: float) -> tuple[int, int, bool]:
-    """One request's part of a step: tokens it made, how many of them follow on the step before, whether it decoded."""
+def _progress(o: Limits, load: Load, s: State, i: int, begin: float, end: float) -> tuple[int, int]:
+    """One request's part of a step: tokens it made, and how many of them follow on the step before."""
     r, chunk = s.rid[i], s.chunk[i]
     if np.isnan(s.start[r]):
         s.start[r] = begin
@@ -161,10 +163,10 @@ def _progress(o: Limits, load: Load, s: State, i: int, begin: float, end: float)
         if o.order == FAIR:
             s.served[load.user[r]] += INPUT_WEIGHT * chunk
         if s.comp[i] < s.known[i]:
-            return 0, 0, False
-        made, decoded = 1, False
+            return 0, 0
+        made = 1
     else:
-        made, decoded = 1, True
+        made = 1
         if chunk > 1:
             hits = accepted(o.seed, r, s.gen[i], chunk - 1, o.accept)
             s.i[DRAFTED] += chunk - 1
@@ -189,7 +191,7 @@ def _progress(o: Limits, load: Load, s: State, i: int, begin: float, end: float)
         s.fin[i] = 1 + o.asynchronous
         s.last[r] = end
         s.i[FINISHED] += 1
-    return made, same, decoded
+    return made, same
 
 
 @njit
@@ -199,6 +201,8 @@ def fast_forward(o: Limits, load: Load, costs: FloatArray, s: State, until: floa
     if stops < 0:
         return 0
     count = s.i[COUNT]
+    if count == 0:
+        return 0
     steps, cached = np.int64(1) << 60, 0
     for offset in range(o.block_size):
         s.crossing[offset] = 0
@@ -212,8 +216,8 @@ def fast_forward(o: Limits, load: Load, costs: FloatArray, s: State, until: floa
         s.comp[i] += made
         s.known[i] += made
         s.gen[i] += made
-        if s.comp[i] > s.cap[i]:
-            s.cap[i] += blocks_for(s.comp[i] - s.cap[i], o.block_size) * o.block_size
+        while s.comp[i] > s.cap[i]:
+            s.cap[i] += o.block_size
         s.token_at[i] = s.f[LAST_END]
         if o.order == FAIR:
             s.served[load.user[s.rid[i]]] += OUTPUT_WEIGHT * made

@@ -15,7 +15,7 @@ import numpy as np
 
 from latfit.errors import FitNotUsable, WrongUsage
 from latfit.model.result import FitResult
-from latfit.sim.engine.state import njit
+from latfit.sim.engine.state import entry, njit
 from latfit.stats import FloatArray
 
 TAU_0, TAU_B, TAU_S, TAU_Q, Q, RHO, TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y = range(13)
@@ -156,7 +156,7 @@ def _of_prefill(c: FloatArray, w: Work) -> float:
     return float(T)
 
 
-@njit
+@entry
 def step_ms(costs: FloatArray, w: Work) -> float:
     """Milliseconds of a step, from the coefficients (2, WIDTH) of `step_costs`."""
     if w.P > 0.0:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from latfit.sim.engine.state import njit
+from latfit.sim.engine.state import njit, rare
 
 
 @njit
@@ -21,7 +21,7 @@ def _mixed(x: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@njit
+@rare
 def accepted(seed: int, request: int, token: int, drafted: int, rate: float) -> int:
     """Draft tokens that the model accepts in a row, each with probability `rate`."""
     for place in range(drafted):

@@ -4,7 +4,8 @@ Chunked: running requests first, in order of admission; the waiting ones get wha
 of them a part of its prompt. Where blocks run out the running request admitted last gives up its own, which may be the
 one that asked; a step that preempts admits nobody. A request is admitted if all its known tokens would fit, though it
 takes blocks only for its first chunk; if not, the queue stops: nobody is passed over.
-Selective: whole prompts beside decoding, with room for the whole output set aside, so nothing is ever preempted.
+Selective: whole prompts beside decoding, with room for the whole output set aside, so nothing is ever preempted. A
+prompt that is longer than the budget is the only one of its step, there and in continuous batching.
 Continuous: a step either prefills whole prompts or decodes. Prefill first: as soon as `start_at` requests wait, or
 nothing runs. Decode first: when nothing runs any more.
 """
@@ -27,6 +28,7 @@ from latfit.sim.engine.state import (
     Load,
     State,
     njit,
+    rare,
 )
 from latfit.sim.engine.waiting import peek, pop, push_front
 
@@ -107,7 +109,7 @@ def _make_room(o: Limits, s: State, i: int, tokens: int) -> bool:
     return True
 
 
-@njit
+@rare
 def preempt(o: Limits, s: State, i: int) -> None:
     """Take the last slot's blocks and put its request in front of the waiting ones, unless it has just finished."""
     r = s.rid[i]
@@ -142,7 +144,7 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
         hits = 0 if o.swap == 1 else min(surviving(s, r), (known - 1) // o.block_size)
         comp = _computed(o, load, s, r, known, hits)
         left = known - comp
-        if whole and left > budget and (work.n > 0 or (o.batching == SELECTIVE and work.B > 0)):
+        if whole and left > budget and work.n > 0:
             break
         chunk = left
         if not whole:

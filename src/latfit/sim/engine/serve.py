@@ -108,7 +108,7 @@ def serve(
         raise BadInput("there is no request", where="requests", remedy="Give at least one.")
     check_fits(requests, settings)
     load, limits = load_of(requests, settings, seed), settings.limits(seed)
-    state = new_state(limits, load, np.arange(len(requests)))
+    state = new_state(limits, load, np.arange(len(requests), dtype=np.int32))
     finish(limits, load, costs, state)
     return run_of(requests, limits, [state], np.zeros(len(requests), dtype=np.int64))
 
@@ -127,9 +127,8 @@ def finish(limits: Limits, load: Load, costs: FloatArray, state: State) -> None:
 
 def run_of(requests: Requests, limits: Limits, states: list[State], replica: IntArray) -> EngineRun:
     """The outcome of one engine or several, of which each request (n,) went to one."""
-    rows = np.arange(len(requests))
     start, first, last = (
-        np.stack([getattr(state, name) for state in states])[replica, rows] for name in ("start", "first", "last")
+        _of_each([getattr(state, name) for state in states], replica) for name in ("start", "first", "last")
     )
     counted = np.sum([state.i for state in states], axis=0)
     return EngineRun(
@@ -144,6 +143,11 @@ def run_of(requests: Requests, limits: Limits, states: list[State], replica: Int
         timelines=tuple(timeline_of(limits, state) for state in states),
         replica=replica,
     )
+
+
+def _of_each(columns: list[FloatArray], replica: IntArray) -> FloatArray:
+    """The value of each request (n,) from the engine that it went to."""
+    return columns[0] if len(columns) == 1 else np.stack(columns)[replica, np.arange(len(replica))]
 
 
 def counters_of(i: IntArray) -> Counters:
@@ -164,16 +168,17 @@ def counters_of(i: IntArray) -> Counters:
 def load_of(requests: Requests, settings: EngineSettings, seed: int) -> Load:
     """The requests as the core reads them."""
     key, key_2 = settings.order.keys(requests, seed)
-    n = len(requests)
     block = settings.block_size
-    cached = (settings.cached_share * requests.prompt_tokens).astype(np.int64) // block * block
+    cached = np.zeros(len(requests), dtype=np.int32)
+    if settings.cached_share > 0:
+        cached[:] = settings.cached_share * requests.prompt_tokens // block * block
     return Load(
         arrival=requests.arrival_ms,
         prompt=requests.prompt_tokens,
         output=requests.output_tokens,
         cached=cached,
-        given=np.zeros(n, dtype=np.int64),
+        given=np.zeros(len(requests), dtype=np.int32),
         key=key,
         key_2=key_2,
-        user=requests.user_id.astype(np.int64),
+        user=requests.user_id,
     )

@@ -46,8 +46,11 @@ class Order:
             )
 
     def keys(self, requests: Requests, seed: int) -> tuple[FloatArray, FloatArray]:
-        """What orders the requests (n,), lower first; the second key is for `switch`, where many wait."""
+        """What orders the requests (n,), lower first; the second key is for `switch`, where many wait. Empty where the
+        order asks for none."""
         arrival, output = requests.arrival_ms, requests.output_tokens
+        if _ORDER[self.name] in (FCFS, FAIR):
+            return np.empty(0), np.empty(0)
         if self.name == "priority":
             level = requests.class_id.astype(np.float64)
             span = float(arrival[-1] - arrival[0]) + 1.0 if len(arrival) else 1.0
@@ -132,6 +135,12 @@ class EngineSettings:
             raise WrongUsage(
                 f"a share of {self.cached_share:g}", where="--prefix-hit-rate", remedy="Give 0 or more, below 1."
             )
+        if self.batching == "static" and (self.order.name != "fcfs" or self.speculation.draft_tokens):
+            raise WrongUsage(
+                "static batches are formed first come first served, without drafts",
+                where="--engine",
+                remedy="Take another engine.",
+            )
         if self.batching == "chunked-prefill" and self.max_num_batched_tokens < self.max_num_seqs:
             raise WrongUsage(
                 f"a budget of {self.max_num_batched_tokens} tokens cannot hold {self.max_num_seqs} requests",
@@ -173,8 +182,11 @@ class EngineSettings:
 
 def check_fits(requests: Requests, settings: EngineSettings, where: str = "requests") -> None:
     """Raise BadInput for a request that could never be served: its tokens are more than the KV cache holds."""
-    most = requests.prompt_tokens + requests.output_tokens - 1 + settings.speculation.draft_tokens
     room = settings.cache_tokens - settings.watermark_blocks * settings.block_size
+    longest = int(requests.prompt_tokens.max(initial=0)) + int(requests.output_tokens.max(initial=0))
+    if longest + settings.speculation.draft_tokens + settings.block_size <= room:
+        return
+    most = requests.prompt_tokens + requests.output_tokens - 1 + settings.speculation.draft_tokens
     # A whole number of blocks is held, so the last block counts in full.
     held = -(-most // settings.block_size) * settings.block_size
     too_large = np.flatnonzero(held > room)

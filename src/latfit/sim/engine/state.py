@@ -15,10 +15,17 @@ from numpy.typing import NDArray
 from latfit.stats import FloatArray
 
 IntArray = NDArray[np.int64]
-_OPTIONS: Any = {"cache": True, "nogil": True, "error_model": "numpy", "forceinline": True, "_nrt": False}
-njit: Callable[..., Any] = nb.njit(**_OPTIONS)
-"""The core makes no arrays, so nothing in it needs to count references, and its functions are inlined into one: both
-would cost more than the work itself, since a call passes every array's bounds and an access counts its owners."""
+SmallIntArray = NDArray[np.int32]
+_OPTIONS: Any = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+_INNER: Any = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+entry: Callable[..., Any] = nb.njit(**_OPTIONS, forceinline=True)
+"""For what Python calls."""
+njit: Callable[..., Any] = nb.njit(**_INNER, forceinline=True)
+"""For what only compiled code calls. The core makes no arrays, so nothing in it needs to count references, and its
+functions are inlined into one: both would cost more than the work itself, since a call passes every array's bounds and
+an access counts its owners. Making every function callable from Python would take most of the compiling."""
+rare: Callable[..., Any] = nb.njit(**_INNER)
+"""The same for what runs seldom: a call then costs less than one more copy to compile."""
 
 CHUNKED, SELECTIVE, CONTINUOUS, STATIC = range(4)
 FCFS, KEYED, FAIR, SWITCH = range(4)
@@ -72,16 +79,17 @@ class Limits(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The requests, each (n,). cached: tokens at the front whose cache is shared; given: tokens generated elsewhere."""
+    """The requests, each (n,). cached: tokens at the front whose cache is shared; given: tokens generated elsewhere.
+    key, key_2: empty where the order asks for none."""
 
     arrival: FloatArray
     prompt: IntArray
     output: IntArray
-    cached: IntArray
-    given: IntArray
+    cached: SmallIntArray
+    given: SmallIntArray
     key: FloatArray
     key_2: FloatArray
-    user: IntArray
+    user: SmallIntArray
 
 
 class State(NamedTuple):
@@ -98,7 +106,7 @@ class State(NamedTuple):
     fin: IntArray
     chunk: IntArray
     token_at: FloatArray
-    inbox: IntArray
+    inbox: SmallIntArray
     stack: IntArray
     heap: IntArray
     heap_2: IntArray
@@ -107,10 +115,10 @@ class State(NamedTuple):
     user_tail: IntArray
     served: IntArray
     after: IntArray
-    gen_of: NDArray[np.int32]
-    segment: NDArray[np.int32]
-    kept: NDArray[np.int32]
-    preempted: NDArray[np.int32]
+    gen_of: SmallIntArray
+    segment: SmallIntArray
+    kept: SmallIntArray
+    preempted: SmallIntArray
     first: FloatArray
     last: FloatArray
     start: FloatArray
@@ -122,7 +130,7 @@ class State(NamedTuple):
     timeline: FloatArray
 
 
-def new_state(limits: Limits, load: Load, inbox: IntArray | None = None) -> State:
+def new_state(limits: Limits, load: Load, inbox: SmallIntArray | None = None) -> State:
     """An idle engine. inbox: the requests that will come, in order of arrival; None for one that is filled later."""
     n = len(load.arrival)
     slots = max(min(limits.max_num_seqs, n), 1) + 1
@@ -149,7 +157,7 @@ def new_state(limits: Limits, load: Load, inbox: IntArray | None = None) -> Stat
         fin=_ints(slots),
         chunk=_ints(slots),
         token_at=np.zeros(slots),
-        inbox=inbox if inbox is not None else _ints(n),
+        inbox=inbox if inbox is not None else np.zeros(n, dtype=np.int32),
         stack=_ints(slots),
         heap=_ints(n if keyed or switch else 1),
         heap_2=_ints(n if switch else 1),
@@ -158,7 +166,7 @@ def new_state(limits: Limits, load: Load, inbox: IntArray | None = None) -> Stat
         user_tail=_ints(users, -1),
         served=_ints(users),
         after=_ints(n if fair else 1, -1),
-        gen_of=load.given.astype(np.int32),
+        gen_of=load.given.copy(),
         segment=np.full(n, -1, dtype=np.int32),
         kept=np.zeros(n, dtype=np.int32),
         preempted=np.zeros(n, dtype=np.int32),

@@ -24,13 +24,14 @@ from latfit.sim.engine.state import (
     Limits,
     Load,
     State,
+    entry,
     njit,
 )
 from latfit.sim.engine.tally import count_gaps, note_step
 from latfit.stats import FloatArray
 
 
-@njit
+@entry
 def advance_static(o: Limits, load: Load, costs: FloatArray, s: State) -> int:
     """Serve all requests of the inbox in batches; 0 as `advance` answers when all is done."""
     head, n = 0, s.i[PUSHED]

@@ -27,6 +27,7 @@ from latfit.sim.engine.state import (
     WAITING,
     State,
     njit,
+    rare,
 )
 
 
@@ -58,7 +59,7 @@ def note_step(s: State, begin: float, duration: float, B: float, made: float, bl
     s.timeline[MADE, at] += made
 
 
-@njit
+@rare
 def _halve(s: State) -> None:
     for row in range(s.timeline.shape[0]):
         for at in range(SLICES // 2):

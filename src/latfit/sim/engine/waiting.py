@@ -24,6 +24,7 @@ from latfit.sim.engine.state import (
     Load,
     State,
     njit,
+    rare,
 )
 from latfit.stats import FloatArray
 
@@ -93,7 +94,7 @@ def push_front(s: State, r: int) -> None:
     s.i[WAITING] += 1
 
 
-@njit
+@rare
 def _queue(load: Load, s: State, r: int) -> None:
     user = load.user[r]
     s.after[r] = -1
@@ -117,7 +118,7 @@ def _least_served(s: State) -> int:
     return best
 
 
-@njit
+@rare
 def _drop_taken(s: State, heap: IntArray, size: int, key: FloatArray) -> None:
     while s.taken[heap[0]] == 1:
         _pop(heap, s.i[size], key)
@@ -129,7 +130,7 @@ def _before(key: FloatArray, a: int, b: int) -> bool:
     return bool(key[a] < key[b] or (key[a] == key[b] and a < b))
 
 
-@njit
+@rare
 def _push(heap: IntArray, size: int, key: FloatArray, r: int) -> None:
     at = size
     while at > 0 and _before(key, r, heap[(at - 1) // 2]):
@@ -138,7 +139,7 @@ def _push(heap: IntArray, size: int, key: FloatArray, r: int) -> None:
     heap[at] = r
 
 
-@njit
+@rare
 def _pop(heap: IntArray, size: int, key: FloatArray) -> None:
     r = heap[size - 1]
     at, size = 0, size - 1

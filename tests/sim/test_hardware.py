@@ -1,0 +1,129 @@
+"""Paths of the simulator from fits and from quotes: typical times, scatter, and which path plays which part."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.hardware.profile import ExecutionPath, HardwareProfile
+from latfit.model.family import FAMILY
+from latfit.model.result import Estimate, FitResult, FitStatus
+from latfit.sim.hardware import Serving, quoted_path, system_of
+from latfit.sim.machine import linear_path, residual_factors
+from tests.conftest import REFERENCE
+
+
+def fit_of(largest: int = 64) -> FitResult:
+    structure = FAMILY["saturation"]
+    return FitResult(
+        "saturation",
+        FitStatus.CONVERGED,
+        {
+            p.name: Estimate(v, None, None, None, "")
+            for p, v in zip(structure.parameters, REFERENCE.tolist(), strict=True)
+        },
+        {},
+        intervals={
+            "ratio_quantiles": {"0.5": 1.0, "0.9": 1.2, "0.99": 2.0},
+            "lower_quantiles": {"0.5": 1.0, "0.9": 0.9, "0.99": None},
+        },
+        domain={"B": [1, largest], "S": [1, 4096]},
+    )
+
+
+def profile(*names: str) -> HardwareProfile:
+    return HardwareProfile({name: ExecutionPath(name, fit_of()) for name in names})
+
+
+class TestParts:
+    def test_the_gpu_is_the_main_path(self) -> None:
+        for names in (("cpu", "gpu"), ("gpu", "amx"), ("amx", "cpu", "gpu")):
+            system = system_of(profile(*names), [])
+            assert system.main.name == "gpu"
+            assert system.side is not None
+            assert system.side.name == ("amx" if "amx" in names else "cpu")
+
+    def test_one_path_alone(self) -> None:
+        system = system_of(profile("cpu"), [])
+        assert (system.main.name, system.side) == ("cpu", None)
+
+    def test_quotes_replace_what_is_measured(self) -> None:
+        system = system_of(profile("gpu", "cpu"), [linear_path("gpu", 8, 0.05, 32)])
+        assert system.main.largest == 32
+        assert system.main.typical_ms[1] == pytest.approx(8.05)
+
+    def test_servers_and_buckets(self) -> None:
+        system = system_of(profile("gpu", "cpu"), [], Serving(servers={"cpu": 3}, buckets=[4, 8]))
+        assert system.main.largest == 8
+        assert system.main.typical_ms[1] == system.main.typical_ms[4]
+        assert system.side is not None
+        assert system.side.servers == 3
+
+
+class TestTimes:
+    def test_typical_times_are_the_fits(self) -> None:
+        """T(8, 8) = 15.9640 is published for these parameters."""
+        system = system_of(profile("gpu"), [])
+        assert system.main.typical_ms[8] == pytest.approx(15.9640, abs=1e-4)
+        assert system.main.largest == 64
+
+    def test_tokens_of_a_request(self) -> None:
+        """T(8, 512) = 18.1885."""
+        system = system_of(profile("gpu"), [], Serving(tokens_per_request=64))
+        assert system.main.typical_ms[8] == pytest.approx(18.1885, abs=1e-4)
+
+    def test_scatter_goes_by_the_fits_limits(self) -> None:
+        factors = residual_factors(fit_of())
+        at = np.interp([0.1, 0.5, 0.9, 0.99, 1.0], np.linspace(0, 1, len(factors)), factors)
+        assert at == pytest.approx([0.9, 1.0, 1.2, 2.0, 2.0], rel=0.02)
+        assert np.all(np.diff(factors) >= 0)
+        system = system_of(profile("gpu"), [], Serving(service="deterministic"))
+        assert len(system.main.factors) == 0
+
+    def test_a_fit_without_limits_does_not_scatter(self) -> None:
+        assert len(residual_factors(replace(fit_of(), intervals={}))) == 0
+
+    def test_exponential(self) -> None:
+        main = system_of(profile("gpu"), [], Serving(service="exponential")).main
+        assert main.exponential
+        assert main.mean_factor == 1
+
+
+class TestQuotes:
+    def test_a_straight_line(self) -> None:
+        path = quoted_path("gpu=8ms+50us*128")
+        assert path.largest == 128
+        assert path.typical_ms[[1, 128]] == pytest.approx([8.05, 8 + 0.05 * 128])
+
+    def test_one_at_a_time(self) -> None:
+        path = quoted_path("amx=exp:2ms")
+        assert (path.largest, path.exponential, path.typical_ms[1]) == (1, True, 2)
+
+    @pytest.mark.parametrize("text", ["gpu", "gpu=8", "gpu=8ms+", "=8ms", "gpu=8ms*0", "gpu=8ms+1ms*x", "gpu=-8ms"])
+    def test_refused(self, text: str) -> None:
+        with pytest.raises(WrongUsage):
+            quoted_path(text)
+
+
+class TestRefused:
+    def test_no_path(self) -> None:
+        with pytest.raises(BadInput, match="no execution path"):
+            system_of(HardwareProfile(), [])
+
+    def test_a_fit_that_is_none(self) -> None:
+        broken = HardwareProfile({"gpu": ExecutionPath("gpu", replace(fit_of(), status=FitStatus.NOT_CONVERGED))})
+        with pytest.raises(BadInput, match="not usable"):
+            system_of(broken, [])
+
+    @pytest.mark.parametrize(
+        "serving", [{"service": "weibull"}, {"tokens_per_request": 0.5}, {"servers": {"tpu": 2}}, {"buckets": [1, 999]}]
+    )
+    def test_serving(self, serving: dict[str, object]) -> None:
+        with pytest.raises(WrongUsage):
+            system_of(profile("gpu"), [], Serving(**serving))  # type: ignore[arg-type]
+
+    def test_a_time_that_is_no_number(self) -> None:
+        with pytest.raises(WrongUsage, match="not above zero"):
+            linear_path("gpu", math.nan, 0.05, 8)
