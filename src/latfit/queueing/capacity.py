@@ -15,6 +15,7 @@ A load is sized for that peak, not for its mean.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from scipy import optimize, special
@@ -31,7 +32,9 @@ LIGHTEST = 1e-6
 HEAVIEST = 1 - 1e-4
 """Rates are searched between these shares of the stability limit."""
 
-PROBED = (0.5, 0.9, 0.99, 0.999, HEAVIEST)
+PROBED = (0.5, 0.99, 0.999, HEAVIEST)
+
+LEAST_TAIL = 1e-15
 
 
 @dataclass(frozen=True)
@@ -166,10 +169,12 @@ def _excess(law_at: LawAt, sla_ms: float, q: float) -> Callable[[float], float]:
     if not 0 < q < 1:
         raise WrongUsage(f"percentile {q:g} is not between 0 and 1", where="percentile", remedy="Write 0.99.")
 
+    @cache
     def excess(rate: float) -> float:
+        # The logarithm of a tail is nearly straight in the rate, so that a search by secants ends soon.
         try:
-            return law_at(rate).tail(x) - (1 - q)
+            return math.log(max(law_at(rate).tail(x), LEAST_TAIL) / (1 - q))
         except SlaOutOfReach:
-            return q
+            return -math.log(1 - q)
 
     return excess
