@@ -157,7 +157,7 @@ def _print_result(result: "FitResult", job: Job, hardware: Path) -> None:
         return
     typer.echo(tables.trust_sentence(result))
     typer.echo(result.status.sentence)
-    print_table(tables.parameters(result))
+    print_table(tables.parameters(result, short=True))
     print_table(tables.errors(result).only("model", "steps", "median", "mean", "mean, unseen steps", "R²"))
     if result.bootstrap:
         print_table(results.bootstrap_table(result))

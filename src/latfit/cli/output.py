@@ -56,6 +56,8 @@ def print_table(table: "Table") -> None:
     console = Console()
     console.print(Text(table.caption, style="bold"))
     console.print(shown)
+    if table.note:
+        console.print(Text(table.note, style="dim"))
 
 
 def print_cautions(cautions: Iterable[tuple[str, str]]) -> None:

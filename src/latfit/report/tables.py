@@ -14,6 +14,8 @@ from latfit.trace.coverage import Coverage
 from latfit.units import format_ms
 
 NOT_IDENTIFIED = "not identified"
+A_SCREEN = 12
+"""Rows of a table that a reader takes in at once."""
 BEYOND = "extrapolated"
 ANY_NUMBER = "any number"
 
@@ -229,11 +231,19 @@ def trust_sentence(fit: FitResult) -> str:
     return f"{' '.join(parts)}; mean error on unseen steps {percent(held_out)}{against}."
 
 
-def parameters(fit: FitResult) -> Table:
-    """Values with their 95 % interval; words instead of a number where the data do not determine it."""
+def parameters(fit: FitResult, *, short: bool = False) -> Table:
+    """Values with their 95 % interval; words instead of a number where the data do not determine it. short: of a model
+    with many parameters those that are not identified are named together, without a row each."""
     known = [(p, fit.parameters[p.name]) for p in fit.structure.parameters if p.name in fit.parameters]
     rows = [(p.name, _value(found), _interval(found), found.unit, p.meaning) for p, found in known]
-    return Table("Parameters", ("name", "value", "95 % interval", "unit", "meaning"), rows, words=("unit", "meaning"))
+    silent = [row[0] for row in rows if row[1] == NOT_IDENTIFIED] if short and len(rows) > A_SCREEN else []
+    return Table(
+        "Parameters",
+        ("name", "value", "95 % interval", "unit", "meaning"),
+        [row for row in rows if row[0] not in silent],
+        words=("unit", "meaning"),
+        note=f"Not identified by these steps: {', '.join(silent)}." if silent else "",
+    )
 
 
 def _value(estimate: Estimate) -> str:
