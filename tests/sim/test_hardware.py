@@ -8,6 +8,8 @@ import pytest
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
+from latfit.hardware.profile import quoted_path as named_path
+from latfit.hardware.quote import parse_quote
 from latfit.model.family import FAMILY
 from latfit.model.result import Estimate, FitResult, FitStatus
 from latfit.sim.hardware import Serving, quoted_path, system_of
@@ -75,7 +77,7 @@ class TestTimes:
         assert system.main.typical_ms[8] == pytest.approx(18.1885, abs=1e-4)
 
     def test_scatter_goes_by_the_fits_limits(self) -> None:
-        factors = residual_factors(fit_of())
+        factors = residual_factors(fit_of(), "decode")
         at = np.interp([0.1, 0.5, 0.9, 0.99, 1.0], np.linspace(0, 1, len(factors)), factors)
         assert at == pytest.approx([0.9, 1.0, 1.2, 2.0, 2.0], rel=0.02)
         assert np.all(np.diff(factors) >= 0)
@@ -83,7 +85,22 @@ class TestTimes:
         assert len(system.main.factors) == 0
 
     def test_a_fit_without_limits_does_not_scatter(self) -> None:
-        assert len(residual_factors(replace(fit_of(), intervals={}))) == 0
+        assert len(residual_factors(replace(fit_of(), intervals={}), "decode")) == 0
+
+    @pytest.mark.parametrize(("tokens", "most", "factor"), [(1, 0, 1.05), (64, 0, 3.0), (1, 64, 3.0)])
+    def test_scatter_is_that_of_the_phase(self, tokens: float, most: float, factor: float) -> None:
+        """Steps of decode alone scatter by 5 %, those with prefill threefold; all of them together by 100 %."""
+        limits = {phase: {"ratio_quantiles": {"0.9": f}} for phase, f in (("decode", 1.05), ("prefill", 3.0))}
+        fit = fit_of()
+        known = HardwareProfile(
+            {"gpu": ExecutionPath("gpu", replace(fit, intervals={**fit.intervals, "by_phase": limits}))}
+        )
+        main = system_of(known, [], Serving(tokens_per_request=tokens, most_tokens=most)).main
+        assert main.factors.max() == pytest.approx(factor)
+
+    def test_a_phase_without_limits_takes_those_of_all_steps(self) -> None:
+        fit = replace(fit_of(), intervals={**fit_of().intervals, "by_phase": {"mixed": {}}})
+        assert residual_factors(fit, "decode").tolist() == residual_factors(fit_of(), "decode").tolist()
 
     def test_exponential(self) -> None:
         main = system_of(profile("gpu"), [], Serving(service="exponential")).main
@@ -101,7 +118,36 @@ class TestQuotes:
         path = quoted_path("amx=exp:2ms")
         assert (path.largest, path.exponential, path.typical_ms[1]) == (1, True, 2)
 
-    @pytest.mark.parametrize("text", ["gpu", "gpu=8", "gpu=8ms+", "=8ms", "gpu=8ms*0", "gpu=8ms+1ms*x", "gpu=-8ms"])
+    def test_a_median_is_that_of_an_exponential_service(self) -> None:
+        """Median 2 ms: mean 2/ln 2, one at a time; only where every service is to take the same time, 2 ms."""
+        named = HardwareProfile({"amx": named_path("amx", parse_quote("p50=2ms"))})
+        for path in (system_of(named, []).main, quoted_path("amx=p50=2ms"), quoted_path("amx:p50=2ms")):
+            assert (path.largest, path.exponential, path.quoted) == (1, True, True)
+            assert path.typical_ms[1] == pytest.approx(2 / math.log(2))
+        plain = system_of(named, [], Serving(service="deterministic")).main
+        assert (plain.typical_ms[1], plain.exponential) == (2, False)
+
+    def test_the_words_of_a_profile(self) -> None:
+        """`--quoted "launch=8ms,slope=0.05ms"` after a name; tokens count as the requests have them."""
+        path = quoted_path("gpu:launch=8ms,slope=0.05ms,per_token=1us,max_batch=32", Serving(tokens_per_request=500))
+        assert (path.name, path.largest, path.quoted) == ("gpu", 32, True)
+        assert path.typical_ms[[1, 32]] == pytest.approx([8.55, 8 + 32 * 0.55])
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "gpu",
+            "gpu=8",
+            "gpu=8ms+",
+            "=8ms",
+            "gpu=8ms*0",
+            "gpu=8ms+1ms*x",
+            "gpu=-8ms",
+            "gpu:p99=2ms",
+            "gpu:8ms",
+            ":p50=2ms",
+        ],
+    )
     def test_refused(self, text: str) -> None:
         with pytest.raises(WrongUsage):
             quoted_path(text)

@@ -166,7 +166,9 @@ class PathOptions:
     path: Annotated[
         list[str] | None,
         typer.Option(
-            "--path", help="A path with quoted times: gpu=8ms+0.05ms*256, or amx=exp:2ms for one at a time. Repeatable."
+            "--path",
+            help="A path with quoted times: gpu:launch=8ms,slope=0.05ms, amx:p50=2ms (one at a time), or short"
+            " gpu=8ms+0.05ms*256, amx=exp:2ms (a mean). Repeatable.",
         ),
     ] = None
     service: Annotated[
@@ -183,8 +185,6 @@ class PathOptions:
         from latfit.hardware.profile import HardwareProfile, read_hardware
         from latfit.sim.hardware import Serving, quoted_path, system_of
 
-        quoted = [quoted_path(text) for text in self.path or ()]
-        profile = HardwareProfile() if quoted and not hardware.exists() else read_hardware(hardware)
         serving = Serving(
             tokens_per_request,
             self.service,
@@ -192,6 +192,8 @@ class PathOptions:
             dict(parse_count(text, "--servers") for text in self.servers or ()),
             [int(part) for part in _split(self.buckets, ",", int, "--buckets")],
         )
+        quoted = [quoted_path(text, serving) for text in self.path or ()]
+        profile = HardwareProfile() if quoted and not hardware.exists() else read_hardware(hardware)
         return system_of(profile, quoted, serving)
 
 

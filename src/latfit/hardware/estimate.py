@@ -9,11 +9,13 @@ little low where the tail beyond the last level is heavy.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from latfit.errors import WrongUsage
 from latfit.hardware.profile import ExecutionPath
+from latfit.model.result import FitResult
 from latfit.stats import FloatArray
 
 DECODE, PREFILL = "decode", "prefill"
@@ -94,9 +96,15 @@ def phase_of(tokens: float) -> str:
     return PREFILL if tokens > 1 else DECODE
 
 
+def limits_of(fit: FitResult, phase: str) -> Mapping[str, Any]:
+    """The fit's limits for single steps of a phase, of all steps where it has none for that phase."""
+    limits: Mapping[str, Any] = fit.intervals.get("by_phase", {}).get(phase, fit.intervals)
+    return limits
+
+
 def spread(path: ExecutionPath, phase: str) -> Spread:
     """The factors of a phase, of all steps where the fit has none for it."""
-    source = path.fit.intervals.get("by_phase", {}).get(phase, path.fit.intervals)
+    source = limits_of(path.fit, phase)
     upper = {float(k): float(v) for k, v in source.get("ratio_quantiles", {}).items() if v is not None}
     lower = {1 - float(k): float(v) for k, v in source.get("lower_quantiles", {}).items() if v is not None}
     known = {**{round(k, 9): v for k, v in lower.items()}, **upper}

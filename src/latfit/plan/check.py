@@ -68,9 +68,7 @@ def _path(part: Part, phase: str, largest: int, *, alone: bool = False) -> Servi
     """A path with the plan's mean times and the spread of its phase; alone: one request at a time, exponential where
     nothing is known."""
     times = part.times.table(1, largest)
-    fit = part.path.fit
-    of_phase = fit.intervals.get("by_phase", {}).get(phase, fit.intervals)
-    factors = residual_factors(replace(fit, intervals=of_phase))
+    factors = residual_factors(part.path.fit, phase)
     if len(factors):
         mean = float(np.mean((factors[1:] + factors[:-1]) / 2))
         return table_path(part.path.name, times, factors=factors / mean)

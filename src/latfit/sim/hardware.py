@@ -9,6 +9,8 @@ import numpy as np
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware.profile import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile
+from latfit.hardware.profile import quoted_path as quoted_execution_path
+from latfit.hardware.quote import parse_quote
 from latfit.scheduling.named import PathTimes
 from latfit.sim.machine import ServicePath, System, bucketed, fitted_path, table_path
 from latfit.units import parse_duration_ms
@@ -18,6 +20,7 @@ LARGEST = 1024
 """Largest batch of a fitted path, whatever was measured."""
 
 QUOTED_LARGEST = 256
+_NAMED = re.compile(r"(?P<name>[\w-]+)[=:](?P<quote>.*)")
 _QUOTED = re.compile(r"(?P<name>[\w-]+)=(?P<exp>exp:)?(?P<tau>[^+*]+)(\+(?P<alpha>[^*]+))?(\*(?P<most>\d+))?")
 
 
@@ -64,14 +67,19 @@ def system_of(profile: HardwareProfile, quoted: Sequence[ServicePath], serving: 
 
 
 def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
-    """A fitted path, for batches up to the largest that was measured."""
+    """A path of a profile, for batches up to the largest that was measured.
+
+    A quoted median is served one at a time and taken as exponential, as plans take it: its mean is the median over
+    ln 2. Only `deterministic` takes it as it stands.
+    """
     fit = path.fit
     if not fit.status.ok or "B" not in fit.domain:
         raise BadInput(
             f"the fit of path {path.name!r} is not usable ({fit.status.sentence})",
             remedy="Fit it again with `latfit fit`.",
         )
-    most = max(1, min(int(fit.domain["B"][1]), LARGEST))
+    one_at_a_time = path.quote is not None and path.quote.median
+    most = 1 if one_at_a_time else max(1, min(int(fit.domain["B"][1]), LARGEST))
     made = fitted_path(
         path.name,
         fit,
@@ -80,23 +88,31 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
         most_tokens=serving.most_tokens,
         spread=serving.service == "fitted",
     )
-    return replace(made, exponential=serving.service == "exponential", quoted=bool(fit.data.get("quoted")))
+    made = replace(made, exponential=serving.service == "exponential", quoted=bool(fit.data.get("quoted")))
+    if path.quote is None or not one_at_a_time or serving.service == "deterministic":
+        return made
+    return replace(made, times_ms=path.quote.mean_factor() * made.times_ms, exponential=True)
 
 
-def quoted_path(text: str) -> ServicePath:
-    """`gpu=8ms+0.05ms*256`: T(b) = 8 + 0.05 b ms up to b = 256; `amx=exp:2ms`: one at a time, exponential, 2 ms."""
-    found = _QUOTED.fullmatch(text.strip())
-    if not found:
+def quoted_path(text: str, serving: Serving = Serving()) -> ServicePath:
+    """`gpu=8ms+0.05ms*256`: T(b) = 8 + 0.05 b ms up to b = 256; `amx=exp:2ms`: one at a time, exponential, mean 2 ms;
+    `amx:p50=2ms`, `gpu:launch=8ms,slope=0.05ms`: as `latfit hardware add NAME --quoted` reads it."""
+    name, line = _NAMED.fullmatch(text.strip()), _QUOTED.fullmatch(text.strip())
+    if name and "=" in name["quote"]:
+        return measured_path(quoted_execution_path(name["name"], parse_quote(name["quote"], "--path")), serving)
+    if not line:
         raise WrongUsage(
-            f"{text!r} is no path", where="--path", remedy="Write gpu=8ms+0.05ms*256, or amx=exp:2ms for one at a time."
+            f"{text!r} is no path",
+            where="--path",
+            remedy="Write gpu:launch=8ms,slope=0.05ms, amx:p50=2ms, or short gpu=8ms+0.05ms*256, amx=exp:2ms.",
         )
-    tau = parse_duration_ms(found["tau"], option="--path")
-    alpha = parse_duration_ms(found["alpha"], option="--path") if found["alpha"] else 0.0
-    most = int(found["most"] or (QUOTED_LARGEST if alpha else 1))
+    tau = parse_duration_ms(line["tau"], option="--path")
+    alpha = parse_duration_ms(line["alpha"], option="--path") if line["alpha"] else 0.0
+    most = int(line["most"] or (QUOTED_LARGEST if alpha else 1))
     if not 1 <= most <= 2**20:
         raise WrongUsage(f"a largest batch of {most}", where="--path", remedy="Give 1 or more.")
     times = tau + alpha * np.arange(1.0, most + 1)
-    return table_path(found["name"], times, exponential=bool(found["exp"]), quoted=True)
+    return table_path(line["name"], times, exponential=bool(line["exp"]), quoted=True)
 
 
 def path_times(system: System) -> PathTimes:

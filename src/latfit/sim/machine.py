@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from latfit.errors import WrongUsage
+from latfit.hardware.estimate import limits_of, phase_of
 from latfit.model.result import FitResult, StepLatency
 from latfit.scheduling.policy import Policy, to_buckets
 from latfit.sim.records import DETERMINISTIC, EXPONENTIAL, QUANTILES, Machine
@@ -139,7 +140,7 @@ def fitted_path(
     """Typical times of a fit, for batches of up to `max_batch` requests with so many tokens each.
 
     most_tokens: the longest request, where requests differ: a batch's time then goes by its own tokens.  spread: times
-    scatter about T as the fit's residuals did, where it says so.
+    scatter about T as the fit's residuals of their phase did (one token a request: decode), where it says so.
     """
     b = np.arange(1.0, max_batch + 1)
     grid = np.zeros(1)
@@ -149,7 +150,8 @@ def fitted_path(
         times = np.stack([np.zeros(len(grid)), *rows])
     else:
         times = np.concatenate([[0.0], latency.latency_ms(b, b * tokens_per_request)])[:, None]
-    factors = residual_factors(latency) if spread and isinstance(latency, FitResult) else np.empty(0)
+    phase = phase_of(max(tokens_per_request, most_tokens))
+    factors = residual_factors(latency, phase) if spread and isinstance(latency, FitResult) else np.empty(0)
     path = ServicePath(name, times, grid, tokens_per_request, factors=factors)
     return replace(path, **more)  # type: ignore[arg-type]
 
@@ -159,12 +161,14 @@ def bucketed(path: ServicePath, buckets: Sequence[int]) -> ServicePath:
     return replace(path, times_ms=np.ascontiguousarray(to_buckets(path.times_ms.T, buckets).T))
 
 
-def residual_factors(fit: FitResult, points: int = 401) -> FloatArray:
-    """Quantiles (points,) of observed over typical time, from the fit's limits for single steps; empty where it has
-    none. Between the limits that the fit knows the logarithm is taken as straight; beyond them it stays as it is."""
+def residual_factors(fit: FitResult, phase: str, points: int = 401) -> FloatArray:
+    """Quantiles (points,) of observed over typical time, from the fit's limits for single steps of a phase (of all
+    steps where it has none for it); empty where it has none at all. Between the limits that the fit knows the logarithm
+    is taken as straight; beyond them it stays as it is."""
+    limits = limits_of(fit, phase)
     known = {0.5: 0.0}
     for name, sign in (("lower_quantiles", -1), ("ratio_quantiles", 1)):
-        for level, factor in fit.intervals.get(name, {}).items():
+        for level, factor in limits.get(name, {}).items():
             if factor is not None and factor > 0:
                 share = float(level) if sign > 0 else 1 - float(level)
                 known[share] = math.log(float(factor))
