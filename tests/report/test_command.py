@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latfit.cli.report import report, write_report
+from latfit.cli.report import Asked, report, write_report
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import write_json
 from latfit.hardware.profile import HardwareProfile
@@ -45,7 +45,7 @@ def test_json_is_one_object_with_every_file(stored: Path, capsys: pytest.Capture
 
 
 def test_an_sla_that_nothing_meets_is_still_a_report(stored: Path) -> None:
-    written = write_report(Path("hardware.json"), folder=stored / "out", sla="1us", quiet=True)
+    written = write_report(Path("hardware.json"), folder=stored / "out", asked=Asked(sla="1us"), quiet=True)
     assert "cannot be met" in written.html.read_text()
 
 

@@ -12,7 +12,8 @@ from latfit.errors import TargetNotWritable
 from latfit.model.result import Caution, FitResult, FitStatus
 from latfit.plan.decide import make_plan
 from latfit.report import page
-from latfit.report.page import ReportInput, prose, render, write_report
+from latfit.report.layout import prose
+from latfit.report.page import ReportInput, render, write_report
 from latfit.trace.table import Trace
 from tests.report.conftest import fit_of, machine, planted_rows, two_paths
 

@@ -1,6 +1,7 @@
 """`latfit report`: one page and its pictures from a hardware profile."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +16,13 @@ from latfit.cli.options import (
     TokensOption,
 )
 from latfit.errors import LatfitError, WrongUsage
-from latfit.units import parse_duration_ms
+from latfit.units import parse_duration_ms, parse_rate_per_ms
 
 if TYPE_CHECKING:
     from latfit.hardware.profile import HardwareProfile
-    from latfit.report.page import Written
+    from latfit.plan.result import Plan
+    from latfit.plan.wishes import Wishes
+    from latfit.report.layout import Written
     from latfit.trace.table import Trace
 
 DEFAULT_FOLDER = Path("reports")
@@ -33,6 +36,10 @@ def report(
     ] = None,
     sla: Annotated[str | None, typer.Option("--sla", help="Latency that a step must meet, such as 20ms.")] = None,
     percentile: PercentileOption = 99.0,
+    rate: Annotated[
+        str | None, typer.Option("--rate", help="With --sla: requests that arrive, such as 500/s; plans for responses.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="With --rate: simulate the decision.")] = False,
     tokens_per_request: TokensOption = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the page and its pictures.")] = DEFAULT_FOLDER,
     json: JsonOption = False,
@@ -44,10 +51,8 @@ def report(
     written = write_report(
         hardware,
         folder=out,
-        sla=sla,
+        asked=Asked(sla, rate, percentile, tokens_per_request or 1, check),
         traces=trace or (),
-        percentile=percentile,
-        tokens_per_request=1 if tokens_per_request is None else tokens_per_request,
         quiet=quiet or json,
     )
     if json:
@@ -56,35 +61,67 @@ def report(
         typer.echo(f"Report: {written.html} (and {len(written.figures)} pictures beside it)")
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What the report is to plan for, as typed; nothing without an SLA."""
+
+    sla: str | None = None
+    rate: str | None = None
+    percentile: float = 99.0
+    tokens_per_request: int = 1
+    check: bool = False
+
+    def plans(self, profile: "HardwareProfile", wishes: "Wishes") -> "list[Plan]":
+        """The plan of a profile, simulated where asked. Raises BadInput, WrongUsage."""
+        from latfit.plan.decide import make_plan
+
+        if self.sla is None:
+            if self.rate is not None:
+                raise WrongUsage("a rate without a limit to keep", where="--rate", remedy="Give --sla 20ms as well.")
+            return []
+        if self.check and self.rate is None:
+            raise WrongUsage("there is no load to simulate", where="--check", remedy="Give --rate 500/s as well.")
+        plan = make_plan(
+            profile,
+            parse_duration_ms(self.sla, option="--sla"),
+            percentile=self.percentile,
+            tokens_per_request=self.tokens_per_request,
+            wishes=wishes,
+        )
+        if self.check and plan.rate_per_s is not None:
+            from latfit.plan.check import confirmed
+
+            plan = confirmed(plan, profile, wishes)
+        return [plan]
+
+
 def write_report(
     hardware: Path,
     *,
     folder: Path,
-    sla: str | None = None,
+    asked: Asked = Asked(),
     traces: Sequence[Path] = (),
-    percentile: float = 99.0,
-    tokens_per_request: int = 1,
     quiet: bool = False,
 ) -> "Written":
     """Make the report of a hardware profile in `folder`. Raises BadInput, WrongUsage, TargetNotWritable."""
     from latfit.cli.output import note
     from latfit.files import check_writable, make_folder
     from latfit.hardware.profile import read_hardware
-    from latfit.plan.decide import make_plan
+    from latfit.plan.wishes import Wishes
     from latfit.provenance import command_line, utc_now
     from latfit.report import page
 
-    sla_ms = None if sla is None else parse_duration_ms(sla, option="--sla")
-    profile = read_hardware(hardware)
-    plans = []
-    if sla_ms is not None:
-        plans.append(make_plan(profile, sla_ms, percentile=percentile, tokens_per_request=tokens_per_request))
+    rate = None if asked.rate is None else parse_rate_per_ms(asked.rate, option="--rate")
+    profile, wishes = read_hardware(hardware), Wishes(rate=rate)
+    plans = asked.plans(profile, wishes)
     make_folder(folder)
     check_writable(folder / page.PAGE_NAME)
     rows, notes = _named_rows(profile, traces) if traces else _rows_of_the_fits(profile)
     for text in notes:
         note(text, quiet=quiet)
-    found = page.ReportInput(profile, rows, plans, percentile, command=command_line(), made_at=utc_now(), notes=notes)
+    found = page.ReportInput(
+        profile, rows, plans, asked.percentile, wishes, command=command_line(), made_at=utc_now(), notes=notes
+    )
     return page.write_report(folder, found)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,7 +61,7 @@ def simulate(
         from latfit.cli.simulate_engine import Asked, simulate_engine
 
         engine = (engine_options, cost_options, order_options, cluster_options)
-        asked = Asked(*engine, load_options, run_options, hardware, policy_options.ageing, sweep_options.figure)
+        asked = Asked(*engine, load_options, run_options, hardware, policy_options.ageing, sweep_options)
         simulate_engine(asked, seed=seed, json=json, quiet=quiet)
         return
     load = load_options.load() if study is None else None
@@ -78,6 +79,8 @@ def simulate(
         _write_log(sweep_options.log, points[0], seed)
     runs = run_all(points, sweep_options, quiet=quiet or json)
     show(runs, sweep_options, json=json, quiet=quiet)
+    if sweep_options.report is not None:
+        _write_page(sweep_options.report, runs, system, run_options.sla, quiet=quiet or json)
     if not any(run["stable"] for run in runs):
         raise SlaOutOfReach(
             "no policy carries this load: " + (runs[0]["notes"] or ["unstable"])[0],
@@ -93,10 +96,7 @@ def run_all(points: "list[Point]", sweep_options: SweepOptions, *, quiet: bool) 
 
     if sweep_options.resume and sweep_options.out is None:
         raise WrongUsage("nothing to resume from", where="--resume", remedy="Name the table with --out.")
-    if sweep_options.figure is not None:
-        from latfit.files import check_writable
-
-        check_writable(sweep_options.figure)
+    sweep_options.check_targets()
     running = Running(sweep_options.workers, sweep_options.backend, sweep_options.scheduler)
     try:
         with progress_bar("Simulating", quiet=quiet) as advance:
@@ -206,6 +206,9 @@ def _study(
     runs = run_all(points, sweep_options, quiet=quiet or json)
     served = serving_study(system.main, seed)
     found = [*findings(runs, system, points[0].options.sla_ms), *served.findings]
+    if sweep_options.report is not None:
+        claims = [(each.claim, each.found) for each in found]
+        _write_page(sweep_options.report, runs, system, run_options.sla, claims, quiet=quiet or json)
     if json:
         print_json(
             {"runs": [*runs, *served.runs], "findings": [{"claim": each.claim, "found": each.found} for each in found]}
@@ -214,6 +217,23 @@ def _study(
     show(runs, sweep_options, json=False, quiet=quiet)
     for each in found:
         typer.echo(f"\n{each.claim}\n  {each.found}")
+
+
+def _write_page(
+    folder: Path,
+    runs: list[dict[str, Any]],
+    system: "System",
+    sla: str | None,
+    findings: Sequence[tuple[str, str]] = (),
+    *,
+    quiet: bool,
+) -> None:
+    from latfit.cli.output import note
+    from latfit.provenance import command_line, utc_now
+    from latfit.report.simulated_page import Making, policies_page, write_page
+
+    made = Making(command_line(), utc_now(), sla)
+    note(f"Wrote {write_page(folder, policies_page(runs, system, made, findings)).html}", quiet=quiet)
 
 
 def _write(stream: Any, content: bytes) -> None:

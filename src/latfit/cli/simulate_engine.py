@@ -11,7 +11,7 @@ from latfit.cli.serving_options import ClusterOptions, CostOptions, OrderOptions
 from latfit.errors import SlaOutOfReach, WrongUsage
 
 if TYPE_CHECKING:
-    from latfit.cli.simulate_options import LoadOptions, RunOptions
+    from latfit.cli.simulate_options import LoadOptions, RunOptions, SweepOptions
     from latfit.sim.engine.serve import EngineRun
     from latfit.sim.engine.settings import EngineSettings
     from latfit.stats import FloatArray
@@ -30,17 +30,17 @@ class Asked:
     load: "LoadOptions"
     run: "RunOptions"
     hardware: Path
-    ageing: str | None = None
-    figure: Path | None = None
+    ageing: str | None
+    sweep: "SweepOptions"
 
 
 def simulate_engine(asked: Asked, *, seed: int, json: bool, quiet: bool) -> None:
     """Run every engine and order at every rate; print, draw, and say where nothing carries the load."""
     from latfit.cli.output import note, print_json, print_table, progress_bar
-    from latfit.files import check_writable, write_whole
+    from latfit.files import write_whole
 
-    if asked.figure is not None:
-        check_writable(asked.figure)
+    figure, folder = asked.sweep.figure, asked.sweep.report
+    asked.sweep.check_targets()
     costs = asked.cost.costs(asked.hardware)
     cases = _cases(asked)
     found: list[tuple[dict[str, Any], EngineRun]] = []
@@ -49,12 +49,12 @@ def simulate_engine(asked: Asked, *, seed: int, json: bool, quiet: bool) -> None
             found.append(_one(asked, load, settings, costs, seed))
             advance(done + 1, len(cases))
     runs = [entry for entry, _ in found]
-    if asked.figure is not None:
+    if figure is not None:
         from latfit.report import style
         from latfit.report.served import engine_figure
 
         picture = style.png(engine_figure(found))
-        write_whole(asked.figure, lambda stream: _write(stream, picture))
+        write_whole(figure, lambda stream: _write(stream, picture))
     if json:
         print_json({"runs": runs})
     else:
@@ -65,8 +65,14 @@ def simulate_engine(asked: Asked, *, seed: int, json: bool, quiet: bool) -> None
             typer.echo("")
         for text in dict.fromkeys(text for run in runs for text in run["notes"]):
             typer.echo(f"  ! {text}")
-    if asked.figure is not None:
-        note(f"Wrote {asked.figure}", quiet=quiet or json)
+    if figure is not None:
+        note(f"Wrote {figure}", quiet=quiet or json)
+    if folder is not None:
+        from latfit.provenance import command_line, utc_now
+        from latfit.report.simulated_page import Making, engines_page, write_page
+
+        made = Making(command_line(), utc_now(), asked.run.sla)
+        note(f"Wrote {write_page(folder, engines_page(found, made)).html}", quiet=quiet or json)
     if asked.load.arrivals is None and not any(run["stable"] for run in runs):
         raise SlaOutOfReach(
             "no engine carries this load: requests wait longer and longer",

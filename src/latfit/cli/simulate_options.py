@@ -232,10 +232,25 @@ class SweepOptions:
     figure: Annotated[
         Path | None, typer.Option("--figure", help="Draw the runs into a PNG: p99 over the rate, or the frontier.")
     ] = None
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Folder for one page with the answer, the picture and the tables.")
+    ] = None
     log: Annotated[
         Path | None,
         typer.Option("--log", help="Write the event log of the first 1,000 requests of the first run (CSV)."),
     ] = None
+
+    def check_targets(self) -> None:
+        """Raises TargetNotWritable before a long run instead of after it."""
+        from latfit.files import check_writable, make_folder
+
+        if self.figure is not None:
+            check_writable(self.figure)
+        if self.report is not None:
+            from latfit.report.simulated_page import PAGE_NAME
+
+            make_folder(self.report)
+            check_writable(self.report / PAGE_NAME)
 
     def varied(self) -> tuple[list[float], dict[str, list[Any]]]:
         """Rates per ms, and settings with their values. Raises WrongUsage."""

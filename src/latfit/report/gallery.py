@@ -22,6 +22,7 @@ from latfit.report.figures import (
     throughput_title,
 )
 from latfit.report.latency_map import SlaLine, map_figure, map_title
+from latfit.report.layout import Picture
 from latfit.report.points import (
     Agreement,
     Cells,
@@ -35,16 +36,6 @@ from latfit.report.tables import trust_sentence
 from latfit.report.words import count, counted
 from latfit.trace.table import Trace
 from latfit.units import format_ms
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A drawn figure: file name without its ending, the finding as its title, words in place of it, PNG bytes."""
-
-    stem: str
-    title: str
-    alt: str
-    png: bytes
 
 
 @dataclass(frozen=True)

@@ -1,65 +1,41 @@
-"""The report: one HTML file that needs nothing else, and the pictures beside it.
+"""The report of a hardware profile and its plans. `render` is pure; `write_report` stores what it gave."""
 
-`render` is pure; `write_report` stores what it gave, every file whole or not at all, the page last.
-"""
-
-import base64
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup, escape
-
-from latfit._version import __version__
-from latfit.files import make_folder, write_text, write_whole
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
 from latfit.plan.result import Plan
-from latfit.report import tables
-from latfit.report.gallery import Gallery, Picture, comparison, path_gallery
+from latfit.plan.wishes import Wishes
+from latfit.report import plan_tables, tables
+from latfit.report.gallery import Gallery, comparison, path_gallery
+from latfit.report.layout import Picture, Rendered, Written, making, shown, template, write_rendered
+from latfit.report.plan_figures import plan_pictures
 from latfit.report.words import file_stem
 from latfit.trace.table import Trace
 from latfit.units import format_ms
 
 PAGE_NAME = "report.html"
 
-_QUANTITY = re.compile(r"(\d) (%|ms\b|s\b|µs\b)")
-
 
 @dataclass(frozen=True)
 class ReportInput:
     """What a report is made from.
 
-    traces: cleaned rows by path, for the figures that need them.  plans: one for each SLA asked for, and percentile:
-    the share of steps in percent that they were asked for.  command, made_at: how and when the report was made.
-    notes: what the reader should know about the making of this report.
+    traces: cleaned rows by path, for the figures that need them.  plans: one for each SLA asked for, percentile: the
+    share of steps in percent that they were asked for, wishes: what else.  command, made_at: how and when the report
+    was made.  notes: what the reader should know about the making of this report.
     """
 
     profile: HardwareProfile
     traces: Mapping[str, Trace] = field(default_factory=dict)
     plans: Sequence[Plan] = ()
     percentile: float = 99.0
+    wishes: Wishes = field(default_factory=Wishes)
     command: str = ""
     made_at: str = ""
     notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """The page, and every picture for a file of its own; the overview of the first path comes first."""
-
-    html: str
-    pictures: Sequence[Picture]
-
-
-@dataclass(frozen=True)
-class Written:
-    """Where a report went."""
-
-    html: Path
-    figures: Sequence[Path]
 
 
 def render(report: ReportInput) -> Rendered:
@@ -70,63 +46,27 @@ def render(report: ReportInput) -> Rendered:
         for name, path in report.profile.paths.items()
     }
     between = comparison(report.profile, report.traces, report.plans)
-    page = _template().render(
+    loads = [plan_pictures(plan, report.profile, report.wishes) for plan in report.plans]
+    page = template("report.html").render(
         title=_title(report),
-        answers=[_answer(plan) for plan in report.plans],
+        answers=[_answer(plan, pictures) for plan, pictures in zip(report.plans, loads, strict=True)],
         trust=tables.trust(report.profile),
         trust_sentences=[(name, tables.trust_sentence(path.fit)) for name, path in report.profile.paths.items()],
         warnings=list(_warnings(report)),
-        between=between and _shown(between),
+        between=between and shown(between),
         sections=[_section(path, galleries[name]) for name, path in report.profile.paths.items()],
-        making=tables.provenance(
-            {"command": report.command, "made": report.made_at, "latfit": __version__}, "How this page was made"
-        ),
+        making=making(report.command, report.made_at),
         notes=report.notes,
     )
     overviews = [gallery.overview for gallery in galleries.values() if gallery.overview]
     singles = [picture for gallery in galleries.values() for picture in gallery.pictures]
-    return Rendered(page, [*overviews, *([between] if between else []), *singles])
+    of_loads = [picture for pictures in loads for picture in pictures]
+    return Rendered(page, [*overviews, *([between] if between else []), *singles, *of_loads])
 
 
 def write_report(folder: Path, report: ReportInput) -> Written:
     """Render into `folder`, which is made where it is missing. Raises TargetNotWritable."""
-    make_folder(folder)
-    rendered = render(report)
-    figures = []
-    for picture in rendered.pictures:
-        target = folder / f"{picture.stem}.png"
-        _write_png(target, picture)
-        figures.append(target)
-    write_text(folder / PAGE_NAME, rendered.html)
-    return Written(folder / PAGE_NAME, figures)
-
-
-def _write_png(target: Path, picture: Picture) -> None:
-    def fill(stream: BinaryIO) -> None:
-        stream.write(picture.png)
-
-    write_whole(target, fill)
-
-
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("latfit.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["prose"] = prose
-    return environment.get_template("report.html")
-
-
-def prose(text: str) -> Markup:
-    """A sentence as HTML, escaped: commands between backticks as code, no line break inside a quantity."""
-    whole = _QUANTITY.sub("\\1\u00a0\\2", text)
-    parts = [escape(part) for part in whole.split("`")]
-    if len(parts) % 2 == 0:
-        return escape(whole)
-    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+    return write_rendered(folder, PAGE_NAME, render(report))
 
 
 def _prefixes(names: Sequence[str]) -> dict[str, str]:
@@ -146,14 +86,18 @@ def _title(report: ReportInput) -> str:
     return f"Step latency on {', '.join(report.profile.paths)}" if report.profile.paths else "Step latency"
 
 
-def _answer(plan: Plan) -> dict[str, Any]:
+def _answer(plan: Plan, pictures: Sequence[Picture]) -> dict[str, Any]:
+    """The plan as the template takes it; where it was made for a load, with what that decides."""
+    load = {"tables": list(plan_tables.load_tables(plan)), "pictures": [shown(picture) for picture in pictures]}
     return {
         "sla": format_ms(plan.sla_ms),
         "promise": tables.promise(plan),
         "feasible": plan.feasible,
         "sentence": plan.answer,
         "binding": plan.binding,
-        "key_numbers": tables.key_numbers(plan),
+        "remedy": plan.remedy,
+        "key_numbers": tables.key_numbers(plan) if plan.rate_per_s is None else plan_tables.load_numbers(plan),
+        "load": None if plan.rate_per_s is None else load,
         "inverse": [table for table in (tables.tokens_at_batch(plan), tables.batch_at_tokens(plan)) if table.rows],
         "thresholds": tables.thresholds(plan),
         "tokens_per_request": plan.tokens_per_request,
@@ -178,7 +122,7 @@ def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
         "model": fit.model,
         "formula": fit.structure.formula,
         "status": fit.status.sentence,
-        "pictures": [_shown(picture) for picture in gallery.pictures],
+        "pictures": [shown(picture) for picture in gallery.pictures],
         "left_out": gallery.left_out,
         "parameters": tables.parameters(fit),
         "errors": tables.errors(fit),
@@ -189,8 +133,3 @@ def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
 
 def _source(path: ExecutionPath) -> dict[str, Any]:
     return {f"rows {key}": path.fit.data[key] for key in ("source", "sha256") if key in path.fit.data}
-
-
-def _shown(picture: Picture) -> dict[str, str]:
-    encoded = base64.b64encode(picture.png).decode("ascii")
-    return {"title": picture.title, "alt": picture.alt, "source": f"data:image/png;base64,{encoded}"}

@@ -19,11 +19,17 @@ from latfit.plan.wishes import Wishes
 from latfit.plan.words import rate_text
 from latfit.report import style
 from latfit.report.latency_map import SlaLine, map_figure
+from latfit.report.layout import Picture
 from latfit.report.plan_tables import vouched
 from latfit.report.points import surface
 from latfit.report.words import drawable, file_stem
 from latfit.units import format_ms
 
+ALTS = {
+    "plan-latency": "Latency of a batch over its requests on every path, with the SLA, B1 and B2",
+    "plan-cutoff": "Percentile of the response over T_cut by the customary formula, the proved bound and the exact law",
+    "plan-rate": "Percentile of the response over the rate for every way to run it on one path, with the SLA",
+}
 METHOD_LABELS = {"poisson": "customary formula", "rigorous": "proved bound", "exact": "exact law"}
 METHOD_COLOURS = {"poisson": "#d55e00", "rigorous": "#009e73", "exact": "#0072b2"}
 ROOM = 3.0
@@ -43,6 +49,19 @@ def write_figures(folder: Path, plan: Plan, profile: HardwareProfile, wishes: Wi
         write_whole(target, fill)
         targets.append(target)
     return targets
+
+
+def plan_pictures(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> list[Picture]:
+    """The pictures of a plan for a load, for a page; none without a load."""
+    if plan.rate_per_s is None:
+        return []
+    found = []
+    for stem, figure in plan_figures(plan, profile, wishes):
+        # The feasible steps are in the latency map of each path.
+        if not stem.startswith("plan-region"):
+            title = " ".join(figure.axes[0].get_title(loc="left").split())
+            found.append(Picture(stem, title, f"{ALTS[stem]}. {title}.", style.png(figure)))
+    return found
 
 
 def plan_figures(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> Iterator[tuple[str, Figure]]:

@@ -6,7 +6,7 @@ from latfit.plan.cutoff import spans_text
 from latfit.plan.result import Alternative, Capacity, Cutoff, Plan, Settings, Threshold, Unknown
 from latfit.plan.words import rate_text
 from latfit.report import tables
-from latfit.report.tables import Table
+from latfit.report.tables import KeyNumber, Table
 from latfit.report.words import count, counted, percent
 from latfit.units import format_ms
 
@@ -97,6 +97,57 @@ def plan_tables(plan: Plan) -> Iterator[Table]:
         tables.batch_at_tokens(plan),
     )
     return (table for table in parts if table.rows)
+
+
+def load_tables(plan: Plan) -> Iterator[Table]:
+    """The tables of what the load decides, those that have rows."""
+    parts = (
+        alternatives_table(plan),
+        checked_table(plan),
+        cutoff_table(plan),
+        rules_table(plan),
+        capacity_table(plan),
+        windows_table(plan),
+        sensitivity_table(plan),
+    )
+    return (table for table in parts if table.rows)
+
+
+def load_numbers(plan: Plan) -> list[KeyNumber]:
+    """The response, the load that fits, and the thresholds for a scheduler."""
+    found = []
+    chosen = next((row for row in plan.alternatives if row.chosen), None)
+    if chosen is not None and chosen.percentile_ms is not None:
+        found.append(KeyNumber(f"{_percentile(plan)} of responses", format_ms(chosen.percentile_ms), chosen.name))
+    if plan.checked is not None:
+        simulated = format_ms(plan.checked["percentile_ms"])
+        found.append(KeyNumber("Simulated", simulated, "with steps that scatter as the fits saw"))
+    if isinstance(plan.capacity, Capacity):
+        machines = counted(plan.capacity.replicas or 1, "machine")
+        found.append(KeyNumber("Each machine carries", _rate(plan.capacity.sustainable_per_s), f"needs {machines}"))
+    if isinstance(plan.T_cut, Cutoff) and plan.T_cut.value is not None:
+        found.append(
+            KeyNumber("T_cut", format_ms(plan.T_cut.value), f"{vouched(plan.T_cut.bound)}: {plan.T_cut.reason}")
+        )
+    B1 = plan.B1_at_rate if isinstance(plan.B1_at_rate, Threshold) else plan.B1
+    if B1.value is not None:
+        found.append(KeyNumber("B1", count(B1.value), B1.reason))
+    return found
+
+
+def checked_table(plan: Plan) -> Table:
+    """What the simulation of the decision found, where it was asked for."""
+    found = plan.checked
+    if found is None:
+        return Table("", (), ())
+    low, high = found["ci"]
+    rows = [
+        ("way", found["way"]),
+        (f"{_percentile(plan)}, simulated", f"{_ms(found['percentile_ms'])} ({_ms(low)} to {_ms(high)}, 95 %)"),
+        (f"within {format_ms(plan.sla_ms)}", {True: "yes", False: "no"}.get(found["holds"], "in doubt")),
+        ("requests", count(found["requests"])),
+    ]
+    return Table("The decision, simulated with the scatter of the fits", ("", "value"), rows, words=("value",))
 
 
 def alternatives_table(plan: Plan) -> Table:

@@ -39,10 +39,10 @@ def runs_table(runs: Sequence[Run]) -> Table:
                 str(run["policy"]),
                 settings_text(run),
                 _rate(run) if len(rates) > 1 else "",
-                format_ms(_known(latency["mean"])),
-                format_ms(_known(latency["p50"])),
-                f"{format_ms(_known(latency['p99']))}{_doubt(latency)}",
-                percent(100 * _known(shares[1])) if len(shares) > 1 else "",
+                format_ms(known(latency["mean"])),
+                format_ms(known(latency["p50"])),
+                f"{format_ms(known(latency['p99']))}{_doubt(latency)}",
+                percent(100 * known(shares[1])) if len(shares) > 1 else "",
                 number(run["batch_size"]["p50"], 3),
                 "" if attained is None else percent(100 * attained),
                 "" if run["stable"] else "unstable",
@@ -111,7 +111,8 @@ def runs_figure(runs: Sequence[Run], title: str = "") -> Figure:
     """p99 over the rate, a line a policy (with its best setting at each rate) where there are several rates; else each
     run's median and p99."""
     rates = sorted({run["rate_per_s"] for run in runs if run["rate_per_s"] is not None})
-    figure = style.new_figure()
+    inches = style.SINGLE_INCHES if len(rates) > 1 else (8.0, 1.5 + 0.5 * min(len(runs), MOST_LABELLED))
+    figure = style.new_figure(inches)
     axes = figure.subplots()
     if len(rates) > 1:
         _over_rates(axes, runs, title)
@@ -161,14 +162,29 @@ def _side_by_side(axes: Any, runs: Sequence[Run], title: str) -> None:
         latency = run["latency_ms"]
         colour = style.LINE_COLOURS[0] if run["stable"] else style.SLA
         axes.plot([latency["p50"], latency["p99"]], [i, i], color=colour, linewidth=2)
-        axes.plot([latency["p50"]], [i], "o", color=colour, markersize=5)
-        axes.plot([latency["p99"]], [i], "|", color=colour, markersize=12, markeredgewidth=2)
-    labels = [drawable(" ".join(filter(None, (str(run["policy"]), settings_text(run))))) for run in runs]
+        axes.plot([latency["p50"]], [i], "o", color=colour, markersize=6)
+        axes.plot([latency["p90"]], [i], "|", color=colour, markersize=9, markeredgewidth=2)
+        axes.plot([latency["p99"]], [i], "|", color=colour, markersize=16, markeredgewidth=2.5)
+        axes.annotate(
+            format_ms(known(latency["p99"])),
+            (known(latency["p99"], 0.0), i),
+            xytext=(6, 4),
+            textcoords="offset points",
+            fontsize=9,
+            color=style.INK,
+        )
+    labels = [_label(run) for run in runs]
     marked = [label + ("" if run["stable"] else " (unstable)") for label, run in zip(labels, runs, strict=True)]
     axes.set_yticks(range(len(runs)), marked)
-    axes.invert_yaxis()
-    axes.set_xlim(left=0)
-    style.dress(axes, title or "Median (dot) to 99th percentile (bar)", "response time in ms", "")
+    axes.set_xlim(0, 1.15 * max(known(run["latency_ms"]["p99"], 1.0) for run in runs))
+    axes.set_ylim(len(runs) - 0.5, -0.5)
+    style.dress(axes, title or "Median (dot), 90th and 99th percentile (bars)", "response time in ms", "")
+
+
+def _label(run: Run) -> str:
+    """Policy and settings, these on a line of their own where both are long."""
+    policy, settings = drawable(str(run["policy"])), drawable(settings_text(run))
+    return f"{policy}\n{settings}" if len(policy) + len(settings) > 20 else " ".join(filter(None, (policy, settings)))
 
 
 def _quoted(runs: Sequence[Run]) -> str:
@@ -189,5 +205,6 @@ def _doubt(latency: Mapping[str, Any]) -> str:
     return f" ± {percent(50 * (high - low) / latency['p99'])}"
 
 
-def _known(value: float | None) -> float:
-    return math.nan if value is None else value
+def known(value: float | None, otherwise: float = math.nan) -> float:
+    """A number of the JSON, where null stands for none."""
+    return otherwise if value is None else value

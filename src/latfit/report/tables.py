@@ -9,6 +9,7 @@ from typing import Any
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
 from latfit.model.result import Estimate, FitResult
 from latfit.plan.result import BatchRange, Cutoff, Plan, Threshold, TokenRange, Unknown
+from latfit.plan.words import rate_text
 from latfit.report.words import count, number, percent
 from latfit.trace.coverage import Coverage
 from latfit.units import format_ms
@@ -90,8 +91,9 @@ def _where(text: str, extrapolated: bool) -> str:
 
 
 def promise(plan: Plan) -> str:
-    """Which steps the SLA speaks of."""
-    return "the typical step" if plan.percentile is None else f"{plan.percentile:g} % of steps"
+    """Which steps the SLA speaks of; with a load, which responses."""
+    things = "steps" if plan.rate_per_s is None else f"responses at {rate_text(plan.rate_per_s)}"
+    return "the typical step" if plan.percentile is None else f"{plan.percentile:g} % of {things}"
 
 
 def tokens_at_batch(plan: Plan) -> Table:
@@ -179,6 +181,8 @@ def trust(profile: HardwareProfile) -> Table:
 
 def _trust_row(path: ExecutionPath) -> tuple[str, ...]:
     fit = path.fit
+    if path.quote is not None:
+        return (path.name, verdict(fit), *["–"] * 5)
     return (
         path.name,
         verdict(fit),
@@ -200,7 +204,9 @@ def _mean_error(seen: Mapping[str, Any], unseen: Mapping[str, Any]) -> str:
 
 
 def verdict(fit: FitResult) -> str:
-    """Whether the fit can be used, and whether it earns its parameters."""
+    """Whether the fit can be used, and whether it earns its parameters; whether it is one at all."""
+    if fit.data.get("quoted"):
+        return "quoted, not measured"
     if not fit.status.ok:
         return "not usable"
     line = fit.baselines.get("linear", {})
@@ -215,6 +221,8 @@ def verdict(fit: FitResult) -> str:
 
 def trust_sentence(fit: FitResult) -> str:
     """The same in a sentence, for the overview and the top of the page."""
+    if fit.data.get("quoted"):
+        return f"Quoted, not measured: {fit.data['quoted']}. Nobody knows how far off it is."
     if not fit.status.ok:
         return f"Not usable: {fit.status.sentence}"
     parts = [f"Half of {count(fit.metrics.get('n'))} steps predicted within"]
