@@ -10,6 +10,11 @@ import typer
 if TYPE_CHECKING:
     from latfit.report.tables import Table
 
+LEAST_WORDS = 12
+"""Letters that a column of words keeps on a narrow terminal."""
+
+WIDEST = 1000
+
 
 def note(text: str, *, quiet: bool) -> None:
     """Something worth knowing that is not the result."""
@@ -42,18 +47,25 @@ def print_json(document: Any) -> None:
 def print_table(table: "Table") -> None:
     """A table on stdout: words align left, numbers right."""
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table as RichTable
     from rich.text import Text
 
     shown = RichTable(box=None, pad_edge=False)
+    widest = [max(len(name), *(len(row[i]) for row in table.rows), 0) for i, name in enumerate(table.columns)]
     for i, column in enumerate(table.columns):
         left = i == 0 or column in table.words
         # Where a column of words can give way, numbers stay whole.
         whole = i == 0 or (bool(table.words) and not left)
-        shown.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=whole)
+        least = widest[i] if whole else min(widest[i], LEAST_WORDS) if left else None
+        shown.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=whole, min_width=least)
     for row in table.rows:
         shown.add_row(*(Text(cell) for cell in row))
     console = Console()
+    # A line that runs over the edge still says what it has to say; a column without room would be gone.
+    needed = Measurement.get(console, console.options.update(max_width=WIDEST), shown).minimum
+    if needed > console.width:
+        console = Console(width=needed)
     console.print(Text(table.caption, style="bold"))
     console.print(shown)
     if table.note:

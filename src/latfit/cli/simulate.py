@@ -80,7 +80,7 @@ def simulate(
     runs = run_all(points, sweep_options, quiet=quiet or json)
     show(runs, sweep_options, json=json, quiet=quiet)
     if sweep_options.report is not None:
-        _write_page(sweep_options.report, runs, system, run_options.sla, quiet=quiet or json)
+        _write_page(sweep_options.report, runs, system, options.sla_ms, quiet=quiet or json)
     if not any(run["stable"] for run in runs):
         raise SlaOutOfReach(
             "no policy carries this load: " + (runs[0]["notes"] or ["unstable"])[0],
@@ -208,7 +208,7 @@ def _study(
     found = [*findings(runs, system, points[0].options.sla_ms), *served.findings]
     if sweep_options.report is not None:
         claims = [(each.claim, each.found) for each in found]
-        _write_page(sweep_options.report, runs, system, run_options.sla, claims, quiet=quiet or json)
+        _write_page(sweep_options.report, runs, system, points[0].options.sla_ms, claims, quiet=quiet or json)
     if json:
         print_json(
             {"runs": [*runs, *served.runs], "findings": [{"claim": each.claim, "found": each.found} for each in found]}
@@ -223,7 +223,7 @@ def _write_page(
     folder: Path,
     runs: list[dict[str, Any]],
     system: "System",
-    sla: str | None,
+    sla_ms: float,
     findings: Sequence[tuple[str, str]] = (),
     *,
     quiet: bool,
@@ -232,7 +232,7 @@ def _write_page(
     from latfit.provenance import command_line, utc_now
     from latfit.report.simulated_page import Making, policies_page, write_page
 
-    made = Making(command_line(), utc_now(), sla)
+    made = Making(command_line(), utc_now(), sla_ms)
     note(f"Wrote {write_page(folder, policies_page(runs, system, made, findings)).html}", quiet=quiet)
 
 

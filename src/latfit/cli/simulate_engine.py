@@ -71,7 +71,7 @@ def simulate_engine(asked: Asked, *, seed: int, json: bool, quiet: bool) -> None
         from latfit.provenance import command_line, utc_now
         from latfit.report.simulated_page import Making, engines_page, write_page
 
-        made = Making(command_line(), utc_now(), asked.run.sla)
+        made = Making(command_line(), utc_now(), asked.run.options(seed).sla_ms)
         note(f"Wrote {write_page(folder, engines_page(found, made)).html}", quiet=quiet or json)
     if asked.load.arrivals is None and not any(run["stable"] for run in runs):
         raise SlaOutOfReach(

@@ -6,15 +6,17 @@ at a time). So what differs from the plan's law is what it left out: steps that 
 exponential.
 """
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
 
-from latfit.errors import WrongUsage
+from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.hardware.estimate import phase_of
 from latfit.hardware.profile import HardwareProfile
+from latfit.plan.cutoff import cutoff_plan
 from latfit.plan.result import Alternative, Cutoff, Plan
-from latfit.plan.systems import ONE_AT_A_TIME, Machine, Part, machine_of
+from latfit.plan.systems import ONE_AT_A_TIME, Machine, Part, Target, machine_of
 from latfit.plan.wishes import Wishes
 from latfit.scheduling import policy as policies
 from latfit.scheduling.policy import Limits, Policy
@@ -25,6 +27,9 @@ from latfit.units import format_ms
 
 REQUESTS = 50_000
 PRECISION = 0.01
+MARGIN = 0.02
+"""Share of the SLA that a plan in doubt is told to keep: the simulation tells twice its precision."""
+
 MOST_REPLICATIONS = 40
 
 
@@ -42,7 +47,9 @@ def confirmed(plan: Plan, profile: HardwareProfile, wishes: Wishes, seed: int = 
     options = Options(
         requests=REQUESTS, replications=4, seed=seed, precision=PRECISION, most_replications=MOST_REPLICATIONS
     )
-    return _with(plan, chosen, check(policy, system, rate, plan.percentile, plan.sla_ms, options))
+    found = check(policy, system, rate, plan.percentile, plan.sla_ms, options)
+    plan = _with(plan, chosen, found)
+    return plan if found.holds is not None else _with_way_out(plan, chosen, machine, wishes)
 
 
 def _simulated(machine: Machine, chosen: Alternative, plan: Plan, rate: float) -> tuple[System, Policy]:
@@ -73,6 +80,26 @@ def _path(part: Part, phase: str, largest: int, *, alone: bool = False) -> Servi
         mean = float(np.mean((factors[1:] + factors[:-1]) / 2))
         return table_path(part.path.name, times, factors=factors / mean)
     return table_path(part.path.name, times, exponential=alone)
+
+
+def _with_way_out(plan: Plan, chosen: Alternative, machine: Machine, wishes: Wishes) -> Plan:
+    """A plan at the edge of its SLA, with what would take it away from there: a T_cut that aims MARGIN below it, else a
+    stricter SLA to plan for."""
+    assert plan.percentile is not None
+    aim = plan.sla_ms * (1 - MARGIN)
+    target = Target(aim, plan.percentile / 100, plan.tokens_per_request)
+    way_out = f"plan for --sla {format_ms(aim, 4).replace(' ', '')} or a lower rate"
+    both, rate = machine.both, wishes.rate_each
+    if "T_cut" in chosen.name and both is not None and rate is not None:
+        with contextlib.suppress(SlaOutOfReach):
+            inside = cutoff_plan(both, rate, target, wishes.objective)
+            if inside.value is not None:
+                way_out = f"T_cut {format_ms(inside.value)} keeps {MARGIN:.0%} of margin by formula; or {way_out}"
+    told = (
+        f"The plan is at the edge of {format_ms(plan.sla_ms)}, nearer than the simulation can tell (to"
+        f" {PRECISION:.0%}). For a promise {way_out}."
+    )
+    return replace(plan, notes=[*plan.notes, told])
 
 
 def _with(plan: Plan, chosen: Alternative, found: Checked) -> Plan:

@@ -145,6 +145,7 @@ def engine_figure(found: Sequence[tuple[Run, EngineRun]]) -> Figure:
     style.dress(waiting, "Waiting requests", "s", "requests")
     style.dress(cache, "KV blocks in use", "s", "%")
     ttft.set_ylim(0, 1)
+    waiting.set_ylim(bottom=0)
     cache.set_ylim(0, 105)
     style.legend(ttft, "lower right")
     return figure

@@ -20,16 +20,21 @@ PAGE_NAME = "simulation.html"
 
 @dataclass(frozen=True)
 class Making:
-    """How the runs came about. sla: the limit that attainment was counted against, as typed."""
+    """How the runs came about. sla_ms: the limit that attainment was counted against; infinite for none."""
 
     command: str = ""
     made_at: str = ""
-    sla: str | None = None
+    sla_ms: float = math.inf
+
+    @property
+    def sla(self) -> str:
+        """In words; none where there is no limit."""
+        return format_ms(self.sla_ms) if math.isfinite(self.sla_ms) else ""
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the card says. carried: whether anything carries the load."""
+    """What the card says. carried: whether anything carries the load, within the SLA where there is one."""
 
     asked: str
     verdict: str
@@ -96,7 +101,7 @@ def engines_page(found: Sequence[tuple[Run, EngineRun]], made: Making) -> Render
 def paths_table(system: System) -> Table:
     """The paths as they were simulated."""
     rows = [(path.name, part, *_path_row(path)) for path, part in zip(system.paths, ("main", "side"), strict=False)]
-    columns = ("path", "part", "one request", "largest batch", "takes", "servers", "times", "source")
+    columns = ("path", "part", "one request", "largest batch", "its time", "servers", "times", "source")
     return Table("Execution paths", columns, rows, words=("part", "times", "source"))
 
 
@@ -105,7 +110,7 @@ def settings_table(runs: Sequence[Run]) -> Table:
     kinds: dict[str, Mapping[str, Any]] = {str(run["engine"]): run["settings"] for run in runs}
     names = list(dict.fromkeys(name for settings in kinds.values() for name in settings))
     rows = [(name, *(_plain(settings.get(name)) for settings in kinds.values())) for name in names]
-    rows += [("requests a run", *(count(next(r["requests"] for r in runs if r["engine"] == kind)) for kind in kinds))]
+    rows += [("requests", *(count(next(r["requests"] for r in runs if r["engine"] == kind)) for kind in kinds))]
     return Table("Engines and their limits", ("limit", *kinds), rows)
 
 
@@ -126,7 +131,8 @@ def _policies_answer(runs: Sequence[Run], made: Making) -> _Answer:
     stable = frontier(runs)
     if not stable:
         return _Answer(asked, "not carried", f"No policy carries this load: {counted_names(runs)} fall behind.", False)
-    highest = max(known(run["rate_per_s"], 0.0) for run in stable)
+    meeting = [run for run in stable if run["latency_ms"]["p99"] <= made.sla_ms]
+    highest = max(known(run["rate_per_s"], 0.0) for run in meeting or stable)
     there = [run for run in stable if known(run["rate_per_s"], 0.0) == highest]
     best = min(there, key=lambda run: float(run["latency_ms"]["p99"]))
     latency = best["latency_ms"]
@@ -135,7 +141,9 @@ def _policies_answer(runs: Sequence[Run], made: Making) -> _Answer:
         worst = max(there, key=lambda run: float(run["latency_ms"]["p99"]))
         sentence += f", {_name(worst)} {format_ms(worst['latency_ms']['p99'])}"
     several = len({run["rate_per_s"] for run in runs}) > 1
-    where = f"At {number(highest)}/s, the highest rate that anything carries, the fastest is " if several else ""
+    within = f" with 99 % within {made.sla}" if made.sla and meeting else ""
+    where = f"At {number(highest)}/s, the highest rate here that anything carries{within}, the fastest is "
+    verdict = "carried" if meeting else "too slow for the SLA"
     numbers = [
         KeyNumber("p99", format_ms(latency["p99"]), _interval(latency)),
         KeyNumber("Median", format_ms(latency["p50"]), f"mean {format_ms(latency['mean'])}"),
@@ -143,9 +151,9 @@ def _policies_answer(runs: Sequence[Run], made: Making) -> _Answer:
         *(KeyNumber(f"On {name}", percent(100 * share), "of the requests") for name, share in _side_share(best)),
     ]
     if best.get("slo_attainment") is not None:
-        numbers.append(KeyNumber("In time", percent(100 * best["slo_attainment"]), made.sla or "by their deadlines"))
+        numbers.append(KeyNumber("In time", percent(100 * best["slo_attainment"]), made.sla and f"within {made.sla}"))
     beside = simulated.differences(runs) if not several else []
-    return _Answer(asked, "carried", f"{where}{sentence}.", True, beside, numbers)
+    return _Answer(asked, verdict, f"{where if several else ''}{sentence}.", bool(meeting), beside, numbers)
 
 
 def _engines_answer(runs: Sequence[Run], made: Making) -> _Answer:
@@ -214,7 +222,7 @@ def _interval(latency: Mapping[str, Any]) -> str:
 def _path_row(path: ServicePath) -> tuple[str, ...]:
     times = path.typical_ms
     scatter = (
-        "exponential" if path.exponential else "as the fit's residuals" if len(path.factors) else "always the same"
+        "exponential" if path.exponential else "as the residuals of its fit" if len(path.factors) else "always the same"
     )
     source = "quoted" if path.quoted else "measured"
     largest = count(path.largest)
