@@ -1,5 +1,6 @@
 """A plan against the simulator: closed forms, the exact law with a cut-off, steps that vary, a plan that is denied."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,9 @@ from latfit.plan.check import confirmed
 from latfit.plan.decide import make_plan
 from latfit.plan.result import Cutoff, Plan
 from latfit.plan.wishes import Wishes
+from latfit.scheduling.policy import Limits, cutoff
+from latfit.sim.check import check
+from latfit.sim.machine import System, linear_path, table_path
 from tests.plan.test_plan import line, machine
 
 SMALL = {"B": [1, 64], "S": [1, 64]}
@@ -89,3 +93,16 @@ def test_a_plan_without_a_way_stays_as_it_is() -> None:
     wishes = Wishes(rate=50.0)
     plan = make_plan(QUOTED, 20.0, wishes=wishes)
     assert confirmed(plan, QUOTED, wishes) == replace(plan)
+
+
+def test_a_plan_at_the_edge_says_how_to_leave_it() -> None:
+    """T_cut is the largest that meets 20 ms, so no simulation can tell; the one that it names is sure."""
+    plan = checked(QUOTED, 20.0, 0.4)
+    assert plan.promise == "in doubt"
+    way_out = next(note for note in plan.notes if "at the edge" in note)
+    found = re.search(r"T_cut ([\d.]+) ms keeps 2%.* --sla 19\.6ms", way_out)
+    assert found is not None
+    amx, gpu = table_path("amx", [2.0], exponential=True), linear_path("gpu", 12, 0.05, 64)
+    surer = check(cutoff(float(found[1]), Limits(64, 1)), System(gpu, amx), 0.4, 99.0, 20.0)
+    assert surer.holds is True
+    assert make_plan(QUOTED, 19.6, wishes=Wishes(rate=0.4)).feasible

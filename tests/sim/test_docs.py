@@ -26,6 +26,14 @@ def test_the_command(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed == [line.rstrip() for line in shown[1].splitlines()]
 
 
+def test_from_nothing_to_a_page(in_tmp: Path) -> None:
+    (block,) = re.findall(r"\n```\n(latfit fit.*?)```", PAGE, flags=re.DOTALL)
+    (in_tmp / "sample_traces").symlink_to(ROOT / "sample_traces")
+    for line in block.splitlines():
+        assert run([*shlex.split(line)[1:], "--quiet"]) == 0
+    assert (in_tmp / "reports" / "simulation.html").exists()
+
+
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#:]+)\)", PAGE))))
 def test_links(link: str) -> None:
     assert (ROOT / "docs" / link).exists()
