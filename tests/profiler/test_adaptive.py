@@ -5,9 +5,10 @@ import pytest
 
 from latfit.cli.profile import _refit as refit
 from latfit.model.family import model_named
-from latfit.profiler.adaptive import AdaptiveDesign, Knowledge, Surface, _weight, first_cells, knowledge
+from latfit.profiler.adaptive import AdaptiveDesign, first_cells
 from latfit.profiler.design import LEVELS, StepCost, default_cells
 from latfit.profiler.fake import FakeFaults
+from latfit.profiler.knowledge import Knowledge, Surface, knowledge, weight
 from latfit.profiler.models import PRESETS
 from latfit.profiler.record import ProfileResult, cell_columns
 from latfit.profiler.runner import run_profile
@@ -31,28 +32,41 @@ class TestInformation:
     def known(self, seed: int = 0) -> tuple[Knowledge, FloatArray]:
         rng = np.random.default_rng(seed)
         times = [list(T * np.exp(0.02 * rng.standard_normal(4))) if i % 2 else [] for i, T in enumerate(TRUTH)]
-        return knowledge(SURFACE, cell_columns(CELLS), times), np.array([float(len(each)) for each in times])
+        return knowledge(SURFACE, cell_columns(CELLS), times, 1e-4), np.array([float(len(each)) for each in times])
 
     def information(self, known: Knowledge, counts: FloatArray) -> FloatArray:
-        weights = _weight(counts, known.noise, known.misfit)
+        weights = weight(counts, known.noise, known.misfit)
         return np.asarray((known.slopes * weights[:, None]).T @ known.slopes)
 
-    def test_gain_is_the_growth_of_the_log_determinant(self) -> None:
+    def summed_variance(self, known: Knowledge, counts: FloatArray) -> float:
+        inverse = np.linalg.inv(self.information(known, counts))
+        return sum(float(J @ inverse @ J) for J in known.slopes)
+
+    def test_gain_is_the_fall_of_the_summed_variance(self) -> None:
         known, counts = self.known()
-        before = np.linalg.slogdet(self.information(known, counts))[1]
-        gains = known.gain(counts)
-        for cell in range(0, len(CELLS), 5):
-            more = counts.copy()
-            more[cell] += 4
-            grown = np.linalg.slogdet(self.information(known, more))[1] - before
-            assert gains[cell] == pytest.approx(grown, rel=1e-4, abs=1e-6)
+        for samples in (4, 16):
+            gains = known.gain(counts, samples)
+            for cell in range(0, len(CELLS), 5):
+                more = counts.copy()
+                more[cell] += samples
+                fall = self.summed_variance(known, counts) - self.summed_variance(known, more)
+                assert gains[cell] == pytest.approx(fall, rel=1e-3, abs=1e-9)
+
+    def test_a_cell_that_is_known_well_enough_counts_for_less(self) -> None:
+        rng = np.random.default_rng(0)
+        times = [list(T * np.exp(0.02 * rng.standard_normal(4))) for T in TRUTH]
+        known = knowledge(SURFACE, cell_columns(CELLS), times, 0.03)
+        inside = known.half_widths < 0.03
+        assert np.any(inside)
+        np.testing.assert_allclose(known.importance[inside], (known.half_widths[inside] / 0.03) ** 2)
+        assert np.all(known.importance[~inside] == 1.0)
 
     def test_a_further_visit_updates_the_inverse(self) -> None:
         known, counts = self.known()
         more = counts.copy()
         more[7] += 4
         wanted = np.linalg.inv(self.information(known, more))
-        np.testing.assert_allclose(known.after(7, counts[7]).covariance, wanted, rtol=1e-4, atol=1e-9)
+        np.testing.assert_allclose(known.after(7, counts[7], 4).covariance, wanted, rtol=1e-4, atol=1e-9)
 
     def test_slopes_are_those_of_the_log_latency(self) -> None:
         table, step = cell_columns(CELLS), 1e-6
@@ -65,7 +79,7 @@ class TestInformation:
 
     def test_repeating_a_cell_stops_paying(self) -> None:
         known, _ = self.known()
-        gains = [known.gain(np.full(len(CELLS), float(n)))[3] for n in (0, 4, 40, 400)]
+        gains = [known.gain(np.full(len(CELLS), float(n)), 4)[3] for n in (0, 4, 40, 400)]
         assert gains == sorted(gains, reverse=True)
         assert gains[-1] < 0.01 * gains[0]
 
@@ -79,7 +93,7 @@ class TestInformation:
             measured = [i for i, each in enumerate(times) if each]
             rows = table.select(np.array(measured)).with_columns(T_ms=np.array([np.median(times[i]) for i in measured]))
             found = saturation_refit(rows)
-            known = knowledge(found, table, times)
+            known = knowledge(found, table, times, 0.03)
             hits.append(np.mean(np.abs(found.log_ms(table) - np.log(TRUTH)) <= known.half_widths))
         assert np.mean(hits) >= 0.9
 

@@ -15,8 +15,8 @@ from latfit.errors import Interrupted, LatfitError, WrongUsage
 from latfit.units import format_ms, parse_duration_ms
 
 if TYPE_CHECKING:
-    from latfit.profiler.adaptive import Surface
     from latfit.profiler.journal import Journal
+    from latfit.profiler.knowledge import Surface
     from latfit.profiler.measure import Announcement, PathOutcome
     from latfit.profiler.record import ProfileResult
     from latfit.profiler.request import ProfileRequest
@@ -163,7 +163,7 @@ def _refit(cells: "Trace") -> "Surface | None":
 
     from latfit.fit.problem import FitOptions, make_problem
     from latfit.fit.solve import solve
-    from latfit.profiler.adaptive import Surface
+    from latfit.profiler.knowledge import Surface
 
     problem = make_problem(cells, FitOptions(ADAPTIVE_MODEL))
     if len(cells) < len(problem.free):

@@ -1,96 +1,43 @@
-"""The adaptive design: measure next where a millisecond teaches most about the fitted model.
+"""The adaptive design: measure next where a millisecond teaches most about the prediction of all cells.
 
-Let x be a cell, ln T(x; theta) the model, and J(x) its slopes in theta. A cell that was sampled n times has a median
-known up to noise of variance (pi/2) s^2 / n, and the model misses it by something of variance m^2 that no repetition
-removes, so it counts with weight w(n) = 1 / (m^2 + (pi/2) s^2 / n), and the information about theta is M = sum of
-w(n) J J'. A further visit of k samples raises the weight by d = w(n + k) - w(n), and by the matrix determinant lemma
+What a visit teaches is derived in `knowledge`. What it costs is its samples and the steps that warm it up before, and
+where these are dear a visit takes more samples; so the best of all cells and lengths of a visit, by the fall of the
+summed variance over the cost in ms, is measured next. Because theta is not known before, the model is fitted again
+whenever a tenth more was measured, and at least three times as long as the last fit took.
 
-    ln det(M + d J J') - ln det M = ln(1 + d J' M^-1 J),
+What is best for a model is blind to what the model lacks, so a tenth of the time goes to cells that were never seen,
+the cheapest first, until all were. The run ends when the prediction's 95 % interval is within the precision at every
+cell.
 
-which is the gain that D-optimality asks for (Atkinson, Donev & Tobias 2007, sections 10 and 17). Divided by the visit's
-cost in ms, the best of all cells is measured next. Because w saturates at 1 / m^2, cells are not repeated for ever, and
-because theta is not known before, the model is fitted again after every few visits.
-
-The prediction at x has variance J' M^-1 J; with m^2 and s^2 estimated from n cells and p parameters, its 95 % interval
-is t(n - p) times the root of that. The run ends when it is below the precision at every cell of the grid.
-
-The first cells come before any fit. They are chosen in the same way for a polynomial in ln B, ln S and the phases,
-whose slopes need no theta.
+The first cells come before any fit. They are chosen by ln det M per cost (D-optimality), for a polynomial in ln B, ln S
+and the phases, whose slopes need no theta.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from latfit.model.terms import LatencyModel
+from latfit.profiler.knowledge import RIDGE, Knowledge, Surface, knowledge, rows_to_fit, unit_columns
 from latfit.profiler.record import cell_columns
-from latfit.profiler.runner import anchor_cells
+from latfit.profiler.runner import Visitor, anchor_cells
 from latfit.profiler.visits import SAMPLES_PER_VISIT, Visits
 from latfit.profiler.workload import StepShape
-from latfit.stats import MAD_TO_SIGMA, FloatArray
+from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 
-STEPS_PER_VISIT = SAMPLES_PER_VISIT + 2
-VISITS_BETWEEN_FITS = 8
+LENGTHS = (SAMPLES_PER_VISIT, 2 * SAMPLES_PER_VISIT, 4 * SAMPLES_PER_VISIT)
+"""Samples that a visit may take."""
+
 VISITS_BETWEEN_ANCHORS = 3
+GROWTH_PER_FIT = 0.1
 MEASURING_PER_FIT = 3.0
-"""Between two fits at least so many times a fit's time is measured, where that takes no more visits than the above."""
-
+UNSEEN_SHARE = 0.1
 FIRST_BEYOND_PARAMETERS = 3
-LEAST_NOISE = 1e-3
-RIDGE = 1e-9
-
-
-@dataclass(frozen=True)
-class Surface:
-    """A fitted model: its structure, parameters theta (p,), and which of them were free."""
-
-    model: LatencyModel
-    theta: FloatArray
-    free: Sequence[int]
-
-    def log_ms(self, cells: Trace) -> FloatArray:
-        found: FloatArray = np.log(np.maximum(self.model.latency_ms(self.theta, _floats(cells)), 1e-12))
-        return found
-
-    def slopes(self, cells: Trace) -> FloatArray:
-        """d ln T / d theta (cells, free); each column scaled to length one, columns that are flat left out."""
-        steps = _floats(cells)
-        T = np.maximum(self.model.latency_ms(self.theta, steps), 1e-12)
-        slopes = self.model.gradient(self.theta, steps)[:, list(self.free)] / T[:, None]
-        return _unit_columns(slopes)
-
+FIRST_WARMUP, LATER_WARMUP = 3.0, 1.5
+"""Warm-up of a cell's first visit and of a later one, in its quickest steps, before there were any."""
 
 Refit = Callable[[Trace], Surface | None]
-"""Fits a trace with a row for each measured cell; None where that gives nothing usable."""
-
-
-@dataclass(frozen=True)
-class Knowledge:
-    """What a fit knows: slopes (cells, p), inverse information (p, p), noise s and misfit m, half width of the 95 %
-    interval of every cell's prediction (cells,)."""
-
-    slopes: FloatArray
-    covariance: FloatArray
-    noise: float
-    misfit: float
-    half_widths: FloatArray
-
-    def gain(self, counts: FloatArray) -> FloatArray:
-        """Growth of ln det M (cells,) from one more visit, for cells sampled `counts` times."""
-        more = _weight(counts + SAMPLES_PER_VISIT, self.noise, self.misfit) - _weight(counts, self.noise, self.misfit)
-        return np.asarray(np.log1p(more * np.einsum("ij,jk,ik->i", self.slopes, self.covariance, self.slopes)))
-
-    def after(self, cell: int, count: float) -> "Knowledge":
-        """The same once `cell`, sampled `count` times, has one more visit (Sherman & Morrison)."""
-        more = _weight(np.array([count + SAMPLES_PER_VISIT]), self.noise, self.misfit)
-        less = _weight(np.array([count]), self.noise, self.misfit)
-        step = self.covariance @ self.slopes[cell]
-        scale = float((more - less)[0])
-        updated = self.covariance - np.outer(step, step) * scale / (1 + scale * float(self.slopes[cell] @ step))
-        return Knowledge(self.slopes, updated, self.noise, self.misfit, self.half_widths)
+"""Fits a trace with a weighted row for each measured cell; None where that gives nothing usable."""
 
 
 class AdaptiveDesign:
@@ -101,10 +48,13 @@ class AdaptiveDesign:
         self._refit = refit
         self._guess_ms = np.array(guess_ms, dtype=np.float64)
         self._surface: Surface | None = None
+        self._known: Knowledge | None = None
+        self._unseen_s = 0.0
+        self._number = 0
         self.half_width: float | None = None
         self.fits = 0
 
-    def __call__(self, run: Visits, visit: Callable[[int], None]) -> bool:
+    def __call__(self, run: Visits, visit: Visitor) -> bool:
         table = cell_columns(run.cells)
         for index in first_cells(run.cells, self._guess_ms):
             if not run.visits[index] and index not in run.limits:
@@ -112,100 +62,116 @@ class AdaptiveDesign:
                     return False
                 visit(index)
         while run.left_ms() > 0:
-            started = time.perf_counter()
-            known = self._know(run, table)
-            fit_s = time.perf_counter() - started
-            enough = known is not None and self.half_width is not None and self.half_width <= run.precision
+            started_s = run.elapsed_s()
+            self._learn(run, table)
+            fit_s = run.elapsed_s() - started_s
+            enough = self._known is not None and self.half_width is not None and self.half_width <= run.precision
             if enough and self._anchored(run, visit):
                 return True
-            if not self._next_visits(run, known, fit_s, visit):
+            if not self._next_visits(run, max(GROWTH_PER_FIT * run.elapsed_s(), MEASURING_PER_FIT * fit_s), visit):
                 return False
         return False
 
-    def _know(self, run: Visits, table: Trace) -> Knowledge | None:
-        measured = [index for index in range(len(run.cells)) if run.times_ms(index)]
-        rows = table.select(np.array(measured)).with_columns(
-            T_ms=np.array([np.median(run.times_ms(index)) for index in measured])
-        )
+    def _learn(self, run: Visits, table: Trace) -> None:
+        times = [run.times_ms(index) for index in range(len(run.cells))]
+        if not any(times):
+            return
+        rows = rows_to_fit(table, times, self._known.misfit if self._known else None)
         self._surface = self._refit(rows) or self._surface
         self.fits += 1
         if self._surface is None:
-            return None
-        found = knowledge(self._surface, table, [run.times_ms(index) for index in range(len(run.cells))])
+            return
+        self._known = knowledge(self._surface, table, times, run.precision)
         open_cells = [index for index in range(len(run.cells)) if index not in run.limits]
-        self.half_width = float(found.half_widths[open_cells].max())
-        return found
+        self.half_width = float(self._known.half_widths[open_cells].max())
 
-    def _next_visits(self, run: Visits, known: Knowledge | None, fit_s: float, visit: Callable[[int], None]) -> bool:
-        """Visits until the next fit is due; False where no cell can be paid for."""
-        started_s = run.elapsed_s()
-        for number in range(VISITS_BETWEEN_FITS):
+    def _next_visits(self, run: Visits, lasting_s: float, visit: Visitor) -> bool:
+        """Visits for so long; False where no cell can be paid for."""
+        started_s, known = run.elapsed_s(), self._known
+        while True:
             counts = np.array([float(len(run.times_ms(index))) for index in range(len(run.cells))])
-            gain = known.gain(counts) if known else 1 / (1 + counts)
-            cost = self._cost_ms(run)
-            payable = [i not in run.limits and cost[i] <= run.left_ms() and run.affordable(i) for i in range(len(cost))]
-            if not any(payable):
-                return number > 0
-            index = int(np.argmax(np.where(payable, gain / cost, -1.0)))
-            visit(index)
-            if number % VISITS_BETWEEN_ANCHORS == 0:
+            chosen = self._unseen(run, counts) or self._best(run, known, counts)
+            if chosen is None:
+                return run.elapsed_s() > started_s
+            before_s = run.elapsed_s()
+            visit(*chosen)
+            if not counts[chosen[0]]:
+                self._unseen_s += run.elapsed_s() - before_s
+            if self._number % VISITS_BETWEEN_ANCHORS == 0:
                 self._visit_anchor(run, visit)
+            self._number += 1
             if known:
-                known = known.after(index, counts[index])
-            if number and run.elapsed_s() - started_s > MEASURING_PER_FIT * fit_s:
-                break
-        return True
+                known = known.after(chosen[0], counts[chosen[0]], chosen[1])
+            if run.elapsed_s() - started_s >= lasting_s:
+                return True
 
-    def _anchored(self, run: Visits, visit: Callable[[int], None]) -> bool:
+    def _best(self, run: Visits, known: Knowledge | None, counts: FloatArray) -> tuple[int, int] | None:
+        """Cell and samples of the visit that teaches most in a ms; None where none can be paid for."""
+        best: tuple[float, int, int] | None = None
+        for samples in LENGTHS if known else LENGTHS[:1]:
+            cost = self._cost_ms(run, samples)
+            gain = known.gain(counts, samples) if known else 1 / (1 + counts)
+            rate = np.where(self._payable(run, cost), gain / cost, -1.0)
+            index = int(np.argmax(rate))
+            if rate[index] >= 0 and (best is None or rate[index] > best[0]):
+                best = float(rate[index]), index, samples
+        return best[1:] if best else None
+
+    def _unseen(self, run: Visits, counts: FloatArray) -> tuple[int, int] | None:
+        """The cheapest cell that was never seen, where its visit is within these cells' share of the time."""
+        cost = self._cost_ms(run, SAMPLES_PER_VISIT)
+        unseen = np.flatnonzero((counts == 0) & self._payable(run, cost))
+        if not len(unseen):
+            return None
+        index = int(unseen[np.argmin(cost[unseen])])
+        within = self._unseen_s + cost[index] / 1e3 <= UNSEEN_SHARE * run.elapsed_s()
+        return (index, SAMPLES_PER_VISIT) if within else None
+
+    def _payable(self, run: Visits, cost: FloatArray) -> FloatArray:
+        left_ms = run.left_ms()
+        return np.array([i not in run.limits and cost[i] <= left_ms and run.affordable(i) for i in range(len(cost))])
+
+    def _anchored(self, run: Visits, visit: Visitor) -> bool:
         """Two cells are seen by every process, so that the interval between processes can be told."""
         for index in sorted(anchor_cells(run)):
             while run.visits[index] < len(run.devices) and run.affordable(index) and index not in run.limits:
                 visit(index)
         return True
 
-    def _visit_anchor(self, run: Visits, visit: Callable[[int], None]) -> None:
+    def _visit_anchor(self, run: Visits, visit: Visitor) -> None:
         """The quickest cell once more: most cells are visited once, and drift must show all the same."""
         index = min(anchor_cells(run), key=lambda each: run.quickest_ms[each], default=None)
         if index is not None and run.affordable(index):
             visit(index)
 
-    def _cost_ms(self, run: Visits) -> FloatArray:
-        """What a visit of each cell takes: its steps, measured or guessed, and what visits took beside their steps."""
+    def _cost_ms(self, run: Visits, samples: int) -> FloatArray:
+        """What a visit of each cell takes: warm-up and samples, by times measured or guessed, and what visits took
+        beside their steps."""
         known = np.array(run.quickest_ms)
         ratio = np.median(known[known > 0] / self._guess_ms[known > 0]) if np.any(known > 0) else 1.0
         step_ms = np.where(known > 0, known, ratio * self._guess_ms)
-        visits = max(1, sum(run.visits))
-        beside_ms = max(0.0, run.elapsed_s() * 1e3 - sum(sample.T_ms for sample in run.samples)) / visits
-        return np.asarray(STEPS_PER_VISIT * step_ms + beside_ms)
+        first, later = _warmups(run)
+        warmup = np.where(np.array(run.visits) < len(run.devices), first, later)
+        beside_ms = max(0.0, run.overhead_s * 1e3) / max(1, sum(run.visits))
+        return np.asarray((warmup + samples) * step_ms + beside_ms)
 
 
-def knowledge(surface: Surface, table: Trace, times: Sequence[Sequence[float]]) -> Knowledge:
-    """What `surface` knows of the cells in `table`, given the samples of each (empty where it was not measured)."""
-    from scipy.stats import t
-
-    counts = np.array([float(len(each)) for each in times])
-    measured = np.flatnonzero(counts).tolist()
-    slopes = surface.slopes(table)
-    logs = [np.log(np.array(times[index])) for index in measured]
-    spreads = [np.median(np.abs(each - np.median(each))) for each in logs if len(each) > 1]
-    noise = max(LEAST_NOISE, MAD_TO_SIGMA * float(np.median(spreads)) if spreads else 0.0)
-    residuals = surface.log_ms(table)[measured] - np.array([np.median(each) for each in logs])
-    freedom = max(1, len(measured) - slopes.shape[1])
-    # median of n samples: variance pi/2 s^2/n; what residuals hold beyond it is the model's
-    expected = np.mean(np.pi / 2 * noise**2 / counts[measured])
-    misfit = np.sqrt(max(float(residuals @ residuals) / freedom - expected, LEAST_NOISE**2))
-    weights = _weight(counts, noise, float(misfit))
-    information = (slopes * weights[:, None]).T @ slopes
-    information += RIDGE * np.trace(information) / len(information) * np.eye(len(information))
-    covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
-    variance = np.maximum(np.einsum("ij,jk,ik->i", slopes, covariance, slopes), 0.0)
-    half_widths = np.asarray(float(t.ppf(0.975, freedom)) * np.sqrt(variance), dtype=np.float64)
-    return Knowledge(slopes, covariance, noise, float(misfit), half_widths)
+def _warmups(run: Visits) -> tuple[float, float]:
+    """What warming up took, in a cell's quickest steps: medians over visits by a new process, and by one that knew the
+    cell."""
+    spent: dict[tuple[int, int], float] = {}
+    for sample in run.samples:
+        if sample.warmup:
+            visit = sample.cell, sample.visit
+            spent[visit] = spent.get(visit, 0.0) + sample.T_ms / run.quickest_ms[sample.cell]
+    first = [ratio for (_, visit), ratio in spent.items() if visit < len(run.devices)]
+    later = [ratio for (_, visit), ratio in spent.items() if visit >= len(run.devices)]
+    return float(np.median(first or [FIRST_WARMUP])), float(np.median(later or [LATER_WARMUP]))
 
 
 def first_cells(cells: Sequence[StepShape], guess_ms: FloatArray) -> list[int]:
     """Indices of the cells to begin with: greedily the largest gain for the cost, for a polynomial of logarithms."""
-    slopes = _unit_columns(_polynomial(cells))
+    slopes = unit_columns(_polynomial(cells))
     wanted = min(len(cells), slopes.shape[1] + FIRST_BEYOND_PARAMETERS)
     covariance = np.eye(slopes.shape[1]) / RIDGE
     chosen: list[int] = []
@@ -227,18 +193,3 @@ def _polynomial(cells: Sequence[StepShape]) -> FloatArray:
     mixed = np.array([float(c.phase == "mixed") for c in cells])
     columns = [np.ones(len(cells)), B, S, B**2, S**2, B * S, cached, prefill, mixed]
     return np.column_stack([column for column in columns if np.any(column)])
-
-
-def _weight(counts: FloatArray, noise: float, misfit: float) -> FloatArray:
-    """w(n) = 1 / (m^2 + pi/2 s^2 / n), zero for n = 0."""
-    return np.asarray(counts / (misfit**2 * counts + np.pi / 2 * noise**2))
-
-
-def _unit_columns(slopes: FloatArray) -> FloatArray:
-    lengths = np.linalg.norm(slopes, axis=0)
-    kept = lengths > 1e-12 * lengths.max(initial=1e-300)
-    return np.asarray(slopes[:, kept] / lengths[kept])
-
-
-def _floats(cells: Trace) -> dict[str, FloatArray]:
-    return {name: cells.floats(name) for name in cells.columns if name != "phase"}

@@ -10,6 +10,7 @@ to the end, so that drift shows even when few cells are left.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -17,12 +18,19 @@ from latfit.profiler.device import Device, DeviceFailed
 from latfit.profiler.doubts import find_doubts
 from latfit.profiler.machine import LoadReading
 from latfit.profiler.record import ProfileResult, StopReason
-from latfit.profiler.visits import Earlier, Keep, Progress, Visits
+from latfit.profiler.visits import SAMPLES_PER_VISIT, Earlier, Keep, Progress, Visits
 from latfit.profiler.workload import StepShape
 
 ANCHORS = 2
 
-Choice = Callable[[Visits, Callable[[int], None]], bool]
+
+class Visitor(Protocol):
+    """Visits a cell, by its index, for so many samples."""
+
+    def __call__(self, index: int, samples: int = SAMPLES_PER_VISIT) -> None: ...
+
+
+Choice = Callable[[Visits, Visitor], bool]
 """A design: visits the cells that it chooses until all is known (True) or the time is spent (False)."""
 
 
@@ -51,8 +59,8 @@ def run_profile(
     run = Visits(devices, cells, budget_s, precision, earlier, keep)
     chosen = design or rounds(np.random.default_rng(seed))
 
-    def visit(index: int) -> None:
-        run.visit(index)
+    def visit(index: int, samples: int = SAMPLES_PER_VISIT) -> None:
+        run.visit(index, samples)
         if progress:
             progress(run.progress(index))
 
@@ -71,7 +79,7 @@ def run_profile(
 def rounds(rng: np.random.Generator) -> Choice:
     """Rounds over all cells, in an order shuffled anew each time."""
 
-    def choose(run: Visits, visit: Callable[[int], None]) -> bool:
+    def choose(run: Visits, visit: Visitor) -> bool:
         anchors: set[int] = set()
         while len(run.done) + len(run.limits) < len(run.cells):
             steps_before = len(run.samples)

@@ -97,7 +97,7 @@ class Visits:
         """The samples of a cell so far, warm-up steps aside."""
         return self._times[index]
 
-    def visit(self, index: int) -> None:
+    def visit(self, index: int, samples: int = SAMPLES_PER_VISIT) -> None:
         """One visit of a cell, by the process whose turn it is there."""
         self.current = index
         process = (self.visits[index] + index) % len(self.devices)
@@ -106,7 +106,7 @@ class Visits:
         try:
             device.prepare(self.cells[index])
             self._warm_up(index, process)
-            for _ in range(SAMPLES_PER_VISIT):
+            for _ in range(samples):
                 if self.left_ms() <= self.quickest_ms[index]:
                     break
                 self._step(index, process, warmup=False)
