@@ -13,6 +13,7 @@ from scipy import stats as distributions
 from latfit.fit.crossval import HeldOut, cross_validate
 from latfit.fit.intervals import (
     adaptive_limits,
+    beta_binomial_quantiles,
     conformal_rank,
     coverage_law,
     later_rows,
@@ -58,6 +59,16 @@ class TestRank:
         hits = [rng.standard_normal() <= (upper_limit(rng.standard_normal(60), 0.9) or math.inf) for _ in range(draws)]
         expected = 55 / 61
         assert abs(np.mean(hits) - expected) < 4 * math.sqrt(expected * (1 - expected) / draws)
+
+    @pytest.mark.parametrize(("n", "calibrated"), [(1, 1), (7, 19), (60, 5), (400, 3000), (3000, 200)])
+    @pytest.mark.parametrize("level", [0.5, 0.9, 0.99])
+    def test_the_band_of_a_share_is_that_of_the_beta_binomial_law(self, n: int, calibrated: int, level: float) -> None:
+        k = min(conformal_rank(calibrated, level) or calibrated, calibrated)
+        law = distributions.betabinom(n, k, calibrated + 1 - k)
+        assert (
+            beta_binomial_quantiles((0.005, 0.4, 0.995), n, k, calibrated + 1 - k)
+            == law.ppf([0.005, 0.4, 0.995]).tolist()
+        )
 
     @given(st.lists(st.tuples(st.floats(-3, 3), st.integers(1, 9)), min_size=1, max_size=40), st.floats(0.05, 0.95))
     def test_a_weight_counts_as_so_many_scores(self, pairs: list[tuple[float, int]], level: float) -> None:

@@ -96,6 +96,21 @@ class TestCombinations:
         assert found["value"] == pytest.approx(0.05, rel=0.1)
         assert any("S" in m["text"] and m["S"][1] > m["B"][0] for m in report["measure"])
 
+    @pytest.mark.parametrize(("B", "expression"), [(4.0, "tau_0 + 4*tau_B"), (1.0, "tau_0 + tau_B")])
+    def test_one_batch_size_tells_the_cost_of_a_step_with_its_requests(self, B: float, expression: str) -> None:
+        """Planted: 3 ms a step and 0.5 ms a request."""
+        S = np.array([2.0**i for i in range(3, 13)])
+        problem, solution, doubt = fitted(
+            measured(np.full(10, B), S, 3 + 0.5 * B + 0.02 * S), FitOptions(model="linear")
+        )
+        report = identifiability_report(problem, solution, doubt)
+        assert ["tau_0", "tau_B"] in report["unidentified"]
+        (found,) = report["combinations"]
+        assert found["expression"] == expression
+        assert found["low"] <= 3 + 0.5 * B <= found["high"]
+        assert found["high"] < 1.1 * found["low"]
+        assert found["unit"] == "ms"
+
     def test_saturated_batches_tell_the_cost_of_a_token_in_sum(self) -> None:
         """All k_B B >> 1, S up to 4096: tau_S and w_1/P_max trade; their sum is 0.002 + 1/60."""
         B, S = rich_design()

@@ -2,7 +2,9 @@
 
 Candidates are built from a group of parameters that trade against each other: each parameter, work over a peak (and
 over a rate), products of peaks and rates, and sums of up to three such monomials of one dimension without a parameter
-in common (a request and a token count as one dimension: in decoding they are the same thing). With g a candidate's
+in common (a request and a token count as one dimension: in decoding they are the same thing). Where the data hold one
+value of B or S only, a cost of a request or a token times that value is a cost of a step: "tau_0 + 4*tau_B" at B = 4.
+With g a candidate's
 gradient in the coordinates z, its variance is |R g|^2 (delta method), R'R the covariance of z on the directions that
 are not flat. A candidate is identified when g has no part in a flat direction and its standard error is at most a
 quarter of its value (an alias of exactly flat parameters is named whatever its error is), and worth naming when that is
@@ -144,12 +146,25 @@ def _candidates(problem: FitProblem, theta: FloatArray, members: Sequence[int]) 
     powers += [{peak: 1, rate: 1} for peak, rate in itertools.product(peaks, rates)]
     powers += [{one: 1, other: 1} for one, other in itertools.combinations(rates, 2)]
     monomials = [_monomial(problem, theta, power) for power in powers]
+    monomials += list(_at_one_value(problem, monomials))
     yield from (m for m in monomials if len(m.members) > 1)
     for count in (2, 3):
         for parts in itertools.combinations(monomials, count):
             disjoint = len(frozenset().union(*(m.members for m in parts))) == sum(len(m.members) for m in parts)
             if disjoint and len({m.dimension for m in parts}) == 1 and not any(_inverse(m) for m in parts):
                 yield _sum(parts)
+
+
+def _at_one_value(problem: FitProblem, monomials: Sequence[_Candidate]) -> Iterator[_Candidate]:
+    """Costs of a request or a token as costs of a step, where all steps have so many."""
+    for column, unit in (("B", "ms/request"), ("S", "ms/token")):
+        count = float(problem.steps[column][0])
+        if np.ptp(problem.steps[column]) > 0:
+            continue
+        for m in monomials:
+            if m.unit == unit:
+                written = m.expression if count == 1 else f"{count:g}*{m.expression}"
+                yield _Candidate(written, count * m.value, count * m.gradient, m.members, (0, 1), "ms")
 
 
 def _inverse(monomial: _Candidate) -> bool:

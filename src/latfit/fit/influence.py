@@ -22,12 +22,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fit.by_row import by_row, cells_by_row, known_columns
+from latfit.fit.by_row import known_columns
+from latfit.fit.collapse import collapse
 from latfit.fit.identifiability import decompose
-from latfit.fit.loss import RHO, score_factor, weighted
+from latfit.fit.loss import score_factor
+from latfit.fit.newton import minimise
+from latfit.fit.objective import Objective, by_cell
 from latfit.fit.problem import FitProblem
 from latfit.fit.solve import Solution
+from latfit.model.features import StepTable
+from latfit.model.terms import Steps
 from latfit.stats import FloatArray, mad_sigma
+from latfit.trace.cell_rows import row_weights
 from latfit.trace.table import Trace
 
 NEIGHBOURS = 6
@@ -36,7 +42,9 @@ ALONE_RATIO = 1.25
 LEFT_OUT = 10
 SHOWN = 5
 MOST_CELLS = 20_000
-_EVALUATIONS = 12
+STEPS, CLOSE = 12, 1e-9
+"""Steps of a fit without a cell, and the share of its cost that they may leave to be gained."""
+
 MOST_COMPARED = 3_000
 LONGER = 1.05
 SIGMAS = 2.0
@@ -56,14 +64,15 @@ class _Cells:
 
 def influence(problem: FitProblem, solution: Solution, trace: Trace) -> dict[str, Any]:
     """The `influence` of the diagnostics: cells by how much the fit hangs on them, and those that stand alone."""
-    cell = cells_by_row(trace)
-    cells = int(cell.max()) + 1
+    rows = collapse(trace, list(known_columns(trace)), row_weights(trace))
+    cells = int(rows.cells[-1]) + 1
     if len(problem.free) == 0 or cells <= len(problem.free) + 1:
         return {"reason": "too few cells to leave one out"}
     if cells > MOST_CELLS:
         return {"reason": f"more than {MOST_CELLS:,} cells: a single one cannot matter"}
-    single = replace(by_row(problem, trace), cells=cell)
-    found = _left_out(single, solution, known_columns(trace), cells)
+    read = StepTable({name: rows.steps[name] for name in problem.steps})
+    single = replace(problem, steps=read, observed=rows.observed, weights=rows.counts, cells=rows.cells)
+    found = _left_out(single, solution, rows.steps, cells)
     beside = _beside_neighbours(found)
     sigma = max(mad_sigma(beside), 1e-12)
     alone = np.flatnonzero((np.abs(beside) > ALONE_SIGMA * sigma) & (np.abs(beside) > math.log(ALONE_RATIO)))
@@ -78,7 +87,7 @@ def influence(problem: FitProblem, solution: Solution, trace: Trace) -> dict[str
     }
 
 
-def _left_out(single: FitProblem, solution: Solution, known: dict[str, FloatArray], cells: int) -> _Cells:
+def _left_out(single: FitProblem, solution: Solution, known: Steps, cells: int) -> _Cells:
     which, w = single.cells, single.weights
     predicted = np.maximum(single.model.latency_ms(single.theta(solution.z), single.steps), 1e-300)
     size = np.asarray(np.bincount(which, weights=w), dtype=np.float64)
@@ -107,20 +116,7 @@ def _cook(single: FitProblem, solution: Solution, cells: int) -> FloatArray:
 
 def _refitted(part: FitProblem, solution: Solution) -> FloatArray:
     """z of a fit of some of the rows, from the full fit's optimum and with its scale of the loss."""
-    from scipy.optimize import least_squares
-
-    with np.errstate(all="ignore"):  # flat directions divide by zero inside SciPy's subproblem
-        result = least_squares(
-            part.residuals,
-            np.clip(solution.z, part.lower, part.upper),
-            jac=part.jacobian,
-            bounds=(part.lower, part.upper),
-            x_scale="jac",
-            loss=weighted(RHO[part.options.loss], part.weights),
-            f_scale=solution.f_scale,
-            max_nfev=_EVALUATIONS,
-        )
-    return np.asarray(result.x)
+    return minimise(Objective(by_cell(part), solution.f_scale), solution.z, STEPS, CLOSE).z
 
 
 def _beside_neighbours(found: _Cells) -> FloatArray:

@@ -42,6 +42,9 @@ from latfit.trace.table import Trace
 BY_TIME = "split conformal by phase, each part of the time predicted from earlier parts, observed/predicted"
 BY_CELL = "split conformal by phase on cells left out, observed/predicted"
 
+REACH = 30
+"""Standard deviations of a count about its mean beyond which nothing lies."""
+
 Factors = dict[str, float | None]
 
 
@@ -224,12 +227,27 @@ def _hits(scores: _Scores, level: float, ordered: bool) -> tuple[float, float, f
 
 def _band(level: float, seen: float, calibrated: float) -> tuple[float, float]:
     """99 % range of the share below a limit: binomial given the limit, whose own coverage is Beta (beta-binomial)."""
-    from scipy.stats import betabinom
-
     n, m = max(round(seen), 1), max(round(calibrated), 1)
     k = min(max(conformal_rank(m, level) or m, 1), m)
-    low, high = betabinom.ppf([0.005, 0.995], n, k, m + 1 - k)
-    return float(low) / n, float(high) / n
+    low, high = beta_binomial_quantiles((0.005, 0.995), n, k, m + 1 - k)
+    return low / n, high / n
+
+
+def beta_binomial_quantiles(levels: Sequence[float], n: int, a: float, b: float) -> list[int]:
+    """The smallest counts of n that the given probabilities are reached at, for a share that is Beta(a, b), a, b >= 1.
+
+    The probabilities of counts are summed within 30 standard deviations of the mean: such a law is log-concave, and
+    less than e^(1-30) lies beyond.
+    """
+    from scipy.special import betaln, gammaln
+
+    mean = n * a / (a + b)
+    sd = math.sqrt(n * a * b * (a + b + n) / (a + b + 1)) / (a + b)
+    j = np.arange(max(math.floor(mean - REACH * sd), 0), min(math.ceil(mean + REACH * sd), n) + 1, dtype=np.float64)
+    logs = gammaln(n + 1) - gammaln(j + 1) - gammaln(n - j + 1) + betaln(j + a, n - j + b) - betaln(a, b)
+    reached = np.cumsum(np.exp(logs))
+    at = np.searchsorted(reached / reached[-1], levels)
+    return [int(j[i]) for i in at]
 
 
 def _drift_sentence(by_phase: Mapping[str, Mapping[str, Any]]) -> str:
