@@ -39,7 +39,8 @@ def cautions(
     error = float(scores.get("mape_pct", 0.0))
     line = baselines.get("linear", {}).get("cv", {}).get("mape_pct")
     enough = FAR_BETTER * error if problem.model.name == "constant" else error + AS_GOOD_PCT
-    if line is not None and problem.model.name != "linear" and line <= enough and error > 0:
+    as_good = line is not None and (line <= enough or identifiability.get("line_as_good", False))
+    if line is not None and as_good and problem.model.name != "linear" and error > 0:
         yield _line_is_as_good(line, error)
     if not identifiability["prefill"]:
         yield Caution(

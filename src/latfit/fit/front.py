@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import BadInput
+from latfit.fit.against_line import Line, as_good, as_the_line_says, told_with_line
 from latfit.fit.by_row import known_columns, predicted_by_row, weights_by_row
 from latfit.fit.cautions import cautions
 from latfit.fit.crossval import CrossValidation, HeldOut, cross_validate, further_validation
@@ -17,6 +18,7 @@ from latfit.fit.intervals import later_rows, prediction_intervals
 from latfit.fit.problem import FitOptions, FitProblem, make_problem
 from latfit.fit.select import resolved
 from latfit.fit.solve import Solution, solve
+from latfit.fit.uncertainty import Uncertainty
 from latfit.fit.verdict import identifiability_report
 from latfit.model.features import SOURCES
 from latfit.model.result import Caution, Estimate, FitResult, FitStatus
@@ -96,10 +98,10 @@ def _fitted(trace: Trace, problem: FitProblem, asked: DoubtOptions) -> FitResult
     options, best = problem.options, _scored(trace, problem)
     theta = problem.theta(best.solution.z)
     left_open = doubts(problem, best.solution, trace, asked)
-    found = left_open.uncertainty
-    report = identifiability_report(problem, best.solution, found)
-    baselines = {name: _baseline(trace, name, options) for name in BASELINES if name != options.model}
+    plain = {name: _baseline(trace, name, options) for name in BASELINES if name != options.model}
+    baselines = {name: _errors(scored) for name, scored in plain.items()}
     scores = best.held_out.scores if best.held_out else {}
+    found, report = _told(best, left_open.uncertainty, plain.get("linear"))
     values = {name: estimate.value for name, estimate in found.estimates.items()}
     warnings = cautions(problem, trace, values, report, scores or best.metrics, baselines)
     left_out = best.held_out.held_out if best.held_out else None
@@ -129,9 +131,25 @@ def _scored(trace: Trace, problem: FitProblem) -> _Scored:
     return _Scored(problem, solution, metrics, held_out)
 
 
-def _baseline(trace: Trace, name: str, options: FitOptions) -> dict[str, Any]:
-    scored = _scored(trace, make_problem(trace, replace(options, model=name, fixed={}, bounds={}, priors={})))
+def _baseline(trace: Trace, name: str, options: FitOptions) -> _Scored:
+    return _scored(trace, make_problem(trace, replace(options, model=name, fixed={}, bounds={}, priors={})))
+
+
+def _errors(scored: _Scored) -> dict[str, Any]:
     return {**scored.metrics, "cv": dict(scored.held_out.scores) if scored.held_out else {}}
+
+
+def _told(best: _Scored, doubt: Uncertainty, plain: _Scored | None) -> tuple[Uncertainty, dict[str, Any]]:
+    """What the data tell of the parameters, and the `identifiability` of the JSON contract."""
+    problem = best.problem
+    if best.held_out and plain and plain.held_out:
+        theta = plain.problem.theta(plain.solution.z)
+        values = {p.name: float(x) for p, x in zip(plain.problem.model.parameters, theta, strict=True)}
+        line = Line(values, plain.held_out.scores["mape_pct_by_fold"])
+        if as_good(problem, best.held_out.scores["mape_pct_by_fold"], line):
+            found = as_the_line_says(problem, doubt, line)
+            return found, told_with_line(identifiability_report(problem, best.solution, found), line)
+    return doubt, identifiability_report(problem, best.solution, doubt)
 
 
 def _unusable(problem: FitProblem) -> FitStatus | None:
