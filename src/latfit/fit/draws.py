@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from latfit.fit.bounded import bounded_step
+from latfit.fit.newton import damped_step
+from latfit.fit.objective import Quadratic
 from latfit.fit.problem import FitProblem
 from latfit.fit.solve import Solution
 from latfit.fit.uncertainty import Uncertainty
@@ -25,7 +26,7 @@ from latfit.stats import FloatArray
 COMPARED = 120
 MISSES = 0.1
 _STEPS = 12
-_DAMPING = 1e-6
+_DAMPING, _LEAST_DAMPING = 1e-6, 1e-9
 _LONGEST = 1.0
 _DIGITS = 7
 
@@ -68,18 +69,16 @@ def _closest(part: FitProblem, z: FloatArray, target: FloatArray, share: FloatAr
     cost, damping = float(share @ r**2), _DAMPING
     for _ in range(_STEPS):
         J = part.jacobian(z)
-        hessian = J.T @ (J * share[:, None])
-        size = np.diag(hessian)
-        damped = hessian + np.diag(damping * np.maximum(size, 1e-12 * max(float(size.max()), 1e-300)))
+        at = Quadratic(cost, J.T @ (share * r), J.T @ (J * share[:, None]))
         low, high = np.maximum(part.lower - z, -_LONGEST), np.minimum(part.upper - z, _LONGEST)
-        trial = z + bounded_step(damped, -J.T @ (share * r), low, high)
+        trial = z + damped_step(at, low, high, damping)
         left = _predicted(part, trial) - target
         reached = float(share @ left**2)
         if not reached < cost:
             damping = max(damping, 1e-4) * 30
             continue
         done = reached < enough or reached > 0.999 * cost
-        z, r, cost, damping = trial, left, reached, damping / 5
+        z, r, cost, damping = trial, left, reached, max(damping / 5, _LEAST_DAMPING)
         if done:
             break
     return z

@@ -26,6 +26,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -101,9 +102,16 @@ class _Scores:
     def independent(self) -> float:
         return float(self.weight.sum())
 
+    @cached_property
+    def _rising(self) -> tuple[FloatArray, FloatArray]:
+        """Scores and their weights (m,), both in the order of the scores."""
+        order = np.argsort(self.score, kind="stable")
+        return self.score[order], self.weight[order]
+
     def limit(self, level: float, side: int = 1) -> float | None:
         """The limit that side times a new score stays below."""
-        return upper_limit(side * self.score, level, self.weight)
+        score, weight = self._rising
+        return limit_of(score, level, weight) if side > 0 else limit_of(-score[::-1], level, weight[::-1])
 
 
 def worth(score: FloatArray, weight: FloatArray, cell: NDArray[np.intp]) -> FloatArray:
@@ -143,13 +151,18 @@ def upper_limit(scores: FloatArray, level: float, weights: FloatArray | None = N
     weights: how many independent scores each stands for (n,).
     """
     weights = np.ones(len(scores)) if weights is None else weights
+    order = np.argsort(scores, kind="stable")
+    return limit_of(scores[order], level, weights[order])
+
+
+def limit_of(rising: FloatArray, level: float, weights: FloatArray) -> float | None:
+    """The same of scores (n,) that are in order."""
     n = float(weights.sum())
     rank = (n + 1) * level
     if n <= 0 or rank > n + 1e-9:
         return None
-    order = np.argsort(scores, kind="stable")
-    at = int(np.searchsorted(np.cumsum(weights[order]), rank - 1e-9 * n))
-    return float(scores[order[min(at, len(order) - 1)]])
+    at = int(np.searchsorted(np.cumsum(weights), rank - 1e-9 * n))
+    return float(rising[min(at, len(rising) - 1)])
 
 
 def _factors(scores: _Scores) -> dict[str, Factors]:
@@ -195,8 +208,9 @@ def _checked(scores: _Scores, ordered: bool) -> dict[str, Any]:
     band: dict[str, tuple[float, float]] = {}
     two_sided: dict[str, float] = {}
     checked = 0
+    parts = _parts(scores, ordered)
     for level in LEVELS:
-        below, above, seen, calibrated = _hits(scores, level, ordered)
+        below, above, seen, calibrated = _hits(parts, level)
         if seen == 0:
             continue
         checked = max(checked, round(seen / scores.independent * scores.steps))
@@ -207,16 +221,23 @@ def _checked(scores: _Scores, ordered: bool) -> dict[str, Any]:
     return {"coverage": coverage, "two_sided_coverage": two_sided, "band": band, "checked": checked}
 
 
-def _hits(scores: _Scores, level: float, ordered: bool) -> tuple[float, float, float, float]:
+def _parts(scores: _Scores, ordered: bool) -> list[tuple[_Scores, _Scores]]:
+    """(scores of the other folds, or of earlier ones; scores of the fold) for each fold."""
+    folds = np.unique(scores.fold)
+    others = [scores.fold < number if ordered else scores.fold != number for number in folds]
+    return [
+        (scores.among(rest), scores.among(scores.fold == number)) for rest, number in zip(others, folds, strict=True)
+    ]
+
+
+def _hits(parts: Sequence[tuple[_Scores, _Scores]], level: float) -> tuple[float, float, float, float]:
     """(scores at or below their upper limit, scores below their lower limit, scores checked, mean number of calibration
     scores), all counted as independent ones."""
     below = above = seen = calibrated = 0.0
-    for number in np.unique(scores.fold):
-        others = scores.among(scores.fold < number if ordered else scores.fold != number)
+    for others, test in parts:
         high, low = others.limit(level), others.limit(level, -1)
         if high is None or low is None:
             continue
-        test = scores.among(scores.fold == number)
         steps = float(test.weight.sum())
         below += float(test.weight[test.score <= high].sum())
         above += float(test.weight[test.score < -low].sum())

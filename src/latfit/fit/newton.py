@@ -44,7 +44,7 @@ def minimise(
     """The minimum of the cost that a start leads to. box: (lower, upper) each (free,), in place of the problem's."""
     problem = objective.problem
     lower, upper = box or (problem.lower, problem.upper)
-    step = _compiled_step if objective.rows.compiled else _step
+    step = _compiled_step if objective.rows.compiled else damped_step
     reach = np.array([LONGEST if p.positive else np.inf for p in problem.free_parameters])
     z = np.clip(start, lower, upper)
     with np.errstate(all="ignore"):
@@ -83,8 +83,8 @@ def _single(at: Quadratic, low: FloatArray, high: FloatArray) -> float:
     return float(np.max(-d * (at.gradient + 0.5 * diagonal * d), initial=0.0))
 
 
-def _step(at: Quadratic, low: FloatArray, high: FloatArray, damping: float) -> FloatArray:
-    """The damped step within [low, high]."""
+def damped_step(at: Quadratic, low: FloatArray, high: FloatArray, damping: float) -> FloatArray:
+    """The step within [low, high] (p,) that an active set gives for damping above zero."""
     H = _damped(at, damping)
     d = np.zeros(len(low))
     free = ~(((low >= 0) & (at.gradient > 0)) | ((high <= 0) & (at.gradient < 0)))

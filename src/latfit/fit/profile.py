@@ -23,8 +23,10 @@ from functools import partial
 import numpy as np
 
 from latfit.fit.identifiability import decompose
-from latfit.fit.loss import RHO, Rho, score_factor, score_slope, weighted
-from latfit.fit.priors import prior_rows, with_priors
+from latfit.fit.loss import score_factor, score_slope
+from latfit.fit.newton import minimise
+from latfit.fit.objective import Objective, by_cell, remembered
+from latfit.fit.priors import with_priors
 from latfit.fit.problem import FitProblem
 from latfit.fit.solve import Solution
 from latfit.fit.uncertainty import sandwich_root
@@ -34,7 +36,8 @@ CHI2_95 = 3.841458820694124
 _FIRST_STEP = 0.05
 _GROWTH = 2.5
 _CLOSE = 0.02
-_EVALUATIONS = 25
+STEPS, CLOSE_COST = 60, 1e-10
+"""Steps of a fit with one coordinate held, and the share of its cost that they may leave to be gained."""
 
 
 @dataclass(frozen=True)
@@ -95,28 +98,13 @@ def _best_costs(problem: FitProblem, theta: FloatArray, held: int) -> FloatArray
     return np.array([problem.fixed.get(p.name, found[i]) for i, p in enumerate(model.parameters)])
 
 
-def _loss_of(problem: FitProblem) -> Rho:
-    """The loss of the rows with their weights; the squares of the priors, which come after them, as they are."""
-    rows, n = weighted(RHO[problem.options.loss], problem.weights), len(problem.observed)
-
-    def rho(z: FloatArray) -> FloatArray:
-        if len(z) == n:
-            return rows(z)
-        prior = z[n:]
-        plain = np.stack([prior, np.ones_like(prior), np.zeros_like(prior)])
-        return np.concatenate([rows(z[:n]), plain], axis=1)
-
-    return rho
-
-
 class Held:
     """The problem with one coordinate held; remembers where the others ended last."""
 
     def __init__(self, problem: FitProblem, solution: Solution, position: int) -> None:
-        self._problem, self._position, self._f_scale = problem, position, solution.f_scale
+        self._problem, self._position = problem, position
         self._others = np.delete(solution.z, position)
-        self._box = (np.delete(problem.lower, position), np.delete(problem.upper, position))
-        self._loss = _loss_of(problem)
+        self._objective = Objective(by_cell(remembered(problem)), solution.f_scale)
 
     def cost(self, x: float, enough: float = -math.inf) -> float:
         """Least cost over the others with the coordinate at x; another valley is tried where it is above `enough`."""
@@ -149,37 +137,17 @@ class Held:
                 yield problem.coordinates(_best_costs(problem, moved, index[name]))
 
     def _from(self, x: float, start: FloatArray) -> tuple[float, FloatArray]:
-        from scipy.optimize import least_squares
-
-        low, high = self._box
-        inside = np.clip(start, low, high)
-        with np.errstate(all="ignore"):  # flat directions divide by zero inside SciPy's subproblem
-            result = least_squares(
-                lambda rest: self._residuals(self._full(x, rest)),
-                inside,
-                jac=lambda rest: np.delete(self._jacobian(self._full(x, rest)), self._position, axis=1),
-                bounds=(low, high),
-                x_scale="jac",
-                loss=self._loss,
-                f_scale=self._f_scale,
-                max_nfev=_EVALUATIONS,
-            )
-        return float(result.cost), np.asarray(result.x)
+        lower, upper = self._problem.lower.copy(), self._problem.upper.copy()
+        lower[self._position] = upper[self._position] = x
+        end = minimise(self._objective, self._full(x, start), STEPS, CLOSE_COST, (lower, upper))
+        return end.cost, np.delete(end.z, self._position)
 
     def full(self, x: float) -> FloatArray:
         """All coordinates where the last one tried ended."""
         return self._full(x, self._others)
 
-    def _residuals(self, z: FloatArray) -> FloatArray:
-        """Of the rows, then of the priors."""
-        return np.concatenate([self._problem.residuals(z), prior_rows(self._problem, z, self._f_scale)[0]])
-
-    def _jacobian(self, z: FloatArray) -> FloatArray:
-        return np.concatenate([self._problem.jacobian(z), prior_rows(self._problem, z, self._f_scale)[1]])
-
     def _at(self, x: float, rest: FloatArray) -> float:
-        z = (self._residuals(self._full(x, rest)) / self._f_scale) ** 2
-        return 0.5 * self._f_scale**2 * float(self._loss(z)[0].sum())
+        return self._objective.cost(self._full(x, rest))
 
     def _full(self, x: float, rest: FloatArray) -> FloatArray:
         return np.insert(rest, self._position, x)
