@@ -83,4 +83,5 @@ def quantile(values: FloatArray, q: float, weights: FloatArray) -> float:
         return weighted_quantile(values, q, weights)
     from latfit.fit import kernels
 
-    return float(kernels.weighted_quantile(values, weights, q))
+    # rows with gaps between them would be compiled for once more
+    return float(kernels.weighted_quantile(np.ascontiguousarray(values), np.ascontiguousarray(weights), q))
