@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from latfit.report.page import render
+from latfit.report.simulated_page import Making, policies_page
 from tests.report.conftest import two_paths
+from tests.report.test_simulated_page import SYSTEM, entry
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = [
@@ -77,6 +79,16 @@ def test_pictures_load_and_nothing_runs_off_the_side(
     found = measured(chromium, page_html, tmp_path, width)
     assert found["width"] == width
     assert found["images"] == found["loaded"] == 9
+    assert found["content"] <= width
+    assert found["answerTop"] < 250
+    assert found["narrowestImage"] > 300
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_the_page_of_a_simulation(chromium: Chromium, tmp_path: Path, width: int) -> None:
+    runs = [entry("three-stage", 12.0, settings={"B1": 29, "t_cut_ms": 8.25}), entry("fixed", 40.0)]
+    found = measured(chromium, policies_page(runs, SYSTEM, Making()).html, tmp_path, width)
+    assert found["images"] == found["loaded"] == 1
     assert found["content"] <= width
     assert found["answerTop"] < 250
     assert found["narrowestImage"] > 300

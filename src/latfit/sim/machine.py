@@ -82,7 +82,7 @@ class System:
 
     @property
     def needs_tokens(self) -> bool:
-        return len(self.main.tokens) > 1
+        return any(len(path.tokens) > 1 for path in self.paths)
 
     def times_ms(self) -> FloatArray:
         """T(b) (2, largest + 1) for typical requests, as policies see it."""
@@ -99,16 +99,16 @@ class System:
         return main + (self.side.rate_limit(policy.side_largest) if uses_side and self.side is not None else 0.0)
 
     def tables(self) -> Machine:
-        """As the compiled core wants it. Raises WrongUsage where the paths differ in their tokens."""
-        largest, grid = max(path.largest for path in self.paths), self.main.tokens
+        """As the compiled core wants it: both paths on the tokens of either; one that has none takes any as it is."""
+        largest = max(path.largest for path in self.paths)
+        grids = [path.tokens for path in self.paths if len(path.tokens) > 1]
+        grid = np.unique(np.concatenate(grids)) if grids else self.main.tokens
         times = np.full((2, largest + 1, len(grid)), np.inf)
         kind, servers = np.zeros(2, np.int64), np.zeros(2, np.int64)
         k = max(len(path.factors) for path in self.paths) or 2
         quantiles = np.ones((2, k))
         for i, path in enumerate(self.paths):
-            if not np.array_equal(path.tokens, grid):
-                raise WrongUsage("the paths differ in their tokens", where=path.name, remedy="Give both the same.")
-            times[i, : path.largest + 1] = path.times_ms
+            times[i, : path.largest + 1] = [np.interp(grid, path.tokens, row) for row in path.times_ms]
             servers[i] = path.servers
             kind[i] = EXPONENTIAL if path.exponential else QUANTILES if len(path.factors) else DETERMINISTIC
             if len(path.factors):
