@@ -61,7 +61,7 @@ class TestAnswer:
 
     def test_what_nothing_carries(self) -> None:
         text = page([entry("fixed", 40.0, stable=False, notes=["The queue grows."])]).text
-        assert "No policy carries this load: fixed fall behind." in text
+        assert "No policy carries this load; requests wait longer and longer." in text
         assert "The queue grows." in text
 
     def test_quoted_paths_are_marked(self) -> None:
