@@ -130,7 +130,7 @@ def _policies_answer(runs: Sequence[Run], made: Making) -> _Answer:
     asked = _asked(runs, made)
     stable = frontier(runs)
     if not stable:
-        return _Answer(asked, "not carried", f"No policy carries this load; requests wait longer and longer.", False)
+        return _Answer(asked, "not carried", "No policy carries this load; requests wait longer and longer.", False)
     meeting = [run for run in stable if run["latency_ms"]["p99"] <= made.sla_ms]
     highest = max(known(run["rate_per_s"], 0.0) for run in meeting or stable)
     there = [run for run in stable if known(run["rate_per_s"], 0.0) == highest]
@@ -160,7 +160,7 @@ def _engines_answer(runs: Sequence[Run], made: Making) -> _Answer:
     asked = _asked(runs, made)
     stable = [run for run in runs if run["stable"]]
     if not stable:
-        return _Answer(asked, "not carried", f"No engine carries this load; requests wait longer and longer.", False)
+        return _Answer(asked, "not carried", "No engine carries this load; requests wait longer and longer.", False)
     highest = max(run["rate_per_s"] for run in stable)
     there = [run for run in stable if run["rate_per_s"] == highest]
     best = min(there, key=lambda run: known(run["latency_ms"]["p99"], math.inf))
