@@ -5,14 +5,16 @@ import pytest
 
 from latfit.cli.profile import _refit as refit
 from latfit.model.family import model_named
-from latfit.profiler.adaptive import AdaptiveDesign, first_cells
+from latfit.profiler.adaptive import AdaptiveDesign, _warmups, first_cells
 from latfit.profiler.design import LEVELS, StepCost, default_cells
-from latfit.profiler.fake import FakeFaults
-from latfit.profiler.knowledge import Knowledge, Surface, knowledge, weight
+from latfit.profiler.fake import FakeDevice, FakeFaults
+from latfit.profiler.knowledge import Knowledge, Surface, knowledge, rows_to_fit, weight
 from latfit.profiler.models import PRESETS
 from latfit.profiler.record import ProfileResult, cell_columns
 from latfit.profiler.runner import run_profile
+from latfit.profiler.visits import Visits
 from latfit.stats import FloatArray
+from latfit.trace.table import Trace
 from tests.profiler.planted import codes, fake, saturation_ms
 
 CELLS = default_cells(*LEVELS[1])
@@ -26,6 +28,20 @@ def adaptive(precision: float = 0.03, budget_s: float = 120.0, **device: float) 
     design = AdaptiveDesign(refit, GUESS)
     result = run_profile(fake(**device), CELLS, budget_s=budget_s, precision=precision, design=design)  # type: ignore[arg-type]
     return result, design
+
+
+def error_at(result: ProfileResult, time_s: float) -> float:
+    """Root mean square of the relative errors over all cells, of a fit to what was measured until then."""
+    times: list[list[float]] = [[] for _ in CELLS]
+    for sample in result.samples:
+        if not sample.warmup and sample.t_s <= time_s:
+            times[sample.cell].append(sample.T_ms)
+    table = cell_columns(CELLS)
+    first = refit(rows_to_fit(table, times))
+    assert first is not None
+    found = refit(rows_to_fit(table, times, knowledge(first, table, times, 0.03).misfit))
+    assert found is not None
+    return float(np.sqrt(np.mean(np.expm1(found.log_ms(table) - np.log(TRUTH)) ** 2)))
 
 
 class TestInformation:
@@ -97,6 +113,34 @@ class TestInformation:
             hits.append(np.mean(np.abs(found.log_ms(table) - np.log(TRUTH)) <= known.half_widths))
         assert np.mean(hits) >= 0.9
 
+    def test_cells_are_fitted_by_what_their_samples_are_worth(self) -> None:
+        """Two cells with noise of 2 %, one sampled 4 times and one 64 times, misfit of 1 %."""
+        rng = np.random.default_rng(2)
+        times: list[list[float]] = [[] for _ in CELLS]
+        for cell, samples in ((2, 4), (9, 64)):
+            times[cell] = list(TRUTH[cell] * np.exp(0.02 * rng.standard_normal(samples)))
+        noise = knowledge(SURFACE, cell_columns(CELLS), times, 0.03).noise
+        rows = rows_to_fit(cell_columns(CELLS), times, 0.01)
+        variances = [0.01**2 + np.pi / 2 * noise**2 / samples for samples in (4, 64)]
+        weights = rows.floats("cell_rows")
+        assert weights[1] / weights[0] == pytest.approx(variances[0] / variances[1])
+        assert weights.sum() == pytest.approx(2.0)
+        assert rows.floats("S").tolist() == [CELLS[2].S, CELLS[9].S]
+
+    @pytest.mark.parametrize("misfit", [0.01, 0.05])
+    def test_finds_what_the_model_misses_beside_the_noise(self, misfit: float) -> None:
+        """Noise of 3 % and deviations of known size; their estimate from n - p = 23 has a relative standard error of
+        1/sqrt(46), the noise of the medians of 16 samples is as large as the smaller misfit."""
+        found = []
+        for seed in range(20):
+            rng = np.random.default_rng(seed)
+            real = np.exp(SURFACE.log_ms(cell_columns(CELLS)) + misfit * rng.standard_normal(len(CELLS)))
+            times = [list(T * np.exp(0.03 * rng.standard_normal(16))) for T in real]
+            known = knowledge(SURFACE, cell_columns(CELLS), times, 0.03)
+            freedom = len(CELLS) - known.slopes.shape[1]
+            found.append(known.misfit**2 * freedom / len(CELLS))
+        assert np.mean(found) == pytest.approx(misfit**2, rel=0.35)
+
 
 def saturation_refit(rows: object) -> Surface:
     from latfit.fit.problem import FitOptions, make_problem
@@ -164,3 +208,51 @@ class TestRun:
         assert result.stop == "budget"
         assert sum(result.measured) > len(CELLS) / 2
         assert result.prediction_half_width is None
+
+    def test_half_the_grids_time_is_enough_for_its_error(self) -> None:
+        """Noise of 5 %, root mean squares over three seeds: the error over all cells at half of the time is the full
+        grid's at its end, but for chance. An estimate from 3 x 5 free directions has a relative standard error of
+        1/sqrt(30), the ratio of two one of a fourth."""
+        whole = half = 0.0
+        for seed in range(3):
+            full = run_profile(fake(noise=0.05, seed=2 * seed), CELLS, budget_s=600.0)
+            result, _ = adaptive(1e-4, full.elapsed_s / 2, noise=0.05, seed=2 * seed + 1)
+            whole += error_at(full, full.elapsed_s) ** 2
+            half += error_at(result, full.elapsed_s / 2) ** 2
+        assert half**0.5 <= 1.5 * whole**0.5
+
+    def test_parameters_left_at_zero_are_taken_as_known(self) -> None:
+        theta = np.where(np.arange(len(THETA)) == 6, 0.0, THETA)
+        assert list(Surface(SURFACE.model, theta, SURFACE.free).moving().free) == [0, 1, 3, 4, 5, 7]
+
+    def test_what_the_model_lacks_is_seen(self) -> None:
+        """A cell of middle cost is half as slow again, for no reason a model knows: it is measured all the same."""
+        later = sorted(set(range(len(CELLS))) - set(first_cells(CELLS, np.array(GUESS))), key=lambda i: TRUTH[i])
+        odd = later[len(later) // 2]
+
+        def planted(B: int, S: int) -> float:
+            return saturation_ms(B, S) * (1.5 if (CELLS[odd].B, CELLS[odd].S) == (B, S) else 1.0)
+
+        result = run_profile(
+            FakeDevice(planted, noise=0.01), CELLS, budget_s=60.0, precision=1e-4, design=AdaptiveDesign(refit, GUESS)
+        )
+        assert result.measured[odd]
+
+    def test_the_cost_of_warming_up_is_that_of_the_visits_before(self) -> None:
+        """A new cell's steps take 3, 2, 1 and 1 times its time before they are kept; later the first takes twice."""
+        run = Visits([fake(noise=0.0)], CELLS, 60.0, 0.03)
+        for cell in (0, 5, 9, 0, 5):
+            run.visit(cell)
+        assert _warmups(run) == pytest.approx((7.0, 2.0))
+
+    def test_what_fits_take_is_counted(self) -> None:
+        """Each fit takes a second of the clock: no more than a fourth of the time goes to them, but for the first."""
+        device = fake()
+
+        def slow(rows: Trace) -> Surface | None:
+            device._clock_s += 1.0
+            return refit(rows)
+
+        design = AdaptiveDesign(slow, GUESS)
+        result = run_profile(device, CELLS, budget_s=40.0, precision=1e-4, design=design)
+        assert 3 <= design.fits <= 1 + result.elapsed_s / 4

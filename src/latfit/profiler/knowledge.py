@@ -15,6 +15,9 @@ raise its weight by d = w(n + k) - w(n), and by Sherman & Morrison
 
 Because w saturates at 1 / m^2, no cell is repeated for ever, and the more a model misses the more cells are seen.
 
+Many parameters cannot be below zero, and a fit leaves at zero those that it has no use for. Such a bound helps: its
+parameter's error is cut off on one side. The intervals do not rely on that, and count all parameters.
+
 s is the robust spread within cells. m^2 is where the residuals r are as large as they should be, sum w(n) r^2 = n - p
 (Paule & Mandel 1982).
 """
@@ -44,6 +47,10 @@ class Surface:
     model: LatencyModel
     theta: FloatArray
     free: Sequence[int]
+
+    def moving(self) -> "Surface":
+        """The same, with parameters that the fit left at zero taken as known to be."""
+        return replace(self, free=[index for index in self.free if self.theta[index] > 0])
 
     def log_ms(self, cells: Trace) -> FloatArray:
         found: FloatArray = np.log(np.maximum(self.model.latency_ms(self.theta, _floats(cells)), 1e-12))
