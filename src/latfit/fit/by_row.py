@@ -1,6 +1,7 @@
 """A trace's rows as a model reads them, in the order of the trace: a problem collapses and sorts its rows, but time,
 phase and run belong to single ones."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -43,18 +44,27 @@ def known_columns(trace: Trace) -> dict[str, FloatArray]:
 
 def cells_by_row(trace: Trace) -> NDArray[np.intp]:
     """Number of the cell of each row (n,): rows of one cell agree in everything that is known of them."""
-    table = np.stack(list(known_columns(trace).values()), axis=1)
-    return np.asarray(np.unique(table, axis=0, return_inverse=True)[1].ravel())
+    return numbered(list(known_columns(trace).values()))
+
+
+def numbered(columns: Sequence[FloatArray]) -> NDArray[np.intp]:
+    """Number of each row's values (n,) among the different rows of some columns, each (n,) and finite, in their order."""
+    order = np.lexsort(tuple(reversed(columns)))
+    new = np.zeros(len(order), dtype=np.intp)
+    for column in columns:
+        new[1:] |= np.diff(column[order]) != 0
+    number = np.empty_like(new)
+    number[order] = np.cumsum(new)
+    return number
 
 
 def by_row(problem: FitProblem, trace: Trace) -> FitProblem:
     """The same problem with one row for each row of the trace, in its order."""
     steps = steps_by_row(problem, trace)
-    _, cells = np.unique(np.stack(list(steps.values()), axis=1), axis=0, return_inverse=True)
     return replace(
         problem,
         steps=steps,
         observed=trace.floats("T_ms"),
         weights=weights_by_row(trace),
-        cells=cells.ravel(),
+        cells=numbered(list(steps.values())),
     )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as distributions
 
-from latfit.fit.by_row import log_ratios
+from latfit.fit.by_row import log_ratios, numbered
 from latfit.fit.crossval import HeldOut
 from latfit.fit.drift import drift
 from latfit.fit.error_parts import error_parts
@@ -91,9 +91,8 @@ def _regimes(trace: Trace, predicted: FloatArray) -> dict[str, Mapping[str, floa
 
 
 def _lack_of_fit(trace: Trace, predicted: FloatArray, residuals: FloatArray, free: int) -> dict[str, Any]:
-    table = np.stack([trace.floats("B"), trace.floats("S")], axis=1)
-    _, cell, size = np.unique(table, axis=0, return_inverse=True, return_counts=True)
-    cell = cell.ravel()
+    cell = numbered([trace.floats("B"), trace.floats("S")])
+    size = np.bincount(cell)
     repeated = size[cell] > 1
     cells, rows = len(size), len(residuals)
     if not repeated.any():

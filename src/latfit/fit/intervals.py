@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.fit.by_row import numbered
 from latfit.fit.crossval import LEVELS, HeldOut, held_out
 from latfit.fit.drift import CERTAIN, LEAST_SHIFT, change_point, clipped
 from latfit.fit.folds import expanding_in_runs, in_time
@@ -87,8 +88,7 @@ class _Scores:
 
     @staticmethod
     def of(trace: Trace, left_out: HeldOut, rows: NDArray[np.bool_], ordered: bool) -> "_Scores":
-        table = np.stack([trace.floats(name)[left_out.rows[rows]] for name in ("B", "S")], axis=1)
-        cell = np.unique(table, axis=0, return_inverse=True)[1].ravel()
+        cell = numbered([trace.floats(name)[left_out.rows[rows]] for name in ("B", "S")])
         score, weight = left_out.log_ratio[rows], left_out.weights[rows]
         steps, cells = round(float(weight.sum())), int(cell.max(initial=-1)) + 1
         if not ordered and cells:
