@@ -48,7 +48,7 @@ def cells_by_row(trace: Trace) -> NDArray[np.intp]:
 
 
 def numbered(columns: Sequence[FloatArray]) -> NDArray[np.intp]:
-    """Number of each row's values (n,) among the different rows of some columns, each (n,) and finite, in their order."""
+    """Number of each row's values (n,) among the different ones in order; columns, each (n,), are finite."""
     order = np.lexsort(tuple(reversed(columns)))
     new = np.zeros(len(order), dtype=np.intp)
     for column in columns:

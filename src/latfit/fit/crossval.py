@@ -32,7 +32,9 @@ from latfit.fit.folds import (
 )
 from latfit.fit.problem import FitOptions, make_problem
 from latfit.fit.solve import solve
+from latfit.model.features import SOURCES
 from latfit.stats import FloatArray, error_metrics
+from latfit.trace.cell_rows import WEIGHT
 from latfit.trace.table import Trace
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
@@ -87,12 +89,13 @@ def held_out(trace: Trace, options: FitOptions, theta: FloatArray, folds: Iterab
     """Fit each fold's training rows from theta as start and predict its test rows; folds whose training rows are too
     few for the free parameters are passed over. None where no fold is left."""
     parts: list[tuple[NDArray[np.intp], int, FloatArray]] = []
+    read = Trace({name: trace[name] for name in ("T_ms", *SOURCES, WEIGHT) if name in trace})
     for number, (train, test) in enumerate(folds):
-        problem = make_problem(trace.select(train), options)
+        problem = make_problem(read.select(train), options)
         if problem.rows <= len(problem.free) or len(test) == 0:
             continue
         solution = solve(problem, warm=problem.coordinates(theta))
-        parts.append((test, number, log_ratios(problem, problem.theta(solution.z), trace.select(test))))
+        parts.append((test, number, log_ratios(problem, problem.theta(solution.z), read.select(test))))
     if not parts:
         return None
     rows = np.concatenate([test for test, _, _ in parts])

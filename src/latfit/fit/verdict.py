@@ -16,7 +16,7 @@ from latfit.fit.solve import Solution
 from latfit.fit.uncertainty import Uncertainty
 from latfit.model.features import decode_only
 
-PROFILE_VALUES = 60_000
+PROFILE_VALUES = 400_000
 """A profile refits the model some twenty times an end, so problems with a larger Jacobian go without."""
 
 
