@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latfit.sim.engine.serve import EngineRun
 from latfit.stats import FloatArray
@@ -100,15 +101,13 @@ def _single(run: EngineRun, promise: Promise, warm: int) -> dict[str, Any]:
 def _by_class(runs: Sequence[EngineRun], promise: Promise, warmup: float) -> list[dict[str, Any]]:
     """TTFT, latency and attainment of each class over all replications; nothing where there is one class."""
     kept = [np.arange(len(run.requests)) >= int(warmup * len(run.requests)) for run in runs]
-    classes, ttft, latency, met = (
-        np.concatenate([column[rows] for column, rows in zip(columns, kept, strict=True)])
-        for columns in (
-            [run.requests.class_id for run in runs],
-            [run.ttft_ms for run in runs],
-            [run.latency_ms for run in runs],
-            [meets(run, promise) for run in runs],
-        )
-    )
+
+    def of_all(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return np.concatenate([column[rows] for column, rows in zip(columns, kept, strict=True)])
+
+    classes = of_all([run.requests.class_id for run in runs])
+    ttft, latency = of_all([run.ttft_ms for run in runs]), of_all([run.latency_ms for run in runs])
+    met = of_all([meets(run, promise) for run in runs])
     found = [(int(each), classes == each) for each in np.unique(classes)]
     return [
         {
