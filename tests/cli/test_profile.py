@@ -17,6 +17,11 @@ from latfit.trace.store import read_parquet
 QUICK = ["profile", "--layers", "1", "--grid", "B=1,2;S=2,8", "--context", "16", "--budget", "20s"]
 QUICK += ["--precision", "0.3", "--threads", "1", "--device", "numpy", "--processes", "1"]
 
+AT_A_TERMINAL = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from latfit.cli.app import main; main()"
+)
+"""A shell's background jobs ignore Ctrl-C and hand that down; a user at a terminal does not."""
+
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,20 +144,8 @@ class TestRefused:
 class TestCtrlC:
     def interrupted(self, *options: str) -> tuple[int, str, str]:
         """(exit code, stdout, stderr) of `latfit profile` interrupted while measuring; busy machines get more time."""
-        command = [
-            sys.executable,
-            "-m",
-            "latfit",
-            "profile",
-            "--budget",
-            "10min",
-            "--precision",
-            "1e-6",
-            "--threads",
-            "1",
-            "--device",
-            "numpy",
-        ]
+        asked = ["profile", "--budget", "10min", "--precision", "1e-6", "--threads", "1", "--device", "numpy"]
+        command = [sys.executable, "-c", AT_A_TERMINAL, *asked]
         for seconds in (1.0, 8.0, 40.0):
             child = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             try:
