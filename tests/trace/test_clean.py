@@ -78,6 +78,15 @@ class TestOtherRules:
         assert clean(changed(serving_log(), slice(100, 400), 1e-3)).dropped == {"zero_time": 300}
         assert clean(changed(serving_log(), slice(100, 400), 0)).dropped == {"zero_time": 300}
 
+    def test_a_quick_system_beside_a_slow_one_loses_nothing(self) -> None:
+        """A GPU's steps of 8 ms beside a CPU's of 800: each system is compared with itself alone."""
+        gpu, cpu = serving_log(run="gpu"), changed(serving_log(3000, seed=1, run="cpu"), slice(None), 100)
+        both = Trace({name: np.concatenate([cpu[name], gpu[name]]) for name in gpu.columns})
+        assert clean(both).dropped.get("zero_time", 0) > 0, "as one system they are absurd"
+        labelled = both.with_columns(path=both["run"])
+        assert clean(labelled).dropped == {}
+        assert clean(changed(labelled, slice(3100, 3400), 1e-3)).dropped == {"zero_time": 300}
+
     def test_long_prefills_do_not_make_short_steps_absurd(self) -> None:
         S = np.repeat([1.0, 8.0, 4096.0], [50, 50, 900])
         trace = Trace({"B": np.ones(1000), "S": S, "T_ms": 2 + 0.5 * S})

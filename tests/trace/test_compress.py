@@ -206,6 +206,18 @@ class TestFolder:
         assert found["dropped"] == dict(clean(Trace(columns), options).dropped)
         assert found["rows_used"] + sum(found["dropped"].values()) == found["rows_read"] == len(T)
 
+    def test_absurd_times_are_those_of_their_system_over_its_phases(self, tmp_path: Path) -> None:
+        rng = np.random.default_rng(5)
+        path = np.repeat(["cpu", "gpu"], 600)
+        S = np.tile(np.repeat([1.0, 900.0], 300), 2)
+        T = np.where(path == "cpu", 800.0, 2.0) * np.where(S > 1, 60.0, 1.0) * np.exp(rng.normal(0, 0.05, 1200))
+        asynchronous = rng.choice(1200, 40, replace=False)
+        T[asynchronous] *= 1e-4
+        columns = {"B": np.ones(1200), "S": S, "T_ms": T, "path": path, "phase": np.where(S > 1, "prefill", "decode")}
+        found = compress(write(tmp_path / "rows", columns)).facts["dropped"]
+        trace = Trace({**columns, "path": path.astype(object), "phase": columns["phase"].astype(object)})
+        assert found == dict(clean(trace).dropped) == {"zero_time": 40}
+
     def test_what_no_counter_can_hold_is_named(self, tmp_path: Path) -> None:
         T = np.array([1.0] * 10 + [1e-20, 1e20])
         folder = write(tmp_path / "rows", {"B": np.ones(12), "S": np.ones(12), "T_ms": T})

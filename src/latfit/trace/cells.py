@@ -201,11 +201,12 @@ def group(keys: IntArray, sums: IntArray, low: FloatArray, high: FloatArray) -> 
 
 
 def without(cells: Cells, reason: str, dropped: Mapping[Label, NDArray[np.bool_]]) -> Cells:
-    """Cells without the atoms of each label's mask, counted under `reason`."""
+    """Cells without the atoms of each label's mask (a label without one keeps all), counted under `reason`."""
     rows = sum(int(cells.atoms[label].count[mask].sum()) for label, mask in dropped.items())
     if rows == 0:
         return cells
-    atoms = {label: atoms.select(~dropped[label]) for label, atoms in cells.atoms.items()}
+    kept = {label: cells.atoms[label].select(~mask) for label, mask in dropped.items()}
+    atoms = {**cells.atoms, **kept}
     return replace(cells, atoms=atoms, dropped={**cells.dropped, reason: cells.dropped.get(reason, 0) + rows})
 
 

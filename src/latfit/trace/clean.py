@@ -1,10 +1,10 @@
 """What is dropped before a fit, and why. Each rule has a name, can be switched, and is counted; none works silently.
-silently.
 
 Rules are tried in order and a row is counted under the first that drops it. Slow steps are not dropped by default: a
 real prefill takes longer than any fixed limit, and the tail is what people plan for. Outliers are only marked.
 
-Two rules find their limits in the data:
+Some rules find their limits in the data, those of each system (hardware, model, tp, path) in its own rows: beside a
+CPU's steps of a second those of a GPU would be absurdly short.
 
 * `zero_time`: engines that schedule asynchronously report steps of next to no time. Medians of T are taken in octaves
   of S (with five rows or more); a row below 5 % of the smallest of them is not a step's time.
@@ -12,6 +12,7 @@ Two rules find their limits in the data:
   over all rows, in logarithms, against the spread that rows have about their cell's median: it stands out when it is
   1.5 times slower and four robust standard deviations away. The cold start is the longest beginning of a run, at most
   100 rows and a tenth of it, of which at least half stand out, the last one included.
+* `outlier`: rows five robust standard deviations from the median of their cell.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,13 +72,24 @@ class Cleaned:
 @dataclass(frozen=True)
 class Rule:
     """One reason. optional: it only marks unless it is asked to drop. necessary: no fit could use the rows, so that it
-    cannot be switched off."""
+    cannot be switched off. compares: rows with others of their system."""
 
     reason: str
     meaning: str
     find: Callable[[Trace, CleanOptions], Mask]
     optional: bool = False
     necessary: bool = False
+    compares: bool = False
+
+    def hits(self, trace: Trace, rows: NDArray[np.intp], system: NDArray[np.intp], options: CleanOptions) -> Mask:
+        """Which of these rows it finds (len(rows),)."""
+        if not self.compares:
+            return self.find(trace.select(rows), options)
+        found = np.zeros(len(rows), dtype=bool)
+        for one in np.unique(system[rows]):
+            within = system[rows] == one
+            found[within] = self.find(trace.select(rows[within]), options)
+        return found
 
 
 def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
@@ -90,11 +102,12 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
     reasons = np.full(len(trace), "", dtype=object)
     dropped: dict[str, int] = {}
     marked: dict[str, int] = {}
+    system = trace.system_numbers()
     for rule in RULES:
         if rule.reason in options.keep and not rule.necessary:
             continue
         rows = np.flatnonzero(used)
-        hit = rows[rule.find(trace.select(rows), options)] if len(rows) else rows
+        hit = rows[rule.hits(trace, rows, system, options)]
         if len(hit) == 0:
             continue
         if rule.optional and rule.reason not in options.drop:
@@ -277,10 +290,10 @@ RULES: tuple[Rule, ...] = (
     Rule("non_finite", "B, S or T missing, infinite or not a number", _non_finite, necessary=True),
     Rule("zero_time", "no time at all: asynchronous scheduling", _no_time, necessary=True),
     Rule("bad_value", "T < 0, B < 1, S < B, or a prefill part larger than the whole", _bad_value, necessary=True),
-    Rule("zero_time", "absurdly little time: asynchronous scheduling", _hardly_any_time),
+    Rule("zero_time", "absurdly little time: asynchronous scheduling", _hardly_any_time, compares=True),
     Rule("duplicate", "the same step of the same run twice", _duplicate),
-    Rule("cold_start", "run to warm up, or the slow first steps of a run", _cold_start),
+    Rule("cold_start", "run to warm up, or the slow first steps of a run", _cold_start, compares=True),
     Rule("max_t", "slower than the limit that was asked for", _too_slow),
-    Rule("outlier", "far from the median of its (B,S) cell", _outlier, optional=True),
+    Rule("outlier", "far from the median of its (B,S) cell", _outlier, optional=True, compares=True),
 )
 """Every rule, in the order in which they are tried."""

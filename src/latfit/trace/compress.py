@@ -9,11 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from latfit.errors import BadInput, WrongUsage
 from latfit.trace.cell_rows import WEIGHT, weighted_rows
-from latfit.trace.cells import LADDER, RELATIVE_ERROR, Cells, Pool, cell_starts, without
+from latfit.trace.cells import LADDER, RELATIVE_ERROR, Atoms, Cells, Label, Pool, cell_starts, without
 from latfit.trace.clean import CleanOptions, shortest_believable_ms
 from latfit.trace.dataset import Dataset, open_dataset
+from latfit.trace.schema import IDENTITY
 from latfit.trace.summarise import Scan, summarise, unreadable
 from latfit.trace.table import Trace
 from latfit.units import MS_PER_UNIT
@@ -90,12 +94,18 @@ def _check_options(scan: Scan, backend: str, scheduler: str | None) -> None:
 
 def _without_absurd_times(cells: Cells, options: CleanOptions) -> Cells:
     """Without the steps that `zero_time` drops because no step is so fast."""
-    rows = weighted_rows(cells)
-    if "zero_time" in options.keep or len(rows) == 0:
+    if "zero_time" in options.keep:
         return cells
-    S, T, weight = (rows.floats(name) for name in ("S", "T_ms", WEIGHT))
-    limit = shortest_believable_ms(S, T, weight)
-    return without(cells, "zero_time", {label: atoms.high < limit for label, atoms in cells.atoms.items()})
+    systems: dict[Label, dict[Label, Atoms]] = {}
+    for label, atoms in cells.atoms.items():
+        if len(atoms):
+            systems.setdefault(label[: len(IDENTITY)], {})[label] = atoms
+    absurd: dict[Label, NDArray[np.bool_]] = {}
+    for phases in systems.values():
+        rows = weighted_rows(replace(cells, atoms=phases))
+        limit = shortest_believable_ms(rows.floats("S"), rows.floats("T_ms"), rows.floats(WEIGHT))
+        absurd |= {label: atoms.high < limit for label, atoms in phases.items()}
+    return without(cells, "zero_time", absurd)
 
 
 def _check_used(cells: Cells, scan: Scan, where: str) -> None:

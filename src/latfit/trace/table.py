@@ -55,14 +55,27 @@ class Trace:
 
     def systems(self) -> Iterator[tuple[dict[str, str], "Trace"]]:
         """The trace split by the identity columns that vary: ({column: value}, rows), in order of first appearance."""
-        varying = [name for name in IDENTITY if name in self and len(set(self[name].tolist())) > 1]
+        varying = self._identity()
         if not varying:
             yield {}, self
             return
-        keys = list(zip(*(self[name].tolist() for name in varying), strict=True))
-        for key in dict.fromkeys(keys):
-            rows = np.fromiter((other == key for other in keys), dtype=bool, count=len(keys))
-            yield dict(zip(varying, map(str, key), strict=True)), self.select(rows)
+        number = self.system_numbers()
+        for one in range(number.max() + 1):
+            rows = np.flatnonzero(number == one)
+            yield {name: str(self[name][rows[0]]) for name in varying}, self.select(rows)
+
+    def system_numbers(self) -> NDArray[np.intp]:
+        """Which system each row belongs to (n,): 0, 1, ... in order of first appearance."""
+        columns = [self[name].tolist() for name in self._identity()]
+        if not columns:
+            return np.zeros(len(self), dtype=np.intp)
+        keys = list(zip(*columns, strict=True))
+        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        return np.fromiter((number[key] for key in keys), dtype=np.intp, count=len(keys))
+
+    def _identity(self) -> list[str]:
+        """The identity columns that vary."""
+        return [name for name in IDENTITY if name in self and len(set(self[name].tolist())) > 1]
 
 
 def concatenated(parts: Sequence[Trace], names: Sequence[str]) -> Trace:
