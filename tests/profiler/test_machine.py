@@ -92,6 +92,25 @@ class TestLoadWatch:
         assert busy >= own - 0.05
         assert busy <= wall * len(machine.usable_cpus()) + 0.05
 
+    def test_work_of_child_processes_is_not_others(self) -> None:
+        """A child that still runs, and its own child, compute for 0.4 s each; each says so by its own clock."""
+        compute = "import time; [None for _ in iter(lambda: time.process_time() < 0.4, False)]"
+        script = (
+            f"import subprocess, sys; {compute}\n"
+            f"subprocess.run([sys.executable, '-c', {compute!r}])\n"
+            "print('done', flush=True); sys.stdin.read()"
+        )
+        watch = machine.LoadWatch(1)
+        before = watch._counters()
+        with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            after = watch._counters()
+            child.communicate()
+        if before is None or after is None:
+            pytest.skip("this system has no /proc/stat")
+        assert after[2] - before[2] >= 0.8 - 0.06
+
 
 class TestBlas:
     def test_threads_are_set_and_read_back(self) -> None:

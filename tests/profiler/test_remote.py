@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from latfit.errors import HardwareMissing
 from latfit.profiler.device import DeviceFailed, DeviceOutOfMemory, DeviceSettings
 from latfit.profiler.fake import FakeDevice
 from latfit.profiler.opening import PathSpec, open_in_processes
-from latfit.profiler.remote import RemoteDevice
+from latfit.profiler.remote import RemoteDevice, Turns
 from latfit.profiler.runner import run_profile
 from latfit.profiler.workload import ModelShape, StepShape
 from tests.profiler.planted import CELLS, saturation_ms
@@ -53,6 +56,14 @@ class Slow(FakeDevice):
     def step_ms(self) -> float:
         time.sleep(0.3)
         return super().step_ms()
+
+
+class Pids(FakeDevice):
+    def __init__(self) -> None:
+        super().__init__(saturation_ms)
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "pid": os.getpid()}
 
 
 def refusing() -> FakeDevice:
@@ -157,3 +168,67 @@ def test_numpy_in_processes_of_its_own() -> None:
             device.close()
     assert all(result.measured)
     assert result.between_processes is not None
+
+
+def _state(pid: int) -> str | None:
+    """The process's state as of proc(5), for example T where it is stopped; None where it is gone or unreaped."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state == "Z" else state
+
+
+def _becomes(pid: int, wanted: Callable[[str | None], bool]) -> bool:
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        if wanted(_state(pid)):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a stopped child with its parent")
+class TestTurns:
+    """Threads of a library spin on after a product: who has not the turn must not run at all."""
+
+    def test_a_process_rests_while_another_has_the_turn(self) -> None:
+        turns = Turns()
+        first, second = (RemoteDevice(Pids, (), turns=turns) for _ in range(2))
+        mine, theirs = int(first.facts()["pid"]), int(second.facts()["pid"])
+        for _ in range(2):
+            first.prepare(CELL)
+            first.step_ms()
+            second.prepare(CELL)
+            assert _becomes(mine, lambda state: state == "T")
+            second.step_ms()
+            assert _state(theirs) != "T"
+            first.prepare(CELL)
+            assert _becomes(theirs, lambda state: state == "T")
+            assert _state(mine) != "T"
+            assert int(second.facts()["pid"]) == theirs  # asked out of turn, it answers
+        first.prepare(CELL)
+        second.prepare(CELL)
+        first.close()
+        second.close()
+        assert _becomes(mine, lambda state: state is None)
+        assert _becomes(theirs, lambda state: state is None)
+
+    def test_a_resting_process_ends_with_a_killed_parent(self) -> None:
+        script = (
+            "import os, signal\n"
+            "from latfit.profiler.remote import RemoteDevice, Turns\n"
+            "from tests.profiler.test_remote import CELL, Pids\n"
+            "turns = Turns()\n"
+            "devices = [RemoteDevice(Pids, (), turns=turns) for _ in range(2)]\n"
+            "for device in devices:\n"
+            "    device.prepare(CELL)\n"
+            "print(*(device.facts()['pid'] for device in devices[1:]), devices[0]._child.pid, flush=True)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2]
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        for pid in map(int, done.stdout.split()):
+            assert _becomes(pid, lambda state: state is None), f"{pid} is still there"

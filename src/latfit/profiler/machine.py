@@ -110,7 +110,7 @@ class LoadReading:
 
 class LoadWatch:
     """Reads the system's CPU counters now, and again when called: what others used is all that was busy, less
-    our own.
+    our own and our children's.
 
     Counts only CPUs this process may run on. CPU time stolen by a hypervisor counts as others' use.
     """
@@ -142,7 +142,26 @@ class LoadWatch:
                 ticks += user + nice + system + irq + softirq + steal
         if not ticks:
             return None
-        return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
+        tick = os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), ticks / tick, _family_ticks() / tick
+
+
+def _family_ticks() -> int:
+    """Clock ticks that this process, its children, theirs, and those of them that have ended have computed for."""
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        _, closed, rest = (_first_line(stat) or "").rpartition(")")
+        if not closed:
+            continue  # it ended while we looked
+        fields = rest.split()
+        pid = int(stat.parent.name)
+        ticks[pid] = sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime of proc(5)
+        children.setdefault(int(fields[1]), []).append(pid)
+    family = [os.getpid()]
+    for pid in family:
+        family.extend(children.get(pid, ()))
+    return sum(ticks.get(pid, 0) for pid in family)
 
 
 def _meminfo(key: str) -> int | None:

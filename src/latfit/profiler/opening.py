@@ -18,7 +18,7 @@ from latfit.profiler.device import PRECISIONS, Device, DeviceSettings
 from latfit.profiler.dispatch import probe, satisfies
 from latfit.profiler.isa import cpu_flags, environment_for
 from latfit.profiler.machine import free_memory_bytes, idle_threads, sensible_threads, usable_cpus
-from latfit.profiler.remote import RemoteDevice
+from latfit.profiler.remote import RemoteDevice, Turns
 from latfit.profiler.request import ProfileRequest
 from latfit.profiler.workload import PARTS, ModelShape, Part
 
@@ -311,8 +311,9 @@ def open_in_processes(spec: PathSpec, processes: int) -> list[Device]:
     if processes == 1 and not spec.environment and not spec.pin:
         return [open_path(spec)]
     opened: list[Device] = []
+    turns = Turns()
     try:
-        opened.extend(RemoteDevice(open_path, (spec,), spec.environment) for _ in range(processes))
+        opened.extend(RemoteDevice(open_path, (spec,), spec.environment, turns) for _ in range(processes))
     except BaseException:
         for device in opened:
             device.close()
