@@ -13,17 +13,15 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.fit_time import naive, synthetic
+from benchmarks.fit_time import as_they_are, naive, synthetic
 from benchmarks.timing import paired
 from latfit.fit.loss import RHO, total_cost
 from latfit.fit.problem import FitOptions, FitProblem, make_problem
 from latfit.fit.solve import solve
 from latfit.stats import FloatArray
-from latfit.trace.table import Trace
 
 ROWS = (1_000, 4_000, 10_000, 100_000, 1_000_000)
 
@@ -90,13 +88,6 @@ def compare(rows: int, pairs: int, peers: dict[str, Callable[[FitProblem, float]
         cost = peer(plain, found.f_scale)
         gain = times.theirs_s / times.ours_s
         print(f"  {name}: {times}; {gain:.1f} times as fast; cost ours/theirs - 1 = {found.cost / cost - 1:.1e}")
-
-
-def as_they_are(problem: FitProblem, trace: Trace) -> FitProblem:
-    """The problem with a row for every row of the trace."""
-    steps = {name: trace.floats(name) for name in problem.steps}
-    T = trace.floats("T_ms")
-    return replace(problem, steps=steps, observed=T, weights=np.ones(len(T)), cells=np.arange(len(T)))
 
 
 def main(smoke: bool = False) -> None:

@@ -6,7 +6,7 @@ assumption on the shape (Hahn & Meeker 1991, section 5.2).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,12 +67,15 @@ def weighted_quantile(values: FloatArray, q: float, weights: FloatArray | None =
     """Smallest value with at least a share `q` of the weight at or below it; without weights, NumPy's median for q =
     1/2.
     """
-    if weights is None:
-        return float(np.quantile(values, q))
+    return float(np.quantile(values, q)) if weights is None else weighted_quantiles(values, (q,), weights)[0]
+
+
+def weighted_quantiles(values: FloatArray, shares: Sequence[float], weights: FloatArray) -> list[float]:
+    """The same for several shares."""
     order = np.argsort(values)
     cumulative = np.cumsum(weights[order])
-    rank = int(np.searchsorted(cumulative, q * cumulative[-1] * (1 - 1e-12)))
-    return float(values[order][min(rank, len(values) - 1)])
+    ranks = np.searchsorted(cumulative, np.asarray(shares) * cumulative[-1] * (1 - 1e-12))
+    return [float(value) for value in values[order[np.minimum(ranks, len(values) - 1)]]]
 
 
 def error_metrics(
@@ -86,12 +89,13 @@ def error_metrics(
     ape = np.abs(error) / observed * 100
     squared = float(weights @ error**2)
     spread = float(weights @ (observed - float(weights @ observed) / total) ** 2)
+    median, p90 = weighted_quantiles(ape, (0.5, 0.9), weights)
     return {
         "n": round(total),
         "r2": 1 - squared / spread if spread > 0 and np.ptp(observed) > 0 else math.nan,
         "rmse_ms": math.sqrt(squared / total),
         "mae_ms": float(weights @ np.abs(error)) / total,
         "mape_pct": float(weights @ ape) / total,
-        "median_ape_pct": weighted_quantile(ape, 0.5, weights),
-        "p90_ape_pct": weighted_quantile(ape, 0.9, weights),
+        "median_ape_pct": median,
+        "p90_ape_pct": p90,
     }

@@ -121,13 +121,12 @@ def _leave_one_out_medians(values: FloatArray, cell: NDArray[np.intp]) -> FloatA
     """For each row the median of the other rows of its cell (its own value where it is alone)."""
     result = values.copy()
     order = np.lexsort((values, cell))
-    starts = np.flatnonzero(np.diff(cell[order], prepend=-1))
-    for rows in np.split(order, starts[1:]):
-        n = len(rows)
-        if n < 2:
-            continue
-        x = values[rows]
-        rank = np.arange(n)
-        lower, upper = (n - 2) // 2, (n - 1) // 2  # the middle ranks once one of n sorted values is taken out
-        result[rows] = 0.5 * (x[lower + (rank <= lower)] + x[upper + (rank <= upper)])
+    x, sizes = values[order], np.bincount(cell)
+    n = np.repeat(sizes, sizes)
+    start = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    rank = np.arange(len(x)) - start
+    more = n > 1
+    # The middle ranks once one of n sorted values is taken out.
+    lower, upper = (np.where(more, start + middle + (rank <= middle), 0) for middle in ((n - 2) // 2, (n - 1) // 2))
+    result[order[more]] = 0.5 * (x[lower] + x[upper])[more]
     return result

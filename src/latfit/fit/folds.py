@@ -17,8 +17,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fit.by_row import weights_by_row
-from latfit.stats import weighted_quantile
+from latfit.fit.by_row import numbered, weights_by_row
+from latfit.stats import weighted_quantile, weighted_quantiles
 from latfit.trace.clean import runs_in_time
 from latfit.trace.table import Trace
 
@@ -53,10 +53,10 @@ def assign_folds(trace: Trace, seed: int = 0) -> tuple[str, NDArray[np.int64]]:
         fold = np.empty(len(trace), dtype=np.int64)
         fold[order] = np.arange(len(trace)) * folds // len(trace)
         return BY_TIME, fold
-    table = np.stack([trace.floats("B"), trace.floats("S")], axis=1)
-    cells, cell = np.unique(table, axis=0, return_inverse=True)
-    folds = max(1, min(FOLDS, len(cells) // 2))
-    return BY_CELL, (np.random.default_rng(seed).permutation(len(cells)) % folds)[cell.ravel()]
+    cell = numbered([trace.floats("B"), trace.floats("S")])
+    cells = int(cell.max(initial=-1)) + 1
+    folds = max(1, min(FOLDS, cells // 2))
+    return BY_CELL, (np.random.default_rng(seed).permutation(cells) % folds)[cell]
 
 
 def random_folds(rows: int, folds: int = FOLDS, seed: int = 0) -> Iterator[Fold]:
@@ -90,7 +90,7 @@ def regions(trace: Trace) -> Iterator[tuple[str, Fold]]:
     labels, numbers = [], []
     for name in ("B", "S"):
         column = trace.floats(name)
-        edges = np.unique([weighted_quantile(column, q, weights) for q in (1 / 3, 2 / 3)])
+        edges = np.unique(weighted_quantiles(column, (1 / 3, 2 / 3), weights))
         edges = edges[edges < column.max()]
         numbers.append(np.searchsorted(edges, column, side="left"))
         ends = [column.min(), *edges, column.max()]

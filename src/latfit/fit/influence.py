@@ -126,7 +126,9 @@ def _beside_neighbours(found: _Cells) -> FloatArray:
     logs = np.stack([np.log1p(np.maximum(column, 0.0)) for column in found.columns.values()], axis=1)
     count = min(NEIGHBOURS, len(logs) - 1)
     _, nearest = cKDTree(logs).query(logs, k=count + 1)
-    others = np.array([[j for j in line if j != i][:count] for i, line in enumerate(nearest.tolist())], dtype=np.intp)
+    other = nearest != np.arange(len(logs))[:, None]
+    other[other.all(axis=1), -1] = False  # of cells at one place the tree may leave out the one that asks
+    others = nearest[other].reshape(len(logs), count)
     return np.asarray(found.apart - np.median(found.apart[others], axis=1))
 
 

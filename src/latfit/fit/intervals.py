@@ -63,7 +63,10 @@ def prediction_intervals(trace: Trace, left_out: HeldOut, *, ordered: bool) -> d
     named = phases(trace).astype(str)[left_out.rows]
     by_phase = {}
     for phase in dict.fromkeys(named.tolist()):
-        by_phase[phase] = _one_phase(_Scores.of(trace, left_out, named == phase, ordered), ordered)
+        rows = named == phase
+        by_phase[phase] = _one_phase(
+            _Scores.of(trace, left_out, rows, ordered), left_out.log_ratio[rows] if ordered else None
+        )
     everything = _Scores.of(trace, left_out, np.ones(len(named), dtype=bool), ordered)
     return {
         "method": BY_TIME if ordered else BY_CELL,
@@ -77,8 +80,8 @@ def prediction_intervals(trace: Trace, left_out: HeldOut, *, ordered: bool) -> d
 
 @dataclass(frozen=True)
 class _Scores:
-    """Scores (m,) with the fold of each and how many independent ones it is worth; steps and (B,S) cells that they come
-    from."""
+    """Scores (m,) in rising order, with the fold of each and how many independent ones it is worth; steps and (B,S)
+    cells that they come from."""
 
     score: FloatArray
     fold: NDArray[np.int64]
@@ -93,7 +96,8 @@ class _Scores:
         steps, cells = round(float(weight.sum())), int(cell.max(initial=-1)) + 1
         if not ordered and cells:
             weight = weight * worth(score, weight, cell)
-        return _Scores(score, left_out.fold[rows], weight, steps, cells)
+        rising = np.argsort(score, kind="stable")
+        return _Scores(score[rising], left_out.fold[rows][rising], weight[rising], steps, cells)
 
     def among(self, rows: NDArray[np.bool_]) -> "_Scores":
         return _Scores(self.score[rows], self.fold[rows], self.weight[rows], self.steps, self.cells)
@@ -103,15 +107,13 @@ class _Scores:
         return float(self.weight.sum())
 
     @cached_property
-    def _rising(self) -> tuple[FloatArray, FloatArray]:
-        """Scores and their weights (m,), both in the order of the scores."""
-        order = np.argsort(self.score, kind="stable")
-        return self.score[order], self.weight[order]
+    def _sides(self) -> Mapping[int, tuple[FloatArray, FloatArray]]:
+        """By side: side times the scores (m,) in order, and how many independent ones there are up to each (m,)."""
+        return {1: (self.score, np.cumsum(self.weight)), -1: (-self.score[::-1], np.cumsum(self.weight[::-1]))}
 
     def limit(self, level: float, side: int = 1) -> float | None:
         """The limit that side times a new score stays below."""
-        score, weight = self._rising
-        return limit_of(score, level, weight) if side > 0 else limit_of(-score[::-1], level, weight[::-1])
+        return _limit_of(*self._sides[side], level)
 
 
 def worth(score: FloatArray, weight: FloatArray, cell: NDArray[np.intp]) -> FloatArray:
@@ -152,17 +154,16 @@ def upper_limit(scores: FloatArray, level: float, weights: FloatArray | None = N
     """
     weights = np.ones(len(scores)) if weights is None else weights
     order = np.argsort(scores, kind="stable")
-    return limit_of(scores[order], level, weights[order])
+    return _limit_of(scores[order], np.cumsum(weights[order]), level)
 
 
-def limit_of(rising: FloatArray, level: float, weights: FloatArray) -> float | None:
-    """The same of scores (n,) that are in order."""
-    n = float(weights.sum())
+def _limit_of(rising: FloatArray, reached: FloatArray, level: float) -> float | None:
+    """The same of scores (n,) that are in order, with the sum of weights up to each (n,)."""
+    n = float(reached[-1]) if len(reached) else 0.0
     rank = (n + 1) * level
     if n <= 0 or rank > n + 1e-9:
         return None
-    at = int(np.searchsorted(np.cumsum(weights), rank - 1e-9 * n))
-    return float(rising[min(at, len(rising) - 1)])
+    return float(rising[min(int(np.searchsorted(reached, rank - 1e-9 * n)), len(rising) - 1)])
 
 
 def _factors(scores: _Scores) -> dict[str, Factors]:
@@ -174,10 +175,12 @@ def _factors(scores: _Scores) -> dict[str, Factors]:
     }
 
 
-def _one_phase(scores: _Scores, ordered: bool) -> dict[str, Any]:
+def _one_phase(scores: _Scores, time_order: FloatArray | None) -> dict[str, Any]:
+    """time_order: the scores in the order of time, where the folds follow each other in it."""
+    ordered = time_order is not None
     checked = _checked(scores, ordered)
     outside = [level for level, (low, high) in checked["band"].items() if not low <= checked["coverage"][level] <= high]
-    change = change_point(scores.score) if ordered else None
+    change = change_point(time_order) if time_order is not None else None
     moved = change is not None and change.p_value < CERTAIN and abs(change.shift) > math.log1p(LEAST_SHIFT)
     drifts = ordered and (moved or "0.9" in outside)
     found: dict[str, Any] = {**_factors(scores), "n": scores.steps, "cells": scores.cells, **checked, "drift": drifts}
