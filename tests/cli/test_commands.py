@@ -238,3 +238,19 @@ def test_hostile_labels_pass_through(in_tmp: Path, capsys: Captured) -> None:
     assert latfit("report") == 0
     page = next((in_tmp / "reports").glob("*.html")).read_text()
     assert "<script>alert" not in page
+
+
+@pytest.mark.parametrize(
+    ("verb", "given", "wanted"), [("plan", None, "1"), ("plan", "2", "2"), ("profile", None, "None")]
+)
+def test_only_what_measures_leaves_linear_algebra_its_threads(verb: str, given: str | None, wanted: str) -> None:
+    script = (
+        "import atexit, os; from latfit.cli.app import main; "
+        "atexit.register(lambda: print(os.environ.get('OPENBLAS_NUM_THREADS'))); "
+        f"main([{verb!r}, '--help'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    if given:
+        environment["OPENBLAS_NUM_THREADS"] = given
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.splitlines()[-1] == wanted
