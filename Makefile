@@ -14,11 +14,11 @@ demo: $(CORE)
 	$(BIN)/latfit demo --out reports/demo
 
 test: $(DEV)
-	$(BIN)/python -m pytest -q -n auto
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
 # The profiler's devices beside NumPy: OpenVINO, PyTorch, and transformers as an engine.
 test-devices: $(DEVICES)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto tests/profiler tests/cli/test_profile.py
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto tests/profiler tests/cli/test_profile.py
 
 check: lint types bench
 
@@ -31,7 +31,7 @@ types: $(DEV)
 
 # A smoke run: each benchmark once, small. Full figures: `python -m benchmarks.NAME`.
 bench: $(DEV)
-	$(BIN)/python -m benchmarks --smoke
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks --smoke
 
 # What takes longer than a test run may: accuracy on measured traces (LATFIT_DATA), coverage, speed, scale. See docs.
 soak: $(DEV)
