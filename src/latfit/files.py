@@ -123,5 +123,5 @@ def _file_system_errors(target: Path) -> Iterator[None]:
                 remedy="Free some space, or write elsewhere with --out.",
             ) from None
         raise TargetNotWritable(
-            f"cannot be written ({error.strerror or error})", where=str(target), remedy="Write elsewhere with --out."
+            f"cannot be written ({error.strerror or error})", where=str(target), remedy="Name another place."
         ) from None

@@ -1,5 +1,6 @@
 """A plan against the simulator: closed forms, the exact law with a cut-off, steps that vary, a plan that is denied."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -11,11 +12,15 @@ from latfit.hardware.profile import HardwareProfile, quoted_path
 from latfit.hardware.quote import parse_quote
 from latfit.plan.check import confirmed
 from latfit.plan.decide import make_plan
-from latfit.plan.result import Cutoff, Plan
+from latfit.plan.result import Capacity, Cutoff, Plan
 from latfit.plan.wishes import Wishes
-from latfit.scheduling.policy import Limits, cutoff
+from latfit.queueing.cutoff_search import feasible_cutoffs
+from latfit.queueing.service import measured_times
+from latfit.scheduling.policy import Limits, cutoff, gpu_only
 from latfit.sim.check import check
-from latfit.sim.machine import System, linear_path, table_path
+from latfit.sim.machine import System, linear_path, residual_factors, table_path
+from latfit.sim.simulate import Options
+from latfit.stats import FloatArray
 from tests.plan.test_plan import line, machine
 
 SMALL = {"B": [1, 64], "S": [1, 64]}
@@ -81,7 +86,44 @@ def test_a_plan_that_the_simulation_denies_is_not_feasible() -> None:
     plan = checked(varied, 1.01 * chosen.percentile_ms, 1.0)
     assert (plan.promise, plan.feasible) == ("no", False)
     assert plan.binding.startswith("simulated")
-    assert plan.remedy
+    assert plan.answer.startswith("1,000/s cannot be served")
+    assert isinstance(plan.capacity, Capacity)
+    carried = plan.capacity.sustainable_per_s
+    assert carried is not None
+    assert carried < 1000
+    assert plan.capacity.replicas == math.ceil(1000 / carried)
+    assert f"--replicas {plan.capacity.replicas}" in plan.remedy
+    assert "--check" not in " ".join(plan.notes)
+    assert next(row for row in plan.alternatives if row.chosen).sustainable_per_s == carried
+    # A second look with other random numbers: the rate that is named keeps the SLA, the one asked for does not.
+    times = np.array([4 + 0.1 * b for b in range(1, 65)])
+    system = System(table_path("gpu", times, factors=_normalised(varied)))
+    for rate, holds in ((0.97 * carried / 1e3, True), (1.0, False)):
+        assert check(gpu_only(Limits(64)), system, rate, 99.0, plan.sla_ms, Options(seed=7)).holds is holds
+
+
+def _normalised(profile: HardwareProfile) -> FloatArray:
+    """Residual factors of the GPU's fit, of mean one."""
+    factors = residual_factors(profile.paths["gpu"].fit, "decode")
+    return np.asarray(factors / np.mean((factors[1:] + factors[:-1]) / 2))
+
+
+def test_what_the_cutoff_carries_is_its_own() -> None:
+    """At the rate that GPU and CPU are said to carry some T_cut meets the SLA by the exact law, a tenth above it none;
+    another way of running the load lends it nothing."""
+    profile = HardwareProfile(
+        {
+            "amx": quoted_path("amx", parse_quote("p50=1.3862944ms,max_batch=64")),
+            "gpu": quoted_path("gpu", parse_quote("launch=12ms,slope=0.05ms,max_batch=64")),
+        }
+    )
+    plan = make_plan(profile, 20.0, wishes=Wishes(rate=0.9))
+    row = next(each for each in plan.alternatives if "T_cut" in each.name)
+    assert row.sustainable_per_s is not None
+    times = measured_times(12 + 0.05 * np.arange(1.0, 65))
+    for factor, found in ((0.99, True), (1.1, False)):
+        ranges = feasible_cutoffs(factor * row.sustainable_per_s / 1e3, times, 0.5, 20.0)
+        assert bool(ranges.ranges) is found
 
 
 def test_without_a_load_there_is_nothing_to_simulate() -> None:

@@ -22,7 +22,7 @@ from latfit.cli.report import report
 from latfit.cli.simulate import simulate
 from latfit.cli.trace import trace
 from latfit.cli.validate import validate
-from latfit.errors import LatfitError, TargetNotWritable
+from latfit.errors import LatfitError, TargetNotWritable, WrongUsage
 
 # Rich's help would double the start-up time; plain help says the same.
 app = typer.Typer(
@@ -90,6 +90,9 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         _drop_what_is_buffered()
         return 0
+    except MemoryError as error:
+        typer.echo(f"latfit: out of memory ({error})\nAsk for less at a time: fewer rows, requests or cells.", err=True)
+        return WrongUsage.exit_code
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -33,6 +33,8 @@ def compare(
     from latfit.fit.apply import change
     from latfit.report.results import comparison_table
 
+    if not tolerance >= 0:
+        raise WrongUsage(f"a tolerance of {tolerance:g} %", where="--tolerance", remedy="Give 0 or more.")
     if len(sources) < 2:
         raise WrongUsage("one fit has nothing to be compared with", remedy="Name two or more.")
     fits = [_fit_of(source, seed) for source in sources]

@@ -25,10 +25,11 @@ def evaluate(
     from latfit.fit.apply import evaluate as scores
     from latfit.model.result import read_fit
     from latfit.report.results import evaluation_table
-    from latfit.trace.ingest import data_facts
+    from latfit.trace.ingest import check_one_system, data_facts
 
     fitted = read_fit(fit)
     read = read_sources(source, typed, quiet=quiet or json)
+    check_one_system(read)
     found = scores(fitted, read.trace)
     if json:
         print_json(found)

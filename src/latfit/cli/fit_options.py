@@ -1,6 +1,7 @@
 """The options of `latfit fit`, and what users say of parameters, read: values, ranges and priors by name."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -58,9 +59,17 @@ StrictOption = Annotated[bool, typer.Option("--strict", help="Exit with 4 when t
 
 def parse_fixed(texts: list[str]) -> dict[str, float]:
     """{parameter: value} from `P_max=60`. Raises WrongUsage."""
-    return {
-        name: _number(value, text, "--fix", "P_max=60") for text in texts for name, _, value in [text.partition("=")]
-    }
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        _check_once(name, found, "--fix")
+        found[name] = _number(value, text, "--fix", "P_max=60")
+    return found
+
+
+def _check_once(name: str, found: Mapping[str, object], option: str) -> None:
+    if name in found:
+        raise WrongUsage(f"{name} is given twice", where=option, remedy="Give it once.")
 
 
 def parse_ranges(texts: list[str], option: str) -> dict[str, tuple[float, float]]:
@@ -68,15 +77,17 @@ def parse_ranges(texts: list[str], option: str) -> dict[str, tuple[float, float]
 
     Raises WrongUsage.
     """
-    found = {}
+    found: dict[str, tuple[float, float]] = {}
     for text in texts:
         name, _, span = text.partition("=")
         first, _, second = span.partition(":")
-        ends = (_number(first, text, option, "k_B=0.01:1"), _number(second, text, option, "k_B=0.01:1"))
+        example = "k_B=0.01:1" if option == "--bounds" else "P_max=60:5 (mean and standard deviation)"
+        ends = (_number(first, text, option, example), _number(second, text, option, example))
         orderly = ends[0] < ends[1] if option == "--bounds" else ends[1] > 0
         if not (0 <= ends[0] < math.inf and 0 < ends[1] < math.inf and orderly):
             wanted = "low:high with 0 <= low < high" if option == "--bounds" else "mean:sd, the sd above zero"
             raise WrongUsage(f"{text!r} cannot be used", where=option, remedy=f"Give {wanted}.")
+        _check_once(name, found, option)
         found[name] = ends
     return found
 

@@ -35,8 +35,11 @@ def ingest(
     from latfit.files import check_writable
     from latfit.provenance import run_facts
     from latfit.trace.ingest import data_facts
-    from latfit.trace.store import write_trace
+    from latfit.trace.store import check_trace_name, write_trace
 
+    for target in (out, dropped):
+        if target is not None:
+            check_trace_name(target)
     check_writable(out)
     read = read_sources(source, typed, quiet=quiet or json)
     if dropped is not None:

@@ -7,7 +7,7 @@ import typer
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and no progress on stderr.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 HardwareOption = Annotated[
     Path, typer.Option("--hardware", help="The machine's profile: execution paths with their fits.")
 ]
@@ -16,7 +16,9 @@ PercentileOption = Annotated[
 ]
 TokensOption = Annotated[
     int | None,
-    typer.Option("--tokens-per-request", help="Tokens that a request adds to a step; without it 1, which is decode."),
+    typer.Option(
+        "--tokens-per-request", min=1, help="Tokens that a request adds to a step; without it 1, which is decode."
+    ),
 ]
 SourcesArgument = Annotated[
     list[str],

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from latfit.trace.table import Trace
 
 MOST_SHOWN = 40
+NO_STEP = "is no step"
+POSSIBLE = "A step has S >= B >= 1; what prefills is a part of B and of S, and no count is below zero."
 GRID_B, GRID_S = 5, 6
 """Values of B and S that --sensitivity takes where none are named."""
 
@@ -165,6 +167,7 @@ def _steps(B: list[int], S: list[int], given: dict[str, float], data: Path | Non
     """The steps asked for. Raises WrongUsage, BadInput."""
     import numpy as np
 
+    from latfit.trace.clean import impossible_steps
     from latfit.trace.readers import open_source
     from latfit.trace.readers.tabular import read_columns
     from latfit.trace.table import Trace
@@ -172,9 +175,17 @@ def _steps(B: list[int], S: list[int], given: dict[str, float], data: Path | Non
     if (data is None) == (not B):
         raise WrongUsage("give either -B (and -S) or --data", remedy="For example: latfit predict FIT -B 8 -S 512")
     if data is not None:
-        return read_columns(open_source(data), ("B", "S"))
+        steps = read_columns(open_source(data), ("B", "S"))
+        if (bad := impossible_steps(steps)).any():
+            row = int(np.argmax(bad))
+            raise BadInput(f"row {row + 1} {NO_STEP}", where=str(data), remedy=POSSIBLE)
+        return steps
     pairs = [(b, s) for b in B for s in (S or [b]) if 1 <= b <= s]
     if not pairs:
         raise WrongUsage("no step has S >= B >= 1", where="-B, -S", remedy="Every request computes at least one token.")
+    named = [f"--{name.replace('_', '-')}" for name in given]
     columns = {"B": np.array([b for b, _ in pairs], float), "S": np.array([s for _, s in pairs], float)}
-    return Trace({**columns, **{name: np.full(len(pairs), float(value)) for name, value in given.items()}})
+    steps = Trace({**columns, **{name: np.full(len(pairs), float(value)) for name, value in given.items()}})
+    if impossible_steps(steps).any():
+        raise WrongUsage(f"one of these {NO_STEP}", where=", ".join(["-B", "-S", *named]), remedy=POSSIBLE)
+    return steps

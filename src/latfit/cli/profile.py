@@ -91,8 +91,10 @@ def profile(
     Every sample is kept. Ctrl-C keeps what was measured, and --resume goes on from there.
     """
     from latfit.files import check_writable
+    from latfit.trace.store import check_trace_name
 
     budget_ms = parse_duration_ms(budget or "60s", option="--budget")
+    check_trace_name(out)
     check_writable(out)
 
     from latfit.profiler.design import parse_contexts, parse_cpus

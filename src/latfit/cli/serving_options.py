@@ -11,6 +11,8 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.units import parse_duration_ms
 
 if TYPE_CHECKING:
+    from latfit.hardware.quote import Quote
+    from latfit.model.result import FitResult
     from latfit.sim.engine.cluster import Routing, Transfer
     from latfit.sim.engine.result import Promise
     from latfit.sim.engine.settings import EngineSettings, Order
@@ -36,18 +38,34 @@ class CostOptions:
         str | None, typer.Option("--lengths", help="Prompt and output tokens of requests at a --rate, such as 512:128.")
     ] = None
 
-    def costs(self, hardware: Path) -> "FloatArray":
-        from latfit.hardware.profile import read_hardware
+    def costs(self, hardware: Path) -> "tuple[FloatArray, list[str]]":
+        """Step costs, and a note on each that nobody measured: quoted ones, prefill where the fit has seen none."""
         from latfit.model.result import read_fit
         from latfit.sim.engine.cost import step_costs
+        from latfit.validation.cautions import prefill_unseen
 
-        with_prefill = None if self.prefill_fit is None else read_fit(self.prefill_fit)
+        name, fit, quote = self._of_steps(hardware)
+        prefill = None if self.prefill_fit is None else read_fit(self.prefill_fit)
+        notes = []
+        if quote is not None:
+            free = "" if quote.per_token_ms else "; a prompt costs no more than one token there: name per_token"
+            notes.append(f"{name}: times are quoted ({quote.text}), not measured{free}.")
+        first = self.prefill_on or self.prefill_fit
+        if unseen := prefill_unseen(fit if first is None else read_fit(first)):
+            notes.append(f"{first or name}: {unseen.message}. {unseen.remedy}")
+        return step_costs(fit, prefill), notes
+
+    def _of_steps(self, hardware: Path) -> "tuple[str, FitResult, Quote | None]":
+        """(name, fit, quoted numbers that it stands for) of the engine's steps."""
+        from latfit.hardware.profile import read_hardware
+        from latfit.model.result import read_fit
+
         if self.fit is not None:
-            return step_costs(read_fit(self.fit), with_prefill)
+            return str(self.fit), read_fit(self.fit), None
         path = read_hardware(hardware).first_of(("gpu",))
         if path is None:
             raise BadInput("there is no gpu path", where=str(hardware), remedy="Name the engine's fit with --fit.")
-        return step_costs(path.fit, with_prefill)
+        return path.label, path.fit, path.quote
 
     def transfer_of(self) -> "Transfer":
         from latfit.sim.engine.cluster import Transfer
@@ -131,7 +149,7 @@ class ClusterOptions:
     prefix_share: Annotated[
         float, typer.Option("--prefix-share", help="prefix: share of a prompt that a user's last replica holds.")
     ] = 0.5
-    tenants: Annotated[int, typer.Option("--tenants", help="Users that requests at a --rate come from.")] = 1
+    tenants: Annotated[int, typer.Option("--tenants", min=1, help="Users that requests at a --rate come from.")] = 1
     ttft_slo: Annotated[str | None, typer.Option("--ttft-slo", help="Time to first token that is promised.")] = None
     tpot_slo: Annotated[str | None, typer.Option("--tpot-slo", help="Time per output token that is promised.")] = None
 

@@ -58,13 +58,17 @@ def simulate(
     from latfit.cli.output import note
 
     if engine_options.engine:
+        if policy_options.policy:
+            raise WrongUsage(
+                "a policy beside an engine", where="--policy", remedy="Leave one out: engines have --order."
+            )
         from latfit.cli.simulate_engine import Asked, simulate_engine
 
         engine = (engine_options, cost_options, order_options, cluster_options)
         asked = Asked(*engine, load_options, run_options, hardware, policy_options.ageing, sweep_options)
         simulate_engine(asked, seed=seed, json=json, quiet=quiet)
         return
-    load = load_options.load() if study is None else None
+    load = load_options.load(sweep_options.varied()[0]) if study is None else None
     mean, longest = load_options.tokens(load, tokens_per_request)
     system = path_options.system(hardware, mean, longest)
     if tokens_per_request is None and not longest and not path_options.path:

@@ -41,12 +41,13 @@ def simulate_engine(asked: Asked, *, seed: int, json: bool, quiet: bool) -> None
 
     figure, folder = asked.sweep.figure, asked.sweep.report
     asked.sweep.check_targets()
-    costs = asked.cost.costs(asked.hardware)
+    costs, unmeasured = asked.cost.costs(asked.hardware)
     cases = _cases(asked)
     found: list[tuple[dict[str, Any], EngineRun]] = []
     with progress_bar("Simulating", quiet=quiet or json) as advance:
         for done, (load, settings) in enumerate(cases):
-            found.append(_one(asked, load, settings, costs, seed))
+            entry, run = _one(asked, load, settings, costs, seed)
+            found.append((entry | {"notes": [*unmeasured, *entry["notes"]]}, run))
             advance(done + 1, len(cases))
     runs = [entry for entry, _ in found]
     if figure is not None:
@@ -90,6 +91,8 @@ def _cases(asked: Asked) -> "list[tuple[Load, EngineSettings]]":
         raise WrongUsage("engines take no closed loop", where="--users", remedy="Give --rate or --arrivals.")
     if isinstance(load, OpenLoad):
         law = asked.cost.length_law()
+        if law is not None and asked.load.prompt_lengths is not None:
+            raise WrongUsage("lengths are given twice", where="--lengths, --prompt-lengths", remedy="Give one of them.")
         if law is None and asked.load.prompt_lengths is None:
             raise WrongUsage(
                 "requests have no lengths", where="--rate", remedy="Give --lengths 512:128 or --prompt-lengths FILE."

@@ -1,13 +1,13 @@
 """The options of `latfit simulate` in groups, as typed, and what they mean."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfit.errors import WrongUsage
+from latfit.errors import BadInput, WrongUsage
 from latfit.units import parse_duration_ms, parse_rate_per_ms
 
 if TYPE_CHECKING:
@@ -128,14 +128,16 @@ class LoadOptions:
             raise WrongUsage("requests have tokens of their own", where="--tokens-per-request", remedy="Leave it out.")
         return float(prompts.mean()), float(prompts.max())
 
-    def load(self) -> "Load":
-        """Raises WrongUsage for kinds of load that contradict each other."""
+    def load(self, swept: Sequence[float] = ()) -> "Load":
+        """The load, at the first rate. swept: rates per ms in place of --rate. Raises WrongUsage for kinds of load that
+        contradict each other."""
         from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad
 
         kinds = [self.arrivals is not None, self.users is not None, self.load_curve is not None]
         if sum(kinds) > 1:
             raise WrongUsage("several kinds of load", where="--arrivals, --users, --load-curve", remedy="Give one.")
-        if not any(kinds) and not self.rate:
+        rates = [*swept, *self.rates()]
+        if not any(kinds) and not rates:
             raise WrongUsage(
                 "no load is given", where="--rate", remedy="Give --rate 500/s, --arrivals FILE or --users 20."
             )
@@ -154,8 +156,7 @@ class LoadOptions:
             return ClosedLoad(self.users, parse_duration_ms(self.think, option="--think"), **more)
         if self.load_curve is not None:
             return OpenLoad(read_curve(self.load_curve), **more)
-        assert self.rate
-        return OpenLoad(parse_law(self.law, parse_rate_per_ms(self.rate[0], option="--rate")), **more)
+        return OpenLoad(parse_law(self.law, rates[0]), **more)
 
     def rates(self) -> list[float]:
         return [parse_rate_per_ms(text, option="--rate") for text in self.rate or ()]
@@ -330,6 +331,8 @@ def parse_law(text: str, rate: float) -> "ArrivalLaw":
             return bursts(rate, float(rest[0]), float(rest[1]), parse_duration_ms(rest[2], option="--law"))
     except ValueError:
         pass
+    except WrongUsage as error:
+        raise WrongUsage(f"{text!r}: {error.found}", where="--law", remedy="Numbers of a law are above zero.") from None
     raise WrongUsage(
         f"{text!r} is no law of arrivals", where="--law", remedy="Write poisson, gamma:2 or bursts:4:0.1:1s."
     )
@@ -344,7 +347,14 @@ def read_curve(source: Path) -> "ArrivalLaw":
     table = read_columns(open_source(source), ("t_s", "rate_per_s"))
     second = MS_PER_UNIT["s"]
     moments, rates = table.floats("t_s") * second, table.floats("rate_per_s") / second
-    return Piecewise(moments.tolist(), rates.tolist(), repeats=True)
+    try:
+        return Piecewise(moments.tolist(), rates.tolist(), repeats=True)
+    except WrongUsage as error:
+        raise BadInput(
+            error.found,
+            where=str(source),
+            remedy="Give t_s from 0 on, in rising order, and a rate_per_s of 0 or more at each.",
+        ) from None
 
 
 def fitted_lengths(source: Path) -> Any:

@@ -159,10 +159,13 @@ def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
     `notes` on what was taken for granted."""
     observed, named, weights = trace.floats("T_ms"), phases(trace).astype(str), weights_by_row(trace)
     T = typical_ms(fit, trace)
-    coverage = {}
+    coverage, without = {}, []
     for level in known_levels(fit):
         found = predict(fit, trace, level)
         known = np.isfinite(found.low) & np.isfinite(found.high)
+        if not known.all():
+            steps = round(float(weights[~known].sum()))
+            without.append(f"{steps:,} steps have no interval of {100 * level:g} % and do not count in it.")
         if known.any():
             inside = (observed >= found.low) & (observed <= found.high)
             coverage[f"{level:g}"] = float(np.average(inside[known], weights=weights[known]))
@@ -172,7 +175,7 @@ def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
         "by_phase": {phase: error_metrics(observed[rows], T[rows], weights[rows]) for phase, rows in rows_of.items()},
         "interval_coverage": coverage,
         "outside_domain": round(float(weights[fit.outside_domain(**_read(fit, trace))].sum())),
-        "notes": [*taken(fit, trace), *_unknown_prefill(fit, trace)],
+        "notes": [*taken(fit, trace), *_unknown_prefill(fit, trace), *without],
     }
 
 

@@ -42,6 +42,13 @@ def cautions(
     as_good = line is not None and (line <= enough or identifiability.get("line_as_good", False))
     if line is not None and as_good and problem.model.name != "linear" and error > 0:
         yield _line_is_as_good(line, error)
+    constant = baselines.get("constant", {}).get("cv", {}).get("mape_pct")
+    if constant is not None and problem.model.name != "constant" and 0 < constant <= error:
+        yield Caution(
+            "no_better_than_constant",
+            f"A constant predicts unseen cells as well ({constant:.1f} % against {error:.1f} %): B and S say nothing.",
+            "Check which columns are B, S and T_ms (--map), and what else decides the latency of these steps.",
+        )
     if not identifiability["prefill"]:
         yield Caution(
             "decode_only",

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from latfit.errors import SlaOutOfReach
 from latfit.plan.result import Alternative, Cutoff
-from latfit.plan.systems import Both, Machine, System, Target, law_or_none
+from latfit.plan.systems import GREEDY, Both, Machine, System, Target, law_or_none
 from latfit.plan.wishes import Objective
 from latfit.plan.words import rate_text
 from latfit.queueing.capacity import sustainable_rate
@@ -47,7 +47,7 @@ def compared(
     """Every alternative at a rate per ms, one of them chosen where any meets the SLA."""
     found = [_judged(system, law_or_none(system, rate), rate, target) for system in systems]
     if waiting is not None and (both := machine.both) is not None:
-        best = max((row.sustainable_per_s or 0.0 for row in found), default=0.0) / 1e3
+        best = _gpu_alone(both, systems, found)
         system = cutoff_system(both, waiting.shown_ms)
         law = law_or_none(system, rate)
         met = law is not None and law.percentile(target.q) <= target.sla_ms * (1 + ROUNDING)
@@ -58,6 +58,12 @@ def compared(
         return found
     chosen = _best(meeting, rate, objective)
     return [_verdict(row, row is chosen) for row in found]
+
+
+def _gpu_alone(both: Both, systems: Sequence[System], rows: Sequence[Alternative]) -> float:
+    """Rate per ms that the GPU carries alone, taking all that wait: what any T_cut as long as the SLA carries too."""
+    greedy = [row for system, row in zip(systems, rows, strict=True) if system.name == f"{both.gpu.label}, {GREEDY}"]
+    return (greedy[0].sustainable_per_s or 0.0) / 1e3 if greedy else 0.0
 
 
 def cutoff_system(both: Both, cutoff_ms: float) -> System:
@@ -122,9 +128,9 @@ def path_capacity(system: System, target: Target) -> float:
 
 
 def cutoff_capacity(both: Both, target: Target, at_least: float) -> float:
-    """Rate per ms that GPU + CPU carry within the SLA with the best T_cut at each rate: from what one path carries, by
-    bisection. Where a batch depends on the one before (T_cut above T(1)) only what bounds decide counts: the law
-    would take too long, so the answer may be low."""
+    """Rate per ms that GPU + CPU carry within the SLA with the best T_cut at each rate: from a rate that is known to
+    be carried (0: none is), by bisection. Where a batch depends on the one before (T_cut above T(1)) only what bounds
+    decide counts: the law would take too long, so the answer may be low."""
 
     def meets(rate: float) -> bool:
         for cutoff in _cutoffs(both, target.sla_ms, rate):

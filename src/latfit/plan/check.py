@@ -7,6 +7,7 @@ exponential.
 """
 
 import contextlib
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +15,12 @@ import numpy as np
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.hardware.estimate import phase_of
 from latfit.hardware.profile import HardwareProfile
+from latfit.plan.capacity import capacity_of
 from latfit.plan.cutoff import cutoff_plan
-from latfit.plan.result import Alternative, Cutoff, Plan
-from latfit.plan.systems import ONE_AT_A_TIME, Machine, Part, Target, machine_of
+from latfit.plan.result import Alternative, Cutoff, Plan, Unknown
+from latfit.plan.systems import GREEDY, ONE_AT_A_TIME, Machine, Part, Target, machine_of
 from latfit.plan.wishes import Wishes
+from latfit.plan.words import rate_text
 from latfit.scheduling import policy as policies
 from latfit.scheduling.policy import Limits, Policy
 from latfit.sim.check import Checked, check
@@ -31,6 +34,8 @@ MARGIN = 0.02
 """Share of the SLA that a plan in doubt is told to keep: the simulation tells twice its precision."""
 
 MOST_REPLICATIONS = 40
+COARSE, FEW_REPLICATIONS, BISECTIONS = 0.02, 12, 7
+"""What is spent on each rate when the one that the simulation allows is looked for, and on how many."""
 
 
 def confirmed(plan: Plan, profile: HardwareProfile, wishes: Wishes, seed: int = 0) -> Plan:
@@ -48,8 +53,25 @@ def confirmed(plan: Plan, profile: HardwareProfile, wishes: Wishes, seed: int = 
         requests=REQUESTS, replications=4, seed=seed, precision=PRECISION, most_replications=MOST_REPLICATIONS
     )
     found = check(policy, system, rate, plan.percentile, plan.sla_ms, options)
-    plan = _with(plan, chosen, found)
-    return plan if found.holds is not None else _with_way_out(plan, chosen, machine, wishes)
+    if found.holds is False:
+        return _denied(plan, chosen, found, wishes, _carried(plan, system, policy, rate, options))
+    plan = _confirmed(plan, chosen, found)
+    return plan if found.holds else _with_way_out(plan, chosen, machine, wishes)
+
+
+def _carried(plan: Plan, system: System, policy: Policy, rate: float, options: Options) -> float:
+    """Rate per ms below `rate` that the way keeps the SLA at in the simulation, by bisection; 0 where none was found.
+
+    The way stays as it was planned: its batches, its T_cut.
+    """
+    assert plan.percentile is not None
+    low, high = 0.0, rate
+    asked = replace(options, precision=COARSE, most_replications=FEW_REPLICATIONS)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        kept = check(policy, system, middle, plan.percentile, plan.sla_ms, asked).holds
+        low, high = (middle, high) if kept else (low, middle)
+    return low
 
 
 def _simulated(machine: Machine, chosen: Alternative, plan: Plan, rate: float) -> tuple[System, Policy]:
@@ -60,7 +82,7 @@ def _simulated(machine: Machine, chosen: Alternative, plan: Plan, rate: float) -
             return System(_path(part, phase, 1, alone=True)), policies.gpu_only(Limits(1))
         if chosen.name.startswith(f"{part.label}, "):
             best = part.times.best_batch()
-            greedy = chosen.name.endswith("greedy batches")
+            greedy = chosen.name.endswith(GREEDY)
             policy = policies.gpu_only(Limits(best)) if greedy else policies.marginal_cost(rate, Limits(best))
             return System(_path(part, phase, best)), policy
     both = machine.both
@@ -102,23 +124,63 @@ def _with_way_out(plan: Plan, chosen: Alternative, machine: Machine, wishes: Wis
     return replace(plan, notes=[*plan.notes, told])
 
 
-def _with(plan: Plan, chosen: Alternative, found: Checked) -> Plan:
-    low, high = (format_ms(end, 4) for end in (found.percentile.low, found.percentile.high))
-    told = f"Simulated: {low} to {high} (95 %)."
-    plan = replace(
-        plan,
-        checked={"way": chosen.name, **found.to_json()},
-        promise={True: "yes", False: "no", None: "in doubt"}[found.holds],
-        answer=f"{plan.answer.split(' Cannot promise')[0]} {told}",
-    )
-    if isinstance(plan.T_cut, Cutoff) and "T_cut" in chosen.name:
-        bounds = {**plan.T_cut.bounds_ms, "simulated": found.percentile.value}
-        plan = replace(plan, T_cut=replace(plan.T_cut, bounds_ms=bounds, holds=[*plan.T_cut.holds, "simulated"]))
-    if found.holds is not False:
-        return plan
+def _confirmed(plan: Plan, chosen: Alternative, found: Checked) -> Plan:
+    """The plan with what the simulation found, which does not deny it."""
     return replace(
-        plan,
+        _told(plan, chosen, found),
+        promise="yes" if found.holds else "in doubt",
+        answer=f"{plan.answer.split(' Cannot promise')[0]} Simulated: {_range(found)} (95 %).",
+    )
+
+
+def _told(plan: Plan, chosen: Alternative, found: Checked) -> Plan:
+    notes = [text.partition("; --check")[0].rstrip(".") + "." for text in plan.notes]
+    plan = replace(plan, checked={"way": chosen.name, **found.to_json()}, notes=notes)
+    if not (isinstance(plan.T_cut, Cutoff) and "T_cut" in chosen.name):
+        return plan
+    bounds = {**plan.T_cut.bounds_ms, "simulated": found.percentile.value}
+    return replace(plan, T_cut=replace(plan.T_cut, bounds_ms=bounds, holds=[*plan.T_cut.holds, "simulated"]))
+
+
+def _range(found: Checked) -> str:
+    return " to ".join(format_ms(end, 4) for end in (found.percentile.low, found.percentile.high))
+
+
+def _denied(plan: Plan, chosen: Alternative, found: Checked, wishes: Wishes, carried: float) -> Plan:
+    """The plan that the simulation denies, with the rate per ms that it would allow (0: none)."""
+    assert plan.rate_per_s is not None
+    assert chosen.percentile_ms is not None
+    by_formula = format_ms(chosen.percentile_ms)
+    needs = f"{chosen.name} needs {_range(found)} (95 %) where steps vary, {by_formula} by formula"
+    allowed = carried * 1e3
+    machines = math.ceil(plan.rate_per_s / allowed) if carried else None
+    price = None if chosen.price_per_hour is None or not chosen.replicas else chosen.price_per_hour / chosen.replicas
+    row = replace(
+        chosen,
+        sustainable_per_s=allowed or None,
+        goodput_per_s=plan.rate_per_s * (found.result.slo_attainment or 0.0),
+        replicas=machines,
+        price_per_hour=None if price is None or machines is None else price * machines,
+        verdict="meets the SLA by formula, misses it in the simulation",
+    )
+    rows = [row if each is chosen else each for each in plan.alternatives]
+    binding = f"the SLA, beyond {rate_text(allowed)} in the simulation" if carried else "the SLA, at any rate tried"
+    remedy = "No lower rate was found that it keeps the SLA at. Relax the SLA."
+    if carried:
+        wanted = math.ceil(plan.rate_per_s * wishes.replicas / allowed)
+        remedy = (
+            f"One machine carries {rate_text(allowed)} so ({chosen.name}); this rate needs {wanted} replicas:"
+            f" --replicas {wanted}."
+        )
+    unknown = Unknown("the simulation found no rate at which the planned way meets the SLA")
+    return replace(
+        _told(plan, chosen, found),
         feasible=False,
-        binding=f"simulated, {chosen.name} needs {low} to {high}",
-        remedy="Relax the SLA, lower the rate, or take one of the other ways.",
+        promise="no",
+        alternatives=rows,
+        capacity=capacity_of([row], wishes, binding) or unknown,
+        binding=f"simulated, {needs}",
+        remedy=remedy,
+        answer=f"{rate_text(plan.rate_per_s)} cannot be served within {format_ms(plan.sla_ms)} for"
+        f" {plan.percentile:g} % of responses: simulated, {needs}.",
     )

@@ -60,9 +60,10 @@ class BatchRange:
 
 @dataclass(frozen=True)
 class RuleChoice:
-    """A batching rule at the plan's rate: its stopping batch, mean response, and by what share that exceeds the
-    optimum's (None where the optimum could not be computed)."""
+    """A batching rule at the plan's rate on a path alone: its stopping batch, mean response, and by what share that
+    exceeds the optimum's (None where the optimum could not be computed)."""
 
+    path: str
     rule: str
     batch: int
     mean_ms: float | None

@@ -27,6 +27,7 @@ from latfit.scheduling.marginal_cost import stopping_batch
 
 MOST_WAITED_FOR = 256
 ONE_AT_A_TIME = "one at a time"
+GREEDY = "greedy batches"
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def _batching(part: Part, rate: float) -> list[System]:
     def amortised(load: float) -> ResponseLaw:
         return batch_queue(load, times, stopping_batch("amortised", T, load))
 
-    greedy = System(f"{part.label}, greedy batches", (part.path,), lambda load: batch_queue(load, times), limit)
+    greedy = System(f"{part.label}, {GREEDY}", (part.path,), lambda load: batch_queue(load, times), limit)
     if stopping_batch("amortised", T, rate) == 1:
         return [greedy]
     return [greedy, System(f"{part.label}, amortised batches", (part.path,), amortised, limit)]

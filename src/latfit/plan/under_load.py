@@ -112,15 +112,15 @@ def _loaded_threshold(machine: Machine, rate: float, plan: Plan, wishes: Wishes)
 def _rules(machine: Machine, rate: float) -> list[RuleChoice]:
     """Batching rules on the GPU (else the CPU) and how far each is from the optimum, which is left out where it cannot
     be computed."""
-    times = machine.main.times
+    times, label = machine.main.times, machine.main.label
     if rate >= times.rate_limit():
         return []
     try:
         costs = rule_costs(rate, times)
-        return [RuleChoice(name, cost.threshold, cost.mean_ms, cost.excess) for name, cost in costs.items()]
+        return [RuleChoice(label, name, cost.threshold, cost.mean_ms, cost.excess) for name, cost in costs.items()]
     except SlaOutOfReach:
         T = times.table(1, times.max_batch or 1).tolist()
-        return [RuleChoice(name, stopping_batch(name, T, rate), None, None) for name in RULES]
+        return [RuleChoice(label, name, stopping_batch(name, T, rate), None, None) for name in RULES]
 
 
 def _frontier(

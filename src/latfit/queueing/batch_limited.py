@@ -24,6 +24,8 @@ from latfit.stats import FloatArray
 
 MOST_STATES = 6000
 LOG_NEGLIGIBLE = 50.0
+FASTEST = 256.0
+"""ln z beyond which nothing is left of the queue, and e^z is no number any more."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ def queue_ratio(a: float, B: int) -> float:
 
     high = 1.0
     while excess(high) < 0:
+        if high > FASTEST:
+            return math.exp(high)
         high *= 2
     low = min(high, (B - a) / B)
     while excess(low) >= 0:

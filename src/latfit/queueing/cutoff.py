@@ -37,6 +37,8 @@ from latfit.queueing.service import ServiceTimes
 from latfit.queueing.waits import Idle, Residual, poisson, poisson_reach
 from latfit.stats import FloatArray
 
+NEXT_TO_NOTHING = 1e-10
+"""Load of the AMX below which the bound's root lies closer to mu than numbers tell."""
 BINDING = 1e-7
 """Chance of more survivors than the largest batch from which on it binds."""
 
@@ -151,10 +153,13 @@ def cutoff_queue(rate: float, cutoff_ms: float, times: ServiceTimes, amx_rate: f
 
 
 def overflow_bound(queue: CutoffQueue) -> OverflowBound | None:
-    """The exponential bound on the AMX sojourn of overflow; None where batches are not i.i.d. or lambda p_o >= mu."""
+    """The exponential bound on the AMX sojourn of overflow; None where batches are not i.i.d. or lambda p_o >= mu, or
+    so little arrives that the root is beyond what numbers tell."""
     if not queue.independent_batches or queue.overflow_rate >= queue.amx_rate:
         return None
     rate, mu, cutoff = queue.rate, queue.amx_rate, queue.cutoff_ms
+    if rate < NEXT_TO_NOTHING * mu:
+        return None
     p = queue.chain.p[0]
     on = np.concatenate([queue.chain.T[:1], queue.chain.T]) - cutoff
     empty = np.arange(len(p)) == 0
@@ -175,11 +180,13 @@ def overflow_bound(queue: CutoffQueue) -> OverflowBound | None:
         step /= 2
         if step < 1e-9 * mu:
             return None
+    if log_mean(mu * (1 - 1e-12)) <= 0:
+        return None
     theta = float(optimize.brentq(log_mean, floor + step, mu * (1 - 1e-12), xtol=1e-14))
     mean_omega = float(p @ np.exp(log_omega(theta)))
     h = math.exp(-theta * cutoff - math.log1p(theta / rate))
-    K = (1 - mean_omega) / (kappa(theta) * float(p @ on) * h)
-    return OverflowBound(theta, K, mu)
+    scale = kappa(theta) * float(p @ on) * h
+    return OverflowBound(theta, (1 - mean_omega) / scale, mu) if scale != 0 else None
 
 
 def any_batch_percentile(rate: float, cutoff_ms: float, times: ServiceTimes, amx_rate: float, q: float) -> float:

@@ -166,9 +166,9 @@ def _improve(problem: _Problem, dispatch: BoolArray) -> tuple[float, BoolArray]:
     cost = np.where(dispatch, problem.costs, problem.holding / problem.rate)
     time = np.where(dispatch, problem.times, 1 / problem.rate)
     A = np.eye(N + 1) - P
-    A[:, 0] = time  # h(0) = 0, so its column carries the gain
+    A[:, 0] = time * problem.rate  # h(0) = 0, so its column carries the gain, a request
     solution = linalg.solve(A, cost, check_finite=False)
-    gain, h = float(solution[0]), np.concatenate([[0.0], solution[1:]])
+    gain, h = float(solution[0]) * problem.rate, np.concatenate([[0.0], solution[1:]])
     waiting = (problem.holding - gain) / problem.rate + np.concatenate([h[1:], [np.inf]])
     sending = problem.costs - gain * problem.times + problem.rows @ h
     better: BoolArray = sending <= waiting + 1e-10 * np.maximum(np.abs(waiting), 1)

@@ -241,7 +241,8 @@ def rules_table(plan: Plan) -> Table:
         )
         for row in plan.rules
     ]
-    caption = f"Batching rules at {_rate(plan.rate_per_s)}, by the mean response"
+    path = plan.rules[0].path if plan.rules else ""
+    caption = f"Batching rules on {path} alone at {_rate(plan.rate_per_s)}, by the mean response"
     return Table(caption, ("rule", "stops at B", "mean", "above the optimum"), rows)
 
 

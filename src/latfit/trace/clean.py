@@ -36,6 +36,8 @@ COLD_ROWS = 100
 OUTLIER_SIGMA = 5.0
 Q90_TO_Q10 = 2.5631031310892007
 """Distance between the 10th and 90th percentile of a normal sample, in standard deviations."""
+LARGEST = 2**31 - 1
+"""Requests or tokens of a step; more are no count."""
 LEAST_SPREAD = 0.02
 """Relative spread below which rows of a cell are as good as equal: 4 and 5 sigma are never less than 8 and 10 %."""
 
@@ -141,7 +143,8 @@ def check_not_most(cleaned: Cleaned, options: CleanOptions, where: str) -> None:
     raise BadInput(
         f"{lost:,} of {cleaned.rows_read:,} rows would be dropped ({counts})",
         where=where,
-        remedy="See them with --dropped FILE, keep a rule's rows with --keep REASON, or accept it with --allow-drops.",
+        remedy="Keep a rule's rows with --keep REASON, or accept it with --allow-drops (`latfit ingest --allow-drops"
+        " --dropped FILE` shows them).",
     )
 
 
@@ -198,11 +201,19 @@ def shortest_believable_ms(S: FloatArray, T_ms: FloatArray, weights: FloatArray 
 
 
 def _bad_value(trace: Trace, _: CleanOptions) -> Mask:
+    return np.asarray((trace.floats("T_ms") < 0) | impossible_steps(trace))
+
+
+def impossible_steps(trace: Trace) -> Mask:
+    """Rows whose B, S and parts (n,) no step can have, whatever its time. B and S are finite."""
     B, S = trace.floats("B"), trace.floats("S")
-    bad = (trace.floats("T_ms") < 0) | (B < 1) | (S < B)
+    bad = (B < 1) | (S < B) | (S > LARGEST)
     for part, whole in (("prefill_tokens", S), ("prefill_requests", B)):
         if part in trace:
-            bad |= trace.floats(part) > whole
+            bad |= (trace.floats(part) > whole) | (trace.floats(part) < 0)
+    for cached in ("context_tokens", "prefill_context_tokens"):
+        if cached in trace:
+            bad |= trace.floats(cached) < 0
     return np.asarray(bad)
 
 
@@ -289,7 +300,12 @@ RULES: tuple[Rule, ...] = (
     Rule("idle", "the engine had nothing to do", _idle),
     Rule("non_finite", "B, S or T missing, infinite or not a number", _non_finite, necessary=True),
     Rule("zero_time", "no time at all: asynchronous scheduling", _no_time, necessary=True),
-    Rule("bad_value", "T < 0, B < 1, S < B, or a prefill part larger than the whole", _bad_value, necessary=True),
+    Rule(
+        "bad_value",
+        "T < 0, B < 1, S < B or S of 2^31 or more, a part below zero, or a prefill part larger than the whole",
+        _bad_value,
+        necessary=True,
+    ),
     Rule("zero_time", "absurdly little time: asynchronous scheduling", _hardly_any_time, compares=True),
     Rule("duplicate", "the same step of the same run twice", _duplicate),
     Rule("cold_start", "run to warm up, or the slow first steps of a run", _cold_start, compares=True),

@@ -124,18 +124,23 @@ def check_one_machine(ingested: Ingested) -> None:
 
     Several paths of one machine do not hinder: each gets its fit. Raises BadInput that lists the systems.
     """
+    paths = {key.get("path", "") for key, _ in ingested.trace.systems()}
+    if len(list(ingested.trace.systems())) != len(paths):
+        raise _several(ingested, "Fit one with --where, or each of them with --each.")
+
+
+def check_one_system(ingested: Ingested) -> None:
+    """One fit is never held against rows of several systems or paths. Raises BadInput that lists them."""
+    if len(list(ingested.trace.systems())) > 1:
+        raise _several(ingested, "Take the one that the fit is of with --where.")
+
+
+def _several(ingested: Ingested, remedy: str) -> BadInput:
     systems = list(ingested.trace.systems())
-    paths = {key.get("path", "") for key, _ in systems}
-    if len(systems) == len(paths):
-        return
     shown = "; ".join(f"{system_filter(key)} ({len(rows)} rows)" for key, rows in systems[:4])
     more = f"; and {len(systems) - 4} more" if len(systems) > 4 else ""
     columns = ", ".join(name for name in IDENTITY if name in systems[0][0])
-    raise BadInput(
-        f"holds {len(systems)} systems (by {columns}): {shown}{more}",
-        where=ingested.name,
-        remedy="Fit one with --where, or each of them with --each.",
-    )
+    return BadInput(f"holds {len(systems)} systems (by {columns}): {shown}{more}", where=ingested.name, remedy=remedy)
 
 
 def data_facts(ingested: Ingested, system: Mapping[str, str], trace: Trace) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from latfit.errors import BadInput
+from latfit.errors import BadInput, WrongUsage
 from latfit.files import dumps, unreadable, write_whole
 from latfit.trace.schema import BY_NAME, SCHEMA
 from latfit.trace.table import Array, Trace
 
 METADATA_KEY = b"latfit"
+TEXT_TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".xlsx")
 
 
 def write_trace(target: Path, trace: Trace) -> None:
@@ -76,6 +77,16 @@ def _provenance(where: str, metadata: dict[bytes, bytes] | None) -> dict[str, An
         )
     provenance: dict[str, Any] = document.get("provenance", {})
     return provenance
+
+
+def check_trace_name(target: Path) -> None:
+    """Raises WrongUsage for the name of a text table: traces are Parquet, whatever they are called."""
+    if target.suffix.lower() in TEXT_TABLES:
+        raise WrongUsage(
+            f"a trace is written as Parquet, not {target.suffix}",
+            where=str(target),
+            remedy=f"Name it {target.with_suffix('.parquet').name}.",
+        )
 
 
 def _stored(name: str, column: Array) -> Array:

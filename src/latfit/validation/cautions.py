@@ -33,6 +33,8 @@ def cautions_about(
                 "Fit them apart (--where 'prefill_tokens == 0' and '> 0'), and give the second as --prefill-fit.",
             )
         )
+    if unseen := prefill_unseen(fits[-1]):
+        found.append(unseen)
     found += [_far(each, settings) for each in fits if _highest(each, CONTEXT) > FAR * settings.cache_tokens][:1]
     largest = int(run.batch_sizes.nonzero()[0].max())
     measured = max(_highest(each, "B") for each in fits)
@@ -45,6 +47,17 @@ def cautions_about(
             )
         )
     return found
+
+
+def prefill_unseen(fit: FitResult) -> Caution | None:
+    """For the fit that steps with prefill are taken from."""
+    if fit.knows_prefill:
+        return None
+    return Caution(
+        "no_prefill",
+        "the fit of steps with prefill has seen none, so that times to the first token are a lower bound",
+        "Fit steps with prefill too, or give a fit of them as --prefill-fit.",
+    )
 
 
 def _highest(fit: FitResult, column: str) -> float:

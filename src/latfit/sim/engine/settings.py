@@ -124,13 +124,19 @@ class EngineSettings:
         counts: dict[str, Any] = {
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,
-            "kv_blocks": self.kv_blocks - self.null_blocks,
             "block_size": self.block_size,
             "start_at": self.start_at,
         }
         for name, value in counts.items():
             if value < 1:
                 raise WrongUsage(f"{value} is too few", where=f"--{name.replace('_', '-')}", remedy="Give one or more.")
+        if self.kv_blocks <= self.null_blocks:
+            reserved = f", of which the engine keeps {self.null_blocks} to itself" if self.null_blocks else ""
+            raise WrongUsage(
+                f"{self.kv_blocks} blocks hold no request{reserved}",
+                where="--kv-blocks",
+                remedy=f"Give {self.null_blocks + 1} or more.",
+            )
         if not 0 <= self.cached_share < 1:
             raise WrongUsage(
                 f"a share of {self.cached_share:g}", where="--prefix-hit-rate", remedy="Give 0 or more, below 1."

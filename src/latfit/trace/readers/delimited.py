@@ -49,6 +49,8 @@ def read_delimited(source: Source) -> Delimited:
     """The table. Bytes that are not text become U+FFFD. Raises BadInput where it is not a table."""
     import pyarrow as pa
 
+    if b"\0" in source.head and not source.head.startswith(UTF16_MARKS):
+        raise _not_a_table(source, "it holds bytes that are no text")
     names = header_of(source.head)
     if twice := next((name for name, times in Counter(names).items() if times > 1), None):
         raise BadInput(f"two columns are called {twice!r}", where=source.name, remedy="Rename one of them.")

@@ -1,0 +1,135 @@
+"""What users get wrong, on the command line: an exit code, what was found, where, and what to do; never a traceback."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit.cli.app import run
+from latfit.trace.store import read_parquet, write_trace
+from latfit.trace.table import Trace
+from tests.conftest import planted_trace
+
+Captured = pytest.CaptureFixture[str]
+
+PATHS = ["--path", "gpu=8ms+0.05ms*256", "--path", "amx=exp:2ms"]
+FEW = ["--requests", "1000", "--replications", "2"]
+
+
+@pytest.fixture
+def fitted(in_tmp: Path) -> Path:
+    write_trace(Path("trace.parquet"), planted_trace(0.02, repeats=5))
+    assert run(["fit", "trace.parquet", "--quiet"]) == 0
+    return Path("trace.fit.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["fit", "trace.parquet", "--seed", "-1"], 2, "--seed"),
+        (["plan", "--sla", "20ms", "--tokens-per-request", "0"], 2, "--tokens-per-request"),
+        (["simulate", "--load-curve", "curve.csv", "--policy", "gpu-only", *PATHS], 3, "curve.csv"),
+        (["simulate", "--rate", "5/s", "--law", "gamma:0", *PATHS], 2, "gamma:0"),
+        (["simulate", "--rate", "5/s", "--engine", "static", "--policy", "fixed"], 2, "--policy"),
+        (
+            [
+                "simulate",
+                "--rate",
+                "5/s",
+                "--engine",
+                "static",
+                "--fit",
+                "trace.fit.json",
+                "--lengths",
+                "8:8",
+                "--kv-blocks",
+                "1",
+            ],
+            2,
+            "Give 2 or more",
+        ),
+        (["predict", "trace.fit.json", "--data", "impossible.csv"], 3, "impossible.csv: row 2"),
+        (["predict", "trace.fit.json", "-B", "8", "--prefill-requests", "9"], 2, "--prefill-requests"),
+        (["predict", "trace.fit.json", "-B", "8", "--context-tokens", "-1"], 2, "--context-tokens"),
+        (["plan", "--sla", "20ms", "--arrivals", "garbage.csv"], 3, "garbage.csv: not a table"),
+        (["compare", "trace.fit.json", "trace.fit.json", "--tolerance", "nan"], 2, "--tolerance"),
+        (["fit", "trace.parquet", "--fix", "P_max=60", "--fix", "P_max=70"], 2, "P_max is given twice"),
+        (["fit", "trace.parquet", "--prior", "P_max=60"], 2, "mean and standard deviation"),
+        (["ingest", "trace.parquet", "--out", "clean.csv"], 2, "clean.parquet"),
+        (["evaluate", "trace.fit.json", "two.parquet"], 3, "2 systems"),
+    ],
+)
+def test_is_told(arguments: list[str], code: int, words: str, fitted: Path, capsys: Captured) -> None:
+    Path("curve.csv").write_text("t_s,rate_per_s\n0,100\n10,-400\n")
+    Path("impossible.csv").write_text("B,S\n1,5\n8,4\n")
+    Path("garbage.csv").write_bytes(np.random.default_rng(0).bytes(2000))
+    other = planted_trace(0.02, repeats=2)
+    labels = np.array(["a", "b"], dtype=object)[np.arange(len(other)) % 2]
+    write_trace(Path("two.parquet"), other.with_columns(hardware=labels))
+    capsys.readouterr()
+    assert run(arguments) == code
+    said = capsys.readouterr()
+    assert words in said.err
+    assert "Traceback" not in said.err
+    assert not Path("clean.csv").exists()
+
+
+def test_counts_beyond_any_step_are_dropped(in_tmp: Path, capsys: Captured) -> None:
+    rows = "".join(f"{b},{b + 5},{b}.5\n" for b in range(1, 9))
+    Path("huge.csv").write_text(f"B,S,T_ms\n99999999999,99999999999999999999,1\n{rows}")
+    assert run(["ingest", "huge.csv", "--out", "huge.parquet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["dropped"] == {"bad_value": 1}
+    assert read_parquet(Path("huge.parquet"))["S"].tolist() == list(range(6, 14))
+
+
+def test_a_load_of_next_to_nothing_still_keeps_littles_law(in_tmp: Path, capsys: Captured) -> None:
+    """A request in a day: moments of 1e11 ms leave 1e-5 ms of a response to rounding."""
+    arguments = ["simulate", "--policy", "gpu-only", "--rate", "1e-5/s", *PATHS, *FEW, "--json"]
+    assert run(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["latency_ms"]["mean"] == pytest.approx(8.05, abs=1e-3)
+
+
+@pytest.mark.parametrize("rate", ["1e-9/s", "1e-14/s", "1e-300/s"])
+def test_a_plan_for_next_to_nothing(rate: str, in_tmp: Path, capsys: Captured) -> None:
+    for name, quote in (("amx", "p50=1.5ms"), ("gpu", "launch=8ms,slope=0.05ms")):
+        assert run(["hardware", "add", name, "--quoted", quote]) == 0
+    assert run(["plan", "--sla", "40ms", "--rate", rate, "--json"]) == 0
+
+
+def test_rates_of_a_sweep_are_load_enough(in_tmp: Path, capsys: Captured) -> None:
+    assert run(["simulate", "--policy", "cutoff", "--sweep", "rate=50/s,90/s; t-cut=2ms", *PATHS, *FEW, "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [each["rate_per_s"] for each in runs] == [50, 90]
+
+
+def test_what_an_engine_is_not_known_by_is_said(in_tmp: Path, capsys: Captured) -> None:
+    """Quoted steps, and a fit that has seen decode steps alone."""
+    B = np.tile(np.arange(1.0, 33.0), 4)
+    write_trace(Path("decode.parquet"), Trace({"B": B, "S": B, "T_ms": 4 + 0.2 * B + 0.01 * np.arange(len(B)) % 0.1}))
+    assert run(["fit", "decode.parquet", "--model", "linear", "--quiet"]) == 0
+    assert run(["hardware", "add", "gpu", "--quoted", "launch=8ms,slope=0.05ms", "--hardware", "q.json"]) == 0
+    load = ["--rate", "2/s", "--lengths", "64:8", "--kv-blocks", "500", "--requests", "100", "--replications", "1"]
+    for source, words in ((["--fit", "decode.fit.json"], "lower bound"), (["--hardware", "q.json"], "quoted")):
+        capsys.readouterr()
+        assert run(["simulate", "--engine", "static", *load, *source, "--json"]) == 0
+        assert any(words in note for note in json.loads(capsys.readouterr().out)["runs"][0]["notes"])
+
+
+def test_random_times_are_called_so(in_tmp: Path, capsys: Captured) -> None:
+    rng = np.random.default_rng(1)
+    B = rng.integers(1, 65, 300).astype(float)
+    S = B + rng.integers(0, 2048, 300)
+    write_trace(Path("noise.parquet"), Trace({"B": B, "S": S, "T_ms": rng.lognormal(2, 1, 300)}))
+    assert run(["fit", "noise.parquet", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert "no_better_than_constant" in [each["code"] for each in document["warnings"]]
+
+
+def test_memory_that_is_not_there(in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 72 TiB")
+
+    monkeypatch.setattr("latfit.sim.sweep.sweep", full)
+    assert run(["simulate", "--policy", "gpu-only", "--rate", "9/s", *PATHS]) == 2
+    assert "Unable to allocate 72 TiB" in capsys.readouterr().err
