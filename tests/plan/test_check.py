@@ -148,3 +148,49 @@ def test_a_plan_at_the_edge_says_how_to_leave_it() -> None:
     surer = check(cutoff(float(found[1]), Limits(64, 1)), System(gpu, amx), 0.4, 99.0, 20.0)
     assert surer.holds is True
     assert make_plan(QUOTED, 19.6, wishes=Wishes(rate=0.4)).feasible
+
+
+STEADY = {
+    "lower_quantiles": {"0.9": 0.98},
+    "ratio_quantiles": {"0.5": 1.0, "0.9": 1.02, "0.99": 1.03},
+}
+
+
+class TestSteadyService:
+    """A CPU that takes 2 ms every time queues less than an exponential one of that mean, which the law takes it for."""
+
+    profile = HardwareProfile(
+        {
+            **machine(cpu=line(0.01, 1.99, domain=SMALL, intervals=STEADY)).paths,
+            "gpu": quoted_path("gpu", parse_quote("launch=12ms,slope=0.05ms,max_batch=64")),
+        }
+    )
+    system = System(linear_path("gpu", 12, 0.05, 64), table_path("cpu", [2.0]))
+
+    def late(self, rate: float, cutoff_ms: float) -> tuple[float, float]:
+        """95 % interval of the 99th percentile of a service of exactly 2 ms, with other random numbers."""
+        found = check(cutoff(cutoff_ms, Limits(64, 1)), self.system, rate, 99.0, 20.0, Options(seed=5, replications=8))
+        return found.percentile.low, found.percentile.high
+
+    def test_a_cutoff_that_the_law_denies(self) -> None:
+        formula = make_plan(self.profile, 20.0, wishes=Wishes(rate=0.48))
+        assert not formula.feasible
+        plan = checked(self.profile, 20.0, 0.48)
+        assert isinstance(plan.T_cut, Cutoff)
+        assert (plan.feasible, plan.T_cut.bound) == (True, "simulated")
+        assert plan.T_cut.value is not None
+        assert plan.T_cut.ranges["exact"] == []
+        assert plan.T_cut.ranges["simulated"][-1][1] == plan.T_cut.value
+        assert self.late(0.48, plan.T_cut.value)[0] <= 20.0
+        assert self.late(0.48, 1.1 * plan.T_cut.value)[0] > 20.0
+
+    def test_a_cutoff_that_the_law_grants_stays(self) -> None:
+        formula, plan = make_plan(self.profile, 20.0, wishes=Wishes(rate=0.3)), checked(self.profile, 20.0, 0.3)
+        assert isinstance(formula.T_cut, Cutoff)
+        assert isinstance(plan.T_cut, Cutoff)
+        assert plan.T_cut.value == formula.T_cut.value
+        assert plan.T_cut.bounds_ms["simulated"] == pytest.approx(self.late(0.3, plan.T_cut.shown_ms)[1], rel=0.03)
+        granted = [end for span in plan.T_cut.ranges["simulated"] for end in span]
+        by_law = [end for span in plan.T_cut.ranges["exact"] for end in span]
+        assert min(granted) <= min(by_law) + 20.0 / 8  # where its grid begins
+        assert max(granted) >= 0.97 * max(by_law)

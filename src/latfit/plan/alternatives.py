@@ -66,6 +66,11 @@ def _gpu_alone(both: Both, systems: Sequence[System], rows: Sequence[Alternative
     return (greedy[0].sustainable_per_s or 0.0) / 1e3 if greedy else 0.0
 
 
+def cutoff_name(both: Both, cutoff_ms: float) -> str:
+    """What GPU + CPU at one T_cut are called."""
+    return f"{both.label}, T_cut {format_ms(cutoff_ms)}"
+
+
 def cutoff_system(both: Both, cutoff_ms: float) -> System:
     """GPU + CPU at one T_cut."""
     times, mu = both.gpu.times, both.cpu_rate
@@ -73,8 +78,7 @@ def cutoff_system(both: Both, cutoff_ms: float) -> System:
     def law_at(rate: float) -> ResponseLaw:
         return exact_law(cutoff_queue(rate, cutoff_ms, times, mu))
 
-    name = f"{both.label}, T_cut {format_ms(cutoff_ms)}"
-    return System(name, (both.gpu.path, both.cpu.path), law_at, times.rate_limit() + mu)
+    return System(cutoff_name(both, cutoff_ms), (both.gpu.path, both.cpu.path), law_at, times.rate_limit() + mu)
 
 
 def _judged(

@@ -9,16 +9,19 @@ exponential.
 import contextlib
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.hardware.estimate import phase_of
 from latfit.hardware.profile import HardwareProfile
+from latfit.plan.alternatives import cutoff_name
 from latfit.plan.capacity import capacity_of
 from latfit.plan.cutoff import cutoff_plan
 from latfit.plan.result import Alternative, Cutoff, Plan, Unknown
-from latfit.plan.systems import GREEDY, ONE_AT_A_TIME, Machine, Part, Target, machine_of
+from latfit.plan.simulated_cutoff import by_simulation
+from latfit.plan.systems import GREEDY, ONE_AT_A_TIME, Both, Machine, Part, Target, machine_of
 from latfit.plan.wishes import Wishes
 from latfit.plan.words import rate_text
 from latfit.scheduling import policy as policies
@@ -44,10 +47,11 @@ def confirmed(plan: Plan, profile: HardwareProfile, wishes: Wishes, seed: int = 
     rate = wishes.rate_each
     if rate is None:
         raise WrongUsage("there is no load to simulate", where="--check", remedy="Give --rate or --arrivals.")
+    machine = machine_of(profile, plan.tokens_per_request, wishes)
+    plan = _with_simulated_cutoff(plan, machine, wishes, seed)
     chosen = next((row for row in plan.alternatives if row.chosen), None)
     if chosen is None or plan.percentile is None:
         return plan
-    machine = machine_of(profile, plan.tokens_per_request, wishes)
     system, policy = _simulated(machine, chosen, plan, rate)
     options = Options(
         requests=REQUESTS, replications=4, seed=seed, precision=PRECISION, most_replications=MOST_REPLICATIONS
@@ -57,6 +61,73 @@ def confirmed(plan: Plan, profile: HardwareProfile, wishes: Wishes, seed: int = 
         return _denied(plan, chosen, found, wishes, _carried(plan, system, policy, rate, options))
     plan = _confirmed(plan, chosen, found)
     return plan if found.holds else _with_way_out(plan, chosen, machine, wishes)
+
+
+def _with_simulated_cutoff(plan: Plan, machine: Machine, wishes: Wishes, seed: int) -> Plan:
+    """The plan with a T_cut that the simulation vouches for, where the law's service is far from the fitted one."""
+    found, both, percentile, rate = plan.T_cut, machine.both, plan.percentile, wishes.rate_each
+    if (
+        rate is None
+        or both is None
+        or percentile is None
+        or not isinstance(found, Cutoff)
+        or found.service["plausible"] is not False
+    ):
+        return plan
+    system, largest = _both_paths(both, plan)
+    options = Options(
+        requests=REQUESTS, replications=4, seed=seed, precision=COARSE, most_replications=FEW_REPLICATIONS
+    )
+
+    @cache
+    def simulated(cutoff_ms: float) -> Checked:
+        policy = policies.cutoff(cutoff_ms, Limits(largest, 1))
+        return check(policy, system, rate, percentile, plan.sla_ms, options)
+
+    target = Target(plan.sla_ms, percentile / 100, plan.tokens_per_request)
+    better = by_simulation(found, both, rate, target, simulated)
+    plan = replace(plan, T_cut=better)
+    if better.bound != "simulated":
+        return plan
+    old = cutoff_name(both, found.shown_ms)
+    row = next(each for each in plan.alternatives if each.name == old)
+    late = simulated(better.shown_ms).percentile.value
+    granted = replace(
+        row,
+        name=cutoff_name(both, better.shown_ms),
+        percentile_ms=late,
+        margin=1 - late / plan.sla_ms,
+        sustainable_per_s=max(row.sustainable_per_s or 0.0, rate * 1e3),
+        replicas=1,
+        verdict="meets the SLA in the simulation with the fitted service",
+    )
+    rows = [granted if each is row else each for each in plan.alternatives]
+    plan = replace(plan, alternatives=rows, answer=plan.answer.replace(old, granted.name))
+    return plan if plan.feasible else _rescued(plan, granted, wishes)
+
+
+def _rescued(plan: Plan, row: Alternative, wishes: Wishes) -> Plan:
+    """A plan that the law denied, with the way that the simulation grants."""
+    assert row.margin is not None
+    assert row.percentile_ms is not None
+    taken = replace(row, chosen=True, verdict="taken: it " + row.verdict)
+    binding = f"not known: the law denies {rate_text(plan.rate_per_s or 0.0)} already, for an exponential service"
+    return replace(
+        plan,
+        feasible=True,
+        alternatives=[taken if each is row else each for each in plan.alternatives],
+        capacity=capacity_of([taken], wishes, binding) or plan.capacity,
+        binding=binding,
+        remedy="",
+        answer=f"Serve {rate_text(plan.rate_per_s or 0.0)} with {row.name}: {plan.percentile:g} % of responses within"
+        f" {format_ms(row.percentile_ms)} by simulation, {max(row.margin, 0.0):.1%} below {format_ms(plan.sla_ms)}.",
+    )
+
+
+def _both_paths(both: Both, plan: Plan) -> tuple[System, int]:
+    """GPU and CPU with their scatter, and the GPU's largest batch."""
+    phase, largest = phase_of(plan.tokens_per_request), both.gpu.times.max_batch or 1
+    return System(_path(both.gpu, phase, largest), _path(both.cpu, phase, 1, alone=True)), largest
 
 
 def _carried(plan: Plan, system: System, policy: Policy, rate: float, options: Options) -> float:
@@ -85,11 +156,9 @@ def _simulated(machine: Machine, chosen: Alternative, plan: Plan, rate: float) -
             greedy = chosen.name.endswith(GREEDY)
             policy = policies.gpu_only(Limits(best)) if greedy else policies.marginal_cost(rate, Limits(best))
             return System(_path(part, phase, best)), policy
-    both = machine.both
-    assert both is not None
+    assert machine.both is not None
     assert isinstance(plan.T_cut, Cutoff)
-    largest = both.gpu.times.max_batch or 1
-    system = System(_path(both.gpu, phase, largest), _path(both.cpu, phase, 1, alone=True))
+    system, largest = _both_paths(machine.both, plan)
     return system, policies.cutoff(plan.T_cut.shown_ms, Limits(largest, 1))
 
 
@@ -139,7 +208,8 @@ def _told(plan: Plan, chosen: Alternative, found: Checked) -> Plan:
     if not (isinstance(plan.T_cut, Cutoff) and "T_cut" in chosen.name):
         return plan
     bounds = {**plan.T_cut.bounds_ms, "simulated": found.percentile.value}
-    return replace(plan, T_cut=replace(plan.T_cut, bounds_ms=bounds, holds=[*plan.T_cut.holds, "simulated"]))
+    holds = list(dict.fromkeys([*plan.T_cut.holds, "simulated"]))
+    return replace(plan, T_cut=replace(plan.T_cut, bounds_ms=bounds, holds=holds))
 
 
 def _range(found: Checked) -> str:

@@ -8,7 +8,8 @@ objective, the T_cut that is best for it among those that meet the SLA.
 
 All assume an exponential CPU service with the fitted mean. The fit's own spread says how far that is from the truth: an
 exponential service has a coefficient of variation of 1, a 99th percentile of 6.6 medians. A steadier service queues
-less, so for it the numbers are cautious on the CPU's side; a simulation with the fitted service has the last word.
+less, so for it the numbers are cautious on the CPU's side; a simulation with the fitted service has the last word
+(`plan/simulated_cutoff.py`).
 """
 
 import math
@@ -72,6 +73,15 @@ def cutoff_plan(both: Both, rate: float, target: Target, objective: Objective | 
         amx_rate_per_s=mu * 1e3,
         service=service_check(both.cpu.path, target.tokens),
     )
+
+
+def percentiles_at(both: Both, rate: float, cutoff_ms: float, q: float) -> dict[str, float | None]:
+    """The q-quantile of all responses by each method, in ms; empty where none can tell."""
+    try:
+        queue = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate)
+        return _bounds(queue, exact_law(queue), q)
+    except SlaOutOfReach:
+        return {}
 
 
 def service_check(cpu: ExecutionPath, tokens: int) -> dict[str, Any]:
