@@ -52,6 +52,8 @@ def fitted(in_tmp: Path) -> Path:
         (["predict", "trace.fit.json", "--data", "impossible.csv"], 3, "impossible.csv: row 2"),
         (["predict", "trace.fit.json", "-B", "8", "--prefill-requests", "9"], 2, "--prefill-requests"),
         (["predict", "trace.fit.json", "-B", "8", "--context-tokens", "-1"], 2, "--context-tokens"),
+        (["predict", "trace.fit.json", "-B", "8", "--context-tokens", "nan"], 2, "--context-tokens"),
+        (["predict", "trace.fit.json", "-B", "8", "-S", "9999999999"], 2, "2^31"),
         (["plan", "--sla", "20ms", "--arrivals", "garbage.csv"], 3, "garbage.csv: not a table"),
         (["compare", "trace.fit.json", "trace.fit.json", "--tolerance", "nan"], 2, "--tolerance"),
         (["fit", "trace.parquet", "--fix", "P_max=60", "--fix", "P_max=70"], 2, "P_max is given twice"),
@@ -88,6 +90,12 @@ def test_a_load_of_next_to_nothing_still_keeps_littles_law(in_tmp: Path, capsys:
     arguments = ["simulate", "--policy", "gpu-only", "--rate", "1e-5/s", *PATHS, *FEW, "--json"]
     assert run(arguments) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["latency_ms"]["mean"] == pytest.approx(8.05, abs=1e-3)
+
+
+def test_a_load_that_no_clock_can_tell(in_tmp: Path, capsys: Captured) -> None:
+    """At 1e-14/s a thousand requests end at 1e20 ms, where the next number is 16,384 ms further."""
+    assert run(["simulate", "--policy", "gpu-only", "--rate", "1e-14/s", *PATHS, *FEW]) == 2
+    assert "below rounding" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rate", ["1e-9/s", "1e-14/s", "1e-300/s"])

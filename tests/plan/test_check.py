@@ -93,6 +93,7 @@ def test_a_plan_that_the_simulation_denies_is_not_feasible() -> None:
     assert carried < 1000
     assert plan.capacity.replicas == math.ceil(1000 / carried)
     assert f"--replicas {plan.capacity.replicas}" in plan.remedy
+    assert not plan.sensitivity
     assert "--check" not in " ".join(plan.notes)
     assert next(row for row in plan.alternatives if row.chosen).sustainable_per_s == carried
     # A second look with other random numbers: the rate that is named keeps the SLA, the one asked for does not.
@@ -154,6 +155,26 @@ STEADY = {
     "lower_quantiles": {"0.9": 0.98},
     "ratio_quantiles": {"0.5": 1.0, "0.9": 1.02, "0.99": 1.03},
 }
+
+
+def test_the_next_way_is_taken_where_the_first_is_denied() -> None:
+    """The GPU's steps scatter so that its 99th percentile misses the SLA which its formula meets; the CPU's, a little
+    slower on average, always take the same."""
+    wild = {"lower_quantiles": {"0.9": 0.4}, "ratio_quantiles": {"0.5": 1.0, "0.9": 1.6, "0.99": 3.0}}
+    profile = machine(
+        gpu=line(4.0, 0.1, domain=SMALL, intervals=wild), cpu=line(4.5, 0.2, domain=SMALL, intervals=STEADY)
+    )
+    formula = make_plan(profile, 12.0, wishes=Wishes(rate=0.1))
+    assert next(row for row in formula.alternatives if row.chosen).name.startswith("gpu")
+    plan = checked(profile, 12.0, 0.1)
+    taken = next(row for row in plan.alternatives if row.chosen)
+    assert taken.name.startswith("cpu")
+    assert (plan.feasible, plan.promise) == (True, "yes")
+    assert plan.checked is not None
+    assert plan.checked["way"] == taken.name
+    assert isinstance(plan.capacity, Capacity)
+    assert plan.capacity.system == taken.name
+    assert any("in the simulation" in note for note in plan.notes)
 
 
 class TestSteadyService:

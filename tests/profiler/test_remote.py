@@ -214,6 +214,21 @@ class TestTurns:
         assert _becomes(mine, lambda state: state is None)
         assert _becomes(theirs, lambda state: state is None)
 
+    def test_a_process_that_ends_while_it_rests_is_made_anew(self) -> None:
+        turns = Turns()
+        first, second = (RemoteDevice(Pids, (), turns=turns) for _ in range(2))
+        first.prepare(CELL)
+        before = int(first.facts()["pid"])
+        second.prepare(CELL)
+        assert _becomes(before, lambda state: state == "T")
+        os.kill(before, signal.SIGKILL)
+        assert _becomes(before, lambda state: state is None)
+        first.prepare(CELL)
+        assert first.step_ms() > 0
+        assert int(first.facts()["pid"]) != before
+        first.close()
+        second.close()
+
     def test_a_resting_process_ends_with_a_killed_parent(self) -> None:
         script = (
             "import os, signal\n"

@@ -36,8 +36,8 @@ app = typer.Typer(
 INTERRUPTED = 130
 MEASURING = ("profile", "demo")
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""What libraries of linear algebra read when they load. Their threads gain nothing on matrices as small as ours, and
-wait for each other at every product: beside one busy neighbour on two cores a plan took 12 s instead of 3."""
+"""What libraries of linear algebra read when they load. Their threads gain little on matrices as small as ours mostly
+are, and wait for each other at every product: beside one busy neighbour on two cores a plan took 12 s instead of 3."""
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 """Base of the parser's own errors, wherever this version of Typer keeps its Click."""
 

@@ -37,9 +37,9 @@ def ingest(
     from latfit.trace.ingest import data_facts
     from latfit.trace.store import check_trace_name, write_trace
 
-    for target in (out, dropped):
-        if target is not None:
-            check_trace_name(target)
+    check_trace_name(out)
+    if dropped is not None:
+        check_trace_name(dropped, "--dropped")
     check_writable(out)
     read = read_sources(source, typed, quiet=quiet or json)
     if dropped is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 40
 NO_STEP = "is no step"
-POSSIBLE = "A step has S >= B >= 1; what prefills is a part of B and of S, and no count is below zero."
+POSSIBLE = "A step has 2^31 > S >= B >= 1; what prefills is a part of B and of S, and no count is below zero."
 GRID_B, GRID_S = 5, 6
 """Values of B and S that --sensitivity takes where none are named."""
 
@@ -186,6 +186,6 @@ def _steps(B: list[int], S: list[int], given: dict[str, float], data: Path | Non
     named = [f"--{name.replace('_', '-')}" for name in given]
     columns = {"B": np.array([b for b, _ in pairs], float), "S": np.array([s for _, s in pairs], float)}
     steps = Trace({**columns, **{name: np.full(len(pairs), float(value)) for name, value in given.items()}})
-    if impossible_steps(steps).any():
+    if impossible_steps(steps).any() or not all(np.isfinite(value) for value in given.values()):
         raise WrongUsage(f"one of these {NO_STEP}", where=", ".join(["-B", "-S", *named]), remedy=POSSIBLE)
     return steps

@@ -47,10 +47,12 @@ class CostOptions:
         name, fit, quote = self._of_steps(hardware)
         prefill = None if self.prefill_fit is None else read_fit(self.prefill_fit)
         notes = []
-        if quote is not None:
-            free = "" if quote.per_token_ms else "; a prompt costs no more than one token there: name per_token"
-            notes.append(f"{name}: times are quoted ({quote.text}), not measured{free}.")
         first = self.prefill_on or self.prefill_fit
+        if quote is not None:
+            free = (
+                "" if quote.per_token_ms or first else "; a prompt costs no more than one token there: name per_token"
+            )
+            notes.append(f"{name}: times are quoted ({quote.text}), not measured{free}.")
         if unseen := prefill_unseen(fit if first is None else read_fit(first)):
             notes.append(f"{first or name}: {unseen.message}. {unseen.remedy}")
         return step_costs(fit, prefill), notes

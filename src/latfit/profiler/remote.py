@@ -9,9 +9,11 @@ whatever libraries print goes to standard error. It ends when its input does, so
 
 A process whose turn is over is stopped until its next one. The threads of a library go on spinning after their last
 product (OpenBLAS's for 0.1 s), and would slow the next process's first steps: up to three times on two CPUs. A stopped
-process cannot see its input end, so only one that the kernel ends with its parent is ever stopped (Linux).
+process cannot see its input end, so only one that the kernel ends with the thread that opened it is ever stopped
+(Linux).
 """
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -28,7 +30,7 @@ from latfit.profiler.device import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiler.workload import StepShape
 
 _PR_SET_PDEATHSIG = 1
-"""prctl's option: the signal that a process gets when its parent ends (linux/prctl.h)."""
+"""prctl's option: the signal that a process gets when the thread that made it ends (linux/prctl.h)."""
 
 
 class Turns:
@@ -84,6 +86,8 @@ class RemoteDevice:
 
     def prepare(self, cell: StepShape) -> None:
         self._turns.take(self)
+        if self._child is not None and self._child.poll() is not None:
+            self.close()  # ended while it rested, which says nothing of this cell
         if self._child is None:
             self._open()
         self._ask("prepare", cell)
@@ -91,8 +95,8 @@ class RemoteDevice:
     def rest(self) -> None:
         """Stop the child until it is asked something; nothing where it would outlive this process so."""
         if self._child is not None and self._about.get("ends_with_parent"):
+            self._resting = True  # first: after Ctrl-C between the two a spare SIGCONT harms nobody
             self._child.send_signal(signal.SIGSTOP)
-            self._resting = True
 
     def _wake(self, child: subprocess.Popen[bytes]) -> None:
         if self._resting:
@@ -117,7 +121,8 @@ class RemoteDevice:
         self._wake(child)
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # a question that nobody reads any more
+                    pipe.close()
         try:
             child.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -211,7 +216,8 @@ def serve() -> None:
 
 
 def _end_with_parent() -> bool:
-    """Have the kernel end this process with its parent, even while it is stopped; False where it cannot."""
+    """Have the kernel end this process with the thread that made it, even while it is stopped; False where it
+    cannot."""
     if not sys.platform.startswith("linux"):
         return False
     done = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0

@@ -25,7 +25,7 @@ from latfit.stats import FloatArray
 MOST_STATES = 6000
 LOG_NEGLIGIBLE = 50.0
 FASTEST = 256.0
-"""ln z beyond which nothing is left of the queue, and e^z is no number any more."""
+"""ln z from which nothing is left of the queue; a few doublings more would overflow e^u."""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ from latfit.workload.load import Load as AnyLoad
 from latfit.workload.randomness import ARRIVALS, CLASSES, LENGTHS, SERVICE, THINKING, Streams
 
 LITTLE_TOLERANCE = 1e-7
+FINEST = 1e-3
+"""Rounding of the last moment, as a share of the mean response, up to which responses can be told."""
 FEWEST = 20
 
 
@@ -133,6 +135,12 @@ def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: 
     ended = float(out.clocks[LAST])
     total, done = _account(load.arrive[:issued], out.response[:issued], ended, (load.arrive[load.warm], span))
     area = float(out.clocks[AREA])
+    if issued and np.spacing(ended) > FINEST * total / issued:
+        raise WrongUsage(
+            f"requests come so seldom that at {ended:.3g} ms a response of {total / issued:.3g} ms is below rounding",
+            where="--rate",
+            remedy="Raise the rate, or simulate fewer --requests.",
+        )
     rounded = 4 * np.finfo(np.float64).eps * ended * issued  # of times that were differences of late moments
     if abs(area - total) > LITTLE_TOLERANCE * max(abs(total), 1.0) + rounded:
         raise AssertionError(f"Little's law is broken: {area!r} ms in the system, but times of {total!r} ms")

@@ -81,7 +81,8 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
         raise BadInput(
             f"none of its {cleaned.rows_read} rows can be used (dropped: {counts})",
             where=where,
-            remedy="B is requests (>= 1), S tokens (>= B), T_ms milliseconds (> 0): check them, or --map and --unit.",
+            remedy="B is requests (>= 1), S tokens (>= B), T_ms milliseconds (> 0), prefill and context tokens are 0 or"
+            " more (empty where unknown): check them, or --map and --unit.",
         )
     check_not_most(cleaned, reading.cleaning, where)
     path = implied.pop() if len(implied) == 1 else None

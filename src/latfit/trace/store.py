@@ -12,7 +12,7 @@ from latfit.trace.schema import BY_NAME, SCHEMA
 from latfit.trace.table import Array, Trace
 
 METADATA_KEY = b"latfit"
-TEXT_TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".xlsx")
+OTHER_TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".xlsx")
 
 
 def write_trace(target: Path, trace: Trace) -> None:
@@ -79,12 +79,12 @@ def _provenance(where: str, metadata: dict[bytes, bytes] | None) -> dict[str, An
     return provenance
 
 
-def check_trace_name(target: Path) -> None:
-    """Raises WrongUsage for the name of a text table: traces are Parquet, whatever they are called."""
-    if target.suffix.lower() in TEXT_TABLES:
+def check_trace_name(target: Path, option: str = "--out") -> None:
+    """Raises WrongUsage for the name of another kind of table: traces are Parquet, whatever they are called."""
+    if target.suffix.lower() in OTHER_TABLES:
         raise WrongUsage(
             f"a trace is written as Parquet, not {target.suffix}",
-            where=str(target),
+            where=f"{option} {target}",
             remedy=f"Name it {target.with_suffix('.parquet').name}.",
         )
 
