@@ -59,6 +59,12 @@ def fitted(in_tmp: Path) -> Path:
         (["fit", "trace.parquet", "--fix", "P_max=60", "--fix", "P_max=70"], 2, "P_max is given twice"),
         (["fit", "trace.parquet", "--prior", "P_max=60"], 2, "mean and standard deviation"),
         (["ingest", "trace.parquet", "--out", "clean.csv"], 2, "clean.parquet"),
+        (["fit", "trace.parquet", "--backend", "dask"], 2, "--cells"),
+        (
+            ["simulate", "--rate", "5/s", "--engine", "static", "--fit", "trace.fit.json", "--transfer", "1ms"],
+            2,
+            "--prefill-on",
+        ),
         (["evaluate", "trace.fit.json", "two.parquet"], 3, "2 systems"),
     ],
 )

@@ -100,6 +100,12 @@ def read_sources(sources: Sequence[str], typed: ReadingOptions, *, quiet: bool) 
 
     large = [source for source in sources if typed.cells or "://" in source or Path(source).is_dir()]
     if not large:
+        if typed.backend != "local" or typed.scheduler is not None:
+            raise WrongUsage(
+                "only cells are made elsewhere",
+                where="--backend, --scheduler",
+                remedy="Add --cells, or name a folder; a file is read here.",
+            )
         return ingest(sources, typed.reading())
     if len(sources) > 1:
         raise WrongUsage("several sources cannot be summarised at once", remedy="Put them into one folder and name it.")

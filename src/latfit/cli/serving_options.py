@@ -44,6 +44,8 @@ class CostOptions:
         from latfit.sim.engine.cost import step_costs
         from latfit.validation.cautions import prefill_unseen
 
+        if self.transfer is not None and self.prefill_on is None:
+            raise WrongUsage("nothing is transferred", where="--transfer", remedy="Add --prefill-on FIT.")
         name, fit, quote = self._of_steps(hardware)
         prefill = None if self.prefill_fit is None else read_fit(self.prefill_fit)
         notes = []
