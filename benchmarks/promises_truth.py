@@ -1,0 +1,886 @@
+"""The truth that promises about waiting are held to: a compiled simulator that shares nothing with the package, and
+random systems whose step times can be measured as a trace before anything is promised about them.
+
+The system. Requests arrive; the main server is idle or serves a batch. Idle, it waits until `threshold` requests are
+there (1: it is greedy) and takes them all, up to `cap`, the oldest first. A batch of b lasts T(b) F, F drawn anew for
+each batch. With a side server, a request that still waits at age t_cut leaves the main queue at that moment and joins
+the queue of the side server, which serves one at a time in that order. At one moment, arrivals come first, then a
+server that becomes free takes whom it can, then requests leave: a request of age exactly t_cut is still taken.
+
+The method. Between two batches nothing is decided, so the loop goes from batch to batch: let f be the moment the main
+server becomes free. All arrivals up to f are in the queue; those with a + t_cut < f have left, at a + t_cut, in the
+order they came, so the side server follows Lindley's recursion g <- max(g, a + t_cut) + service. The next batch starts
+at max(f, arrival of the threshold-th who waits). Only requests that wait are kept, in a ring that grows.
+
+The estimates. Response times are counted in bins of a 1024th of an octave, read from the float's leading bits, so
+memory is flat. R replications with streams of their own run side by side, each from empty; what the queue needs to
+forget that is dropped, and then every replication goes on until the pooled quantile is known well enough. Shares
+p_r = P(R <= x) of the replications at the pooled quantile x give the share's standard error s, and the quantile's is
+half the distance of the pooled quantiles at q - s and q + s (Woodruff 1952), which is s over the density where there
+is one, and is right at atoms as well. Means and shares are ratios of sums, with the linearised error.
+
+How long a queue remembers: in heavy traffic the workload is a reflected Brownian motion with drift -(1 - rho) and
+variance (I/b + c^2) a batch, b = cap, I the arrivals' index of dispersion, c^2 of F; the slowest term decays over
+2 (I/b + c^2)/(1 - rho)^2 batches. Five times that is dropped.
+
+Times in ms, rates per ms. `python -m benchmarks.promises_truth [--smoke]` prints requests per second of one core.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is simulated
+# ---------------------------------------------------------------------------------------------------------------------
+
+CONSTANT, EXPONENTIAL, LOGNORMAL, PAUSES, GAMMA, ATOMS = range(6)
+POISSON, RENEWAL, BURSTS, REPEATED, ONCE = range(5)
+
+
+@dataclass(frozen=True)
+class Law:
+    """Law of the factor F of a step's time; made by the functions below. p: its parameters; values, weights: atoms."""
+
+    kind: int
+    p: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+
+    @cached_property
+    def _atoms(self) -> tuple[FloatArray, FloatArray]:
+        """Values, and where their shares end in (0, 1); nothing where all are as likely."""
+        ends = np.cumsum(self.weights) / np.sum(self.weights)
+        return np.asarray(self.values), ends[:0] if len(set(self.weights)) == 1 else ends
+
+    @cached_property
+    def moments(self) -> tuple[float, float]:
+        """E[F], E[F^2]."""
+        p = self.p
+        if self.kind == CONSTANT:
+            return p[0], p[0] ** 2
+        if self.kind == EXPONENTIAL:
+            return p[0], 2 * p[0] ** 2
+        if self.kind == GAMMA:
+            return p[1], p[1] ** 2 * (1 + 1 / p[0])
+        if self.kind == ATOMS:
+            v, w = np.asarray(self.values), np.asarray(self.weights) / np.sum(self.weights)
+            return float(w @ v), float(w @ v**2)
+        scale, s = (p[0], p[1]) if self.kind == LOGNORMAL else (1.0, p[0])
+        calm = scale * math.exp(s**2 / 2), scale**2 * math.exp(2 * s**2)
+        if self.kind == LOGNORMAL:
+            return calm
+        _, share, low, high = p
+        return (
+            (1 - share) * calm[0] + share * (low + high) / 2,
+            (1 - share) * calm[1] + share * (low**2 + low * high + high**2) / 3,
+        )
+
+    def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """`count` independent factors."""
+        p = self.p
+        if self.kind == CONSTANT:
+            return np.full(count, p[0])
+        if self.kind == EXPONENTIAL:
+            return rng.exponential(p[0], count)
+        if self.kind == GAMMA:
+            return rng.gamma(p[0], p[1] / p[0], count)
+        if self.kind == ATOMS:
+            v, w = self._atoms
+            chosen = rng.integers(len(v), size=count) if len(w) == 0 else np.searchsorted(w, rng.random(count), "right")
+            return v[chosen]
+        if self.kind == LOGNORMAL:
+            return np.asarray(p[0] * np.exp(rng.normal(0, p[1], count)))
+        s, share, low, high = p
+        calm = np.exp(rng.normal(0, s, count))
+        return np.where(rng.random(count) < share, rng.uniform(low, high, count), calm)
+
+
+def constant(value: float = 1.0) -> Law:
+    """F is always `value`."""
+    return Law(CONSTANT, (value,))
+
+
+def exponential(mean: float = 1.0) -> Law:
+    return Law(EXPONENTIAL, (mean,))
+
+
+def lognormal(sigma: float, mean: float | None = None) -> Law:
+    """F = e^N(0, sigma), whose median is 1; with `mean`, scaled to that mean instead."""
+    return Law(LOGNORMAL, (1.0 if mean is None else mean * math.exp(-(sigma**2) / 2), sigma))
+
+
+def pauses(s: float, share: float, low: float, high: float) -> Law:
+    """F = e^N(0, s), but with probability `share` uniform on low..high instead."""
+    return Law(PAUSES, (s, share, low, high))
+
+
+def gamma(shape: float, mean: float = 1.0) -> Law:
+    """Gamma with squared coefficient of variation 1/shape."""
+    return Law(GAMMA, (shape, mean))
+
+
+def atoms(values: Sequence[float] | FloatArray, weights: Sequence[float] | FloatArray | None = None) -> Law:
+    """One of `values`, with chances proportional to `weights` (equal without)."""
+    v = tuple(float(value) for value in values)
+    return Law(ATOMS, (), v, (1.0,) * len(v) if weights is None else tuple(float(w) for w in weights))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Step times: times_ms[b - 1] = T(b). F of a batch of b follows laws[law_of[b - 1]]; one law for all without
+    law_of."""
+
+    times_ms: tuple[float, ...]
+    laws: tuple[Law, ...] = (Law(CONSTANT, (1.0,)),)
+    law_of: tuple[int, ...] = ()
+
+    def law(self, b: int) -> Law:
+        return self.laws[self.law_of[b - 1] if self.law_of else 0]
+
+    def mean_ms(self, b: int) -> float:
+        """E[T(b) F]."""
+        return self.times_ms[b - 1] * self.law(b).moments[0]
+
+
+def steps(times_ms: Sequence[float] | FloatArray, law: Law | None = None) -> Steps:
+    """T(1), T(2), ... with the same law of F for all (F = 1 without)."""
+    return Steps(tuple(float(t) for t in times_ms), (law or constant(),))
+
+
+def linear(tau_ms: float, alpha_ms: float, largest: int) -> FloatArray:
+    """tau + alpha b for b = 1..largest."""
+    return tau_ms + alpha_ms * np.arange(1.0, largest + 1)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Arrivals at `rate` per ms in the mean; made by the functions below. p: parameters; gaps_ms: of a recording."""
+
+    kind: int
+    rate: float
+    p: tuple[float, ...] = ()
+    gaps_ms: tuple[float, ...] = ()
+
+    def at_rate(self, rate: float) -> "Arrivals":
+        """The same pattern at another mean rate; bursts last as long as before, with more or fewer arrivals in each,
+        and a recording runs faster or slower."""
+        factor = rate / self.rate
+        p = (self.p[0] * factor, self.p[1] * factor, *self.p[2:]) if self.kind == BURSTS else self.p
+        return replace(self, rate=rate, p=p, gaps_ms=tuple(gap / factor for gap in self.gaps_ms))
+
+    def source(self, rng: np.random.Generator) -> Iterator[FloatArray]:
+        """Gaps, block after block; bursts and repeated recordings start at a random moment of their course. A recording
+        used once ends with an infinite gap."""
+        if self.kind == ONCE:
+            yield np.array([*self.gaps_ms, math.inf])
+        elif self.kind == REPEATED:
+            gaps = np.roll(np.asarray(self.gaps_ms), -int(rng.integers(len(self.gaps_ms))))
+            gaps = np.tile(gaps, -(-BLOCK // len(gaps)))
+            while True:
+                yield gaps
+        elif self.kind == BURSTS:
+            p = np.asarray(self.p)
+            state = int(rng.random() < p[3] / (p[2] + p[3]))
+            left = rng.exponential(p[2 + state])
+            while True:
+                gaps = np.empty(BLOCK)
+                state, left = _burst_gaps(rng, p, state, left, gaps)
+                yield gaps
+        shape = self.p[0] if self.kind == RENEWAL else 1.0
+        while self.kind in (POISSON, RENEWAL):
+            gaps = rng.standard_exponential(BLOCK) if self.kind == POISSON else rng.standard_gamma(shape, BLOCK)
+            gaps *= 1 / (shape * self.rate)
+            yield gaps
+
+    @cached_property
+    def dispersion(self) -> float:
+        """Variance over mean of the number that come in a long time."""
+        if self.kind == RENEWAL:
+            return 1 / self.p[0]
+        if self.kind == BURSTS:
+            fast, slow, m1, m2 = self.p
+            return 1 + 2 * (fast - slow) ** 2 * (m1 * m2) ** 2 / ((m1 + m2) ** 3 * self.rate)
+        return _recorded_dispersion(np.asarray(self.gaps_ms)) if self.gaps_ms else 1.0
+
+
+def poisson(rate: float) -> Arrivals:
+    return Arrivals(POISSON, rate)
+
+
+def gamma_arrivals(rate: float, shape: float) -> Arrivals:
+    """Independent gamma gaps, squared coefficient of variation 1/shape: below shape 1 burstier than Poisson."""
+    return Arrivals(RENEWAL, rate, (shape,))
+
+
+def bursts(rate_1: float, rate_2: float, mean_1_ms: float, mean_2_ms: float) -> Arrivals:
+    """Poisson arrivals at rate_1 for an exponential time of mean mean_1_ms, then rate_2 for one of mean_2_ms, and so
+    on (a Markov-modulated Poisson process of two states). Its mean rate follows; see `at_rate`."""
+    rate = (rate_1 * mean_1_ms + rate_2 * mean_2_ms) / (mean_1_ms + mean_2_ms)
+    return Arrivals(BURSTS, rate, (rate_1, rate_2, mean_1_ms, mean_2_ms))
+
+
+def recorded(times_ms: Sequence[float] | FloatArray, repeat: bool = True, rate: float | None = None) -> Arrivals:
+    """Arrivals at given moments, faster or slower with `rate`.
+
+    repeat: over and over, a mean gap between, each replication from a place of its own. Else once, from empty until all
+    are served: replications differ by F alone; fewer than the threshold, left at the end, do not wait for more.
+    """
+    gaps = np.diff(np.asarray(times_ms, dtype=np.float64))
+    found = Arrivals(
+        REPEATED if repeat else ONCE,
+        float(1 / gaps.mean()),
+        (),
+        (float(gaps.mean()) if repeat else 0.0, *(float(gap) for gap in gaps)),
+    )
+    return found if rate is None else found.at_rate(rate)
+
+
+@njit(cache=True, nogil=True)
+def _burst_gaps(rng, p, state, left, gaps):  # type: ignore[no-untyped-def]
+    """Fill `gaps`; returns the state and how long it still lasts. An arrival takes Exp(1) of accumulated rate."""
+    for i in range(len(gaps)):
+        passed, work = 0.0, rng.standard_exponential()
+        while work > p[state] * left:
+            work -= p[state] * left
+            passed += left
+            state = 1 - state
+            left = rng.standard_exponential() * p[2 + state]
+        gaps[i] = passed + work / p[state]
+        left -= work / p[state]
+    return state, left
+
+
+def _recorded_dispersion(gaps: FloatArray) -> float:
+    """Variance of sums of k gaps over k times the squared mean gap, the largest over k = 1, 2, 4, ... with 20 sums."""
+    found, k = 1.0, 1
+    while len(gaps) // k >= 20:
+        sums = gaps[: len(gaps) // k * k].reshape(-1, k).sum(axis=1)
+        found = max(found, float(sums.var() / (k * gaps.mean() ** 2)))
+        k *= 2
+    return found
+
+
+@dataclass(frozen=True)
+class System:
+    """A main server of batches, and with `side` and `t_cut_ms` one that serves what waits too long, one at a time
+    (T(1) of `side`). threshold: how many an idle main server waits for; 1 with a side server."""
+
+    main: Steps
+    arrivals: Arrivals
+    cap: int = 1
+    threshold: int = 1
+    side: Steps | None = None
+    t_cut_ms: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.threshold <= self.cap <= len(self.main.times_ms):
+            raise ValueError(f"needs 1 <= threshold <= cap <= {len(self.main.times_ms)}, the largest T there is")
+        if (self.side is None) != (self.t_cut_ms == math.inf):
+            raise ValueError("a side server goes with a finite t_cut_ms")
+        if self.side is not None and self.threshold > 1:
+            raise ValueError("a main server with a side server is greedy")
+
+    @property
+    def limit(self) -> float:
+        """Rate per ms below which the main server alone is stable: with many waiting it always takes `cap`."""
+        return self.cap / self.main.mean_ms(self.cap)
+
+    @property
+    def utilisation(self) -> float:
+        """Rate over `limit`."""
+        return self.arrivals.rate / self.limit
+
+    def at_rate(self, rate: float) -> "System":
+        return replace(self, arrivals=self.arrivals.at_rate(rate))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The loop
+# ---------------------------------------------------------------------------------------------------------------------
+
+OCTAVE_BITS = 10
+_SHIFT = 52 - OCTAVE_BITS
+_LOWEST = (1023 - 20) << OCTAVE_BITS
+BINS = 60 << OCTAVE_BITS
+"""Bins of responses from 2^-20 to 2^40 ms."""
+
+BLOCK = 2**14
+"""Random numbers drawn at a time."""
+
+MOST_WAITING = 2**22
+
+NEXT, FREE, SIDE_FREE = range(3)
+HEAD, COUNT = range(2)
+RESPONSE, BUSY, SIDE_BUSY, TIME = range(4)
+SERVED, WITHIN, OVERFLOWED, BATCHES = range(4)
+
+
+class _Plant(NamedTuple):
+    """T[b] and law_of[b] of the main server, T(1) of the side server, and the rule."""
+
+    T: FloatArray
+    law_of: IntArray
+    side_ms: float
+    cap: int
+    threshold: int
+    t_cut: float
+    sla: float
+
+
+class _Record(NamedTuple):
+    """Where a replication is, and what it has counted."""
+
+    clocks: FloatArray
+    places: IntArray
+    sums: FloatArray
+    counts: IntArray
+    histogram: IntArray
+
+
+class _Drawn(NamedTuple):
+    """Random numbers drawn beforehand: gaps between arrivals, and a row of factors a law, the side server's last.
+    used: how many of the gaps, then of each row, are spent."""
+
+    gaps: FloatArray
+    factors: FloatArray
+    used: IntArray
+
+
+@njit(cache=True, nogil=True)
+def _serve(plant, record, drawn, queue, goal):  # type: ignore[no-untyped-def]
+    """Serve `goal` more requests; ends early where random numbers, the ring's places or arrivals run out."""
+    T, law_of, side_ms, cap, threshold, t_cut, sla = plant
+    clocks, places, sums, counts, histogram = record
+    gaps, factors, used = drawn
+    coming, free, head, count, ring = clocks[NEXT], clocks[FREE], places[HEAD], places[COUNT], len(queue) - 1
+    side, spent, overflowed, batches, total, side_free = len(used) - 2, used[0], 0, 0, 0.0, clocks[SIDE_FREE]
+    served, within = 0, 0
+    while served < goal:
+        # Everybody who comes before the next batch starts, and with him who starts it.
+        while count < threshold or coming <= max(free, queue[(head + threshold - 1) & ring]):
+            if count > ring or spent == len(gaps) or coming == np.inf:
+                break
+            queue[(head + count) & ring] = coming
+            count += 1
+            coming += gaps[spent]
+            spent += 1
+        if count > ring or (spent == len(gaps) and coming < np.inf) or count == 0:
+            break
+        start = max(free, queue[(head + min(threshold, count) - 1) & ring])
+        b = 1
+        if queue[head] + t_cut < start:
+            if used[side + 1] == factors.shape[1]:
+                break
+            lasts = side_ms * factors[side, used[side + 1]]
+            used[side + 1] += 1
+            side_free = max(side_free, queue[head] + t_cut) + lasts
+            sums[SIDE_BUSY] += lasts
+            ends = side_free
+            overflowed += 1
+        else:
+            b = min(count, cap)
+            law = law_of[b]
+            if used[law + 1] == factors.shape[1]:
+                break
+            lasts = T[b] * factors[law, used[law + 1]]
+            used[law + 1] += 1
+            free = start + lasts
+            sums[BUSY] += lasts
+            ends = free
+            batches += 1
+        for i in range(head, head + b):
+            response = ends - queue[i & ring]
+            place = (np.float64(response).view(np.int64) >> _SHIFT) - _LOWEST
+            histogram[min(max(place, 0), BINS - 1)] += 1
+            total += response
+            within += response <= sla
+        head, count, served = (head + b) & ring, count - b, served + b
+    clocks[NEXT], clocks[FREE], clocks[SIDE_FREE] = coming, free, side_free
+    places[HEAD], places[COUNT], used[0] = head, count, spent
+    sums[RESPONSE] += total
+    counts[SERVED] += served
+    counts[WITHIN] += within
+    counts[OVERFLOWED] += overflowed
+    counts[BATCHES] += batches
+
+
+@njit(cache=True, nogil=True)
+def _set_back(clocks, places, sums, queue):  # type: ignore[no-untyped-def]
+    """Count time from the moment at which the main server becomes free: sums over long runs stay exact."""
+    zero = clocks[FREE]
+    sums[TIME] += zero
+    for clock in (NEXT, FREE, SIDE_FREE):
+        clocks[clock] -= zero
+    for i in range(places[COUNT]):
+        queue[(places[HEAD] + i) & (len(queue) - 1)] -= zero
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Replications
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Replication:
+    """One run with its own stream of random numbers, from empty."""
+
+    def __init__(self, system: System, seed: Sequence[int], sla_ms: float = math.inf) -> None:
+        main, side = system.main, system.side or system.main
+        self._arrivals, self._laws = system.arrivals, (*main.laws, side.law(1))
+        self._plant = _Plant(
+            np.array([0.0, *main.times_ms]),
+            np.array([0, *(main.law_of or (0,) * len(main.times_ms))], dtype=np.int64),
+            side.times_ms[0],
+            system.cap,
+            system.threshold,
+            float(system.t_cut_ms),
+            float(sla_ms),
+        )
+        self._rng = np.random.default_rng(list(seed))
+        self._factors = np.empty((len(self._laws), BLOCK))
+        self._used = np.full(1 + len(self._laws), BLOCK)
+        self._empty()
+        self.drop()
+
+    def _empty(self) -> None:
+        """Before the first arrival."""
+        self._clocks, self._places, self._queue = np.zeros(3), np.zeros(2, np.int64), np.empty(1024)
+        self._source = self._arrivals.source(self._rng)
+        self._gaps = next(self._source)
+        self._clocks[NEXT], self._used[0] = self._gaps[0], 1
+
+    def drop(self) -> None:
+        """Forget what was counted, not where the run is."""
+        self.sums, self.counts, self.histogram = np.zeros(4), np.zeros(4, np.int64), np.zeros(BINS, np.int64)
+
+    def advance(self, requests: int) -> None:
+        """Serve at least so many more (a recording used once: whole recordings). Raises ArithmeticError when four
+        million wait."""
+        goal, once = int(self.counts[SERVED]) + requests, self._arrivals.kind == ONCE
+        while self.counts[SERVED] < goal or (once and not self._ended):
+            if once and self._ended:
+                self._empty()
+            self._refill()
+            record = _Record(self._clocks, self._places, self.sums, self.counts, self.histogram)
+            drawn = _Drawn(self._gaps, self._factors, self._used)
+            _serve(self._plant, record, drawn, self._queue, 2**62 if once else goal - int(self.counts[SERVED]))
+            _set_back(self._clocks, self._places, self.sums, self._queue)
+
+    @property
+    def _ended(self) -> bool:
+        return bool(self._clocks[NEXT] == math.inf and self._places[COUNT] == 0)
+
+    def _refill(self) -> None:
+        """Draw what is spent; copy a full ring to one of twice its size."""
+        if self._used[0] == len(self._gaps) and self._clocks[NEXT] < math.inf:
+            self._gaps, self._used[0] = next(self._source), 0
+        for row, law in enumerate(self._laws):
+            if self._used[row + 1] == BLOCK:
+                self._factors[row], self._used[row + 1] = law.draw(BLOCK, self._rng), 0
+        if self._places[COUNT] == len(self._queue):
+            if self._places[COUNT] >= MOST_WAITING:
+                raise ArithmeticError("the queue grows without end")
+            waiting = np.roll(self._queue, -self._places[HEAD])
+            self._queue, self._places[HEAD] = np.concatenate([waiting, np.empty(len(waiting))]), 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Estimates
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Value(NamedTuple):
+    """An estimate with its standard error."""
+
+    value: float
+    error: float
+
+    @property
+    def relative(self) -> float:
+        """Standard error over value."""
+        return self.error / self.value if self.value > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to simulate: until the standard error of quantile `q` is at most `tolerance` times it (inf: one round),
+    or `budget` requests are served in all.
+
+    requests: a replication's first round; 0 goes by the load. warm: what is dropped of each replication; None goes by
+    the load (nothing, for a recording used once). workers: threads.
+    """
+
+    tolerance: float = 0.01
+    q: float = 0.99
+    replications: int = 16
+    requests: int = 0
+    warm: int | None = None
+    budget: int = 400_000_000
+    workers: int = 1
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What R replications counted: histograms (R, BINS), sums (R, 4) and counts (R, 4).
+
+    warm: requests dropped of each replication. sure: the asked tolerance was reached, and all was dropped that should
+    be.
+    """
+
+    histograms: IntArray
+    sums: FloatArray
+    counts: IntArray
+    warm: int
+    sure: bool
+
+    @property
+    def requests(self) -> int:
+        """Counted in all."""
+        return int(self.counts[:, SERVED].sum())
+
+    @property
+    def mean(self) -> Value:
+        """Mean response in ms."""
+        return self._ratio(self.sums[:, RESPONSE], self.counts[:, SERVED])
+
+    @property
+    def within(self) -> Value:
+        """Share of requests within the SLA given to `truth`, counted one by one."""
+        return self._ratio(self.counts[:, WITHIN], self.counts[:, SERVED])
+
+    @property
+    def overflow(self) -> Value:
+        """Share of requests that the side server served."""
+        return self._ratio(self.counts[:, OVERFLOWED], self.counts[:, SERVED])
+
+    @property
+    def mean_batch(self) -> Value:
+        """Requests in a batch of the main server."""
+        return self._ratio(self.counts[:, SERVED] - self.counts[:, OVERFLOWED], self.counts[:, BATCHES])
+
+    @property
+    def busy(self) -> Value:
+        """Share of the time for which the main server serves."""
+        return self._ratio(self.sums[:, BUSY], self.sums[:, TIME])
+
+    @property
+    def side_busy(self) -> Value:
+        return self._ratio(self.sums[:, SIDE_BUSY], self.sums[:, TIME])
+
+    @property
+    def rate(self) -> Value:
+        """Requests served per ms."""
+        return self._ratio(self.counts[:, SERVED], self.sums[:, TIME])
+
+    def quantile(self, q: float) -> Value:
+        """Response in ms that a share q of the requests meets; known to a 1024th."""
+        x = float(self._at(np.array([q]))[0])
+        error = self.share_within(x).error
+        low, high = self._at(np.array([max(q - error, 0.0), min(q + error, 1.0)]))
+        return Value(x, float(high - low) / 2)
+
+    def share_within(self, limit_ms: float) -> Value:
+        """Share of requests with a response up to the limit, within its bin in proportion."""
+        place = int(np.searchsorted(_edges(), limit_ms, side="right")) - 1
+        if not 0 <= place < BINS:
+            return Value(float(place >= BINS), 0.0)
+        low, high = _edges()[place : place + 2]
+        met = self.histograms[:, :place].sum(axis=1) + self.histograms[:, place] * ((limit_ms - low) / (high - low))
+        return self._ratio(met, self.counts[:, SERVED])
+
+    def _at(self, shares: FloatArray) -> FloatArray:
+        """Pooled quantiles, within a bin in proportion."""
+        pooled = self.histograms.sum(axis=0)
+        used = np.flatnonzero(pooled)
+        reached = np.cumsum(pooled[used])
+        wanted = shares * reached[-1]
+        i = np.minimum(np.searchsorted(reached, wanted, side="left"), len(used) - 1)
+        part = (wanted - (reached[i] - pooled[used[i]])) / pooled[used[i]]
+        low, high = _edges()[used[i]], _edges()[used[i] + 1]
+        return np.asarray(low + part * (high - low))
+
+    def _ratio(self, above: FloatArray | IntArray, below: FloatArray | IntArray) -> Value:
+        total = float(below.sum())
+        if total == 0:
+            return Value(math.nan, math.nan)
+        ratio = float(above.sum()) / total
+        R = len(below)
+        off = above - ratio * below
+        return Value(ratio, math.sqrt(R / (R - 1) * float(off @ off)) / total if R > 1 else math.nan)
+
+
+@cache
+def _edges() -> FloatArray:
+    """Where the bins begin, and the last one ends."""
+    return ((np.arange(BINS + 1) + _LOWEST) << _SHIFT).view(np.float64)
+
+
+def remembers(system: System) -> float:
+    """Requests over which the slowest part of the queue's memory decays by e, as derived above.
+
+    With a side server the main one is always stable, and the side's memory counts; its load comes from a pilot run.
+    Raises ValueError where a server has more to do than it can.
+    """
+    arrivals = system.arrivals
+    if system.side is None:
+        first, second = system.main.law(system.cap).moments
+        rho, spread, share = system.utilisation, arrivals.dispersion + system.cap * (second / first**2 - 1), 1.0
+    else:
+        pilot = Replication(system, (0, 0))
+        pilot.advance(200_000)
+        first, second = system.side.law(1).moments
+        share = float(pilot.counts[OVERFLOWED] / pilot.counts[SERVED])
+        rho = arrivals.rate * share * system.side.mean_ms(1)
+        # Those who leave come in rows, at most about as many as arrive during a batch.
+        row = arrivals.rate * float(pilot.sums[BUSY]) / max(1, int(pilot.counts[BATCHES]))
+        spread = arrivals.dispersion + row + second / first**2
+    if rho >= 1:
+        raise ValueError(f"a server has {rho:.4g} times as much to do as it can")
+    changes = 0.0
+    if arrivals.kind == BURSTS:
+        changes = arrivals.rate / (1 / arrivals.p[2] + 1 / arrivals.p[3])
+    return max(2 * spread / (1 - rho) ** 2 / max(share, 1e-3), changes)
+
+
+def truth(system: System, effort: Effort | None = None, sla_ms: float = math.inf, seed: int = 0) -> Truth:
+    """Simulate until the quantile is known. Raises ValueError where the system is not stable (but not for a recording
+    used once, which ends)."""
+    effort = effort or Effort()
+    once = system.arrivals.kind == ONCE
+    wanted = 0 if once else effort.warm if effort.warm is not None else math.ceil(max(20_000.0, 5 * remembers(system)))
+    warm = min(wanted, effort.budget // (2 * effort.replications))
+    runs = [Replication(system, (seed, i), sla_ms) for i in range(effort.replications)]
+    more = effort.requests or max(50_000, warm)
+    with ThreadPoolExecutor(effort.workers) as pool:
+
+        def advance(requests: int) -> None:
+            list(pool.map(Replication.advance, runs, [requests] * len(runs)))
+
+        advance(warm)
+        for run in runs:
+            run.drop()
+        while True:
+            advance(more)
+            found = _counted(runs, warm, warm == wanted)
+            each, off = found.requests // len(runs), found.quantile(effort.q).relative
+            left = effort.budget // len(runs) - warm - each
+            if effort.tolerance == math.inf or off <= effort.tolerance:
+                return found
+            if left <= 0:
+                return replace(found, sure=False)
+            more = min(left, math.ceil(each * min(max(1.1 * (off / effort.tolerance) ** 2 - 1, 0.25), 3.0)))
+
+
+def _counted(runs: Sequence[Replication], warm: int, sure: bool) -> Truth:
+    return Truth(
+        np.array([run.histogram for run in runs]),
+        np.array([run.sums for run in runs]),
+        np.array([run.counts for run in runs]),
+        warm,
+        sure,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Random systems
+# ---------------------------------------------------------------------------------------------------------------------
+
+ENOUGH = 5.0
+"""Events of the tail that a trace should hold on average: of fewer, nobody could know."""
+
+LEAST_ROWS, MOST_ROWS = 500, 10_000
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A random system, and how its steps are measured.
+
+    shape: of T ("linear", "stepped", "falling"). noise: of F ("narrow", "exponential", "lognormal", "pauses",
+    "by_size"). load: of the arrivals ("poisson", "gamma", "bursts", "recorded"). utilisation: rate over the limit of
+    stability with the true mean of F. design: "grid" visits sizes as a designed profile does, "log" wanders through
+    them as an engine's log does. rows: of the trace. tail_events: see below.
+    """
+
+    system: System
+    shape: str
+    noise: str
+    load: str
+    utilisation: float
+    design: str
+    rows: int
+
+    @property
+    def tail_events(self) -> float:
+        """Expected number of steps in the trace that show the tail: pauses, or beyond the 99th percentile of F."""
+        return expected_tail_events(self, self.rows)
+
+
+def expected_tail_events(planted: Planted, rows: int) -> float:
+    """The same for a trace of so many rows."""
+    return rows * _tail_share(planted.system.main, planted.design)
+
+
+def _tail_share(main: Steps, design: str) -> float:
+    """Share of a trace's steps that show the tail."""
+    chances = _size_chances(design, len(main.times_ms))
+    laws = [main.law(b) for b in range(1, len(chances) + 1)]
+    paused = np.array([law.p[1] if law.kind == PAUSES else 0.0 for law in laws])
+    # A grid may miss the sizes that pause.
+    return float(chances @ paused) if paused.any() else 0.01
+
+
+def measure(planted: Planted, rows: int, seed: int) -> dict[str, FloatArray]:
+    """A trace of `rows` decode steps: columns B, S = B and T_ms = T(B) F, with F drawn anew for each."""
+    rng, main = np.random.default_rng([seed, 1]), planted.system.main
+    largest = len(main.times_ms)
+    if planted.design == "grid":
+        sizes = _grid(largest)
+        B = rng.permutation(np.resize(sizes, rows))
+    else:
+        # A stationary walk: normal, correlation .9 from step to step, mapped to the sizes' distribution.
+        walk = rng.standard_normal(rows)
+        for i in range(1, rows):
+            walk[i] = 0.9 * walk[i - 1] + math.sqrt(1 - 0.9**2) * walk[i]
+        ends = np.cumsum(_size_chances("log", largest))
+        B = 1 + np.minimum(np.searchsorted(ends, ndtr(walk), side="right"), largest - 1)
+    factors = np.array([law.draw(rows, rng) for law in main.laws])
+    law = np.asarray(main.law_of or (0,) * largest)[B - 1]
+    T = np.asarray(main.times_ms)[B - 1] * factors[law, np.arange(rows)]
+    return {"B": B.astype(np.float64), "S": B.astype(np.float64), "T_ms": T}
+
+
+def random_systems(n: int, seed: int) -> Iterator[Planted]:
+    """`n` random systems of one main server, the same for the same seed."""
+    for i in range(n):
+        yield _random_system(np.random.default_rng([seed, i]))
+
+
+def _random_system(rng: np.random.Generator) -> Planted:
+    largest = int(rng.choice([8, 16, 32, 64, 128, 256]))
+    shape = str(rng.choice(["linear", "stepped", "falling"]))
+    noise = str(rng.choice(["narrow", "exponential", "lognormal", "pauses", "by_size"]))
+    load = str(rng.choice(["poisson", "gamma", "bursts", "recorded"]))
+    design = "grid" if rng.random() < 0.5 else "log"
+    T = tuple(_random_times(shape, largest, rng).tolist())
+    least = math.inf
+    while least > MOST_ROWS:
+        main = Steps(T, *_random_noise(noise, largest, rng))
+        share = _tail_share(main, design)
+        least = max(LEAST_ROWS, ENOUGH / share) if share > 0 else math.inf
+    rows = math.ceil(_log_uniform(rng, least, MOST_ROWS))
+    cap = 1 if rng.random() < 0.25 else largest if rng.random() < 0.5 else int(rng.integers(2, largest + 1))
+    utilisation = float(rng.uniform(0.1, 0.97))
+    system = System(main, poisson(1.0), cap)
+    arrivals = _random_arrivals(load, utilisation * system.limit, main.mean_ms(cap), rng)
+    return Planted(replace(system, arrivals=arrivals), shape, noise, load, utilisation, design, rows)
+
+
+def _random_times(shape: str, largest: int, rng: np.random.Generator) -> FloatArray:
+    """T(1..largest) in ms. falling: tau + c/(1 - e^{-kb}) + alpha b, falling while the machine fills, then rising."""
+    b = np.arange(1.0, largest + 1)
+    tau, alpha = _log_uniform(rng, 1, 20), _log_uniform(rng, 0.003, 0.3)
+    if shape == "stepped":
+        width = rng.choice([2, 4, 8])
+        doubled, even = np.maximum(width, 2.0 ** np.ceil(np.log2(b))), width * np.ceil(b / width)
+        b = doubled if rng.random() < 0.5 else even
+    if shape == "falling":
+        return np.asarray(tau * (1 + rng.uniform(0.3, 3) / -np.expm1(-_log_uniform(rng, 0.03, 1) * b) + alpha * b / 10))
+    return np.asarray(tau * (1 + alpha * b))
+
+
+def _random_noise(noise: str, largest: int, rng: np.random.Generator) -> tuple[tuple[Law, ...], tuple[int, ...]]:
+    """laws and law_of. by_size: a law each for small, middle and large batches, one of them with pauses or none."""
+    low = rng.uniform(20, 50)
+    paused = pauses(rng.uniform(0.01, 0.05), _log_uniform(rng, 0.002, 0.01), low, rng.uniform(low + 5, 60))
+    if noise == "by_size":
+        ends = np.sort(rng.choice(np.arange(1, largest), 2, replace=False))
+        laws = [lognormal(_log_uniform(rng, 0.02, 0.6)) for _ in range(3)]
+        if rng.random() < 0.5:
+            laws[int(rng.integers(3))] = paused
+        return tuple(laws), tuple(np.searchsorted(ends, np.arange(1, largest + 1)).tolist())
+    law = {
+        "narrow": lognormal(rng.uniform(0.01, 0.03)),
+        "exponential": exponential(),
+        "lognormal": lognormal(rng.uniform(0.2, 1)),
+        "pauses": paused,
+    }[noise]
+    return (law,), ()
+
+
+def _random_arrivals(load: str, rate: float, batch_ms: float, rng: np.random.Generator) -> Arrivals:
+    """bursts: 1.5 to 5 times as fast as between, 5 to 40 % of the time, 1 to 20 batches long. recorded: 2,000 to 20,000
+    gamma gaps at a rate that waves by up to 40 %."""
+    if load == "gamma":
+        return gamma_arrivals(rate, _log_uniform(rng, 0.3, 3))
+    if load == "bursts":
+        lasts, share = batch_ms * _log_uniform(rng, 1, 20), rng.uniform(0.05, 0.4)
+        return bursts(rng.uniform(1.5, 5), 1.0, lasts, lasts * (1 - share) / share).at_rate(rate)
+    if load == "recorded":
+        count, waves = int(_log_uniform(rng, 2_000, 20_000)), rng.integers(1, 6)
+        speed = 1 + rng.uniform(0, 0.4) * np.sin(2 * np.pi * waves * np.arange(count) / count)
+        return recorded(np.cumsum(rng.standard_gamma(_log_uniform(rng, 0.5, 3), count) / speed), rate=rate)
+    return poisson(rate)
+
+
+def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return float(np.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+def _grid(largest: int) -> IntArray:
+    """Sizes 1..largest, each about 1.4 times the one before."""
+    steps_up = math.ceil(math.log(largest) / math.log(1.4)) + 1
+    return np.unique(np.round(np.geomspace(1, largest, steps_up)).astype(np.int64))
+
+
+def _size_chances(design: str, largest: int) -> FloatArray:
+    """How often a step of the trace has size 1, 2, ..., largest: a grid's sizes equally, a log's as 1/b, from the walk
+    of an engine's load over orders of magnitude."""
+    weights = 1 / np.arange(1.0, largest + 1)
+    if design == "grid":
+        weights = np.isin(np.arange(1, largest + 1), _grid(largest)).astype(np.float64)
+    return np.asarray(weights / weights.sum())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Speed
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def main(smoke: bool = False) -> None:
+    """Requests per second of one core's time, drawing included."""
+    cases = {
+        "M/M/1, load .8": System(steps([1.0], exponential()), poisson(0.8)),
+        "M/D/1, load .8": System(steps([1.0]), poisson(0.8)),
+        "log-normal service, load .8": System(steps([1.0], lognormal(0.5, 1.0)), poisson(0.8)),
+        "gamma arrivals, shape 1/2": System(steps([1.0], exponential()), gamma_arrivals(0.8, 0.5)),
+        "bursts": System(steps([1.0], exponential()), bursts(0.2, 2.0, 100.0, 20.0)),
+        "batches up to 64, log-normal": System(steps(linear(4, 0.1, 64), lognormal(0.1)), poisson(5.0), 64),
+        "batches, pauses": System(steps(linear(1.5, 0.5, 16), pauses(0.03, 0.006, 40, 60)), poisson(0.4), 16),
+        "cut-off and side server": System(
+            steps(linear(8, 0.05, 256)), poisson(1.0), 256, 1, steps([2.0], exponential()), 5.0
+        ),
+    }
+    count = 200_000 if smoke else 20_000_000
+    for name, system in cases.items():
+        run = Replication(system, (0,))
+        run.advance(20_000)
+        begun = time.process_time()
+        run.advance(count)
+        print(f"{name:30} {count / (time.process_time() - begun) / 1e6:6.1f} million requests/s")
+
+
+if __name__ == "__main__":
+    main("--smoke" in sys.argv[1:])
