@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 SOURCE = ROOT / "src" / "latfit"
 
 LAYER = {
-    "errors": 0, "units": 0, "stats": 0, "files": 0, "provenance": 0, "_version": 0,
+    "errors": 0, "units": 0, "stats": 0, "pooled": 0, "files": 0, "provenance": 0, "_version": 0,
     "trace": 1, "workload": 1,
     "model": 2,
     "scheduling": 3, "hardware": 3,

@@ -7,25 +7,32 @@ import pytest
 
 from latfit.errors import WrongUsage
 from latfit.hardware.ceiling import Ceiling, beside_the_fit
-from latfit.hardware.estimate import DECODE, PREFILL, estimate, spread
+from latfit.hardware.estimate import estimate, mean_factor, scatter
 from latfit.hardware.profile import ExecutionPath
+from latfit.model.step_ratios import step_ratios
+from latfit.trace.phases import DECODE
 from tests.plan.test_plan import line
 
-LEVELS = np.concatenate([[0.01, 0.05], np.arange(0.1, 0.95, 0.1), [0.95, 0.98, 0.99]])
+LEVELS = (0.5, 0.9, 0.95, 0.99)
 
 
 def path_with(draws: np.ndarray) -> ExecutionPath:
-    """A path whose factors are the quantiles of draws of observed over typical."""
-    known = {f"{p:g}": float(np.quantile(draws, p)) for p in LEVELS}
-    return ExecutionPath("gpu", line(4, 0.1, intervals={"ratio_quantiles": known}))
+    """A path whose limits and ratios are those of draws of observed over typical."""
+    limits = {
+        "ratio_quantiles": {f"{p:g}": float(np.quantile(draws, p)) for p in LEVELS},
+        "lower_quantiles": {f"{p:g}": float(np.quantile(draws, 1 - p)) for p in LEVELS},
+        "ratios": step_ratios(draws, np.ones(len(draws))).to_json(),
+    }
+    return ExecutionPath("gpu", line(4, 0.1, intervals=limits))
 
 
-def test_mean_and_spread_of_the_factors_are_those_of_the_law() -> None:
+def test_mean_and_spread_are_those_of_the_sample() -> None:
     draws = np.random.default_rng(0).lognormal(0, 0.2, 200_000)
-    found = spread(path_with(draws), DECODE)
-    # Lognormal: mean e^(s^2/2), cv sqrt(e^(s^2) - 1); the ends beyond 1 % and 99 % are cut.
-    assert found.mean_factor == pytest.approx(np.exp(0.02), rel=0.01)
-    assert found.cv == pytest.approx(np.sqrt(np.expm1(0.04)), rel=0.06)
+    found = scatter(path_with(draws), DECODE)
+    assert found is not None
+    assert found.mean == pytest.approx(draws.mean(), rel=1e-12)
+    assert found.cv == pytest.approx(draws.std() / draws.mean(), rel=1e-3)
+    assert mean_factor(path_with(draws), DECODE) == found.mean
 
 
 def test_quantiles_are_the_factor_times_the_typical_step() -> None:
@@ -45,20 +52,10 @@ def _normal(level: float) -> float:
     return float(norm.ppf(level))
 
 
-def test_phases_have_their_own_factors() -> None:
-    fit = line(
-        4, 0.1, intervals={"ratio_quantiles": {"0.5": 1.0}, "by_phase": {"prefill": {"ratio_quantiles": {"0.5": 2.0}}}}
-    )
-    path = ExecutionPath("gpu", fit)
-    assert spread(path, PREFILL).factor(0.5) == 2.0
-    assert spread(path, DECODE).factor(0.5) == 1.0
-    assert spread(path, DECODE).factor(0.9) is None
-
-
 def test_without_intervals_the_spread_is_unknown() -> None:
-    found = spread(ExecutionPath("gpu", line(4, 0.1)), DECODE)
-    assert (found.known, found.mean_factor) == (False, 1.0)
-    assert np.isnan(found.cv)
+    path = ExecutionPath("gpu", line(4, 0.1))
+    assert scatter(path, DECODE) is None
+    assert mean_factor(path, DECODE) == 1.0
 
 
 @pytest.mark.parametrize(("B", "tokens", "context"), [(0, 1, None), (1, 0, None), (1, 1, -1.0)])

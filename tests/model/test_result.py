@@ -51,9 +51,17 @@ def test_every_status_says_what_to_do_unless_all_is_well() -> None:
     assert all(status.sentence and (status.remedy or status is FitStatus.CONVERGED) for status in FitStatus)
 
 
-def test_upper_factor_of_an_unknown_level_is_none(fit: FitResult) -> None:
-    assert fit.upper_factor(0.5) == pytest.approx(1, abs=0.02)
-    assert fit.upper_factor(0.999) is None
+def test_the_factor_of_an_unknown_level_is_none(fit: FitResult) -> None:
+    assert fit.limits.factor("decode", 0.5) == pytest.approx(1, abs=0.02)
+    assert fit.limits.factor("decode", 0.999) is None
+
+
+def test_a_fit_keeps_the_ratios_of_every_phase(fit: FitResult) -> None:
+    law = fit.limits.all.ratios
+    assert law is not None
+    assert law.mean == pytest.approx(1, abs=0.02)
+    steps = [limits.ratios.steps for limits in fit.limits.by_phase.values() if limits.ratios is not None]
+    assert sum(steps) == law.steps == fit.metrics["n"]
 
 
 @pytest.mark.parametrize(

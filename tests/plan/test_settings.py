@@ -19,6 +19,7 @@ from latfit.plan.wishes import ServingTargets, Wishes
 from tests.conftest import REFERENCE
 from tests.plan.test_plan import fit_with, line, machine
 
+WIDE = {"B": [1, 64], "S": [1, 4000], "context_tokens": [0, 1_000_000]}
 PATH = ExecutionPath("gpu", fit_with(REFERENCE.tolist(), domain={"B": [1, 32], "S": [1, 600]}))
 
 
@@ -26,13 +27,27 @@ def T(B: int, S: int) -> float:
     return float(PATH.fit.latency_ms(np.array([float(B)]), np.array([float(S)]))[0])
 
 
+def full_steps(D: int, P: int, prompt: int) -> tuple[float, float, float]:
+    """D - 1 sequences beside a chunk of P; the chunk alone; the whole budget as chunks of several prompts."""
+    budget = D - 1 + P
+    prompts = min(-(-budget // min(P, prompt)), D)
+    return T(D, budget), T(1, P), T(prompts, budget)
+
+
 def enumerated(tpot: float, ttft: float, prompt: int) -> tuple[int, int] | None:
-    """(sequences, chunk): the most sequences D with a chunk P that meets both targets, the largest such P."""
+    """(sequences, chunk): the most sequences D with a chunk P that meets both targets in every kind of step that some
+    chunk keeps within them, the largest such P."""
     for D in range(32, 0, -1):
         if T(D, D) > tpot:
             continue
+        tried = {P: full_steps(D, P, prompt) for P in range(1, 600 - D + 1)}
+        cured = [kind for kind in range(3) if min(times[kind] for times in tried.values()) <= tpot]
+        if 0 not in cured:
+            continue
         fits = [
-            P for P in range(1, 600 - D + 1) if T(D, D - 1 + P) <= tpot and -(-prompt // P) * T(D, D - 1 + P) <= ttft
+            P
+            for P, times in tried.items()
+            if all(times[kind] <= tpot for kind in cured) and -(-prompt // P) * T(D, D - 1 + min(P, prompt)) <= ttft
         ]
         if fits:
             return D, max(fits)
@@ -49,7 +64,7 @@ class TestEngine:
         D, P = found.max_num_seqs, found.chunk_tokens
         assert P is not None
         assert T(D, D - 1 + P) <= tpot
-        assert -(-prompt // P) * T(D, D - 1 + P) <= ttft
+        assert -(-prompt // P) * T(D, D - 1 + min(P, prompt)) <= ttft
         assert found.max_num_batched_tokens == D - 1 + P
         # Fewer sequences are tried by about an eighth each, so the answer may be that far below the best.
         assert int(best[0] * 0.875) <= D
@@ -79,6 +94,31 @@ class TestEngine:
         found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, ServingTargets())
         assert isinstance(found, Settings)
         assert (found.max_num_seqs, found.max_num_batched_tokens) == (32, None)
+
+    def test_every_step_that_the_settings_allow_keeps_the_target(self) -> None:
+        """T = 2 + 0.1 B + 0.02 S + 1e-4 K of cached tokens: a prompt of 2,000 in chunks reads up to 2,000 - P of them
+        in its last one. Every composition of a step within the settings is tried (prompts take turns, so as many are
+        under way as the budget has chunks), and a chunk larger by 2 % fails one."""
+        theta = [2.0, 0.0, 1e-9, 1.0, 1.0, 1.0, 0.1, 0.02, 1e-4, 1e-4, 1e-4, 0.0, 0.0, 0.0, 0.0]
+        fit = fit_with(theta, "context", domain=WIDE)
+        path = ExecutionPath("gpu", fit)
+        found = engine_settings(path, 20.0, 99.0, ServingTargets(None, 20.0, 2000), context=500.0)
+        assert isinstance(found, Settings)
+        assert found.max_num_batched_tokens is not None
+        assert found.chunk_tokens is not None
+
+        def slowest(budget: int, chunk: int) -> float:
+            steps = [(D, 1, min(chunk, budget - D)) for D in range(found.max_num_seqs) if budget > D]
+            steps += [(0, 1, chunk), (0, -(-budget // chunk), budget)]
+            D, n, P = (np.array(column, dtype=float) for column in zip(*steps, strict=True))
+            history = n * np.maximum(2000 - np.minimum(chunk, P), 0)
+            columns = {"B": D + n, "S": D + P, "prefill_requests": n, "prefill_tokens": P}
+            cached = {"context_tokens": 500 * D + history, "prefill_context_tokens": history}
+            return float(fit.latency_ms(**columns, **cached).max())
+
+        assert slowest(found.max_num_batched_tokens, found.chunk_tokens) <= 20.0 * (1 + 1e-9)
+        more = max(int(found.chunk_tokens * 0.02), 2)
+        assert slowest(found.max_num_batched_tokens + more, found.chunk_tokens + more) > 20.0
 
     def test_factors_of_the_percentile_shrink_them(self) -> None:
         wide = replace(line(4, 0.5), intervals={"ratio_quantiles": {"0.5": 1.0, "0.99": 1.25}})

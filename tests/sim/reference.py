@@ -114,7 +114,11 @@ class Reference:
         T = float(np.interp(tokens, on.tokens, row))
         if on.exponential:
             T *= -math.log1p(-self.rngs[path].random())
-        elif len(on.factors):
-            u = self.rngs[path].random()
-            T *= float(np.interp(u, np.linspace(0, 1, len(on.factors)), on.factors))
+        elif on.scatter is not None:
+            u, reached = self.rngs[path].random(), 0.0
+            for ratio, weight in zip(on.scatter.values, on.scatter.weights, strict=True):
+                reached += weight
+                if reached > u:
+                    break
+            T *= float(ratio)
         return T

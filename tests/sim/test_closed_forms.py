@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from latfit.model.step_ratios import step_ratios
 from latfit.scheduling import policy as policies
 from latfit.scheduling.policy import Limits, Policy
 from latfit.sim.machine import System, linear_path, table_path
@@ -48,10 +49,11 @@ class TestOneAtATime:
             {"mean": 3, "p99": 11.3559},
         )
 
-    def test_mg1_of_given_quantiles(self) -> None:
-        """Pollaczek and Khinchine, for a service time that is uniform from 0.5 to 1.5: E S^2 = 13/12."""
-        system = System(table_path("cpu", [1.0], factors=np.array([0.5, 1.5])))
-        wait = 0.7 * 13 / 12 / (2 * (1 - 0.7))
+    def test_mg1_of_measured_ratios(self) -> None:
+        """Pollaczek and Khinchine, for one service in ten that takes ten times as long: E S = 1, E S^2 = 10.9/3.61."""
+        ratios = step_ratios(np.array([1.0, 10.0]) / 1.9, np.array([9.0, 1.0]))
+        system = System(table_path("cpu", [1.0], scatter=ratios))
+        wait = 0.7 * (0.9 + 10) / 1.9**2 / (2 * (1 - 0.7))
         check(policies.gpu_only(ONE), system, OpenLoad(Poisson(0.7)), {"mean": 1 + wait})
 
     def test_closed_loop(self) -> None:

@@ -12,9 +12,13 @@ from latfit.hardware.profile import quoted_path as named_path
 from latfit.hardware.quote import parse_quote
 from latfit.model.family import FAMILY
 from latfit.model.result import Estimate, FitResult, FitStatus
+from latfit.model.step_ratios import step_ratios
 from latfit.sim.hardware import Serving, quoted_path, system_of
-from latfit.sim.machine import linear_path, residual_factors
+from latfit.sim.machine import linear_path
 from tests.conftest import REFERENCE
+
+
+RATIOS = step_ratios(np.array([0.9, 1.0, 1.2, 2.0]), np.array([30.0, 50.0, 19.0, 1.0]))
 
 
 def fit_of(largest: int = 64) -> FitResult:
@@ -27,10 +31,7 @@ def fit_of(largest: int = 64) -> FitResult:
             for p, v in zip(structure.parameters, REFERENCE.tolist(), strict=True)
         },
         {},
-        intervals={
-            "ratio_quantiles": {"0.5": 1.0, "0.9": 1.2, "0.99": 2.0},
-            "lower_quantiles": {"0.5": 1.0, "0.9": 0.9, "0.99": None},
-        },
+        intervals={"ratios": RATIOS.to_json()},
         domain={"B": [1, largest], "S": [1, 4096]},
     )
 
@@ -89,31 +90,33 @@ class TestTimes:
         system = system_of(profile("gpu"), [], Serving(tokens_per_request=64))
         assert system.main.typical_ms[8] == pytest.approx(18.1885, abs=1e-4)
 
-    def test_scatter_goes_by_the_fits_limits(self) -> None:
-        factors = residual_factors(fit_of(), "decode")
-        at = np.interp([0.1, 0.5, 0.9, 0.99, 1.0], np.linspace(0, 1, len(factors)), factors)
-        assert at == pytest.approx([0.9, 1.0, 1.2, 2.0, 2.0], rel=0.02)
-        assert np.all(np.diff(factors) >= 0)
-        system = system_of(profile("gpu"), [], Serving(service="deterministic"))
-        assert len(system.main.factors) == 0
+    def test_times_scatter_as_measured(self) -> None:
+        main = system_of(profile("gpu"), []).main
+        assert main.scatter is not None
+        assert main.scatter.values.tolist() == RATIOS.values.tolist()
+        assert main.mean_factor == pytest.approx(0.3 * 0.9 + 0.5 + 0.19 * 1.2 + 0.01 * 2.0)
+        assert system_of(profile("gpu"), [], Serving(service="deterministic")).main.scatter is None
 
-    def test_a_fit_without_limits_does_not_scatter(self) -> None:
-        assert len(residual_factors(replace(fit_of(), intervals={}), "decode")) == 0
+    def test_a_fit_without_ratios_does_not_scatter(self) -> None:
+        bare = HardwareProfile({"gpu": ExecutionPath("gpu", replace(fit_of(), intervals={}))})
+        assert system_of(bare, []).main.scatter is None
 
     @pytest.mark.parametrize(("tokens", "most", "factor"), [(1, 0, 1.05), (64, 0, 3.0), (1, 64, 3.0)])
     def test_scatter_is_that_of_the_phase(self, tokens: float, most: float, factor: float) -> None:
         """Steps of decode alone scatter by 5 %, those with prefill threefold; all of them together by 100 %."""
-        limits = {phase: {"ratio_quantiles": {"0.9": f}} for phase, f in (("decode", 1.05), ("prefill", 3.0))}
-        fit = fit_of()
-        known = HardwareProfile(
-            {"gpu": ExecutionPath("gpu", replace(fit, intervals={**fit.intervals, "by_phase": limits}))}
-        )
+        laws = {phase: step_ratios(np.array([1.0, f]), np.ones(2)) for phase, f in (("decode", 1.05), ("prefill", 3.0))}
+        limits = {phase: {"ratios": law.to_json()} for phase, law in laws.items()}
+        fit = replace(fit_of(), intervals={**fit_of().intervals, "by_phase": limits})
+        known = HardwareProfile({"gpu": ExecutionPath("gpu", fit)})
         main = system_of(known, [], Serving(tokens_per_request=tokens, most_tokens=most)).main
-        assert main.factors.max() == pytest.approx(factor)
+        assert main.scatter is not None
+        assert main.scatter.values.max() == pytest.approx(factor)
 
-    def test_a_phase_without_limits_takes_those_of_all_steps(self) -> None:
-        fit = replace(fit_of(), intervals={**fit_of().intervals, "by_phase": {"mixed": {}}})
-        assert residual_factors(fit, "decode").tolist() == residual_factors(fit_of(), "decode").tolist()
+    def test_a_phase_without_ratios_takes_those_of_all_steps(self) -> None:
+        law = step_ratios(np.array([1.0, 3.0]), np.ones(2)).to_json()
+        fit = replace(fit_of(), intervals={**fit_of().intervals, "by_phase": {"prefill": {"ratios": law}}})
+        assert fit.limits.of("decode").ratios is not None
+        assert fit.limits.of("decode").ratios.values.tolist() == RATIOS.values.tolist()  # type: ignore[union-attr]
 
     def test_exponential(self) -> None:
         main = system_of(profile("gpu"), [], Serving(service="exponential")).main

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from latfit.model.step_ratios import step_ratios
 from latfit.scheduling import policy as policies
 from latfit.scheduling.optimal import DispatchTable
 from latfit.scheduling.policy import Limits, Policy, QueueOrder
@@ -52,7 +53,8 @@ LOADS: dict[str, Load] = {
 
 
 def spread(path: ServicePath) -> ServicePath:
-    return replace(path, factors=np.array([0.5, 0.8, 1.0, 1.3, 3.0]))
+    ratios, steps = np.array([0.5, 0.8, 1.0, 1.3, 3.0]), np.array([1.0, 4.0, 8.0, 2.0, 1.0])
+    return replace(path, scatter=step_ratios(ratios, steps))
 
 
 SYSTEMS: dict[str, System] = {

@@ -1,9 +1,9 @@
 """A finished fit applied: predictions with intervals, errors on steps it has not seen, and the difference of two fits.
 
-A step's interval at level c lies between the lower and the upper factor at (1+c)/2 times its typical latency: factors
-of its phase where the fit has them, else of all steps (split conformal, see `intervals`). A step that does not say what
-it holds is one of decode where S = B, else one prefill request beside B-1 that decode; one that names no cached tokens
-has the context that is typical of the fit's trace.
+A step's interval at level c lies between the lower and the upper factor at (1+c)/2 times its typical latency, those of
+its phase (split conformal; see `model.prediction_intervals` for the rule). The typical latency of a step that does not
+say what it holds is that of decode where S = B, else of one prefill request beside B-1 that decode; one that names no
+cached tokens has the context that is typical of the fit's trace.
 
 Two fits are compared where both have measured: on a geometric grid over the common box of B and S (S >= B), at the
 mean of their typical contexts, decode steps alone where one has measured no others. The verdict is on the median of
@@ -24,7 +24,7 @@ from latfit.model.draws import latency_draws, parameter_draws
 from latfit.model.result import FitResult
 from latfit.model.typical import CONTEXT, with_typical_context
 from latfit.stats import FloatArray, error_metrics
-from latfit.trace.phases import UNKNOWN, phases
+from latfit.trace.phases import PREFILL, UNKNOWN, phases
 from latfit.trace.table import Trace
 
 GRID_SIDE = 25
@@ -63,8 +63,7 @@ class Change:
 
 def known_levels(fit: FitResult) -> list[float]:
     """Levels of the two-sided intervals that a fit has factors for."""
-    upper = fit.intervals.get("ratio_quantiles", {})
-    return sorted(round(2 * float(name) - 1, 9) for name in upper if float(name) > 0.5)
+    return [round(2 * level - 1, 9) for level in fit.limits.levels if level > 0.5]
 
 
 def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
@@ -74,10 +73,10 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
         raise WrongUsage(f"the fit has no interval at {level:g}", where="--level", remedy=f"Choose one of: {shown}.")
     T = typical_ms(fit, steps)
     low, high = (np.full(len(steps), np.nan) for _ in range(2))
-    named, silent = _phases_of(fit, steps), []
+    named, silent = _phases_of(steps), []
     for phase in np.unique(named):
         rows = named == phase
-        lower, upper = _factors(fit, str(phase), (1 + level) / 2)
+        lower, upper = _factors(fit, str(phase), round((1 + level) / 2, 9))
         low[rows], high[rows] = T[rows] * lower, T[rows] * upper
         if math.isnan(lower) or math.isnan(upper):
             silent.append(_why_silent(fit, str(phase), level))
@@ -128,19 +127,16 @@ def _unknown_prefill(fit: FitResult, trace: Trace) -> list[str]:
     return [f"{steps:,} steps hold prefill, of which the fit says nothing: it saw decode steps only."] if steps else []
 
 
-def _phases_of(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
-    """The phase of each step (n,), by the names that the fit's intervals have where the steps do not say it."""
+def _phases_of(steps: Trace) -> NDArray[np.object_]:
+    """The phase of each step (n,): one of a single request that computes several tokens is prefill, whatever else is
+    known."""
     named = phases(steps).astype(object)
-    known = fit.intervals.get("by_phase", {})
-    if UNKNOWN not in known:
-        guess = np.where(steps.floats("B") > 1, "mixed", "prefill").astype(object)
-        named = np.where((named == UNKNOWN) & np.isin(guess, list(known)), guess, named)
-    return np.asarray(named)
+    alone = (named == UNKNOWN) & (steps.floats("B") == 1)
+    return np.asarray(np.where(alone, PREFILL, named))
 
 
 def _why_silent(fit: FitResult, phase: str, level: float) -> str:
-    source = fit.intervals.get("by_phase", {}).get(phase, fit.intervals)
-    reason = source.get("reason", "too few steps were measured")
+    reason = fit.limits.of(phase).reason or "too few steps were measured"
     return f"No interval at {100 * level:g} % for {phase} steps: {reason}."
 
 
@@ -225,11 +221,7 @@ def _at_typical_context(first: FitResult, other: FitResult, B: FloatArray, S: Fl
 
 
 def _factors(fit: FitResult, phase: str, share: float) -> tuple[float, float]:
-    """(lower, upper) factor on the typical latency at a share, of a phase or of all steps; NaN where unknown."""
-    intervals = fit.intervals
-    source = intervals.get("by_phase", {}).get(phase, intervals)
-    found = []
-    for kind in ("lower_quantiles", "ratio_quantiles"):
-        value = source.get(kind, {}).get(f"{share:g}")
-        found.append(math.nan if value is None else float(value))
-    return found[0], found[1]
+    """(lower, upper) factor on the typical latency at a share, by the rule of `PredictionIntervals`; NaN where
+    unknown."""
+    lower, upper = fit.limits.lower_factor(phase, share), fit.limits.factor(phase, share)
+    return math.nan if lower is None else lower, math.nan if upper is None else upper

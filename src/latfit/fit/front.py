@@ -10,7 +10,7 @@ import numpy as np
 from latfit.errors import BadInput
 from latfit.fit.against_line import Line, as_good, as_the_line_says, told_with_line
 from latfit.fit.by_row import known_columns, predicted_by_row, weights_by_row
-from latfit.fit.cautions import cautions
+from latfit.fit.cautions import cautions, cautions_in_time
 from latfit.fit.crossval import CrossValidation, HeldOut, cross_validate, further_validation
 from latfit.fit.diagnostics import diagnose, explain
 from latfit.fit.doubts import DoubtOptions, check, doubts
@@ -18,6 +18,7 @@ from latfit.fit.intervals import later_rows, prediction_intervals
 from latfit.fit.problem import FitOptions, FitProblem, make_problem
 from latfit.fit.select import resolved
 from latfit.fit.solve import Solution, solve
+from latfit.fit.step_ratios import with_ratios
 from latfit.fit.uncertainty import Uncertainty
 from latfit.fit.verdict import identifiability_report
 from latfit.model.features import SOURCES
@@ -107,6 +108,9 @@ def _fitted(trace: Trace, problem: FitProblem, asked: DoubtOptions) -> FitResult
     left_out = best.held_out.held_out if best.held_out else None
     later = later_rows(trace, options, theta)
     tests = diagnose(trace, predicted_by_row(problem, theta, trace), free=len(problem.free), seed=options.seed)
+    intervals = with_ratios(_intervals(trace, left_out, later), trace, problem, theta)
+    explained = explain(problem, best.solution, found, trace, later or left_out)
+    in_time = cautions_in_time(intervals, explained["drift"])
     return FitResult(
         model=options.model,
         status=_status(best.solution, found.unidentified),
@@ -115,9 +119,9 @@ def _fitted(trace: Trace, problem: FitProblem, asked: DoubtOptions) -> FitResult
         cross_validation={**scores, **further_validation(trace, options, theta, later)},
         baselines=baselines,
         identifiability=report,
-        diagnostics={**tests, **explain(problem, best.solution, found, trace, later or left_out)},
-        intervals=_intervals(trace, left_out, later),
-        warnings=[*warnings, *_not_converged(best.solution)],
+        diagnostics={**tests, **explained},
+        intervals=intervals,
+        warnings=[*warnings, *in_time, *_not_converged(best.solution)],
         bootstrap=left_open.bootstrap,
         draws=left_open.draws,
     )
@@ -178,7 +182,7 @@ def _not_converged(solution: Solution) -> list[Caution]:
 def _intervals(trace: Trace, left_out: HeldOut | None, later: HeldOut | None) -> dict[str, Any]:
     """From later rows predicted by earlier ones where the trace is in time, else from cells left out."""
     if later is not None:
-        return prediction_intervals(trace, later, ordered=True)
+        return prediction_intervals(trace, later, ordered=True, blocks=left_out)
     return prediction_intervals(trace, left_out, ordered=False) if left_out is not None else {}
 
 

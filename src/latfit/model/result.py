@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from latfit.errors import BadInput
 from latfit.files import read_json, write_json
 from latfit.model.family import FAMILY
 from latfit.model.features import MIXED_FROM, StepTable
+from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.terms import LatencyModel, Steps
 from latfit.model.typical import CONTEXT, with_typical_context
 from latfit.stats import FloatArray
@@ -165,10 +167,10 @@ class FitResult:
         """Whether the data hold steps with prefill; a fit of decode steps alone says nothing of them."""
         return bool(self.identifiability.get("prefill", True))
 
-    def upper_factor(self, level: float) -> float | None:
-        """What to multiply the typical latency with so that a share `level` of steps stays below; None if unknown."""
-        factor = self.intervals.get("ratio_quantiles", {}).get(f"{level:g}")
-        return float(factor) if factor is not None else None
+    @cached_property
+    def limits(self) -> PredictionIntervals:
+        """The limits of single steps, by phase."""
+        return intervals_from_json(self.intervals)
 
     def outside_domain(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
         """True (n,) where a step lies outside the box of B, S and other columns that was measured, or holds prefill
@@ -245,6 +247,10 @@ def fit_from_json(document: Any, where: str) -> FitResult:
     for name, part in parts.items():
         if not isinstance(part, dict):
             raise _not_a_fit(where, f"{name} is not an object")
+    try:
+        intervals_from_json(parts["intervals"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _not_a_fit(where, f"intervals: {type(error).__name__}: {error}") from None
     return FitResult(model=model, status=status, parameters=parameters, warnings=warnings, **parts)
 
 

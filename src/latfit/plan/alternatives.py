@@ -13,10 +13,11 @@ from latfit.plan.result import Alternative, Cutoff
 from latfit.plan.systems import GREEDY, Both, Machine, System, Target, law_or_none
 from latfit.plan.wishes import Objective
 from latfit.plan.words import rate_text
-from latfit.queueing.capacity import sustainable_rate
-from latfit.queueing.cutoff import CutoffQueue, cutoff_queue
-from latfit.queueing.cutoff_law import CutoffLaw, exact_law
+from latfit.queueing.capacity import HEAVIEST, LOWEST_OF_GRID, feasible_rates, sustainable_rate
+from latfit.queueing.cutoff import cutoff_queue
+from latfit.queueing.cutoff_law import exact_law
 from latfit.queueing.law import ResponseLaw
+from latfit.queueing.responses import COARSE, Effort
 from latfit.units import format_ms
 
 CUTOFF_SHARES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.65)
@@ -32,6 +33,15 @@ RATE_PRECISION = 0.005
 PRECISION = 1e-4
 """Of the highest rate of one path, as a share of it."""
 
+SAMPLED_PRECISION = 1e-3
+HIGHEST_SAMPLED = 0.97
+"""Share of the stability limit up to which a queue that is run counts as carried: beyond it the run would be too long.
+"""
+
+LIGHT = 1e-3
+"""Share of the stability limit at which a system is next to idle."""
+
+SIMULATED = "simulated"
 SAME = 1e-3
 ROUNDING = 1e-6
 
@@ -45,14 +55,14 @@ def compared(
     objective: Objective | None,
 ) -> list[Alternative]:
     """Every alternative at a rate per ms, one of them chosen where any meets the SLA."""
-    found = [_judged(system, law_or_none(system, rate), rate, target) for system in systems]
+    found = [_judged(system, law_or_none(system, rate), rate, target, feasible(system, target)) for system in systems]
     if waiting is not None and (both := machine.both) is not None:
         best = _gpu_alone(both, systems, found)
         system = cutoff_system(both, waiting.shown_ms)
         law = law_or_none(system, rate)
         met = law is not None and law.percentile(target.q) <= target.sla_ms * (1 + ROUNDING)
         capacity = cutoff_capacity(both, target, max(best, rate) if met else best)
-        found.append(_judged(system, law, rate, target, capacity))
+        found.append(_judged(system, law, rate, target, ((0.0, capacity),) if capacity > 0 else ()))
     meeting = [row for row in found if row.margin is not None and row.margin >= -ROUNDING]
     if not meeting:
         return found
@@ -73,20 +83,20 @@ def cutoff_name(both: Both, cutoff_ms: float) -> str:
 
 def cutoff_system(both: Both, cutoff_ms: float) -> System:
     """GPU + CPU at one T_cut."""
-    times, mu = both.gpu.times, both.cpu_rate
 
-    def law_at(rate: float) -> ResponseLaw:
-        return exact_law(cutoff_queue(rate, cutoff_ms, times, mu))
+    def law(rate: float, effort: Effort) -> ResponseLaw:
+        return both.law(rate, cutoff_ms, effort)
 
-    return System(cutoff_name(both, cutoff_ms), (both.gpu.path, both.cpu.path), law_at, times.rate_limit() + mu)
+    limit = both.gpu.times.rate_limit() + both.cpu_rate
+    return System(cutoff_name(both, cutoff_ms), (both.gpu.path, both.cpu.path), law, limit)
 
 
 def _judged(
-    system: System, law: ResponseLaw | None, rate: float, target: Target, capacity: float | None = None
+    system: System, law: ResponseLaw | None, rate: float, target: Target, rates: Sequence[tuple[float, float]]
 ) -> Alternative:
-    if capacity is None:
-        capacity = path_capacity(system, target)
-    replicas = math.ceil(rate / capacity * (1 - 1e-9)) if capacity > 0 else None
+    """rates: ranges per ms within which the system meets the target."""
+    capacity = carried(rates, rate)
+    replicas = replicas_within(rates, rate)
     late = None if law is None else law.percentile(target.q)
     price = system.price_per_hour
     return Alternative(
@@ -102,7 +112,21 @@ def _judged(
         price_per_hour=None if price is None or replicas is None else price * replicas,
         chosen=False,
         verdict=_failure(system, law, late, rate, target),
+        feasible_per_s=[(low * 1e3, high * 1e3) for low, high in rates],
     )
+
+
+def replicas_within(rates: Sequence[tuple[float, float]], rate: float) -> int | None:
+    """The fewest machines among which a rate per ms meets the target; None where no number of them does."""
+    counts = [(max(1, math.ceil(rate / high * (1 - 1e-9))), low) for low, high in rates]
+    return min((count for count, low in counts if rate / count >= low), default=None)
+
+
+def carried(rates: Sequence[tuple[float, float]], rate: float) -> float:
+    """The highest rate per ms of the range that a rate is in, of the highest range where it is in none; 0 without
+    any."""
+    own = [high for low, high in rates if low <= rate <= high * (1 + ROUNDING)]
+    return own[0] if own else max((high for _, high in rates), default=0.0)
 
 
 def _failure(system: System, law: ResponseLaw | None, late: float | None, rate: float, target: Target) -> str:
@@ -118,17 +142,55 @@ def _failure(system: System, law: ResponseLaw | None, late: float | None, rate: 
 
 def _utilisation(system: System, law: ResponseLaw | None, rate: float) -> float | None:
     """Load over the highest stable load; of a system with a cut-off that of the CPU's queue."""
-    if isinstance(law, CutoffLaw):
+    if law is not None and len(system.paths) == 2:
         return law.utilisation
     return rate / system.rate_limit if math.isfinite(system.rate_limit) else None
 
 
-def path_capacity(system: System, target: Target) -> float:
-    """Highest rate per ms that a system of one path carries within the SLA; 0 where even an idle one misses it."""
+def feasible(system: System, target: Target) -> tuple[tuple[float, float], ...]:
+    """Ranges of the rate per ms within which a system of one path meets the target; a range from 0 has no lower end.
+
+    Where responses take longer at a higher rate there is one at most, and its end is searched. Where a larger batch is
+    quicker, or a rule waits to fill batches, there may be several, or one that begins above some rate: there a grid of
+    rates is tried and the ends are bisected.
+    """
+    sampled = _is_sampled(system)
+    highest = HIGHEST_SAMPLED if sampled else HEAVIEST
+
+    def law_at(rate: float) -> ResponseLaw:
+        return system.law(rate, COARSE)
+
     try:
-        return sustainable_rate(system.law_at, system.rate_limit, target.sla_ms, target.q, precision=PRECISION).rate
+        if system.rises:
+            found = sustainable_rate(
+                law_at, system.rate_limit, target.sla_ms, target.q,
+                precision=SAMPLED_PRECISION if sampled else PRECISION, highest=highest,
+            )  # fmt: skip
+            return ((0.0, found.rate),)
+        ranges = feasible_rates(
+            law_at, system.rate_limit, target.sla_ms, target.q, scan_at=system.run_at, highest=highest
+        ).ranges
     except SlaOutOfReach:
-        return 0.0
+        return ()
+    lowest = LOWEST_OF_GRID * system.rate_limit * (1 + 1e-9)
+    return tuple((0.0 if low <= lowest and _idle_meets(system, target) else low, high) for low, high in ranges)
+
+
+def _is_sampled(system: System) -> bool:
+    law = law_or_none(system, LIGHT * system.rate_limit, COARSE)
+    return law is not None and law.source.startswith(SIMULATED)
+
+
+def _idle_meets(system: System, target: Target) -> bool:
+    """Whether a next to idle system meets the target, so that a range that begins where the grid does begins at 0."""
+    law = law_or_none(system, LIGHT * system.rate_limit, COARSE)
+    return law is not None and law.tail(target.sla_ms) <= 1 - target.q
+
+
+def path_capacity(system: System, target: Target, rate: float) -> float:
+    """Highest rate per ms that a system of one path carries within the SLA, of the range that holds `rate` where one
+    does; 0 where there is none."""
+    return carried(feasible(system, target), rate)
 
 
 def cutoff_capacity(both: Both, target: Target, at_least: float) -> float:
@@ -139,7 +201,7 @@ def cutoff_capacity(both: Both, target: Target, at_least: float) -> float:
     def meets(rate: float) -> bool:
         for cutoff in _cutoffs(both, target.sla_ms, rate):
             try:
-                if _meets(cutoff_queue(rate, cutoff, both.gpu.times, both.cpu_rate), target):
+                if _meets(both, rate, cutoff, target):
                     return True
             except SlaOutOfReach:
                 continue
@@ -167,9 +229,12 @@ def _cutoffs(both: Both, sla_ms: float, rate: float) -> Iterator[float]:
     yield from (share * sla_ms for share in CUTOFF_SHARES)
 
 
-def _meets(queue: CutoffQueue, target: Target) -> bool:
-    """Whether so few are late, by bounds where they decide: whoever overflows is served no faster than by an idle CPU,
-    and at worst all who overflow are late."""
+def _meets(both: Both, rate: float, cutoff_ms: float, target: Target) -> bool:
+    """Whether so few are late, by bounds where the law is in closed form and they decide: whoever overflows is served
+    no faster than by an idle CPU, and at worst all who overflow are late."""
+    if not both.closed_form:
+        return both.law(rate, cutoff_ms, COARSE).tail(target.sla_ms) <= 1 - target.q
+    queue = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate)
     allowed, overflow = 1 - target.q, queue.overflow_share
     if queue.overflow_rate >= queue.amx_rate:
         return False

@@ -4,14 +4,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from latfit.plan.alternatives import cutoff_capacity, cutoff_system, path_capacity
+from latfit.plan.alternatives import cutoff_capacity, cutoff_system, path_capacity, replicas_within
 from latfit.plan.load import schedule
 from latfit.plan.result import Alternative, Capacity, Change, Cutoff, Threshold
 from latfit.plan.systems import Machine, System, Target, law_or_none, simple_systems
 from latfit.plan.wishes import Wishes
 from latfit.plan.words import rate_text
+from latfit.queueing.law import ResponseLaw
+from latfit.queueing.responses import COARSE
 
 FASTER = 0.9
+NEARLY = 0.969
+"""Share of the stability limit from which that is what ends a load: a queue that is run is tried up to 0.97 of it."""
+
 HOUR_S = 3600.0
 
 
@@ -28,7 +33,8 @@ def capacity_of(rows: Sequence[Alternative], wishes: Wishes, binding: str) -> Ca
     if row is None or row.sustainable_per_s is None or each is None:
         return None
     rate_s, whole_s = each * 1e3, each * wishes.replicas * 1e3
-    needed = max(1, math.ceil(whole_s / row.sustainable_per_s * (1 - 1e-9)))
+    ranges = [(low, high) for low, high in row.feasible_per_s] or [(0.0, row.sustainable_per_s)]
+    needed = replicas_within(ranges, whole_s) or max(1, math.ceil(whole_s / row.sustainable_per_s * (1 - 1e-9)))
     price = None if row.price_per_hour is None or not row.replicas else row.price_per_hour / row.replicas
     load = None
     if wishes.load is not None:
@@ -53,40 +59,53 @@ def breaks_first(row: Alternative, sla_text: str) -> str:
     if row.sustainable_per_s is None:
         return f"the SLA: even an idle machine misses {sla_text}"
     limit = row.rate_limit_per_s
-    if limit is not None and row.sustainable_per_s >= 0.999 * limit:
-        return f"stability, at {rate_text(limit)}, where the queue grows without bound; the SLA holds almost until then"
+    least = next((low for low, high in row.feasible_per_s if high == row.sustainable_per_s), 0.0)
+    below = f"; below {rate_text(least)} too, where steps hold too few requests to be quick" if least else ""
+    if limit is not None and row.sustainable_per_s >= NEARLY * limit:
+        return (
+            f"stability, at {rate_text(limit)}, where the queue grows without bound; the SLA holds almost until"
+            f" then{below}"
+        )
     end = "" if limit is None else f" (the queue would be stable up to {rate_text(limit)})"
-    return f"the SLA, beyond {rate_text(row.sustainable_per_s)}{end}"
+    return f"the SLA, beyond {rate_text(row.sustainable_per_s)}{end}{below}"
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What a change is applied to: rate per ms at one replica of `replicas`; the way that was chosen, its T_cut, and
-    the highest rate per ms that it carries within the SLA."""
+    """What a change is applied to: rate per ms at one replica of `replicas`; the way that is shown, its T_cut, and the
+    highest rate per ms that it carries within the SLA."""
 
     machine: Machine
     rate: float
     replicas: int
     target: Target
     waiting: Cutoff | None
-    chosen: str
+    shown: Alternative
     sustainable: float
 
 
 def sensitivity(now: Situation, thresholds: Mapping[float, Threshold]) -> list[Change]:
     """What a CPU or a GPU a tenth faster, and a doubled rate, change. thresholds: B1 by factor on the CPU's times, and
     -factor for the GPU's."""
-    rows = [_change("as it is", now, thresholds.get(1.0))]
+    # A law that is run is run with less effort here: what counts is its ratio to the way as it is, on the same numbers.
+    as_it_is, late = _law(now), now.shown.percentile_ms
+    shown_over = 1.0 if as_it_is is None or late is None else late / as_it_is.percentile(now.target.q)
+    rows = [_change("as it is", now, thresholds.get(1.0), shown_over)]
     if now.machine.cpu is not None:
         faster = replace(now.machine, cpu=now.machine.cpu.scaled(FASTER))
         label = f"{now.machine.cpu.label} 10 % faster"
-        rows.append(_change(label, _on(now, faster), thresholds.get(FASTER)))
+        rows.append(_change(label, _on(now, faster), thresholds.get(FASTER), shown_over))
     if now.machine.gpu is not None:
         faster = replace(now.machine, gpu=now.machine.gpu.scaled(FASTER))
         label = f"{now.machine.gpu.label} 10 % faster"
-        rows.append(_change(label, _on(now, faster), thresholds.get(-FASTER)))
-    rows.append(_change("twice the rate", replace(now, rate=2 * now.rate), thresholds.get(1.0)))
+        rows.append(_change(label, _on(now, faster), thresholds.get(-FASTER), shown_over))
+    rows.append(_change("twice the rate", replace(now, rate=2 * now.rate), thresholds.get(1.0), shown_over))
     return rows
+
+
+def _law(now: Situation) -> ResponseLaw | None:
+    system = _same_system(now)
+    return None if system is None else law_or_none(system, now.rate, COARSE)
 
 
 def _on(now: Situation, machine: Machine) -> Situation:
@@ -97,21 +116,20 @@ def _on(now: Situation, machine: Machine) -> Situation:
         return replace(other, sustainable=0.0)
     if len(system.paths) == 1:
         unchanged = any(old is new for old in now.machine.parts for new in machine.parts if new.path in system.paths)
-        return other if unchanged else replace(other, sustainable=path_capacity(system, now.target))
+        return other if unchanged else replace(other, sustainable=path_capacity(system, now.target, now.rate))
     both = machine.both
     assert both is not None
     return replace(other, sustainable=cutoff_capacity(both, now.target, 0.0))
 
 
-def _change(label: str, now: Situation, threshold: Threshold | None) -> Change:
-    """The chosen way under the change, its T_cut kept; what it carries is with the best T_cut."""
-    system = _same_system(now)
-    law = None if system is None else law_or_none(system, now.rate)
+def _change(label: str, now: Situation, threshold: Threshold | None, shown_over: float) -> Change:
+    """The way under the change, its T_cut kept; what it carries is with the best T_cut."""
+    law = _law(now)
     highest, whole = now.sustainable, now.rate * now.replicas
     return Change(
         change=label,
         B1=None if threshold is None else threshold.value,
-        percentile_ms=None if law is None else law.percentile(now.target.q),
+        percentile_ms=None if law is None else law.percentile(now.target.q) * shown_over,
         sustainable_per_s=highest * 1e3 if highest > 0 else None,
         replicas=max(1, math.ceil(whole / highest * (1 - 1e-9))) if highest > 0 else None,
     )
@@ -119,7 +137,7 @@ def _change(label: str, now: Situation, threshold: Threshold | None) -> Change:
 
 def _same_system(now: Situation) -> System | None:
     for system in simple_systems(now.machine, now.rate):
-        if system.name == now.chosen:
+        if system.name == now.shown.name:
             return system
     if now.waiting is not None and (both := now.machine.both) is not None:
         return cutoff_system(both, now.waiting.shown_ms)

@@ -1,23 +1,22 @@
-"""A plan against a simulation: the chosen way, with the scatter that the fits saw, until its percentile is known.
-
-Where the CPU's service is far from exponential, its T_cut is looked for by simulation first. A way that the simulation
-denies gives place to the next that meets the SLA by formula; where all are denied, each is asked what load it would
-carry.
+"""A plan against a simulation: the chosen way in the simulator of `latfit simulate`, event by event, beside the law
+that the plan was made with. Both have the same mean times and the same scatter; they share no code that serves a
+request.
 """
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.hardware.profile import HardwareProfile
-from latfit.plan.alternatives import ROUNDING, cutoff_name
 from latfit.plan.cutoff import cutoff_plan
-from latfit.plan.granted import confirmed_plan, denied_plan, granted_by_simulation, taken_instead
 from latfit.plan.result import Alternative, Cutoff, Plan
-from latfit.plan.simulated_cutoff import by_simulation
-from latfit.plan.simulated_way import PRECISION, Simulator
+from latfit.plan.simulated_way import PRECISION, simulated_way
 from latfit.plan.systems import Machine, Target, machine_of
 from latfit.plan.wishes import Wishes
+from latfit.plan.words import rate_text
+from latfit.sim.check import Checked
 from latfit.units import format_ms
 
 MARGIN = 0.02
@@ -26,50 +25,49 @@ MARGIN = 0.02
 
 def confirmed(plan: Plan, profile: HardwareProfile, wishes: Wishes, seed: int = 0) -> Plan:
     """The plan with `checked`: the simulated percentile of the chosen way with its 95 % interval, and whether it keeps
-    the SLA. A plan of which the simulation denies every way is not feasible. Raises WrongUsage for a plan without a
-    rate, or at one so low that the simulation's clock cannot tell a response."""
+    the SLA; not feasible where the simulation denies it. Raises WrongUsage for a plan without a rate, or at one so low
+    that the simulation's clock cannot tell a response."""
     rate = wishes.rate_each
     if rate is None:
         raise WrongUsage("there is no load to simulate", where="--check", remedy="Give --rate or --arrivals.")
-    if plan.percentile is None:
+    chosen = next((row for row in plan.alternatives if row.chosen), None)
+    if chosen is None or plan.percentile is None:
         return plan
     machine = machine_of(profile, plan.tokens_per_request, wishes)
-    simulator = Simulator(machine, plan, plan.percentile, seed)
-    plan = _with_simulated_cutoff(plan, simulator, wishes, rate)
-    chosen = next((row for row in plan.alternatives if row.chosen), None)
-    if chosen is None:
+    found = simulated_way(machine, chosen, plan, rate, seed)
+    plan = _told(plan, chosen, found)
+    if found.holds is False:
+        return _denied(plan, chosen, found)
+    plan = replace(plan, answer=f"{plan.answer.split(' Cannot promise')[0]} Simulated: {_range(found)} (95 %).")
+    if found.holds:
         return plan
-    first = simulator.check(chosen, plan, rate)
-    for row in [chosen, *(each for each in plan.alternatives if _meets(each) and each is not chosen)]:
-        found = first if row is chosen else simulator.check(row, plan, rate)
-        if found.holds is False:
-            continue
-        if row is not chosen:
-            plan, row = taken_instead(plan, chosen, first, row, wishes)
-        plan = confirmed_plan(plan, row, found)
-        return plan if found.holds else _with_way_out(plan, row, machine, wishes)
-    able = [row for row in plan.alternatives if row.sustainable_per_s]
-    carried = {row.name: simulator.carried(row, plan, min(rate, (row.sustainable_per_s or 0.0) / 1e3)) for row in able}
-    return denied_plan(plan, chosen, first, wishes, carried)
+    return _with_way_out(replace(plan, promise="in doubt"), chosen, machine, wishes)
 
 
-def _meets(row: Alternative) -> bool:
-    return row.margin is not None and row.margin >= -ROUNDING
+def _told(plan: Plan, chosen: Alternative, found: Checked) -> Plan:
+    checked: Mapping[str, Any] = {"way": chosen.name, **found.to_json()}
+    if not (isinstance(plan.T_cut, Cutoff) and "T_cut" in chosen.name):
+        return replace(plan, checked=checked)
+    bounds = {**plan.T_cut.bounds_ms, "checked": found.percentile.value}
+    return replace(plan, checked=checked, T_cut=replace(plan.T_cut, bounds_ms=bounds))
 
 
-def _with_simulated_cutoff(plan: Plan, simulator: Simulator, wishes: Wishes, rate: float) -> Plan:
-    """The plan with a T_cut that the simulation vouches for, where the law's service is far from the fitted one."""
-    found, both = plan.T_cut, simulator.machine.both
-    if both is None or not isinstance(found, Cutoff) or found.service["plausible"] is not False:
-        return plan
-    target = Target(plan.sla_ms, simulator.percentile / 100, plan.tokens_per_request)
-    better = by_simulation(found, both, rate, target, lambda cutoff_ms: simulator.cutoff(cutoff_ms, rate))
-    plan = replace(plan, T_cut=better)
-    if better.bound != "simulated":
-        return plan
-    row = next(each for each in plan.alternatives if each.name == cutoff_name(both, found.shown_ms))
-    late = simulator.cutoff(better.shown_ms, rate).percentile.value
-    return granted_by_simulation(plan, row, cutoff_name(both, better.shown_ms), late, wishes)
+def _denied(plan: Plan, chosen: Alternative, found: Checked) -> Plan:
+    needs = f"simulated, {chosen.name} needs {_range(found)} (95 %)"
+    wanted = format_ms(found.percentile.high * (1 + MARGIN), 4).replace(" ", "")
+    return replace(
+        plan,
+        feasible=False,
+        promise="no",
+        binding=needs,
+        remedy=f"Ask for --sla {wanted}, or for a lower rate.",
+        answer=f"{rate_text(plan.rate_per_s or 0.0)} cannot be served within {format_ms(plan.sla_ms)} for"
+        f" {plan.percentile:g} % of responses: {needs}.",
+    )
+
+
+def _range(found: Checked) -> str:
+    return " to ".join(format_ms(end, 4) for end in (found.percentile.low, found.percentile.high))
 
 
 def _with_way_out(plan: Plan, chosen: Alternative, machine: Machine, wishes: Wishes) -> Plan:

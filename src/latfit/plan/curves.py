@@ -1,5 +1,6 @@
 """What the pictures of a plan show, as numbers: latency over the batch, and the percentile over T_cut and over rate."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,12 +8,11 @@ import numpy as np
 
 from latfit.errors import SlaOutOfReach
 from latfit.hardware.profile import HardwareProfile
-from latfit.plan.cutoff import METHODS
-from latfit.plan.systems import System, Target, law_or_none, machine_of, simple_systems
+from latfit.plan.systems import Both, System, Target, law_or_none, machine_of, simple_systems
 from latfit.plan.thresholds import batches_of, curve_range
 from latfit.plan.wishes import Wishes
-from latfit.queueing.cutoff import CutoffQueue, cutoff_queue
-from latfit.queueing.cutoff_law import exact_law
+from latfit.queueing.cutoff import cutoff_queue
+from latfit.queueing.responses import COARSE
 from latfit.stats import FloatArray
 
 RATES, CUTOFFS, BATCHES = 16, 25, 200
@@ -48,18 +48,24 @@ def cutoff_lines(profile: HardwareProfile, target: Target, wishes: Wishes) -> li
     if both is None or rate is None:
         return []
     cutoffs = np.linspace(target.sla_ms / 100, target.sla_ms, CUTOFFS)
-    found: dict[str, list[float]] = {name: [] for name in METHODS}
+    found: dict[str, list[float]] = {}
     for cutoff in cutoffs.tolist():
-        try:
-            queue = cutoff_queue(rate, cutoff, both.gpu.times, both.cpu_rate)
-        except SlaOutOfReach:
-            for values in found.values():
-                values.append(np.nan)
-            continue
-        found["poisson"].append(queue.customary_percentile(target.q))
-        found["rigorous"].append(queue.proved_percentile(target.q))
-        found["exact"].append(_exact(queue, target.q))
+        for name, value in _by_method(both, rate, cutoff, target.q).items():
+            found.setdefault(name, []).append(value)
     return [Line(name, cutoffs, _finite(values)) for name, values in found.items()]
+
+
+def _by_method(both: Both, rate: float, cutoff_ms: float, q: float) -> dict[str, float]:
+    """The percentile at a T_cut by every method that describes the paths; NaN where it gives none."""
+    late = {"poisson": np.nan} | dict.fromkeys(("rigorous", "exact") if both.closed_form else ("simulated",), np.nan)
+    with contextlib.suppress(SlaOutOfReach):
+        queue = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate)
+        late["poisson"] = queue.customary_percentile(q)
+        if both.closed_form:
+            late["rigorous"] = queue.proved_percentile(q)
+    with contextlib.suppress(SlaOutOfReach):
+        late["exact" if both.closed_form else "simulated"] = both.law(rate, cutoff_ms, COARSE).percentile(q)
+    return late
 
 
 def rate_lines(profile: HardwareProfile, target: Target, wishes: Wishes) -> list[Line]:
@@ -74,17 +80,10 @@ def _over_rate(system: System, target: Target, rate: float | None) -> Line:
     highest = HIGHEST * system.rate_limit
     lowest = min(highest / 100, highest if rate is None else rate / 2)
     rates = np.geomspace(lowest, highest, RATES)
-    laws = [law_or_none(system, rate) for rate in rates.tolist()]
+    laws = [law_or_none(system, rate, COARSE) for rate in rates.tolist()]
     return Line(
         system.name, rates * 1e3, _finite([np.nan if law is None else law.percentile(target.q) for law in laws])
     )
-
-
-def _exact(queue: CutoffQueue, q: float) -> float:
-    try:
-        return exact_law(queue).percentile(q)
-    except SlaOutOfReach:
-        return np.nan
 
 
 def _finite(values: Sequence[float]) -> FloatArray:

@@ -6,10 +6,9 @@ what the system then misses and refuses what it could do. The answer is the larg
 collect: by proof where that costs less than a tenth of what the exact law admits, else by the exact law; with an
 objective, the T_cut that is best for it among those that meet the SLA.
 
-All assume an exponential CPU service with the fitted mean. The fit's own spread says how far that is from the truth: an
-exponential service has a coefficient of variation of 1, a 99th percentile of 6.6 medians. A steadier service queues
-less, so for it the numbers are cautious on the CPU's side; a simulation with the fitted service has the last word
-(`plan/simulated_cutoff.py`).
+Exact law and proof hold for Poisson arrivals, a GPU whose steps take T(b) and an exponential CPU service. That is what
+a path of nominal numbers is taken to be; where steps were measured, or arrivals come in bursts, T_cut is found by
+running the two queues with that scatter, and is called simulated.
 """
 
 import math
@@ -19,100 +18,140 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import SlaOutOfReach
-from latfit.hardware.estimate import phase_of, spread
-from latfit.hardware.profile import ExecutionPath
 from latfit.plan.result import Cutoff
 from latfit.plan.systems import Both, Target
 from latfit.plan.wishes import Objective
 from latfit.queueing.cutoff import CutoffQueue, cutoff_queue
-from latfit.queueing.cutoff_law import CutoffLaw, exact_law
-from latfit.queueing.cutoff_search import SMALLEST_SHARE, Method, Ranges, feasible_cutoffs
-from latfit.queueing.law import percentile_of
+from latfit.queueing.cutoff_search import OVERLOADED, SMALLEST_SHARE, Method, Ranges, feasible_cutoffs, inner_ranges
+from latfit.queueing.law import ResponseLaw, percentile_of
+from latfit.queueing.responses import COARSE, Effort
 from latfit.units import format_ms
 
 METHODS: Mapping[str, Method] = {"poisson": "customary", "rigorous": "proved", "exact": "exact"}
 """Names in the result, and in `queueing`."""
 
 PROOF_IS_WORTH = 0.9
-STEADY, WILD = 0.5, 1.5
-"""Coefficients of variation outside of which an exponential service is a poor description."""
-
 PROBES = 24
+RUN, STEPS = 12, 5
+"""T_cut that are tried by simulation, and bisections of every end of a range."""
 
 
 def cutoff_plan(both: Both, rate: float, target: Target, objective: Objective | None = None) -> Cutoff:
     """The T_cut for a rate per ms. Raises SlaOutOfReach where none can be judged."""
+    if not both.closed_form:
+        return _by_simulation(both, rate, target, objective)
     times, mu = both.gpu.times, both.cpu_rate
     found = {
         name: feasible_cutoffs(rate, times, mu, target.sla_ms, target.q, method) for name, method in METHODS.items()
     }
     laws = dict(_laws(rate, both, _probes(target.sla_ms, found["exact"])))
+    safest = _safest(laws, target)
+    value, bound, reason = _chosen(found, laws, target, objective, rate)
+    shown = safest if value is None else value
+    queue = cutoff_queue(rate, shown, times, mu)
+    law = laws.get(shown) or both.law(rate, shown)
+    late = _gpu_share(queue.gpu_tail, law, target)
+    return Cutoff(
+        value=value,
+        bound=bound,
+        reason=reason,
+        binding=_binding(late >= 0.5, law, both),
+        percentile=target.percentile,
+        bounds_ms=_bounds(queue, law, target.q),
+        holds=("rigorous", "exact"),
+        ranges={name: list(spans.ranges) for name, spans in found.items()},
+        safest_ms=safest,
+        overflow_share=queue.overflow_share,
+        mean_ms=law.mean_ms,
+        amx_rate_per_s=mu * 1e3,
+        service=service_of(both),
+    )
+
+
+def _by_simulation(both: Both, rate: float, target: Target, objective: Objective | None) -> Cutoff:
+    """T_cut by running the two queues with the scatter that was measured, or arrivals as they were recorded: neither
+    the exact law nor the proved bounds describe those."""
+
+    def excess(cutoff: float) -> float:
+        law = _law_or_none(both, rate, cutoff, COARSE)
+        return OVERLOADED if law is None else law.tail(target.sla_ms) - (1 - target.q)
+
+    grid = np.linspace(SMALLEST_SHARE * target.sla_ms, target.sla_ms, RUN).tolist()
+    spans = inner_ranges(excess, grid, STEPS)
+    laws = dict(_laws(rate, both, [*grid, *(end for span in spans for end in span)]))
+    safest = _safest(laws, target)
+    value, reason = None, f"no T_cut meets {format_ms(target.sla_ms)}"
+    inside = [cutoff for cutoff in laws if any(low <= cutoff <= high for low, high in spans)]
+    if inside:
+        value = max(inside)
+        if objective is not None:
+            value = min(inside, key=lambda c: objective.of(laws[c].percentile(target.q), laws[c].mean_ms, rate))
+        meet = "meets" if len(spans) == 1 else "meet"
+        how = "best for the objective" if objective is not None else "the largest"
+        reason = f"{how} in a simulation with the measured scatter; {spans_text(spans, target.sla_ms)} {meet} the SLA"
+    shown = safest if value is None else value
+    law, share = both.law(rate, shown), both.overflow_share(rate, shown)
+    return Cutoff(
+        value=value,
+        bound=None if value is None else "simulated",
+        reason=reason,
+        binding=_binding(share < 1 - target.q, law, both),
+        percentile=target.percentile,
+        bounds_ms={**_textbook(both, rate, shown, target.q), "simulated": law.percentile(target.q)},
+        holds=("simulated",),
+        ranges={"poisson": list(_textbook_ranges(both, rate, target)), "simulated": list(spans)},
+        safest_ms=safest,
+        overflow_share=share,
+        mean_ms=law.mean_ms,
+        amx_rate_per_s=both.cpu_rate * 1e3,
+        service=service_of(both),
+    )
+
+
+def _textbook(both: Both, rate: float, cutoff_ms: float, q: float) -> dict[str, float | None]:
+    """The percentile by the formula in circulation, which knows no scatter."""
+    try:
+        value = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate).customary_percentile(q)
+    except SlaOutOfReach:
+        return {}
+    return {"poisson": value if math.isfinite(value) else None}
+
+
+def _textbook_ranges(both: Both, rate: float, target: Target) -> Sequence[tuple[float, float]]:
+    """T_cut that the formula in circulation admits."""
+    return feasible_cutoffs(rate, both.gpu.times, both.cpu_rate, target.sla_ms, target.q, "customary").ranges
+
+
+def _safest(laws: Mapping[float, ResponseLaw], target: Target) -> float:
     if not laws:
         raise SlaOutOfReach(
             "no T_cut can be judged: the overflow overloads the CPU, or the largest batch binds",
             where="rate",
             remedy="Lower the rate, or measure larger batches.",
         )
-    safest = min(laws, key=lambda cutoff: laws[cutoff].percentile(target.q))
-    value, bound, reason = _chosen(found, laws, target, objective, rate)
-    shown = safest if value is None else value
-    queue = cutoff_queue(rate, shown, times, mu)
-    law = laws.get(shown) or exact_law(queue)
-    return Cutoff(
-        value=value,
-        bound=bound,
-        reason=reason,
-        binding=_binding(queue, law, target, both),
-        percentile=target.percentile,
-        bounds_ms=_bounds(queue, law, target.q),
-        holds=("rigorous", "exact"),
-        ranges={name: list(spans.ranges) for name, spans in found.items()},
-        safest_ms=safest,
-        overflow_share=law.overflow_share,
-        mean_ms=law.mean_ms,
-        amx_rate_per_s=mu * 1e3,
-        service=service_check(both.cpu.path, target.tokens),
-    )
+    return min(laws, key=lambda cutoff: laws[cutoff].percentile(target.q))
 
 
-def percentiles_at(both: Both, rate: float, cutoff_ms: float, q: float) -> dict[str, float | None]:
-    """The q-quantile of all responses by each method, in ms; empty where none can tell."""
-    try:
-        queue = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate)
-        return _bounds(queue, exact_law(queue), q)
-    except SlaOutOfReach:
-        return {}
-
-
-def service_check(cpu: ExecutionPath, tokens: int) -> dict[str, Any]:
-    """What is assumed of the CPU's service, and how the fit's spread compares."""
-    found = spread(cpu, phase_of(tokens))
-    exponential = {"assumed": "exponential", "cv_assumed": 1.0, "cv": None if math.isnan(found.cv) else found.cv}
-    if cpu.quote is not None:
-        said = f"{cpu.label}: quoted, so its spread is unknown; taken as exponential"
-        if cpu.quote.median:
-            median = cpu.quote.slope_ms
-            said += (
-                f", which with a median of {format_ms(median)} serves {math.log(2) / median * 1e3:,.4g}/s, not"
-                f" {1e3 / median:,.4g}/s"
-            )
-        return {**exponential, "plausible": None, "sentence": f"{said}."}
-    if not found.known:
-        sentence = f"{cpu.label}: taken as exponential; the fit has no intervals to check that with."
-        return {**exponential, "plausible": None, "sentence": sentence}
-    plausible = STEADY <= found.cv <= WILD
-    verdict = "near" if plausible else "far from"
-    then = "" if plausible else "; --check simulates the fitted service"
-    sentence = (
-        f"{cpu.label}: service taken as exponential (coefficient of variation 1); the fit's is {found.cv:.2g},"
-        f" {verdict} that{then}."
-    )
-    return {**exponential, "plausible": plausible, "sentence": sentence}
+def service_of(both: Both) -> dict[str, Any]:
+    """What the CPU's service is taken to be, and how variable it was measured to be."""
+    cpu = both.cpu
+    if cpu.times.scatter is not None:
+        cv = cpu.times.scatter.cv
+        sentence = f"{cpu.label}: one request at a time, its service as measured (coefficient of variation {cv:.2g})."
+        return {"assumed": "measured", "cv": cv, "sentence": sentence}
+    said = f"{cpu.label}: nobody measured how its service scatters; taken as exponential"
+    if cpu.path.quote is not None and cpu.path.quote.median:
+        median = cpu.path.quote.slope_ms
+        said += (
+            f", which with a median of {format_ms(median)} serves {math.log(2) / median * 1e3:,.4g}/s, not"
+            f" {1e3 / median:,.4g}/s"
+        )
+    return {"assumed": "exponential", "cv": None, "sentence": f"{said}."}
 
 
 def _chosen(
     found: Mapping[str, Ranges],
-    laws: Mapping[float, CutoffLaw],
+    laws: Mapping[float, ResponseLaw],
     target: Target,
     objective: Objective | None,
     rate: float,
@@ -149,15 +188,21 @@ def _probes(sla_ms: float, exact: Ranges) -> list[float]:
     return sorted({*grid, *ends, *inside})
 
 
-def _laws(rate: float, both: Both, cutoffs: Iterable[float]) -> Iterable[tuple[float, CutoffLaw]]:
+def _laws(rate: float, both: Both, cutoffs: Iterable[float]) -> Iterable[tuple[float, ResponseLaw]]:
     for cutoff in cutoffs:
-        try:
-            yield cutoff, exact_law(cutoff_queue(rate, cutoff, both.gpu.times, both.cpu_rate))
-        except SlaOutOfReach:
-            continue
+        law = _law_or_none(both, rate, cutoff, COARSE)
+        if law is not None:
+            yield cutoff, law
 
 
-def _bounds(queue: CutoffQueue, law: CutoffLaw, q: float) -> dict[str, float | None]:
+def _law_or_none(both: Both, rate: float, cutoff_ms: float, effort: Effort) -> ResponseLaw | None:
+    try:
+        return both.law(rate, cutoff_ms, effort)
+    except SlaOutOfReach:
+        return None
+
+
+def _bounds(queue: CutoffQueue, law: ResponseLaw, q: float) -> dict[str, float | None]:
     """The q-quantile by each method, in ms; None where a method gives none."""
     share, spare = queue.overflow_share, queue.amx_rate - queue.rate
 
@@ -176,10 +221,14 @@ def _bounds(queue: CutoffQueue, law: CutoffLaw, q: float) -> dict[str, float | N
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
-def _binding(queue: CutoffQueue, law: CutoffLaw, target: Target, both: Both) -> str:
-    """Which of the two sides holds most of the late requests, at the SLA or the percentile, whichever is later."""
+def _gpu_share(gpu_tail: Callable[[float], float], law: ResponseLaw, target: Target) -> float:
+    """Share of the late requests that the GPU served, at the SLA or the percentile, whichever is earlier."""
     moment = 0.999 * min(law.percentile(target.q), target.sla_ms)
-    gpu, everyone = queue.gpu_tail(moment), law.tail(moment)
-    if gpu >= 0.5 * everyone:
+    return gpu_tail(moment) / max(law.tail(moment), 1e-300)
+
+
+def _binding(by_gpu: bool, law: ResponseLaw, both: Both) -> str:
+    """Which of the two sides holds most of the late requests."""
+    if by_gpu:
         return f"requests that {both.gpu.label} serves: they wait up to T_cut, then for their batch"
-    return f"the queue of {both.cpu.label}: overflow keeps it {queue.overflow_rate / queue.amx_rate:.0%} busy"
+    return f"the queue of {both.cpu.label}: overflow keeps it {law.utilisation:.0%} busy"

@@ -15,9 +15,10 @@ from latfit.hardware.profile import CPU_PATHS, GPU_PATHS, ExecutionPath, Hardwar
 from latfit.plan import words
 from latfit.plan.doubts import doubtful_steps
 from latfit.plan.engines import engine_flags, largest_batch
-from latfit.plan.limits import Level, batch_ranges, fastest_step, level_for, token_ranges
+from latfit.plan.limits import StepLevels, batch_ranges, fastest_step, levels_for, token_ranges
 from latfit.plan.result import Doubt, Plan, Settings, Threshold, Unknown
 from latfit.plan.settings import engine_settings
+from latfit.plan.support import inherited, unsupported
 from latfit.plan.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
 from latfit.plan.under_load import with_load
 from latfit.plan.wishes import Wishes
@@ -51,18 +52,29 @@ def make_plan(
         plan = with_load(plan, profile, percentile, wishes)
     path = _serving(_parts(profile), profile)
     largest = largest_batch(path, sla_ms, percentile, tokens_per_request, wishes.context)
-    return replace(plan, engines=engine_flags(plan, largest))
+    return _supported(replace(plan, engines=engine_flags(plan, largest)), profile)
+
+
+def _supported(plan: Plan, profile: HardwareProfile) -> Plan:
+    """The plan with what the fits warn of, and with a first word where that decides."""
+    paths = list(profile.paths.values())
+    reasons = unsupported(plan, paths)
+    plan = replace(plan, notes=[*plan.notes, *inherited(paths)], unsupported=reasons)
+    if not reasons:
+        return plan
+    promise = "in doubt" if plan.promise == "yes" else plan.promise
+    return replace(plan, promise=promise, answer=f"Not supported by these data: {'; '.join(reasons)}. {plan.answer}")
 
 
 def _of_steps(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: int, wishes: Wishes) -> Plan:
     """Everything that needs no rate."""
-    levels = {name: level_for(path, percentile) for name, path in profile.paths.items()}
-    limits = {name: sla_ms / levels[name].factor for name in profile.paths}
-    S_at_B = [row for n, path in profile.paths.items() for row in token_ranges(path, limits[n], wishes.context)]
-    B_at_S = [row for n, path in profile.paths.items() for row in batch_ranges(path, limits[n], wishes.context)]
-    fastest = {name: fastest_step(path, wishes.context) for name, path in profile.paths.items()}
-    best = min(fastest, key=lambda name: fastest[name][0] * levels[name].factor)
-    fastest_ms = fastest[best][0] * levels[best].factor
+    paths, context = profile.paths, wishes.context
+    levels = {name: levels_for(path, percentile) for name, path in paths.items()}
+    S_at_B = [row for name, path in paths.items() for row in token_ranges(path, sla_ms, levels[name], context)]
+    B_at_S = [row for name, path in paths.items() for row in batch_ranges(path, sla_ms, levels[name], context)]
+    fastest = {name: fastest_step(path, levels[name], context) for name, path in paths.items()}
+    best = min(fastest, key=lambda name: fastest[name][0])
+    fastest_ms = fastest[best][0]
     feasible = bool(S_at_B or B_at_S)
     remedy = ""
     if feasible:
@@ -72,14 +84,14 @@ def _of_steps(profile: HardwareProfile, sla_ms: float, percentile: float, tokens
         binding = f"the fastest step, {format_ms(fastest_ms)} at B={B}, S={S} on {best}, is above the SLA"
         answer = f"No step meets {format_ms(sla_ms)}: {binding}."
         remedy = f"Ask for at least {format_ms(fastest_ms, 4)}, or plan for a lower --percentile."
-    paths = _parts(profile)
+    parts = _parts(profile)
     doubts = [row for path in profile.paths.values() for row in doubtful_steps(path, sla_ms, percentile)]
     plan = Plan(
         sla_ms=sla_ms,
         percentile=_stated(levels),
         tokens_per_request=tokens,
-        B1=Threshold(None, paths.missing),
-        B2=Threshold(None, paths.missing),
+        B1=Threshold(None, parts.missing),
+        B2=Threshold(None, parts.missing),
         T_cut=_waiting(profile),
         S_at_B=S_at_B,
         B_at_S=B_at_S,
@@ -88,14 +100,14 @@ def _of_steps(profile: HardwareProfile, sla_ms: float, percentile: float, tokens
         answer=answer,
         fastest_ms=fastest_ms,
         notes=[*words.notes(profile, levels, percentile, wishes), *_doubted(doubts, sla_ms)],
-        settings=_settings(paths, profile, sla_ms, percentile, wishes),
+        settings=_settings(parts, profile, sla_ms, percentile, wishes),
         capacity=Unknown("needs an arrival rate: --rate, or a recorded load: --arrivals"),
         remedy=remedy,
         doubts=doubts,
         quoted={name: path.quote.text for name, path in profile.paths.items() if path.quote},
         ceilings=_ceilings(profile),
     )
-    return _with_thresholds(plan, paths, wishes)
+    return _with_thresholds(plan, parts, wishes)
 
 
 def _with_thresholds(plan: Plan, paths: _Paths, wishes: Wishes) -> Plan:
@@ -145,7 +157,7 @@ def _check(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: i
         )
 
 
-def _stated(levels: Mapping[str, Level]) -> float | None:
+def _stated(levels: Mapping[str, StepLevels]) -> float | None:
     """The percentile that every path can give; None where one only knows its typical step."""
     known = [level.percentile for level in levels.values()]
     return None if None in known else min(p for p in known if p is not None)

@@ -8,7 +8,7 @@ apart from each other, are the ones to measure: each decides a part of the bound
 import numpy as np
 
 from latfit.hardware.profile import ExecutionPath
-from latfit.plan.limits import level_for
+from latfit.plan.limits import levels_for
 from latfit.plan.result import Doubt
 from latfit.plan.thresholds import CERTAIN, drawn_ms
 from latfit.stats import FloatArray
@@ -28,7 +28,7 @@ def doubtful_steps(path: ExecutionPath, sla_ms: float, percentile: float) -> lis
     drawn = drawn_ms(path, {"B": B, "S": S})
     if drawn is None:
         return []
-    T = drawn * level_for(path, percentile).factor
+    T = drawn * levels_for(path, percentile).factors(B, S)
     chance = np.mean(sla_ms >= T, axis=0)
     low, high = np.quantile(T, CERTAIN, axis=0)
     unsure = np.flatnonzero((chance > CERTAIN[0]) & (chance < CERTAIN[1]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.hardware.estimate import batch_steps
+from latfit.hardware.estimate import batch_steps, phase_of
 from latfit.hardware.profile import ExecutionPath
 from latfit.plan.limits import level_for
 from latfit.plan.result import Cutoff, Plan, Settings
@@ -26,7 +26,7 @@ def largest_batch(
 ) -> int | None:
     """The most requests of so many tokens that one measured step computes within the SLA; None where none does."""
     B = batches_of(path, tokens=tokens)
-    T = level_for(path, percentile).factor * path.fit.latency_ms(**batch_steps(B, tokens, context))
+    T = level_for(path, percentile, phase_of(tokens)).factor * path.fit.latency_ms(**batch_steps(B, tokens, context))
     within = np.flatnonzero(sla_ms >= T)
     return int(B[within[-1]]) if len(within) else None
 

@@ -14,9 +14,8 @@ from latfit.errors import SlaOutOfReach
 from latfit.plan.result import FrontierPoint
 from latfit.plan.systems import Machine, System, Target, law_or_none
 from latfit.plan.wishes import Objective
-from latfit.queueing.cutoff import cutoff_queue
-from latfit.queueing.cutoff_law import exact_law
 from latfit.queueing.law import ResponseLaw
+from latfit.queueing.responses import COARSE
 
 CUTOFFS = 13
 RATES = 25
@@ -28,13 +27,13 @@ def frontier(
     """Every way to run the rate (per ms), and T_cut over (0, SLA], with those marked that nothing beats."""
     points = []
     for system in systems:
-        law = law_or_none(system, rate)
+        law = law_or_none(system, rate, COARSE)
         if law is not None:
             points.append(_point(system.name, rate, None, law, target, objective))
     if (both := machine.both) is not None:
         for cutoff in np.geomspace(target.sla_ms / 50, target.sla_ms, CUTOFFS).tolist():
             try:
-                law = exact_law(cutoff_queue(rate, cutoff, both.gpu.times, both.cpu_rate))
+                law = both.law(rate, cutoff, COARSE)
             except SlaOutOfReach:
                 continue
             points.append(_point(both.label, rate, cutoff, law, target, objective))
@@ -45,7 +44,7 @@ def best_rate(system: System, target: Target, objective: Objective) -> list[Fron
     """The objective over the rate, up to the stability limit; the point with the least cost is marked."""
     points = []
     for rate in (np.linspace(0.02, 0.98, RATES) * system.rate_limit).tolist():
-        law = law_or_none(system, rate)
+        law = law_or_none(system, rate, COARSE)
         if law is not None:
             points.append(_point(system.name, rate, None, law, target, objective))
     if not points:

@@ -1,7 +1,8 @@
 """Inverse SLA: the steps that one execution path finishes in time.
 
-A step meets the SLA at a percentile when its typical latency times the fit's upper factor stays below it, so the point
-inverse is asked with the limit divided by that factor.
+A step meets the SLA at a percentile when its typical latency times the upper factor of its phase stays below it, so the
+point inverse is asked with the limit divided by that factor: one for steps that only decode (S = B), another for those
+that hold prefill (S > B).
 
 Where the model is convex along the line, the feasible set is an interval and `model.inverse` finds both ends. A model
 that is not (experts that tokens touch make T concave in S at first) may have two intervals: there T is taken on a
@@ -20,6 +21,7 @@ from latfit.model.draws import latency_draws, parameter_draws
 from latfit.model.inverse import UNBOUNDED, Range, feasible_range
 from latfit.plan.result import BatchRange, TokenRange
 from latfit.stats import FloatArray
+from latfit.trace.phases import DECODE, PREFILL, UNKNOWN
 
 SCANNED = 400
 """Points of the grid on which a model that is not convex is scanned."""
@@ -32,23 +34,59 @@ Curve = Callable[[FloatArray], FloatArray]
 
 @dataclass(frozen=True)
 class Level:
-    """The percentile a path is asked for: share of steps in percent (None: the typical step), and its upper factor."""
+    """The percentile a phase is asked for: share of steps in percent (None: the typical step), and its upper factor."""
 
     percentile: float | None
     factor: float
 
 
-def level_for(path: ExecutionPath, percentile: float) -> Level:
-    """The asked-for percentile, or the highest one below it that the fit's data can give, or the typical step."""
-    known = path.fit.intervals.get("ratio_quantiles", {})
-    usable = [float(name) for name, factor in known.items() if factor is not None and float(name) <= percentile / 100]
-    if not usable:
+@dataclass(frozen=True)
+class StepLevels:
+    """Levels of a path's steps: of those that only decode, of one that is nothing but a prefill, and of any other that
+    holds prefill."""
+
+    decode: Level
+    alone: Level
+    prefill: Level
+
+    @property
+    def percentile(self) -> float | None:
+        """The percentile that every phase can give; None where one only knows its typical step."""
+        known = [level.percentile for level in (self.decode, self.alone, self.prefill)]
+        return None if None in known else min(p for p in known if p is not None)
+
+    def of(self, B: float) -> Level:
+        """Of steps with prefill that hold so many requests."""
+        return self.alone if B == 1 else self.prefill
+
+    def factors(self, B: FloatArray, S: FloatArray) -> FloatArray:
+        """Upper factor of each step (n,) by what it must hold: S = B is decode."""
+        some = np.where(B == 1, self.alone.factor, self.prefill.factor)
+        return np.asarray(np.where(S == B, self.decode.factor, some))
+
+
+def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
+    """The asked-for percentile of a phase's steps, or the highest one below it that its data can give, or the typical
+    step."""
+    limits, share = path.fit.limits, percentile / 100
+    known = limits.highest_level(phase, share)
+    factor = None if known is None else limits.factor(phase, known)
+    if known is None or factor is None:
         return Level(None, 1.0)
-    share = max(usable)
-    return Level(round(share * 100, 6), max(path.fit.upper_factor(share) or 1.0, 1e-9))
+    return Level(round(known * 100, 6), max(factor, 1e-9))
 
 
-def token_ranges(path: ExecutionPath, limit_ms: float, context: float | None = None) -> list[TokenRange]:
+def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
+    """The levels of a path's phases; a fit of decode steps alone has no others."""
+    decode = level_for(path, percentile, DECODE)
+    if not path.fit.knows_prefill:
+        return StepLevels(decode, decode, decode)
+    return StepLevels(decode, level_for(path, percentile, PREFILL), level_for(path, percentile, UNKNOWN))
+
+
+def token_ranges(
+    path: ExecutionPath, sla_ms: float, levels: StepLevels, context: float | None = None
+) -> list[TokenRange]:
     """S_min..S_max for B = 1, 2, 4, ... up to the largest measured B; batches without any are left out, and those with
     two ranges stand twice. context: cached tokens of a request, None for the trace's."""
     found = []
@@ -57,14 +95,31 @@ def token_ranges(path: ExecutionPath, limit_ms: float, context: float | None = N
         def at(S: FloatArray, B: int = B) -> FloatArray:
             return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, context))
 
-        for span in feasible_ranges(at, limit_ms, B, None, convex=path.fit.structure.convex):
-            promised = _promised(path, B, span, limit_ms, context)
+        spans = tokens_within(at, B, sla_ms, levels, convex=path.fit.structure.convex)
+        for span in spans:
+            promised = _promised(path, B, span, (sla_ms, levels), context)
             found.append(TokenRange(path.name, B, span.low, span.high, _beyond(path, "S", span), promised))
     return found
 
 
-def _promised(path: ExecutionPath, B: int, span: Range, limit_ms: float, context: float | None) -> int | None:
-    """Largest S of a range whose latency stays within the limit on 97.5 % of the curves that the data allow."""
+def tokens_within(
+    at: Curve, B: int, sla_ms: float, levels: StepLevels, *, top: int | None = None, convex: bool
+) -> list[Range]:
+    """Ranges of S from B up to `top` whose steps of B requests meet the SLA; at: S (n,) -> typical ms (n,). A step of
+    S = B is decode, and any other holds prefill."""
+    limit = sla_ms / levels.of(B).factor
+    spans = feasible_ranges(at, limit, B + 1, top, convex=convex) if top is None or top > B else []
+    if _one(at, B) > sla_ms / levels.decode.factor:
+        return spans
+    if spans and spans[0].low == B + 1:
+        return [Range(B, spans[0].high), *spans[1:]]
+    return [Range(B, B), *spans]
+
+
+def _promised(
+    path: ExecutionPath, B: int, span: Range, wanted: tuple[float, StepLevels], context: float | None
+) -> int | None:
+    """Largest S of a range whose latency stays within the SLA on 97.5 % of the curves that the data allow."""
     draws = parameter_draws(path.fit)
     if draws is None or span.high is None:
         return None
@@ -73,11 +128,14 @@ def _promised(path: ExecutionPath, B: int, span: Range, limit_ms: float, context
         steps = step_columns(np.full(len(S), float(B)), S, context)
         return np.asarray(np.quantile(latency_draws(path.fit, draws, **steps), SURE, axis=0))
 
-    sure = feasible_ranges(slow, limit_ms, span.low, span.high, convex=False)
+    sure = tokens_within(slow, B, *wanted, top=span.high, convex=False)
+    sure = [each for each in sure if each.high is not None and each.high >= span.low]
     return sure[-1].high if sure else None
 
 
-def batch_ranges(path: ExecutionPath, limit_ms: float, context: float | None = None) -> list[BatchRange]:
+def batch_ranges(
+    path: ExecutionPath, sla_ms: float, levels: StepLevels, context: float | None = None
+) -> list[BatchRange]:
     """B_min..B_max for S = 1, 2, 4, ... up to the largest measured S; every request brings a token, so B <= S."""
     found = []
     for S in _doubling(path, "S"):
@@ -85,7 +143,11 @@ def batch_ranges(path: ExecutionPath, limit_ms: float, context: float | None = N
         def at(B: FloatArray, S: int = S) -> FloatArray:
             return path.fit.latency_ms(**step_columns(B, np.full(len(B), float(S)), context))
 
-        spans = feasible_ranges(at, limit_ms, 1, S, convex=path.fit.structure.convex)
+        limit = sla_ms / max(levels.prefill.factor, levels.alone.factor)
+        spans = feasible_ranges(at, limit, 1, S - 1, convex=path.fit.structure.convex) if S > 1 else []
+        if _one(at, S) <= sla_ms / levels.decode.factor:
+            joins = bool(spans) and spans[-1].high == S - 1
+            spans = [*spans[:-1], Range(spans[-1].low, S)] if joins else [*spans, Range(S, S)]
         found += [BatchRange(path.name, S, span.low, span.high, _beyond(path, "B", span)) for span in spans]
     return found
 
@@ -109,16 +171,17 @@ def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None, *, c
     return found
 
 
-def fastest_step(path: ExecutionPath, context: float | None = None) -> tuple[float, int, int]:
-    """(typical ms, B, S) of the fastest step within the measured box, S >= B, on a geometric grid."""
+def fastest_step(path: ExecutionPath, levels: StepLevels, context: float | None = None) -> tuple[float, int, int]:
+    """(ms at the levels, B, S) of the fastest step within the measured box, S >= B, on a geometric grid."""
     B_top, S_top = (int(path.fit.domain[name][1]) for name in ("B", "S"))
     B = np.unique(np.geomspace(1, B_top, 200).astype(int))
     S = np.unique(np.concatenate([np.geomspace(1, max(S_top, B_top), 400).astype(int), B]))
     grid_B, grid_S = (axis.ravel().astype(float) for axis in np.meshgrid(B, S))
     rows = grid_S >= grid_B
-    times = path.fit.latency_ms(**step_columns(grid_B[rows], grid_S[rows], context))
+    grid_B, grid_S = grid_B[rows], grid_S[rows]
+    times = levels.factors(grid_B, grid_S) * path.fit.latency_ms(**step_columns(grid_B, grid_S, context))
     best = int(np.argmin(times))
-    return float(times[best]), int(grid_B[rows][best]), int(grid_S[rows][best])
+    return float(times[best]), int(grid_B[best]), int(grid_S[best])
 
 
 def _one(at: Curve, x: int) -> float:

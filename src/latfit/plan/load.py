@@ -1,18 +1,20 @@
 """A load that varies, cut into windows: its rates, what it needs window by window, and the backlog of too few replicas.
 
-Arrivals of a window count as a Poisson stream of the window's rate, which holds where the rate moves slowly against the
-response time. A load is sized for its peak, not for its mean: with c replicas the queue grows whenever the rate exceeds
-what they carry, and the fluid backlog says how far.
+Arrivals of a window follow each other as a Poisson stream of the window's rate, or in bursts, as recorded, where they
+come more unevenly than that. A load is sized for its peak, not for its mean: with c replicas the queue grows whenever
+the rate exceeds what they carry, and the fluid backlog says how far.
 """
 
 import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.plan.wishes import Load
 from latfit.queueing.capacity import fluid_backlog
+from latfit.queueing.responses import POISSON, Arrivals
 from latfit.stats import FloatArray
 
 WINDOWS = 60
@@ -20,6 +22,10 @@ LEAST_A_WINDOW = 30
 """Arrivals below which a window's rate is mostly chance."""
 
 MINUTE_MS, HOUR_MS = 6e4, 3.6e6
+
+BLOCKS, FEWEST_BLOCKS = (1, 3, 10, 30, 100), 20
+CERTAIN, LEAST_BURST = 3.0, 0.1
+"""Standard errors, and a share of a Poisson stream's dispersion, that bursts must exceed."""
 
 
 def load_from_arrivals(arrival_ms: FloatArray, source: str, window_ms: float | None = None) -> Load:
@@ -38,8 +44,29 @@ def load_from_arrivals(arrival_ms: FloatArray, source: str, window_ms: float | N
         raise WrongUsage("a window longer than the recording", where="--window", remedy="Give a shorter one.")
     # A last window that is cut short would look idle.
     windows = max(1, int(span / window_ms + 1e-9))
-    counts, _ = np.histogram(arrivals - arrivals[0], bins=windows, range=(0.0, windows * window_ms))
-    return Load(np.asarray(counts / window_ms, dtype=np.float64), window_ms, source)
+    counts, edges = np.histogram(arrivals - arrivals[0], bins=windows, range=(0.0, windows * window_ms))
+    rates = np.asarray(counts / window_ms, dtype=np.float64)
+    return Load(rates, window_ms, source, _following(arrivals - arrivals[0], counts, edges))
+
+
+def _following(arrivals: FloatArray, counts: NDArray[np.int64], edges: FloatArray) -> Arrivals:
+    """How requests follow each other once the windows' rates are taken out: their own gaps where they come in bursts.
+
+    In time that runs as fast as the window's rate a Poisson stream has unit gaps on average, and the sum of m of them a
+    variance of m, give or take sqrt(2/blocks) m; one that comes in bursts has more at some m.
+    """
+    reached = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
+    gaps = np.diff(np.interp(arrivals[arrivals <= edges[-1]], edges, reached))
+    worst = 0.0
+    for m in BLOCKS:
+        blocks = len(gaps) // m
+        if blocks < FEWEST_BLOCKS or m > gaps.sum() / len(counts):
+            continue
+        dispersion = float(np.var(gaps[: blocks * m].reshape(blocks, m).sum(axis=1), ddof=1)) / m
+        worst = max(worst, (dispersion - 1) / max(math.sqrt(2 / blocks) * CERTAIN, LEAST_BURST))
+    if worst <= 1:
+        return POISSON
+    return Arrivals(gaps / gaps.mean(), label="arrivals as recorded, in bursts")
 
 
 def schedule(load: Load, each: float, price_per_hour: float | None = None) -> dict[str, Any]:

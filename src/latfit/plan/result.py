@@ -75,9 +75,10 @@ class Cutoff:
     """How long a request may wait for the GPU before it goes to the CPU's queue.
 
     value: the recommended T_cut in ms, None where none meets the SLA.  bound: what vouches for it: "rigorous" (proved),
-    "exact" (the law by matrices), "simulated".  ranges: T_cut that meet the SLA, by method.  bounds_ms: the percentile
-    at `value` (where there is none, at `safest_ms`) by method; "poisson" is the customary formula.  holds: the methods
-    whose number is a valid bound or the law itself.  safest_ms: T_cut with the least percentile.
+    "exact" (the law by matrices), "simulated" (the queues run with the measured scatter).  ranges: T_cut that meet the
+    SLA, by method.  bounds_ms: the percentile at `value` (where there is none, at `safest_ms`) by method; "poisson" is
+    the customary formula.  holds: the methods whose number is a valid bound or the law itself.  safest_ms: T_cut with
+    the least percentile.
     """
 
     value: float | None
@@ -100,9 +101,14 @@ class Cutoff:
         return self.safest_ms if self.value is None else self.value
 
     @property
+    def granted(self) -> Sequence[tuple[float, float]]:
+        """T_cut that meet the SLA by the law itself: exact, or simulated where steps scatter."""
+        return self.ranges.get("exact", self.ranges.get("simulated", ()))
+
+    @property
     def misled(self) -> bool:
-        """Whether the customary formula promises what the exact law denies, or denies what it grants."""
-        customary, exact = (self.ranges.get(name, ()) for name in ("poisson", "exact"))
+        """Whether the customary formula promises what the law denies, or denies what it grants."""
+        customary, exact = self.ranges.get("poisson", ()), self.granted
         ends = [spans[-1][1] if spans else 0.0 for spans in (customary, exact)]
         return bool(customary) != bool(exact) or ends[0] > ends[1] * 1.01
 
@@ -110,7 +116,10 @@ class Cutoff:
 @dataclass(frozen=True)
 class Alternative:
     """A way to run the load: its percentile and mean in ms, the margin to the SLA as a share of it, the highest rate
-    that meets the SLA, and why it was taken or not. None where the load is unstable or a number is not known."""
+    that meets the SLA, and why it was taken or not. None where the load is unstable or a number is not known.
+
+    feasible_per_s: ranges of the rate that meet the SLA; one that begins at 0 has no lower end.
+    """
 
     name: str
     percentile_ms: float | None
@@ -124,14 +133,16 @@ class Alternative:
     price_per_hour: float | None
     chosen: bool
     verdict: str
+    feasible_per_s: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True)
 class Capacity:
     """What load the chosen system carries on one machine; rates in requests/s for one replica unless said.
 
-    headroom: sustainable over the rate, minus 1.  replicas: for the whole rate.  schedule: (start s, rate, replicas) of
-    a load that varies.
+    sustainable: with the SLA kept by what the fit says; promised: also at the slow end of what the data leave open,
+    None where that cannot be told.  headroom: sustainable over the rate, minus 1.  replicas: for the whole rate.
+    schedule: (start s, rate, replicas) of a load that varies.
     """
 
     system: str
@@ -144,6 +155,7 @@ class Capacity:
     binding: str
     price_per_hour: float | None = None
     price_per_million: float | None = None
+    promised_per_s: float | None = None
     load: Mapping[str, Any] | None = None
 
 
@@ -210,13 +222,13 @@ class FrontierPoint:
 class Plan:
     """What to do under an SLA.
 
-    percentile: the share of steps that meets it, in percent; None where the fits only know the typical step.
-    feasible: whether it can be met.  binding: what limits it.  answer: the plan in one or two sentences.
-    fastest_ms: the fastest step there is on any path, at that percentile.  remedy: what would make it feasible.
-    promise: "yes", "no", or "in doubt" where what the data allow lies on both sides of the SLA; interval_ms: 95 % of
-    the percentile at the plan's rate over what the data allow, None without draws.  slow_steps_ms: the percentile if
-    every step took that percentile of its spread, None where the spread is not known.  engines: the settings under the
-    names that serving engines use.
+    percentile: the share of steps that meets it, in percent; None where the fits only know the typical step. feasible:
+    whether it can be met.  binding: what limits it.  answer: the plan in one or two sentences. fastest_ms: the fastest
+    step there is on any path, at that percentile.  remedy: what would make it feasible. promise: "yes", "no", or "in
+    doubt" where what the data allow lies on both sides of the SLA, or a tail was not seen; interval_ms: 95 % of the
+    percentile at the plan's rate over what the data and the simulation leave open, None where that is nothing.
+    unsupported: why the answer is not supported by the data, empty where it is.  engines: the settings under the names
+    that serving engines use.
     """
 
     sla_ms: float
@@ -249,7 +261,7 @@ class Plan:
     B1_at_rate: Threshold | Unknown = field(default_factory=lambda: Unknown("needs an arrival rate: --rate"))
     promise: str = "yes"
     interval_ms: Interval | None = None
-    slow_steps_ms: float | None = None
+    unsupported: Sequence[str] = ()
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

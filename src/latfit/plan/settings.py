@@ -3,10 +3,12 @@
 Continuous batching runs steps of up to D decoding sequences (a token each) and P prefill tokens, S = D + P.
 
 - A sequence gets a token each step, so every step must stay within the time between tokens: decode steps T(D, D) <=
-  TPOT give `max_num_seqs`, the largest D; steps with prefill T(D + 1, D + P) <= TPOT give the token budget, the
-  largest S = D + P at that D.
-- A prompt of n tokens takes ceil(n / P) such steps, so TTFT >= ceil(n / P) T(D + 1, D + P) without waiting. A larger
-  chunk P means fewer, longer steps: the first token asks for large ones, the time between tokens for small ones.
+  TPOT give `max_num_seqs`, the largest D. The token budget is the largest S = D + P whose steps stay within it whatever
+  they hold: D sequences beside a chunk of P, a chunk alone, the whole budget as chunks of several prompts. A chunk's
+  cost grows with what is cached of its prompt, so the last one counts, behind n - P tokens.
+- A prompt of n tokens takes ceil(n / P) steps, each chunk behind those before it; their sum is the TTFT without
+  waiting. A larger chunk P means fewer, longer steps: the first token asks for large ones, the time between tokens for
+  small ones.
 - So the chunks that meet TTFT are compared with those that meet TPOT; where no chunk meets both, D is lowered until one
   does, or the answer is that none does.
 
@@ -14,19 +16,20 @@ Latencies are taken at a percentile of steps, by the phase's factor. T must be k
 alone gives `max_num_seqs` only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from latfit.hardware.estimate import DECODE, spread
 from latfit.hardware.profile import ExecutionPath
+from latfit.model.typical import CONTEXT
+from latfit.plan.limits import level_for
 from latfit.plan.result import Settings, Unknown
 from latfit.plan.wishes import ServingTargets
 from latfit.stats import FloatArray
+from latfit.trace.phases import DECODE, MIXED, PREFILL
 from latfit.units import format_ms
 
-MIXED = "mixed"
 FEWEST_CHUNK = 16
 CHUNKS = 400
 FINEST = 512
@@ -35,34 +38,60 @@ FINEST = 512
 
 @dataclass(frozen=True)
 class _Engine:
-    """Step times of a path at a percentile: factors on decode steps and on steps that hold prefill."""
+    """Step times of a path at a percentile: factors of each phase on the typical latency.
+
+    context: cached tokens of a decoding sequence, None for the trace's.  prompt: tokens of a prompt.
+    """
 
     path: ExecutionPath
-    decode_factor: float
-    mixed_factor: float
+    factors: Mapping[str, float]
     context: float | None
+    prompt: float
 
     def decode_ms(self, D: FloatArray) -> FloatArray:
+        """Steps of D (n,) decoding sequences."""
         none = np.zeros_like(D)
         cached = {} if self.context is None else {"context_tokens": D * self.context, "prefill_context_tokens": none}
         steps = {"B": D, "S": D, "prefill_requests": none, "prefill_tokens": none, **cached}
-        return self.decode_factor * self.path.fit.latency_ms(**steps)
+        return self.factors[DECODE] * self.path.fit.latency_ms(**steps)
 
-    def mixed_ms(self, D: float, P: FloatArray) -> FloatArray:
-        """Steps of D decoding sequences and one prefill chunk of P (n,) tokens."""
-        one = np.ones_like(P)
-        cached = {}
-        if self.context is not None:
-            cached = {"context_tokens": one * D * self.context, "prefill_context_tokens": 0 * one}
-        steps = {"B": D + one, "S": D + P, "prefill_requests": one, "prefill_tokens": P, **cached}
-        return self.mixed_factor * self.path.fit.latency_ms(**steps)
+    def full_ms(self, D: float, P: FloatArray) -> list[FloatArray]:
+        """Steps that a budget of D + P tokens and chunks of P (n,) allow, each kind at its slowest (n,): D decoding
+        sequences beside a prompt's last chunk, behind all that is cached of it; such a chunk alone; the whole budget as
+        last chunks of several prompts."""
+        history = np.maximum(self.prompt - P, 0.0)
+        chunk = np.minimum(P, self.prompt)
+        several = np.minimum(np.ceil((D + P) / chunk), D + 1)
+        return [
+            self._prefill_ms(D, P, history, np.ones_like(P)),
+            self._prefill_ms(0.0, P, history, np.ones_like(P)),
+            self._prefill_ms(0.0, D + P, several * history, several),
+        ]
+
+    def first_token_ms(self, D: float, P: FloatArray) -> FloatArray:
+        """A whole prompt in chunks of P (n,) beside D decoding sequences, without waiting, each chunk behind those
+        before it. Where the cost of the cached tokens is convex this is at most too much."""
+        chunk, one = np.minimum(P, self.prompt), np.ones_like(P)
+        first = self._prefill_ms(D, chunk, np.zeros_like(P), one)
+        last = self._prefill_ms(D, chunk, self.prompt - chunk, one)
+        return np.asarray(np.ceil(self.prompt / P) * (first + last) / 2)
+
+    def _prefill_ms(self, D: float, P: FloatArray, history: FloatArray, prompts: FloatArray) -> FloatArray:
+        """Steps of D decoding sequences and P (n,) tokens of prompts (n,) behind cached ones (n,) of theirs."""
+        steps = {"B": D + prompts, "S": D + P, "prefill_requests": prompts, "prefill_tokens": P}
+        if self.path.fit.reads_context:
+            each = self.path.fit.typical.get(CONTEXT, 0.0) if self.context is None else self.context
+            steps |= {"context_tokens": D * each + history, "prefill_context_tokens": history}
+        return self.factors[MIXED if D else PREFILL] * self.path.fit.latency_ms(**steps)
 
 
 def engine_settings(
     path: ExecutionPath, sla_ms: float, percentile: float, serving: ServingTargets, context: float | None = None
 ) -> Settings | Unknown:
     """Settings for the targets; the SLA stands for a missing TPOT. Unknown, with the reason, where none meets them."""
-    engine = _engine(path, percentile, context)
+    phases = (DECODE, PREFILL, MIXED)
+    factors = {phase: level_for(path, percentile, phase).factor for phase in phases}
+    engine = _Engine(path, factors, context, float(serving.prompt_tokens))
     tpot = serving.tpot_ms or sla_ms
     D = np.arange(1.0, max(int(path.fit.domain["B"][1]), 1) + 1)
     times = engine.decode_ms(D)
@@ -85,19 +114,19 @@ def engine_settings(
     return Unknown(f"no chunk on {path.label} keeps a step within {format_ms(tpot)}{wanted}, even beside one request")
 
 
-def _engine(path: ExecutionPath, percentile: float, context: float | None) -> _Engine:
-    decode, mixed = (spread(path, phase).highest(percentile / 100) for phase in (DECODE, MIXED))
-    return _Engine(path, decode, mixed, context)
-
-
 def _with_prefill(engine: _Engine, decoding: int, most: int, tpot: float, serving: ServingTargets) -> Settings | None:
     """The largest chunk beside so many decoding sequences that meets both targets; None where there is none."""
     top = float(engine.path.fit.domain["S"][1])
     P = _chunks(top - decoding)
     if not len(P):
         return None
-    times = engine.mixed_ms(float(decoding - 1), P)
-    ttft = np.ceil(serving.prompt_tokens / P) * times
+    kinds = engine.full_ms(float(decoding - 1), P)
+    # What no chunk cures is no reason to choose one: it is told instead.
+    curable = [kind for kind in kinds if kind.min() <= tpot]
+    if not curable or kinds[0].min() > tpot:
+        return None
+    times = np.asarray(np.max(curable, axis=0))
+    ttft = engine.first_token_ms(float(decoding - 1), P)
     meets_tpot = times <= tpot
     meets_ttft = np.ones(len(P), bool) if serving.ttft_ms is None else ttft <= serving.ttft_ms
     both = np.flatnonzero(meets_tpot & meets_ttft)
@@ -124,9 +153,15 @@ def _with_prefill(engine: _Engine, decoding: int, most: int, tpot: float, servin
         ttft_ms=float(ttft[at]),
         tpot_ms=float(times[at]),
         binding=binding,
-        reason=f"every step within {format_ms(tpot)}" + _first_token(serving),
+        reason=f"every step within {format_ms(tpot)}{_first_token(serving)}{_uncured(kinds, tpot)}",
         extrapolated=False,
     )
+
+
+def _uncured(kinds: Sequence[FloatArray], tpot: float) -> str:
+    """Steps that miss the time between tokens whatever the chunk; nobody decodes in them."""
+    slowest = max((float(kind.min()) for kind in kinds[1:] if kind.min() > tpot), default=None)
+    return "" if slowest is None else f", but for steps of prefill alone, which take {format_ms(slowest)} at any chunk"
 
 
 def _decode_only(path: ExecutionPath, most: int, last_ms: float, tpot: float, serving: ServingTargets) -> Settings:

@@ -2,11 +2,13 @@
 
 - PATH, batches: an idle machine takes all that wait (greedy);
 - PATH, amortised batches: it first waits for B requests, B by the amortised rule at the rate, where that is above 1;
-- CPU, one at a time: M/M/1 with the mean service of one request;
+- CPU, one at a time;
 - GPU + CPU: waiting cut off at T_cut, overflow to the CPU's queue.
 
-T(b) is the mean step, typical latency times the mean of the fit's spread; steps are taken as deterministic. A batch is
-at most the largest measured one, in requests and in tokens, unless a smaller one is asked for.
+T(b) is the mean step, typical latency times the mean of the measured ratios to it, and single steps scatter as
+measured. Where nobody measured that (a quoted path), steps of batches take T(b) and a CPU that serves one at a time is
+taken as exponential. A batch is at most the largest measured one, in requests and in tokens, unless a smaller one is
+asked for.
 """
 
 from collections.abc import Callable
@@ -15,19 +17,30 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latfit.errors import SlaOutOfReach
-from latfit.hardware.estimate import phase_of, spread
+from latfit.hardware.estimate import batch_steps, mean_factor, phase_of, scatter, typical_ms
 from latfit.hardware.profile import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile
-from latfit.plan.thresholds import batches_of, curve_range
+from latfit.plan.thresholds import batches_of, drawn_ms
 from latfit.plan.wishes import Wishes
-from latfit.queueing.batch_service import batch_queue
-from latfit.queueing.law import ResponseLaw
+from latfit.queueing.law import OverflowLaw, ResponseLaw
+from latfit.queueing.responses import (
+    COARSE,
+    POISSON,
+    USUAL,
+    Arrivals,
+    Effort,
+    batch_response,
+    closed_form,
+    cutoff_response,
+    run_batches,
+    single_response,
+)
 from latfit.queueing.service import ServiceTimes, measured_times
-from latfit.queueing.single_server import mm1
 from latfit.scheduling.marginal_cost import stopping_batch
 
 MOST_WAITED_FOR = 256
 ONE_AT_A_TIME = "one at a time"
 GREEDY = "greedy batches"
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -45,12 +58,20 @@ class Target:
 
 @dataclass(frozen=True)
 class System:
-    """A way to run the load. law_at: rate per ms -> law; rate_limit: its stability limit per ms."""
+    """A way to run the load. law: (rate per ms, effort) -> law; rate_limit: its stability limit per ms.  rises: whether
+    its responses can only take longer at a higher rate.  run_at: where they may not, the law at a rate by a short run.
+    """
 
     name: str
     paths: tuple[ExecutionPath, ...]
-    law_at: Callable[[float], ResponseLaw]
+    law: Callable[[float, Effort], ResponseLaw]
     rate_limit: float
+    rises: bool = True
+    run_at: Callable[[float], ResponseLaw] | None = None
+
+    def law_at(self, rate: float) -> ResponseLaw:
+        """The law at a rate per ms, with the usual effort."""
+        return self.law(rate, USUAL)
 
     @property
     def price_per_hour(self) -> float | None:
@@ -61,7 +82,7 @@ class System:
 
 @dataclass(frozen=True)
 class Part:
-    """A path with its mean times T(b) of batches; transfer included on the GPU."""
+    """A path with its mean times T(b) of batches and how they scatter; transfer included on the GPU."""
 
     path: ExecutionPath
     times: ServiceTimes
@@ -76,7 +97,7 @@ class Part:
         return self.times(1)
 
     def scaled(self, factor: float) -> "Part":
-        return replace(self, times=ServiceTimes(lambda b: factor * self.times.at(b), self.times.max_batch))
+        return replace(self, times=replace(self.times, at=lambda b: factor * self.times.at(b)))
 
 
 @dataclass(frozen=True)
@@ -85,6 +106,22 @@ class Both:
 
     gpu: Part
     cpu: Part
+    arrivals: Arrivals = POISSON
+
+    def law(self, rate: float, cutoff_ms: float, effort: Effort = USUAL) -> ResponseLaw:
+        """The law at a rate per ms and a T_cut. Raises SlaOutOfReach where the CPU is overloaded."""
+        return cutoff_response(rate, cutoff_ms, self.gpu.times, self.cpu.times, self.arrivals, effort)
+
+    def overflow_share(self, rate: float, cutoff_ms: float) -> float:
+        """Share of the requests that the CPU serves."""
+        law = self.law(rate, cutoff_ms)
+        assert isinstance(law, OverflowLaw)
+        return law.overflow_share
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether the law is exact and the proved bounds hold: see `queueing.responses`."""
+        return closed_form(self.gpu.times, self.cpu.times, self.arrivals)
 
     @property
     def cpu_rate(self) -> float:
@@ -102,10 +139,11 @@ class Machine:
 
     cpu: Part | None
     gpu: Part | None
+    arrivals: Arrivals = POISSON
 
     @property
     def both(self) -> Both | None:
-        return None if self.cpu is None or self.gpu is None else Both(self.gpu, self.cpu)
+        return None if self.cpu is None or self.gpu is None else Both(self.gpu, self.cpu, self.arrivals)
 
     @property
     def main(self) -> Part:
@@ -119,73 +157,98 @@ class Machine:
         return [part for part in (self.gpu, self.cpu) if part is not None]
 
 
-TYPICAL, FAST, SLOW = 0, 1, 2
-"""Which of the curves that the data allow: the fitted one, or an end of their 95 % range at every batch."""
+@dataclass(frozen=True)
+class Variation:
+    """One of the machines that the data allow: the fit's curve and scatter as they are (None), or drawn by a seed."""
+
+    seed: int | None = None
 
 
-def machine_of(
-    profile: HardwareProfile, tokens: int, wishes: Wishes, curve: int = TYPICAL, level: float | None = None
-) -> Machine:
-    """The CPU and the GPU of a profile; a path of another name plays the GPU where there is neither.
+AS_FITTED = Variation()
 
-    level: steps take this quantile of their spread, or the highest known one below it, in place of their mean.
-    """
+
+def machine_of(profile: HardwareProfile, tokens: int, wishes: Wishes, variation: Variation = AS_FITTED) -> Machine:
+    """The CPU and the GPU of a profile; a path of another name plays the GPU where there is neither."""
     cpu, gpu = profile.first_of(CPU_PATHS), profile.first_of(GPU_PATHS)
     if cpu is None and gpu is None and profile.paths:
         gpu = next(iter(profile.paths.values()))
     alone = replace(wishes, max_batch=None, transfer_ms=0.0)
     return Machine(
-        None if cpu is None else Part(cpu, _path_times(cpu, tokens, alone, curve, level)),
-        None if gpu is None else Part(gpu, _path_times(gpu, tokens, wishes, curve, level)),
+        None if cpu is None else Part(cpu, _path_times(cpu, tokens, alone, variation)),
+        None if gpu is None else Part(gpu, _path_times(gpu, tokens, wishes, variation)),
+        wishes.arrivals,
     )
 
 
-def _path_times(path: ExecutionPath, tokens: int, wishes: Wishes, curve: int, level: float | None) -> ServiceTimes:
-    """T(b) in ms of batches of such requests, up to the largest measured, transfer included."""
+def _path_times(path: ExecutionPath, tokens: int, wishes: Wishes, variation: Variation) -> ServiceTimes:
+    """T(b) of batches of such requests, up to the largest measured, transfer included."""
     top = int(batches_of(path, tokens=tokens)[-1])
     largest = top if wishes.max_batch is None else min(top, wishes.max_batch)
-    known = spread(path, phase_of(tokens))
-    factor = path.quote.mean_factor() if path.quote else known.mean_factor
-    if level is not None and known.known:
-        factor = max(factor, known.highest(level))
-    table = factor * curve_range(path, np.arange(1.0, largest + 1), tokens, wishes.context)[curve]
-    return measured_times(table + wishes.transfer_ms)
+    B = np.arange(1.0, largest + 1)
+    typical, law = typical_ms(path, B, tokens, wishes.context), scatter(path, phase_of(tokens))
+    mean = mean_factor(path, phase_of(tokens))
+    if variation.seed is not None:
+        rng = np.random.default_rng([variation.seed, *path.name.encode()])
+        drawn = drawn_ms(path, batch_steps(B, tokens, wishes.context))
+        typical = typical if drawn is None else drawn[int(rng.integers(len(drawn)))]
+        law = None if law is None else law.drawn(rng)
+        mean = mean if law is None else law.mean
+    T = mean * typical
+    if law is None or wishes.transfer_ms == 0:
+        return measured_times(T + wishes.transfer_ms, None if law is None else law.scaled())
+    # What moving a request takes does not scatter: the step's share of the time does.
+    return measured_times(T + wishes.transfer_ms, law.scaled().damped(float(np.median(T / (T + wishes.transfer_ms)))))
 
 
 def simple_systems(machine: Machine, rate: float) -> list[System]:
     """Every system of one path that differs from the others at a rate per ms."""
-    found = [] if machine.gpu is None else _batching(machine.gpu, rate)
+    found = [] if machine.gpu is None else _batching(machine.gpu, rate, machine.arrivals)
     if machine.cpu is not None:
-        found.append(_one_at_a_time(machine.cpu))
+        found.append(_one_at_a_time(machine.cpu, machine.arrivals))
         # A quoted median says nothing of batches.
         if machine.cpu.path.quote is None or not machine.cpu.path.quote.median:
-            found += _batching(machine.cpu, rate)
+            found += _batching(machine.cpu, rate, machine.arrivals)
     return found
 
 
-def _one_at_a_time(part: Part) -> System:
-    rate = 1 / part.mean_ms
-    return System(f"{part.label}, {ONE_AT_A_TIME}", (part.path,), lambda load: mm1(load, rate), rate)
+def _one_at_a_time(part: Part, arrivals: Arrivals) -> System:
+    def law(rate: float, effort: Effort) -> ResponseLaw:
+        return single_response(rate, part.times, arrivals, effort)
+
+    return System(f"{part.label}, {ONE_AT_A_TIME}", (part.path,), law, 1 / part.mean_ms)
 
 
-def _batching(part: Part, rate: float) -> list[System]:
+def _batching(part: Part, rate: float, arrivals: Arrivals) -> list[System]:
     best = part.times.best_batch()
     times = part.times if best == part.times.max_batch else replace(part.times, max_batch=best)
     limit = times.rate_limit()
-    T = times.table(1, min(best, MOST_WAITED_FOR)).tolist()
+    whole = times.table(1, best)
+    T = whole[:MOST_WAITED_FOR].tolist()
+    # A batch that is quicker than a smaller one makes more load the better load.
+    rises = bool(np.all(np.diff(whole) >= -ROUNDING * whole[:-1]))
 
-    def amortised(load: float) -> ResponseLaw:
-        return batch_queue(load, times, stopping_batch("amortised", T, load))
+    def law(load: float, effort: Effort) -> ResponseLaw:
+        return batch_response(load, times, 1, arrivals, effort)
 
-    greedy = System(f"{part.label}, {GREEDY}", (part.path,), lambda load: batch_queue(load, times), limit)
+    def amortised(load: float, effort: Effort) -> ResponseLaw:
+        return batch_response(load, times, stopping_batch("amortised", T, load), arrivals, effort)
+
+    def run(load: float) -> ResponseLaw:
+        return run_batches(load, times, 1, arrivals, COARSE)
+
+    def run_amortised(load: float) -> ResponseLaw:
+        return run_batches(load, times, stopping_batch("amortised", T, load), arrivals, COARSE)
+
+    greedy = System(f"{part.label}, {GREEDY}", (part.path,), law, limit, rises, None if rises else run)
     if stopping_batch("amortised", T, rate) == 1:
         return [greedy]
-    return [greedy, System(f"{part.label}, amortised batches", (part.path,), amortised, limit)]
+    name = f"{part.label}, amortised batches"
+    return [greedy, System(name, (part.path,), amortised, limit, rises, None if rises else run_amortised)]
 
 
-def law_or_none(system: System, rate: float) -> ResponseLaw | None:
+def law_or_none(system: System, rate: float, effort: Effort = USUAL) -> ResponseLaw | None:
     """The law at a rate per ms; None where the system cannot carry it or it cannot be computed."""
     try:
-        return system.law_at(rate)
+        return system.law(rate, effort)
     except SlaOutOfReach:
         return None

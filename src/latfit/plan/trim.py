@@ -20,8 +20,8 @@ import numpy as np
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.hardware.estimate import step_columns
 from latfit.hardware.profile import ExecutionPath
-from latfit.model.inverse import feasible_range
-from latfit.plan.limits import level_for
+from latfit.plan.limits import StepLevels, levels_for, tokens_within
+from latfit.stats import FloatArray
 
 CONTEXTS = 24
 
@@ -81,14 +81,14 @@ def step_budget(
     """
     if not sla_ms > 0:
         raise WrongUsage(f"an SLA of {sla_ms:g} ms", where="SLA", remedy="Give one above zero.")
-    limit = sla_ms / level_for(path, percentile).factor
+    levels = levels_for(path, percentile)
     B_top = int(path.fit.domain["B"][1]) if max_requests is None else max_requests
     S_top = max(int(path.fit.domain["S"][1]), B_top)
     contexts: tuple[float, ...] = (float("inf"),)
     if path.fit.reads_context:
         high = max(float(path.fit.domain["context_tokens"][1]), 1.0)
         contexts = tuple(np.concatenate([[0.0], np.geomspace(high / 1000, high, CONTEXTS)]).tolist())
-    rows = tuple(_most_tokens(path, limit, B_top, S_top, context) for context in contexts)
+    rows = tuple(_most_tokens(path, (sla_ms, levels), (B_top, S_top), context) for context in contexts)
     if max(max(row) for row in rows) < 1:
         raise SlaOutOfReach(
             f"no step on {path.label} meets {sla_ms:g} ms", where="SLA", remedy="Relax the SLA or lower the percentile."
@@ -96,15 +96,19 @@ def step_budget(
     return StepBudget(contexts, rows)
 
 
-def _most_tokens(path: ExecutionPath, limit_ms: float, B_top: int, S_top: int, context: float) -> tuple[int, ...]:
-    """S_max for B = 0, 1, ..., B_top; -1 where there is none."""
+def _most_tokens(
+    path: ExecutionPath, wanted: tuple[float, StepLevels], tops: tuple[int, int], context: float
+) -> tuple[int, ...]:
+    """S_max for B = 0, 1, ..., up to the first of `tops`, S up to the second; -1 where there is none."""
     found = [0]
-    for B in range(1, B_top + 1):
+    for B in range(1, tops[0] + 1):
         each = None if context == float("inf") else context / B
 
-        def latency(S: int, B: int = B, each: float | None = each) -> float:
-            return float(path.fit.latency_ms(**step_columns(np.array([float(B)]), np.array([float(S)]), each))[0])
+        def latency(S: FloatArray, B: int = B, each: float | None = each) -> FloatArray:
+            return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, each))
 
-        span = feasible_range(latency, limit_ms, B, S_top) if S_top >= B else None
-        found.append(-1 if span is None else (S_top if span.high is None else span.high))
+        spans = (
+            tokens_within(latency, B, *wanted, top=tops[1], convex=path.fit.structure.convex) if tops[1] >= B else []
+        )
+        found.append(-1 if not spans else spans[-1].high or tops[1])
     return tuple(found)

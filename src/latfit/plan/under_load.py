@@ -1,37 +1,35 @@
 """The part of a plan that needs a rate: which way to run the load keeps the SLA on responses, how long a request may
 wait for the GPU, how much load fits, and how sure that is."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from latfit.errors import SlaOutOfReach
-from latfit.hardware.estimate import phase_of, spread
 from latfit.hardware.profile import HardwareProfile
-from latfit.plan.alternatives import compared, cutoff_system
+from latfit.plan.alternatives import compared
 from latfit.plan.capacity import Situation, breaks_first, capacity_of, sensitivity
 from latfit.plan.cutoff import cutoff_plan
 from latfit.plan.frontier import best_rate, frontier
-from latfit.plan.result import Alternative, Cutoff, FrontierPoint, Interval, Plan, RuleChoice, Threshold, Unknown
-from latfit.plan.systems import (
-    FAST,
-    ONE_AT_A_TIME,
-    SLOW,
-    TYPICAL,
-    Machine,
-    System,
-    Target,
-    law_or_none,
-    machine_of,
-    simple_systems,
+from latfit.plan.promise import Asked, Promise, promised, promised_rate, tail_notes, with_promise
+from latfit.plan.result import (
+    Alternative,
+    Capacity,
+    Cutoff,
+    FrontierPoint,
+    Interval,
+    Plan,
+    RuleChoice,
+    Threshold,
+    Unknown,
 )
+from latfit.plan.systems import Machine, System, Target, machine_of, simple_systems
 from latfit.plan.thresholds import batches_of, curve_range, gpu_threshold
 from latfit.plan.wishes import Wishes
 from latfit.plan.words import rate_text
-from latfit.queueing.batch_service import batch_queue
 from latfit.queueing.decision import rule_costs
+from latfit.queueing.responses import batch_response, scatters
 from latfit.queueing.service import ServiceTimes
 from latfit.scheduling.marginal_cost import RULES, stopping_batch
 from latfit.stats import FloatArray
@@ -51,12 +49,16 @@ def with_load(plan: Plan, profile: HardwareProfile, percentile: float, wishes: W
     known = waiting if isinstance(waiting, Cutoff) else None
     rows = compared(machine, systems, known, rate, target, wishes.objective)
     chosen = next((row for row in rows if row.chosen), None)
+    promise = None
+    if chosen is not None:
+        promise = promised(Asked(profile, target, wishes, known, chosen.name))
+        better = with_promise(chosen, promise, plan.sla_ms)
+        rows = [better if row is chosen else row for row in rows]
+        chosen = better
     shown = chosen or max(rows, key=lambda row: row.sustainable_per_s or 0.0)
+    asked = Asked(profile, target, wishes, known, shown.name)
     binding = breaks_first(shown, format_ms(plan.sla_ms))
     capacity = capacity_of(rows, wishes, binding)
-    varied = _Varied(profile, known, target, wishes)
-    interval = None if chosen is None else _interval(varied, chosen)
-    slow_steps = None if chosen is None else _slow_steps(varied, chosen)
     plan = replace(
         plan,
         rate_per_s=rate * 1e3,
@@ -69,15 +71,23 @@ def with_load(plan: Plan, profile: HardwareProfile, percentile: float, wishes: W
         rules=_rules(machine, rate),
         frontier=_frontier(machine, systems, shown, rate, target, wishes),
         binding=binding,
-        interval_ms=interval,
-        slow_steps_ms=slow_steps,
-        promise=_promise(chosen, interval, slow_steps, plan.sla_ms),
+        interval_ms=None if promise is None else promise.interval,
+        promise="no" if promise is None else promise.holds(plan.sla_ms),
     )
+    if promise is not None and isinstance(capacity, Capacity):
+        sure = promised_rate(asked, promise)
+        plan = replace(plan, capacity=replace(capacity, promised_per_s=None if sure is None else sure * 1e3))
     carried = (shown.sustainable_per_s or 0.0) / 1e3
-    situation = Situation(machine, rate, wishes.replicas, target, known, shown.name, carried)
+    situation = Situation(machine, rate, wishes.replicas, target, known, shown, carried)
     plan = replace(plan, sensitivity=sensitivity(situation, _thresholds(machine, plan, wishes)))
-    plan = replace(plan, notes=[*plan.notes, *_notes(plan, machine, wishes)])
+    notes = [*plan.notes, *_notes(plan, machine, wishes)]
+    notes += [*tail_notes(asked), *(_doubted(promise) if promise is not None else [])]
+    plan = replace(plan, notes=notes)
     return replace(plan, answer=_answer(plan, chosen, wishes), remedy="" if chosen else _remedy(plan, shown))
+
+
+def _doubted(promise: Promise) -> list[str]:
+    return [f"Cannot promise it: {doubt}." for doubt in promise.doubts]
 
 
 def _waiting(
@@ -99,10 +109,10 @@ def _loaded_threshold(machine: Machine, rate: float, plan: Plan, wishes: Wishes)
     wait = wishes.wait_ms
     if wait is None:
         try:
-            law = batch_queue(rate, both.gpu.times)
+            law = batch_response(rate, both.gpu.times, 1, machine.arrivals)
         except SlaOutOfReach as error:
             return Unknown(f"the GPU alone does not carry this rate: {error.found}")
-        served = max(1, min(round(law.mean_batch), both.gpu.times.max_batch or 1))
+        served = max(1, min(round(getattr(law, "mean_batch", 1.0)), both.gpu.times.max_batch or 1))
         wait = max(0.0, law.mean_ms - both.gpu.times(served))
     extra = wait + wishes.transfer_ms
     found = gpu_threshold(cpu, gpu, plan.tokens_per_request, extra_ms=extra, context=wishes.context)
@@ -111,9 +121,9 @@ def _loaded_threshold(machine: Machine, rate: float, plan: Plan, wishes: Wishes)
 
 def _rules(machine: Machine, rate: float) -> list[RuleChoice]:
     """Batching rules on the GPU (else the CPU) and how far each is from the optimum, which is left out where it cannot
-    be computed."""
+    be computed; none where steps scatter, which the decision process does not know."""
     times, label = machine.main.times, machine.main.label
-    if rate >= times.rate_limit():
+    if rate >= times.rate_limit() or scatters(times):
         return []
     try:
         costs = rule_costs(rate, times)
@@ -133,57 +143,6 @@ def _frontier(
     return points
 
 
-@dataclass(frozen=True)
-class _Varied:
-    """A plan whose steps may take other times than the fit's mean."""
-
-    profile: HardwareProfile
-    waiting: Cutoff | None
-    target: Target
-    wishes: Wishes
-
-    def percentile(self, chosen: Alternative, curve: int, level: float | None = None) -> float | None:
-        """The chosen way's percentile with such steps, in ms; None where it is overloaded."""
-        rate = self.wishes.rate_each
-        assert rate is not None
-        machine = machine_of(self.profile, self.target.tokens, self.wishes, curve, level)
-        if level is not None and "T_cut" in chosen.name:
-            # Beside a GPU the CPU's service is exponential: its mean is all that counts, its spread is in the law.
-            machine = replace(machine, cpu=machine_of(self.profile, self.target.tokens, self.wishes, curve).cpu)
-        systems = simple_systems(machine, rate)
-        if self.waiting is not None and (both := machine.both) is not None:
-            systems.append(cutoff_system(both, self.waiting.shown_ms))
-        system = next((system for system in systems if system.name == chosen.name), None)
-        law = None if system is None else law_or_none(system, rate)
-        return None if law is None else law.percentile(self.target.q)
-
-
-def _interval(varied: _Varied, chosen: Alternative) -> Interval | None:
-    """The chosen way's percentile with every batch at the fast, and at the slow end of what the data allow."""
-    if not any(path.fit.draws.get("values") for path in varied.profile.paths.values()):
-        return None
-    return varied.percentile(chosen, FAST), varied.percentile(chosen, SLOW)
-
-
-def _slow_steps(varied: _Varied, chosen: Alternative) -> float | None:
-    """The chosen way's percentile if every batch took the plan's percentile of its spread; infinite where that is
-    overload. None where the spread is unknown, or is in the law already."""
-    phase = phase_of(varied.target.tokens)
-    known = any(spread(path, phase).known for path in varied.profile.paths.values())
-    if not known or chosen.name.endswith(ONE_AT_A_TIME):
-        return None
-    found = varied.percentile(chosen, TYPICAL, varied.target.q)
-    return math.inf if found is None else found
-
-
-def _promise(chosen: Alternative | None, interval: Interval | None, slow_steps: float | None, sla_ms: float) -> str:
-    if chosen is None:
-        return "no"
-    limit = sla_ms * (1 + 1e-6)
-    unsure = interval is not None and (interval[1] is None or interval[1] > limit)
-    return "in doubt" if unsure or (slow_steps is not None and slow_steps > limit) else "yes"
-
-
 def _thresholds(machine: Machine, plan: Plan, wishes: Wishes) -> dict[float, Threshold]:
     """B1 as it is (1), with the CPU at nine tenths of its time (0.9), and with the GPU (-0.9)."""
     if (both := machine.both) is None:
@@ -201,7 +160,7 @@ def _thresholds(machine: Machine, plan: Plan, wishes: Wishes) -> dict[float, Thr
 
 def _notes(plan: Plan, machine: Machine, wishes: Wishes) -> list[str]:
     """What the answer assumes, and where the customary formula would have misled."""
-    found = ["Responses are for Poisson arrivals and steps that take their mean time; --check simulates what varies."]
+    found = [_assumed(machine)]
     if isinstance(plan.T_cut, Cutoff):
         found.append(str(plan.T_cut.service["sentence"]))
         if plan.T_cut.misled:
@@ -211,19 +170,24 @@ def _notes(plan: Plan, machine: Machine, wishes: Wishes) -> list[str]:
         slow = plan.interval_ms[1]
         if slow is None or slow > limit:
             found.append(_doubt(plan, machine, wishes))
-    if plan.slow_steps_ms is not None and plan.slow_steps_ms > limit:
-        slow_ms = "overloaded" if math.isinf(plan.slow_steps_ms) else format_ms(plan.slow_steps_ms)
-        found.append(
-            f"Cannot promise {format_ms(plan.sla_ms)} by formula: steps vary, and with every one at its"
-            f" {plan.percentile:g}th percentile it would be {slow_ms}; --check simulates it."
-        )
     return found
+
+
+def _assumed(machine: Machine) -> str:
+    """What the responses are for."""
+    steady = [part.label for part in machine.parts if part.times.scatter is None]
+    said = f"Responses are for {machine.arrivals.label}"
+    if len(steady) < len(machine.parts):
+        said += ", and steps that scatter as measured, independently of each other"
+    if steady:
+        said += f"; steps on {' and '.join(steady)} take their mean time, a CPU's one at a time an exponential one"
+    return f"{said}."
 
 
 def customary_note(waiting: Cutoff, sla_ms: float) -> str:
     """Where the formula T_cut + ln(1/(1-q))/(mu - lambda_a) differs from what holds."""
     admits = waiting.ranges.get("poisson", ())
-    holds = waiting.ranges.get("exact", ())
+    holds = waiting.granted
     if not admits:
         return "The customary formula finds no T_cut here, though there are some."
     if not holds:
@@ -271,13 +235,19 @@ def _answer(plan: Plan, chosen: Alternative | None, wishes: Wishes) -> str:
     assert chosen.percentile_ms is not None
     assert chosen.margin is not None
     sure = " Cannot promise it: see below." if plan.promise == "in doubt" else ""
-    slow = ""
-    if plan.slow_steps_ms is not None and math.isfinite(plan.slow_steps_ms):
-        slow = f" ({format_ms(plan.slow_steps_ms)} if every step were a slow one)"
     return (
         f"Serve {each} with {chosen.name}: {plan.percentile:g} % of responses within"
-        f" {format_ms(chosen.percentile_ms)}{slow}, {max(chosen.margin, 0.0):.1%} below {format_ms(plan.sla_ms)}.{sure}"
+        f" {format_ms(chosen.percentile_ms)}{interval_text(plan.interval_ms)}, {max(chosen.margin, 0.0):.1%} below"
+        f" {format_ms(plan.sla_ms)}.{sure}"
     )
+
+
+def interval_text(interval: Interval | None) -> str:
+    """` (95 %: 11.2 to 12.4 ms)`; empty without one."""
+    if interval is None or interval[0] is None:
+        return ""
+    high = "no upper end" if interval[1] is None else format_ms(interval[1])
+    return f" (95 %: {format_ms(interval[0])} to {high})"
 
 
 def _least(plan: Plan) -> str:
@@ -293,6 +263,13 @@ def _remedy(plan: Plan, shown: Alternative) -> str:
     """What would make it feasible."""
     if shown.sustainable_per_s is None:
         return f"No rate meets it: {_least(plan)}. Relax the SLA, or make the step faster; replicas do not help."
+    rate = plan.rate_per_s or 0.0
+    above = next(((low, high) for low, high in shown.feasible_per_s if rate < low), None)
+    if above is not None:
+        return (
+            f"{shown.name} meets it from {rate_text(above[0])} to {rate_text(above[1])} a machine, where batches fill:"
+            " send the load to fewer machines, or relax the SLA."
+        )
     count = shown.replicas or 1
     most = f"One machine carries at most {rate_text(shown.sustainable_per_s)} within the SLA ({shown.name})"
     return f"{most}; this rate needs {count} replicas: --replicas {count}."

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from latfit.errors import WrongUsage
+from latfit.queueing.responses import POISSON, Arrivals
 from latfit.stats import FloatArray
 
 
@@ -30,11 +31,13 @@ class Objective:
 
 @dataclass(frozen=True)
 class Load:
-    """A load that varies: rates per ms (n,) at the starts of windows of `window_ms`, from `source`."""
+    """A load that varies: rates per ms (n,) at the starts of windows of `window_ms`, from `source`. arrivals: how
+    requests follow each other within a window."""
 
     rates: FloatArray
     window_ms: float
     source: str
+    arrivals: Arrivals = POISSON
 
     @property
     def peak(self) -> float:
@@ -84,6 +87,11 @@ class Wishes:
         _check(self.serving.prompt_tokens >= 1, "a prompt of no tokens", "--prompt-tokens", "Give 1 or more.")
         both = self.rate is not None and self.load is not None
         _check(not both, "a rate and a recorded load contradict each other", "--rate, --arrivals", "Give one of them.")
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """How requests arrive at one replica."""
+        return POISSON if self.load is None else self.load.arrivals.split(self.replicas)
 
     @property
     def rate_each(self) -> float | None:

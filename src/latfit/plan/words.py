@@ -4,14 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from latfit.hardware.profile import CPU_PATHS, HardwareProfile
-from latfit.plan.limits import Level
+from latfit.plan.limits import StepLevels
 from latfit.plan.result import TokenRange
 from latfit.plan.wishes import Wishes
 from latfit.units import format_ms
 
 
 def step_answer(
-    sla_ms: float, tokens: Sequence[TokenRange], levels: Mapping[str, Level], profile: HardwareProfile
+    sla_ms: float, tokens: Sequence[TokenRange], levels: Mapping[str, StepLevels], profile: HardwareProfile
 ) -> tuple[str, str]:
     """The plan of steps in a sentence, the largest step there is, and what limits it."""
     finite = [row for row in tokens if row.S_max is not None]
@@ -19,7 +19,8 @@ def step_answer(
         return f"Every step meets {format_ms(sla_ms)}.", "nothing: the model has no cost that grows with tokens"
     largest = max(finite, key=lambda row: row.S_max or 0)
     label = profile.paths[largest.path].label
-    level = levels[largest.path].percentile
+    own = levels[largest.path]
+    level = (own.decode if largest.S_max == largest.B else own.of(largest.B)).percentile
     met_by = "the typical step" if level is None else f"{level:g} % of steps"
     extra = " (beyond the measured range)" if largest.extrapolated else ""
     answer = (
@@ -37,7 +38,7 @@ def rows_needed(percentile: float) -> int:
     return math.ceil(round(100 / (100 - percentile) - 1, 9))
 
 
-def notes(profile: HardwareProfile, levels: Mapping[str, Level], asked: float, wishes: Wishes) -> list[str]:
+def notes(profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: float, wishes: Wishes) -> list[str]:
     """What a reader must know of the paths before trusting the plan."""
     found = []
     for name, level in levels.items():

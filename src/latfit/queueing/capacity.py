@@ -1,8 +1,9 @@
 """How much load fits: the highest rate under an SLA, goodput, replicas, and the backlog of a load that varies.
 
-A law at a rate comes from the caller (`batch_queue`, `mm1`, ...), so the same search serves every queue. The share of
-late requests P(R > SLA) is taken to grow with the rate, which greedy queues do; a rule that waits to fill batches does
-not (its latency explodes at low load), so for it the feasible rates are searched on a grid.
+A law at a rate comes from the caller (`batch_queue`, `mm1`, ...), so the same search serves every queue. Where steps
+take longer the more they hold, the share of late requests P(R > SLA) of a greedy queue grows with the rate
+(`sustainable_rate`). It does not where a larger batch is quicker, nor for a rule that waits to fill batches (its
+latency explodes at low load): there the feasible rates form ranges, which are searched on a grid (`feasible_rates`).
 
 Random split over n replicas keeps arrivals Poisson(lambda/n) at each. Goodput lambda P(R <= x) of M/M/1 is
 lambda (1 - e^(-(mu - lambda) x)), greatest at lambda* = (W(e^(1 + mu x)) - 1)/x with Lambert's W; beyond it, more load
@@ -21,7 +22,7 @@ import numpy as np
 from scipy import optimize, special
 
 from latfit.errors import SlaOutOfReach, WrongUsage
-from latfit.queueing.cutoff_search import Ranges, not_above_zero
+from latfit.queueing.cutoff_search import Ranges
 from latfit.queueing.law import ResponseLaw, positive
 from latfit.stats import FloatArray
 from latfit.units import format_ms
@@ -32,7 +33,8 @@ LIGHTEST = 1e-6
 HEAVIEST = 1 - 1e-4
 """Rates are searched between these shares of the stability limit."""
 
-PROBED = (0.5, 0.99, 0.999, HEAVIEST)
+LOWEST_OF_GRID, GRID = 1e-3, 40
+PROBED = (0.5, 0.9, 0.99, 0.999)
 
 LEAST_TAIL = 1e-15
 
@@ -67,11 +69,18 @@ class Backlog:
 
 
 def sustainable_rate(
-    law_at: LawAt, rate_limit: float, sla_ms: float, q: float = 0.99, *, precision: float = 1e-9
+    law_at: LawAt,
+    rate_limit: float,
+    sla_ms: float,
+    q: float = 0.99,
+    *,
+    precision: float = 1e-9,
+    highest: float = HEAVIEST,
 ) -> Sustainable:
     """Highest rate with P(R <= sla) >= q. law_at: rate per ms -> law; rate_limit: its stability limit per ms.
 
     precision: how far below the highest rate the answer may lie, as a share of it; it keeps the SLA in any case.
+    highest: share of the limit up to which rates are tried.
     Raises SlaOutOfReach where even a millionth of the limit is too much.
     """
     limit = positive(rate_limit, "rate limit")
@@ -85,7 +94,7 @@ def sustainable_rate(
             remedy="Relax the SLA or make the step faster; more replicas do not help.",
         )
     # From below: laws near the limit are the costly ones.
-    for share in PROBED:
+    for share in (*(probed for probed in PROBED if probed < highest), highest):
         if excess(share * limit) > 0:
             rate = float(optimize.brentq(excess, low, share * limit, xtol=precision * low, rtol=precision))
             # The search may end a hair above; the answer must keep the SLA.
@@ -96,11 +105,45 @@ def sustainable_rate(
     return Sustainable(low, "stability", sla_ms, q)
 
 
-def feasible_rates(law_at: LawAt, rate_limit: float, sla_ms: float, q: float = 0.99, points: int = 60) -> Ranges:
-    """All ranges of the rate per ms that meet the SLA, on a grid; for rules whose latency does not grow with load."""
+def feasible_rates(
+    law_at: LawAt,
+    rate_limit: float,
+    sla_ms: float,
+    q: float = 0.99,
+    *,
+    scan_at: LawAt | None = None,
+    highest: float = HEAVIEST,
+) -> Ranges:
+    """All ranges of the rate per ms that meet the SLA, on a grid whose changes are searched; for queues whose latency
+    does not grow with the load. scan_at: a quicker law of the same queue, for the grid."""
     limit = positive(rate_limit, "rate limit")
-    grid = np.geomspace(1e-3, HEAVIEST, points) * limit
-    return Ranges(not_above_zero(_excess(law_at, sla_ms, q), grid), "grid and bisection")
+    light = np.geomspace(LOWEST_OF_GRID, 0.5, GRID // 2, endpoint=False)
+    grid = np.concatenate([light, 1 - np.geomspace(0.5, 1 - highest, GRID - len(light))]) * limit
+    excess = _excess(law_at, sla_ms, q)
+    scanned = excess if scan_at is None else _excess(scan_at, sla_ms, q)
+    keeps = [scanned(float(rate)) <= 0 for rate in grid]
+    ranges = []
+    for first in (i for i, kept in enumerate(keeps) if kept and not (i and keeps[i - 1])):
+        last = next((i for i in range(first, len(keeps)) if not keeps[i]), len(keeps)) - 1
+        low = float(grid[first]) if first == 0 else _end(excess, float(grid[first]), float(grid[first - 1]))
+        high = float(grid[last]) if last == len(grid) - 1 else _end(excess, float(grid[last]), float(grid[last + 1]))
+        if low <= high:
+            ranges.append((low, high))
+    return Ranges(tuple(ranges), "grid and search")
+
+
+def _end(excess: Callable[[float], float], kept: float, missed: float) -> float:
+    """Where a range ends that `kept` is in and `missed` is not; `kept` where the law cannot tell the two apart."""
+    if excess(kept) > 0 or excess(missed) <= 0:
+        return kept
+    low, high = min(kept, missed), max(kept, missed)
+    root = float(optimize.brentq(excess, low, high, xtol=1e-6 * high, rtol=1e-4))
+    # The search may end a hair outside.
+    for _ in range(20):
+        if excess(root) <= 0:
+            return root
+        root += 0.1 * (kept - root)
+    return kept
 
 
 def replicas(rate: float, law_at: LawAt, rate_limit: float, sla_ms: float, q: float = 0.99) -> Replicas:

@@ -7,7 +7,7 @@ is certain), or the customary formula, which admits what the system then misses.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,6 +97,30 @@ def not_above_zero(excess: Callable[[float], float], grid: FloatArray) -> tuple[
     if start is not None:
         ranges.append((start, float(grid[-1])))
     return tuple(ranges)
+
+
+def inner_ranges(
+    excess: Callable[[float], float], grid: Sequence[float], steps: int
+) -> tuple[tuple[float, float], ...]:
+    """The same of a condition that a simulation judges: every end is bisected so many times, and keeps it."""
+    keeps = [excess(x) <= 0 for x in grid]
+    ranges: list[tuple[float, float]] = []
+    for i in (place for place, kept in enumerate(keeps) if kept):
+        high = grid[i] if i + 1 == len(grid) or keeps[i + 1] else _kept_end(excess, grid[i], grid[i + 1], steps)
+        if i and keeps[i - 1]:
+            low = ranges.pop()[0]
+        else:
+            low = grid[i] if i == 0 else _kept_end(excess, grid[i], grid[i - 1], steps)
+        ranges.append((low, high))
+    return tuple(ranges)
+
+
+def _kept_end(excess: Callable[[float], float], kept: float, missed: float, steps: int) -> float:
+    """The last value towards `missed` that keeps the condition."""
+    for _ in range(steps):
+        middle = (kept + missed) / 2
+        kept, missed = (middle, missed) if excess(middle) <= 0 else (kept, middle)
+    return kept
 
 
 def _edge(excess: Callable[[float], float], low: float, high: float) -> float:

@@ -41,6 +41,13 @@ class ResponseLaw:
         return percentile_of(self.tail, q)
 
 
+@dataclass(frozen=True)
+class OverflowLaw(ResponseLaw):
+    """Of a system whose requests may overflow to a second server: also the share that does."""
+
+    overflow_share: float = math.nan
+
+
 def percentile_of(tail: Callable[[float], float], q: float) -> float:
     """Smallest t in ms with tail(t) <= 1 - q; infinite where there is none below 1e12 ms. Tail must not increase."""
     if not 0 < q < 1:

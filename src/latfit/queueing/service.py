@@ -6,12 +6,14 @@ one over the slope of T at large b.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
 from latfit.errors import WrongUsage
 from latfit.model.result import StepLatency
+from latfit.model.step_ratios import StepRatios, step_ratios
 from latfit.stats import FloatArray
 
 FAR = 2**20
@@ -20,10 +22,12 @@ FAR = 2**20
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """`at`: batches (n,) -> T in ms (n,), called with whole numbers >= 1.  max_batch: None for no limit."""
+    """`at`: batches (n,) -> mean T in ms (n,), called with whole numbers >= 1.  max_batch: None for no limit.  scatter:
+    the law of a service's time over T(b), of mean 1; None where each takes T(b)."""
 
     at: Callable[[FloatArray], FloatArray]
     max_batch: int | None = None
+    scatter: StepRatios | None = None
 
     def __call__(self, b: int) -> float:
         return float(self.at(np.array([float(b)]))[0])
@@ -47,6 +51,10 @@ class ServiceTimes:
         slope = (self(FAR) - self(FAR // 2)) / (FAR - FAR // 2)
         return 1 / slope if slope > 0 else float("inf")
 
+    def alone(self) -> "ServiceTimes":
+        """One request at a time, exponential where its scatter is not known."""
+        return replace(self, max_batch=1, scatter=self.scatter or exponential_scatter())
+
     def best_batch(self) -> int:
         """The batch with the highest rate b/T(b), the cap to choose where a larger batch is slower per request."""
         if self.max_batch is None:
@@ -59,15 +67,22 @@ def linear_times(tau_ms: float, alpha_ms: float, max_batch: int | None = None) -
     return _checked(ServiceTimes(lambda b: tau_ms + alpha_ms * b, max_batch))
 
 
-def measured_times(times_ms: FloatArray) -> ServiceTimes:
-    """T of batches 1, 2, ..., len(times_ms), the largest batch there is."""
+def measured_times(times_ms: FloatArray, scatter: StepRatios | None = None) -> ServiceTimes:
+    """T of batches 1, 2, ..., len(times_ms), the largest batch there is. scatter: of mean 1."""
     times = np.array(times_ms, dtype=np.float64)
-    return _checked(ServiceTimes(lambda b: times[np.asarray(b, dtype=np.int64) - 1], len(times)))
+    return _checked(ServiceTimes(lambda b: times[np.asarray(b, dtype=np.int64) - 1], len(times), scatter))
 
 
 def fitted_times(latency: StepLatency, tokens_per_request: float, max_batch: int | None = None) -> ServiceTimes:
     """Typical latency of a fit, for requests of so many tokens each."""
     return _checked(ServiceTimes(lambda b: latency.latency_ms(b, b * tokens_per_request), max_batch))
+
+
+@cache
+def exponential_scatter(points: int = 20_000) -> StepRatios:
+    """An exponential law of mean 1 as points, for a service that nobody measured."""
+    shares = (np.arange(points) + 0.5) / points
+    return step_ratios(-np.log1p(-shares), np.ones(points)).scaled()
 
 
 def _checked(times: ServiceTimes) -> ServiceTimes:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
 from latfit.model.result import FitResult
-from latfit.plan.limits import level_for
+from latfit.plan.limits import levels_for
 from latfit.plan.result import Plan
 from latfit.report import style
 from latfit.report.combined import Views, overview_figure, paths_figure, paths_title
@@ -168,7 +168,7 @@ def _rows_and_cells(fit: FitResult, trace: Trace | None, left_out: list[str]) ->
 
 def sla_line(path: ExecutionPath, plan: Plan, percentile: float) -> SlaLine:
     """Where the typical step may lie so that the promised share of steps on this path meets the SLA."""
-    level = level_for(path, percentile)
+    level = levels_for(path, percentile).prefill
     share = "typical step" if level.percentile is None else f"{level.percentile:g} % of steps"
     return SlaLine(f"{format_ms(plan.sla_ms)} for {share}", plan.sla_ms / level.factor)
 

@@ -12,7 +12,7 @@ from latfit.files import write_whole
 from latfit.hardware.profile import HardwareProfile
 from latfit.plan.curves import Line, cutoff_lines, latency_lines, rate_lines
 from latfit.plan.cutoff import spans_text
-from latfit.plan.limits import level_for
+from latfit.plan.limits import levels_for
 from latfit.plan.result import Cutoff, Plan, Threshold
 from latfit.plan.systems import Target
 from latfit.plan.wishes import Wishes
@@ -27,11 +27,16 @@ from latfit.units import format_ms
 
 ALTS = {
     "plan-latency": "Latency of a batch over its requests on every path, with the SLA, B1 and B2",
-    "plan-cutoff": "Percentile of the response over T_cut by the customary formula, the proved bound and the exact law",
+    "plan-cutoff": "Percentile of the response over T_cut, by method, with the SLA and the recommended T_cut",
     "plan-rate": "Percentile of the response over the rate for every way to run it on one path, with the SLA",
 }
-METHOD_LABELS = {"poisson": "customary formula", "rigorous": "proved bound", "exact": "exact law"}
-METHOD_COLOURS = {"poisson": "#d55e00", "rigorous": "#009e73", "exact": "#0072b2"}
+METHOD_LABELS = {
+    "poisson": "customary formula",
+    "rigorous": "proved bound",
+    "exact": "exact law",
+    "simulated": "simulation with the measured scatter",
+}
+METHOD_COLOURS = {"poisson": "#d55e00", "rigorous": "#009e73", "exact": "#0072b2", "simulated": "#0072b2"}
 ROOM = 3.0
 """Latencies are drawn up to so many times the SLA."""
 
@@ -70,7 +75,9 @@ def plan_figures(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> Iterat
     yield "plan-latency", latency_figure(plan, lines)
     for name, path in profile.paths.items():
         if path.quote is None:
-            limit = SlaLine(format_ms(plan.sla_ms), plan.sla_ms / level_for(path, plan.percentile or 50.0).factor)
+            limit = SlaLine(
+                format_ms(plan.sla_ms), plan.sla_ms / levels_for(path, plan.percentile or 50.0).prefill.factor
+            )
             yield (
                 f"plan-region-{file_stem(name)}",
                 map_figure(surface(path.fit), None, [limit], region_title(plan, name)),

@@ -16,7 +16,8 @@ METHOD_WORDS = {
     "rigorous": "proved bound",
     "rigorous_any_batch": "proved, any largest batch",
     "exact": "exact law",
-    "simulated": "simulation",
+    "simulated": "simulation with the measured scatter",
+    "checked": "the same, event by event (--check)",
 }
 RULE_WORDS = {
     "optimal": "optimal, by a decision process",

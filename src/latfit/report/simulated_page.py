@@ -222,7 +222,7 @@ def _interval(latency: Mapping[str, Any]) -> str:
 def _path_row(path: ServicePath) -> tuple[str, ...]:
     times = path.typical_ms
     scatter = (
-        "exponential" if path.exponential else "as the residuals of its fit" if len(path.factors) else "always the same"
+        "exponential" if path.exponential else "always the same" if path.scatter is None else "as its measured steps"
     )
     source = "quoted" if path.quoted else "measured"
     largest = count(path.largest)

@@ -1,16 +1,16 @@
 """What serves: one or two execution paths, each with its times T(b), its servers and the spread of its times."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.hardware.estimate import limits_of, phase_of
+from latfit.hardware.estimate import phase_of
 from latfit.model.result import FitResult, StepLatency
+from latfit.model.step_ratios import StepRatios
 from latfit.scheduling.policy import Policy, to_buckets
-from latfit.sim.records import DETERMINISTIC, EXPONENTIAL, QUANTILES, Machine
+from latfit.sim.records import DETERMINISTIC, EMPIRICAL, EXPONENTIAL, Machine
 from latfit.stats import FloatArray
 
 TOKEN_POINTS = 48
@@ -23,8 +23,8 @@ class ServicePath:
 
     times_ms: typical T(b) in ms (largest + 1, grid) for b = 0 (unused), 1, ... and so many tokens in the batch.
     tokens: the grid (grid,), rising; one entry where requests are alike.  tokens_per_request: of a typical request.
-    exponential: the time is exponential with mean T(b).  factors: else, quantiles (k,) at 0, 1/(k-1), ..., 1 of the
-    time over T(b); empty where it always is T(b).  quoted: whether nobody measured it.
+    exponential: the time is exponential with mean T(b).  scatter: else, the law of the time over T(b), drawn anew for
+    each batch; None where it always is T(b).  quoted: whether nobody measured it.
     """
 
     name: str
@@ -33,7 +33,7 @@ class ServicePath:
     tokens_per_request: float = 1.0
     servers: int = 1
     exponential: bool = False
-    factors: FloatArray = field(default_factory=lambda: np.empty(0))
+    scatter: StepRatios | None = None
     quoted: bool = False
 
     def __post_init__(self) -> None:
@@ -60,9 +60,7 @@ class ServicePath:
     @property
     def mean_factor(self) -> float:
         """Mean time over T(b)."""
-        if self.exponential or not len(self.factors):
-            return 1.0
-        return float(np.mean((self.factors[1:] + self.factors[:-1]) / 2))
+        return 1.0 if self.exponential or self.scatter is None else self.scatter.mean
 
     def rate_limit(self, batch: int) -> float:
         """Requests per ms of all servers with batches of this size."""
@@ -105,19 +103,21 @@ class System:
         grid = np.unique(np.concatenate(grids)) if grids else self.main.tokens
         times = np.full((2, largest + 1, len(grid)), np.inf)
         kind, servers = np.zeros(2, np.int64), np.zeros(2, np.int64)
-        k = max(len(path.factors) for path in self.paths) or 2
-        quantiles = np.ones((2, k))
+        k = max((len(path.scatter.values) for path in self.paths if path.scatter is not None), default=1)
+        ratios, reached = np.ones((2, k)), np.ones((2, k))
         for i, path in enumerate(self.paths):
             times[i, : path.largest + 1] = [np.interp(grid, path.tokens, row) for row in path.times_ms]
             servers[i] = path.servers
-            kind[i] = EXPONENTIAL if path.exponential else QUANTILES if len(path.factors) else DETERMINISTIC
-            if len(path.factors):
-                quantiles[i] = np.interp(np.linspace(0, 1, k), np.linspace(0, 1, len(path.factors)), path.factors)
-        return Machine(times, grid, self.times_ms(), servers, kind, quantiles)
+            kind[i] = EXPONENTIAL if path.exponential else DETERMINISTIC if path.scatter is None else EMPIRICAL
+            if path.scatter is not None:
+                ratios[i] = path.scatter.values[-1]
+                ratios[i, : len(path.scatter.values)] = path.scatter.values
+                reached[i, : len(path.scatter.values)] = path.scatter.reached
+        return Machine(times, grid, self.times_ms(), servers, kind, ratios, reached)
 
 
 def table_path(name: str, T_ms: Sequence[float] | FloatArray, **more: object) -> ServicePath:
-    """T of batches 1, 2, ..., len(T_ms), in ms. more: servers, exponential, factors."""
+    """T of batches 1, 2, ..., len(T_ms), in ms. more: servers, exponential, scatter."""
     times = np.concatenate([[0.0], np.asarray(T_ms, dtype=np.float64)])
     return replace(ServicePath(name, times[:, None], np.zeros(1)), **more)  # type: ignore[arg-type]
 
@@ -140,7 +140,7 @@ def fitted_path(
     """Typical times of a fit, for batches of up to `max_batch` requests with so many tokens each.
 
     most_tokens: the longest request, where requests differ: a batch's time then goes by its own tokens.  spread: times
-    scatter about T as the fit's residuals of their phase did (one token a request: decode), where it says so.
+    scatter about T as the measured steps of their phase did (one token a request: decode), where the fit says so.
     """
     b = np.arange(1.0, max_batch + 1)
     grid = np.zeros(1)
@@ -151,29 +151,11 @@ def fitted_path(
     else:
         times = np.concatenate([[0.0], latency.latency_ms(b, b * tokens_per_request)])[:, None]
     phase = phase_of(max(tokens_per_request, most_tokens))
-    factors = residual_factors(latency, phase) if spread and isinstance(latency, FitResult) else np.empty(0)
-    path = ServicePath(name, times, grid, tokens_per_request, factors=factors)
+    scatter = latency.limits.of(phase).ratios if spread and isinstance(latency, FitResult) else None
+    path = ServicePath(name, times, grid, tokens_per_request, scatter=scatter)
     return replace(path, **more)  # type: ignore[arg-type]
 
 
 def bucketed(path: ServicePath, buckets: Sequence[int]) -> ServicePath:
     """The path of an engine that pads a batch to the next of `buckets`; the last is its largest batch."""
     return replace(path, times_ms=np.ascontiguousarray(to_buckets(path.times_ms.T, buckets).T))
-
-
-def residual_factors(fit: FitResult, phase: str, points: int = 401) -> FloatArray:
-    """Quantiles (points,) of observed over typical time, from the fit's limits for single steps of a phase (of all
-    steps where it has none for it); empty where it has none at all. Between the limits that the fit knows the logarithm
-    is taken as straight; beyond them it stays as it is."""
-    limits = limits_of(fit, phase)
-    known = {0.5: 0.0}
-    for name, sign in (("lower_quantiles", -1), ("ratio_quantiles", 1)):
-        for level, factor in limits.get(name, {}).items():
-            if factor is not None and factor > 0:
-                share = float(level) if sign > 0 else 1 - float(level)
-                known[share] = math.log(float(factor))
-    if len(known) < 2:
-        return np.empty(0)
-    shares = sorted(known)
-    logs = np.maximum.accumulate([known[share] for share in shares])
-    return np.exp(np.interp(np.linspace(0, 1, points), shares, logs))

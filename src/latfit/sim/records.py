@@ -7,7 +7,7 @@ HEAD, TAIL, QUEUED, KNOWN, SIDE_FIRST, SIDE_LAST, SIDE_QUEUED, RETURNING, ISSUED
 )
 CLOCK, LAST, AREA, CLOCKS = range(4)
 
-DETERMINISTIC, EXPONENTIAL, QUANTILES = range(3)
+DETERMINISTIC, EXPONENTIAL, EMPIRICAL = range(3)
 """Laws of the service time given its typical value."""
 
 WARMING, MEASURING, DRAINING = range(3)
@@ -29,14 +29,16 @@ class Load(NamedTuple):
 
 class Machine(NamedTuple):
     """times (2, Bmax + 1, grid) ms by path, batch and tokens in it; grid of tokens; typical (2, Bmax + 1) ms, for the
-    policy; servers (2,); kind (2,) of the service law; quantiles (2, k) of its factor."""
+    policy; servers (2,); kind (2,) of the service law; of an empirical one the ratios (2, k) to the typical time,
+    rising, and the share (2, k) of the services up to each."""
 
     times: Any
     grid: Any
     typical: Any
     servers: Any
     kind: Any
-    quantiles: Any
+    ratios: Any
+    reached: Any
 
 
 class Rule(NamedTuple):

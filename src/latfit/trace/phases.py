@@ -5,16 +5,17 @@ from numpy.typing import NDArray
 
 from latfit.trace.table import Trace
 
+DECODE, PREFILL, MIXED = "decode", "prefill", "mixed"
 UNKNOWN = "prefill or mixed"
 """A step with more tokens than requests, where nothing says whether some of them decode."""
 
 
 def phases(trace: Trace) -> NDArray[np.object_]:
-    """`decode`, `prefill`, `mixed` or UNKNOWN for each row (n,); other names that a source uses are kept."""
+    """DECODE, PREFILL, MIXED or UNKNOWN for each row (n,); other names that a source uses are kept."""
     if "phase" in trace:
         return np.array([str(phase) for phase in trace["phase"].tolist()], dtype=object)
     B, S = trace.floats("B"), trace.floats("S")
     if "prefill_tokens" in trace:
         prefill = trace.floats("prefill_tokens")
-        return np.where(prefill == 0, "decode", np.where(prefill >= S, "prefill", "mixed")).astype(object)
-    return np.where(S == B, "decode", UNKNOWN).astype(object)
+        return np.where(prefill == 0, DECODE, np.where(prefill >= S, PREFILL, MIXED)).astype(object)
+    return np.where(S == B, DECODE, UNKNOWN).astype(object)

@@ -1,0 +1,59 @@
+"""Which of a fit's warnings decide a plan: then the answer is not supported by these data, and says so first.
+
+Limits of single steps hold whatever the model misses: they are made of its errors on steps left out. What they do not
+cover is a fit in which B and S say nothing, a machine that changed while it was measured, and an answer for steps that
+nobody measured. A percentile of responses goes by the fitted curve too, so there a typical error above the margin
+decides as well.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from latfit.hardware.profile import ExecutionPath
+from latfit.plan.result import Plan
+
+TOLD = ("no_better_than_constant", "large_error", "drift", "autocorrelated")
+"""Warnings of a fit that a plan repeats."""
+
+
+def inherited(paths: Sequence[ExecutionPath]) -> list[str]:
+    """What the fits warn of, in sentences with the path's name."""
+    return [
+        f"{path.name}: {warning.message}" for path in paths for warning in path.fit.warnings if warning.code in TOLD
+    ]
+
+
+def unsupported(plan: Plan, paths: Sequence[ExecutionPath]) -> list[str]:
+    """Why the plan's answer is not supported by the data of the paths it rests on; empty where it is."""
+    return [reason for path in paths for reason in _reasons(plan, path)]
+
+
+def _reasons(plan: Plan, path: ExecutionPath) -> Iterator[str]:
+    codes = {warning.code for warning in path.fit.warnings}
+    if "no_better_than_constant" in codes:
+        yield f"on {path.label} a constant predicts as well as B and S do, so no limit on them follows"
+    shift = drift_of(path)
+    chosen = next((row for row in plan.alternatives if row.chosen), None)
+    margin = None if chosen is None else chosen.margin
+    if shift is not None and (plan.rate_per_s is None or margin is None or abs(shift) > margin):
+        yield f"steps on {path.label} changed by {shift:+.0%} while they were measured"
+    error = float(path.fit.cross_validation.get("mape_pct", path.fit.metrics.get("mape_pct", 0.0))) / 100
+    if "large_error" in codes and margin is not None and error > margin:
+        yield f"the fit of {path.label} is off by {error:.0%} on steps left out, more than the margin of {margin:.0%}"
+    widest = max((row for row in plan.S_at_B if row.path == path.name and row.S_max), default=None, key=_end)
+    if plan.rate_per_s is None and widest is not None and widest.extrapolated:
+        measured = path.fit.domain["S"][1]
+        yield f"steps of more than {measured:,.0f} tokens on {path.label} were not measured"
+
+
+def _end(row: object) -> int:
+    return int(getattr(row, "S_max", 0) or 0)
+
+
+def drift_of(path: ExecutionPath) -> float | None:
+    """The largest relative shift of a path's steps within its trace; None where none was found."""
+    if not any(warning.code == "drift" for warning in path.fit.warnings):
+        return None
+    by_phase = path.fit.intervals.get("by_phase", {}).values()
+    runs = path.fit.diagnostics.get("drift", {}).get("runs", {}).values()
+    shifts = [float(found["relative_shift"]) for found in (*by_phase, *runs) if "relative_shift" in found]
+    return max(shifts, key=abs, default=None)

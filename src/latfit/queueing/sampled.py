@@ -1,0 +1,207 @@
+"""Response times where services scatter, or arrivals are no Poisson stream: the queue itself, run.
+
+With T(b) F in place of T(b), F i.i.d. from a measured law, the chains of `batch_limited` and `cutoff_law` have no
+closed form that would be quicker than the queue: a step that takes fifty times as long leaves hundreds of requests
+behind, each with a place in one of many batches of random length. So the queue is run on drawn arrivals and services,
+RUNS times from empty, and what follows is read off the responses of all runs together:
+
+    P(R > x)     the share of responses above x
+    percentile   the smallest x that a share q of all responses does not exceed
+
+Intervals come from the differences between the runs (see `latfit.pooled`).
+
+How long a run must be follows from how slowly the queue forgets. Near saturation the number left behind is a random
+walk that loses B - a requests a service, a = lambda T(B), with variance a + a^2 c^2, c the coefficient of variation of
+F; its relaxation time, in requests, is about
+
+    B (a + a^2 c^2)/(B - a)^2 = (x + x^2 B c^2)/(1 - x)^2,   x = a/B
+
+((1 + x)/(1 - x)^2 for M/M/1, with x near 1). A run leaves out START of them and then counts LENGTH, as far as a budget
+goes; where it does not go so far, the interval says so by its width. Where T falls in b a start from empty is slow: the
+first request alone takes longest, and all who come meanwhile wait for it; so the wave that follows is left out too.
+
+All runs draw from the same numbers whatever the rate, T and the scatter: two results differ by what was changed.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from latfit.model.step_ratios import StepRatios
+from latfit.pooled import Counting, PooledSample
+from latfit.queueing.law import OverflowLaw, positive, stable
+from latfit.queueing.responses import POISSON, USUAL, Arrivals, Effort
+from latfit.queueing.sampled_loops import serve_batches, serve_with_cutoff
+from latfit.queueing.service import ServiceTimes
+from latfit.stats import FloatArray
+
+KEPT = 44
+"""Arrays of random numbers that are kept: those of the runs of one effort, and a few more."""
+
+START, LENGTH = 12, 40
+"""Relaxation times that a run leaves out at its start, and counts."""
+
+
+@dataclass(frozen=True, eq=False)
+class SampledLaw(OverflowLaw):
+    """A law read off runs of the queue. sample: responses in ms, a batch a run.  settled: whether the runs were as long
+    as the load asks."""
+
+    sample: PooledSample | None = field(default=None, repr=False)
+    settled: bool = True
+    mean_batch: float = math.nan
+
+    @property
+    def responses(self) -> PooledSample:
+        assert self.sample is not None
+        return self.sample
+
+    def percentile(self, q: float) -> float:
+        return self.responses.quantile(q)
+
+    def percentile_interval(self, q: float, level: float = 0.95) -> tuple[float, float]:
+        """Where the percentile lies as far as the runs tell, in ms; the upper end is infinite where they cannot."""
+        return self.responses.quantile_interval(q, level)
+
+
+def sampled_queue(
+    rate: float, times: ServiceTimes, threshold: int = 1, arrivals: Arrivals = POISSON, effort: Effort = USUAL
+) -> SampledLaw:
+    """The batch queue of `batch_service` with services T(b) F. rate per ms below `times.rate_limit()`; F of mean 1;
+    `times.max_batch` is set. Raises SlaOutOfReach above the limit."""
+    rate, limit = positive(rate, "rate"), times.rate_limit()
+    stable(rate, limit, "the batch queue")
+    T, (values, reached) = _table(times), _points(times.scatter)
+    wanted = relaxation(rate / limit, len(T) - 1, times.scatter, arrivals)
+    start, n = _length(wanted, _first_wave(rate, T, rate / limit), effort)
+    counting, response, served = Counting(effort.runs), np.empty(n), 0
+    for run in range(effort.runs):
+        arrive = _moments(arrivals, rate, n, effort.seed, run)
+        u = _uniform(n, effort.seed, run)[0]
+        served += serve_batches(arrive, T, threshold, values, reached, u, response)
+        counting.add(response[start:])
+    sample = counting.sample()
+    return SampledLaw(
+        mean_ms=sample.mean,
+        tail=sample.above,
+        utilisation=rate / limit,
+        rate_limit=limit,
+        conditions=f"{arrivals.label}, FIFO, one server, batches up to {len(T) - 1}, T(b) times the measured scatter",
+        source=f"simulated, {sample.size:,} requests",
+        exact=False,
+        sample=sample,
+        settled=n - start >= LENGTH * wanted,
+        mean_batch=effort.runs * n / served,
+    )
+
+
+def sampled_cutoff(
+    rate: float,
+    cutoff_ms: float,
+    gpu: ServiceTimes,
+    cpu: ServiceTimes,
+    arrivals: Arrivals = POISSON,
+    effort: Effort = USUAL,
+) -> SampledLaw:
+    """GPU + CPU with waiting cut off at T_cut (see `cutoff`); cpu: T(1) of one request at a time, its scatter None for
+    an exponential service. Any largest batch, any load that both carry.
+
+    Raises SlaOutOfReach where what overflows is more than the CPU serves.
+    """
+    rate, cutoff = positive(rate, "rate"), positive(cutoff_ms, "T_cut", "in ms")
+    T, side_ms = _table(gpu), cpu(1)
+    wanted = relaxation(min(rate / (gpu.rate_limit() + 1 / side_ms), 0.99), len(T) - 1, gpu.scatter, arrivals)
+    start, n = _length(max(wanted, relaxation(0.9, 1, cpu.scatter, arrivals)), 0.0, effort)
+    counting, response, aside = Counting(effort.runs), np.empty(n), np.zeros(n, dtype=np.bool_)
+    points = _points(gpu.scatter), _points(cpu.scatter)
+    worked = until = overflow = 0.0
+    for run in range(effort.runs):
+        arrive = _moments(arrivals, rate, n, effort.seed, run)
+        u = _uniform(n, effort.seed, run)
+        worked += serve_with_cutoff(arrive, T, cutoff, points[0], side_ms, points[1], u, response, aside)
+        until += float(arrive[-1])
+        overflow += float(aside[start:].mean())
+        counting.add(response[start:])
+    load = worked / until
+    stable(load / side_ms, 1 / side_ms, "the CPU's queue", "A larger T_cut sends less to it.")
+    sample = counting.sample()
+    return SampledLaw(
+        mean_ms=sample.mean,
+        tail=sample.above,
+        utilisation=load,
+        rate_limit=math.nan,
+        conditions=f"{arrivals.label}, both FIFO, measured scatter",
+        source=f"simulated, {sample.size:,} requests",
+        exact=False,
+        sample=sample,
+        settled=n - start >= LENGTH * wanted,
+        overflow_share=overflow / effort.runs,
+    )
+
+
+def relaxation(load: float, largest: int, scatter: StepRatios | None, arrivals: Arrivals = POISSON) -> float:
+    """Requests after which a queue at so much of its limit has about forgotten its state (see the module)."""
+    variance = load + load**2 * largest * (scatter.cv**2 if scatter is not None else 0.0)
+    return variance * _burstiness(arrivals) / (1 - load) ** 2
+
+
+def _burstiness(arrivals: Arrivals) -> float:
+    """Index of dispersion of counts over many arrivals; 1 for a Poisson stream."""
+    if arrivals.gaps is None:
+        return 1.0
+    sums = np.add.reduceat(arrivals.gaps, np.arange(0, len(arrivals.gaps), arrivals.stretch))[:-1]
+    return max(1.0, float(np.var(sums)) / arrivals.stretch) if len(sums) > 1 else 1.0
+
+
+def _first_wave(rate: float, T: FloatArray, load: float) -> float:
+    """Requests until a start from empty is forgotten where one request alone takes longest: those that come meanwhile,
+    and while they are served at the spare rate, twice over."""
+    return 2 * rate * float(T[1:].max()) * (1 + 1 / (1 - load))
+
+
+def _length(wanted: float, wave: float, effort: Effort) -> tuple[int, int]:
+    """(requests left out, requests) of a run."""
+    start = START * wanted + wave
+    n = int(min(max(start + max(LENGTH * wanted, 2 * wave), effort.shortest), effort.longest))
+    return min(int(start) + n // 50, n // 2), n
+
+
+def _table(times: ServiceTimes) -> FloatArray:
+    assert times.max_batch is not None
+    return np.concatenate([[0.0], times.table(1, times.max_batch)])
+
+
+def _points(scatter: StepRatios | None) -> tuple[FloatArray, FloatArray]:
+    """(values, reached) of the ratios; empty where every service takes its mean time."""
+    if scatter is None:
+        return np.empty(0), np.empty(0)
+    return scatter.values, scatter.reached
+
+
+def _moments(arrivals: Arrivals, rate: float, n: int, seed: int, run: int) -> FloatArray:
+    """Arrivals (n,) in ms at a rate per ms."""
+    return (
+        np.asarray(_unit_moments(n, seed, run) if arrivals.gaps is None else _recorded(arrivals, n, seed, run)) / rate
+    )
+
+
+@lru_cache(maxsize=KEPT)
+def _unit_moments(n: int, seed: int, run: int) -> FloatArray:
+    return np.cumsum(np.random.default_rng([seed, run, 0]).standard_exponential(n))
+
+
+@lru_cache(maxsize=KEPT)
+def _uniform(n: int, seed: int, run: int) -> FloatArray:
+    return np.random.default_rng([seed, run, 1]).random((2, n))
+
+
+def _recorded(arrivals: Arrivals, n: int, seed: int, run: int) -> FloatArray:
+    """Stretches of the recording, from places drawn at random, in its circle."""
+    assert arrivals.gaps is not None
+    gaps, length = arrivals.gaps, arrivals.stretch
+    rng = np.random.default_rng([seed, run, 2])
+    places = rng.integers(0, len(gaps), -(-n // length))
+    taken = (places[:, None] + np.arange(length)[None, :]).ravel()[:n] % len(gaps)
+    return np.cumsum(gaps[taken])
