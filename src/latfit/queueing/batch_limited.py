@@ -2,9 +2,16 @@
 
 State q: the requests left behind at a completion. The next batch starts with w = max(q, threshold) waiting, takes
 b = min(w, B), leaves r = w - b, and at its end q' = r + Poisson(lambda T(b)). Beyond B the chain is a random walk with
-steps Poisson(a) - B, a = lambda T(B), so there pi is a sum of terms z^-q over the roots of e^(a (z - 1)) = z^B with
-|z| > 1. The real root is the smallest. The chain is solved on 0..M, with pi_q = pi_M z^-(q-M) for all q > M, M so far
-out that the next pair of roots has died away: exact at any load below the limit, with no cut-off tail.
+steps Poisson(a) - B, a = lambda T(B). Beyond the most arrivals that any service brings, nothing comes in but by that
+walk: there pi is a sum of terms z^-q over the roots of e^(a (z - 1)) = z^B with |z| > 1. The real root is the smallest.
+The chain is solved on 0..M, with pi_q = pi_M z^-(q-M) for all q > M, M so far above B and above those most arrivals
+that the next pair of roots has died away: exact at any load below the limit, with no cut-off tail. T may fall: a
+service of one that lasts as long as thousands arrive is followed by all the full batches that serve them.
+
+What a service of b < B leaves behind are its own arrivals alone, so the chain is watched at the starts of those
+services, nb <= B of them. Between two, the walk visits the states from B on, X (states, nb) times on average:
+(I - P_hh^T) X = P_lh^T with a banded P_hh, for a walk goes down by B and up by few at a time. What the walk and the
+services send below B closes a chain of nb states; its law c gives pi = X c there.
 
 Mean: with w waiting, the integral of the number in system over a service is w T + lambda T^2/2; over the wait for the
 threshold it is (q + ... + threshold-1)/lambda; divided by lambda times the mean cycle it is the mean response.
@@ -15,14 +22,18 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import linalg, optimize
+from scipy import linalg, optimize, special
 
 from latfit.errors import SlaOutOfReach
+from latfit.queueing.batch_unlimited import stationary
 from latfit.queueing.service import ServiceTimes
-from latfit.queueing.waits import poisson
+from latfit.queueing.waits import poisson, poisson_reach
 from latfit.stats import FloatArray
 
 MOST_STATES = 6000
+LOST = 1e-12
+"""Share of the cycles that may go beyond the states kept."""
+
 LOG_NEGLIGIBLE = 50.0
 FASTEST = 256.0
 """ln z from which nothing is left of the queue; a few doublings more would overflow e^u."""
@@ -83,31 +94,72 @@ class LimitedChain:
 
 
 def solve_limited(rate: float, times: ServiceTimes, threshold: int = 1) -> LimitedChain:
-    """The chain; `times.max_batch` is set, arguments are taken as checked and the load as stable."""
+    """The chain; `times.max_batch` is set, arguments are taken as checked and the load as stable. Raises SlaOutOfReach
+    where it needs too many states."""
     assert times.max_batch is not None
     B = times.max_batch
     T = np.concatenate([[0.0], times.table(1, B)])
     z = queue_ratio(rate * float(T[-1]), B)
-    M = B + _reach(rate * float(T[-1]), B, z)
+    came = rate * T[threshold : max(threshold + 1, B)]
+    closing = _reach(rate * float(T[-1]), B, z)
+    M = max(B, min(poisson_reach(float(came.max())), MOST_STATES - closing)) + closing
     if M > MOST_STATES:
-        raise SlaOutOfReach(
-            f"batches up to {B} need {M} states, above {MOST_STATES}",
-            where="max_batch",
-            remedy="Lower the largest batch or the rate.",
-        )
-    P = _transitions(rate, T, threshold, M)
-    # Rows beyond M are multiples of row M: fold what they send back to 0..M into it.
-    a, k = rate * float(T[-1]), np.arange(1, B + 1)
-    columns = np.arange(M + 1 - B, M + 1)
-    back = poisson((columns[None, :] - M - k[:, None] + B).ravel().astype(np.float64), np.array([a])).reshape(B, B)
-    P[M, M + 1 - B :] += z ** -k.astype(np.float64) @ back
-    A = P.T - np.eye(M + 1)
-    A[-1] = 1
-    A[-1, -1] = 1 + 1 / (z - 1)
-    right = np.zeros(M + 1)
-    right[-1] = 1
-    pi = np.maximum(linalg.solve(A, right, check_finite=False), 0)
-    return LimitedChain(rate, threshold, T, np.asarray(pi / (pi.sum() + pi[-1] / (z - 1))), z)
+        raise _too_many(B, M)
+    walk = _Walk(rate * float(T[-1]), B, z, M)
+    X = linalg.solve_banded((walk.up, B), walk.bands(), poisson(np.arange(B, M + 1.0), came).T, check_finite=False)
+    land = poisson(np.arange(float(B)), came).T + walk.down() @ X[: walk.low]
+    # Below the threshold all wait for the same batch. What goes beyond M is next to nothing, or refused below.
+    closed = np.vstack([land[: threshold + 1].sum(axis=0), land[threshold + 1 :]])
+    closed[-1] += special.gammainc(M + 1, came)
+    c = stationary(closed.T)
+    pi = np.maximum(np.concatenate([land @ c, X @ c]), 0)
+    total = float(pi.sum() + pi[-1] / (z - 1))
+    if float(c @ special.gammainc(M + 1 - closing, came)) > LOST * total:
+        raise _too_many(B, max(B, poisson_reach(float(came.max()))) + closing)
+    return LimitedChain(rate, threshold, T, np.asarray(pi / total), z)
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Full batches one after the other: states B..M, `a` arrivals in each on average."""
+
+    a: float
+    B: int
+    z: float
+    M: int
+
+    @property
+    def up(self) -> int:
+        """Most steps up, and lower diagonals of the system."""
+        return min(max(0, poisson_reach(self.a) - self.B), self.M - self.B)
+
+    @property
+    def low(self) -> int:
+        """States from which a batch may leave fewer than B."""
+        return min(self.B, self.M + 1 - self.B)
+
+    def bands(self) -> FloatArray:
+        """I - P_hh^T (up + B + 1, M + 1 - B) as its diagonals. Rows beyond M are multiples of row M: what they
+        send back is folded into it."""
+        p = poisson(np.arange(self.up + self.B + 1.0), np.array([self.a]))[0]
+        bands = np.repeat(-p[:, None], self.M + 1 - self.B, axis=1)
+        bands[self.B] += 1
+        bands[1 : self.B + 1, -1] -= np.convolve(p, self.z ** -np.arange(1.0, self.B + 1))[: self.B]
+        return bands
+
+    def down(self) -> FloatArray:
+        """P_hl^T (B, low), from B + j to what is left below B."""
+        law = poisson(np.arange(float(self.B)), np.array([self.a]))[0]
+        return np.asarray(linalg.toeplitz(law, np.zeros(self.low)))
+
+
+def _too_many(B: int, states: int) -> SlaOutOfReach:
+    return SlaOutOfReach(
+        f"batches up to {B} need {states:,} states, above {MOST_STATES:,}: the load is near its limit, or thousands "
+        "arrive in a long step",
+        where="max_batch",
+        remedy="Lower the largest batch or the rate.",
+    )
 
 
 def queue_ratio(a: float, B: int) -> float:
@@ -142,16 +194,3 @@ def _reach(a: float, B: int, z: float) -> int:
         return whole
     gap = w.real - math.log(z)
     return min(whole, math.ceil(LOG_NEGLIGIBLE / gap) + 10) if off < 1e-6 * B and gap > 0 else whole
-
-
-def _transitions(rate: float, T: FloatArray, threshold: int, M: int) -> FloatArray:
-    """P[q, q'] for q, q' = 0..M; a row's missing mass goes beyond M."""
-    B = len(T) - 1
-    laws = poisson(np.arange(M + 1.0), rate * T[1:])
-    P = np.zeros((M + 1, M + 1))
-    for q in range(M + 1):
-        waiting = max(q, threshold)
-        batch = min(waiting, B)
-        left = waiting - batch
-        P[q, left:] = laws[batch - 1, : M + 1 - left]
-    return P

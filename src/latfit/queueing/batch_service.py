@@ -37,10 +37,7 @@ class BatchLaw(ResponseLaw):
 
 def batch_queue(rate: float, times: ServiceTimes, threshold: int = 1) -> BatchLaw:
     """Exact law of the response in ms. threshold 1 is greedy; rate per ms below `times.rate_limit()`."""
-    rate = positive(rate, "rate")
-    _check_threshold(threshold, times)
-    limit = times.rate_limit()
-    stable(rate, limit, "the batch queue", _cap_hint(rate, times))
+    rate, limit = checked_load(rate, times, threshold), times.rate_limit()
     chain = solve_unlimited(rate, times, threshold)
     law = BatchLaw(
         mean_ms=math.nan,
@@ -72,9 +69,7 @@ def batch_queue(rate: float, times: ServiceTimes, threshold: int = 1) -> BatchLa
 
 def batch_mean(rate: float, times: ServiceTimes, threshold: int = 1) -> float:
     """Mean response in ms of `batch_queue`, without the cost of its tail."""
-    rate = positive(rate, "rate")
-    _check_threshold(threshold, times)
-    stable(rate, times.rate_limit(), "the batch queue", _cap_hint(rate, times))
+    rate = checked_load(rate, times, threshold)
     chain = solve_unlimited(rate, times, threshold)
     return chain.mean_ms if chain is not None else solve_limited(rate, times, threshold).mean_ms
 
@@ -118,13 +113,17 @@ def tail_decay(rate: float, times: ServiceTimes) -> float:
     return root
 
 
-def _check_threshold(threshold: int, times: ServiceTimes) -> None:
+def checked_load(rate: float, times: ServiceTimes, threshold: int) -> float:
+    """`rate`, if the queue is stable at it and batches can reach the threshold. Raises SlaOutOfReach, WrongUsage."""
+    rate = positive(rate, "rate")
     if threshold < 1 or (times.max_batch is not None and threshold > times.max_batch):
         raise WrongUsage(
             f"threshold {threshold} is not between 1 and the largest batch",
             where="threshold",
             remedy="Give a threshold that a batch can reach.",
         )
+    stable(rate, times.rate_limit(), "the batch queue", _cap_hint(rate, times))
+    return rate
 
 
 def _cap_hint(rate: float, times: ServiceTimes) -> str:
