@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfit.fit import FitOptions, fit_trace
-from latfit.fit.intervals import upper_limit
 from latfit.fit.problem import make_problem
+from latfit.fit.scores import upper_limit
 from latfit.fit.solve import solve
 from latfit.fit.uncertainty import uncertainty
 from latfit.model.result import Estimate

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from latfit.fit.crossval import HeldOut
-from latfit.fit.intervals import prediction_intervals, worth
+from latfit.fit.intervals import prediction_intervals
+from latfit.fit.scores import worth
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 

@@ -13,6 +13,8 @@ from latfit.trace.table import Trace
 
 LARGE_ERROR_PCT = 15.0
 AS_GOOD_PCT = 0.1
+LEAST_DRIFT = 0.05
+"""Share of the residuals' variance from which a change of level within a run is one to point at."""
 FAR_BETTER = 0.7
 """Share of an error from which another model's error is one to point at."""
 _NAME = re.compile(r"[A-Za-z]\w*")
@@ -58,6 +60,28 @@ def cautions(
     if error > LARGE_ERROR_PCT:
         found = f"The typical error on unseen cells is {error:.0f} %."
         yield Caution("large_error", found, _better(error, baselines) or _why_large(problem, trace))
+
+
+def cautions_in_time(intervals: Mapping[str, Any], drift: Mapping[str, Any]) -> Iterator[Caution]:
+    """Warnings of what steps share with their neighbours in time, from the `intervals` and the `drift` of a fit."""
+    told = [
+        f"{phase}: {found['autocorrelated']}"
+        for phase, found in intervals.get("by_phase", {}).items()
+        if "autocorrelated" in found
+    ]
+    if told:
+        yield Caution(
+            "autocorrelated",
+            f"Steps resemble those before them, so they tell less than their number ({'; '.join(told)}).",
+            "Measure several separate runs and fit them together (a column run tells them apart), or one much longer.",
+        )
+    if drift.get("variance_share", 0.0) >= LEAST_DRIFT:
+        yield Caution(
+            "drift",
+            str(drift["sentence"]),
+            "Find what changed then (clocks, heat, other load, cached context) and measure again, or fit the rows of"
+            " one side; the intervals are those of runs that drift in the same way.",
+        )
 
 
 def _line_is_as_good(line: float, error: float) -> Caution:

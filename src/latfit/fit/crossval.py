@@ -67,6 +67,10 @@ class HeldOut:
     log_ratio: FloatArray
     weights: FloatArray
 
+    def among(self, rows: NDArray[np.bool_]) -> "HeldOut":
+        """Those of the rows (m,) that are true."""
+        return HeldOut(self.rows[rows], self.fold[rows], self.log_ratio[rows], self.weights[rows])
+
 
 @dataclass(frozen=True)
 class CrossValidation:

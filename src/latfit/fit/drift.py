@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from latfit.stats import FloatArray, mad_sigma
+from latfit.fit.autocorrelation import TimeOrder, clipped
+from latfit.stats import FloatArray
 from latfit.trace.clean import runs_in_time
 from latfit.trace.table import Trace
 
 LEAST_ROWS = 50
 CERTAIN = 0.01
 LEAST_SHIFT = 0.02
-_CLIP = 3.0
 _SHRINKS = 3.0
 _LEAST_PART = 0.3
 
@@ -60,13 +60,6 @@ def change_point(series: FloatArray) -> ChangePoint | None:
     return ChangePoint(index, after - before, float(kstwobign.sf(excursion)))
 
 
-def clipped(series: FloatArray) -> FloatArray:
-    """The series with its outliers moved to three robust standard deviations from its median."""
-    middle = float(np.median(series))
-    reach = _CLIP * mad_sigma(series - middle)
-    return np.clip(series, middle - reach, middle + reach) if reach > 0 else series
-
-
 def long_run_variance(series: FloatArray) -> float:
     """n times the variance of the mean of an autocorrelated series (n,) of mean zero."""
     n = len(series)
@@ -86,24 +79,41 @@ def long_run_variance(series: FloatArray) -> float:
 
 def drift(trace: Trace, log_ratio: FloatArray) -> dict[str, Any]:
     """The `drift` of the diagnostics from ln(observed/predicted) (n,) of a trace's rows: runs whose level changes by
-    2 % or more, each with the time of the change, at 1 % over all runs together (Bonferroni)."""
-    if "t_s" not in trace:
-        return {"reason": "the trace has no column t_s"}
-    runs = [rows for rows in runs_in_time(trace) if len(rows) >= LEAST_ROWS]
-    if not runs:
+    2 % or more, each with the time of the change, at 1 % over all runs together (Bonferroni); `variance_share`: what
+    part of the residuals' variance within runs these changes are.
+
+    Without times the change is dated by its row, where the rows' order is one of time (see `autocorrelation`).
+    """
+    timed = "t_s" in trace
+    order = TimeOrder(runs_in_time(trace)) if timed else TimeOrder.of(trace)
+    series = order.series(np.arange(len(trace)), log_ratio)
+    if not series.rows:
+        return {"reason": "the trace has no column t_s, and its rows are sorted or not single steps"}
+    long = [i for i, rows in enumerate(series.rows) if len(rows) >= LEAST_ROWS]
+    if not long:
         return {"reason": f"no run has {LEAST_ROWS} rows"}
     found: dict[str, Mapping[str, float]] = {}
-    for i, rows in enumerate(runs):
-        change = change_point(log_ratio[rows])
-        if change is None or change.p_value * len(runs) > CERTAIN or abs(change.shift) < math.log1p(LEAST_SHIFT):
+    moved = 0.0
+    for i in long:
+        rows, change = series.rows[i], change_point(series.values[i])
+        if change is None or change.p_value * len(long) > CERTAIN or abs(change.shift) < math.log1p(LEAST_SHIFT):
             continue
-        name = str(trace["run"][rows[0]]) if "run" in trace else f"run {i + 1}"
+        at = rows[change.index]
+        moved += change.index * (1 - change.index / len(rows)) * change.shift**2
+        name = str(trace["run"][at]) if "run" in trace else f"run {i + 1}"
         found[name] = {
-            "t_s": float(trace.floats("t_s")[rows[change.index]]),
+            **({"t_s": float(trace.floats("t_s")[at])} if timed else {"row": int(at) + 1}),
             "relative_shift": math.expm1(change.shift),
             "p_value": change.p_value,
         }
-    return {"test": "CUSUM, long-run variance", "runs_tested": len(runs), "runs": found, "sentence": _sentence(found)}
+    spread = sum(len(values) * float(np.var(clipped(values))) for values in series.values if len(values))
+    return {
+        "test": "CUSUM, long-run variance",
+        "runs_tested": len(long),
+        "runs": found,
+        "variance_share": min(moved / spread, 1.0) if spread > 0 else 0.0,
+        "sentence": _sentence(found),
+    }
 
 
 def _sentence(found: Mapping[str, Mapping[str, float]]) -> str:
@@ -113,4 +123,5 @@ def _sentence(found: Mapping[str, Mapping[str, float]]) -> str:
     more = f" ({len(found)} runs change)" if len(found) > 1 else ""
     faster = "slower" if worst["relative_shift"] > 0 else "faster"
     size = abs(worst["relative_shift"]) * 100
-    return f"Steps of {name or 'the run'} are {size:.0f} % {faster} from t = {worst['t_s']:.1f} s on{more}."
+    when = f"t = {worst['t_s']:.1f} s" if "t_s" in worst else f"row {worst['row']:,}"
+    return f"Steps of {name or 'the run'} are {size:.0f} % {faster} from {when} on{more}."

@@ -1,22 +1,18 @@
 """Prediction intervals for single steps by split conformal prediction, phase by phase.
 
 The score of a step is s = ln(observed/predicted) where the prediction comes from rows that are not its own: earlier
-rows of the run for a log in time order, other cells for a designed grid. With n scores and k = ceil((n+1) level), the
-k-th smallest is not exceeded by a new step with probability at least `level`, and at most 1/(n+1) more, whatever the
-model and the noise, while steps are exchangeable (Vovk et al. 2005). Given the scores, the coverage is Beta(k, n+1-k).
-Where k > n the data cannot tell that level. Below, the k-th largest does the same. A two-sided interval at level c
-takes the lower and the upper factor at (1+c)/2.
-
-The repeats of a cell of a grid share what the model misses there: five repeats of seven cells are not 35 scores. With r
-the intraclass correlation of the scores (analysis of variance), m repeats of a cell are worth m/(1 + (m-1) r)
-independent scores (Kish 1965): each counts 1/(1 + (m-1) r), and n is what they count together. So where the noise of
-single steps decides (r = 0) every step counts, and where the cell decides (r = 1) every cell.
+rows of the run for a log in time order, other cells for a designed grid. The limits are scores of a rank that the
+number of independent ones decides (see `scores`).
 
 Phases have limits of their own: over all steps together a limit can hold and fail in every phase. Time order breaks
 exchangeability, so the promise is checked as it would have been used: the limit for each part of a log comes from the
 parts before it (for a grid: from the other folds), and the share of steps below it is reported, beside the band in
-which it lies 99 times of 100. A phase is said to drift where the share at 90 % lies outside the band of a log, or
-where the scores' level changes.
+which it lies 99 times of 100.
+
+A phase of a log is said to drift where the share at 90 % lies outside its band, where the scores' level changes, or
+where later steps are further from what earlier ones say than steps are from what all others say. Later steps then tell
+what became slower and nothing of how it was, so the limits of such a phase are the outer ones of two sets: of later
+steps predicted from earlier ones, and of blocks of time predicted from all the others.
 
 Adaptive limits (Gibbs & Candès 2021) follow a drift: alpha_{t+1} = alpha_t + gamma (alpha - miss_t), the limit being
 the quantile of the last scores; then |mean miss - alpha| <= (max(alpha, 1-alpha) + gamma) / (gamma n) for any sequence.
@@ -25,18 +21,16 @@ the quantile of the last scores; then |mean miss - alpha| <= (max(alpha, 1-alpha
 import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from latfit.fit.by_row import numbered
+from latfit.fit.autocorrelation import TimeOrder, clipped
 from latfit.fit.crossval import LEVELS, HeldOut, held_out
-from latfit.fit.drift import CERTAIN, LEAST_SHIFT, change_point, clipped
+from latfit.fit.drift import CERTAIN, LEAST_SHIFT, change_point
 from latfit.fit.folds import expanding_in_runs, in_time
 from latfit.fit.problem import FitOptions
+from latfit.fit.scores import Scores, conformal_rank
 from latfit.stats import FloatArray
 from latfit.trace.phases import phases
 from latfit.trace.table import Trace
@@ -47,6 +41,13 @@ BY_CELL = "split conformal by phase on cells left out, observed/predicted"
 REACH = 30
 """Standard deviations of a count about its mean beyond which nothing lies."""
 
+STANDARD_ERRORS = 3.0
+"""Further than that, later steps differ from earlier ones."""
+MATERIAL = 3.0
+"""So many steps for one that would be independent but for time are worth a word, where intervals suffer."""
+WIDER = 1.1
+"""How much wider an interval must become to suffer."""
+
 Factors = dict[str, float | None]
 
 
@@ -55,157 +56,134 @@ def later_rows(trace: Trace, options: FitOptions, theta: FloatArray) -> HeldOut 
     return held_out(trace, options, theta, expanding_in_runs(trace)) if in_time(trace) else None
 
 
-def prediction_intervals(trace: Trace, left_out: HeldOut, *, ordered: bool) -> dict[str, Any]:
+def prediction_intervals(
+    trace: Trace, left_out: HeldOut, *, ordered: bool, blocks: HeldOut | None = None
+) -> dict[str, Any]:
     """The `intervals` of the JSON contract from rows that were predicted while left out.
 
-    ordered: the folds follow each other in time, so that limits are checked with earlier folds only.
+    ordered: the folds follow each other in time, so that limits are checked with earlier folds only.  blocks: rows of
+    the whole time, each block predicted from all others; the limits of phases that drift hold for them too.
     """
-    named = phases(trace).astype(str)[left_out.rows]
+    named, order = phases(trace).astype(str), TimeOrder.of(trace)
     by_phase = {}
-    for phase in dict.fromkeys(named.tolist()):
-        rows = named == phase
-        by_phase[phase] = _one_phase(
-            _Scores.of(trace, left_out, rows, ordered), left_out.log_ratio[rows] if ordered else None
-        )
-    everything = _Scores.of(trace, left_out, np.ones(len(named), dtype=bool), ordered)
+    for phase in dict.fromkeys(named[left_out.rows].tolist()):
+        inside = left_out.among(named[left_out.rows] == phase)
+        whole = blocks.among(named[blocks.rows] == phase) if blocks is not None else None
+        scores = Scores.of(trace, order, inside, ordered)
+        drift = _drift(scores, inside, whole) if ordered else {"drift": False}
+        wider = Scores.of(trace, order, whole, ordered) if drift["drift"] and whole is not None else None
+        by_phase[phase] = {"n": scores.steps, "cells": scores.cells, **_limits(scores, wider, ordered), **drift}
+    drifts = any(found["drift"] for found in by_phase.values())
+    wider = Scores.of(trace, order, blocks, ordered) if drifts and blocks is not None else None
     return {
         "method": BY_TIME if ordered else BY_CELL,
-        **_factors(everything),
+        **_limits(Scores.of(trace, order, left_out, ordered), wider, ordered),
         "by_phase": by_phase,
-        **_checked(everything, ordered),
         "drift": _drift_sentence(by_phase),
-        **({"reason": reason} if (reason := _too_few(everything)) else {}),
     }
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """Scores (m,) in rising order, with the fold of each and how many independent ones it is worth; steps and (B,S)
-    cells that they come from."""
-
-    score: FloatArray
-    fold: NDArray[np.int64]
-    weight: FloatArray
-    steps: int
-    cells: int
-
-    @staticmethod
-    def of(trace: Trace, left_out: HeldOut, rows: NDArray[np.bool_], ordered: bool) -> "_Scores":
-        cell = numbered([trace.floats(name)[left_out.rows[rows]] for name in ("B", "S")])
-        score, weight = left_out.log_ratio[rows], left_out.weights[rows]
-        steps, cells = round(float(weight.sum())), int(cell.max(initial=-1)) + 1
-        if not ordered and cells:
-            weight = weight * worth(score, weight, cell)
-        rising = np.argsort(score, kind="stable")
-        return _Scores(score[rising], left_out.fold[rows][rising], weight[rising], steps, cells)
-
-    def among(self, rows: NDArray[np.bool_]) -> "_Scores":
-        return _Scores(self.score[rows], self.fold[rows], self.weight[rows], self.steps, self.cells)
-
-    @property
-    def independent(self) -> float:
-        return float(self.weight.sum())
-
-    @cached_property
-    def _sides(self) -> Mapping[int, tuple[FloatArray, FloatArray]]:
-        """By side: side times the scores (m,) in order, and how many independent ones there are up to each (m,)."""
-        return {1: (self.score, np.cumsum(self.weight)), -1: (-self.score[::-1], np.cumsum(self.weight[::-1]))}
-
-    def limit(self, level: float, side: int = 1) -> float | None:
-        """The limit that side times a new score stays below."""
-        return _limit_of(*self._sides[side], level)
-
-
-def worth(score: FloatArray, weight: FloatArray, cell: NDArray[np.intp]) -> FloatArray:
-    """How many independent scores one of the steps in each row (m,) is worth, between 1/(steps of its cell) and 1.
-
-    score (m,) of rows that stand for weight steps each (m,), in cells (m,).
-    """
-    size = np.bincount(cell, weights=weight)
-    n, cells = float(weight.sum()), len(size)
-    if n - cells < 1 or cells < 2:
-        return np.asarray(1.0 / size[cell])
-    x = clipped(score)
-    mean = np.bincount(cell, weights=weight * x) / size
-    within = float(weight @ (x - mean[cell]) ** 2) / (n - cells)
-    between = float(size @ (mean - float(weight @ x) / n) ** 2) / (cells - 1)
-    typical = (n - float(size @ size) / n) / (cells - 1)
-    shared = max(between - within, 0.0) / max(between + (typical - 1) * within, 1e-300)
-    return np.asarray(1.0 / (1.0 + np.maximum(size - 1.0, 0.0) * min(shared, 1.0)))[cell]
-
-
-def conformal_rank(n: int, level: float) -> int | None:
-    """k = ceil((n+1) level), the rank among n scores that a new one stays below with that probability; None where n is
-    too small to tell."""
-    k = math.ceil((n + 1) * level - 1e-9)
-    return k if 1 <= k <= n else None
-
-
-def coverage_law(n: int, level: float) -> tuple[float, float] | None:
-    """(k, n+1-k) of the Beta law that the coverage of a limit from n scores has, given the scores."""
-    k = conformal_rank(n, level)
-    return None if k is None else (float(k), float(n + 1 - k))
-
-
-def upper_limit(scores: FloatArray, level: float, weights: FloatArray | None = None) -> float | None:
-    """The score (n,) that a new one stays below with probability `level`; None where n cannot tell.
-
-    weights: how many independent scores each stands for (n,).
-    """
-    weights = np.ones(len(scores)) if weights is None else weights
-    order = np.argsort(scores, kind="stable")
-    return _limit_of(scores[order], np.cumsum(weights[order]), level)
-
-
-def _limit_of(rising: FloatArray, reached: FloatArray, level: float) -> float | None:
-    """The same of scores (n,) that are in order, with the sum of weights up to each (n,)."""
-    n = float(reached[-1]) if len(reached) else 0.0
-    rank = (n + 1) * level
-    if n <= 0 or rank > n + 1e-9:
-        return None
-    return float(rising[min(int(np.searchsorted(reached, rank - 1e-9 * n)), len(rising) - 1)])
-
-
-def _factors(scores: _Scores) -> dict[str, Factors]:
-    upper = {level: scores.limit(level) for level in LEVELS}
-    lower = {level: scores.limit(level, -1) for level in LEVELS}
-    return {
-        "ratio_quantiles": {f"{level:g}": None if s is None else math.exp(s) for level, s in upper.items()},
-        "lower_quantiles": {f"{level:g}": None if s is None else math.exp(-s) for level, s in lower.items()},
+def _limits(scores: Scores, wider: Scores | None, ordered: bool) -> dict[str, Any]:
+    """What a phase's scores, or all, say. wider: scores for which the limits hold as well."""
+    fewest = min(filter(None, (scores, wider)), key=lambda known: known.independent / max(known.steps, 1))
+    found: dict[str, Any] = {
+        **_factors(scores, wider),
+        "independent_share": fewest.independent / max(fewest.steps, 1),
+        "in_time_share": 1 / fewest.in_time.steps_for_one,
+        **_checked(scores, ordered),
     }
-
-
-def _one_phase(scores: _Scores, time_order: FloatArray | None) -> dict[str, Any]:
-    """time_order: the scores in the order of time, where the folds follow each other in it."""
-    ordered = time_order is not None
-    checked = _checked(scores, ordered)
-    outside = [level for level, (low, high) in checked["band"].items() if not low <= checked["coverage"][level] <= high]
-    change = change_point(time_order) if time_order is not None else None
-    moved = change is not None and change.p_value < CERTAIN and abs(change.shift) > math.log1p(LEAST_SHIFT)
-    drifts = ordered and (moved or "0.9" in outside)
-    found: dict[str, Any] = {**_factors(scores), "n": scores.steps, "cells": scores.cells, **checked, "drift": drifts}
-    if moved and change is not None:
-        found["relative_shift"] = math.expm1(change.shift)
-    if reason := _too_few(scores):
+    if reason := _too_few(fewest):
         found["reason"] = reason
+    if sentence := _autocorrelated(fewest):
+        found["autocorrelated"] = sentence
     return found
 
 
-def _too_few(scores: _Scores) -> str:
-    """Which two-sided levels the scores cannot tell, and what could; empty where they tell all."""
-    silent = [
+def _factors(scores: Scores, wider: Scores | None) -> dict[str, Factors]:
+    found: dict[str, Factors] = {}
+    for kind, side in (("ratio_quantiles", 1), ("lower_quantiles", -1)):
+        found[kind] = {}
+        for level in LEVELS:
+            ends = [known.limit(level, side) for known in (scores, wider) if known is not None]
+            told = [end for end in ends if end is not None]
+            found[kind][f"{level:g}"] = math.exp(side * max(told)) if len(told) == len(ends) else None
+    return found
+
+
+def _drift(scores: Scores, later: HeldOut, blocks: HeldOut | None) -> dict[str, Any]:
+    """Whether a phase drifts, and by how much where the level of its later steps changes.
+
+    scores: of its later steps, which are in the order of time.  blocks: its steps of the whole time.
+    """
+    checked = _checked(scores, ordered=True)
+    outside = [level for level, (low, high) in checked["band"].items() if not low <= checked["coverage"][level] <= high]
+    change = change_point(later.log_ratio)
+    if change is not None and change.p_value < CERTAIN and abs(change.shift) > math.log1p(LEAST_SHIFT):
+        return {"drift": True, "relative_shift": math.expm1(change.shift)}
+    return {"drift": "0.9" in outside or (blocks is not None and _later_differ(scores, blocks))}
+
+
+def _later_differ(scores: Scores, blocks: HeldOut) -> bool:
+    """Whether later steps are further from what earlier ones say than steps are from what all others say."""
+    later, whole = clipped(scores.score), clipped(blocks.log_ratio)
+    shift = abs(float(later.mean() - whole.mean()))
+    return shift > max(math.log1p(LEAST_SHIFT), STANDARD_ERRORS * float(later.std()) / math.sqrt(scores.independent))
+
+
+def _silent(scores: Scores) -> list[float]:
+    """One-sided levels of the two-sided intervals that the scores cannot tell."""
+    return [
         level for level in LEVELS if level > 0.5 and (scores.limit(level) is None or scores.limit(level, -1) is None)
     ]
+
+
+def _too_few(scores: Scores) -> str:
+    """Which two-sided levels the scores cannot tell, and what could; empty where they tell all."""
+    silent = _silent(scores)
     if not silent:
         return ""
     levels = " and ".join(f"{100 * (2 * level - 1):g} %" for level in silent)
+    needed = math.ceil(1 / (1 - max(silent)) - 1 - 1e-9)
+    alone = scores.without_time()
+    lost = len(_silent(alone)) < len(silent)
+    if lost and (not _silent(alone) or MATERIAL * scores.independent < alone.independent):
+        runs = max(math.ceil(needed * scores.in_time.runs / scores.independent), scores.in_time.runs + 1)
+        more = f"measure {runs:,} separate runs like {'it' if scores.in_time.runs == 1 else 'them'} or more"
+        return f"{_in_a_row(scores)}, too few for an interval at {levels}: {more}"
     return (
         f"{scores.steps:,} steps in {scores.cells:,} cells are worth {scores.independent:.0f} independent ones, too few"
-        f" for an interval at {levels}: measure {math.ceil(1 / (1 - max(silent)) - 1 - 1e-9):,} cells or more"
+        f" for an interval at {levels}: measure {needed:,} cells or more"
     )
 
 
-def _checked(scores: _Scores, ordered: bool) -> dict[str, Any]:
+def _in_a_row(scores: Scores) -> str:
+    where = "in a row" if scores.in_time.runs == 1 else f"of {scores.in_time.runs:,} runs"
+    return (
+        f"{scores.steps:,} steps {where} are worth {max(scores.independent, 1):.0f} independent ones (autocorrelation"
+        f" {scores.in_time.lag_one:.3g})"
+    )
+
+
+def _autocorrelated(scores: Scores) -> str:
+    """What the intervals lose by what steps share with their neighbours in time; empty where that is little."""
+    alone = scores.without_time()
+    if MATERIAL * scores.independent >= alone.independent:
+        return ""
+    if lost := [level for level in _silent(scores) if level not in _silent(alone)]:
+        levels = " and ".join(f"{100 * (2 * level - 1):g} %" for level in lost)
+        return f"{_in_a_row(scores)}, too few for an interval at {levels}"
+    widths = [(_width(scores, level), _width(alone, level)) for level in LEVELS]
+    wider = max((wide / narrow for wide, narrow in widths if narrow > 0), default=1.0)
+    return f"{_in_a_row(scores)}, and intervals are up to {100 * (wider - 1):.0f} % wider" if wider > WIDER else ""
+
+
+def _width(scores: Scores, level: float) -> float:
+    """Of the two-sided interval, in ln T; 0 where there is none."""
+    high, low = scores.limit(level), scores.limit(level, -1)
+    return max(high + low, 0.0) if level > 0.5 and high is not None and low is not None else 0.0
+
+
+def _checked(scores: Scores, ordered: bool) -> dict[str, Any]:
     """Share of scores below their limit by level, how many steps were checked, the 99 % band of a calibrated limit."""
     coverage: dict[str, float] = {}
     band: dict[str, tuple[float, float]] = {}
@@ -224,7 +202,7 @@ def _checked(scores: _Scores, ordered: bool) -> dict[str, Any]:
     return {"coverage": coverage, "two_sided_coverage": two_sided, "band": band, "checked": checked}
 
 
-def _parts(scores: _Scores, ordered: bool) -> list[tuple[_Scores, _Scores]]:
+def _parts(scores: Scores, ordered: bool) -> list[tuple[Scores, Scores]]:
     """(scores of the other folds, or of earlier ones; scores of the fold) for each fold."""
     folds = np.unique(scores.fold)
     others = [scores.fold < number if ordered else scores.fold != number for number in folds]
@@ -233,7 +211,7 @@ def _parts(scores: _Scores, ordered: bool) -> list[tuple[_Scores, _Scores]]:
     ]
 
 
-def _hits(parts: Sequence[tuple[_Scores, _Scores]], level: float) -> tuple[float, float, float, float]:
+def _hits(parts: Sequence[tuple[Scores, Scores]], level: float) -> tuple[float, float, float, float]:
     """(scores at or below their upper limit, scores below their lower limit, scores checked, mean number of calibration
     scores), all counted as independent ones."""
     below = above = seen = calibrated = 0.0

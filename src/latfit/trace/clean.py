@@ -284,7 +284,7 @@ def runs_in_time(trace: Trace) -> list[NDArray[np.intp]]:
     """Row numbers of each run (and replica), in time order, then by counter, then as they stood."""
     keys = [np.unique(_comparable(trace[name]), return_inverse=True)[1] for name in ("replica", "run") if name in trace]
     when = [trace.floats(name) for name in ("step", "t_s") if name in trace]
-    order = np.lexsort((*when, *keys)) if keys else np.lexsort(tuple(when))
+    order = np.lexsort((*when, *keys)) if keys or when else np.arange(len(trace))
     if not keys:
         return [order]
     which = np.stack(keys, axis=1)[order]
