@@ -7,7 +7,7 @@ import pytest
 
 from latfit.errors import WrongUsage
 from latfit.hardware.ceiling import Ceiling, beside_the_fit
-from latfit.hardware.estimate import estimate, mean_factor, scatter
+from latfit.hardware.estimate import estimate, mean_ms, scatter
 from latfit.hardware.profile import ExecutionPath
 from latfit.model.step_ratios import step_ratios
 from latfit.trace.phases import DECODE
@@ -32,7 +32,7 @@ def test_mean_and_spread_are_those_of_the_sample() -> None:
     assert found is not None
     assert found.mean == pytest.approx(draws.mean(), rel=1e-12)
     assert found.cv == pytest.approx(draws.std() / draws.mean(), rel=1e-3)
-    assert mean_factor(path_with(draws), DECODE) == found.mean
+    assert mean_ms(path_with(draws), np.array([10.0]), 1)[0] == pytest.approx(5.0 * found.mean)
 
 
 def test_quantiles_are_the_factor_times_the_typical_step() -> None:
@@ -55,7 +55,7 @@ def _normal(level: float) -> float:
 def test_without_intervals_the_spread_is_unknown() -> None:
     path = ExecutionPath("gpu", line(4, 0.1))
     assert scatter(path, DECODE) is None
-    assert mean_factor(path, DECODE) == 1.0
+    assert mean_ms(path, np.array([10.0]), 1)[0] == 5.0
 
 
 @pytest.mark.parametrize(("B", "tokens", "context"), [(0, 1, None), (1, 0, None), (1, 1, -1.0)])

@@ -72,19 +72,19 @@ def scatter(path: ExecutionPath, phase: str) -> StepRatios | None:
     return path.fit.limits.of(phase).ratios
 
 
-def mean_factor(path: ExecutionPath, phase: str) -> float:
-    """Mean of a step of a phase over its typical time; for a quoted median that of an exponential one, 1 where the
-    scatter is not known."""
+def mean_ms(path: ExecutionPath, B: FloatArray, tokens: float, context: float | None = None) -> FloatArray:
+    """Mean latency in ms (n,) of batches of B (n,) requests of so many tokens each: of the measured steps, their level
+    at that size and their tail included; of a quoted median that of an exponential service."""
+    typical, B = typical_ms(path, B, tokens, context), np.asarray(B, dtype=np.float64)
     if path.quote is not None:
-        return path.quote.mean_factor()
-    law = scatter(path, phase)
-    return 1.0 if law is None else law.mean
+        return np.asarray(typical * path.quote.mean_factor())
+    law = scatter(path, phase_of(tokens))
+    return typical if law is None else np.asarray(typical * law.levels.factors(B * tokens) * law.mean)
 
 
 def mean_service_ms(path: ExecutionPath, tokens: float, context: float | None = None) -> float:
     """Mean ms of one request alone."""
-    typical = float(typical_ms(path, np.ones(1), tokens, context)[0])
-    return typical * mean_factor(path, phase_of(tokens))
+    return float(mean_ms(path, np.ones(1), tokens, context)[0])
 
 
 def estimate(path: ExecutionPath, B: int, tokens: float = 1, context: float | None = None) -> BatchEstimate:
@@ -106,7 +106,7 @@ def estimate(path: ExecutionPath, B: int, tokens: float = 1, context: float | No
         round(B * tokens),
         phase,
         typical,
-        typical * mean_factor(path, phase),
+        float(mean_ms(path, np.array([float(B)]), tokens, context)[0]),
         {level: typical * factor for level, factor in sorted({**lower, **factors}.items()) if factor is not None},
         bool(path.fit.outside_domain(**seen)[0]),
         f"quoted: {path.quote.text}" if path.quote else "fitted",

@@ -7,6 +7,13 @@ tail alike: up to RESOLUTION points below the 99th percentile, as many between i
 beyond them all is a point of its own. A point is the mean of the steps that it stands for, so the mean of the law is
 that of the sample, exactly, and what is lost of its second moment is the variance inside points of next to equal steps.
 
+A curve that misses the steps of some size misses them every time: that is no scatter. So the law is that of single
+steps about the level of their size S, exp(l(S)) times the curve. With l_i the mean log ratio of the steps of size i
+(outliers moved in to three standard deviations), e_i its standard error and t^2 what the l_i vary by beyond their
+errors, the best guess of the level is l_i t^2/(t^2 + e_i^2), with an error of t e_i/sqrt(t^2 + e_i^2) (a random effect;
+Robinson 1991). Where the curve misses nothing, t = 0 and nothing is moved. Between two sizes l is a straight line in ln
+S, with a Brownian bridge of variance 2 t^2 x (1 - x), x the place between them, for what nobody measured.
+
 What n independent steps leave open is drawn by the Bayesian bootstrap (Rubin 1981): the weights of the points become
 Gamma(n w_i) variables over their sum. To them one more step is added at the longest one seen, with a weight of
 Gamma(1): a count of k exceedances then has the upper limit Gamma(k + 1), that of the exact (Clopper-Pearson) interval
@@ -15,33 +22,62 @@ of a rare event's rate, and not Gamma(k), which has none for k = 0.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, mad_sigma, weighted_quantile
 
 RESOLUTION = 200
 """Points of each decade of the tail."""
 
+MOST_SIZES = 64
 DECADES = (0.99, 0.999, 0.9999, 0.99999)
 FEWEST_BEYOND = 1
 """Independent steps beyond a percentile from which its tail counts as seen, as in the ranks of `fit.intervals`."""
 
 
 @dataclass(frozen=True, eq=False)
+class SizeLevels:
+    """sizes (m,) of steps in tokens, rising; log_level (m,) of the measured steps over the curve there, error (m,) its
+    standard error; between: t of the module."""
+
+    sizes: FloatArray
+    log_level: FloatArray
+    error: FloatArray
+    between: float
+
+    def factors(self, S: FloatArray) -> FloatArray:
+        """Level over the curve (n,) at S (n,) tokens, that of the nearest size beyond the measured ones."""
+        return np.asarray(np.exp(np.interp(np.log(S), np.log(self.sizes), self.log_level)))
+
+    def drawn_factors(self, S: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """The same of levels that the steps allow."""
+        place = np.interp(np.log(S), np.log(self.sizes), np.arange(float(len(self.sizes))))
+        level = np.interp(place, np.arange(len(self.sizes)), self.log_level + self.error * _normal(rng, self.error))
+        gap, x = np.floor(place).astype(np.int64), place % 1.0
+        bridge = self.between * np.sqrt(2 * x * (1 - x)) * rng.standard_normal(len(self.sizes))[gap]
+        return np.asarray(np.exp(level + bridge))
+
+
+NO_LEVELS = SizeLevels(np.ones(1), np.zeros(1), np.zeros(1), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
 class StepRatios:
     """values (n,) of F, rising, and the share of the steps that each stands for, weights (n,), summing to 1.
 
-    steps: how many were measured.  independent: how many independent ones these are worth.
+    steps: how many were measured.  independent: how many independent ones these are worth.  levels: of each size, over
+    which F is.
     """
 
     values: FloatArray
     weights: FloatArray
     steps: float
     independent: float
+    levels: SizeLevels = NO_LEVELS
 
     @cached_property
     def mean(self) -> float:
@@ -81,17 +117,17 @@ class StepRatios:
 
     def scaled(self) -> "StepRatios":
         """The law of F/E[F], whose mean is 1."""
-        return StepRatios(self.values / self.mean, self.weights, self.steps, self.independent)
+        return replace(self, values=self.values / self.mean)
 
     def damped(self, share: float) -> "StepRatios":
         """The law of a time of which a share scatters so and the rest does not; of mean 1 where this one is."""
-        return StepRatios(1 + share * (self.values - 1), self.weights, self.steps, self.independent)
+        return replace(self, values=1 + share * (self.values - 1))
 
     def drawn(self, rng: np.random.Generator) -> "StepRatios":
         """A law that the measured steps allow (see the module)."""
         counts = rng.standard_gamma(np.maximum(self.independent * self.weights, 1e-9))
         counts[-1] += rng.standard_exponential()
-        return StepRatios(self.values, np.asarray(counts / counts.sum()), self.steps, self.independent)
+        return replace(self, weights=np.asarray(counts / counts.sum()))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -101,11 +137,47 @@ class StepRatios:
             "mean_square": self.mean_square,
             "values": self.values.tolist(),
             "weights": self.weights.tolist(),
+            "levels": {
+                "sizes": self.levels.sizes.tolist(),
+                "log_level": self.levels.log_level.tolist(),
+                "error": self.levels.error.tolist(),
+                "between": self.levels.between,
+            },
         }
 
 
-def step_ratios(values: FloatArray, weights: FloatArray, independent: float | None = None) -> StepRatios:
-    """The law of measured ratios (n,), n >= 1, above 0, that stand for weights (n,) steps each."""
+def size_levels(S: FloatArray, ratio: FloatArray, weights: FloatArray, steps_for_one: float = 1.0) -> SizeLevels:
+    """Levels by size of steps of S tokens (n,) with ratios to the curve (n,), that stand for weights (n,) steps each,
+    of which steps_for_one are worth an independent one. Sizes within an eighth of an octave count as one where there
+    are more than MOST_SIZES."""
+    sizes = np.unique(S)
+    groups = S if len(sizes) <= MOST_SIZES else np.round(8 * np.log2(S))
+    number = np.unique(groups, return_inverse=True)[1].ravel()
+    count = np.bincount(number, weights=weights)
+    if len(count) < 2:
+        return NO_LEVELS
+    logs = np.log(ratio)
+    middle = weighted_quantile(logs, 0.5, weights)
+    reach = 3 * mad_sigma(logs - middle, weights)
+    logs = np.clip(logs - middle, -reach, reach)
+    mean = np.bincount(number, weights=weights * logs) / count
+    freedom = float(weights.sum()) - len(count)
+    within = float(weights @ (logs - mean[number]) ** 2) / freedom if freedom > 0 else 0.0
+    error2 = within * steps_for_one / count
+    centre = float(count @ mean) / float(count.sum())
+    between2 = max(float(count @ ((mean - centre) ** 2 - error2)) / float(count.sum()), 0.0)
+    if between2 <= 0 or freedom < len(count):
+        return NO_LEVELS
+    known = between2 / (between2 + error2)
+    at = np.bincount(number, weights=weights * S) / count
+    return SizeLevels(at, known * (mean - centre), np.sqrt(known * error2), math.sqrt(between2))
+
+
+def step_ratios(
+    values: FloatArray, weights: FloatArray, independent: float | None = None, levels: SizeLevels = NO_LEVELS
+) -> StepRatios:
+    """The law of measured ratios (n,), n >= 1, above 0, that stand for weights (n,) steps each. levels: over which the
+    ratios are."""
     order = np.argsort(values, kind="stable")
     rising, count = np.asarray(values, dtype=np.float64)[order], np.asarray(weights, dtype=np.float64)[order]
     steps = float(count.sum())
@@ -114,7 +186,7 @@ def step_ratios(values: FloatArray, weights: FloatArray, independent: float | No
     starts = np.flatnonzero(np.diff(point, prepend=-1))
     share = np.add.reduceat(count, starts)
     means = np.add.reduceat(count * rising, starts) / share
-    return StepRatios(means, share / steps, steps, steps if independent is None else float(independent))
+    return StepRatios(means, share / steps, steps, steps if independent is None else float(independent), levels)
 
 
 def ratios_from_json(document: Mapping[str, Any] | None) -> StepRatios | None:
@@ -129,7 +201,23 @@ def ratios_from_json(document: Mapping[str, Any] | None) -> StepRatios | None:
         raise ValueError("ratios are not rising values above zero with a weight each")
     if not abs(float(weights.sum()) - 1) < 1e-6:
         raise ValueError("weights of ratios do not add up to 1")
-    return StepRatios(values, weights, float(document["steps"]), float(document["independent"]))
+    return StepRatios(
+        values, weights, float(document["steps"]), float(document["independent"]), _levels(document.get("levels"))
+    )
+
+
+def _levels(document: Mapping[str, Any] | None) -> SizeLevels:
+    if not document:
+        return NO_LEVELS
+    sizes, level, error = (np.asarray(document[name], dtype=np.float64) for name in ("sizes", "log_level", "error"))
+    known = len(sizes) > 0 and sizes.shape == level.shape == error.shape and sizes.ndim == 1
+    if not known or not np.all(np.isfinite(level) & (sizes > 0) & (error >= 0)) or np.any(np.diff(sizes) <= 0):
+        raise ValueError("levels of ratios are not rising sizes with a level and an error each")
+    return SizeLevels(sizes, level, error, float(document["between"]))
+
+
+def _normal(rng: np.random.Generator, like: FloatArray) -> FloatArray:
+    return rng.standard_normal(len(like))
 
 
 def _edges(steps: float) -> FloatArray:

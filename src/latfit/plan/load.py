@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from latfit.errors import BadInput, WrongUsage
 from latfit.plan.wishes import Load
 from latfit.queueing.capacity import fluid_backlog
-from latfit.queueing.responses import POISSON, Arrivals
+from latfit.queueing.responses import POISSON, Arrivals, dispersions
 from latfit.stats import FloatArray
 
 WINDOWS = 60
@@ -23,7 +23,6 @@ LEAST_A_WINDOW = 30
 
 MINUTE_MS, HOUR_MS = 6e4, 3.6e6
 
-BLOCKS, FEWEST_BLOCKS = (1, 3, 10, 30, 100), 20
 CERTAIN, LEAST_BURST = 3.0, 0.1
 """Standard errors, and a share of a Poisson stream's dispersion, that bursts must exceed."""
 
@@ -57,16 +56,12 @@ def _following(arrivals: FloatArray, counts: NDArray[np.int64], edges: FloatArra
     """
     reached = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
     gaps = np.diff(np.interp(arrivals[arrivals <= edges[-1]], edges, reached))
-    worst = 0.0
-    for m in BLOCKS:
-        blocks = len(gaps) // m
-        if blocks < FEWEST_BLOCKS or m > gaps.sum() / len(counts):
-            continue
-        dispersion = float(np.var(gaps[: blocks * m].reshape(blocks, m).sum(axis=1), ddof=1)) / m
-        worst = max(worst, (dispersion - 1) / max(math.sqrt(2 / blocks) * CERTAIN, LEAST_BURST))
-    if worst <= 1:
-        return POISSON
-    return Arrivals(gaps / gaps.mean(), label="arrivals as recorded, in bursts")
+    bursts = any(
+        found - 1 > max(CERTAIN * math.sqrt(2 * m / len(gaps)), LEAST_BURST)
+        for m, found in dispersions(gaps)
+        if m < gaps.sum() / len(counts)
+    )
+    return Arrivals(gaps / gaps.mean(), label="arrivals as recorded, in bursts") if bursts else POISSON
 
 
 def schedule(load: Load, each: float, price_per_hour: float | None = None) -> dict[str, Any]:

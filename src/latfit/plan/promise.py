@@ -16,15 +16,18 @@ import numpy as np
 
 from latfit.hardware.estimate import phase_of, scatter
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
-from latfit.plan.alternatives import cutoff_system, path_capacity
+from latfit.plan.alternatives import cutoff_system
 from latfit.plan.result import Alternative, Cutoff, Interval
 from latfit.plan.systems import AS_FITTED, Machine, System, Target, Variation, law_or_none, machine_of, simple_systems
 from latfit.plan.wishes import Wishes
 from latfit.queueing.law import ResponseLaw
-from latfit.queueing.responses import FINE, Effort
+from latfit.queueing.responses import FINE, USUAL, Effort
 
-DRAWS = 100
+DRAWS, FEWER_DRAWS = 100, 50
 QUICK = Effort(shortest=6_000, longest=24_000)
+FEW, BISECTIONS = 0.2, 6
+"""Share of the rate that is carried by the fit from which a promised one is searched, and how finely."""
+
 CERTAIN = (0.025, 0.975)
 DECIDES = 0.25
 """Share of E[F^2] due to the slowest hundredth of the steps from which their tail decides how long requests wait."""
@@ -77,17 +80,16 @@ class Asked:
         return next((system for system in simple_systems(machine, self.rate) if system.name == self.name), None)
 
 
-def promised(asked: Asked) -> Promise:
-    """What can be promised of a way that meets the SLA."""
+def promised(asked: Asked) -> Promise | None:
+    """What can be promised of a way; None where the load is more than it carries."""
     law = asked.law(AS_FITTED, FINE)
-    assert law is not None
-    return _with_interval(asked, law)
+    return None if law is None else _with_interval(asked, law)
 
 
-def _with_interval(asked: Asked, law: ResponseLaw) -> Promise:
+def _with_interval(asked: Asked, law: ResponseLaw, draws: int = DRAWS) -> Promise:
     value = law.percentile(asked.target.q)
     own = _of_the_run(law, asked.target.q)
-    ratios = _ratios(asked)
+    ratios = _ratios(asked, draws)
     doubts = tuple(_doubts(asked, law))
     if own is None and ratios is None:
         return Promise(value, None, doubts)
@@ -95,28 +97,24 @@ def _with_interval(asked: Asked, law: ResponseLaw) -> Promise:
     return Promise(value, (low, high), doubts)
 
 
-def promised_rate(asked: Asked, promise: Promise) -> float | None:
-    """Rate per ms that a way of one path carries with the SLA made stricter by what is left open of its percentile;
-    None where that has no end, or the way has two paths.
-
-    What is left open grows with the load: where the answer is above the rate it is asked for at, it is looked for again
-    with what is left open there.
-    """
-    first = _stricter_rate(asked, promise)
-    if first is None or first <= asked.rate:
-        return first
-    there = replace(asked, at=first)
-    law = there.law(AS_FITTED, FINE)
-    return None if law is None else _stricter_rate(asked, _with_interval(there, law))
-
-
-def _stricter_rate(asked: Asked, promise: Promise) -> float | None:
-    high = promise.percentile_ms if promise.interval is None else promise.interval[1]
-    system = asked.system(machine_of(asked.profile, asked.target.tokens, asked.wishes))
-    if high is None or promise.doubts or system is None or len(system.paths) > 1:
+def promised_rate(asked: Asked, most: float) -> float | None:
+    """Rate per ms, up to `most`, that a way carries with the slow end of what is left open within the SLA, by
+    bisection; None where there is none, or a tail was not seen."""
+    low, high = FEW * most, most
+    if _kept(asked, high):
+        return high
+    if not _kept(asked, low):
         return None
-    stricter = replace(asked.target, sla_ms=asked.target.sla_ms * promise.percentile_ms / high)
-    return path_capacity(system, stricter, asked.rate) or None
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _kept(asked, middle) else (low, middle)
+    return low
+
+
+def _kept(asked: Asked, rate: float) -> bool:
+    there = replace(asked, at=rate)
+    law = there.law(AS_FITTED, USUAL)
+    return law is not None and _with_interval(there, law, FEWER_DRAWS).holds(asked.target.sla_ms) == "yes"
 
 
 def _of_the_run(law: ResponseLaw, q: float) -> tuple[float, float] | None:
@@ -134,7 +132,7 @@ def _joined(value: float, end_ms: float, ratio: float) -> float | None:
     return value * math.exp(math.copysign(reach, math.log(ratio) if ratio != 1 else math.log(end_ms / value)))
 
 
-def _ratios(asked: Asked) -> tuple[float, float] | None:
+def _ratios(asked: Asked, draws: int) -> tuple[float, float] | None:
     """2.5 % and 97.5 % quantiles of the percentile over that of the machine as fitted; None where nothing varies."""
     paths = asked.profile.paths.values()
     phase = phase_of(asked.target.tokens)
@@ -145,11 +143,14 @@ def _ratios(asked: Asked) -> tuple[float, float] | None:
         return 1.0, math.inf
     base = first.percentile(asked.target.q)
     found = []
-    for seed in range(DRAWS):
+    for seed in range(draws):
         law = asked.law(Variation(seed), QUICK)
         found.append(math.inf if law is None else law.percentile(asked.target.q) / base)
-    low, high = np.quantile(found, CERTAIN, method="closest_observation")
-    return min(float(low), 1.0), max(float(high), 1.0)
+    low, middle, high = np.quantile(found, (CERTAIN[0], 0.5, CERTAIN[1]), method="closest_observation")
+    # Pieces of a recording lose what reaches from one into the next: where all that is drawn is quicker, or slower, than
+    # the machine as fitted, the interval is that about their own middle.
+    centre = float(middle) if math.isfinite(middle) else 1.0
+    return min(float(low), float(low) / centre, 1.0), max(float(high), float(high) / centre, 1.0)
 
 
 def _doubts(asked: Asked, law: ResponseLaw) -> Iterator[str]:
@@ -168,6 +169,9 @@ def _doubts(asked: Asked, law: ResponseLaw) -> Iterator[str]:
                 f"the tail of {phase} steps on {path.label} beyond p{percentile:g} was not seen"
                 f" ({ratios.independent:,.0f} independent steps; {wanted:,} or more could show it)"
             )
+    arrivals = asked.wishes.arrivals
+    if not arrivals.poisson and arrivals.grows:
+        yield "the recorded arrivals are too few to show how long their bursts last"
     from latfit.queueing.sampled import SampledLaw
 
     if isinstance(law, SampledLaw) and not law.settled:

@@ -27,9 +27,14 @@ def unsupported(plan: Plan, paths: Sequence[ExecutionPath]) -> list[str]:
     return [reason for path in paths for reason in _reasons(plan, path)]
 
 
+def blind(path: ExecutionPath) -> bool:
+    """Whether the fit knows nothing of what the size of a step does."""
+    return path.fit.model == "constant" or any(w.code == "no_better_than_constant" for w in path.fit.warnings)
+
+
 def _reasons(plan: Plan, path: ExecutionPath) -> Iterator[str]:
     codes = {warning.code for warning in path.fit.warnings}
-    if "no_better_than_constant" in codes:
+    if blind(path):
         yield f"on {path.label} a constant predicts as well as B and S do, so no limit on them follows"
     shift = drift_of(path)
     chosen = next((row for row in plan.alternatives if row.chosen), None)

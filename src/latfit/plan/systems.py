@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latfit.errors import SlaOutOfReach
-from latfit.hardware.estimate import batch_steps, mean_factor, phase_of, scatter, typical_ms
+from latfit.hardware.estimate import batch_steps, mean_ms, phase_of, scatter, typical_ms
 from latfit.hardware.profile import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile
+from latfit.model.step_ratios import StepRatios
 from latfit.plan.thresholds import batches_of, drawn_ms
 from latfit.plan.wishes import Wishes
 from latfit.queueing.law import OverflowLaw, ResponseLaw
@@ -36,6 +37,7 @@ from latfit.queueing.responses import (
 )
 from latfit.queueing.service import ServiceTimes, measured_times
 from latfit.scheduling.marginal_cost import stopping_batch
+from latfit.stats import FloatArray
 
 MOST_WAITED_FOR = 256
 ONE_AT_A_TIME = "one at a time"
@@ -176,7 +178,7 @@ def machine_of(profile: HardwareProfile, tokens: int, wishes: Wishes, variation:
     return Machine(
         None if cpu is None else Part(cpu, _path_times(cpu, tokens, alone, variation)),
         None if gpu is None else Part(gpu, _path_times(gpu, tokens, wishes, variation)),
-        wishes.arrivals,
+        wishes.arrivals if variation.seed is None else wishes.arrivals.drawn(np.random.default_rng(variation.seed)),
     )
 
 
@@ -185,19 +187,35 @@ def _path_times(path: ExecutionPath, tokens: int, wishes: Wishes, variation: Var
     top = int(batches_of(path, tokens=tokens)[-1])
     largest = top if wishes.max_batch is None else min(top, wishes.max_batch)
     B = np.arange(1.0, largest + 1)
-    typical, law = typical_ms(path, B, tokens, wishes.context), scatter(path, phase_of(tokens))
-    mean = mean_factor(path, phase_of(tokens))
+    law, T = scatter(path, phase_of(tokens)), mean_ms(path, B, tokens, wishes.context)
     if variation.seed is not None:
-        rng = np.random.default_rng([variation.seed, *path.name.encode()])
-        drawn = drawn_ms(path, batch_steps(B, tokens, wishes.context))
-        typical = typical if drawn is None else drawn[int(rng.integers(len(drawn)))]
-        law = None if law is None else law.drawn(rng)
-        mean = mean if law is None else law.mean
-    T = mean * typical
+        T, law = _drawn_times(
+            path, B, (tokens, wishes.context), law, np.random.default_rng([variation.seed, *path.name.encode()])
+        )
     if law is None or wishes.transfer_ms == 0:
         return measured_times(T + wishes.transfer_ms, None if law is None else law.scaled())
     # What moving a request takes does not scatter: the step's share of the time does.
     return measured_times(T + wishes.transfer_ms, law.scaled().damped(float(np.median(T / (T + wishes.transfer_ms)))))
+
+
+def _drawn_times(
+    path: ExecutionPath,
+    B: FloatArray,
+    each: tuple[int, float | None],
+    law: StepRatios | None,
+    rng: np.random.Generator,
+) -> tuple[FloatArray, StepRatios | None]:
+    """Mean times (n,) of batches B (n,) of requests of so many tokens on such a context, and their scatter, of a
+    machine that the data allow."""
+    tokens, context = each
+    drawn = drawn_ms(path, batch_steps(B, tokens, context))
+    if drawn is None and law is None:
+        return mean_ms(path, B, tokens, context), None
+    curve = typical_ms(path, B, tokens, context) if drawn is None else drawn[int(rng.integers(len(drawn)))]
+    if law is None:
+        return curve * (path.quote.mean_factor() if path.quote else 1.0), None
+    found = law.drawn(rng)
+    return np.asarray(curve * law.levels.drawn_factors(B * tokens, rng) * found.mean), found
 
 
 def simple_systems(machine: Machine, rate: float) -> list[System]:

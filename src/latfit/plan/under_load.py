@@ -1,6 +1,7 @@
 """The part of a plan that needs a rate: which way to run the load keeps the SLA on responses, how long a request may
 wait for the GPU, how much load fits, and how sure that is."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -52,6 +53,7 @@ def with_load(plan: Plan, profile: HardwareProfile, percentile: float, wishes: W
     promise = None
     if chosen is not None:
         promise = promised(Asked(profile, target, wishes, known, chosen.name))
+        assert promise is not None
         better = with_promise(chosen, promise, plan.sla_ms)
         rows = [better if row is chosen else row for row in rows]
         chosen = better
@@ -75,7 +77,7 @@ def with_load(plan: Plan, profile: HardwareProfile, percentile: float, wishes: W
         promise="no" if promise is None else promise.holds(plan.sla_ms),
     )
     if promise is not None and isinstance(capacity, Capacity):
-        sure = promised_rate(asked, promise)
+        sure = promised_rate(asked, (shown.sustainable_per_s or rate * 1e3) / 1e3)
         plan = replace(plan, capacity=replace(capacity, promised_per_s=None if sure is None else sure * 1e3))
     carried = (shown.sustainable_per_s or 0.0) / 1e3
     situation = Situation(machine, rate, wishes.replicas, target, known, shown, carried)
@@ -123,10 +125,11 @@ def _rules(machine: Machine, rate: float) -> list[RuleChoice]:
     """Batching rules on the GPU (else the CPU) and how far each is from the optimum, which is left out where it cannot
     be computed; none where steps scatter, which the decision process does not know."""
     times, label = machine.main.times, machine.main.label
-    if rate >= times.rate_limit() or scatters(times):
+    best = times.best_batch()
+    if rate >= best / times(best) or scatters(times):
         return []
     try:
-        costs = rule_costs(rate, times)
+        costs = {name: cost for name, cost in rule_costs(rate, times).items() if math.isfinite(cost.mean_ms)}
         return [RuleChoice(label, name, cost.threshold, cost.mean_ms, cost.excess) for name, cost in costs.items()]
     except SlaOutOfReach:
         T = times.table(1, times.max_batch or 1).tolist()

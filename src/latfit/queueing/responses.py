@@ -3,6 +3,7 @@ arrivals are Poisson, by running the queue where services scatter or arrivals co
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -19,19 +20,37 @@ STEADY = 0.002
 
 SEED = 20_240_601
 
+GROWTH = 2.0
+"""Dispersion over an eighth of the time at which it still grows; the sums it is told from leave a third of it open."""
+
+PIECES, FEWEST_SUMS = 40, 20
+"""Pieces that a recording is drawn anew from; sums of gaps that a variance is told from."""
+
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """A stationary stream at any rate: gaps (n,) between arrivals with mean 1, drawn in stretches of `stretch` that
-    follow each other in the recording; None for a Poisson stream.  label: what it is, in words."""
+    """A stationary stream at any rate: gaps (n,) between arrivals with mean 1, in the order of the recording, which is
+    run through in a circle; None for a Poisson stream.  label: what it is, in words."""
 
     gaps: FloatArray | None = None
-    stretch: int = 200
     label: str = "Poisson arrivals"
 
     @property
     def poisson(self) -> bool:
         return self.gaps is None
+
+    @cached_property
+    def dispersion(self) -> float:
+        """Variance over mean of how many come in a time, the largest over times up to a twentieth of the recording; 1
+        for a Poisson stream."""
+        return 1.0 if self.gaps is None else max((found for _, found in dispersions(self.gaps)), default=1.0)
+
+    @property
+    def grows(self) -> bool:
+        """Whether the dispersion still grows with the time looked at when the recording ends: its bursts last longer than
+        it tells."""
+        found = [] if self.gaps is None else [each for _, each in dispersions(self.gaps)]
+        return len(found) > 4 and found[-1] > GROWTH * found[-4]
 
     def split(self, replicas: int) -> "Arrivals":
         """What each of so many replicas gets of it, every request going to one of them at random."""
@@ -39,8 +58,30 @@ class Arrivals:
             return self
         rng = np.random.default_rng(SEED)
         ends = np.cumsum(np.tile(self.gaps, replicas))[rng.random(replicas * len(self.gaps)) < 1 / replicas]
-        gaps = np.diff(ends, prepend=0.0)
+        return self._of(np.diff(ends, prepend=0.0))
+
+    def drawn(self, rng: np.random.Generator) -> "Arrivals":
+        """Another recording of the same stream, as far as this one tells: PIECES long pieces of it, drawn at random."""
+        if self.gaps is None:
+            return self
+        n = len(self.gaps)
+        length = -(-n // PIECES)
+        places = rng.integers(0, n, PIECES)
+        return self._of(self.gaps[(places[:, None] + np.arange(length)).ravel()[:n] % n])
+
+    def _of(self, gaps: FloatArray) -> "Arrivals":
         return replace(self, gaps=gaps / gaps.mean())
+
+
+def dispersions(gaps: FloatArray) -> list[tuple[int, float]]:
+    """(m, variance of the sum of m gaps over m times their squared mean) for m = 1, 2, 4, ..., as long as there are
+    twenty sums: 1 for a Poisson stream, more where requests come in bursts of m or more."""
+    found, m, square = [], 1, float(gaps.mean()) ** 2
+    while len(gaps) // m >= FEWEST_SUMS:
+        sums = gaps[: len(gaps) // m * m].reshape(-1, m).sum(axis=1)
+        found.append((m, float(np.var(sums, ddof=1)) / (m * square)))
+        m *= 2
+    return found
 
 
 POISSON = Arrivals()

@@ -144,15 +144,7 @@ def sampled_cutoff(
 def relaxation(load: float, largest: int, scatter: StepRatios | None, arrivals: Arrivals = POISSON) -> float:
     """Requests after which a queue at so much of its limit has about forgotten its state (see the module)."""
     variance = load + load**2 * largest * (scatter.cv**2 if scatter is not None else 0.0)
-    return variance * _burstiness(arrivals) / (1 - load) ** 2
-
-
-def _burstiness(arrivals: Arrivals) -> float:
-    """Index of dispersion of counts over many arrivals; 1 for a Poisson stream."""
-    if arrivals.gaps is None:
-        return 1.0
-    sums = np.add.reduceat(arrivals.gaps, np.arange(0, len(arrivals.gaps), arrivals.stretch))[:-1]
-    return max(1.0, float(np.var(sums)) / arrivals.stretch) if len(sums) > 1 else 1.0
+    return variance * max(arrivals.dispersion, 1.0) / (1 - load) ** 2
 
 
 def _first_wave(rate: float, T: FloatArray, load: float) -> float:
@@ -198,10 +190,7 @@ def _uniform(n: int, seed: int, run: int) -> FloatArray:
 
 
 def _recorded(arrivals: Arrivals, n: int, seed: int, run: int) -> FloatArray:
-    """Stretches of the recording, from places drawn at random, in its circle."""
+    """The recording in a circle, from a place drawn at random."""
     assert arrivals.gaps is not None
-    gaps, length = arrivals.gaps, arrivals.stretch
-    rng = np.random.default_rng([seed, run, 2])
-    places = rng.integers(0, len(gaps), -(-n // length))
-    taken = (places[:, None] + np.arange(length)[None, :]).ravel()[:n] % len(gaps)
-    return np.cumsum(gaps[taken])
+    start = int(np.random.default_rng([seed, run, 2]).integers(len(arrivals.gaps)))
+    return np.cumsum(np.resize(np.roll(arrivals.gaps, -start), n))

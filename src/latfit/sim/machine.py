@@ -92,7 +92,7 @@ class System:
 
     def capacity(self, policy: Policy) -> float:
         """Requests per ms that the paths serve at the most under a policy; above it no queue is stable."""
-        main = self.main.rate_limit(policy.main_largest)
+        main = self.main.rate_limit(policy.long_queue_batch)
         uses_side = policy.needs_side and self.side is not None
         return main + (self.side.rate_limit(policy.side_largest) if uses_side and self.side is not None else 0.0)
 
@@ -152,6 +152,9 @@ def fitted_path(
         times = np.concatenate([[0.0], latency.latency_ms(b, b * tokens_per_request)])[:, None]
     phase = phase_of(max(tokens_per_request, most_tokens))
     scatter = latency.limits.of(phase).ratios if spread and isinstance(latency, FitResult) else None
+    if scatter is not None:
+        sizes = np.maximum(grid[None, :], b[:, None]) if most_tokens > 0 else (b * tokens_per_request)[:, None]
+        times[1:] *= scatter.levels.factors(sizes)
     path = ServicePath(name, times, grid, tokens_per_request, scatter=scatter)
     return replace(path, **more)  # type: ignore[arg-type]
 

@@ -1,0 +1,221 @@
+"""Whether what is promised of waiting holds: random systems, measured, fitted, promised, and held against the truth.
+
+A system is drawn (`promises_truth.random_systems`): step times that grow, jump or fall, noise from 1 % to pauses of 60
+times, arrivals from regular to bursts, loads of .1 to .97 of the limit. A trace of its steps is measured, and where its
+arrivals are no Poisson stream they are recorded: 20,000 of them. From these alone come a fit, the 99th percentile of
+the response with its 95 % interval, and the highest rate that is promised to keep a limit. The truth is simulated by a
+program that shares no code with the package, until it is known to half a percent or so.
+
+Printed: how many were promised and how many were declined, with why; the share of promises whose truth lies above the
+interval (the harmful side, aim 2.5 %) and below it; the worst, in half widths; promised over true; and the share of
+rates at which the limit was missed. `python -m benchmarks.promises [--smoke] [--systems N] [--seed N]`.
+"""
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarks import promises_truth as truth_of
+from benchmarks.promises_truth import Planted, System
+
+Q = 0.99
+RECORDED = 20_000
+TRUTH = truth_of.Effort(tolerance=0.008, budget=40_000_000)
+RATES = 3
+"""Of so many systems one is asked for the rate it carries."""
+
+SLACK = 2.0
+"""Standard errors of the truth that count for the promise."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One promise beside its truth, in ms or, for rates, per ms; low and high None where an end is open."""
+
+    kind: str
+    group: str
+    promised: float
+    low: float
+    high: float
+    true: float
+    error: float
+    declined: str = ""
+    seconds: float = 0.0
+
+    @property
+    def harmful(self) -> bool:
+        """The truth is worse than the interval's bad end."""
+        return self.true - SLACK * self.error > self.high
+
+    @property
+    def cautious(self) -> bool:
+        return self.true + SLACK * self.error < self.low
+
+    @property
+    def half_widths(self) -> float:
+        """How far the truth lies above the promise, in half widths of the interval towards it."""
+        return max(self.true - SLACK * self.error - self.promised, 0.0) / max(self.high - self.promised, 1e-12)
+
+
+def outcomes(planted: Planted, seed: int) -> list[Outcome]:
+    """What is promised of a system with one path, and the truth."""
+    from latfit.fit import FitOptions, fit_trace
+    from latfit.hardware.profile import ExecutionPath, HardwareProfile
+    from latfit.plan.alternatives import path_capacity
+    from latfit.plan.load import load_from_arrivals
+    from latfit.plan.promise import Asked, promised, promised_rate
+    from latfit.plan.support import blind
+    from latfit.plan.systems import Target, machine_of
+    from latfit.plan.wishes import Wishes
+    from latfit.trace.table import Trace
+
+    began = time.process_time()
+    trace = Trace(truth_of.measure(planted, planted.rows, seed))
+    model = "linear" if planted.shape == "linear" else "auto"
+    fit = fit_trace(trace, FitOptions(model))
+    fitted = time.process_time() - began
+    group = f"{planted.shape}, {planted.noise}, {planted.load}"
+    if not fit.status.ok:
+        return [Outcome("percentile", group, math.nan, math.nan, math.nan, math.nan, 0.0, fit.status.code)]
+    profile = HardwareProfile({"gpu": ExecutionPath("gpu", fit)})
+    if blind(profile.paths["gpu"]):
+        return [Outcome("percentile", group, math.nan, 0, math.inf, math.nan, 0.0, "not supported by the fit")]
+    rate = planted.system.arrivals.rate
+    wishes = Wishes(rate=rate, max_batch=planted.system.cap)
+    if planted.load != "poisson":
+        moments = np.cumsum(recording(planted.system, seed))
+        load = load_from_arrivals(moments, "recording", float(moments[-1] - moments[0]))
+        wishes = Wishes(load=replace(load, rates=np.array([rate])), max_batch=planted.system.cap)
+    at = time.process_time()
+    exact = truth_of.truth(planted.system, TRUTH, seed=seed).quantile(Q)
+    exact_s = time.process_time() - at
+    sla = exact.value * float(np.random.default_rng([seed, 7]).uniform(1.2, 3))
+    asked = Asked(profile, Target(sla, Q, 1), wishes, None, "gpu, greedy batches")
+    found = promised(asked)
+    if found is None:
+        return [Outcome("percentile", group, math.nan, 0, math.inf, exact.value, exact.error, "overloaded by the fit")]
+    low, high = found.interval or (found.percentile_ms, found.percentile_ms)
+    why = "; ".join(found.doubts) or ("no upper end" if high is None else "")
+    spent = time.process_time() - began - exact_s
+    if os.environ.get("PROMISES_TIMES"):
+        print(group, f"fit {fitted:.1f}, promise {spent - fitted:.1f}, truth {exact_s:.1f} s", flush=True)
+    first = Outcome(
+        "percentile", group, found.percentile_ms, low or 0.0, math.inf if high is None else high, exact.value,
+        exact.error, why, spent,
+    )  # fmt: skip
+    system = asked.system(machine_of(profile, 1, wishes))
+    assert system is not None
+    most = path_capacity(system, asked.target, rate)
+    carried = promised_rate(asked, most) if not why and most > 0 and seed % RATES == 0 else None
+    if carried is None:
+        return [first]
+    return [first, _rate_outcome(planted.system, carried, sla, group, seed)]
+
+
+def _rate_outcome(system: System, carried: float, sla: float, group: str, seed: int) -> Outcome:
+    """The limit at the promised rate: a promise of a percentile at most `sla`."""
+    if carried >= system.limit:
+        return Outcome("rate", group, sla, 0.0, sla, math.inf, 0.0)
+    late = truth_of.truth(faster(system, carried), TRUTH, seed=seed + 1).quantile(Q)
+    return Outcome("rate", group, sla, 0.0, sla, late.value, late.error)
+
+
+def recording(system: System, seed: int) -> np.ndarray:
+    """Gaps in ms of RECORDED arrivals; of a recording its own."""
+    if system.arrivals.gaps_ms:
+        return np.asarray(system.arrivals.gaps_ms)
+    blocks = system.arrivals.source(np.random.default_rng([seed, 3]))
+    gaps = [next(blocks)]
+    while sum(map(len, gaps)) < RECORDED:
+        gaps.append(next(blocks))
+    return np.concatenate(gaps)[:RECORDED]
+
+
+def faster(system: System, rate: float) -> System:
+    """The same arrivals in time that runs faster or slower, bursts and all."""
+    arrivals = system.arrivals.at_rate(rate)
+    if system.arrivals.kind == truth_of.BURSTS:
+        factor, p = rate / system.arrivals.rate, system.arrivals.p
+        arrivals = replace(system.arrivals, rate=rate, p=(p[0] * factor, p[1] * factor, p[2] / factor, p[3] / factor))
+    return replace(system, arrivals=arrivals)
+
+
+def _one(job: tuple[Planted, int]) -> list[Outcome]:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    return outcomes(*job)
+
+
+def report(found: Sequence[Outcome]) -> None:
+    """The table."""
+    for kind in ("percentile", "rate"):
+        rows = [row for row in found if row.kind == kind]
+        made = [row for row in rows if not row.declined]
+        declined: dict[str, int] = {}
+        for row in rows:
+            if row.declined:
+                what = row.declined.split(" (")[0].split(" on ")[0]
+                declined[what] = declined.get(what, 0) + 1
+        if not made:
+            continue
+        harmful = [row for row in made if row.harmful]
+        print(f"{kind}: {len(made)} promised, {len(rows) - len(made)} declined {declined or ''}")
+        print(
+            f"  truth above the interval {len(harmful) / len(made):.1%}, below it"
+            f" {sum(row.cautious for row in made) / len(made):.1%}; beyond twice the half width"
+            f" {sum(row.half_widths > 2 for row in made)}, the worst {max(row.half_widths for row in made):.2f}"
+        )
+        if kind == "percentile":
+            ratio = np.array([row.promised / row.true for row in made])
+            off = np.abs(np.log(ratio))
+            width = np.array([row.high / row.low for row in made])
+            print(
+                f"  promised over true: median {np.median(ratio):.3f}, off by {math.expm1(np.median(off)):.1%} in the"
+                f" median, {math.expm1(np.quantile(off, 0.9)):.1%} at the 90th percentile; high over low: median"
+                f" {np.median(width):.2f}, 90th percentile {np.quantile(width, 0.9):.2f};"
+                f" {np.median([row.seconds for row in made]):.1f} s of processor time each"
+            )
+        for part in range(3):
+            by: dict[str, list[Outcome]] = {}
+            for row in made:
+                by.setdefault(row.group.split(", ")[part], []).append(row)
+            for name, some in sorted(by.items()):
+                share = sum(row.harmful for row in some) / len(some)
+                print(
+                    f"    {name:12} {len(some):5} promised, above {share:5.1%}, worst {max(r.half_widths for r in some):.2f}"
+                )
+
+
+def run(systems: int, seed: int) -> list[Outcome]:
+    """All outcomes, on all cores."""
+    jobs = [(planted, 1000 * seed + i) for i, planted in enumerate(truth_of.random_systems(systems, seed))]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        return [row for rows in pool.map(_one, jobs, chunksize=1) for row in rows]
+
+
+def main(smoke: bool = False, systems: int = 1000, seed: int = 1) -> None:
+    began = time.perf_counter()
+    found = (
+        [row for job in enumerate(truth_of.random_systems(2, 1)) for row in _one((job[1], job[0]))]
+        if smoke
+        else run(systems, seed)
+    )
+    print(f"promises: {systems if not smoke else 2} random systems, {time.perf_counter() - began:.0f} s")
+    report(found)
+    for row in found:
+        if row.half_widths > 1 and not row.declined:
+            print("  above:", row)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--systems", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    typed = parser.parse_args()
+    main(typed.smoke, typed.systems, typed.seed)
