@@ -8,7 +8,7 @@ from tests.conftest import ROOT
 def test_examples() -> None:
     page = (ROOT / "docs" / "queueing.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict[str, object] = {}
     for block in blocks:
         exec(block, names)

@@ -65,8 +65,17 @@ class TestLaunchShare:
 
 class TestTable:
     def test_takes(self) -> None:
-        table = DispatchTable((False, False, True, True), rate=0.5, max_batch=3)
+        table = DispatchTable((0, 0, 2, 3), rate=0.5, max_batch=3)
         assert [table.takes(q) for q in (0, 1, 2, 3, 9)] == [0, 0, 2, 3, 3]
         assert table.threshold == 2
         assert table.is_control_limit
-        assert not DispatchTable((False, True, False, True), 0.5, 3).is_control_limit
+
+    @pytest.mark.parametrize("batches", [(0, 1, 0, 3), (0, 1, 1, 3), (0, 0, 2), (0, 0, 1, 3, 3)])
+    def test_no_control_limit(self, batches: tuple[int, ...]) -> None:
+        """One waits in between; one or two are served though more wait; the last also where none waits."""
+        assert not DispatchTable(batches, 0.5, 3).is_control_limit
+
+    @pytest.mark.parametrize("batches", [(), (0, 2), (0, 1, 2, 3, 4), (0, 1, 0), (0, -1, 1)])
+    def test_refused(self, batches: tuple[int, ...]) -> None:
+        with pytest.raises(WrongUsage, match="table"):
+            DispatchTable(batches, 0.5, 3)

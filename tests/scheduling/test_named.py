@@ -23,7 +23,7 @@ TIMES = PathTimes(8 + 0.05 * B, 2 * B[:16])
 
 
 def solve(rate: float, T_ms: FloatArray) -> DispatchTable:
-    return DispatchTable((False, False, True), rate, len(T_ms))
+    return DispatchTable((0, 0, 2, 3, 4), rate, len(T_ms))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -35,7 +35,7 @@ POLICIES: list[Policy] = [
     policies.cutoff(4.0, LIMITS),
     policies.three_stage(3, 5.0, LIMITS),
     policies.three_stage(1, 1.0, LIMITS),
-    policies.optimal(DispatchTable((False, False, True), 0.4, 6), LIMITS),
+    policies.optimal(DispatchTable((0, 0, 2, 1, 4, 5, 3), 0.4, 6), LIMITS),
     policies.split(LIMITS),
     policies.split(LIMITS, merge_below=3, longest_ms=2.0),
     policies.deadline(LIMITS),
@@ -92,6 +92,13 @@ def random_path(rng: np.random.Generator, name: str) -> ServicePath:
     return spread(path) if law == 0 else replace(path, exponential=law == 1)
 
 
+def random_table(seed: int, rate: float, largest: int) -> DispatchTable:
+    """Any number of those that wait, or none; never none at the end."""
+    rng = np.random.default_rng([seed, 1])
+    batches = [int(rng.integers(0, min(q, largest) + 1)) for q in range(8)]
+    return DispatchTable((*batches, int(rng.integers(1, largest + 1))), rate, largest)
+
+
 @settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1))
 def test_anything(seed: int) -> None:
@@ -107,7 +114,7 @@ def test_anything(seed: int) -> None:
         policies.marginal_cost(rate, limits, str(rng.choice(["literal", "amortised", "total delay"]))),
         policies.cutoff(wait + 0.01, limits),
         policies.three_stage(few, wait + 0.01, limits),
-        policies.optimal(DispatchTable(tuple((rng.random(8) < 0.5).tolist()), rate, limits.main), limits),
+        policies.optimal(random_table(seed, rate, limits.main), limits),
         policies.split(limits, merge_below=few, longest_ms=wait),
         policies.deadline(limits),
     ]

@@ -129,8 +129,23 @@ def test_three_stages_flush_to_an_idle_gpu() -> None:
 
 
 def test_optimal_goes_by_its_table() -> None:
-    policy = policies.optimal(DispatchTable((False, False, True), 0.5, 4), FOUR)
+    policy = policies.optimal(DispatchTable((0, 0, 2), 0.5, 4), FOUR)
     assert story(policy, [0, 3, 4]) == ["3 starts gpu 0+1", "15 ends gpu 0+1"]
+
+
+def test_optimal_may_serve_fewer_than_wait() -> None:
+    """One of two, two of three or more, though batches may hold four."""
+    policy = policies.optimal(DispatchTable((0, 1, 1, 2), 0.5, 4), FOUR)
+    assert story(policy, [0, 1, 2, 3, 4, 5]) == [
+        "0 starts gpu 0",
+        "11 ends gpu 0",
+        "11 starts gpu 1+2",
+        "23 ends gpu 1+2",
+        "23 starts gpu 3+4",
+        "35 ends gpu 3+4",
+        "35 starts gpu 5",
+        "46 ends gpu 5",
+    ]
 
 
 def test_split_where_the_sum_of_delays_is_least() -> None:

@@ -13,7 +13,7 @@ typical T(b) in ms, b = 0 (unused) to the largest batch.
 - three-stage: THRESHOLD requests or more go to an idle main path. An idle side path takes as many as it ends no later
   than the main path would end the whole queue. The rest waits, and at age T_CUT it is flushed: to the main path where
   that is idle and would end earlier, else to the side path, with those behind it that end earlier there.
-- optimal: the table of `optimal`, one entry a number waiting.
+- optimal: as many as the table of `optimal` says for the number waiting; beyond its end as many as at its end.
 - split: with both paths idle, the queue is split where the sum of all delays is least; with one idle, as in
   three-stage. A queue below THRESHOLD waits to be merged with what comes, for PATIENCE at most.
 - deadline: wait for the largest batch as long as every deadline can still be met.
@@ -86,9 +86,7 @@ def decide(code, p, times, view):  # type: ignore[no-untyped-def]
     elif code == MARGINAL:
         found = _patient(p, view, _marginal(p, times, int(view[WAITING])))
     elif code == OPTIMAL:
-        waiting = int(view[WAITING])
-        waits = HEADER + waiting < len(p) and p[HEADER + waiting] == 0.0
-        found = _patient(p, view, waiting + 1 if waits else waiting)
+        found = _tabled(p, view)
     else:
         found = _deadline(p, times, view)
     return found
@@ -106,6 +104,16 @@ def _patient(p, view, enough):  # type: ignore[no-untyped-def]
     found = (WAIT, 0, until, enough)
     if view[WAITING] >= enough or view[NOW] >= until:
         found = _serve(p, view)
+    return found
+
+
+@compiled
+def _tabled(p, view):  # type: ignore[no-untyped-def]
+    waiting = int(view[WAITING])
+    take = int(p[min(HEADER + waiting, len(p) - 1)])
+    found = (WAIT, 0, math.inf, waiting + 1)
+    if take > 0:
+        found = (SERVE_MAIN, min(take, int(p[MAIN_LARGEST])), 0.0, 0)
     return found
 
 

@@ -85,6 +85,11 @@ class Policy:
         return int(self.parameters[codes.MAIN_LARGEST])
 
     @property
+    def long_queue_batch(self) -> int:
+        """Batch by which the main path serves a long queue; it decides what load is carried."""
+        return self.main_largest if self.code != codes.OPTIMAL else min(self.main_largest, int(self.parameters[-1]))
+
+    @property
     def side_largest(self) -> int:
         return int(self.parameters[codes.SIDE_LARGEST])
 
@@ -167,11 +172,11 @@ def three_stage(threshold: int, cutoff_ms: float, limits: Limits) -> Policy:
 
 
 def optimal(table: DispatchTable, limits: Limits) -> Policy:
-    """The table that `queueing.decision` solved for a rate."""
+    """The table that `queueing.decision` solved for a rate: how many to serve of each number waiting."""
     header = _parameters(Limits(min(limits.main, table.max_batch), limits.side))
-    flags = np.array(table.dispatch, dtype=np.float64)
+    batches = np.array(table.batches, dtype=np.float64)
     settings = {"threshold": table.threshold, "rate_per_ms": table.rate, "max_batch": int(header[codes.MAIN_LARGEST])}
-    return Policy("optimal", codes.OPTIMAL, np.concatenate([header, flags]), settings)
+    return Policy("optimal", codes.OPTIMAL, np.concatenate([header, batches]), settings)
 
 
 def split(limits: Limits, merge_below: int = 1, longest_ms: float = 0.0) -> Policy:

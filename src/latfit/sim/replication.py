@@ -135,7 +135,7 @@ def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: 
     ended = float(out.clocks[LAST])
     total, done = _account(load.arrive[:issued], out.response[:issued], ended, (load.arrive[load.warm], span))
     area = float(out.clocks[AREA])
-    if issued and np.spacing(ended) > FINEST * total / issued:
+    if total > 0 and np.spacing(ended) > FINEST * total / issued:
         raise WrongUsage(
             f"requests come so seldom that at {ended:.3g} ms a response of {total / issued:.3g} ms is below rounding",
             where="--rate",
