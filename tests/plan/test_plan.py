@@ -75,6 +75,29 @@ class TestInverse:
         assert rows_needed(99) == 99
         assert rows_needed(90) == 9
 
+    def test_a_share_for_a_percentile_is_asked_about(self) -> None:
+        with pytest.raises(WrongUsage) as error:
+            make_plan(REFERENCE_MACHINE, 50.0, percentile=0.99)
+        assert "--percentile 99 meant" in error.value.remedy
+
+    def test_limits_of_decode_and_of_prefill_are_their_own(self) -> None:
+        """T = 2 + 0.01 S; decode steps stay below 1.1 times it, steps with prefill below 2 times."""
+        known = {
+            "ratio_quantiles": {"0.99": 1.5},
+            "by_phase": {
+                "decode": {"ratio_quantiles": {"0.99": 1.1}},
+                "prefill or mixed": {"ratio_quantiles": {"0.99": 2.0}},
+            },
+        }
+        plan = make_plan(machine(gpu=fit_with([2.0, 0.0, 0.01], "linear", intervals=known)), 5.0)
+        found = {row.B: row.S_max for row in plan.S_at_B}
+        assert found[8] == 50  # 2 (2 + 0.01 S) <= 5
+        assert found[64] == 64  # S = B alone: 1.1 (2 + 0.64) <= 5, but 2 (2 + 0.65) > 5
+        assert found[128] == 128
+        assert 256 not in found  # 1.1 (2 + 2.56) = 5.016 > 5
+        at_64 = [row.B_max for row in plan.B_at_S if row.S == 64]
+        assert at_64 == [64]
+
     def test_beyond_the_measured_range_is_marked(self) -> None:
         small = fit_with(REFERENCE.tolist(), domain={"B": [1, 256], "S": [1, 256]})
         plan = make_plan(machine(cpu=small), 30.0)

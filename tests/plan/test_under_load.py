@@ -253,6 +253,12 @@ class TestFallingTimes:
             assert (batch_queue(rate / 1e3, times).percentile(0.99) <= 60.0) is meets
         assert rate_text(low) in plan.binding
 
+    def test_a_slow_start_is_told(self) -> None:
+        """Its first step alone lasts 377 ms, and it takes seconds until the queue is as planned; T = 4 + 0.1 b not."""
+        plan = make_plan(self.profile, 60.0, wishes=Wishes(rate=3.0))
+        assert any("metastable after a restart" in note for note in plan.notes)
+        assert not any("metastable" in note for note in make_plan(GPU, 15.0, wishes=Wishes(rate=2.0)).notes)
+
     def test_too_little_load_is_refused_as_well(self) -> None:
         plan = make_plan(self.profile, 60.0, wishes=Wishes(rate=0.05))
         assert not plan.feasible

@@ -137,6 +137,11 @@ def _check(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: i
                 f"the fit of path {path.name!r} is not usable ({path.fit.status.sentence})",
                 remedy="Fit it again with `latfit fit`.",
             )
+    if 0 < percentile < 1:
+        meant = f"{100 * percentile:g}"
+        raise WrongUsage(
+            f"{percentile:g} % of them, next to none", where="--percentile", remedy=f"Was --percentile {meant} meant?"
+        )
     if not 0 < percentile < 100:
         raise WrongUsage(
             f"{percentile:g} is not a percentile", where="--percentile", remedy="Give one above 0, below 100."

@@ -147,8 +147,8 @@ def _ratios(asked: Asked, draws: int) -> tuple[float, float] | None:
         law = asked.law(Variation(seed), QUICK)
         found.append(math.inf if law is None else law.percentile(asked.target.q) / base)
     low, middle, high = np.quantile(found, (CERTAIN[0], 0.5, CERTAIN[1]), method="closest_observation")
-    # Pieces of a recording lose what reaches from one into the next: where all that is drawn is quicker, or slower, than
-    # the machine as fitted, the interval is that about their own middle.
+    # Pieces of a recording lose what reaches from one into the next: where all that is drawn is quicker, or slower,
+    # than the machine as fitted, the interval is that about their own middle.
     centre = float(middle) if math.isfinite(middle) else 1.0
     return min(float(low), float(low) / centre, 1.0), max(float(high), float(high) / centre, 1.0)
 

@@ -62,6 +62,7 @@ class Target:
 class System:
     """A way to run the load. law: (rate per ms, effort) -> law; rate_limit: its stability limit per ms.  rises: whether
     its responses can only take longer at a higher rate.  run_at: where they may not, the law at a rate by a short run.
+    times: of its batches, where it serves greedily on one path.
     """
 
     name: str
@@ -70,6 +71,7 @@ class System:
     rate_limit: float
     rises: bool = True
     run_at: Callable[[float], ResponseLaw] | None = None
+    times: ServiceTimes | None = None
 
     def law_at(self, rate: float) -> ResponseLaw:
         """The law at a rate per ms, with the usual effort."""
@@ -257,7 +259,7 @@ def _batching(part: Part, rate: float, arrivals: Arrivals) -> list[System]:
     def run_amortised(load: float) -> ResponseLaw:
         return run_batches(load, times, stopping_batch("amortised", T, load), arrivals, COARSE)
 
-    greedy = System(f"{part.label}, {GREEDY}", (part.path,), law, limit, rises, None if rises else run)
+    greedy = System(f"{part.label}, {GREEDY}", (part.path,), law, limit, rises, None if rises else run, times)
     if stopping_batch("amortised", T, rate) == 1:
         return [greedy]
     name = f"{part.label}, amortised batches"

@@ -32,11 +32,14 @@ from latfit.plan.words import rate_text
 from latfit.queueing.decision import rule_costs
 from latfit.queueing.responses import batch_response, scatters
 from latfit.queueing.service import ServiceTimes
+from latfit.queueing.settling import settling_ms
 from latfit.scheduling.marginal_cost import RULES, stopping_batch
 from latfit.stats import FloatArray
 from latfit.units import format_ms
 
 FASTER = 0.9
+SLOW_START = 20.0
+"""Mean responses that a queue may take from empty to its stationary state before that is told."""
 
 
 def with_load(plan: Plan, profile: HardwareProfile, percentile: float, wishes: Wishes) -> Plan:
@@ -83,13 +86,28 @@ def with_load(plan: Plan, profile: HardwareProfile, percentile: float, wishes: W
     situation = Situation(machine, rate, wishes.replicas, target, known, shown, carried)
     plan = replace(plan, sensitivity=sensitivity(situation, _thresholds(machine, plan, wishes)))
     notes = [*plan.notes, *_notes(plan, machine, wishes)]
-    notes += [*tail_notes(asked), *(_doubted(promise) if promise is not None else [])]
+    notes += [*tail_notes(asked), *(_doubted(promise) if promise is not None else []), *_after_restart(asked, shown)]
     plan = replace(plan, notes=notes)
     return replace(plan, answer=_answer(plan, chosen, wishes), remedy="" if chosen else _remedy(plan, shown))
 
 
 def _doubted(promise: Promise) -> list[str]:
     return [f"Cannot promise it: {doubt}." for doubt in promise.doubts]
+
+
+def _after_restart(asked: Asked, shown: Alternative) -> list[str]:
+    """How long a queue whose steps are quicker the more they hold takes from empty, where that is long."""
+    system = asked.system(machine_of(asked.profile, asked.target.tokens, asked.wishes))
+    if system is None or system.times is None or system.rises or shown.mean_ms is None:
+        return []
+    took = settling_ms(asked.rate, replace(system.times, scatter=None))
+    if took is not None and took <= SLOW_START * shown.mean_ms:
+        return []
+    after = "very long" if took is None or math.isinf(took) else f"about {format_ms(took, 2)}"
+    return [
+        f"{shown.name}: metastable after a restart. From empty it takes {after} until the queue is as planned: steps that"
+        " hold few requests are slow, and all who come meanwhile wait. Start with little load, or with full batches."
+    ]
 
 
 def _waiting(
@@ -183,7 +201,9 @@ def _assumed(machine: Machine) -> str:
     if len(steady) < len(machine.parts):
         said += ", and steps that scatter as measured, independently of each other"
     if steady:
-        said += f"; steps on {' and '.join(steady)} take their mean time, a CPU's one at a time an exponential one"
+        said += f"; steps on {' and '.join(steady)} take their mean time"
+    if machine.cpu is not None and machine.cpu.times.scatter is None:
+        said += f", one request at a time on {machine.cpu.label} an exponential one"
     return f"{said}."
 
 

@@ -70,7 +70,9 @@ def _last_line(plan: Plan) -> str:
         found = plan.capacity
         price = "" if found.price_per_hour is None else f", {found.price_per_hour:,.4g} an hour"
         machines = "1 machine" if found.replicas == 1 else f"{found.replicas} machines"
-        return f"Needs {machines}{price}; each carries {_rate(found.sustainable_per_s)}. Breaks first: {found.binding}."
+        sure = "" if found.promised_per_s is None else f" ({_rate(found.promised_per_s)} for sure)"
+        carries = f"{_rate(found.sustainable_per_s)}{sure}"
+        return f"Needs {machines}{price}; each carries {carries}. Breaks first: {found.binding}."
     if isinstance(plan.settings, Settings):
         found_settings = plan.settings
         budget = found_settings.max_num_batched_tokens
@@ -158,7 +160,7 @@ def alternatives_table(plan: Plan) -> Table:
             row.name,
             "" if row.percentile_ms is None else format_ms(row.percentile_ms),
             "" if row.margin is None else f"{row.margin:+.0%}",
-            _rate(row.sustainable_per_s),
+            _carried(row),
             _why(row),
         )
         for row in _ordered(plan)
@@ -166,6 +168,13 @@ def alternatives_table(plan: Plan) -> Table:
     columns = ("way", _percentile(plan), "margin", "carries", "verdict")
     caption = f"Ways to serve {_rate(plan.rate_per_s)} a machine within {format_ms(plan.sla_ms)}"
     return Table(caption, columns, rows, words=("verdict",)).without_empty()
+
+
+def _carried(row: Alternative) -> str:
+    """The highest rate within the SLA, or every range of it where there is a lowest one too."""
+    if all(low == 0 for low, _ in row.feasible_per_s):
+        return _rate(row.sustainable_per_s)
+    return ", ".join(f"{_rate(low)} to {_rate(high)}" if low else _rate(high) for low, high in row.feasible_per_s)
 
 
 def _why(row: Alternative) -> str:
@@ -255,6 +264,7 @@ def capacity_table(plan: Plan) -> Table:
     rows = [
         ("rate on each machine", _rate(found.rate_per_s)),
         (f"highest within the SLA, {found.system}", _rate(found.sustainable_per_s)),
+        ("the same at the slow end of what is left open", _rate(found.promised_per_s)),
         ("headroom", _headroom(found.headroom)),
         ("load over the highest stable load", "" if found.utilisation is None else f"{found.utilisation:.1%}"),
         ("requests within the SLA (goodput)", _rate(found.goodput_per_s)),
