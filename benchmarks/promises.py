@@ -70,7 +70,6 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     from latfit.plan.alternatives import path_capacity
     from latfit.plan.load import load_from_arrivals
     from latfit.plan.promise import Asked, promised, promised_rate
-    from latfit.plan.support import blind
     from latfit.plan.systems import Target, machine_of
     from latfit.plan.wishes import Wishes
     from latfit.trace.table import Trace
@@ -84,8 +83,6 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     if not fit.status.ok:
         return [Outcome("percentile", group, math.nan, math.nan, math.nan, math.nan, 0.0, fit.status.code)]
     profile = HardwareProfile({"gpu": ExecutionPath("gpu", fit)})
-    if blind(profile.paths["gpu"]):
-        return [Outcome("percentile", group, math.nan, 0, math.inf, math.nan, 0.0, "not supported by the fit")]
     rate = planted.system.arrivals.rate
     wishes = Wishes(rate=rate, max_batch=planted.system.cap)
     if planted.load != "poisson":

@@ -8,11 +8,12 @@ beyond them all is a point of its own. A point is the mean of the steps that it 
 that of the sample, exactly, and what is lost of its second moment is the variance inside points of next to equal steps.
 
 A curve that misses the steps of some size misses them every time: that is no scatter. So the law is that of single
-steps about the level of their size S, exp(l(S)) times the curve. With l_i the mean log ratio of the steps of size i
-(outliers moved in to three standard deviations), e_i its standard error and t^2 what the l_i vary by beyond their
-errors, the best guess of the level is l_i t^2/(t^2 + e_i^2), with an error of t e_i/sqrt(t^2 + e_i^2) (a random effect;
-Robinson 1991). Where the curve misses nothing, t = 0 and nothing is moved. Between two sizes l is a straight line in ln
-S, with a Brownian bridge of variance 2 t^2 x (1 - x), x the place between them, for what nobody measured.
+steps about the level of their size S, exp(l(S)) times the curve. l is taken as a Gaussian process in ln S with
+covariance t^2 exp(-|ln S - ln S'|/r): sizes that are near each other are missed alike. Its data are the mean log ratios
+of the steps of each size (outliers moved in to three standard deviations) with their standard errors; their marginal
+likelihood weighs the t and r of a grid, t = 0 among them, and l and its error are averages over that (Rasmussen &
+Williams 2006, sections 2.2 and 5.4). Where the curve misses nothing, t is near 0 and nothing is moved; what nobody
+measured is as uncertain as t and the distance to the next size make it.
 
 What n independent steps leave open is drawn by the Bayesian bootstrap (Rubin 1981): the weights of the points become
 Gamma(n w_i) variables over their sum. To them one more step is added at the longest one seen, with a weight of
@@ -20,6 +21,7 @@ Gamma(1): a count of k exceedances then has the upper limit Gamma(k + 1), that o
 of a rare event's rate, and not Gamma(k), which has none for k = 0.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,12 +30,19 @@ from typing import Any
 
 import numpy as np
 
-from latfit.stats import FloatArray, mad_sigma, weighted_quantile
+from latfit.stats import FloatArray, mad_sigma, weighted_quantiles
 
 RESOLUTION = 200
 """Points of each decade of the tail."""
 
 MOST_SIZES = 64
+DEVIATIONS = tuple(0.005 * 2.0**k for k in range(9))
+REACHES = (0.5, 2.0, 8.0)
+"""t and r of the levels that are tried."""
+
+LEAST_ERROR = 1e-4
+"""No level is known better."""
+
 DECADES = (0.99, 0.999, 0.9999, 0.99999)
 FEWEST_BEYOND = 1
 """Independent steps beyond a percentile from which its tail counts as seen, as in the ranks of `fit.intervals`."""
@@ -42,27 +51,84 @@ FEWEST_BEYOND = 1
 @dataclass(frozen=True, eq=False)
 class SizeLevels:
     """sizes (m,) of steps in tokens, rising; log_level (m,) of the measured steps over the curve there, error (m,) its
-    standard error; between: t of the module."""
+    standard error. Without sizes the curve is the level."""
 
     sizes: FloatArray
     log_level: FloatArray
     error: FloatArray
-    between: float
 
     def factors(self, S: FloatArray) -> FloatArray:
-        """Level over the curve (n,) at S (n,) tokens, that of the nearest size beyond the measured ones."""
-        return np.asarray(np.exp(np.interp(np.log(S), np.log(self.sizes), self.log_level)))
+        """Level over the curve (n,) at S (n,) tokens; S of any shape."""
+        if not len(self.sizes):
+            return np.ones(np.shape(S))
+        flat = np.log(np.ravel(S))
+        found = sum(w * each.mean(flat) for w, each in self._processes)
+        return np.asarray(np.exp(found).reshape(np.shape(S)))
 
     def drawn_factors(self, S: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """The same of levels that the steps allow."""
-        place = np.interp(np.log(S), np.log(self.sizes), np.arange(float(len(self.sizes))))
-        level = np.interp(place, np.arange(len(self.sizes)), self.log_level + self.error * _normal(rng, self.error))
-        gap, x = np.floor(place).astype(np.int64), place % 1.0
-        bridge = self.between * np.sqrt(2 * x * (1 - x)) * rng.standard_normal(len(self.sizes))[gap]
-        return np.asarray(np.exp(level + bridge))
+        """The same of a level that the steps allow; S (n,)."""
+        if not len(self.sizes):
+            return np.ones(len(S))
+        weights = np.array([w for w, _ in self._processes])
+        process = self._processes[int(rng.choice(len(weights), p=weights))][1]
+        return np.asarray(np.exp(process.drawn(np.log(S), rng)))
+
+    @cached_property
+    def _processes(self) -> list[tuple[float, "_Process"]]:
+        """The likely processes, each with its weight; those below a thousandth are left out."""
+        tried = [
+            _Process(t, r, np.log(self.sizes), self.log_level, self.error)
+            for t, r in [(0.0, 1.0), *((t, r) for t in DEVIATIONS for r in REACHES)]
+        ]
+        logs = np.array([process.log_likelihood for process in tried])
+        # t = 0 counts as much as all others together.
+        logs[1:] -= math.log(len(tried) - 1)
+        weights = np.exp(logs - logs.max())
+        weights[weights < 1e-3 * weights.max()] = 0
+        weights /= weights.sum()
+        return [(float(w), process) for w, process in zip(weights, tried, strict=True) if w > 0]
 
 
-NO_LEVELS = SizeLevels(np.ones(1), np.zeros(1), np.zeros(1), 0.0)
+@dataclass(frozen=True, eq=False)
+class _Process:
+    """A Gaussian process with covariance t^2 exp(-|x - x'|/r) that was seen at x (m,) as y (m,), give or take error."""
+
+    t: float
+    r: float
+    x: FloatArray
+    y: FloatArray
+    error: FloatArray
+
+    def _covariance(self, a: FloatArray, b: FloatArray) -> FloatArray:
+        return np.asarray(self.t**2 * np.exp(-np.abs(a[:, None] - b[None, :]) / self.r))
+
+    @cached_property
+    def _root(self) -> FloatArray:
+        return np.asarray(np.linalg.cholesky(self._covariance(self.x, self.x) + np.diag(self.error**2)))
+
+    @cached_property
+    def _weights(self) -> FloatArray:
+        half = np.linalg.solve(self._root, self.y)
+        return np.asarray(np.linalg.solve(self._root.T, half))
+
+    @property
+    def log_likelihood(self) -> float:
+        return float(-0.5 * self.y @ self._weights - np.log(np.diag(self._root)).sum())
+
+    def mean(self, at: FloatArray) -> FloatArray:
+        return np.asarray(self._covariance(at, self.x) @ self._weights)
+
+    def drawn(self, at: FloatArray, rng: np.random.Generator) -> FloatArray:
+        z = rng.standard_normal(len(at))
+        if self.t == 0:
+            return np.zeros(len(at))
+        half = np.linalg.solve(self._root, self._covariance(self.x, at))
+        left = self._covariance(at, at) - half.T @ half + 1e-12 * np.eye(len(at))
+        values, vectors = np.linalg.eigh(left)
+        return np.asarray(self.mean(at) + vectors @ (np.sqrt(np.maximum(values, 0.0)) * z))
+
+
+NO_LEVELS = SizeLevels(np.empty(0), np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +207,6 @@ class StepRatios:
                 "sizes": self.levels.sizes.tolist(),
                 "log_level": self.levels.log_level.tolist(),
                 "error": self.levels.error.tolist(),
-                "between": self.levels.between,
             },
         }
 
@@ -157,20 +222,23 @@ def size_levels(S: FloatArray, ratio: FloatArray, weights: FloatArray, steps_for
     if len(count) < 2:
         return NO_LEVELS
     logs = np.log(ratio)
-    middle = weighted_quantile(logs, 0.5, weights)
-    reach = 3 * mad_sigma(logs - middle, weights)
-    logs = np.clip(logs - middle, -reach, reach)
-    mean = np.bincount(number, weights=weights * logs) / count
+    order = np.lexsort((logs, number))
+    ends = np.searchsorted(number[order], np.arange(len(count) + 1))
+    parts = [order[a:b] for a, b in itertools.pairwise(ends)]
+    middle = np.array([weighted_quantiles(logs[rows], (0.5,), weights[rows])[0] for rows in parts])
+    off = logs - middle[number]
+    reach = 3 * mad_sigma(off, weights)
+    off = np.clip(off, -reach, reach)
+    mean = middle + np.bincount(number, weights=weights * off) / count
     freedom = float(weights.sum()) - len(count)
-    within = float(weights @ (logs - mean[number]) ** 2) / freedom if freedom > 0 else 0.0
-    error2 = within * steps_for_one / count
-    centre = float(count @ mean) / float(count.sum())
-    between2 = max(float(count @ ((mean - centre) ** 2 - error2)) / float(count.sum()), 0.0)
-    if between2 <= 0 or freedom < len(count):
+    if freedom < len(count):
         return NO_LEVELS
-    known = between2 / (between2 + error2)
+    within = float(weights @ (off - (mean - middle)[number]) ** 2) / freedom
+    error = np.sqrt(np.maximum(within * steps_for_one / count, LEAST_ERROR**2))
+    # The mean of the law of single steps takes up what all sizes share.
+    centre = float((mean / error**2).sum() / (1 / error**2).sum())
     at = np.bincount(number, weights=weights * S) / count
-    return SizeLevels(at, known * (mean - centre), np.sqrt(known * error2), math.sqrt(between2))
+    return SizeLevels(at, mean - centre, error)
 
 
 def step_ratios(
@@ -207,17 +275,13 @@ def ratios_from_json(document: Mapping[str, Any] | None) -> StepRatios | None:
 
 
 def _levels(document: Mapping[str, Any] | None) -> SizeLevels:
-    if not document:
+    if not document or not document["sizes"]:
         return NO_LEVELS
     sizes, level, error = (np.asarray(document[name], dtype=np.float64) for name in ("sizes", "log_level", "error"))
-    known = len(sizes) > 0 and sizes.shape == level.shape == error.shape and sizes.ndim == 1
-    if not known or not np.all(np.isfinite(level) & (sizes > 0) & (error >= 0)) or np.any(np.diff(sizes) <= 0):
+    known = sizes.shape == level.shape == error.shape and sizes.ndim == 1
+    if not known or not np.all(np.isfinite(level) & (sizes > 0) & (error > 0)) or np.any(np.diff(sizes) <= 0):
         raise ValueError("levels of ratios are not rising sizes with a level and an error each")
-    return SizeLevels(sizes, level, error, float(document["between"]))
-
-
-def _normal(rng: np.random.Generator, like: FloatArray) -> FloatArray:
-    return rng.standard_normal(len(like))
+    return SizeLevels(sizes, level, error)
 
 
 def _edges(steps: float) -> FloatArray:

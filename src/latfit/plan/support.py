@@ -1,9 +1,9 @@
 """Which of a fit's warnings decide a plan: then the answer is not supported by these data, and says so first.
 
-Limits of single steps hold whatever the model misses: they are made of its errors on steps left out. What they do not
-cover is a fit in which B and S say nothing, a machine that changed while it was measured, and an answer for steps that
-nobody measured. A percentile of responses goes by the fitted curve too, so there a typical error above the margin
-decides as well.
+A machine that changed while it was measured decides every plan whose margin is smaller than the change. Limits of
+single steps hold whatever the model misses, for they are made of its errors on steps left out; but they say nothing
+where B and S say nothing, nor of steps that nobody measured. Responses go by the mean steps that were measured, size by
+size, so there an error of the curve is in the interval, and does not decide.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,17 +33,13 @@ def blind(path: ExecutionPath) -> bool:
 
 
 def _reasons(plan: Plan, path: ExecutionPath) -> Iterator[str]:
-    codes = {warning.code for warning in path.fit.warnings}
-    if blind(path):
+    if blind(path) and plan.rate_per_s is None:
         yield f"on {path.label} a constant predicts as well as B and S do, so no limit on them follows"
     shift = drift_of(path)
     chosen = next((row for row in plan.alternatives if row.chosen), None)
     margin = None if chosen is None else chosen.margin
     if shift is not None and (plan.rate_per_s is None or margin is None or abs(shift) > margin):
         yield f"steps on {path.label} changed by {shift:+.0%} while they were measured"
-    error = float(path.fit.cross_validation.get("mape_pct", path.fit.metrics.get("mape_pct", 0.0))) / 100
-    if "large_error" in codes and margin is not None and error > margin:
-        yield f"the fit of {path.label} is off by {error:.0%} on steps left out, more than the margin of {margin:.0%}"
     widest = max((row for row in plan.S_at_B if row.path == path.name and row.S_max), default=None, key=_end)
     if plan.rate_per_s is None and widest is not None and widest.extrapolated:
         measured = path.fit.domain["S"][1]

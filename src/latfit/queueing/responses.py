@@ -20,7 +20,7 @@ STEADY = 0.002
 
 SEED = 20_240_601
 
-GROWTH = 2.0
+GROWTH = 4.0
 """Dispersion over an eighth of the time at which it still grows; the sums it is told from leave a third of it open."""
 
 PIECES, FEWEST_SUMS = 40, 20
