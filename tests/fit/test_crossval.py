@@ -173,6 +173,15 @@ class TestDrift:
         assert found["relative_shift"] == pytest.approx(0.1, abs=0.02)
         assert drift(trace, rng.normal(0, 0.05, n))["runs"] == {}
 
+    @pytest.mark.parametrize("noise", [0.0005, 0.005, 0.05])
+    def test_a_steady_rise_is_found_however_little_noise_there_is(self, noise: float) -> None:
+        """20 % over the run: in the mean the halves differ by half of that."""
+        series = 0.2 * np.linspace(0, 1, 200) + np.random.default_rng(4).normal(0, noise, 200)
+        found = change_point(series)
+        assert found is not None
+        assert found.p_value < 0.01
+        assert found.shift == pytest.approx(0.1, abs=0.02)
+
     def test_a_single_outlier_is_no_change(self) -> None:
         series = np.random.default_rng(3).normal(0, 0.05, 500)
         series[250] = 50.0

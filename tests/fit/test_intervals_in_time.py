@@ -132,7 +132,7 @@ class TestFreshRuns:
 
 class TestWords:
     def test_a_run_that_tells_little_says_so_with_a_remedy(self) -> None:
-        """2,000 steps of correlation 0.99 are worth some 10; as 2,000 they would promise 90 % and hold 77 %."""
+        """2,000 steps of correlation 0.99 are worth some 10; as 2,000 they would promise 90 % and hold 85 %."""
         rng = np.random.default_rng(3)
         n = 2000
         trace = run_of(rng, n, lambda rng, B, S: 0.1 * autoregression(n, 0.99, rng), times=False)

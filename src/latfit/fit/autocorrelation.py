@@ -7,11 +7,11 @@ worth n v/L independent ones; for an autoregression of lag-one correlation r tha
 L is taken from an autoregression fitted to the autocovariances by Levinson's recursion, of an order up to 10 log10 n:
 with innovations of variance s^2 and coefficients that add up to a, L = s^2/(1-a)^2 (the spectrum at frequency zero;
 Heidelberger & Welch 1981, Thompson 2010). BIC says whether neighbours tell anything at all: where it takes order 0,
-L = v exactly, as for white noise. Where it takes another, AIC chooses the order, since slow noise under fast noise
-needs a long one. Taking the mean off a series lowers a by about (1 + 3a)/n, which is put back. A few heavy outliers
-would hide what all others share, so the series is clipped at three robust standard deviations about its median. Several
-runs count together, each about its own mean: runs are independent of one another, so n steps are worth as many as there
-are runs at least.
+L = v exactly, as for white noise. Where it takes another, L is the larger one of its order and of that which AIC takes,
+since slow noise under fast noise needs a long one. Taking the mean off a series lowers a by about (1 + 3a)/n, which is
+put back. A few heavy outliers would hide what all others share, so the series is clipped at three robust standard
+deviations about its median. Several runs count together, each about its own mean: runs are independent of one another,
+so n steps are worth as many as there are runs at least.
 
 The number is known to one part in its root, as that of independent steps would be, and what is not known is not
 promised: of n v/L it is the lower end, n v/L less its root, that counts.
@@ -66,10 +66,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Persistence:
-    """lag_one: correlation of neighbours.  steps_for_one: how many steps in a row are worth an independent one, 1 or
-    more.  in_visit: how many of these a visit to a cell holds, at most.  runs: that it was seen in."""
+    """lag_one: correlation of neighbours.  likely: how many steps in a row are worth an independent one, 1 or more.
+    steps_for_one: the same with what is not known of it, to count by.  in_visit: how many of the likely ones a visit to
+    a cell holds, at most.  runs: that it was seen in."""
 
     lag_one: float = 0.0
+    likely: float = 1.0
     steps_for_one: float = 1.0
     in_visit: float = 1.0
     runs: int = 1
@@ -130,11 +132,10 @@ def persistence(series: Series) -> Persistence:
     innovation, together = _autoregression(covariance, n)
     if together > 0:
         together = min(together + (1 + 3 * together) * len(parts) / n, 1 - 1 / n)
-    longer = max(1 + (innovation / (1 - together) ** 2 / float(covariance[0]) - 1) / series.own, 1.0)
-    if longer > 1:
-        longer /= max(1 - math.sqrt(longer / n), 1e-9)
-    longer = min(longer, n / len(parts))
-    return Persistence(float(covariance[1] / covariance[0]), longer, min(longer, series.visit), len(parts))
+    likely = max(1 + (innovation / (1 - together) ** 2 / float(covariance[0]) - 1) / series.own, 1.0)
+    lower = likely / max(1 - math.sqrt(likely / n), 1e-9) if likely > 1 else 1.0
+    likely, lower = (min(each, n / len(parts)) for each in (likely, lower))
+    return Persistence(float(covariance[1] / covariance[0]), likely, lower, min(likely, series.visit), len(parts))
 
 
 def clipped(series: FloatArray, weights: FloatArray | None = None) -> FloatArray:
@@ -174,8 +175,8 @@ def _autocovariance(parts: Sequence[FloatArray], most: int) -> FloatArray:
 
 
 def _autoregression(covariance: FloatArray, n: int) -> tuple[float, float]:
-    """(variance of the innovations, sum of the coefficients) of the order that AIC chooses for n values, if BIC chooses
-    any at all."""
+    """(variance of the innovations, sum of the coefficients) of the order that BIC or AIC chooses for n values, the one
+    with the larger long-run variance; of order 0 where BIC chooses that."""
     coefficients, variance = np.zeros(0), float(covariance[0])
     fits = [(variance, 0.0)]
     for order in range(1, len(covariance)):
@@ -187,6 +188,5 @@ def _autoregression(covariance: FloatArray, n: int) -> tuple[float, float]:
             return max(variance, 0.0), 1.0
         fits.append((variance, float(coefficients.sum())))
     orders, misfit = np.arange(len(fits)), n * np.log([variance for variance, _ in fits])
-    if not np.argmin(misfit + math.log(n) * orders):
-        return fits[0]
-    return fits[int(np.argmin(misfit + 2 * orders))]
+    least, most = (int(np.argmin(misfit + each * orders)) for each in (math.log(n), 2))
+    return max(fits[least], fits[most], key=lambda fit: fit[0] / (1 - fit[1]) ** 2) if least else fits[0]

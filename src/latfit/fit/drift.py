@@ -6,9 +6,10 @@ dated where |S_k| is largest, and its size is the difference of the means on bot
 
 sigma^2 is the long-run variance: neighbours in time share their noise. The series is whitened by its lag-one
 correlation rho, what remains is added up with falling (Bartlett) weights, and the sum divided by (1 - rho)^2 (Andrews &
-Monahan 1992). It is taken after each side's own mean is removed, or a large change would hide itself; that lowers rho,
-three times as much as the removal of one mean does in simulation, (1 + 3 rho)/n, which is put back. A single heavy
-outlier is no change: the series is clipped at three robust standard deviations about its median.
+Monahan 1992). It is taken after each side's own line is removed, or a large change would hide itself, and so would a
+steady rise; that lowers rho, five times as much as the removal of one mean does in simulation, (1 + 3 rho)/n, which is
+put back. A single heavy outlier is no change: the series is clipped at three robust standard deviations about its
+median.
 """
 
 import math
@@ -26,7 +27,7 @@ from latfit.trace.table import Trace
 LEAST_ROWS = 50
 CERTAIN = 0.01
 LEAST_SHIFT = 0.02
-_SHRINKS = 3.0
+_SHRINKS = 5.0
 _LEAST_PART = 0.3
 
 
@@ -50,7 +51,7 @@ def change_point(series: FloatArray) -> ChangePoint | None:
     sums = np.cumsum(x - x.mean())
     index = int(np.argmax(np.abs(sums[:-1]))) + 1
     before, after = float(x[:index].mean()), float(x[index:].mean())
-    rest = np.concatenate([x[:index] - before, x[index:] - after])
+    rest = np.concatenate([_without_line(x[:index]), _without_line(x[index:])])
     sigma = math.sqrt(long_run_variance(rest))
     if sigma <= 0:
         return ChangePoint(index, after - before, 0.0)
@@ -58,6 +59,13 @@ def change_point(series: FloatArray) -> ChangePoint | None:
 
     excursion = float(np.abs(sums[index - 1])) / (sigma * math.sqrt(n))
     return ChangePoint(index, after - before, float(kstwobign.sf(excursion)))
+
+
+def _without_line(series: FloatArray) -> FloatArray:
+    """The series (n,) without its mean and its trend."""
+    time = np.arange(len(series)) - (len(series) - 1) / 2
+    level = series - series.mean()
+    return np.asarray(level - time * (float(time @ level) / max(float(time @ time), 1.0)))
 
 
 def long_run_variance(series: FloatArray) -> float:

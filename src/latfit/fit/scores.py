@@ -15,7 +15,8 @@ Neighbours in time share their noise too: f steps in a row are worth one (see `a
 In a grid only the share 1 - r of the variance that is a step's own can be shared in time. The variance of the mean of
 all scores is the sum of both parts, so a step of a cell counts 1/(r m + (1 - r) f). Steps of one visit to a cell share
 both: time alone makes cells differ as if v of their steps were one, v being f, or the steps of a visit where these are
-fewer. So v times the variance within cells is taken off that between them before r is found.
+fewer. So v times the variance within cells is taken off that between them before r is found. f is the likely one here;
+all steps together count at most what they count without regard to cells, by the f that allows for its error.
 
 The number of independent scores is n in every rank and every band; where it is too small for a level, there is no
 limit. New steps are those of a fresh run: the next few of the same run resemble its last ones.
@@ -113,7 +114,8 @@ def worth(
     typical = (n - float(size @ size) / n) / (cells - 1)
     by_cell = max(between - told.in_visit * within, 0.0)
     shared = min(by_cell / max(by_cell + typical * within, 1e-300), 1.0)
-    return np.asarray(1.0 / (shared * np.maximum(size, 1.0) + (1 - shared) * told.steps_for_one))[cell]
+    worth_one = 1.0 / (shared * np.maximum(size, 1.0) + (1 - shared) * told.likely)
+    return np.asarray(worth_one * min(1.0, n / told.steps_for_one / float(size @ worth_one)))[cell]
 
 
 def conformal_rank(n: int, level: float) -> int | None:
