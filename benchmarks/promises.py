@@ -12,12 +12,13 @@ rates at which the limit was missed. `python -m benchmarks.promises [--smoke] [-
 """
 
 import argparse
+import json
 import math
 import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -27,8 +28,11 @@ from benchmarks.promises_truth import Planted, System
 Q = 0.99
 RECORDED = 20_000
 TRUTH = truth_of.Effort(tolerance=0.008, budget=40_000_000)
-RATES = 3
-"""Of so many systems one is asked for the rate it carries."""
+RATES = 5
+"""Of so many systems one is asked for the rate it carries, and one gets a CPU beside it."""
+
+ONLY = os.environ.get("PROMISES_ONLY", "")
+"""`T_cut` or `one path`: a part of the run."""
 
 SLACK = 2.0
 """Standard errors of the truth that count for the promise."""
@@ -115,6 +119,54 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     return [first, _rate_outcome(planted.system, carried, sla, group, seed)]
 
 
+def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
+    """A GPU with a CPU beside it that serves one at a time, about half of the load, with a scatter of its own: the
+    T_cut that is planned, and the percentile that is promised with it."""
+    from latfit.errors import SlaOutOfReach
+    from latfit.fit import FitOptions, fit_trace
+    from latfit.hardware.profile import ExecutionPath, HardwareProfile
+    from latfit.plan.cutoff import cutoff_plan
+    from latfit.plan.promise import Asked, promised
+    from latfit.plan.systems import Target, machine_of
+    from latfit.plan.wishes import Wishes
+    from latfit.trace.table import Trace
+
+    rng = np.random.default_rng([seed, 5])
+    system, rate = planted.system, planted.system.arrivals.rate
+    law = [
+        truth_of.exponential(),
+        truth_of.lognormal(0.5),
+        truth_of.lognormal(1.1),
+        truth_of.pauses(0.03, 0.01, 20, 40),
+    ]
+    which = int(rng.integers(len(law)))
+    side_ms = float(rng.uniform(0.8, 2.0)) / rate / law[which].moments[0]
+    group = f"{planted.shape}, {planted.noise}, CPU {('exponential', 'lognormal', 'cv 1.5', 'pauses')[which]}"
+    gpu = fit_trace(Trace(truth_of.measure(planted, planted.rows, seed)), FitOptions("auto"))
+    one = np.ones(5000)
+    cpu = fit_trace(Trace({"B": one, "S": one, "T_ms": side_ms * law[which].draw(5000, rng)}), FitOptions("constant"))
+    if not (gpu.status.ok and cpu.status.ok):
+        return []
+    profile = HardwareProfile({"gpu": ExecutionPath("gpu", gpu), "cpu": ExecutionPath("cpu", cpu)})
+    wishes, sla = Wishes(rate=rate, max_batch=system.cap), 6 * system.main.mean_ms(system.cap)
+    target, both = Target(sla, Q, 1), machine_of(profile, 1, wishes).both
+    assert both is not None
+    try:
+        waiting = cutoff_plan(both, rate, target)
+    except SlaOutOfReach as error:
+        return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, error.found)]
+    found = promised(Asked(profile, target, wishes, waiting, "gpu + cpu, T_cut"))
+    if found is None:
+        return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, "overloaded by the fit")]
+    side = truth_of.steps([side_ms], law[which])
+    beside = replace(system, arrivals=truth_of.poisson(rate), threshold=1, side=side, t_cut_ms=waiting.shown_ms)
+    exact = truth_of.truth(beside, TRUTH, seed=seed).quantile(Q)
+    low, high = found.interval or (found.percentile_ms, found.percentile_ms)
+    why = "; ".join(found.doubts) or ("no upper end" if high is None else "")
+    end = math.inf if high is None else high
+    return [Outcome("T_cut", group, found.percentile_ms, low or 0.0, end, exact.value, exact.error, why)]
+
+
 def _rate_outcome(system: System, carried: float, sla: float, group: str, seed: int) -> Outcome:
     """The limit at the promised rate: a promise of a percentile at most `sla`."""
     if carried >= system.limit:
@@ -144,13 +196,14 @@ def faster(system: System, rate: float) -> System:
 
 
 def _one(job: tuple[Planted, int]) -> list[Outcome]:
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    return outcomes(*job)
+    planted, seed = job
+    found = outcomes(planted, seed) if ONLY != "T_cut" else []
+    return found + (cutoff_outcome(planted, seed) if seed % RATES == 1 and ONLY != "one path" else [])
 
 
 def report(found: Sequence[Outcome]) -> None:
     """The table."""
-    for kind in ("percentile", "rate"):
+    for kind in ("percentile", "rate", "T_cut"):
         rows = [row for row in found if row.kind == kind]
         made = [row for row in rows if not row.declined]
         declined: dict[str, int] = {}
@@ -167,7 +220,7 @@ def report(found: Sequence[Outcome]) -> None:
             f" {sum(row.cautious for row in made) / len(made):.1%}; beyond twice the half width"
             f" {sum(row.half_widths > 2 for row in made)}, the worst {max(row.half_widths for row in made):.2f}"
         )
-        if kind == "percentile":
+        if kind != "rate":
             ratio = np.array([row.promised / row.true for row in made])
             off = np.abs(np.log(ratio))
             width = np.array([row.high / row.low for row in made])
@@ -188,21 +241,27 @@ def report(found: Sequence[Outcome]) -> None:
                 )
 
 
-def run(systems: int, seed: int) -> list[Outcome]:
-    """All outcomes, on all cores."""
+def run(systems: int, seed: int, log: str = "") -> list[Outcome]:
+    """All outcomes, on all cores. log: a file that takes each as it comes."""
     jobs = [(planted, 1000 * seed + i) for i, planted in enumerate(truth_of.random_systems(systems, seed))]
+    found: list[Outcome] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        return [row for rows in pool.map(_one, jobs, chunksize=1) for row in rows]
+        for rows in pool.map(_one, jobs, chunksize=1):
+            found += rows
+            if log:
+                with open(log, "a") as stream:
+                    stream.writelines(f"{json.dumps(asdict(row))}\n" for row in rows)
+    return found
 
 
-def main(smoke: bool = False, systems: int = 1000, seed: int = 1) -> None:
+def main(smoke: bool = False, systems: int = 1000, seed: int = 1, log: str = "") -> None:
     began = time.perf_counter()
-    found = (
-        [row for job in enumerate(truth_of.random_systems(2, 1)) for row in _one((job[1], job[0]))]
-        if smoke
-        else run(systems, seed)
-    )
-    print(f"promises: {systems if not smoke else 2} random systems, {time.perf_counter() - began:.0f} s")
+    if smoke:
+        systems = 2
+        found = [row for i, planted in enumerate(truth_of.random_systems(systems, 1)) for row in _one((planted, i))]
+    else:
+        found = run(systems, seed, log)
+    print(f"promises: {systems} random systems, {time.perf_counter() - began:.0f} s")
     report(found)
     for row in found:
         if row.half_widths > 1 and not row.declined:
@@ -214,5 +273,6 @@ if __name__ == "__main__":
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--systems", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--log", default="", help="file that takes each outcome as it comes")
     typed = parser.parse_args()
-    main(typed.smoke, typed.systems, typed.seed)
+    main(typed.smoke, typed.systems, typed.seed, typed.log)

@@ -246,8 +246,8 @@ def step_ratios(
 ) -> StepRatios:
     """The law of measured ratios (n,), n >= 1, above 0, that stand for weights (n,) steps each. levels: over which the
     ratios are."""
-    order = np.argsort(values, kind="stable")
-    rising, count = np.asarray(values, dtype=np.float64)[order], np.asarray(weights, dtype=np.float64)[order]
+    rising, number = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True)
+    count = np.bincount(number.ravel(), weights=weights)
     steps = float(count.sum())
     middle = (np.cumsum(count) - count / 2) / steps
     point = np.searchsorted(_edges(steps), middle)

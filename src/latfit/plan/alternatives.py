@@ -17,7 +17,7 @@ from latfit.queueing.capacity import HEAVIEST, LOWEST_OF_GRID, feasible_rates, s
 from latfit.queueing.cutoff import cutoff_queue
 from latfit.queueing.cutoff_law import exact_law
 from latfit.queueing.law import ResponseLaw
-from latfit.queueing.responses import COARSE, Effort
+from latfit.queueing.responses import COARSE, QUICK, Effort
 from latfit.units import format_ms
 
 CUTOFF_SHARES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.65)
@@ -233,7 +233,7 @@ def _meets(both: Both, rate: float, cutoff_ms: float, target: Target) -> bool:
     """Whether so few are late, by bounds where the law is in closed form and they decide: whoever overflows is served
     no faster than by an idle CPU, and at worst all who overflow are late."""
     if not both.closed_form:
-        return both.law(rate, cutoff_ms, COARSE).tail(target.sla_ms) <= 1 - target.q
+        return both.law(rate, cutoff_ms, QUICK).tail(target.sla_ms) <= 1 - target.q
     queue = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate)
     allowed, overflow = 1 - target.q, queue.overflow_share
     if queue.overflow_rate >= queue.amx_rate:

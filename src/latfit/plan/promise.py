@@ -21,10 +21,9 @@ from latfit.plan.result import Alternative, Cutoff, Interval
 from latfit.plan.systems import AS_FITTED, Machine, System, Target, Variation, law_or_none, machine_of, simple_systems
 from latfit.plan.wishes import Wishes
 from latfit.queueing.law import ResponseLaw
-from latfit.queueing.responses import FINE, USUAL, Effort
+from latfit.queueing.responses import FINE, QUICK, USUAL, Effort
 
 DRAWS, FEWER_DRAWS = 100, 50
-QUICK = Effort(shortest=6_000, longest=24_000)
 FEW, BISECTIONS = 0.2, 6
 """Share of the rate that is carried by the fit from which a promised one is searched, and how finely."""
 

@@ -15,7 +15,7 @@ from latfit.sim.machine import ServicePath, System, table_path
 from latfit.sim.simulate import Options
 
 PRECISION = 0.01
-OPTIONS = Options(requests=50_000, replications=4, precision=PRECISION, most_replications=40)
+OPTIONS = Options(precision=PRECISION, most_replications=40)
 
 
 def simulated_way(machine: Machine, row: Alternative, plan: Plan, rate: float, seed: int) -> Checked:

@@ -19,13 +19,14 @@ import numpy as np
 from latfit.errors import SlaOutOfReach
 from latfit.hardware.estimate import batch_steps, mean_ms, phase_of, scatter, typical_ms
 from latfit.hardware.profile import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile
+from latfit.model.draws import latency_draws, parameter_draws
 from latfit.model.step_ratios import StepRatios
-from latfit.plan.thresholds import batches_of, drawn_ms
+from latfit.plan.thresholds import batches_of
 from latfit.plan.wishes import Wishes
 from latfit.queueing.law import OverflowLaw, ResponseLaw
 from latfit.queueing.responses import (
-    COARSE,
     POISSON,
+    QUICK,
     USUAL,
     Arrivals,
     Effort,
@@ -210,10 +211,13 @@ def _drawn_times(
     """Mean times (n,) of batches B (n,) of requests of so many tokens on such a context, and their scatter, of a
     machine that the data allow."""
     tokens, context = each
-    drawn = drawn_ms(path, batch_steps(B, tokens, context))
-    if drawn is None and law is None:
+    vectors = parameter_draws(path.fit)
+    if vectors is None and law is None:
         return mean_ms(path, B, tokens, context), None
-    curve = typical_ms(path, B, tokens, context) if drawn is None else drawn[int(rng.integers(len(drawn)))]
+    curve = typical_ms(path, B, tokens, context)
+    if vectors is not None:
+        one = vectors[int(rng.integers(len(vectors)))]
+        curve = latency_draws(path.fit, one[None], **batch_steps(B, tokens, context))[0]
     if law is None:
         return curve * (path.quote.mean_factor() if path.quote else 1.0), None
     found = law.drawn(rng)
@@ -254,10 +258,10 @@ def _batching(part: Part, rate: float, arrivals: Arrivals) -> list[System]:
         return batch_response(load, times, stopping_batch("amortised", T, load), arrivals, effort)
 
     def run(load: float) -> ResponseLaw:
-        return run_batches(load, times, 1, arrivals, COARSE)
+        return run_batches(load, times, 1, arrivals, QUICK)
 
     def run_amortised(load: float) -> ResponseLaw:
-        return run_batches(load, times, stopping_batch("amortised", T, load), arrivals, COARSE)
+        return run_batches(load, times, stopping_batch("amortised", T, load), arrivals, QUICK)
 
     greedy = System(f"{part.label}, {GREEDY}", (part.path,), law, limit, rises, None if rises else run, times)
     if stopping_batch("amortised", T, rate) == 1:

@@ -79,7 +79,8 @@ def with_load(plan: Plan, profile: HardwareProfile, percentile: float, wishes: W
         interval_ms=None if promise is None else promise.interval,
         promise="no" if promise is None else promise.holds(plan.sla_ms),
     )
-    if promise is not None and isinstance(capacity, Capacity):
+    sure_of = promise is not None and promise.interval is not None and not promise.doubts
+    if sure_of and isinstance(capacity, Capacity):
         sure = promised_rate(asked, (shown.sustainable_per_s or rate * 1e3) / 1e3)
         plan = replace(plan, capacity=replace(capacity, promised_per_s=None if sure is None else sure * 1e3))
     carried = (shown.sustainable_per_s or 0.0) / 1e3
@@ -105,8 +106,8 @@ def _after_restart(asked: Asked, shown: Alternative) -> list[str]:
         return []
     after = "very long" if took is None or math.isinf(took) else f"about {format_ms(took, 2)}"
     return [
-        f"{shown.name}: metastable after a restart. From empty it takes {after} until the queue is as planned: steps that"
-        " hold few requests are slow, and all who come meanwhile wait. Start with little load, or with full batches."
+        f"{shown.name}: metastable after a restart. From empty it takes {after} until the queue is as planned: steps"
+        " that hold few requests are slow, and all who come meanwhile wait. Start with little load, or full batches."
     ]
 
 
@@ -235,7 +236,8 @@ def _doubt(plan: Plan, machine: Machine, wishes: Wishes) -> str:
         batch = int(B[worst])
         points.append(f"B={batch} S={batch * plan.tokens_per_request:,} on {part.label}")
     text = f"over what the data allow the {plan.percentile:g}th percentile is {low} to {high or 'without bound'}"
-    return f"Cannot promise {format_ms(plan.sla_ms)}: {text}; measure these points: {', '.join(points)}."
+    more = f"measure these points: {', '.join(points)}" if points else "measure more steps"
+    return f"Cannot promise {format_ms(plan.sla_ms)}: {text}; {more}."
 
 
 def _visited(times: ServiceTimes, rate_per_s: float) -> FloatArray:

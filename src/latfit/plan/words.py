@@ -49,9 +49,9 @@ def notes(profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: flo
             found.append(f"{name}: the fit has no intervals, so the plan is for the typical step; half are slower.")
         elif level.percentile < asked:
             found.append(
-                f"{name}: the measured steps cannot tell the {asked:g}th percentile, so the plan for steps is for the"
-                f" {level.percentile:g}th; {rows_needed(asked):,} or more that do not depend on each other (cells of B"
-                " and S) could."
+                f"{name}: the measured steps cannot tell the {asked:g}th percentile, so the plan for steps is for"
+                f" {_by_phase(level)}; {rows_needed(asked):,} or more that do not depend on each other (cells of B and"
+                " S) could."
             )
         if wishes.context is None and path.fit.assumed_context:
             found.append(f"{name}: planned {path.fit.assumed_context}; --context changes that.")
@@ -60,6 +60,17 @@ def notes(profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: flo
     if "amx" not in profile.paths and "gpu" in profile.paths and "cpu" in profile.paths:
         found.append("cpu plays the part of amx.")
     return found
+
+
+def _by_phase(levels: StepLevels) -> str:
+    """`the 95th`, or by phase where these differ."""
+    named = {"that decode": levels.decode, "of one prompt alone": levels.alone, "with prefill": levels.prefill}
+    told = {what: level.percentile for what, level in named.items() if level.percentile is not None}
+    if len(set(told.values())) == 1:
+        return f"the {next(iter(told.values())):g}th"
+    if told.get("of one prompt alone") == told.get("with prefill"):
+        del told["of one prompt alone"]
+    return " and ".join(f"the {percentile:g}th of steps {what}" for what, percentile in told.items())
 
 
 def rate_text(per_s: float) -> str:

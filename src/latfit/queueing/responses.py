@@ -47,8 +47,8 @@ class Arrivals:
 
     @property
     def grows(self) -> bool:
-        """Whether the dispersion still grows with the time looked at when the recording ends: its bursts last longer than
-        it tells."""
+        """Whether the dispersion still grows with the time looked at when the recording ends: its bursts last longer
+        than it tells."""
         found = [] if self.gaps is None else [each for _, each in dispersions(self.gaps)]
         return len(found) > 4 and found[-1] > GROWTH * found[-4]
 
@@ -101,6 +101,9 @@ class Effort:
 USUAL = Effort()
 COARSE = Effort(shortest=20_000, longest=80_000)
 """For the points of a search."""
+
+QUICK = Effort(shortest=6_000, longest=24_000)
+"""For a first look, and for ratios of runs on the same numbers."""
 
 FINE = Effort(shortest=400_000, longest=1_600_000)
 """For a number that is promised."""
