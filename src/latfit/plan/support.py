@@ -6,6 +6,7 @@ where B and S say nothing, nor of steps that nobody measured. Responses go by th
 size, so there an error of the curve is in the interval, and does not decide.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 from latfit.hardware.profile import ExecutionPath
@@ -40,14 +41,10 @@ def _reasons(plan: Plan, path: ExecutionPath) -> Iterator[str]:
     margin = None if chosen is None else chosen.margin
     if shift is not None and (plan.rate_per_s is None or margin is None or abs(shift) > margin):
         yield f"steps on {path.label} changed by {shift:+.0%} while they were measured"
-    widest = max((row for row in plan.S_at_B if row.path == path.name and row.S_max), default=None, key=_end)
-    if plan.rate_per_s is None and widest is not None and widest.extrapolated:
-        measured = path.fit.domain["S"][1]
-        yield f"steps of more than {measured:,.0f} tokens on {path.label} were not measured"
-
-
-def _end(row: object) -> int:
-    return int(getattr(row, "S_max", 0) or 0)
+    rows = [row for row in plan.S_at_B if row.path == path.name]
+    widest = max(rows, key=lambda row: math.inf if row.S_max is None else row.S_max, default=None)
+    if plan.rate_per_s is None and path.quote is None and widest is not None and widest.extrapolated:
+        yield f"steps of more than {path.fit.domain['S'][1]:,.0f} tokens on {path.label} were not measured"
 
 
 def drift_of(path: ExecutionPath) -> float | None:
