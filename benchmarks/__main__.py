@@ -14,6 +14,7 @@ from benchmarks import (
     record_overhead,
     scale,
     sim_speed,
+    simulated_intervals,
     start_up,
 )
 
@@ -31,3 +32,4 @@ if __name__ == "__main__":
     optimum.main(smoke)
     engine_speed.main(smoke)
     sim_speed.main(smoke)
+    simulated_intervals.main(smoke)

@@ -13,7 +13,7 @@ from latfit.cli.app import run
 from tests.conftest import planted_trace
 
 PATHS = ["--path", "gpu=8ms+0.05ms*256", "--path", "amx=exp:2ms"]
-SMALL = ["--requests", "3000", "--replications", "2"]
+SMALL = ["--requests", "110000", "--replications", "2"]
 
 
 def simulated(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, object]]]:
@@ -30,7 +30,7 @@ def test_the_contract(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["policy"] for each in runs] == ["three-stage", "fixed"]
     for each in runs:
         assert each["rate_per_s"] == 500
-        assert each["requests"] == 6000
+        assert each["requests"] == 220_000
         assert set(each["latency_ms"]) == {"mean", "p50", "p90", "p99", "ci"}  # type: ignore[call-overload]
         assert set(each["utilisation"]) == set(each["share"]) == {"gpu", "amx"}  # type: ignore[call-overload]
         assert set(each["batch_size"]) == {"p50", "p90", "p99"}  # type: ignore[call-overload]

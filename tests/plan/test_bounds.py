@@ -16,7 +16,7 @@ from latfit.sim.simulate import Options
 
 MACHINES = 24
 LARGEST = 256
-OPTIONS = Options(requests=40_000, replications=4)
+OPTIONS = Options()
 SURE = 2.5
 """Half widths of the 95 % interval; among so many machines one is expected beyond a single one."""
 

@@ -23,7 +23,7 @@ def note(text: str, *, quiet: bool) -> None:
 
 
 @contextmanager
-def progress_bar(purpose: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(purpose: str, *, quiet: bool) -> Iterator[Callable[[float, int], None]]:
     """A bar on stderr with the time left, to be called with (done, total); nothing where stderr is no terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda done, total: None

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from latfit.workload.requests import Requests
 
 
+REQUESTS = 100_000
+"""Of each replication, where nobody says."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """The options of `simulate` that a serving engine reads."""
@@ -112,6 +116,9 @@ def _one(
 ) -> "tuple[dict[str, Any], EngineRun]":
     """The entry of the JSON, and the first replication."""
     from latfit.sim.engine.result import summary
+    from latfit.sim.estimate import STEADY, reach_in
+    from latfit.sim.length import length_of
+    from latfit.sim.simulate import kind_of
     from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad
     from latfit.workload.randomness import Streams
 
@@ -120,10 +127,15 @@ def _one(
     options = asked.run.options(seed)
     runs = []
     for replication in range(1 if recorded else options.replications):
-        count = len(load.requests) if isinstance(load, RecordedLoad) else options.requests
+        count = len(load.requests) if isinstance(load, RecordedLoad) else options.requests or REQUESTS
         requests = load.sample(count, Streams(seed, replication))
         runs.append(_served(asked, requests, settings, costs, seed + replication))
-    entry = summary(runs, asked.cluster.promise(options.sla_ms), 0.0 if recorded else options.warmup)
+    warmup = options.warmup
+    if warmup is None:
+        # Recorded requests and a load that varies have a course of their own, of which the start is a part.
+        steady = kind_of(load) == STEADY
+        warmup = length_of(count, 1, None, reach_in(runs[0].latency_ms)).warm / count if steady else 0.0
+    entry = summary(runs, asked.cluster.promise(options.sla_ms), 0.0 if recorded else warmup)
     if isinstance(load, OpenLoad):
         named = {f"class {place}": each.name or f"class {place}" for place, each in enumerate(load.classes)}
         entry["by_class"] = [each | {"class": named[each["class"]]} for each in entry["by_class"]]

@@ -200,12 +200,20 @@ class PathOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    requests: Annotated[int, typer.Option("--requests", help="Requests of each replication.")] = 100_000
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", help="Requests of each replication; without it as many as the load needs."),
+    ] = None
     replications: Annotated[int, typer.Option("--replications", help="Independent runs, at least.")] = 5
     precision: Annotated[
         float | None, typer.Option("--precision", help="Go on until p99 is known within this share, such as 0.01.")
     ] = None
-    warmup: Annotated[float, typer.Option("--warmup", help="Share of each run left out at its start.")] = 0.1
+    warmup: Annotated[
+        float | None,
+        typer.Option(
+            "--warmup", help="Share of each run left out at its start; without it until the start is forgotten."
+        ),
+    ] = None
     sla: Annotated[str | None, typer.Option("--sla", help="Response time against which attainment is counted.")] = None
 
     def options(self, seed: int) -> "Options":

@@ -18,8 +18,9 @@ PRECISION = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """percentile: simulated, in ms.  holds: True or False where its whole interval lies on one side of the SLA and the
-    system is stable or not; None where the runs cannot tell, or no SLA was given."""
+    """percentile: simulated, in ms.  holds: True where its whole interval lies within the SLA, the interval is to be
+    trusted and the system stable; False where the whole interval lies beyond or the system is unstable; None where the
+    runs cannot tell, or no SLA was given."""
 
     percentile: Interval
     level: float
@@ -54,6 +55,11 @@ def check(
 
     load: any, or a rate per ms for Poisson arrivals. Raises WrongUsage for a policy without the path it needs.
     """
+    if 0 < percentile < 1:
+        meant = f"{100 * percentile:g}"
+        raise WrongUsage(
+            f"{percentile:g} % of them, next to none", where="--percentile", remedy=f"Was --percentile {meant} meant?"
+        )
     if not 0 < percentile < 100:
         raise WrongUsage(
             f"{percentile:g} is not a percentile", where="--percentile", remedy="Give one above 0, below 100."
@@ -73,4 +79,4 @@ def _verdict(found: Interval, sla_ms: float | None, stable: bool) -> bool | None
         return None
     if not stable or found.low > sla_ms:
         return False
-    return True if found.high <= sla_ms else None
+    return True if found.trusted and found.high <= sla_ms else None

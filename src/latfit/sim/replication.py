@@ -207,10 +207,6 @@ def _scratch(load: Load, machine: Machine) -> Scratch:
 
 
 def _warm(n: int, warmup: float) -> int:
-    if not 0 <= warmup < 1:
-        raise WrongUsage(
-            f"a warm-up of {warmup:g} of the run", where="--warmup", remedy="Give a share from 0 to below 1."
-        )
     return min(int(n * warmup), n - 1)
 
 

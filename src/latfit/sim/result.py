@@ -8,8 +8,19 @@ from typing import Any
 import numpy as np
 
 from latfit.scheduling.policy import Policy
-from latfit.sim.estimate import PERCENTILES, Interval, Summary, grows, interval
+from latfit.sim.estimate import (
+    PERCENTILES,
+    RECORDED,
+    STEADY,
+    VARYING,
+    Interval,
+    Summary,
+    describe,
+    grows,
+    interval,
+)
 from latfit.sim.machine import System
+from latfit.sim.spread import SPREAD
 
 MS_PER_S = 1000.0
 
@@ -70,6 +81,9 @@ class SimResult:
             "in_system": {"mean": self.mean_in_system, "most_waiting": self.most_waiting},
             "unserved": self.unserved,
             "replications": self.replications,
+            "left_out": sum(each.warm for each in self.summaries),
+            "batches": {name: each.batches for name, each in self.latency.items()},
+            "trusted": {name: each.trusted for name, each in self.latency.items()},
             "seed": self.seed,
             "stable": self.stable,
             "capacity_per_s": None if self.capacity is None else self.capacity * MS_PER_S,
@@ -82,14 +96,16 @@ class SimResult:
 class Asked:
     """What was run: the rate per ms (NaN for a closed loop), names of the classes, level of the intervals, seed.
 
-    steady: whether the load is the same throughout, so that growing response times mean a growing queue.
+    kind: of the load; in a steady one growing response times mean a growing queue.  free: whether the number of
+    requests was left to the load.
     """
 
     rate: float
     classes: Sequence[str]
     level: float
     seed: int
-    steady: bool = True
+    kind: str = STEADY
+    free: bool = False
 
 
 def make_result(policy: Policy, system: System, summaries: Sequence[Summary], asked: Asked) -> SimResult:
@@ -98,7 +114,7 @@ def make_result(policy: Policy, system: System, summaries: Sequence[Summary], as
     counted = sum(each.counted for each in summaries)
     capacity = None if math.isnan(asked.rate) else system.capacity(policy)
     above = capacity is not None and asked.rate >= capacity
-    growing = capacity is not None and asked.steady and grows(summaries)
+    growing = capacity is not None and asked.kind == STEADY and grows(summaries)
     latency = {name: interval(summaries, name, asked.level) for name in summaries[0].names}
     served = sum(each.served for each in summaries)
     met = sum(each.met for each in summaries) / counted if counted and summaries[0].promised else None
@@ -122,7 +138,7 @@ def make_result(policy: Policy, system: System, summaries: Sequence[Summary], as
         stable=not above and not growing,
         capacity=capacity if capacity is not None and math.isfinite(capacity) else None,
         by_class=_by_class(summaries, asked.classes),
-        notes=_notes(policy, summaries, latency, asked.rate, capacity, growing and not above),
+        notes=_notes(policy, summaries, latency, asked, (capacity, growing and not above)),
         quoted=[path.name for path in system.paths if path.quoted],
         summaries=tuple(summaries),
     )
@@ -140,10 +156,12 @@ def _batch_sizes(sizes: Any) -> dict[str, float]:
 def _by_class(summaries: Sequence[Summary], names: Sequence[str]) -> list[dict[str, Any]]:
     if not len(summaries[0].by_class):
         return []
-    means = np.mean([each.by_class for each in summaries], axis=0)
+    rows = [
+        describe(sketches, summaries[0].percentiles) for sketches in zip(*(s.by_class for s in summaries), strict=True)
+    ]
     return [
         {"class": name, "latency_ms": dict(zip(summaries[0].names, row.tolist(), strict=True))}
-        for name, row in zip(names, means, strict=True)
+        for name, row in zip(names, rows, strict=True)
     ]
 
 
@@ -151,26 +169,55 @@ def _notes(
     policy: Policy,
     summaries: Sequence[Summary],
     latency: Mapping[str, Interval],
-    rate: float,
-    capacity: float | None,
-    growing: bool,
+    asked: Asked,
+    state: tuple[float | None, bool],
 ) -> list[str]:
+    """state: capacity and whether the queue grows below it."""
     found = []
-    if capacity is not None and rate >= capacity:
+    capacity, growing = state
+    above = capacity is not None and asked.rate >= capacity
+    if capacity is not None and above:
         found.append(
-            f"{policy.name} serves at most {capacity * MS_PER_S:,.6g}/s here and {rate * MS_PER_S:,.6g}/s arrive: the"
-            " queue grows without end, and the latencies are those of this run's length."
+            f"{policy.name} serves at most {capacity * MS_PER_S:,.6g}/s here and {asked.rate * MS_PER_S:,.6g}/s arrive:"
+            " the queue grows without end, and the latencies are those of this run's length."
         )
     elif growing:
         found.append(
             "Response times still grow at the end of the runs: the load is above what the policy serves, or the runs"
             " are too short for it; more requests would tell."
         )
-    unserved, asked = (sum(column) for column in zip(*((s.unserved, s.requests) for s in summaries), strict=True))
-    if unserved > LEFT_OVER * asked:
+    unserved, requests = (sum(column) for column in zip(*((s.unserved, s.requests) for s in summaries), strict=True))
+    if unserved > LEFT_OVER * requests:
         found.append(f"{unserved:,} requests were still waiting when no more came: {policy.name} waits for others.")
-    if any(math.isnan(each.low) for each in latency.values()):
-        found.append("Too few requests for an interval; ask for more with --requests or --replications.")
+    if not above and not growing:
+        found += _too_short(summaries, latency, asked)
+    return found
+
+
+def _too_short(summaries: Sequence[Summary], latency: Mapping[str, Interval], asked: Asked) -> list[str]:
+    """Which percentiles have no interval, which intervals are not to be trusted, and what it takes."""
+    counted = sum(each.counted for each in summaries)
+    without = [name for name, each in latency.items() if math.isnan(each.high)]
+    doubtful = [name for name, each in latency.items() if not each.trusted and name not in without]
+    found = []
+    for names, what in ((without, "no interval"), (doubtful, "an interval that is too narrow to be trusted")):
+        if not names:
+            continue
+        needed = max(latency[name].needed for name in names)
+        has = f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} {what}"
+        if asked.kind == RECORDED:
+            found.append(f"{has}: the {counted:,} recorded requests are too few, it takes {needed:,}.")
+        elif asked.kind == VARYING and len(summaries) < SPREAD[0]:
+            found.append(f"{has}: under a load that varies it takes {SPREAD[0]} --replications.")
+        elif needed <= counted:
+            found.append(f"{has}: too much of each run is its start from empty; give fewer and longer runs.")
+        elif asked.free:
+            found.append(f"{has}: at this load it takes {needed:,} requests, more than the {counted:,} that were run.")
+        else:
+            found.append(
+                f"{has} from the {counted:,} requests that count: at this load it takes {needed:,}."
+                " Leave out --requests for as many."
+            )
     return found
 
 

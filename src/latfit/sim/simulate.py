@@ -1,41 +1,59 @@
 """`simulate`: replications of a policy against a load, until there are as many as asked or the answer is sure enough.
 
 Replication r draws its load from (seed, r) alone, whatever the policy: results of several policies with one seed are on
-common random numbers, and nothing depends on what else is run beside it.
+common random numbers, and nothing depends on what else is run beside it, nor on the number of threads. How long the
+replications are, where nobody asked, follows from the load (`latfit.sim.length`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from latfit.errors import WrongUsage
 from latfit.scheduling.policy import Policy
 from latfit.sim.estimate import (
     PERCENTILES,
+    RECORDED,
+    STEADY,
+    VARYING,
     Interval,
     Summary,
-    batches_wanted,
     difference,
+    grows,
     interval,
     statistics,
     summarise,
 )
+from latfit.sim.length import LONGEST, MOST, Length, divided, length_of, longer, measured_reach, wanted
 from latfit.sim.machine import System
 from latfit.sim.replication import FEWEST, check_paths, draw, run
 from latfit.sim.result import Asked, SimResult, make_result
+from latfit.sim.spread import SPREAD
 from latfit.workload.arrivals import Piecewise
 from latfit.workload.load import ClosedLoad, Load, OpenLoad, RecordedLoad
 from latfit.workload.randomness import Streams
 
+MOST_BATCHES = 4096
+"""Batches that are kept of all replications, at the most."""
+
+PILOT = 1 << 32
+"""Number of the replication that only tells how long the others must be. Were it one of them, runs would be short where
+their requests happened to be fast, and their mean too low."""
+
+Progress = Callable[[float], None]
+"""Told the share of the work that is done."""
+
 
 @dataclass(frozen=True)
 class Options:
-    """requests: in each replication.  warmup: share of them left out at the start.  sla_ms: what attainment is counted
-    against where classes have no deadlines.  precision: stop once the interval of `statistic` is within this share
-    of its value, after `replications` at least and `most_replications` at most.  level: of the intervals."""
+    """requests: in each replication; None for as many as the load needs.  warmup: share of them left out at the start;
+    None for as many as the start counts.  sla_ms: what attainment is counted against where classes have no deadlines.
+    precision: stop once the interval of `statistic` is within this share of its value, after `replications` at least
+    and `most_replications` at most.  level: of the intervals."""
 
-    requests: int = 200_000
-    warmup: float = 0.1
+    requests: int | None = None
+    warmup: float | None = None
     replications: int = 5
     seed: int = 0
     sla_ms: float = math.inf
@@ -46,11 +64,18 @@ class Options:
     percentiles: tuple[float, ...] = PERCENTILES
 
     def __post_init__(self) -> None:
-        if self.requests < FEWEST or self.replications < 1:
+        if (self.requests is not None and self.requests < FEWEST) or self.replications < 1:
+            each = "" if self.requests is None else f"{self.requests} requests in "
             raise WrongUsage(
-                f"{self.requests} requests in {self.replications} replications",
+                f"{each}{self.replications} replications",
                 where="--requests",
                 remedy=f"Give {FEWEST} requests or more, in one replication or more.",
+            )
+        if self.warmup is not None and not 0 <= self.warmup < 1:
+            raise WrongUsage(
+                f"a warm-up of {self.warmup:g} of the run",
+                where="--warmup",
+                remedy="Give a share from 0 to below 1.",
             )
         if self.precision is not None and not 0 < self.precision < 1:
             raise WrongUsage(
@@ -67,35 +92,142 @@ class Options:
             raise WrongUsage(f"{self.statistic!r} is not known", where="statistic", remedy=f"Take one of {known}.")
 
 
-def simulate(policy: Policy, system: System, load: Load, options: Options = Options()) -> SimResult:
-    """Run the policy. Raises WrongUsage for one without the path it needs, BadInput for a load that cannot be served.
+def simulate(
+    policy: Policy,
+    system: System,
+    load: Load,
+    options: Options = Options(),
+    *,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> SimResult:
+    """Run the policy. threads: of replications; they change nothing but the time it takes.
 
+    Raises WrongUsage for a policy without the path it needs, BadInput for a load that cannot be served.
     An unstable system is no error: every replication is finite, and the result says `stable=False` and why.
     """
     check_paths(policy, system)
-    summaries: list[Summary] = []
     if isinstance(load, RecordedLoad) and not _random(system):
         # Every replication would be the same.
         options = replace(options, replications=1, precision=None)
-    fewest = most = options.replications
-    if options.precision is not None:
-        most = max(fewest, options.most_replications)
-    while len(summaries) < most:
-        summaries.append(one_replication(policy, system, load, options, len(summaries)))
-        if options.precision is not None and len(summaries) >= fewest:
-            if interval(summaries, options.statistic, options.level).relative_half_width <= options.precision:
-                break
-            if load_rate(load) >= system.capacity(policy):
-                break
-    asked = Asked(load_rate(load), _class_names(load), options.level, options.seed, _steady(load))
+    work = _Work(policy, system, load, options, threads, progress)
+    length = work.first_length()
+    summaries = work.replications(length)
+    while options.requests is None and work.kind == STEADY and work.below_capacity:
+        more = longer(summaries, length, options.warmup)
+        if more is None:
+            break
+        length = more
+        summaries = work.replications(length)
+    if options.precision is not None and work.below_capacity:
+        summaries = work.until_precise(summaries, length)
+    asked = Asked(load_rate(load), _class_names(load), options.level, options.seed, work.kind, options.requests is None)
     return make_result(policy, system, summaries, asked)
 
 
-def one_replication(policy: Policy, system: System, load: Load, options: Options, replication: int) -> Summary:
-    """The summary of replication 0, 1, ..., the same wherever and whenever it is run."""
+def one_replication(
+    policy: Policy, system: System, load: Load, options: Options, length: Length, replication: int
+) -> Summary:
+    """The summary of replication 0, 1, ... of a length, the same wherever and whenever it is run."""
     streams = Streams(options.seed, replication)
-    served = run(policy, system, draw(load, options.requests, options.warmup, system, streams), streams)
-    return summarise(served, batches_wanted(options.replications), options.sla_ms, options.percentiles)
+    served = run(policy, system, draw(load, length.requests, length.warm / length.requests, system, streams), streams)
+    return summarise(served, length.batch, options.sla_ms, options.percentiles, kind_of(load))
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One call of `simulate`."""
+
+    policy: Policy
+    system: System
+    load: Load
+    options: Options
+    threads: int
+    progress: Progress | None
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.load)
+
+    @property
+    def below_capacity(self) -> bool:
+        """As far as capacities tell."""
+        return not load_rate(self.load) >= self.system.capacity(self.policy)
+
+    def first_length(self) -> Length:
+        """What was asked for, else what the load seems to need."""
+        options, far = self.options, 0.0
+        warmup = options.warmup
+        if isinstance(self.load, RecordedLoad):
+            known = len(self.load.requests)
+            return length_of(min(options.requests or known, known), options.replications, warmup or 0.0)
+        if self.kind == VARYING:
+            # Its course is part of what is asked, from the first request on.
+            in_all = wanted(options.percentiles, 0.0)
+            replications = options.replications if options.requests else max(options.replications, SPREAD[0])
+            each = options.requests or math.ceil(in_all / options.replications)
+            return length_of(each, replications, warmup or 0.0)
+        if not self.below_capacity:
+            warmup = warmup or 0.0
+        elif options.requests is None or warmup is None:
+            far = measured_reach(lambda length: self.one(length, PILOT), min(options.requests or LONGEST, LONGEST))
+        if options.requests is None:
+            return divided(wanted(options.percentiles, far), options.replications, warmup, far)
+        return length_of(options.requests, options.replications, warmup, far)
+
+    def one(self, length: Length, replication: int) -> Summary:
+        return one_replication(self.policy, self.system, self.load, self.options, length, replication)
+
+    def replications(self, length: Length) -> list[Summary]:
+        return self._in_order(length, range(length.replications), length.replications)
+
+    def until_precise(self, summaries: list[Summary], length: Length) -> list[Summary]:
+        """More replications until the interval is as narrow as asked, or there are as many as allowed."""
+        options = self.options
+        assert options.precision is not None
+        most = options.most_replications
+        if options.requests is None:
+            most = min(most, MOST // length.requests)
+        while len(summaries) < most and not grows(summaries):
+            count, found = len(summaries), interval(summaries, options.statistic, options.level)
+            width = found.relative_half_width
+            if width <= options.precision and sum(each.counted for each in summaries) >= found.needed:
+                break
+            guess = 1.05 * count * (width / options.precision) ** 2 if math.isfinite(width) else math.inf
+            upto = int(min(most, 2 * count, max(count + 1, math.ceil(min(guess, most)))))
+            batch = summaries[0].sketch.length
+            summaries += [_in_batches(each, batch) for each in self._in_order(length, range(count, upto), most)]
+            if sum(each.sketch.batches for each in summaries) > MOST_BATCHES:
+                summaries = [_in_batches(each, 2 * batch) for each in summaries]
+        return summaries
+
+    def _in_order(self, length: Length, numbers: range, of: int) -> list[Summary]:
+        """Replications of these numbers; progress counts them as a part of `of`."""
+        found: list[Summary] = []
+
+        def note(summary: Summary) -> None:
+            found.append(summary)
+            if self.progress:
+                self.progress((numbers.start + len(found)) / of)
+
+        if min(self.threads, len(numbers)) < 2:
+            for number in numbers:
+                note(self.one(length, number))
+            return found
+        pool = ThreadPoolExecutor(self.threads)
+        try:
+            for summary in pool.map(lambda number: self.one(length, number), numbers):
+                note(summary)
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return found
+
+
+def _in_batches(summary: Summary, length: int) -> Summary:
+    """The summary in batches of at least a length."""
+    while summary.sketch.length < length:
+        summary = replace(summary, sketch=summary.sketch.doubled())
+    return summary
 
 
 def compared(first: SimResult, other: SimResult) -> Mapping[str, Interval]:
@@ -108,13 +240,15 @@ def load_rate(load: Load) -> float:
     return math.nan if isinstance(load, ClosedLoad) else load.rate
 
 
-def _steady(load: Load) -> bool:
-    """Whether the load is the same at the start and at the end."""
-    return isinstance(load, OpenLoad) and not isinstance(load.arrivals, Piecewise)
+def kind_of(load: Load) -> str:
+    """STEADY, VARYING or RECORDED."""
+    if isinstance(load, RecordedLoad):
+        return RECORDED
+    return VARYING if isinstance(load, OpenLoad) and isinstance(load.arrivals, Piecewise) else STEADY
 
 
 def _random(system: System) -> bool:
-    return any(path.exponential or len(path.factors) for path in system.paths)
+    return any(path.exponential or path.scatter is not None for path in system.paths)
 
 
 def _class_names(load: Load) -> list[str]:

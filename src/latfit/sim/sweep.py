@@ -10,9 +10,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,19 @@ from latfit._version import __version__
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import check_writable, dumps, write_whole
 from latfit.scheduling.policy import Policy
-from latfit.sim.estimate import paired
+from latfit.sim.estimate import error_parts, paired
 from latfit.sim.machine import System
 from latfit.sim.result import SimResult
 from latfit.sim.simulate import Options, simulate
+from latfit.sim.spread import Parts
 from latfit.workload.load import Load
 
 BACKENDS = ("local", "dask")
 SAVE_EVERY_S = 5.0
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[float, int], None]
+"""Told how many points are done, parts of them included, and how many there are."""
+
 Row = dict[str, Any]
 
 
@@ -92,8 +96,16 @@ def sweep(
         rows = {i: {**known[key], **points[i].labels} for i, key in enumerate(keys) if key in known}
     left = [i for i in range(len(points)) if i not in rows]
     saved = time.monotonic()
+    parts: dict[int, float] = {}
+
+    def begun(i: int, share: float) -> None:
+        parts[i] = max(share, parts.get(i, 0.0))
+        if progress and share < 1:
+            progress(min(len(points), len(rows) + sum(parts.copy().values())), len(points))
+
     try:
-        for i, row in _finished(points, left, running):
+        for i, row in _finished(points, left, running, begun):
+            parts.pop(i, None)
             rows[i] = {"key": keys[i], **points[i].labels, **row}
             if progress:
                 progress(len(rows), len(points))
@@ -106,9 +118,10 @@ def sweep(
     return [rows[i] for i in range(len(points))]
 
 
-def run_point(point: Point) -> Row:
-    """The row of a point: flat, plain numbers and words; `document` holds the JSON of its result."""
-    result = simulate(point.policy, point.system, point.load, point.options)
+def run_point(point: Point, threads: int = 1, begun: Callable[[float], None] | None = None) -> Row:
+    """The row of a point: flat, plain numbers and words; `document` holds the JSON of its result. threads: for its
+    replications; begun: is told the share of them that is done."""
+    result = simulate(point.policy, point.system, point.load, point.options, threads=threads, progress=begun)
     return {**flat(result), "document": dumps(result.to_json())}
 
 
@@ -130,8 +143,7 @@ def flat(result: SimResult) -> Row:
     )
     row["notes"] = " ".join(document["notes"])
     if "p99" in result.latency:
-        parts = [each.batches[:, each.names.index("p99")] for each in result.summaries]
-        row["p99_batches_ms"] = np.concatenate(parts).tolist()
+        row["p99_error"] = error_parts(result.summaries, "p99", result.level)[1].to_json()
     return row
 
 
@@ -142,23 +154,28 @@ def documents(rows: Sequence[Row]) -> list[dict[str, Any]]:
     first: dict[Any, int] = {}
     for i, (row, run) in enumerate(zip(rows, found, strict=True)):
         base = first.setdefault(row["rate_per_s"], i)
-        a, b = (np.array(rows[each].get("p99_batches_ms") or []) for each in (base, i))
-        if base == i or not (run["stable"] and found[base]["stable"]) or len(a) != len(b) or not len(a):
+        if base == i or not (run["stable"] and found[base]["stable"]):
             continue
-        gap = paired(row["p99_ms"] - rows[base]["p99_ms"], b - a)
+        a, b = ((each["p99_ms"], Parts.from_json(each["p99_error"])) for each in (rows[base], row))
+        gap = paired(a, b)
         run["against"] = {"policy": found[base]["policy"], "p99_ms": gap.value, "ci": [gap.low, gap.high]}
     return found
 
 
-def _finished(points: Sequence[Point], left: Iterable[int], running: Running) -> Iterator[tuple[int, Row]]:
-    """Points as they finish."""
+def _finished(
+    points: Sequence[Point], left: Sequence[int], running: Running, begun: Callable[[int, float], None]
+) -> Iterator[tuple[int, Row]]:
+    """Points as they finish. begun: is told of a point here and the share of it that is done."""
     if running.backend == "dask":
         from latfit.sim.cluster import finished_on_cluster
 
-        yield from finished_on_cluster(points, list(left), running.scheduler, running.workers)
+        yield from finished_on_cluster(points, left, running.scheduler, running.workers)
         return
-    with ThreadPoolExecutor(running.workers or os.cpu_count() or 1) as pool:
-        waiting = {pool.submit(run_point, points[i]): i for i in left}
+    workers = running.workers or os.cpu_count() or 1
+    # Few points leave processors idle: these take replications of one.
+    threads = max(1, workers // max(1, len(left)))
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = {pool.submit(run_point, points[i], threads, partial(begun, i)): i for i in left}
         try:
             while waiting:
                 done, _ = wait(waiting, return_when=FIRST_COMPLETED)

@@ -78,8 +78,8 @@ def test_an_overloaded_engine_is_recognised() -> None:
     over, under = (
         serve(make_requests(np.cumsum(rng.exponential(gap, 600)), *lengths), COSTS, narrow) for gap in (25.0, 100.0)
     )
-    assert grows(over)
-    assert not grows(under)
+    assert grows([over])
+    assert not grows([under])
     assert not summary([over])["stable"]
 
 

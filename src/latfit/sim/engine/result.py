@@ -2,12 +2,15 @@
 
 Times to first token, per output token and latencies are taken over requests, gaps between tokens (ITL) over tokens.
 Jain's index of n users is (sum x)^2 / (n sum x^2), x being a user's mean tokens per ms of latency: 1 where all are
-served alike, 1/n where one gets everything. Goodput counts requests that met all that was promised. Intervals come from
-independent replications (Student's t); one replication has none.
+served alike, 1/n where one gets everything. Goodput counts requests that met all that was promised.
+
+Means and percentiles are those of all requests of all replications together. Intervals come from what the independent
+replications add to their error (Student's t): of a percentile x, with s the standard error of the share of requests at
+or below x, they are read off at the shares p -+ t s. One replication has none.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.sim.engine.serve import EngineRun
+from latfit.sim.estimate import rises
 from latfit.stats import FloatArray
 
-STATISTICS = ("mean", "p50", "p90", "p99")
-GROWTH = 1.5
-"""Requests of the last third wait this much longer than those of the middle third where a queue grows without end."""
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+STATISTICS = ("mean", *PERCENTILES)
+STRETCHES = 60
+"""Of a run, over which waits are averaged to see whether they rise."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,12 @@ def summary(
 
     warmup: share of the requests at the start of each run that is left out of what is said of requests.
     """
-    singles = [_single(run, promise, int(warmup * len(run.requests))) for run in runs]
-    found = {name: _joined([each[name] for each in singles], level) for name in ("latency_ms", "ttft_ms", "tpot_ms")}
+    warm = [int(warmup * len(run.requests)) for run in runs]
+    singles = [_single(run, promise, left_out) for run, left_out in zip(runs, warm, strict=True)]
+    found = {
+        name: _joined([getattr(run, name)[left_out:] for run, left_out in zip(runs, warm, strict=True)], level)
+        for name in ("latency_ms", "ttft_ms", "tpot_ms")
+    }
     itl = [run.itl for run in runs]
     numbers = (
         "throughput_per_s",
@@ -72,7 +81,7 @@ def summary(
         "batch_size": _batch_sizes(runs),
         "by_class": _by_class(runs, promise, warmup),
         **counters,
-        "stable": not any(grows(run) for run in runs),
+        "stable": not grows(runs),
     }
 
 
@@ -83,9 +92,6 @@ def _single(run: EngineRun, promise: Promise, warm: int) -> dict[str, Any]:
     promised = promise.given or bool(np.isfinite(run.requests.deadline_ms).any())
     of_use = float((run.requests.prompt_tokens + run.requests.output_tokens - 1).sum())
     return {
-        "latency_ms": statistics(run.latency_ms[warm:]),
-        "ttft_ms": statistics(run.ttft_ms[warm:]),
-        "tpot_ms": statistics(run.tpot_ms[warm:]),
         "throughput_per_s": len(run.requests) / span_s,
         "output_tokens_per_s": run.counters.generated_tokens / span_s,
         "goodput_per_s": float(met.sum()) / span_s,
@@ -139,16 +145,15 @@ def jain(run: EngineRun) -> float:
     return float(of_user.sum() ** 2 / (len(users) * np.sum(of_user**2)))
 
 
-def grows(run: EngineRun) -> bool:
-    """Whether requests wait longer and longer: the last third of them much longer than the middle third, on an engine
-    that is never idle while they come."""
-    wait = run.start_ms - run.requests.arrival_ms
-    third = len(wait) // 3
-    if third < 10:
-        return False
-    middle, late = float(wait[third : 2 * third].mean()), float(wait[2 * third :].mean())
-    step = run.busy_ms / run.counters.steps
-    return late > GROWTH * middle + 2 * step
+def grows(runs: Sequence[EngineRun]) -> bool:
+    """Whether requests wait longer and longer, as they do where more come than the engine serves."""
+    series = []
+    for run in runs:
+        if len(run.requests) < STRETCHES:
+            return False
+        wait = run.start_ms - run.requests.arrival_ms + run.busy_ms / run.counters.steps
+        series.append(np.array([part.mean() for part in np.array_split(wait, STRETCHES)]))
+    return rises(series, 0.0)
 
 
 def statistics(values: FloatArray) -> dict[str, float]:
@@ -156,21 +161,33 @@ def statistics(values: FloatArray) -> dict[str, float]:
     kept = values[np.isfinite(values)]
     if not len(kept):
         return dict.fromkeys(STATISTICS, math.nan)
-    quantiles = np.quantile(kept, (0.5, 0.9, 0.99)).tolist()
+    quantiles = np.quantile(kept, list(PERCENTILES.values())).tolist()
     return dict(zip(STATISTICS, [float(kept.mean()), *quantiles], strict=True))
 
 
-def _joined(singles: Sequence[Mapping[str, float]], level: float) -> dict[str, Any]:
-    """Means over replications with their intervals [low, high], None for one replication."""
-    from scipy.stats import t
+def _joined(times: Sequence[FloatArray], level: float) -> dict[str, Any]:
+    """Statistics of all replications' times with their intervals [low, high], None for one replication."""
+    from scipy.special import stdtrit
 
-    found: dict[str, Any] = {name: _mean([each[name] for each in singles]) for name in STATISTICS}
-    k = len(singles)
+    kept = [each[np.isfinite(each)] for each in times]
+    together, k = np.concatenate(kept), len(kept)
+    found: dict[str, Any] = dict(statistics(together))
     spans: dict[str, Any] = {"level": level}
+    t = float(stdtrit(k - 1, (1 + level) / 2)) if k > 1 else math.nan
     for name in STATISTICS:
-        values = np.array([each[name] for each in singles])
-        half = float(t.ppf((1 + level) / 2, k - 1) * values.std(ddof=1) / math.sqrt(k)) if k > 1 else math.nan
-        spans[name] = [found[name] - half, found[name] + half] if k > 1 else None
+        if k < 2 or not len(together):
+            spans[name] = None
+            continue
+        share = PERCENTILES.get(name)
+        values = [each if share is None else each <= found[name] for each in kept]
+        sums, centre = np.array([each.sum() for each in values]), np.concatenate(values).mean()
+        errors = (sums - centre * np.array([len(each) for each in kept])) / len(together)
+        half = t * math.sqrt(k / (k - 1) * float(errors @ errors))
+        if share is None:
+            spans[name] = [found[name] - half, found[name] + half]
+        else:
+            ends = np.quantile(together, [max(share - half, 0.0), min(share + half, 1.0)])
+            spans[name] = [min(float(ends[0]), found[name]), math.nan if share + half > 1 else float(ends[1])]
     return {**found, "ci": spans}
 
 
@@ -188,7 +205,7 @@ def _batch_sizes(runs: Sequence[EngineRun]) -> dict[str, float]:
     reached = np.cumsum(np.sum([run.batch_sizes for run in runs], axis=0))
     return {
         name: float(np.searchsorted(reached, math.ceil(share * reached[-1] - 1e-9)))
-        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+        for name, share in PERCENTILES.items()
     }
 
 

@@ -1,0 +1,301 @@
+"""Response times of any number of requests in little memory: counts by bin, and by batch of consecutive requests.
+
+Bins are cut by the leading bits of a float64: the exponent and the first nine bits of the fraction give 512 bins an
+octave, each at most 0.2 % wide. Counts of several sketches add up, so that a percentile is that of all requests of all
+replications together, not an average of percentiles. Each bin knows its smallest value a, its largest b and their mean
+m. Requests are taken as evenly spread from a to b; where the mean says otherwise, but for a share of them at one end
+that makes it right, |2 (m - a)/(b - a) - 1|. So what an idle machine takes, the least of all times and that of many
+requests, stays exact. Each batch of consecutive requests is counted by itself in bins eight times as wide: what it
+holds at or below a time is its count below that bin and the same share of the bin as of all requests together.
+
+Batches are numbered from the first request of a run on, whatever was left out as warm-up, so that the same number means
+the same requests under every policy.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from latfit.stats import FloatArray
+
+SHIFT = 43
+"""Bits of a float64 that a bin leaves out; nine of the fraction stay."""
+
+LEAST = 2.0**-30
+"""ms; what is less falls into the lowest bin."""
+
+WIDER = 3
+"""Bins of a batch are 2^WIDER bins wide."""
+
+PIECES = 16
+"""Pieces of a batch whose times are summed one by one: how far requests depend on each other shows in small pieces."""
+
+LEANS = 2.5
+"""Over the root of a bin's requests: how far its mean is off the middle where that is no accident (four standard errors
+of an even spread)."""
+
+NEVER = -1
+LEAST_BITS = int(np.float64(LEAST).view(np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """length: requests in a batch, a multiple of PIECES.  started: number of the first batch.  first: number of the
+    first bin, a multiple of 2^WIDER.  counts (k, bins / 2^WIDER): requests by batch and wide bin.  totals, low, high,
+    mass (bins,): requests in all, their smallest and largest time in ms (0 where there is none), and the sum of their
+    times.  sums, sizes (k * PIECES,): the sum of the times in ms in each piece, and how many they are."""
+
+    length: int
+    started: int
+    first: int
+    counts: NDArray[np.unsignedinteger]
+    totals: NDArray[np.int64]
+    low: FloatArray
+    high: FloatArray
+    mass: FloatArray
+    sums: FloatArray
+    sizes: FloatArray
+
+    @property
+    def batches(self) -> int:
+        return len(self.counts)
+
+    @property
+    def batch_sums(self) -> FloatArray:
+        """Of the times in each batch (k,), ms."""
+        return np.asarray(self.sums.reshape(-1, PIECES).sum(axis=1))
+
+    @property
+    def batch_sizes(self) -> FloatArray:
+        """Requests that were counted in each batch (k,)."""
+        return np.asarray(self.sizes.reshape(-1, PIECES).sum(axis=1))
+
+    def doubled(self) -> "Sketch":
+        """The same in batches of twice the length."""
+        before = self.started % 2
+        after = (before + self.batches) % 2
+        kept = np.unique([0, *range(before, self.batches, 2)])[: self.batches]
+
+        def pairs(column: FloatArray) -> FloatArray:
+            padded = np.pad(column, (before * PIECES, after * PIECES))
+            return np.asarray(padded.reshape(-1, 2).sum(axis=1))
+
+        return replace(
+            self,
+            length=2 * self.length,
+            started=self.started // 2,
+            counts=np.add.reduceat(self.counts, kept, axis=0, dtype=_integers(2 * self.length)),
+            sums=pairs(self.sums),
+            sizes=pairs(self.sizes),
+        )
+
+
+class Place(NamedTuple):
+    """A time among all: the number of its bin, and which share of the bin's requests is at or below it."""
+
+    bin: int
+    share: float
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All requests of several sketches. reached (bins,): how many are in a bin or below."""
+
+    first: int
+    totals: NDArray[np.int64]
+    low: FloatArray
+    high: FloatArray
+    mass: FloatArray
+    reached: NDArray[np.int64]
+
+    @property
+    def size(self) -> int:
+        return int(self.reached[-1]) if len(self.reached) else 0
+
+    def place(self, share: float) -> Place:
+        """Where the smallest time is that a share of the requests does not exceed."""
+        column, inside = self._rank(share)
+        count = int(self.totals[column])
+        at_low, at_high = self._ends(column)
+        if inside <= at_low:
+            inside = at_low
+        elif inside > count - at_high:
+            inside = count
+        return Place(self.first + column, inside / count)
+
+    def value(self, share: float) -> float:
+        """That time in ms."""
+        column, inside = self._rank(share)
+        low, high, count = float(self.low[column]), float(self.high[column]), int(self.totals[column])
+        at_low, at_high = self._ends(column)
+        between = count - at_low - at_high
+        if inside <= max(at_low, 1):
+            return low
+        if inside > count - at_high or between <= 1:
+            return high
+        return low + (high - low) * min(1.0, max(0.0, (inside - at_low - 1) / (between - 1)))
+
+    def _rank(self, share: float) -> tuple[int, float]:
+        """(bin, which of its requests in rising order) of a share."""
+        rank = min(self.size, max(1, int(np.ceil(share * self.size - 1e-9))))
+        column = int(np.searchsorted(self.reached, rank))
+        return column, float(rank - (int(self.reached[column]) - int(self.totals[column])))
+
+    def _ends(self, column: int) -> tuple[float, float]:
+        """How many requests of a bin have its smallest time, and its largest, beyond an even spread."""
+        low, high, count = float(self.low[column]), float(self.high[column]), int(self.totals[column])
+        if high <= low:
+            return float(count), 0.0
+        lean = 2 * (float(self.mass[column]) / count - low) / (high - low) - 1
+        if abs(lean) < LEANS / math.sqrt(count):
+            return 0.0, 0.0
+        return count * max(0.0, -lean), count * max(0.0, lean)
+
+    def wide_share(self, place: Place) -> float:
+        """The share of the requests in the wide bin of a place that are at or below it."""
+        column = place.bin - self.first
+        start = column >> WIDER << WIDER
+        below, own = int(self.totals[start:column].sum()), int(self.totals[column])
+        return (below + place.share * own) / int(self.totals[start : start + (1 << WIDER)].sum())
+
+
+def sketch_of(times: FloatArray, warm: int, length: int) -> Sketch:
+    """times (n,) in ms of a run's requests in order of arrival, NaN for who was never served. warm: requests left
+    out at the start; length: of a batch, a multiple of PIECES."""
+    times = np.ascontiguousarray(times)
+    bits, started = times.view(np.int64), warm // length
+    first, last = _span(times, bits, warm)
+    first = first >> WIDER << WIDER
+    wide = ((last - first) >> WIDER) + 1 if last != NEVER else 0
+    batches = (len(times) - 1) // length - started + 1 if last != NEVER else 0
+    counts = np.zeros((batches, wide), _integers(length))
+    totals = np.zeros(wide << WIDER, np.int64)
+    low, high, mass = (np.zeros(wide << WIDER) for _ in range(3))
+    sums, sizes = np.zeros(batches * PIECES), np.zeros(batches * PIECES)
+    _count(times, bits, (warm, length, started, first), counts, totals, (low, high, mass), (sums, sizes))
+    return Sketch(length, started, first, counts, totals, low, high, mass, sums, sizes)
+
+
+def order_statistics(times: FloatArray, sketch: Sketch, warm: int, shares: Sequence[float]) -> FloatArray:
+    """The smallest times (p,) in ms that shares of the requests do not exceed, exact; NaN where there is none."""
+    pool = pooled([sketch])
+    if not pool.size:
+        return np.full(len(shares), np.nan)
+    bits = times.view(np.int64)
+    places = [pool.place(share).bin for share in shares]
+    wanted = np.zeros(len(pool.totals), np.bool_)
+    wanted[np.array(places) - pool.first] = True
+    members = np.sort(_members(times, bits, warm, pool.first, wanted, int(pool.totals[wanted].sum())))
+    before = np.cumsum(np.where(wanted, pool.totals, 0))
+    found = []
+    for share, bin_ in zip(shares, places, strict=True):
+        column = bin_ - pool.first
+        rank = min(pool.size, max(1, int(np.ceil(share * pool.size - 1e-9))))
+        found.append(members[rank - pool.reached[column] + before[column] - 1])
+    return np.array(found)
+
+
+def pooled(sketches: Sequence[Sketch]) -> Pool:
+    """All requests of the sketches together."""
+    kept = [each for each in sketches if len(each.totals)]
+    if not kept:
+        none, empty = np.empty(0, np.int64), np.empty(0)
+        return Pool(0, none, empty, empty, empty, none)
+    first = min(each.first for each in kept)
+    bins = max(each.first + len(each.totals) for each in kept) - first
+    totals, low, high, mass = np.zeros(bins, np.int64), np.full(bins, np.inf), np.zeros(bins), np.zeros(bins)
+    for each in kept:
+        own = slice(each.first - first, each.first - first + len(each.totals))
+        totals[own] += each.totals
+        low[own] = np.where(each.totals > 0, np.minimum(low[own], each.low), low[own])
+        high[own] = np.maximum(high[own], each.high)
+        mass[own] += each.mass
+    return Pool(first, totals, low, high, mass, np.cumsum(totals))
+
+
+def at_most(sketch: Sketch, pool: Pool, place: Place) -> FloatArray:
+    """How many requests of each batch (k,) are at or below a place of the pool, to within the share of one bin."""
+    found = np.zeros(sketch.batches)
+    column = (place.bin - sketch.first) >> WIDER
+    if column >= 0:
+        _reach(sketch.counts, column, pool.wide_share(place), found)
+    return found
+
+
+def _integers(most: int) -> type[np.unsignedinteger]:
+    """The smaller type that counts up to `most` fit into."""
+    return np.uint16 if most < 1 << 16 else np.uint32
+
+
+@njit(cache=True, nogil=True)
+def _bin(took: float, bits: int) -> int:
+    return (bits if took > LEAST else LEAST_BITS) >> SHIFT
+
+
+@njit(cache=True, nogil=True)
+def _span(times: Any, bits: Any, warm: int) -> tuple[int, int]:
+    """Bins of the smallest and the largest time."""
+    low, high = np.inf, -1.0
+    least, most = NEVER, NEVER
+    for i in range(warm, len(times)):
+        took = times[i]
+        if took < low:
+            low, least = took, _bin(took, bits[i])
+        if took > high:
+            high, most = took, _bin(took, bits[i])
+    return least, most
+
+
+@njit(cache=True, nogil=True)
+def _count(times: Any, bits: Any, how: Any, counts: Any, totals: Any, bins: Any, pieces: Any) -> None:
+    warm, length, started, first = how
+    low, high, mass = bins
+    sums, sizes = pieces
+    i, piece = warm, length // PIECES
+    for k in range(len(sums)):
+        total, size = 0.0, 0
+        end = min(len(times), started * length + (k + 1) * piece)
+        while i < end:
+            took = times[i]
+            if took == took:
+                place = _bin(took, bits[i]) - first
+                counts[k // PIECES, place >> WIDER] += 1
+                if totals[place] == 0:
+                    low[place] = high[place] = took
+                elif took < low[place]:
+                    low[place] = took
+                elif took > high[place]:
+                    high[place] = took
+                totals[place] += 1
+                mass[place] += took
+                total += took
+                size += 1
+            i += 1
+        sums[k], sizes[k] = total, size
+
+
+@njit(cache=True, nogil=True)
+def _members(times: Any, bits: Any, warm: int, first: int, wanted: Any, count: int) -> Any:
+    """The times (count,) in the bins that are wanted."""
+    found = np.empty(count)
+    k = 0
+    for i in range(warm, len(times)):
+        if times[i] == times[i] and wanted[_bin(times[i], bits[i]) - first]:
+            found[k] = times[i]
+            k += 1
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _reach(counts: Any, column: int, share: float, found: Any) -> None:
+    """Requests of each batch (k,) in bins below a column, and a share of those in it."""
+    for k in range(len(counts)):
+        total = 0
+        for j in range(min(column, counts.shape[1])):
+            total += counts[k, j]
+        found[k] = total + (share * counts[k, column] if column < counts.shape[1] else 0.0)
