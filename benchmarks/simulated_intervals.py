@@ -32,7 +32,7 @@ BELOW, ABOVE = 0.95, 1.25
 
 TAU, ALPHA, LARGEST = 8.0, 0.05, 64
 DIGITS = 400
-SEEDS = 400
+SEEDS = 240
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class TestSpread:
 class TestCoverage:
     """Of n intervals at 95 % fewer than the bound hold the truth once in 1,000 times (binomial)."""
 
-    @pytest.mark.parametrize(("load", "seeds", "least"), [(0.9, 16, 12), (0.5, 24, 19)])
+    @pytest.mark.parametrize(("load", "seeds", "least"), [(0.8, 24, 19), (0.9, 8, 5)])
     def test_one_at_a_time(self, load: float, seeds: int, least: int) -> None:
         truth = {"mean": 1 / (1 - load), "p90": math.log(10) / (1 - load), "p99": math.log(100) / (1 - load)}
         held, denied = dict.fromkeys(truth, 0), 0
@@ -113,7 +113,7 @@ class TestCoverage:
                 assert each.trusted
                 held[name] += each.low <= truth[name] <= each.high
         assert min(held.values()) >= least
-        # 2.5 % of them may be confirmed; three of 16 are not that.
+        # 2.5 % of them may be confirmed; three of 24 are not that.
         assert denied >= seeds - 2
         assert abs(np.mean(ratios) - 1) < 4 * np.std(ratios, ddof=1) / math.sqrt(seeds)
 
@@ -123,13 +123,13 @@ class TestCoverage:
         law = batch_queue(rate, linear_times(8, 0.05, max_batch=64))
         truth, held, confirmed = {"mean": law.mean_ms, "p99": law.percentile(0.99)}, {"mean": 0, "p99": 0}, 0
         system, policy = System(linear_path("gpu", 8, 0.05, 64)), policies.gpu_only(Limits(64))
-        for seed in range(16):
+        for seed in range(12):
             found = check(policy, system, rate, 99.0, 0.95 * truth["p99"], Options(seed=seed))
             confirmed += found.holds is True
             for name in truth:
                 each = found.result.latency[name]
                 held[name] += each.low <= truth[name] <= each.high
-        assert min(held.values()) >= 12
+        assert min(held.values()) >= 8
         assert confirmed <= 2
 
     def test_percentiles_are_not_averages_of_percentiles(self) -> None:
@@ -163,7 +163,7 @@ class TestLength:
         slow, fast = self.pilot(0.999), self.pilot(0.99)
         assert fast == pytest.approx(0.99 / (1 - 0.99**2), rel=0.5)
         assert slow / fast == pytest.approx(10, rel=0.5)
-        assert wanted(PERCENTILES, fast / 2) == MANY
+        assert wanted(PERCENTILES, fast / 4) == MANY
         assert wanted(PERCENTILES, slow) > 3_000_000
 
     def test_rare_percentiles_take_more(self) -> None:

@@ -16,7 +16,7 @@ from latfit.sim.sketch import PIECES
 from latfit.sim.spread import APART, EXCEEDANCES, SPREAD
 
 MANY = 500_000
-REACHES = 64 * APART
+REACHES = 128 * APART
 PILOT, PILOT_REACHES = 50_000, 1500
 WARM = 20
 WARM_SHARE = 0.02
