@@ -11,6 +11,7 @@ from benchmarks import (
     parse_speed,
     profile_design,
     profile_quality,
+    promises,
     record_overhead,
     scale,
     sim_speed,
@@ -32,4 +33,5 @@ if __name__ == "__main__":
     optimum.main(smoke)
     engine_speed.main(smoke)
     sim_speed.main(smoke)
+    promises.main(smoke)
     simulated_intervals.main(smoke)

@@ -63,8 +63,11 @@ class Outcome:
 
     @property
     def half_widths(self) -> float:
-        """How far the truth lies above the promise, in half widths of the interval towards it."""
-        return max(self.true - SLACK * self.error - self.promised, 0.0) / max(self.high - self.promised, 1e-12)
+        """How far the truth lies above the promise, in half widths of the interval towards it; of a rate's limit as a
+        share of it."""
+        above = max(self.true - SLACK * self.error - self.promised, 0.0)
+        # A rate promises a limit: what it is missed by, as a share of it.
+        return above / (self.promised if self.kind == "rate" else max(self.high - self.promised, 1e-12))
 
 
 def outcomes(planted: Planted, seed: int) -> list[Outcome]:
@@ -236,9 +239,8 @@ def report(found: Sequence[Outcome]) -> None:
                 by.setdefault(row.group.split(", ")[part], []).append(row)
             for name, some in sorted(by.items()):
                 share = sum(row.harmful for row in some) / len(some)
-                print(
-                    f"    {name:12} {len(some):5} promised, above {share:5.1%}, worst {max(r.half_widths for r in some):.2f}"
-                )
+                worst = max(row.half_widths for row in some)
+                print(f"    {name:12} {len(some):5} promised, above {share:5.1%}, worst {worst:.2f}")
 
 
 def run(systems: int, seed: int, log: str = "") -> list[Outcome]:

@@ -49,7 +49,7 @@ class PooledSample:
 
     @cached_property
     def _sizes(self) -> FloatArray:
-        return self.counts.sum(axis=1).astype(np.float64)
+        return np.asarray(self.counts.sum(axis=1), dtype=np.float64)
 
     @cached_property
     def _reached(self) -> NDArray[np.int64]:

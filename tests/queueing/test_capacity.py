@@ -81,7 +81,7 @@ class TestSearch:
     def test_a_fixed_batch_has_a_lowest_rate(self) -> None:
         """Waiting for 8 is slow when few come: the feasible rates have two ends."""
         times = linear_times(4, 0.1)
-        found = feasible_rates(lambda r: fixed_batch_queue(r, times, 8), 8 / 4.8, 30, points=25)
+        found = feasible_rates(lambda r: fixed_batch_queue(r, times, 8), 8 / 4.8, 30)
         assert len(found.ranges) == 1
         low, high = found.ranges[0]
         assert 0.1 < low < high < 8 / 4.8

@@ -115,10 +115,6 @@ class Reference:
         if on.exponential:
             T *= -math.log1p(-self.rngs[path].random())
         elif on.scatter is not None:
-            u, reached = self.rngs[path].random(), 0.0
-            for ratio, weight in zip(on.scatter.values, on.scatter.weights, strict=True):
-                reached += weight
-                if reached > u:
-                    break
-            T *= float(ratio)
+            u, reached = self.rngs[path].random(), np.cumsum(on.scatter.weights)
+            T *= float(on.scatter.values[min(int(np.sum(reached <= u)), len(reached) - 1)])
         return T

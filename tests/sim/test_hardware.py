@@ -17,7 +17,6 @@ from latfit.sim.hardware import Serving, quoted_path, system_of
 from latfit.sim.machine import linear_path
 from tests.conftest import REFERENCE
 
-
 RATIOS = step_ratios(np.array([0.9, 1.0, 1.2, 2.0]), np.array([30.0, 50.0, 19.0, 1.0]))
 
 
