@@ -122,14 +122,34 @@ class TestKnownQueues:
         # At this load the bound is the mean to ten digits.
         assert coarse.mean_ms == pytest.approx(inoue_bound(rate, 4, 0.1), rel=1e-9)
 
-    def test_near_the_limit_the_closure_is_exact(self) -> None:
-        """At 99.99 % the wait is nearly exponential with the decay of the tail."""
+    @pytest.mark.parametrize("spare", [1e-4, 1e-6])
+    def test_near_the_limit_the_closure_is_exact(self, spare: float) -> None:
+        """At 99.99 % the wait is nearly exponential with the decay of the tail; nearer, more so."""
         times = linear_times(4, 0.1, 32)
-        law = batch_queue(4.444, times)
-        assert law.utilisation == pytest.approx(0.9999)
-        assert (law.percentile(0.99) - law.percentile(0.9)) * tail_decay(4.444, times) == pytest.approx(
-            math.log(10), rel=1e-3
-        )
+        rate = (1 - spare) * 32 / 7.2
+        law = batch_queue(rate, times)
+        assert law.utilisation == pytest.approx(1 - spare)
+        decay = tail_decay(rate, times)
+        between = law.percentile(0.99) - law.percentile(0.9)
+        assert between * decay == pytest.approx(math.log(10), rel=10 * spare)
+        assert law.mean_ms == pytest.approx(1 / decay, abs=2 * 7.2)
+
+    @pytest.mark.parametrize(("largest", "threshold", "load"), [(1, 1, 0.97), (3, 2, 0.95), (16, 1, 0.96)])
+    def test_places_far_back_sum_up(
+        self, largest: int, threshold: int, load: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In closed form, and every place written out."""
+        from latfit.queueing import batch_positions
+
+        times = linear_times(3, 0.4, largest)
+        chain = solve_limited(load * times.rate_limit(), times, threshold)
+        far = batch_positions._far(chain)
+        assert far is not None
+        summed = response_tail(chain)
+        monkeypatch.setattr(batch_positions, "_far", lambda chain: None)
+        written = response_tail(chain)
+        for t in np.linspace(0, 3 * far.first * far.service, 31).tolist():
+            assert summed(t) == pytest.approx(written(t), abs=1e-11)
 
 
 class TestSimulation:

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy import linalg
 
 from latfit.errors import SlaOutOfReach, WrongUsage
-from latfit.queueing import cutoff_law
 from latfit.queueing.batch_service import batch_queue
 from latfit.queueing.cutoff import any_batch_percentile, cutoff_queue, overflow_bound
 from latfit.queueing.cutoff_law import exact_law
@@ -115,27 +113,6 @@ class TestSecondMethod:
         assert law.overflow_share < 1e-12
         assert law.mean_ms == pytest.approx(alone.mean_ms, rel=1e-9)
         assert law.percentile(0.99) == pytest.approx(alone.percentile(0.99), rel=1e-9)
-
-    def test_chained_and_independent_batches_give_one_law(self) -> None:
-        queue = cutoff_queue(0.6, 5, GPU, 0.5)
-        amx = cutoff_law._Amx(0.6, 0.5, 96)
-        one, other = cutoff_law._seen_independent(queue, amx), cutoff_law._seen_chained(queue, amx)
-        assert np.abs(one - other).max() < 1e-12
-
-    def test_uniformisation_is_the_matrix_exponential(self) -> None:
-        amx = cutoff_law._Amx(0.7, 0.5, 40)
-        D = np.diag(np.full(40, 0.5), -1)
-        Q = D + np.diag(np.full(40, 0.7), 1)
-        for rates in (D, Q):
-            np.fill_diagonal(rates, -rates.sum(axis=1))
-        start = np.eye(41)
-        np.testing.assert_allclose(amx.mix(start, amx.ticks(np.array([6.0]))[0]), linalg.expm(6 * Q), atol=1e-12)
-        np.testing.assert_allclose(amx.death(3.0), linalg.expm(3 * D), atol=1e-12)
-        np.testing.assert_allclose(amx.idle(), 0.7 * linalg.inv(0.7 * start - D), atol=1e-12)
-        integral = linalg.solve(Q - 1e-13 * start, linalg.expm(6 * Q) - start)
-        ahead = amx.mix(start, amx.ticks_over(np.array([6.0]))[0])
-        np.testing.assert_allclose(Q @ ahead, Q @ integral, atol=1e-6)
-        np.testing.assert_allclose(ahead.sum(axis=1), 6, rtol=1e-12)
 
     def test_everyone_is_served_somewhere(self) -> None:
         for rate, cutoff in ((0.4, 3), (1.5, 8.5), (0.7, 30)):

@@ -8,7 +8,7 @@ import pytest
 from latfit.errors import SlaOutOfReach
 from latfit.queueing.batch_limited import solve_limited
 from latfit.queueing.batch_service import BatchLaw, batch_mean, batch_queue
-from latfit.queueing.batch_unlimited import solve_unlimited, stationary
+from latfit.queueing.batch_unlimited import solve_unlimited
 from latfit.queueing.service import ServiceTimes, measured_times
 from latfit.stats import FloatArray
 from tests.queueing.simulation import System
@@ -139,15 +139,6 @@ class TestSecondMethod:
         for rate, threshold in ((0.318, 1), (0.2, 6)):
             law = batch_queue(rate, measured_times(T), threshold)
             assert area(law) == pytest.approx(law.mean_ms, rel=2e-3)
-
-    def test_stationary_law_of_a_chain_in_two_parts(self) -> None:
-        """0 <-> 1 and 2 <-> 3 in equal shares, joined by 1e-60 one way and 2e-60 the other: the parts weigh 2 to 1."""
-        P = np.array([[0.5, 0.5, 0, 0], [0.5, 0.5, 1e-60, 0], [0, 2e-60, 0.5, 0.5], [0, 0, 0.5, 0.5]])
-        assert stationary(P) == pytest.approx([1 / 3, 1 / 3, 1 / 6, 1 / 6], rel=1e-12)
-        P[2, 1] = 0  # never back
-        assert stationary(P) == pytest.approx([0, 0, 0.5, 0.5], abs=1e-12)
-        P[1, 2] = 0  # two chains
-        assert stationary(P) == pytest.approx([0.5, 0.5, 0, 0], abs=1e-12)
 
 
 def area(law: BatchLaw) -> float:

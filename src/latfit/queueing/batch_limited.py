@@ -25,7 +25,7 @@ import numpy as np
 from scipy import linalg, optimize, special
 
 from latfit.errors import SlaOutOfReach
-from latfit.queueing.batch_unlimited import stationary
+from latfit.queueing.censoring import stationary
 from latfit.queueing.service import ServiceTimes
 from latfit.queueing.waits import poisson, poisson_reach
 from latfit.stats import FloatArray

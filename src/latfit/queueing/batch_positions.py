@@ -10,6 +10,10 @@ For b < B nothing is left behind, and for j = 0 the sum over k is closed: m - 1 
 except at m = B, where the density of w is lambda (P(Poisson(lambda (s - w)) < B) - P(Poisson(lambda s) < B - 1)), with
 int_0^c P(Poisson(u) < B) du = c Q(B, c) + B P(B + 1, c). What remains (j >= 1, or something left behind) has densities
 in w that are analytic on (0, s): they are kept as Legendre series and integrated term by term.
+
+Far back in the queue r ~ C z^-r, so that a place p has the density lambda C z^-p e^(lambda (s - w) (z - 1)), and all
+batches are full. With s = T(B), e^(lambda T(B) (z - 1)) = z^B, the places from round J on sum up in closed form,
+however near the limit the load is.
 """
 
 import math
@@ -83,19 +87,52 @@ class Places:
         return total
 
 
+@dataclass(frozen=True)
+class Far:
+    """Places from round `first` on, in services of T(B): closed sum over all of them. scale is C first B rounds back:
+    C z^(-first B)."""
+
+    scale: float
+    log_z: float
+    first: int
+    rate: float
+    max_batch: int
+    service: float
+
+    def tail(self, x: float) -> float:
+        B, u, T = self.max_batch, self.log_z, self.service
+        spare = math.expm1(u)
+        rounds = math.floor(x / T) - 1
+        if rounds < self.first:
+            return self._all_from(self.first)
+        left = (rounds + 2) * T - x
+        same = math.exp(-(rounds - self.first) * B * u) * math.expm1(self.rate * left * spare)
+        # Places of one round: z^-p sums to (1 - z^-B)/(1 - 1/z).
+        same *= self.scale * math.expm1(-B * u) / math.expm1(-u) / spare
+        return self._all_from(rounds + 1) + same
+
+    def _all_from(self, j: int) -> float:
+        B, u = self.max_batch, self.log_z
+        here = self.scale * math.exp(-(j - self.first) * B * u)
+        return here * math.expm1(B * u) / math.expm1(u) / -math.expm1(-u)
+
+
 def response_tail(chain: LimitedChain) -> Callable[[float], float]:
     """t in ms -> P(R > t)."""
     B, L, per_cycle = chain.max_batch, chain.threshold, chain.requests_per_cycle
     share = np.zeros(B + 1)  # of cycles that serve b with nothing left behind, b < B
     share[L : B + 1] = chain.pi[L : B + 1]
     share[L] += chain.pi[:L].sum()
-    parts: list[Idle | Residual | LastSeat | Places] = [_idle(chain)]
+    parts: list[Idle | Residual | LastSeat | Places | Far] = [_idle(chain)]
     if B > L:
         parts += [_own_batch(chain, share), _last_seat(chain, share)]
         for b in range(L, B):
             if share[b] * float(special.gammainc(B, chain.rate * chain.T[b])) > UNHEARD:
                 parts.append(_places(chain, float(chain.T[b]), np.array([share[b]]), first=1))
-    parts.append(_places(chain, float(chain.T[B]), _left_behind(chain, share[B]), first=0))
+    far = _far(chain)
+    most = None if far is None else far.first * B
+    parts.append(_places(chain, float(chain.T[B]), _left_behind(chain, share[B], most), first=0, most=most))
+    parts += [] if far is None else [far]
 
     def tail(x: float) -> float:
         return min(1.0, max(0.0, sum(part.tail(x) for part in parts) / per_cycle))
@@ -127,23 +164,42 @@ def _last_seat(chain: LimitedChain, share: FloatArray) -> LastSeat:
     return LastSeat(share[L:B], chain.T[L:B], chain.rate, B, float(chain.T[B]))
 
 
-def _left_behind(chain: LimitedChain, none: float) -> FloatArray:
-    """Weights of r = 0, 1, ... left behind at the start of a full batch, the geometric part written out."""
-    B = chain.max_batch
-    known = np.concatenate([[none], chain.pi[B + 1 :]])
-    more = math.ceil(max(0.0, LOG_NEGLIGIBLE + math.log(max(chain.pi[-1], 1e-300))) / math.log(chain.z))
-    far = chain.pi[-1] * chain.z ** -np.arange(1.0, more + 1)
-    return np.concatenate([known, far])
+def _left_behind(chain: LimitedChain, none: float, most: int | None) -> FloatArray:
+    """Weights of r = 0, 1, ... left behind at the start of a full batch, the geometric part written out: up to `most`,
+    or until nothing is left."""
+    known = np.concatenate([[none], chain.pi[chain.max_batch + 1 :]])
+    more = _until_nothing(chain) if most is None else max(0, most - len(known))
+    return np.concatenate([known, chain.pi[-1] * chain.z ** -np.arange(1.0, more + 1)])
 
 
-def _places(chain: LimitedChain, span: float, left: FloatArray, first: int) -> Places:
-    """Groups (j, m), j >= first, of the arrivals in a service of length `span` that left r = 0, 1, ... behind."""
+def _until_nothing(chain: LimitedChain) -> int:
+    return math.ceil(max(0.0, LOG_NEGLIGIBLE + math.log(max(chain.pi[-1], 1e-300))) / math.log(chain.z))
+
+
+def _far(chain: LimitedChain) -> Far | None:
+    """Places so far back that only geometric states and full batches matter; None where it is less to write all out."""
+    B, rate, full = chain.max_batch, chain.rate, float(chain.T[-1])
+    geometric = len(chain.pi) - 1 - B
+    first = -(-(geometric + poisson_reach(rate * full)) // B)
+    while float(special.gammaincc(B, rate * first * full)) > DROPPED:
+        first += 1
+        if first * B > geometric + _until_nothing(chain):
+            return None
+    if first * B > geometric + _until_nothing(chain):
+        return None
+    scale = float(chain.pi[-1]) * chain.z ** (geometric - first * B)
+    return Far(scale, math.log(chain.z), first, rate, B, full)
+
+
+def _places(chain: LimitedChain, span: float, left: FloatArray, first: int, most: int | None = None) -> Places:
+    """Groups (j, m), j >= first, of the arrivals in a service of length `span` that left r = 0, 1, ... behind, at the
+    places below `most`."""
     B, rate, full = chain.max_batch, chain.rate, float(chain.T[-1])
     degree = -(-(24 + int(5 * math.sqrt(rate * span))) // DEGREES) * DEGREES
     nodes, weights, transform = _quadrature(degree)
     w = span * (nodes + 1) / 2
     came = poisson(np.arange(float(poisson_reach(rate * span))), rate * (span - w))
-    place = np.maximum(signal.fftconvolve(came, left[None, :], axes=1), 0) * rate
+    place = np.maximum(signal.fftconvolve(came, left[None, :], axes=1), 0)[:, :most] * rate
     rounds = -(-place.shape[1] // B)
     place = np.pad(place, ((0, 0), (0, rounds * B - place.shape[1]))).reshape(degree, rounds, B)
     series, missing, offset = [], [], []

@@ -23,6 +23,7 @@ import numpy as np
 from scipy import special
 
 from latfit.errors import SlaOutOfReach
+from latfit.queueing.censoring import stationary
 from latfit.queueing.service import FAR, ServiceTimes
 from latfit.queueing.waits import Idle, Residual, poisson
 from latfit.stats import FloatArray
@@ -37,10 +38,6 @@ EDGE = 1e-12
 TINY = 1e-14
 LEAST = 1e-200
 SMOOTH = 1e-6
-CENSORED = 48
-"""States censored at a time, the rest being updated for all of them at once."""
-
-NEVER, LARGE = 1e-180, 1e100
 DROPPED = 1e-17
 """Request groups with a smaller share are left out of the tail."""
 
@@ -187,36 +184,6 @@ def _smooth(rate: float, times: ServiceTimes, low: int, high: int, step: int) ->
     weights = [-x * (x - 1) * (x - 2) / 6, (x * x - 1) * (x - 2) / 2, -x * (x + 1) * (x - 2) / 2, x * (x * x - 1) / 6]
     cubic = sum(np.outer(at[i : cells - 2 + i], weight) for i, weight in enumerate(weights))
     return bool(np.all(np.abs(between - cubic) < SMOOTH * low))
-
-
-def stationary(P: FloatArray) -> FloatArray:
-    """pi (n,) with pi P = pi and sum 1, of a stochastic matrix (n, n); its diagonal is not read.
-
-    States are censored one after the other from the last, by additions of probabilities alone (Grassmann, Taksar and
-    Heyman 1985), so that every entry has its digits however seldom the chain goes between parts of it. Where a part is
-    never left, to 1e-180, it has all of pi; of two such parts the lower one.
-    """
-    A, first = P.astype(np.float64), 0
-    for end in range(len(A), 0, -CENSORED):
-        start = max(0, end - CENSORED)
-        for k in range(end - 1, max(start, 1) - 1, -1):
-            leaves = float(A[k, :k].sum())
-            if leaves < NEVER and A[:k, k].any():
-                first = k
-                break
-            A[:k, k] /= max(leaves, NEVER)
-            A[:k, start:k] += A[:k, k, None] * A[k, start:k]
-            A[start:k, :start] += A[start:k, k, None] * A[k, :start]
-        if first:
-            break
-        A[:start, :start] += A[:start, start:end] @ A[start:end, :start]
-    pi = np.zeros(len(A))
-    pi[first] = 1
-    for k in range(first + 1, len(A)):
-        pi[k] = pi[first:k] @ A[first:k, k]
-        if pi[k] > LARGE:
-            pi /= pi[k]
-    return np.asarray(pi / pi.sum())
 
 
 def _balance(rate: float, times: ServiceTimes, threshold: int, top: int) -> int | None:

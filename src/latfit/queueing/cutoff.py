@@ -31,7 +31,8 @@ import numpy as np
 from scipy import optimize, special
 
 from latfit.errors import SlaOutOfReach
-from latfit.queueing.batch_unlimited import MOST_STATES, Chain, stationary
+from latfit.queueing.batch_unlimited import MOST_STATES, Chain
+from latfit.queueing.censoring import stationary
 from latfit.queueing.law import percentile_of, positive
 from latfit.queueing.service import ServiceTimes
 from latfit.queueing.waits import Idle, Residual, poisson, poisson_reach

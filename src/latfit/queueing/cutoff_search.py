@@ -129,11 +129,16 @@ def _edge(excess: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _late_share(queue: CutoffQueue, sla_ms: float, q: float, method: Method) -> float:
-    """P(R > SLA) by the method; for the customary formula a share that is right at 1 - q."""
+    """P(R > SLA) by the method, right at 1 - q and on the right side of it elsewhere."""
     if queue.overflow_rate >= queue.amx_rate:
         return OVERLOADED + 1
     if method == "exact":
-        return exact_law(queue).tail(sla_ms)
+        # Where bounds decide, the law is not needed: nobody leaves the AMX sooner than its own service ends.
+        least = queue.with_amx(lambda y: math.exp(-queue.amx_rate * y))(sla_ms)
+        if least > 1 - q:
+            return least
+        most = queue.proved_tail()(sla_ms)
+        return most if most <= 1 - q else exact_law(queue).tail(sla_ms)
     if method == "proved":
         return queue.proved_tail()(sla_ms)
     if method == "customary with GPU":

@@ -99,7 +99,10 @@ def _followed(steps: _Steps) -> float | None:
         shrinks = float(np.abs(moved).sum()) / 2 / distance
         if shrinks < ROUNDING:
             return math.inf
-        if float(np.abs(moved + shrinks * (both - steps.law)).sum()) / 2 < STRAIGHT * shrinks * distance:
+        if (
+            shrinks < 1
+            and float(np.abs(moved + shrinks * (both - steps.law)).sum()) / 2 < STRAIGHT * shrinks * distance
+        ):
             more = math.log(NEAR / distance) / math.log1p(-shrinks)
             off = float((v - steps.law) @ steps.lasts)
             return spent + more * float(steps.law @ steps.lasts) + off * (1 - NEAR / distance) / shrinks
