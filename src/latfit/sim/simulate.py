@@ -179,7 +179,7 @@ class _Work:
         return one_replication(self.policy, self.system, self.load, self.options, length, replication)
 
     def replications(self, length: Length) -> list[Summary]:
-        return self._in_order(length, range(length.replications), length.replications)
+        return self._in_order(length, range(length.replications), (length.replications, 0))
 
     def until_precise(self, summaries: list[Summary], length: Length) -> list[Summary]:
         """More replications until the interval is as narrow as asked, or there are as many as allowed."""
@@ -196,17 +196,18 @@ class _Work:
             guess = 1.05 * count * (width / options.precision) ** 2 if math.isfinite(width) else math.inf
             upto = int(min(most, 2 * count, max(count + 1, math.ceil(min(guess, most)))))
             batch = summaries[0].sketch.length
-            summaries += [_in_batches(each, batch) for each in self._in_order(length, range(count, upto), most)]
+            summaries += self._in_order(length, range(count, upto), (most, batch))
             if sum(each.sketch.batches for each in summaries) > MOST_BATCHES:
                 summaries = [_in_batches(each, 2 * batch) for each in summaries]
         return summaries
 
-    def _in_order(self, length: Length, numbers: range, of: int) -> list[Summary]:
-        """Replications of these numbers; progress counts them as a part of `of`."""
+    def _in_order(self, length: Length, numbers: range, known: tuple[int, int]) -> list[Summary]:
+        """Replications of these numbers. known: of how many they are a part, and the batch that others came to."""
         found: list[Summary] = []
+        of, batch = known
 
         def note(summary: Summary) -> None:
-            found.append(summary)
+            found.append(_in_batches(summary, batch))
             if self.progress:
                 self.progress((numbers.start + len(found)) / of)
 
