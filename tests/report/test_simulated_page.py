@@ -95,7 +95,7 @@ class TestCommand:
         for each in runs:
             assert format_ms(each["latency_ms"]["p99"]) in outline.text
             assert settings_text(each) in outline.text
-        assert "as the residuals of its fit" in outline.text
+        assert "as its measured steps" in outline.text
         assert (sample / "out" / "simulation.png").read_bytes().startswith(b"\x89PNG")
 
     def test_no_column_is_lost_where_the_window_is_narrow(

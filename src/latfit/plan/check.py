@@ -38,7 +38,8 @@ def confirmed(plan: Plan, profile: HardwareProfile, wishes: Wishes, seed: int = 
     plan = _told(plan, chosen, found)
     if found.holds is False:
         return _denied(plan, chosen, found)
-    plan = replace(plan, answer=f"{plan.answer.split(' Cannot promise')[0]} Simulated: {_range(found)} (95 %).")
+    said, unsure, rest = plan.answer.partition(" Cannot promise")
+    plan = replace(plan, answer=f"{said} Simulated: {_range(found)} (95 %).{unsure}{rest}")
     if found.holds:
         return plan
     return _with_way_out(replace(plan, promise="in doubt"), chosen, machine, wishes)

@@ -139,11 +139,10 @@ def _end(excess: Callable[[float], float], kept: float, missed: float) -> float:
     low, high = min(kept, missed), max(kept, missed)
     root = float(optimize.brentq(excess, low, high, xtol=1e-6 * high, rtol=1e-4))
     # The search may end a hair outside.
-    for _ in range(20):
-        if excess(root) <= 0:
-            return root
-        root += 0.1 * (kept - root)
-    return kept
+    away = math.copysign(1e-4 * root, kept - root)
+    while excess(root) > 0 and abs(away) < abs(kept - root):
+        root, away = root + away, 2 * away
+    return root if excess(root) <= 0 else kept
 
 
 def replicas(rate: float, law_at: LawAt, rate_limit: float, sla_ms: float, q: float = 0.99) -> Replicas:
