@@ -11,6 +11,9 @@ import numpy as np
 from latfit.stats import FloatArray
 
 FEW = 16
+OFTEN = 0.1
+"""Chance of leaving from which on plain elimination keeps all digits."""
+
 NEVER = 1e-180
 """What has a smaller chance does not happen."""
 
@@ -32,6 +35,12 @@ def visits(Q: FloatArray, leaves: FloatArray) -> FloatArray:
     """(I - Q)^-1 (n, n), for Q not below 0 with rows that sum to 1 - `leaves` (n,); Q's diagonal is not read. Raises
     NeverLeft."""
     n = len(Q)
+    if n and leaves.min() > OFTEN:
+        # Its transpose is eliminated down its diagonal, which stays far from 0: nothing is lost there either.
+        apart = -Q.T
+        np.fill_diagonal(apart, 0)
+        np.fill_diagonal(apart, leaves - apart.sum(axis=0))
+        return np.asarray(np.linalg.inv(apart).T)
     if n <= FEW:
         return _visits_of_few(Q, leaves)
     half = n // 2
