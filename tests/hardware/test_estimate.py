@@ -30,7 +30,7 @@ def test_mean_and_spread_are_those_of_the_sample() -> None:
     draws = np.random.default_rng(0).lognormal(0, 0.2, 200_000)
     found = scatter(path_with(draws), DECODE)
     assert found is not None
-    assert found.mean == pytest.approx(draws.mean(), rel=1e-12)
+    assert found.mean == pytest.approx(draws.mean(), rel=1e-7)
     assert found.cv == pytest.approx(draws.std() / draws.mean(), rel=1e-3)
     assert mean_ms(path_with(draws), np.array([10.0]), 1)[0] == pytest.approx(5.0 * found.mean)
 

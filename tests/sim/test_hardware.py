@@ -92,7 +92,7 @@ class TestTimes:
     def test_times_scatter_as_measured(self) -> None:
         main = system_of(profile("gpu"), []).main
         assert main.scatter is not None
-        assert main.scatter.values.tolist() == RATIOS.values.tolist()
+        assert main.scatter.values == pytest.approx(RATIOS.values, rel=1e-7)
         assert main.mean_factor == pytest.approx(0.3 * 0.9 + 0.5 + 0.19 * 1.2 + 0.01 * 2.0)
         assert system_of(profile("gpu"), [], Serving(service="deterministic")).main.scatter is None
 
@@ -115,7 +115,7 @@ class TestTimes:
         law = step_ratios(np.array([1.0, 3.0]), np.ones(2)).to_json()
         fit = replace(fit_of(), intervals={**fit_of().intervals, "by_phase": {"prefill": {"ratios": law}}})
         assert fit.limits.of("decode").ratios is not None
-        assert fit.limits.of("decode").ratios.values.tolist() == RATIOS.values.tolist()  # type: ignore[union-attr]
+        assert fit.limits.of("decode").ratios.values == pytest.approx(RATIOS.values, rel=1e-7)  # type: ignore[union-attr]
 
     def test_exponential(self) -> None:
         main = system_of(profile("gpu"), [], Serving(service="exponential")).main

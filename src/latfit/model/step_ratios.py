@@ -123,9 +123,8 @@ class _Process:
         if self.t == 0:
             return np.zeros(len(at))
         half = np.linalg.solve(self._root, self._covariance(self.x, at))
-        left = self._covariance(at, at) - half.T @ half + 1e-12 * np.eye(len(at))
-        values, vectors = np.linalg.eigh(left)
-        return np.asarray(self.mean(at) + vectors @ (np.sqrt(np.maximum(values, 0.0)) * z))
+        left = self._covariance(at, at) - half.T @ half + 1e-6 * self.t**2 * np.eye(len(at))
+        return np.asarray(self.mean(at) + np.linalg.cholesky(left) @ z)
 
 
 NO_LEVELS = SizeLevels(np.empty(0), np.empty(0), np.empty(0))
@@ -191,7 +190,10 @@ class StepRatios:
 
     def drawn(self, rng: np.random.Generator) -> "StepRatios":
         """A law that the measured steps allow (see the module)."""
-        counts = rng.standard_gamma(np.maximum(self.independent * self.weights, 1e-9))
+        from scipy.special import gammaincinv
+
+        # By their inverse, which moves as little as the weights do; rejection would draw anew for the last digit.
+        counts = gammaincinv(np.maximum(self.independent * self.weights, 1e-6), rng.random(len(self.weights)))
         counts[-1] += rng.standard_exponential()
         return replace(self, weights=np.asarray(counts / counts.sum()))
 
@@ -201,12 +203,12 @@ class StepRatios:
             "independent": self.independent,
             "mean": self.mean,
             "mean_square": self.mean_square,
-            "values": self.values.tolist(),
-            "weights": self.weights.tolist(),
+            "values": _short(self.values, 8),
+            "weights": _short(self.weights, 10),
             "levels": {
-                "sizes": self.levels.sizes.tolist(),
-                "log_level": self.levels.log_level.tolist(),
-                "error": self.levels.error.tolist(),
+                "sizes": _short(self.levels.sizes, 8),
+                "log_level": _short(self.levels.log_level, 8),
+                "error": _short(self.levels.error, 8),
             },
         }
 
@@ -272,6 +274,11 @@ def ratios_from_json(document: Mapping[str, Any] | None) -> StepRatios | None:
     return StepRatios(
         values, weights, float(document["steps"]), float(document["independent"]), _levels(document.get("levels"))
     )
+
+
+def _short(numbers: FloatArray, digits: int) -> list[float]:
+    """With so many digits, more than any of them is known to."""
+    return [float(f"{number:.{digits}g}") for number in numbers.tolist()]
 
 
 def _levels(document: Mapping[str, Any] | None) -> SizeLevels:
