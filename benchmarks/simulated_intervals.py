@@ -26,7 +26,7 @@ from latfit.sim.check import check
 from latfit.sim.machine import System, linear_path, table_path
 from latfit.sim.simulate import Options
 
-LOADS = {0.5: 1000, 0.9: 500, 0.95: 300, 0.97: 240}
+LOADS = {0.5: 2000, 0.9: 1000, 0.95: 500, 0.97: 400}
 """Seeds by load."""
 
 SMOKE = {0.5: 8, 0.9: 8}

@@ -50,7 +50,7 @@ def test_a_time_that_many_share_stays_exact() -> None:
     for share in (0.01, 0.3, 0.6):
         assert pool.value(share) == pytest.approx(4.1, abs=1e-9)
     parts = [sketch_of(part, 0, 64) for part in np.split(times, 3)]
-    reached = sum(at_most(each, pool, pool.place(0.5)).sum() for each in parts) / 30_000
+    reached = sum(at_most(each, pool, pool.place(0.5))[0].sum() for each in parts) / 30_000
     assert reached == pytest.approx(np.mean(times < 4.1 + 1e-9), abs=0.003)
 
 
@@ -67,10 +67,11 @@ def test_batches_hold_their_requests(warm: int) -> None:
     assert sketch.batch_sizes.tolist() == np.bincount(numbers)[numbers[0] :].tolist()
     assert sketch.batch_sums == pytest.approx(np.bincount(numbers, kept)[numbers[0] :])
     expected = np.bincount(numbers, kept <= limit)[numbers[0] :]
-    found = at_most(sketch, pool, pool.place(0.9))
+    found, unseen = at_most(sketch, pool, pool.place(0.9))
     assert found.sum() == pytest.approx(expected.sum(), abs=1)
-    # A batch's share of the bin that the limit is in is taken from all requests.
+    # A batch's share of the bin that the limit is in is taken from all requests; that they differ is told.
     assert np.abs(found - expected).max() < 4
+    assert np.sum((found - expected) ** 2) == pytest.approx(unseen, rel=0.5)
 
 
 def same(one: Sketch, other: Sketch) -> bool:

@@ -190,7 +190,7 @@ def error_parts(summaries: Sequence[Summary], statistic: str, level: float = 0.9
     slope = (high - low) / (2 * half) if half != 0 else 0.0
     # The more requests are at or below a time, the earlier the percentile is reached.
     rows = tuple(-slope * row for row in estimate.parts.rows)
-    return estimate.value, replace(estimate.parts, rows=rows)
+    return estimate.value, replace(estimate.parts, rows=rows, unseen=slope**2 * estimate.parts.unseen)
 
 
 def paired(first: tuple[float, Parts], other: tuple[float, Parts], level: float = 0.95) -> Interval:
@@ -279,11 +279,12 @@ def _estimate(summaries: Sequence[Summary], pool: Pool, statistic: str) -> _Esti
         return _Estimate(mean, _series(summaries, rows, PIECES, math.inf))
     share = summaries[0].percentiles[column - 1]
     place = pool.place(share)
-    below = [at_most(each, pool, place) for each in sketches]
+    below, unseen = zip(*(at_most(each, pool, place) for each in sketches), strict=True)
     reached = sum(float(each.sum()) for each in below) / pool.size
     rows = [(own - reached * each.batch_sizes) / pool.size for own, each in zip(below, sketches, strict=True)]
     value = float(summaries[0].whole[column]) if len(summaries) == 1 else pool.value(share)
-    return _Estimate(value, _series(summaries, rows, 1, min(share, 1 - share) * pool.size), share)
+    parts = _series(summaries, rows, 1, min(share, 1 - share) * pool.size)
+    return _Estimate(value, replace(parts, unseen=sum(unseen) / pool.size**2), share)
 
 
 def _series(summaries: Sequence[Summary], rows: Sequence[FloatArray], pieces: int, beyond: float) -> Parts:

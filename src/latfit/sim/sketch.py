@@ -5,8 +5,10 @@ octave, each at most 0.2 % wide. Counts of several sketches add up, so that a pe
 replications together, not an average of percentiles. Each bin knows its smallest value a, its largest b and their mean
 m. Requests are taken as evenly spread from a to b; where the mean says otherwise, but for a share of them at one end
 that makes it right, |2 (m - a)/(b - a) - 1|. So what an idle machine takes, the least of all times and that of many
-requests, stays exact. Each batch of consecutive requests is counted by itself in bins eight times as wide: what it
-holds at or below a time is its count below that bin and the same share of the bin as of all requests together.
+requests, stays exact. Each batch of consecutive requests is counted by itself, in bins up to eight times as wide where
+times range widely: what it holds at or below a time is its count below that bin and the same share f of the bin as of
+all requests together. What that leaves out is the chance of each of the bin's c requests to be at or below the time or
+not, f (1 - f) c in the variance of the count.
 
 Batches are numbered from the first request of a run on, whatever was left out as warm-up, so that the same number means
 the same requests under every policy.
@@ -29,8 +31,8 @@ SHIFT = 43
 LEAST = 2.0**-30
 """ms; what is less falls into the lowest bin."""
 
-WIDER = 3
-"""Bins of a batch are 2^WIDER bins wide."""
+WIDEST, MOST_BINS = 3, 2048
+"""Bins of a batch are up to 2^WIDEST bins wide, so that MOST_BINS will do."""
 
 PIECES = 16
 """Pieces of a batch whose times are summed one by one: how far requests depend on each other shows in small pieces."""
@@ -46,13 +48,14 @@ LEAST_BITS = int(np.float64(LEAST).view(np.int64))
 @dataclass(frozen=True, eq=False)
 class Sketch:
     """length: requests in a batch, a multiple of PIECES.  started: number of the first batch.  first: number of the
-    first bin, a multiple of 2^WIDER.  counts (k, bins / 2^WIDER): requests by batch and wide bin.  totals, low, high,
+    first bin, a multiple of 2^WIDEST.  counts (k, bins / 2^wider): requests by batch and wide bin.  totals, low, high,
     mass (bins,): requests in all, their smallest and largest time in ms (0 where there is none), and the sum of their
     times.  sums, sizes (k * PIECES,): the sum of the times in ms in each piece, and how many they are."""
 
     length: int
     started: int
     first: int
+    wider: int
     counts: NDArray[np.unsignedinteger]
     totals: NDArray[np.int64]
     low: FloatArray
@@ -156,12 +159,12 @@ class Pool:
             return 0.0, 0.0
         return count * max(0.0, -lean), count * max(0.0, lean)
 
-    def wide_share(self, place: Place) -> float:
+    def wide_share(self, place: Place, wider: int) -> float:
         """The share of the requests in the wide bin of a place that are at or below it."""
         column = place.bin - self.first
-        start = column >> WIDER << WIDER
+        start = column >> wider << wider
         below, own = int(self.totals[start:column].sum()), int(self.totals[column])
-        return (below + place.share * own) / int(self.totals[start : start + (1 << WIDER)].sum())
+        return (below + place.share * own) / int(self.totals[start : start + (1 << wider)].sum())
 
 
 def sketch_of(times: FloatArray, warm: int, length: int) -> Sketch:
@@ -170,15 +173,16 @@ def sketch_of(times: FloatArray, warm: int, length: int) -> Sketch:
     times = np.ascontiguousarray(times)
     bits, started = times.view(np.int64), warm // length
     first, last = _span(times, bits, warm)
-    first = first >> WIDER << WIDER
-    wide = ((last - first) >> WIDER) + 1 if last != NEVER else 0
+    first = first >> WIDEST << WIDEST
+    bins = (((last - first) >> WIDEST) + 1) << WIDEST if last != NEVER else 0
+    wider = next(w for w in range(WIDEST + 1) if bins >> w <= MOST_BINS or w == WIDEST)
     batches = (len(times) - 1) // length - started + 1 if last != NEVER else 0
-    counts = np.zeros((batches, wide), _integers(length))
-    totals = np.zeros(wide << WIDER, np.int64)
-    low, high, mass = (np.zeros(wide << WIDER) for _ in range(3))
+    counts = np.zeros((batches, bins >> wider), _integers(length))
+    totals = np.zeros(bins, np.int64)
+    low, high, mass = (np.zeros(bins) for _ in range(3))
     sums, sizes = np.zeros(batches * PIECES), np.zeros(batches * PIECES)
-    _count(times, bits, (warm, length, started, first), counts, totals, (low, high, mass), (sums, sizes))
-    return Sketch(length, started, first, counts, totals, low, high, mass, sums, sizes)
+    _count(times, bits, (warm, length, started, first, wider), counts, totals, (low, high, mass), (sums, sizes))
+    return Sketch(length, started, first, wider, counts, totals, low, high, mass, sums, sizes)
 
 
 def order_statistics(times: FloatArray, sketch: Sketch, warm: int, shares: Sequence[float]) -> FloatArray:
@@ -218,13 +222,16 @@ def pooled(sketches: Sequence[Sketch]) -> Pool:
     return Pool(first, totals, low, high, mass, np.cumsum(totals))
 
 
-def at_most(sketch: Sketch, pool: Pool, place: Place) -> FloatArray:
-    """How many requests of each batch (k,) are at or below a place of the pool, to within the share of one bin."""
+def at_most(sketch: Sketch, pool: Pool, place: Place) -> tuple[FloatArray, float]:
+    """(how many requests of each batch (k,) are at or below a place of the pool, as expected within its bin; the
+    variance of their sum that is left out so)."""
     found = np.zeros(sketch.batches)
-    column = (place.bin - sketch.first) >> WIDER
-    if column >= 0:
-        _reach(sketch.counts, column, pool.wide_share(place), found)
-    return found
+    column = (place.bin - sketch.first) >> sketch.wider
+    if column < 0 or not sketch.batches:
+        return found, 0.0
+    share = pool.wide_share(place, sketch.wider)
+    inside = _reach(sketch.counts, column, share, found)
+    return found, share * (1 - share) * inside
 
 
 def _integers(most: int) -> type[np.unsignedinteger]:
@@ -253,7 +260,7 @@ def _span(times: Any, bits: Any, warm: int) -> tuple[int, int]:
 
 @njit(cache=True, nogil=True)
 def _count(times: Any, bits: Any, how: Any, counts: Any, totals: Any, bins: Any, pieces: Any) -> None:
-    warm, length, started, first = how
+    warm, length, started, first, wider = how
     low, high, mass = bins
     sums, sizes = pieces
     i, piece = warm, length // PIECES
@@ -264,7 +271,7 @@ def _count(times: Any, bits: Any, how: Any, counts: Any, totals: Any, bins: Any,
             took = times[i]
             if took == took:
                 place = _bin(took, bits[i]) - first
-                counts[k // PIECES, place >> WIDER] += 1
+                counts[k // PIECES, place >> wider] += 1
                 if totals[place] == 0:
                     low[place] = high[place] = took
                 elif took < low[place]:
@@ -292,10 +299,14 @@ def _members(times: Any, bits: Any, warm: int, first: int, wanted: Any, count: i
 
 
 @njit(cache=True, nogil=True)
-def _reach(counts: Any, column: int, share: float, found: Any) -> None:
-    """Requests of each batch (k,) in bins below a column, and a share of those in it."""
+def _reach(counts: Any, column: int, share: float, found: Any) -> int:
+    """Requests of each batch (k,) in bins below a column, and a share of those in it; returns how many are in it."""
+    inside = 0
     for k in range(len(counts)):
         total = 0
         for j in range(min(column, counts.shape[1])):
             total += counts[k, j]
-        found[k] = total + (share * counts[k, column] if column < counts.shape[1] else 0.0)
+        own = counts[k, column] if column < counts.shape[1] else 0
+        found[k] = total + share * own
+        inside += own
+    return inside

@@ -44,13 +44,15 @@ SATURATED = 0.35
 @dataclass(frozen=True, eq=False)
 class Parts:
     """What batches of `length` requests add to the error of an estimate. rows: (k,) for each series of consecutive
-    ones, from batch `started` on.  requests: that count.  beyond: those beyond the percentile, infinite for a mean."""
+    ones, from batch `started` on.  requests: that count.  beyond: those beyond the percentile, infinite for a mean.
+    unseen: variance of the error that the rows do not show."""
 
     length: int
     started: int
     rows: tuple[FloatArray, ...]
     requests: float
     beyond: float = math.inf
+    unseen: float = 0.0
 
     def doubled(self) -> "Parts":
         """In batches of twice the length."""
@@ -79,7 +81,9 @@ class Parts:
             row[: len(b)] -= b
             found.append(row)
         requests, beyond = min(self.requests, other.requests), min(self.beyond, other.beyond)
-        return Parts(self.length, started, tuple(found), requests, beyond)
+        # Of the same requests under the same policy nothing differs.
+        unseen = self.unseen + other.unseen if any(row.any() for row in found) else 0.0
+        return Parts(self.length, started, tuple(found), requests, beyond, unseen)
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "rows": [row.tolist() for row in self.rows]}
@@ -131,7 +135,7 @@ def spread_of(parts: Parts, reach: float = 0.0) -> Spread:
     if m < 2 or scarce > 1:
         return Spread(math.nan, 0, reach, requests, needed)
     left = reach * (m - len(rows)) / requests
-    error = math.sqrt(m / (m - 1) * float(np.sum(np.square(groups))) * (1 + 2 * left))
+    error = math.sqrt(m / (m - 1) * float(np.sum(np.square(groups))) * (1 + 2 * left) + parts.unseen)
     return Spread(error, m, reach, requests, needed)
 
 
