@@ -8,10 +8,9 @@ import pytest
 from latfit.errors import BadInput
 from latfit.fit.front import fit_trace
 from latfit.fit.problem import FitOptions
-from latfit.sim.engine.cost import calibrated, linear_costs, step_costs
+from latfit.sim.engine.cost import StepCosts, calibrated, linear_costs, step_costs
 from latfit.sim.engine.serve import serve
 from latfit.sim.engine.settings import EngineSettings
-from latfit.stats import FloatArray
 from latfit.trace.ingest import ingest
 from latfit.validation.compare import Figure, validate
 from latfit.validation.measured import Measured, read_measured
@@ -21,7 +20,7 @@ COSTS = linear_costs(8.0, 0.05, 0.02)
 LIMITS = EngineSettings(kv_blocks=600, max_num_seqs=64, max_num_batched_tokens=512)
 
 
-def planted(costs: FloatArray, n: int = 240) -> Measured:
+def planted(costs: StepCosts, n: int = 240) -> Measured:
     """A run of an engine with these step costs, as if it had been measured."""
     rng = np.random.default_rng(3)
     requests = make_requests(

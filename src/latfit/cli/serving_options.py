@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from latfit.hardware.quote import Quote
     from latfit.model.result import FitResult
     from latfit.sim.engine.cluster import Routing, Transfer
+    from latfit.sim.engine.cost import StepCosts
     from latfit.sim.engine.result import Promise
     from latfit.sim.engine.settings import EngineSettings, Order
-    from latfit.stats import FloatArray
     from latfit.workload.lengths import LengthLaw
 
 
@@ -38,8 +38,9 @@ class CostOptions:
         str | None, typer.Option("--lengths", help="Prompt and output tokens of requests at a --rate, such as 512:128.")
     ] = None
 
-    def costs(self, hardware: Path) -> "tuple[FloatArray, list[str]]":
-        """Step costs, and a note on each that nobody measured: quoted ones, prefill where the fit has seen none."""
+    def costs(self, hardware: Path, *, scatter: bool) -> "tuple[StepCosts, list[str]]":
+        """Step costs, and a note on each that nobody measured: quoted ones, prefill where the fit has seen none.
+        scatter: whether steps scatter as the measured ones did."""
         from latfit.model.result import read_fit
         from latfit.sim.engine.cost import step_costs
         from latfit.validation.cautions import prefill_unseen
@@ -57,7 +58,7 @@ class CostOptions:
             notes.append(f"{name}: times are quoted ({quote.text}), not measured{free}.")
         if unseen := prefill_unseen(fit if first is None else read_fit(first)):
             notes.append(f"{first or name}: {unseen.message}. {unseen.remedy}")
-        return step_costs(fit, prefill), notes
+        return step_costs(fit, prefill, scatter=scatter), notes
 
     def _of_steps(self, hardware: Path) -> "tuple[str, FitResult, Quote | None]":
         """(name, fit, quoted numbers that it stands for) of the engine's steps."""

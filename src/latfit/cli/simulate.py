@@ -65,7 +65,9 @@ def simulate(
         from latfit.cli.simulate_engine import Asked, simulate_engine
 
         engine = (engine_options, cost_options, order_options, cluster_options)
-        asked = Asked(*engine, load_options, run_options, hardware, policy_options.ageing, sweep_options)
+        asked = Asked(
+            *engine, load_options, run_options, hardware, path_options.service, policy_options.ageing, sweep_options
+        )
         simulate_engine(asked, seed=seed, json=json, quiet=quiet)
         return
     load = load_options.load(sweep_options.varied()[0]) if study is None else None

@@ -12,9 +12,9 @@ from latfit.errors import SlaOutOfReach, WrongUsage
 
 if TYPE_CHECKING:
     from latfit.cli.simulate_options import LoadOptions, RunOptions, SweepOptions
+    from latfit.sim.engine.cost import StepCosts
     from latfit.sim.engine.serve import EngineRun
     from latfit.sim.engine.settings import EngineSettings
-    from latfit.stats import FloatArray
     from latfit.workload.load import Load
     from latfit.workload.requests import Requests
 
@@ -34,6 +34,7 @@ class Asked:
     load: "LoadOptions"
     run: "RunOptions"
     hardware: Path
+    service: str
     ageing: str | None
     sweep: "SweepOptions"
 
@@ -45,7 +46,7 @@ def simulate_engine(asked: Asked, *, seed: int, json: bool, quiet: bool) -> None
 
     figure, folder = asked.sweep.figure, asked.sweep.report
     asked.sweep.check_targets()
-    costs, unmeasured = asked.cost.costs(asked.hardware)
+    costs, unmeasured = asked.cost.costs(asked.hardware, scatter=_scatters(asked.service))
     cases = _cases(asked)
     found: list[tuple[dict[str, Any], EngineRun]] = []
     with progress_bar("Simulating", quiet=quiet or json) as advance:
@@ -86,6 +87,15 @@ def simulate_engine(asked: Asked, *, seed: int, json: bool, quiet: bool) -> None
         )
 
 
+def _scatters(service: str) -> bool:
+    """Whether steps scatter as measured. Raises WrongUsage for a law that steps of an engine have not."""
+    if service not in ("fitted", "deterministic"):
+        raise WrongUsage(
+            f"steps of an engine are not {service}", where="--service", remedy="Take fitted or deterministic."
+        )
+    return service == "fitted"
+
+
 def _cases(asked: Asked) -> "list[tuple[Load, EngineSettings]]":
     """Every load with every engine and order."""
     from latfit.workload.load import ClosedLoad, OpenLoad
@@ -112,7 +122,7 @@ def _cases(asked: Asked) -> "list[tuple[Load, EngineSettings]]":
 
 
 def _one(
-    asked: Asked, load: "Load", settings: "EngineSettings", costs: "FloatArray", seed: int
+    asked: Asked, load: "Load", settings: "EngineSettings", costs: "StepCosts", seed: int
 ) -> "tuple[dict[str, Any], EngineRun]":
     """The entry of the JSON, and the first replication."""
     from latfit.sim.engine.result import summary
@@ -164,7 +174,7 @@ def _one(
 
 
 def _served(
-    asked: Asked, requests: "Requests", settings: "EngineSettings", costs: "FloatArray", seed: int
+    asked: Asked, requests: "Requests", settings: "EngineSettings", costs: "StepCosts", seed: int
 ) -> "EngineRun":
     from latfit.sim.engine.cluster import serve_apart, serve_replicas
 
@@ -175,7 +185,7 @@ def _served(
     from latfit.model.result import read_fit
     from latfit.sim.engine.cost import step_costs
 
-    of_prefill = step_costs(read_fit(asked.cost.prefill_on))
+    of_prefill = step_costs(read_fit(asked.cost.prefill_on), scatter=_scatters(asked.service))
     both = serve_apart(requests, (of_prefill, costs), (settings, settings), asked.cost.transfer_of(), seed)
     return both.whole(requests)
 

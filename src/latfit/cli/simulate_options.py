@@ -173,7 +173,10 @@ class PathOptions:
         ),
     ] = None
     service: Annotated[
-        str, typer.Option("--service", help="How service times scatter: fitted, deterministic or exponential.")
+        str,
+        typer.Option(
+            "--service", help="How service times, or steps of an engine, scatter: fitted, deterministic or exponential."
+        ),
     ] = "fitted"
     servers: Annotated[
         list[str] | None, typer.Option("--servers", help="Servers of a path, such as amx=2. Repeatable.")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.sim.engine.cost import linear_costs
+from latfit.sim.engine.cost import StepCosts, linear_costs
 from latfit.sim.engine.result import summary
 from latfit.sim.engine.serve import serve
 from latfit.sim.engine.settings import EngineSettings, Order
@@ -81,7 +81,7 @@ def _settings(batching: str) -> EngineSettings:
     return EngineSettings(batching=batching, max_num_seqs=SEQUENCES, kv_blocks=200_000, padded_graphs=False)
 
 
-def _run(name: str, requests: Requests, costs: FloatArray, settings: EngineSettings, seed: int) -> dict[str, Any]:
+def _run(name: str, requests: Requests, costs: StepCosts, settings: EngineSettings, seed: int) -> dict[str, Any]:
     run = serve(requests, costs, settings, seed)
     rate = None if requests.arrival_ms[-1] == 0 else requests.rate * 1000
     heavy = requests.user_id == 0
@@ -92,7 +92,7 @@ def _run(name: str, requests: Requests, costs: FloatArray, settings: EngineSetti
     return entry
 
 
-def _makespan_ms(requests: Requests, costs: FloatArray, seed: int) -> float:
+def _makespan_ms(requests: Requests, costs: StepCosts, seed: int) -> float:
     return float(serve(requests, costs, _settings("chunked-prefill"), seed).last_ms.max())
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.sim.engine.cost import calibrated
+from latfit.sim.engine.cost import StepCosts, calibrated
 from latfit.sim.engine.serve import serve
 from latfit.sim.engine.settings import EngineSettings
 from latfit.stats import FloatArray
@@ -39,7 +39,7 @@ class Constants:
 
 
 def calibrate(
-    measured: Measured, costs: FloatArray, settings: EngineSettings, given: NDArray[np.bool_], seed: int = 0
+    measured: Measured, costs: StepCosts, settings: EngineSettings, given: NDArray[np.bool_], seed: int = 0
 ) -> Constants:
     """The constants that fit the given requests (n,) best."""
     bare = serve(measured.requests, costs, settings, seed)

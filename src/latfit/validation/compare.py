@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput
-from latfit.sim.engine.cost import calibrated
+from latfit.sim.engine.cost import StepCosts, calibrated
 from latfit.sim.engine.serve import EngineRun, serve
 from latfit.sim.engine.settings import EngineSettings
 from latfit.stats import FloatArray
@@ -125,7 +125,7 @@ class Validation:
 
 
 def validate(
-    measured: Measured, costs: FloatArray, settings: EngineSettings, *, calibration: bool = False, seed: int = 0
+    measured: Measured, costs: StepCosts, settings: EngineSettings, *, calibration: bool = False, seed: int = 0
 ) -> Validation:
     """Simulate the measured arrivals and compare. calibration: fit two constants on the first third, score the rest.
 

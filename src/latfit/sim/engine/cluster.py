@@ -16,6 +16,7 @@ import numpy as np
 
 from latfit.errors import WrongUsage
 from latfit.sim.engine.core import advance
+from latfit.sim.engine.cost import StepCosts
 from latfit.sim.engine.serve import Counters, EngineRun, finish, load_of, run_of, serve
 from latfit.sim.engine.settings import EngineSettings, check_fits
 from latfit.sim.engine.state import COUNT, PUSHED, SEEN, WAITING, Limits, Load, State, new_state
@@ -48,7 +49,7 @@ class Routing:
 
 
 def serve_replicas(
-    requests: Requests, costs: FloatArray, settings: EngineSettings, routing: Routing, seed: int = 0
+    requests: Requests, costs: StepCosts, settings: EngineSettings, routing: Routing, seed: int = 0
 ) -> EngineRun:
     """Run equal engines behind a router until every request is done; raises as `serve` does."""
     if routing.replicas == 1 and routing.route != "prefix":
@@ -57,7 +58,7 @@ def serve_replicas(
         raise WrongUsage("static batches are routed in turn only", where="--route", remedy="Take round-robin.")
     check_fits(requests, settings)
     limits, load = settings.limits(seed), load_of(requests, settings, seed)
-    states = [new_state(limits, load) for _ in range(routing.replicas)]
+    states = [new_state(limits, load, engine=i) for i in range(routing.replicas)]
     replica = np.zeros(len(requests), dtype=np.int64)
     router = _Router(routing, int(requests.user_id.max(initial=0)) + 1)
     for r, moment in enumerate(requests.arrival_ms.tolist()):
@@ -105,7 +106,7 @@ def _in_system(state: State) -> int:
     return int(state.i[WAITING] + state.i[COUNT] + state.i[PUSHED] - state.i[SEEN])
 
 
-def _bring_up(limits: Limits, load: Load, costs: FloatArray, state: State, moment: float) -> None:
+def _bring_up(limits: Limits, load: Load, costs: StepCosts, state: State, moment: float) -> None:
     if state.i[PUSHED]:
         advance(limits, load, costs, state, moment)
 
@@ -159,7 +160,7 @@ class Apart:
 
 def serve_apart(
     requests: Requests,
-    costs: tuple[FloatArray, FloatArray],
+    costs: tuple[StepCosts, StepCosts],
     settings: tuple[EngineSettings, EngineSettings],
     transfer: Transfer = Transfer(),
     seed: int = 0,
@@ -176,7 +177,7 @@ def serve_apart(
     handed = replace(requests.select(rows), arrival_ms=np.ascontiguousarray(arrived[order]))
     check_fits(handed, settings[1])
     limits, load = settings[1].limits(seed), _given(handed, settings[1], seed)
-    state = new_state(limits, load, np.arange(len(rows), dtype=np.int32))
+    state = new_state(limits, load, np.arange(len(rows), dtype=np.int32), engine=1)
     finish(limits, load, costs[1], state)
     decode = run_of(handed, limits, [state], np.zeros(len(rows), dtype=np.int64))
     last = prefill.last_ms.copy()

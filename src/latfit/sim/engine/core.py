@@ -13,9 +13,10 @@ same operations on the clock in the same order, so that not one bit differs; req
 import numpy as np
 
 from latfit.sim.engine.blocks import put_back, take
-from latfit.sim.engine.cost import TAU_K, Work, of_decode, step_ms
+from latfit.sim.engine.cost import TAU_K, StepCosts, Work, drawn_ms, of_decode
 from latfit.sim.engine.draws import accepted
 from latfit.sim.engine.planning import blocks_to_admit, plan
+from latfit.sim.engine.scatter import OF_DECODE, level_of, ratio
 from latfit.sim.engine.state import (
     ACCEPTED,
     BUSY_UNTIL,
@@ -51,11 +52,10 @@ from latfit.sim.engine.state import (
 )
 from latfit.sim.engine.tally import count_gaps, note_step
 from latfit.sim.engine.waiting import absorb, peek
-from latfit.stats import FloatArray
 
 
 @entry
-def advance(o: Limits, load: Load, costs: FloatArray, s: State, until: float) -> int:
+def advance(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
     """Plan and make every step that is planned before `until`. 0 when all that was pushed is done, 1 when `until` came
     first, 2 when something waits that can never run."""
     stuck = 0
@@ -104,10 +104,10 @@ def release(o: Limits, s: State) -> None:
 
 
 @njit
-def execute(o: Limits, load: Load, costs: FloatArray, s: State, work: Work) -> None:
+def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> None:
     """Make the planned step: its time, its tokens, and who ends with it."""
     begin = max(s.f[NOW], s.f[BUSY_UNTIL])
-    duration = step_ms(costs, padded(o, work)) + s.f[EXTRA]
+    duration = drawn_ms(costs, s, padded(o, work)) + s.f[EXTRA]
     if o.draft > 0 and work.n < work.B:
         duration += o.draft * o.draft_ms
     s.f[EXTRA] = 0.0
@@ -195,7 +195,7 @@ def _progress(o: Limits, load: Load, s: State, i: int, begin: float, end: float)
 
 
 @njit
-def fast_forward(o: Limits, load: Load, costs: FloatArray, s: State, until: float) -> int:
+def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
     """Make steps of pure decoding until something could change; how many were made."""
     stops = _stops_on_arrival(o, load, s)
     if stops < 0:
@@ -227,12 +227,13 @@ def fast_forward(o: Limits, load: Load, costs: FloatArray, s: State, until: floa
 
 
 @njit
-def _repeat(o: Limits, load: Load, costs: FloatArray, s: State, bounds: tuple[int, int, float, float]) -> int:
+def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int, int, float, float]) -> int:
     """The loop over steps. bounds: most steps, whether an arrival stops it, cached tokens now, `until`."""
     steps, stops, cached, until = bounds
     B = float(s.i[COUNT])
     computed = captured(B) if o.graphs == 1 else B
-    base, of_cached = of_decode(costs[0], computed, computed), costs[0, TAU_K]
+    base, of_cached = of_decode(costs.typical[0], computed, computed), costs.typical[0, TAU_K]
+    level = level_of(costs.scatter, OF_DECODE, computed)
     at, made = 0, 0
     while made < steps and s.f[NOW] < until:
         if s.i[SEEN] < s.i[PUSHED] and load.arrival[s.inbox[s.i[SEEN]]] <= s.f[NOW]:
@@ -245,7 +246,7 @@ def _repeat(o: Limits, load: Load, costs: FloatArray, s: State, bounds: tuple[in
             take(s, s.crossing[at])
         at = at + 1 if at + 1 < o.block_size else 0
         begin = max(s.f[NOW], s.f[BUSY_UNTIL])
-        duration = base + of_cached * cached + 0.0
+        duration = (base + of_cached * cached) * level * ratio(costs.scatter, s, OF_DECODE) + 0.0
         end = begin + duration
         count_gaps(s, end - s.f[LAST_END], s.i[COUNT])
         note_step(s, begin, duration, B, B, o.blocks)

@@ -6,6 +6,8 @@ averages in their place: A = sum p (k + p/2) over the prefill chunks p behind k 
 
 Steps that only decode and steps that hold prefill may have a fit each: kernels for sequences of one token and kernels
 for sequences of many lengths are different programs, and a fit of both together pays for it in both.
+
+A formula gives the typical step. Single steps lie about it as the measured ones did (`scatter`).
 """
 
 from collections.abc import Mapping
@@ -15,7 +17,8 @@ import numpy as np
 
 from latfit.errors import FitNotUsable, WrongUsage
 from latfit.model.result import FitResult
-from latfit.sim.engine.state import entry, njit
+from latfit.sim.engine.scatter import NONE, Scatter, level_of, phase_row, ratio, scatter_of
+from latfit.sim.engine.state import State, entry, njit
 from latfit.stats import FloatArray
 
 TAU_0, TAU_B, TAU_S, TAU_Q, Q, RHO, TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y = range(13)
@@ -49,27 +52,38 @@ class Work(NamedTuple):
     L: float
 
 
-def step_costs(fit: FitResult, with_prefill: FitResult | None = None) -> FloatArray:
-    """Coefficients (2, WIDTH): of steps that only decode, and of steps that hold prefill (the same fit by default).
+class StepCosts(NamedTuple):
+    """typical (2, WIDTH): coefficients of steps that only decode, and of steps that hold prefill.  scatter: how single
+    steps lie about them."""
+
+    typical: FloatArray
+    scatter: Scatter = NONE
+
+
+def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter: bool = True) -> StepCosts:
+    """The costs of a fit, or of one for steps that only decode and one for steps that hold prefill. scatter: whether
+    single steps lie about them as the measured steps of their phase did.
 
     Raises FitNotUsable for a fit without values, WrongUsage for a family that the engine does not know.
     """
-    return np.stack([_coefficients(fit), _coefficients(with_prefill or fit)])
+    of_prefill = with_prefill or fit
+    typical = np.stack([_coefficients(fit), _coefficients(of_prefill)])
+    return StepCosts(typical, scatter_of(fit, of_prefill) if scatter else NONE)
 
 
-def linear_costs(tau_0: float, tau_B: float, tau_S: float) -> FloatArray:
-    """Coefficients of T = tau_0 + tau_B B + tau_S S in every step (ms)."""
+def linear_costs(tau_0: float, tau_B: float, tau_S: float) -> StepCosts:
+    """T = tau_0 + tau_B B + tau_S S in every step (ms)."""
     c = np.zeros((2, WIDTH))
     c[:, TAU_0], c[:, TAU_B], c[:, TAU_S] = tau_0, tau_B, tau_S
-    return c
+    return StepCosts(c)
 
 
-def calibrated(costs: FloatArray, step_ms: float, token_ms: float) -> FloatArray:
+def calibrated(costs: StepCosts, step_ms: float, token_ms: float) -> StepCosts:
     """The same costs with a constant for every step and one for every token (ms) on top."""
-    changed = costs.copy()
+    changed = costs.typical.copy()
     changed[:, TAU_0] += step_ms
     changed[:, TAU_S] += token_ms
-    return changed
+    return costs._replace(typical=changed)
 
 
 def _coefficients(fit: FitResult) -> FloatArray:
@@ -157,11 +171,19 @@ def _of_prefill(c: FloatArray, w: Work) -> float:
 
 
 @entry
-def step_ms(costs: FloatArray, w: Work) -> float:
-    """Milliseconds of a step, from the coefficients (2, WIDTH) of `step_costs`."""
+def step_ms(costs: StepCosts, w: Work) -> float:
+    """Milliseconds of a typical step."""
+    c = costs.typical
     if w.P > 0.0:
-        return float(of_tokens(costs[1], w.B, w.S) + _of_prefill(costs[1], w))
-    return float(of_decode(costs[0], w.B, w.S) + costs[0, TAU_K] * w.KD)
+        return float(of_tokens(c[1], w.B, w.S) + _of_prefill(c[1], w))
+    return float(of_decode(c[0], w.B, w.S) + c[0, TAU_K] * w.KD)
+
+
+@njit
+def drawn_ms(costs: StepCosts, s: State, w: Work) -> float:
+    """Milliseconds of the next step of an engine."""
+    phase = phase_row(w.P, w.S)
+    return float(step_ms(costs, w) * level_of(costs.scatter, phase, w.S) * ratio(costs.scatter, s, phase))
 
 
 @njit

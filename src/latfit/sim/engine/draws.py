@@ -1,6 +1,7 @@
 """Random numbers of the engine's core as a function of what they are for, so that no order of events changes them."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latfit.sim.engine.state import njit, rare
 
@@ -12,6 +13,13 @@ def uniform(seed: int, request: int, token: int, place: int) -> float:
     for part in (request, token, place):
         x = _mixed(x + np.uint64(part) + np.uint64(0x9E3779B97F4A7C15))
     return float((x >> np.uint64(11)) * (1.0 / 9007199254740992.0))
+
+
+@njit
+def sequence(stream: NDArray[np.uint64]) -> float:
+    """The next number in [0, 1) of a stream (1,) (splitmix64)."""
+    stream[0] += np.uint64(0x9E3779B97F4A7C15)
+    return float((_mixed(stream[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0))
 
 
 @njit

@@ -10,6 +10,7 @@ import numpy as np
 
 from latfit.errors import BadInput
 from latfit.sim.engine.core import advance
+from latfit.sim.engine.cost import StepCosts
 from latfit.sim.engine.settings import EngineSettings, check_fits
 from latfit.sim.engine.state import (
     ACCEPTED,
@@ -98,7 +99,7 @@ class EngineRun:
 
 
 def serve(
-    requests: Requests, costs: FloatArray, settings: EngineSettings = EngineSettings(), seed: int = 0
+    requests: Requests, costs: StepCosts, settings: EngineSettings = EngineSettings(), seed: int = 0
 ) -> EngineRun:
     """Run one engine until every request is done. costs: see `step_costs`.
 
@@ -113,7 +114,7 @@ def serve(
     return run_of(requests, limits, [state], np.zeros(len(requests), dtype=np.int64))
 
 
-def finish(limits: Limits, load: Load, costs: FloatArray, state: State) -> None:
+def finish(limits: Limits, load: Load, costs: StepCosts, state: State) -> None:
     """Serve all that was pushed. Raises BadInput where something waits that can never run."""
     if limits.batching == STATIC:
         advance_static(limits, load, costs, state)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.stats import FloatArray
+from latfit.workload.randomness import SERVICE, Streams
 
 IntArray = NDArray[np.int64]
 SmallIntArray = NDArray[np.int32]
@@ -94,7 +95,7 @@ class Load(NamedTuple):
 
 class State(NamedTuple):
     """Everything that changes. Slots: rid, known, comp, gen, cap, fin, chunk, token_at. By request: gen_of, segment,
-    kept, preempted, first, last, start, and what the order of waiting needs."""
+    kept, preempted, first, last, start, and what the order of waiting needs.  stream (1,): of the steps' ratios."""
 
     i: IntArray
     f: FloatArray
@@ -128,10 +129,12 @@ class State(NamedTuple):
     gaps: IntArray
     batch: IntArray
     timeline: FloatArray
+    stream: NDArray[np.uint64]
 
 
-def new_state(limits: Limits, load: Load, inbox: SmallIntArray | None = None) -> State:
-    """An idle engine. inbox: the requests that will come, in order of arrival; None for one that is filled later."""
+def new_state(limits: Limits, load: Load, inbox: SmallIntArray | None = None, engine: int = 0) -> State:
+    """An idle engine. inbox: the requests that will come, in order of arrival; None for one that is filled later.
+    engine: which one of several, each of which has random numbers of its own."""
     n = len(load.arrival)
     slots = max(min(limits.max_num_seqs, n), 1) + 1
     keyed, fair, switch = (limits.order == kind for kind in (KEYED, FAIR, SWITCH))
@@ -179,6 +182,7 @@ def new_state(limits: Limits, load: Load, inbox: SmallIntArray | None = None) ->
         gaps=_ints(GAP_BINS),
         batch=_ints(slots + 1),
         timeline=np.zeros((5, SLICES)),
+        stream=Streams(limits.seed).generator(SERVICE, engine).integers(2**64, size=1, dtype=np.uint64),
     )
 
 

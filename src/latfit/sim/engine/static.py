@@ -7,7 +7,7 @@ come first served, with blocks for the longest prompt and output in every row.
 """
 
 from latfit.sim.engine.blocks import blocks_for
-from latfit.sim.engine.cost import Work, step_ms
+from latfit.sim.engine.cost import StepCosts, Work, drawn_ms
 from latfit.sim.engine.state import (
     BUSY_UNTIL,
     COMPUTED,
@@ -28,11 +28,10 @@ from latfit.sim.engine.state import (
     njit,
 )
 from latfit.sim.engine.tally import count_gaps, note_step
-from latfit.stats import FloatArray
 
 
 @entry
-def advance_static(o: Limits, load: Load, costs: FloatArray, s: State) -> int:
+def advance_static(o: Limits, load: Load, costs: StepCosts, s: State) -> int:
     """Serve all requests of the inbox in batches; 0 as `advance` answers when all is done."""
     head, n = 0, s.i[PUSHED]
     while head < n:
@@ -66,7 +65,7 @@ def _fitting(o: Limits, load: Load, s: State, head: int, arrived: int) -> tuple[
 
 
 @njit
-def _make_batch(o: Limits, load: Load, costs: FloatArray, s: State, batch: tuple[int, int, int, int]) -> None:
+def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[int, int, int, int]) -> None:
     """batch: its first place in the inbox, its size, its longest prompt and output."""
     head, size, prompt, output = batch
     B, p = float(size), float(prompt)
@@ -79,7 +78,7 @@ def _make_batch(o: Limits, load: Load, costs: FloatArray, s: State, batch: tuple
             s.i[PREFILL_TOKENS] += size * prompt
         else:
             work = Work(B, B, 0.0, 0.0, 0.0, B * (p + float(step) - 1.0), 0.0, 0.0)
-        duration = step_ms(costs, work)
+        duration = drawn_ms(costs, s, work)
         end = begin + duration
         made = left
         for k in range(head, head + size):
