@@ -51,6 +51,7 @@ class Outcome:
     error: float
     declined: str = ""
     seconds: float = 0.0
+    seed: int = 0
 
     @property
     def harmful(self) -> bool:
@@ -201,7 +202,8 @@ def faster(system: System, rate: float) -> System:
 def _one(job: tuple[Planted, int]) -> list[Outcome]:
     planted, seed = job
     found = outcomes(planted, seed) if ONLY != "T_cut" else []
-    return found + (cutoff_outcome(planted, seed) if seed % RATES == 1 and ONLY != "one path" else [])
+    found += cutoff_outcome(planted, seed) if seed % RATES == 1 and ONLY != "one path" else []
+    return [replace(row, seed=seed) for row in found]
 
 
 def report(found: Sequence[Outcome]) -> None:
