@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from latfit.model.result import Estimate, FitResult, FitStatus
-from latfit.model.size_levels import SizeLevels
-from latfit.model.step_ratios import StepRatios, step_ratios
+from latfit.model.step_ratios import SizeLevels, StepRatios, step_ratios
 from latfit.sim.engine.cluster import Routing, Transfer, serve_apart, serve_replicas
 from latfit.sim.engine.cost import StepCosts, linear_costs, step_costs
 from latfit.sim.engine.scatter import scatter_from

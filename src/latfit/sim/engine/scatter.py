@@ -22,8 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from latfit.model.result import FitResult
-from latfit.model.size_levels import NO_LEVELS
-from latfit.model.step_ratios import StepRatios
+from latfit.model.step_ratios import NO_LEVELS, StepRatios
 from latfit.sim.engine.draws import sequence
 from latfit.sim.engine.state import IntArray, State, njit
 from latfit.stats import FloatArray
