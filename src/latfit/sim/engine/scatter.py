@@ -73,10 +73,10 @@ def scatter_from(decode: StepRatios | None, prefill: StepRatios | None, mixed: S
     for row, law in enumerate(laws):
         if law is None:
             continue
-        n, pooled = len(law.values), law.pooled
+        n = len(law.values)
         level[row] = law.levels.factors(sizes)
-        values[row, :n], values[row, n:] = pooled.values, pooled.values[-1]
-        reached[row, :n] = pooled.reached
+        values[row, :n], values[row, n:] = law.values, law.values[-1]
+        reached[row, :n] = law.reached
     parts = np.arange(GUIDE) / GUIDE
     guide = np.stack([np.searchsorted(row, parts, side="right") for row in reached])
     return Scatter(level, values, reached, guide.astype(np.int64))
