@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize
 
 from latfit.errors import SlaOutOfReach
-from latfit.model.step_ratios import StepRatios, step_ratios
+from latfit.model.step_ratios import StepRatios, joined_ratios, step_ratios
 from latfit.queueing.batch_service import batch_queue
 from latfit.queueing.responses import Arrivals, Effort, batch_response, single_response
 from latfit.queueing.sampled import sampled_cutoff, sampled_queue
@@ -114,6 +114,35 @@ def test_pauses_decide_the_percentile(largest: int, p99: float) -> None:
     times = measured_times((1.5 + 0.5 * np.arange(1.0, largest + 1)) * scatter.mean, scatter.scaled())
     law = sampled_queue(0.4, times, effort=LONG)
     assert law.percentile(0.99) == pytest.approx(p99, rel=0.1)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_batches_scatter_as_their_size_does(paused: bool) -> None:
+    """T = 2 + 0.25 b, .5 per ms, up to 16: one to three 0.5 or 1.5 of it, more of them take nine times as long once in
+    a hundred, or one to three do and more never scatter. Request by request, with other numbers."""
+    stalls, even = step_ratios(np.array([1.0, 9.0]), np.array([99.0, 1.0])), np.array([0.5, 1.5])
+    steady = step_ratios(even, np.ones(2))
+    laws = [steady, stalls] if paused else [stalls, steady]
+    scatter = joined_ratios(laws, np.array([1.0, 4.0]), np.array([3.0, 16.0])).scaled()
+    law = sampled_queue(0.5, measured_times(2 + 0.25 * np.arange(1.0, 17), scatter), effort=LONG)
+    late = []
+    for seed in range(12):
+        rng = np.random.default_rng([12, seed])
+        arrive, free, i = np.cumsum(rng.exponential(2.0, 40_000)), 0.0, 0
+        response = np.empty(len(arrive))
+        while i < len(arrive):
+            start = max(free, arrive[i])
+            last = min(int(np.searchsorted(arrive, start, side="right")), i + 16)
+            if (last - i > 3) == paused:
+                factor = (9.0 if rng.random() < 0.01 else 1.0) / 1.08
+            else:
+                factor = float(rng.choice(even))
+            free = start + (2 + 0.25 * (last - i)) * factor
+            response[i:last] = free - arrive[i:last]
+            i = last
+        late.append(float(np.mean(response[2000:] > law.percentile(0.99))))
+    error = np.std(late, ddof=1) / math.sqrt(len(late)) + law.responses.above_error(law.percentile(0.99))
+    assert np.mean(late) == pytest.approx(0.01, abs=4.5 * float(error))
 
 
 def test_arrivals_in_bursts_wait_as_a_gamma_stream_does() -> None:

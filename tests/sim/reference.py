@@ -115,6 +115,7 @@ class Reference:
         if on.exponential:
             T *= -math.log1p(-self.rngs[path].random())
         elif on.scatter is not None:
-            u, reached = self.rngs[path].random(), np.cumsum(on.scatter.weights)
-            T *= float(on.scatter.values[min(int(np.sum(reached <= u)), len(reached) - 1)])
+            law = on.scatter.of(len(taken))
+            u, reached = self.rngs[path].random(), np.cumsum(law.weights)
+            T *= float(law.values[min(int(np.sum(reached <= u)), len(reached) - 1)])
         return T

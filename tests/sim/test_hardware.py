@@ -93,7 +93,7 @@ class TestTimes:
         main = system_of(profile("gpu"), []).main
         assert main.scatter is not None
         assert main.scatter.values == pytest.approx(RATIOS.values, rel=1e-7)
-        assert main.mean_factor == pytest.approx(0.3 * 0.9 + 0.5 + 0.19 * 1.2 + 0.01 * 2.0)
+        assert main.mean_factor(1) == pytest.approx(0.3 * 0.9 + 0.5 + 0.19 * 1.2 + 0.01 * 2.0)
         assert system_of(profile("gpu"), [], Serving(service="deterministic")).main.scatter is None
 
     def test_a_fit_without_ratios_does_not_scatter(self) -> None:
@@ -120,7 +120,7 @@ class TestTimes:
     def test_exponential(self) -> None:
         main = system_of(profile("gpu"), [], Serving(service="exponential")).main
         assert main.exponential
-        assert main.mean_factor == 1
+        assert main.mean_factor(1) == 1
 
 
 class TestQuotes:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latfit.model.step_ratios import step_ratios
+from latfit.model.step_ratios import joined_ratios, step_ratios
 from latfit.scheduling import policy as policies
 from latfit.scheduling.optimal import DispatchTable
 from latfit.scheduling.policy import Limits, Policy, QueueOrder
@@ -57,9 +57,21 @@ def spread(path: ServicePath) -> ServicePath:
     return replace(path, scatter=step_ratios(ratios, steps))
 
 
+def spread_by_batch(path: ServicePath) -> ServicePath:
+    """One request alone, two or three, and more: each with ratios of their own."""
+    laws = [step_ratios(np.array(ratios), np.array([3.0, 1.0])) for ratios in ([0.9, 1.1], [0.5, 4.0], [1.0, 1.3])]
+    return replace(path, scatter=joined_ratios(laws, np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 6.0])))
+
+
 SYSTEMS: dict[str, System] = {
     "plain": System(linear_path("gpu", 4, 0.5, 6), linear_path("amx", 0.2, 1.8, 3)),
     "random": System(spread(linear_path("gpu", 4, 0.5, 6)), linear_path("amx", 0, 2, 3, exponential=True)),
+    "random by batch": System(
+        spread_by_batch(linear_path("gpu", 4, 0.5, 6)), spread_by_batch(linear_path("amx", 0.2, 1.8, 3))
+    ),
+    "buckets by batch": System(
+        bucketed(spread_by_batch(linear_path("gpu", 4, 0.5, 8)), [1, 4, 6]), spread(linear_path("amx", 0.2, 1.8, 3))
+    ),
     "servers": System(linear_path("gpu", 6, 0.5, 6, servers=2), linear_path("amx", 0, 3, 3, servers=3)),
     "faster in two": System(table_path("gpu", [6, 4.5, 4.6, 4.8, 5, 5.5]), table_path("amx", [2, 2.1, 9])),
     "buckets": System(bucketed(linear_path("gpu", 4, 0.5, 8), [1, 2, 6]), linear_path("amx", 0.2, 1.8, 3)),

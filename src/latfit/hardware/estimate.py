@@ -68,7 +68,7 @@ def phase_of(tokens: float) -> str:
 
 
 def scatter(path: ExecutionPath, phase: str) -> StepRatios | None:
-    """The law of a step's time over its typical one, of a phase; None where nobody measured it."""
+    """The law of a step's time over its typical one, of a phase, by its batch; None where nobody measured it."""
     return path.fit.limits.of(phase).ratios
 
 
@@ -79,7 +79,7 @@ def mean_ms(path: ExecutionPath, B: FloatArray, tokens: float, context: float | 
     if path.quote is not None:
         return np.asarray(typical * path.quote.mean_factor())
     law = scatter(path, phase_of(tokens))
-    return typical if law is None else np.asarray(typical * law.levels.factors(B * tokens) * law.mean)
+    return typical if law is None else np.asarray(typical * law.levels.factors(B * tokens) * law.means(B))
 
 
 def mean_service_ms(path: ExecutionPath, tokens: float, context: float | None = None) -> float:

@@ -136,7 +136,7 @@ def service_of(both: Both) -> dict[str, Any]:
     """What the CPU's service is taken to be, and how variable it was measured to be."""
     cpu = both.cpu
     if cpu.times.scatter is not None:
-        cv = cpu.times.scatter.cv
+        cv = cpu.times.scatter.of(1).cv
         sentence = f"{cpu.label}: one request at a time, its service as measured (coefficient of variation {cv:.2g})."
         return {"assumed": "measured", "cv": cv, "sentence": sentence}
     said = f"{cpu.label}: nobody measured how its service scatters; taken as exponential"

@@ -18,7 +18,17 @@ from latfit.hardware.estimate import phase_of, scatter
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
 from latfit.plan.alternatives import cutoff_system
 from latfit.plan.result import Alternative, Cutoff, Interval
-from latfit.plan.systems import AS_FITTED, Machine, System, Target, Variation, law_or_none, machine_of, simple_systems
+from latfit.plan.systems import (
+    AS_FITTED,
+    ONE_AT_A_TIME,
+    Machine,
+    System,
+    Target,
+    Variation,
+    law_or_none,
+    machine_of,
+    simple_systems,
+)
 from latfit.plan.wishes import Wishes
 from latfit.queueing.law import ResponseLaw
 from latfit.queueing.responses import FINE, QUICK, USUAL, Effort
@@ -162,11 +172,15 @@ def _doubts(asked: Asked, law: ResponseLaw) -> Iterator[str]:
             if path.quote is None:
                 yield f"how steps on {path.label} scatter is not known: fit its trace again"
             continue
+        largest = 1 if asked.name.endswith(ONE_AT_A_TIME) else asked.wishes.max_batch
+        ratios = ratios.up_to(math.inf if largest is None else largest)
         if not ratios.sees(asked.target.q):
             wanted = math.ceil(1 / (1 - asked.target.q) - 1e-9)
+            fewest = min(part.independent for part in ratios.parts)
+            some = " with some batch sizes" if len(ratios.parts) > 1 else ""
             yield (
-                f"the tail of {phase} steps on {path.label} beyond p{percentile:g} was not seen"
-                f" ({ratios.independent:,.0f} independent steps; {wanted:,} or more could show it)"
+                f"the tail of {phase} steps on {path.label}{some} beyond p{percentile:g} was not seen"
+                f" ({fewest:,.0f} independent steps; {wanted:,} or more could show it)"
             )
     arrivals = asked.wishes.arrivals
     if not arrivals.poisson and arrivals.grows:
@@ -192,7 +206,7 @@ def tail_notes(asked: Asked) -> list[str]:
             slow = ratios.steps * 0.01
             found.append(
                 f"{path.label}: the slowest 1 % of the measured steps ({slow:,.0f} of {ratios.steps:,.0f}, up to"
-                f" {ratios.values[-1]:.3g} times the typical) decide how long requests wait: they make"
+                f" {ratios.values.max():.3g} times the typical) decide how long requests wait: they make"
                 f" {ratios.slow_share:.0%} of the mean square of a step's time. Find what stalls them, or measure more."
             )
     return found

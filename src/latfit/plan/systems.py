@@ -195,10 +195,11 @@ def _path_times(path: ExecutionPath, tokens: int, wishes: Wishes, variation: Var
         T, law = _drawn_times(
             path, B, (tokens, wishes.context), law, np.random.default_rng([variation.seed, *path.name.encode()])
         )
+    law = None if law is None else law.up_to(largest).scaled()
     if law is None or wishes.transfer_ms == 0:
-        return measured_times(T + wishes.transfer_ms, None if law is None else law.scaled())
+        return measured_times(T + wishes.transfer_ms, law)
     # What moving a request takes does not scatter: the step's share of the time does.
-    return measured_times(T + wishes.transfer_ms, law.scaled().damped(float(np.median(T / (T + wishes.transfer_ms)))))
+    return measured_times(T + wishes.transfer_ms, law.damped(float(np.median(T / (T + wishes.transfer_ms)))))
 
 
 def _drawn_times(
@@ -221,7 +222,7 @@ def _drawn_times(
     if law is None:
         return curve * (path.quote.mean_factor() if path.quote else 1.0), None
     found = law.drawn(rng)
-    return np.asarray(curve * law.levels.drawn_factors(B * tokens, rng) * found.mean), found
+    return np.asarray(curve * law.levels.drawn_factors(B * tokens, rng) * found.means(B)), found
 
 
 def simple_systems(machine: Machine, rate: float) -> list[System]:
@@ -248,8 +249,8 @@ def _batching(part: Part, rate: float, arrivals: Arrivals) -> list[System]:
     limit = times.rate_limit()
     whole = times.table(1, best)
     T = whole[:MOST_WAITED_FOR].tolist()
-    # A batch that is quicker than a smaller one makes more load the better load.
-    rises = bool(np.all(np.diff(whole) >= -ROUNDING * whole[:-1]))
+    # A batch that is quicker than a smaller one, or scatters less, makes more load the better load.
+    rises = all(bool(np.all(np.diff(each) >= -ROUNDING * each[:-1])) for each in (whole, whole * times.spread(best)))
 
     def law(load: float, effort: Effort) -> ResponseLaw:
         return batch_response(load, times, 1, arrivals, effort)

@@ -12,7 +12,7 @@ Intervals come from the differences between the runs (see `latfit.pooled`).
 
 How long a run must be follows from how slowly the queue forgets. Near saturation the number left behind is a random
 walk that loses B - a requests a service, a = lambda T(B), with variance a + a^2 c^2, c the coefficient of variation of
-F; its relaxation time, in requests, is about
+F (the largest of all batches); its relaxation time, in requests, is about
 
     B (a + a^2 c^2)/(B - a)^2 = (x + x^2 B c^2)/(1 - x)^2,   x = a/B
 
@@ -33,7 +33,7 @@ from latfit.model.step_ratios import StepRatios
 from latfit.pooled import Counting, PooledSample
 from latfit.queueing.law import OverflowLaw, positive, stable
 from latfit.queueing.responses import POISSON, USUAL, Arrivals, Effort
-from latfit.queueing.sampled_loops import serve_batches, serve_with_cutoff
+from latfit.queueing.sampled_loops import Points, serve_batches, serve_with_cutoff
 from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
 
@@ -73,14 +73,15 @@ def sampled_queue(
     `times.max_batch` is set. Raises SlaOutOfReach above the limit."""
     rate, limit = positive(rate, "rate"), times.rate_limit()
     stable(rate, limit, "the batch queue")
-    T, (values, reached) = _table(times), _points(times.scatter)
+    T = _table(times)
+    points = _points(times.scatter, len(T) - 1)
     wanted = relaxation(rate / limit, len(T) - 1, times.scatter, arrivals)
     start, n = _length(wanted, _first_wave(rate, T, rate / limit), effort)
     counting, response, served = Counting(effort.runs), np.empty(n), 0
     for run in range(effort.runs):
         arrive = _moments(arrivals, rate, n, effort.seed, run)
         u = _uniform(n, effort.seed, run)[0]
-        served += serve_batches(arrive, T, threshold, values, reached, u, response)
+        served += serve_batches(arrive, T, threshold, points, u, response)
         counting.add(response[start:])
     sample = counting.sample()
     return SampledLaw(
@@ -115,7 +116,7 @@ def sampled_cutoff(
     wanted = relaxation(min(rate / (gpu.rate_limit() + 1 / side_ms), 0.99), len(T) - 1, gpu.scatter, arrivals)
     start, n = _length(max(wanted, relaxation(0.9, 1, cpu.scatter, arrivals)), 0.0, effort)
     counting, response, aside = Counting(effort.runs), np.empty(n), np.zeros(n, dtype=np.bool_)
-    points = _points(gpu.scatter), _points(cpu.scatter)
+    points = _points(gpu.scatter, len(T) - 1), _points(cpu.scatter, 1)
     worked = until = overflow = 0.0
     for run in range(effort.runs):
         arrive = _moments(arrivals, rate, n, effort.seed, run)
@@ -143,7 +144,7 @@ def sampled_cutoff(
 
 def relaxation(load: float, largest: int, scatter: StepRatios | None, arrivals: Arrivals = POISSON) -> float:
     """Requests after which a queue at so much of its limit has about forgotten its state (see the module)."""
-    variance = load + load**2 * largest * (scatter.cv**2 if scatter is not None else 0.0)
+    variance = load + load**2 * largest * (scatter.up_to(largest).cv ** 2 if scatter is not None else 0.0)
     return variance * max(arrivals.dispersion, 1.0) / (1 - load) ** 2
 
 
@@ -165,11 +166,12 @@ def _table(times: ServiceTimes) -> FloatArray:
     return np.concatenate([[0.0], times.table(1, times.max_batch)])
 
 
-def _points(scatter: StepRatios | None) -> tuple[FloatArray, FloatArray]:
-    """(values, reached) of the ratios; empty where every service takes its mean time."""
+def _points(scatter: StepRatios | None, largest: int) -> Points:
+    """The ratios of batches up to `largest`."""
     if scatter is None:
-        return np.empty(0), np.empty(0)
-    return scatter.values, scatter.reached
+        none = np.zeros(largest + 1, dtype=np.int64)
+        return Points(np.empty(0), np.empty(0), none, none)
+    return Points(scatter.values, scatter.reached, *scatter.points_of(largest))
 
 
 def _moments(arrivals: Arrivals, rate: float, n: int, seed: int, run: int) -> FloatArray:

@@ -4,7 +4,7 @@ Everything random is drawn before: moments of arrival, and uniform numbers for t
 in which they begin. Runs at two loads that share them differ by the load alone. Nothing but numbers and arrays.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -12,23 +12,34 @@ from numba import njit
 _compiled: Any = njit(cache=True, nogil=True, error_model="numpy")
 
 
+class Points(NamedTuple):
+    """Ratios of a service's time to T(b): values (n,) and the share of the services up to each, reached (n,); those of
+    batches of b are first[b]..last[b], both (largest + 1,), with values that rise. No value: every service takes its
+    mean time."""
+
+    values: Any
+    reached: Any
+    first: Any
+    last: Any
+
+
 @_compiled
-def _ratio(values, reached, u):  # type: ignore[no-untyped-def]
-    """The ratio that a share u of the services does not exceed; none known (no value): one."""
-    low, high = 0, len(values) - 1
-    if high < 0:
+def _ratio(points, batch, u):  # type: ignore[no-untyped-def]
+    """The ratio that a share u of the services of such batches does not exceed; none known (no value): one."""
+    if len(points.values) == 0:
         return 1.0
+    low, high = points.first[batch], points.last[batch]
     while low < high:
         middle = (low + high) // 2
-        if reached[middle] > u:
+        if points.reached[middle] > u:
             high = middle
         else:
             low = middle + 1
-    return values[low]
+    return points.values[low]
 
 
 @_compiled
-def serve_batches(arrive, T, threshold, values, reached, u, response):  # type: ignore[no-untyped-def]
+def serve_batches(arrive, T, threshold, points, u, response):  # type: ignore[no-untyped-def]
     """Response in ms of every arrival (n,), batches of threshold..len(T) - 1; returns how many batches were served.
     T[0] is not used."""
     n, largest = len(arrive), len(T) - 1
@@ -38,7 +49,7 @@ def serve_batches(arrive, T, threshold, values, reached, u, response):  # type: 
         start = max(free, arrive[i + take - 1])
         while take < largest and i + take < n and arrive[i + take] <= start:
             take += 1
-        free = start + T[take] * _ratio(values, reached, u[served])
+        free = start + T[take] * _ratio(points, take, u[served])
         for k in range(i, i + take):
             response[k] = free - arrive[k]
         i += take
@@ -50,7 +61,7 @@ def serve_batches(arrive, T, threshold, values, reached, u, response):  # type: 
 def serve_with_cutoff(arrive, T, cutoff, main, side_ms, side, u, response, aside):  # type: ignore[no-untyped-def]
     """Greedy batches on a main server; who still waits at age `cutoff` goes to a side server, one at a time.
 
-    main, side: (values, reached) of their ratios; side_ms: the side server's mean, its ratios exponential where it has
+    main, side: the Points of their ratios; side_ms: the side server's mean, its ratios exponential where it has
     no values; u (2, n): for services on either. aside (n,): whether the side server served it. Returns the ms that the
     side server worked.
     """
@@ -58,11 +69,11 @@ def serve_with_cutoff(arrive, T, cutoff, main, side_ms, side, u, response, aside
     free = side_free = 0.0
     served = overflowed = i = 0
     worked = 0.0
-    exponential = len(side[0]) == 0
+    exponential = len(side.values) == 0
     while i < n:
         if arrive[i] + cutoff < free:
             begin = max(side_free, arrive[i] + cutoff)
-            factor = -np.log1p(-u[1, overflowed]) if exponential else _ratio(side[0], side[1], u[1, overflowed])
+            factor = -np.log1p(-u[1, overflowed]) if exponential else _ratio(side, 1, u[1, overflowed])
             side_free = begin + side_ms * factor
             worked += side_ms * factor
             response[i] = side_free - arrive[i]
@@ -74,7 +85,7 @@ def serve_with_cutoff(arrive, T, cutoff, main, side_ms, side, u, response, aside
         take = 1
         while take < largest and i + take < n and arrive[i + take] <= start:
             take += 1
-        free = start + T[take] * _ratio(main[0], main[1], u[0, served])
+        free = start + T[take] * _ratio(main, take, u[0, served])
         for k in range(i, i + take):
             response[k] = free - arrive[k]
             aside[k] = False

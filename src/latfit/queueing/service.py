@@ -23,7 +23,7 @@ FAR = 2**20
 @dataclass(frozen=True)
 class ServiceTimes:
     """`at`: batches (n,) -> mean T in ms (n,), called with whole numbers >= 1.  max_batch: None for no limit.  scatter:
-    the law of a service's time over T(b), of mean 1; None where each takes T(b)."""
+    the law of a service's time over T(b), of mean 1 for each b; None where each takes T(b)."""
 
     at: Callable[[FloatArray], FloatArray]
     max_batch: int | None = None
@@ -50,6 +50,13 @@ class ServiceTimes:
             return self.max_batch / self(self.max_batch)
         slope = (self(FAR) - self(FAR // 2)) / (FAR - FAR // 2)
         return 1 / slope if slope > 0 else float("inf")
+
+    def spread(self, largest: int) -> FloatArray:
+        """Root of the mean square of a service's time over T(b), for b = 1, ..., largest."""
+        b = np.arange(1.0, largest + 1)
+        if self.scatter is None:
+            return np.ones(largest)
+        return np.sqrt(self.scatter.scaled().mean_squares(b))
 
     def alone(self) -> "ServiceTimes":
         """One request at a time, exponential where its scatter is not known."""

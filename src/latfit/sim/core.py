@@ -52,7 +52,7 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
     # Taken out of the tuples once: in the loop each access would count a reference.
     arrive, class_id, deadlines, think = load.arrive, load.class_id, load.deadlines, load.think
     typical, servers, kind = machine.typical, machine.servers, machine.kind
-    ratios, reached = machine.ratios, machine.reached
+    ratios, reached, first, last = machine.ratios, machine.reached, machine.first, machine.last
     times, grid, tokens, warm = machine.times, machine.grid, load.tokens, load.warm
     code, p, aged = rule.code, rule.parameters, rule.ageing
     q, t, busy, sizes = out.counters, out.clocks, out.busy, out.sizes
@@ -96,7 +96,7 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
             lasts = _service_ms(times, grid, tokens, members, path, take)
             if kind[path] != DETERMINISTIC:
                 u = rngs[0].random() if path == MAIN else rngs[1].random()
-                lasts *= _factor(kind[path], ratios, reached, path, u)
+                lasts *= _factor(kind[path], ratios[path], reached[path], (first[path, take], last[path, take]), u)
             ends = _occupy(servers, free, busy, path, moment, lasts)
             t[AREA] += take * lasts
             _write(arrive, response, served_on, members, path, take, ends)
@@ -141,19 +141,20 @@ def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-un
 
 
 @compiled
-def _factor(kind, ratios, reached, path, u):  # type: ignore[no-untyped-def]
-    """Drawn from the service law by one uniform number a batch, so that runs can share their random numbers."""
+def _factor(kind, ratios, reached, points, u):  # type: ignore[no-untyped-def]
+    """Drawn from the service law by one uniform number a batch, so that runs can share their random numbers. points:
+    the first and the last of the ratios that batches of this size have."""
     if kind == EXPONENTIAL:
         factor = -np.log1p(-u)
     else:
-        low, high = 0, ratios.shape[1] - 1
+        low, high = points
         while low < high:
             middle = (low + high) // 2
-            if reached[path, middle] > u:
+            if reached[middle] > u:
                 high = middle
             else:
                 low = middle + 1
-        factor = ratios[path, low]
+        factor = ratios[low]
     return factor
 
 

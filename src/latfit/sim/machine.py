@@ -57,14 +57,13 @@ class ServicePath:
         wanted = np.arange(self.largest + 1) * self.tokens_per_request
         return np.array([np.interp(s, self.tokens, row) for s, row in zip(wanted, self.times_ms, strict=True)])
 
-    @property
-    def mean_factor(self) -> float:
+    def mean_factor(self, batch: int) -> float:
         """Mean time over T(b)."""
-        return 1.0 if self.exponential or self.scatter is None else self.scatter.mean
+        return 1.0 if self.exponential or self.scatter is None else self.scatter.of(batch).mean
 
     def rate_limit(self, batch: int) -> float:
         """Requests per ms of all servers with batches of this size."""
-        return self.servers * batch / (float(self.typical_ms[batch]) * self.mean_factor)
+        return self.servers * batch / (float(self.typical_ms[batch]) * self.mean_factor(batch))
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,15 +104,16 @@ class System:
         kind, servers = np.zeros(2, np.int64), np.zeros(2, np.int64)
         k = max((len(path.scatter.values) for path in self.paths if path.scatter is not None), default=1)
         ratios, reached = np.ones((2, k)), np.ones((2, k))
+        first, last = np.zeros((2, largest + 1), np.int64), np.zeros((2, largest + 1), np.int64)
         for i, path in enumerate(self.paths):
             times[i, : path.largest + 1] = [np.interp(grid, path.tokens, row) for row in path.times_ms]
             servers[i] = path.servers
             kind[i] = EXPONENTIAL if path.exponential else DETERMINISTIC if path.scatter is None else EMPIRICAL
             if path.scatter is not None:
-                ratios[i] = path.scatter.values[-1]
                 ratios[i, : len(path.scatter.values)] = path.scatter.values
                 reached[i, : len(path.scatter.values)] = path.scatter.reached
-        return Machine(times, grid, self.times_ms(), servers, kind, ratios, reached)
+                first[i], last[i] = path.scatter.points_of(largest)
+        return Machine(times, grid, self.times_ms(), servers, kind, ratios, reached, first, last)
 
 
 def table_path(name: str, T_ms: Sequence[float] | FloatArray, **more: object) -> ServicePath:
@@ -161,4 +161,5 @@ def fitted_path(
 
 def bucketed(path: ServicePath, buckets: Sequence[int]) -> ServicePath:
     """The path of an engine that pads a batch to the next of `buckets`; the last is its largest batch."""
-    return replace(path, times_ms=np.ascontiguousarray(to_buckets(path.times_ms.T, buckets).T))
+    scatter = None if path.scatter is None else path.scatter.padded(buckets)
+    return replace(path, times_ms=np.ascontiguousarray(to_buckets(path.times_ms.T, buckets).T), scatter=scatter)

@@ -29,8 +29,8 @@ class Load(NamedTuple):
 
 class Machine(NamedTuple):
     """times (2, Bmax + 1, grid) ms by path, batch and tokens in it; grid of tokens; typical (2, Bmax + 1) ms, for the
-    policy; servers (2,); kind (2,) of the service law; of an empirical one the ratios (2, k) to the typical time,
-    rising, and the share (2, k) of the services up to each."""
+    policy; servers (2,); kind (2,) of the service law; of an empirical one the ratios (2, k) to the typical time and
+    the share (2, k) of services up to each; those of batches of b are first[., b]..last[., b] (2, Bmax + 1), rising."""
 
     times: Any
     grid: Any
@@ -39,6 +39,8 @@ class Machine(NamedTuple):
     kind: Any
     ratios: Any
     reached: Any
+    first: Any
+    last: Any
 
 
 class Rule(NamedTuple):

@@ -1,0 +1,108 @@
+"""Which batch sizes scatter alike: groups of neighbouring sizes, split only where the measured steps show it.
+
+A set of neighbouring sizes is cut in two where the ratios F of its smaller and its larger batches differ. If they do
+not, every way to deal the ratios out to the steps is as likely, which gives the law of each of these, for any cut that
+leaves FEWEST independent steps on both sides:
+
+- spread: Mood's scores (u - 1/2)^2 of the mid-ranks u of F, summed over the smaller batches. The sum over n1 of n steps
+  has mean n1 m and variance s^2 n1 (n - n1)/(n - 1), m and s^2 those of the scores, and is normal for n1 of some tens
+  (Hajek, Sidak & Sen 1999, section 6.1);
+- tail: how many of the K slowest steps have small batches, K = 8, 16, 32, ... up to a tenth of all: hypergeometric, so
+  that this test is exact for a few pauses.
+
+The smallest p counts times the number of tests (Bonferroni): sizes that scatter alike are split with a probability of
+at most LEVEL. Of the cuts the one is taken where all tests together see most, and both sides are looked at again.
+
+Steps that resemble those before them count as fewer: weights and counts are those of independent ones.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.model.size_levels import MOST_SIZES
+from latfit.stats import FloatArray
+
+LEVEL = 0.05
+FEWEST = 40
+"""Independent steps that a group holds at least."""
+
+SLOWEST, MOST_SLOW = 8, 0.1
+"""The smallest count of slowest steps that is tested, and the largest as a share of all."""
+
+LEAST_P = 1e-300
+
+
+def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
+    """Number of the group (n,), by rising batch, of steps of B requests (n,) whose time is ratio (n,) of the typical
+    one; each row stands for weights (n,) independent steps. Sizes within an eighth of an octave stay together where
+    there are more than MOST_SIZES."""
+    sizes = B if len(np.unique(B)) <= MOST_SIZES else np.round(8 * np.log2(B))
+    number = np.unique(sizes, return_inverse=True)[1].ravel()
+    order = np.argsort(number, kind="stable")
+    cuts = np.array(sorted(_cuts(number[order], ratio[order], weights[order])), dtype=np.intp)
+    return np.searchsorted(cuts, number, side="right")
+
+
+def _cuts(number: NDArray[np.intp], ratio: FloatArray, weights: FloatArray) -> list[int]:
+    """The sizes, by their rising number (n,), at which a new group begins."""
+    cut = _cut(number, ratio, weights)
+    if cut is None:
+        return []
+    at = int(np.searchsorted(number, cut))
+    return [
+        *_cuts(number[:at], ratio[:at], weights[:at]),
+        cut,
+        *_cuts(number[at:], ratio[at:], weights[at:]),
+    ]
+
+
+def _cut(number: NDArray[np.intp], ratio: FloatArray, weights: FloatArray) -> int | None:
+    """The size at which larger batches begin to scatter otherwise than those below it; None where nothing shows it."""
+    known, cell = np.unique(number, return_inverse=True)
+    below: FloatArray = np.cumsum(np.bincount(cell, weights=weights))
+    total = float(below[-1])
+    below = below[:-1]
+    allowed = (below >= FEWEST) & (total - below >= FEWEST)
+    if not allowed.any():
+        return None
+    u = _mid_ranks(ratio, weights)
+    tests = [_spread(cell, u, weights, below)]
+    count = SLOWEST
+    while count <= MOST_SLOW * total:
+        tests.append(_slowest(cell, weights * (u > 1 - count / total), below, total))
+        count *= 2
+    logs = np.stack(tests)[:, allowed]
+    if logs.min() + np.log(logs.size) >= np.log(LEVEL):
+        return None
+    return int(known[1:][allowed][np.argmin(logs.sum(axis=0))])
+
+
+def _mid_ranks(ratio: FloatArray, weights: FloatArray) -> FloatArray:
+    """Share of the steps (n,) below each, half of those that equal it counted."""
+    number = np.unique(ratio, return_inverse=True)[1].ravel()
+    count = np.bincount(number, weights=weights)
+    return np.asarray(((np.cumsum(count) - count / 2) / count.sum())[number])
+
+
+def _spread(cell: NDArray[np.intp], u: FloatArray, weights: FloatArray, below: FloatArray) -> FloatArray:
+    """ln p (cuts,) of the two-sided test of spread."""
+    from scipy.stats import norm
+
+    total, score = float(weights.sum()), (u - 0.5) ** 2
+    score -= weights @ score / total
+    variance = float(weights @ score**2) / total * below * (total - below) / (total - 1)
+    found = np.cumsum(np.bincount(cell, weights=weights * score))[:-1]
+    z = np.abs(found) / np.sqrt(np.maximum(variance, 1e-300))
+    return np.asarray(np.minimum(norm.logsf(z) + np.log(2), 0.0))
+
+
+def _slowest(cell: NDArray[np.intp], slow: FloatArray, below: FloatArray, total: float) -> FloatArray:
+    """ln p (cuts,) of the two-sided test of how many of the slowest steps, slow (n,) of each row, have small
+    batches."""
+    from scipy.stats import hypergeom
+
+    seen = np.cumsum(np.bincount(cell, weights=slow))
+    small, slowest, steps = np.round(seen[:-1]), round(float(seen[-1])), round(total)
+    law = hypergeom(steps, slowest, np.round(below).astype(np.int64))
+    p = 2 * np.minimum(law.sf(small - 1), law.cdf(small))
+    return np.asarray(np.log(np.clip(p, LEAST_P, 1.0)))
