@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from latfit.model.result import Estimate, FitResult, FitStatus
-from latfit.model.step_ratios import SizeLevels, StepRatios, step_ratios
+from latfit.model.size_levels import SizeLevels
+from latfit.model.step_ratios import StepRatios, joined_ratios, step_ratios
 from latfit.sim.engine.cluster import Routing, Transfer, serve_apart, serve_replicas
 from latfit.sim.engine.cost import StepCosts, linear_costs, step_costs
 from latfit.sim.engine.scatter import scatter_from
@@ -138,6 +139,15 @@ def test_levels_by_size_count_where_a_cost_knows_nothing_else() -> None:
     level = float(LEVELS.factors(np.array([40.0]))[0])
     assert serve(load, step_costs(blind), PLAIN).last_ms.max() == pytest.approx(2.0 * 2.0 * level, rel=1e-5)
     assert serve(load, step_costs(seeing), PLAIN).last_ms.max() == 2.0 * 2.0
+
+
+@pytest.mark.parametrize(("size", "factor"), [(1, 1.5), (10, 1.5), (14, 1.5), (15, 3.0), (400, 3.0), (2000, 3.0)])
+def test_a_batch_scatters_as_steps_of_its_group_did(size: int, factor: float) -> None:
+    """Groups of 1 to 10 and of 20 to 60 requests: what nobody measured goes by ln B, up to sqrt(200) = 14.1."""
+    both = joined_ratios([law([1.5], [1.0]), law([3.0], [1.0])], np.array([1.0, 20.0]), np.array([10.0, 60.0]))
+    large = EngineSettings(max_num_seqs=2048, kv_blocks=5000, asynchronous=False, padded_graphs=False)
+    run = serve(make_requests(np.zeros(size), 1, 3), costs(both), large)
+    assert run.last_ms.tolist() == [3 * STEP_MS * factor] * size
 
 
 def test_fits_by_phase_bring_their_own_laws() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from latfit.errors import FitNotUsable, WrongUsage
 from latfit.model.result import FitResult
-from latfit.sim.engine.scatter import NONE, Scatter, level_of, phase_row, ratio, scatter_of
+from latfit.sim.engine.scatter import NONE, Scatter, law_of, level_of, phase_row, ratio, scatter_of
 from latfit.sim.engine.state import State, entry, njit
 from latfit.stats import FloatArray
 
@@ -183,7 +183,8 @@ def step_ms(costs: StepCosts, w: Work) -> float:
 def drawn_ms(costs: StepCosts, s: State, w: Work) -> float:
     """Milliseconds of the next step of an engine."""
     phase = phase_row(w.P, w.S)
-    return float(step_ms(costs, w) * level_of(costs.scatter, phase, w.S) * ratio(costs.scatter, s, phase))
+    law = law_of(costs.scatter, phase, w.B)
+    return float(step_ms(costs, w) * level_of(costs.scatter, phase, w.S) * ratio(costs.scatter, s, law))
 
 
 @njit

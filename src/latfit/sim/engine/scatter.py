@@ -1,10 +1,10 @@
 """How the steps of a simulated engine scatter: each lasts its cost times the level of its size times a ratio F.
 
-F is drawn anew for each step from the law of observed over typical time that the fit keeps for the step's phase (see
-`model.step_ratios`); its mean is the measured one, so the mean step is, too, and its tail is that of the steps. F is
-the smallest point whose cumulated share exceeds a uniform number u. A guide (Chen & Asau 1974) names for each of GUIDE
-equal parts of [0, 1) the first point that may be it, so that a draw takes one or two comparisons however many points
-there are.
+F is drawn anew for each step from the law of observed over typical time that the fit keeps for the step's phase and
+batch (see `model.step_ratios`); its mean is the measured one, so the mean step is, too, and its tail is that of the
+steps. F is the smallest point whose cumulated share exceeds a uniform number u. A guide (Chen & Asau 1974) names for
+each of GUIDE equal parts of [0, 1) the first point that may be it, so that a draw takes one or two comparisons however
+many points there are.
 
 The level is that of the steps of S tokens in the trace, whatever context they had, so it counts where a cost is one of
 B and S alone. Steps of an engine come with other contexts than those of a trace, and a cost that knows the context is
@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from latfit.model.result import FitResult
-from latfit.model.step_ratios import NO_LEVELS, StepRatios
+from latfit.model.size_levels import NO_LEVELS
+from latfit.model.step_ratios import StepRatios
 from latfit.sim.engine.draws import sequence
 from latfit.sim.engine.state import IntArray, State, njit
 from latfit.stats import FloatArray
@@ -30,9 +31,10 @@ from latfit.trace.phases import DECODE, MIXED, PREFILL
 
 CONTEXT = "context_tokens"
 OF_DECODE, OF_PREFILL, OF_MIXED = range(3)
-"""Rows of the tables below."""
+"""Rows of `level` and `law`."""
 
 GUIDE = 1024
+BATCHES = 1025
 SIZE_SHIFT = 45
 """A size is numbered by the bits of its float64 without the last 45."""
 SIZE_LOWEST = 1023 << (52 - SIZE_SHIFT)
@@ -43,10 +45,12 @@ _OF_BELOW = 1.0 / (1 << SIZE_SHIFT)
 
 
 class Scatter(NamedTuple):
-    """Laws of the steps of each phase, in rows: level (3, SIZES + 1), values and reached (3, k) of F, guide (3, GUIDE).
-    k = 0 where no step scatters."""
+    """Laws of the steps: level (3, SIZES + 1) of each phase; law (3, BATCHES) of its batches 0 (unused), 1, ..., the
+    last for all beyond, a row of values and reached (rows, k) of F and of guide (rows, GUIDE). k = 0 where no step
+    scatters."""
 
     level: FloatArray
+    law: IntArray
     values: FloatArray
     reached: FloatArray
     guide: IntArray
@@ -67,19 +71,20 @@ def scatter_from(decode: StepRatios | None, prefill: StepRatios | None, mixed: S
     laws = (decode, prefill, mixed)
     if all(law is None for law in laws):
         return NONE
-    k = max(len(law.values) for law in laws if law is not None)
-    level, values, reached = np.ones((3, SIZES + 1)), np.ones((3, k)), np.ones((3, k))
-    sizes = _edges()
-    for row, law in enumerate(laws):
-        if law is None:
-            continue
-        n = len(law.values)
-        level[row] = law.levels.factors(sizes)
-        values[row, :n], values[row, n:] = law.values, law.values[-1]
-        reached[row, :n] = law.reached
-    parts = np.arange(GUIDE) / GUIDE
-    guide = np.stack([np.searchsorted(row, parts, side="right") for row in reached])
-    return Scatter(level, values, reached, guide.astype(np.int64))
+    level, of_batch = np.ones((3, SIZES + 1)), np.zeros((3, BATCHES), dtype=np.int64)
+    sizes, batches = _edges(), np.maximum(np.arange(float(BATCHES)), 1.0)
+    rows = [(np.ones(1), np.ones(1))]
+    for phase, law in enumerate(laws):
+        if law is not None:
+            level[phase] = law.levels.factors(sizes)
+            of_batch[phase] = len(rows) + law.groups.of(batches)
+            rows += [(part.values, part.reached) for part in law.parts]
+    k = max(len(points) for points, _ in rows)
+    values = np.stack([np.pad(points, (0, k - len(points)), "edge") for points, _ in rows])
+    reached = np.stack([np.pad(shares, (0, k - len(shares)), "edge") for _, shares in rows])
+    ends = np.arange(GUIDE) / GUIDE
+    guide = np.stack([np.searchsorted(row, ends, side="right") for row in reached])
+    return Scatter(level, of_batch, values, reached, guide.astype(np.int64))
 
 
 def _edges() -> FloatArray:
@@ -88,7 +93,8 @@ def _edges() -> FloatArray:
     return np.asarray(bits.view(np.float64))
 
 
-NONE = Scatter(np.ones((3, 0)), np.ones((3, 0)), np.ones((3, 0)), np.zeros((3, 0), dtype=np.int64))
+_NO_ROWS = np.zeros((3, 0), dtype=np.int64)
+NONE = Scatter(np.ones((3, 0)), _NO_ROWS, np.ones((3, 0)), np.ones((3, 0)), _NO_ROWS)
 
 
 @njit
@@ -111,12 +117,20 @@ def level_of(c: Scatter, phase: int, S: float) -> float:
 
 
 @njit
-def ratio(c: Scatter, s: State, phase: int) -> float:
+def law_of(c: Scatter, phase: int, B: float) -> int:
+    """The row of the law of steps of B requests."""
+    if c.values.shape[1] == 0:
+        return 0
+    return int(c.law[phase, min(int(B), BATCHES - 1)])
+
+
+@njit
+def ratio(c: Scatter, s: State, law: int) -> float:
     """The next step's F."""
     if c.values.shape[1] == 0:
         return 1.0
     u = sequence(s.stream)
-    at = c.guide[phase, int(u * GUIDE)]
-    while c.reached[phase, at] <= u:
+    at = c.guide[law, int(u * GUIDE)]
+    while c.reached[law, at] <= u:
         at += 1
-    return float(c.values[phase, at])
+    return float(c.values[law, at])
