@@ -135,7 +135,7 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
     from latfit.plan.wishes import Wishes
     from latfit.trace.table import Trace
 
-    rng = np.random.default_rng([seed, 5])
+    began, rng = time.process_time(), np.random.default_rng([seed, 5])
     system, rate = planted.system, planted.system.arrivals.rate
     law = [
         truth_of.exponential(),
@@ -149,8 +149,9 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
     gpu = fit_trace(Trace(truth_of.measure(planted, planted.rows, seed)), FitOptions("auto"))
     one = np.ones(5000)
     cpu = fit_trace(Trace({"B": one, "S": one, "T_ms": side_ms * law[which].draw(5000, rng)}), FitOptions("constant"))
-    if not (gpu.status.ok and cpu.status.ok):
-        return []
+    for fit in (gpu, cpu):
+        if not fit.status.ok:
+            return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, fit.status.code)]
     profile = HardwareProfile({"gpu": ExecutionPath("gpu", gpu), "cpu": ExecutionPath("cpu", cpu)})
     wishes, sla = Wishes(rate=rate, max_batch=system.cap), 6 * system.main.mean_ms(system.cap)
     target, both = Target(sla, Q, 1), machine_of(profile, 1, wishes).both
@@ -162,13 +163,14 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
     found = promised(Asked(profile, target, wishes, waiting, "gpu + cpu, T_cut"))
     if found is None:
         return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, "overloaded by the fit")]
+    spent = time.process_time() - began
     side = truth_of.steps([side_ms], law[which])
     beside = replace(system, arrivals=truth_of.poisson(rate), threshold=1, side=side, t_cut_ms=waiting.shown_ms)
     exact = truth_of.truth(beside, TRUTH, seed=seed).quantile(Q)
     low, high = found.interval or (found.percentile_ms, found.percentile_ms)
     why = "; ".join(found.doubts) or ("no upper end" if high is None else "")
     end = math.inf if high is None else high
-    return [Outcome("T_cut", group, found.percentile_ms, low or 0.0, end, exact.value, exact.error, why)]
+    return [Outcome("T_cut", group, found.percentile_ms, low or 0.0, end, exact.value, exact.error, why, spent)]
 
 
 def _rate_outcome(system: System, carried: float, sla: float, group: str, seed: int) -> Outcome:
