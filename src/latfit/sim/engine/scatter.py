@@ -8,8 +8,8 @@ many points there are.
 
 The level is that of the steps of S tokens in the trace, whatever context they had, so it counts where a cost is one of
 B and S alone. Steps of an engine come with other contexts than those of a trace, and a cost that knows the context is
-nearer to them without the level: on the measured run of `docs/engine.md` it is off by 0.7 % in the mean time to the
-first token, with the levels by 3.2 %. The level depends on ln S and is smooth; it is kept at the edges of a 128th of an
+nearer to them without the level: on the measured run of `docs/engine.md` it is off by 0.3 % in the mean time to the
+first token, with the levels by 2.9 %. The level depends on ln S and is smooth; it is kept at the edges of a 128th of an
 octave, which a float's leading bits number, straight between them, exact for up to 256 tokens.
 
 The uniform numbers are a sequence of the engine's own (splitmix64), one a step: neither the requests nor anything else
