@@ -13,6 +13,11 @@ leaves FEWEST independent steps on both sides:
 The smallest p counts times the number of tests (Bonferroni): sizes that scatter alike are split with a probability of
 at most LEVEL. Of the cuts the one is taken where all tests together see most, and both sides are looked at again.
 
+A cut has to matter, too: a group of its own knows only its own tail. Where a curve misses some sizes by a few percent,
+their ratios are spread more widely, and yet pauses of fifty times decide the second moment of all; cut apart, sizes
+that did not happen to pause would be taken never to. So (F - median)^2, summed over the smaller batches, has to lie
+MATTERS of its standard deviations from its mean, too: with pauses on both sides it seldom does unless these differ.
+
 Steps that resemble those before them count as fewer: weights and counts are those of independent ones.
 """
 
@@ -20,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.model.size_levels import MOST_SIZES
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, weighted_quantiles
 
 LEVEL = 0.05
 FEWEST = 40
@@ -28,6 +33,9 @@ FEWEST = 40
 
 SLOWEST, MOST_SLOW = 8, 0.1
 """The smallest count of slowest steps that is tested, and the largest as a share of all."""
+
+MATTERS = 2.0
+"""Standard deviations by which squares of the smaller batches differ from those of the others."""
 
 LEAST_P = 1e-300
 
@@ -62,7 +70,8 @@ def _cut(number: NDArray[np.intp], ratio: FloatArray, weights: FloatArray) -> in
     below: FloatArray = np.cumsum(np.bincount(cell, weights=weights))
     total = float(below[-1])
     below = below[:-1]
-    allowed = (below >= FEWEST) & (total - below >= FEWEST)
+    off = ratio - weighted_quantiles(ratio, (0.5,), weights)[0]
+    allowed = (below >= FEWEST) & (total - below >= FEWEST) & (_deviation(cell, off**2, weights, below) >= MATTERS)
     if not allowed.any():
         return None
     u = _mid_ranks(ratio, weights)
@@ -84,15 +93,20 @@ def _mid_ranks(ratio: FloatArray, weights: FloatArray) -> FloatArray:
     return np.asarray(((np.cumsum(count) - count / 2) / count.sum())[number])
 
 
+def _deviation(cell: NDArray[np.intp], score: FloatArray, weights: FloatArray, below: FloatArray) -> FloatArray:
+    """By how many standard deviations (cuts,) the sum of the scores (n,) of the smaller batches is off its mean."""
+    total = float(weights.sum())
+    score = score - weights @ score / total
+    variance = float(weights @ score**2) / total * below * (total - below) / (total - 1)
+    found = np.cumsum(np.bincount(cell, weights=weights * score))[:-1]
+    return np.asarray(np.abs(found) / np.sqrt(np.maximum(variance, 1e-300)))
+
+
 def _spread(cell: NDArray[np.intp], u: FloatArray, weights: FloatArray, below: FloatArray) -> FloatArray:
     """ln p (cuts,) of the two-sided test of spread."""
     from scipy.stats import norm
 
-    total, score = float(weights.sum()), (u - 0.5) ** 2
-    score -= weights @ score / total
-    variance = float(weights @ score**2) / total * below * (total - below) / (total - 1)
-    found = np.cumsum(np.bincount(cell, weights=weights * score))[:-1]
-    z = np.abs(found) / np.sqrt(np.maximum(variance, 1e-300))
+    z = _deviation(cell, (u - 0.5) ** 2, weights, below)
     return np.asarray(np.minimum(norm.logsf(z) + np.log(2), 0.0))
 
 
