@@ -71,7 +71,8 @@ def _cut(number: NDArray[np.intp], ratio: FloatArray, weights: FloatArray) -> in
     total = float(below[-1])
     below = below[:-1]
     off = ratio - weighted_quantiles(ratio, (0.5,), weights)[0]
-    allowed = (below >= FEWEST) & (total - below >= FEWEST) & (_deviation(cell, off**2, weights, below) >= MATTERS)
+    enough = (below >= FEWEST) & (total - below >= FEWEST)
+    allowed = enough & (_deviation(cell, off**2, weights, below) >= MATTERS)
     if not allowed.any():
         return None
     u = _mid_ranks(ratio, weights)
@@ -81,7 +82,7 @@ def _cut(number: NDArray[np.intp], ratio: FloatArray, weights: FloatArray) -> in
         tests.append(_slowest(cell, weights * (u > 1 - count / total), below, total))
         count *= 2
     logs = np.stack(tests)[:, allowed]
-    if logs.min() + np.log(logs.size) >= np.log(LEVEL):
+    if logs.min() + np.log(len(tests) * enough.sum()) >= np.log(LEVEL):
         return None
     return int(known[1:][allowed][np.argmin(logs.sum(axis=0))])
 
