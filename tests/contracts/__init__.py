@@ -1,0 +1,1 @@
+"""Interfaces: what commands print with --json, files they write, help texts."""
