@@ -18,7 +18,7 @@ test: $(DEV)
 
 # The profiler's devices beside NumPy: OpenVINO, PyTorch, and transformers as an engine.
 test-devices: $(DEVICES)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto tests/profiler tests/cli/test_profile.py
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto tests/unit/profiling tests/cli/test_profile.py
 
 check: lint types bench
 

@@ -20,14 +20,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fit.choices import settled
-from latfit.fit.folds import assign_folds
-from latfit.fit.problem import FitOptions, make_problem
-from latfit.fit.select import candidates_for, select_model
-from latfit.fit.solve import solve
-from latfit.model.features import MIXED_FROM, SOURCES, decode_only, features
+from latfit.fitting.checking.crossval import assign_folds
+from latfit.fitting.model_selection import candidates_for, select_model, settled
+from latfit.fitting.problem import FitOptions, make_problem
+from latfit.fitting.solver.solve import solve
+from latfit.model.features import MIXED_FROM, SOURCES, decode_only, step_features
 from latfit.stats import FloatArray
-from latfit.trace.ingest import ingest
+from latfit.trace.read import ingest
 from latfit.trace.table import Trace
 
 DEFAULT = Path(os.environ.get("LATFIT_DATA", "measured")) / "steps"
@@ -120,7 +119,7 @@ def judged(name: str, rows: Trace, folds: list[NDArray[np.int64]], options: FitO
             predicted = forest(name, train, test) if options is None else fitted(train, test, options, warm)
             errors[fold == left_out] = ape(predicted, test)
         scores.append(errors)
-    decoding = features({each: rows.floats(each) for each in SOURCES if each in rows})["m"] == 0
+    decoding = step_features({each: rows.floats(each) for each in SOURCES if each in rows})["m"] == 0
     beyond, refused = extrapolated(name, rows, options)
     decode = float(scores[0][decoding].mean()) if decoding.any() else float("nan")
     return Errors(float(scores[0].mean()), float(scores[1].mean()), decode, beyond, refused)
@@ -158,7 +157,7 @@ def main(smoke: bool = False, folder: Path = DEFAULT) -> None:
     for label, rows in systems(folder, smoke):
         by_row = np.random.default_rng(0).permutation(len(rows)) % FOLDS
         folds = [by_row, assign_folds(rows)[1]]
-        decoding = rows.select(features({each: rows.floats(each) for each in SOURCES if each in rows})["m"] == 0)
+        decoding = rows.select(step_features({each: rows.floats(each) for each in SOURCES if each in rows})["m"] == 0)
         print(f"\n{label}: {len(rows):,} rows, floor {floor(rows):.2f} %, of decode {floor(decoding):.2f} %")
         print(f"{'MAPE in %':24} {'rows':>7} {'blocks':>7} {'decode':>7} {'beyond':>7}")
         chosen = select_model(rows, FitOptions(model="auto"))

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from latfit.fit.crossval import cross_validate
-from latfit.fit.doubts import DoubtOptions, doubts
-from latfit.fit.intervals import later_rows, prediction_intervals
-from latfit.fit.problem import FitOptions, make_problem
-from latfit.fit.solve import solve
+from latfit.fitting.checking.conformal import later_rows, prediction_intervals
+from latfit.fitting.checking.crossval import cross_validate
+from latfit.fitting.problem import FitOptions, make_problem
+from latfit.fitting.solver.solve import solve
+from latfit.fitting.uncertainty.intervals import DoubtOptions, doubts
 from latfit.model.saturation import Saturation
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace

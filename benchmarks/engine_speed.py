@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from latfit.sim.engine.core import advance
-from latfit.sim.engine.cost import linear_costs
-from latfit.sim.engine.serve import load_of
-from latfit.sim.engine.settings import EngineSettings
-from latfit.sim.engine.state import PREEMPTIONS, STEPS, new_state
-from latfit.workload.recorded import read_requests
+from latfit.simulation.engine.loop import advance
+from latfit.simulation.engine.run import load_of
+from latfit.simulation.engine.settings import EngineSettings
+from latfit.simulation.engine.state import PREEMPTIONS, STEPS, new_state
+from latfit.simulation.engine.step_cost import linear_costs
+from latfit.workload.recordings import read_requests
 from latfit.workload.requests import Requests, make_requests
 
 FEWEST = 5

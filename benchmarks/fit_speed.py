@@ -18,9 +18,9 @@ import numpy as np
 
 from benchmarks.fit_time import as_they_are, naive, synthetic
 from benchmarks.timing import paired
-from latfit.fit.loss import RHO, total_cost
-from latfit.fit.problem import FitOptions, FitProblem, make_problem
-from latfit.fit.solve import solve
+from latfit.fitting.problem import FitOptions, FitProblem, make_problem
+from latfit.fitting.solver.loss import RHO, total_cost
+from latfit.fitting.solver.solve import solve
 from latfit.stats import FloatArray
 
 ROWS = (1_000, 4_000, 10_000, 100_000, 1_000_000)

@@ -9,10 +9,10 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.timing import paired
-from latfit.fit import FitOptions, fit_trace
-from latfit.fit.loss import RHO
-from latfit.fit.problem import FitProblem, make_problem
-from latfit.fit.solve import solve
+from latfit.fitting.fit import fit_trace
+from latfit.fitting.problem import FitOptions, FitProblem, make_problem
+from latfit.fitting.solver.loss import RHO
+from latfit.fitting.solver.solve import solve
 from latfit.model.saturation import Saturation
 from latfit.trace.table import Trace
 

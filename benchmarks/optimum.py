@@ -18,12 +18,12 @@ import numpy as np
 from benchmarks.accuracy import systems
 from benchmarks.fit_speed import with_iminuit, with_lmfit
 from benchmarks.fit_time import naive
-from latfit.fit.choices import settled
-from latfit.fit.objective import Objective, by_cell, remembered
-from latfit.fit.problem import FitOptions, FitProblem, make_problem
-from latfit.fit.solve import EXACTLY, solve, trust_region
-from latfit.fit.start import naive_points
-from latfit.model.family import FAMILY
+from latfit.fitting.model_selection import settled
+from latfit.fitting.problem import FitOptions, FitProblem, make_problem
+from latfit.fitting.solver.objective import Objective, by_cell, remembered
+from latfit.fitting.solver.solve import EXACTLY, solve, trust_region
+from latfit.fitting.solver.variable_projection import naive_points
+from latfit.model.registry import FAMILY
 from latfit.trace.table import Trace
 
 PASSES = 1e-6

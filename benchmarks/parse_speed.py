@@ -20,7 +20,9 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.timing import paired
-from latfit.trace.readers import Options, open_source, vllm
+from latfit.trace.readers.reader import Options
+from latfit.trace.readers.source import open_source
+from latfit.trace.readers.vllm import reader
 from latfit.trace.table import Trace
 
 THREADS = 2
@@ -105,7 +107,7 @@ def read_raw(path: Path) -> int:
 
 def read_latfit(path: Path) -> Trace:
     """What is measured."""
-    return vllm.read(open_source(path), Options())
+    return reader.read(open_source(path), Options())
 
 
 def read_re(path: Path) -> list[tuple[Any, ...]]:

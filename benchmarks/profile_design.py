@@ -24,16 +24,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfit.cli.profile import _refit
-from latfit.profiler.adaptive import AdaptiveDesign
-from latfit.profiler.design import LEVELS, default_cells, pilot
-from latfit.profiler.device import Device
-from latfit.profiler.fake import FakeDevice
-from latfit.profiler.knowledge import Surface, knowledge, rows_to_fit
-from latfit.profiler.models import model_shape
-from latfit.profiler.numpy_blas import NumpyDevice
-from latfit.profiler.record import ProfileResult, cell_columns
-from latfit.profiler.runner import run_profile
-from latfit.profiler.workload import StepShape
+from latfit.profiling.adaptive import AdaptiveDesign, Surface, knowledge, rows_to_fit
+from latfit.profiling.devices.fake import FakeDevice
+from latfit.profiling.devices.numpy_device import NumpyDevice
+from latfit.profiling.devices.protocol import Device
+from latfit.profiling.grid import LEVELS, default_cells, pilot
+from latfit.profiling.result import ProfileResult, cell_columns
+from latfit.profiling.sampler import run_profile
+from latfit.profiling.shapes import StepShape, model_shape
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 

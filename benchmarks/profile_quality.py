@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from latfit.cli.profile import _refit as refit
-from latfit.profiler.device import Device
-from latfit.profiler.fake import FakeDevice
-from latfit.profiler.measure import measure
-from latfit.profiler.record import cell_columns
-from latfit.profiler.remote import RemoteDevice
-from latfit.profiler.request import ProfileRequest
-from latfit.profiler.visits import Visits
-from latfit.profiler.workload import StepShape
+from latfit.profiling.devices.fake import FakeDevice
+from latfit.profiling.devices.protocol import Device
+from latfit.profiling.devices.subprocess_device import RemoteDevice
+from latfit.profiling.request import ProfileRequest
+from latfit.profiling.result import cell_columns
+from latfit.profiling.run import measure
+from latfit.profiling.sampler import Visits
+from latfit.profiling.shapes import StepShape
 
 CELL = StepShape(1, 256)
 
@@ -57,8 +57,8 @@ def overhead(name: str, device: Device, steps: int) -> tuple[float, float]:
 
 
 def quickest_ms() -> float:
-    from latfit.profiler.models import model_shape
-    from latfit.profiler.numpy_blas import NumpyDevice
+    from latfit.profiling.devices.numpy_device import NumpyDevice
+    from latfit.profiling.shapes import model_shape
 
     device = NumpyDevice(model_shape("tiny"), threads=1)
     device.prepare(CELL)

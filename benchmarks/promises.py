@@ -73,13 +73,14 @@ class Outcome:
 
 def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     """What is promised of a system with one path, and the truth."""
-    from latfit.fit import FitOptions, fit_trace
+    from latfit.fitting.fit import fit_trace
+    from latfit.fitting.problem import FitOptions
     from latfit.hardware.profile import ExecutionPath, HardwareProfile
-    from latfit.plan.alternatives import path_capacity
-    from latfit.plan.load import load_from_arrivals
-    from latfit.plan.promise import Asked, promised, promised_rate
-    from latfit.plan.systems import Target, machine_of
-    from latfit.plan.wishes import Wishes
+    from latfit.planning.load.compare import path_capacity
+    from latfit.planning.load.promise import Asked, promised, promised_rate
+    from latfit.planning.load.strategies import Target, machine_of
+    from latfit.planning.load.varying import load_from_arrivals
+    from latfit.planning.request import Wishes
     from latfit.trace.table import Trace
 
     began = time.process_time()
@@ -127,12 +128,13 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
     """A GPU with a CPU beside it that serves one at a time, about half of the load, with a scatter of its own: the
     T_cut that is planned, and the percentile that is promised with it."""
     from latfit.errors import SlaOutOfReach
-    from latfit.fit import FitOptions, fit_trace
+    from latfit.fitting.fit import fit_trace
+    from latfit.fitting.problem import FitOptions
     from latfit.hardware.profile import ExecutionPath, HardwareProfile
-    from latfit.plan.cutoff import cutoff_plan
-    from latfit.plan.promise import Asked, promised
-    from latfit.plan.systems import Target, machine_of
-    from latfit.plan.wishes import Wishes
+    from latfit.planning.load.cutoff import cutoff_plan
+    from latfit.planning.load.promise import Asked, promised
+    from latfit.planning.load.strategies import Target, machine_of
+    from latfit.planning.request import Wishes
     from latfit.trace.table import Trace
 
     began, rng = time.process_time(), np.random.default_rng([seed, 5])

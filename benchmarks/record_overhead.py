@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from latfit.record import StepRecorder
+from latfit.record.recorder import StepRecorder
 from latfit.record.vllm_plugin import LatfitStatLogger
 
 STEPS = 10_000_000

@@ -20,10 +20,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from latfit.fit import fit_trace
-from latfit.model.result import FitResult
+from latfit.fitting.fit import fit_trace
+from latfit.model.fit_result import FitResult
 from latfit.model.saturation import Saturation
-from latfit.trace.compress import compress
+from latfit.trace.sketch.build import compress
 from latfit.trace.table import Trace
 
 THETA = np.array([4.0, 30.0, 1.0, 60.0, 0.15, 0.01, 0.02, 0.002])

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from latfit.scheduling import policy as policies
-from latfit.scheduling.policy import Limits
-from latfit.sim.machine import System, linear_path
-from latfit.sim.replication import draw, run
-from latfit.sim.simulate import Options, simulate
+from latfit.policies import policy as policies
+from latfit.policies.policy import Limits
+from latfit.simulation.policies.replication import draw, run
+from latfit.simulation.policies.run import Options, simulate
+from latfit.simulation.policies.service import System, linear_path
 from latfit.stats import FloatArray
 from latfit.workload.arrivals import Poisson
 from latfit.workload.load import OpenLoad
-from latfit.workload.randomness import Streams
+from latfit.workload.random_streams import Streams
 
 RATE, TAU, ALPHA, LARGEST = 4.0, 8.0, 0.05, 256
 SYSTEM = System(linear_path("gpu", TAU, ALPHA, LARGEST))

@@ -18,13 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal, getcontext
 
-from latfit.queueing.batch_service import batch_queue
+from latfit.policies import policy as policies
+from latfit.policies.policy import Limits, Policy
+from latfit.queueing.batch import batch_queue
 from latfit.queueing.service import linear_times
-from latfit.scheduling import policy as policies
-from latfit.scheduling.policy import Limits, Policy
-from latfit.sim.check import check
-from latfit.sim.machine import System, linear_path, table_path
-from latfit.sim.simulate import Options
+from latfit.simulation.policies.run import Options, check
+from latfit.simulation.policies.service import System, linear_path, table_path
 
 LOADS = {0.5: 2000, 0.9: 1000, 0.95: 500, 0.97: 400}
 """Seeds by load."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from latfit.report.page import render
-from latfit.report.simulated_page import Making, policies_page
-from tests.report.conftest import two_paths
-from tests.report.test_simulated_page import SYSTEM, entry
+from latfit.report.fit.page import render
+from latfit.report.simulation.page import Making, policies_page
+from tests.unit.report.conftest import two_paths
+from tests.unit.report.test_simulated_page import SYSTEM, entry
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = [

@@ -11,7 +11,7 @@ import pytest
 
 from latfit._version import __version__
 from latfit.cli.app import run
-from latfit.trace.store import write_trace
+from latfit.trace.parquet import write_trace
 from latfit.trace.table import Trace
 from tests.conftest import ROOT, planted_trace
 

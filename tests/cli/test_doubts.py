@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from latfit.cli.app import run
-from latfit.trace.store import write_trace
+from latfit.trace.parquet import write_trace
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 

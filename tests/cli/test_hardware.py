@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from latfit.cli.app import run
-from latfit.model.result import write_fit
-from tests.plan.test_plan import line
+from latfit.model.fit_result import write_fit
+from tests.unit.planning.test_plan import line
 
 Captured = pytest.CaptureFixture[str]
 

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfit.cli.app import run
-from latfit.trace.store import write_trace
+from latfit.trace.parquet import write_trace
 from tests.conftest import planted_trace
-from tests.trace.test_clean import changed, serving_log
+from tests.unit.trace.test_clean import changed, serving_log
 
 Captured = pytest.CaptureFixture[str]
 

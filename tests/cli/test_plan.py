@@ -8,7 +8,7 @@ import pytest
 from latfit.cli.app import run
 from latfit.files import write_json
 from latfit.hardware.profile import HardwareProfile
-from tests.plan.test_plan import line, machine
+from tests.unit.planning.test_plan import line, machine
 
 Captured = pytest.CaptureFixture[str]
 SMALL = {"B": [1, 64], "S": [1, 64]}

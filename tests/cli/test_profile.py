@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from latfit.cli.app import run
-from latfit.trace.store import read_parquet
+from latfit.trace.parquet import read_parquet
 
 QUICK = ["profile", "--layers", "1", "--grid", "B=1,2;S=2,8", "--context", "16", "--budget", "20s"]
 QUICK += ["--precision", "0.3", "--threads", "1", "--device", "numpy", "--processes", "1"]

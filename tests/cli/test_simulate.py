@@ -50,7 +50,7 @@ def test_a_table_for_people(in_tmp: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_line_of_the_readme(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Profile, fit, then simulate on hardware.json, with the spread that the fit saw."""
-    from latfit.trace.store import write_trace
+    from latfit.trace.parquet import write_trace
 
     write_trace(Path("trace.parquet"), planted_trace(0.05, repeats=20))
     for path in ("gpu", "cpu"):
@@ -66,8 +66,8 @@ def test_the_line_of_the_readme(in_tmp: Path, capsys: pytest.CaptureFixture[str]
 def test_tokens_of_the_prompts(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One request at a time, far apart: the mean response is the mean of T over the prompts' lengths."""
     from latfit.cli.app import run as call
-    from latfit.model.result import read_fit
-    from latfit.trace.store import write_trace
+    from latfit.model.fit_result import read_fit
+    from latfit.trace.parquet import write_trace
 
     write_trace(Path("trace.parquet"), planted_trace(0.02, repeats=10))
     assert call(["fit", "trace.parquet", "--model", "saturation", "--path", "gpu", "--quiet"]) == 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from latfit.cli.app import run
-from latfit.trace.store import read_parquet, write_trace
+from latfit.trace.parquet import read_parquet, write_trace
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 
@@ -144,6 +144,6 @@ def test_memory_that_is_not_there(in_tmp: Path, monkeypatch: pytest.MonkeyPatch,
     def full(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 72 TiB")
 
-    monkeypatch.setattr("latfit.sim.sweep.sweep", full)
+    monkeypatch.setattr("latfit.simulation.policies.sweep.sweep", full)
     assert run(["simulate", "--policy", "gpu-only", "--rate", "9/s", *PATHS]) == 2
     assert "Unable to allocate 72 TiB" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""The package against programs that share no code with it."""

@@ -9,8 +9,8 @@ from latfit.cli.options import JsonOption, QuietOption, SeedOption
 from latfit.errors import Regression, WrongUsage
 
 if TYPE_CHECKING:
-    from latfit.fit.apply import Change
-    from latfit.model.result import FitResult
+    from latfit.fitting import Change
+    from latfit.model import FitResult
 
 
 def compare(
@@ -30,8 +30,8 @@ def compare(
     tolerance.
     """
     from latfit.cli.output import print_json, print_table
-    from latfit.fit.apply import change
-    from latfit.report.results import comparison_table
+    from latfit.fitting import change
+    from latfit.report import comparison_table
 
     if not tolerance >= 0:
         raise WrongUsage(f"a tolerance of {tolerance:g} %", where="--tolerance", remedy="Give 0 or more.")
@@ -76,9 +76,9 @@ def _verdict(median: float, tolerance: float) -> str:
 def _fit_of(source: Path, seed: int) -> "FitResult":
     """The fit in a file, or a fit of the trace in it."""
     from latfit.errors import FitNotUsable
-    from latfit.fit import FitOptions, fit_trace
-    from latfit.model.result import read_fit
-    from latfit.trace.ingest import check_one_machine, ingest
+    from latfit.fitting import FitOptions, fit_trace
+    from latfit.model import read_fit
+    from latfit.trace import check_one_machine, ingest
 
     if source.name.endswith(".json"):
         fit = read_fit(source)

@@ -9,7 +9,8 @@ from latfit.cli.options import QuietOption, SeedOption
 from latfit.units import format_ms, parse_duration_ms
 
 if TYPE_CHECKING:
-    from latfit.model.result import FitResult
+    from latfit.model import FitResult
+
 
 SLA_SHARE = 0.25
 """The demo plans for an SLA of this share of the slowest cell's latency: well inside what it measured."""
@@ -30,7 +31,7 @@ def demo(
     from latfit.cli.profile import profile
     from latfit.cli.report import report
     from latfit.files import make_folder
-    from latfit.model.result import read_fit
+    from latfit.model import read_fit
 
     parse_duration_ms(budget, option="--budget")
     make_folder(out)

@@ -5,8 +5,15 @@ from typing import Annotated
 
 import typer
 
-from latfit.cli.options import JsonOption, QuietOption, SourcesArgument
-from latfit.cli.reading import ReadingOptions, data_line, read_sources, reads_traces
+from latfit.cli.options import (
+    JsonOption,
+    QuietOption,
+    ReadingOptions,
+    SourcesArgument,
+    data_line,
+    read_sources,
+    reads_traces,
+)
 
 
 @reads_traces
@@ -22,10 +29,10 @@ def evaluate(
     Errors overall and by phase, how many steps fall into the fit's intervals, and how many lie outside its data.
     """
     from latfit.cli.output import print_json, print_table
-    from latfit.fit.apply import evaluate as scores
-    from latfit.model.result import read_fit
-    from latfit.report.results import evaluation_table
-    from latfit.trace.ingest import check_one_system, data_facts
+    from latfit.fitting import evaluate as scores
+    from latfit.model import read_fit
+    from latfit.report import evaluation_table
+    from latfit.trace import check_one_system, data_facts
 
     fitted = read_fit(fit)
     read = read_sources(source, typed, quiet=quiet or json)

@@ -9,7 +9,8 @@ from latfit.cli.options import DEFAULT_HARDWARE, HardwareOption, JsonOption, Qui
 from latfit.errors import BadInput, WrongUsage
 
 if TYPE_CHECKING:
-    from latfit.hardware.profile import ExecutionPath
+    from latfit.hardware import ExecutionPath
+
 
 hardware = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Execution paths by name: their fits, or quoted numbers."
@@ -52,8 +53,7 @@ def add(
     from dataclasses import replace
 
     from latfit.cli.output import note, print_json
-    from latfit.hardware.ceiling import Ceiling
-    from latfit.hardware.profile import add_path
+    from latfit.hardware import Ceiling, add_path
 
     if not name.strip():
         raise WrongUsage("a path without a name", where="PATH", remedy="Name it: amx, gpu, cpu, ...")
@@ -74,9 +74,8 @@ def add(
 
 def _path(name: str, fit: Path | None, quoted: str | None, profile: Path) -> "ExecutionPath":
     """The path to enter: from the fit, from the quote, or the one that is there already."""
-    from latfit.hardware.profile import ExecutionPath, quoted_path, read_hardware
-    from latfit.hardware.quote import parse_quote
-    from latfit.model.result import read_fit
+    from latfit.hardware import ExecutionPath, parse_quote, quoted_path, read_hardware
+    from latfit.model import read_fit
 
     if fit is not None and quoted is not None:
         raise WrongUsage("a fit and quoted numbers contradict each other", where="--quoted", remedy="Give one of them.")
@@ -107,9 +106,8 @@ def show(
 ) -> None:
     """Show the paths: source, batches by latency (typical, mean, quantiles), fitted peak beside the machine's."""
     from latfit.cli.output import note, print_json, print_table
-    from latfit.hardware.ceiling import beside_the_fit
-    from latfit.hardware.profile import read_hardware
-    from latfit.report.hardware_tables import ceilings_table, estimates, estimates_table, paths_table
+    from latfit.hardware import beside_the_fit, read_hardware
+    from latfit.report import ceilings_table, estimates, estimates_table, paths_table
 
     known = read_hardware(profile)
     if not known.paths:

@@ -8,12 +8,16 @@ import typer
 from latfit.cli.options import (
     JsonOption,
     QuietOption,
+    ReadingOptions,
     SourcesArgument,
+    data_line,
+    read_sources,
+    reads_traces,
+    write_dropped,
 )
-from latfit.cli.reading import ReadingOptions, data_line, read_sources, reads_traces, write_dropped
 
 if TYPE_CHECKING:
-    from latfit.trace.ingest import Ingested
+    from latfit.trace import Ingested
 
 
 @reads_traces
@@ -34,8 +38,7 @@ def ingest(
     from latfit.cli.output import note, print_json
     from latfit.files import check_writable
     from latfit.provenance import run_facts
-    from latfit.trace.ingest import data_facts
-    from latfit.trace.store import check_trace_name, write_trace
+    from latfit.trace import check_trace_name, data_facts, write_trace
 
     check_trace_name(out)
     if dropped is not None:
@@ -68,7 +71,7 @@ def _with_path(read: "Ingested") -> Any:
 
 
 def _facts(read: "Ingested", data: dict[str, Any], out: Path) -> dict[str, Any]:
-    from latfit.trace.coverage import reading_notes
+    from latfit.trace import reading_notes
 
     kept = ("rows_read", "rows_used", "dropped", "marked", "formats")
     return {**{name: data[name] for name in kept}, "notes": reading_notes(read), "out": str(out)}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from latfit.report.tables import Table
+    from latfit.report import Table
+
 
 LEAST_WORDS = 12
 """Letters that a column of words keeps on a narrow terminal."""

@@ -1,5 +1,9 @@
-"""`latfit plan`: what fits under an SLA, how to run a load within it, from which batch the GPU pays."""
+"""`latfit plan`: what fits under an SLA, how to run a load within it, from which batch the GPU pays.
 
+What users say of a plan, read into its wishes.
+"""
+
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,12 +18,68 @@ from latfit.cli.options import (
     SeedOption,
     TokensOption,
 )
-from latfit.cli.plan_options import PlanOptions, wishes_of
-from latfit.errors import SlaOutOfReach
-from latfit.units import parse_duration_ms
+from latfit.errors import SlaOutOfReach, WrongUsage
+from latfit.units import parse_duration_ms, parse_rate_per_ms
 
 if TYPE_CHECKING:
-    from latfit.plan.result import Plan
+    from latfit.planning import Plan, Wishes
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The options as typed; None where one was left out."""
+
+    rate: str | None = None
+    arrivals: Path | None = None
+    window: str | None = None
+    replicas: int = 1
+    context: float | None = None
+    max_batch: int | None = None
+    transfer: str | None = None
+    wait: str | None = None
+    launch_share: float = 0.5
+    ttft: str | None = None
+    tpot: str | None = None
+    prompt_tokens: int = 512
+    objective: str | None = None
+
+
+def wishes_of(typed: PlanOptions) -> "Wishes":
+    """The options, checked. Raises WrongUsage, BadInput."""
+    from latfit.planning import ServingTargets, Wishes, parse_objective, read_load
+
+    if typed.rate is not None and typed.arrivals is not None:
+        raise WrongUsage(
+            "a rate and recorded arrivals contradict each other",
+            where="--rate, --arrivals",
+            remedy="Give one of them.",
+        )
+    if typed.window is not None and typed.arrivals is None:
+        raise WrongUsage("a window without recorded arrivals", where="--window", remedy="Give --arrivals FILE as well.")
+    if typed.objective is not None and typed.rate is None and typed.arrivals is None:
+        raise WrongUsage("an objective needs a load", where="--objective", remedy="Give --rate or --arrivals.")
+    window = _duration(typed.window, "--window")
+    return Wishes(
+        rate=None if typed.rate is None else parse_rate_per_ms(typed.rate, option="--rate"),
+        load=None if typed.arrivals is None else read_load(typed.arrivals, window),
+        replicas=typed.replicas,
+        context=typed.context,
+        max_batch=typed.max_batch,
+        transfer_ms=_duration(typed.transfer, "--transfer", zero=True) or 0.0,
+        wait_ms=_duration(typed.wait, "--wait", zero=True),
+        launch_share=typed.launch_share,
+        serving=ServingTargets(_duration(typed.ttft, "--ttft"), _duration(typed.tpot, "--tpot"), typed.prompt_tokens),
+        objective=None if typed.objective is None else parse_objective(typed.objective),
+    )
+
+
+def _duration(text: str | None, option: str, *, zero: bool = False) -> float | None:
+    """Milliseconds; where `zero`, a plain 0 needs no unit."""
+    if text is None:
+        return None
+    if zero and text.strip() in ("0", "0ms"):
+        return 0.0
+    return parse_duration_ms(text, option=option)
 
 
 def plan(
@@ -70,8 +130,8 @@ def plan(
     their waiting: which way to run it, T_cut, capacity, replicas, what would change it.
     """
     from latfit.cli.output import note, print_json
-    from latfit.hardware.profile import read_hardware
-    from latfit.plan.decide import make_plan
+    from latfit.hardware import read_hardware
+    from latfit.planning import make_plan
 
     sla_ms = parse_duration_ms(sla, option="--sla")
     wishes = wishes_of(
@@ -89,7 +149,7 @@ def plan(
         profile, sla_ms, percentile=percentile, tokens_per_request=tokens_per_request or 1, wishes=wishes
     )
     if check:
-        from latfit.plan.check import confirmed
+        from latfit.planning import confirmed
 
         decided = confirmed(decided, profile, wishes, seed)
     if tokens_per_request is None:
@@ -99,7 +159,7 @@ def plan(
     else:
         print_plan(decided)
     if out is not None:
-        from latfit.report.plan_figures import write_figures
+        from latfit.report import write_figures
 
         for target in write_figures(out, decided, profile, wishes):
             note(f"Drew {target}.", quiet=quiet or json)
@@ -110,7 +170,7 @@ def plan(
 def print_plan(decided: "Plan") -> None:
     """The decision in the first three lines, then what it rests on."""
     from latfit.cli.output import print_table
-    from latfit.report.plan_tables import decision_lines, plan_tables
+    from latfit.report import decision_lines, plan_tables
 
     for line in decision_lines(decided):
         typer.echo(line)

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from latfit.model.result import FitResult
+    from latfit.model import FitResult
     from latfit.stats import FloatArray
-    from latfit.trace.table import Trace
+    from latfit.trace import Trace
 
 MOST_SHOWN = 40
 NO_STEP = "is no step"
@@ -55,7 +55,7 @@ def predict(
 
     Every combination of -B and -S with S >= B, or the rows of --data. Steps outside what was measured are marked.
     """
-    from latfit.model.result import read_fit
+    from latfit.model import read_fit
 
     fitted = read_fit(fit)
     if sensitivity:
@@ -70,8 +70,8 @@ def predict(
 
 def _predict(fitted: "FitResult", steps: "Trace", level: float, *, strict: bool, json: bool, where: str) -> None:
     from latfit.cli.output import print_json, print_table
-    from latfit.fit.apply import predict as predictions
-    from latfit.report.results import prediction_table
+    from latfit.fitting import predict as predictions
+    from latfit.report import prediction_table
 
     found = predictions(fitted, steps, level)
     if strict and found.outside.any():
@@ -112,8 +112,8 @@ def _answer_to_change(
     import numpy as np
 
     from latfit.cli.output import print_json, print_table
-    from latfit.fit.sensitivity import sensitivity_of
-    from latfit.report.results import regions_table, sensitivity_table
+    from latfit.fitting import sensitivity_of
+    from latfit.report import regions_table, sensitivity_table
 
     typical = dict(fitted.typical) if context is None else {"context_tokens": context}
     axes = [
@@ -149,8 +149,7 @@ def _grid(fitted: "FitResult", name: str, count: int) -> "FloatArray":
 
 def _with_context(fitted: "FitResult", steps: "Trace", context: float | None) -> "Trace":
     """The steps with so many cached tokens a decoding request. Raises WrongUsage where they name others."""
-    from latfit.model.features import SOURCES
-    from latfit.model.typical import CONTEXT, with_typical_context
+    from latfit.model import CONTEXT, SOURCES, with_typical_context
 
     if context is None:
         return steps
@@ -167,10 +166,7 @@ def _steps(B: list[int], S: list[int], given: dict[str, float], data: Path | Non
     """The steps asked for. Raises WrongUsage, BadInput."""
     import numpy as np
 
-    from latfit.trace.clean import impossible_steps
-    from latfit.trace.readers import open_source
-    from latfit.trace.readers.tabular import read_columns
-    from latfit.trace.table import Trace
+    from latfit.trace import Trace, impossible_steps, open_source, read_columns
 
     if (data is None) == (not B):
         raise WrongUsage("give either -B (and -S) or --data", remedy="For example: latfit predict FIT -B 8 -S 512")

@@ -15,13 +15,9 @@ from latfit.errors import Interrupted, LatfitError, WrongUsage
 from latfit.units import format_ms, parse_duration_ms
 
 if TYPE_CHECKING:
-    from latfit.profiler.journal import Journal
-    from latfit.profiler.knowledge import Surface
-    from latfit.profiler.measure import Announcement, PathOutcome
-    from latfit.profiler.record import ProfileResult
-    from latfit.profiler.request import ProfileRequest
-    from latfit.profiler.visits import Progress
-    from latfit.trace.table import Trace
+    from latfit.profiling import Announcement, Journal, PathOutcome, ProfileRequest, ProfileResult, Progress, Surface
+    from latfit.trace import Trace
+
 
 GridOption = Annotated[
     str | None,
@@ -91,15 +87,13 @@ def profile(
     Every sample is kept. Ctrl-C keeps what was measured, and --resume goes on from there.
     """
     from latfit.files import check_writable
-    from latfit.trace.store import check_trace_name
+    from latfit.trace import check_trace_name
 
     budget_ms = parse_duration_ms(budget or "60s", option="--budget")
     check_trace_name(out)
     check_writable(out)
 
-    from latfit.profiler.design import parse_contexts, parse_cpus
-    from latfit.profiler.journal import Journal, journal_of
-    from latfit.profiler.request import ProfileRequest
+    from latfit.profiling import Journal, ProfileRequest, journal_of, parse_contexts, parse_cpus
 
     request = ProfileRequest(
         device=device,
@@ -141,7 +135,7 @@ def profile(
 
 
 def _measured(request: "ProfileRequest", journal: "Journal", *, quiet: bool) -> "tuple[Trace, tuple[PathOutcome, ...]]":
-    from latfit.profiler.measure import Listeners, measure
+    from latfit.profiling import Listeners, measure
 
     def announce(what: "Announcement") -> None:
         threads = f" with {what.threads} threads" if what.threads else ""
@@ -163,9 +157,8 @@ def _refit(cells: "Trace") -> "Surface | None":
     """The fit that the adaptive design asks for; fitting and profiling know nothing of each other."""
     import numpy as np
 
-    from latfit.fit.problem import FitOptions, make_problem
-    from latfit.fit.solve import solve
-    from latfit.profiler.knowledge import Surface
+    from latfit.fitting import FitOptions, make_problem, solve
+    from latfit.profiling import Surface
 
     problem = make_problem(cells, FitOptions(ADAPTIVE_MODEL))
     if len(cells) < len(problem.free):
@@ -181,8 +174,7 @@ def _progress_bar(budget_s: float, *, shown: bool) -> "Iterator[Callable[[Progre
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, Progress as Bar, TextColumn
 
     columns = (
         BarColumn(),
@@ -206,7 +198,7 @@ def _progress_bar(budget_s: float, *, shown: bool) -> "Iterator[Callable[[Progre
 
 def _store(out: Path, trace: "Trace", outcomes: "Sequence[PathOutcome]") -> None:
     """Write the trace; a second Ctrl-C must not undo what the first one was promised to keep."""
-    from latfit.trace.store import write_trace
+    from latfit.trace import write_trace
 
     if not len(trace):
         raise _nothing_measured(outcomes[0].result)

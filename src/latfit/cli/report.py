@@ -7,23 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfit.cli.options import (
-    DEFAULT_HARDWARE,
-    HardwareOption,
-    JsonOption,
-    PercentileOption,
-    QuietOption,
-    TokensOption,
-)
+from latfit.cli.options import DEFAULT_HARDWARE, HardwareOption, JsonOption, PercentileOption, QuietOption, TokensOption
 from latfit.errors import LatfitError, WrongUsage
 from latfit.units import parse_duration_ms, parse_rate_per_ms
 
 if TYPE_CHECKING:
-    from latfit.hardware.profile import HardwareProfile
-    from latfit.plan.result import Plan
-    from latfit.plan.wishes import Wishes
-    from latfit.report.layout import Written
-    from latfit.trace.table import Trace
+    from latfit.hardware import HardwareProfile
+    from latfit.planning import Plan, Wishes
+    from latfit.report import Written
+    from latfit.trace import Trace
+
 
 DEFAULT_FOLDER = Path("reports")
 
@@ -73,7 +66,7 @@ class Asked:
 
     def plans(self, profile: "HardwareProfile", wishes: "Wishes") -> "list[Plan]":
         """The plan of a profile, simulated where asked. Raises BadInput, WrongUsage."""
-        from latfit.plan.decide import make_plan
+        from latfit.planning import make_plan
 
         if self.sla is None:
             if self.rate is not None:
@@ -89,7 +82,7 @@ class Asked:
             wishes=wishes,
         )
         if self.check and plan.rate_per_s is not None:
-            from latfit.plan.check import confirmed
+            from latfit.planning import confirmed
 
             plan = confirmed(plan, profile, wishes)
         return [plan]
@@ -106,8 +99,8 @@ def write_report(
     """Make the report of a hardware profile in `folder`. Raises BadInput, WrongUsage, TargetNotWritable."""
     from latfit.cli.output import note
     from latfit.files import check_writable, make_folder
-    from latfit.hardware.profile import read_hardware
-    from latfit.plan.wishes import Wishes
+    from latfit.hardware import read_hardware
+    from latfit.planning import Wishes
     from latfit.provenance import command_line, utc_now
     from latfit.report import page
 
@@ -127,7 +120,7 @@ def write_report(
 
 def _rows_of_the_fits(profile: "HardwareProfile") -> tuple[dict[str, "Trace"], list[str]]:
     """The rows that each fit was made from, where they are still there, and a note where they are not."""
-    from latfit.trace.ingest import read_again
+    from latfit.trace import read_again
 
     rows, notes = {}, []
     for name, path in profile.paths.items():
@@ -147,7 +140,7 @@ def _rows_of_the_fits(profile: "HardwareProfile") -> tuple[dict[str, "Trace"], l
 
 def _named_rows(profile: "HardwareProfile", traces: Sequence[Path]) -> tuple[dict[str, "Trace"], list[str]]:
     """The rows of the traces that the user named, each under its path."""
-    from latfit.trace.ingest import ingest
+    from latfit.trace import ingest
 
     rows: dict[str, Trace] = {}
     notes = []

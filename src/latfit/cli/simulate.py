@@ -1,26 +1,390 @@
-"""`latfit simulate`: what a batching policy makes of a load on this hardware."""
+"""`latfit simulate`: what a batching policy makes of a load on this hardware.
+
+The options of `latfit simulate` in groups, as typed, and what they mean.
+"""
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfit.cli.engine_options import EngineOptions
-from latfit.cli.groups import takes_groups
-from latfit.cli.options import DEFAULT_HARDWARE, HardwareOption, JsonOption, QuietOption, SeedOption, TokensOption
-from latfit.cli.serving_options import ClusterOptions, CostOptions, OrderOptions
-from latfit.cli.simulate_options import LoadOptions, PathOptions, PolicyOptions, RunOptions, SweepOptions
-from latfit.errors import Interrupted, SlaOutOfReach, WrongUsage
+from latfit.cli.options import (
+    DEFAULT_HARDWARE,
+    HardwareOption,
+    JsonOption,
+    QuietOption,
+    SeedOption,
+    TokensOption,
+    takes_groups,
+)
+from latfit.cli.simulate_engine import ClusterOptions, CostOptions, EngineOptions, OrderOptions
+from latfit.errors import BadInput, Interrupted, SlaOutOfReach, WrongUsage
+from latfit.units import parse_duration_ms, parse_rate_per_ms
 
 if TYPE_CHECKING:
-    from latfit.scheduling.optimal import DispatchTable
-    from latfit.sim.machine import System
-    from latfit.sim.sweep import Point
+    from latfit.policies import DispatchTable, Settings
+    from latfit.simulation import Options, Point, System
     from latfit.stats import FloatArray
-    from latfit.workload.load import Load
+    from latfit.workload import ArrivalLaw, Load, RequestClass
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            help="gpu-only, fixed, window, marginal-cost, three-stage, cutoff, optimal, split or deadline. Repeatable.",
+        ),
+    ] = None
+    batch: Annotated[int | None, typer.Option("--batch", help="Batch of the fixed policy.")] = None
+    window: Annotated[str | None, typer.Option("--window", help="How long the window policy waits, such as 2ms.")] = (
+        None
+    )
+    t_cut: Annotated[
+        str | None, typer.Option("--t-cut", help="Age at which cutoff and three-stage give up on the GPU.")
+    ] = None
+    b1: Annotated[int | None, typer.Option("--b1", help="Batch from which three-stage takes the GPU.")] = None
+    max_batch: Annotated[int | None, typer.Option("--max-batch", help="Largest batch on the main path.")] = None
+    rule: Annotated[str, typer.Option("--rule", help="Of marginal-cost: amortised, literal or 'total delay'.")] = (
+        "amortised"
+    )
+    longest: Annotated[
+        str | None, typer.Option("--longest", help="Longest wait for others under marginal-cost and split.")
+    ] = None
+    merge_below: Annotated[
+        int, typer.Option("--merge-below", help="Split holds back fewer requests than this, to merge them.")
+    ] = 1
+    ageing: Annotated[
+        str | None, typer.Option("--ageing", help="Waiting that makes up for one class, such as 50ms.")
+    ] = None
+
+    def settings(self) -> "Settings":
+        import math
+
+        from latfit.policies import Settings
+
+        def wait(text: str | None, option: str) -> float | None:
+            return None if text is None else parse_duration_ms(text, option=option)
+
+        return Settings(
+            batch=self.batch,
+            window_ms=wait(self.window, "--window"),
+            t_cut_ms=wait(self.t_cut, "--t-cut"),
+            B1=self.b1,
+            max_batch=self.max_batch,
+            rule=self.rule,
+            longest_ms=wait(self.longest, "--longest") or math.inf,
+            merge_below=self.merge_below,
+            ageing_ms=wait(self.ageing, "--ageing") or math.inf,
+        )
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    rate: Annotated[
+        list[str] | None, typer.Option("--rate", help="Arrivals, such as 500/s. Repeatable: one run each.")
+    ] = None
+    law: Annotated[
+        str,
+        typer.Option(
+            "--law", help="poisson; gamma:CV (bursts if CV > 1); bursts:TIMES:SHARE:LENGTH, such as bursts:4:0.1:1s."
+        ),
+    ] = "poisson"
+    load_curve: Annotated[
+        Path | None,
+        typer.Option(
+            "--load-curve", help="Table (t_s, rate_per_s) of a rate that varies and repeats; scaled by --rate."
+        ),
+    ] = None
+    arrivals: Annotated[
+        Path | None, typer.Option("--arrivals", help="Recorded requests, in any format that is read; scaled by --rate.")
+    ] = None
+    users: Annotated[
+        int | None, typer.Option("--users", help="A closed loop: so many send a request at a time and think between.")
+    ] = None
+    think: Annotated[str, typer.Option("--think", help="Mean time that the users of a closed loop think.")] = "1s"
+    request_class: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--class", help="NAME:SHARE[:DEADLINE], the most urgent first, such as chat:0.3:50ms. Repeatable."
+        ),
+    ] = None
+    prompt_lengths: Annotated[
+        Path | None,
+        typer.Option("--prompt-lengths", help="Recorded requests whose prompt tokens the requests are to have."),
+    ] = None
+
+    by_prompt: Annotated[
+        bool,
+        typer.Option("--by-prompt", help="With --arrivals: each adds as many tokens to a batch as its prompt has."),
+    ] = False
+
+    def tokens(self, load: "Load | None", tokens_per_request: int | None) -> tuple[float, float]:
+        """Tokens of a typical request and of the longest; 0 for the latter where all are alike. Raises WrongUsage."""
+        from latfit.workload import RecordedLoad, Resampled
+
+        prompts = None
+        if isinstance(load, RecordedLoad):
+            prompts = load.requests.prompt_tokens if self.by_prompt else None
+        elif load is not None and isinstance(load.lengths, Resampled):
+            prompts = load.lengths.prompt_tokens
+        if self.by_prompt and prompts is None:
+            raise WrongUsage("there are no prompts to go by", where="--by-prompt", remedy="Give --arrivals FILE.")
+        if prompts is None:
+            return float(tokens_per_request or 1), 0.0
+        if tokens_per_request is not None:
+            raise WrongUsage("requests have tokens of their own", where="--tokens-per-request", remedy="Leave it out.")
+        return float(prompts.mean()), float(prompts.max())
+
+    def load(self, swept: Sequence[float] = ()) -> "Load":
+        """The load, at the first rate. swept: rates per ms in place of --rate. Raises WrongUsage for kinds of load that
+        contradict each other."""
+        from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad
+
+        kinds = [self.arrivals is not None, self.users is not None, self.load_curve is not None]
+        if sum(kinds) > 1:
+            raise WrongUsage("several kinds of load", where="--arrivals, --users, --load-curve", remedy="Give one.")
+        rates = [*swept, *self.rates()]
+        if not any(kinds) and not rates:
+            raise WrongUsage(
+                "no load is given", where="--rate", remedy="Give --rate 500/s, --arrivals FILE or --users 20."
+            )
+        classes = tuple(parse_class(text) for text in self.request_class or ())
+        more: dict[str, Any] = {"classes": classes} if classes else {}
+        if self.prompt_lengths is not None:
+            more["lengths"] = fitted_lengths(self.prompt_lengths)
+        if self.arrivals is not None:
+            if more:
+                where = "--class, --prompt-lengths"
+                raise WrongUsage("recorded requests have their own", where=where, remedy="Leave these out.")
+            from latfit.workload import read_requests
+
+            return RecordedLoad(read_requests(self.arrivals).requests)
+        if self.users is not None:
+            return ClosedLoad(self.users, parse_duration_ms(self.think, option="--think"), **more)
+        if self.load_curve is not None:
+            return OpenLoad(read_curve(self.load_curve), **more)
+        return OpenLoad(parse_law(self.law, rates[0]), **more)
+
+    def rates(self) -> list[float]:
+        return [parse_rate_per_ms(text, option="--rate") for text in self.rate or ()]
+
+
+@dataclass(frozen=True)
+class PathOptions:
+    path: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--path",
+            help="A path with quoted times: gpu:launch=8ms,slope=0.05ms, amx:p50=2ms (one at a time), or short"
+            " gpu=8ms+0.05ms*256, amx=exp:2ms (a mean). Repeatable.",
+        ),
+    ] = None
+    service: Annotated[
+        str,
+        typer.Option(
+            "--service", help="How service times, or steps of an engine, scatter: fitted, deterministic or exponential."
+        ),
+    ] = "fitted"
+    servers: Annotated[
+        list[str] | None, typer.Option("--servers", help="Servers of a path, such as amx=2. Repeatable.")
+    ] = None
+    buckets: Annotated[
+        str | None, typer.Option("--buckets", help="Batch sizes that the main path pads to, such as 1,2,4,8.")
+    ] = None
+
+    def system(self, hardware: Path, tokens_per_request: float, most_tokens: float) -> "System":
+        from latfit.hardware import HardwareProfile, read_hardware
+        from latfit.simulation import Serving, quoted_path, system_of
+
+        serving = Serving(
+            tokens_per_request,
+            self.service,
+            most_tokens,
+            dict(parse_count(text, "--servers") for text in self.servers or ()),
+            [int(part) for part in _split(self.buckets, ",", int, "--buckets")],
+        )
+        quoted = [quoted_path(text, serving) for text in self.path or ()]
+        profile = HardwareProfile() if quoted and not hardware.exists() else read_hardware(hardware)
+        return system_of(profile, quoted, serving)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", help="Requests of each replication; without it as many as the load needs."),
+    ] = None
+    replications: Annotated[int, typer.Option("--replications", help="Independent runs, at least.")] = 5
+    precision: Annotated[
+        float | None, typer.Option("--precision", help="Go on until p99 is known within this share, such as 0.01.")
+    ] = None
+    warmup: Annotated[
+        float | None,
+        typer.Option(
+            "--warmup", help="Share of each run left out at its start; without it until the start is forgotten."
+        ),
+    ] = None
+    sla: Annotated[str | None, typer.Option("--sla", help="Response time against which attainment is counted.")] = None
+
+    def options(self, seed: int) -> "Options":
+        import math
+
+        from latfit.simulation import Options
+
+        sla_ms = math.inf if self.sla is None else parse_duration_ms(self.sla, option="--sla")
+        return Options(self.requests, self.warmup, self.replications, seed, sla_ms, self.precision)
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    sweep: Annotated[
+        str | None,
+        typer.Option("--sweep", help="Settings to vary, such as 'rate=100/s,200/s; t-cut=1ms,2ms; batch=8,16'."),
+    ] = None
+    out: Annotated[Path | None, typer.Option("--out", help="Write the runs into one Parquet file.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Take over the runs that --out holds already.")] = False
+    workers: Annotated[int | None, typer.Option("--workers", help="Runs at a time; without it one a core.")] = None
+    backend: Annotated[str, typer.Option("--backend", help="Where runs are made: local, or dask.")] = "local"
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", help="Address of a Dask cluster, tcp://...; without it workers here.")
+    ] = None
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw the runs into a PNG: p99 over the rate, or the frontier.")
+    ] = None
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Folder for one page with the answer, the picture and the tables.")
+    ] = None
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", help="Write the event log of the first 1,000 requests of the first run (CSV)."),
+    ] = None
+
+    def check_targets(self) -> None:
+        """Raises TargetNotWritable before a long run instead of after it."""
+        from latfit.files import check_writable, make_folder
+
+        if self.figure is not None:
+            check_writable(self.figure)
+        if self.report is not None:
+            from latfit.report import PAGE_NAME
+
+            make_folder(self.report)
+            check_writable(self.report / PAGE_NAME)
+
+    def varied(self) -> tuple[list[float], dict[str, list[Any]]]:
+        """Rates per ms, and settings with their values. Raises WrongUsage."""
+        rates: list[float] = []
+        settings: dict[str, list[Any]] = {}
+        for part in filter(None, (piece.strip() for piece in (self.sweep or "").split(";"))):
+            name, _, values = (piece.strip() for piece in part.partition("="))
+            if name == "rate":
+                rates = [parse_rate_per_ms(text.strip(), option="--sweep rate") for text in values.split(",")]
+            elif name in SETTINGS:
+                key, parse = SETTINGS[name]
+                settings[key] = _split(values, ",", parse, f"--sweep {name}")
+            else:
+                raise WrongUsage(
+                    f"{name!r} cannot be varied", where="--sweep", remedy=f"Vary rate, {', '.join(SETTINGS)}."
+                )
+        return rates, settings
+
+
+def _duration(text: str) -> float:
+    return parse_duration_ms(text, option="--sweep")
+
+
+SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "batch": ("batch", int),
+    "window": ("window_ms", _duration),
+    "t-cut": ("t_cut_ms", _duration),
+    "b1": ("B1", int),
+    "max-batch": ("max_batch", int),
+    "rule": ("rule", str),
+    "longest": ("longest_ms", _duration),
+    "merge-below": ("merge_below", int),
+    "ageing": ("ageing_ms", _duration),
+}
+"""What --sweep can vary: the setting it stands for, and how its values are read."""
+
+
+def _split(text: str | None, by: str, read: Callable[[str], Any], where: str) -> list[Any]:
+    try:
+        return [read(part.strip()) for part in (text or "").split(by) if part.strip()]
+    except ValueError:
+        raise WrongUsage(f"{text!r} cannot be read", where=where, remedy="Give values between commas.") from None
+
+
+def parse_count(text: str, where: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if not name or not number.isdigit() or int(number) < 1:
+        raise WrongUsage(f"{text!r} is no count of a path", where=where, remedy="Write amx=2.")
+    return name, int(number)
+
+
+def parse_class(text: str) -> "RequestClass":
+    import math
+
+    from latfit.workload import RequestClass
+
+    name, *rest = text.split(":")
+    try:
+        share = float(rest[0])
+    except (ValueError, IndexError):
+        raise WrongUsage(f"{text!r} is no class", where="--class", remedy="Write chat:0.3:50ms.") from None
+    deadline = parse_duration_ms(rest[1], option="--class") if len(rest) > 1 else math.inf
+    return RequestClass(share, deadline, name)
+
+
+def parse_law(text: str, rate: float) -> "ArrivalLaw":
+    """A law of arrivals with a mean rate per ms."""
+    from latfit.workload import Gamma, Poisson, bursts
+
+    name, *rest = text.split(":")
+    try:
+        if name == "poisson" and not rest:
+            return Poisson(rate)
+        if name == "gamma" and len(rest) == 1:
+            return Gamma(rate, float(rest[0]))
+        if name == "bursts" and len(rest) == 3:
+            return bursts(rate, float(rest[0]), float(rest[1]), parse_duration_ms(rest[2], option="--law"))
+    except ValueError:
+        pass
+    except WrongUsage as error:
+        raise WrongUsage(f"{text!r}: {error.found}", where="--law", remedy="Numbers of a law are above zero.") from None
+    raise WrongUsage(
+        f"{text!r} is no law of arrivals", where="--law", remedy="Write poisson, gamma:2 or bursts:4:0.1:1s."
+    )
+
+
+def read_curve(source: Path) -> "ArrivalLaw":
+    from latfit.trace import open_source, read_columns
+    from latfit.units import MS_PER_UNIT
+    from latfit.workload import Piecewise
+
+    table = read_columns(open_source(source), ("t_s", "rate_per_s"))
+    second = MS_PER_UNIT["s"]
+    moments, rates = table.floats("t_s") * second, table.floats("rate_per_s") / second
+    try:
+        return Piecewise(moments.tolist(), rates.tolist(), repeats=True)
+    except WrongUsage as error:
+        raise BadInput(
+            error.found,
+            where=str(source),
+            remedy="Give t_s from 0 on, in rising order, and a rate_per_s of 0 or more at each.",
+        ) from None
+
+
+def fitted_lengths(source: Path) -> Any:
+    from latfit.workload import fit_lengths, read_requests
+
+    return fit_lengths(read_requests(source).requests)
+
 
 DEFAULT_POLICY = "gpu-only"
 LOGGED = 1000
@@ -98,7 +462,7 @@ def simulate(
 def run_all(points: "list[Point]", sweep_options: SweepOptions, *, quiet: bool) -> list[dict[str, Any]]:
     """The runs of the JSON contract, a point each."""
     from latfit.cli.output import progress_bar
-    from latfit.sim.sweep import Running, documents, sweep
+    from latfit.simulation import Running, documents, sweep
 
     if sweep_options.resume and sweep_options.out is None:
         raise WrongUsage("nothing to resume from", where="--resume", remedy="Name the table with --out.")
@@ -121,15 +485,14 @@ def show(runs: list[dict[str, Any]], sweep_options: SweepOptions, *, json: bool,
 
     if sweep_options.figure is not None:
         from latfit.files import write_whole
-        from latfit.report import style
-        from latfit.report.simulated import runs_figure
+        from latfit.report import runs_figure, style
 
         picture = style.png(runs_figure(runs, title))
         write_whole(sweep_options.figure, lambda stream: _write(stream, picture))
     if json:
         print_json({"runs": runs})
     else:
-        from latfit.report.simulated import differences, rates_table, runs_table
+        from latfit.report import differences, rates_table, runs_table
 
         short = len(runs) <= MOST_ROWS
         print_table(runs_table(runs) if short else rates_table(runs))
@@ -146,8 +509,7 @@ def show(runs: list[dict[str, Any]], sweep_options: SweepOptions, *, json: bool,
 
 def solve_optimal(rate: float, T_ms: "FloatArray") -> "DispatchTable":
     """The optimal table for a main path."""
-    from latfit.queueing.decision import optimal_rule
-    from latfit.queueing.service import measured_times
+    from latfit.queueing import measured_times, optimal_rule
 
     return optimal_rule(rate, measured_times(T_ms)).table
 
@@ -163,7 +525,7 @@ def _points(
     quiet: bool,
 ) -> "list[Point]":
     from latfit.cli.output import note
-    from latfit.sim.grid import Grid, points_of
+    from latfit.simulation import Grid, points_of
 
     rates, varied = sweep_options.varied()
     names = policy_options.policy or [DEFAULT_POLICY]
@@ -180,7 +542,7 @@ def _points(
 
 def _write_log(target: Path, point: "Point", seed: int) -> None:
     from latfit.files import write_text
-    from latfit.sim.events import event_log
+    from latfit.simulation import event_log
 
     stream = io.StringIO()
     rows = csv.writer(stream, lineterminator="\n")
@@ -203,8 +565,7 @@ def _study(
 ) -> None:
     """Run a study, with its findings below the table."""
     from latfit.cli.output import print_json
-    from latfit.sim.serving_study import serving_study
-    from latfit.sim.study import findings, policy_points
+    from latfit.simulation import findings, policy_points, serving_study
 
     if name != "policies":
         raise WrongUsage(f"there is no study {name!r}", where="--study", remedy="Take policies.")
@@ -236,7 +597,7 @@ def _write_page(
 ) -> None:
     from latfit.cli.output import note
     from latfit.provenance import command_line, utc_now
-    from latfit.report.simulated_page import Making, policies_page, write_page
+    from latfit.report import Making, policies_page, write_page
 
     made = Making(command_line(), utc_now(), sla_ms)
     note(f"Wrote {write_page(folder, policies_page(runs, system, made, findings)).html}", quiet=quiet)

@@ -8,13 +8,17 @@ import typer
 from latfit.cli.options import (
     JsonOption,
     QuietOption,
+    ReadingOptions,
     SourcesArgument,
+    data_line,
+    read_sources,
+    reads_traces,
 )
-from latfit.cli.reading import ReadingOptions, data_line, read_sources, reads_traces
 from latfit.units import format_ms
 
 if TYPE_CHECKING:
-    from latfit.trace.coverage import Coverage
+    from latfit.trace import Coverage
+
 
 trace = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at measured steps before fitting them.")
 
@@ -39,15 +43,14 @@ def show(
     """
     from latfit.cli.output import note, print_json
     from latfit.files import check_writable
-    from latfit.trace.coverage import coverage, reading_notes
-    from latfit.trace.ingest import data_facts
+    from latfit.trace import coverage_of, data_facts, reading_notes
 
     if picture is not None:
         check_writable(picture)
     read = read_sources(source, typed, quiet=quiet or json)
-    data, found, notes = data_facts(read, {}, read.trace), coverage(read.trace), reading_notes(read)
+    data, found, notes = data_facts(read, {}, read.trace), coverage_of(read.trace), reading_notes(read)
     if picture is not None:
-        from latfit.report.coverage import write_coverage
+        from latfit.report import write_coverage
 
         write_coverage(picture, read.trace)
     if json:
@@ -64,7 +67,7 @@ def show(
 
 def _print(found: "Coverage") -> None:
     from latfit.cli.output import print_table
-    from latfit.report.tables import coverage_table
+    from latfit.report import coverage_table
 
     print_table(coverage_table(found))
     for run, change in found.drift.items():

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfit.cli.engine_options import EngineOptions
-from latfit.cli.groups import takes_groups
-from latfit.cli.options import JsonOption, QuietOption, SeedOption
+from latfit.cli.options import JsonOption, QuietOption, SeedOption, takes_groups
+from latfit.cli.simulate_engine import EngineOptions
 from latfit.errors import FitNotUsable, WrongUsage
 
 if TYPE_CHECKING:
-    from latfit.validation.compare import Validation
+    from latfit.validation import Validation
 
 
 @takes_groups
@@ -44,11 +43,9 @@ def validate(
     """
     from latfit.cli.output import note, print_cautions, print_json
     from latfit.files import check_writable, write_json
-    from latfit.model.result import read_fit
-    from latfit.sim.engine.cost import step_costs
-    from latfit.validation.cautions import cautions_about
-    from latfit.validation.compare import validate as compare
-    from latfit.validation.measured import read_measured
+    from latfit.model import read_fit
+    from latfit.simulation import step_costs
+    from latfit.validation import cautions_about, read_measured, validate as compare
 
     for target in filter(None, (out, figure)):
         check_writable(target)
@@ -81,8 +78,7 @@ def validate(
 def draw(found: "Validation", target: Path) -> None:
     """The figure as a PNG, whole or not at all."""
     from latfit.files import write_whole
-    from latfit.report import style
-    from latfit.report.served import validation_figure
+    from latfit.report import style, validation_figure
 
     picture = style.png(validation_figure(found))
     write_whole(target, lambda stream: _write(stream, picture))
@@ -91,8 +87,8 @@ def draw(found: "Validation", target: Path) -> None:
 def show(found: "Validation") -> None:
     """The verdict first, then the table, then what the words mean."""
     from latfit.cli.output import print_table
-    from latfit.report.served import validation_table
-    from latfit.validation.compare import DEFINITIONS
+    from latfit.report import validation_table
+    from latfit.validation import DEFINITIONS
 
     typer.echo(f"Simulated {found.verdict}")
     if found.constants is not None:

@@ -1,1 +1,30 @@
-"""A machine as latfit sees it: named execution paths, each with its fit."""
+"""Execution paths by name, measured (a fit) or nominal, and how long their batches take."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.hardware.ceiling import Ceiling as Ceiling, beside_the_fit as beside_the_fit
+    from latfit.hardware.nominal import Quote as Quote, parse_quote as parse_quote
+    from latfit.hardware.path_latency import (
+        BatchEstimate as BatchEstimate,
+        batch_steps as batch_steps,
+        estimate as estimate,
+        mean_ms as mean_ms,
+        phase_of as phase_of,
+        scatter as scatter,
+        step_columns as step_columns,
+        typical_ms as typical_ms,
+    )
+    from latfit.hardware.profile import (
+        CPU_PATHS as CPU_PATHS,
+        GPU_PATHS as GPU_PATHS,
+        ExecutionPath as ExecutionPath,
+        HardwareProfile as HardwareProfile,
+        add_path as add_path,
+        quoted_path as quoted_path,
+        read_hardware as read_hardware,
+    )
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

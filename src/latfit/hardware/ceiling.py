@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.model.result import FitResult
+from latfit.model import FitResult
 
 PER_MS = 1e-3
 

@@ -12,8 +12,8 @@ from typing import Any
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import read_json, write_json
 from latfit.hardware.ceiling import Ceiling
-from latfit.hardware.quote import Quote, parse_quote
-from latfit.model.result import FitResult, fit_from_json
+from latfit.hardware.nominal import Quote, parse_quote
+from latfit.model import FitResult, fit_from_json
 
 SCHEMA = "latfit.hardware/1"
 DEFAULT_FILE = "hardware.json"

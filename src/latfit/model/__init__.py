@@ -1,1 +1,44 @@
-"""Latency models as pure formulas: T(B, S), its gradient, its parameters, its inverse; and the record of a fit."""
+"""Latency models, and the record of a fit."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.model.base import LatencyModel as LatencyModel, Parameter as Parameter, Steps as Steps
+    from latfit.model.features import (
+        CONTEXT as CONTEXT,
+        SOURCES as SOURCES,
+        StepTable as StepTable,
+        decode_only as decode_only,
+        features_of as features_of,
+        step_features as step_features,
+        typical_context as typical_context,
+        with_typical_context as with_typical_context,
+    )
+    from latfit.model.fit_result import (
+        KEPT as KEPT,
+        Caution as Caution,
+        Estimate as Estimate,
+        FitResult as FitResult,
+        FitStatus as FitStatus,
+        StepLatency as StepLatency,
+        fit_from_json as fit_from_json,
+        latency_draws as latency_draws,
+        parameter_draws as parameter_draws,
+        read_fit as read_fit,
+        write_fit as write_fit,
+    )
+    from latfit.model.registry import FAMILY as FAMILY, MOE as MOE, model_named as model_named
+    from latfit.model.saturation import Saturation as Saturation
+    from latfit.model.step_ratios import (
+        MOST_SIZES as MOST_SIZES,
+        NO_LEVELS as NO_LEVELS,
+        StepRatios as StepRatios,
+        joined_ratios as joined_ratios,
+        ratios_of as ratios_of,
+        size_levels as size_levels,
+    )
+    from latfit.model.term_model import Choice as Choice, Separable as Separable
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -7,9 +7,9 @@ T = tau_0 + tau_B B + tau_S S + tau_A A             [quadratic; A is the prefill
 
 import numpy as np
 
+from latfit.model.base import Parameter
 from latfit.model.features import SOURCES, Features, decode_only
-from latfit.model.separable import Separable, Shape, Term
-from latfit.model.terms import Parameter
+from latfit.model.term_model import Separable, Shape, Term
 
 TAU_0 = Term(Parameter("tau_0", "ms", "fixed cost of a step"), lambda f, _: np.ones_like(f["S"]))
 TAU_B = Term(Parameter("tau_B", "ms/request", "cost of a request"), lambda f, _: f["B"])

@@ -14,11 +14,11 @@ their weights costs tau_E (1 - e^(-k_E S)), which is concave in S; its slope in 
 
 import numpy as np
 
+from latfit.model.base import Parameter
 from latfit.model.baselines import TAU_A
 from latfit.model.features import SOURCES, Features, decode_only
 from latfit.model.saturation import Saturation
-from latfit.model.separable import Separable, Shape, Term
-from latfit.model.terms import Parameter
+from latfit.model.term_model import Separable, Shape, Term
 
 
 def with_prefill(f: Features) -> bool:

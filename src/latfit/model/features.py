@@ -8,6 +8,12 @@ not tell.
 Where a trace lacks a column: a step with more tokens than requests holds prefill, of one request, and its other
 requests decode; prefill reads no cache; the cached context counts as zero, so that models which need it lose their
 terms for it.
+
+What a step's cached context is taken to be where a caller names only its requests and tokens.
+
+Zero would be wrong by as much as the context costs, so the fit keeps what was typical of its trace: the median, over
+steps that decode, of cached tokens per decoding request, and the same for prefill where the trace tells them apart. A
+step of B requests and S tokens without a context of its own is given as much a request.
 """
 
 from collections.abc import Iterator, Mapping
@@ -49,7 +55,7 @@ class StepTable(Mapping[str, FloatArray]):
     @property
     def derived(self) -> Features:
         if self._derived is None:
-            self._derived = features(self._columns)
+            self._derived = step_features(self._columns)
         return self._derived
 
     def at(self, rows: NDArray[np.int64]) -> "StepTable":
@@ -59,10 +65,10 @@ class StepTable(Mapping[str, FloatArray]):
 
 def features_of(steps: Mapping[str, FloatArray]) -> Features:
     """The features of steps, remembered where the table can."""
-    return steps.derived if isinstance(steps, StepTable) else features(steps)
+    return steps.derived if isinstance(steps, StepTable) else step_features(steps)
 
 
-def features(columns: Mapping[str, FloatArray]) -> Features:
+def step_features(columns: Mapping[str, FloatArray]) -> Features:
     """Features (n,) from the columns there are; see the module's derivation."""
     B, S = columns["B"], columns["S"]
     n, P = _prefill(columns)
@@ -98,3 +104,38 @@ def decode_only(steps: Mapping[str, FloatArray], weights: FloatArray | None = No
     holds = S > MIXED_FROM * B
     share = float(np.average(holds, weights=weights))
     return share < FEW and not bool(np.any(S[holds] >= SHORT))
+
+
+CONTEXT, PREFILL_CONTEXT = "context_tokens", "prefill_context_tokens"
+
+
+def typical_context(steps: Mapping[str, FloatArray], weights: FloatArray) -> dict[str, float]:
+    """Median cached tokens a decoding request (`context_tokens`) and a prefill request (`prefill_context_tokens`) of
+    steps (n,) that stand for weights (n,) each; without what the steps do not tell."""
+    if CONTEXT not in steps or not np.all(np.isfinite(steps[CONTEXT])):
+        return {}
+    seen = step_features(steps)
+    found = {}
+    for name, tokens, requests in ((CONTEXT, "KD", "D"), (PREFILL_CONTEXT, "KP", "n")):
+        some = seen[requests] > 0
+        if name in steps and some.any():
+            found[name] = _median(seen[tokens][some] / seen[requests][some], weights[some])
+    return found
+
+
+def with_typical_context(steps: Mapping[str, FloatArray], typical: Mapping[str, float]) -> Mapping[str, FloatArray]:
+    """The steps (n,), with typical cached tokens where they name none."""
+    if CONTEXT in steps or not typical:
+        return steps
+    seen = step_features(steps)
+    prefill = typical.get(PREFILL_CONTEXT, 0.0) * seen["n"]
+    if PREFILL_CONTEXT in steps:
+        prefill = steps[PREFILL_CONTEXT]
+    decode = typical.get(CONTEXT, 0.0) * seen["D"]
+    return {**steps, CONTEXT: np.asarray(decode + prefill), PREFILL_CONTEXT: np.asarray(prefill)}
+
+
+def _median(values: FloatArray, weights: FloatArray) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return float(values[order[int(np.searchsorted(reached, 0.5 * reached[-1]))]])

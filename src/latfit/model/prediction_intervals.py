@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from latfit.model.step_ratios import StepRatios, ratios_from_json
-from latfit.trace.phases import DECODE, MIXED, PREFILL, UNKNOWN
+from latfit.trace import DECODE, MIXED, PREFILL, UNKNOWN
 
 STANDS_FOR: Mapping[str, tuple[tuple[str, ...], ...]] = {
     MIXED: ((MIXED,), (UNKNOWN,), (PREFILL,)),

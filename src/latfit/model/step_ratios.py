@@ -10,14 +10,26 @@ that of the sample, exactly, and what is lost of its second moment is the varian
 The law is that of single steps about the level of their size (see `size_levels`): a curve that misses all steps of a
 size is no scatter.
 
-Where steps of some batch sizes scatter otherwise than those of others (`fit.batch_groups` finds out), each group of
-neighbouring sizes has points of its own, and a batch that nobody measured scatters as the group does that is nearest in
-ln B. The points of the groups follow each other, each with its share of all steps.
+Where steps of some batch sizes scatter otherwise than those of others (`fitting.checking.step_ratios` finds out), each
+group of neighbouring sizes has points of its own, and a batch that nobody measured scatters as the group does that is
+nearest in ln B. The points of the groups follow each other, each with its share of all steps.
 
 What n independent steps leave open is drawn by the Bayesian bootstrap (Rubin 1981): the weights of the points become
 Gamma(n w_i) variables over their sum. To them one more step is added at the longest one seen, with a weight of
 Gamma(1): a count of k exceedances then has the upper limit Gamma(k + 1), that of the exact (Clopper-Pearson) interval
 of a rare event's rate, and not Gamma(k), which has none for k = 0. Each group is drawn so.
+
+What the steps of a size are over the curve: its level, and how well it is known.
+
+A curve that misses the steps of some size misses them every time: that is no scatter. So the law is that of single
+steps about the level of their size S, exp(l(S)) times the curve. l is taken as a Gaussian process in ln S with
+covariance t^2 exp(-|ln S - ln S'|/r): sizes that are near each other are missed alike. Its data are the mean log ratios
+of the steps of each size (outliers moved in to three standard deviations) with their standard errors; their marginal
+likelihood weighs the t and r of a grid, t = 0 among them, and l and its error are averages over that (Rasmussen &
+Williams 2006, sections 2.2 and 5.4). Where the curve misses nothing, t is near 0 and nothing is moved; what nobody
+measured is as uncertain as t and the distance to the next size make it.
+
+Groups of neighbouring batch sizes, each with points of its own in a law (see `step_ratios`).
 """
 
 import itertools
@@ -28,17 +40,208 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from latfit.model.batch_groups import ALIKE, BatchGroups, IntArray, groups_from_json
-from latfit.model.size_levels import NO_LEVELS, SizeLevels, levels_from_json
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, mad_sigma, weighted_quantiles
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchGroups:
+    """k groups in rising order: starts (k,), the first point of each; low and high (k,), its smallest and largest
+    batch."""
+
+    starts: IntArray
+    low: FloatArray
+    high: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def of(self, batches: FloatArray) -> IntArray:
+        """Number of the group (n,) that is nearest in ln B, the lower of two, for batches (n,), 1 or more."""
+        return np.searchsorted(np.sqrt(self.high[:-1] * self.low[1:]), batches, side="left")
+
+    def only(self, low: int, high: int) -> "BatchGroups":
+        """Groups low..high - 1, their points counted from 0."""
+        if high - low == 1:
+            return ALIKE
+        return BatchGroups(self.starts[low:high] - self.starts[low], self.low[low:high], self.high[low:high])
+
+    def padded(self, buckets: Sequence[int]) -> "BatchGroups":
+        """The same where a batch belongs to the group of the next of `buckets`: batches past the last bucket of a group
+        are of the next one. A group without a bucket has no batch."""
+        sizes = np.array(sorted(set(buckets)), dtype=np.float64)
+        ends = np.searchsorted(self.of(sizes), np.arange(len(self)), side="right")
+        # The largest batch of each group; up to the first bucket of all where the group is below it.
+        last = np.where(ends > 0, sizes[np.maximum(ends, 1) - 1], 0.5)
+        first = np.concatenate([[1.0], last[:-1] + 1])
+        return BatchGroups(self.starts, first, last)
+
+    def to_json(self, order: IntArray) -> dict[str, Any]:
+        """With the group of each point in the given order (n,) of the points."""
+        group = np.searchsorted(self.starts, order, side="right") - 1
+        return {"low": self.low.tolist(), "high": self.high.tolist(), "group": group.tolist()}
+
+
+ALIKE = BatchGroups(np.zeros(1, dtype=np.int64), np.ones(1), np.full(1, np.inf))
+"""All batches in one group."""
+
+
+def groups_from_json(document: Mapping[str, Any] | None, points: int) -> tuple[IntArray, BatchGroups]:
+    """(order of the points (n,) in which the groups follow each other, groups). Raises ValueError, TypeError, KeyError
+    for what are no groups."""
+    if not document:
+        return np.arange(points), ALIKE
+    low, high = (np.asarray(document[name], dtype=np.float64) for name in ("low", "high"))
+    group = np.asarray(document["group"], dtype=np.int64)
+    ends = np.stack([low, high], axis=1).ravel() if low.shape == high.shape and low.ndim == 1 else np.empty(0)
+    known = len(ends) > 0 and bool(np.all(np.isfinite(ends) & (ends > 0) & (np.diff(ends, prepend=0) >= 0)))
+    if not known or group.shape != (points,) or set(group.tolist()) != set(range(len(low))):
+        raise ValueError("groups of ratios are not rising batches with a group of each point")
+    order = np.argsort(group, kind="stable")
+    return order, BatchGroups(np.searchsorted(group[order], np.arange(len(low))), low, high)
+
+
+MOST_SIZES = 64
+DEVIATIONS = tuple(0.005 * 2.0**k for k in range(9))
+REACHES = (0.5, 2.0, 8.0)
+"""t and r of the levels that are tried."""
+
+LEAST_ERROR = 1e-4
+"""No level is known better."""
+
+
+@dataclass(frozen=True, eq=False)
+class SizeLevels:
+    """sizes (m,) of steps in tokens, rising; log_level (m,) of the measured steps over the curve there, error (m,) its
+    standard error. Without sizes the curve is the level."""
+
+    sizes: FloatArray
+    log_level: FloatArray
+    error: FloatArray
+
+    def factors(self, S: FloatArray) -> FloatArray:
+        """Level over the curve (n,) at S (n,) tokens; S of any shape."""
+        if not len(self.sizes):
+            return np.ones(np.shape(S))
+        flat = np.log(np.ravel(S))
+        found = sum(w * each.mean(flat) for w, each in self._processes)
+        return np.asarray(np.exp(found).reshape(np.shape(S)))
+
+    def drawn_factors(self, S: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """The same of a level that the steps allow; S (n,)."""
+        if not len(self.sizes):
+            return np.ones(len(S))
+        weights = np.array([w for w, _ in self._processes])
+        process = self._processes[int(rng.choice(len(weights), p=weights))][1]
+        return np.asarray(np.exp(process.drawn(np.log(S), rng)))
+
+    @cached_property
+    def _processes(self) -> list[tuple[float, "_Process"]]:
+        """The likely processes, each with its weight; those below a thousandth are left out."""
+        tried = [
+            _Process(t, r, np.log(self.sizes), self.log_level, self.error)
+            for t, r in [(0.0, 1.0), *((t, r) for t in DEVIATIONS for r in REACHES)]
+        ]
+        logs = np.array([process.log_likelihood for process in tried])
+        # t = 0 counts as much as all others together.
+        logs[1:] -= math.log(len(tried) - 1)
+        weights = np.exp(logs - logs.max())
+        weights[weights < 1e-3 * weights.max()] = 0
+        weights /= weights.sum()
+        return [(float(w), process) for w, process in zip(weights, tried, strict=True) if w > 0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Process:
+    """A Gaussian process with covariance t^2 exp(-|x - x'|/r) that was seen at x (m,) as y (m,), give or take error."""
+
+    t: float
+    r: float
+    x: FloatArray
+    y: FloatArray
+    error: FloatArray
+
+    def _covariance(self, a: FloatArray, b: FloatArray) -> FloatArray:
+        return np.asarray(self.t**2 * np.exp(-np.abs(a[:, None] - b[None, :]) / self.r))
+
+    @cached_property
+    def _root(self) -> FloatArray:
+        return np.asarray(np.linalg.cholesky(self._covariance(self.x, self.x) + np.diag(self.error**2)))
+
+    @cached_property
+    def _weights(self) -> FloatArray:
+        half = np.linalg.solve(self._root, self.y)
+        return np.asarray(np.linalg.solve(self._root.T, half))
+
+    @property
+    def log_likelihood(self) -> float:
+        return float(-0.5 * self.y @ self._weights - np.log(np.diag(self._root)).sum())
+
+    def mean(self, at: FloatArray) -> FloatArray:
+        return np.asarray(self._covariance(at, self.x) @ self._weights)
+
+    def drawn(self, at: FloatArray, rng: np.random.Generator) -> FloatArray:
+        z = rng.standard_normal(len(at))
+        if self.t == 0:
+            return np.zeros(len(at))
+        half = np.linalg.solve(self._root, self._covariance(self.x, at))
+        left = self._covariance(at, at) - half.T @ half + 1e-6 * self.t**2 * np.eye(len(at))
+        return np.asarray(self.mean(at) + np.linalg.cholesky(left) @ z)
+
+
+NO_LEVELS = SizeLevels(np.empty(0), np.empty(0), np.empty(0))
+
+
+def size_levels(S: FloatArray, ratio: FloatArray, weights: FloatArray, steps_for_one: float = 1.0) -> SizeLevels:
+    """Levels by size of steps of S tokens (n,) with ratios to the curve (n,), that stand for weights (n,) steps each,
+    of which steps_for_one are worth an independent one. Sizes within an eighth of an octave count as one where there
+    are more than MOST_SIZES."""
+    sizes = np.unique(S)
+    groups = S if len(sizes) <= MOST_SIZES else np.round(8 * np.log2(S))
+    number = np.unique(groups, return_inverse=True)[1].ravel()
+    count = np.bincount(number, weights=weights)
+    if len(count) < 2:
+        return NO_LEVELS
+    logs = np.log(ratio)
+    order = np.lexsort((logs, number))
+    ends = np.searchsorted(number[order], np.arange(len(count) + 1))
+    parts = [order[a:b] for a, b in itertools.pairwise(ends)]
+    middle = np.array([weighted_quantiles(logs[rows], (0.5,), weights[rows])[0] for rows in parts])
+    off = logs - middle[number]
+    reach = 3 * mad_sigma(off, weights)
+    off = np.clip(off, -reach, reach)
+    mean = middle + np.bincount(number, weights=weights * off) / count
+    freedom = float(weights.sum()) - len(count)
+    if freedom < len(count):
+        return NO_LEVELS
+    within = float(weights @ (off - (mean - middle)[number]) ** 2) / freedom
+    error = np.sqrt(np.maximum(within * steps_for_one / count, LEAST_ERROR**2))
+    # The mean of the law of single steps takes up what all sizes share.
+    centre = float((mean / error**2).sum() / (1 / error**2).sum())
+    at = np.bincount(number, weights=weights * S) / count
+    return SizeLevels(at, mean - centre, error)
+
+
+def levels_from_json(document: Mapping[str, Any] | None) -> SizeLevels:
+    if not document or not document["sizes"]:
+        return NO_LEVELS
+    sizes, level, error = (np.asarray(document[name], dtype=np.float64) for name in ("sizes", "log_level", "error"))
+    known = sizes.shape == level.shape == error.shape and sizes.ndim == 1
+    if not known or not np.all(np.isfinite(level) & (sizes > 0) & (error > 0)) or np.any(np.diff(sizes) <= 0):
+        raise ValueError("levels of ratios are not rising sizes with a level and an error each")
+    return SizeLevels(sizes, level, error)
+
 
 RESOLUTION = 200
 """Points of each decade of the tail."""
 
 DECADES = (0.99, 0.999, 0.9999, 0.99999)
 FEWEST_BEYOND = 1
-"""Independent steps beyond a percentile from which its tail counts as seen, as in the ranks of `fit.intervals`."""
+"""Independent steps beyond a percentile from which its tail counts as seen, as in the ranks of
+`fitting.checking.conformal`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +400,7 @@ class StepRatios:
         )
 
 
-def step_ratios(
+def ratios_of(
     values: FloatArray, weights: FloatArray, independent: float | None = None, levels: SizeLevels = NO_LEVELS
 ) -> StepRatios:
     """The law of measured ratios (n,), n >= 1, above 0, that stand for weights (n,) steps each. levels: over which the

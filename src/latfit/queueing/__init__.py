@@ -1,1 +1,52 @@
-"""Waiting times: closed forms, exact chains and proved bounds for the queues in front of inference steps."""
+"""Response times under load: exact where an exact law exists, else from the queue itself, run."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.queueing.capacity import (
+        HEAVIEST as HEAVIEST,
+        LOWEST_OF_GRID as LOWEST_OF_GRID,
+        feasible_rates as feasible_rates,
+        fluid_backlog as fluid_backlog,
+        sustainable_rate as sustainable_rate,
+    )
+    from latfit.queueing.dispatch_mdp import optimal_rule as optimal_rule, rule_costs as rule_costs
+    from latfit.queueing.distribution import (
+        OverflowLaw as OverflowLaw,
+        ResponseLaw as ResponseLaw,
+        percentile_of as percentile_of,
+    )
+    from latfit.queueing.overflow import (
+        OVERLOADED as OVERLOADED,
+        SMALLEST_SHARE as SMALLEST_SHARE,
+        CutoffQueue as CutoffQueue,
+        Method as Method,
+        Ranges as Ranges,
+        cutoff_queue as cutoff_queue,
+        exact_law as exact_law,
+        feasible_cutoffs as feasible_cutoffs,
+        inner_ranges as inner_ranges,
+    )
+    from latfit.queueing.responses import (
+        COARSE as COARSE,
+        FINE as FINE,
+        POISSON as POISSON,
+        QUICK as QUICK,
+        USUAL as USUAL,
+        Arrivals as Arrivals,
+        Effort as Effort,
+        batch_response as batch_response,
+        closed_form as closed_form,
+        cutoff_response as cutoff_response,
+        dispersions as dispersions,
+        run_batches as run_batches,
+        scatters as scatters,
+        single_response as single_response,
+    )
+    from latfit.queueing.sampled import SampledLaw as SampledLaw
+    from latfit.queueing.service import ServiceTimes as ServiceTimes, measured_times as measured_times
+    from latfit.queueing.settling import settling_ms as settling_ms
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -22,8 +22,8 @@ import numpy as np
 from scipy import optimize, special
 
 from latfit.errors import SlaOutOfReach, WrongUsage
-from latfit.queueing.cutoff_search import Ranges
-from latfit.queueing.law import ResponseLaw, positive
+from latfit.queueing.distribution import ResponseLaw, positive
+from latfit.queueing.overflow import Ranges
 from latfit.stats import FloatArray
 from latfit.units import format_ms
 

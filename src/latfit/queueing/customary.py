@@ -8,7 +8,7 @@ import math
 from scipy import special
 
 from latfit.errors import WrongUsage
-from latfit.queueing.law import positive
+from latfit.queueing.distribution import positive
 
 
 def service_rate_from_median(median_ms: float, rate: float = 0.0) -> float:

@@ -7,10 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from latfit.queueing.batch_service import batch_queue
-from latfit.queueing.cutoff import cutoff_queue
-from latfit.queueing.cutoff_law import exact_law
-from latfit.queueing.law import ResponseLaw
+from latfit.queueing.batch import batch_queue
+from latfit.queueing.distribution import ResponseLaw
+from latfit.queueing.overflow import cutoff_queue, exact_law
 from latfit.queueing.service import ServiceTimes
 from latfit.queueing.single_server import mm1
 from latfit.stats import FloatArray

@@ -3,18 +3,47 @@
 T need not be a straight line and may fall at small b. What decides stability is the rate b/T(b): a greedy server
 with at most Bmax requests in a batch is stable exactly below Bmax/T(Bmax) (Foster's drift); without a limit, below
 one over the slope of T at large b.
+
+Bounds for text generation: what static batches waste, and what the memory and the arithmetic allow.
+
+A static batch lasts as long as its longest member, so the useful share is mean/max of its lengths; continuous batching
+gains at most the inverse. For i.i.d. exponential lengths the ratio of expectations is 1/H_n. A decode step reads all
+weights and the cached keys and values of its batch, and computes F flops a token: T >= max(F S/C, bytes/bandwidth).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.model.result import StepLatency
-from latfit.model.step_ratios import StepRatios, step_ratios
+from latfit.model import StepLatency, StepRatios, ratios_of
+from latfit.queueing.distribution import positive
 from latfit.stats import FloatArray
+
+
+def static_batch_share(lengths: Sequence[float]) -> float:
+    """Useful share of a static batch with these output lengths."""
+    if not len(lengths) or min(lengths) <= 0:
+        raise WrongUsage("lengths must be above zero", where="lengths", remedy="Give at least one.")
+    return sum(lengths) / len(lengths) / max(lengths)
+
+
+def exponential_batch_share(n: int) -> float:
+    """E[mean]/E[max] of n exponential lengths, 1/H_n."""
+    if n < 1:
+        raise WrongUsage(f"{n} lengths", where="n", remedy="Give 1 or more.")
+    return 1 / sum(1 / i for i in range(1, n + 1))
+
+
+def decode_floor_ms(
+    tokens: float, flops_a_token: float, flops_per_ms: float, moved_bytes: float, bytes_per_ms: float
+) -> float:
+    """Least time in ms of a step on `tokens` tokens that reads `moved_bytes` (weights and cache)."""
+    compute = positive(tokens, "tokens", "") * flops_a_token / positive(flops_per_ms, "peak arithmetic")
+    return max(compute, moved_bytes / positive(bytes_per_ms, "bandwidth"))
+
 
 FAR = 2**20
 """Where the slope of T at large batches is read."""
@@ -89,7 +118,7 @@ def fitted_times(latency: StepLatency, tokens_per_request: float, max_batch: int
 def exponential_scatter(points: int = 20_000) -> StepRatios:
     """An exponential law of mean 1 as points, for a service that nobody measured."""
     shares = (np.arange(points) + 0.5) / points
-    return step_ratios(-np.log1p(-shares), np.ones(points)).scaled()
+    return ratios_of(-np.log1p(-shares), np.ones(points)).scaled()
 
 
 def _checked(times: ServiceTimes) -> ServiceTimes:

@@ -19,11 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfit.errors import SlaOutOfReach
-from latfit.queueing.batch_limited import LimitedChain, solve_limited
-from latfit.queueing.batch_service import checked_load
-from latfit.queueing.batch_unlimited import Chain, solve_unlimited
+from latfit.queueing.batch import Chain, LimitedChain, checked_load, solve_limited, solve_unlimited
+from latfit.queueing.distribution import poisson, poisson_reach
 from latfit.queueing.service import ServiceTimes
-from latfit.queueing.waits import poisson, poisson_reach
 from latfit.stats import FloatArray
 
 NEAR = 0.1

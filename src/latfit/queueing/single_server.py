@@ -21,7 +21,7 @@ import numpy as np
 from scipy import optimize, special
 
 from latfit.errors import SlaOutOfReach, WrongUsage
-from latfit.queueing.law import ResponseLaw, percentile_of, positive, stable
+from latfit.queueing.distribution import ResponseLaw, percentile_of, positive, stable
 from latfit.stats import FloatArray
 
 LARGEST_CHAIN = 200_000

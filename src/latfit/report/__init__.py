@@ -1,1 +1,47 @@
-"""Results as figures, tables and one page that opens anywhere."""
+"""Results as tables, figures and pages."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.report import style as style
+    from latfit.report.fit import page as page, tables as tables
+    from latfit.report.fit.tables import (
+        Table as Table,
+        comparison_table as comparison_table,
+        coverage_table as coverage_table,
+        evaluation_table as evaluation_table,
+        prediction_table as prediction_table,
+        regions_table as regions_table,
+        sensitivity_table as sensitivity_table,
+    )
+    from latfit.report.hardware import (
+        ceilings_table as ceilings_table,
+        estimates as estimates,
+        estimates_table as estimates_table,
+        paths_table as paths_table,
+    )
+    from latfit.report.layout import Written as Written
+    from latfit.report.plan.figures import write_figures as write_figures
+    from latfit.report.plan.tables import decision_lines as decision_lines, plan_tables as plan_tables
+    from latfit.report.simulation.page import (
+        PAGE_NAME as PAGE_NAME,
+        Making as Making,
+        engines_page as engines_page,
+        policies_page as policies_page,
+        write_page as write_page,
+    )
+    from latfit.report.simulation.tables import (
+        differences as differences,
+        engine_figure as engine_figure,
+        engine_tables as engine_tables,
+        rates_table as rates_table,
+        runs_figure as runs_figure,
+        runs_table as runs_table,
+        validation_figure as validation_figure,
+        validation_table as validation_table,
+    )
+    from latfit.report.trace import write_coverage as write_coverage
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

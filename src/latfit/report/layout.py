@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from latfit._version import __version__
 from latfit.files import make_folder, write_text, write_whole
-from latfit.report import tables
+from latfit.report.fit import tables
 
 _QUANTITY = re.compile(r"(\d) (%|ms\b|s\b|µs\b)")
 

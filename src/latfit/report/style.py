@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from latfit.report.words import shorthand
+from latfit.report.format import shorthand
 
 INK = "#1b2733"
 FAINT = "#6b7785"

@@ -1,1 +1,51 @@
-"""Traces of steps: what they hold (schema, table), where they come from (readers, store), what was dropped (clean)."""
+"""Steps that were measured: traces, the readers of logs and tables, cleaning, weighted cells of any number of rows."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.trace.clean import (
+        CleanOptions as CleanOptions,
+        impossible_steps as impossible_steps,
+        runs_in_time as runs_in_time,
+    )
+    from latfit.trace.columns import PHASES as PHASES
+    from latfit.trace.coverage import Coverage as Coverage, coverage_of as coverage_of, reading_notes as reading_notes
+    from latfit.trace.parquet import check_trace_name as check_trace_name, write_trace as write_trace
+    from latfit.trace.read import (
+        Ingested as Ingested,
+        Reading as Reading,
+        check_one_machine as check_one_machine,
+        check_one_system as check_one_system,
+        data_facts as data_facts,
+        ingest as ingest,
+        parse_column_map as parse_column_map,
+        read_again as read_again,
+    )
+    from latfit.trace.readers.requests import OUTPUTS as OUTPUTS, PROMPTS as PROMPTS, TABLES as TABLES, TIMES as TIMES
+    from latfit.trace.readers.source import Source as Source, open_source as open_source
+    from latfit.trace.readers.table import read_columns as read_columns
+    from latfit.trace.readers.text import (
+        Tally as Tally,
+        has_keys as has_keys,
+        member as member,
+        number as number,
+        numbers as numbers,
+        records as records,
+    )
+    from latfit.trace.sketch.build import compress as compress
+    from latfit.trace.sketch.histogram import WEIGHT as WEIGHT, row_weights as row_weights
+    from latfit.trace.sketch.scan import Scan as Scan
+    from latfit.trace.table import (
+        DECODE as DECODE,
+        MIXED as MIXED,
+        PREFILL as PREFILL,
+        UNKNOWN as UNKNOWN,
+        Array as Array,
+        Trace as Trace,
+        concatenated as concatenated,
+        phases as phases,
+    )
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.stats import FloatArray, mad_sigma, weighted_quantile
-from latfit.trace.cell_rows import WEIGHT, step_count
+from latfit.trace.sketch.histogram import WEIGHT, step_count
 from latfit.trace.table import Trace
 
 Mask = NDArray[np.bool_]

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from latfit.stats import FloatArray
 from latfit.trace.clean import excess_over_cell, runs_in_time
-from latfit.trace.ingest import Ingested
-from latfit.trace.phases import phases
-from latfit.trace.table import Trace
+from latfit.trace.read import Ingested
+from latfit.trace.table import Trace, phases
 
 BATCHES = 20
 T_99 = 2.878
@@ -49,7 +48,7 @@ class Coverage:
         }
 
 
-def coverage(trace: Trace) -> Coverage:
+def coverage_of(trace: Trace) -> Coverage:
     """Describe a clean trace of at least one row."""
     B, S = trace.floats("B"), trace.floats("S")
     known = [name for name in ("B", "S", "T_ms", "context_tokens") if name in trace]

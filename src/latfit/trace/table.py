@@ -1,5 +1,7 @@
 """Trace: a table of steps with its origin. Columns are NumPy arrays of one length; the table is never changed in
 place.
+
+Which phase a step is in: as the trace says, else as its columns imply.
 """
 
 from collections import Counter
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.trace.schema import IDENTITY
+from latfit.trace.columns import IDENTITY
 
 Array = NDArray[Any]
 
@@ -114,3 +116,19 @@ def _column_or_missing(part: Trace, column: str, kind: np.dtype[Any]) -> Array:
     if kind.kind == "b":
         return np.zeros(len(part), dtype=bool)
     return np.full(len(part), "", dtype=object) if kind.kind == "O" else np.full(len(part), np.nan)
+
+
+DECODE, PREFILL, MIXED = "decode", "prefill", "mixed"
+UNKNOWN = "prefill or mixed"
+"""A step with more tokens than requests, where nothing says whether some of them decode."""
+
+
+def phases(trace: Trace) -> NDArray[np.object_]:
+    """DECODE, PREFILL, MIXED or UNKNOWN for each row (n,); other names that a source uses are kept."""
+    if "phase" in trace:
+        return np.array([str(phase) for phase in trace["phase"].tolist()], dtype=object)
+    B, S = trace.floats("B"), trace.floats("S")
+    if "prefill_tokens" in trace:
+        prefill = trace.floats("prefill_tokens")
+        return np.where(prefill == 0, DECODE, np.where(prefill >= S, PREFILL, MIXED)).astype(object)
+    return np.where(S == B, DECODE, UNKNOWN).astype(object)

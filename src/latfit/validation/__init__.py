@@ -1,1 +1,19 @@
-"""A measured serving run against its simulation."""
+"""A measured serving run beside its simulation."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.validation.compare import (
+        DEFINITIONS as DEFINITIONS,
+        JUDGED as JUDGED,
+        Validation as Validation,
+        cautions_about as cautions_about,
+        metrics as metrics,
+        prefill_unseen as prefill_unseen,
+        validate as validate,
+    )
+    from latfit.validation.measured import read_measured as read_measured
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

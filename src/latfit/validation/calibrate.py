@@ -16,9 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.sim.engine.cost import StepCosts, calibrated
-from latfit.sim.engine.serve import serve
-from latfit.sim.engine.settings import EngineSettings
+from latfit.simulation import EngineSettings, StepCosts, calibrated, serve
 from latfit.stats import FloatArray
 from latfit.validation.measured import Measured
 

@@ -1,1 +1,40 @@
-"""Loads: requests as columns, arrival laws, lengths, recorded requests of other tools, random streams."""
+"""Requests: how they arrive, how long they are, recorded ones."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.workload.arrivals import (
+        ArrivalLaw as ArrivalLaw,
+        Gamma as Gamma,
+        Piecewise as Piecewise,
+        Poisson as Poisson,
+        bursts as bursts,
+    )
+    from latfit.workload.lengths import (
+        Constant as Constant,
+        LengthLaw as LengthLaw,
+        Resampled as Resampled,
+        fit_lengths as fit_lengths,
+    )
+    from latfit.workload.load import (
+        ClosedLoad as ClosedLoad,
+        Load as Load,
+        OpenLoad as OpenLoad,
+        RecordedLoad as RecordedLoad,
+        RequestClass as RequestClass,
+        draw_classes as draw_classes,
+    )
+    from latfit.workload.random_streams import (
+        ARRIVALS as ARRIVALS,
+        CLASSES as CLASSES,
+        LENGTHS as LENGTHS,
+        SERVICE as SERVICE,
+        THINKING as THINKING,
+        Streams as Streams,
+    )
+    from latfit.workload.recordings import read_requests as read_requests
+    from latfit.workload.requests import Requests as Requests, make_requests as make_requests
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -14,7 +14,7 @@ import numpy as np
 from latfit.errors import WrongUsage
 from latfit.workload.arrivals import ArrivalLaw
 from latfit.workload.lengths import Constant, LengthLaw
-from latfit.workload.randomness import ARRIVALS, CLASSES, LENGTHS, Streams
+from latfit.workload.random_streams import ARRIVALS, CLASSES, LENGTHS, Streams
 from latfit.workload.requests import Requests, make_requests
 
 

@@ -1,19 +1,10 @@
 """One file a source. Each reader turns what it finds into a Trace with latfit's column names; none drops rows."""
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.trace.readers import (
-    arrivals,
-    dynamo,
-    llmservingsim,
-    sglang,
-    splitwise,
-    tabular,
-    trtllm,
-    vidur,
-    vllm,
-)
+from latfit.trace.readers import dynamo, llmservingsim, requests, sglang, splitwise, table, trtllm, vidur
 from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source, open_source
+from latfit.trace.readers.vllm import reader as vllm
 
 READERS: tuple[Reader, ...] = (
     vllm.READER,
@@ -23,8 +14,8 @@ READERS: tuple[Reader, ...] = (
     splitwise.READER,
     vidur.READER,
     llmservingsim.READER,
-    arrivals.READER,
-    tabular.READER,
+    requests.READER,
+    table.READER,
 )
 """Every format. Tables come last: a more special reader that also recognises the bytes goes before them."""
 
@@ -40,14 +31,14 @@ def reader_for(source: Source, name: str = "auto") -> Reader:
     Raises WrongUsage for an unknown name, BadInput where no format or more than one fits.
     """
     if name != "auto":
-        wanted = tabular.READER.name if name in CONTAINERS else name
+        wanted = table.READER.name if name in CONTAINERS else name
         named = next((reader for reader in READERS if reader.name == wanted), None)
         if named is None:
             known = ", ".join([*(reader.name for reader in READERS), *CONTAINERS])
             raise WrongUsage(f"{name!r} is not a format", where="--format", remedy=f"Choose one of: auto, {known}.")
         return named
     fitting = [reader for reader in READERS if reader.recognises(source.head)]
-    special = [reader for reader in fitting if reader is not tabular.READER]
+    special = [reader for reader in fitting if reader is not table.READER]
     if len(special) > 1:
         names = ", ".join(reader.name for reader in special)
         raise BadInput(f"may be of several formats: {names}", where=source.name, remedy="Say which with --format.")

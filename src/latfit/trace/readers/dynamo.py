@@ -10,17 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from latfit.trace.readers.delimited import has_columns, numbers, read_delimited
-from latfit.trace.readers.jsonlines import Tally, has_keys, member, number, records, text
 from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.source import Source
-from latfit.trace.readers.steps import (
+from latfit.trace.readers.row_builder import (
     FloatArray,
     Gathered,
     from_start_of_run,
     no_steps,
     refuse_table_options,
     run_names,
+)
+from latfit.trace.readers.source import Source
+from latfit.trace.readers.text import (
+    Tally,
+    has_columns,
+    has_keys,
+    member,
+    number,
+    numbers,
+    read_delimited,
+    records,
+    text,
 )
 from latfit.trace.table import Array, Trace
 from latfit.units import MS_PER_UNIT

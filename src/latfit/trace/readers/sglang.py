@@ -6,10 +6,10 @@ The decode latency is the median over the output, so its context is taken in the
 import math
 from typing import Any
 
-from latfit.trace.readers.jsonlines import Tally, has_keys, number, records, text
 from latfit.trace.readers.reader import Options, Reader
+from latfit.trace.readers.row_builder import Gathered, no_steps, refuse_table_options
 from latfit.trace.readers.source import Source
-from latfit.trace.readers.steps import Gathered, no_steps, refuse_table_options
+from latfit.trace.readers.text import Tally, has_keys, number, records, text
 from latfit.trace.table import Trace
 from latfit.units import MS_PER_UNIT
 

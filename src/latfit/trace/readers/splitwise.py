@@ -4,11 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from latfit.trace.readers.delimited import has_columns, numbers, read_delimited, texts
-from latfit.trace.readers.jsonlines import Tally
 from latfit.trace.readers.reader import Options, Reader
+from latfit.trace.readers.row_builder import no_steps, refuse_table_options
 from latfit.trace.readers.source import Source
-from latfit.trace.readers.steps import no_steps, refuse_table_options
+from latfit.trace.readers.text import Tally, has_columns, numbers, read_delimited, texts
 from latfit.trace.table import Array, Trace
 
 NEEDED = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")

@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from latfit.trace.readers.jsonlines import Tally, has_keys, member, number, records, text
 from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.source import Source
-from latfit.trace.readers.steps import (
+from latfit.trace.readers.row_builder import (
     FloatArray,
     Gathered,
     from_start_of_run,
@@ -21,6 +19,8 @@ from latfit.trace.readers.steps import (
     refuse_table_options,
     run_names,
 )
+from latfit.trace.readers.source import Source
+from latfit.trace.readers.text import Tally, has_keys, member, number, records, text
 from latfit.trace.table import Array, Trace
 
 STATS = "inflightBatchingStats"

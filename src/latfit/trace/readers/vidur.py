@@ -10,12 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from latfit.errors import BadInput
-from latfit.trace.readers.delimited import header_of, numbers, read_delimited
-from latfit.trace.readers.jsonlines import Tally
-from latfit.trace.readers.known_models import ModelShape, model_of_shape
+from latfit.trace.readers.llmservingsim import ModelShape, model_of_shape
 from latfit.trace.readers.reader import Options, Reader
+from latfit.trace.readers.row_builder import FloatArray, no_steps, refuse_table_options
 from latfit.trace.readers.source import Source
-from latfit.trace.readers.steps import FloatArray, no_steps, refuse_table_options
+from latfit.trace.readers.text import Tally, header_of, numbers, read_delimited
 from latfit.trace.table import Array, Trace
 
 PREFIX, STATISTIC = "time_stats.", ".median"

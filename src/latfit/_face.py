@@ -1,0 +1,32 @@
+"""The face of a package: the names that others import, each loaded when it is first asked for (PEP 562).
+
+A command needs few of them, and many stand in modules that import SciPy or compile at import. A face is written down
+once, as the imports that a type checker sees: `if TYPE_CHECKING: from latfit.room.module import name as name`.
+"""
+
+import ast
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def face(package: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """`__all__`, `__getattr__` and `__dir__` of a package, from the `TYPE_CHECKING` block of its `__init__.py`."""
+    block = next(node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If))
+    home = {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    def load(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, original = home[name]
+        found = import_module(module)
+        return import_module(f"{module}.{original}") if hasattr(found, "__path__") else getattr(found, original)
+
+    public = sorted(home)
+    return public, load, lambda: public

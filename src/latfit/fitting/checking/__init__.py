@@ -1,0 +1,1 @@
+"""What a fit says of steps that it has not seen."""

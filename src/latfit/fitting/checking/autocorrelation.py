@@ -1,0 +1,327 @@
+"""How many independent steps the steps of a run are worth.
+
+A series of n values with variance v and autocovariance c_k has a mean whose variance is L/n with the long-run variance
+L = v + 2 sum_k c_k, not v/n: neighbours in time that share their noise repeat one another. So n values in a row are
+worth n v/L independent ones; for an autoregression of lag-one correlation r that is n (1-r)/(1+r).
+
+L is taken from an autoregression fitted to the autocovariances by Levinson's recursion, of an order up to 10 log10 n:
+with innovations of variance s^2 and coefficients that add up to a, L = s^2/(1-a)^2 (the spectrum at frequency zero;
+Heidelberger & Welch 1981, Thompson 2010). BIC says whether neighbours tell anything at all: where it takes order 0,
+L = v exactly, as for white noise. Where it takes another, L is the larger one of its order and of that which AIC takes,
+since slow noise under fast noise needs a long one. Taking the mean off a series lowers a by about (1 + 3a)/n, which is
+put back. A few heavy outliers would hide what all others share, so the series is clipped at three robust standard
+deviations about its median. Several runs count together, each about its own mean: runs are independent of one another,
+so n steps are worth as many as there are runs at least.
+
+The number is known to one part in its root, as that of independent steps would be, and what is not known is not
+promised: of n v/L it is the lower end, n v/L less its root, that counts.
+
+Which order is that of time: the rows of a log by their times, and where it has none (nor repeats, `rep`) those of a
+table as they stand, but a table may be sorted. In one that is sorted by size, neighbours resemble each other because
+the model is wrong for them in the same way. So without times the order is one of time
+
+* where most steps have others of the same cell (equal in all that is known of them) and cells are returned to: 1.5
+  visits each or more on average;
+* where few have, if no known column is sorted: if ranks of neighbours differ as random ones do (von Neumann's ratio of
+  1 or more; 2 is random, 0 sorted).
+
+Else nothing is said of it, nor of cells, as statistics of many rows. Where most steps have others of the same cell, the
+series is what each deviates from its own cell's mean, so that the model's lack of fit is gone from it. Of m steps of a
+cell that leaves each 1 - 1/m of its own deviation and of the variance, and L/v - 1 is seen as so much less, which is
+put back.
+
+Scores of steps that were predicted while left out, how many independent ones they are worth, and their limits.
+
+The score of a step is s = ln(observed/predicted). With n scores and k = ceil((n+1) level), the k-th smallest is not
+exceeded by a new step with probability at least `level`, and at most 1/(n+1) more, whatever the model and the noise,
+while steps are exchangeable (Vovk et al. 2005). Given the scores, the coverage is Beta(k, n+1-k). Where k > n the data
+cannot tell that level. Below, the k-th largest does the same. A two-sided interval at level c takes the lower and the
+upper factor at (1+c)/2.
+
+The repeats of a cell of a grid share what the model misses there: five repeats of seven cells are not 35 scores. With r
+the intraclass correlation of the scores (analysis of variance), m repeats of a cell are worth m/(1 + (m-1) r)
+independent scores (Kish 1965): each counts 1/(1 + (m-1) r), and n is what they count together. So where the noise of
+single steps decides (r = 0) every step counts, and where the cell decides (r = 1) every cell.
+
+Neighbours in time share their noise too: f steps in a row are worth one (see `autocorrelation`), and each counts 1/f.
+In a grid only the share 1 - r of the variance that is a step's own can be shared in time. The variance of the mean of
+all scores is the sum of both parts, so a step of a cell counts 1/(r m + (1 - r) f). Steps of one visit to a cell share
+both: time alone makes cells differ as if v of their steps were one, v being f, or the steps of a visit where these are
+fewer. So v times the variance within cells is taken off that between them before r is found. f is the likely one here;
+all steps together count at most what they count without regard to cells, by the f that allows for its error.
+
+The number of independent scores is n in every rank and every band; where it is too small for a level, there is no
+limit. New steps are those of a fresh run: the next few of the same run resemble its last ones.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.fitting.checking.crossval import HeldOut, in_time
+from latfit.fitting.problem import cells_by_row, known_columns, numbered
+from latfit.stats import FloatArray, mad_sigma, weighted_quantile
+from latfit.trace import WEIGHT, Trace, runs_in_time
+
+FEWEST = 8
+"""Steps below which nothing is said of their correlation."""
+CLIP = 3.0
+VISITS = 1.5
+SORTED_BELOW = 1.0
+
+
+@dataclass(frozen=True)
+class Series:
+    """What neighbours in time may share. rows: row numbers of a trace by run, each (m,), in the order of time.  values:
+    the same of the series.  own: the share of each step's own deviation that is in it.  visit: steps of a cell in a
+    row, on average, where cells are returned to."""
+
+    rows: Sequence[NDArray[np.intp]] = ()
+    values: Sequence[FloatArray] = ()
+    own: float = 1.0
+    visit: float = 1.0
+
+
+@dataclass(frozen=True)
+class Persistence:
+    """lag_one: correlation of neighbours.  likely: how many steps in a row are worth an independent one, 1 or more.
+    steps_for_one: the same with what is not known of it, to count by.  in_visit: how many of the likely ones a visit to
+    a cell holds, at most.  runs: that it was seen in."""
+
+    lag_one: float = 0.0
+    likely: float = 1.0
+    steps_for_one: float = 1.0
+    in_visit: float = 1.0
+    runs: int = 1
+
+
+@dataclass(frozen=True)
+class TimeOrder:
+    """The order in which the rows of a trace were measured. runs: row numbers by run, none where the order tells
+    nothing of time.  cell: of each row (n,), whose lack of fit is to be taken off; None where times are known."""
+
+    runs: Sequence[NDArray[np.intp]]
+    cell: NDArray[np.intp] | None = None
+
+    @staticmethod
+    def of(trace: Trace) -> "TimeOrder":
+        runs = runs_in_time(trace)
+        if WEIGHT in trace:
+            return TimeOrder([])
+        if in_time(trace):
+            return TimeOrder(runs)
+        cell = cells_by_row(trace)
+        shared = _shared(cell)
+        if 2 * int(shared.sum()) <= len(trace):
+            return TimeOrder([] if _by_size(trace, runs) else runs, cell)
+        visits = _visits([cell[run[shared[run]]] for run in runs])
+        return TimeOrder(runs if visits >= VISITS * len(np.unique(cell[shared])) else [], cell)
+
+    def series(self, rows: NDArray[np.intp], values: FloatArray) -> Series:
+        """The series of values (m,) that belong to rows (m,) of the trace."""
+        if not self.runs or not len(rows):
+            return Series()
+        n = sum(len(run) for run in self.runs)
+        placed, there = np.zeros(n), np.zeros(n, dtype=bool)
+        placed[rows], there[rows] = values, True
+        own = visit = 1.0
+        if self.cell is not None and 2 * int((shared := _shared(self.cell[rows])).sum()) > len(rows):
+            there[rows] = shared
+            inside = self.cell[there]
+            mean = np.bincount(inside, weights=placed[there]) / np.maximum(np.bincount(inside), 1)
+            placed[there] -= mean[inside]
+            own = 1 - len(np.unique(inside)) / len(inside)
+            visit = len(inside) / _visits([self.cell[run[there[run]]] for run in self.runs])
+        runs = [run[there[run]] for run in self.runs]
+        return Series(runs, [placed[run] for run in runs], own, visit)
+
+
+def persistence(series: Series) -> Persistence:
+    """How far neighbours in time repeat one another."""
+    parts = [clipped(values) for values in series.values if len(values) > 1]
+    parts = [part - part.mean() for part in parts]
+    n = sum(len(part) for part in parts)
+    if n < FEWEST:
+        return Persistence()
+    most = max(1, min(int(10 * math.log10(n)), n // len(parts) // 4))
+    covariance = _autocovariance(parts, most)
+    if covariance[0] <= 1e-24:
+        return Persistence()
+    innovation, together = _autoregression(covariance, n)
+    if together > 0:
+        together = min(together + (1 + 3 * together) * len(parts) / n, 1 - 1 / n)
+    likely = max(1 + (innovation / (1 - together) ** 2 / float(covariance[0]) - 1) / series.own, 1.0)
+    lower = likely / max(1 - math.sqrt(likely / n), 1e-9) if likely > 1 else 1.0
+    likely, lower = (min(each, n / len(parts)) for each in (likely, lower))
+    return Persistence(float(covariance[1] / covariance[0]), likely, lower, min(likely, series.visit), len(parts))
+
+
+def clipped(series: FloatArray, weights: FloatArray | None = None) -> FloatArray:
+    """The series (n,) with its outliers moved to three robust standard deviations from its median. weights: how many
+    steps each value stands for (n,)."""
+    middle = weighted_quantile(series, 0.5, weights)
+    reach = CLIP * mad_sigma(series - middle, weights)
+    return np.clip(series, middle - reach, middle + reach) if reach > 0 else series
+
+
+def _shared(cell: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Whether another row is of the same cell (n,)."""
+    return np.asarray(np.bincount(cell)[cell] > 1)
+
+
+def _visits(cells: Sequence[NDArray[np.intp]]) -> int:
+    """How often a cell is come to, in runs whose steps are in these cells."""
+    return sum(1 + int(np.count_nonzero(np.diff(run))) for run in cells if len(run))
+
+
+def _by_size(trace: Trace, runs: Sequence[NDArray[np.intp]]) -> bool:
+    """Whether a known column of the rows of runs is sorted, up or down or in loops."""
+    for column in known_columns(trace).values():
+        ranks = [np.unique(column[run], return_inverse=True)[1].astype(np.float64) for run in runs if len(run) > 1]
+        spread = sum(float(np.sum((rank - rank.mean()) ** 2)) for rank in ranks)
+        if spread > 0 and sum(float(np.sum(np.diff(rank) ** 2)) for rank in ranks) < SORTED_BELOW * spread:
+            return True
+    return False
+
+
+def _autocovariance(parts: Sequence[FloatArray], most: int) -> FloatArray:
+    """Of lags 0 to `most`, over runs of mean zero together (most + 1,)."""
+    n = sum(len(part) for part in parts)
+    return np.array(
+        [sum(float(part[k:] @ part[: len(part) - k]) for part in parts if len(part) > k) / n for k in range(most + 1)]
+    )
+
+
+def _autoregression(covariance: FloatArray, n: int) -> tuple[float, float]:
+    """(variance of the innovations, sum of the coefficients) of the order that BIC or AIC chooses for n values, the one
+    with the larger long-run variance; of order 0 where BIC chooses that."""
+    coefficients, variance = np.zeros(0), float(covariance[0])
+    fits = [(variance, 0.0)]
+    for order in range(1, len(covariance)):
+        told = float(coefficients @ covariance[order - 1 : 0 : -1])
+        reflection = (float(covariance[order]) - told) / variance
+        coefficients = np.append(coefficients - reflection * coefficients[::-1], reflection)
+        variance *= 1 - reflection**2
+        if variance <= 1e-12 * covariance[0]:
+            return max(variance, 0.0), 1.0
+        fits.append((variance, float(coefficients.sum())))
+    orders, misfit = np.arange(len(fits)), n * np.log([variance for variance, _ in fits])
+    least, most = (int(np.argmin(misfit + each * orders)) for each in (math.log(n), 2))
+    return max(fits[least], fits[most], key=lambda fit: fit[0] / (1 - fit[1]) ** 2) if least else fits[0]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores (m,) in rising order, with the fold of each and how many independent ones it is worth, with regard to what
+    neighbours in time share (weight) and without (by_cell); steps and (B,S) cells that they come from; in_time: what
+    was found of neighbours in time."""
+
+    score: FloatArray
+    fold: NDArray[np.int64]
+    weight: FloatArray
+    by_cell: FloatArray
+    steps: int
+    cells: int
+    in_time: Persistence
+
+    @staticmethod
+    def of(trace: Trace, order: TimeOrder, left_out: HeldOut, ordered: bool) -> "Scores":
+        """Of rows of a trace that were left out. ordered: they are rows of a log rather than cells of a grid."""
+        cell = numbered([trace.floats(name)[left_out.rows] for name in ("B", "S")])
+        score, weight = left_out.log_ratio, left_out.weights
+        told = persistence(order.series(left_out.rows, score))
+        if ordered or not len(cell):
+            counts, by_cell = weight / told.steps_for_one, weight
+        else:
+            counts, by_cell = (weight * worth(score, weight, cell, known) for known in (told, None))
+        rising = np.argsort(score, kind="stable")
+        steps, cells = round(float(weight.sum())), int(cell.max(initial=-1)) + 1
+        return Scores(score[rising], left_out.fold[rising], counts[rising], by_cell[rising], steps, cells, told)
+
+    def among(self, rows: NDArray[np.bool_]) -> "Scores":
+        """Those of the scores (m,) that are true."""
+        return replace(
+            self,
+            score=self.score[rows],
+            fold=self.fold[rows],
+            weight=self.weight[rows],
+            by_cell=self.by_cell[rows],
+        )
+
+    def without_time(self) -> "Scores":
+        """The same as if steps shared nothing with their neighbours in time."""
+        return replace(self, weight=self.by_cell, in_time=Persistence())
+
+    @property
+    def independent(self) -> float:
+        """How many independent scores they are worth."""
+        return float(self.weight.sum())
+
+    @cached_property
+    def _sides(self) -> Mapping[int, tuple[FloatArray, FloatArray]]:
+        """By side: side times the scores (m,) in order, and how many independent ones there are up to each (m,)."""
+        return {1: (self.score, np.cumsum(self.weight)), -1: (-self.score[::-1], np.cumsum(self.weight[::-1]))}
+
+    def limit(self, level: float, side: int = 1) -> float | None:
+        """The limit that side times a new score stays below."""
+        return _limit_of(*self._sides[side], level)
+
+
+def worth(
+    score: FloatArray, weight: FloatArray, cell: NDArray[np.intp], in_time: Persistence | None = None
+) -> FloatArray:
+    """How many independent scores one of the steps in each row (m,) is worth, at most 1.
+
+    score (m,) of rows that stand for weight steps each (m,), in cells (m,).  in_time: what of a step's own part of the
+    score its neighbours in time share.
+    """
+    told = in_time or Persistence()
+    size = np.bincount(cell, weights=weight)
+    n, cells = float(weight.sum()), len(size)
+    if n - cells < 1 or cells < 2:
+        return np.asarray(1.0 / np.maximum(size[cell], told.steps_for_one))
+    x = clipped(score, weight)
+    mean = np.bincount(cell, weights=weight * x) / size
+    within = float(weight @ (x - mean[cell]) ** 2) / (n - cells)
+    between = float(size @ (mean - float(weight @ x) / n) ** 2) / (cells - 1)
+    typical = (n - float(size @ size) / n) / (cells - 1)
+    by_cell = max(between - told.in_visit * within, 0.0)
+    shared = min(by_cell / max(by_cell + typical * within, 1e-300), 1.0)
+    worth_one = 1.0 / (shared * np.maximum(size, 1.0) + (1 - shared) * told.likely)
+    return np.asarray(worth_one * min(1.0, n / told.steps_for_one / float(size @ worth_one)))[cell]
+
+
+def conformal_rank(n: int, level: float) -> int | None:
+    """k = ceil((n+1) level), the rank among n scores that a new one stays below with that probability; None where n is
+    too small to tell."""
+    k = math.ceil((n + 1) * level - 1e-9)
+    return k if 1 <= k <= n else None
+
+
+def coverage_law(n: int, level: float) -> tuple[float, float] | None:
+    """(k, n+1-k) of the Beta law that the coverage of a limit from n scores has, given the scores."""
+    k = conformal_rank(n, level)
+    return None if k is None else (float(k), float(n + 1 - k))
+
+
+def upper_limit(scores: FloatArray, level: float, weights: FloatArray | None = None) -> float | None:
+    """The score (n,) that a new one stays below with probability `level`; None where n cannot tell.
+
+    weights: how many independent scores each stands for (n,).
+    """
+    weights = np.ones(len(scores)) if weights is None else weights
+    order = np.argsort(scores, kind="stable")
+    return _limit_of(scores[order], np.cumsum(weights[order]), level)
+
+
+def _limit_of(rising: FloatArray, reached: FloatArray, level: float) -> float | None:
+    """The same of scores (n,) that are in order, with the sum of weights up to each (n,)."""
+    n = float(reached[-1]) if len(reached) else 0.0
+    rank = (n + 1) * level
+    if n <= 0 or rank > n + 1e-9:
+        return None
+    return float(rising[min(int(np.searchsorted(reached, rank - 1e-9 * n)), len(rising) - 1)])

@@ -1,0 +1,249 @@
+"""Cross-validation: errors on rows that the fit has not seen, in the way the data were gathered (see `folds`).
+
+The default scheme leaves out whole cells of a designed grid, and contiguous blocks of a log in time order. Beside it
+stand harder questions: later rows (expanding window), a region of B and S that was never measured, and more tokens than
+were ever measured. All of them give the mean over rows and the spread over folds, and the ratios observed/predicted of
+the rows left out, from which `intervals` makes prediction limits.
+
+The loss's scale and every parameter are found anew in each fold; only the start comes from the full fit, which saves
+the search and cannot leak, because the optimum does not depend on it.
+
+Which rows are left out together: the ways to split a trace for validation.
+
+* Cells: a designed grid (no time, or repetitions of cells) is split by cells, so that a repeat never predicts itself.
+* Blocks of time: a log in time order is split into contiguous blocks, because neighbours in time share their noise.
+* Random: rows drawn freely; the optimistic end, for comparison.
+* Expanding window: rows 1..t train, t+1..t+w test, for t = m, m+s, ... <= N-w, which are floor((N-w-m)/s)+1 folds;
+  windows overlap for s < w, so the spread over folds is a spread and not a standard error.
+* Regions: the plane of ln B and ln S is cut at weighted thirds, and each of the up to nine regions is left out in turn.
+* Extrapolation: rows with few tokens train, rows with many test.
+
+A fold is a pair of index arrays (train, test) into the rows of a trace.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.fitting.problem import FitOptions, log_ratios, make_problem, numbered, weights_by_row
+from latfit.fitting.solver.solve import solve
+from latfit.model import SOURCES
+from latfit.stats import FloatArray, error_metrics, weighted_quantile, weighted_quantiles
+from latfit.trace import WEIGHT, Trace, runs_in_time
+
+Rows = NDArray[np.intp]
+Fold = tuple[Rows, Rows]
+
+FOLDS = 5
+TRAIN_BELOW = 0.7
+BY_CELL = "K-fold over (B,S) cells"
+BY_TIME = "K-fold over contiguous blocks of time"
+
+
+def in_time(trace: Trace) -> bool:
+    """Whether the rows of a run have an order that noise can follow: a log, rather than a grid measured in repeats."""
+    return "t_s" in trace and "rep" not in trace
+
+
+def parts_in_time(trace: Trace, parts: int) -> NDArray[np.int64]:
+    """Number of the part 0..parts-1 that each row (n,) is in: every run is cut into equal parts in its time order."""
+    part = np.zeros(len(trace), dtype=np.int64)
+    for rows in runs_in_time(trace):
+        part[rows] = np.arange(len(rows)) * parts // len(rows)
+    return part
+
+
+def assign_folds(trace: Trace, seed: int = 0) -> tuple[str, NDArray[np.int64]]:
+    """(scheme, fold number of each row (n,)); a single fold where there are fewer than four cells or rows."""
+    if in_time(trace):
+        runs = trace["run"].astype(str) if "run" in trace else np.zeros(len(trace))
+        order = np.lexsort((trace.floats("t_s"), np.unique(runs, return_inverse=True)[1]))
+        folds = FOLDS if len(trace) >= 4 * FOLDS else 1
+        fold = np.empty(len(trace), dtype=np.int64)
+        fold[order] = np.arange(len(trace)) * folds // len(trace)
+        return BY_TIME, fold
+    cell = numbered([trace.floats("B"), trace.floats("S")])
+    cells = int(cell.max(initial=-1)) + 1
+    folds = max(1, min(FOLDS, cells // 2))
+    return BY_CELL, (np.random.default_rng(seed).permutation(cells) % folds)[cell]
+
+
+def random_folds(rows: int, folds: int = FOLDS, seed: int = 0) -> Iterator[Fold]:
+    """K random parts of the rows, each left out once."""
+    part = np.random.default_rng(seed).permutation(rows) % folds
+    for i in range(folds):
+        yield np.flatnonzero(part != i), np.flatnonzero(part == i)
+
+
+def expanding_windows(
+    rows: int, min_train_size: int, test_window_size: int, stride: int | None = None
+) -> Iterator[Fold]:
+    """Train on rows 0..t-1, test on t..t+w-1, for t from min_train_size in strides (the window's size by default)."""
+    step = test_window_size if stride is None else stride
+    for end in range(min_train_size, rows - test_window_size + 1, step):
+        yield np.arange(end), np.arange(end, end + test_window_size)
+
+
+def expanding_in_runs(trace: Trace, windows: int = FOLDS) -> Iterator[Fold]:
+    """The expanding window over all runs at once: the first half of every run trains, then equal parts follow."""
+    part = parts_in_time(trace, 2 * windows)
+    for i in range(windows, 2 * windows):
+        train, test = np.flatnonzero(part < i), np.flatnonzero(part == i)
+        if len(train) and len(test):
+            yield train, test
+
+
+def regions(trace: Trace) -> Iterator[tuple[str, Fold]]:
+    """(name, fold) with one region of the (B,S) plane left out at a time; regions without rows are passed over."""
+    weights = weights_by_row(trace)
+    labels, numbers = [], []
+    for name in ("B", "S"):
+        column = trace.floats(name)
+        edges = np.unique(weighted_quantiles(column, (1 / 3, 2 / 3), weights))
+        edges = edges[edges < column.max()]
+        numbers.append(np.searchsorted(edges, column, side="left"))
+        ends = [column.min(), *edges, column.max()]
+        labels.append([f"{name} {low:g}..{high:g}" for low, high in itertools.pairwise(ends)])
+    for b, label_b in enumerate(labels[0]):
+        for s, label_s in enumerate(labels[1]):
+            inside = (numbers[0] == b) & (numbers[1] == s)
+            if inside.any() and not inside.all():
+                yield f"{label_b}, {label_s}", (np.flatnonzero(~inside), np.flatnonzero(inside))
+
+
+def beyond_in_tokens(trace: Trace, share: float = TRAIN_BELOW) -> Fold | None:
+    """Train on rows up to the S that a share of the rows stays at or below, test on the rest; None where none is."""
+    tokens = trace.floats("S")
+    limit = weighted_quantile(tokens, share, weights_by_row(trace))
+    if limit >= tokens.max():
+        limit = float(np.max(tokens[tokens < limit], initial=-np.inf))
+    train, test = np.flatnonzero(tokens <= limit), np.flatnonzero(tokens > limit)
+    return (train, test) if len(train) and len(test) else None
+
+
+def spread(values: list[float]) -> float | None:
+    """Standard deviation over folds; None for a single one."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def by_fold(fold: NDArray[np.int64]) -> Iterator[Fold]:
+    """(train, test) for each number in an assignment of rows to folds (n,)."""
+    for i in range(int(fold.max()) + 1):
+        yield np.flatnonzero(fold != i), np.flatnonzero(fold == i)
+
+
+LEVELS = (0.5, 0.9, 0.95, 0.99)
+
+__all__ = [
+    "BY_CELL",
+    "BY_TIME",
+    "FOLDS",
+    "LEVELS",
+    "CrossValidation",
+    "HeldOut",
+    "assign_folds",
+    "cross_validate",
+    "further_validation",
+    "held_out",
+    "scores_of",
+]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows of a trace as they were predicted while left out, in the order of the folds.
+
+    rows: their numbers in the trace (m,).  fold: number of the fold (m,), in time order where the folds are.
+    log_ratio: ln(observed/predicted) (m,).  weights: how many steps each stands for (m,).
+    """
+
+    rows: NDArray[np.intp]
+    fold: NDArray[np.int64]
+    log_ratio: FloatArray
+    weights: FloatArray
+
+    def among(self, rows: NDArray[np.bool_]) -> "HeldOut":
+        """Those of the rows (m,) that are true."""
+        return HeldOut(self.rows[rows], self.fold[rows], self.log_ratio[rows], self.weights[rows])
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """Scores for the JSON contract, and the rows as they were predicted while left out."""
+
+    scores: Mapping[str, Any]
+    held_out: HeldOut
+
+
+def cross_validate(trace: Trace, options: FitOptions, theta: FloatArray) -> CrossValidation | None:
+    """K-fold from the full fit's theta as start; None where too little would be left to fit or to test on."""
+    scheme, fold = assign_folds(trace, options.seed)
+    left_out = held_out(trace, options, theta, by_fold(fold)) if int(fold.max()) > 0 else None
+    if left_out is None or len(left_out.rows) < len(trace):
+        return None
+    return CrossValidation({"scheme": scheme, **scores_of(trace, left_out)}, left_out)
+
+
+def held_out(trace: Trace, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
+    """Fit each fold's training rows from theta as start and predict its test rows; folds whose training rows are too
+    few for the free parameters are passed over. None where no fold is left."""
+    parts: list[tuple[NDArray[np.intp], int, FloatArray]] = []
+    read = Trace({name: trace[name] for name in ("T_ms", *SOURCES, WEIGHT) if name in trace})
+    for number, (train, test) in enumerate(folds):
+        problem = make_problem(read.select(train), options)
+        if problem.rows <= len(problem.free) or len(test) == 0:
+            continue
+        solution = solve(problem, warm=problem.coordinates(theta))
+        parts.append((test, number, log_ratios(problem, problem.theta(solution.z), read.select(test))))
+    if not parts:
+        return None
+    rows = np.concatenate([test for test, _, _ in parts])
+    fold = np.repeat([number for _, number, _ in parts], [len(test) for test, _, _ in parts])
+    return HeldOut(rows, fold, np.concatenate([ratio for _, _, ratio in parts]), weights_by_row(trace)[rows])
+
+
+def scores_of(trace: Trace, left_out: HeldOut) -> dict[str, Any]:
+    """The errors of a cross-validation: over all rows left out, by fold, and their spread."""
+    observed = trace.floats("T_ms")[left_out.rows]
+    predicted = observed * np.exp(-left_out.log_ratio)
+    whole = error_metrics(observed, predicted, left_out.weights)
+    errors = []
+    for number in np.unique(left_out.fold):
+        inside = left_out.fold == number
+        errors.append(error_metrics(observed[inside], predicted[inside], left_out.weights[inside])["mape_pct"])
+    return {
+        "folds": len(errors),
+        **{name: whole[name] for name in ("mape_pct", "median_ape_pct", "p90_ape_pct", "rmse_ms")},
+        "mape_pct_by_fold": errors,
+        "mape_pct_mean": float(np.mean(errors)),
+        "mape_pct_sd": spread(errors),
+    }
+
+
+def further_validation(
+    trace: Trace, options: FitOptions, theta: FloatArray, later: HeldOut | None = None
+) -> dict[str, Any]:
+    """Harder questions than the default scheme, by name: `expanding_window` (later rows), `by_region` (a part of the
+    plane of B and S never measured), `extrapolation_S` (more tokens than measured); those that the rows can answer.
+
+    later: the expanding window's rows, where they have been predicted already.
+    """
+    found: dict[str, Any] = {}
+    if in_time(trace):
+        later = later or held_out(trace, options, theta, expanding_in_runs(trace))
+        if later is not None:
+            found["expanding_window"] = scores_of(trace, later)
+    named = list(regions(trace))
+    if (apart := held_out(trace, options, theta, [fold for _, fold in named])) is not None:
+        scores = scores_of(trace, apart)
+        used = [named[number][0] for number in np.unique(apart.fold)]
+        found["by_region"] = {**scores, "regions": dict(zip(used, scores["mape_pct_by_fold"], strict=True))}
+    fold = beyond_in_tokens(trace)
+    if fold is not None and (beyond := held_out(trace, options, theta, [fold])) is not None:
+        trained = float(trace.floats("S")[fold[0]].max())
+        found["extrapolation_S"] = {**scores_of(trace, beyond), "trained_up_to_S": trained}
+    return found

@@ -1,0 +1,167 @@
+"""The laws of observed over typical time that a fit keeps, of all steps and of each phase (see `model.step_ratios`).
+
+The ratios are those to the fitted curve itself, not to one fitted without the step, about the level of the step's size
+where the curve misses it: curve times level times mean ratio is then the mean of the measured steps, which is what a
+queue's load goes by. Every measured step counts, marked
+outliers too: they are part of what happens, unless they were dropped on purpose (`--drop outlier`). Batch sizes that do
+not scatter alike have laws of their own (see `batch_groups`).
+
+Which batch sizes scatter alike: groups of neighbouring sizes, split only where the measured steps show it.
+
+A set of neighbouring sizes is cut in two where the ratios F of its smaller and its larger batches differ. If they do
+not, every way to deal the ratios out to the steps is as likely, which gives the law of each of these, for any cut that
+leaves FEWEST independent steps on both sides:
+
+- spread: Mood's scores (u - 1/2)^2 of the mid-ranks u of F, summed over the smaller batches. The sum over n1 of n steps
+  has mean n1 m and variance s^2 n1 (n - n1)/(n - 1), m and s^2 those of the scores, and is normal for n1 of some tens
+  (Hajek, Sidak & Sen 1999, section 6.1);
+- tail: how many of the K slowest steps have small batches, K = 8, 16, 32, ... up to a tenth of all: hypergeometric, so
+  that this test is exact for a few pauses.
+
+The smallest p counts times the number of tests (Bonferroni): sizes that scatter alike are split with a probability of
+at most LEVEL. Of the cuts the one is taken where all tests together see most, and both sides are looked at again.
+
+A cut has to matter, too: a group of its own knows only its own tail. Where a curve misses some sizes by a few percent,
+their ratios are spread more widely, and yet pauses of fifty times decide the second moment of all; cut apart, sizes
+that did not happen to pause would be taken never to. So (F - median)^2, summed over the smaller batches, has to lie
+MATTERS of its standard deviations from its mean, too: with pauses on both sides it seldom does unless these differ.
+
+Steps that resemble those before them count as fewer: weights and counts are those of independent ones.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.fitting.problem import FitProblem, log_ratios, weights_by_row
+from latfit.model import MOST_SIZES, joined_ratios, ratios_of, size_levels
+from latfit.stats import FloatArray, weighted_quantiles
+from latfit.trace import Trace, phases
+
+LEVEL = 0.05
+FEWEST = 40
+"""Independent steps that a group holds at least."""
+
+SLOWEST, MOST_SLOW = 8, 0.1
+"""The smallest count of slowest steps that is tested, and the largest as a share of all."""
+
+MATTERS = 2.0
+"""Standard deviations by which squares of the smaller batches differ from those of the others."""
+
+LEAST_P = 1e-300
+
+
+def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
+    """Number of the group (n,), by rising batch, of steps of B requests (n,) whose time is ratio (n,) of the typical
+    one; each row stands for weights (n,) independent steps. Sizes within an eighth of an octave stay together where
+    there are more than MOST_SIZES."""
+    sizes = B if len(np.unique(B)) <= MOST_SIZES else np.round(8 * np.log2(B))
+    number = np.unique(sizes, return_inverse=True)[1].ravel()
+    order = np.argsort(number, kind="stable")
+    cuts = np.array(sorted(_cuts(number[order], ratio[order], weights[order])), dtype=np.intp)
+    return np.searchsorted(cuts, number, side="right")
+
+
+def _cuts(number: NDArray[np.intp], ratio: FloatArray, weights: FloatArray) -> list[int]:
+    """The sizes, by their rising number (n,), at which a new group begins."""
+    cut = _cut(number, ratio, weights)
+    if cut is None:
+        return []
+    at = int(np.searchsorted(number, cut))
+    return [
+        *_cuts(number[:at], ratio[:at], weights[:at]),
+        cut,
+        *_cuts(number[at:], ratio[at:], weights[at:]),
+    ]
+
+
+def _cut(number: NDArray[np.intp], ratio: FloatArray, weights: FloatArray) -> int | None:
+    """The size at which larger batches begin to scatter otherwise than those below it; None where nothing shows it."""
+    known, cell = np.unique(number, return_inverse=True)
+    below: FloatArray = np.cumsum(np.bincount(cell, weights=weights))
+    total = float(below[-1])
+    below = below[:-1]
+    off = ratio - weighted_quantiles(ratio, (0.5,), weights)[0]
+    enough = (below >= FEWEST) & (total - below >= FEWEST)
+    allowed = enough & (_deviation(cell, off**2, weights, below) >= MATTERS)
+    if not allowed.any():
+        return None
+    u = _mid_ranks(ratio, weights)
+    tests = [_spread(cell, u, weights, below)]
+    count = SLOWEST
+    while count <= MOST_SLOW * total:
+        tests.append(_slowest(cell, weights * (u > 1 - count / total), below, total))
+        count *= 2
+    logs = np.stack(tests)[:, allowed]
+    if logs.min() + np.log(len(tests) * enough.sum()) >= np.log(LEVEL):
+        return None
+    return int(known[1:][allowed][np.argmin(logs.sum(axis=0))])
+
+
+def _mid_ranks(ratio: FloatArray, weights: FloatArray) -> FloatArray:
+    """Share of the steps (n,) below each, half of those that equal it counted."""
+    number = np.unique(ratio, return_inverse=True)[1].ravel()
+    count = np.bincount(number, weights=weights)
+    return np.asarray(((np.cumsum(count) - count / 2) / count.sum())[number])
+
+
+def _deviation(cell: NDArray[np.intp], score: FloatArray, weights: FloatArray, below: FloatArray) -> FloatArray:
+    """By how many standard deviations (cuts,) the sum of the scores (n,) of the smaller batches is off its mean."""
+    total = float(weights.sum())
+    score = score - weights @ score / total
+    variance = float(weights @ score**2) / total * below * (total - below) / (total - 1)
+    found = np.cumsum(np.bincount(cell, weights=weights * score))[:-1]
+    return np.asarray(np.abs(found) / np.sqrt(np.maximum(variance, 1e-300)))
+
+
+def _spread(cell: NDArray[np.intp], u: FloatArray, weights: FloatArray, below: FloatArray) -> FloatArray:
+    """ln p (cuts,) of the two-sided test of spread."""
+    from scipy.stats import norm
+
+    z = _deviation(cell, (u - 0.5) ** 2, weights, below)
+    return np.asarray(np.minimum(norm.logsf(z) + np.log(2), 0.0))
+
+
+def _slowest(cell: NDArray[np.intp], slow: FloatArray, below: FloatArray, total: float) -> FloatArray:
+    """ln p (cuts,) of the two-sided test of how many of the slowest steps, slow (n,) of each row, have small
+    batches."""
+    from scipy.stats import hypergeom
+
+    seen = np.cumsum(np.bincount(cell, weights=slow))
+    small, slowest, steps = np.round(seen[:-1]), round(float(seen[-1])), round(total)
+    law = hypergeom(steps, slowest, np.round(below).astype(np.int64))
+    p = 2 * np.minimum(law.sf(small - 1), law.cdf(small))
+    return np.asarray(np.log(np.clip(p, LEAST_P, 1.0)))
+
+
+def with_ratios(
+    intervals: Mapping[str, Any], trace: Trace, problem: FitProblem, theta: FloatArray
+) -> Mapping[str, Any]:
+    """The `intervals` of the JSON contract, with `ratios` of all steps and of every phase in them."""
+    ratio = np.exp(log_ratios(problem, theta, trace))
+    weights, named = weights_by_row(trace), phases(trace).astype(str)
+    B, S = trace.floats("B"), trace.floats("S")
+
+    def law(rows: NDArray[np.bool_], entry: Mapping[str, Any]) -> dict[str, Any] | None:
+        """entry: the phase's limits, which know for how many independent steps those count that follow each other."""
+        if not rows.any():
+            return None
+        share = float(entry.get("in_time_share", 1.0))
+        levels = size_levels(S[rows], ratio[rows], weights[rows], 1 / share)
+        about = ratio[rows] / levels.factors(S[rows])
+        group = batch_groups(B[rows], about, share * weights[rows])
+        laws, low, high = [], [], []
+        for g in range(int(group.max()) + 1):
+            of = group == g
+            steps = weights[rows][of]
+            laws.append(ratios_of(about[of], steps, share * float(steps.sum()), levels))
+            low.append(float(B[rows][of].min()))
+            high.append(float(B[rows][of].max()))
+        return joined_ratios(laws, np.array(low), np.array(high)).to_json()
+
+    by_phase = {
+        phase: {**entry, "ratios": law(named == phase, entry)} for phase, entry in intervals.get("by_phase", {}).items()
+    }
+    return {**intervals, "by_phase": by_phase, "ratios": law(np.ones(len(ratio), dtype=bool), intervals)}

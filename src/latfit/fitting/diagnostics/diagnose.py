@@ -1,0 +1,288 @@
+"""What the residuals say: tests, errors by phase, the floor that repeats set, influence of cells, drift, error parts.
+
+Tests in time order use the longest run: order means something only within a run. The floor of lack of fit is what rows
+of one (B,S) cell differ among themselves: no function of B and S can do better. Rows of a trace made from cells are
+written out before they are tested, up to WRITTEN_OUT of them: of more steps an even sample is taken, every k-th in the
+order of the rows.
+
+Where the error of a prediction comes from.
+
+The mean square of ln(observed/predicted) on rows left out has three parts that add up: the noise of the measurement,
+which rows of one cell show among themselves; the uncertainty of the parameters, from their covariance; and the rest,
+which is what the model's structure misses. A cell here agrees in everything that the trace knows of a step, whether
+the model reads it or not. Where no cell was measured twice, noise and structure cannot be told apart.
+
+Tests of residuals: normal, of constant spread, independent in time, without trend.
+
+Residuals are e = ln(observed/predicted), whatever the fit minimised. A test that cannot be run gives the reason instead
+of a number. What to know of each:
+
+* Shapiro-Wilk's p-value holds up to 5,000 values (Royston 1995), so larger data are tested on a seeded sample; with
+  thousands of values any real trace is rejected, and skewness and kurtosis say how far it matters. Anderson-Darling
+  looks at the tails more.
+* Breusch-Pagan in Koenker's form: n R^2 of e^2 on (1, B, S) is chi^2 where the spread does not depend on B and S.
+* Durbin-Watson is 2 (1 - r_1) up to its ends; its tables are not for nonlinear fits. Ljung-Box tests the first lags
+  together: Q = n (n+2) sum_k r_k^2/(n-k) is chi^2.
+* The trend's p-value allows for autocorrelation (Newey-West standard errors): without, neighbours that share their
+  noise look like a trend.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats as distributions
+
+from latfit.fitting.checking.crossval import HeldOut
+from latfit.fitting.diagnostics.drift import drift
+from latfit.fitting.diagnostics.influence import influence
+from latfit.fitting.problem import FitProblem, cells_by_row, log_ratios, numbered, steps_by_row, weights_by_row
+from latfit.fitting.solver.solve import Solution
+from latfit.fitting.uncertainty.covariance import Uncertainty, relative_error_at
+from latfit.stats import FloatArray, error_metrics
+from latfit.trace import Trace, phases, row_weights
+
+SHAPIRO_LIMIT = 5000
+LAGS = 10
+MIN_ROWS = 20
+FEW = 8
+STILL = 1e-12
+
+
+def normality(residuals: FloatArray, seed: int = 0) -> dict[str, Any]:
+    """Shapiro-Wilk and Anderson-Darling of residuals (n,), with skewness and excess kurtosis."""
+    if len(residuals) < FEW or np.ptp(residuals) < STILL:
+        return {"reason": "too few rows, or residuals that do not vary"}
+    from scipy import stats as distributions
+    from statsmodels.stats.diagnostic import normal_ad
+
+    sample = residuals
+    if len(residuals) > SHAPIRO_LIMIT:
+        sample = np.random.default_rng(seed).choice(residuals, SHAPIRO_LIMIT, replace=False)
+    if np.ptp(sample) < STILL:
+        return {"reason": "residuals that hardly vary"}
+    statistic, p = distributions.shapiro(sample)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # logs of zero tail probabilities; the statistic is then infinite
+        anderson, anderson_p = normal_ad(sample)
+    found = {
+        "test": "Shapiro-Wilk",
+        "statistic": float(statistic),
+        "p_value": float(p),
+        "n": len(sample),
+        "anderson_darling": _finite(anderson),
+        "anderson_darling_p_value": _finite(anderson_p),
+        "skewness": float(distributions.skew(residuals)),
+        "excess_kurtosis": float(distributions.kurtosis(residuals)),
+    }
+    if len(residuals) > SHAPIRO_LIMIT:
+        found["note"] = (
+            f"a sample of {SHAPIRO_LIMIT:,} of {len(residuals):,} residuals; so many always reject: skewness and"
+            " kurtosis say how far it matters"
+        )
+    return found
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def heteroscedasticity(B: FloatArray, S: FloatArray, residuals: FloatArray) -> dict[str, Any]:
+    """Breusch-Pagan of residuals (n,) on B and S (n,)."""
+    B, S = B / B.max(), S / S.max()
+    columns = [np.ones_like(B), B, *([] if np.allclose(B, S) else [S])]
+    design = np.stack([column for i, column in enumerate(columns) if i == 0 or np.ptp(column) > 0], axis=1)
+    if len(residuals) < MIN_ROWS or design.shape[1] < 2 or np.ptp(residuals**2) < STILL:
+        return {"reason": f"needs {MIN_ROWS} rows with residuals, and B or S that vary"}
+    from statsmodels.stats.diagnostic import het_breuschpagan
+
+    statistic, p, _, _ = het_breuschpagan(residuals, design)
+    return {"test": "Breusch-Pagan", "statistic": float(statistic), "p_value": float(p)}
+
+
+def autocorrelation(series: FloatArray) -> dict[str, Any]:
+    """Ljung-Box over ten lags and Durbin-Watson of residuals in time order (n,)."""
+    if len(series) < 3 * LAGS or np.ptp(series) < STILL:
+        return {"reason": f"fewer than {3 * LAGS} rows with residuals"}
+    from statsmodels.stats.diagnostic import acorr_ljungbox
+    from statsmodels.stats.stattools import durbin_watson
+
+    table = acorr_ljungbox(series, lags=[LAGS])
+    return {
+        "test": "Ljung-Box",
+        "lags": LAGS,
+        "statistic": float(table["lb_stat"].iloc[0]),
+        "p_value": float(table["lb_pvalue"].iloc[0]),
+        "durbin_watson": float(durbin_watson(series)),
+    }
+
+
+def trend(series: FloatArray) -> dict[str, Any]:
+    """Drift of residuals in time order (n,) from first to last, with an error that allows for autocorrelation."""
+    if len(series) < 3 * LAGS or np.ptp(series) < STILL:
+        return {"reason": f"fewer than {3 * LAGS} rows with residuals"}
+    from statsmodels.regression.linear_model import OLS
+
+    position = np.linspace(0.0, 1.0, len(series))
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # statsmodels warns of series it regards as short; the p-value says it better
+        fitted = OLS(series, np.stack([np.ones_like(position), position], axis=1)).fit(
+            cov_type="HAC", cov_kwds={"maxlags": LAGS}
+        )
+        p = float(fitted.pvalues[1])
+    return {
+        "test": "linear, HAC",
+        "relative_drift": float(np.expm1(fitted.params[1])),
+        "slope_per_row": float(fitted.params[1]) / (len(series) - 1),
+        "p_value": p if np.isfinite(p) else None,
+    }
+
+
+def error_parts(
+    problem: FitProblem, solution: Solution, doubt: Uncertainty, trace: Trace, left_out: HeldOut
+) -> dict[str, Any]:
+    """Shares of the mean squared error on rows left out: `model_structure`, `parameter_uncertainty`,
+    `measurement_noise` (the first and last as `structure_and_noise` where they cannot be told apart)."""
+    w = left_out.weights
+    whole = float(w @ left_out.log_ratio**2) / float(w.sum())
+    if not np.isfinite(whole) or whole <= 1e-20:
+        return {"reason": "the rows left out are predicted without error"}
+    theta = problem.theta(solution.z)
+    doubted = relative_error_at(problem, theta, doubt, steps_by_row(problem, trace))[left_out.rows]
+    uncertain = min(float(w @ doubted**2) / float(w.sum()), whole)
+    result: dict[str, Any] = {"rms_pct": 100 * float(np.sqrt(whole)), "parameter_uncertainty": uncertain / whole}
+    noise = _noise(trace)
+    if noise is None:
+        return {**result, "structure_and_noise": 1 - uncertain / whole}
+    noise = min(noise, whole - uncertain)
+    result |= {"measurement_noise": noise / whole, "model_structure": (whole - uncertain - noise) / whole}
+    return {**result, "sentence": _sentence(result)}
+
+
+def _noise(trace: Trace) -> float | None:
+    """Variance of ln T within cells; None where none was measured twice."""
+    w, cell, logs = weights_by_row(trace), cells_by_row(trace), np.log(trace.floats("T_ms"))
+    size = np.bincount(cell, weights=w)
+    freedom = float(w.sum()) - len(size)
+    if freedom < 1:
+        return None
+    mean = np.bincount(cell, weights=w * logs) / size
+    return float(w @ (logs - mean[cell]) ** 2) / freedom
+
+
+def _sentence(parts: dict[str, Any]) -> str:
+    names = {
+        "measurement_noise": ("noise of the measurement", "no model could remove it"),
+        "model_structure": ("what the model does not follow", "another model or another column could"),
+        "parameter_uncertainty": ("parameters that are not well known", "more measurements would help"),
+    }
+    largest = max(names, key=lambda name: float(parts[name]))
+    what, remedy = names[largest]
+    return f"{100 * parts[largest]:.0f} % of the squared error is {what}: {remedy}."
+
+
+WRITTEN_OUT = 200_000
+
+
+def diagnose(trace: Trace, predicted: FloatArray, *, free: int, seed: int = 0) -> dict[str, Any]:
+    """The `diagnostics` of the JSON contract for clean rows and their latency in ms (n,) as predicted by a model with
+    so many free parameters."""
+    regimes = _regimes(trace, predicted)
+    rows = _written_out(row_weights(trace), len(trace))
+    trace, predicted = trace.select(rows), predicted[rows]
+    residuals = np.log(trace.floats("T_ms") / predicted)
+    return {
+        "normality": normality(residuals, seed),
+        "heteroscedasticity": heteroscedasticity(trace.floats("B"), trace.floats("S"), residuals),
+        **_in_time(trace, residuals),
+        "regimes": regimes,
+        "lack_of_fit": _lack_of_fit(trace, predicted, residuals, free),
+    }
+
+
+def explain(
+    problem: FitProblem, solution: Solution, doubt: Uncertainty, trace: Trace, left_out: HeldOut | None
+) -> dict[str, Any]:
+    """More of the `diagnostics`: `influence` of cells, dated `drift`, and `error_parts` from rows left out."""
+    found = {
+        "influence": influence(problem, solution, trace),
+        "drift": drift(trace, log_ratios(problem, problem.theta(solution.z), trace)),
+    }
+    if left_out is not None:
+        found["error_parts"] = error_parts(problem, solution, doubt, trace, left_out)
+    return found
+
+
+def _written_out(weights: FloatArray | None, rows: int) -> NDArray[np.intp]:
+    """Row numbers, each as often as it stands for a step, or in that proportion where there are too many steps."""
+    if weights is None:
+        return np.arange(rows)
+    reached = np.cumsum(weights)
+    steps = round(float(reached[-1]))
+    taken = min(steps, WRITTEN_OUT)
+    return np.searchsorted(reached, (np.arange(taken) + 0.5) * steps / taken)
+
+
+def _in_time(trace: Trace, residuals: FloatArray) -> dict[str, Any]:
+    """Autocorrelation and trend of the longest run."""
+    if "t_s" not in trace:
+        reason = {"reason": "the trace has no column t_s"}
+        return {"autocorrelation": reason, "trend": reason}
+    runs = trace["run"] if "run" in trace else np.zeros(len(trace))
+    names, which, counts = np.unique(runs.astype(str), return_inverse=True, return_counts=True)
+    rows = np.flatnonzero(which == int(np.argmax(counts)))
+    rows = rows[np.argsort(trace.floats("t_s")[rows], kind="stable")]
+    series = residuals[rows]
+    run = {"run": str(names[int(np.argmax(counts))]), "n": len(series)}
+    return {"autocorrelation": {**autocorrelation(series), **run}, "trend": {**trend(series), **run}}
+
+
+def _regimes(trace: Trace, predicted: FloatArray) -> dict[str, Mapping[str, float]]:
+    named, observed, given = phases(trace).astype(str), trace.floats("T_ms"), row_weights(trace)
+    weights = np.ones(len(trace)) if given is None else given
+    regimes = {str(phase): named == phase for phase in np.unique(named)}
+    return {phase: error_metrics(observed[rows], predicted[rows], weights[rows]) for phase, rows in regimes.items()}
+
+
+def _lack_of_fit(trace: Trace, predicted: FloatArray, residuals: FloatArray, free: int) -> dict[str, Any]:
+    cell = numbered([trace.floats("B"), trace.floats("S")])
+    size = np.bincount(cell)
+    repeated = size[cell] > 1
+    cells, rows = len(size), len(residuals)
+    if not repeated.any():
+        return {"reason": "no (B,S) cell was measured twice"}
+    observed = trace.floats("T_ms")
+    floor = _leave_one_out_medians(np.log(observed), cell)
+    ape = np.abs(np.exp(floor) - observed)[repeated] / observed[repeated] * 100
+    result: dict[str, Any] = {
+        "floor_mape_pct": float(ape.mean()),
+        "model_mape_pct": float(np.mean(np.abs(predicted - observed)[repeated] / observed[repeated]) * 100),
+        "repeated_rows": int(repeated.sum()),
+        "cells": cells,
+    }
+    floor_pct = result["floor_mape_pct"]
+    result["sentence"] = f"No function of B and S can do better than {floor_pct:.2g} % here."
+    mean = np.bincount(cell, weights=residuals) / size
+    within = float(np.sum((residuals - mean[cell]) ** 2)) / (rows - cells)
+    if cells > free and within > 0:
+        ratio = float(size @ mean**2) / (cells - free) / within
+        result |= {"test": "F, between cells against within", "statistic": ratio}
+        result["p_value"] = float(distributions.f.sf(ratio, cells - free, rows - cells))
+    return result
+
+
+def _leave_one_out_medians(values: FloatArray, cell: NDArray[np.intp]) -> FloatArray:
+    """For each row the median of the other rows of its cell (its own value where it is alone)."""
+    result = values.copy()
+    order = np.lexsort((values, cell))
+    x, sizes = values[order], np.bincount(cell)
+    n = np.repeat(sizes, sizes)
+    start = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    rank = np.arange(len(x)) - start
+    more = n > 1
+    # The middle ranks once one of n sorted values is taken out.
+    lower, upper = (np.where(more, start + middle + (rank <= middle), 0) for middle in ((n - 2) // 2, (n - 1) // 2))
+    result[order[more]] = 0.5 * (x[lower] + x[upper])[more]
+    return result

@@ -1,0 +1,157 @@
+"""What a user should know about a fit before trusting it, each with what to do about it."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from latfit.fitting.problem import FitProblem
+from latfit.fitting.uncertainty.what_to_measure import other_than
+from latfit.model import Caution
+from latfit.trace import Trace
+
+LARGE_ERROR_PCT = 15.0
+AS_GOOD_PCT = 0.1
+LEAST_DRIFT = 0.05
+"""Share of the residuals' variance from which a change of level within a run is one to point at."""
+FAR_BETTER = 0.7
+"""Share of an error from which another model's error is one to point at."""
+_NAME = re.compile(r"[A-Za-z]\w*")
+
+
+def cautions(
+    problem: FitProblem,
+    trace: Trace,
+    values: Mapping[str, float],
+    identifiability: Mapping[str, Any],
+    scores: Mapping[str, Any],
+    baselines: Mapping[str, Mapping[str, Any]],
+) -> Iterator[Caution]:
+    """Warnings of a usable fit. identifiability: its report (see `verdict`).  scores: its cross-validation, or its
+    metrics where there is none."""
+    for name, (low, high) in problem.options.bounds.items():
+        for end in (low, high):
+            if np.isclose(values[name], end, rtol=1e-9, atol=0):
+                found = f"{name} ends on the bound {end:g} that it was given."
+                yield Caution("at_bound", found, "Widen --bounds, or leave it out.")
+    for group in identifiability["unidentified"]:
+        found = _cannot_tell(group) + _told(group, identifiability["combinations"])
+        yield Caution("not_identified", found, _what_to_measure(problem, group, values, identifiability["measure"]))
+    error = float(scores.get("mape_pct", 0.0))
+    line = baselines.get("linear", {}).get("cv", {}).get("mape_pct")
+    enough = FAR_BETTER * error if problem.model.name == "constant" else error + AS_GOOD_PCT
+    as_good = line is not None and (line <= enough or identifiability.get("line_as_good", False))
+    if line is not None and as_good and problem.model.name != "linear" and error > 0:
+        yield _line_is_as_good(line, error)
+    constant = baselines.get("constant", {}).get("cv", {}).get("mape_pct")
+    if constant is not None and problem.model.name != "constant" and 0 < constant <= error:
+        yield Caution(
+            "no_better_than_constant",
+            f"A constant predicts unseen cells as well ({constant:.1f} % against {error:.1f} %): B and S say nothing.",
+            "Check which columns are B, S and T_ms (--map), and what else decides the latency of these steps.",
+        )
+    if not identifiability["prefill"]:
+        yield Caution(
+            "decode_only",
+            "These steps hold no prefill, so the fit says nothing about steps that do.",
+            "Measure steps with prefill (S > B) before predicting them.",
+        )
+    if error > LARGE_ERROR_PCT:
+        found = f"The typical error on unseen cells is {error:.0f} %."
+        yield Caution("large_error", found, _better(error, baselines) or _why_large(problem, trace))
+
+
+def cautions_in_time(intervals: Mapping[str, Any], drift: Mapping[str, Any]) -> Iterator[Caution]:
+    """Warnings of what steps share with their neighbours in time, from the `intervals` and the `drift` of a fit."""
+    told = [
+        f"{phase}: {found['autocorrelated']}"
+        for phase, found in intervals.get("by_phase", {}).items()
+        if "autocorrelated" in found
+    ]
+    if told:
+        yield Caution(
+            "autocorrelated",
+            f"Steps resemble those before them, so they tell less than their number ({'; '.join(told)}).",
+            "Measure several separate runs and fit them together (a column run tells them apart), or one much longer.",
+        )
+    if drift.get("variance_share", 0.0) >= LEAST_DRIFT:
+        yield Caution(
+            "drift",
+            str(drift["sentence"]),
+            "Find what changed then (clocks, heat, other load, cached context) and measure again, or fit the rows of"
+            " one side; the intervals are those of runs that drift in the same way.",
+        )
+
+
+def _line_is_as_good(line: float, error: float) -> Caution:
+    """What a straight line's error in percent says beside that of the model."""
+    against = f"({line:.1f} % against {error:.1f} %)"
+    if line < FAR_BETTER * error:
+        found = f"A straight line predicts unseen cells better {against}."
+        return Caution("line_as_good", found, "Take --model linear, or --model auto, which chooses among all.")
+    return Caution(
+        "line_as_good",
+        f"A straight line predicts unseen cells as well {against}.",
+        "Nothing is lost with --model linear on these data; batches below saturation would tell the two apart.",
+    )
+
+
+def _cannot_tell(group: Sequence[str]) -> str:
+    if len(group) == 1:
+        return f"{group[0]} is not determined by these data."
+    return f"{', '.join(group[:-1])} and {group[-1]} cannot be told apart by these data."
+
+
+def _told(group: Sequence[str], combinations: Sequence[Mapping[str, Any]]) -> str:
+    """What is identified of a group, with its value."""
+    told = [c for c in combinations if set(_NAME.findall(c["expression"])) & set(group)]
+    if not told:
+        return ""
+    shown = ", ".join(
+        f"{c['expression']} = {c['value']:.3g} {c['unit']} ({c['low']:.3g} to {c['high']:.3g})" for c in told
+    )
+    return f" Together they are: {shown}." if len(group) > 1 else f" With others it is: {shown}."
+
+
+def _full_at_once(problem: FitProblem, values: Mapping[str, float]) -> set[str]:
+    """Rates whose saturation factor is one at every measured size, of which there are several."""
+    return {
+        rate
+        for rate, column in problem.model.rates
+        if values[rate] * float(problem.steps[column].min()) > 5 and np.ptp(problem.steps[column]) > 0
+    }
+
+
+def _what_to_measure(
+    problem: FitProblem, group: Sequence[str], values: Mapping[str, float], wanted: Sequence[Mapping[str, Any]]
+) -> str:
+    if problem.model.rates and set(group) <= _full_at_once(problem, values):
+        return "The machine is full from the smallest size measured, so nothing depends on it here; no remedy needed."
+    texts = list(dict.fromkeys(str(m["text"]) for m in wanted if set(m["parameters"]) & set(group)))
+    single = [name for name in ("B", "S") if np.ptp(problem.steps[name]) == 0]
+    if not texts and single:
+        texts = [other_than(problem, name) for name in single]
+    if not texts:
+        return "No further measurement would tell much more; predictions inside the data are not affected."
+    said = "; or ".join(texts)
+    return f"{said[0].upper()}{said[1:]}. Predictions inside the data are not affected."
+
+
+def _better(error: float, baselines: Mapping[str, Mapping[str, Any]]) -> str:
+    """The plain model that predicts unseen cells far better, where there is one."""
+    scores = {name: float(found.get("cv", {}).get("mape_pct", np.inf)) for name, found in baselines.items()}
+    best = min(scores, key=lambda name: scores[name], default="")
+    if not best or scores[best] > FAR_BETTER * error:
+        return ""
+    return f"--model {best} predicts them to {scores[best]:.1f} %; --model auto chooses among all."
+
+
+def _why_large(problem: FitProblem, trace: Trace) -> str:
+    if "context_tokens" in trace and np.ptp(trace.floats("context_tokens")) > 0:
+        return (
+            "The cached context varies here and this model does not read it; fit rows of similar context with --where."
+        )
+    if "run" in trace and len(set(trace["run"].tolist())) > 1:
+        return "Look at the residuals by run in the report: the runs may differ in more than B and S."
+    return "Look at the residuals in the report; something besides B and S decides the latency here."

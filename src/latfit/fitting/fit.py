@@ -1,0 +1,201 @@
+"""The front door of fitting: checks, solves, and gathers everything a `FitResult` holds."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from latfit.errors import BadInput
+from latfit.fitting.checking.conformal import later_rows, prediction_intervals
+from latfit.fitting.checking.crossval import CrossValidation, HeldOut, cross_validate, further_validation
+from latfit.fitting.checking.step_ratios import with_ratios
+from latfit.fitting.diagnostics.diagnose import diagnose, explain
+from latfit.fitting.diagnostics.warnings import cautions, cautions_in_time
+from latfit.fitting.model_selection import resolved
+from latfit.fitting.problem import FitOptions, FitProblem, known_columns, make_problem, predicted_by_row, weights_by_row
+from latfit.fitting.solver.solve import Solution, solve
+from latfit.fitting.uncertainty.covariance import Uncertainty
+from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
+from latfit.fitting.uncertainty.report import Line, as_good, as_the_line_says, identifiability_report, told_with_line
+from latfit.model import SOURCES, Caution, Estimate, FitResult, FitStatus, typical_context
+from latfit.stats import error_metrics
+from latfit.trace import WEIGHT, Trace, row_weights
+
+BASELINES = ("constant", "linear", "saturation")
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """A solved problem with its errors, in sample and on rows left out."""
+
+    problem: FitProblem
+    solution: Solution
+    metrics: Mapping[str, float]
+    held_out: CrossValidation | None
+
+
+def fit_trace(
+    trace: Trace,
+    options: FitOptions | None = None,
+    *,
+    doubt: DoubtOptions | None = None,
+    data: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> FitResult:
+    """Fit `options.model` to a clean trace of one system.
+
+    doubt: how the intervals of parameters are made.  data, provenance: facts that are stored with the result. A trace
+    that cannot carry the model gives a result whose status is not ok and says why; it is not an error. Raises
+    WrongUsage for options that cannot be met, BadInput for weights below zero.
+    """
+    asked = doubt or DoubtOptions()
+    check(asked)
+    trace = _counted(trace)
+    options, selection = resolved(trace, options or FitOptions())
+    problem = make_problem(trace, options)
+    origin = {**(provenance or {}), "fit_options": {**_stated(options), "intervals": asked.intervals}}
+    facts = dict(data or {})
+    domain = _domain(trace)
+    if status := _unusable(problem):
+        empty = {p.name: Estimate(math.nan, None, None, None, p.unit, False) for p in problem.model.parameters}
+        return FitResult(
+            options.model, status, empty, {"n": problem.rows}, domain=domain, data=facts, provenance=origin
+        )
+    found = _fitted(trace, problem, asked)
+    return replace(
+        found,
+        cross_validation={**found.cross_validation, **({"selection": selection} if selection else {})},
+        domain=domain,
+        data=facts,
+        provenance=origin,
+        typical=typical_context(known_columns(trace), weights_by_row(trace)),
+    )
+
+
+def _counted(trace: Trace) -> Trace:
+    """The rows that stand for steps at all. Raises BadInput where none does, or a weight is below zero or infinite."""
+    weights = row_weights(trace)
+    if weights is None or np.all((weights > 0) & np.isfinite(trace.floats(WEIGHT))):
+        return trace
+    if bad := int(np.sum((weights < 0) | np.isinf(trace.floats(WEIGHT)))):
+        raise BadInput(
+            f"{bad:,} rows have a {WEIGHT} that is no number of steps",
+            remedy="It says how many steps a row stands for: 0 or more.",
+        )
+    if not np.any(weights > 0):
+        raise BadInput(f"{WEIGHT} is zero in every row", remedy=f"Leave {WEIGHT} out where each row is one step.")
+    return trace.select(weights > 0)
+
+
+def _fitted(trace: Trace, problem: FitProblem, asked: DoubtOptions) -> FitResult:
+    """What is learnt from rows that can carry the model."""
+    options, best = problem.options, _scored(trace, problem)
+    theta = problem.theta(best.solution.z)
+    left_open = doubts(problem, best.solution, trace, asked)
+    plain = {name: _baseline(trace, name, options) for name in BASELINES if name != options.model}
+    baselines = {name: _errors(scored) for name, scored in plain.items()}
+    scores = best.held_out.scores if best.held_out else {}
+    found, report = _told(best, left_open.uncertainty, plain.get("linear"))
+    values = {name: estimate.value for name, estimate in found.estimates.items()}
+    warnings = cautions(problem, trace, values, report, scores or best.metrics, baselines)
+    left_out = best.held_out.held_out if best.held_out else None
+    later = later_rows(trace, options, theta)
+    tests = diagnose(trace, predicted_by_row(problem, theta, trace), free=len(problem.free), seed=options.seed)
+    intervals = with_ratios(_intervals(trace, left_out, later), trace, problem, theta)
+    explained = explain(problem, best.solution, found, trace, later or left_out)
+    in_time = cautions_in_time(intervals, explained["drift"])
+    return FitResult(
+        model=options.model,
+        status=_status(best.solution, found.unidentified),
+        parameters=found.estimates,
+        metrics=best.metrics,
+        cross_validation={**scores, **further_validation(trace, options, theta, later)},
+        baselines=baselines,
+        identifiability=report,
+        diagnostics={**tests, **explained},
+        intervals=intervals,
+        warnings=[*warnings, *in_time, *_not_converged(best.solution)],
+        bootstrap=left_open.bootstrap,
+        draws=left_open.draws,
+    )
+
+
+def _scored(trace: Trace, problem: FitProblem) -> _Scored:
+    solution = solve(problem)
+    predicted = problem.model.latency_ms(problem.theta(solution.z), problem.steps)
+    metrics = error_metrics(problem.observed, predicted, problem.weights)
+    held_out = cross_validate(trace, problem.options, problem.theta(solution.z))
+    return _Scored(problem, solution, metrics, held_out)
+
+
+def _baseline(trace: Trace, name: str, options: FitOptions) -> _Scored:
+    return _scored(trace, make_problem(trace, replace(options, model=name, fixed={}, bounds={}, priors={})))
+
+
+def _errors(scored: _Scored) -> dict[str, Any]:
+    return {**scored.metrics, "cv": dict(scored.held_out.scores) if scored.held_out else {}}
+
+
+def _told(best: _Scored, doubt: Uncertainty, plain: _Scored | None) -> tuple[Uncertainty, dict[str, Any]]:
+    """What the data tell of the parameters, and the `identifiability` of the JSON contract."""
+    problem = best.problem
+    if best.held_out and plain and plain.held_out:
+        theta = plain.problem.theta(plain.solution.z)
+        values = {p.name: float(x) for p, x in zip(plain.problem.model.parameters, theta, strict=True)}
+        line = Line(values, plain.held_out.scores["mape_pct_by_fold"])
+        if as_good(problem, best.held_out.scores["mape_pct_by_fold"], line):
+            found = as_the_line_says(problem, doubt, line)
+            return found, told_with_line(identifiability_report(problem, best.solution, found), line)
+    return doubt, identifiability_report(problem, best.solution, doubt)
+
+
+def _unusable(problem: FitProblem) -> FitStatus | None:
+    several_cells = problem.model.columns and int(problem.cells.max()) == 0
+    if problem.rows < max(len(problem.free), 2):
+        return FitStatus.TOO_FEW_ROWS
+    if several_cells:
+        return FitStatus.ONE_CELL
+    if problem.model.columns and np.ptp(problem.observed) == 0:
+        return FitStatus.CONSTANT_LATENCY
+    return None
+
+
+def _status(solution: Solution, unidentified: list[list[str]]) -> FitStatus:
+    if not solution.converged:
+        return FitStatus.NOT_CONVERGED
+    return FitStatus.PARTLY_IDENTIFIED if unidentified else FitStatus.CONVERGED
+
+
+def _not_converged(solution: Solution) -> list[Caution]:
+    if solution.converged:
+        return []
+    return [Caution("not_converged", FitStatus.NOT_CONVERGED.sentence, FitStatus.NOT_CONVERGED.remedy)]
+
+
+def _intervals(trace: Trace, left_out: HeldOut | None, later: HeldOut | None) -> dict[str, Any]:
+    """From later rows predicted by earlier ones where the trace is in time, else from cells left out."""
+    if later is not None:
+        return prediction_intervals(trace, later, ordered=True, blocks=left_out)
+    return prediction_intervals(trace, left_out, ordered=False) if left_out is not None else {}
+
+
+def _domain(trace: Trace) -> dict[str, list[float]]:
+    names = [name for name in ("T_ms", *SOURCES) if name in trace and np.all(np.isfinite(trace.floats(name)))]
+    return {name: [float(np.nanmin(trace.floats(name))), float(np.nanmax(trace.floats(name)))] for name in names}
+
+
+def _stated(options: FitOptions) -> dict[str, Any]:
+    return {
+        "model": options.model,
+        "loss": options.loss,
+        "residuals": options.residuals,
+        "fixed": dict(options.fixed),
+        "bounds": {name: list(span) for name, span in options.bounds.items()},
+        "starts": options.starts,
+        "seed": options.seed,
+        "solver": options.solver,
+        "priors": {name: list(prior) for name, prior in options.priors.items()},
+        "weights": options.weights,
+    }

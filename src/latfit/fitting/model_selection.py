@@ -1,0 +1,389 @@
+"""Choosing a model by what it predicts of steps it has not seen: `--model auto`.
+
+Every candidate that the columns can carry is cross-validated on the same folds: cells of a grid, blocks of time of a
+log, and where steps of a grid are repeated also rows drawn freely, because the few cells of a small grid that are left
+out lie mostly at its ends. A candidate's error is the geometric mean of its folds' MAPE, so that one fold that asks far
+outside what was left to fit does not decide for all.
+
+Errors on one fold are alike for all models, so candidates are compared by their paired differences: with d_i the
+difference of a candidate's and the best one's error on fold i of K, its standard error is sd(d)/sqrt(K). Of all
+candidates within one standard error of the best the one with the fewest free parameters wins (Breiman et al. 1984), but
+it never gives up more than 0.5 points of error, nor a twentieth of it, and is never worse than the better of line and
+saturation model.
+
+Steps that only decode cannot tell a token from a request (S = B). There only models are compared that put what a step
+costs on its requests, as the line does with tau_S = 0, so that what the fit says of prefill, which it does not claim to
+know, is a lower bound and not a guess.
+
+The expert-coverage term is a candidate like any other only where the user says `auto+moe`: on dense models it would
+win by a little, for a concavity at few tokens that has nothing to do with experts. Elsewhere it is added to the chosen
+model where that gains more than 0.5 points and more than the standard error.
+
+Settling the parameters that take one of a few values: sharpness of a smooth maximum, length of a tile.
+
+They are properties of a machine's kernels, not of a load, so they are settled once, on a sample of the rows, and held
+from then on. In turn each gets its best value with the others as they are: all values are tried with a short
+polish from the best end so far, and the most promising with a long one. A value other than the nominal one must earn
+its place: with n rows and v values a trial's cost c' replaces c where n/2 ln(c/c') > ln n + ln v, as in the extended
+Bayesian information criterion (Chen & Chen 2008) for one parameter more and its coefficient.
+
+The work before the first token, w_0, makes a step dearer the fewer tokens it has. In a model that prices decode and
+prefill apart it may follow steps of one phase at the expense of the other: with mixed steps in plenty it can put ten
+times the measured latency on a small decode step. It is held at zero where a phase is predicted much better without it.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import WrongUsage
+from latfit.fitting.checking.crossval import FOLDS, assign_folds, in_time
+from latfit.fitting.problem import FitOptions, make_problem
+from latfit.fitting.solver.levenberg_marquardt import minimise
+from latfit.fitting.solver.objective import Objective, by_cell, remembered
+from latfit.fitting.solver.solve import solve
+from latfit.model import FAMILY, MOE, SOURCES, Choice, Separable, decode_only, features_of, model_named, step_features
+from latfit.stats import FloatArray
+from latfit.trace import Trace, row_weights
+
+SAMPLE_ROWS = 2000
+SHORT, LONG = 8, 60
+"""Steps of a first look at a value, and of a polish."""
+
+FINALISTS = 2
+MUCH = 1.5
+OFFSET = "w_0"
+TILES = ("Q", "V")
+ORDER = (("p",), ("p_A",), ("Q", "rho"), ("V",), ("p",), ("p_A",))
+"""Choices that are settled together, in turn; each sharpness once more when the tiles are known."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """Choices as they are held, the optimum there, and its cost."""
+
+    options: FitOptions
+    theta: FloatArray
+    cost: float
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The rows that choices are settled on, how many steps they stand for, and the scale of the loss."""
+
+    trace: Trace
+    rows: int
+    f_scale: float
+
+
+def settled(trace: Trace, options: FitOptions) -> FitOptions:
+    """The options with a value fixed for every choice of the model that the user left open."""
+    model = model_named(options.model)
+    if not isinstance(model, Separable):
+        return options
+    open_choices = [choice for choice in model.choices if choice.parameter.name not in options.fixed]
+    if len(trace) < 2:
+        return options
+    few = _fewer_cells(trace, options.seed)
+    if not open_choices:
+        return _without_offset(few, options)
+    nominal = {choice.parameter.name: choice.values[0] for choice in open_choices}
+    best = replace(options, fixed={**options.fixed, **nominal})
+    problem = make_problem(few, best)
+    if problem.rows <= len(problem.free) or np.ptp(problem.observed) == 0:
+        return best
+    found = solve(problem)
+    state, sample = _State(best, problem.theta(found.z), found.cost), _Sample(few, problem.rows, found.f_scale)
+    longest = float(few.floats("S").max())
+    for names in ORDER:
+        state = _improved(sample, [choice for choice in open_choices if choice.parameter.name in names], state, longest)
+    return state.options
+
+
+def _without_offset(few: Trace, options: FitOptions) -> FitOptions:
+    """The options with w_0 held at zero, where that predicts a phase much better."""
+    names = {parameter.name for parameter in model_named(options.model).parameters}
+    spoken = {*options.fixed, *options.bounds, *options.priors}
+    if not {OFFSET, "tau_M"} <= names or OFFSET in spoken:
+        return options
+    held = replace(options, fixed={**options.fixed, OFFSET: 0.0})
+    with_it, without = _errors_by_phase(few, options), _errors_by_phase(few, held)
+    return held if bool(np.any(with_it > MUCH * without)) else options
+
+
+def _errors_by_phase(few: Trace, options: FitOptions) -> FloatArray:
+    """Mean absolute residuals of steps that only decode and of those that hold prefill, where there are both."""
+    problem = remembered(make_problem(few, options))
+    holds = features_of(problem.steps)["m"] > 0
+    if holds.all() or not holds.any() or problem.rows <= len(problem.free):
+        return np.zeros(1)
+    size = np.abs(problem.residuals(solve(problem).z))
+    return np.array([np.average(size[rows], weights=problem.weights[rows]) for rows in (~holds, holds)])
+
+
+def _improved(sample: _Sample, choices: Sequence[Choice], state: _State, longest: float) -> _State:
+    """The state with the best values of some choices, where others than those held earn their place."""
+    settings = _worth_trying(choices, state.options.fixed, longest)
+    trials = [replace(state.options, fixed={**state.options.fixed, **setting}) for setting in settings]
+    looks = sorted((_tried(sample, trial, state.theta, SHORT) for trial in trials), key=lambda end: end.cost)
+    ends = [_tried(sample, look.options, look.theta, LONG) for look in looks[:FINALISTS]]
+    best = min(ends, key=lambda end: end.cost, default=state)
+    gained = 0.5 * sample.rows * np.log(state.cost / max(best.cost, 1e-300))
+    return best if gained > np.log(sample.rows) + np.log(max(len(settings), 1)) else state
+
+
+def _worth_trying(choices: Sequence[Choice], held: Mapping[str, float], longest: float) -> list[dict[str, float]]:
+    """Settings other than the one held, of tiles that the steps reach beyond and that differ from each other."""
+    names = [choice.parameter.name for choice in choices]
+    if "V" in names and held.get("Q", 0.0) == 0:
+        return []
+    tried = [dict(zip(names, values, strict=True)) for values in itertools.product(*(c.values for c in choices))]
+    taken = held.get("Q", 0.0) if "V" in names else 0.0
+    return [
+        setting
+        for setting in tried
+        if any(held[name] != value for name, value in setting.items())
+        and all(0 < setting[name] < longest and setting[name] != taken for name in names if name in TILES)
+    ]
+
+
+def _tried(sample: _Sample, options: FitOptions, theta: FloatArray, steps: int) -> _State:
+    """The optimum, at the first fit's scale, that a start in theta leads to within some steps."""
+    problem = remembered(make_problem(sample.trace, options))
+    start = theta.copy()
+    for i, parameter in enumerate(problem.model.parameters):
+        if parameter.name in problem.fixed:
+            start[i] = problem.fixed[parameter.name]
+    end = minimise(Objective(by_cell(problem), sample.f_scale), problem.coordinates(start), steps=steps, gain=1e-6)
+    return _State(options, problem.theta(end.z), end.cost)
+
+
+def _fewer_cells(trace: Trace, seed: int) -> Trace:
+    """Rows, half drawn evenly and half spread evenly over the order of S."""
+    if len(trace) <= SAMPLE_ROWS:
+        return trace
+    order = np.argsort(trace.floats("S"), kind="stable")
+    spread = order[np.linspace(0, len(order) - 1, SAMPLE_ROWS // 2).astype(np.int64)]
+    drawn = np.random.default_rng(seed).choice(len(trace), SAMPLE_ROWS // 2, replace=False)
+    return trace.select(np.unique(np.concatenate([spread, drawn])))
+
+
+AUTO = "auto"
+GIVEN_UP = 0.5
+"""Points of error that simplicity may cost at most."""
+
+GIVEN_UP_SHARE = 0.05
+"""Share of the best error that simplicity may cost at most."""
+
+EXACT = 1e-9
+"""Error in percent below which a prediction counts as exact."""
+
+NOT_WORSE = 0.05
+"""Points within which an error counts as no worse."""
+
+ROWS = 8000
+"""Rows that are enough to choose on."""
+
+YARDSTICKS = ("linear", "saturation")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Cross-validated error of one candidate: MAPE in percent in the geometric mean of the folds, by fold (K,), and its
+    free parameters."""
+
+    mape_pct: float
+    by_fold: FloatArray
+    free: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chosen model, why in a sentence, the options to fit it with, and every candidate's score by name."""
+
+    name: str
+    reason: str
+    options: FitOptions
+    scores: Mapping[str, Score]
+
+    def table(self) -> dict[str, dict[str, object]]:
+        """The scores as they are stored with a fit."""
+        return {
+            name: {
+                "mape_pct": score.mape_pct,
+                "free_parameters": score.free,
+                "mape_pct_by_fold": score.by_fold.tolist(),
+            }
+            for name, score in self.scores.items()
+        }
+
+
+def is_auto(name: str) -> bool:
+    return name in (AUTO, f"{AUTO}{MOE}")
+
+
+def resolved(trace: Trace, options: FitOptions) -> tuple[FitOptions, dict[str, object]]:
+    """Options that name one model with its choices held; for `auto` also why that one: its reason and the candidates'
+    scores."""
+    if not is_auto(options.model):
+        return settled(trace, options), {}
+    selection = select_model(trace, options)
+    return selection.options, {"model": selection.name, "reason": selection.reason, "candidates": selection.table()}
+
+
+def candidates_for(trace: Trace, experts: bool = False) -> list[str]:
+    """Names of the models that the columns of a trace can carry, simple ones first."""
+    if _decodes_only(trace):
+        names = ["constant", "linear", "roofline"]
+    else:
+        names = ["constant", "linear", "hinge", "saturation", "saturation-gamma", "quadratic", "context", "roofline"]
+    return [*names, *(f"{name}{MOE}" for name in names if name != "constant" and experts)]
+
+
+def select_model(trace: Trace, options: FitOptions) -> Selection:
+    """The candidate to use for a clean trace of one system. Raises WrongUsage for parameters that no candidate has."""
+    sample = _sample(trace, options.seed)
+    names = _possible(candidates_for(trace, options.model.endswith(MOE)), options)
+    folds = fold_schemes(sample, options.seed)
+    entries = _entered(sample, names, options, folds)
+    if not entries:
+        return Selection("saturation", "Too few different steps to compare models.", _plain(options), {})
+    name = simplest({each: entry.score for each, entry in entries.items()})
+    concave, plain = f"{name}{MOE}", entries[name].score
+    if concave in FAMILY and concave not in names:
+        more = _entered(sample, [concave], options, folds)
+        if more and _pays(more[concave].score, plain):
+            entries, name = entries | more, concave
+    scores = {each: entry.score for each, entry in entries.items()}
+    return Selection(name, _reason(name, scores), entries[name].options, scores)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A candidate's score and the options it has it with."""
+
+    score: Score
+    options: FitOptions
+
+
+def _entered(
+    trace: Trace, names: Sequence[str], options: FitOptions, folds: Sequence[NDArray[np.int64]]
+) -> dict[str, _Entry]:
+    """The candidates that the rows are enough for, by name."""
+    found = {}
+    for name in names:
+        own = settled(trace, _of_requests(trace, replace(options, model=name)))
+        score = cross_validated(trace, own, folds)
+        if score is not None:
+            found[name] = _Entry(score, own)
+    return found
+
+
+def _pays(concave: Score, plain: Score) -> bool:
+    return plain.mape_pct - concave.mape_pct > max(GIVEN_UP, paired_error(plain, concave))
+
+
+def fold_schemes(trace: Trace, seed: int = 0) -> list[NDArray[np.int64]]:
+    """Ways to leave rows out, each a fold number (n,): see the module's head."""
+    schemes = [assign_folds(trace, seed)[1]]
+    table = np.stack([trace.floats(name) for name in SOURCES if name in trace], axis=1)
+    if not in_time(trace) and len(trace) >= 2 * FOLDS and 2 * len(np.unique(table, axis=0)) <= len(trace):
+        schemes.append(np.random.default_rng(seed).permutation(len(trace)) % FOLDS)
+    return schemes
+
+
+def cross_validated(trace: Trace, options: FitOptions, schemes: Sequence[NDArray[np.int64]]) -> Score | None:
+    """Score of one model over the folds of all schemes; None where a fold leaves fewer rows than free parameters."""
+    given = row_weights(trace)
+    weights = np.ones(len(trace)) if given is None else given
+    whole = make_problem(trace, options)
+    free = len(whole.free)
+    tests = [fold == i for fold in schemes for i in range(int(fold.max()) + 1)]
+    if len(tests) < 2 or min(int((~test).sum()) for test in tests) <= free:
+        return None
+    theta = whole.theta(solve(whole).z)
+    observed = trace.floats("T_ms")
+    errors = []
+    for test in tests:
+        problem = make_problem(trace.select(~test), options)
+        end = solve(problem, warm=problem.coordinates(theta))
+        steps = {name: trace.floats(name)[test] for name in whole.steps}
+        predicted = problem.model.latency_ms(problem.theta(end.z), steps)
+        ape = 100 * np.abs(predicted / observed[test] - 1)
+        errors.append(float(np.average(ape, weights=weights[test])))
+    mean = float(np.exp(np.mean(np.log(np.maximum(errors, EXACT)))))
+    return Score(mean, np.array(errors), free)
+
+
+def _decodes_only(trace: Trace) -> bool:
+    return decode_only(step_features({name: trace.floats(name) for name in SOURCES if name in trace}))
+
+
+def _of_requests(trace: Trace, options: FitOptions) -> FitOptions:
+    """The options, for a line through steps that only decode with no cost of a token beside that of a request."""
+    spoken = {*options.fixed, *options.bounds, *options.priors}
+    if not options.model.startswith("linear") or "tau_S" in spoken or not _decodes_only(trace):
+        return options
+    return replace(options, fixed={**options.fixed, "tau_S": 0.0})
+
+
+def _possible(names: Sequence[str], options: FitOptions) -> list[str]:
+    """Candidates that have every parameter the user speaks of."""
+    spoken = {*options.fixed, *options.bounds, *options.priors}
+    kept = [name for name in names if spoken <= {p.name for p in FAMILY[name].parameters}]
+    if not kept:
+        raise WrongUsage(
+            f"no model has all of {', '.join(sorted(spoken))}",
+            where="--fix, --bounds, --prior",
+            remedy="Name the model with --model, or leave them out.",
+        )
+    return kept
+
+
+def simplest(scores: Mapping[str, Score]) -> str:
+    """The candidate to choose; see the module's head."""
+    best = min(scores.values(), key=lambda score: score.mape_pct)
+    ceiling = min([scores[name].mape_pct + NOT_WORSE for name in YARDSTICKS if name in scores], default=np.inf)
+    most = min(GIVEN_UP, GIVEN_UP_SHARE * best.mape_pct)
+    good = [
+        name
+        for name, score in scores.items()
+        if score.mape_pct - best.mape_pct <= min(paired_error(score, best), most) and score.mape_pct <= ceiling
+    ]
+    names = good or [name for name, score in scores.items() if score is best]
+    return min(names, key=lambda name: (scores[name].free, scores[name].mape_pct))
+
+
+def paired_error(a: Score, b: Score) -> float:
+    """Standard error of the difference of two models' errors over the same folds, in points."""
+    difference = a.by_fold - b.by_fold
+    return float(np.std(difference, ddof=1) / np.sqrt(len(difference)))
+
+
+def _reason(name: str, scores: Mapping[str, Score]) -> str:
+    best = min(scores, key=lambda other: scores[other].mape_pct)
+    own = scores[name]
+    beside = [f"{other} {scores[other].mape_pct:.1f} %" for other in YARDSTICKS if other in scores and other != name]
+    if name.endswith(MOE) and (without := name.removesuffix(MOE)) in scores and without not in YARDSTICKS:
+        beside.append(f"{without} {scores[without].mape_pct:.1f} %")
+    against = f" ({', '.join(beside)})" if beside else ""
+    if name == best:
+        return f"{name} predicts unseen steps best: {own.mape_pct:.1f} % with {own.free} parameters{against}."
+    return (
+        f"{name} is the simplest model within one standard error of the best: {own.mape_pct:.1f} % with {own.free} "
+        f"parameters, {best} {scores[best].mape_pct:.1f} % with {scores[best].free}{against}."
+    )
+
+
+def _plain(options: FitOptions) -> FitOptions:
+    return replace(options, model="saturation")
+
+
+def _sample(trace: Trace, seed: int) -> Trace:
+    """At most ROWS rows in their order, drawn evenly."""
+    if len(trace) <= ROWS:
+        return trace
+    return trace.select(np.sort(np.random.default_rng(seed).choice(len(trace), ROWS, replace=False)))

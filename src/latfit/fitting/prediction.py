@@ -1,0 +1,256 @@
+"""A finished fit applied: predictions with intervals, errors on steps it has not seen, and the difference of two fits.
+
+A step's interval at level c lies between the lower and the upper factor at (1+c)/2 times its typical latency, those of
+its phase (split conformal; see `model.prediction_intervals` for the rule). The typical latency of a step that does not
+say what it holds is that of decode where S = B, else of one prefill request beside B-1 that decode; one that names no
+cached tokens has the context that is typical of the fit's trace.
+
+Two fits are compared where both have measured: on a geometric grid over the common box of B and S (S >= B), at the
+mean of their typical contexts, decode steps alone where one has measured no others. The verdict is on the median of
+T_other/T_first over that grid; its interval comes from the parameter draws that both fits keep.
+
+How much wider an interval has to be for a step with more tokens than were measured.
+
+A fit keeps how it did when only the steps of up to S_t tokens trained it and those above, up to the largest S_max,
+were asked: nine of ten were off by less than a share e. Its terms are powers of S, so that an error of a power grows
+with the logarithm of the distance. A step of S > S_max tokens therefore has its limits moved outwards by the factor
+
+    (1 + e)^(ln(S/S_max) / ln(S_max/S_t)),
+
+which is 1 + e where it lies as far outside as the farthest of the steps that were asked. Where a fit was never asked
+so, it cannot tell.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.fitting.problem import weights_by_row
+from latfit.model import CONTEXT, FitResult, latency_draws, parameter_draws, with_typical_context
+from latfit.stats import FloatArray, error_metrics
+from latfit.trace import PREFILL, UNKNOWN, Trace, phases
+
+CANNOT_TELL = "No interval beyond the measured tokens: the data hold too few values of S to try an extrapolation."
+
+
+def widening(fit: FitResult, S: FloatArray) -> FloatArray:
+    """Factor (n,) >= 1 on both limits of steps of S tokens; NaN where the fit cannot tell."""
+    known = np.ones(np.shape(S))
+    if "S" not in fit.domain:
+        return known
+    measured = float(fit.domain["S"][1])
+    beyond = np.asarray(S) > measured
+    if not beyond.any():
+        return known
+    tried = fit.cross_validation.get("extrapolation_S", {})
+    trained = float(tried.get("trained_up_to_S", math.nan))
+    if not 0 < trained < measured:
+        known[beyond] = np.nan
+        return known
+    distance = np.log(np.asarray(S)[beyond] / measured) / math.log(measured / trained)
+    known[beyond] = (1 + float(tried["p90_ape_pct"]) / 100) ** distance
+    return known
+
+
+GRID_SIDE = 25
+NO_PREFILL = "prefill not identified: the fit saw decode steps only"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Typical latency, interval ends (NaN where the fit cannot tell) in ms, and why a step lies outside the data (empty
+    where it does not); each (n,). notes: what was taken for granted, and why ends are missing."""
+
+    T_ms: FloatArray
+    low: FloatArray
+    high: FloatArray
+    why_outside: NDArray[np.object_]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def outside(self) -> NDArray[np.bool_]:
+        """Whether a step lies outside the data (n,)."""
+        return np.asarray(self.why_outside != "")
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the latency of one fit differs from another's: relative, over the common range of both. low, high: 95 %
+    interval of the median, None where a fit keeps no parameter draws."""
+
+    median: float
+    least: float
+    most: float
+    points: int
+    low: float | None = None
+    high: float | None = None
+
+
+def known_levels(fit: FitResult) -> list[float]:
+    """Levels of the two-sided intervals that a fit has factors for."""
+    return [round(2 * level - 1, 9) for level in fit.limits.levels if level > 0.5]
+
+
+def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
+    """Latency of steps (columns B, S and what else the model reads). Raises BadInput, WrongUsage."""
+    if fit.intervals and not any(math.isclose(level, known) for known in known_levels(fit)):
+        shown = ", ".join(f"{known:g}" for known in known_levels(fit))
+        raise WrongUsage(f"the fit has no interval at {level:g}", where="--level", remedy=f"Choose one of: {shown}.")
+    T = typical_ms(fit, steps)
+    low, high = (np.full(len(steps), np.nan) for _ in range(2))
+    named, silent = _phases_of(steps), []
+    for phase in np.unique(named):
+        rows = named == phase
+        lower, upper = _factors(fit, str(phase), round((1 + level) / 2, 9))
+        low[rows], high[rows] = T[rows] * lower, T[rows] * upper
+        if math.isnan(lower) or math.isnan(upper):
+            silent.append(_why_silent(fit, str(phase), level))
+    why = _why_outside(fit, steps)
+    low[why == NO_PREFILL], high[why == NO_PREFILL] = np.nan, np.nan
+    wider = widening(fit, steps.floats("S"))
+    if np.isnan(wider).any():
+        silent.append(CANNOT_TELL)
+    notes = tuple(dict.fromkeys([*taken(fit, steps), *silent]))
+    return Predictions(T, low / wider, high * wider, why, notes)
+
+
+def typical_ms(fit: FitResult, steps: Trace) -> FloatArray:
+    """Typical latency in ms (n,) of steps. Raises BadInput where a column that the fit used is missing and nothing
+    stands for it."""
+    if fit.reads_context and CONTEXT not in steps and not fit.typical:
+        raise BadInput(
+            f"the fit needs {CONTEXT} of each step",
+            remedy="Give it with --context, --context-tokens or --data.",
+        )
+    return fit.latency_ms(**_read(fit, steps))
+
+
+def taken(fit: FitResult, steps: Trace) -> list[str]:
+    """What was taken for granted of steps because they do not say it, in sentences."""
+    found = []
+    if fit.reads_context and CONTEXT not in steps and fit.assumed_context:
+        found.append(f"The steps name no cached context, so they are taken {fit.assumed_context}.")
+    holds = np.any(steps.floats("S") > steps.floats("B"))
+    if holds and "prefill_tokens" in read_columns_of(fit) and "prefill_tokens" not in steps:
+        found.append("Of steps with S > B, one request is taken to be in prefill and the others to decode.")
+    return found
+
+
+def _why_outside(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
+    """Why each step (n,) lies outside the data; empty where it does not."""
+    columns = _read(fit, steps)
+    why = np.full(len(steps), "", dtype=object)
+    why[fit.outside_domain(**columns)] = "outside what was measured"
+    if not fit.knows_prefill:
+        why[fit.holds_prefill(**columns)] = NO_PREFILL
+    return why
+
+
+def _unknown_prefill(fit: FitResult, trace: Trace) -> list[str]:
+    """How many steps a fit of decode steps alone can say nothing of, in a sentence; empty where there are none."""
+    steps = round(float(weights_by_row(trace)[_why_outside(fit, trace) == NO_PREFILL].sum()))
+    return [f"{steps:,} steps hold prefill, of which the fit says nothing: it saw decode steps only."] if steps else []
+
+
+def _phases_of(steps: Trace) -> NDArray[np.object_]:
+    """The phase of each step (n,): one of a single request that computes several tokens is prefill, whatever else is
+    known."""
+    named = phases(steps).astype(object)
+    alone = (named == UNKNOWN) & (steps.floats("B") == 1)
+    return np.asarray(np.where(alone, PREFILL, named))
+
+
+def _why_silent(fit: FitResult, phase: str, level: float) -> str:
+    reason = fit.limits.of(phase).reason or "too few steps were measured"
+    return f"No interval at {100 * level:g} % for {phase} steps: {reason}."
+
+
+def read_columns_of(fit: FitResult) -> list[str]:
+    """Columns that a fit's model reads and its data had."""
+    return [name for name in fit.structure.columns if name in ("B", "S") or name in fit.domain]
+
+
+def _read(fit: FitResult, steps: Trace) -> dict[str, FloatArray]:
+    names = dict.fromkeys(["B", "S", *read_columns_of(fit)])
+    return {name: steps.floats(name) for name in names if name in steps}
+
+
+def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
+    """The contract of `latfit evaluate --json`: errors overall and by phase, coverage of intervals, steps outside, and
+    `notes` on what was taken for granted."""
+    observed, named, weights = trace.floats("T_ms"), phases(trace).astype(str), weights_by_row(trace)
+    T = typical_ms(fit, trace)
+    coverage, without = {}, []
+    for level in known_levels(fit):
+        found = predict(fit, trace, level)
+        known = np.isfinite(found.low) & np.isfinite(found.high)
+        if not known.all():
+            steps = round(float(weights[~known].sum()))
+            without.append(f"{steps:,} steps have no interval of {100 * level:g} % and do not count in it.")
+        if known.any():
+            inside = (observed >= found.low) & (observed <= found.high)
+            coverage[f"{level:g}"] = float(np.average(inside[known], weights=weights[known]))
+    rows_of = {str(phase): named == phase for phase in np.unique(named)}
+    return {
+        "metrics": error_metrics(observed, T, weights),
+        "by_phase": {phase: error_metrics(observed[rows], T[rows], weights[rows]) for phase, rows in rows_of.items()},
+        "interval_coverage": coverage,
+        "outside_domain": round(float(weights[fit.outside_domain(**_read(fit, trace))].sum())),
+        "notes": [*taken(fit, trace), *_unknown_prefill(fit, trace), *without],
+    }
+
+
+def change(first: FitResult, other: FitResult) -> Change:
+    """How much slower `other` is than `first` where both have measured. Raises BadInput where that is nowhere."""
+    box = {}
+    for name in ("B", "S"):
+        low = max(fit.domain[name][0] for fit in (first, other))
+        high = min(fit.domain[name][1] for fit in (first, other))
+        if low > high:
+            raise BadInput(
+                f"the fits have no common range of {name}", remedy="Compare fits of steps that overlap in B and in S."
+            )
+        box[name] = np.unique(np.round(np.geomspace(max(low, 1.0), high, GRID_SIDE))).astype(np.float64)
+    B, S = (np.asarray(axis.ravel(), dtype=np.float64) for axis in np.meshgrid(box["B"], box["S"]))
+    kept = np.asarray(S >= B)
+    if not (first.knows_prefill and other.knows_prefill):
+        kept &= ~FitResult.holds_prefill(B, S)
+        S = np.maximum(S, B)
+    if not kept.any():
+        raise BadInput("the fits have no common step (S >= B)", remedy="Compare fits of steps that overlap in B and S.")
+    steps = _at_typical_context(first, other, B[kept], S[kept])
+    ratio = typical_ms(other, steps) / typical_ms(first, steps)
+    ends = _spread(first, other, steps)
+    median, least, most = (float(summary(ratio)) - 1 for summary in (np.median, np.min, np.max))
+    return Change(median, least, most, int(kept.sum()), *ends)
+
+
+def _spread(first: FitResult, other: FitResult, steps: Trace) -> tuple[float | None, float | None]:
+    """95 % interval of the median change, from what the data leave open of both fits' parameters."""
+    drawn = []
+    for fit in (first, other):
+        draws = parameter_draws(fit)
+        if draws is None:
+            return None, None
+        drawn.append(latency_draws(fit, draws, **_read(fit, steps)))
+    low, high = np.quantile(np.median(drawn[1] / drawn[0], axis=1) - 1, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _at_typical_context(first: FitResult, other: FitResult, B: FloatArray, S: FloatArray) -> Trace:
+    """Steps with one context for both fits: what is typical of them, in the mean of those that say it."""
+    known = [fit.typical for fit in (first, other) if fit.typical]
+    names = {name for typical in known for name in typical}
+    both = {name: float(np.mean([typical[name] for typical in known if name in typical])) for name in names}
+    return Trace(dict(with_typical_context({"B": B, "S": S}, both)))
+
+
+def _factors(fit: FitResult, phase: str, share: float) -> tuple[float, float]:
+    """(lower, upper) factor on the typical latency at a share, by the rule of `PredictionIntervals`; NaN where
+    unknown."""
+    lower, upper = fit.limits.lower_factor(phase, share), fit.limits.factor(phase, share)
+    return math.nan if lower is None else lower, math.nan if upper is None else upper

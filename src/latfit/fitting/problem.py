@@ -1,0 +1,455 @@
+"""What is to be fitted: rows, residuals, free parameters and their coordinates.
+
+Residuals are relative by default, r = ln(predicted/observed): to first order the relative error, and its fit is not
+biased by multiplicative noise, as (predicted - observed)/observed is (by e^(-1.5 s^2) for log-normal noise s). Absolute
+residuals r = predicted - observed, in ms, are an option.
+
+The solver works on z: ln(theta/scale) for parameters that are positive by nature, theta/scale for those that may be
+zero, so that z is of order one for any machine. Identical rows count once with their number as weight; rows of a trace
+made from cells stand for many steps already.
+
+The box of the search: scale of each parameter, and the range in which data could show it.
+
+A scale follows from the parameter's unit and the medians of B, S and T, or for the coefficient of a term from the mean
+of its column, so that scaled values are of order one for any machine.
+
+Attention per pair of tokens and the dense price of a token are both arithmetic of one machine: their ratio is that of
+their operation counts, 2e-5 to 1.3e-4 for models from 70 billion to 3 billion active weights. Every term is
+non-negative, so the dense price is at most T/S of any step; hence tau_A <= 2e-4 T/S, which keeps a quadratic from
+explaining noise at short prompts and exploding at long ones.
+
+Identical rows counted once: the cost of a fit is the same, and real logs repeat themselves.
+
+Rows are sorted by what the model reads of them, then by latency, so that the rows of one cell (same step, any latency)
+lie together in order of their latency. Many rows of whole numbers are sorted by counting (see `gather`).
+
+A trace's rows as a model reads them, in the order of the trace: a problem collapses and sorts its rows, but time,
+phase and run belong to single ones.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import WrongUsage
+from latfit.fitting.solver.loss import RHO
+from latfit.model import SOURCES, LatencyModel, Parameter, Separable, Steps, StepTable, model_named
+from latfit.stats import FloatArray, weighted_quantile
+from latfit.trace import Trace, row_weights
+
+WEIGHTS = ("rows", "segment", "variance")
+"""Every step counts the same; every doubling of S counts the same; cells count by the inverse of their variance."""
+
+COUNTED_FROM = 20_000
+"""Rows from which counting is worth loading compiled code for."""
+
+FEW_KEYS = 4
+"""Keys a row up to which they are counted at once."""
+
+VARIANCE_FLOOR = 0.1
+"""A cell's variance counts as at least this share of the typical one: a few equal rows are luck, not certainty."""
+
+
+@dataclass(frozen=True)
+class Collapsed:
+    """Different rows: columns that the model reads, T in ms, how many steps each stands for, its cell; each (n,)."""
+
+    steps: StepTable
+    observed: FloatArray
+    counts: FloatArray
+    cells: NDArray[np.int64]
+
+
+def read_columns(trace: Trace, wanted: Sequence[str]) -> list[str]:
+    """B, S and those of the wanted columns that every row of the trace has."""
+    known = [name for name in wanted if name in trace and name not in ("B", "S")]
+    return ["B", "S", *(name for name in known if np.all(np.isfinite(trace.floats(name))))]
+
+
+def collapse(trace: Trace, names: Sequence[str], weights: FloatArray | None) -> Collapsed:
+    """The different rows of a trace by the columns `names`; weights: steps that a row stands for (n,), or one each."""
+    columns = {name: trace.floats(name) for name in names}
+    T = trace.floats("T_ms")
+    if weights is None and len(T) >= COUNTED_FROM and (counted := _counted(columns, T)) is not None:
+        return counted
+    order = np.lexsort((T, *reversed(columns.values())))
+    columns = {name: column[order] for name, column in columns.items()}
+    T = T[order]
+    first = np.ones(len(T), dtype=bool)
+    new_cell = first.copy()
+    new_cell[1:] = np.any([np.diff(column) != 0 for column in columns.values()], axis=0)
+    first[1:] = new_cell[1:] | (np.diff(T) != 0)
+    starts = np.flatnonzero(first)
+    ones = np.ones(len(T)) if weights is None else weights[order]
+    cells = np.cumsum(new_cell) - 1
+    steps = StepTable({name: column[starts] for name, column in columns.items()})
+    return Collapsed(steps, T[starts], np.add.reduceat(ones, starts), cells[starts])
+
+
+def _counted(columns: Mapping[str, FloatArray], T: FloatArray) -> Collapsed | None:
+    """The same by counting; None where a column holds fractions, or too many values for one key."""
+    from latfit.fitting.solver import compiled
+
+    spans = [compiled.whole_span(column) for column in columns.values()]
+    keys = math.prod(span for _, span in spans)
+    if not 0 < keys < compiled.LARGEST_KEY:
+        return None
+    key = np.zeros(len(T), dtype=np.int64)
+    for column, (low, span) in zip(columns.values(), spans, strict=True):
+        compiled.add_digit(key, column, low, int(span))
+    if keys <= FEW_KEYS * len(T):
+        by_cell, starts, cell_keys = compiled.counted(key, T, int(keys))
+    else:
+        order = compiled.radix_order(key, int(keys))
+        starts = compiled.key_starts(key, order)
+        by_cell, cell_keys = T[order], key[order[starts]]
+    del key
+    observed, counts, firsts = compiled.different(by_cell, starts)
+    del by_cell
+    sizes = np.diff(firsts, append=len(observed))
+    by_name = {}
+    for name, (low, span) in reversed([*zip(columns, spans, strict=True)]):
+        cell_keys, digit = np.divmod(cell_keys, int(span))
+        by_name[name] = np.repeat(low + digit, sizes)
+    steps = StepTable({name: by_name[name] for name in columns})
+    return Collapsed(steps, observed, counts, np.repeat(np.arange(len(firsts)), sizes))
+
+
+def weighted_counts(rows: Collapsed, scheme: str) -> FloatArray:
+    """Weights (n,) of the rows under a scheme of WEIGHTS, with the same total as their counts."""
+    counts = rows.counts
+    if scheme == "rows":
+        return counts
+    if scheme == "segment":
+        segment = np.floor(np.log2(np.maximum(rows.steps["S"], 1.0))).astype(np.int64)
+        factor = 1.0 / np.bincount(segment, weights=counts)[segment]
+    else:
+        variance = _cell_variance(rows)
+        factor = 1.0 / np.maximum(variance, VARIANCE_FLOOR * float(np.average(variance, weights=counts)) or 1.0)
+    weights = counts * factor
+    return np.asarray(weights * (counts.sum() / weights.sum()))
+
+
+def _cell_variance(rows: Collapsed) -> FloatArray:
+    """Variance of ln T in each row's cell (n,), drawn to the typical one as if four more rows had it."""
+    logs, cells, counts = np.log(rows.observed), rows.cells, rows.counts
+    size = np.bincount(cells, weights=counts)
+    mean = np.bincount(cells, weights=counts * logs) / size
+    squares = np.bincount(cells, weights=counts * (logs - mean[cells]) ** 2)
+    freedom = np.maximum(size - 1, 0)
+    typical = float(squares.sum()) / max(float(freedom.sum()), 1.0)
+    return np.asarray(((squares + 4 * typical) / (freedom + 4))[cells])
+
+
+RATE_SPAN = (1e-3, 30.0)
+"""A rate k is searched while k x_max >= the first and k x_min <= the second: beyond, its factor no longer changes."""
+
+SPAN = 1e6
+"""Other parameters are searched up to this many times (peaks also down to this part of) their scale."""
+
+ATTENTION_PER_TOKEN = 2e-4
+SORTED_BELOW = 20_000
+LOW_SHARE = 0.05
+
+_POWERS: Mapping[str, tuple[int, int, int]] = {
+    "1": (0, 0, 0),
+    "ms": (0, 0, 1),
+    "tokens": (0, 1, 0),
+    "requests": (1, 0, 0),
+    "tokens/ms": (0, 1, -1),
+    "1/request": (-1, 0, 0),
+    "1/token": (0, -1, 0),
+    "ms/request": (-1, 0, 1),
+    "ms/token": (0, -1, 1),
+}
+"""Unit of a parameter as powers of B, S and T."""
+
+
+def scales(
+    model: LatencyModel, steps: Steps, observed: FloatArray, weights: FloatArray, given: Mapping[str, float]
+) -> FloatArray:
+    """Scale of each parameter (p,), above zero; given: parameters that a user fixed."""
+    some = slice(None, None, max(len(observed) // SORTED_BELOW, 1))
+    medians = [quantile(column[some], 0.5, weights[some]) for column in (steps["B"], steps["S"], observed)]
+    means = model.column_means(steps, weights, given) if isinstance(model, Separable) else {}
+    found = []
+    for parameter in model.parameters:
+        mean = means.get(parameter.name, 0.0)
+        span = model.span(parameter.name, steps) if parameter.positive else None
+        if mean > 0:
+            found.append(medians[2] / mean)
+        elif span is not None:
+            found.append(float(np.sqrt(span[0] * span[1])))
+        else:
+            powers = _POWERS.get(parameter.unit, (0, 0, 1))
+            found.append(float(np.prod([m**power for m, power in zip(medians, powers, strict=True)])))
+    return np.array(found)
+
+
+def natural_range(
+    model: LatencyModel, parameter: Parameter, scale: float, steps: Steps, observed: FloatArray, weights: FloatArray
+) -> tuple[float, float]:
+    """(low, high) within which a parameter is searched, in its unit."""
+    column = dict(model.rates).get(parameter.name)
+    if column:
+        x = steps[column]
+        return RATE_SPAN[0] / float(x.max()), RATE_SPAN[1] / float(x.min())
+    if (span := model.span(parameter.name, steps)) is not None:
+        return span
+    if parameter.name == "tau_A":
+        return 0.0, ATTENTION_PER_TOKEN * quantile(observed / steps["S"], LOW_SHARE, weights)
+    return (scale / SPAN if parameter.positive else 0.0), scale * SPAN
+
+
+def quantile(values: FloatArray, q: float, weights: FloatArray) -> float:
+    """`weighted_quantile`, without a sort where there are rows enough to load compiled code for."""
+    if len(values) < SORTED_BELOW:
+        return weighted_quantile(values, q, weights)
+    from latfit.fitting.solver import compiled
+
+    # rows with gaps between them would be compiled for once more
+    return float(compiled.weighted_quantile(np.ascontiguousarray(values), np.ascontiguousarray(weights), q))
+
+
+RESIDUALS = ("relative", "absolute")
+
+SOLVERS = ("separable", "trf")
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What a user may choose. fixed: {parameter: value}; bounds: {parameter: (low, high)}, priors: {parameter: (mean,
+    standard deviation)}, each in the parameter's unit; solver: see SOLVERS; weights: see `collapse.WEIGHTS`."""
+
+    model: str = "saturation"
+    loss: str = "huber"
+    residuals: str = "relative"
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    starts: int = 4
+    seed: int = 0
+    solver: str = "separable"
+    priors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    weights: str = "rows"
+
+
+@dataclass(frozen=True)
+class FitProblem:
+    """Rows (steps, observed T in ms, weights; each (n,)), structure, and the box of the free parameters in z."""
+
+    model: LatencyModel
+    steps: Steps
+    observed: FloatArray
+    weights: FloatArray
+    cells: NDArray[np.int64]
+    options: FitOptions
+    fixed: Mapping[str, float]
+    scales: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+    @cached_property
+    def free(self) -> list[int]:
+        """Indices of the parameters that are searched."""
+        return [i for i, p in enumerate(self.model.parameters) if p.name not in self.fixed]
+
+    @cached_property
+    def free_parameters(self) -> list[Parameter]:
+        return [self.model.parameters[i] for i in self.free]
+
+    @property
+    def rows(self) -> int:
+        return round(float(self.weights.sum()))
+
+    @cached_property
+    def _positive(self) -> NDArray[np.bool_]:
+        """Which free parameters (free,) are searched by their logarithm."""
+        return np.array([p.positive for p in self.free_parameters], dtype=bool)
+
+    @cached_property
+    def _held(self) -> FloatArray:
+        """All parameters (p,), zero where they are free."""
+        return np.array([self.fixed.get(p.name, 0.0) for p in self.model.parameters])
+
+    def theta(self, z: FloatArray) -> FloatArray:
+        """All parameters (p,) from the free coordinates."""
+        full, own = self._held.copy(), np.array(z, dtype=np.float64)
+        own[self._positive] = np.exp(own[self._positive])
+        full[self.free] = self.scales[self.free] * own
+        return full
+
+    def coordinates(self, theta: FloatArray) -> FloatArray:
+        """Free coordinates of theta, moved into the box."""
+        z = [
+            np.log(theta[i] / self.scales[i]) if self.model.parameters[i].positive else theta[i] / self.scales[i]
+            for i in self.free
+        ]
+        return np.asarray(np.clip(np.array(z), self.lower, self.upper))
+
+    def residuals(self, z: FloatArray) -> FloatArray:
+        return self.residuals_of(self.model.latency_ms(self.theta(z), self.steps))
+
+    def residuals_of(self, predicted: FloatArray) -> FloatArray:
+        if self.options.residuals == "absolute":
+            return np.asarray(predicted - self.observed)
+        return np.asarray(np.log(np.maximum(predicted, 1e-300) / self.observed))
+
+    def jacobian(self, z: FloatArray) -> FloatArray:
+        """dr/dz (n, free)."""
+        theta = self.theta(z)
+        slopes = self.slopes(theta)
+        if self.options.residuals == "absolute":
+            return slopes
+        predicted = np.maximum(self.model.latency_ms(theta, self.steps), 1e-300)
+        return slopes / predicted[:, None]
+
+    def slopes(self, theta: FloatArray) -> FloatArray:
+        """dT/dz (n, free)."""
+        by_parameter = self.model.gradient(theta, self.steps).T[self.free]
+        return np.asarray((by_parameter * self.chain(theta)[:, None]).T)
+
+    def chain(self, theta: FloatArray) -> FloatArray:
+        """dtheta/dz of the free parameters."""
+        return np.where(self._positive, theta[self.free], self.scales[self.free])
+
+    def rows_at(self, rows: NDArray[np.int64]) -> "FitProblem":
+        """The same problem on some of its rows."""
+        steps = StepTable(self.steps).at(rows)
+        return replace(
+            self, steps=steps, observed=self.observed[rows], weights=self.weights[rows], cells=self.cells[rows]
+        )
+
+
+def make_problem(trace: Trace, options: FitOptions) -> FitProblem:
+    """The problem of fitting `options.model` to a clean trace. Raises WrongUsage for options that cannot be met."""
+    model = model_named(options.model)
+    _check_options(model, options)
+    rows = collapse(trace, read_columns(trace, model.columns), row_weights(trace))
+    weights = weighted_counts(rows, options.weights)
+    held = model.held(rows.steps, weights / rows.observed**2, options.fixed) if isinstance(model, Separable) else {}
+    held = {name: value for name, value in held.items() if name not in options.bounds and name not in options.priors}
+    natural = {p.name: p.fixed for p in model.parameters if p.fixed is not None}
+    problem = FitProblem(
+        model=model,
+        steps=rows.steps,
+        observed=rows.observed,
+        weights=weights,
+        cells=rows.cells,
+        options=options,
+        fixed=natural | held | dict(options.fixed),
+        scales=scales(model, rows.steps, rows.observed, rows.counts, options.fixed),
+        lower=np.empty(0),
+        upper=np.empty(0),
+    )
+    box = np.array([_box(problem, i) for i in problem.free]).reshape(-1, 2)
+    return replace(problem, lower=box[:, 0], upper=box[:, 1])
+
+
+def _check_options(model: LatencyModel, options: FitOptions) -> None:
+    names = [p.name for p in model.parameters]
+    for option, given in (("--fix", options.fixed), ("--bounds", options.bounds), ("--prior", options.priors)):
+        for name in given:
+            if name not in names:
+                raise WrongUsage(
+                    f"{model.name} has no parameter {name!r}",
+                    where=option,
+                    remedy=f"Its parameters are {', '.join(names)}.",
+                )
+    for name, (mean, deviation) in options.priors.items():
+        if options.solver == "trf" or not (np.isfinite(mean) and 0 < deviation < np.inf):
+            raise WrongUsage(
+                f"the prior on {name} cannot be used",
+                where="--prior",
+                remedy="Give a mean and a standard deviation above zero, and leave out --solver trf.",
+            )
+    if both := set(options.fixed) & set(options.bounds):
+        raise WrongUsage(f"{sorted(both)[0]} is both fixed and bounded", where="--fix", remedy="Give one of the two.")
+    for option, value, known in (
+        ("--loss", options.loss, tuple(RHO)),
+        ("--residuals", options.residuals, RESIDUALS),
+        ("--solver", options.solver, SOLVERS),
+        ("--weights", options.weights, WEIGHTS),
+    ):
+        if value not in known:
+            raise WrongUsage(f"{value!r} is not known", where=option, remedy=f"Choose one of: {', '.join(known)}.")
+    for parameter in model.parameters:
+        held = options.fixed.get(parameter.name)
+        if held is not None and (not np.isfinite(held) or held < 0 or (parameter.positive and held == 0)):
+            raise WrongUsage(
+                f"{parameter.name} = {held:g} is not possible",
+                where="--fix",
+                remedy=f"It is the {parameter.meaning}, {'above' if parameter.positive else 'at least'} zero.",
+            )
+
+
+def _box(problem: FitProblem, index: int) -> tuple[float, float]:
+    """Search range of a parameter in z: what the data could show, narrowed by the user's bounds."""
+    parameter, scale = problem.model.parameters[index], problem.scales[index]
+    low, high = natural_range(problem.model, parameter, scale, problem.steps, problem.observed, problem.weights)
+    user = problem.options.bounds.get(parameter.name)
+    if user:
+        low, high = max(user[0], 0.0), user[1]
+    if parameter.positive:
+        low = max(low, 1e-12 * scale)
+        return float(np.log(low / scale)), float(np.log(high / scale))
+    return low / scale, high / scale
+
+
+def steps_by_row(problem: FitProblem, trace: Trace) -> StepTable:
+    """The columns that the problem's model reads, each (n,), for the rows of a trace."""
+    return StepTable({name: trace.floats(name) for name in problem.steps if name in trace})
+
+
+def predicted_by_row(problem: FitProblem, theta: FloatArray, trace: Trace) -> FloatArray:
+    """Typical latency in ms (n,) of a trace's rows for parameters theta (p,)."""
+    return problem.model.latency_ms(theta, steps_by_row(problem, trace))
+
+
+def weights_by_row(trace: Trace) -> FloatArray:
+    """How many measured steps each row stands for (n,)."""
+    given = row_weights(trace)
+    return np.ones(len(trace)) if given is None else given
+
+
+def log_ratios(problem: FitProblem, theta: FloatArray, trace: Trace) -> FloatArray:
+    """ln(observed/predicted) (n,) of a trace's rows."""
+    predicted = np.maximum(predicted_by_row(problem, theta, trace), 1e-300)
+    return np.asarray(np.log(trace.floats("T_ms") / predicted))
+
+
+def known_columns(trace: Trace) -> dict[str, FloatArray]:
+    """Everything a trace knows of its steps but their latency, by column; those with gaps are left out."""
+    found = {name: trace.floats(name) for name in SOURCES if name in trace}
+    return {name: column for name, column in found.items() if np.all(np.isfinite(column))}
+
+
+def cells_by_row(trace: Trace) -> NDArray[np.intp]:
+    """Number of the cell of each row (n,): rows of one cell agree in everything that is known of them."""
+    return numbered(list(known_columns(trace).values()))
+
+
+def numbered(columns: Sequence[FloatArray]) -> NDArray[np.intp]:
+    """Number of each row's values (n,) among the different ones in order; columns, each (n,), are finite."""
+    order = np.lexsort(tuple(reversed(columns)))
+    new = np.zeros(len(order), dtype=np.intp)
+    for column in columns:
+        new[1:] |= np.diff(column[order]) != 0
+    number = np.empty_like(new)
+    number[order] = np.cumsum(new)
+    return number
+
+
+def by_row(problem: FitProblem, trace: Trace) -> FitProblem:
+    """The same problem with one row for each row of the trace, in its order."""
+    steps = steps_by_row(problem, trace)
+    return replace(
+        problem,
+        steps=steps,
+        observed=trace.floats("T_ms"),
+        weights=weights_by_row(trace),
+        cells=numbered(list(steps.values())),
+    )

@@ -1,0 +1,1 @@
+"""Minimising what a fit minimises: starts, descent, and where a descent needs help."""

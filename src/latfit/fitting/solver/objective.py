@@ -1,0 +1,247 @@
+"""The robust cost of a problem with its gradient and curvature, computed cell by cell.
+
+All rows of a cell are the same step, so they share the prediction u (ln T, or T for absolute residuals) and its slopes.
+With residuals r_i = u - y_i the cell's part of the cost and its two derivatives in u are sums over its rows,
+
+    cost = 1/2 s^2 sum w_i rho(r_i^2/s^2),    G = sum w_i r_i rho',    K = sum w_i (rho' + 2 z rho''),
+
+and with J = du/dz of the cells the gradient is J'G, the curvature J'KJ (the term with the second derivative of u is
+left out, as in Gauss and Newton's method). Where a row lies in the loss's tail its part of K is kept above a small
+share of rho', so that a step stays a descent.
+
+A prior on a parameter, mean m and standard deviation d, is one more squared residual sigma (theta - m)/d, where sigma
+is the spread of the residuals that the loss's scale stands for: as much as one row that is d off tells.
+
+What is known of parameters before the data, as rows of a fit.
+
+A prior on a parameter, mean m and standard deviation d, enters the cost as one more squared residual r = sigma (theta -
+m)/d with sigma the spread of the residuals that the loss's scale stands for. To the covariance it is such a row: it
+adds j j' to the Hessian, j = sigma (dtheta/dz)/d, and sigma^2 j j' to the spread of the score, because m is off by d as
+a measurement is off by its noise. For a linear model with normal noise that is the Bayesian posterior,
+sigma^2 (X'X + sigma^2 D^-2)^-1.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.fitting.problem import FitProblem
+from latfit.fitting.solver.loss import TUNING, by_residual
+from latfit.model import Saturation, StepTable
+from latfit.stats import MAD_TO_SIGMA, FloatArray, mad_sigma
+
+
+def prior_rows(problem: FitProblem, z: FloatArray, f_scale: float) -> tuple[FloatArray, FloatArray]:
+    """(residuals (k,), Jacobian (k, free)) of the k priors on free parameters, in the residuals' unit."""
+    names = [p.name for p in problem.free_parameters]
+    known = [(names.index(name), *prior) for name, prior in problem.options.priors.items() if name in names]
+    J = np.zeros((len(known), len(z)))
+    residuals = np.zeros(len(known))
+    if not known:
+        return residuals, J
+    sigma = f_scale / TUNING[problem.options.loss]
+    theta = problem.theta(z)
+    chain = problem.chain(theta)
+    for row, (at, mean, deviation) in enumerate(known):
+        residuals[row] = sigma * (theta[problem.free[at]] - mean) / deviation
+        J[row, at] = sigma * chain[at] / deviation
+    return residuals, J
+
+
+def with_priors(
+    problem: FitProblem, z: FloatArray, f_scale: float, J: FloatArray, slope: float = 1.0
+) -> tuple[FloatArray, FloatArray]:
+    """(Jacobian (n + k, free), weights (n + k,)) of the rows and the priors after them; slope: mean psi' of the rows,
+    which a prior does not share."""
+    more = prior_rows(problem, z, f_scale)[1]
+    if len(more) == 0:
+        return J, problem.weights
+    weights = np.concatenate([problem.weights, np.full(len(more), 1.0 / slope)])
+    return np.concatenate([J, more]), weights
+
+
+COMPILED_FROM = 20_000
+"""Rows from which the sums over cells are worth loading compiled code for."""
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """Cost, gradient (free,) and curvature (free, free) at a point."""
+
+    cost: float
+    gradient: FloatArray
+    curvature: FloatArray
+
+
+@dataclass(frozen=True)
+class Sums:
+    """At a point: T in ms of each cell, the cost without priors, and G and K of each cell; arrays (m,)."""
+
+    T: FloatArray
+    cost: float
+    pull: FloatArray
+    stiffness: FloatArray
+
+
+@dataclass(frozen=True)
+class CellProblem:
+    """A problem with one row a cell in `cells`, and the measured rows behind them (sorted by cell).
+
+    y: ln T or T (n,); weights (n,); starts: the first row of each cell (m,); compiled: whether there is enough to do
+    for compiled code, here or in the problem that this one is a sample of.
+    """
+
+    cells: FitProblem
+    y: FloatArray
+    weights: FloatArray
+    starts: NDArray[np.int64]
+    compiled: bool = False
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Rows in each cell (m,)."""
+        return np.diff(self.starts, append=len(self.y))
+
+    @cached_property
+    def axes(self) -> tuple[FloatArray, FloatArray, NDArray[np.int64], FloatArray]:
+        """B and S of the cells, and S again as numbers in a list of values, for `swift`."""
+        B, S = (np.ascontiguousarray(self.cells.steps[name]) for name in ("B", "S"))
+        top = float(S.max())
+        if top <= len(S) and np.array_equal(S, np.floor(S)):
+            return B, S, S.astype(np.int64), np.arange(top + 1)
+        return B, S, np.arange(len(S)), S
+
+    @property
+    def swift(self) -> bool:
+        """Whether the compiled saturation form applies."""
+        return self.compiled and isinstance(self.cells.model, Saturation)
+
+    @property
+    def relative(self) -> bool:
+        return self.cells.options.residuals == "relative"
+
+    def latency_ms(self, z: FloatArray) -> FloatArray:
+        """T of each cell (m,)."""
+        theta = self.cells.theta(z)
+        if self.swift:
+            from latfit.fitting.solver.compiled import latencies
+
+            return latencies(theta, *self.axes)  # type: ignore[no-any-return]
+        return self.cells.model.latency_ms(theta, self.cells.steps)
+
+    def told(self, T: FloatArray) -> FloatArray:
+        """u (m,): ln T or T."""
+        return np.log(np.maximum(T, 1e-300)) if self.relative else T
+
+    def predicted(self, z: FloatArray) -> FloatArray:
+        """u of each cell (m,)."""
+        return self.told(self.latency_ms(z))
+
+    def by_row(self, values: FloatArray) -> FloatArray:
+        return values if len(values) == len(self.y) else np.repeat(values, self.sizes)
+
+    def by_row_matrix(self, values: FloatArray) -> FloatArray:
+        return values if len(values) == len(self.y) else np.repeat(values, self.sizes, axis=0)
+
+    def spread(self, z: FloatArray) -> float:
+        """Robust standard deviation of the residuals."""
+        u = self.predicted(z)
+        if not self.compiled:
+            return mad_sigma(self.by_row(u) - self.y, self.weights)
+        from latfit.fitting.solver.compiled import distances, weighted_quantile
+
+        return MAD_TO_SIGMA * float(weighted_quantile(distances(self.starts, self.y, u), self.weights, 0.5))
+
+
+def by_cell(problem: FitProblem, compiled: bool = False) -> CellProblem:
+    """The problem with neighbouring rows of the same step gathered."""
+    compiled = compiled or len(problem.observed) >= COMPILED_FROM
+    starts = np.flatnonzero(np.diff(problem.cells, prepend=-1))
+    y = np.log(problem.observed) if problem.options.residuals == "relative" else problem.observed
+    if len(starts) == len(y):
+        return CellProblem(problem, y, problem.weights, starts, compiled)
+    weights = np.add.reduceat(problem.weights, starts)
+    cells = replace(problem.rows_at(starts), weights=weights)
+    return CellProblem(cells, y, problem.weights, starts, compiled)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The cost to be minimised, at one scale of the loss."""
+
+    rows: CellProblem
+    f_scale: float
+
+    @property
+    def problem(self) -> FitProblem:
+        return self.rows.cells
+
+    def cost(self, z: FloatArray) -> float:
+        return self.sums(z).cost + self._prior(z)[0]
+
+    def at(self, z: FloatArray) -> Quadratic:
+        """Cost, gradient and curvature."""
+        return self.around(z, self.sums(z))
+
+    def whole(self, z: FloatArray, sums: Sums) -> float:
+        """The cost with priors, where its sums are known."""
+        return sums.cost + self._prior(z)[0]
+
+    def around(self, z: FloatArray, sums: Sums) -> Quadratic:
+        """Cost, gradient and curvature at a point whose sums are known."""
+        problem, rows = self.problem, self.rows
+        theta = problem.theta(z)
+        divisor = np.maximum(sums.T, 1e-300) if rows.relative else np.ones_like(sums.T)
+        if rows.swift:
+            from latfit.fitting.solver.compiled import normal_equations
+
+            chain = problem.chain(theta)
+            free = np.array(problem.free)
+            g, H = normal_equations(theta, *rows.axes, free, divisor, sums.pull, sums.stiffness)
+            gradient, curvature = g * chain, H * np.outer(chain, chain)
+        else:
+            J = problem.slopes(theta) / divisor[:, None]
+            gradient, curvature = J.T @ sums.pull, J.T @ (J * sums.stiffness[:, None])
+        prior, prior_gradient, prior_curvature = self._prior(z)
+        return Quadratic(sums.cost + prior, gradient + prior_gradient, curvature + np.diag(prior_curvature))
+
+    def sums(self, z: FloatArray) -> Sums:
+        """Cost without priors, and G and K by cell."""
+        rows, loss, s = self.rows, self.problem.options.loss, self.f_scale
+        T = rows.latency_ms(z)
+        u = rows.told(T)
+        if rows.compiled:
+            from latfit.fitting.solver.compiled import LOSSES, cell_sums
+
+            return Sums(T, *cell_sums(rows.starts, rows.y, rows.weights, u, s, LOSSES[loss]))
+        r = rows.by_row(u) - rows.y
+        cost, pull, stiffness = by_residual(loss, r, s)
+        total, pull, stiffness = float(rows.weights @ cost), rows.weights * pull, rows.weights * stiffness
+        if len(rows.starts) < len(rows.y):
+            pull, stiffness = np.add.reduceat(pull, rows.starts), np.add.reduceat(stiffness, rows.starts)
+        return Sums(T, total, pull, stiffness)
+
+    def _prior(self, z: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+        """Cost of the priors, its gradient (free,) and the diagonal of its curvature (free,)."""
+        problem = self.problem
+        gradient, curvature = np.zeros(len(z)), np.zeros(len(z))
+        if not problem.options.priors:
+            return 0.0, gradient, curvature
+        sigma = self.f_scale / TUNING[problem.options.loss]
+        theta = problem.theta(z)
+        chain, cost = problem.chain(theta), 0.0
+        for at, (index, parameter) in enumerate(zip(problem.free, problem.free_parameters, strict=True)):
+            if parameter.name in problem.options.priors:
+                mean, deviation = problem.options.priors[parameter.name]
+                residual = sigma * (theta[index] - mean) / deviation
+                slope = sigma * chain[at] / deviation
+                cost += 0.5 * residual**2
+                gradient[at], curvature[at] = residual * slope, slope**2
+        return cost, gradient, curvature
+
+
+def remembered(problem: FitProblem) -> FitProblem:
+    """The problem with a table of steps that remembers what is derived from it."""
+    return problem if isinstance(problem.steps, StepTable) else replace(problem, steps=StepTable(problem.steps))

@@ -1,0 +1,303 @@
+"""The solver: a search for starts, a race between them, a polish of the winner on all rows.
+
+The scale of a robust loss is the spread of the residuals of the very fit it belongs to. So: a fit with a generous
+scale, the spread of its residuals by the median absolute deviation, a fit with that scale, and once more. With the
+scale held, the cost falls in each solve; a scale floor keeps noise-free data from dividing by zero.
+
+`separable` searches by variable projection and polishes with `newton`; `trf` runs SciPy's trust-region reflective from
+starts that know nothing of the structure, as anyone would. On large data the starts race on a sample of the rows.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from latfit.fitting.problem import FitProblem
+from latfit.fitting.solver.escape import along_kinks, along_valley
+from latfit.fitting.solver.levenberg_marquardt import Minimum, minimise
+from latfit.fitting.solver.loss import RHO, TUNING, weighted
+from latfit.fitting.solver.objective import CellProblem, Objective, by_cell, remembered
+from latfit.fitting.solver.variable_projection import naive_points, search, search_beside, searched_points
+from latfit.stats import FloatArray
+
+SEARCH_ROWS = 256
+RACE_ROWS = 1500
+RACERS = {0: 1, 1: 8, 2: 4}
+MANY_RACERS = 12
+"""Starts by the number of outer parameters that are searched; of more, many."""
+
+FEW_OUTER = 2
+MANY_PARAMETERS = 7
+"""Beyond this many free parameters the search's sample may mislead, and starts that know nothing race along."""
+
+FINALISTS = 3
+WORTH = 0.5
+"""A point of the search that costs this share more than a fit may lead to a better one."""
+
+MOST_TRIED = 8
+
+WELL_SEARCHED = (0, 2)
+"""Numbers of outer parameters whose search misses nothing: none, and two on a grid, on which few rows mislead less than
+on a line."""
+
+RESCUES = 3
+CLOSE = 0.02
+"""A sample cannot tell ends whose costs differ by less than this share."""
+
+NOTHING = 1e-6
+"""A prediction below this share of the fastest step is none."""
+
+TRF_STARTS = 8
+FIRST_RELATIVE_SCALE = 0.1
+SCALE_FLOOR = 1e-7
+MAX_EVALUATIONS = 400
+RACE_EVALUATIONS = 80
+RACE_STEPS, MANY_STEPS = 10, 30
+"""Steps of a race after a search on a grid, which knows the valleys, and after one that does not."""
+
+MORE_SCALES = 2
+WIDER = (8.0, 4.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """z of the optimum (free,), its cost, the loss's scale, and whether the solver said that it converged."""
+
+    z: FloatArray
+    cost: float
+    f_scale: float
+    converged: bool
+
+
+ROUGHLY, FINELY, EXACTLY = 1e-6, 1e-9, 1e-12
+"""Shares of the cost that a search may leave to be gained."""
+
+
+def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
+    """Minimise the robust cost. warm: a start in z in place of the search for one (refits on parts of the data)."""
+    problem = remembered(problem)
+    if problem.options.loss == "tukey":
+        return _tukey(problem, warm)
+    rows = by_cell(problem)
+    if len(problem.free) == 0:
+        f_scale = _scale(rows, np.empty(0))
+        return Solution(np.empty(0), Objective(rows, f_scale).cost(np.empty(0)), f_scale, True)
+    if warm is not None and _speaks(rows, warm):
+        return _refitted(rows, warm)
+    if problem.options.solver == "trf":
+        return _plain(problem, rows)
+    samples = _samples(problem, rows)
+    ends = _finals(rows, _race(problem, samples))
+    for _ in range(RESCUES):
+        objective = Objective(rows, _scale(rows, ends[0].z))
+        ends = _polished(objective, [end.z for end in ends])
+        best = along_kinks(objective, along_valley(objective, ends[0]))
+        better = _rescued(objective, samples, best)
+        if better.cost >= best.cost * (1 - FINELY):
+            break
+        ends = [better, *ends]
+    return _at_the_edge(objective, min(best, better, key=lambda end: end.cost))
+
+
+def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
+    """The fit of the valley that a start lies in."""
+    z = warm
+    for _ in range(MORE_SCALES):
+        objective = Objective(rows, _scale(rows, z))
+        end = minimise(objective, z)
+        z = end.z
+    return _at_the_edge(objective, end)
+
+
+def _plain(problem: FitProblem, rows: CellProblem) -> Solution:
+    """SciPy's trust region from several starts, of which a sample chooses the best, as anyone would."""
+    few = _sample(problem, RACE_ROWS)
+    sample = rows if few is problem else by_cell(few)
+    first = Objective(sample, _generous(problem))
+    ends = sorted(
+        (trust_region(first, z, ROUGHLY) for z in naive_points(problem, TRF_STARTS)), key=lambda end: end.cost
+    )
+    scaled = Objective(sample, _scale(sample, ends[0].z))
+    z = min((trust_region(scaled, end.z, FINELY) for end in _apart(ends)), key=lambda end: end.cost).z
+    for _ in range(MORE_SCALES):
+        objective = Objective(rows, _scale(rows, z))
+        end = trust_region(objective, z, EXACTLY)
+        z = end.z
+    return _at_the_edge(objective, end)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Rows to search on, few of them, and rows to race on, which are all of them where there are not many."""
+
+    searched: FitProblem
+    beside: FitProblem
+    raced: CellProblem
+    whole: bool
+
+
+def _samples(problem: FitProblem, rows: CellProblem) -> _Samples:
+    few = _sample(problem, RACE_ROWS)
+    whole = few is problem
+    raced = rows if whole else by_cell(few, rows.compiled)
+    return _Samples(remembered(_sample(few, SEARCH_ROWS)), remembered(few), raced, whole)
+
+
+def _race(problem: FitProblem, samples: _Samples) -> list[Minimum]:
+    """Where several starts end, best first: each polished at the generous scale and again at the best one's own."""
+    sample, first = samples.raced, _generous(problem)
+    starts = searched_points(samples.searched, first, _racers(problem))
+    starts += naive_points(problem, TRF_STARTS if len(problem.free) > MANY_PARAMETERS else 2)
+    steps = RACE_STEPS if _searched(problem) <= FEW_OUTER else MANY_STEPS
+    ends = _apart(_raced(Objective(sample, first), starts, ROUGHLY, steps))
+    scaled = Objective(sample, _scale(sample, ends[0].z))
+    return _apart(_raced(scaled, [end.z for end in ends], FINELY, steps))
+
+
+def _raced(objective: Objective, starts: list[FloatArray], gain: float, steps: int) -> list[Minimum]:
+    return sorted((minimise(objective, start, steps, gain) for start in starts), key=lambda end: end.cost)
+
+
+def _finals(rows: CellProblem, ends: list[Minimum]) -> list[Minimum]:
+    """The ends that the sample cannot tell from the best one, polished on all rows."""
+    close = [end.z for end in ends if end.cost <= (1 + CLOSE) * ends[0].cost]
+    return _polished(Objective(rows, _scale(rows, ends[0].z)), close[:FINALISTS])
+
+
+def _polished(objective: Objective, starts: list[FloatArray]) -> list[Minimum]:
+    """Different ends, best first."""
+    return _apart(sorted((minimise(objective, start) for start in starts), key=lambda end: end.cost))
+
+
+def _rescued(objective: Objective, samples: _Samples, best: Minimum) -> Minimum:
+    """A better end than the best one by a search at the very scale of the fit, or the best one."""
+    problem, f_scale = samples.searched, objective.f_scale
+    known = max(Objective(by_cell(problem, objective.rows.compiled), f_scale).cost(best.z), 1e-300)
+    sample = Objective(samples.raced, f_scale)
+    found = [(each.cost / known, each.theta) for each in search(problem, f_scale, MANY_RACERS)]
+    if _searched(problem) not in WELL_SEARCHED:
+        known = max(sample.cost(best.z), 1e-300)
+        beside = search_beside(samples.beside, f_scale, problem.theta(best.z))
+        found += [(each.cost / known, each.theta) for each in beside]
+    worth = sorted((each for each in found if each[0] <= 1 + WORTH), key=lambda each: each[0])
+    if not worth:
+        return best
+    starts = [problem.coordinates(theta) for _, theta in worth[:MOST_TRIED]]
+    ends = _raced(sample, starts, FINELY, MANY_STEPS)
+    if samples.whole:
+        lower = [end for end in _apart(ends) if end.cost < best.cost * (1 - FINELY)]
+    else:
+        near = minimise(sample, best.z, MANY_STEPS, FINELY)
+        lower = [end for end in _apart([near, *ends])[1:] if end.cost <= near.cost * (1 + CLOSE)]
+    return min([best, *_polished(objective, [end.z for end in lower[:FINALISTS]])], key=lambda end: end.cost)
+
+
+def _generous(problem: FitProblem) -> float:
+    """The loss's scale before anything is known of the residuals."""
+    relative = problem.options.residuals == "relative"
+    return FIRST_RELATIVE_SCALE * (1.0 if relative else float(np.median(problem.observed)))
+
+
+def _speaks(rows: CellProblem, start: FloatArray) -> bool:
+    """Whether a start predicts something for every step: logarithms of nothing have no slope to leave it by."""
+    T = rows.cells.model.latency_ms(rows.cells.theta(start), rows.cells.steps)
+    return bool(T.min() > NOTHING * float(rows.cells.observed.min()))
+
+
+def _racers(problem: FitProblem) -> int:
+    searched = _searched(problem)
+    return max(RACERS.get(searched, MANY_RACERS), problem.options.starts if searched else 1)
+
+
+def _searched(problem: FitProblem) -> int:
+    """How many outer parameters are searched."""
+    return sum(name not in problem.fixed for name in problem.model.outer)
+
+
+def _apart(ends: list[Minimum]) -> list[Minimum]:
+    """Ends of different cost: starts that met in one optimum run on as one."""
+    kept: list[Minimum] = []
+    for end in ends:
+        if all(abs(end.cost - other.cost) > ROUGHLY * abs(other.cost) for other in kept):
+            kept.append(end)
+    return kept
+
+
+def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
+    """Not convex: from the Huber fit, from fits with a wider scale that narrows, and from the points that the search
+    likes, with the Huber fit's spread held."""
+    huber = solve(replace(problem, options=replace(problem.options, loss="huber")), warm)
+    f_scale = huber.f_scale * TUNING["tukey"] / TUNING["huber"]
+    objective = Objective(by_cell(problem), f_scale)
+    if len(problem.free) == 0:
+        return Solution(huber.z, objective.cost(huber.z), f_scale, True)
+    starts = [huber.z]
+    if warm is None:
+        wider = huber.z
+        for factor in WIDER:
+            wider = minimise(Objective(objective.rows, factor * f_scale), wider).z
+        starts.append(wider)
+        starts += searched_points(remembered(_sample(problem, SEARCH_ROWS)), f_scale, MANY_RACERS)
+        starts += naive_points(problem, TRF_STARTS)
+    return _at_the_edge(objective, min((minimise(objective, z) for z in starts), key=lambda end: end.cost))
+
+
+def trust_region(objective: Objective, start: FloatArray, gain: float) -> Minimum:
+    """SciPy's trust-region reflective on all rows; it knows no priors, which `problem` refuses with it."""
+    problem = objective.problem
+    rows = objective.rows
+    inside = np.clip(start, problem.lower, problem.upper)
+    with np.errstate(all="ignore"):  # columns that the data cannot tell apart divide by zero inside SciPy's subproblem
+        result = least_squares(
+            lambda z: rows.by_row(rows.predicted(z)) - rows.y,
+            inside,
+            jac=lambda z: rows.by_row_matrix(problem.jacobian(z)),
+            bounds=(problem.lower, problem.upper),
+            method="trf",
+            x_scale="jac",
+            loss=weighted(RHO[problem.options.loss], rows.weights),
+            f_scale=objective.f_scale,
+            ftol=10 * gain,
+            xtol=1e-11,
+            gtol=1e-11,
+            max_nfev=MAX_EVALUATIONS if gain <= EXACTLY else RACE_EVALUATIONS,
+        )
+    return Minimum(result.x, objective.cost(result.x), bool(result.status > 0))
+
+
+def _scale(rows: CellProblem, z: FloatArray) -> float:
+    options = rows.cells.options
+    floor = SCALE_FLOOR * (1.0 if options.residuals == "relative" else float(np.median(rows.cells.observed)))
+    return max(TUNING[options.loss] * rows.spread(z), floor)
+
+
+def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
+    """Put coordinates that a solver left a hair inside their bound onto it, where that costs nothing."""
+    problem = objective.problem
+    z, kept = end.z.copy(), objective.cost(end.z)
+    for i, (low, high) in enumerate(zip(problem.lower, problem.upper, strict=True)):
+        for edge in (low, high):
+            if np.isfinite(edge) and z[i] != edge and abs(z[i] - edge) < 1e-3 * max(1.0, abs(edge)):
+                trial = z.copy()
+                trial[i] = edge
+                if (reached := objective.cost(trial)) <= kept * (1 + 1e-9):
+                    z, kept = trial, reached
+    return Solution(z, kept, objective.f_scale, end.converged)
+
+
+def _sample(problem: FitProblem, size: int) -> FitProblem:
+    """About `size` rows, half by weight and half evenly, the extremes of every column always among them.
+
+    Rows are taken in even steps of that share along their order, which is that of B, then S, then T. A row's weight is
+    divided by its chance to be taken, so that the sample's cost estimates the cost of all rows.
+    """
+    if len(problem.observed) <= size:
+        return problem
+    rng = np.random.default_rng(problem.options.seed)
+    share = 0.5 * problem.weights / problem.weights.sum() + 0.5 / len(problem.weights)
+    drawn = np.searchsorted(np.cumsum(share), (np.arange(size) + rng.random()) / size)
+    corners = [extreme(column) for column in problem.steps.values() for extreme in (np.argmin, np.argmax)]
+    rows = np.unique(np.minimum(np.concatenate([drawn, np.array(corners)]), len(share) - 1).astype(np.int64))
+    sample = problem.rows_at(rows)
+    return replace(sample, weights=sample.weights / np.minimum(1.0, size * share[rows]))

@@ -1,0 +1,447 @@
+"""Bootstrap of a fit: what the parameters would have been on data like these.
+
+Three ways to draw data: `rows` (each measured step counts Poisson(1) times, the limit of drawing rows with
+replacement), `block` (contiguous blocks of time within a run count so often, because neighbours share their noise;
+Künsch 1989; whole cells where there is no time), `residual` (the cells stay, each row gets the fit plus a residual of
+any row; for designed grids, where the design is not random).
+
+A resample differs from the data by O(n^-1/2), so the optimum moves little and Newton steps from the estimate reach it:
+
+    z* = z + argmin_d  1/2 d'H*d - g*'d,    H* = sum w* psi' j j',   g* = -sum w* psi j,     z + d inside the box,
+
+which is the one-step bootstrap of M-estimators (Shao & Tu 1995, section 8.4: it agrees with the full one to first
+order). For all resamples at once the sums are products of a weight matrix with the columns [psi j, psi' j j']. Of more
+than 3,000 rows, steps are dealt at random to 3,000 groups and whole groups are drawn: groups of independent rows are as
+independent as the rows, and the variance they show is off by sqrt(2/3000) = 3 %. So a thousand resamples of 10^5 rows
+take about a second. Data of few rows, where curvature matters, get a descent of several steps, each with the Jacobian
+where the last one ended, damped (Levenberg) where the cost would rise; the steps of others are carried back onto the
+model where it bends away (see `draws`). The scale of the loss stays what it was. A prior's mean is drawn like a
+measurement, from its own standard deviation.
+
+From one resample of the data to its parameters: a descent from the estimate, or one step carried onto the model.
+
+Parameter vectors that the data allow, kept with a fit so that whatever is computed from it gets an interval.
+
+A draw d from the covariance of the coordinates z, or from one step of a bootstrap, is a move to first order: it says
+that predictions move from u to u + J d (u = ln T, or T for absolute residuals). Where a direction is nearly flat d is
+long, the formula bends away under it, and T(z + d) is nonsense although J d is small. So each draw whose prediction
+misses u + J d by more than a tenth of the typical move is carried back: to the vector in the box of the parameters
+whose predictions are closest to u + J d, by damped Gauss-Newton steps from the estimate (as in randomize-then-optimize,
+Bardsley et al. 2014). Predictions are compared on up to 120 of the steps, the extremes of every column among them.
+
+Flat directions are not explored by that: their parameters are not identified and the draws do not pretend otherwise.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import WrongUsage
+from latfit.fitting.checking.crossval import in_time
+from latfit.fitting.problem import FitProblem, by_row
+from latfit.fitting.solver.levenberg_marquardt import bounded_step, damped_step
+from latfit.fitting.solver.loss import TUNING, score_factor, score_slope, total_cost
+from latfit.fitting.solver.objective import Quadratic, prior_rows
+from latfit.fitting.solver.solve import Solution
+from latfit.fitting.uncertainty.covariance import Uncertainty
+from latfit.model import KEPT, LatencyModel, Steps
+from latfit.stats import FloatArray
+from latfit.trace import Trace, runs_in_time
+
+COMPARED = 120
+MISSES = 0.1
+_STEPS = 12
+_DAMPING, _LEAST_DAMPING = 1e-6, 1e-9
+_LONGEST = 1.0
+_DIGITS = 7
+
+
+def from_covariance(problem: FitProblem, solution: Solution, doubt: Uncertainty, n: int = KEPT) -> FloatArray:
+    """Draws (n, p) of all parameters from the covariance of the free coordinates."""
+    if doubt.root is None or not problem.free:
+        return np.empty((0, len(problem.model.parameters)))
+    rng = np.random.default_rng(problem.options.seed)
+    moves = rng.standard_normal((n, len(doubt.root))) @ doubt.root
+    return np.stack([problem.theta(z) for z in carried(problem, solution, moves)])
+
+
+def kept(problem: FitProblem, theta: FloatArray, source: str) -> Mapping[str, Any]:
+    """The `draws` of the JSON contract from parameter vectors (n, p): the free parameters of up to 200 of them."""
+    values = theta[:KEPT, problem.free]
+    rounded = [[float(f"{x:.{_DIGITS}g}") for x in row] for row in values.tolist()]
+    return {"source": source, "parameters": [p.name for p in problem.free_parameters], "values": rounded}
+
+
+def carried(problem: FitProblem, solution: Solution, moves: FloatArray) -> FloatArray:
+    """Coordinates (n, p) whose predictions move as the first order of the moves (n, p) says."""
+    part = _compared(problem)
+    here = _predicted(part, solution.z)
+    wanted = moves @ part.jacobian(solution.z).T
+    share = part.weights / part.weights.sum()
+    typical = float(np.sqrt(np.median(wanted**2 @ share)))
+    found = np.clip(solution.z + moves, problem.lower, problem.upper)
+    for i, (z, move) in enumerate(zip(found, wanted, strict=True)):
+        with np.errstate(all="ignore"):  # a long move may overflow, and is then no match
+            miss = float(np.sqrt(share @ (_predicted(part, z) - here - move) ** 2))
+        if not miss <= MISSES * typical:
+            found[i] = _closest(part, solution.z, here + move, share, (MISSES * typical) ** 2)
+    return found
+
+
+def _closest(part: FitProblem, z: FloatArray, target: FloatArray, share: FloatArray, enough: float) -> FloatArray:
+    """The coordinates near z whose predictions are closest to a target (m,), or closer than enough (mean square)."""
+    r = _predicted(part, z) - target
+    cost, damping = float(share @ r**2), _DAMPING
+    for _ in range(_STEPS):
+        J = part.jacobian(z)
+        at = Quadratic(cost, J.T @ (share * r), J.T @ (J * share[:, None]))
+        low, high = np.maximum(part.lower - z, -_LONGEST), np.minimum(part.upper - z, _LONGEST)
+        trial = z + damped_step(at, low, high, damping)
+        left = _predicted(part, trial) - target
+        reached = float(share @ left**2)
+        if not reached < cost:
+            damping = max(damping, 1e-4) * 30
+            continue
+        done = reached < enough or reached > 0.999 * cost
+        z, r, cost, damping = trial, left, reached, max(damping / 5, _LEAST_DAMPING)
+        if done:
+            break
+    return z
+
+
+def _compared(problem: FitProblem) -> FitProblem:
+    """Some of the rows: evenly by weight in the order of the rows, and the extremes of every column."""
+    if len(problem.observed) <= COMPARED:
+        return problem
+    reached = np.cumsum(problem.weights)
+    evenly = np.searchsorted(reached, (np.arange(COMPARED) + 0.5) / COMPARED * reached[-1])
+    corners = [extreme(column) for column in problem.steps.values() for extreme in (np.argmin, np.argmax)]
+    rows = np.unique(np.concatenate([evenly, np.array(corners)])).astype(np.int64)
+    return problem.rows_at(rows)
+
+
+def _predicted(part: FitProblem, z: FloatArray) -> FloatArray:
+    T = part.model.latency_ms(part.theta(z), part.steps)
+    return T if part.options.residuals == "absolute" else np.log(np.maximum(T, 1e-300))
+
+
+FEW_ROWS = 3_000
+"""Rows up to which curvature may matter, so that a resample is followed by a whole descent."""
+
+MOST_STEPS = 12
+FIRST_DAMPING = 1e-3
+CLOSE = 1e-7
+LEAST_DAMPING = 1e-9
+"""Keeps the quadratic definite: its least point in a box is not well defined along a flat direction."""
+
+ROUNDING = 1e-12
+"""A cost closer to zero than this, in its scale, is zero."""
+_SMALLEST_SLOPE = 0.05
+
+
+@dataclass(frozen=True)
+class Resample:
+    """A problem with other weights (m,), or with other residuals: errors (m,) about what the estimate predicts for rows
+    (m,), whose residuals were `centre` (n,)."""
+
+    problem: FitProblem
+    f_scale: float
+    weights: FloatArray
+    rows: NDArray[np.intp] | None = None
+    errors: FloatArray | None = None
+    centre: FloatArray | None = None
+
+    def cost(self, z: FloatArray) -> float:
+        return total_cost(self.problem.options.loss, self._residuals(z), self.f_scale, self.weights)
+
+    def sums(self, z: FloatArray) -> FloatArray:
+        """Sums of weight [-psi j, psi' j j'] (p + p(p+1)/2,)."""
+        r, J, loss = self._residuals(z), self.problem.jacobian(z), self.problem.options.loss
+        psi = self.weights * r * score_factor(loss, r, self.f_scale)
+        slope = self.weights * safe_slope(loss, r, self.f_scale)
+        if self.rows is not None:
+            psi, slope = (np.bincount(self.rows, each, len(J)).astype(np.float64) for each in (psi, slope))
+        hessian = J.T @ (J * slope[:, None])
+        return np.concatenate([-J.T @ psi, hessian[np.triu_indices(J.shape[1])]])
+
+    def _residuals(self, z: FloatArray) -> FloatArray:
+        r = self.problem.residuals(z)
+        if self.rows is None or self.errors is None or self.centre is None:
+            return r
+        return np.asarray((r - self.centre)[self.rows] + self.errors)
+
+
+@dataclass(frozen=True)
+class Refit:
+    """The parameters of resamples of a solved problem. `known`: standard deviations that the means of its k priors are
+    off in a resample (k,)."""
+
+    problem: FitProblem
+    solution: Solution
+
+    def prior_errors(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """How far the means of the priors are off in each resample (count, k): they are drawn like measurements."""
+        free = {p.name for p in self.problem.free_parameters}
+        return rng.standard_normal((count, len(free & set(self.problem.options.priors))))
+
+    def one_step(self, sums: FloatArray, known: FloatArray) -> FloatArray:
+        """z (m, p) after a Newton step by sums (m, p + p(p+1)/2) at the estimate, carried onto the model."""
+        moved = np.stack([self._step(self.solution.z, *pair) for pair in zip(sums, known, strict=True)])
+        return carried(self.problem, self.solution, moved - self.solution.z)
+
+    def descent(self, resample: Resample, known: FloatArray) -> FloatArray:
+        """z (p,) after Newton steps from the estimate, damped where the cost would rise."""
+
+        def cost(z: FloatArray) -> float:
+            residuals, _ = self._priors(z, known)
+            return resample.cost(z) + 0.5 * float(residuals @ residuals)
+
+        z, damping = self.solution.z, 0.0
+        here, total = cost(z), resample.sums(z)
+        for _ in range(MOST_STEPS):
+            trial = self._step(z, total, known, damping)
+            there = cost(trial)
+            if there > here:
+                damping = max(10 * damping, FIRST_DAMPING)
+                continue
+            z, gained, here, damping = trial, here - there, there, damping / 10
+            if gained <= CLOSE * here:
+                break
+            total = resample.sums(z)
+        return z
+
+    def _step(self, z: FloatArray, total: FloatArray, known: FloatArray, damping: float = 0.0) -> FloatArray:
+        """Where the quadratic of a resample's sums (p + p(p+1)/2,) is least, in the box."""
+        p = len(z)
+        hessian = np.empty((p, p))
+        upper = np.triu_indices(p)
+        hessian[upper] = total[p:]
+        hessian.T[upper] = total[p:]
+        residuals, J = self._priors(z, known)
+        hessian, gradient = hessian + J.T @ J, total[:p] - J.T @ residuals
+        hessian[np.diag_indices(p)] *= 1 + max(damping, LEAST_DAMPING)
+        low, high = self.problem.lower, self.problem.upper
+        moved = z + bounded_step(hessian, gradient, low - z, high - z)
+        return np.where(moved - low < ROUNDING, low, moved)
+
+    def _priors(self, z: FloatArray, known: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Residuals and Jacobian of the priors."""
+        residuals, J = prior_rows(self.problem, z, self.solution.f_scale)
+        return residuals + self.solution.f_scale / TUNING[self.problem.options.loss] * known, J
+
+
+def score_columns(problem: FitProblem, z: FloatArray, f_scale: float) -> FloatArray:
+    """[-psi j, psi' j j'] of each row (n, p + p(p+1)/2)."""
+    r, J = problem.residuals(z), problem.jacobian(z)
+    loss = problem.options.loss
+    psi = r * score_factor(loss, r, f_scale)
+    left, right = np.triu_indices(J.shape[1])
+    return np.concatenate([-J * psi[:, None], J[:, left] * J[:, right] * safe_slope(loss, r, f_scale)[:, None]], axis=1)
+
+
+def safe_slope(loss: str, r: FloatArray, f_scale: float) -> FloatArray:
+    """psi', kept above a small part of rho' so that the Hessian stays positive for any resample."""
+    return np.maximum(score_slope(loss, r, f_scale), _SMALLEST_SLOPE * score_factor(loss, r, f_scale))
+
+
+SCHEMES = ("rows", "block", "residual")
+GROUPS = 3_000
+BATCH_VALUES = 2_000_000
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ParameterDraws:
+    """Parameter vectors of resampled data: theta (resamples, p), in the order of the model's parameters."""
+
+    model: LatencyModel
+    theta: FloatArray
+    scheme: str
+    seed: int
+
+    def latency_ms(self, steps: Steps) -> FloatArray:
+        """Typical latency in ms (resamples, n) of steps, one row a resample."""
+        return np.stack([self.model.latency_ms(theta, steps) for theta in self.theta])
+
+    def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
+        """Percentile interval of a parameter."""
+        column = self.theta[:, [p.name for p in self.model.parameters].index(name)]
+        low, high = np.quantile(column, [(1 - level) / 2, (1 + level) / 2])
+        return float(low), float(high)
+
+    def to_json(self, level: float = 0.95) -> dict[str, Any]:
+        spans = {p.name: list(self.interval(p.name, level)) for p in self.model.parameters if p.fixed is None}
+        return {
+            "scheme": self.scheme,
+            "resamples": len(self.theta),
+            "seed": self.seed,
+            "level": level,
+            "parameters": spans,
+        }
+
+
+def bootstrap(
+    problem: FitProblem,
+    solution: Solution,
+    trace: Trace | None = None,
+    *,
+    resamples: int = 1000,
+    scheme: str = "rows",
+    seed: int = 0,
+    threads: int = 2,
+    progress: Progress | None = None,
+) -> ParameterDraws:
+    """Draws of all parameters. trace: the rows of the problem, which `block` needs. progress: called with (done, of).
+
+    The draws depend on the seed alone, not on the number of threads. Raises WrongUsage for an unknown scheme.
+    """
+    if scheme not in SCHEMES or (scheme == "block" and trace is None):
+        raise WrongUsage(f"{scheme!r} is not known", where="--bootstrap", remedy=f"Choose: {', '.join(SCHEMES)}.")
+    if not problem.free or resamples < 1:
+        return ParameterDraws(problem.model, np.tile(problem.theta(solution.z), (resamples, 1)), scheme, seed)
+    sample: _Reweighted | _Redrawn = (
+        _Redrawn.of(problem, solution) if scheme == "residual" else _reweighted(problem, solution, trace, scheme)
+    )
+    size = max(1, min(100, BATCH_VALUES // max(sample.values, 1)))
+    batches = [(start, min(size, resamples - start)) for start in range(0, resamples, size)]
+    generators = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(len(batches))]
+    drawn = np.empty((resamples, len(solution.z)))
+    done = 0
+    with ThreadPoolExecutor(max_workers=max(threads, 1)) as pool:
+        jobs = [pool.submit(sample.draw, count, rng) for (_, count), rng in zip(batches, generators, strict=True)]
+        for (start, count), job in zip(batches, jobs, strict=True):
+            drawn[start : start + count] = job.result()
+            done += count
+            if progress:
+                progress(done, resamples)
+    return ParameterDraws(problem.model, np.stack([problem.theta(z) for z in drawn]), scheme, seed)
+
+
+@dataclass(frozen=True)
+class _Reweighted:
+    """Units that are drawn so often: summed columns [g, H] of each (units, p + p(p+1)/2), and how many rows each stands
+    for.
+
+    members: unit of each row of the problem (n,), to reweight rows in a full descent; None where sums are all there is.
+    """
+
+    refit: Refit
+    sums: FloatArray
+    counts: FloatArray
+    members: NDArray[np.intp] | None
+
+    @property
+    def values(self) -> int:
+        return len(self.counts)
+
+    def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """z (count, p) of so many resamples."""
+        known = self.refit.prior_errors(count, rng)
+        weights = rng.poisson(self.counts, (count, len(self.counts))).astype(np.float64)
+        weights *= self.counts.sum() / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)
+        if self.members is None:
+            return self.refit.one_step((weights / self.counts) @ self.sums, known)
+        problem, f_scale = self.refit.problem, self.refit.solution.f_scale
+        rows = (problem.weights * (w / self.counts)[self.members] for w in weights)
+        return np.stack(
+            [self.refit.descent(Resample(problem, f_scale, own), off) for own, off in zip(rows, known, strict=True)]
+        )
+
+
+@dataclass(frozen=True)
+class _Redrawn:
+    """Residuals that are drawn for every step: those to draw from (m,), the row that each stands for (m,), and the
+    residuals' Jacobian (n, p)."""
+
+    refit: Refit
+    residuals: FloatArray
+    rows: NDArray[np.intp]
+    J: FloatArray
+
+    @staticmethod
+    def of(problem: FitProblem, solution: Solution) -> "_Redrawn":
+        r = problem.residuals(solution.z)
+        rows = np.repeat(np.arange(len(r)), np.maximum(np.round(problem.weights), 1).astype(np.intp))
+        freedom = max(len(rows) - len(solution.z), 1)
+        centred = (r - float(np.mean(r[rows]))) * np.sqrt(len(rows) / freedom)
+        return _Redrawn(Refit(problem, solution), centred[rows], rows, problem.jacobian(solution.z))
+
+    @property
+    def values(self) -> int:
+        return len(self.rows)
+
+    def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """z (count, p) of so many resamples."""
+        known = self.refit.prior_errors(count, rng)
+        if self.values > FEW_ROWS:
+            return self.refit.one_step(self._sums(count, rng), known)
+        problem, solution, n = self.refit.problem, self.refit.solution, self.values
+        here = problem.residuals(solution.z)
+        return np.stack(
+            [
+                self.refit.descent(
+                    Resample(problem, solution.f_scale, np.ones(n), self.rows, rng.choice(self.residuals, n), here), off
+                )
+                for off in known
+            ]
+        )
+
+    def _sums(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """Sums [-psi j, psi' j j'] at the estimate (count, p + p(p+1)/2), with the mean psi', from which that of a
+        resample differs by a part in the root of the rows."""
+        loss, f_scale = self.refit.problem.options.loss, self.refit.solution.f_scale
+        psi = self.residuals * score_factor(loss, self.residuals, f_scale)
+        copies = np.bincount(self.rows, minlength=len(self.J)).astype(np.float64)
+        hessian = self.J.T @ (self.J * copies[:, None]) * float(np.mean(safe_slope(loss, self.residuals, f_scale)))
+        several = len(self.rows) > len(self.J)
+        sums = np.empty((count, self.J.shape[1] + len(hessian) * (len(hessian) + 1) // 2))
+        sums[:, self.J.shape[1] :] = hessian[np.triu_indices(len(hessian))]
+        for row in sums:
+            drawn = psi[rng.integers(len(psi), size=len(psi))]
+            row[: self.J.shape[1]] = -self.J.T @ (np.bincount(self.rows, drawn, len(self.J)) if several else drawn)
+        return sums
+
+
+def _reweighted(problem: FitProblem, solution: Solution, trace: Trace | None, scheme: str) -> _Reweighted:
+    if scheme == "rows" or trace is None:
+        columns, refit = score_columns(problem, solution.z, solution.f_scale), Refit(problem, solution)
+        if len(problem.weights) > FEW_ROWS:
+            sums = _dealt(columns, problem.weights, problem.options.seed)
+            return _Reweighted(refit, sums, np.ones(len(sums)), None)
+        each = np.arange(len(problem.weights))
+        return _Reweighted(refit, columns * problem.weights[:, None], problem.weights, each)
+    single = by_row(problem, trace)
+    unit = blocks(trace)
+    columns = score_columns(single, solution.z, solution.f_scale) * single.weights[:, None]
+    sums = np.zeros((int(unit.max()) + 1, columns.shape[1]))
+    np.add.at(sums, unit, columns)
+    members = unit if len(unit) <= FEW_ROWS else None
+    return _Reweighted(Refit(single, solution), sums, np.ones(len(sums)), members)
+
+
+def _dealt(columns: FloatArray, weights: FloatArray, seed: int) -> FloatArray:
+    """Sums (GROUPS, m) of the columns over steps that are dealt to groups at random."""
+    copies = np.maximum(np.round(weights), 1).astype(np.intp)
+    rows = np.repeat(np.arange(len(weights)), copies)
+    group = np.random.default_rng(seed).permutation(len(rows)) % GROUPS
+    share = (weights / copies)[rows]
+    return np.stack([np.bincount(group, column[rows] * share, GROUPS) for column in columns.T], axis=1)
+
+
+def blocks(trace: Trace) -> NDArray[np.intp]:
+    """Number of the block that each row (n,) is in: n^(1/3) neighbours in time within a run, or a (B,S) cell."""
+    if not in_time(trace):
+        table = np.stack([trace.floats("B"), trace.floats("S")], axis=1)
+        return np.asarray(np.unique(table, axis=0, return_inverse=True)[1].ravel())
+    unit = np.empty(len(trace), dtype=np.intp)
+    first = 0
+    for rows in runs_in_time(trace):
+        length = max(1, round(len(rows) ** (1 / 3)))
+        unit[rows] = first + np.arange(len(rows)) // length
+        first += -(-len(rows) // length)
+    return unit

@@ -1,0 +1,214 @@
+"""How far each parameter may be off: covariance, 95 % intervals, and what the data cannot tell apart.
+
+Let r be the residuals, psi = r rho'(z) their robust score, J = dr/dz at the optimum. The estimate's covariance is the
+sandwich H^-1 M H^-1 with H = sum w psi' J J' and
+
+    M = sum_rows w psi^2 j j'  +  s_c^2 (sum_cells (sum_rows in cell w rho' j)(same)'),
+
+where s_c^2 >= 0 is the variance of a shift that all rows of one (B,S) cell share: what the model cannot follow, and
+what a machine does differently from cell to cell. It is found by analysis of variance of the scores (between cells
+against within them); without it, repeating one cell a thousand times would seem to pin every parameter. Where rows do
+not repeat it is zero and M is the usual heteroscedasticity-robust one, each score divided by one minus its leverage, as
+if its row had been left out (HC3, MacKinnon & White 1985). H uses the mean of psi' with Huber's small-sample factor.
+
+Flat directions (see `identifiability`) are left out of H^-1: the parameters in them are not identified, and what is
+told of the others does not depend on where along a flat direction the fit stopped. A parameter that ends on the edge
+of its search range is one-sided: rates and peaks there are not identified.
+
+Priors are further rows, see `priors`.
+
+A cost parameter that is zero keeps an upper end: with slope g of the cost and variance v of the parameter, the profile
+cost rises by x^2/(2v) + g x; the end is where that equals 1.92 s^2, half the 95 % point of chi^2 with one degree.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats as distributions
+
+from latfit.fitting.problem import FitProblem
+from latfit.fitting.solver.loss import TUNING, score_factor, score_slope
+from latfit.fitting.solver.objective import prior_rows, with_priors
+from latfit.fitting.solver.solve import Solution
+from latfit.fitting.uncertainty.identifiability import Directions, decompose, weak_groups
+from latfit.model import Estimate, Steps
+from latfit.stats import FloatArray
+
+LEVEL = 0.95
+MATERIAL = 0.10
+ALONE = 0.1
+"""A row that keeps less of its residual than this all but fits itself, and shows nothing of the noise."""
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Estimates by name, condition number of the scaled Jacobian, and the groups that cannot be told apart.
+
+    directions: the Jacobian's decomposition.  root: R (k, p) with R'R the covariance of the free coordinates z, on all
+    directions that are not flat; R'R itself would lose what is told beside a nearly flat one.  quantile: standard
+    errors from an estimate to the end of its interval.
+    """
+
+    estimates: dict[str, Estimate]
+    condition_number: float
+    unidentified: list[list[str]]
+    directions: Directions | None = None
+    root: FloatArray | None = None
+    quantile: float = 1.96
+
+
+def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
+    """Estimates of all parameters of a solved problem."""
+    if not problem.free:
+        return Uncertainty(_fixed_estimates(problem), 1.0, [])
+    J = problem.jacobian(solution.z)
+    directions = decompose(*with_priors(problem, solution.z, solution.f_scale, J))
+    at_low, at_high = solution.z <= problem.lower, solution.z >= problem.upper
+    flat = {i for group in directions.flat_groups for i in group}
+    interior = np.array([i for i in range(len(solution.z)) if not (at_low[i] or at_high[i])], dtype=int)
+    root, freedom = sandwich_root(problem, solution, J, interior)
+    errors = np.full(len(solution.z), np.nan)
+    errors[interior] = np.linalg.norm(root, axis=0)
+    quantile = float(distributions.t.ppf(0.5 + LEVEL / 2, freedom))
+    known = _identified(problem, solution, J, errors, interior)
+    known[list(flat)] = False
+    estimates = _fixed_estimates(problem)
+    for i, parameter in enumerate(problem.free_parameters):
+        on_zero = bool(at_low[i]) and problem.lower[i] == 0 and not parameter.positive and i not in flat
+        if on_zero:
+            estimates[parameter.name] = _zero_estimate(problem, solution, J, i)
+        elif parameter.name in problem.options.bounds and (at_low[i] or at_high[i]):
+            held = float(problem.theta(solution.z)[problem.free[i]])
+            estimates[parameter.name] = Estimate(held, None, None, None, parameter.unit)
+        else:
+            estimates[parameter.name] = _estimate(problem, solution, i, errors[i], quantile, bool(known[i]))
+    named = [p.name for p in problem.free_parameters]
+    weak = [i for i, p in enumerate(problem.free_parameters) if not estimates[p.name].identified and i not in flat]
+    groups = [*directions.flat_groups, *weak_groups(directions, weak)]
+    ordered = {p.name: estimates[p.name] for p in problem.model.parameters}
+    told = [[named[i] for i in group] for group in groups]
+    everything, _ = sandwich_root(problem, solution, J, np.arange(len(solution.z)))
+    return Uncertainty(ordered, directions.condition, told, directions, everything, quantile)
+
+
+def sandwich_root(
+    problem: FitProblem, solution: Solution, J: FloatArray, interior: NDArray[np.int64]
+) -> tuple[FloatArray, float]:
+    """R (k, p) with R'R the covariance of some coordinates with the others held, and the degrees of freedom of its
+    scale. R never squares what a nearly flat direction makes large."""
+    rows, p = problem.rows, len(interior)
+    if p == 0:
+        return np.zeros((0, 0)), float(max(rows - 1, 1))
+    told = decompose(J[:, interior], problem.weights)
+    p -= len(told.flat)
+    loss, w = problem.options.loss, problem.weights
+    r = problem.residuals(solution.z)
+    pull, slope = score_factor(loss, r, solution.f_scale), score_slope(loss, r, solution.f_scale)
+    Ji = J[:, interior]
+    mean_slope = float(w @ slope) / rows
+    spread = float(w @ (slope - mean_slope) ** 2) / rows
+    correction = 1 + p / rows * spread / mean_slope**2
+    score = pull * r
+    shift, cells = _cell_variance(problem, score, p)
+    kept = 1 - np.einsum("ij,ij->i", Ji @ told.inverse(), Ji)
+    typical = float(np.sqrt(w @ score**2 / max(rows - p, 1)))
+    left_out = np.where(kept > ALONE, score / np.maximum(kept, ALONE), typical)
+    scores = [Ji * (np.sqrt(w) * left_out)[:, None]]
+    if shift > 0:
+        summed = np.zeros((problem.cells.max() + 1, Ji.shape[1]))
+        np.add.at(summed, problem.cells, Ji * (w * pull)[:, None])
+        scores.append(np.sqrt(shift) * summed)
+    scores.append(solution.f_scale / TUNING[loss] * prior_rows(problem, solution.z, solution.f_scale)[1][:, interior])
+    known, weights = with_priors(problem, solution.z, solution.f_scale, J, mean_slope / correction)
+    half = decompose(known[:, interior], weights).root()
+    inner = np.linalg.qr(np.concatenate(scores) @ half.T, mode="r")
+    return inner @ half * (correction / mean_slope), float(max(cells - p, 1) if shift > 0 else max(rows - p, 1))
+
+
+def relative_error_at(problem: FitProblem, theta: FloatArray, doubt: Uncertainty, steps: Steps) -> FloatArray:
+    """Standard error of ln T (n,) at steps, from what the data leave open of the parameters (delta method)."""
+    if doubt.root is None:
+        return np.zeros(len(steps["B"]))
+    slopes = problem.model.gradient(theta, steps)[:, problem.free] * problem.chain(theta)
+    slopes = slopes / np.maximum(problem.model.latency_ms(theta, steps), 1e-300)[:, None]
+    return np.asarray(np.linalg.norm(slopes @ doubt.root.T, axis=1))
+
+
+def _cell_variance(problem: FitProblem, score: FloatArray, p: int) -> tuple[float, int]:
+    """(variance of the shift that a cell's rows share, number of cells) by one-way analysis of variance."""
+    w = problem.weights
+    size = np.bincount(problem.cells, weights=w)
+    cells, rows = len(size), problem.rows
+    if rows <= cells or cells <= p:
+        return 0.0, cells
+    mean = np.bincount(problem.cells, weights=w * score) / size
+    within = float(w @ (score - mean[problem.cells]) ** 2) / (rows - cells)
+    between = float(size @ mean**2) / (cells - p)
+    typical = (rows - float(size @ size) / rows) / max(cells - 1, 1)
+    return max(0.0, (between - within) / max(typical, 1e-12)), cells
+
+
+def _identified(
+    problem: FitProblem, solution: Solution, J: FloatArray, errors: FloatArray, interior: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    known = np.zeros(len(errors), dtype=bool)
+    known[interior] = True
+    for i, parameter in enumerate(problem.free_parameters):
+        if not known[i]:
+            continue
+        size = 1.0 if parameter.positive else solution.z[i]
+        moved = float(np.quantile(np.abs(J[:, i]), 0.95)) * errors[i]
+        if problem.options.residuals == "absolute":
+            moved /= float(np.median(problem.observed))
+        known[i] = errors[i] <= size or (not parameter.positive and moved <= MATERIAL)
+    return known
+
+
+def _estimate(problem: FitProblem, solution: Solution, i: int, error: float, quantile: float, known: bool) -> Estimate:
+    index = problem.free[i]
+    parameter, scale = problem.model.parameters[index], float(problem.scales[index])
+    z = float(solution.z[i])
+    value = scale * (float(np.exp(z)) if parameter.positive else z)
+    if not known:
+        return Estimate(value, None, None, None, parameter.unit, identified=False)
+    if parameter.positive:
+        low, high = (float(value * np.exp(side * quantile * error)) for side in (-1, 1))
+        return Estimate(value, value * error, low, high, parameter.unit)
+    low, high = (value + side * quantile * error * scale for side in (-1, 1))
+    return Estimate(value, error * scale, max(low, 0.0), high, parameter.unit)
+
+
+def _zero_estimate(problem: FitProblem, solution: Solution, J: FloatArray, i: int) -> Estimate:
+    """A cost at zero, with the one-sided upper end of the module's derivation."""
+    index = problem.free[i]
+    parameter, scale = problem.model.parameters[index], float(problem.scales[index])
+    r = problem.residuals(solution.z)
+    pull = score_factor(problem.options.loss, r, solution.f_scale)
+    rows, p = problem.rows, len(solution.z)
+    variance = float(problem.weights @ (pull * r) ** 2) / max(rows - p, 1)
+    prior, prior_J = prior_rows(problem, solution.z, solution.f_scale)
+    slope = max(float(problem.weights @ (pull * r * J[:, i])) + float(prior @ prior_J[:, i]), 0.0)
+    J, weights = with_priors(problem, solution.z, solution.f_scale, J)
+    others = np.delete(J, i, axis=1) * np.sqrt(weights)[:, None]
+    own = J[:, i] * np.sqrt(weights)
+    alone = own - others @ np.linalg.lstsq(others, own, rcond=None)[0] if others.shape[1] else own
+    curvature = float(alone @ alone)
+    rise = 0.5 * float(distributions.chi2.ppf(LEVEL, 1)) * variance
+    if curvature <= 0 and slope <= 0:
+        return Estimate(0.0, None, 0.0, None, parameter.unit, identified=False)
+    end = 2 * rise / (slope + float(np.sqrt(slope**2 + 2 * curvature * rise)) or 1e-300)
+    moved = float(np.quantile(np.abs(J[:, i]), 0.95)) * end
+    if problem.options.residuals == "absolute":
+        moved /= float(np.median(problem.observed))
+    return Estimate(0.0, None, 0.0, end * scale, parameter.unit, identified=moved <= 2 * MATERIAL)
+
+
+def _fixed_estimates(problem: FitProblem) -> dict[str, Estimate]:
+    """Parameters that are not searched: fixed by the user or by the gauge, or held because no step tells of them."""
+    found = {}
+    for p in problem.model.parameters:
+        if p.name in problem.fixed:
+            told = p.name in problem.options.fixed or p.fixed is not None
+            found[p.name] = Estimate(problem.fixed[p.name], None, None, None, p.unit, identified=told, fixed=told)
+    return found

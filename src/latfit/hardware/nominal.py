@@ -1,0 +1,109 @@
+"""Numbers that somebody quoted, where nothing is measured: a path that is marked wherever it is used.
+
+A quote is a straight line T(B, S) = launch + slope B + per_token S, in ms. `p50=2ms` is a median of one request, served
+one at a time, so that B of them take B times as long. What a median says of the mean depends on the law of the service:
+an exponential one of median m has mean m/ln 2 = 1.44 m and serves ln 2/m requests per ms, not 1/m (that holds only if
+every service takes the same time). A quote says nothing about spread, so there are no intervals.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from latfit.errors import WrongUsage
+from latfit.model import Caution, Estimate, FitResult, FitStatus
+from latfit.units import parse_duration_ms
+
+LARGEST_BATCH = 256
+MOST_TOKENS = 8192
+LATENCIES = ("p50", "launch", "slope", "per_token")
+SIZES = {"max_batch": LARGEST_BATCH, "max_tokens": MOST_TOKENS}
+EXAMPLE = 'Write --quoted "p50=2ms" or --quoted "launch=0.5ms,slope=0.02ms" (slope a request, per_token a token).'
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A straight line in ms and the sizes it is taken to hold for; text: the words it came in.
+
+    median: whether it is the median of one request at a time, with nothing said about the mean.
+    """
+
+    text: str
+    launch_ms: float
+    slope_ms: float
+    per_token_ms: float
+    max_batch: int = LARGEST_BATCH
+    max_tokens: int = MOST_TOKENS
+    median: bool = False
+
+    def mean_factor(self) -> float:
+        """Mean over median, 1/ln 2 for an exponential service; 1 where the quote is no median."""
+        return 1 / math.log(2) if self.median else 1.0
+
+    def as_fit(self) -> FitResult:
+        """The line as a record that everything which takes a fit can read. Its warning says that it is quoted."""
+        line = {
+            "tau_0": (self.launch_ms, "ms"),
+            "tau_B": (self.slope_ms, "ms/request"),
+            "tau_S": (self.per_token_ms, "ms/token"),
+        }
+        return FitResult(
+            model="linear",
+            status=FitStatus.PARTLY_IDENTIFIED,
+            parameters={n: Estimate(v, None, None, None, unit, fixed=True) for n, (v, unit) in line.items()},
+            metrics={"n": 0},
+            domain={"B": [1, self.max_batch], "S": [1, self.max_tokens]},
+            data={"quoted": self.text, "rows_read": 0, "rows_used": 0},
+            warnings=[
+                Caution(
+                    "quoted",
+                    f"These numbers are quoted ({self.text}), not measured: they have no error and no interval.",
+                    "Measure with `latfit profile` on that machine, then `latfit fit`.",
+                )
+            ],
+        )
+
+
+def parse_quote(text: str, where: str = "--quoted") -> Quote:
+    """The line in `p50=2ms`, or in `launch=0.5ms,slope=0.02ms`. Raises WrongUsage."""
+    given: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or name not in (*LATENCIES, *SIZES) or name in given:
+            raise WrongUsage(f"{part.strip()!r} cannot be read", where=where, remedy=EXAMPLE)
+        given[name] = value
+    times = {name: _latency(given[name], where) for name in LATENCIES if name in given}
+    if not times:
+        raise WrongUsage(f"{text!r} quotes no latency", where=where, remedy=EXAMPLE)
+    if "p50" in times and len(times) > 1:
+        raise WrongUsage(
+            "a median and a straight line contradict each other",
+            where=where,
+            remedy="Give p50 alone, or launch and slope.",
+        )
+    if max(times.values()) == 0:
+        raise WrongUsage("a latency of zero", where=where, remedy=EXAMPLE)
+    sizes = {name: _size(given.get(name), default, where) for name, default in SIZES.items()}
+    median = "p50" in times
+    slope = times["p50"] if median else times.get("slope", 0.0)
+    line = (times.get("launch", 0.0), slope, times.get("per_token", 0.0))
+    return Quote(text, *line, sizes["max_batch"], sizes["max_tokens"], median)
+
+
+def customary_rates(quote: Quote) -> Mapping[str, float]:
+    """Requests per ms from a quoted median: what an exponential service has, and the 1/median in circulation."""
+    median = quote.launch_ms + quote.slope_ms + quote.per_token_ms
+    return {"exponential": math.log(2) / median, "one over the median": 1 / median}
+
+
+def _latency(text: str, where: str) -> float:
+    """Milliseconds; a plain 0 needs no unit."""
+    return 0.0 if text in ("0", "0ms") else parse_duration_ms(text, option=where)
+
+
+def _size(text: str | None, default: int, where: str) -> int:
+    if text is None:
+        return default
+    if not text.isdigit() or int(text) < 1:
+        raise WrongUsage(f"{text!r} is not a whole number of 1 or more", where=where, remedy=EXAMPLE)
+    return int(text)

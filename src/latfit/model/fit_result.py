@@ -1,0 +1,321 @@
+"""The record of a fit: numbers with their doubt, a status with its sentence, and where everything came from.
+
+This is what `NAME.fit.json` holds (schema `latfit.fit/1`, see `docs/formats.md`); reading it back gives the same
+record.
+
+What else the parameters of a fit could have been, so that what follows from them gets an interval.
+
+A fit keeps up to 200 parameter vectors that its data allow: of its bootstrap where one was asked for, else drawn from
+the covariance of its parameters (see `fitting.uncertainty.bootstrap`). Everything computed from a fit (a threshold, a
+capacity) computed from each of them gives its spread: the 2.5 % and 97.5 % quantiles of B1 over the draws are B1's 95 %
+interval.
+
+    draws = parameter_draws(fit)                              (n, p), None where a fit keeps none
+    T = latency_draws(fit, draws, B, S)                       (n, m) for m steps
+    low, high = np.quantile(answer(T), [0.025, 0.975])
+
+Two fits are independent of each other: pair their draws as they come. A draw is a whole curve, so compare steps within
+a draw, never quantiles of single steps.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import BadInput
+from latfit.files import read_json, write_json
+from latfit.model.base import LatencyModel, Steps
+from latfit.model.features import CONTEXT, MIXED_FROM, StepTable, with_typical_context
+from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
+from latfit.model.registry import FAMILY
+from latfit.stats import FloatArray
+
+SCHEMA = "latfit.fit/1"
+
+
+class FitStatus(Enum):
+    """Why a fit ended: whether it can be used, a sentence for people, and what to do about it."""
+
+    CONVERGED = (True, "The fit converged and the data determine every parameter.", "")
+    PARTLY_IDENTIFIED = (
+        True,
+        "The fit predicts inside its data, but the data do not determine every parameter.",
+        "See the warnings for what to measure.",
+    )
+    TOO_FEW_ROWS = (
+        False,
+        "There are fewer rows than free parameters.",
+        "Measure more steps, fix parameters with --fix, or use --model constant.",
+    )
+    CONSTANT_LATENCY = (
+        False,
+        "The latency does not vary, so nothing about B or S can be learnt.",
+        "Check which column is T_ms and its unit, or use --model constant.",
+    )
+    ONE_CELL = (
+        False,
+        "All rows have the same B and S.",
+        "Measure other batch sizes and token counts, or use --model constant.",
+    )
+    NOT_CONVERGED = (
+        False,
+        "The solver stopped before it found an optimum.",
+        "Try other --bounds, or hold a parameter with --fix.",
+    )
+
+    @property
+    def ok(self) -> bool:
+        return self.value[0]
+
+    @property
+    def sentence(self) -> str:
+        return self.value[1]
+
+    @property
+    def remedy(self) -> str:
+        return self.value[2]
+
+    @property
+    def code(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its doubt: 95 % interval [low, high], None where there is none to give."""
+
+    value: float
+    std_error: float | None
+    low: float | None
+    high: float | None
+    unit: str
+    identified: bool = True
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Something the user should know, with what can be done about it."""
+
+    code: str
+    message: str
+    remedy: str
+
+
+class StepLatency(Protocol):
+    """What planning and simulation see of a fit: the latency of one step."""
+
+    def latency_ms(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
+        """T in ms (n,) of steps with B requests and S tokens (n,), and what else is known of them by column name."""
+        ...
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """Outcome of a fit. Mappings hold the parts of the JSON contract of the same name.
+
+    draws: parameter vectors that the data allow (see `model.fit_result`).  typical: cached tokens a request that the
+    trace had (see `model.features`).
+    """
+
+    model: str
+    status: FitStatus
+    parameters: Mapping[str, Estimate]
+    metrics: Mapping[str, float]
+    cross_validation: Mapping[str, Any] = field(default_factory=dict)
+    baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    identifiability: Mapping[str, Any] = field(default_factory=dict)
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+    intervals: Mapping[str, Any] = field(default_factory=dict)
+    domain: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    warnings: Sequence[Caution] = ()
+    bootstrap: Mapping[str, Any] = field(default_factory=dict)
+    draws: Mapping[str, Any] = field(default_factory=dict)
+    typical: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def structure(self) -> LatencyModel:
+        return FAMILY[self.model]
+
+    @property
+    def theta(self) -> FloatArray:
+        """Parameter values (p,) in the order of the structure."""
+        return np.array([self.parameters[p.name].value for p in self.structure.parameters])
+
+    def latency_ms(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
+        """Typical latency in ms (n,) of steps with B requests and S tokens; see `StepLatency`.
+
+        Steps that name no `context_tokens` are taken to have the trace's typical context: see `assumed_context`.
+        """
+        return self.structure.latency_ms(self.theta, self.steps(B, S, **context))
+
+    def steps(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> Steps:
+        """The steps (n,) as the model reads them, with the trace's typical context where they name none."""
+        given = {"B": np.asarray(B, dtype=np.float64), "S": np.asarray(S, dtype=np.float64), **context}
+        return StepTable(with_typical_context(given, self.typical) if self.reads_context else given)
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether the latency depends on cached tokens."""
+        return CONTEXT in self.structure.columns and CONTEXT in self.domain
+
+    @property
+    def assumed_context(self) -> str | None:
+        """In words, the context of steps that name none; None where the latency does not depend on it."""
+        if not self.reads_context or not self.typical:
+            return None
+        return f"at the trace's median context of {self.typical.get(CONTEXT, 0.0):,.0f} tokens a request"
+
+    @property
+    def knows_prefill(self) -> bool:
+        """Whether the data hold steps with prefill; a fit of decode steps alone says nothing of them."""
+        return bool(self.identifiability.get("prefill", True))
+
+    @cached_property
+    def limits(self) -> PredictionIntervals:
+        """The limits of single steps, by phase."""
+        return intervals_from_json(self.intervals)
+
+    def outside_domain(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
+        """True (n,) where a step lies outside the box of B, S and other columns that was measured, or holds prefill
+        and the data none."""
+        outside = np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)), dtype=bool)
+        if not self.knows_prefill:
+            outside |= self.holds_prefill(B, S, **context)
+        for column, values in {"B": B, "S": S, **context}.items():
+            if column in self.domain:
+                low, high = self.domain[column]
+                outside |= (np.asarray(values) < low) | (np.asarray(values) > high)
+        return outside
+
+    @staticmethod
+    def holds_prefill(B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
+        """True (n,) where a step computes more tokens a request than decoding does, or says that it holds prefill."""
+        told = np.asarray(context.get("prefill_tokens", 0.0)) > 0
+        return np.asarray((np.asarray(S) > MIXED_FROM * np.asarray(B)) | told)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "status": {"ok": self.status.ok, "code": self.status.code, "message": self.status.sentence},
+            "parameters": {name: asdict(estimate) for name, estimate in self.parameters.items()},
+            "metrics": dict(self.metrics),
+            "cross_validation": dict(self.cross_validation),
+            "baselines": {name: dict(scores) for name, scores in self.baselines.items()},
+            "identifiability": dict(self.identifiability),
+            "diagnostics": dict(self.diagnostics),
+            "intervals": dict(self.intervals),
+            "domain": {name: list(span) for name, span in self.domain.items()},
+            "data": dict(self.data),
+            "provenance": dict(self.provenance),
+            "warnings": [asdict(warning) for warning in self.warnings],
+            "bootstrap": dict(self.bootstrap),
+            "draws": dict(self.draws),
+            "typical": dict(self.typical),
+        }
+
+
+def fit_from_json(document: Any, where: str) -> FitResult:
+    """The record in a decoded `.fit.json`. Raises BadInput that names what is wrong with it."""
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        found = document.get("schema") if isinstance(document, dict) else type(document).__name__
+        raise _not_a_fit(where, f"schema is {found!r}, not {SCHEMA!r}")
+    model = str(document.get("model"))
+    if model not in FAMILY:
+        raise _not_a_fit(where, f"model {model!r} is not known here")
+    try:
+        parameters = {name: _estimate(entry) for name, entry in document["parameters"].items()}
+        status = FitStatus[document["status"]["code"].upper()]
+        warnings = [Caution(**warning) for warning in document.get("warnings", [])]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _not_a_fit(where, f"{type(error).__name__}: {error}") from None
+    missing = [p.name for p in FAMILY[model].parameters if p.name not in parameters]
+    unusable = [name for name, estimate in parameters.items() if not math.isfinite(estimate.value)]
+    if status.ok and (missing or unusable):
+        raise _not_a_fit(where, f"parameters without a value: {', '.join(missing + unusable)}")
+    rest = (
+        "cross_validation",
+        "baselines",
+        "identifiability",
+        "diagnostics",
+        "intervals",
+        "domain",
+        "data",
+        "provenance",
+        "bootstrap",
+        "draws",
+        "typical",
+    )
+    parts = {name: document.get(name, {}) for name in ("metrics", *rest)}
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            raise _not_a_fit(where, f"{name} is not an object")
+    try:
+        intervals_from_json(parts["intervals"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _not_a_fit(where, f"intervals: {type(error).__name__}: {error}") from None
+    return FitResult(model=model, status=status, parameters=parameters, warnings=warnings, **parts)
+
+
+def read_fit(source: Path) -> FitResult:
+    """The record in a `.fit.json` file. Raises BadInput."""
+    return fit_from_json(read_json(source, what="fit", made_by="latfit fit TRACE"), str(source))
+
+
+def write_fit(target: Path, fit: FitResult) -> None:
+    """Write the record whole or not at all. Raises TargetNotWritable."""
+    write_json(target, fit.to_json())
+
+
+def _estimate(entry: Mapping[str, Any]) -> Estimate:
+    value = math.nan if entry["value"] is None else float(entry["value"])
+    return Estimate(
+        value=value,
+        std_error=entry.get("std_error"),
+        low=entry.get("low"),
+        high=entry.get("high"),
+        unit=str(entry.get("unit", "")),
+        identified=bool(entry.get("identified", True)),
+        fixed=bool(entry.get("fixed", False)),
+    )
+
+
+def _not_a_fit(where: str, reason: str) -> BadInput:
+    return BadInput(f"not a latfit fit ({reason})", where=where, remedy="Make it again with `latfit fit TRACE`.")
+
+
+KEPT = 200
+"""Vectors that a fit keeps."""
+
+
+def parameter_draws(fit: FitResult, n: int = KEPT, seed: int = 0) -> FloatArray | None:
+    """Parameter vectors (n, p) that the data allow, in the order of the model's parameters, held ones as they are.
+
+    The kept ones in an order by the seed, again from the start where more are asked for than are kept. None where the
+    fit keeps none: one of an older version, or one that is not usable.
+    """
+    names, values = fit.draws.get("parameters", ()), np.asarray(fit.draws.get("values", ()), dtype=np.float64)
+    if n < 1 or len(values) == 0 or not np.all(np.isfinite(fit.theta)):
+        return None
+    order = np.random.default_rng(seed).permutation(len(values))
+    drawn = np.tile(fit.theta, (n, 1))
+    columns = [p.name for p in fit.structure.parameters]
+    drawn[:, [columns.index(name) for name in names]] = values[np.resize(order, n)]
+    return drawn
+
+
+def latency_draws(fit: FitResult, draws: FloatArray, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
+    """Typical latency in ms (n, m) of m steps for each of n parameter vectors (n, p); context as in
+    `FitResult.latency_ms`."""
+    steps = fit.steps(B, S, **context)
+    return np.stack([fit.structure.latency_ms(theta, steps) for theta in draws])

@@ -1,0 +1,57 @@
+"""The models by name. A new model is one file and one line here.
+
+NAME+moe is NAME with the cost of reading the experts that its tokens touch (see `context`).
+"""
+
+from collections.abc import Mapping
+
+from latfit.errors import WrongUsage
+from latfit.model.base import LatencyModel
+from latfit.model.baselines import CONSTANT, HINGE, LINEAR, QUADRATIC
+from latfit.model.context import CONTEXT, K_E, TAU_E
+from latfit.model.roofline import ROOFLINE
+from latfit.model.saturation import Saturation, SaturationGamma
+from latfit.model.term_model import Separable
+
+_PLAIN: tuple[LatencyModel, ...] = (
+    CONSTANT,
+    LINEAR,
+    QUADRATIC,
+    HINGE,
+    Saturation(),
+    SaturationGamma(),
+    CONTEXT,
+    ROOFLINE,
+)
+
+MOE = "+moe"
+
+
+def _with_experts(model: LatencyModel) -> Separable:
+    name, formula = f"{model.name}{MOE}", f"{model.formula} + tau_E*(1 - exp(-k_E*S))"
+    if isinstance(model, Separable):
+        return Separable(
+            name,
+            formula,
+            (*model.terms, TAU_E),
+            (*model.shapes, K_E),
+            model.choices,
+            model.base,
+            model.columns or ("S",),
+        )
+    return Separable(name, formula, (TAU_E,), (K_E,), base=model, columns=model.columns)
+
+
+FAMILY: Mapping[str, LatencyModel] = {model.name: model for model in _PLAIN} | {
+    f"{model.name}{MOE}": _with_experts(model) for model in _PLAIN
+}
+
+
+def model_named(name: str) -> LatencyModel:
+    """The structure called `name`. Raises WrongUsage with the names there are."""
+    if name not in FAMILY:
+        plain = ", ".join(model.name for model in _PLAIN)
+        raise WrongUsage(
+            f"no model is called {name!r}", where="--model", remedy=f"Choose one of: {plain}; each also with {MOE}."
+        )
+    return FAMILY[name]

@@ -1,0 +1,212 @@
+"""Models as literal tables of terms: T = [saturation form] + sum_j c_j X_j(step; shapes), with c_j >= 0.
+
+A term is a coefficient and a column; the column may bend with shapes (a roofline's corner, an expert coverage rate),
+whose derivatives stand beside it. Latency, gradient, basis and assembly follow from the table:
+
+    dT/dc_j = X_j,    dT/dshape = sum_j c_j dX_j/dshape.
+
+Choices (a tile length, the sharpness of a smooth maximum) are parameters that are never searched continuously; they
+are stored as fixed ones, so that a record of values is enough to predict with.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from latfit.model.base import LatencyModel, Parameter, Steps
+from latfit.model.features import Features, features_of
+from latfit.stats import FloatArray
+
+Shapes = Mapping[str, float]
+"""Values of shapes and choices by name."""
+
+Column = Callable[[Features, Shapes], FloatArray]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A coefficient >= 0 times a column (n,) of features; slopes: d column / d shape by the shape's name.
+
+    when: whether steps with these features can carry the term; otherwise it is held at zero.
+    """
+
+    parameter: Parameter
+    column: Column
+    slopes: Mapping[str, Column] = field(default_factory=dict)
+    when: Callable[[Features], bool] = lambda f: True
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A parameter inside a column: the range it is searched in, the column it multiplies where it is a rate, and the
+    feature at whose values the latency has a kink in it."""
+
+    parameter: Parameter
+    span: Callable[[Features], tuple[float, float]]
+    rate_of: str | None = None
+    kinks_at: str | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A parameter that takes one of a few values; the first is what it has where nothing depends on it."""
+
+    parameter: Parameter
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Separable:
+    """A table of terms, with or without a saturation form in front."""
+
+    name: str
+    formula: str
+    terms: tuple[Term, ...]
+    shapes: tuple[Shape, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    base: LatencyModel | None = None
+    columns: tuple[str, ...] = ("B", "S")
+    convex: bool = False
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Those of the saturation form, then coefficients, shapes, choices."""
+        own = (tuple(t.parameter for t in self.terms), tuple(s.parameter for s in self.shapes))
+        return (*self._base_parameters, *own[0], *own[1], *(choice.parameter for choice in self.choices))
+
+    @property
+    def rates(self) -> tuple[tuple[str, str], ...]:
+        own = tuple((shape.parameter.name, shape.rate_of) for shape in self.shapes if shape.rate_of)
+        return (*(self.base.rates if self.base else ()), *own)
+
+    @property
+    def outer(self) -> tuple[str, ...]:
+        return (*(self.base.outer if self.base else ()), *self._outer_names)
+
+    @property
+    def _base_parameters(self) -> tuple[Parameter, ...]:
+        return self.base.parameters if self.base else ()
+
+    def span(self, name: str, steps: Steps) -> tuple[float, float] | None:
+        for shape in self.shapes:
+            if shape.parameter.name == name and not shape.rate_of:
+                return shape.span(features_of(steps))
+        return self.base.span(name, steps) if self.base else None
+
+    def latency_ms(self, theta: FloatArray, steps: Steps) -> FloatArray:
+        front, coefficients, shapes = self._split(theta)
+        seen = features_of(steps)
+        total = self.base.latency_ms(front, steps) if self.base else np.zeros_like(seen["S"])
+        for c, term in zip(coefficients, self.terms, strict=True):
+            if c != 0:
+                total = total + c * term.column(seen, shapes)
+        return total
+
+    def gradient(self, theta: FloatArray, steps: Steps) -> FloatArray:
+        front, coefficients, shapes = self._split(theta)
+        seen = features_of(steps)
+        own = [term.column(seen, shapes) for term in self.terms]
+        own += [self._slope(shape.parameter.name, coefficients, seen, shapes) for shape in self.shapes]
+        own += [np.zeros_like(seen["S"]) for _ in self.choices]
+        columns = np.stack(own, axis=1)
+        return np.concatenate([self.base.gradient(front, steps), columns], axis=1) if self.base else columns
+
+    def _slope(self, shape: str, coefficients: FloatArray, seen: Features, shapes: Shapes) -> FloatArray:
+        total = np.zeros_like(seen["S"])
+        for c, term in zip(coefficients, self.terms, strict=True):
+            if c != 0 and shape in term.slopes:
+                total = total + c * term.slopes[shape](seen, shapes)
+        return total
+
+    def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
+        seen, shapes = features_of(steps), self._named(outer[self._in_base :])
+        own = np.stack([term.column(seen, shapes) for term in self.terms], axis=1)
+        if self.base is None:
+            return own
+        return np.concatenate([self.base.basis(outer[: self._in_base], steps), own], axis=1)
+
+    def assemble(self, outer: FloatArray, coefficients: FloatArray) -> FloatArray:
+        own, in_base = len(self.terms), self._in_base
+        front = self.base.assemble(outer[:in_base], coefficients[:-own]) if self.base else np.empty(0)
+        return np.concatenate([front, coefficients[len(coefficients) - own :], outer[in_base:]])
+
+    def held(self, steps: Steps, weights: FloatArray, given: Shapes) -> dict[str, float]:
+        """{coefficient: 0, ...} of terms that these steps cannot tell from what stands before them in the table, and
+        nominal values of the shapes that bend only such terms; given: parameters that a user fixed. What a step costs
+        by itself, by request and by token stays free: zero for a token would be a claim, where only tau_B + tau_S is
+        told."""
+        seen = features_of(steps)
+        shapes = self._nominal(seen, given)
+        rows = np.sqrt(weights)[:, None]
+        base = np.empty((len(rows), 0))
+        if self.base is not None:
+            middle = [1 / float(np.median(steps[column])) for _, column in self.base.rates]
+            base = self.base.basis(np.array(middle + [0.0] * (self._in_base - len(middle))), steps) * rows
+        carried = [term.when(seen) for term in self.terms]
+        own = np.stack([t.column(seen, shapes) * c for t, c in zip(self.terms, carried, strict=True)], axis=1) * rows
+        kept = [
+            keep or (can and term.parameter.name in NEVER_HELD)
+            for keep, can, term in zip(_independent(base, own), carried, self.terms, strict=True)
+        ]
+        alive = [term for term, keep in zip(self.terms, kept, strict=True) if keep]
+        found = {term.parameter.name: 0.0 for term, keep in zip(self.terms, kept, strict=True) if not keep}
+        needed = {name for term in alive for name in term.slopes}
+        idle = [s.parameter.name for s in self.shapes if s.parameter.name not in needed]
+        return found | {name: shapes[name] for name in idle}
+
+    def column_means(self, steps: Steps, weights: FloatArray, given: Shapes) -> dict[str, float]:
+        """Weighted mean of each term's column at nominal or given shapes, by coefficient."""
+        seen = features_of(steps)
+        shapes = self._nominal(seen, given)
+        return {t.parameter.name: float(np.average(t.column(seen, shapes), weights=weights)) for t in self.terms}
+
+    def _nominal(self, seen: Features, given: Shapes) -> dict[str, float]:
+        """What is given, else the middle of each shape's range and choices as they are held."""
+        middle = {}
+        for shape in self.shapes:
+            low, high = shape.span(seen)
+            middle[shape.parameter.name] = float(np.sqrt(low * high))
+        middle |= {c.parameter.name: c.parameter.fixed or 0.0 for c in self.choices}
+        return {name: given.get(name, value) for name, value in middle.items()}
+
+    @property
+    def _outer_names(self) -> tuple[str, ...]:
+        return (*(s.parameter.name for s in self.shapes), *(choice.parameter.name for choice in self.choices))
+
+    @property
+    def _in_base(self) -> int:
+        return len(self.base.outer) if self.base else 0
+
+    def _named(self, values: FloatArray) -> Shapes:
+        return dict(zip(self._outer_names, values.tolist(), strict=True))
+
+    def _split(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, Shapes]:
+        first = len(self._base_parameters)
+        middle = first + len(self.terms)
+        return theta[:first], theta[first:middle], self._named(theta[middle:])
+
+
+NEVER_HELD = ("tau_0", "tau_B", "tau_S")
+
+DEPENDENT = 1e-5
+"""A column whose part outside the span of those before it is shorter than this share of it says nothing new."""
+
+
+def _independent(base: FloatArray, own: FloatArray) -> list[bool]:
+    """Which columns of `own` (n, m) are not combinations of `base` (n, k) and the columns kept before them."""
+    directions = np.linalg.qr(_unit(base))[0] if base.shape[1] else base
+    kept = []
+    for column in _unit(own).T:
+        rest = column - directions @ (directions.T @ column)
+        rest = rest - directions @ (directions.T @ rest)
+        size = float(np.linalg.norm(rest))
+        kept.append(size > DEPENDENT)
+        if kept[-1]:
+            directions = np.concatenate([directions, (rest / size)[:, None]], axis=1)
+    return kept
+
+
+def _unit(X: FloatArray) -> FloatArray:
+    size = np.linalg.norm(X, axis=0)
+    return np.asarray(X / np.where(size > 0, size, 1.0))

@@ -1,0 +1,38 @@
+"""Decisions: what fits within an SLA, when to use which path, how to run a load."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.planning.load.curves import (
+        Line as Line,
+        cutoff_lines as cutoff_lines,
+        latency_lines as latency_lines,
+        rate_lines as rate_lines,
+    )
+    from latfit.planning.load.cutoff import spans_text as spans_text
+    from latfit.planning.load.strategies import Target as Target
+    from latfit.planning.load.varying import read_load as read_load
+    from latfit.planning.load.verify import confirmed as confirmed
+    from latfit.planning.plan import make_plan as make_plan
+    from latfit.planning.request import (
+        ServingTargets as ServingTargets,
+        Wishes as Wishes,
+        parse_objective as parse_objective,
+    )
+    from latfit.planning.result import (
+        Alternative as Alternative,
+        BatchRange as BatchRange,
+        Capacity as Capacity,
+        Cutoff as Cutoff,
+        Plan as Plan,
+        Settings as Settings,
+        Threshold as Threshold,
+        TokenRange as TokenRange,
+        Unknown as Unknown,
+    )
+    from latfit.planning.steps.limits import levels_for as levels_for
+    from latfit.planning.wording import rate_text as rate_text
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -1,0 +1,282 @@
+"""Limits of a serving engine from a fit, without a sweep: sequences, tokens of a step, chunk of a prefill.
+
+Continuous batching runs steps of up to D decoding sequences (a token each) and P prefill tokens, S = D + P.
+
+- A sequence gets a token each step, so every step must stay within the time between tokens: decode steps T(D, D) <=
+  TPOT give `max_num_seqs`, the largest D. The token budget is the largest S = D + P whose steps stay within it whatever
+  they hold: D sequences beside a chunk of P, a chunk alone, the whole budget as chunks of several prompts. A chunk's
+  cost grows with what is cached of its prompt, so the last one counts, behind n - P tokens.
+- A prompt of n tokens takes ceil(n / P) steps, each chunk behind those before it; their sum is the TTFT without
+  waiting. A larger chunk P means fewer, longer steps: the first token asks for large ones, the time between tokens for
+  small ones.
+- So the chunks that meet TTFT are compared with those that meet TPOT; where no chunk meets both, D is lowered until one
+  does, or the answer is that none does.
+
+Latencies are taken at a percentile of steps, by the phase's factor. T must be known for prefill: a fit of decode steps
+alone gives `max_num_seqs` only.
+
+The plan in the words of serving engines: which setting takes which number, and why.
+
+An engine that batches step by step (vLLM, SGLang, TensorRT-LLM) takes the limits of a step. One that batches whole
+requests (Triton, a TensorRT engine) takes the largest batch within the SLA, the batch that pays off the launch, and how
+long to wait for it: none for greedy batching, else until the stopping batch of the amortised rule is there on average.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from latfit.hardware import ExecutionPath, batch_steps, phase_of
+from latfit.model import CONTEXT
+from latfit.planning.request import ServingTargets
+from latfit.planning.result import Cutoff, Plan, Settings, Unknown
+from latfit.planning.steps.limits import level_for
+from latfit.planning.steps.thresholds import batches_of
+from latfit.stats import FloatArray
+from latfit.trace import DECODE, MIXED, PREFILL
+from latfit.units import format_ms
+
+US_PER_MS = 1000
+
+Flags = Mapping[str, Any]
+
+
+def largest_batch(
+    path: ExecutionPath, sla_ms: float, percentile: float, tokens: int, context: float | None = None
+) -> int | None:
+    """The most requests of so many tokens that one measured step computes within the SLA; None where none does."""
+    B = batches_of(path, tokens=tokens)
+    T = level_for(path, percentile, phase_of(tokens)).factor * path.fit.latency_ms(**batch_steps(B, tokens, context))
+    within = np.flatnonzero(sla_ms >= T)
+    return int(B[within[-1]]) if len(within) else None
+
+
+def engine_flags(plan: Plan, largest: int | None) -> dict[str, Flags]:
+    """Settings by engine, under the names that the engines use. largest: the largest whole batch within the SLA."""
+    found: dict[str, Flags] = {}
+    if isinstance(plan.settings, Settings):
+        found |= _by_step(plan.settings, plan)
+    if largest is not None:
+        found |= _by_batch(plan, largest)
+    return found
+
+
+def _by_step(settings: Settings, plan: Plan) -> dict[str, Flags]:
+    seqs, budget, chunk = settings.max_num_seqs, settings.max_num_batched_tokens, settings.chunk_tokens
+    vllm: dict[str, Any] = {"max_num_seqs": seqs}
+    sglang: dict[str, Any] = {"max_running_requests": seqs}
+    trtllm: dict[str, Any] = {"max_batch_size": seqs}
+    if budget is not None and chunk is not None:
+        vllm |= {
+            "max_num_batched_tokens": budget,
+            "enable_chunked_prefill": True,
+            "long_prefill_token_threshold": chunk,
+        }
+        sglang["chunked_prefill_size"] = chunk
+        trtllm["max_num_tokens"] = budget
+    if plan.B1_tokens.value is not None and plan.B1_tokens.value > 1:
+        sglang["kt_gpu_prefill_token_threshold"] = plan.B1_tokens.value
+    return {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
+
+
+def _by_batch(plan: Plan, largest: int) -> dict[str, Flags]:
+    paying = next((t.value for t in (plan.B2, plan.knee) if t.value is not None), None)
+    preferred = min(paying, largest) if paying else largest
+    triton: dict[str, Any] = {
+        "max_batch_size": largest,
+        "preferred_batch_size": sorted({preferred, largest}),
+        "max_queue_delay_microseconds": _delay_us(plan),
+    }
+    if isinstance(plan.T_cut, Cutoff) and plan.T_cut.value is not None:
+        triton["default_timeout_microseconds"] = int(plan.T_cut.value * US_PER_MS)
+    return {"triton": triton, "tensorrt": {"min_batch": 1, "opt_batch": preferred, "max_batch": largest}}
+
+
+def _delay_us(plan: Plan) -> int:
+    """Until the amortised stopping batch is there on average, less than what the SLA leaves; 0 is greedy batching."""
+    stop = next((rule.batch for rule in plan.rules if rule.rule == "amortised"), 1)
+    chosen = next((row for row in plan.alternatives if row.chosen), None)
+    if stop <= 1 or plan.rate_per_s is None or chosen is None or "amortised" not in chosen.name:
+        return 0
+    wait_ms = (stop - 1) / plan.rate_per_s * 1e3
+    spare_ms = plan.sla_ms - (chosen.percentile_ms or plan.sla_ms)
+    return int(min(wait_ms, max(spare_ms, 0.0)) * US_PER_MS)
+
+
+FEWEST_CHUNK = 16
+CHUNKS = 400
+FINEST = 512
+"""Below this many tokens every chunk is tried."""
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """Step times of a path at a percentile: factors of each phase on the typical latency.
+
+    context: cached tokens of a decoding sequence, None for the trace's.  prompt: tokens of a prompt.
+    """
+
+    path: ExecutionPath
+    factors: Mapping[str, float]
+    context: float | None
+    prompt: float
+
+    def decode_ms(self, D: FloatArray) -> FloatArray:
+        """Steps of D (n,) decoding sequences."""
+        none = np.zeros_like(D)
+        cached = {} if self.context is None else {"context_tokens": D * self.context, "prefill_context_tokens": none}
+        steps = {"B": D, "S": D, "prefill_requests": none, "prefill_tokens": none, **cached}
+        return self.factors[DECODE] * self.path.fit.latency_ms(**steps)
+
+    def full_ms(self, D: float, P: FloatArray) -> list[FloatArray]:
+        """Steps that a budget of D + P tokens and chunks of P (n,) allow, each kind at its slowest (n,): D decoding
+        sequences beside a prompt's last chunk, behind all that is cached of it; such a chunk alone; the whole budget as
+        last chunks of several prompts."""
+        history = np.maximum(self.prompt - P, 0.0)
+        chunk = np.minimum(P, self.prompt)
+        several = np.minimum(np.ceil((D + P) / chunk), D + 1)
+        return [
+            self._prefill_ms(D, P, history, np.ones_like(P)),
+            self._prefill_ms(0.0, P, history, np.ones_like(P)),
+            self._prefill_ms(0.0, D + P, several * history, several),
+        ]
+
+    def first_token_ms(self, D: float, P: FloatArray) -> FloatArray:
+        """A whole prompt in chunks of P (n,) beside D decoding sequences, without waiting, each chunk behind those
+        before it. Where the cost of the cached tokens is convex this is at most too much."""
+        chunk, one = np.minimum(P, self.prompt), np.ones_like(P)
+        first = self._prefill_ms(D, chunk, np.zeros_like(P), one)
+        last = self._prefill_ms(D, chunk, self.prompt - chunk, one)
+        return np.asarray(np.ceil(self.prompt / P) * (first + last) / 2)
+
+    def _prefill_ms(self, D: float, P: FloatArray, history: FloatArray, prompts: FloatArray) -> FloatArray:
+        """Steps of D decoding sequences and P (n,) tokens of prompts (n,) behind cached ones (n,) of theirs."""
+        steps = {"B": D + prompts, "S": D + P, "prefill_requests": prompts, "prefill_tokens": P}
+        if self.path.fit.reads_context:
+            each = self.path.fit.typical.get(CONTEXT, 0.0) if self.context is None else self.context
+            steps |= {"context_tokens": D * each + history, "prefill_context_tokens": history}
+        return self.factors[MIXED if D else PREFILL] * self.path.fit.latency_ms(**steps)
+
+
+def engine_settings(
+    path: ExecutionPath, sla_ms: float, percentile: float, serving: ServingTargets, context: float | None = None
+) -> Settings | Unknown:
+    """Settings for the targets; the SLA stands for a missing TPOT. Unknown, with the reason, where none meets them."""
+    phases = (DECODE, PREFILL, MIXED)
+    factors = {phase: level_for(path, percentile, phase).factor for phase in phases}
+    engine = _Engine(path, factors, context, float(serving.prompt_tokens))
+    tpot = serving.tpot_ms or sla_ms
+    D = np.arange(1.0, max(int(path.fit.domain["B"][1]), 1) + 1)
+    times = engine.decode_ms(D)
+    within = np.flatnonzero(times <= tpot)
+    if not len(within):
+        return Unknown(
+            f"no decode step on {path.label} meets {format_ms(tpot)}: the fastest takes {format_ms(float(times.min()))}"
+        )
+    most = int(D[within[-1]])
+    if not path.fit.knows_prefill:
+        return _decode_only(path, most, float(times[within[-1]]), tpot, serving)
+    if most > 1 and float(path.fit.domain["S"][1]) <= most:
+        return _decode_only(path, most, float(times[within[-1]]), tpot, serving)
+    for decoding in _fewer(most):
+        found = _with_prefill(engine, decoding, most, tpot, serving)
+        if found is not None:
+            return found
+    wanted = "" if serving.ttft_ms is None else f" and a prompt of {serving.prompt_tokens:,} tokens within "
+    wanted += "" if serving.ttft_ms is None else format_ms(serving.ttft_ms)
+    return Unknown(f"no chunk on {path.label} keeps a step within {format_ms(tpot)}{wanted}, even beside one request")
+
+
+def _with_prefill(engine: _Engine, decoding: int, most: int, tpot: float, serving: ServingTargets) -> Settings | None:
+    """The largest chunk beside so many decoding sequences that meets both targets; None where there is none."""
+    top = float(engine.path.fit.domain["S"][1])
+    P = _chunks(top - decoding)
+    if not len(P):
+        return None
+    kinds = engine.full_ms(float(decoding - 1), P)
+    # What no chunk cures is no reason to choose one: it is told instead.
+    curable = [kind for kind in kinds if kind.min() <= tpot]
+    if not curable or kinds[0].min() > tpot:
+        return None
+    times = np.asarray(np.max(curable, axis=0))
+    ttft = engine.first_token_ms(float(decoding - 1), P)
+    meets_tpot = times <= tpot
+    meets_ttft = np.ones(len(P), bool) if serving.ttft_ms is None else ttft <= serving.ttft_ms
+    both = np.flatnonzero(meets_tpot & meets_ttft)
+    if not len(both):
+        return None
+    at = int(both[-1])
+    budget = int(P[at]) + decoding - 1
+    fewest = None if serving.ttft_ms is None else int(P[int(both[0])]) + decoding - 1
+    limit = "the time between tokens" if at + 1 < len(P) and not meets_tpot[at + 1] else "what was measured"
+    if at + 1 < len(P) and meets_tpot[at + 1]:
+        limit = "the first token"
+    binding = f"{limit}: a larger step than {budget:,} tokens is not vouched for"
+    if decoding < most and serving.ttft_ms is not None:
+        binding = f"the first token: beside more than {decoding:,} sequences no chunk gives it in time"
+    elif decoding < most:
+        binding = f"the time between tokens: beside more than {decoding:,} sequences no prefill fits into a step"
+    return Settings(
+        path=engine.path.label,
+        max_num_seqs=decoding,
+        max_num_batched_tokens=budget,
+        min_num_batched_tokens=fewest,
+        chunk_tokens=int(P[at]),
+        prompt_tokens=serving.prompt_tokens,
+        ttft_ms=float(ttft[at]),
+        tpot_ms=float(times[at]),
+        binding=binding,
+        reason=f"every step within {format_ms(tpot)}{_first_token(serving)}{_uncured(kinds, tpot)}",
+        extrapolated=False,
+    )
+
+
+def _uncured(kinds: Sequence[FloatArray], tpot: float) -> str:
+    """Steps that miss the time between tokens whatever the chunk; nobody decodes in them."""
+    slowest = max((float(kind.min()) for kind in kinds[1:] if kind.min() > tpot), default=None)
+    return "" if slowest is None else f", but for steps of prefill alone, which take {format_ms(slowest)} at any chunk"
+
+
+def _decode_only(path: ExecutionPath, most: int, last_ms: float, tpot: float, serving: ServingTargets) -> Settings:
+    top = int(path.fit.domain["B"][1])
+    binding = "what was measured" if most == top else "the time between tokens"
+    return Settings(
+        path=path.label,
+        max_num_seqs=most,
+        max_num_batched_tokens=None,
+        min_num_batched_tokens=None,
+        chunk_tokens=None,
+        prompt_tokens=serving.prompt_tokens,
+        ttft_ms=None,
+        tpot_ms=last_ms,
+        binding=binding,
+        reason=f"decode steps within {format_ms(tpot)}; the fit has seen no prefill, so it gives no token budget",
+        extrapolated=False,
+    )
+
+
+def _first_token(serving: ServingTargets) -> str:
+    if serving.ttft_ms is None:
+        return ""
+    return f", the first token of {serving.prompt_tokens:,} within {format_ms(serving.ttft_ms)}"
+
+
+def _chunks(top: float) -> FloatArray:
+    """Chunks to try: every one up to 512 tokens, then multiples of 16 that grow by about a hundredth."""
+    if top < 1:
+        return np.zeros(0)
+    fine = np.arange(1.0, min(top, FINEST) + 1)
+    if top <= FINEST:
+        return fine
+    coarse = np.unique(np.round(np.geomspace(FINEST, top, CHUNKS) / FEWEST_CHUNK) * FEWEST_CHUNK)
+    return np.unique(np.concatenate([fine, coarse[(coarse > FINEST) & (coarse <= top)], [np.floor(top)]]))
+
+
+def _fewer(most: int) -> Sequence[int]:
+    """The most sequences, then fewer, by about an eighth each."""
+    found = [most]
+    while found[-1] > 1:
+        found.append(max(1, min(found[-1] - 1, int(found[-1] * 0.875))))
+    return found

@@ -1,0 +1,1 @@
+"""A load within an SLA: strategies, T_cut, capacity, promises."""

@@ -1,0 +1,163 @@
+"""A load that varies, cut into windows: its rates, what it needs window by window, and the backlog of too few replicas.
+
+Arrivals of a window follow each other as a Poisson stream of the window's rate, or in bursts, as recorded, where they
+come more unevenly than that. A load is sized for its peak, not for its mean: with c replicas the queue grows whenever
+the rate exceeds what they carry, and the fluid backlog says how far.
+
+A load that varies, from a file: recorded moments of arrival, or a rate over time.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.planning.request import Load
+from latfit.queueing import POISSON, Arrivals, dispersions, fluid_backlog
+from latfit.stats import FloatArray
+from latfit.trace import TABLES, TIMES, Trace, numbers, open_source, read_columns
+from latfit.workload import read_requests
+
+WINDOWS = 60
+LEAST_A_WINDOW = 30
+"""Arrivals below which a window's rate is mostly chance."""
+
+MINUTE_MS, HOUR_MS = 6e4, 3.6e6
+
+CERTAIN, LEAST_BURST = 3.0, 0.1
+"""Standard errors, and a share of a Poisson stream's dispersion, that bursts must exceed."""
+
+
+def load_from_arrivals(arrival_ms: FloatArray, source: str, window_ms: float | None = None) -> Load:
+    """Rates of recorded arrivals (n,) in ms, in order. window_ms: None takes about 60 windows, whole minutes where
+    the recording is long enough, with 30 arrivals each on average. Raises BadInput, WrongUsage."""
+    arrivals = np.asarray(arrival_ms, dtype=np.float64)
+    span = float(arrivals[-1] - arrivals[0]) if len(arrivals) else 0.0
+    if len(arrivals) < 2 or span <= 0:
+        raise BadInput("fewer than two moments of arrival", where=source, remedy="Give a recording of some length.")
+    if window_ms is None:
+        least = span / max(len(arrivals) / LEAST_A_WINDOW, 1)
+        window_ms = min(max(span / WINDOWS, least), span)
+        if window_ms > 0.9 * MINUTE_MS:
+            window_ms = min(math.ceil(window_ms / MINUTE_MS) * MINUTE_MS, span)
+    if not 0 < window_ms <= span:
+        raise WrongUsage("a window longer than the recording", where="--window", remedy="Give a shorter one.")
+    # A last window that is cut short would look idle.
+    windows = max(1, int(span / window_ms + 1e-9))
+    counts, edges = np.histogram(arrivals - arrivals[0], bins=windows, range=(0.0, windows * window_ms))
+    rates = np.asarray(counts / window_ms, dtype=np.float64)
+    return Load(rates, window_ms, source, _following(arrivals - arrivals[0], counts, edges))
+
+
+def _following(arrivals: FloatArray, counts: NDArray[np.int64], edges: FloatArray) -> Arrivals:
+    """How requests follow each other once the windows' rates are taken out: their own gaps where they come in bursts.
+
+    In time that runs as fast as the window's rate a Poisson stream has unit gaps on average, and the sum of m of them a
+    variance of m, give or take sqrt(2/blocks) m; one that comes in bursts has more at some m.
+    """
+    reached = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
+    gaps = np.diff(np.interp(arrivals[arrivals <= edges[-1]], edges, reached))
+    bursts = any(
+        found - 1 > max(CERTAIN * math.sqrt(2 * m / len(gaps)), LEAST_BURST)
+        for m, found in dispersions(gaps)
+        if m < gaps.sum() / len(counts)
+    )
+    return Arrivals(gaps / gaps.mean(), label="arrivals as recorded, in bursts") if bursts else POISSON
+
+
+def schedule(load: Load, each: float, price_per_hour: float | None = None) -> dict[str, Any]:
+    """Replicas by window where each carries `each` per ms within the SLA, against holding the peak's throughout.
+
+    price_per_hour: of one replica. Rates in the result are requests/s, times in s.
+    """
+    needed = [_replicas(rate, each) for rate in load.rates.tolist()]
+    peak, hours = max(needed), load.window_ms / HOUR_MS
+    follow = sum(needed) * hours
+    held = peak * len(needed) * hours
+    mean_sized = _replicas(load.mean, each)
+    return {
+        "source": load.source,
+        "window_s": load.window_ms / 1e3,
+        "mean_per_s": load.mean * 1e3,
+        "peak_per_s": load.peak * 1e3,
+        "replicas_peak": peak,
+        "replicas_mean_rate": mean_sized,
+        "replica_hours_held": held,
+        "replica_hours_following": follow,
+        "price_held": None if price_per_hour is None else held * price_per_hour,
+        "price_following": None if price_per_hour is None else follow * price_per_hour,
+        "backlog_if_sized_for_the_mean": _backlog(load, mean_sized * each),
+        "schedule": [
+            {"start_s": i * load.window_ms / 1e3, "rate_per_s": rate * 1e3, "replicas": count}
+            for i, (rate, count) in enumerate(zip(load.rates.tolist(), needed, strict=True))
+        ],
+    }
+
+
+def _replicas(rate: float, each: float) -> int:
+    return max(1, math.ceil(rate / each * (1 - 1e-9)))
+
+
+def _backlog(load: Load, capacity: float) -> dict[str, float]:
+    """The fluid backlog of windows against a capacity per ms, their rates joined at the middles."""
+    middles = np.asarray((np.arange(len(load.rates)) + 0.5) * load.window_ms, dtype=np.float64)
+    if len(middles) < 2:
+        return {"peak": 0.0, "extra_wait_s": 0.0}
+    found = fluid_backlog(middles, load.rates, capacity)
+    return {"peak": found.peak, "extra_wait_s": found.extra_wait_ms / 1e3}
+
+
+RATE = "rate_per_s"
+MS_PER_S = 1e3
+WRITTEN_TIMES = tuple(columns[0] for columns in TABLES)
+"""Columns of production logs: points in time, or seconds."""
+
+
+def read_load(source: str | Path, window_ms: float | None = None) -> Load:
+    """The load in a table: a row a request with its moment (`t_s`, `arrived_at`, in seconds), or a row a window with
+    `t_s` and `rate_per_s`, windows of the same length; or any other recording that the simulator reads.
+
+    Raises BadInput, WrongUsage.
+    """
+    opened = open_source(source)
+    table = read_columns(opened, ())
+    time = next((name for name in (*TIMES, *WRITTEN_TIMES) if name in table), None)
+    if time is None:
+        # Not a table of moments: one of the other ways in which requests are recorded, or refused by name.
+        return load_from_arrivals(read_requests(opened).requests.arrival_ms, opened.name, window_ms)
+    moments = _moments(table, time, opened.name)
+    if RATE in table:
+        return _given(moments, np.asarray(numbers(table[RATE]), dtype=np.float64), opened.name)
+    return load_from_arrivals(np.sort(moments), opened.name, window_ms)
+
+
+def _given(starts_ms: FloatArray, rates_per_s: FloatArray, name: str) -> Load:
+    steps = np.diff(starts_ms)
+    if len(steps) < 1 or not np.all(steps > 0) or not np.allclose(steps, steps[0], rtol=1e-3):
+        raise BadInput("windows of different lengths, or fewer than two", where=name, remedy="Give even windows.")
+    if not np.all(np.isfinite(rates_per_s)) or np.any(rates_per_s < 0) or not np.any(rates_per_s > 0):
+        raise BadInput(
+            "a rate is negative or no number, or all are zero", where=name, remedy=f"Give {RATE} of 0 or more."
+        )
+    return Load(rates_per_s / MS_PER_S, float(steps[0]), name)
+
+
+def _moments(table: Trace, column: str, name: str) -> FloatArray:
+    """Moments in ms, from the first."""
+    values = table[column]
+    if values.dtype.kind == "O":
+        try:
+            values = np.array([str(text).strip()[:29].replace(" ", "T") for text in values.tolist()], "datetime64[ns]")
+        except ValueError:
+            values = numbers(values)
+    if values.dtype.kind == "M":
+        seconds = (values - values.min()) / np.timedelta64(1, "s")
+    else:
+        seconds = np.asarray(numbers(values), dtype=np.float64)
+    if not len(seconds) or not np.all(np.isfinite(seconds)):
+        row = "" if not len(seconds) else f" (row {int(np.argmax(~np.isfinite(seconds))) + 1})"
+        raise BadInput(f"a moment is missing or no number{row}", where=name, remedy="Correct or leave out the row.")
+    return np.asarray((seconds - seconds.min()) * MS_PER_S, dtype=np.float64)

@@ -1,0 +1,115 @@
+"""What a plan is asked for beside its SLA. Time in ms, rates per ms."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from latfit.errors import WrongUsage
+from latfit.queueing import POISSON, Arrivals
+from latfit.stats import FloatArray
+
+
+@dataclass(frozen=True)
+class Objective:
+    """alpha p99 + beta mean - gamma throughput, in ms, ms, and requests/s; to be as small as possible."""
+
+    p99: float = 1.0
+    mean: float = 0.0
+    throughput: float = 0.0
+
+    def __post_init__(self) -> None:
+        weights = (self.p99, self.mean, self.throughput)
+        if not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights):
+            raise WrongUsage(
+                "weights must be 0 or more, and not all 0", where="--objective", remedy="Write p99=1,mean=0.5."
+            )
+
+    def of(self, p99_ms: float, mean_ms: float, rate: float) -> float:
+        """The cost of an operating point; rate per ms of requests served."""
+        return self.p99 * p99_ms + self.mean * mean_ms - self.throughput * rate * 1e3
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load that varies: rates per ms (n,) at the starts of windows of `window_ms`, from `source`. arrivals: how
+    requests follow each other within a window."""
+
+    rates: FloatArray
+    window_ms: float
+    source: str
+    arrivals: Arrivals = POISSON
+
+    @property
+    def peak(self) -> float:
+        return float(self.rates.max())
+
+    @property
+    def mean(self) -> float:
+        return float(self.rates.mean())
+
+
+@dataclass(frozen=True)
+class ServingTargets:
+    """Targets of text generation in ms: the first token of a prompt, and the time between tokens."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    prompt_tokens: int = 512
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Everything optional about a plan.
+
+    rate: requests per ms, for all replicas together.  context: cached tokens of a request.  max_batch: largest batch of
+    the GPU.  transfer_ms, wait_ms: what a request pays before the GPU begins; wait None: as the rate makes it, 0
+    without one.  launch_share: eps of B2.
+    """
+
+    rate: float | None = None
+    replicas: int = 1
+    context: float | None = None
+    max_batch: int | None = None
+    transfer_ms: float = 0.0
+    wait_ms: float | None = None
+    launch_share: float = 0.5
+    serving: ServingTargets = field(default_factory=ServingTargets)
+    objective: Objective | None = None
+    load: Load | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.replicas >= 1, f"{self.replicas} replicas", "--replicas", "Give 1 or more.")
+        _check(0 < self.launch_share < 1, f"a share of {self.launch_share:g}", "--launch-share", "Give one in (0, 1).")
+        _check(self.context is None or self.context >= 0, "a negative context", "--context", "Give 0 or more tokens.")
+        _check(
+            self.max_batch is None or self.max_batch >= 1, "a largest batch below 1", "--max-batch", "Give 1 or more."
+        )
+        _check(self.serving.prompt_tokens >= 1, "a prompt of no tokens", "--prompt-tokens", "Give 1 or more.")
+        both = self.rate is not None and self.load is not None
+        _check(not both, "a rate and a recorded load contradict each other", "--rate, --arrivals", "Give one of them.")
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """How requests arrive at one replica."""
+        return POISSON if self.load is None else self.load.arrivals.split(self.replicas)
+
+    @property
+    def rate_each(self) -> float | None:
+        """Requests per ms at each replica: of the rate, or of the load's busiest window."""
+        whole = self.load.peak if self.load is not None else self.rate
+        return None if whole is None else whole / self.replicas
+
+
+def parse_objective(text: str) -> Objective:
+    """`p99=1,mean=0.5,throughput=0.1`. Raises WrongUsage."""
+    weights: Mapping[str, float]
+    try:
+        weights = {name.strip(): float(value) for name, value in (part.split("=") for part in text.split(","))}
+        return Objective(**{"p99": 0.0, **weights})
+    except (ValueError, TypeError):
+        raise WrongUsage(f"{text!r} is no objective", where="--objective", remedy="Write p99=1,mean=0.5.") from None
+
+
+def _check(right: bool, found: str, where: str, remedy: str) -> None:
+    if not right:
+        raise WrongUsage(found, where=where, remedy=remedy)

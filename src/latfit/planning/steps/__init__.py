@@ -1,0 +1,1 @@
+"""Steps within an SLA: limits, thresholds, budgets."""

@@ -1,0 +1,217 @@
+"""Inverse SLA: the steps that one execution path finishes in time.
+
+A step meets the SLA at a percentile when its typical latency times the upper factor of its phase stays below it, so the
+point inverse is asked with the limit divided by that factor: one for steps that only decode (S = B), another for those
+that hold prefill (S > B).
+
+Where the model is convex along the line, the feasible set is an interval and `planning.steps.inverse` finds both ends.
+A model that is not (experts that tokens touch make T concave in S at first) may have two intervals: there T is taken on
+a geometric grid of whole numbers and each change of sign is bisected, so that all intervals are found that the grid
+separates, and their ends are exact.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfit.hardware import ExecutionPath, step_columns
+from latfit.model import latency_draws, parameter_draws
+from latfit.planning.result import BatchRange, TokenRange
+from latfit.planning.steps.inverse import UNBOUNDED, Range, feasible_range
+from latfit.stats import FloatArray
+from latfit.trace import DECODE, PREFILL, UNKNOWN
+
+SCANNED = 400
+"""Points of the grid on which a model that is not convex is scanned."""
+
+SURE = 0.975
+
+Curve = Callable[[FloatArray], FloatArray]
+"""Whole numbers (n,) -> latency in ms (n,)."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """The percentile a phase is asked for: share of steps in percent (None: the typical step), and its upper factor."""
+
+    percentile: float | None
+    factor: float
+
+
+@dataclass(frozen=True)
+class StepLevels:
+    """Levels of a path's steps: of those that only decode, of one that is nothing but a prefill, and of any other that
+    holds prefill."""
+
+    decode: Level
+    alone: Level
+    prefill: Level
+
+    @property
+    def percentile(self) -> float | None:
+        """The percentile that every phase can give; None where one only knows its typical step."""
+        known = [level.percentile for level in (self.decode, self.alone, self.prefill)]
+        return None if None in known else min(p for p in known if p is not None)
+
+    def of(self, B: float) -> Level:
+        """Of steps with prefill that hold so many requests."""
+        return self.alone if B == 1 else self.prefill
+
+    def factors(self, B: FloatArray, S: FloatArray) -> FloatArray:
+        """Upper factor of each step (n,) by what it must hold: S = B is decode."""
+        some = np.where(B == 1, self.alone.factor, self.prefill.factor)
+        return np.asarray(np.where(S == B, self.decode.factor, some))
+
+
+def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
+    """The asked-for percentile of a phase's steps, or the highest one below it that its data can give, or the typical
+    step."""
+    limits, share = path.fit.limits, percentile / 100
+    known = limits.highest_level(phase, share)
+    factor = None if known is None else limits.factor(phase, known)
+    if known is None or factor is None:
+        return Level(None, 1.0)
+    return Level(round(known * 100, 6), max(factor, 1e-9))
+
+
+def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
+    """The levels of a path's phases; a fit of decode steps alone has no others."""
+    decode = level_for(path, percentile, DECODE)
+    if not path.fit.knows_prefill:
+        return StepLevels(decode, decode, decode)
+    return StepLevels(decode, level_for(path, percentile, PREFILL), level_for(path, percentile, UNKNOWN))
+
+
+def token_ranges(
+    path: ExecutionPath, sla_ms: float, levels: StepLevels, context: float | None = None
+) -> list[TokenRange]:
+    """S_min..S_max for B = 1, 2, 4, ... up to the largest measured B; batches without any are left out, and those with
+    two ranges stand twice. context: cached tokens of a request, None for the trace's."""
+    found = []
+    for B in _doubling(path, "B"):
+
+        def at(S: FloatArray, B: int = B) -> FloatArray:
+            return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, context))
+
+        spans = tokens_within(at, B, sla_ms, levels, convex=path.fit.structure.convex)
+        for span in spans:
+            promised = _promised(path, B, span, (sla_ms, levels), context)
+            found.append(TokenRange(path.name, B, span.low, span.high, _beyond(path, "S", span), promised))
+    return found
+
+
+def tokens_within(
+    at: Curve, B: int, sla_ms: float, levels: StepLevels, *, top: int | None = None, convex: bool
+) -> list[Range]:
+    """Ranges of S from B up to `top` whose steps of B requests meet the SLA; at: S (n,) -> typical ms (n,). A step of
+    S = B is decode, and any other holds prefill."""
+    limit = sla_ms / levels.of(B).factor
+    spans = feasible_ranges(at, limit, B + 1, top, convex=convex) if top is None or top > B else []
+    if _one(at, B) > sla_ms / levels.decode.factor:
+        return spans
+    if spans and spans[0].low == B + 1:
+        return [Range(B, spans[0].high), *spans[1:]]
+    return [Range(B, B), *spans]
+
+
+def _promised(
+    path: ExecutionPath, B: int, span: Range, wanted: tuple[float, StepLevels], context: float | None
+) -> int | None:
+    """Largest S of a range whose latency stays within the SLA on 97.5 % of the curves that the data allow."""
+    draws = parameter_draws(path.fit)
+    if draws is None or span.high is None:
+        return None
+
+    def slow(S: FloatArray) -> FloatArray:
+        steps = step_columns(np.full(len(S), float(B)), S, context)
+        return np.asarray(np.quantile(latency_draws(path.fit, draws, **steps), SURE, axis=0))
+
+    sure = tokens_within(slow, B, *wanted, top=span.high, convex=False)
+    sure = [each for each in sure if each.high is not None and each.high >= span.low]
+    return sure[-1].high if sure else None
+
+
+def batch_ranges(
+    path: ExecutionPath, sla_ms: float, levels: StepLevels, context: float | None = None
+) -> list[BatchRange]:
+    """B_min..B_max for S = 1, 2, 4, ... up to the largest measured S; every request brings a token, so B <= S."""
+    found = []
+    for S in _doubling(path, "S"):
+
+        def at(B: FloatArray, S: int = S) -> FloatArray:
+            return path.fit.latency_ms(**step_columns(B, np.full(len(B), float(S)), context))
+
+        limit = sla_ms / max(levels.prefill.factor, levels.alone.factor)
+        spans = feasible_ranges(at, limit, 1, S - 1, convex=path.fit.structure.convex) if S > 1 else []
+        if _one(at, S) <= sla_ms / levels.decode.factor:
+            joins = bool(spans) and spans[-1].high == S - 1
+            spans = [*spans[:-1], Range(spans[-1].low, S)] if joins else [*spans, Range(S, S)]
+        found += [BatchRange(path.name, S, span.low, span.high, _beyond(path, "B", span)) for span in spans]
+    return found
+
+
+def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None, *, convex: bool) -> list[Range]:
+    """All ranges of whole numbers in [low, high] with at(x) <= limit_ms, in order; a last end of None: no upper end."""
+    if convex:
+        span = feasible_range(lambda x: _one(at, x), limit_ms, low, high)
+        return [] if span is None else [span]
+    top = high if high is not None else _far(at, limit_ms, low)
+    grid = np.unique(np.round(np.geomspace(low, max(top, low), SCANNED))).astype(np.int64)
+    inside = at(grid.astype(np.float64)) <= limit_ms
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]]).astype(int)))
+    found = []
+    for first, last in zip(edges[::2], edges[1::2], strict=True):
+        start = low if first == 0 else _edge(at, limit_ms, int(grid[first - 1]), int(grid[first]), enters=True)
+        if last == len(grid):
+            found.append(Range(start, high))
+        else:
+            found.append(Range(start, _edge(at, limit_ms, int(grid[last - 1]), int(grid[last]), enters=False)))
+    return found
+
+
+def fastest_step(path: ExecutionPath, levels: StepLevels, context: float | None = None) -> tuple[float, int, int]:
+    """(ms at the levels, B, S) of the fastest step within the measured box, S >= B, on a geometric grid."""
+    B_top, S_top = (int(path.fit.domain[name][1]) for name in ("B", "S"))
+    B = np.unique(np.geomspace(1, B_top, 200).astype(int))
+    S = np.unique(np.concatenate([np.geomspace(1, max(S_top, B_top), 400).astype(int), B]))
+    grid_B, grid_S = (axis.ravel().astype(float) for axis in np.meshgrid(B, S))
+    rows = grid_S >= grid_B
+    grid_B, grid_S = grid_B[rows], grid_S[rows]
+    times = levels.factors(grid_B, grid_S) * path.fit.latency_ms(**step_columns(grid_B, grid_S, context))
+    best = int(np.argmin(times))
+    return float(times[best]), int(grid_B[best]), int(grid_S[best])
+
+
+def _one(at: Curve, x: int) -> float:
+    return float(at(np.array([float(x)]))[0])
+
+
+def _far(at: Curve, limit_ms: float, low: int) -> int:
+    """A number above the limit with none within it at its doubles, or UNBOUNDED where there is none."""
+    doubles = np.asarray(low * 2.0 ** np.arange(1.0, 41.0), dtype=np.float64)
+    doubles = doubles[doubles <= UNBOUNDED]
+    within = np.flatnonzero(at(doubles) <= limit_ms)
+    if not len(within):
+        return int(doubles[min(20, len(doubles) - 1)])
+    return int(doubles[within[-1] + 1]) if within[-1] + 1 < len(doubles) else UNBOUNDED
+
+
+def _edge(at: Curve, limit_ms: float, low: int, high: int, *, enters: bool) -> int:
+    """The first number within the limit in (low, high] (enters), or the last one in [low, high)."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        inside = _one(at, middle) <= limit_ms
+        low, high = (low, middle) if inside == enters else (middle, high)
+    return high if enters else low
+
+
+def _doubling(path: ExecutionPath, column: str) -> list[int]:
+    """1, 2, 4, ... and the largest measured value."""
+    top = max(1, int(path.fit.domain[column][1]))
+    return sorted({*(1 << i for i in range(top.bit_length())), top})
+
+
+def _beyond(path: ExecutionPath, column: str, span: Range) -> bool:
+    low, high = path.fit.domain[column]
+    return span.high is None or span.high > high or span.low < low

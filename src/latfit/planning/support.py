@@ -1,0 +1,110 @@
+"""Which of a fit's warnings decide a plan: then the answer is not supported by these data, and says so first.
+
+A machine that changed while it was measured decides every plan whose margin is smaller than the change. Limits of
+single steps hold whatever the model misses, for they are made of its errors on steps left out; but they say nothing
+where B and S say nothing, nor of steps that nobody measured. Responses go by the mean steps that were measured, size by
+size, so there an error of the curve is in the interval, and does not decide.
+
+Where a fit cannot promise: steps whose latency falls on both sides of the SLA over the curves that the data allow.
+
+A step meets the SLA at a percentile when its typical latency times the factor is within it. Over the fit's draws that
+has a chance; between 2.5 % and 97.5 % it is neither promised nor denied. Such steps, the least certain first and
+apart from each other, are the ones to measure: each decides a part of the boundary.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from latfit.hardware import ExecutionPath
+from latfit.planning.result import Doubt, Plan
+from latfit.planning.steps.limits import levels_for
+from latfit.planning.steps.thresholds import CERTAIN, drawn_ms
+from latfit.stats import FloatArray
+
+MOST = 6
+APART = 1.6
+"""Steps within this factor of each other, in B and in S, say the same."""
+
+GRID = 24
+
+
+def doubtful_steps(path: ExecutionPath, sla_ms: float, percentile: float) -> list[Doubt]:
+    """Steps (B, S) inside the measured box that the fit cannot judge; empty where it keeps no draws."""
+    B, S = _grid(path)
+    if not len(B):
+        return []
+    drawn = drawn_ms(path, {"B": B, "S": S})
+    if drawn is None:
+        return []
+    T = drawn * levels_for(path, percentile).factors(B, S)
+    chance = np.mean(sla_ms >= T, axis=0)
+    low, high = np.quantile(T, CERTAIN, axis=0)
+    unsure = np.flatnonzero((chance > CERTAIN[0]) & (chance < CERTAIN[1]))
+    found: list[Doubt] = []
+    for i in unsure[np.argsort(np.abs(chance[unsure] - 0.5), kind="stable")]:
+        b, s = int(B[i]), int(S[i])
+        if all(max(b / d.B, d.B / b) > APART or max(s / d.S, d.S / s) > APART for d in found):
+            found.append(Doubt(path.name, b, s, float(chance[i]), float(low[i]), float(high[i])))
+        if len(found) == MOST:
+            break
+    return found
+
+
+def _grid(path: ExecutionPath) -> tuple[FloatArray, ...]:
+    (B_low, B_high), (S_low, S_high) = path.fit.domain["B"], path.fit.domain["S"]
+    B = np.unique(np.round(np.geomspace(max(B_low, 1), B_high, GRID)))
+    S = np.unique(np.round(np.geomspace(max(S_low, 1), S_high, 3 * GRID)))
+    grid_B, grid_S = (axis.ravel() for axis in np.meshgrid(B, S))
+    kept = grid_S >= grid_B
+    steps = grid_B[kept], grid_S[kept]
+    if not path.fit.knows_prefill:
+        decode = ~path.fit.holds_prefill(*steps)
+        steps = steps[0][decode], steps[1][decode]
+    return steps
+
+
+TOLD = ("no_better_than_constant", "large_error", "drift", "autocorrelated")
+"""Warnings of a fit that a plan repeats."""
+
+
+def inherited(paths: Sequence[ExecutionPath]) -> list[str]:
+    """What the fits warn of, in sentences with the path's name."""
+    return [
+        f"{path.name}: {warning.message}" for path in paths for warning in path.fit.warnings if warning.code in TOLD
+    ]
+
+
+def unsupported(plan: Plan, paths: Sequence[ExecutionPath]) -> list[str]:
+    """Why the plan's answer is not supported by the data of the paths it rests on; empty where it is."""
+    return [reason for path in paths for reason in _reasons(plan, path)]
+
+
+def blind(path: ExecutionPath) -> bool:
+    """Whether the fit knows nothing of what the size of a step does."""
+    return path.fit.model == "constant" or any(w.code == "no_better_than_constant" for w in path.fit.warnings)
+
+
+def _reasons(plan: Plan, path: ExecutionPath) -> Iterator[str]:
+    if blind(path) and plan.rate_per_s is None:
+        yield f"on {path.label} a constant predicts as well as B and S do, so no limit on them follows"
+    shift = drift_of(path)
+    chosen = next((row for row in plan.alternatives if row.chosen), None)
+    margin = None if chosen is None else chosen.margin
+    if shift is not None and (plan.rate_per_s is None or margin is None or abs(shift) > margin):
+        yield f"steps on {path.label} changed by {shift:+.0%} while they were measured"
+    rows = [row for row in plan.S_at_B if row.path == path.name]
+    widest = max(rows, key=lambda row: math.inf if row.S_max is None else row.S_max, default=None)
+    if plan.rate_per_s is None and path.quote is None and widest is not None and widest.extrapolated:
+        yield f"steps of more than {path.fit.domain['S'][1]:,.0f} tokens on {path.label} were not measured"
+
+
+def drift_of(path: ExecutionPath) -> float | None:
+    """The largest relative shift of a path's steps within its trace; None where none was found."""
+    if not any(warning.code == "drift" for warning in path.fit.warnings):
+        return None
+    by_phase = path.fit.intervals.get("by_phase", {}).values()
+    runs = path.fit.diagnostics.get("drift", {}).get("runs", {}).values()
+    shifts = [float(found["relative_shift"]) for found in (*by_phase, *runs) if "relative_shift" in found]
+    return max(shifts, key=abs, default=None)

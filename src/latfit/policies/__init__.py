@@ -1,0 +1,41 @@
+"""Batching policies: rules for which requests are served next, where and when."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.policies import codes as codes, policy as policy
+    from latfit.policies.codes import (
+        DUE as DUE,
+        MAIN as MAIN,
+        MAIN_FREE as MAIN_FREE,
+        MOVE as MOVE,
+        NOW as NOW,
+        OLDEST as OLDEST,
+        SERVE_MAIN as SERVE_MAIN,
+        SIDE as SIDE,
+        SIDE_FREE as SIDE_FREE,
+        SIDE_LARGEST as SIDE_LARGEST,
+        SIDE_WAITING as SIDE_WAITING,
+        WAIT as WAIT,
+        WAITING as WAITING,
+    )
+    from latfit.policies.defaults import (
+        NEED_SIDE as NEED_SIDE,
+        PathTimes as PathTimes,
+        Settings as Settings,
+        Solve as Solve,
+        default_cutoff_ms as default_cutoff_ms,
+        named_policy as named_policy,
+    )
+    from latfit.policies.dispatch import compiled as compiled, decide as decide
+    from latfit.policies.marginal_cost import RULES as RULES, stopping_batch as stopping_batch
+    from latfit.policies.policy import (
+        DispatchTable as DispatchTable,
+        Limits as Limits,
+        Policy as Policy,
+        to_buckets as to_buckets,
+    )
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

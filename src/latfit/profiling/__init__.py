@@ -1,0 +1,21 @@
+"""Measuring steps of a transformer on this machine."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.profiling.adaptive import Surface as Surface
+    from latfit.profiling.grid import parse_contexts as parse_contexts, parse_cpus as parse_cpus
+    from latfit.profiling.journal import Journal as Journal, journal_of as journal_of
+    from latfit.profiling.request import ProfileRequest as ProfileRequest
+    from latfit.profiling.result import ProfileResult as ProfileResult
+    from latfit.profiling.run import (
+        Announcement as Announcement,
+        Listeners as Listeners,
+        PathOutcome as PathOutcome,
+        measure as measure,
+    )
+    from latfit.profiling.sampler import Progress as Progress
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -1,0 +1,1 @@
+"""Who executes a step: NumPy, OpenVINO, PyTorch, CUDA."""

@@ -1,0 +1,150 @@
+"""Instruction sets: what the CPU has, what a BLAS kernel set runs, and how to ask for another.
+
+Libraries choose their kernels while they load, so a cap is an environment variable of the process that will load them.
+
+Whether this CPU and this kernel let a program use AMX.
+
+The CPU says so by its flags. On Linux a program must also ask the kernel for the 8 KiB of tile registers, because they
+enlarge every thread's saved state (Documentation/arch/x86/xstate.rst in the kernel's sources): arch_prctl with
+ARCH_REQ_XCOMP_PERM grants it for the rest of the process, ARCH_GET_XCOMP_PERM tells what is granted. Neither says that
+a product ran on AMX; `dispatch` looks for that.
+"""
+
+import ctypes
+import platform
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from latfit.errors import HardwareMissing, WrongUsage
+
+CHOICES = ("auto", "amx", "avx512_bf16", "avx512", "avx2")
+
+# What float32 products run on under each of OpenBLAS's kernel sets. Cooperlake and SapphireRapids add
+# bfloat16 kernels, which NumPy never calls: their float32 runs on AVX-512 like SkylakeX.
+ISA_OF_CORE: Mapping[str, str] = {
+    "sapphirerapids": "avx512",
+    "cooperlake": "avx512",
+    "skylakex": "avx512",
+    "haswell": "avx2",
+    "zen": "avx2",
+    "excavator": "avx2",
+    "sandybridge": "avx",
+    "bulldozer": "avx",
+    "piledriver": "avx",
+    "steamroller": "avx",
+    "nehalem": "sse4_2",
+    "prescott": "sse3",
+    "armv8": "neon",
+    "neoversen1": "neon",
+    "neoversen2": "neon",
+    "neoversev1": "sve",
+    "armv8sve": "sve",
+    "vortex": "neon",
+}
+
+_CORE_FOR: Mapping[str, str] = {"avx512": "SkylakeX", "avx2": "Haswell"}
+_ONEDNN_CAP: Mapping[str, str] = {
+    "amx": "AVX512_CORE_AMX",
+    "avx512_bf16": "AVX512_CORE_BF16",
+    "avx512": "AVX512_CORE_VNNI",
+    "avx2": "AVX2",
+}
+FLAGS_FOR: Mapping[str, tuple[str, ...]] = {
+    "amx": ("amx_tile", "amx_bf16"),
+    "avx512_bf16": ("avx512_bf16",),
+    "avx512": ("avx512f", "avx512dq", "avx512bw", "avx512vl"),
+    "avx2": ("avx2", "fma"),
+}
+_SIMD = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "fphp")
+
+
+@cache
+def cpu_flags() -> tuple[str, ...]:
+    """The CPU's flags that concern vector and matrix arithmetic, sorted; empty where the system does not
+    tell."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return tuple(sorted(flag for flag in value.split() if flag.startswith(_SIMD) or flag.endswith("_vnni")))
+    return ()
+
+
+def isa_of_core(core: str | None) -> str | None:
+    """Instruction set that float32 products run on under an OpenBLAS kernel set; None where it is not
+    known."""
+    return ISA_OF_CORE.get(core.lower()) if core else None
+
+
+def best_float32_isa(flags: tuple[str, ...]) -> str | None:
+    """The widest instruction set of `flags` that BLAS has float32 kernels for."""
+    return next((isa for isa in ("avx512", "avx2") if set(FLAGS_FOR[isa]) <= set(flags)), None)
+
+
+def environment_for(isa: str, device: str) -> dict[str, str]:
+    """Environment variables that cap the libraries of `device` at `isa`; they are read when a library loads.
+
+    Raises WrongUsage for an unknown name; HardwareMissing where the CPU, or NumPy's float32, has no such kernels.
+    """
+    if isa not in CHOICES:
+        raise WrongUsage(f"{isa!r} is not known", where="--isa", remedy=f"Choose one of {', '.join(CHOICES)}.")
+    if isa == "auto":
+        return {}
+    if device == "numpy" and isa not in _CORE_FOR:
+        raise HardwareMissing(
+            f"NumPy computes in float32, which never runs on {isa}",
+            where=f"--isa {isa}",
+            remedy="Measure --isa avx512 or avx2 with --device numpy, or install latfit[amx] for --device openvino.",
+        )
+    missing = [flag for flag in FLAGS_FOR[isa] if flag not in cpu_flags()]
+    if missing:
+        raise HardwareMissing(f"this CPU lacks {', '.join(missing)}", where=f"--isa {isa}", remedy="Use --isa auto.")
+    return {"OPENBLAS_CORETYPE": _CORE_FOR[isa]} if device == "numpy" else {"ONEDNN_MAX_CPU_ISA": _ONEDNN_CAP[isa]}
+
+
+FLAGS = ("amx_tile", "amx_bf16", "amx_int8")
+
+_SYS_ARCH_PRCTL = 158
+_ARCH_GET_XCOMP_PERM = 0x1022
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_XFEATURE_XTILEDATA = 18
+
+
+def amx_facts() -> dict[str, Any]:
+    """The CPU's AMX flags, and whether the kernel grants tile data to this process (None where it cannot be asked)."""
+    return {"flags": [flag for flag in FLAGS if flag in cpu_flags()], "permission": tile_permission()}
+
+
+def missing_for_amx(flags: tuple[str, ...], permission: bool | None, *, int8: bool) -> str | None:
+    """What hinders products in bf16 (or int8) on AMX, in words; None where nothing is known to."""
+    wanted = ("amx_tile", "amx_int8" if int8 else "amx_bf16")
+    absent = [flag for flag in wanted if flag not in flags]
+    if absent:
+        return f"this CPU lacks {', '.join(absent)}"
+    if permission is False:
+        return "the kernel refuses the permission for AMX tile data (arch_prctl ARCH_REQ_XCOMP_PERM)"
+    return None
+
+
+def tile_permission() -> bool | None:
+    """Ask the kernel for tile data and say whether it is granted; None where this system has no such call."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return None
+    return _permission(ctypes.CDLL(None, use_errno=True))
+
+
+def _permission(library: Any) -> bool | None:
+    """The same with the C library given. The request fails on CPUs without AMX; what counts is the granted mask."""
+    syscall = library.syscall
+    syscall.restype = ctypes.c_long
+    number = ctypes.c_long(_SYS_ARCH_PRCTL)
+    syscall(number, ctypes.c_long(_ARCH_REQ_XCOMP_PERM), ctypes.c_ulong(_XFEATURE_XTILEDATA))
+    granted = ctypes.c_uint64(0)
+    if syscall(number, ctypes.c_long(_ARCH_GET_XCOMP_PERM), ctypes.byref(granted)) != 0:
+        return None  # a kernel before 5.16
+    return bool(granted.value >> _XFEATURE_XTILEDATA & 1)

@@ -1,0 +1,183 @@
+"""The machine a trace comes from, and how busy others kept it during the run.
+
+Everything here is read where the system offers it and is None where it does not; nothing raises.
+"""
+
+import math
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latfit.profiling.host.isa import cpu_flags
+
+
+def machine_facts() -> dict[str, Any]:
+    """CPU, cores, governor, load, memory, system and Python; all JSON."""
+    usable = usable_cpus()
+    return {
+        "cpu": cpu_model(),
+        "cpu_flags": list(cpu_flags()),
+        "cores": os.cpu_count(),
+        "affinity": usable,
+        "cpu_quota": cpu_quota(),
+        "governor": _first_line(Path(f"/sys/devices/system/cpu/cpu{usable[0]}/cpufreq/scaling_governor")),
+        "load_average": load_average(),
+        "memory_bytes": _meminfo("MemTotal"),
+        "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def cpu_model() -> str:
+    """The CPU's marketing name, else the architecture."""
+    for line in _lines(Path("/proc/cpuinfo")):
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return " ".join(value.split())
+    return platform.processor() or platform.machine() or "unknown CPU"
+
+
+def usable_cpus() -> list[int]:
+    """Numbers of the CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def cpu_quota() -> float | None:
+    """CPUs that a container may use at a time (cgroup v2 or v1); None without a limit."""
+    fields = (_first_line(Path("/sys/fs/cgroup/cpu.max")) or "").split()
+    if not fields:
+        fields = [_first_line(Path(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us")) or "" for name in ("quota", "period")]
+    try:
+        quota, period = (float(field) for field in fields)
+    except ValueError:
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def sensible_threads() -> int:
+    """Threads that can run at the same time: the usable CPUs, or the container's quota where that is less."""
+    quota = cpu_quota()
+    cpus = len(usable_cpus())
+    return cpus if quota is None else max(1, min(cpus, math.floor(quota)))
+
+
+def idle_threads(seconds: float = 0.3) -> int:
+    """Threads that find a CPU of their own: those that can run at a time less what is busy now; 1 at least.
+
+    Threads that share a CPU with a neighbour wait for each other at every barrier: two threads beside one busy
+    neighbour ran 20 times slower than one (two cores, PyTorch).
+    """
+    watch = LoadWatch(0)
+    time.sleep(seconds)
+    reading = watch()
+    if reading is None:
+        return sensible_threads()
+    return max(1, min(sensible_threads(), round(len(usable_cpus()) - reading.other_cpus)))
+
+
+def free_memory_bytes() -> int | None:
+    """Memory that can still be taken without swapping, within a container's limit; None where it is not
+    known."""
+    free = _meminfo("MemAvailable")
+    limit = _first_line(Path("/sys/fs/cgroup/memory.max"))
+    used = _first_line(Path("/sys/fs/cgroup/memory.current"))
+    if limit and limit.isdigit() and used and used.isdigit():
+        left = max(0, int(limit) - int(used))
+        return left if free is None else min(free, left)
+    return free
+
+
+def load_average() -> list[float] | None:
+    """Mean number of runnable tasks over 1, 5 and 15 minutes."""
+    try:
+        return [round(value, 2) for value in os.getloadavg()]
+    except (AttributeError, OSError):
+        return None
+
+
+@dataclass(frozen=True)
+class LoadReading:
+    """Mean number of CPUs that others kept busy, and that this process left idle for them, over a run."""
+
+    other_cpus: float
+    spare_cpus: float
+
+
+class LoadWatch:
+    """Reads the system's CPU counters now, and again when called: what others used is all that was busy, less
+    our own and our children's.
+
+    Counts only CPUs this process may run on. CPU time stolen by a hypervisor counts as others' use.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._cpus = usable_cpus()
+        self._start = self._counters()
+
+    def __call__(self) -> LoadReading | None:
+        """The reading since construction; None where the system has no counters, or too little time has
+        passed."""
+        end = self._counters()
+        if self._start is None or end is None:
+            return None
+        wall, busy, own = (late - early for early, late in zip(self._start, end, strict=True))
+        if wall < 0.2:  # the counters tick in hundredths of a second
+            return None
+        return LoadReading(max(0.0, (busy - own) / wall), max(0.0, len(self._cpus) - self._threads))
+
+    def _counters(self) -> tuple[float, float, float] | None:
+        """(wall, busy, own) seconds; busy is summed over the usable CPUs."""
+        names = {f"cpu{number}" for number in self._cpus}
+        ticks = 0
+        for line in _lines(Path("/proc/stat")):
+            name, *counts = line.split()
+            if name in names:
+                user, nice, system, _idle, _iowait, irq, softirq, steal = (int(count) for count in counts[:8])
+                ticks += user + nice + system + irq + softirq + steal
+        if not ticks:
+            return None
+        tick = os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), ticks / tick, _family_ticks() / tick
+
+
+def _family_ticks() -> int:
+    """Clock ticks that this process, its children, theirs, and those of them that have ended have computed for."""
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        _, closed, rest = (_first_line(stat) or "").rpartition(")")
+        if not closed:
+            continue  # it ended while we looked
+        fields = rest.split()
+        pid = int(stat.parent.name)
+        ticks[pid] = sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime of proc(5)
+        children.setdefault(int(fields[1]), []).append(pid)
+    family = [os.getpid()]
+    for pid in family:
+        family.extend(children.get(pid, ()))
+    return sum(ticks.get(pid, 0) for pid in family)
+
+
+def _meminfo(key: str) -> int | None:
+    for line in _lines(Path("/proc/meminfo")):
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _first_line(path: Path) -> str | None:
+    return next(iter(_lines(path)), None)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

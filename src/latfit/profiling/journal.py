@@ -1,0 +1,170 @@
+"""The journal of a run: what was measured, on disk as it comes, so that an end at any moment loses one visit at most.
+
+JSON lines beside the trace. The first says what was asked for; then for each path the cells that were chosen, and after
+every visit its samples, cells without memory and the time used. A line is written in one piece and handed to the system
+at once, so that a killed process leaves whole lines; a torn last one is passed over. A run that ends by itself removes
+its journal; one that was interrupted leaves it, and says in its last line that the trace holds the same.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.files import unreadable
+from latfit.profiling.request import ProfileRequest
+from latfit.profiling.result import Limit, Sample
+from latfit.profiling.sampler import Earlier, Keep
+from latfit.profiling.shapes import StepShape
+from latfit.provenance import utc_now
+
+SCHEMA = "latfit.journal/1"
+_MAY_CHANGE = ("command", "budget_ms", "precision", "processes")
+
+
+@dataclass
+class PathRecord:
+    """What is known of one path: the cells chosen for it, those that do not fit, and what was measured."""
+
+    cells: list[StepShape]
+    limits: list[Limit]
+    grid: dict[str, Any]
+    samples: list[Sample] = field(default_factory=list)
+    too_large: list[tuple[int, str]] = field(default_factory=list)
+    elapsed_s: float = 0.0
+
+    @property
+    def earlier(self) -> Earlier:
+        return Earlier(tuple(self.samples), tuple(self.too_large), self.elapsed_s)
+
+
+def journal_of(trace: Path) -> Path:
+    """Where the journal of a run that writes `trace` lies."""
+    return trace.with_name(f"{trace.name}.journal")
+
+
+class Journal:
+    """An open journal. `started` and `process` name the run that began it."""
+
+    def __init__(self, file: Path, request: ProfileRequest, *, resume: bool) -> None:
+        """Begin a journal, or continue the one in `file` (a new one where there is none).
+
+        Raises BadInput for a file that is no journal, WrongUsage where it belongs to another request, or where a run
+        would be lost that nothing else holds.
+        """
+        self.file = file
+        self.paths: dict[int, PathRecord] = {}
+        self.started, self.process = utc_now(), os.getpid()
+        self._stored = False
+        if file.exists():
+            self._read(_asked(request) if resume else None)
+        if resume and self.paths:
+            self._stream = file.open("a", encoding="utf-8")
+            self._write({})  # ends a torn line
+            return
+        if not resume and not self._stored and any(record.samples for record in self.paths.values()):
+            steps = sum(len(record.samples) for record in self.paths.values())
+            raise WrongUsage(
+                f"holds {steps} steps of a run that was cut off",
+                where=str(file),
+                remedy="Continue that run with --resume, or delete the file.",
+            )
+        self.paths = {}
+        self._stream = file.open("w", encoding="utf-8")
+        self._write({"schema": SCHEMA, "asked": _asked(request), "started": self.started, "process": self.process})
+
+    def plan(self, path: int, record: PathRecord) -> None:
+        """The cells of a path, before its first step."""
+        self.paths[path] = record
+        cells = [_fields(cell) for cell in record.cells]
+        limits = [[_fields(limit.cell), limit.reason, limit.message] for limit in record.limits]
+        self._write({"path": path, "cells": cells, "limits": limits, "grid": record.grid})
+
+    def keep(self, path: int) -> Keep:
+        """Who is told of every visit on `path`."""
+
+        def write(samples: Sequence[Sample], too_large: Sequence[tuple[int, str]], elapsed_s: float) -> None:
+            self.paths[path].samples += samples
+            rows = [list(sample) for sample in samples]
+            self._write({"path": path, "samples": rows, "too_large": list(too_large), "elapsed_s": elapsed_s})
+
+        return write
+
+    def close(self, *, finished: bool, stored: bool = True) -> None:
+        """Remove the journal of a finished run, leave the other to be continued. stored: the trace holds the same."""
+        if stored and not finished:
+            self._write({"stored": True})
+        self._stream.close()
+        if finished:
+            self.file.unlink(missing_ok=True)
+
+    def _write(self, document: dict[str, Any]) -> None:
+        line = json.dumps(document) if document else ""
+        self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+    def _read(self, asked: dict[str, Any] | None) -> None:
+        """Raises BadInput, and WrongUsage where it was begun for another request than `asked`."""
+        try:
+            text = self.file.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise unreadable(self.file, error) from None
+        for number, line in enumerate(text.splitlines()):
+            try:
+                document = json.loads(line) if line.strip() else {}
+                if number == 0:
+                    self._check_first(document, asked)
+                elif document:
+                    self._take(document)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                if number == 0:
+                    raise self._no_journal() from None
+
+    def _check_first(self, document: dict[str, Any], asked: dict[str, Any] | None) -> None:
+        if document.get("schema") != SCHEMA:
+            raise self._no_journal()
+        self.started, self.process = str(document["started"]), int(document["process"])
+        before = document["asked"]
+        changed = [] if asked is None else [key for key in asked if asked[key] != before.get(key)]
+        if changed:
+            raise WrongUsage(
+                f"the run in {self.file} was asked for {changed[0]} = {before.get(changed[0])!r}",
+                where="--resume",
+                remedy="Repeat its options (--budget, --precision and --processes may change), or delete the file.",
+            )
+
+    def _take(self, document: dict[str, Any]) -> None:
+        self._stored = bool(document.get("stored"))
+        if "cells" in document:
+            cells = [_cell(fields) for fields in document["cells"]]
+            limits = [Limit(_cell(cell), reason, message) for cell, reason, message in document["limits"]]
+            self.paths[document["path"]] = PathRecord(cells, limits, document["grid"])
+        elif "samples" in document:
+            record = self.paths[document["path"]]
+            samples = [Sample(*row) for row in document["samples"]]
+            if any(not 0 <= sample.cell < len(record.cells) for sample in samples):
+                raise ValueError("a sample of no cell")
+            record.samples += samples
+            record.too_large += [(int(cell), str(message)) for cell, message in document["too_large"]]
+            record.elapsed_s = max(record.elapsed_s, float(document["elapsed_s"]))
+
+    def _no_journal(self) -> BadInput:
+        return BadInput("is no journal of latfit profile", where=str(self.file), remedy="Move it away or delete it.")
+
+
+def _cell(fields: Sequence[Any]) -> StepShape:
+    decode, context, prefill, history = fields
+    return StepShape(decode, context, tuple(prefill), tuple(history))
+
+
+def _fields(cell: StepShape) -> list[Any]:
+    return [cell.decode_requests, cell.context, list(cell.prefill), list(cell.history)]
+
+
+def _asked(request: ProfileRequest) -> dict[str, Any]:
+    """What a continuation must ask for as well, as JSON gives it back."""
+    asked: dict[str, Any] = json.loads(json.dumps(asdict(request)))
+    return {key: value for key, value in asked.items() if key not in _MAY_CHANGE}

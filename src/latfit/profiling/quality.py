@@ -1,0 +1,231 @@
+"""Reasons to doubt a run, found in its samples and in what else the machine did.
+
+Drift is tested with a trend that needs no assumption on the noise. A visit of a cell contributes the
+logarithm r of its median time, at the middle t of the visit. Cells differ in level, so both are centred
+within the cell, and the statistic is the sum over cells of sum (t - t_mean)(r - r_mean). Without drift the
+visits of a cell are exchangeable: under all orders of r its term has mean 0 and variance sum (t - t_mean)^2
+sum (r - r_mean)^2 / (n - 1), so z = sum / sqrt(sum of variances) is about standard normal over many cells
+(Hoeffding's combinatorial central limit theorem). The order of the cells is shuffled in every round, which is
+what makes t differ from the cell's place in the grid. An alarm needs both |z| > 3 and a change over the run
+larger than the precision asked for: smaller drift is real but does not matter.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfit.profiling.host.machine import LoadReading
+from latfit.profiling.result import OUTLIER_FACTOR, Doubt, ProfileResult, Sample
+from latfit.stats import FloatArray, mad_sigma
+from latfit.units import format_ms
+
+DRIFT_Z = 3.0
+SPREAD = 0.05
+"""Robust relative standard deviation within a cell from which timing is called unstable: a quiet machine
+shows 1-2 %."""
+HICCUP_SHARE = 0.01
+OTHER_CPUS = 0.1
+"""CPUs beyond the spare ones that others may use on average; background services stay below."""
+
+LONGEST_S = 86_400.0
+
+# 95 % interval of a median of n normal samples: +- 1.96 x sqrt(pi/2) x sigma / sqrt(n)
+_MEDIAN_WIDTH = 1.96 * math.sqrt(math.pi / 2)
+_FEWEST_SAMPLES = 6
+
+
+@dataclass(frozen=True)
+class DriftTest:
+    """z: standard score of the trend. change: relative change of a step's time from start to end of the
+    run."""
+
+    z: float
+    change: float
+
+
+def find_doubts(result: ProfileResult, load: LoadReading | None = None) -> tuple[Doubt, ...]:
+    """Every doubt about `result`; `load` is what others used of the machine meanwhile, where that is
+    known."""
+    adaptive = result.prediction_half_width is not None
+    found = (
+        _drift_doubt(result),
+        _unstable_doubt(result),
+        _load_doubt(load),
+        _settling_doubt(result),
+        _processes_doubt(result),
+        *((_prediction_doubt(result),) if adaptive else (_repeats_doubt(result), _unmeasured_doubt(result))),
+    )
+    return tuple(doubt for doubt in found if doubt is not None)
+
+
+def drift_test(samples: tuple[Sample, ...]) -> DriftTest:
+    """Trend of step times over the run, each relative to its cell; z = 0 where no cell was visited twice."""
+    visits: dict[tuple[int, int], list[Sample]] = {}
+    for sample in samples:
+        if not sample.warmup:
+            visits.setdefault((sample.cell, sample.visit), []).append(sample)
+    by_cell: dict[int, list[tuple[float, float]]] = {}
+    for (cell, _), rows in visits.items():
+        middle = (rows[0].t_s + rows[-1].t_s) / 2
+        by_cell.setdefault(cell, []).append((middle, math.log(np.median([row.T_ms for row in rows]))))
+    shared = variance = spread_t = 0.0
+    span = max((sample.t_s for sample in samples), default=0.0) - min((sample.t_s for sample in samples), default=0.0)
+    for points in by_cell.values():
+        if len(points) < 2:
+            continue
+        t, r = (column - column.mean() for column in np.array(points, dtype=np.float64).T)
+        shared += float(t @ r)
+        spread_t += float(t @ t)
+        variance += float(t @ t) * float(r @ r) / (len(points) - 1)
+    if variance == 0:
+        return DriftTest(0.0, 0.0)
+    return DriftTest(shared / math.sqrt(variance), math.expm1(shared / spread_t * span))
+
+
+def _drift_doubt(result: ProfileResult) -> Doubt | None:
+    test = drift_test(result.samples)
+    if abs(test.z) <= DRIFT_Z or abs(test.change) <= result.precision:
+        return None
+    size = f"{100 * abs(test.change):.1f} % {'slower' if test.change > 0 else 'faster'}"
+    if test.change > 1:
+        size = f"{1 + test.change:.1f} times as slow"
+    return Doubt(
+        "drift",
+        f"Steps became {size} from start to end of the run (trend z = {test.z:+.1f}).",
+        "The CPU may have heated up, changed its clock, or been shared: let it cool, fix its frequency "
+        "(cpupower frequency-set -g performance), and measure again.",
+    )
+
+
+def _unstable_doubt(result: ProfileResult) -> Doubt | None:
+    spreads = [relative_spread(times) for times in result.times_ms if len(times) >= _FEWEST_SAMPLES]
+    if not spreads:
+        return None
+    relative = np.concatenate([times / np.median(times) for times in result.times_ms if len(times)])
+    hiccups = int(np.sum(relative > OUTLIER_FACTOR))
+    reasons = []
+    if np.median(spreads) > SPREAD:
+        reasons.append(f"repeats of a typical cell scatter by {100 * np.median(spreads):.1f} %")
+    if hiccups > max(2, HICCUP_SHARE * len(relative)):
+        reasons.append(f"{hiccups} of {len(relative)} steps took more than {OUTLIER_FACTOR} times their cell's median")
+    if not reasons:
+        return None
+    return Doubt(
+        "unstable_timing",
+        f"Timing is unstable: {' and '.join(reasons)}.",
+        "Close other programs, leave a core free (--threads), and measure longer (--budget).",
+    )
+
+
+def _settling_doubt(result: ProfileResult) -> Doubt | None:
+    """Whether steps still became faster after the warm-up: first against last sample of each visit, over all visits."""
+    visits: dict[tuple[int, int], list[float]] = {}
+    for sample in result.samples:
+        if not sample.warmup:
+            visits.setdefault((sample.cell, sample.visit), []).append(sample.T_ms)
+    falls = np.array([math.log(times[0] / times[-1]) for times in visits.values() if len(times) > 1])
+    if len(falls) < _FEWEST_SAMPLES:
+        return None
+    fall = float(np.median(falls))
+    if fall <= max(result.precision, 3 * mad_sigma(falls - fall) * math.sqrt(math.pi / 2 / len(falls))):
+        return None
+    return Doubt(
+        "not_settled",
+        f"Within a visit, steps still became {100 * math.expm1(fall):.1f} % faster after the warm-up.",
+        "Measure warm caches with a smaller --model, or say --cache cold where that is what you mean.",
+    )
+
+
+def _processes_doubt(result: ProfileResult) -> Doubt | None:
+    between = result.between_processes
+    if between is None or between.half_width <= result.precision:
+        return None
+    return Doubt(
+        "processes_differ",
+        f"Medians move by {100 * between.sd:.1f} % from one process to the next, so that {between.processes} of them "
+        f"give a step's time within ±{100 * between.half_width:.1f} % only.",
+        "Take more of them (--processes 6), or pin them (--pin); within one process the interval misleads.",
+    )
+
+
+def _load_doubt(load: LoadReading | None) -> Doubt | None:
+    if load is None or load.other_cpus <= load.spare_cpus + OTHER_CPUS:
+        return None
+    return Doubt(
+        "other_load",
+        f"Other programs kept {load.other_cpus:.1f} CPUs busy on average, and {load.spare_cpus:.0f} were left to them.",
+        "Stop them and measure again, or leave them a core with --threads.",
+    )
+
+
+def _repeats_doubt(result: ProfileResult) -> Doubt | None:
+    missed = [
+        index
+        for index, (there, close) in enumerate(zip(result.measured, result.within_precision, strict=True))
+        if there and not close
+    ]
+    if not missed:
+        return None
+    budget_s = result.elapsed_s + sum(_missing_s(result, index) for index in missed)
+    remedy = f"Measure longer: about --budget {math.ceil(budget_s / 10) * 10}s would do on a machine this steady."
+    if budget_s > LONGEST_S:
+        remedy = "A day of measuring would not do: accept a wider --precision, or find out what disturbs the machine."
+    return Doubt(
+        "too_few_repeats",
+        f"In {len(missed)} of {sum(result.measured)} cells the median is not known within "
+        f"±{100 * result.precision:.3g} %.",
+        remedy,
+    )
+
+
+def _prediction_doubt(result: ProfileResult) -> Doubt | None:
+    """An adaptive run leaves cells unmeasured on purpose; what counts is how well the fit predicts them."""
+    width = result.prediction_half_width
+    if width is None or width <= result.precision:
+        return None
+    return Doubt(
+        "prediction_wide",
+        f"Somewhere on the grid the fitted model predicts no better than ±{100 * width:.1f} %.",
+        f"Give more than {format_ms(result.budget_s * 1e3)} (--budget), accept a wider --precision than "
+        f"{result.precision:g}, or fit richer models (latfit fit --model auto).",
+    )
+
+
+def _missing_s(result: ProfileResult, index: int) -> float:
+    """Time to bring a cell within the precision, were its repeats to scatter like those of the other cells.
+
+    A cell that a disturbance hit looks worse than it will once it has more repeats, so that at most three times the
+    typical scatter is believed.
+    """
+    times = result.times_ms[index]
+    typical = float(np.median([relative_spread(times) for times in result.times_ms if len(times)]))
+    spread = max(typical, min(relative_spread(times), 3 * typical))
+    wanted = max((_MEDIAN_WIDTH * spread / result.precision) ** 2, len(times) + _FEWEST_SAMPLES)
+    overhead = result.elapsed_s / max(result.step_s, 1e-9) * len(result.samples) / max(1, _kept(result))
+    return (wanted - len(times)) * float(np.median(times)) / 1e3 * overhead
+
+
+def _kept(result: ProfileResult) -> int:
+    return sum(len(times) for times in result.times_ms)
+
+
+def _unmeasured_doubt(result: ProfileResult) -> Doubt | None:
+    limited = {limit.cell for limit in result.limits}
+    missing = [
+        cell for cell, there in zip(result.cells, result.measured, strict=True) if not there and cell not in limited
+    ]
+    if not missing:
+        return None
+    largest = max(missing, key=lambda cell: cell.S)
+    return Doubt(
+        "not_measured",
+        f"{len(missing)} of {len(result.cells)} cells were not measured, up to {largest}.",
+        f"Give more than {format_ms(result.budget_s * 1e3)} (--budget), or ask for fewer cells (--grid).",
+    )
+
+
+def relative_spread(times: FloatArray) -> float:
+    """Robust standard deviation of a cell's times over their median."""
+    middle = float(np.median(times))
+    return mad_sigma(times - middle) / middle

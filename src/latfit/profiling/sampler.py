@@ -1,0 +1,287 @@
+"""Visits: what a run does to one cell at a time, and all that it has found so far.
+
+A visit prepares a cell on one of the processes that take turns, warms it up and takes a few samples. What it found is
+told at once to whoever keeps the journal, so that an interrupted run loses at most the visit in flight.
+
+The run: rounds over the grid in freshly shuffled order, until every cell is known well enough or the time
+is spent.
+
+Rounds instead of one long visit a cell: what changes slowly on a machine (clock, heat, neighbours) then hits
+all cells alike and widens their intervals, instead of bending the surface. A visit warms the cell up, then
+takes a few samples. A cell is done when it was visited in three rounds at least and the 95 % interval of its
+median is within the precision. Two anchor cells, a quick one and one of middle length, are visited in every round
+to the end, so that drift shows even when few cells are left.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from latfit.profiling.devices.protocol import Device, DeviceFailed, DeviceOutOfMemory
+from latfit.profiling.host.machine import LoadReading
+from latfit.profiling.quality import find_doubts
+from latfit.profiling.result import Limit, ProfileResult, Sample, StopReason
+from latfit.profiling.shapes import StepShape
+from latfit.stats import median_interval
+
+SAMPLES_PER_VISIT = 4
+VISITS_AT_LEAST = 3
+WARMUP_AT_MOST = 8
+WARMUP_AGREES = 0.05
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands, told after every visit."""
+
+    elapsed_s: float
+    budget_s: float
+    cells: int
+    cells_done: int
+    samples: int
+    cell: StepShape
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an interrupted run had found of the same cells: it is continued, not repeated."""
+
+    samples: tuple[Sample, ...] = ()
+    limits: tuple[tuple[int, str], ...] = ()
+    elapsed_s: float = 0.0
+
+    @property
+    def processes(self) -> int:
+        return max((sample.process for sample in self.samples), default=-1) + 1
+
+
+Keep = Callable[[Sequence[Sample], Sequence[tuple[int, str]], float], None]
+"""Told after each visit: its samples, (cell, message) where the cell was too large, and the seconds used so far."""
+
+
+class Visits:
+    """All state of a run over `cells` on `devices`, which take turns. Times are on the first device's clock."""
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        cells: Sequence[StepShape],
+        budget_s: float,
+        precision: float,
+        earlier: Earlier | None = None,
+        keep: Keep | None = None,
+    ) -> None:
+        earlier = earlier or Earlier()
+        self.devices, self.cells = tuple(devices), tuple(cells)
+        self.budget_s, self.precision = budget_s, precision
+        self.samples: list[Sample] = list(earlier.samples)
+        self.limits: dict[int, Limit] = {
+            index: Limit(self.cells[index], "out_of_memory", message) for index, message in earlier.limits
+        }
+        self.current = 0
+        self.done: set[int] = set()
+        self.overhead_s = 0.0
+        self._keep = keep
+        self._processes_before = earlier.processes
+        self._warm: set[tuple[int, int]] = set()
+        self._times: list[list[float]] = [[] for _ in cells]
+        self.visits = [0] * len(cells)
+        self.quickest_ms = [0.0] * len(cells)
+        for sample in earlier.samples:
+            self._count(sample)
+            self.visits[sample.cell] = max(self.visits[sample.cell], sample.visit + 1)
+        self._start_s = self.devices[0].now_s() - earlier.elapsed_s
+
+    def elapsed_s(self) -> float:
+        return self.devices[0].now_s() - self._start_s
+
+    def left_ms(self) -> float:
+        return (self.budget_s - self.elapsed_s()) * 1e3
+
+    def affordable(self, index: int) -> bool:
+        """Whether the warm-up step and one sample fit in the time left; of a new cell the time is not known yet."""
+        return self.left_ms() > 2 * self.quickest_ms[index]
+
+    def times_ms(self, index: int) -> list[float]:
+        """The samples of a cell so far, warm-up steps aside."""
+        return self._times[index]
+
+    def visit(self, index: int, samples: int = SAMPLES_PER_VISIT) -> None:
+        """One visit of a cell, by the process whose turn it is there."""
+        self.current = index
+        process = (self.visits[index] + index) % len(self.devices)
+        device, first = self.devices[process], len(self.samples)
+        before = len(self.limits)
+        try:
+            device.prepare(self.cells[index])
+            self._warm_up(index, process)
+            for _ in range(samples):
+                if self.left_ms() <= self.quickest_ms[index]:
+                    break
+                self._step(index, process, warmup=False)
+        except DeviceOutOfMemory as error:
+            self.limits[index] = Limit(self.cells[index], "out_of_memory", str(error))
+        else:
+            self.visits[index] += 1
+            if self._is_done(index):
+                self.done.add(index)
+        finally:
+            if self._keep:
+                found = [(index, self.limits[index].message)] if len(self.limits) > before else []
+                self._keep(self.samples[first:], found, self.elapsed_s())
+
+    def progress(self, index: int) -> Progress:
+        return Progress(
+            elapsed_s=self.elapsed_s(),
+            budget_s=self.budget_s,
+            cells=len(self.cells) - len(self.limits),
+            cells_done=len(self.done),
+            samples=len(self.samples),
+            cell=self.cells[index],
+        )
+
+    def _warm_up(self, index: int, process: int) -> None:
+        """On a process's first visit, steps until one is no longer faster than all before it (slow first steps become
+        faster one by one; a plateau of slow ones would not be seen); later, one step for the caches."""
+        quickest = math.inf
+        new = (index, process) not in self._warm
+        self._warm.add((index, process))
+        for _ in range(WARMUP_AT_MOST if new else 1):
+            if self.left_ms() <= 0:
+                return
+            now = self._step(index, process, warmup=True)
+            if now > (1 - WARMUP_AGREES) * quickest:
+                return
+            quickest = now
+
+    def _step(self, index: int, process: int, *, warmup: bool) -> float:
+        started_s = self.elapsed_s()
+        elapsed_ms = self.devices[process].step_ms()
+        if not (math.isfinite(elapsed_ms) and elapsed_ms > 0):
+            raise ValueError(f"it timed a step at {elapsed_ms} ms")
+        number = self._processes_before + process
+        sample = Sample(index, self.visits[index], started_s, elapsed_ms, warmup, number)
+        self.samples.append(sample)
+        self._count(sample)
+        self.overhead_s += max(0.0, self.elapsed_s() - started_s - elapsed_ms / 1e3)
+        return elapsed_ms
+
+    def _count(self, sample: Sample) -> None:
+        quickest = self.quickest_ms[sample.cell]
+        self.quickest_ms[sample.cell] = min(sample.T_ms, quickest or sample.T_ms)
+        if not sample.warmup:
+            self._times[sample.cell].append(sample.T_ms)
+
+    def _is_done(self, index: int) -> bool:
+        if self.visits[index] < max(VISITS_AT_LEAST, len(self.devices)):
+            return False
+        interval = median_interval(np.array(self._times[index], dtype=np.float64))
+        return interval.relative_half_width <= self.precision
+
+
+ANCHORS = 2
+
+
+class Visitor(Protocol):
+    """Visits a cell, by its index, for so many samples."""
+
+    def __call__(self, index: int, samples: int = SAMPLES_PER_VISIT) -> None: ...
+
+
+Choice = Callable[[Visits, Visitor], bool]
+"""A design: visits the cells that it chooses until all is known (True) or the time is spent (False)."""
+
+
+def run_profile(
+    device: Device | Sequence[Device],
+    cells: Sequence[StepShape],
+    *,
+    budget_s: float,
+    precision: float = 0.03,
+    seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
+    load: Callable[[], LoadReading | None] | None = None,
+    design: Choice | None = None,
+    earlier: Earlier | None = None,
+    keep: Keep | None = None,
+) -> ProfileResult:
+    """Measure `cells` on `device`, or on several that take turns, for at most `budget_s` seconds of its clock (plus the
+    step in flight).
+
+    Ctrl-C ends the run and keeps what was measured; a cell without memory becomes a limit. `load` is asked once, at the
+    end, what others used of the machine. design: which cells, in what order; rounds over all of them without it.
+    earlier, keep: the continuation of an interrupted run, and its journal. Raises DeviceFailed, with the partial result
+    in it, where the device breaks.
+    """
+    devices = tuple(device) if isinstance(device, Sequence) else (device,)
+    run = Visits(devices, cells, budget_s, precision, earlier, keep)
+    chosen = design or rounds(np.random.default_rng(seed))
+
+    def visit(index: int, samples: int = SAMPLES_PER_VISIT) -> None:
+        run.visit(index, samples)
+        if progress:
+            progress(run.progress(index))
+
+    stop: StopReason
+    try:
+        stop = "precise" if chosen(run, visit) else "budget"
+    except KeyboardInterrupt:
+        stop = "interrupted"
+    except Exception as error:
+        failure = error if isinstance(error, DeviceFailed) else _failure(devices[0], run, error)
+        failure.partial = _finished(run, "device_failed", load, chosen)
+        raise failure from error
+    return _finished(run, stop, load, chosen)
+
+
+def rounds(rng: np.random.Generator) -> Choice:
+    """Rounds over all cells, in an order shuffled anew each time."""
+
+    def choose(run: Visits, visit: Visitor) -> bool:
+        anchors: set[int] = set()
+        while len(run.done) + len(run.limits) < len(run.cells):
+            steps_before = len(run.samples)
+            for index in rng.permutation(len(run.cells)).tolist():
+                known = index in run.limits or (index in run.done and index not in anchors)
+                if not known and run.affordable(index):
+                    visit(index)
+            if len(run.samples) == steps_before and len(run.done) + len(run.limits) < len(run.cells):
+                return False
+            anchors = anchors or anchor_cells(run)
+        return True
+
+    return choose
+
+
+def anchor_cells(run: Visits) -> set[int]:
+    """The quickest cell, and the one at the median of the cells' times: cheap to repeat, and unlike each other."""
+    known = sorted((ms, index) for index, ms in enumerate(run.quickest_ms) if ms > 0 and index not in run.limits)
+    return {known[at][1] for at in (0, len(known) // 2)[:ANCHORS]} if known else set()
+
+
+def _finished(
+    run: Visits, stop: StopReason, load: Callable[[], LoadReading | None] | None, design: Choice
+) -> ProfileResult:
+    result = ProfileResult(
+        cells=run.cells,
+        samples=tuple(run.samples),
+        limits=tuple(run.limits.values()),
+        stop=stop,
+        elapsed_s=run.elapsed_s(),
+        budget_s=run.budget_s,
+        precision=run.precision,
+        overhead_s=run.overhead_s,
+        prediction_half_width=getattr(design, "half_width", None),
+    )
+    return replace(result, doubts=find_doubts(result, load() if load else None))
+
+
+def _failure(device: Device, run: Visits, error: Exception) -> DeviceFailed:
+    return DeviceFailed(
+        f"the device broke at {run.cells[run.current]}: {error or type(error).__name__}",
+        where=f"device {device.name}",
+        remedy="Leave that cell out with --grid, or choose another --device.",
+    )

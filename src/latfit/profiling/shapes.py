@@ -1,0 +1,336 @@
+"""What a profiled step computes: the shape of the model, and the shape of one step (a cell of the grid).
+
+A step runs all its tokens through the layers together. Decode requests bring one token each and read their
+cached context; prefill requests bring a chunk of prompt tokens, which may follow a part of the prompt that is
+cached already. The embedding and the language-model head are one matrix here, so the weights of a layer are
+hidden x (heads + 2 kv_heads) x head_dim for Q, K, V, heads x head_dim x hidden for the output projection, and
+3 x hidden x intermediate for the gated MLP. With a mixture of experts, a router of hidden x experts sends every
+token to the `active_experts` gated MLPs that it scores highest; all of them are stored, so a step's work counts the
+active ones and its memory all. Floating-point operations count a multiply and an add as two.
+
+Models by name: presets from 0.01 to 8 billion parameters, and the shape in a HuggingFace config.json.
+
+Only sizes are read; weights are random, so nothing is downloaded.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.files import unreadable
+
+Phase = Literal["decode", "prefill", "mixed"]
+
+Part = Literal["step", "gemm", "attention"]
+"""What is executed of a step: all of it, only the products with weights, or only attention over the cache."""
+PARTS: tuple[Part, ...] = ("step", "gemm", "attention")
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder-only transformer by its sizes; weights are random, so the sizes are all that a step's latency
+    needs."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    dtype_bytes: int = 4
+    experts: int = 0
+    active_experts: int = 0
+
+    @property
+    def query_width(self) -> int:
+        """Columns of the query, and rows of the output projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Columns of the fused query, key and value projection."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer that multiply a token; of experts, the active ones."""
+        return self._layer(self.active_experts)
+
+    @property
+    def stored_layer_parameters(self) -> int:
+        """Weights of one layer in memory; of experts, all."""
+        return self._layer(self.experts)
+
+    def _layer(self, experts: int) -> int:
+        mlps = experts if self.experts else 1
+        return self.hidden * (self.qkv_width + self.query_width + 3 * mlps * self.intermediate + self.experts)
+
+    @property
+    def parameters(self) -> int:
+        """All weights, with the embedding counted once."""
+        return self.layers * (self.stored_layer_parameters + 2 * self.hidden) + self.hidden * (self.vocab + 1)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.parameters * self.dtype_bytes
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes of keys and values that `tokens` tokens keep in the cache, over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.activation_bytes * tokens
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of a number outside the weights: 8-bit weights meet 16-bit activations and caches."""
+        return max(2, self.dtype_bytes)
+
+    def with_layers(self, layers: int) -> "ModelShape":
+        """The same model cut or stretched to `layers` layers, named after what it is."""
+        if layers == self.layers:
+            return self
+        return replace(self, layers=layers, name=f"{self.name}-{layers}layers")
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """One cell of the grid: `decode_requests` requests with `context` cached tokens each, and a chunk of
+    prompt tokens for each prefill request. `history` holds the cached tokens before each chunk; empty means
+    none."""
+
+    decode_requests: int = 0
+    context: int = 0
+    prefill: tuple[int, ...] = ()
+    history: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.history:
+            object.__setattr__(self, "history", (0,) * len(self.prefill))
+        if len(self.history) != len(self.prefill):
+            raise ValueError(f"{len(self.history)} histories for {len(self.prefill)} chunks")
+        if min(self.prefill, default=1) < 1 or min(self.decode_requests, self.context, *self.history, 0) < 0:
+            raise ValueError(f"counts of tokens and requests must not be negative, chunks at least 1: {self}")
+        if not self.decode_requests and not self.prefill:
+            raise ValueError("a step needs at least one request")
+
+    @property
+    def B(self) -> int:
+        """Requests in the step."""
+        return self.decode_requests + len(self.prefill)
+
+    @property
+    def S(self) -> int:
+        """Tokens that the step computes."""
+        return self.decode_requests + self.prefill_tokens
+
+    @property
+    def phase(self) -> Phase:
+        if not self.prefill:
+            return "decode"
+        return "mixed" if self.decode_requests else "prefill"
+
+    @property
+    def prefill_requests(self) -> int:
+        return len(self.prefill)
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(self.prefill)
+
+    @property
+    def prefill_context_tokens(self) -> int:
+        """Cached tokens that the prefill chunks read."""
+        return sum(self.history)
+
+    @property
+    def context_tokens(self) -> int:
+        """Cached tokens that the whole step reads."""
+        return self.decode_requests * self.context + self.prefill_context_tokens
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens in the cache once the step is done."""
+        return self.context_tokens + self.S
+
+    def __str__(self) -> str:
+        context = f", {self.context_tokens} cached tokens" if self.context_tokens else ""
+        return f"B={self.B} S={self.S} ({self.phase}{context})"
+
+
+def step_flops(shape: ModelShape, cell: StepShape) -> float:
+    """Floating-point operations of one step: projections and MLP of every token, attention, head on last
+    tokens."""
+    pairs = float(cell.decode_requests * (cell.context + 1))
+    pairs += sum(n * (before + (n + 1) / 2) for n, before in zip(cell.prefill, cell.history, strict=True))
+    attention = 4.0 * shape.query_width * pairs * shape.layers
+    return 2.0 * cell.S * shape.layers * shape.layer_parameters + attention + 2.0 * cell.B * shape.hidden * shape.vocab
+
+
+def step_bytes(shape: ModelShape, cell: StepShape) -> int:
+    """Memory that one step needs beside the weights: cache, and activations of the widest layer."""
+    widths = 3 * shape.hidden + 2 * shape.qkv_width + shape.query_width + 3 * shape.intermediate
+    activations = (cell.S * widths + cell.B * shape.vocab) * shape.activation_bytes
+    return shape.cache_bytes(cell.cache_tokens) + activations
+
+
+def check_fits(shape: ModelShape, free_bytes: int | None) -> None:
+    """Raise WrongUsage where the weights take more than nine tenths of the memory that is free."""
+    if free_bytes is None or shape.weight_bytes <= 0.9 * free_bytes:
+        return
+    per_layer = shape.stored_layer_parameters * shape.dtype_bytes
+    room = 0.9 * free_bytes - (shape.weight_bytes - shape.layers * per_layer)
+    layers = int(room // per_layer)
+    remedy = f"Measure fewer of its layers (--layers {layers})" if layers >= 1 else "Choose a smaller --model"
+    raise WrongUsage(
+        f"its weights take {shape.weight_bytes / GIB:.1f} GiB, and {free_bytes / GIB:.1f} GiB are free",
+        where=f"model {shape.name}",
+        remedy=f"{remedy}.",
+    )
+
+
+# The sizes of `tiny` put 55 MB of weights behind a step: more than most caches hold, so that a small step
+# waits for memory and a large one for arithmetic, and still only milliseconds on two cores. The others are
+# public models.
+PRESETS: Mapping[str, ModelShape] = {
+    shape.name: shape
+    for shape in (
+        ModelShape("tiny", 512, 4, 8, 4, 64, 1408, 4096),
+        ModelShape("smollm2-135m", 576, 30, 9, 3, 64, 1536, 49152),
+        ModelShape("smollm2-360m", 960, 32, 15, 5, 64, 2560, 49152),
+        ModelShape("qwen2.5-0.5b", 896, 24, 14, 2, 64, 4864, 151936),
+        ModelShape("tinyllama-1.1b", 2048, 22, 32, 4, 64, 5632, 32000),
+        ModelShape("llama-3.2-1b", 2048, 16, 32, 8, 64, 8192, 128256),
+        ModelShape("qwen2.5-1.5b", 1536, 28, 12, 2, 128, 8960, 151936),
+        ModelShape("llama-3.2-3b", 3072, 28, 24, 8, 128, 8192, 128256),
+        ModelShape("olmoe-1b-7b", 2048, 16, 16, 16, 128, 1024, 50304, experts=64, active_experts=8),
+        ModelShape("mistral-7b", 4096, 32, 32, 8, 128, 14336, 32768),
+        ModelShape("llama-3.1-8b", 4096, 32, 32, 8, 128, 14336, 128256),
+        ModelShape("tiny-moe", 512, 4, 8, 4, 64, 704, 4096, experts=8, active_experts=2),
+    )
+}
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_UNSUPPORTED: Mapping[str, str] = {
+    "n_shared_experts": "experts that every token passes",
+    "shared_expert_intermediate_size": "an expert that every token passes",
+    "first_k_dense_replace": "dense layers beside those with experts",
+    "kv_lora_rank": "latent attention",
+    "is_encoder_decoder": "an encoder beside the decoder",
+}
+
+
+def model_shape(name: str, layers: int | None = None) -> ModelShape:
+    """The preset of that name, or the shape in a config.json (or in the folder that holds one), cut to
+    `layers`.
+
+    Raises BadInput for a file that is missing or is no such config, WrongUsage for a number of layers below
+    1.
+    """
+    if layers is not None and layers < 1:
+        raise WrongUsage(f"{layers} layers is too few", where="--layers", remedy="Ask for 1 or more.")
+    path = Path(name)
+    if name in PRESETS:
+        shape = PRESETS[name]
+    elif path.is_dir():
+        shape = from_config(path / "config.json")
+    elif path.suffix == ".json" or path.exists():
+        shape = from_config(path)
+    else:
+        raise BadInput(
+            f"no preset and no file is called {name!r}",
+            where="--model",
+            remedy=f"Name a config.json, or one of {', '.join(PRESETS)}.",
+        )
+    return shape if layers is None else shape.with_layers(layers)
+
+
+def from_config(path: Path) -> ModelShape:
+    """The shape in a HuggingFace config.json; keys and values per layer default to one per head, as there.
+
+    Raises BadInput where the file is missing, is not JSON, lacks a size, or describes what no device here
+    computes.
+    """
+    config = _read_config(path)
+    for key, what in _UNSUPPORTED.items():
+        if config.get(key):
+            raise _bad(path, f"{key} = {config[key]!r} means {what}, which cannot be measured yet")
+    hidden, layers, heads, intermediate, vocab = (
+        _size(config, key, path)
+        for key in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "vocab_size",
+        )
+    )
+    kv_heads = _size(config, "num_key_value_heads", path, default=heads)
+    head_dim = _size(config, "head_dim", path, default=hidden // heads)
+    if heads % kv_heads:
+        raise _bad(path, f"num_attention_heads = {heads} is no multiple of num_key_value_heads = {kv_heads}")
+    if head_dim < 2 or head_dim % 2:
+        raise _bad(path, f"a head of {head_dim} numbers cannot be rotated by position; it must be even")
+    experts, active = _experts(config, path)
+    if experts:
+        intermediate = _size(config, "moe_intermediate_size", path, default=intermediate)
+    name = _config_name(config, path)
+    sizes = (hidden, layers, heads, kv_heads, head_dim, intermediate, vocab)
+    return ModelShape(name, *sizes, experts=experts, active_experts=active)
+
+
+def _experts(config: Mapping[str, Any], path: Path) -> tuple[int, int]:
+    """(experts in a layer, those that a token passes); (0, 0) for a dense model."""
+    key = next((key for key in _EXPERTS if config.get(key)), None)
+    if key is None:
+        return 0, 0
+    experts = _size(config, key, path)
+    active = _size(config, "num_experts_per_tok", path)
+    if active > experts:
+        raise _bad(path, f"num_experts_per_tok = {active} is more than {key} = {experts}")
+    return (0, 0) if experts == 1 else (experts, active)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, RecursionError) as error:
+        raise _bad(path, f"not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise _bad(path, f"holds a JSON {type(config).__name__}, not an object")
+    nested = config.get("text_config")
+    if "hidden_size" not in config and isinstance(nested, dict):
+        return {**config, **nested}
+    return config
+
+
+def _size(config: Mapping[str, Any], key: str, path: Path, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        if default is None:
+            raise _bad(path, f"has no {key}")
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _bad(path, f"{key} = {value!r} is not a whole number above zero")
+    return value
+
+
+def _config_name(config: Mapping[str, Any], path: Path) -> str:
+    named = config.get("_name_or_path")
+    if isinstance(named, str) and named.strip("/ "):
+        return named.strip("/ ").rsplit("/", 1)[-1]
+    return path.resolve().parent.name if path.name == "config.json" else path.stem
+
+
+def _bad(path: Path, found: str) -> BadInput:
+    return BadInput(
+        found,
+        where=str(path),
+        remedy="Give the HuggingFace config.json of a decoder-only model, or name a preset.",
+    )

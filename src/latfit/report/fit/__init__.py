@@ -1,0 +1,1 @@
+"""A fit as tables, figures and a page."""

@@ -1,0 +1,135 @@
+"""The report of a hardware profile and its plans. `render` is pure; `write_report` stores what it gave."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latfit.hardware import ExecutionPath, HardwareProfile
+from latfit.planning import Plan, Wishes
+from latfit.report.fit import tables
+from latfit.report.fit.gallery import Gallery, comparison, path_gallery
+from latfit.report.format import file_stem
+from latfit.report.layout import Picture, Rendered, Written, making, shown, template, write_rendered
+from latfit.report.plan import tables as plan_tables
+from latfit.report.plan.figures import plan_pictures
+from latfit.trace import Trace
+from latfit.units import format_ms
+
+PAGE_NAME = "report.html"
+
+
+@dataclass(frozen=True)
+class ReportInput:
+    """What a report is made from.
+
+    traces: cleaned rows by path, for the figures that need them.  plans: one for each SLA asked for, percentile: the
+    share of steps in percent that they were asked for, wishes: what else.  command, made_at: how and when the report
+    was made.  notes: what the reader should know about the making of this report.
+    """
+
+    profile: HardwareProfile
+    traces: Mapping[str, Trace] = field(default_factory=dict)
+    plans: Sequence[Plan] = ()
+    percentile: float = 99.0
+    wishes: Wishes = field(default_factory=Wishes)
+    command: str = ""
+    made_at: str = ""
+    notes: Sequence[str] = ()
+
+
+def render(report: ReportInput) -> Rendered:
+    """The report as text and PNG bytes."""
+    prefixes = _prefixes(list(report.profile.paths))
+    galleries = {
+        name: path_gallery(path, report.traces.get(name), report.plans, report.percentile, prefixes[name])
+        for name, path in report.profile.paths.items()
+    }
+    between = comparison(report.profile, report.traces, report.plans)
+    loads = [plan_pictures(plan, report.profile, report.wishes) for plan in report.plans]
+    page = template("report.html").render(
+        title=_title(report),
+        answers=[_answer(plan, pictures) for plan, pictures in zip(report.plans, loads, strict=True)],
+        trust=tables.trust(report.profile),
+        trust_sentences=[(name, tables.trust_sentence(path.fit)) for name, path in report.profile.paths.items()],
+        warnings=list(_warnings(report)),
+        between=between and shown(between),
+        sections=[_section(path, galleries[name]) for name, path in report.profile.paths.items()],
+        making=making(report.command, report.made_at),
+        notes=report.notes,
+    )
+    overviews = [gallery.overview for gallery in galleries.values() if gallery.overview]
+    singles = [picture for gallery in galleries.values() for picture in gallery.pictures]
+    of_loads = [picture for pictures in loads for picture in pictures]
+    return Rendered(page, [*overviews, *([between] if between else []), *singles, *of_loads])
+
+
+def write_report(folder: Path, report: ReportInput) -> Written:
+    """Render into `folder`, which is made where it is missing. Raises TargetNotWritable."""
+    return write_rendered(folder, PAGE_NAME, render(report))
+
+
+def _prefixes(names: Sequence[str]) -> dict[str, str]:
+    """A file name's start for each path: none for a single path, else one of its own even where names clash."""
+    if len(names) == 1:
+        return {names[0]: ""}
+    stems: dict[str, str] = {}
+    for name in names:
+        stem = file_stem(name)
+        while f"{stem}-" in stems.values():
+            stem += "_"
+        stems[name] = f"{stem}-"
+    return stems
+
+
+def _title(report: ReportInput) -> str:
+    return f"Step latency on {', '.join(report.profile.paths)}" if report.profile.paths else "Step latency"
+
+
+def _answer(plan: Plan, pictures: Sequence[Picture]) -> dict[str, Any]:
+    """The plan as the template takes it; where it was made for a load, with what that decides."""
+    load = {"tables": list(plan_tables.load_tables(plan)), "pictures": [shown(picture) for picture in pictures]}
+    return {
+        "sla": format_ms(plan.sla_ms),
+        "promise": tables.promise(plan),
+        "feasible": plan.feasible,
+        "sentence": plan.answer,
+        "binding": plan.binding,
+        "remedy": plan.remedy,
+        "key_numbers": tables.key_numbers(plan) if plan.rate_per_s is None else plan_tables.load_numbers(plan),
+        "load": None if plan.rate_per_s is None else load,
+        "inverse": [table for table in (tables.tokens_at_batch(plan), tables.batch_at_tokens(plan)) if table.rows],
+        "thresholds": tables.thresholds(plan),
+        "tokens_per_request": plan.tokens_per_request,
+    }
+
+
+def _warnings(report: ReportInput) -> Iterator[dict[str, str]]:
+    """Every fit's warnings with their remedy, then what the plans could not keep to."""
+    several = len(report.profile.paths) > 1
+    for name, path in report.profile.paths.items():
+        for warning in path.fit.warnings:
+            yield {"path": name if several else "", "message": warning.message, "remedy": warning.remedy}
+    for note in dict.fromkeys(note for plan in report.plans for note in plan.notes):
+        yield {"path": "", "message": note, "remedy": ""}
+
+
+def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
+    fit = path.fit
+    return {
+        "anchor": f"path-{file_stem(path.name)}",
+        "name": path.name,
+        "model": fit.model,
+        "formula": fit.structure.formula,
+        "status": fit.status.sentence,
+        "pictures": [shown(picture) for picture in gallery.pictures],
+        "left_out": gallery.left_out,
+        "parameters": tables.parameters(fit),
+        "errors": tables.errors(fit),
+        "rows": tables.rows_used(fit),
+        "provenance": tables.provenance({**_source(path), **fit.provenance}),
+    }
+
+
+def _source(path: ExecutionPath) -> dict[str, Any]:
+    return {f"rows {key}": path.fit.data[key] for key in ("source", "sha256") if key in path.fit.data}

@@ -1,0 +1,371 @@
+"""A plan for people: the decision in three lines, then a table for each part that has something to say."""
+
+from collections.abc import Iterator
+
+from latfit.planning import Alternative, Capacity, Cutoff, Plan, Settings, Threshold, Unknown, rate_text, spans_text
+from latfit.report.fit import tables
+from latfit.report.fit.tables import KeyNumber, Table
+from latfit.report.format import count, counted, percent
+from latfit.units import format_ms
+
+METHOD_WORDS = {
+    "poisson": "customary formula",
+    "poisson_with_gpu": "customary, and the GPU's requests",
+    "rigorous": "proved bound",
+    "rigorous_any_batch": "proved, any largest batch",
+    "exact": "exact law",
+    "simulated": "simulation with the measured scatter",
+    "checked": "the same, event by event (--check)",
+}
+RULE_WORDS = {
+    "optimal": "optimal, by a decision process",
+    "greedy": "greedy: an idle machine takes all",
+    "literal": "customary: T(B) - T(B+1) > 1/rate",
+    "amortised": "amortised: T(B)/B - T(B+1)/(B+1) > 1/rate",
+    "total delay": "total delay: T(B) + T(1) - T(B+1) > B/rate",
+}
+MOST_WINDOWS = 12
+MANY = 3.0
+"""Headroom from which it is said as a multiple."""
+
+
+def decision_lines(plan: Plan) -> tuple[str, str, str]:
+    """What to do; the thresholds; the settings, or with a rate the load that fits."""
+    return plan.answer, _threshold_line(plan), _last_line(plan)
+
+
+def _threshold_line(plan: Plan) -> str:
+    B1 = plan.B1_at_rate if isinstance(plan.B1_at_rate, Threshold) else plan.B1
+    if plan.B1.reason.startswith("needs") and plan.B1.value is None:
+        others = "B1, T_cut" if plan.B2.value is not None else "B1, B2, T_cut"
+        own = "" if plan.B2.value is None else f"{_named('B2', plan.B2)}; "
+        return f"{own}{others}: {plan.B1.reason}"
+    said = [_named("B1", B1), _named("B2", plan.B2)]
+    if isinstance(plan.T_cut, Cutoff):
+        if plan.T_cut.value is None:
+            said.append("T_cut: none meets the SLA")
+        else:
+            said.append(f"T_cut = {format_ms(plan.T_cut.value)} ({vouched(plan.T_cut.bound)})")
+    elif not isinstance(B1, Unknown):
+        said.append(f"T_cut: {plan.T_cut.reason}")
+    return "; ".join(said)
+
+
+def vouched(bound: str | None) -> str:
+    """What a T_cut rests on, in words."""
+    return {"rigorous": "proved", "exact": "by the exact law", "simulated": "by simulation"}.get(bound or "", "")
+
+
+def _named(name: str, found: Threshold | Unknown) -> str:
+    if found.value is None:
+        return f"{name}: {found.reason}"
+    always = " (always the GPU)" if found.reason.startswith("always") else ""
+    return f"{name} = {count(found.value)}{always or tables.interval_text(found)}"
+
+
+def _last_line(plan: Plan) -> str:
+    if isinstance(plan.capacity, Capacity):
+        found = plan.capacity
+        price = "" if found.price_per_hour is None else f", {found.price_per_hour:,.4g} an hour"
+        machines = "1 machine" if found.replicas == 1 else f"{found.replicas} machines"
+        sure = "" if found.promised_per_s is None else f" ({_rate(found.promised_per_s)} for sure)"
+        carries = f"{_rate(found.sustainable_per_s)}{sure}"
+        return f"Needs {machines}{price}; each carries {carries}. Breaks first: {found.binding}."
+    if isinstance(plan.settings, Settings):
+        found_settings = plan.settings
+        budget = found_settings.max_num_batched_tokens
+        tokens = (
+            "" if budget is None else f", max_num_batched_tokens {budget:,} (chunk {found_settings.chunk_tokens:,})"
+        )
+        return f"Engine on {found_settings.path}: max_num_seqs {found_settings.max_num_seqs:,}{tokens}."
+    return f"Settings: {plan.settings.reason}."
+
+
+def plan_tables(plan: Plan) -> Iterator[Table]:
+    """Every table of the plan that has rows."""
+    parts = (
+        alternatives_table(plan),
+        thresholds_table(plan),
+        cutoff_table(plan),
+        rules_table(plan),
+        capacity_table(plan),
+        windows_table(plan),
+        sensitivity_table(plan),
+        settings_table(plan),
+        engines_table(plan),
+        doubts_table(plan),
+        tables.tokens_at_batch(plan),
+        tables.batch_at_tokens(plan),
+    )
+    return (table for table in parts if table.rows)
+
+
+def load_tables(plan: Plan) -> Iterator[Table]:
+    """The tables of what the load decides, those that have rows."""
+    parts = (
+        alternatives_table(plan),
+        checked_table(plan),
+        cutoff_table(plan),
+        rules_table(plan),
+        capacity_table(plan),
+        windows_table(plan),
+        sensitivity_table(plan),
+    )
+    return (table for table in parts if table.rows)
+
+
+def load_numbers(plan: Plan) -> list[KeyNumber]:
+    """The response, the load that fits, and the thresholds for a scheduler."""
+    found = []
+    chosen = next((row for row in plan.alternatives if row.chosen), None)
+    if chosen is not None and chosen.percentile_ms is not None:
+        found.append(KeyNumber(f"{_percentile(plan)} of responses", format_ms(chosen.percentile_ms), chosen.name))
+    if plan.checked is not None:
+        simulated = format_ms(plan.checked["percentile_ms"])
+        found.append(KeyNumber("Simulated", simulated, "with steps that scatter as the fits saw"))
+    if isinstance(plan.capacity, Capacity):
+        machines = counted(plan.capacity.replicas or 1, "machine")
+        found.append(KeyNumber("Each machine carries", _rate(plan.capacity.sustainable_per_s), f"needs {machines}"))
+    if isinstance(plan.T_cut, Cutoff) and plan.T_cut.value is not None:
+        found.append(
+            KeyNumber("T_cut", format_ms(plan.T_cut.value), f"{vouched(plan.T_cut.bound)}: {plan.T_cut.reason}")
+        )
+    B1 = plan.B1_at_rate if isinstance(plan.B1_at_rate, Threshold) else plan.B1
+    if B1.value is not None:
+        found.append(KeyNumber("B1", count(B1.value), B1.reason))
+    return found
+
+
+def checked_table(plan: Plan) -> Table:
+    """What the simulation of the decision found, where it was asked for."""
+    found = plan.checked
+    if found is None:
+        return Table("", (), ())
+    low, high = found["ci"]
+    rows = [
+        ("way", found["way"]),
+        (f"{_percentile(plan)}, simulated", f"{_ms(found['percentile_ms'])} ({_ms(low)} to {_ms(high)}, 95 %)"),
+        (f"within {format_ms(plan.sla_ms)}", {True: "yes", False: "no"}.get(found["holds"], "in doubt")),
+        ("requests", count(found["requests"])),
+    ]
+    return Table("The decision, simulated with the scatter of the fits", ("", "value"), rows, words=("value",))
+
+
+def alternatives_table(plan: Plan) -> Table:
+    """The ways to run the load, with their margins and why they were taken or not."""
+    rows = [
+        (
+            row.name,
+            "" if row.percentile_ms is None else format_ms(row.percentile_ms),
+            "" if row.margin is None else f"{row.margin:+.0%}",
+            _carried(row),
+            _why(row),
+        )
+        for row in _ordered(plan)
+    ]
+    columns = ("way", _percentile(plan), "margin", "carries", "verdict")
+    caption = f"Ways to serve {_rate(plan.rate_per_s)} a machine within {format_ms(plan.sla_ms)}"
+    return Table(caption, columns, rows, words=("verdict",)).without_empty()
+
+
+def _carried(row: Alternative) -> str:
+    """The highest rate within the SLA, or every range of it where there is a lowest one too."""
+    if all(low == 0 for low, _ in row.feasible_per_s):
+        return _rate(row.sustainable_per_s)
+    return ", ".join(f"{_rate(low)} to {_rate(high)}" if low else _rate(high) for low, high in row.feasible_per_s)
+
+
+def _why(row: Alternative) -> str:
+    """The verdict, with the machines and the price where they say something."""
+    more = "" if row.replicas in (None, 1) else f"; takes {row.replicas} machines"
+    price = "" if row.price_per_hour is None else f", {row.price_per_hour:,.4g} an hour"
+    return f"{row.verdict}{more}{price}"
+
+
+def _ordered(plan: Plan) -> list[Alternative]:
+    """The chosen one first, then by percentile."""
+    last = float("inf")
+    return sorted(
+        plan.alternatives, key=lambda row: (not row.chosen, last if row.percentile_ms is None else row.percentile_ms)
+    )
+
+
+def thresholds_table(plan: Plan) -> Table:
+    """The thresholds that are known, with their reasons; those that take the rate into account too."""
+    named = (
+        ("B1", plan.B1),
+        ("B1 at this rate", plan.B1_at_rate),
+        ("B1 in tokens", plan.B1_tokens),
+        ("B2", plan.B2),
+        ("knee", plan.knee),
+        ("T_cut", plan.T_cut),
+    )
+    rows = [
+        (name, _value(found), found.reason)
+        for name, found in named
+        if found.value is not None or isinstance(found, Cutoff) or found.reason.startswith("never")
+    ]
+    return Table("Thresholds for a scheduler", ("name", "value", "why"), rows, words=("why",))
+
+
+def _value(found: Threshold | Cutoff | Unknown) -> str:
+    if isinstance(found, Cutoff):
+        return "none" if found.value is None else format_ms(found.value)
+    return "never" if found.value is None else f"{count(found.value)}{tables.interval_text(found)}"
+
+
+def cutoff_table(plan: Plan) -> Table:
+    """The percentile at the recommended T_cut by every method, and what each would admit."""
+    found = plan.T_cut
+    if not isinstance(found, Cutoff):
+        return Table("", (), ())
+    rows = []
+    for method, value in found.bounds_ms.items():
+        spans = found.ranges.get(method)
+        admits = "" if spans is None else spans_text(spans, plan.sla_ms)
+        rows.append(
+            (METHOD_WORDS.get(method, method), "none" if value is None else _ms(value), admits, _holds(method, found))
+        )
+    caption = f"p{found.percentile:g} at T_cut = {format_ms(found.shown_ms)}, by method; limited by {found.binding}"
+    return Table(
+        caption, ("method", f"p{found.percentile:g}", "T_cut it admits", "holds"), rows, ("T_cut it admits", "holds")
+    )
+
+
+def _holds(method: str, found: Cutoff) -> str:
+    if method == found.bound:
+        return "yes, decides"
+    return "yes" if method in (*found.holds, "rigorous_any_batch") else "no"
+
+
+def rules_table(plan: Plan) -> Table:
+    """Batching rules at the plan's rate and how far each is from the optimum."""
+    rows = [
+        (
+            RULE_WORDS.get(row.rule, row.rule),
+            count(row.batch),
+            _ms(row.mean_ms),
+            "unknown" if row.excess is None else f"{row.excess:.2%}",
+        )
+        for row in plan.rules
+    ]
+    path = plan.rules[0].path if plan.rules else ""
+    caption = f"Batching rules on {path} alone at {_rate(plan.rate_per_s)}, by the mean response"
+    return Table(caption, ("rule", "stops at B", "mean", "above the optimum"), rows)
+
+
+def capacity_table(plan: Plan) -> Table:
+    """The load that fits on the chosen way."""
+    found = plan.capacity
+    if not isinstance(found, Capacity):
+        return Table("", (), ())
+    rows = [
+        ("rate on each machine", _rate(found.rate_per_s)),
+        (f"highest within the SLA, {found.system}", _rate(found.sustainable_per_s)),
+        ("the same at the slow end of what is left open", _rate(found.promised_per_s)),
+        ("headroom", _headroom(found.headroom)),
+        ("load over the highest stable load", "" if found.utilisation is None else f"{found.utilisation:.1%}"),
+        ("requests within the SLA (goodput)", _rate(found.goodput_per_s)),
+        ("machines for the whole rate", "" if found.replicas is None else count(found.replicas)),
+        ("price an hour", "" if found.price_per_hour is None else f"{found.price_per_hour:,.4g}"),
+        ("price of a million requests", "" if found.price_per_million is None else f"{found.price_per_million:,.4g}"),
+    ]
+    return Table("Capacity", ("", "value"), [row for row in rows if row[1]])
+
+
+def windows_table(plan: Plan) -> Table:
+    """A load that varies: what its windows need, the busiest ones where there are many."""
+    if not isinstance(plan.capacity, Capacity) or plan.capacity.load is None:
+        return Table("", (), ())
+    load = plan.capacity.load
+    schedule = sorted(load["schedule"], key=lambda row: -float(row["rate_per_s"]))[:MOST_WINDOWS]
+    shown = sorted(schedule, key=lambda row: float(row["start_s"]))
+    rows = [(format_ms(row["start_s"] * 1e3), _rate(row["rate_per_s"]), count(row["replicas"])) for row in shown]
+    held, following = load["replica_hours_held"], load["replica_hours_following"]
+    backlog = load["backlog_if_sized_for_the_mean"]
+    caption = (
+        f"Load of {load['source']}: {_rate(load['mean_per_s'])} on average, {_rate(load['peak_per_s'])} at the peak; "
+        f"{counted(load['replicas_peak'], 'machine')} throughout take {held:,.3g} machine hours, following the load "
+        f"{following:,.3g}; "
+        f"sized for the mean ({load['replicas_mean_rate']}) a backlog of {backlog['peak']:,.0f} requests would build up"
+    )
+    return Table(caption, ("window from", "rate", "machines"), rows)
+
+
+def sensitivity_table(plan: Plan) -> Table:
+    """What a faster path or a doubled rate changes."""
+    rows = [
+        (
+            row.change,
+            "" if row.B1 is None else count(row.B1),
+            "overloaded" if row.percentile_ms is None else _ms(row.percentile_ms),
+            _rate(row.sustainable_per_s),
+            "" if row.replicas is None else count(row.replicas),
+        )
+        for row in plan.sensitivity
+    ]
+    columns = ("change", "B1", _percentile(plan), "carries", "machines")
+    return Table("What a change would bring", columns, rows).without_empty()
+
+
+def settings_table(plan: Plan) -> Table:
+    """Limits of a step-by-step engine, or why there are none."""
+    found = plan.settings
+    if not isinstance(found, Settings):
+        return Table("", (), ())
+    rows = [
+        ("sequences at once", count(found.max_num_seqs)),
+        ("tokens of a step", _optional(found.max_num_batched_tokens)),
+        ("fewest tokens that keep the first token in time", _optional(found.min_num_batched_tokens)),
+        ("prefill tokens beside them", _optional(found.chunk_tokens)),
+        (f"first token of {found.prompt_tokens:,}", "" if found.ttft_ms is None else format_ms(found.ttft_ms)),
+        ("between tokens", format_ms(found.tpot_ms)),
+    ]
+    caption = f"A serving engine on {found.path}: {found.reason}; limited by {found.binding}"
+    return Table(caption, ("limit", "value"), [row for row in rows if row[1]])
+
+
+def engines_table(plan: Plan) -> Table:
+    """The same under the engines' own names."""
+    rows = [(engine, name, _flag(value)) for engine, flags in plan.engines.items() for name, value in flags.items()]
+    return Table("Under the engines' names", ("engine", "setting", "value"), rows, words=("setting",))
+
+
+def doubts_table(plan: Plan) -> Table:
+    """Steps to measure, since the fit cannot tell whether they meet the SLA."""
+    rows = [
+        (d.path, count(d.B), count(d.S), percent(100 * d.chance), f"{format_ms(d.low_ms)} to {format_ms(d.high_ms)}")
+        for d in plan.doubts
+    ]
+    columns = ("path", "B", "S", "chance to meet it", "95 % interval")
+    return Table(f"Measure these points: {format_ms(plan.sla_ms)} is in doubt there", columns, rows)
+
+
+def _percentile(plan: Plan) -> str:
+    return "typical" if plan.percentile is None else f"p{plan.percentile:g}"
+
+
+def _headroom(share: float | None) -> str:
+    if share is None:
+        return ""
+    return f"{share:+.1%}" if share < MANY else f"{share + 1:,.3g} times the rate"
+
+
+def _flag(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def _optional(value: int | None) -> str:
+    return "" if value is None else count(value)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else format_ms(value, 4)
+
+
+def _rate(per_s: float | None) -> str:
+    return "" if per_s is None else rate_text(per_s)

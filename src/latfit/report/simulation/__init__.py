@@ -1,0 +1,1 @@
+"""Simulations as tables, figures and a page."""

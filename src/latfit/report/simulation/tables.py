@@ -1,0 +1,353 @@
+"""Simulated runs as a table and a picture; each run is an entry of `simulate --json`.
+
+Simulated serving engines, and measured ones beside them: tables and figures.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from latfit.report import style
+from latfit.report.fit.tables import Table
+from latfit.report.format import count, drawable, number, percent
+from latfit.simulation import EngineRun
+from latfit.stats import FloatArray
+from latfit.units import format_ms
+from latfit.validation import JUDGED, Validation, metrics
+
+TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency", "tpot_with_first_ms": "TPOT with first"}
+
+
+def validation_table(found: Validation) -> Table:
+    """One row a figure: measured, simulated, how far off, and how far it may be."""
+    rows = []
+    for each in found.figures:
+        judged = "" if each.limit_pct is None else f"{'within' if each.holds else 'NOT within'} {each.limit_pct:g} %"
+        error = "" if math.isnan(each.error_pct) else f"{each.error_pct:+.2f} %"
+        rows.append(
+            (
+                f"{TITLES[each.metric]} {each.statistic}",
+                format_ms(each.measured, 4),
+                format_ms(each.simulated, 4),
+                error,
+                judged,
+            )
+        )
+    counters = found.run.counters
+    caption = f"{len(found.measured):,} requests, {counters.steps:,} steps, {counters.preemptions:,} preemptions"
+    return Table(caption, ("", "measured", "simulated", "error", "verdict"), rows, words=("verdict",))
+
+
+def validation_figure(found: Validation) -> Figure:
+    """The distribution of each metric over requests, measured and simulated."""
+    figure = style.new_figure((12.0, 4.2))
+    of_measured = metrics(found.measured, found.measured.first_ms, found.measured.last_ms)
+    of_simulated = metrics(found.measured, found.run.first_ms, found.run.last_ms)
+    for axes, metric in zip(figure.subplots(1, 3), JUDGED, strict=True):
+        unit, name = (1e3, "s") if metric != "tpot_ms" else (1.0, "ms")
+        for which, (label, values) in enumerate((("measured", of_measured), ("simulated", of_simulated))):
+            _draw_shares(axes, values[metric][found.scored] / unit, label, which)
+        mean = next(each for each in found.figures if (each.metric, each.statistic) == (metric, "mean"))
+        style.dress(axes, f"{TITLES[metric]}: mean {mean.error_pct:+.1f} %", name, "share of requests")
+        axes.set_ylim(0, 1)
+        style.legend(axes, "lower right")
+    return figure
+
+
+def _draw_shares(axes: Axes, values: FloatArray, label: str, which: int) -> None:
+    """The share of requests at or below each value."""
+    ordered = np.sort(values[np.isfinite(values)])
+    shares = np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
+    colour = style.LINE_COLOURS[which]
+    axes.step(ordered, shares, where="post", color=colour, label=label, linewidth=1.8, linestyle=("-", "--")[which])
+
+
+Run = Mapping[str, Any]
+
+
+def engine_tables(runs: Sequence[Run]) -> list[Table]:
+    """What requests saw, and what the engine did; a row a run, named by what differs between them."""
+    names = {
+        "engine": [run["engine"] for run in runs],
+        "order": [run["order"] for run in runs],
+        "rate": [f"{run['rate_per_s']:,.4g}/s" for run in runs],
+    }
+    shown = [name for name, column in names.items() if len(set(column)) > 1] or ["engine"]
+    alike = ", ".join(column[0] for name, column in names.items() if name not in shown)
+    labels = list(zip(*(names[name] for name in shown), strict=True))
+    seen = [(*label, *(format_ms(_known(run[m][s])) for m, s in SEEN)) for label, run in zip(labels, runs, strict=True)]
+    done = [(*label, *_done(run)) for label, run in zip(labels, runs, strict=True)]
+    columns = tuple(f"{TITLES[metric]} {statistic}" for metric, statistic in SEEN)
+    classes = [
+        (
+            *label,
+            each["class"],
+            *(format_ms(_known(each[m][s])) for m in ("ttft_ms", "latency_ms") for s in ("mean", "p99")),
+            _share(each["slo_attainment"]),
+        )
+        for label, run in zip(labels, runs, strict=True)
+        for each in run["by_class"]
+    ]
+    of_class = ("class", "TTFT mean", "TTFT p99", "latency mean", "latency p99", "on time")
+    by_class = [Table("By class", (*shown, *of_class), classes, words=("order", "class"))] if classes else []
+    return [
+        Table(f"What requests saw ({alike})", (*shown, *columns), seen, words=("order",)).without_empty(),
+        Table("What the engine did", (*shown, *DONE), done, words=("order", "note")).without_empty(),
+        *by_class,
+    ]
+
+
+SEEN = (("ttft_ms", "mean"), ("ttft_ms", "p99"), ("tpot_ms", "mean"), ("tpot_ms", "p99"), ("latency_ms", "p99"))
+DONE = ("served", "in SLO", "busy", "KV", "queue", "preempted", "useful", "Jain", "note")
+
+
+def _done(run: Run) -> tuple[str, ...]:
+    fairness = _known(run["fairness"])
+    return (
+        f"{run['throughput_per_s']:,.3g}/s",
+        _share(run["slo_attainment"]),
+        _share(run["utilisation"]["engine"]),
+        _share(run["kv_usage"]),
+        f"{run['queue']:,.3g}",
+        f"{run['preemptions']:,}",
+        _share(run["useful_share"]),
+        "" if math.isnan(fairness) else f"{fairness:.3f}",
+        "" if run["stable"] else "unstable",
+    )
+
+
+def _names(run: Run) -> tuple[str, str, str]:
+    return run["engine"], run["order"], f"{run['rate_per_s']:,.4g}/s"
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{100 * value:.0f} %"
+
+
+def engine_figure(found: Sequence[tuple[Run, EngineRun]]) -> Figure:
+    """Of the first replication of each run: the distribution of TTFT, and waiting requests and KV blocks over time."""
+    figure = style.new_figure((12.0, 4.2))
+    ttft, waiting, cache = figure.subplots(1, 3)
+    for which, (entry, run) in enumerate(found[: len(style.LINE_COLOURS)]):
+        label = " ".join(_names(entry))
+        colour = style.LINE_COLOURS[which]
+        ordered = np.sort(run.ttft_ms)
+        ttft.step(ordered / 1e3, np.arange(1, len(ordered) + 1) / len(ordered), color=colour, label=label)
+        for line in run.timelines:
+            seconds = (line.start_ms + (np.arange(len(line.busy)) + 0.5) * line.slice_ms) / 1e3
+            waiting.plot(seconds, line.waiting, color=colour, linewidth=1.2)
+            cache.plot(seconds, 100 * line.kv_usage, color=colour, linewidth=1.2)
+    style.dress(ttft, "Time to first token", "s", "share of requests")
+    style.dress(waiting, "Waiting requests", "s", "requests")
+    style.dress(cache, "KV blocks in use", "s", "%")
+    ttft.set_ylim(0, 1)
+    waiting.set_ylim(bottom=0)
+    cache.set_ylim(0, 105)
+    style.legend(ttft, "lower right")
+    return figure
+
+
+MOST_LABELLED = 24
+WIDE = 20
+"""Rates that span more than this are drawn on a logarithmic axis."""
+
+_WORDS: Mapping[str, str] = {
+    "t_cut_ms": "T_cut",
+    "window_ms": "wait",
+    "longest_ms": "wait at most",
+    "ageing_ms": "ageing",
+    "merge_below": "merge below",
+}
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """One row a run: what the policy was, its response times with the interval of p99, and what the side path did."""
+    rates = {_rate(run) for run in runs}
+    sides = {list(run["share"])[-1] for run in runs if len(run["share"]) > 1}
+    side = sides.pop() if len(sides) == 1 else "side"
+    rows = []
+    for run in runs:
+        latency, attained = run["latency_ms"], run.get("slo_attainment")
+        shares = list(run["share"].values())
+        rows.append(
+            (
+                str(run["policy"]),
+                settings_text(run),
+                _rate(run) if len(rates) > 1 else "",
+                format_ms(known(latency["mean"])),
+                format_ms(known(latency["p50"])),
+                f"{format_ms(known(latency['p99']))}{_doubt(latency)}",
+                percent(100 * known(shares[1])) if len(shares) > 1 else "",
+                number(run["batch_size"]["p50"], 3),
+                "" if attained is None else percent(100 * attained),
+                "" if run["stable"] else "unstable",
+            )
+        )
+    columns = ("policy", "settings", "rate", "mean", "p50", "p99", f"on {side}", "batch", "in SLA", "note")
+    caption = f"Response times at {rates.pop()}" if len(rates) == 1 else "Response times"
+    return Table(caption + _quoted(runs), columns, rows, words=("settings", "note")).without_empty()
+
+
+def differences(runs: Sequence[Run]) -> list[str]:
+    """What runs on the same load differ by, in sentences."""
+    found = []
+    several = len({run["rate_per_s"] for run in runs}) > 1
+    for run in runs:
+        gap = run.get("against")
+        if not gap or gap["ci"][0] is None or math.isnan(gap["ci"][0]):
+            continue
+        low, high = gap["ci"]
+        word = "above" if gap["p99_ms"] > 0 else "below"
+        sure = "" if low > 0 or high < 0 else ", which may be chance"
+        name = " ".join(filter(None, (run["policy"], settings_text(run))))
+        place = f" at {_rate(run)}" if several else ""
+        found.append(
+            f"p99 of {name}{place} is {format_ms(abs(gap['p99_ms']))} ± {format_ms((high - low) / 2)} {word} that of"
+            f" {gap['policy']}{sure}."
+        )
+    return found
+
+
+def rates_table(runs: Sequence[Run]) -> Table:
+    """p99 by rate and policy, of each policy the best of its settings."""
+    policies = list(dict.fromkeys(str(run["policy"]) for run in runs))
+    best = {(run["policy"], run["rate_per_s"]): run for run in frontier(runs)}
+    rates = sorted({run["rate_per_s"] for run in runs})
+    asked = {(run["policy"], run["rate_per_s"]) for run in runs}
+    rows = []
+    for rate in rates:
+        cells = [f"{number(rate)}/s"]
+        for policy in policies:
+            run = best.get((policy, rate))
+            none = "unstable" if (policy, rate) in asked else ""
+            cells.append(none if run is None else number(run["latency_ms"]["p99"], 3))
+        rows.append(cells)
+    return Table(f"p99 in ms by rate{_quoted(runs)}", ("rate", *policies), rows)
+
+
+def settings_text(run: Run) -> str:
+    """`T_cut 2 ms, B1 5`; what is the same for every policy, or has no effect, stays out."""
+    parts = []
+    for name, value in run.get("settings", {}).items():
+        if (
+            name in ("max_batch", "rate_per_ms")
+            or not value
+            or value == math.inf
+            or (name, value) == ("merge_below", 1)
+        ):
+            continue
+        plain = number(value, 3) if isinstance(value, float) else str(value)
+        shown = format_ms(value) if name.endswith("_ms") else plain
+        parts.append(f"{_WORDS.get(name, name)} {shown}")
+    return ", ".join(parts)
+
+
+def runs_figure(runs: Sequence[Run], title: str = "") -> Figure:
+    """p99 over the rate, a line a policy (with its best setting at each rate) where there are several rates; else each
+    run's median and p99."""
+    rates = sorted({run["rate_per_s"] for run in runs if run["rate_per_s"] is not None})
+    inches = style.SINGLE_INCHES if len(rates) > 1 else (8.0, 1.5 + 0.5 * min(len(runs), MOST_LABELLED))
+    figure = style.new_figure(inches)
+    axes = figure.subplots()
+    if len(rates) > 1:
+        _over_rates(axes, runs, title)
+    else:
+        _side_by_side(axes, list(runs)[:MOST_LABELLED], title)
+    return figure
+
+
+def frontier(runs: Sequence[Run]) -> list[Run]:
+    """Of each policy and rate the stable run with the least p99."""
+    best: dict[tuple[str, Any], Run] = {}
+    for run in runs:
+        if not run["stable"] or run["latency_ms"]["p99"] is None:
+            continue
+        key = (run["policy"], run["rate_per_s"])
+        if key not in best or run["latency_ms"]["p99"] < best[key]["latency_ms"]["p99"]:
+            best[key] = run
+    return sorted(best.values(), key=lambda run: (run["policy"], run["rate_per_s"] or 0.0))
+
+
+def _over_rates(axes: Any, runs: Sequence[Run], title: str) -> None:
+    policies = list(dict.fromkeys(run["policy"] for run in runs))
+    shown = frontier(runs)
+    for i, policy in enumerate(policies):
+        line = [run for run in shown if run["policy"] == policy]
+        colour = style.LINE_COLOURS[i % len(style.LINE_COLOURS)]
+        marker = style.LINE_MARKERS[i % len(style.LINE_MARKERS)]
+        x, y = [run["rate_per_s"] for run in line], [run["latency_ms"]["p99"] for run in line]
+        dashes = "-" if i < len(style.LINE_COLOURS) else "--"
+        axes.plot(x, y, dashes, color=colour, marker=marker, markersize=4, linewidth=1.6, label=drawable(policy))
+        for run in line:
+            low, high = run["latency_ms"]["ci"]["p99"]
+            if low is not None and high is not None:
+                axes.plot([run["rate_per_s"]] * 2, [low, high], color=colour, linewidth=1.0)
+    tails = [run["latency_ms"]["p99"] for run in shown]
+    if tails:
+        style.log_y(axes, *style.padded(min(tails), max(tails)), style.decimal_ticks)
+    rates = sorted({run["rate_per_s"] for run in runs})
+    if rates[-1] > WIDE * rates[0]:
+        style.log_x(axes, *style.padded(rates[0], rates[-1]), style.decimal_ticks)
+    style.dress(axes, title or "99th percentile of response times", "arrivals per second", "p99 in ms")
+    style.legend(axes)
+
+
+def _side_by_side(axes: Any, runs: Sequence[Run], title: str) -> None:
+    for i, run in enumerate(runs):
+        latency = run["latency_ms"]
+        colour = style.LINE_COLOURS[0] if run["stable"] else style.SLA
+        axes.plot([latency["p50"], latency["p99"]], [i, i], color=colour, linewidth=2)
+        axes.plot([latency["p50"]], [i], "o", color=colour, markersize=6)
+        axes.plot([latency["p90"]], [i], "|", color=colour, markersize=9, markeredgewidth=2)
+        axes.plot([latency["p99"]], [i], "|", color=colour, markersize=16, markeredgewidth=2.5)
+        axes.annotate(
+            format_ms(known(latency["p99"])),
+            (known(latency["p99"], 0.0), i),
+            xytext=(6, 4),
+            textcoords="offset points",
+            fontsize=9,
+            color=style.INK,
+        )
+    labels = [_label(run) for run in runs]
+    marked = [label + ("" if run["stable"] else " (unstable)") for label, run in zip(labels, runs, strict=True)]
+    axes.set_yticks(range(len(runs)), marked)
+    axes.set_xlim(0, 1.15 * max(known(run["latency_ms"]["p99"], 1.0) for run in runs))
+    axes.set_ylim(len(runs) - 0.5, -0.5)
+    style.dress(axes, title or "Median (dot), 90th and 99th percentile (bars)", "response time in ms", "")
+
+
+def _label(run: Run) -> str:
+    """Policy and settings, these on a line of their own where both are long."""
+    policy, settings = drawable(str(run["policy"])), drawable(settings_text(run))
+    return f"{policy}\n{settings}" if len(policy) + len(settings) > 20 else " ".join(filter(None, (policy, settings)))
+
+
+def _quoted(runs: Sequence[Run]) -> str:
+    """What the caption says of paths that nobody measured."""
+    names = list(dict.fromkeys(name for run in runs for name in run.get("quoted", ())))
+    return f" (times of {' and '.join(names)} are quoted, not measured)" if names else ""
+
+
+def _rate(run: Run) -> str:
+    rate = run["rate_per_s"]
+    return f"{count(run['throughput_per_s'])}/s (closed)" if rate is None or math.isnan(rate) else f"{number(rate)}/s"
+
+
+def _doubt(latency: Mapping[str, Any]) -> str:
+    low, high = latency["ci"]["p99"]
+    if low is None or high is None or not latency["p99"] or math.isnan(high - low):
+        return ""
+    return f" ± {percent(50 * (high - low) / latency['p99'])}"
+
+
+def known(value: float | None, otherwise: float = math.nan) -> float:
+    """A number of the JSON, where null stands for none."""
+    return otherwise if value is None else value

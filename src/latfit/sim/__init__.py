@@ -1,1 +1,0 @@
-"""Request level: batching policies on one or two execution paths, against a load."""

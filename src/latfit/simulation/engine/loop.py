@@ -1,0 +1,284 @@
+"""The engine's loop, step by step, and the short cut over steps in which nothing is admitted and nothing ends.
+
+A step is planned at NOW, begins when the one before it has ended, and gives its tokens when it ends. A synchronous
+engine plans after the end of the step before. An asynchronous one plans step n+1 when step n begins: it knows that a
+request ends in n and leaves it out, but its slot and blocks are free only for n+2, and what arrives during n is in n+2
+at the earliest.
+
+Decoding alone repeats itself: until a request ends, a block is missing or something could be admitted, each step is the
+same but for one more cached token a request. The short cut (`fast`) makes these steps in one loop over steps, with the
+same operations on the clock in the same order, so that not one bit differs; requests are touched once at its end.
+"""
+
+import numpy as np
+
+from latfit.simulation.engine.queue import absorb, peek
+from latfit.simulation.engine.scheduler import blocks_to_admit, plan
+from latfit.simulation.engine.state import (
+    ACCEPTED,
+    BUSY_UNTIL,
+    CHUNKED,
+    COMPUTED,
+    CONTINUOUS,
+    COUNT,
+    DRAFTED,
+    EXTRA,
+    FAIR,
+    FCFS,
+    FINISHED,
+    FREE,
+    INPUT_WEIGHT,
+    KEYED,
+    LAST_END,
+    NOW,
+    OUTPUT_WEIGHT,
+    PREEMPTIONS,
+    PREFILL_STEPS,
+    PREFILL_TOKENS,
+    PUSHED,
+    SEEN,
+    STACK,
+    STEADY,
+    TOKENS,
+    WAITING,
+    Limits,
+    Load,
+    State,
+    entry,
+    njit,
+    put_back,
+    take,
+)
+from latfit.simulation.engine.statistics import count_gaps, note_step
+from latfit.simulation.engine.step_cost import (
+    OF_DECODE,
+    TAU_K,
+    StepCosts,
+    Work,
+    accepted,
+    drawn_ms,
+    law_of,
+    level_of,
+    of_decode,
+    ratio,
+)
+
+
+@entry
+def advance(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
+    """Plan and make every step that is planned before `until`. 0 when all that was pushed is done, 1 when `until` came
+    first, 2 when something waits that can never run."""
+    stuck = 0
+    while s.f[NOW] < until:
+        release(o, s)
+        absorb(o, load, s, s.f[NOW])
+        if o.fast == 1 and s.i[STEADY] == 1 and fast_forward(o, load, costs, s, until) > 0:
+            continue
+        preemptions = s.i[PREEMPTIONS]
+        work = plan(o, load, s)
+        if work.B > 0:
+            execute(o, load, costs, s, work)
+            stuck = 0
+        elif s.f[BUSY_UNTIL] > s.f[NOW]:
+            s.f[NOW] = s.f[BUSY_UNTIL]
+        elif s.i[COUNT] > 0 or s.i[PREEMPTIONS] > preemptions or s.i[WAITING] > 0:
+            stuck += 1
+            if stuck > 4:
+                return 2
+        elif s.i[SEEN] < s.i[PUSHED]:
+            s.f[NOW] = max(s.f[NOW], load.arrival[s.inbox[s.i[SEEN]]])
+        else:
+            return 0
+    return 1
+
+
+@njit
+def release(o: Limits, s: State) -> None:
+    """Free the slots and blocks of requests that have ended and whose end the planner has seen."""
+    to, count = 0, s.i[COUNT]
+    first = 0
+    while first < count and s.fin[first] == 0:
+        first += 1
+    to = first
+    for i in range(first, count):
+        if s.fin[i] == 1:
+            put_back(s, -1, s.cap[i] // o.block_size)
+            continue
+        if s.fin[i] > 1:
+            s.fin[i] -= 1
+        if to < i:
+            s.rid[to], s.known[to], s.comp[to], s.gen[to] = s.rid[i], s.known[i], s.comp[i], s.gen[i]
+            s.cap[to], s.fin[to], s.token_at[to] = s.cap[i], s.fin[i], s.token_at[i]
+        to += 1
+    s.i[COUNT] = to
+
+
+@njit
+def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> None:
+    """Make the planned step: its time, its tokens, and who ends with it."""
+    begin = max(s.f[NOW], s.f[BUSY_UNTIL])
+    duration = drawn_ms(costs, s, padded(o, work)) + s.f[EXTRA]
+    if o.draft > 0 and work.n < work.B:
+        duration += o.draft * o.draft_ms
+    s.f[EXTRA] = 0.0
+    end = begin + duration
+    made, together, steady = 0, 0, 1
+    for i in range(s.i[COUNT]):
+        if s.chunk[i] == 0:
+            if s.fin[i] == 0:
+                steady = 0
+            continue
+        tokens, same = _progress(o, load, s, i, begin, end)
+        made += tokens
+        together += same
+        if tokens == 0 or s.fin[i] > 1:
+            steady = 0
+    count_gaps(s, end - s.f[LAST_END], together)
+    note_step(s, begin, duration, work.B, float(made), o.blocks)
+    s.i[PREFILL_STEPS] += work.P > 0
+    s.i[PREFILL_TOKENS] += int(work.P)
+    s.i[TOKENS] += made
+    s.i[COMPUTED] += int(work.S)
+    s.i[STEADY] = steady if o.draft == 0 else 0
+    s.f[LAST_END] = end
+    s.f[BUSY_UNTIL] = end
+    s.f[NOW] = begin if o.asynchronous == 1 else end
+
+
+@njit
+def captured(B: float) -> float:
+    """The batch of the captured graph that runs a decode step: 1, 2, 4, then multiples of 8, up to 512."""
+    if B <= 2.0 or B > 512.0:
+        return B
+    return 4.0 if B <= 4.0 else float(8.0 * np.ceil(B / 8.0))
+
+
+@njit
+def padded(o: Limits, w: Work) -> Work:
+    """The work as it is computed: a step of single tokens is padded to the next captured graph."""
+    if o.graphs == 0 or w.P > 0.0 or w.S > w.B:
+        return w
+    B = captured(w.B)
+    return Work(B, B, w.n, w.P, w.KP, w.KD, w.A, w.L)
+
+
+@njit
+def _progress(o: Limits, load: Load, s: State, i: int, begin: float, end: float) -> tuple[int, int]:
+    """One request's part of a step: tokens it made, and how many of them follow on the step before."""
+    r, chunk = s.rid[i], s.chunk[i]
+    if np.isnan(s.start[r]):
+        s.start[r] = begin
+    if s.known[i] - s.comp[i] > 1:
+        s.comp[i] += chunk
+        if o.order == FAIR:
+            s.served[load.user[r]] += INPUT_WEIGHT * chunk
+        if s.comp[i] < s.known[i]:
+            return 0, 0
+        made = 1
+    else:
+        made = 1
+        if chunk > 1:
+            hits = accepted(o.seed, r, s.gen[i], chunk - 1, o.accept)
+            s.i[DRAFTED] += chunk - 1
+            s.i[ACCEPTED] += hits
+            made = min(1 + hits, load.output[r] - s.gen[i])
+        s.comp[i] += made
+    s.known[i] += made
+    if s.gen[i] == 0:
+        s.first[r] = end
+    same = 0
+    if s.token_at[i] == s.f[LAST_END]:
+        same = 1
+    elif s.gen[i] > 0 and s.token_at[i] == s.token_at[i]:
+        count_gaps(s, end - s.token_at[i], 1)
+    if made > 1:
+        count_gaps(s, 0.0, made - 1)
+    s.gen[i] += made
+    s.token_at[i] = end
+    if o.order == FAIR:
+        s.served[load.user[r]] += OUTPUT_WEIGHT * made
+    if s.gen[i] >= load.output[r]:
+        s.fin[i] = 1 + o.asynchronous
+        s.last[r] = end
+        s.i[FINISHED] += 1
+    return made, same
+
+
+@njit
+def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
+    """Make steps of pure decoding until something could change; how many were made."""
+    stops = _stops_on_arrival(o, load, s)
+    if stops < 0:
+        return 0
+    count = s.i[COUNT]
+    if count == 0:
+        return 0
+    steps, cached = np.int64(1) << 60, 0
+    for offset in range(o.block_size):
+        s.crossing[offset] = 0
+    for i in range(count):
+        steps = min(steps, load.output[s.rid[i]] - s.gen[i] - 1)
+        cached += s.comp[i]
+        if o.batching == CHUNKED or o.batching == CONTINUOUS:
+            s.crossing[s.cap[i] - s.comp[i]] += 1
+    made = _repeat(o, load, costs, s, (int(steps), stops, float(cached), until))
+    for i in range(count if made > 0 else 0):
+        s.comp[i] += made
+        s.known[i] += made
+        s.gen[i] += made
+        while s.comp[i] > s.cap[i]:
+            s.cap[i] += o.block_size
+        s.token_at[i] = s.f[LAST_END]
+        if o.order == FAIR:
+            s.served[load.user[s.rid[i]]] += OUTPUT_WEIGHT * made
+    s.i[TOKENS] += made * count
+    s.i[COMPUTED] += made * count
+    return int(made)
+
+
+@njit
+def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int, int, float, float]) -> int:
+    """The loop over steps. bounds: most steps, whether an arrival stops it, cached tokens now, `until`."""
+    steps, stops, cached, until = bounds
+    B = float(s.i[COUNT])
+    computed = captured(B) if o.graphs == 1 else B
+    base, of_cached = of_decode(costs.typical[0], computed, computed), costs.typical[0, TAU_K]
+    level, law = level_of(costs.scatter, OF_DECODE, computed), law_of(costs.scatter, OF_DECODE, computed)
+    at, made = 0, 0
+    while made < steps and s.f[NOW] < until:
+        if s.i[SEEN] < s.i[PUSHED] and load.arrival[s.inbox[s.i[SEEN]]] <= s.f[NOW]:
+            if stops == 1:
+                break
+            absorb(o, load, s, s.f[NOW])
+        if s.crossing[at] > s.i[FREE]:
+            break
+        if s.crossing[at] > 0:
+            take(s, s.crossing[at])
+        at = at + 1 if at + 1 < o.block_size else 0
+        begin = max(s.f[NOW], s.f[BUSY_UNTIL])
+        duration = (base + of_cached * cached) * level * ratio(costs.scatter, s, law) + 0.0
+        end = begin + duration
+        count_gaps(s, end - s.f[LAST_END], s.i[COUNT])
+        note_step(s, begin, duration, B, B, o.blocks)
+        s.f[LAST_END] = end
+        s.f[BUSY_UNTIL] = end
+        s.f[NOW] = begin if o.asynchronous == 1 else end
+        cached += B
+        made += 1
+    return made
+
+
+@njit
+def _stops_on_arrival(o: Limits, load: Load, s: State) -> int:
+    """1 where an arrival may be admitted, 0 where nothing can be until a request ends, -1 where something may be."""
+    if s.i[COUNT] >= o.max_num_seqs:
+        return 0
+    if s.i[WAITING] == 0:
+        return 1
+    if o.batching == CONTINUOUS:
+        return 0 if o.prefill_first == 0 else (1 if s.i[WAITING] < o.start_at else -1)
+    if o.order != FCFS and o.order != KEYED:
+        return -1
+    if blocks_to_admit(o, load, s, peek(o, load, s)) <= s.i[FREE] - o.watermark:
+        return -1
+    return 0 if o.order == FCFS or s.i[STACK] > 0 else 1

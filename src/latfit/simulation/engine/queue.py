@@ -1,0 +1,154 @@
+"""The requests that wait: preempted ones in front, then first come first served, by a key, by user, or by two keys.
+
+Preempted requests stand before all others, the last one preempted first. Ageing at one rate for everybody changes no
+order, so priority with ageing is a fixed key, arrival - (levels above the lowest) * (wait that a level is worth).
+In fair order the next request is the oldest of the user who was served least (Sheng et al., Fairness in Serving Large
+Language Models, 2024); a user who comes back after an absence starts level with the least served of those who wait.
+Two keys: below `switch_at` waiting requests the first decides, from there on the second.
+"""
+
+from latfit.simulation.engine.state import (
+    FAIR,
+    FCFS,
+    HEAD,
+    HEAP,
+    HEAP_2,
+    KEYED,
+    PUSHED,
+    SEEN,
+    STACK,
+    SWITCH,
+    WAITING,
+    IntArray,
+    Limits,
+    Load,
+    State,
+    njit,
+    rare,
+)
+from latfit.stats import FloatArray
+
+
+@njit
+def absorb(o: Limits, load: Load, s: State, now: float) -> int:
+    """Let requests that have arrived by `now` wait; how many they were."""
+    before = s.i[SEEN]
+    while s.i[SEEN] < s.i[PUSHED] and load.arrival[s.inbox[s.i[SEEN]]] <= now:
+        r = s.inbox[s.i[SEEN]]
+        s.i[SEEN] += 1
+        if o.order == KEYED or o.order == SWITCH:
+            _push(s.heap, s.i[HEAP], load.key, r)
+            s.i[HEAP] += 1
+        if o.order == SWITCH:
+            _push(s.heap_2, s.i[HEAP_2], load.key_2, r)
+            s.i[HEAP_2] += 1
+        elif o.order == FAIR:
+            _queue(load, s, r)
+    s.i[WAITING] += s.i[SEEN] - before
+    return int(s.i[SEEN] - before)
+
+
+@njit
+def peek(o: Limits, load: Load, s: State) -> int:
+    """The request that is next, or -1."""
+    if s.i[WAITING] == 0:
+        return -1
+    if s.i[STACK] > 0:
+        return int(s.stack[s.i[STACK] - 1])
+    if o.order == FCFS:
+        return int(s.inbox[s.i[HEAD]])
+    if o.order == KEYED:
+        return int(s.heap[0])
+    if o.order == FAIR:
+        return int(s.user_head[_least_served(s)])
+    if s.i[WAITING] < o.switch_at:
+        _drop_taken(s, s.heap, HEAP, load.key)
+        return int(s.heap[0])
+    _drop_taken(s, s.heap_2, HEAP_2, load.key_2)
+    return int(s.heap_2[0])
+
+
+@njit
+def pop(o: Limits, load: Load, s: State, r: int) -> None:
+    """Take the request that `peek` named out of the waiting ones."""
+    s.i[WAITING] -= 1
+    if s.i[STACK] > 0:
+        s.i[STACK] -= 1
+    elif o.order == FCFS:
+        s.i[HEAD] += 1
+    elif o.order == KEYED:
+        _pop(s.heap, s.i[HEAP], load.key)
+        s.i[HEAP] -= 1
+    elif o.order == FAIR:
+        user = load.user[r]
+        s.user_head[user] = s.after[r]
+    else:
+        s.taken[r] = 1
+
+
+@njit
+def push_front(s: State, r: int) -> None:
+    """A preempted request goes before all that wait."""
+    s.stack[s.i[STACK]] = r
+    s.i[STACK] += 1
+    s.i[WAITING] += 1
+
+
+@rare
+def _queue(load: Load, s: State, r: int) -> None:
+    user = load.user[r]
+    s.after[r] = -1
+    if s.user_head[user] < 0:
+        least = _least_served(s)
+        if least >= 0:
+            s.served[user] = max(s.served[user], s.served[least])
+        s.user_head[user] = r
+    else:
+        s.after[s.user_tail[user]] = r
+    s.user_tail[user] = r
+
+
+@njit
+def _least_served(s: State) -> int:
+    """The user who waits and was served least, the lower number where two are level; -1 where none waits."""
+    best = -1
+    for user in range(len(s.served)):
+        if s.user_head[user] >= 0 and (best < 0 or s.served[user] < s.served[best]):
+            best = user
+    return best
+
+
+@rare
+def _drop_taken(s: State, heap: IntArray, size: int, key: FloatArray) -> None:
+    while s.taken[heap[0]] == 1:
+        _pop(heap, s.i[size], key)
+        s.i[size] -= 1
+
+
+@njit
+def _before(key: FloatArray, a: int, b: int) -> bool:
+    return bool(key[a] < key[b] or (key[a] == key[b] and a < b))
+
+
+@rare
+def _push(heap: IntArray, size: int, key: FloatArray, r: int) -> None:
+    at = size
+    while at > 0 and _before(key, r, heap[(at - 1) // 2]):
+        heap[at] = heap[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at] = r
+
+
+@rare
+def _pop(heap: IntArray, size: int, key: FloatArray) -> None:
+    r = heap[size - 1]
+    at, size = 0, size - 1
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        if child + 1 < size and _before(key, heap[child + 1], heap[child]):
+            child += 1
+        if _before(key, r, heap[child]):
+            break
+        heap[at] = heap[child]
+        at = child
+    heap[at] = r

@@ -1,0 +1,185 @@
+"""`serve`: requests through one simulated engine, and what became of each of them.
+
+run = serve(requests, step_costs(fit), EngineSettings(kv_blocks=2588))
+run.ttft_ms.mean()
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfit.errors import BadInput
+from latfit.simulation.engine.loop import advance
+from latfit.simulation.engine.scheduler import advance_static
+from latfit.simulation.engine.settings import EngineSettings, check_fits
+from latfit.simulation.engine.state import (
+    ACCEPTED,
+    BUSY,
+    COMPUTED,
+    DRAFTED,
+    FREE,
+    PREEMPTIONS,
+    PREFILL_STEPS,
+    PREFILL_TOKENS,
+    REUSED,
+    STATIC,
+    STEPS,
+    TOKENS,
+    IntArray,
+    Limits,
+    Load,
+    State,
+    new_state,
+)
+from latfit.simulation.engine.statistics import Timeline, gap_summary, timeline_of
+from latfit.simulation.engine.step_cost import StepCosts
+from latfit.stats import FloatArray
+from latfit.workload import Requests
+
+STUCK = 2
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What an engine did: steps (prefill_steps of them with prefill), preemptions, tokens generated and prefilled
+    (again, where a request was preempted), found in freed blocks, drafted and accepted, computed in all; KV blocks that
+    are free at the end."""
+
+    steps: int
+    prefill_steps: int
+    preemptions: int
+    generated_tokens: int
+    prefill_tokens: int
+    reused_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    computed_tokens: int
+    free_blocks: int
+
+
+@dataclass(frozen=True, eq=False)
+class EngineRun:
+    """What became of the requests; times in ms on the clock of their arrivals, (n,).
+
+    start_ms: when the step began that first computed something of it.  first_ms, last_ms: when its first and its last
+    token appeared.  busy_ms: time in steps, of all replicas.  itl: gaps between tokens by quantile name.
+    """
+
+    requests: Requests
+    start_ms: FloatArray
+    first_ms: FloatArray
+    last_ms: FloatArray
+    counters: Counters
+    busy_ms: float
+    itl: dict[str, float]
+    batch_sizes: IntArray
+    timelines: tuple[Timeline, ...]
+    replica: IntArray
+
+    @property
+    def ttft_ms(self) -> FloatArray:
+        """Arrival to first token (n,)."""
+        return self.first_ms - self.requests.arrival_ms
+
+    @property
+    def latency_ms(self) -> FloatArray:
+        """Arrival to last token (n,)."""
+        return self.last_ms - self.requests.arrival_ms
+
+    @property
+    def tpot_ms(self) -> FloatArray:
+        """(last - first token) / (output - 1), without the first token; NaN (n,) where there is only one."""
+        more = self.requests.output_tokens - 1
+        return np.where(more > 0, (self.last_ms - self.first_ms) / np.maximum(more, 1), np.nan)
+
+    @property
+    def makespan_ms(self) -> float:
+        """First arrival to last token."""
+        return float(self.last_ms.max() - self.requests.arrival_ms[0])
+
+
+def serve(
+    requests: Requests, costs: StepCosts, settings: EngineSettings = EngineSettings(), seed: int = 0
+) -> EngineRun:
+    """Run one engine until every request is done. costs: see `step_costs`.
+
+    Raises BadInput for no request, or one that is larger than the KV cache.
+    """
+    if not len(requests):
+        raise BadInput("there is no request", where="requests", remedy="Give at least one.")
+    check_fits(requests, settings)
+    load, limits = load_of(requests, settings, seed), settings.limits(seed)
+    state = new_state(limits, load, np.arange(len(requests), dtype=np.int32))
+    finish(limits, load, costs, state)
+    return run_of(requests, limits, [state], np.zeros(len(requests), dtype=np.int64))
+
+
+def finish(limits: Limits, load: Load, costs: StepCosts, state: State) -> None:
+    """Serve all that was pushed. Raises BadInput where something waits that can never run."""
+    if limits.batching == STATIC:
+        advance_static(limits, load, costs, state)
+    elif advance(limits, load, costs, state, np.inf) == STUCK:
+        raise BadInput(
+            "a request waits for KV blocks that never become free",
+            where="requests",
+            remedy="Give more --kv-blocks, or fewer watermark blocks.",
+        )
+
+
+def run_of(requests: Requests, limits: Limits, states: list[State], replica: IntArray) -> EngineRun:
+    """The outcome of one engine or several, of which each request (n,) went to one."""
+    start, first, last = (
+        _of_each([getattr(state, name) for state in states], replica) for name in ("start", "first", "last")
+    )
+    counted = np.sum([state.i for state in states], axis=0)
+    return EngineRun(
+        requests=requests,
+        start_ms=start,
+        first_ms=first,
+        last_ms=last,
+        counters=counters_of(counted),
+        busy_ms=float(sum(state.f[BUSY] for state in states)),
+        itl=gap_summary(states),
+        batch_sizes=np.sum([state.batch for state in states], axis=0),
+        timelines=tuple(timeline_of(limits, state) for state in states),
+        replica=replica,
+    )
+
+
+def _of_each(columns: list[FloatArray], replica: IntArray) -> FloatArray:
+    """The value of each request (n,) from the engine that it went to."""
+    return columns[0] if len(columns) == 1 else np.stack(columns)[replica, np.arange(len(replica))]
+
+
+def counters_of(i: IntArray) -> Counters:
+    return Counters(
+        steps=int(i[STEPS]),
+        prefill_steps=int(i[PREFILL_STEPS]),
+        preemptions=int(i[PREEMPTIONS]),
+        generated_tokens=int(i[TOKENS]),
+        prefill_tokens=int(i[PREFILL_TOKENS]),
+        reused_tokens=int(i[REUSED]),
+        drafted_tokens=int(i[DRAFTED]),
+        accepted_tokens=int(i[ACCEPTED]),
+        computed_tokens=int(i[COMPUTED]),
+        free_blocks=int(i[FREE]),
+    )
+
+
+def load_of(requests: Requests, settings: EngineSettings, seed: int) -> Load:
+    """The requests as the core reads them."""
+    key, key_2 = settings.order.keys(requests, seed)
+    block = settings.block_size
+    cached = np.zeros(len(requests), dtype=np.int32)
+    if settings.cached_share > 0:
+        cached[:] = settings.cached_share * requests.prompt_tokens // block * block
+    return Load(
+        arrival=requests.arrival_ms,
+        prompt=requests.prompt_tokens,
+        output=requests.output_tokens,
+        cached=cached,
+        given=np.zeros(len(requests), dtype=np.int32),
+        key=key,
+        key_2=key_2,
+        user=requests.user_id,
+    )

@@ -1,0 +1,285 @@
+"""What the next step does: which requests run in it, with how many tokens each.
+
+Chunked: running requests first, in order of admission; the waiting ones get what is left of the token budget, the last
+of them a part of its prompt. Where blocks run out the running request admitted last gives up its own, which may be the
+one that asked; a step that preempts admits nobody. A request is admitted if all its known tokens would fit, though it
+takes blocks only for its first chunk; if not, the queue stops: nobody is passed over.
+Selective: whole prompts beside decoding, with room for the whole output set aside, so nothing is ever preempted. A
+prompt that is longer than the budget is the only one of its step, there and in continuous batching.
+Continuous: a step either prefills whole prompts or decodes. Prefill first: as soon as `start_at` requests wait, or
+nothing runs. Decode first: when nothing runs any more.
+
+Static batching: a batch starts together, is padded to its longest prompt, and ends with its longest output.
+
+Every row of a batch computes as many prompt tokens as the longest one, and takes part in every step of decoding until
+the last one is done: of n (max prompt + max output - 1) computed tokens, sum (prompt + output - 1) are of use. A batch
+starts when the one before it has ended and `start_at` requests wait, or no more come; it takes as many as fit, first
+come first served, with blocks for the longest prompt and output in every row.
+"""
+
+import numpy as np
+
+from latfit.simulation.engine.queue import peek, pop, push_front
+from latfit.simulation.engine.state import (
+    BUSY_UNTIL,
+    CHUNKED,
+    COMPUTED,
+    CONTINUOUS,
+    COUNT,
+    EXTRA,
+    FINISHED,
+    FREE,
+    LAST_END,
+    NOW,
+    PREEMPTIONS,
+    PREFILL_STEPS,
+    PREFILL_TOKENS,
+    PUSHED,
+    REUSED,
+    SELECTIVE,
+    TOKENS,
+    WAITING,
+    Limits,
+    Load,
+    State,
+    blocks_for,
+    entry,
+    njit,
+    put_back,
+    rare,
+    reclaim,
+    surviving,
+    take,
+)
+from latfit.simulation.engine.statistics import count_gaps, note_step
+from latfit.simulation.engine.step_cost import StepCosts, Work, drawn_ms
+
+
+@entry
+def advance_static(o: Limits, load: Load, costs: StepCosts, s: State) -> int:
+    """Serve all requests of the inbox in batches; 0 as `advance` answers when all is done."""
+    head, n = 0, s.i[PUSHED]
+    while head < n:
+        start_at = min(head + o.start_at, n) - 1
+        now = max(s.f[NOW], load.arrival[s.inbox[start_at]])
+        arrived = head
+        while arrived < n and load.arrival[s.inbox[arrived]] <= now:
+            arrived += 1
+        size, prompt, output = _fitting(o, load, s, head, arrived)
+        s.f[NOW] = now
+        s.i[COUNT], s.i[WAITING] = size, arrived - head - size
+        s.i[FREE] = o.blocks - size * blocks_for(prompt + output - 1, o.block_size)
+        _make_batch(o, load, costs, s, (head, size, prompt, output))
+        head += size
+        s.f[NOW] = s.f[LAST_END]
+    s.i[COUNT], s.i[WAITING], s.i[FREE] = 0, 0, o.blocks
+    return 0
+
+
+@njit
+def _fitting(o: Limits, load: Load, s: State, head: int, arrived: int) -> tuple[int, int, int]:
+    """How many of the waiting ones from `head` on fit into one batch; its longest prompt and output."""
+    size, prompt, output = 0, 0, 0
+    while head + size < arrived and size < o.max_num_seqs:
+        r = s.inbox[head + size]
+        longer, further = max(prompt, load.prompt[r]), max(output, load.output[r])
+        if size > 0 and (size + 1) * blocks_for(longer + further - 1, o.block_size) > o.blocks:
+            break
+        size, prompt, output = size + 1, longer, further
+    return size, prompt, output
+
+
+@njit
+def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[int, int, int, int]) -> None:
+    """batch: its first place in the inbox, its size, its longest prompt and output."""
+    head, size, prompt, output = batch
+    B, p = float(size), float(prompt)
+    left = size
+    for step in range(output):
+        begin = s.f[NOW] if step == 0 else s.f[LAST_END]
+        if step == 0 and prompt > 1:
+            work = Work(B, B * p, B, B * p, 0.0, 0.0, B * p * 0.5 * p, p)
+            s.i[PREFILL_STEPS] += 1
+            s.i[PREFILL_TOKENS] += size * prompt
+        else:
+            work = Work(B, B, 0.0, 0.0, 0.0, B * (p + float(step) - 1.0), 0.0, 0.0)
+        duration = drawn_ms(costs, s, work)
+        end = begin + duration
+        made = left
+        for k in range(head, head + size):
+            r = s.inbox[k]
+            if step == 0:
+                s.start[r], s.first[r] = begin, end
+            if load.output[r] == step + 1:
+                s.last[r] = end
+                s.i[FINISHED] += 1
+                left -= 1
+        if step > 0:
+            count_gaps(s, duration, made)
+        note_step(s, begin, duration, B, float(made), o.blocks)
+        s.i[TOKENS] += made
+        s.i[COMPUTED] += int(work.S)
+        s.f[LAST_END] = end
+        s.f[BUSY_UNTIL] = end
+
+
+NOTHING = Work(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@njit
+def with_chunk(w: Work, chunk: int, comp: int, decodes: bool) -> Work:
+    """The work of a step with one more request that computes `chunk` tokens behind `comp` cached ones."""
+    p, k = float(chunk), float(comp)
+    if decodes:
+        return Work(w.B + 1.0, w.S + p, w.n, w.P, w.KP, w.KD + k, w.A, w.L)
+    return Work(
+        w.B + 1.0, w.S + p, w.n + 1.0, w.P + p, w.KP + k, w.KD, w.A + p * (k + 0.5 * p), max(w.L, k + p)
+    )  # fmt: skip
+
+
+@njit
+def plan(o: Limits, load: Load, s: State) -> Work:
+    """Fill `chunk` of every slot and take the blocks for it; the work of the step, with B = 0 where there is none."""
+    if o.batching == CONTINUOUS and _prefills_now(o, s):
+        for i in range(s.i[COUNT]):
+            s.chunk[i] = 0
+        work, _ = admit(o, load, s, NOTHING, o.budget)
+        if work.B > 0:
+            return work  # type: ignore[no-any-return]
+    preempted = s.i[PREEMPTIONS]
+    work, budget = run(o, load, s)
+    if o.batching != CONTINUOUS and s.i[PREEMPTIONS] == preempted:
+        work, budget = admit(o, load, s, work, budget)
+    return work  # type: ignore[no-any-return]
+
+
+@njit
+def _prefills_now(o: Limits, s: State) -> bool:
+    if s.i[WAITING] == 0:
+        return False
+    return bool(s.i[COUNT] == 0 or (o.prefill_first == 1 and s.i[WAITING] >= o.start_at))
+
+
+@njit
+def run(o: Limits, load: Load, s: State) -> tuple[Work, int]:
+    """Plan the running requests; the work, and the tokens that are left of the budget."""
+    work, budget, i = NOTHING, o.budget, 0
+    while i < s.i[COUNT]:
+        left = s.known[i] - s.comp[i]
+        chunk = left + (o.draft if left == 1 else 0)
+        if o.batching == CHUNKED:
+            if left > 1 and o.long_prefill > 0:
+                chunk = min(chunk, o.long_prefill)
+            chunk = min(chunk, budget)
+        if s.fin[i] > 0 or chunk <= 0:
+            s.chunk[i] = 0
+            i += 1
+            continue
+        if not _make_room(o, s, i, s.comp[i] + chunk):
+            break
+        s.chunk[i] = chunk
+        budget -= chunk
+        work = with_chunk(work, chunk, s.comp[i], left == 1)
+        i += 1
+    return work, budget
+
+
+@njit
+def _make_room(o: Limits, s: State, i: int, tokens: int) -> bool:
+    """Blocks for `tokens` of slot i, preempting from the end while there are too few; False once i itself is out."""
+    while tokens > s.cap[i]:
+        need = blocks_for(tokens - s.cap[i], o.block_size)
+        if need <= s.i[FREE]:
+            take(s, need)
+            s.cap[i] += need * o.block_size
+            return True
+        victim = s.i[COUNT] - 1
+        preempt(o, s, victim)
+        if victim == i:
+            return False
+    return True
+
+
+@rare
+def preempt(o: Limits, s: State, i: int) -> None:
+    """Take the last slot's blocks and put its request in front of the waiting ones, unless it has just finished."""
+    r = s.rid[i]
+    held = s.cap[i] // o.block_size
+    s.i[COUNT] -= 1
+    s.i[PREEMPTIONS] += 1
+    if s.fin[i] > 0:
+        put_back(s, -1, held)
+        return
+    s.gen_of[r] = s.gen[i]
+    s.last[r] = s.token_at[i]
+    s.preempted[r] += 1
+    push_front(s, r)
+    if o.swap == 1:
+        s.kept[r] = s.comp[i]
+        s.f[EXTRA] += o.swap_ms * s.comp[i]
+        put_back(s, -1, held)
+        return
+    s.kept[r] = s.comp[i] // o.block_size
+    put_back(s, r if o.reuse == 1 else -1, held)
+
+
+@njit
+def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Work, int]:
+    """Admit waiting requests while there are slots, tokens and blocks; the work with them, and the tokens left."""
+    whole = o.batching != CHUNKED
+    while budget > 0 and s.i[COUNT] < o.max_num_seqs:
+        r = peek(o, load, s)
+        if r < 0 or blocks_to_admit(o, load, s, r) > s.i[FREE] - o.watermark:
+            break
+        known = load.prompt[r] + s.gen_of[r]
+        hits = 0 if o.swap == 1 else min(surviving(s, r), (known - 1) // o.block_size)
+        comp = _computed(o, load, s, r, known, hits)
+        left = known - comp
+        if whole and left > budget and work.n > 0:
+            break
+        chunk = left
+        if not whole:
+            chunk = min(min(left, o.long_prefill) if o.long_prefill > 0 else left, budget)
+        pop(o, load, s, r)
+        _enter(o, load, s, r, known, comp)
+        i = s.i[COUNT] - 1
+        room = blocks_for(known if whole else comp + chunk, o.block_size)
+        if o.batching == SELECTIVE:
+            room = blocks_to_admit(o, load, s, r)
+        reclaim(s, r, hits)
+        s.i[REUSED] += hits * o.block_size
+        take(s, room - hits)
+        s.cap[i] = room * o.block_size
+        s.chunk[i] = chunk
+        budget -= chunk
+        work = with_chunk(work, chunk, comp, left == 1)
+    return work, budget
+
+
+@njit
+def blocks_to_admit(o: Limits, load: Load, s: State, r: int) -> int:
+    """Blocks that must be free before a request may start: for its known tokens, or for all it will ever have."""
+    if o.batching == SELECTIVE:
+        return int(blocks_for(load.prompt[r] + load.output[r] - 1 + o.draft, o.block_size))
+    return int(blocks_for(load.prompt[r] + s.gen_of[r], o.block_size))
+
+
+@njit
+def _computed(o: Limits, load: Load, s: State, r: int, known: int, hits: int) -> int:
+    """Tokens whose keys and values are there when the request starts or resumes."""
+    if s.preempted[r] > 0:
+        if o.swap == 1:
+            s.f[EXTRA] += o.swap_ms * s.kept[r]
+            return int(s.kept[r])
+        if load.given[r] > 0:
+            return int(hits * o.block_size)
+    return int(max(hits * o.block_size, min(load.cached[r], known - 1)))
+
+
+@njit
+def _enter(o: Limits, load: Load, s: State, r: int, known: int, comp: int) -> None:
+    i = s.i[COUNT]
+    s.i[COUNT] = i + 1
+    s.rid[i], s.known[i], s.comp[i], s.gen[i] = r, known, comp, s.gen_of[r]
+    s.fin[i] = 0
+    s.token_at[i] = s.last[r] if s.preempted[r] > 0 else np.nan

@@ -1,0 +1,207 @@
+"""How a serving engine is set up, by the names that serving engines use, and what the compiled core makes of it."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.simulation.engine.state import CHUNKED, CONTINUOUS, FAIR, FCFS, KEYED, SELECTIVE, STATIC, SWITCH, Limits
+from latfit.stats import FloatArray
+from latfit.workload import Requests
+
+ENGINES = ("chunked-prefill", "continuous", "selective", "static")
+ORDERS = ("fcfs", "sjf", "slo", "fair", "priority", "switch")
+
+_BATCHING = {"chunked-prefill": CHUNKED, "continuous": CONTINUOUS, "selective": SELECTIVE, "static": STATIC}
+_ORDER = {"fcfs": FCFS, "sjf": KEYED, "slo": KEYED, "priority": KEYED, "fair": FAIR, "switch": SWITCH}
+
+
+@dataclass(frozen=True)
+class Order:
+    """Who of the waiting requests comes next; preempted ones always come before all others.
+
+    fcfs: the first that came.  sjf: the one with the shortest predicted output, `length_error` being the standard
+    deviation of the logarithm of prediction over truth.  slo: the earliest deadline (arrival + the class's).  fair: the
+    user who was served least.  priority: the most urgent class, where `ageing_ms` of waiting make up for one class.
+    switch: `slo` while fewer than `switch_at` requests wait, from there on `sjf` within a class.
+    """
+
+    name: str = "fcfs"
+    length_error: float = 0.0
+    ageing_ms: float = math.inf
+    switch_at: int = 32
+
+    def __post_init__(self) -> None:
+        if self.name not in ORDERS:
+            raise WrongUsage(
+                f"no order is called {self.name!r}", where="--order", remedy=f"One of {', '.join(ORDERS)}."
+            )
+        if not self.length_error >= 0 or not self.ageing_ms > 0 or self.switch_at < 1:
+            raise WrongUsage(
+                "a length error below zero, or an ageing or a switch that is not above it",
+                where="--order",
+                remedy="Correct the number.",
+            )
+
+    def keys(self, requests: Requests, seed: int) -> tuple[FloatArray, FloatArray]:
+        """What orders the requests (n,), lower first; the second key is for `switch`, where many wait. Empty where the
+        order asks for none."""
+        arrival, output = requests.arrival_ms, requests.output_tokens
+        if _ORDER[self.name] in (FCFS, FAIR):
+            return np.empty(0), np.empty(0)
+        if self.name == "priority":
+            level = requests.class_id.astype(np.float64)
+            span = float(arrival[-1] - arrival[0]) + 1.0 if len(arrival) else 1.0
+            # Ageing that outlasts the whole run is none: whole classes go before each other.
+            worth = min(self.ageing_ms, span)
+            return np.asarray(arrival + level * worth, dtype=np.float64), arrival
+        noise = np.random.default_rng([seed, 1]).normal(0.0, 1.0, len(output))
+        predicted = np.asarray(output * np.exp(self.length_error * noise), dtype=np.float64)
+        if self.name == "sjf":
+            return np.asarray(predicted), arrival
+        deadline = arrival + np.where(np.isfinite(requests.deadline_ms), requests.deadline_ms, 1e12)
+        if self.name == "switch":
+            longest = float(predicted.max(initial=0.0)) + 1.0
+            return deadline, np.asarray(requests.class_id * longest + predicted, dtype=np.float64)
+        return deadline, arrival
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """`draft_tokens` are drafted in `draft_ms` each, and accepted one after the other with probability `acceptance`."""
+
+    draft_tokens: int = 0
+    acceptance: float = 0.7
+    draft_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.draft_tokens < 0 or not 0 <= self.acceptance <= 1 or not self.draft_ms >= 0:
+            raise WrongUsage(
+                f"{self.draft_tokens} draft tokens, accepted with probability {self.acceptance:g}",
+                where="--draft-tokens",
+                remedy="Give a count that is not negative and a probability.",
+            )
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """One engine. Times in ms, lengths in tokens.
+
+    kv_blocks: what the engine resolves at its start, its null block included.  start_at: in `continuous`, how many must
+    wait before a step of prefill interrupts decoding; prefill_first False: only when nothing decodes.  asynchronous:
+    a step is planned while the one before it runs.  reuse_freed: blocks of a preempted request are found again when it
+    resumes, if nobody took them.  swap_ms_per_token: preempted requests are moved out and in again at this cost
+    instead of being computed again.  cached_share: share of every prompt whose cache is there already.  padded_graphs:
+    steps of decoding are padded to the batch size of a captured graph.  fast: repeated steps in one go.
+    """
+
+    batching: str = "chunked-prefill"
+    order: Order = field(default_factory=Order)
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    kv_blocks: int = 8192
+    block_size: int = 16
+    long_prefill_token_threshold: int = 0
+    watermark_blocks: int = 0
+    null_blocks: int = 1
+    start_at: int = 1
+    prefill_first: bool = True
+    asynchronous: bool = True
+    reuse_freed: bool = True
+    swap_ms_per_token: float | None = None
+    cached_share: float = 0.0
+    padded_graphs: bool = True
+    speculation: Speculation = field(default_factory=Speculation)
+    fast: bool = True
+
+    def __post_init__(self) -> None:
+        if self.batching not in ENGINES:
+            raise WrongUsage(
+                f"no engine is called {self.batching!r}", where="--engine", remedy=f"One of {', '.join(ENGINES)}."
+            )
+        counts: dict[str, Any] = {
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "block_size": self.block_size,
+            "start_at": self.start_at,
+        }
+        for name, value in counts.items():
+            if value < 1:
+                raise WrongUsage(f"{value} is too few", where=f"--{name.replace('_', '-')}", remedy="Give one or more.")
+        if self.kv_blocks <= self.null_blocks:
+            reserved = f", of which the engine keeps {self.null_blocks} to itself" if self.null_blocks else ""
+            raise WrongUsage(
+                f"{self.kv_blocks} blocks hold no request{reserved}",
+                where="--kv-blocks",
+                remedy=f"Give {self.null_blocks + 1} or more.",
+            )
+        if not 0 <= self.cached_share < 1:
+            raise WrongUsage(
+                f"a share of {self.cached_share:g}", where="--prefix-hit-rate", remedy="Give 0 or more, below 1."
+            )
+        if self.batching == "static" and (self.order.name != "fcfs" or self.speculation.draft_tokens):
+            raise WrongUsage(
+                "static batches are formed first come first served, without drafts",
+                where="--engine",
+                remedy="Take another engine.",
+            )
+        if self.batching == "chunked-prefill" and self.max_num_batched_tokens < self.max_num_seqs:
+            raise WrongUsage(
+                f"a budget of {self.max_num_batched_tokens} tokens cannot hold {self.max_num_seqs} requests",
+                where="--max-num-batched-tokens",
+                remedy="Give at least as many tokens as requests.",
+            )
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return (self.kv_blocks - self.null_blocks) * self.block_size
+
+    def limits(self, seed: int) -> Limits:
+        """The numbers that the compiled core reads."""
+        return Limits(
+            batching=_BATCHING[self.batching],
+            order=_ORDER[self.order.name],
+            max_num_seqs=self.max_num_seqs,
+            budget=self.max_num_batched_tokens,
+            blocks=self.kv_blocks - self.null_blocks,
+            block_size=self.block_size,
+            long_prefill=self.long_prefill_token_threshold,
+            watermark=self.watermark_blocks,
+            start_at=self.start_at,
+            prefill_first=int(self.prefill_first),
+            asynchronous=int(self.asynchronous),
+            reuse=int(self.reuse_freed and self.swap_ms_per_token is None),
+            swap=int(self.swap_ms_per_token is not None),
+            draft=self.speculation.draft_tokens,
+            switch_at=self.order.switch_at,
+            seed=seed,
+            fast=int(self.fast),
+            graphs=int(self.padded_graphs),
+            accept=self.speculation.acceptance,
+            draft_ms=self.speculation.draft_ms,
+            swap_ms=self.swap_ms_per_token or 0.0,
+        )
+
+
+def check_fits(requests: Requests, settings: EngineSettings, where: str = "requests") -> None:
+    """Raise BadInput for a request that could never be served: its tokens are more than the KV cache holds."""
+    room = settings.cache_tokens - settings.watermark_blocks * settings.block_size
+    longest = int(requests.prompt_tokens.max(initial=0)) + int(requests.output_tokens.max(initial=0))
+    if longest + settings.speculation.draft_tokens + settings.block_size <= room:
+        return
+    most = requests.prompt_tokens + requests.output_tokens - 1 + settings.speculation.draft_tokens
+    # A whole number of blocks is held, so the last block counts in full.
+    held = -(-most // settings.block_size) * settings.block_size
+    too_large = np.flatnonzero(held > room)
+    if len(too_large):
+        row = int(too_large[0])
+        others = f", as {len(too_large) - 1:,} others" if len(too_large) > 1 else ""
+        raise BadInput(
+            f"request {row + 1} has {int(requests.prompt_tokens[row]):,} + {int(requests.output_tokens[row]):,} tokens,"
+            f" more than the KV cache holds ({room:,}){others}",
+            where=where,
+            remedy="Give more --kv-blocks, or leave such requests out.",
+        )

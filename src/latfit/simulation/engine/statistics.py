@@ -1,0 +1,128 @@
+"""Statistics that stream: gaps between tokens in bins of a 128th of an octave, and a timeline of fixed length.
+
+A bin is the leading bits of a float64, so counting takes no logarithm. The timeline has `SLICES` slices; when time runs
+past its end, neighbours are added up and a slice lasts twice as long.
+
+What the core tallied, as numbers for people: gaps between tokens by quantile, and the engine over time.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfit.simulation.engine.state import (
+    BUSY,
+    COUNT,
+    FREE,
+    GAP_BINS,
+    GAP_LOWEST,
+    GAP_SHIFT,
+    GAPS,
+    GAPS_MAX,
+    MADE,
+    ORIGIN,
+    RUN,
+    SLICE,
+    SLICES,
+    SPENT,
+    STEPS,
+    USED,
+    WAIT,
+    WAITING,
+    Limits,
+    State,
+    njit,
+    rare,
+)
+from latfit.stats import FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """An engine over time, by slices (k,) from start_ms on: running and waiting requests and the share of KV blocks in
+    use, as means over the time of steps (NaN where there was none); tokens_per_ms; busy, the share of time in steps."""
+
+    start_ms: float
+    slice_ms: float
+    running: FloatArray
+    waiting: FloatArray
+    kv_usage: FloatArray
+    tokens_per_ms: FloatArray
+    busy: FloatArray
+
+
+def timeline_of(limits: Limits, state: State) -> Timeline:
+    """The slices up to the last in which something was done."""
+    done = np.flatnonzero(state.timeline[SPENT])
+    rows = state.timeline[:, : int(done[-1]) + 1 if len(done) else 0]
+    slice_ms = 1.0 / state.f[SLICE]
+    spent = np.where(rows[SPENT] > 0, rows[SPENT], np.nan)
+    return Timeline(
+        float(state.f[ORIGIN]),
+        float(slice_ms),
+        rows[RUN] / spent,
+        rows[WAIT] / spent,
+        rows[USED] / spent / limits.blocks,
+        rows[MADE] / slice_ms,
+        rows[SPENT] / slice_ms,
+    )
+
+
+def gap_summary(states: list[State]) -> dict[str, float]:
+    """Mean, p50, p90, p99 and max of the gaps between tokens, ms; a quantile is within 0.4 % (half a bin). NaN where
+    no request has two tokens."""
+    counts = np.sum([state.gaps for state in states], axis=0)
+    total = int(counts.sum())
+    if total == 0:
+        return dict.fromkeys(("mean", "p50", "p90", "p99", "max"), float("nan"))
+    reached = np.cumsum(counts)
+    found = {"mean": float(sum(state.f[GAPS] for state in states)) / total}
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        found[name] = _middle(int(np.searchsorted(reached, share * total)))
+    return found | {"max": max(float(state.f[GAPS_MAX]) for state in states)}
+
+
+def _middle(place: int) -> float:
+    """The middle of a bin of gaps, ms; the lowest one holds gaps of zero, too."""
+    if place == 0:
+        return 0.0
+    edges = (np.array([place, place + 1], dtype=np.int64) + GAP_LOWEST) << GAP_SHIFT
+    return float(edges.view(np.float64).mean())
+
+
+@njit
+def count_gaps(s: State, gap_ms: float, times: int) -> None:
+    """Count a gap between two tokens of a request, `times` over."""
+    if times == 0:
+        return
+    place = int(np.float64(gap_ms).view(np.int64) >> GAP_SHIFT) - GAP_LOWEST
+    s.gaps[min(max(place, 0), GAP_BINS - 1)] += times
+    s.f[GAPS] += gap_ms * times
+    s.f[GAPS_MAX] = max(s.f[GAPS_MAX], gap_ms)
+
+
+@njit
+def note_step(s: State, begin: float, duration: float, B: float, made: float, blocks: int) -> None:
+    """Add a step to the counters and to the slice that it begins in."""
+    s.i[STEPS] += 1
+    s.f[BUSY] += duration
+    s.batch[int(B)] += 1
+    at = int((begin - s.f[ORIGIN]) * s.f[SLICE])
+    while at >= SLICES:
+        _halve(s)
+        at = int((begin - s.f[ORIGIN]) * s.f[SLICE])
+    s.timeline[SPENT, at] += duration
+    s.timeline[RUN, at] += duration * s.i[COUNT]
+    s.timeline[WAIT, at] += duration * s.i[WAITING]
+    s.timeline[USED, at] += duration * (blocks - s.i[FREE])
+    s.timeline[MADE, at] += made
+
+
+@rare
+def _halve(s: State) -> None:
+    for row in range(s.timeline.shape[0]):
+        for at in range(SLICES // 2):
+            s.timeline[row, at] = s.timeline[row, 2 * at] + s.timeline[row, 2 * at + 1]
+        for at in range(SLICES // 2, SLICES):
+            s.timeline[row, at] = 0.0
+    s.f[SLICE] *= 0.5

@@ -1,0 +1,354 @@
+"""Step costs in compiled code: every family of `latfit.model` as one formula with a vector of coefficients.
+
+The families are sums of the same few terms (see their modules), so one sum holds them all, with zeros for the terms
+that a family lacks. A kernel that sees n, P, KP and A of a step as they are, and the longest prefill, need not put
+averages in their place: A = sum p (k + p/2) over the prefill chunks p behind k cached tokens, L = max(k + p).
+
+Steps that only decode and steps that hold prefill may have a fit each: kernels for sequences of one token and kernels
+for sequences of many lengths are different programs, and a fit of both together pays for it in both.
+
+A formula gives the typical step. Single steps lie about it as the measured ones did (`scatter`).
+
+How the steps of a simulated engine scatter: each lasts its cost times the level of its size times a ratio F.
+
+F is drawn anew for each step from the law of observed over typical time that the fit keeps for the step's phase and
+batch (see `model.step_ratios`); its mean is the measured one, so the mean step is, too, and its tail is that of the
+steps. F is the smallest point whose cumulated share exceeds a uniform number u. A guide (Chen & Asau 1974) names for
+each of GUIDE equal parts of [0, 1) the first point that may be it, so that a draw takes one or two comparisons however
+many points there are.
+
+The level is that of the steps of S tokens in the trace, whatever context they had, so it counts where a cost is one of
+B and S alone. Steps of an engine come with other contexts than those of a trace, and a cost that knows the context is
+nearer to them without the level: on the measured run of `docs/engine.md` it is off by 0.3 % in the mean time to the
+first token, with the levels by 2.9 %. The level depends on ln S and is smooth; it is kept at the edges of a 128th of an
+octave, which a float's leading bits number, straight between them, exact for up to 256 tokens.
+
+The uniform numbers are a sequence of the engine's own (splitmix64), one a step: neither the requests nor anything else
+that is drawn depends on it, and two settings of an engine meet the same numbers in their steps.
+
+Random numbers of the engine's core as a function of what they are for, so that no order of events changes them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import FitNotUsable, WrongUsage
+from latfit.model import NO_LEVELS, FitResult, StepRatios
+from latfit.simulation.engine.state import IntArray, State, entry, njit, rare
+from latfit.stats import FloatArray
+from latfit.trace import DECODE, MIXED, PREFILL
+
+
+@njit
+def uniform(seed: int, request: int, token: int, place: int) -> float:
+    """A number in [0, 1) for one place of one draft (splitmix64's mixing of the three in turn)."""
+    x = np.uint64(seed)
+    for part in (request, token, place):
+        x = _mixed(x + np.uint64(part) + np.uint64(0x9E3779B97F4A7C15))
+    return float((x >> np.uint64(11)) * (1.0 / 9007199254740992.0))
+
+
+@njit
+def sequence(stream: NDArray[np.uint64]) -> float:
+    """The next number in [0, 1) of a stream (1,) (splitmix64)."""
+    stream[0] += np.uint64(0x9E3779B97F4A7C15)
+    return float((_mixed(stream[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0))
+
+
+@njit
+def _mixed(x: np.uint64) -> np.uint64:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@rare
+def accepted(seed: int, request: int, token: int, drafted: int, rate: float) -> int:
+    """Draft tokens that the model accepts in a row, each with probability `rate`."""
+    for place in range(drafted):
+        if uniform(seed, request, token, place) >= rate:
+            return place
+    return drafted
+
+
+CONTEXT = "context_tokens"
+OF_DECODE, OF_PREFILL, OF_MIXED = range(3)
+"""Rows of `level` and `law`."""
+
+GUIDE = 1024
+BATCHES = 1025
+SIZE_SHIFT = 45
+"""A size is numbered by the bits of its float64 without the last 45."""
+SIZE_LOWEST = 1023 << (52 - SIZE_SHIFT)
+SIZES = 24 << (52 - SIZE_SHIFT)
+"""Up to 2^24 tokens."""
+_BELOW = (1 << SIZE_SHIFT) - 1
+_OF_BELOW = 1.0 / (1 << SIZE_SHIFT)
+
+
+class Scatter(NamedTuple):
+    """Laws of the steps: level (3, SIZES + 1) of each phase; law (3, BATCHES) of its batches 0 (unused), 1, ..., the
+    last for all beyond, a row of values and reached (rows, k) of F and of guide (rows, GUIDE). k = 0 where no step
+    scatters."""
+
+    level: FloatArray
+    law: IntArray
+    values: FloatArray
+    reached: FloatArray
+    guide: IntArray
+
+
+def scatter_of(decode: FitResult, with_prefill: FitResult) -> Scatter:
+    """The laws that the fits keep; a phase without one lasts its cost."""
+    return scatter_from(_law(decode, DECODE), _law(with_prefill, PREFILL), _law(with_prefill, MIXED))
+
+
+def _law(fit: FitResult, phase: str) -> StepRatios | None:
+    law = fit.limits.of(phase).ratios
+    return replace(law, levels=NO_LEVELS) if law is not None and CONTEXT in fit.structure.columns else law
+
+
+def scatter_from(decode: StepRatios | None, prefill: StepRatios | None, mixed: StepRatios | None) -> Scatter:
+    """Laws by phase, None for a phase that lasts its cost."""
+    laws = (decode, prefill, mixed)
+    if all(law is None for law in laws):
+        return NONE
+    level, of_batch = np.ones((3, SIZES + 1)), np.zeros((3, BATCHES), dtype=np.int64)
+    sizes, batches = _edges(), np.maximum(np.arange(float(BATCHES)), 1.0)
+    rows = [(np.ones(1), np.ones(1))]
+    for phase, law in enumerate(laws):
+        if law is not None:
+            level[phase] = law.levels.factors(sizes)
+            of_batch[phase] = len(rows) + law.groups.of(batches)
+            rows += [(part.values, part.reached) for part in law.parts]
+    k = max(len(points) for points, _ in rows)
+    values = np.stack([np.pad(points, (0, k - len(points)), "edge") for points, _ in rows])
+    reached = np.stack([np.pad(shares, (0, k - len(shares)), "edge") for _, shares in rows])
+    ends = np.arange(GUIDE) / GUIDE
+    guide = np.stack([np.searchsorted(row, ends, side="right") for row in reached])
+    return Scatter(level, of_batch, values, reached, guide.astype(np.int64))
+
+
+def _edges() -> FloatArray:
+    """The sizes (SIZES + 1,) in tokens between which levels are straight."""
+    bits = np.arange(SIZES + 1, dtype=np.int64) + SIZE_LOWEST << SIZE_SHIFT
+    return np.asarray(bits.view(np.float64))
+
+
+_NO_ROWS = np.zeros((3, 0), dtype=np.int64)
+NONE = Scatter(np.ones((3, 0)), _NO_ROWS, np.ones((3, 0)), np.ones((3, 0)), _NO_ROWS)
+
+
+@njit
+def phase_row(P: float, S: float) -> int:
+    """The row of a step of S tokens, P of them of prefill."""
+    return OF_DECODE if P <= 0.0 else OF_PREFILL if P >= S else OF_MIXED
+
+
+@njit
+def level_of(c: Scatter, phase: int, S: float) -> float:
+    """The measured level of steps of S >= 1 tokens over their cost."""
+    if c.values.shape[1] == 0:
+        return 1.0
+    bits = np.float64(S).view(np.int64)
+    place = (bits >> SIZE_SHIFT) - SIZE_LOWEST
+    if place >= SIZES:
+        return float(c.level[phase, SIZES])
+    low = c.level[phase, place]
+    return float(low + (bits & _BELOW) * _OF_BELOW * (c.level[phase, place + 1] - low))
+
+
+@njit
+def law_of(c: Scatter, phase: int, B: float) -> int:
+    """The row of the law of steps of B requests."""
+    if c.values.shape[1] == 0:
+        return 0
+    return int(c.law[phase, min(int(B), BATCHES - 1)])
+
+
+@njit
+def ratio(c: Scatter, s: State, law: int) -> float:
+    """The next step's F."""
+    if c.values.shape[1] == 0:
+        return 1.0
+    u = sequence(s.stream)
+    at = c.guide[law, int(u * GUIDE)]
+    while c.reached[law, at] <= u:
+        at += 1
+    return float(c.values[law, at])
+
+
+TAU_0, TAU_B, TAU_S, TAU_Q, Q, RHO, TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y = range(13)
+ATTENTION, P_0, Q_S, TAU_X, K_0, TAU_E, K_E, P_NORM, GEMM, GEMM_S0, HINGE, HINGE_S0 = range(13, 25)
+SAT_W0, SAT_W1, SAT_KB, SAT_KS, GAMMA_B, GAMMA_S = range(25, 31)
+TAU_H, S_1, TAU_V, V, TAU_C, B_1, GEMM_B, P_ATTENTION = range(31, 39)
+WIDTH = 39
+"""Places of the coefficients."""
+
+_PLACES: Mapping[str, int] = {
+    "tau_0": TAU_0, "tau_B": TAU_B, "tau_S": TAU_S, "tau_Q": TAU_Q, "Q": Q, "rho": RHO, "tau_K": TAU_K,
+    "tau_L": TAU_L, "tau_R": TAU_R, "tau_A": TAU_A, "tau_N": TAU_N, "tau_M": TAU_M, "tau_Y": TAU_Y, "c": ATTENTION,
+    "P_0": P_0, "Q_s": Q_S, "tau_X": TAU_X, "K_0": K_0, "tau_E": TAU_E, "k_E": K_E, "p": P_NORM,
+    "gamma_B": GAMMA_B, "gamma_S": GAMMA_S, "k_B": SAT_KB, "k_S": SAT_KS,
+    "tau_H": TAU_H, "S_1": S_1, "tau_V": TAU_V, "V": V, "tau_C": TAU_C, "B_1": B_1, "b_B": GEMM_B, "p_A": P_ATTENTION,
+}  # fmt: skip
+_SPECIAL = ("b", "S_0", "w_0", "w_1", "P_max")
+
+
+class Work(NamedTuple):
+    """What a step does: B requests, S tokens; n of them prefill, P tokens behind KP cached ones, A pairs, the longest
+    of them L; KD cached tokens read by the others."""
+
+    B: float
+    S: float
+    n: float
+    P: float
+    KP: float
+    KD: float
+    A: float
+    L: float
+
+
+class StepCosts(NamedTuple):
+    """typical (2, WIDTH): coefficients of steps that only decode, and of steps that hold prefill.  scatter: how single
+    steps lie about them."""
+
+    typical: FloatArray
+    scatter: Scatter = NONE
+
+
+def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter: bool = True) -> StepCosts:
+    """The costs of a fit, or of one for steps that only decode and one for steps that hold prefill. scatter: whether
+    single steps lie about them as the measured steps of their phase did.
+
+    Raises FitNotUsable for a fit without values, WrongUsage for a family that the engine does not know.
+    """
+    of_prefill = with_prefill or fit
+    typical = np.stack([_coefficients(fit), _coefficients(of_prefill)])
+    return StepCosts(typical, scatter_of(fit, of_prefill) if scatter else NONE)
+
+
+def linear_costs(tau_0: float, tau_B: float, tau_S: float) -> StepCosts:
+    """T = tau_0 + tau_B B + tau_S S in every step (ms)."""
+    c = np.zeros((2, WIDTH))
+    c[:, TAU_0], c[:, TAU_B], c[:, TAU_S] = tau_0, tau_B, tau_S
+    return StepCosts(c)
+
+
+def calibrated(costs: StepCosts, step_ms: float, token_ms: float) -> StepCosts:
+    """The same costs with a constant for every step and one for every token (ms) on top."""
+    changed = costs.typical.copy()
+    changed[:, TAU_0] += step_ms
+    changed[:, TAU_S] += token_ms
+    return costs._replace(typical=changed)
+
+
+def _coefficients(fit: FitResult) -> FloatArray:
+    if not fit.status.ok:
+        raise FitNotUsable(fit.status.sentence, where=fit.model, remedy=fit.status.remedy)
+    values = {name: estimate.value for name, estimate in fit.parameters.items()}
+    unknown = [name for name in values if name not in _PLACES and name not in _SPECIAL]
+    if unknown:
+        raise WrongUsage(
+            f"the engine has no step cost for the model {fit.model!r} ({', '.join(unknown)})",
+            remedy="Fit one of the families that `latfit fit --model` names.",
+        )
+    c = np.zeros(WIDTH)
+    for name, value in values.items():
+        if name in _PLACES:
+            c[_PLACES[name]] = value
+    c[P_ATTENTION] = values.get("p_A", c[P_NORM])
+    if "P_max" in values:
+        c[SAT_W0], c[SAT_W1] = values["w_0"] / values["P_max"], values["w_1"] / values["P_max"]
+    if "b" in values:
+        corner, slope = (GEMM_S0, GEMM) if "Q_s" in values else (HINGE_S0, HINGE)
+        c[slope], c[corner] = values["b"], values["S_0"]
+    return c
+
+
+@njit
+def _pmax(x: float, y: float, p: float) -> float:
+    top = max(x, y)
+    low = min(x, y)
+    if low <= 0.0:
+        return top
+    low = low / top
+    if p == 2.0:
+        return float(top * np.sqrt(1.0 + low * low))
+    if p == 4.0:
+        return float(top * np.sqrt(np.sqrt(1.0 + low * low * low * low)))
+    return float(top * (1.0 + low**p) ** (1.0 / p))
+
+
+@njit
+def _tiles(S: float, tile: float, rho: float) -> float:
+    if tile <= 0.0:
+        return 0.0
+    if rho <= 0.0:
+        return float(tile * np.ceil(S / tile))
+    k = np.floor(S / tile)
+    return float(max(tile, tile * (k + min((S / tile - k) / rho, 1.0))))
+
+
+@njit
+def of_tokens(c: FloatArray, B: float, S: float) -> float:
+    """The part of a step's cost that its requests and tokens decide."""
+    T = c[TAU_0] + c[TAU_B] * B + c[TAU_S] * S
+    if c[SAT_W1] > 0.0 or c[SAT_W0] > 0.0:
+        g = 1.0 / (np.expm1(-c[SAT_KB] * B) * np.expm1(-c[SAT_KS] * S))
+        T += (c[SAT_W0] + c[SAT_W1] * S) * g * (1.0 + c[GAMMA_B] * B + c[GAMMA_S] * S)
+    if c[HINGE] > 0.0:
+        T += c[HINGE] * max(S - c[HINGE_S0], 0.0)
+    if c[GEMM] > 0.0:
+        T += c[GEMM] * _pmax(c[GEMM_S0], S, c[P_NORM])
+    if c[GEMM_B] > 0.0:
+        T += c[GEMM_B] * _pmax(c[GEMM_S0], B, c[P_NORM])
+    if c[TAU_H] > 0.0:
+        T += c[TAU_H] * max(S - c[S_1], 0.0)
+    if c[TAU_Q] > 0.0:
+        T += c[TAU_Q] * _tiles(S, c[Q], c[RHO])
+    if c[TAU_V] > 0.0:
+        T += c[TAU_V] * _tiles(S, c[V], 0.0)
+    if c[TAU_E] > 0.0:
+        T -= c[TAU_E] * np.expm1(-c[K_E] * S)
+    return float(T)
+
+
+@njit
+def _of_prefill(c: FloatArray, w: Work) -> float:
+    """What a step with prefill pays beside it: attention over sequences of many lengths, and for every prefill."""
+    D = max(w.B - w.n, 0.0)
+    T = c[TAU_L] * w.KD + c[TAU_R] * w.KP + c[TAU_A] * w.A + c[TAU_N] * w.n + c[TAU_M] + c[TAU_Y] * D
+    if c[ATTENTION] > 0.0:
+        longest = max(w.L, w.KD / max(D, 1.0))
+        T += c[ATTENTION] * _pmax(longest, w.A / c[P_0] + w.KD / c[Q_S], c[P_ATTENTION])
+    if c[TAU_X] > 0.0:
+        T += c[TAU_X] * D * max(w.KD - c[K_0], 0.0)
+    return float(T)
+
+
+@entry
+def step_ms(costs: StepCosts, w: Work) -> float:
+    """Milliseconds of a typical step."""
+    c = costs.typical
+    if w.P > 0.0:
+        return float(of_tokens(c[1], w.B, w.S) + _of_prefill(c[1], w))
+    return float(of_decode(c[0], w.B, w.S) + c[0, TAU_K] * w.KD)
+
+
+@njit
+def drawn_ms(costs: StepCosts, s: State, w: Work) -> float:
+    """Milliseconds of the next step of an engine."""
+    phase = phase_row(w.P, w.S)
+    law = law_of(costs.scatter, phase, w.B)
+    return float(step_ms(costs, w) * level_of(costs.scatter, phase, w.S) * ratio(costs.scatter, s, law))
+
+
+@njit
+def of_decode(c: FloatArray, B: float, S: float) -> float:
+    """The part of a step without prefill that its requests and tokens decide."""
+    return float(of_tokens(c, B, S) + c[TAU_C] * max(B - c[B_1], 0.0))

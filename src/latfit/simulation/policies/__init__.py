@@ -1,0 +1,1 @@
+"""Batching policies on one or two paths."""

@@ -1,0 +1,579 @@
+"""Means and percentiles of simulated response times, with intervals that allow for correlation.
+
+A percentile x is that of all requests of all replications together (`latfit.sim.sketch`). Near saturation the average
+of each run's own percentile is too low: the few runs that meet a long queue have most of the slow requests, and an
+average gives them the weight of one run.
+
+Intervals come from what batches of consecutive requests add to the error of an estimate (`latfit.sim.spread`):
+
+    e_i = sum over batch i of (R - mean)/N          for the mean,
+    e_i = sum over batch i of (1{R <= x} - F(x))/N  for the share F(x) of requests at or below x.
+
+With the standard error s of their sum and Student's t the mean's interval is mean -+ t s. A percentile's is read off
+the responses at the shares p -+ t s, which makes it as lopsided as the tail is; no density is needed, and an atom keeps
+an interval of no width. A batch must hold EXCEEDANCES requests beyond a percentile; where that leaves fewer than
+SPREAD[0] batches, there is no interval.
+
+An interval is not to be trusted where the runs are too short for it, and where the start from empty still counts: its
+share of the standard error is about exp(-w/2C) sqrt(C R/n) with w requests left out and n counted in each of R runs, C
+being the reach of correlation.
+
+Loads that vary in a course of their own (a day) have batches that differ by that course: there each replication is one
+batch. Replications of one recorded load share their arrivals: there a batch is the same requests of all replications.
+
+Two policies on the same random numbers are compared by the differences of what the same requests add to the errors, in
+which the noise of the load cancels; a share turns into ms by the slope of the percentile over its interval.
+
+How far an estimate over a simulated run may be off: its standard error from batches of consecutive requests.
+
+Response times of neighbours are alike, so that n requests know less than n independent ones. A run is cut into batches
+of consecutive requests. An estimate is off by the sum of what its batches add to its error, e_i, and with m batches
+long enough to be independent the standard error of that sum is sqrt(m/(m - 1) sum e_i^2).
+
+How long is long enough is measured. Batches of L requests with autocorrelations rho_k between single ones have, once L
+is beyond these, the lag-one correlation
+
+    r(L) = C/L,   C = sum k rho_k / (1 + 2 sum rho_k) requests,
+
+half the relaxation time where correlations decay exponentially. C, called the reach, is r(L) L of the finest batches
+with an r below SATURATED, unless coarser ones (RESOLVED or more of them) show more correlation than that by SURE
+standard errors. Batches are then APART times as long as C, SPREAD[1] of them at most and SPREAD[0] at least; what is
+left of the correlation enlarges the squared error by 1 + 2 r.
+
+Where SPREAD[0] batches of APART C are more than was run, the run is too short: the correlations are over, but an
+estimate over so few long queues is still skewed. (Of M/M/1 at load .95, 95 % intervals of p99 from runs of 1,600 C held
+the truth in 89 % of 300 seeds, from 6,500 C in 94 %.)
+
+How long the runs of a simulation must be, and how much of their start is left out.
+
+What decides is how far apart requests still depend on each other: the reach of `latfit.sim.estimate`, in requests. It
+is measured on a pilot, a run made anew and longer until it has PILOT_REACHES reaches. It rises with the load, for M/M/1
+about as (1 + rho)/(1 - rho)^2; any service law, batching or burstiness of arrivals shows in it. Runs then have REACHES
+reaches in all, MANY requests at the least, and leave out WARM reaches each, in which a start from empty fades to
+exp(-WARM/2) of what it was. Runs that turn out too short are made anew, longer.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from latfit.errors import WrongUsage
+from latfit.simulation.policies.replication import Replication
+from latfit.simulation.policies.sketch import PIECES, Pool, Sketch, at_most, order_statistics, pooled, sketch_of
+from latfit.stats import FloatArray
+
+SPREAD = (20, 60)
+"""Batches that an error is made from."""
+
+EXCEEDANCES = 100
+APART = 150
+"""Length of a batch over the reach of correlation."""
+
+RESOLVED = 100
+SURE = 3.0
+SATURATED = 0.35
+"""Correlation of neighbours that are too short to show how far correlation reaches."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What batches of `length` requests add to the error of an estimate. rows: (k,) for each series of consecutive
+    ones, from batch `started` on.  requests: that count.  beyond: those beyond the percentile, infinite for a mean.
+    unseen: variance of the error that the rows do not show."""
+
+    length: int
+    started: int
+    rows: tuple[FloatArray, ...]
+    requests: float
+    beyond: float = math.inf
+    unseen: float = 0.0
+
+    def doubled(self) -> "Parts":
+        """In batches of twice the length."""
+        pad = self.started % 2
+        rows = [np.concatenate([np.zeros(pad), row, np.zeros((pad + len(row)) % 2)]) for row in self.rows]
+        return replace(
+            self,
+            length=2 * self.length,
+            started=self.started // 2,
+            rows=tuple(row.reshape(-1, 2).sum(axis=1) for row in rows),
+        )
+
+    def minus(self, other: "Parts") -> "Parts":
+        """The parts of a difference of two estimates on the same requests."""
+        if self.length < other.length:
+            return self.doubled().minus(other)
+        if self.length > other.length:
+            return self.minus(other.doubled())
+        started = min(self.started, other.started)
+        rows = max(len(self.rows), len(other.rows))
+        ours, theirs = (each._from(started, rows) for each in (self, other))
+        found = []
+        for a, b in zip(ours, theirs, strict=True):
+            row = np.zeros(max(len(a), len(b)))
+            row[: len(a)] += a
+            row[: len(b)] -= b
+            found.append(row)
+        requests, beyond = min(self.requests, other.requests), min(self.beyond, other.beyond)
+        # Of the same requests under the same policy nothing differs.
+        unseen = self.unseen + other.unseen if any(row.any() for row in found) else 0.0
+        return Parts(self.length, started, tuple(found), requests, beyond, unseen)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "rows": [row.tolist() for row in self.rows]}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Parts":
+        return cls(**{**document, "rows": tuple(np.array(row, dtype=np.float64) for row in document["rows"])})
+
+    def _from(self, started: int, rows: int) -> list[FloatArray]:
+        lead = np.zeros(self.started - started)
+        return [np.concatenate([lead, row]) for row in self.rows] + [np.empty(0)] * (rows - len(self.rows))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard error of an estimate; from how many batches; the reach of correlation in requests; how many requests
+    count, and how many ought to."""
+
+    error: float
+    batches: int
+    reach: float
+    requests: float
+    needed: float
+
+    @property
+    def enough(self) -> bool:
+        return self.batches >= SPREAD[0] and self.requests >= self.needed
+
+    def half_width(self, level: float) -> float:
+        from scipy.special import stdtrit
+
+        return float(stdtrit(self.batches - 1, 0.5 + level / 2)) * self.error if self.batches > 1 else math.nan
+
+
+def spread_of(parts: Parts, reach: float = 0.0) -> Spread:
+    """The error that the parts of an estimate add up to; no batches where percentiles have too few beyond them. reach:
+    that is known already, in requests."""
+    rows = [row for row in parts.rows if len(row)]
+    whole, requests, reach = sum(map(len, rows)), parts.requests, reach_of(parts, reach)
+    scarce = SPREAD[0] * EXCEEDANCES / parts.beyond
+    needed = max(SPREAD[0] * APART * reach, scarce * requests)
+    limits = (SPREAD[1], parts.beyond / EXCEEDANCES, requests / (APART * reach) if reach else math.inf)
+    wanted = max(SPREAD[0], min(limits))
+    groups: list[float] = []
+    for row in rows:
+        ends = np.linspace(0, len(row), 1 + min(len(row), max(1, round(wanted * len(row) / whole))))
+        groups += np.add.reduceat(row, ends[:-1].astype(np.int64)).tolist()
+    m = len(groups)
+    if m < 2 or scarce > 1:
+        return Spread(math.nan, 0, reach, requests, needed)
+    left = reach * (m - len(rows)) / requests
+    error = math.sqrt(m / (m - 1) * float(np.sum(np.square(groups))) * (1 + 2 * left) + parts.unseen)
+    return Spread(error, m, reach, requests, needed)
+
+
+def reach_of(parts: Parts, found: float = 0.0) -> float:
+    """C in requests: how far correlation reaches, not less than what was `found` already."""
+    while True:
+        rows = [row for row in parts.rows if len(row) > 1]
+        count, pairs = sum(map(len, rows)), sum(len(row) - 1 for row in rows)
+        square = sum(float(row @ row) for row in rows) / count if pairs else 0.0
+        if square <= 0 or not math.isfinite(square):
+            return found
+        products = np.concatenate([row[1:] * row[:-1] for row in rows]) / square
+        # The error is that of products as they are: two batches with one long queue in common prove little.
+        doubt = math.sqrt(float(products @ products)) / pairs
+        r = float(products.sum()) / pairs + 1 / count
+        expected = found / parts.length
+        if r - (expected if r < SATURATED else 0.0) > SURE * doubt:
+            found = max(found, r * parts.length)
+        if count < 2 * RESOLVED:
+            return found
+        parts = parts.doubled()
+
+
+PERCENTILES = (0.5, 0.9, 0.99)
+START = 0.1
+"""Bias of the start over the standard error, at the most."""
+
+GROWTH = 0.75
+"""Between a rise as the root of time, 1/2, and one in proportion to it, 1."""
+
+STEADY, VARYING, RECORDED = "steady", "varying", "recorded"
+"""Loads: the same throughout; with a course of its own, drawn anew; the same requests in every replication."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its confidence interval; NaN ends where there is none to give. batches: that it is made from.
+    trusted: whether the runs were long enough for it.  needed: requests that count, in all, which are."""
+
+    value: float
+    low: float
+    high: float
+    batches: int = 0
+    trusted: bool = True
+    needed: int = 0
+
+    @property
+    def relative_half_width(self) -> float:
+        return (self.high - self.low) / (2 * self.value) if self.value > 0 else math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """What is kept of a replication. whole (1 + p,): its mean and percentiles.  sketch: of its response times.
+    by_class: sketches of each class.
+
+    load: STEADY, VARYING or RECORDED.  warm: requests left out.  met: how many ended by their deadline, where one was
+    promised.  sizes (2, largest + 1), busy (2,), served (2,) by path.
+    """
+
+    percentiles: tuple[float, ...]
+    whole: FloatArray
+    sketch: Sketch
+    by_class: tuple[Sketch, ...]
+    load: str
+    warm: int
+    met: int
+    promised: bool
+    sizes: Any
+    busy: FloatArray
+    served: Any
+    unserved: int
+    throughput: float
+    mean_in_system: float
+    most_waiting: int
+    requests: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return statistics(self.percentiles)
+
+    @property
+    def counted(self) -> int:
+        return int(self.sketch.totals.sum())
+
+
+def summarise(
+    run: Replication,
+    length: int,
+    sla_ms: float = math.inf,
+    percentiles: Sequence[float] = PERCENTILES,
+    load: str = STEADY,
+) -> Summary:
+    """The numbers of a run in batches of `length`; the warm-up is left out, and so is who was never served."""
+    warm = min(run.drawn.warm, len(run.response_ms))
+    times, path = run.response_ms, run.path[warm:]
+    sketch = sketch_of(times, warm, length)
+    met, promised = _met(run, times[warm:], sla_ms)
+    ids = run.drawn.load.class_id
+    by_class: tuple[Sketch, ...] = ()
+    if len(ids):
+        own = ids[warm : len(times)]
+        kept = times[warm:]
+        by_class = tuple(sketch_of(kept[own == c], 0, len(times) + 1) for c in range(run.drawn.classes))
+    counted = int(sketch.totals.sum())
+    mean = float(sketch.sums.sum()) / counted if counted else math.nan
+    return Summary(
+        percentiles=tuple(percentiles),
+        whole=np.array([mean, *order_statistics(times, sketch, warm, percentiles)]),
+        sketch=sketch,
+        by_class=by_class,
+        load=load,
+        warm=warm,
+        met=met,
+        promised=promised,
+        sizes=run.sizes,
+        busy=run.busy,
+        served=np.array([np.count_nonzero(path == p) for p in range(2)]),
+        unserved=run.unserved,
+        throughput=run.throughput,
+        mean_in_system=run.mean_in_system,
+        most_waiting=run.most_waiting,
+        requests=len(run.arrive_ms),
+    )
+
+
+def statistics(percentiles: Sequence[float]) -> tuple[str, ...]:
+    """Names of the mean and of percentiles: `mean`, `p50`, `p99.9`."""
+    return ("mean", *(f"p{100 * p:g}" for p in percentiles))
+
+
+def describe(sketches: Sequence[Sketch], percentiles: Sequence[float] = PERCENTILES) -> FloatArray:
+    """Mean and percentiles (1 + p,) of all requests of sketches: the smallest time that a share p does not exceed."""
+    pool = pooled(sketches)
+    if not pool.size:
+        return np.full(1 + len(percentiles), math.nan)
+    mean = sum(float(each.sums.sum()) for each in sketches) / pool.size
+    return np.array([mean, *(pool.value(p) for p in percentiles)])
+
+
+def interval(summaries: Sequence[Summary], statistic: str, level: float = 0.95) -> Interval:
+    """The interval of `mean`, `p50`, `p90` or `p99` over replications."""
+    pool = pooled([each.sketch for each in summaries])
+    if not pool.size:
+        return Interval(math.nan, math.nan, math.nan, 0, False)
+    estimate = _estimate(summaries, pool, statistic)
+    value, spread = estimate.value, spread_of(estimate.parts, _reach_of_mean(summaries, pool))
+    half, sure = spread.half_width(level), spread.enough and forgotten(spread, summaries)
+    low, high = value - half, value + half
+    if estimate.share is not None and math.isfinite(half):
+        low, high = _ends(pool, estimate.share, half)
+        low, high = min(low, value), max(high, value)
+    needed = math.ceil(spread.needed * (1 - 1e-9))
+    return Interval(value, low, high, spread.batches, sure and math.isfinite(high), needed)
+
+
+def difference(first: Sequence[Summary], other: Sequence[Summary], statistic: str, level: float = 0.95) -> Interval:
+    """other - first in ms, from runs of two policies on the same random numbers."""
+    a, b = (error_parts(each, statistic, level) for each in (first, other))
+    return paired(a, b, level)
+
+
+def error_parts(summaries: Sequence[Summary], statistic: str, level: float = 0.95) -> tuple[float, Parts]:
+    """(an estimate in ms, what batches add to its error in ms), to be compared with that of another policy."""
+    pool = pooled([each.sketch for each in summaries])
+    if not pool.size:
+        return math.nan, Parts(1, 0, (), 0.0)
+    estimate = _estimate(summaries, pool, statistic)
+    if estimate.share is None:
+        return estimate.value, estimate.parts
+    half = spread_of(estimate.parts, _reach_of_mean(summaries, pool)).half_width(level)
+    low, high = _ends(pool, estimate.share, half) if math.isfinite(half) else (math.nan, math.nan)
+    slope = (high - low) / (2 * half) if half != 0 else 0.0
+    # The more requests are at or below a time, the earlier the percentile is reached.
+    rows = tuple(-slope * row for row in estimate.parts.rows)
+    return estimate.value, replace(estimate.parts, rows=rows, unseen=slope**2 * estimate.parts.unseen)
+
+
+def paired(first: tuple[float, Parts], other: tuple[float, Parts], level: float = 0.95) -> Interval:
+    """other - first with its interval, from what `error_parts` gives of both."""
+    value, spread = other[0] - first[0], spread_of(other[1].minus(first[1]))
+    half = spread.half_width(level)
+    return Interval(value, value - half, value + half, spread.batches, spread.enough, math.ceil(spread.needed))
+
+
+def reach(summaries: Sequence[Summary]) -> float:
+    """The farthest of any statistic, in requests."""
+    pool = pooled([each.sketch for each in summaries])
+    if not pool.size:
+        return 0.0
+    of_mean = _reach_of_mean(summaries, pool)
+    return max(reach_of(_estimate(summaries, pool, name).parts, of_mean) for name in summaries[0].names)
+
+
+def forgotten(spread: Spread, summaries: Sequence[Summary]) -> bool:
+    """Whether the start from empty is less than START of the standard error. Of other loads it is a part."""
+    if spread.reach <= 0 or summaries[0].load != STEADY:
+        return True
+    left = math.exp(-summaries[0].warm / (2 * spread.reach))
+    return left * math.sqrt(spread.reach * len(summaries) ** 2 / spread.requests) <= START
+
+
+def grows(summaries: Sequence[Summary]) -> bool:
+    """Whether response times rise through the runs of a steady load without end, as they do above capacity.
+
+    A queue with more load than capacity rises in proportion to time, one at capacity as its root. So it is without end
+    if the last third is above the first by more than the ratio between these two, and in most runs never comes down
+    again to what the first third was on average, as every stable queue does in time.
+    """
+    if summaries[0].load != STEADY:
+        return False
+    series = []
+    for each in summaries:
+        sums, sizes = each.sketch.batch_sums, each.sketch.batch_sizes
+        series.append(sums[sizes > 0] / sizes[sizes > 0])
+    return rises(series, summaries[0].warm / max(1, summaries[0].requests))
+
+
+def rises(series: Sequence[FloatArray], start: float) -> bool:
+    """Whether times averaged over stretches (k,) of each run rise as above capacity. start: share of a run left out."""
+    early_sum, late_sum, stays = 0.0, 0.0, 0
+    for means in series:
+        third = len(means) // 3
+        if third < 1:
+            return False
+        early, late = means[:third], means[-third:]
+        early_sum, late_sum = early_sum + float(early.mean()), late_sum + float(late.mean())
+        stays += bool(late.min() > early.mean())
+    straight = (start + (1 - start) * 5 / 6) / (start + (1 - start) / 6)
+    return late_sum > straight**GROWTH * early_sum and stays > len(series) / 2
+
+
+def reach_in(times: FloatArray) -> float:
+    """The reach in requests of the times (n,) of one run, in order."""
+    sketch = sketch_of(times, 0, PIECES * max(1, len(times) // (PIECES * PIECES * RESOLVED)))
+    if not sketch.sizes.sum():
+        return 0.0
+    error = sketch.sums - sketch.sums.sum() / sketch.sizes.sum() * sketch.sizes
+    return reach_of(Parts(sketch.length // PIECES, 0, (error,), float(sketch.sizes.sum())))
+
+
+@dataclass(frozen=True, eq=False)
+class _Estimate:
+    """value in ms; parts of its error, in ms for a mean, in shares for a percentile; share: of the percentile."""
+
+    value: float
+    parts: Parts
+    share: float | None = None
+
+
+def _reach_of_mean(summaries: Sequence[Summary], pool: Pool) -> float:
+    """It is known the best, from small pieces of batches, and percentiles forget no faster."""
+    return reach_of(_estimate(summaries, pool, "mean").parts)
+
+
+def _estimate(summaries: Sequence[Summary], pool: Pool, statistic: str) -> _Estimate:
+    column = _column(summaries[0], statistic)
+    sketches = [each.sketch for each in summaries]
+    if column == 0:
+        mean = sum(float(each.sums.sum()) for each in sketches) / pool.size
+        rows = [(each.sums - mean * each.sizes) / pool.size for each in sketches]
+        return _Estimate(mean, _series(summaries, rows, PIECES, math.inf))
+    share = summaries[0].percentiles[column - 1]
+    place = pool.place(share)
+    below, unseen = zip(*(at_most(each, pool, place) for each in sketches), strict=True)
+    reached = sum(float(each.sum()) for each in below) / pool.size
+    rows = [(own - reached * each.batch_sizes) / pool.size for own, each in zip(below, sketches, strict=True)]
+    value = float(summaries[0].whole[column]) if len(summaries) == 1 else pool.value(share)
+    parts = _series(summaries, rows, 1, min(share, 1 - share) * pool.size)
+    return _Estimate(value, replace(parts, unseen=sum(unseen) / pool.size**2), share)
+
+
+def _series(summaries: Sequence[Summary], rows: Sequence[FloatArray], pieces: int, beyond: float) -> Parts:
+    """Rows (k * pieces,) of replications, in pieces of a batch, as series that are independent of each other."""
+    first, requests = summaries[0], float(sum(each.counted for each in summaries))
+    if first.load == VARYING:
+        return Parts(first.requests, 0, tuple(np.array([row.sum()]) for row in rows), requests, beyond)
+    length, started = first.sketch.length // pieces, first.sketch.started * pieces
+    if first.load == RECORDED:
+        together = np.zeros(max(map(len, rows)))
+        for row in rows:
+            together[: len(row)] += row
+        return Parts(length, started, (together,), requests / len(rows), beyond / len(rows))
+    return Parts(length, started, tuple(rows), requests, beyond)
+
+
+def _ends(pool: Pool, share: float, half: float) -> tuple[float, float]:
+    """The times at the ends of an interval of shares; NaN where it goes beyond all requests."""
+    low = pool.value(share - half) if share - half > 0 else 0.0
+    return low, pool.value(share + half) if share + half < 1 else math.nan
+
+
+def _column(summary: Summary, statistic: str) -> int:
+    names = summary.names
+    if statistic not in names:
+        raise WrongUsage(f"{statistic!r} is not known", where="statistic", remedy=f"Take one of {', '.join(names)}.")
+    return names.index(statistic)
+
+
+def _met(run: Replication, times: FloatArray, sla_ms: float) -> tuple[int, bool]:
+    """How many of the served ended by their deadline, and whether there was any promise. times (n,): of those that
+    count, NaN for who was never served."""
+    deadlines, ids, warm = run.drawn.deadline_ms, run.drawn.load.class_id, run.drawn.warm
+    if not np.isfinite(deadlines).any():
+        return int(np.count_nonzero(times <= sla_ms)), math.isfinite(sla_ms)
+    if run.drawn.by_request:
+        own = deadlines[warm : warm + len(times)]
+    elif len(ids):
+        own = deadlines[ids[warm : warm + len(times)]]
+    else:
+        return int(np.count_nonzero(times <= deadlines[0])), True
+    return int(np.count_nonzero(times <= np.minimum(own, sla_ms))), True
+
+
+MANY = 500_000
+REACHES = 128 * APART
+PILOT, PILOT_REACHES = 50_000, 1500
+WARM = 20
+WARM_SHARE = 0.02
+"""Of a run, at the least; half of it at the most."""
+
+LONGEST = 2_000_000
+"""Requests that count in a replication, so that a few at a time fit into memory; else there are more replications."""
+
+MOST = 100_000_000
+"""Requests in all, unless they are asked for: some seconds."""
+
+BATCHES = 1024
+"""Batches that are kept of all replications, at the least."""
+
+STEP = 8
+"""Times as long as before that runs become at the most, where they were too short."""
+
+SURELY_GROWING = 4_000_000
+"""Requests in all from which a queue that still grows is taken to have no end."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """requests of each of so many replications; warm of them are left out."""
+
+    requests: int
+    warm: int
+    replications: int
+
+    @property
+    def in_all(self) -> int:
+        return self.requests * self.replications
+
+    @property
+    def batch(self) -> int:
+        """Requests in a batch: a power of two, so that runs of any two lengths can be compared."""
+        return int(max(PIECES, 2 ** math.floor(math.log2(max(1.0, self.in_all / BATCHES)))))
+
+
+def length_of(requests: int, replications: int, warmup: float | None, far: float = 0.0) -> Length:
+    """Runs of so many requests. warmup: share that is left out; None for as much as the reach `far` asks."""
+    forgotten = min(max(WARM_SHARE * requests, WARM * far), requests / 2)
+    return Length(requests, int(forgotten if warmup is None else warmup * requests), replications)
+
+
+def wanted(percentiles: Sequence[float], far: float) -> int:
+    """Requests in all that are wanted for percentiles where correlation reaches `far`, as far as the budget goes."""
+    beyond = max(1.1 * SPREAD[0] * EXCEEDANCES / min(share, 1 - share) for share in percentiles or (0.5,))
+    return math.ceil(min(MOST, max(MANY, beyond, REACHES * far)))
+
+
+def divided(in_all: int, replications: int, warmup: float | None, far: float) -> Length:
+    """Runs with so many requests in all that count."""
+    replications = max(replications, math.ceil(in_all / LONGEST))
+    each = math.ceil(in_all / replications)
+    if warmup is not None:
+        return length_of(math.ceil(each / (1 - warmup)), replications, warmup)
+    return length_of(each + math.ceil(WARM * far), replications, None, far)
+
+
+def measured_reach(pilot: Callable[[Length], Summary], most: int) -> float:
+    """The reach in requests, from runs of `pilot` with up to `most` requests; 0 where the queue seems to grow."""
+    requests = min(PILOT, most)
+    while True:
+        found = [pilot(Length(requests, 0, 1))]
+        far = reach(found)
+        if requests >= PILOT_REACHES * far:
+            return far
+        if requests > PILOT and grows(found):
+            return 0.0
+        if requests >= most:
+            return far
+        requests = min(most, max(2 * requests, min(STEP * requests, math.ceil(PILOT_REACHES * far))))
+
+
+def longer(summaries: Sequence[Summary], length: Length, warmup: float | None) -> Length | None:
+    """The length with which too short runs are to be made anew; None where they are long enough, or it is no use."""
+    if length.in_all >= MOST:
+        return None
+    if grows(summaries):
+        if length.in_all >= SURELY_GROWING:
+            return None
+        return divided(STEP * length.in_all, length.replications, warmup, 0.0)
+    if all(interval(summaries, name).trusted for name in summaries[0].names):
+        return None
+    far = reach(summaries)
+    in_all = min(MOST, STEP * length.in_all, max(2 * length.in_all, wanted(summaries[0].percentiles, far)))
+    return divided(in_all, length.replications, warmup, far)

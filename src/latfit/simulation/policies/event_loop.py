@@ -1,0 +1,429 @@
+"""The request level, compiled: requests arrive, a policy forms batches of them, and two paths serve the batches.
+
+One loop over the moments at which something may be decided: a server becomes free, a policy's time limit runs out, or
+as many wait as the policy asked for. Arrivals in between are only counted, so that a batch costs the same however many
+requests it takes in. At one moment, services end first, then requests arrive, then the policy is asked, until it waits.
+
+The queue is the stretch [HEAD, TAIL) of the arrivals where there is one class; with several, each class is a linked
+list and whoever comes first by class and age is taken. Requests sent to the side path form a list of their own. A
+closed loop keeps the moments at which its users come back in a heap and writes arrivals down as they happen.
+
+N(t), the number in the system, is integrated over the run from the counts alone, and the response times are written
+down one by one: that the two agree is Little's law, checked after every run.
+
+Who waits, in compiled code: arrivals, classes, those sent to the side path, and users who come back.
+
+What the compiled core reads and writes: plain tuples of arrays, and the numbers its counters go by.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from latfit.policies import (
+    DUE,
+    MAIN,
+    MAIN_FREE,
+    MOVE,
+    NOW,
+    OLDEST,
+    SERVE_MAIN,
+    SIDE,
+    SIDE_FREE,
+    SIDE_LARGEST,
+    SIDE_WAITING,
+    WAIT,
+    WAITING,
+    compiled,
+    decide,
+)
+
+HEAD, TAIL, QUEUED, KNOWN, SIDE_FIRST, SIDE_LAST, SIDE_QUEUED, RETURNING, ISSUED, BATCHES, PHASE, MOST, COUNTERS = (
+    range(13)
+)
+CLOCK, LAST, AREA, CLOCKS = range(4)
+
+DETERMINISTIC, EXPONENTIAL, EMPIRICAL = range(3)
+"""Laws of the service time given its typical value."""
+
+WARMING, MEASURING, DRAINING = range(3)
+NOBODY = -1
+
+
+class Load(NamedTuple):
+    """arrive (n,) ms; tokens (n,) or empty where all are alike; class_id (n,) or empty for one class; deadlines
+    (classes,) ms; think (n,) ms, empty for an open load; users of a closed one; warm: the first that counts."""
+
+    arrive: Any
+    tokens: Any
+    class_id: Any
+    deadlines: Any
+    think: Any
+    users: int
+    warm: int
+
+
+class Machine(NamedTuple):
+    """times (2, Bmax + 1, grid) ms by path, batch and tokens in it; grid of tokens; typical (2, Bmax + 1) ms, for the
+    policy; servers (2,); kind (2,) of the service law; of an empirical one the ratios (2, k) to the typical time and
+    the share (2, k) of services up to each; those of batches of b are first[., b]..last[., b] (2, Bmax + 1), rising."""
+
+    times: Any
+    grid: Any
+    typical: Any
+    servers: Any
+    kind: Any
+    ratios: Any
+    reached: Any
+    first: Any
+    last: Any
+
+
+class Rule(NamedTuple):
+    """A policy: code, parameters, and the ms of waiting that make up for a class."""
+
+    code: int
+    parameters: Any
+    ageing: float
+
+
+class Scratch(NamedTuple):
+    """What the core works on: free (2, servers): when each server is free; members (Bmax + 1,); seen (VIEW,); following
+    (n,): who is behind a request, empty where nobody needs it; lists (2, classes): first and last; returns (users,)."""
+
+    free: Any
+    members: Any
+    seen: Any
+    following: Any
+    lists: Any
+    returns: Any
+
+
+class Out(NamedTuple):
+    """response (n,) ms, NaN until served; path (n,), -1 until served; sizes (2, Bmax + 1): batches by size; busy (3,
+    2): ms of service begun, in all, up to the first and up to the last arrival that count; batch (n,), start (n,) and
+    moved (n,): number and start of the batch and when the request was sent to the side path, empty where not wanted;
+    counters and clocks at the end."""
+
+    response: Any
+    path: Any
+    sizes: Any
+    busy: Any
+    batch: Any
+    start: Any
+    moved: Any
+    counters: Any
+    clocks: Any
+
+
+@compiled
+def let_come(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
+    """Let come who comes by `moment`, or until `at` wait; returns when that is."""
+    tail, waiting, n = q[TAIL], q[QUEUED], q[KNOWN]
+    beside, last, area = q[SIDE_QUEUED], t[LAST], t[AREA]
+    while tail < n and arrive[tail] <= moment:
+        now = arrive[tail]
+        area += (waiting + beside) * (now - last)
+        last = now
+        tail += 1
+        waiting += 1
+        if waiting >= at:
+            moment = now
+    q[TAIL], q[QUEUED], t[LAST], t[AREA] = tail, waiting, last, area
+    return moment
+
+
+@compiled
+def let_come_by_class(arrive, class_id, following, lists, returns, clocks, limits):  # type: ignore[no-untyped-def]
+    """As `let_come`, for several classes and for a closed loop."""
+    q, t = clocks
+    moment, at, users = limits
+    while True:
+        i = q[TAIL]
+        now = np.inf
+        if users > 0 and q[RETURNING] > 0:
+            now = returns[0]
+        elif users == 0 and i < q[KNOWN]:
+            now = arrive[i]
+        if now > moment or now == np.inf:
+            return moment
+        if users > 0:
+            arrive[i] = _pop(returns, q)
+            q[KNOWN] += 1
+        t[AREA] += (q[QUEUED] + q[SIDE_QUEUED]) * (now - t[LAST])
+        t[LAST] = now
+        q[TAIL] += 1
+        q[QUEUED] += 1
+        if len(class_id) > 0:
+            c = class_id[i]
+            following[i] = NOBODY
+            if lists[0, c] == NOBODY:
+                lists[0, c] = i
+            else:
+                following[lists[1, c]] = i
+            lists[1, c] = i
+        if q[QUEUED] >= at:
+            moment = now
+
+
+@compiled
+def pass_time(q, t, moment):  # type: ignore[no-untyped-def]
+    waiting = q[QUEUED] + q[SIDE_QUEUED]
+    t[AREA] += waiting * (moment - t[LAST])
+    t[CLOCK] = t[LAST] = moment
+    q[MOST] = max(q[MOST], waiting)
+
+
+@compiled
+def look(arrive, deadlines, lists, servers, free, q, view):  # type: ignore[no-untyped-def]
+    """Fill the policy's view, but for the moment. lists: first and last request of each class."""
+    view[WAITING] = q[QUEUED]
+    view[SIDE_WAITING] = q[SIDE_QUEUED]
+    for path in range(2):
+        soonest = free[path, 0]
+        for server in range(1, servers[path]):
+            soonest = min(soonest, free[path, server])
+        view[MAIN_FREE + path] = soonest
+    if q[QUEUED] > 0 and len(deadlines) == 1 and lists[0, 0] == NOBODY:
+        view[OLDEST] = arrive[q[HEAD]]
+        view[DUE] = view[OLDEST] + deadlines[0]
+    elif q[QUEUED] > 0:
+        view[OLDEST] = view[DUE] = np.inf
+        for c in range(len(deadlines)):
+            if lists[0, c] != NOBODY:
+                arrived = arrive[lists[0, c]]
+                view[OLDEST] = min(view[OLDEST], arrived)
+                view[DUE] = min(view[DUE], arrived + deadlines[c])
+
+
+@compiled
+def take_next(members, arrive, following, lists, q, how):  # type: ignore[no-untyped-def]
+    """The next requests out of the queue, into `members`: by class less age/ageing; ageing 0 is by age alone."""
+    take, ageing, moment, classes = how
+    q[QUEUED] -= take
+    if not classes:
+        for k in range(take):
+            members[k] = q[HEAD] + k
+        q[HEAD] += take
+    for k in range(take if classes else 0):
+        best, least = NOBODY, np.inf
+        for c in range(lists.shape[1]):
+            if lists[0, c] != NOBODY:
+                age = moment - arrive[lists[0, c]]
+                rank = -age if ageing == 0.0 else c - age / ageing
+                if rank < least:
+                    best, least = c, rank
+        members[k] = lists[0, best]
+        lists[0, best] = following[members[k]]
+
+
+@compiled
+def to_side(members, following, q, take):  # type: ignore[no-untyped-def]
+    for k in range(take):
+        i = members[k]
+        if q[SIDE_QUEUED] == 0:
+            q[SIDE_FIRST] = i
+        else:
+            following[q[SIDE_LAST]] = i
+        following[i] = NOBODY
+        q[SIDE_LAST] = i
+        q[SIDE_QUEUED] += 1
+
+
+@compiled
+def take_from_side(members, following, q, take):  # type: ignore[no-untyped-def]
+    for k in range(take):
+        members[k] = q[SIDE_FIRST]
+        q[SIDE_FIRST] = following[q[SIDE_FIRST]]
+    q[SIDE_QUEUED] -= take
+
+
+@compiled
+def come_back(heap, q, moment):  # type: ignore[no-untyped-def]
+    """A user's next request, into the heap."""
+    place = q[RETURNING]
+    q[RETURNING] += 1
+    q[ISSUED] += 1
+    while place > 0 and heap[(place - 1) // 2] > moment:
+        heap[place] = heap[(place - 1) // 2]
+        place = (place - 1) // 2
+    heap[place] = moment
+
+
+@compiled
+def _pop(heap, q):  # type: ignore[no-untyped-def]
+    """The earliest moment, out of the heap."""
+    q[RETURNING] -= 1
+    size = q[RETURNING]
+    earliest, moved, place = heap[0], heap[size], 0
+    while True:
+        child = 2 * place + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= moved:
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = moved
+    return earliest
+
+
+@compiled
+def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-untyped-def]
+    """Run until everybody is served or the policy waits for ever. rngs: a generator a path."""
+    # Taken out of the tuples once: in the loop each access would count a reference.
+    arrive, class_id, deadlines, think = load.arrive, load.class_id, load.deadlines, load.think
+    typical, servers, kind = machine.typical, machine.servers, machine.kind
+    ratios, reached, first, last = machine.ratios, machine.reached, machine.first, machine.last
+    times, grid, tokens, warm = machine.times, machine.grid, load.tokens, load.warm
+    code, p, aged = rule.code, rule.parameters, rule.ageing
+    q, t, busy, sizes = out.counters, out.clocks, out.busy, out.sizes
+    response, served_on, batch, start, moved = out.response, out.path, out.batch, out.start, out.moved
+    n, users, classes = len(arrive), load.users, len(class_id) > 0
+    free, members, view = scratch.free, scratch.members, scratch.seen
+    following, lists, returns = scratch.following, scratch.lists, scratch.returns
+    q[KNOWN] = 0 if users > 0 else n
+    for user in range(min(users, n)):
+        come_back(returns, q, think[user])
+    until, at = np.inf, 1
+    while True:
+        moment = min(until, _next_free(servers, free, t[CLOCK]))
+        if users > 0 or classes:
+            moment = let_come_by_class(arrive, class_id, following, lists, returns, (q, t), (moment, at, users))
+        else:
+            moment = let_come(arrive, q, t, moment, at)
+        if moment == np.inf:
+            break
+        if q[PHASE] != DRAINING:
+            _mark(arrive, warm, servers, free, q, busy)
+        pass_time(q, t, moment)
+        while True:
+            look(arrive, deadlines, lists, servers, free, q, view)
+            view[NOW] = moment
+            if q[SIDE_QUEUED] > 0 and view[SIDE_FREE] <= moment:
+                path, take = SIDE, min(q[SIDE_QUEUED], int(p[SIDE_LARGEST]))
+                take_from_side(members, following, q, take)
+            else:
+                action, take, until, at = decide(code, p, typical, view)
+                if action == WAIT:
+                    break
+                path = MAIN if action == SERVE_MAIN else SIDE
+                ageing = 0.0 if action == MOVE else aged
+                take_next(members, arrive, following, lists, q, (take, ageing, moment, classes))
+                if action == MOVE:
+                    to_side(members, following, q, take)
+                    if len(batch) > 0:
+                        _write_moves(moved, members, take, moment)
+                    continue
+            lasts = _service_ms(times, grid, tokens, members, path, take)
+            if kind[path] != DETERMINISTIC:
+                u = rngs[0].random() if path == MAIN else rngs[1].random()
+                lasts *= _factor(kind[path], ratios[path], reached[path], (first[path, take], last[path, take]), u)
+            ends = _occupy(servers, free, busy, path, moment, lasts)
+            t[AREA] += take * lasts
+            _write(arrive, response, served_on, members, path, take, ends)
+            if len(batch) > 0:
+                _write_batch(batch, start, members, take, q[BATCHES], moment)
+            for _ in range(take if users > 0 else 0):
+                if q[ISSUED] < n:
+                    come_back(returns, q, ends + think[q[ISSUED]])
+            q[BATCHES] += 1
+            if q[PHASE] == MEASURING:
+                sizes[path, take] += 1
+        if q[QUEUED] == 0 and q[SIDE_QUEUED] == 0 and q[TAIL] == q[KNOWN] and q[RETURNING] == 0:
+            break
+
+
+@compiled
+def _next_free(servers, free, now):  # type: ignore[no-untyped-def]
+    """When the next busy server ends."""
+    soonest = np.inf
+    for path in range(2):
+        for server in range(servers[path]):
+            if now < free[path, server] < soonest:
+                soonest = free[path, server]
+    return soonest
+
+
+@compiled
+def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-untyped-def]
+    """Typical T of the batch, on straight lines between the tokens of the grid."""
+    lasts = times[path, take, 0]
+    if len(grid) > 1:
+        total = 0
+        for k in range(take):
+            total += tokens[members[k]]
+        place = 1
+        while place < len(grid) - 1 and grid[place] < total:
+            place += 1
+        low, high = grid[place - 1], grid[place]
+        share = (total - low) / (high - low)
+        lasts = (1 - share) * times[path, take, place - 1] + share * times[path, take, place]
+    return lasts
+
+
+@compiled
+def _factor(kind, ratios, reached, points, u):  # type: ignore[no-untyped-def]
+    """Drawn from the service law by one uniform number a batch, so that runs can share their random numbers. points:
+    the first and the last of the ratios that batches of this size have."""
+    if kind == EXPONENTIAL:
+        factor = -np.log1p(-u)
+    else:
+        low, high = points
+        while low < high:
+            middle = (low + high) // 2
+            if reached[middle] > u:
+                high = middle
+            else:
+                low = middle + 1
+        factor = ratios[low]
+    return factor
+
+
+@compiled
+def _occupy(servers, free, busy, path, now, lasts):  # type: ignore[no-untyped-def]
+    """Serve on the server of the path that became free first; returns when that ends."""
+    server = 0
+    for other in range(1, servers[path]):
+        if free[path, other] < free[path, server]:
+            server = other
+    free[path, server] = now + lasts
+    busy[0, path] += lasts
+    return now + lasts
+
+
+@compiled
+def _write(arrive, response, served_on, members, path, take, ends):  # type: ignore[no-untyped-def]
+    for k in range(take):
+        i = members[k]
+        response[i] = ends - arrive[i]
+        served_on[i] = path
+
+
+@compiled
+def _write_batch(batch, start, members, take, number, moment):  # type: ignore[no-untyped-def]
+    for k in range(take):
+        batch[members[k]] = number
+        start[members[k]] = moment
+
+
+@compiled
+def _write_moves(moved, members, take, moment):  # type: ignore[no-untyped-def]
+    for k in range(take):
+        moved[members[k]] = moment
+
+
+@compiled
+def _mark(arrive, warm, servers, free, q, busy):  # type: ignore[no-untyped-def]
+    """Note the service done by the first and the last arrival that count, once these have come."""
+    while q[PHASE] < DRAINING:
+        mark = warm if q[PHASE] == WARMING else len(arrive) - 1
+        if q[TAIL] <= mark:
+            return
+        q[PHASE] += 1
+        for path in range(2):
+            busy[q[PHASE], path] = busy[0, path]
+            for server in range(servers[path]):
+                busy[q[PHASE], path] -= max(0.0, free[path, server] - arrive[mark])

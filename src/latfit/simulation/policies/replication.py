@@ -1,0 +1,243 @@
+"""One run of a policy against a load, and what is kept of it.
+
+Two laws hold on every run, and a run that breaks one is a fault of the simulator, so it stops there:
+every request is served once or still waits, and the integral of the number in system equals the sum of the times in it
+(Little's law for a finite run, without any assumption).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.policies import Policy, codes
+from latfit.simulation.policies.event_loop import (
+    AREA,
+    CLOCKS,
+    COUNTERS,
+    DRAINING,
+    KNOWN,
+    LAST,
+    MOST,
+    NOBODY,
+    PHASE,
+    Load,
+    Machine,
+    Out,
+    Rule,
+    Scratch,
+    serve_requests,
+)
+from latfit.simulation.policies.service import System
+from latfit.stats import FloatArray
+from latfit.workload import (
+    ARRIVALS,
+    CLASSES,
+    LENGTHS,
+    SERVICE,
+    THINKING,
+    ClosedLoad,
+    Load as AnyLoad,
+    OpenLoad,
+    RecordedLoad,
+    Streams,
+    draw_classes,
+)
+
+LITTLE_TOLERANCE = 1e-7
+FINEST = 1e-3
+"""Rounding of the last moment, as a share of the mean response, up to which responses can be told."""
+FEWEST = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A load with its random numbers drawn. deadline_ms: one a request (n,) if `by_request`, else one a class."""
+
+    load: Load
+    deadline_ms: FloatArray
+    classes: int
+    by_request: bool = False
+
+    @property
+    def warm(self) -> int:
+        return int(self.load.warm)
+
+
+@dataclass(frozen=True, eq=False)
+class Replication:
+    """A finished run; arrays (n,) in order of arrival. warm: the first request that counts.
+
+    response_ms: NaN for who was never served.  path: 0 main, 1 side, -1 never served.  sizes: batches (2, largest + 1)
+    by path and size, begun while it counted.  busy: share of the time that a server of each path (2,) was busy.
+    """
+
+    arrive_ms: FloatArray
+    response_ms: FloatArray
+    path: NDArray[np.int8]
+    sizes: NDArray[np.int64]
+    busy: FloatArray
+    drawn: Drawn
+    throughput: float
+    most_waiting: int
+    mean_in_system: float
+    out: Out
+
+    @property
+    def unserved(self) -> int:
+        return int(np.count_nonzero(self.path < 0))
+
+
+def draw(load: AnyLoad, requests: int, warmup: float, system: System, streams: Streams) -> Drawn:
+    """What the compiled core needs of a load, and no more: ten million requests fit into a GiB."""
+    none, nobody = np.empty(0), np.empty(0, np.int32)
+    if isinstance(load, RecordedLoad):
+        taken = load.sample(requests, streams)
+        count = int(taken.class_id.max()) + 1
+        classes = np.array([taken.deadline_ms[taken.class_id == c].min(initial=math.inf) for c in range(count)])
+        tokens = taken.prompt_tokens if system.needs_tokens else np.empty(0, np.int64)
+        ids = taken.class_id if count > 1 else nobody
+        known = Load(taken.arrival_ms.copy(), tokens, ids, classes, none, 0, _warm(len(taken), warmup))
+        return Drawn(known, taken.deadline_ms, count, by_request=True)
+    arrive = np.empty(requests) if isinstance(load, ClosedLoad) else _arrivals(load, requests, streams)
+    n = len(arrive)
+    tokens = np.empty(0, np.int64)
+    if system.needs_tokens:
+        tokens = load.lengths.lengths(n, streams.generator(LENGTHS))[0]
+    deadlines = np.array([each.deadline_ms for each in load.classes])
+    ids = draw_classes(load.classes, n, streams.generator(CLASSES)) if len(load.classes) > 1 else nobody
+    think, users = none, 0
+    if isinstance(load, ClosedLoad):
+        rng = streams.generator(THINKING)
+        think = load.think_ms * (rng.standard_exponential(n) if load.exponential else np.ones(n))
+        users = load.users
+    return Drawn(Load(arrive, tokens, ids, deadlines, think, users, _warm(n, warmup)), deadlines, len(load.classes))
+
+
+def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: bool = False) -> Replication:
+    """Serve a drawn load under a policy. log: keep batches, starts and moves for the event log."""
+    check_paths(policy, system)
+    machine, load = system.tables(), drawn.load
+    n = len(load.arrive)
+    kept = n if log else 0
+    out = Out(
+        response=np.full(n, math.nan),
+        path=np.full(n, -1, np.int8),
+        sizes=np.zeros((2, machine.typical.shape[1]), np.int64),
+        busy=np.zeros((3, 2)),
+        batch=np.full(kept, -1, np.int64),
+        start=np.full(kept, math.nan),
+        moved=np.full(kept, math.nan),
+        counters=np.zeros(COUNTERS, np.int64),
+        clocks=np.zeros(CLOCKS),
+    )
+    ageing = float(policy.order.ageing_ms)
+    rule = Rule(int(policy.code), np.ascontiguousarray(policy.parameters, dtype=np.float64), ageing)
+    rngs = tuple(streams.generator(SERVICE, path) for path in range(2))
+    serve_requests(load, machine, rule, rngs, _scratch(load, machine), out)
+    issued = int(out.counters[KNOWN]) if load.users else n
+    span, busy = _span(load, out, issued)
+    ended = float(out.clocks[LAST])
+    total, done = _account(load.arrive[:issued], out.response[:issued], ended, (load.arrive[load.warm], span))
+    area = float(out.clocks[AREA])
+    if total > 0 and np.spacing(ended) > FINEST * total / issued:
+        raise WrongUsage(
+            f"requests come so seldom that at {ended:.3g} ms a response of {total / issued:.3g} ms is below rounding",
+            where="--rate",
+            remedy="Raise the rate, or simulate fewer --requests.",
+        )
+    rounded = 4 * np.finfo(np.float64).eps * ended * issued  # of times that were differences of late moments
+    if abs(area - total) > LITTLE_TOLERANCE * max(abs(total), 1.0) + rounded:
+        raise AssertionError(f"Little's law is broken: {area!r} ms in the system, but times of {total!r} ms")
+    return Replication(
+        load.arrive[:issued],
+        out.response[:issued],
+        out.path[:issued],
+        out.sizes,
+        busy / np.maximum(machine.servers, 1) / span if span > 0 else busy * math.nan,
+        drawn,
+        done / span if span > 0 else math.nan,
+        int(out.counters[MOST]),
+        area / ended if ended > 0 else math.nan,
+        out,
+    )
+
+
+def check_paths(policy: Policy, system: System) -> None:
+    """Raises WrongUsage for a policy without the path, or with batches larger than the path, it needs."""
+    if policy.needs_side and system.side is None:
+        raise WrongUsage(
+            f"policy {policy.name} needs two execution paths, and there is only {system.main.name}",
+            where="--policy",
+            remedy="Add the other one with `latfit hardware add`, or take a policy that needs only one.",
+        )
+    side = system.side.largest if system.side is not None else 0
+    limits = ((policy.main_largest, system.main.largest), (policy.side_largest if policy.needs_side else 0, side))
+    for asked, there in limits:
+        if asked > there:
+            raise WrongUsage(
+                f"policy {policy.name} has batches of up to {asked}, the path takes {there}",
+                where="--max-batch",
+                remedy="Make the policy for what the path can take.",
+            )
+    if policy.code == codes.OPTIMAL and policy.parameters[codes.MAIN_LARGEST] < 1:
+        raise WrongUsage("the optimal table is empty", where="--policy optimal", remedy="Solve it for this path.")
+
+
+def _arrivals(load: OpenLoad, requests: int, streams: Streams) -> FloatArray:
+    arrive = load.arrivals.times_ms(requests, streams.generator(ARRIVALS))
+    if len(arrive) < FEWEST:
+        raise BadInput(
+            f"the load ends after {len(arrive)} requests",
+            where="load",
+            remedy="Let it repeat, or raise its rate.",
+        )
+    return np.ascontiguousarray(arrive)
+
+
+def _scratch(load: Load, machine: Machine) -> Scratch:
+    servers, classes = machine.servers, len(load.class_id) > 0
+    free = np.full((2, max(1, int(servers.max()))), math.inf)
+    for path in range(2):
+        free[path, : servers[path]] = 0.0
+    linked = len(load.arrive) if classes or servers[codes.SIDE] > 0 else 0
+    return Scratch(
+        free=free,
+        members=np.zeros(machine.typical.shape[1], np.int64),
+        seen=np.zeros(codes.VIEW),
+        following=np.empty(linked, np.int32),
+        lists=np.full((2, len(load.deadlines)), NOBODY),
+        returns=np.empty(load.users),
+    )
+
+
+def _warm(n: int, warmup: float) -> int:
+    return min(int(n * warmup), n - 1)
+
+
+def _span(load: Load, out: Out, issued: int) -> tuple[float, FloatArray]:
+    """Time between the first and the last arrival that count, and how much service fell into it, by path (2,)."""
+    reached = int(out.counters[PHASE])
+    if issued <= load.warm:
+        return 0.0, np.zeros(2)
+    end = out.busy[2] if reached == DRAINING else out.busy[0]
+    return float(load.arrive[issued - 1] - load.arrive[load.warm]), end - out.busy[1]
+
+
+@njit(cache=True, nogil=True)
+def _account(arrive: Any, response: Any, ended: float, span: Any) -> tuple[float, int]:
+    """Sum of the times in the system, those of who still waits included; how many ended in the span that counts."""
+    total, done = 0.0, 0
+    for i in range(len(arrive)):
+        took = response[i]
+        if np.isnan(took):
+            total += max(0.0, ended - arrive[i])
+        else:
+            total += took
+            if span[0] < arrive[i] + took <= span[0] + span[1]:
+                done += 1
+    return total, done

@@ -1,0 +1,280 @@
+"""What a simulation says of a policy at a load, with its doubt; `to_json` is an entry of `simulate --json`.
+
+The event log of a run, on demand: who arrived, was moved, was taken into a batch and was answered, in order.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from latfit.errors import WrongUsage
+from latfit.policies import Policy
+from latfit.simulation.policies.estimate import (
+    PERCENTILES,
+    RECORDED,
+    SPREAD,
+    STEADY,
+    VARYING,
+    Interval,
+    Summary,
+    describe,
+    grows,
+    interval,
+)
+from latfit.simulation.policies.replication import Replication, draw, run
+from latfit.simulation.policies.service import System
+from latfit.workload import Load, Streams
+
+MOST_EVENTS = 5_000_000
+ENDS, ARRIVES, MOVES, STARTS = range(4)
+WORDS = ("ends", "arrives", "moves", "starts")
+"""In this order where they fall on one moment: services end, requests arrive, then the policy acts."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """at_ms: when.  what: arrives, moves (to wait for the side path), starts or ends.  requests: which ones, in order
+    of their taking.  path: its name, empty for an arrival.  batch: its number, -1 for none."""
+
+    at_ms: float
+    what: str
+    requests: tuple[int, ...]
+    path: str = ""
+    batch: int = -1
+
+
+def event_log(policy: Policy, system: System, load: Load, requests: int, seed: int = 0) -> list[Event]:
+    """Events of a run of so many requests, the load and the service as in replication 0 of `simulate`."""
+    if requests * 4 > MOST_EVENTS:
+        raise WrongUsage(
+            f"an event log of {requests:,} requests", where="--log", remedy=f"Log at most {MOST_EVENTS // 4:,}."
+        )
+    streams = Streams(seed)
+    served = run(policy, system, draw(load, requests, 0.0, system, streams), streams, log=True)
+    return events_of(served, system)
+
+
+def events_of(served: Replication, system: System) -> list[Event]:
+    """The log of a run that was made with `log=True`."""
+    names = [path.name for path in system.paths]
+    found = [(float(t), ARRIVES, i, Event(float(t), WORDS[ARRIVES], (i,))) for i, t in enumerate(served.arrive_ms)]
+    for i in np.flatnonzero(~np.isnan(served.out.moved)).tolist():
+        t = float(served.out.moved[i])
+        found.append((t, MOVES, i, Event(t, WORDS[MOVES], (i,), names[-1])))
+    members: dict[int, list[int]] = {}
+    for i in np.flatnonzero(served.path >= 0).tolist():
+        members.setdefault(int(served.out.batch[i]), []).append(i)
+    for batch, taken in members.items():
+        path = names[int(served.path[taken[0]])]
+        begun = float(served.out.start[taken[0]])
+        ended = float(served.arrive_ms[taken[0]] + served.response_ms[taken[0]])
+        found.append((begun, STARTS, batch, Event(begun, WORDS[STARTS], tuple(taken), path, batch)))
+        found.append((ended, ENDS, batch, Event(ended, WORDS[ENDS], tuple(taken), path, batch)))
+    found.sort(key=lambda row: row[:3])
+    return [row[3] for row in found]
+
+
+MS_PER_S = 1000.0
+
+LEFT_OVER = 0.01
+"""A share of requests never served that is worth a note; the last few may wait for others that do not come."""
+
+
+@dataclass(frozen=True, eq=False)
+class SimResult:
+    """A policy at a load. Times in ms, rates per ms, in the JSON per second.
+
+    latency: by `mean`, `p50`, `p90`, `p99`.  utilisation, share: by path name, the share of time its servers were busy
+    and of requests it served.  slo_attainment: share that ended by its deadline, None where nothing was promised.
+    quoted: paths whose times nobody measured.  stable: False where the load is above capacity, or response times still
+    grow at the end of the runs.
+    """
+
+    policy: str
+    settings: Mapping[str, Any]
+    rate: float
+    requests: int
+    latency: Mapping[str, Interval]
+    level: float
+    throughput: float
+    utilisation: Mapping[str, float]
+    share: Mapping[str, float]
+    slo_attainment: float | None
+    batch_size: Mapping[str, float]
+    mean_in_system: float
+    most_waiting: int
+    unserved: int
+    replications: int
+    seed: int
+    stable: bool
+    capacity: float | None = None
+    by_class: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[str] = ()
+    quoted: Sequence[str] = ()
+    summaries: Sequence[Summary] = field(default=(), repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        spans = {name: [each.low, each.high] for name, each in self.latency.items()}
+        return {
+            "policy": self.policy,
+            "settings": dict(self.settings),
+            "rate_per_s": self.rate * MS_PER_S,
+            "requests": self.requests,
+            "latency_ms": {
+                **{name: each.value for name, each in self.latency.items()},
+                "ci": {**spans, "level": self.level},
+            },
+            "throughput_per_s": self.throughput * MS_PER_S,
+            "utilisation": dict(self.utilisation),
+            "share": dict(self.share),
+            "slo_attainment": self.slo_attainment,
+            "batch_size": dict(self.batch_size),
+            "by_class": [dict(each) for each in self.by_class],
+            "in_system": {"mean": self.mean_in_system, "most_waiting": self.most_waiting},
+            "unserved": self.unserved,
+            "replications": self.replications,
+            "left_out": sum(each.warm for each in self.summaries),
+            "batches": {name: each.batches for name, each in self.latency.items()},
+            "trusted": {name: each.trusted for name, each in self.latency.items()},
+            "seed": self.seed,
+            "stable": self.stable,
+            "capacity_per_s": None if self.capacity is None else self.capacity * MS_PER_S,
+            "quoted": list(self.quoted),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was run: the rate per ms (NaN for a closed loop), names of the classes, level of the intervals, seed.
+
+    kind: of the load; in a steady one growing response times mean a growing queue.  free: whether the number of
+    requests was left to the load.
+    """
+
+    rate: float
+    classes: Sequence[str]
+    level: float
+    seed: int
+    kind: str = STEADY
+    free: bool = False
+
+
+def make_result(policy: Policy, system: System, summaries: Sequence[Summary], asked: Asked) -> SimResult:
+    """The result of one or more replications."""
+    names = [path.name for path in system.paths]
+    counted = sum(each.counted for each in summaries)
+    capacity = None if math.isnan(asked.rate) else system.capacity(policy)
+    above = capacity is not None and asked.rate >= capacity
+    growing = capacity is not None and asked.kind == STEADY and grows(summaries)
+    latency = {name: interval(summaries, name, asked.level) for name in summaries[0].names}
+    served = sum(each.served for each in summaries)
+    met = sum(each.met for each in summaries) / counted if counted and summaries[0].promised else None
+    return SimResult(
+        policy=policy.name,
+        settings=policy.settings,
+        rate=asked.rate,
+        requests=sum(each.requests for each in summaries),
+        latency=latency,
+        level=asked.level,
+        throughput=_mean([each.throughput for each in summaries]),
+        utilisation={name: _mean([each.busy[i] for each in summaries]) for i, name in enumerate(names)},
+        share={name: float(served[i] / max(1, served.sum())) for i, name in enumerate(names)},
+        slo_attainment=met,
+        batch_size=_batch_sizes(np.asarray(sum(each.sizes for each in summaries))),
+        mean_in_system=_mean([each.mean_in_system for each in summaries]),
+        most_waiting=max(each.most_waiting for each in summaries),
+        unserved=sum(each.unserved for each in summaries),
+        replications=len(summaries),
+        seed=asked.seed,
+        stable=not above and not growing,
+        capacity=capacity if capacity is not None and math.isfinite(capacity) else None,
+        by_class=_by_class(summaries, asked.classes),
+        notes=_notes(policy, summaries, latency, asked, (capacity, growing and not above)),
+        quoted=[path.name for path in system.paths if path.quoted],
+        summaries=tuple(summaries),
+    )
+
+
+def _batch_sizes(sizes: Any) -> dict[str, float]:
+    """Percentiles over batches of both paths; NaN where none began."""
+    counts = np.cumsum(sizes.sum(axis=0))
+    if not counts[-1]:
+        return dict.fromkeys(("p50", "p90", "p99"), math.nan)
+    found = [int(np.searchsorted(counts, math.ceil(p * counts[-1] - 1e-9))) for p in PERCENTILES]
+    return dict(zip(("p50", "p90", "p99"), map(float, found), strict=True))
+
+
+def _by_class(summaries: Sequence[Summary], names: Sequence[str]) -> list[dict[str, Any]]:
+    if not len(summaries[0].by_class):
+        return []
+    rows = [
+        describe(sketches, summaries[0].percentiles) for sketches in zip(*(s.by_class for s in summaries), strict=True)
+    ]
+    return [
+        {"class": name, "latency_ms": dict(zip(summaries[0].names, row.tolist(), strict=True))}
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
+def _notes(
+    policy: Policy,
+    summaries: Sequence[Summary],
+    latency: Mapping[str, Interval],
+    asked: Asked,
+    state: tuple[float | None, bool],
+) -> list[str]:
+    """state: capacity and whether the queue grows below it."""
+    found = []
+    capacity, growing = state
+    above = capacity is not None and asked.rate >= capacity
+    if capacity is not None and above:
+        found.append(
+            f"{policy.name} serves at most {capacity * MS_PER_S:,.6g}/s here and {asked.rate * MS_PER_S:,.6g}/s arrive:"
+            " the queue grows without end, and the latencies are those of this run's length."
+        )
+    elif growing:
+        found.append(
+            "Response times still grow at the end of the runs: the load is above what the policy serves, or the runs"
+            " are too short for it; more requests would tell."
+        )
+    unserved, requests = (sum(column) for column in zip(*((s.unserved, s.requests) for s in summaries), strict=True))
+    if unserved > LEFT_OVER * requests:
+        found.append(f"{unserved:,} requests were still waiting when no more came: {policy.name} waits for others.")
+    if not above and not growing:
+        found += _too_short(summaries, latency, asked)
+    return found
+
+
+def _too_short(summaries: Sequence[Summary], latency: Mapping[str, Interval], asked: Asked) -> list[str]:
+    """Which percentiles have no interval, which intervals are not to be trusted, and what it takes."""
+    counted = sum(each.counted for each in summaries)
+    without = [name for name, each in latency.items() if math.isnan(each.high)]
+    doubtful = [name for name, each in latency.items() if not each.trusted and name not in without]
+    found = []
+    for names, what in ((without, "no interval"), (doubtful, "an interval that is too narrow to be trusted")):
+        if not names:
+            continue
+        needed = max(latency[name].needed for name in names)
+        has = f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} {what}"
+        if asked.kind == RECORDED:
+            found.append(f"{has}: the {counted:,} recorded requests are too few, it takes {needed:,}.")
+        elif asked.kind == VARYING and len(summaries) < SPREAD[0]:
+            found.append(f"{has}: under a load that varies it takes {SPREAD[0]} --replications.")
+        elif needed <= counted:
+            found.append(f"{has}: too much of each run is its start from empty; give fewer and longer runs.")
+        elif asked.free:
+            found.append(f"{has}: at this load it takes {needed:,} requests, more than the {counted:,} that were run.")
+        else:
+            found.append(
+                f"{has} from the {counted:,} requests that count: at this load it takes {needed:,}."
+                " Leave out --requests for as many."
+            )
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))

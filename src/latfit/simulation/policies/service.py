@@ -1,0 +1,289 @@
+"""What serves: one or two execution paths, each with its times T(b), its servers and the spread of its times.
+
+The simulator's paths from a hardware profile, or from times that somebody quotes.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.hardware import (
+    CPU_PATHS,
+    GPU_PATHS,
+    ExecutionPath,
+    HardwareProfile,
+    parse_quote,
+    phase_of,
+    quoted_path as quoted_execution_path,
+)
+from latfit.model import FitResult, StepLatency, StepRatios
+from latfit.policies import PathTimes, Policy, to_buckets
+from latfit.simulation.policies.event_loop import DETERMINISTIC, EMPIRICAL, EXPONENTIAL, Machine
+from latfit.stats import FloatArray
+from latfit.units import parse_duration_ms
+
+TOKEN_POINTS = 48
+"""Points of the grid of tokens between which T is taken as straight."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServicePath:
+    """An execution path as the simulator sees it; make one with the functions of this module.
+
+    times_ms: typical T(b) in ms (largest + 1, grid) for b = 0 (unused), 1, ... and so many tokens in the batch.
+    tokens: the grid (grid,), rising; one entry where requests are alike.  tokens_per_request: of a typical request.
+    exponential: the time is exponential with mean T(b).  scatter: else, the law of the time over T(b), drawn anew for
+    each batch; None where it always is T(b).  quoted: whether nobody measured it.
+    """
+
+    name: str
+    times_ms: FloatArray
+    tokens: FloatArray
+    tokens_per_request: float = 1.0
+    servers: int = 1
+    exponential: bool = False
+    scatter: StepRatios | None = None
+    quoted: bool = False
+
+    def __post_init__(self) -> None:
+        times = self.times_ms[1:]
+        if not len(times) or not np.all(np.isfinite(times) & (times > 0)) or self.servers < 1:
+            raise WrongUsage(
+                f"path {self.name} has a batch whose time is not above zero, or no batch or server",
+                where=self.name,
+                remedy="Give T(b) in ms for each batch, or limit the batch to where the fit holds.",
+            )
+
+    @property
+    def largest(self) -> int:
+        return len(self.times_ms) - 1
+
+    @property
+    def typical_ms(self) -> FloatArray:
+        """T(b) (largest + 1,) for typical requests."""
+        if len(self.tokens) == 1:
+            return np.ascontiguousarray(self.times_ms[:, 0])
+        wanted = np.arange(self.largest + 1) * self.tokens_per_request
+        return np.array([np.interp(s, self.tokens, row) for s, row in zip(wanted, self.times_ms, strict=True)])
+
+    def mean_factor(self, batch: int) -> float:
+        """Mean time over T(b)."""
+        return 1.0 if self.exponential or self.scatter is None else self.scatter.of(batch).mean
+
+    def rate_limit(self, batch: int) -> float:
+        """Requests per ms of all servers with batches of this size."""
+        return self.servers * batch / (float(self.typical_ms[batch]) * self.mean_factor(batch))
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """The main path (the GPU, or the only one there is) and the side path (the AMX), if there is one."""
+
+    main: ServicePath
+    side: ServicePath | None = None
+
+    @property
+    def paths(self) -> tuple[ServicePath, ...]:
+        return (self.main,) if self.side is None else (self.main, self.side)
+
+    @property
+    def needs_tokens(self) -> bool:
+        return any(len(path.tokens) > 1 for path in self.paths)
+
+    def times_ms(self) -> FloatArray:
+        """T(b) (2, largest + 1) for typical requests, as policies see it."""
+        largest = max(path.largest for path in self.paths)
+        table = np.full((2, largest + 1), np.inf)
+        for row, path in zip(table, self.paths, strict=False):
+            row[: path.largest + 1] = path.typical_ms
+        return table
+
+    def capacity(self, policy: Policy) -> float:
+        """Requests per ms that the paths serve at the most under a policy; above it no queue is stable."""
+        main = self.main.rate_limit(policy.long_queue_batch)
+        uses_side = policy.needs_side and self.side is not None
+        return main + (self.side.rate_limit(policy.side_largest) if uses_side and self.side is not None else 0.0)
+
+    def tables(self) -> Machine:
+        """As the compiled core wants it: both paths on the tokens of either; one that has none takes any as it is."""
+        largest = max(path.largest for path in self.paths)
+        grids = [path.tokens for path in self.paths if len(path.tokens) > 1]
+        grid = np.unique(np.concatenate(grids)) if grids else self.main.tokens
+        times = np.full((2, largest + 1, len(grid)), np.inf)
+        kind, servers = np.zeros(2, np.int64), np.zeros(2, np.int64)
+        k = max((len(path.scatter.values) for path in self.paths if path.scatter is not None), default=1)
+        ratios, reached = np.ones((2, k)), np.ones((2, k))
+        first, last = np.zeros((2, largest + 1), np.int64), np.zeros((2, largest + 1), np.int64)
+        for i, path in enumerate(self.paths):
+            times[i, : path.largest + 1] = [np.interp(grid, path.tokens, row) for row in path.times_ms]
+            servers[i] = path.servers
+            kind[i] = EXPONENTIAL if path.exponential else DETERMINISTIC if path.scatter is None else EMPIRICAL
+            if path.scatter is not None:
+                ratios[i, : len(path.scatter.values)] = path.scatter.values
+                reached[i, : len(path.scatter.values)] = path.scatter.reached
+                first[i], last[i] = path.scatter.points_of(largest)
+        return Machine(times, grid, self.times_ms(), servers, kind, ratios, reached, first, last)
+
+
+def table_path(name: str, T_ms: Sequence[float] | FloatArray, **more: object) -> ServicePath:
+    """T of batches 1, 2, ..., len(T_ms), in ms. more: servers, exponential, scatter."""
+    times = np.concatenate([[0.0], np.asarray(T_ms, dtype=np.float64)])
+    return replace(ServicePath(name, times[:, None], np.zeros(1)), **more)  # type: ignore[arg-type]
+
+
+def linear_path(name: str, tau_ms: float, alpha_ms: float, max_batch: int, **more: object) -> ServicePath:
+    """T(b) = tau + alpha b up to `max_batch`."""
+    return table_path(name, tau_ms + alpha_ms * np.arange(1.0, max_batch + 1), **more)
+
+
+def fitted_path(
+    name: str,
+    latency: StepLatency,
+    max_batch: int,
+    tokens_per_request: float = 1.0,
+    *,
+    most_tokens: float = 0.0,
+    spread: bool = True,
+    **more: object,
+) -> ServicePath:
+    """Typical times of a fit, for batches of up to `max_batch` requests with so many tokens each.
+
+    most_tokens: the longest request, where requests differ: a batch's time then goes by its own tokens.  spread: times
+    scatter about T as the measured steps of their phase did (one token a request: decode), where the fit says so.
+    """
+    b = np.arange(1.0, max_batch + 1)
+    grid = np.zeros(1)
+    if most_tokens > 0:
+        grid = np.unique(np.round(np.geomspace(1.0, max(max_batch * most_tokens, 2.0), TOKEN_POINTS)))
+        rows = [latency.latency_ms(np.full(len(grid), B), np.maximum(grid, B)) for B in b]
+        times = np.stack([np.zeros(len(grid)), *rows])
+    else:
+        times = np.concatenate([[0.0], latency.latency_ms(b, b * tokens_per_request)])[:, None]
+    phase = phase_of(max(tokens_per_request, most_tokens))
+    scatter = latency.limits.of(phase).ratios if spread and isinstance(latency, FitResult) else None
+    if scatter is not None:
+        sizes = np.maximum(grid[None, :], b[:, None]) if most_tokens > 0 else (b * tokens_per_request)[:, None]
+        times[1:] *= scatter.levels.factors(sizes)
+    path = ServicePath(name, times, grid, tokens_per_request, scatter=scatter)
+    return replace(path, **more)  # type: ignore[arg-type]
+
+
+def bucketed(path: ServicePath, buckets: Sequence[int]) -> ServicePath:
+    """The path of an engine that pads a batch to the next of `buckets`; the last is its largest batch."""
+    scatter = None if path.scatter is None else path.scatter.padded(buckets)
+    return replace(path, times_ms=np.ascontiguousarray(to_buckets(path.times_ms.T, buckets).T), scatter=scatter)
+
+
+SERVICES = ("fitted", "deterministic", "exponential")
+LARGEST = 1024
+"""Largest batch of a fitted path, whatever was measured."""
+
+QUOTED_LARGEST = 256
+_NAMED = re.compile(r"(?P<name>[\w-]+)[=:](?P<quote>.*)")
+_QUOTED = re.compile(r"(?P<name>[\w-]+)=(?P<exp>exp:)?(?P<tau>[^+*]+)(\+(?P<alpha>[^*]+))?(\*(?P<most>\d+))?")
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How requests meet the paths. service: `fitted` (times scatter as the fit's residuals did), `deterministic` or
+    `exponential`.  most_tokens: the longest request, where requests differ; 0 where they are alike.  servers: by path.
+    """
+
+    tokens_per_request: float = 1.0
+    service: str = "fitted"
+    most_tokens: float = 0.0
+    servers: Mapping[str, int] = field(default_factory=dict)
+    buckets: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if self.service not in SERVICES:
+            raise WrongUsage(
+                f"{self.service!r} is no law of service times",
+                where="--service",
+                remedy=f"Take one of {', '.join(SERVICES)}.",
+            )
+        if self.tokens_per_request < 1:
+            raise WrongUsage("a request has at least one token", where="--tokens-per-request", remedy="Give 1 or more.")
+
+
+def system_of(profile: HardwareProfile, quoted: Sequence[ServicePath], serving: Serving = Serving()) -> System:
+    """The GPU as main path and the CPU beside it; the only path where there is one. Quoted paths replace measured ones
+    of the same name. Raises BadInput, WrongUsage."""
+    paths = {name: measured_path(path, serving) for name, path in profile.paths.items()}
+    paths |= {path.name: path for path in quoted}
+    if not paths:
+        raise BadInput("the hardware profile has no execution path", remedy="Add one with `latfit fit trace.parquet`.")
+    unknown = [name for name in serving.servers if name not in paths]
+    if unknown:
+        raise WrongUsage(f"there is no path {unknown[0]!r}", where="--servers", remedy=f"Take {', '.join(paths)}.")
+    paths = {name: replace(path, servers=serving.servers.get(name, 1)) for name, path in paths.items()}
+    gpu = next((paths[name] for name in GPU_PATHS if name in paths), None)
+    main = gpu or next(iter(paths.values()))
+    side = next((paths[name] for name in CPU_PATHS if name in paths), None) if gpu is not None else None
+    if serving.buckets:
+        main = bucketed(main, serving.buckets)
+    return System(main, side)
+
+
+def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
+    """A path of a profile, for batches up to the largest that was measured.
+
+    A quoted median is served one at a time and taken as exponential, as plans take it: its mean is the median over
+    ln 2. Only `deterministic` takes it as it stands.
+    """
+    fit = path.fit
+    if not fit.status.ok or "B" not in fit.domain:
+        raise BadInput(
+            f"the fit of path {path.name!r} is not usable ({fit.status.sentence})",
+            remedy="Fit it again with `latfit fit`.",
+        )
+    one_at_a_time = path.quote is not None and path.quote.median
+    most = 1 if one_at_a_time else max(1, min(int(fit.domain["B"][1]), LARGEST))
+    made = fitted_path(
+        path.name,
+        fit,
+        most,
+        serving.tokens_per_request,
+        most_tokens=serving.most_tokens,
+        spread=serving.service == "fitted",
+    )
+    made = replace(made, exponential=serving.service == "exponential", quoted=bool(fit.data.get("quoted")))
+    if path.quote is None or not one_at_a_time or serving.service == "deterministic":
+        return made
+    return replace(made, times_ms=path.quote.mean_factor() * made.times_ms, exponential=True)
+
+
+def quoted_path(text: str, serving: Serving = Serving()) -> ServicePath:
+    """`gpu=8ms+0.05ms*256`: T(b) = 8 + 0.05 b ms up to b = 256; `amx=exp:2ms`: one at a time, exponential, mean 2 ms;
+    `amx:p50=2ms`, `gpu:launch=8ms,slope=0.05ms`: as `latfit hardware add NAME --quoted` reads it."""
+    name, line = _NAMED.fullmatch(text.strip()), _QUOTED.fullmatch(text.strip())
+    if name and "=" in name["quote"]:
+        return measured_path(quoted_execution_path(name["name"], parse_quote(name["quote"], "--path")), serving)
+    if not line:
+        raise WrongUsage(
+            f"{text!r} is no path",
+            where="--path",
+            remedy="Write gpu:launch=8ms,slope=0.05ms, amx:p50=2ms, or short gpu=8ms+0.05ms*256, amx=exp:2ms.",
+        )
+    tau = parse_duration_ms(line["tau"], option="--path")
+    alpha = parse_duration_ms(line["alpha"], option="--path") if line["alpha"] else 0.0
+    most = int(line["most"] or (QUOTED_LARGEST if alpha else 1))
+    if not 1 <= most <= 2**20:
+        raise WrongUsage(f"a largest batch of {most}", where="--path", remedy="Give 1 or more.")
+    times = tau + alpha * np.arange(1.0, most + 1)
+    return table_path(line["name"], times, exponential=bool(line["exp"]), quoted=True)
+
+
+def path_times(system: System) -> PathTimes:
+    """Mean times as policies by name go by them."""
+    side = np.empty(0) if system.side is None else system.side.typical_ms[1:]
+    return PathTimes(system.main.typical_ms[1:], side, system.main.servers)
+
+
+def capacity_of(path: ServicePath) -> float:
+    """Requests per ms at the best batch."""
+    return max(path.rate_limit(b) for b in range(1, path.largest + 1)) if path.largest else math.nan

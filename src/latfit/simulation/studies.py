@@ -1,0 +1,327 @@
+"""The literature's claims on batching over two paths, put to the test on a given machine.
+
+All policies meet the same Poisson arrivals, at rates from a hundredth of what the main path alone serves to above it. A
+limit on p99 of SLA_FACTOR times its time for one request says how much load each policy carries. Where there is only
+one path the policies that need two are left out, and the study says so.
+
+The literature's claims on serving engines, put to the test: static against continuous batching, and the orders.
+
+A step with S tokens takes tau + alpha S, the straight line through the main path's T(1) and its T of the largest batch.
+Prompts are log-normal, outputs geometric, as language-model traffic roughly is. Batching is compared on requests that
+are all there from the start, so that throughput is what the engine can do; orders at LOAD of that throughput, above
+it so that somebody has to wait, where one of USERS users sends half of the requests and three in ten requests are
+promised PROMISE times the engine's own time for a typical one.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from latfit.policies import NEED_SIDE, Solve, default_cutoff_ms
+from latfit.simulation.engine.result import summary
+from latfit.simulation.engine.run import serve
+from latfit.simulation.engine.settings import EngineSettings, Order
+from latfit.simulation.engine.step_cost import StepCosts, linear_costs
+from latfit.simulation.policies.run import Options
+from latfit.simulation.policies.service import ServicePath, System, path_times
+from latfit.simulation.policies.sweep import Grid, Point, points_of
+from latfit.stats import FloatArray
+from latfit.workload import OpenLoad, Poisson, Requests, make_requests
+
+Run = Mapping[str, Any]
+
+POLICIES = ("gpu-only", "fixed", "window", "marginal-cost", "three-stage", "cutoff", "split", "optimal")
+LOADS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.05)
+"""Shares of what the main path alone serves with its largest batch."""
+
+SLA_FACTOR = 2.5
+
+ONE_PATH = "It needs a second path, which this machine does not have."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is claimed, and what came out here."""
+
+    claim: str
+    found: str
+
+
+def policy_points(system: System, options: Options, solve: Solve) -> list[Point]:
+    """Every policy at every load; three-stage and cutoff also with half and twice their T_cut."""
+    names = [name for name in POLICIES if system.side is not None or name not in NEED_SIDE]
+    limit = system.main.rate_limit(system.main.largest)
+    sla_ms = options.sla_ms if math.isfinite(options.sla_ms) else study_sla_ms(system)
+    asked = replace(options, sla_ms=sla_ms)
+    points = []
+    for share in LOADS:
+        rate = share * limit
+        cutoff = default_cutoff_ms(rate, path_times(system))
+        for name in names:
+            varied = {"t_cut_ms": (cutoff / 2, cutoff, 2 * cutoff)} if name in NEED_SIDE and name != "split" else {}
+            grid, load = Grid((name,), (rate,), varied), OpenLoad(Poisson(rate))
+            # Near and above capacity there is no optimal table: every rule is as good, or none is.
+            points += points_of(grid, system, load, asked, solve=solve, skipped=[])
+    return points
+
+
+def study_sla_ms(system: System) -> float:
+    """The limit on p99 where none is given."""
+    return SLA_FACTOR * float(system.main.typical_ms[1])
+
+
+def findings(runs: Sequence[Run], system: System, sla_ms: float | None = None) -> list[Finding]:
+    """The claims of the literature, each with what these runs say."""
+    limit_ms = study_sla_ms(system) if sla_ms is None or math.isinf(sla_ms) else sla_ms
+    there = {run["policy"] for run in runs}
+    carried = {name: carried_rate(runs, name, limit_ms) for name in POLICIES if name in there}
+    return [
+        _tail(runs),
+        _throughput(carried, limit_ms),
+        _fixed(runs),
+        _greedy_is_enough(runs),
+        Finding(
+            "The most load with p99 within the limit goes to the policy that uses both paths.",
+            f"Arrivals/s with p99 within {limit_ms:.3g} ms: "
+            + ", ".join(f"{name} {rate:,.0f}" for name, rate in sorted(carried.items(), key=lambda item: -item[1]))
+            + ".",
+        ),
+    ]
+
+
+def best_run(runs: Sequence[Run], policy: str, rate_per_s: float) -> Run | None:
+    """The stable run of a policy at a rate with the least p99."""
+    own = [
+        run
+        for run in runs
+        if run["policy"] == policy and run["stable"] and math.isclose(run["rate_per_s"], rate_per_s, rel_tol=1e-9)
+    ]
+    return min(own, key=lambda run: float(run["latency_ms"]["p99"]), default=None)
+
+
+def carried_rate(runs: Sequence[Run], policy: str, limit_ms: float) -> float:
+    """The rate per second up to which the policy's p99 stays within the limit, on a straight line between the rates of
+    the runs; 0 where it never does, the highest stable rate where it always does."""
+    carried, tail = 0.0, 0.0
+    for rate in _rates(runs):
+        run = best_run(runs, policy, rate)
+        if run is None:
+            break
+        p99 = float(run["latency_ms"]["p99"])
+        if p99 > limit_ms:
+            # Little load may be what is slow: a fixed batch waits to fill.
+            if carried:
+                return carried + (rate - carried) * (limit_ms - tail) / (p99 - tail)
+            continue
+        carried, tail = rate, p99
+    return carried
+
+
+def _rates(runs: Sequence[Run]) -> list[float]:
+    return sorted({float(run["rate_per_s"]) for run in runs})
+
+
+def _ratios(runs: Sequence[Run], slow: str, fast: str) -> list[tuple[float, float, float]]:
+    """(p99 of `slow` over that of `fast`, both in ms the first of them) by rate, where both are stable."""
+    found = []
+    for rate in _rates(runs):
+        a, b = best_run(runs, slow, rate), best_run(runs, fast, rate)
+        if a is not None and b is not None:
+            found.append((a["latency_ms"]["p99"] / b["latency_ms"]["p99"], a["latency_ms"]["p99"], rate))
+    return found
+
+
+def _tail(runs: Sequence[Run]) -> Finding:
+    parts = []
+    for slow in ("fixed", "gpu-only"):
+        ratios = _ratios(runs, slow, "three-stage")
+        if ratios:
+            most, least = max(ratios), min(ratios)
+            parts.append(
+                f"against {slow} by a factor of {least[0]:.2f} (at {least[2]:,.0f}/s) to {most[0]:.2f}"
+                f" ({most[1]:.3g} to {most[1] / most[0]:.3g} ms at {most[2]:,.0f}/s)"
+            )
+    return Finding(
+        "Three-stage batching lowers p99 from 45 to 18 ms, a factor of 2.5.",
+        "Here it lowers p99 " + "; ".join(parts) + "." if parts else ONE_PATH,
+    )
+
+
+def _throughput(carried: Mapping[str, float], limit_ms: float) -> Finding:
+    claim = "Three-stage batching raises throughput 1.4 times."
+    if "three-stage" not in carried:
+        return Finding(claim, ONE_PATH)
+    alone, both = carried["gpu-only"], carried["three-stage"]
+    gain = f"{both / alone:.2f} times as much" if alone > 0 else "against none by gpu-only"
+    return Finding(
+        claim,
+        f"Within {limit_ms:.3g} ms at p99 three-stage carries {both:,.0f}/s and gpu-only {alone:,.0f}/s: {gain}.",
+    )
+
+
+def _fixed(runs: Sequence[Run]) -> Finding:
+    rates = _rates(runs)
+    ends = [best_run(runs, "fixed", rate) for rate in (rates[0], rates[-2])]
+    texts = [
+        f"{run['latency_ms']['p99']:.3g} ms at {run['rate_per_s']:,.0f}/s (batch {run['settings']['batch']})"
+        for run in ends
+        if run is not None
+    ]
+    return Finding(
+        "The tail of GPU-only serving explodes under load.",
+        "With a fixed batch p99 is " + ", ".join(texts) + "; " + _growth(runs, "gpu-only"),
+    )
+
+
+def _growth(runs: Sequence[Run], policy: str) -> str:
+    stable = [run for rate in _rates(runs) if (run := best_run(runs, policy, rate)) is not None]
+    if not stable:
+        return f"{policy} was stable at no rate."
+    low, high = stable[0], stable[-1]
+    return (
+        f"{policy} with greedy batches goes from {low['latency_ms']['p99']:.3g} ms at {low['rate_per_s']:,.0f}/s to"
+        f" {high['latency_ms']['p99']:.3g} ms at {high['rate_per_s']:,.0f}/s."
+    )
+
+
+def _greedy_is_enough(runs: Sequence[Run]) -> Finding:
+    worst: dict[str, tuple[float, float]] = {}
+    for rate in _rates(runs):
+        best = best_run(runs, "optimal", rate)
+        for name in ("gpu-only", "marginal-cost", "window"):
+            run = best_run(runs, name, rate)
+            if best is not None and run is not None:
+                excess = run["latency_ms"]["mean"] / best["latency_ms"]["mean"] - 1
+                worst[name] = max(worst.get(name, (-math.inf, 0.0)), (excess, rate))
+    text = ", ".join(f"{name} {100 * excess:+.2f} % (at {rate:,.0f}/s)" for name, (excess, rate) in worst.items())
+    return Finding(
+        "Waiting or not is what decides.",
+        f"Worst excess of the mean over the optimal rule: {text}." if text else "No optimal table at these loads.",
+    )
+
+
+REQUESTS = 3000
+PROMPT_LOG_MEAN, PROMPT_LOG_SD, OUTPUT_MEAN = 5.0, 1.0, 150
+SEQUENCES = 32
+USERS = 10
+LOAD = 1.05
+PROMISE = 2.5
+PADDED_EXAMPLE = (100, 500, 50)
+
+ORDERS = (Order("fcfs"), Order("sjf"), Order("sjf", length_error=0.8), Order("slo"), Order("fair"))
+
+
+@dataclass(frozen=True, eq=False)
+class ServingStudy:
+    """Entries of `simulate --json` by name, and what they say of the claims."""
+
+    runs: Sequence[dict[str, Any]]
+    findings: Sequence[Finding]
+
+
+def serving_study(path: ServicePath, seed: int = 0) -> ServingStudy:
+    """Run engines whose steps cost what the path's batches do."""
+    times = path.typical_ms
+    alpha = max(0.0, float(times[-1] - times[1]) / max(1, path.largest - 1))
+    costs = linear_costs(max(float(times[1]) - alpha, 1e-6), 0.0, alpha)
+    together = _requests(np.zeros(REQUESTS), seed, float("inf"))
+    batching = {
+        name: _run(f"{name} batching", together, costs, _settings(name), seed)
+        for name in ("static", "continuous", "chunked-prefill")
+    }
+    rate = LOAD * REQUESTS / _makespan_ms(together, costs, seed)
+    arrivals = np.cumsum(np.random.default_rng([seed, 2]).exponential(1 / rate, REQUESTS))
+    promise_ms = PROMISE * OUTPUT_MEAN * float(times[min(SEQUENCES, path.largest)])
+    offered = _requests(arrivals, seed, promise_ms)
+    ordered = [
+        _run(_order_name(order), offered, costs, replace(_settings("chunked-prefill"), order=order), seed)
+        for order in ORDERS
+    ]
+    example = make_requests(np.zeros(3), 1, np.array(PADDED_EXAMPLE))
+    padded = _run("padded example", example, costs, _settings("static"), seed)
+    found = [_padding(padded), _continuous(batching), *_orders(ordered)]
+    return ServingStudy([*batching.values(), padded, *ordered], found)
+
+
+def _requests(arrivals: FloatArray, seed: int, promise_ms: float) -> Requests:
+    """The same lengths, users and classes whatever the arrivals."""
+    n, rng = len(arrivals), np.random.default_rng([seed, 1])
+    prompt = np.maximum(1, np.rint(np.exp(rng.normal(PROMPT_LOG_MEAN, PROMPT_LOG_SD, n)))).astype(np.int64)
+    output = rng.geometric(1 / OUTPUT_MEAN, n)
+    user = np.where(rng.random(n) < 0.5, 0, rng.integers(1, USERS, n))
+    urgent = rng.random(n) < 0.3
+    deadline = np.where(urgent, promise_ms, np.inf)
+    return make_requests(arrivals, prompt, output, class_id=~urgent, user_id=user, deadline_ms=deadline)
+
+
+def _settings(batching: str) -> EngineSettings:
+    """Memory for all, so that only the batching differs."""
+    return EngineSettings(batching=batching, max_num_seqs=SEQUENCES, kv_blocks=200_000, padded_graphs=False)
+
+
+def _run(name: str, requests: Requests, costs: StepCosts, settings: EngineSettings, seed: int) -> dict[str, Any]:
+    run = serve(requests, costs, settings, seed)
+    rate = None if requests.arrival_ms[-1] == 0 else requests.rate * 1000
+    heavy = requests.user_id == 0
+    entry = {"policy": name, "rate_per_s": rate, "settings": {}, **summary([run])}
+    if heavy.any() and not heavy.all():
+        entry["mean_of_heavy_user_ms"] = float(run.latency_ms[heavy].mean())
+        entry["mean_of_others_ms"] = float(run.latency_ms[~heavy].mean())
+    return entry
+
+
+def _makespan_ms(requests: Requests, costs: StepCosts, seed: int) -> float:
+    return float(serve(requests, costs, _settings("chunked-prefill"), seed).last_ms.max())
+
+
+def _order_name(order: Order) -> str:
+    return f"{order.name} (length error {order.length_error:g})" if order.length_error else order.name
+
+
+def _padding(run: dict[str, Any]) -> Finding:
+    lengths = ", ".join(map(str, PADDED_EXAMPLE))
+    return Finding(
+        "A static batch with outputs of 100, 500 and 50 tokens is 43.3 % efficient.",
+        f"Of the tokens that the padded batch ({lengths}) computes {100 * run['useful_share']:.1f} % are of use.",
+    )
+
+
+def _continuous(batching: dict[str, dict[str, Any]]) -> Finding:
+    base = batching["static"]["output_tokens_per_s"]
+    gains = {name: run["output_tokens_per_s"] / base for name, run in batching.items() if name != "static"}
+    parts = ", ".join(f"{name} {gain:.2f} times" for name, gain in gains.items())
+    return Finding(
+        "Continuous batching gives 2.5 times the throughput of static batches.",
+        f"With up to {SEQUENCES} requests in a batch and geometric outputs: {parts}. The gain is what padding wastes"
+        f" ({100 * batching['static']['useful_share']:.0f} % of the static tokens are of use): it grows with the batch"
+        " and with the spread of the outputs, and no single figure holds.",
+    )
+
+
+def _orders(runs: Sequence[dict[str, Any]]) -> list[Finding]:
+    by_name = {run["policy"]: run for run in runs}
+    first, shortest, fair = by_name["fcfs"], by_name["sjf"], by_name["fair"]
+    means = {name: run["latency_ms"]["mean"] / first["latency_ms"]["mean"] for name, run in by_name.items()}
+    tail = shortest["latency_ms"]["p99"] / first["latency_ms"]["p99"]
+    met = ", ".join(f"{name} {100 * run['slo_attainment']:.0f} %" for name, run in by_name.items())
+    (guessed,) = (name for name in by_name if "length error" in name)
+    return [
+        Finding(
+            "Shortest job first beats first come, first served.",
+            f"At {LOAD:g} times what the engine serves it lowers the mean latency to {means['sjf']:.2f} of that, with"
+            f" lengths guessed badly to {means[guessed]:.2f}, and raises p99 to {tail:.2f} of it: long ones starve.",
+        ),
+        Finding("An SLO-aware order meets more deadlines.", f"Deadlines met: {met}."),
+        Finding(
+            "A fair order protects users from a heavy one.",
+            f"Mean latency of the user who sends half of the requests, and of the others: {_two(first)} under fcfs,"
+            f" {_two(fair)} under fair.",
+        ),
+    ]
+
+
+def _two(run: dict[str, Any]) -> str:
+    return f"{run['mean_of_heavy_user_ms'] / 1e3:.2f} and {run['mean_of_others_ms'] / 1e3:.2f} s"

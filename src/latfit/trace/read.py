@@ -1,0 +1,193 @@
+"""The one way into latfit for measured steps: read, pick rows, clean. Every command that takes a trace comes through
+here.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.trace.clean import Cleaned, CleanOptions, check_not_most, clean
+from latfit.trace.columns import BY_NAME, IDENTITY
+from latfit.trace.filter import matching_rows
+from latfit.trace.readers import reader_for
+from latfit.trace.readers.reader import Options
+from latfit.trace.readers.source import Source, open_source
+from latfit.trace.sketch.histogram import step_count
+from latfit.trace.table import Trace, concatenated
+from latfit.units import MS_PER_UNIT
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read sources: column map, unit of the latency column, format, row filter, and what cleaning does."""
+
+    column_map: Mapping[str, str] = field(default_factory=dict)
+    unit: str | None = None
+    format: str = "auto"
+    where: str | None = None
+    cleaning: CleanOptions = field(default_factory=CleanOptions)
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """A clean trace with the facts that a fit stores about its data.
+
+    formats: the reader of each source.  path: the execution path that the formats imply, where they do.
+    everything: the rows as read, before cleaning.
+    """
+
+    sources: Sequence[Source]
+    sha256: str
+    reading: Reading
+    cleaned: Cleaned
+    formats: Sequence[str]
+    path: str | None
+    everything: Trace
+
+    @property
+    def trace(self) -> Trace:
+        return self.cleaned.trace
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
+        return f"{self.sources[0].name}{more}"
+
+
+def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = None) -> Ingested:
+    """Read, filter and clean one file or several, globs, or `-` for standard input. Raises BadInput, WrongUsage."""
+    reading = reading or Reading()
+    if reading.unit is not None and reading.unit not in MS_PER_UNIT:
+        raise WrongUsage(f"{reading.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
+    sources = _opened([names] if isinstance(names, str | Path) else names)
+    readers = [reader_for(source, reading.format) for source in sources]
+    options = Options(reading.column_map, reading.unit)
+    parts = [reader.read(source, options) for reader, source in zip(readers, sources, strict=True)]
+    trace = concatenated(parts, [source.name for source in sources])
+    implied = {reader.path for reader in readers}
+    where = sources[0].name if len(sources) == 1 else f"{len(sources)} files"
+    if len(trace) == 0:
+        raise BadInput("the table has no rows", where=where, remedy="Check how it was made, and make it again.")
+    if reading.where:
+        trace = trace.select(matching_rows(trace, reading.where))
+        if len(trace) == 0:
+            raise BadInput(f"no row matches {reading.where!r}", where=where, remedy="Correct --where.")
+    cleaned = clean(trace, reading.cleaning)
+    if cleaned.rows_used == 0:
+        counts = ", ".join(f"{n} {reason}" for reason, n in cleaned.dropped.items())
+        raise BadInput(
+            f"none of its {cleaned.rows_read} rows can be used (dropped: {counts})",
+            where=where,
+            remedy="B is requests (>= 1), S tokens (>= B), T_ms milliseconds (> 0), prefill and context tokens are 0 or"
+            " more (empty where unknown): check them, or --map and --unit.",
+        )
+    check_not_most(cleaned, reading.cleaning, where)
+    path = implied.pop() if len(implied) == 1 else None
+    formats = [reader.name for reader in readers]
+    return Ingested(sources, _sha256(sources), reading, cleaned, formats, path, trace)
+
+
+def _opened(names: Sequence[str | Path]) -> list[Source]:
+    """A source for each name; a name with wildcards stands for the files that match it, in order."""
+    found: list[Source] = []
+    for name in names:
+        text = str(name)
+        if any(mark in text for mark in "*?[") and not Path(text).exists():
+            matching = sorted(glob(text, recursive=True))
+            if not matching:
+                raise BadInput("no file matches", where=text, remedy="Check the pattern; quote it against the shell.")
+            found += [open_source(match) for match in matching]
+        else:
+            found.append(open_source(name))
+    if not found:
+        raise WrongUsage("nothing to read", remedy="Name a trace, or - for standard input.")
+    return found
+
+
+def parse_column_map(text: str | None) -> dict[str, str]:
+    """{latfit's name: the file's name} from `B=batch,T_ms=latency`. Raises WrongUsage."""
+    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
+    broken = [ours for ours, sign, theirs in pairs if not sign or ours.strip() not in BY_NAME or not theirs.strip()]
+    if broken:
+        raise WrongUsage(
+            f"{broken[0]!r} does not map a column of a trace",
+            where="--map",
+            remedy=f"Write NAME=COLUMN pairs such as B=batch,S=tokens,T_ms=latency; names are {', '.join(BY_NAME)}.",
+        )
+    return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
+
+
+def check_one_machine(ingested: Ingested) -> None:
+    """Rows that differ in hardware, model or tp within one execution path never share a fit.
+
+    Several paths of one machine do not hinder: each gets its fit. Raises BadInput that lists the systems.
+    """
+    paths = {key.get("path", "") for key, _ in ingested.trace.systems()}
+    if len(list(ingested.trace.systems())) != len(paths):
+        raise _several(ingested, "Fit one with --where, or each of them with --each.")
+
+
+def check_one_system(ingested: Ingested) -> None:
+    """One fit is never held against rows of several systems or paths. Raises BadInput that lists them."""
+    if len(list(ingested.trace.systems())) > 1:
+        raise _several(ingested, "Take the one that the fit is of with --where.")
+
+
+def _several(ingested: Ingested, remedy: str) -> BadInput:
+    systems = list(ingested.trace.systems())
+    shown = "; ".join(f"{system_filter(key)} ({len(rows)} rows)" for key, rows in systems[:4])
+    more = f"; and {len(systems) - 4} more" if len(systems) > 4 else ""
+    columns = ", ".join(name for name in IDENTITY if name in systems[0][0])
+    return BadInput(f"holds {len(systems)} systems (by {columns}): {shown}{more}", where=ingested.name, remedy=remedy)
+
+
+def data_facts(ingested: Ingested, system: Mapping[str, str], trace: Trace) -> dict[str, Any]:
+    """The `data` of a fit's JSON: what was read and how, so that `read_again` finds the same rows."""
+    cleaned = ingested.cleaned
+    names = [str(source.path.resolve()) for source in ingested.sources]
+    return {
+        "source": ", ".join(names),
+        "sources": names,
+        "formats": list(ingested.formats),
+        "sha256": ingested.sha256,
+        "rows_read": cleaned.rows_read,
+        "rows_used": step_count(trace),
+        "dropped": dict(cleaned.dropped),
+        "marked": dict(cleaned.marked),
+        "reading": asdict(ingested.reading),
+        "system": dict(system),
+    }
+
+
+def read_again(data: Mapping[str, Any]) -> Trace:
+    """The clean rows that a fit with these `data` was made from. Raises BadInput where they are gone or changed."""
+    names = data.get("sources", [])
+    stored = data.get("reading", {})
+    ingested = ingest(names, Reading(**{**stored, "cleaning": CleanOptions(**stored.get("cleaning", {}))}))
+    if ingested.sha256 != data.get("sha256"):
+        raise BadInput("has changed since the fit was made", where=ingested.name, remedy="Fit it again.")
+    system = data.get("system", {})
+    for key, rows in ingested.trace.systems():
+        if key == system:
+            return rows
+    return ingested.trace
+
+
+def system_filter(key: Mapping[str, str]) -> str:
+    """The --where expression that picks a system."""
+    return " and ".join(f"{name} == {value if value.isdigit() else repr(value)}" for name, value in key.items())
+
+
+def _sha256(sources: Sequence[Source]) -> str:
+    """Digest of the files' bytes, one after another."""
+    digest = hashlib.sha256()
+    for source in sources:
+        with source.path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

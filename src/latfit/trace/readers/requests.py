@@ -1,0 +1,50 @@
+"""Files of request arrivals. They hold no steps, so reading one as a trace is refused with the command that uses it."""
+
+from latfit.errors import BadInput
+from latfit.trace.columns import REQUIRED
+from latfit.trace.readers.reader import Options, Reader
+from latfit.trace.readers.source import Source
+from latfit.trace.readers.text import has_keys, header_of
+from latfit.trace.table import Trace
+
+TIMES = ("t_s", "arrived_at")
+PROMPTS = ("prompt_tokens", "num_prefill_tokens")
+OUTPUTS = ("output_tokens", "num_decode_tokens")
+
+TABLES = (
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    ("Timestamp", "Request tokens", "Response tokens"),
+)
+"""Azure and BurstGPT."""
+
+OBJECTS = (
+    ("timestamp", "input_length", "output_length"),
+    ("input_lens", "output_lens", "ttfts"),
+    ("metadata", "metrics", "request_start_ns"),
+    ("benchmarks", "guidellm_version"),
+    ("benchmarks", "generative_benchmark"),
+)
+"""Mooncake, vLLM's `bench serve --save-detailed`, AIPerf and GuideLLM, the last in two versions."""
+
+
+def recognises(head: bytes) -> bool:
+    """A table or JSON of requests with their lengths, in one of the known shapes."""
+    names = set(header_of(head))
+    if any(set(table) <= names for table in TABLES) or any(has_keys(head, *keys) for keys in OBJECTS):
+        return True
+    groups = (TIMES, PROMPTS, OUTPUTS)
+    in_table = all(names & set(group) for group in groups) and not set(REQUIRED) <= names
+    in_lines = all(any(has_keys(head, key) for key in group) for group in groups) and not has_keys(head, *REQUIRED)
+    return in_table or in_lines
+
+
+def read(source: Source, options: Options) -> Trace:
+    """Always raises BadInput."""
+    raise BadInput(
+        "holds request arrivals, not steps",
+        where=source.name,
+        remedy=f"Simulate them on a fit with latfit simulate --arrivals {source.name}; a fit needs a trace of steps.",
+    )
+
+
+READER = Reader("arrivals", "request arrivals (for latfit simulate)", recognises, read)

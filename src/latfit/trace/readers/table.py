@@ -1,0 +1,296 @@
+"""Tables of anybody's: Parquet, Feather or Arrow, CSV and its like, and JSON lines of flat objects.
+
+A map may rename the columns and a unit scale the latency; names that say what they are need neither.
+
+Which column of a table is B, which S, which T: by the user's map, by latfit's names, or by names that say so.
+
+Names are guessed only where one column fits and none has latfit's name. The unit of T comes from --unit, or from the
+name (`latency_us`), or is milliseconds; a median that no step takes in that unit asks for --unit.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from latfit.errors import BadInput
+from latfit.trace.columns import BY_NAME, REQUIRED
+from latfit.trace.parquet import columns_of, read_parquet
+from latfit.trace.readers.reader import Options, Reader
+from latfit.trace.readers.source import Source
+from latfit.trace.readers.text import Tally, header_of, number, numbers, read_delimited, records, starts_as_json, texts
+from latfit.trace.table import Array, Trace
+from latfit.units import MS_PER_UNIT, format_ms
+
+SYNONYMS = {
+    "B": ("b", "batch", "batch_size", "num_reqs"),
+    "S": ("s", "tokens", "num_tokens", "total_tokens"),
+    "T_ms": ("t_ms",),
+}
+TIMED = re.compile(r"(?:latency|time|duration)(?:_(ns|us|µs|μs|ms|s))?")
+
+SHORTEST_MS, LONGEST_MS = 0.005, 1e5
+TYPICAL_MS = 20.0
+
+
+@dataclass(frozen=True)
+class Named:
+    """Columns under latfit's names, the milliseconds that one unit of T is, and what was guessed."""
+
+    columns: dict[str, Array]
+    ms_per_unit: float
+    guessed: Mapping[str, str]
+
+
+def named_columns(found: Mapping[str, Array], options: Options, where: str) -> Named:
+    """The columns with --map applied and obvious names understood. Raises BadInput where one is missing or unclear."""
+    given = options.column_map
+    missing = [theirs for theirs in given.values() if theirs not in found]
+    if missing:
+        raise BadInput(
+            f"no column {', '.join(missing)} (there are {_listed(found)})",
+            where=where,
+            remedy="Correct --map, for example --map B=batch,S=tokens,T_ms=latency.",
+        )
+    guessed = _guessed(found, options, where)
+    mapping = {**given, **guessed}
+    taken = set(mapping.values()) | set(mapping)
+    columns = {ours: found[theirs] for ours, theirs in mapping.items()}
+    columns |= {name: column for name, column in found.items() if name not in taken}
+    if lacking := [name for name in REQUIRED if name not in columns]:
+        raise BadInput(
+            f"no column {', '.join(lacking)} (there are {_listed(found)})",
+            where=where,
+            remedy="Say which columns they are, for example --map B=batch,S=tokens,T_ms=latency.",
+        )
+    unit = options.unit or _unit_in(guessed.get("T_ms", ""))
+    return Named(columns, MS_PER_UNIT[unit or "ms"], guessed)
+
+
+def check_unit(T_ms: Array, options: Options, where: str) -> None:
+    """Raises BadInput where T is so short or long that its unit must be another, and none was given."""
+    positive = T_ms[np.isfinite(T_ms) & (T_ms > 0)]
+    if options.unit is not None or not len(positive):
+        return
+    median = float(np.median(positive))
+    if SHORTEST_MS <= median <= LONGEST_MS:
+        return
+    likely = min(("s", "us", "ns"), key=lambda unit: abs(np.log(median * MS_PER_UNIT[unit] / TYPICAL_MS)))
+    raise BadInput(
+        f"the median step takes {format_ms(median)}: T looks like {likely}, not ms",
+        where=where,
+        remedy=f"Say its unit with --unit {likely}, or --unit ms if that is right.",
+    )
+
+
+def provenance_of(named: Named) -> dict[str, Any]:
+    """What was guessed, for the record."""
+    return {"column_map": dict(named.guessed)} if named.guessed else {}
+
+
+def _guessed(found: Mapping[str, Array], options: Options, where: str) -> dict[str, str]:
+    guessed = {}
+    free = [name for name in found if name not in options.column_map.values()]
+    for ours in REQUIRED:
+        if ours in found or ours in options.column_map:
+            continue
+        candidates = [name for name in free if _fits(ours, name, options.unit)]
+        if len(candidates) > 1:
+            raise BadInput(
+                f"{ours} may be any of the columns {', '.join(candidates)}",
+                where=where,
+                remedy=f"Say which with --map, for example --map {ours}={candidates[0]}.",
+            )
+        if candidates:
+            guessed[ours] = candidates[0]
+    _check_unit_agrees(guessed.get("T_ms", ""), options.unit, where)
+    return guessed
+
+
+def _fits(ours: str, name: str, unit: str | None) -> bool:
+    plain = _plain(name)
+    if plain in SYNONYMS[ours]:
+        return True
+    timed = TIMED.fullmatch(plain) if ours == "T_ms" else None
+    return timed is not None and (timed.group(1) is not None or unit is not None)
+
+
+def _check_unit_agrees(name: str, unit: str | None, where: str) -> None:
+    told = _unit_in(name)
+    if told and unit and MS_PER_UNIT[told] != MS_PER_UNIT[unit]:
+        raise BadInput(
+            f"the column {name} is in {told} by its name, but --unit says {unit}",
+            where=where,
+            remedy=f"Leave --unit out, or say that the name is wrong with --map T_ms={name}.",
+        )
+
+
+def _unit_in(name: str) -> str | None:
+    plain = _plain(name)
+    if plain in SYNONYMS["T_ms"]:
+        return "ms"
+    timed = TIMED.fullmatch(plain)
+    return timed.group(1) if timed else None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s-]+", "_", name.strip().lower())
+
+
+def _listed(names: Mapping[str, Array]) -> str:
+    shown = list(names)
+    return ", ".join(shown[:12]) + (f", and {len(shown) - 12} more" if len(shown) > 12 else "")
+
+
+PARQUET_MAGIC = b"PAR1"
+ARROW_FILE_MAGIC = b"ARROW1"
+OLD_FEATHER_MAGIC = b"FEA1"
+ARROW_STREAM_MAGIC = b"\xff\xff\xff\xff"
+MOST_COLUMNS = 4096
+
+
+def recognises(head: bytes) -> bool:
+    """Parquet, Feather, Arrow, JSON, or text whose first line has at least two columns."""
+    return _is_binary(head) or starts_as_json(head) or bool(header_of(head))
+
+
+def read(source: Source, options: Options) -> Trace:
+    """The table as a trace. Cells that are not numbers where numbers belong become NaN, for cleaning to count."""
+    found = _found(source)
+    named = named_columns(found.columns, options, source.name)
+    columns = {name: _typed(name, column) for name, column in named.columns.items()}
+    columns["T_ms"] = columns["T_ms"] * named.ms_per_unit
+    if not (_is_binary(source.head) and found.provenance):  # a trace that latfit wrote is in milliseconds
+        check_unit(columns["T_ms"], options, source.name)
+    return Trace(columns, {**found.provenance, **provenance_of(named)})
+
+
+def read_columns(source: Source, required: Sequence[str]) -> Trace:
+    """A table that need not hold latencies, with latfit's own column names. Raises BadInput where one is missing."""
+    found = _found(source)
+    if missing := [name for name in required if name not in found]:
+        raise BadInput(
+            f"no column {', '.join(missing)} (there are {', '.join(found.columns)})",
+            where=source.name,
+            remedy=f"Give a table with the columns {', '.join(required)}.",
+        )
+    columns = {name: _typed(name, column) for name, column in found.columns.items()}
+    broken = np.logical_or.reduce([~np.isfinite(columns[name]) for name in required])
+    if broken.any():
+        raise BadInput(
+            f"row {int(np.argmax(broken)) + 1} has no number in {' or '.join(required)}",
+            where=source.name,
+            remedy="Correct or leave out the row.",
+        )
+    return Trace(columns, found.provenance)
+
+
+def _found(source: Source) -> Trace:
+    """What the container holds, under the names of the file."""
+    if _is_binary(source.head):
+        return _read_binary(source)
+    if starts_as_json(source.head):
+        return _read_json(source)
+    table = read_delimited(source)
+    return Trace(table.columns, Tally(bad=table.bad_lines).facts())
+
+
+def _is_binary(head: bytes) -> bool:
+    return head.startswith((PARQUET_MAGIC, ARROW_FILE_MAGIC, OLD_FEATHER_MAGIC, ARROW_STREAM_MAGIC))
+
+
+def _read_binary(source: Source) -> Trace:
+    import pyarrow as pa
+
+    if source.compression is not None:
+        raise BadInput(
+            f"a table in a {source.compression} file",
+            where=source.name,
+            remedy="Decompress it: Parquet and Feather are compressed inside.",
+        )
+    try:
+        if source.head.startswith(PARQUET_MAGIC):
+            return read_parquet(source.path, source.name)
+        return Trace(columns_of(_arrow_table(source), source.name))
+    except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        reason = (str(error).splitlines() or ["damaged"])[0][:200]
+        raise BadInput(
+            f"not a whole table ({reason})", where=source.name, remedy="It may be cut short: copy or make it again."
+        ) from None
+
+
+def _arrow_table(source: Source) -> Any:
+    """The table, checked: a damaged one would lead outside its buffers."""
+    from pyarrow import ipc
+
+    if source.head.startswith(OLD_FEATHER_MAGIC):
+        raise BadInput(
+            "is in the first version of Feather, which Arrow no longer reads",
+            where=source.name,
+            remedy="Save it again in the second version (or as Parquet).",
+        )
+    with source.open() as stream:
+        is_stream = source.head.startswith(ARROW_STREAM_MAGIC)
+        table = (ipc.open_stream if is_stream else ipc.open_file)(stream).read_all()
+    table.validate(full=True)
+    return table
+
+
+def _read_json(source: Source) -> Trace:
+    """Flat objects as columns; a value that is itself an object or a list is left out."""
+    tally = Tally()
+    columns: dict[str, list[Any]] = {}
+    for row, record in enumerate(records(source, tally)):
+        for name, value in record.items():
+            if not isinstance(value, (dict, list)):
+                columns.setdefault(name.strip(), [None] * row)[row:] = [value]
+        if len(columns) > MOST_COLUMNS:
+            raise BadInput(
+                f"has more than {MOST_COLUMNS} different keys",
+                where=source.name,
+                remedy="Give a table: one object a step, with the same keys in each.",
+            )
+        for column in columns.values():
+            if len(column) == row:
+                column.append(None)
+    if not columns:
+        raise BadInput(
+            "holds no flat JSON object",
+            where=source.name,
+            remedy='Give one object a line, such as {"B": 1, "S": 1, "T_ms": 9.5}.',
+        )
+    return Trace({name: _array(column) for name, column in columns.items()}, tally.facts())
+
+
+def _array(values: list[Any]) -> Array:
+    """Integers and floats as such, so that a label keeps its look; anything else as objects."""
+    kinds = {type(value) for value in values}
+    if kinds == {int} and all(abs(value) < 1 << 63 for value in values):
+        return np.array(values, dtype=np.int64)
+    if kinds <= {int, float, type(None)} and kinds & {int, float}:
+        return np.array([number(value) for value in values], dtype=np.float64)
+    return np.array(values, dtype=object)
+
+
+def _typed(name: str, column: Array) -> Array:
+    """The column in its declared kind; a label that is not declared keeps numbers and is text otherwise."""
+    kind = BY_NAME[name].kind if name in BY_NAME else None
+    if kind in ("int", "float"):
+        return _seconds(column) if column.dtype.kind == "M" else numbers(column)
+    if kind == "text":
+        return texts(column)
+    if kind == "flag":
+        return np.array([value in (True, 1, "true", "True", "1") for value in column.tolist()], dtype=bool)
+    return texts(column) if column.dtype.kind == "O" else column
+
+
+def _seconds(moments: Array) -> Array:
+    """Points in time as seconds from the first of them."""
+    known = moments[~np.isnat(moments)]
+    first = known.min() if len(known) else moments[:1]
+    return np.asarray((moments - first) / np.timedelta64(1, "s"), dtype=np.float64)
+
+
+READER = Reader("table", "a table with columns B, S and T_ms, or others with --map", recognises, read)

@@ -1,0 +1,285 @@
+"""Text tables: CSV, TSV and semicolon-separated files with a header line, in whatever encoding they come.
+
+JSON as engines write it: one object a line, a list in one document, or a list a line where an endpoint was polled.
+
+Lines are parsed one by one, so that memory is bounded by the longest line. What cannot be parsed is counted in a
+`Tally`, never raised: a log that was cut, or that has a foreign line in it, still has its other steps.
+"""
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from latfit.errors import BadInput
+from latfit.trace.parquet import columns_of
+from latfit.trace.readers.source import Source
+from latfit.trace.table import Array
+
+MOST_LINE_BYTES = 1 << 26
+MOST_DOCUMENT_BYTES = 1 << 29
+
+_DECODER = json.JSONDecoder()
+
+
+@dataclass
+class Tally:
+    """Lines that hold no record: broken ones, and the last one where the file ends inside it."""
+
+    bad: int = 0
+    cut: int = 0
+
+    def facts(self) -> dict[str, int]:
+        """What a provenance says of them; nothing where there are none."""
+        counts = {"bad_lines": self.bad, "cut_lines": self.cut}
+        return {name: count for name, count in counts.items() if count}
+
+
+def starts_as_json(head: bytes) -> bool:
+    """Whether the first character that is not blank opens an object or a list."""
+    return _plain(head[:4096])[:1] in ("{", "[")
+
+
+def has_keys(head: bytes, *keys: str) -> bool:
+    """Whether `head` is JSON, but for a first line that may have lost its beginning, and holds every key."""
+    begins = starts_as_json(head) or starts_as_json(head.partition(b"\n")[2])
+    return begins and all(f'"{key}"'.encode() in head for key in keys)
+
+
+def records(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
+    """The objects of the file in their order; lists are unpacked. Raises BadInput where a document is too large."""
+    found = False
+    if _is_document(source.head):
+        for record in _of_document(source, tally):
+            found = True
+            yield record
+    if not found:
+        tally.bad = tally.cut = 0
+        yield from _of_lines(source, tally)
+
+
+def member(record: Any, *path: str) -> Any:
+    """The value under a path of keys, None where there is none."""
+    for key in path:
+        if not isinstance(record, dict):
+            return None
+        record = record.get(key)
+    return record
+
+
+def number(record: Any, *path: str) -> float:
+    """The number under a path of keys, NaN where there is none."""
+    value = member(record, *path)
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def text(record: Any, *path: str) -> str:
+    """The value under a path of keys as text, empty where there is none."""
+    value = member(record, *path)
+    try:
+        return "" if value is None or isinstance(value, (dict, list)) else str(value)
+    except ValueError:
+        return ""  # an integer of more digits than Python turns into text
+
+
+def _plain(raw: bytes) -> str:
+    return raw.decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
+
+
+def _is_document(head: bytes) -> bool:
+    """Whether a value goes on over several lines, or is a list in one line that may be as long as the file."""
+    line, newline, _ = _plain(head).partition("\n")
+    if not newline:
+        return line.startswith("[")
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return line.startswith("[") or (line.startswith("{") and not line.rstrip().endswith("}"))
+    return False
+
+
+def _of_document(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
+    content = bytearray()
+    for block in source.blocks():
+        content += block
+        if len(content) > MOST_DOCUMENT_BYTES:
+            raise BadInput(
+                f"a JSON document of more than {MOST_DOCUMENT_BYTES >> 20} MiB",
+                where=source.name,
+                remedy="Turn it into JSON lines, for example with: jq -c '.[]' FILE",
+            )
+    plain = _plain(bytes(content))
+    position = 1 if plain.startswith("[") else 0
+    while True:
+        while position < len(plain) and plain[position] in " \t\r\n,]":
+            position += 1
+        if position == len(plain):
+            return
+        try:
+            value, position = _DECODER.raw_decode(plain, position)
+        except (ValueError, RecursionError):
+            tally.cut += 1
+            return
+        yield from _objects(value, tally)
+
+
+def _of_lines(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
+    with source.open() as stream:
+        while line := stream.readline(MOST_LINE_BYTES):
+            plain = _plain(line)
+            if not plain:
+                continue
+            try:
+                value = json.loads(plain)
+            except (ValueError, RecursionError):
+                ended = line.endswith(b"\n") or len(line) == MOST_LINE_BYTES
+                tally.bad += ended
+                tally.cut += not ended
+                continue
+            yield from _objects(value, tally)
+
+
+def _objects(value: Any, tally: Tally) -> Iterator[dict[str, Any]]:
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, dict):
+            yield item
+        else:
+            tally.bad += 1
+
+
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True)
+class Delimited:
+    """Columns by name, and how many lines had another number of cells than the header."""
+
+    columns: Mapping[str, Array]
+    bad_lines: int
+
+
+def header_of(head: bytes) -> list[str]:
+    """The names in the first line; empty where it is not the header of a table."""
+    if head.startswith(UTF16_MARKS):
+        plain = head[: len(head) & ~1].decode("utf-16", errors="replace")
+    elif b"\0" in head:
+        return []
+    else:
+        plain = head.decode("utf-8-sig", errors="replace")
+    line = plain.lstrip("\r\n").partition("\n")[0].rstrip("\r")
+    try:
+        names = next(csv.reader([line], delimiter=_delimiter(line)), [])
+    except csv.Error:
+        return []
+    return [name.strip() for name in names] if len(names) > 1 else []
+
+
+def has_columns(head: bytes, *names: str) -> bool:
+    """Whether the first line names all of these columns."""
+    return set(names) <= set(header_of(head))
+
+
+def read_delimited(source: Source) -> Delimited:
+    """The table. Bytes that are not text become U+FFFD. Raises BadInput where it is not a table."""
+    import pyarrow as pa
+
+    if b"\0" in source.head and not source.head.startswith(UTF16_MARKS):
+        raise _not_a_table(source, "it holds bytes that are no text")
+    names = header_of(source.head)
+    if twice := next((name for name, times in Counter(names).items() if times > 1), None):
+        raise BadInput(f"two columns are called {twice!r}", where=source.name, remedy="Rename one of them.")
+    skipped: list[str] = []
+    try:
+        with source.open() as stream:
+            table = _parsed(stream, source.head, names, skipped)
+    except (pa.ArrowException, ValueError, csv.Error) as error:
+        raise _not_a_table(source, error) from None
+    if skipped and len(skipped) > table.num_rows:
+        raise _not_a_table(source, skipped[0])
+    columns = columns_of(table, source.name)
+    return Delimited({name: _decoded(column) for name, column in columns.items()}, len(skipped))
+
+
+def numbers(column: Array) -> Array:
+    """The column as float64; what is not a number becomes NaN."""
+    if column.dtype.kind in "iuf":
+        return column.astype(np.float64)
+    return np.array([_number(value) for value in column.tolist()], dtype=np.float64)
+
+
+def texts(column: Array) -> Array:
+    """The column as text; what is missing becomes empty."""
+    return np.array([_text(value) for value in column.tolist()], dtype=object)
+
+
+def _parsed(stream: Any, head: bytes, names: list[str], skipped: list[str]) -> Any:
+    from pyarrow import csv as arrow_csv
+
+    plain = head.decode("utf-16" if head.startswith(UTF16_MARKS) else "utf-8-sig", errors="replace")
+    lines = plain.split("\n", 2)
+    delimiter = _delimiter(lines[0])
+    # A semicolon separates where the comma marks decimals.
+    decimal = "," if delimiter == ";" and len(lines) > 1 and "," in lines[1] else "."
+    reading = arrow_csv.ReadOptions(encoding="utf-16" if head.startswith(UTF16_MARKS) else "utf8")
+    if "\ufffd" in "".join(names):
+        reading.column_names, reading.skip_rows = names, 1
+    return arrow_csv.read_csv(
+        stream,
+        read_options=reading,
+        parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=_counting(skipped)),
+        convert_options=arrow_csv.ConvertOptions(decimal_point=decimal),
+    )
+
+
+def _counting(skipped: list[str]) -> Callable[[Any], str]:
+    def skip(row: Any) -> str:
+        skipped.append(f"a line of {row.actual_columns} cells under a header of {row.expected_columns}")
+        return "skip"
+
+    return skip
+
+
+def _not_a_table(source: Source, reason: object) -> BadInput:
+    first = (str(reason).splitlines() or ["nothing in it"])[0][:200]
+    return BadInput(
+        f"not a table ({first})", where=source.name, remedy="Give a trace in Parquet, or CSV with a header line."
+    )
+
+
+def _delimiter(line: str) -> str:
+    return max(",\t;", key=line.count)
+
+
+def _decoded(column: Array) -> Array:
+    """Arrow gives a column with bytes outside UTF-8 as bytes."""
+    if column.dtype.kind != "O" or not any(isinstance(value, bytes) for value in column.tolist()):
+        return column
+    return texts(column)
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", errors="replace")
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return float("nan")
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    try:
+        return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
+    except ValueError:
+        return ""  # an integer of more digits than Python turns into text

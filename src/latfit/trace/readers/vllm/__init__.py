@@ -1,0 +1,1 @@
+"""Logs of vLLM, read by compiled code."""

@@ -1,0 +1,1 @@
+"""Any number of rows as weighted cells, in flat memory."""

@@ -1,0 +1,1 @@
+"""Every example of the pages runs and says what the page says."""

@@ -1,0 +1,203 @@
+"""The `torch-cuda` device: its decisions on a stand-in for the GPU, and the GPU itself where there is one.
+
+`OnCpu` gives the CPU as the place of tensors and keeps a ledger of what the device asked of the GPU; everything that
+only a GPU can do is in `TorchCuda`, which the tests marked `gpu` run.
+"""
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfit.cli.app import run
+from latfit.errors import WrongUsage
+from latfit.profiling.devices.protocol import DeviceOutOfMemory, DeviceSettings
+from latfit.profiling.devices.select import cuda_missing
+from latfit.profiling.host.machine import cpu_model
+from latfit.profiling.request import ProfileRequest
+from latfit.profiling.run import measure
+from latfit.profiling.sampler import run_profile
+from latfit.profiling.shapes import GIB, ModelShape, StepShape
+from latfit.trace.parquet import write_trace
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed (latfit[torch])")
+
+SMALL = ModelShape("small", 64, 2, 4, 2, 16, 96, 128)
+CELLS = (StepShape(2, 16), StepShape(prefill=(8,), history=(4,)), StepShape(2, 16, (4,)))
+
+
+class NoRoom(Exception):
+    """What this stand-in raises where CUDA would be out of memory."""
+
+
+class OnCpu:
+    """A GPU with `room` bytes whose clock is a counter: every timed run takes 1, 2, 3, ... ms."""
+
+    place = "cpu"
+    out_of_memory = NoRoom
+
+    def __init__(self, room: int = GIB, largest: int | None = None) -> None:
+        self.room, self.largest = room, largest
+        self.timed = self.recorded = self.released = 0
+
+    def facts(self) -> dict[str, Any]:
+        return {"gpu": "stand-in", "l2_bytes": 4096}
+
+    def free_bytes(self) -> int:
+        return self.room
+
+    def time_ms(self, run: Callable[[], object]) -> float:
+        run()
+        self.timed += 1
+        return float(self.timed)
+
+    def record(self, run: Callable[[], object]) -> Callable[[], None]:
+        if self.largest is not None:
+            raise NoRoom("CUDA out of memory. Tried to allocate\nmore")
+        self.recorded += 1
+        run()
+
+        def replay() -> None:
+            run()
+
+        return replay
+
+    def pinned(self, size: int) -> Any:
+        import torch
+
+        return torch.empty(size, dtype=torch.uint8)
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def device(runtime: OnCpu, shape: ModelShape = SMALL, **settings: Any) -> Any:
+    from latfit.profiling.devices.cuda_device import TorchCudaDevice
+
+    return TorchCudaDevice(shape, DeviceSettings(**{"precision": "fp32", **settings}), runtime)
+
+
+def test_a_cell_is_recorded_once_and_timed_by_the_gpus_clock() -> None:
+    runtime = OnCpu()
+    under_test = device(runtime)
+    for cell in CELLS:
+        under_test.prepare(cell)
+    assert runtime.recorded == len(CELLS)
+    assert [under_test.step_ms() for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert under_test.facts()["cuda_graphs"] is True
+
+
+@pytest.mark.parametrize("change", [{"graphs": False}, {"experts": 4}])
+def test_eager_where_graphs_are_off_or_cannot_be(change: dict[str, Any]) -> None:
+    runtime = OnCpu()
+    shape = ModelShape("moe", 64, 2, 4, 2, 16, 96, 128, experts=4, active_experts=2) if "experts" in change else SMALL
+    under_test = device(runtime, shape, graphs=change.get("graphs", True))
+    under_test.prepare(CELLS[0])
+    assert under_test.step_ms() == 1.0
+    assert runtime.recorded == 0
+    assert under_test.facts()["cuda_graphs"] is False
+
+
+def test_cold_caches_are_flushed_before_a_step() -> None:
+    warm, cold = device(OnCpu()), device(OnCpu(), cold=True)
+    assert (warm.facts()["flushed_bytes"], cold.facts()["flushed_bytes"]) == (0, 2 * 4096)
+    cold.prepare(CELLS[0])
+    cold._flush.fill_(7)
+    cold.step_ms()
+    assert not cold._flush.any()
+
+
+def test_input_tokens_rotate() -> None:
+    """The recorded step reads its tokens from one place, into which each step copies the next set."""
+    under_test = device(OnCpu())
+    under_test.prepare(CELLS[0])
+    seen = set()
+    for _ in range(4):
+        under_test.step_ms()
+        seen.add(tuple(under_test._tokens.tolist()))
+    assert len(seen) > 1
+
+
+def test_out_of_memory_is_a_limit_and_memory_is_given_back() -> None:
+    runtime = OnCpu(largest=0)
+    result = run_profile(device(runtime), CELLS, budget_s=5.0)
+    assert {limit.cell for limit in result.limits} == set(CELLS)
+    assert {limit.message for limit in result.limits} == {"CUDA out of memory. Tried to allocate"}
+    assert runtime.released == len(CELLS)
+
+
+def test_a_cell_too_large_is_not_tried() -> None:
+    with pytest.raises(DeviceOutOfMemory, match="GiB"):
+        device(OnCpu(room=2**20)).prepare(StepShape(512, 4096))
+
+
+def test_weights_too_large_are_wrong_usage() -> None:
+    with pytest.raises(WrongUsage, match="weights take"):
+        device(OnCpu(room=2**10))
+
+
+def test_cache_transfer_is_timed_for_as_many_sizes_as_fit() -> None:
+    under_test = device(OnCpu(room=4 * SMALL.cache_bytes(256)))
+    found = under_test.kv_transfer()
+    assert [row["tokens"] for row in found] == [16, 64, 256]
+    assert [row["bytes"] for row in found] == [SMALL.cache_bytes(tokens) for tokens in (16, 64, 256)]
+    assert all(row["T_ms"] > 0 for row in found)
+
+
+def test_a_trace_of_both_sides_keeps_them_apart(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> None:
+    """CPU and GPU in one run: one trace, a path each, and the cost of moving the cache between them; `latfit fit`
+    enters both into the machine's profile."""
+    from latfit.profiling.devices import select
+
+    monkeypatch.setattr(select, "reason_missing", lambda kind: None if kind in ("numpy", "torch-cuda") else "away")
+    monkeypatch.setattr(select, "_cuda_device", lambda shape, settings: device(OnCpu(), shape))
+    grid = "B=1,2,4,8;S=1,2,4,8,16"
+    request = ProfileRequest(layers=1, grid=grid, contexts=(8,), budget_ms=12000.0, threads=1, processes=1)
+    trace, outcomes = measure(request)
+    assert [outcome.path for outcome in outcomes] == ["cpu", "gpu"]
+    assert set(trace["path"]) == {"cpu", "gpu"}
+    assert set(trace["hardware"]) == {f"{cpu_model()} + stand-in"}
+    assert not set(trace["run"][trace["path"] == "cpu"]) & set(trace["run"][trace["path"] == "gpu"])
+    assert trace.provenance["paths"]["gpu"]["kv_transfer"]
+    assert trace.provenance["paths"]["cpu"]["device"]["device"] == "numpy"
+    write_trace(in_tmp / "trace.parquet", trace)
+    assert run(["fit", "trace.parquet", "--quiet"]) == 0
+    assert set(json.loads(Path("hardware.json").read_text())["paths"]) == {"cpu", "gpu"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(cuda_missing() is not None, reason=str(cuda_missing()))
+class TestGpu:
+    @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+    @pytest.mark.parametrize("graphs", [True, False])
+    def test_steps_run_and_agree_with_the_cpu(self, precision: str, graphs: bool) -> None:
+        import torch
+
+        from latfit.profiling.devices.cuda_device import TorchCuda, TorchCudaDevice
+        from latfit.profiling.devices.numpy_step import random_weights
+        from latfit.profiling.devices.torch_step import TorchStep, random_cache, torch_weights
+
+        under_test = TorchCudaDevice(SMALL, DeviceSettings(precision, graphs=graphs), TorchCuda())
+        for cell in CELLS:
+            under_test.prepare(cell)
+            assert 0 < under_test.step_ms() < 1000
+        weights, cell = random_weights(SMALL, 0), StepShape(prefill=(16,))
+        tokens = torch.arange(16)
+        logits = []
+        for place in ("cpu", "cuda:0"):
+            loaded = torch_weights(weights, place, "fp32")
+            step = TorchStep(loaded, cell, random_cache(SMALL, cell, loaded.dtype, place), tokens.to(place))
+            with torch.inference_mode():
+                logits.append(step.run().cpu().numpy())
+        np.testing.assert_allclose(logits[1], logits[0], rtol=0.02, atol=0.02)
+
+    def test_moving_more_takes_longer(self) -> None:
+        from latfit.profiling.devices.cuda_device import TorchCuda, TorchCudaDevice
+
+        rows = TorchCudaDevice(SMALL, DeviceSettings("bf16"), TorchCuda()).kv_transfer()
+        assert rows[-1]["T_ms"] > 0
+        assert [row["bytes"] for row in rows] == sorted(row["bytes"] for row in rows)

@@ -1,0 +1,121 @@
+"""The request level a second time: plain lists, one event after the other, the policy asked at every one of them.
+
+The compiled core asks a policy only when the policy said it wanted to be asked; that both agree shows that the policy
+asked for the right moments too.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from latfit.policies.policy import Policy, QueueView
+from latfit.simulation.policies.replication import Drawn
+from latfit.simulation.policies.service import ServicePath, System
+from latfit.workload.random_streams import SERVICE, Streams
+
+
+@dataclass
+class Served:
+    """By request: response in ms, path (0 main, 1 side), arrival; what was never served is missing."""
+
+    response: dict[int, float] = field(default_factory=dict)
+    path: dict[int, int] = field(default_factory=dict)
+    arrive: dict[int, float] = field(default_factory=dict)
+
+
+class Reference:
+    def __init__(self, policy: Policy, system: System, drawn: Drawn, streams: Streams) -> None:
+        self.policy, self.system, self.load = policy, system, drawn.load
+        self.times = system.times_ms()
+        self.rngs = [streams.generator(SERVICE, path) for path in range(2)]
+        self.free = [[0.0] * path.servers for path in system.paths] + [[math.inf]] * (2 - len(system.paths))
+        self.queue: list[int] = []
+        self.beside: list[int] = []
+        self.served = Served()
+        self.issued = 0
+        self.coming: list[float] = []
+        if self.load.users:
+            for _ in range(min(self.load.users, len(self.load.arrive))):
+                self.send(0.0)
+        else:
+            self.coming = self.load.arrive.tolist()
+            self.issued = len(self.coming)
+
+    def send(self, now: float) -> None:
+        if self.issued < len(self.load.think):
+            self.coming.append(now + float(self.load.think[self.issued]))
+            self.coming.sort()
+            self.issued += 1
+
+    def class_of(self, i: int) -> int:
+        return int(self.load.class_id[i]) if len(self.load.class_id) else 0
+
+    def run(self) -> Served:
+        until, arrived = math.inf, 0
+        now = -1.0
+        while True:
+            ends = [t for path in self.free for t in path if now < t < math.inf]
+            moment = min([*ends, *self.coming[:1], until], default=math.inf)
+            if moment == math.inf:
+                return self.served
+            now = moment
+            while self.coming and self.coming[0] <= now:
+                self.served.arrive[arrived] = self.coming.pop(0)
+                self.queue.append(arrived)
+                arrived += 1
+            until = self.act(now)
+            if not self.queue and not self.beside and not self.coming:
+                return self.served
+
+    def act(self, now: float) -> float:
+        """Let the policy act until it waits; returns when it wants to be asked again."""
+        while True:
+            if self.beside and min(self.free[1]) <= now:
+                take = self.policy.side_largest
+                self.serve(1, self.beside[:take], now)
+                del self.beside[:take]
+                continue
+            decided = self.policy.decide(self.view(now), self.times)
+            if decided.action == "wait":
+                return decided.until_ms
+            by_age = decided.action == "move to side"
+            taken = sorted(self.queue, key=lambda i: self.rank(i, now, by_age))[: decided.take]
+            self.queue = [i for i in self.queue if i not in taken]
+            if by_age:
+                self.beside += taken
+            else:
+                self.serve(0 if decided.action == "serve main" else 1, taken, now)
+
+    def rank(self, i: int, now: float, by_age: bool) -> tuple[float, int, int]:
+        age, ageing = now - self.served.arrive[i], self.policy.order.ageing_ms
+        return (-age if by_age else self.class_of(i) - age / ageing, self.class_of(i), i)
+
+    def view(self, now: float) -> QueueView:
+        arrive = self.served.arrive
+        oldest = min((arrive[i] for i in self.queue), default=math.inf)
+        due = min((arrive[i] + self.load.deadlines[self.class_of(i)] for i in self.queue), default=math.inf)
+        main, side = (min(path) for path in self.free)
+        return QueueView(now, len(self.queue), oldest, main, side, len(self.beside), due)
+
+    def serve(self, path: int, taken: list[int], now: float) -> None:
+        server = self.free[path].index(min(self.free[path]))
+        lasts = self.lasts(self.system.paths[path], path, taken)
+        self.free[path][server] = now + lasts
+        for i in taken:
+            self.served.response[i] = now + lasts - self.served.arrive[i]
+            self.served.path[i] = path
+        for _ in taken if self.load.users else ():
+            self.send(now + lasts)
+
+    def lasts(self, on: ServicePath, path: int, taken: list[int]) -> float:
+        row = on.times_ms[len(taken)]
+        tokens = float(sum(self.load.tokens[i] for i in taken)) if len(on.tokens) > 1 else 0.0
+        T = float(np.interp(tokens, on.tokens, row))
+        if on.exponential:
+            T *= -math.log1p(-self.rngs[path].random())
+        elif on.scatter is not None:
+            law = on.scatter.of(len(taken))
+            u, reached = self.rngs[path].random(), np.cumsum(law.weights)
+            T *= float(law.values[min(int(np.sum(reached <= u)), len(reached) - 1)])
+        return T

@@ -1,0 +1,205 @@
+"""Ways to leave rows out, and dated drift."""
+
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from latfit.fitting.checking.crossval import (
+    assign_folds,
+    beyond_in_tokens,
+    by_fold,
+    cross_validate,
+    expanding_in_runs,
+    expanding_windows,
+    further_validation,
+    held_out,
+    random_folds,
+    regions,
+    scores_of,
+)
+from latfit.fitting.diagnostics.drift import change_point, drift, long_run_variance
+from latfit.fitting.problem import FitOptions, make_problem
+from latfit.fitting.solver.solve import solve
+from latfit.stats import FloatArray
+from latfit.trace.read import ingest
+from latfit.trace.table import Trace
+from tests.conftest import REFERENCE, planted_trace
+
+
+def log_trace(rows: int, runs: int = 2, seed: int = 0) -> Trace:
+    """A log of several runs, in mixed order."""
+    rng = np.random.default_rng(seed)
+    B = rng.integers(1, 65, rows).astype(float)
+    S = np.where(rng.random(rows) < 0.3, B + rng.integers(1, 2048, rows), B)
+    T = (5 + 0.1 * B + 0.02 * S) * np.exp(rng.normal(0, 0.05, rows))
+    run = np.array([f"users={i}" for i in rng.integers(0, runs, rows)], dtype=object)
+    return Trace({"B": B, "S": S, "T_ms": T, "t_s": rng.permutation(rows).astype(float), "run": run})
+
+
+class TestFolds:
+    def test_number_of_expanding_windows(self) -> None:
+        """Published oracle: 100 rows, 40 to train, 10 to test: 51 folds by single rows, 6 by tens."""
+        assert len(list(expanding_windows(100, 40, 10, 1))) == 51
+        assert len(list(expanding_windows(100, 40, 10))) == 6
+
+    @given(st.integers(1, 200), st.integers(1, 60), st.integers(1, 40), st.integers(1, 20))
+    def test_a_window_never_trains_on_what_follows(self, rows: int, train: int, window: int, stride: int) -> None:
+        folds = list(expanding_windows(rows, train, window, stride))
+        assert len(folds) == max(0, (rows - window - train) // stride + 1)
+        for trained, tested in folds:
+            assert trained[-1] < tested[0]
+            assert len(tested) == window
+            assert tested[-1] < rows
+
+    def test_within_each_run_training_is_earlier_than_testing(self) -> None:
+        trace = log_trace(400)
+        for train, test in expanding_in_runs(trace):
+            for run in set(trace["run"].tolist()):
+                earlier = trace["t_s"][train][trace["run"][train] == run]
+                later = trace["t_s"][test][trace["run"][test] == run]
+                assert earlier.max() < later.min()
+
+    def test_cells_leave_together(self) -> None:
+        trace = planted_trace(0.1, repeats=4)
+        _, fold = assign_folds(trace)
+        for train, test in by_fold(fold):
+            cells = [{(trace["B"][i], trace["S"][i]) for i in part} for part in (train, test)]
+            assert not cells[0] & cells[1]
+
+    @given(st.integers(5, 60))
+    def test_random_folds_leave_each_row_out_once(self, rows: int) -> None:
+        assert sorted(np.concatenate([test for _, test in random_folds(rows)])) == list(range(rows))
+
+    def test_regions_partition_the_rows(self) -> None:
+        trace = log_trace(300)
+        tested = np.concatenate([test for _, (_, test) in regions(trace)])
+        assert sorted(tested) == list(range(300))
+
+    def test_extrapolation_trains_on_fewer_tokens(self) -> None:
+        trace = planted_trace(0.1)
+        fold = beyond_in_tokens(trace)
+        assert fold is not None
+        assert trace["S"][fold[0]].max() < trace["S"][fold[1]].min()
+        assert beyond_in_tokens(trace.select(trace["S"] == 64)) is None
+
+
+class TestValidation:
+    def test_errors_on_rows_left_out_are_those_of_the_noise(self) -> None:
+        """Where the model is right, E|e^x - 1| of normal noise s is s sqrt(2/pi) to second order."""
+        trace = planted_trace(0.05, repeats=20, seed=2)
+        scored = cross_validate(trace, FitOptions(), REFERENCE)
+        assert scored is not None
+        expected = 100 * 0.05 * math.sqrt(2 / math.pi)
+        assert scored.scores["mape_pct"] == pytest.approx(expected, rel=0.1)
+        assert scored.scores["mape_pct_sd"] < 1
+        assert len(scored.held_out.rows) == len(trace)
+
+    def test_each_scheme_reports_mean_and_spread(self) -> None:
+        trace = log_trace(600)
+        options = FitOptions(model="linear")
+        problem = make_problem(trace, options)
+        found = further_validation(trace, options, problem.theta(solve(problem).z))
+        assert set(found) == {"expanding_window", "by_region", "extrapolation_S"}
+        for scores in found.values():
+            assert scores["mape_pct"] == pytest.approx(4, abs=1.5)
+        assert found["expanding_window"]["mape_pct_sd"] > 0
+        assert set(found["by_region"]["regions"].values()) == set(found["by_region"]["mape_pct_by_fold"])
+
+    def test_a_weight_counts_as_so_many_rows(self) -> None:
+        trace = planted_trace(0.1, seed=5)
+        _, fold = assign_folds(trace)
+        weighted = trace.with_columns(cell_rows=np.full(len(trace), 3.0))
+        thrice = trace.select(np.repeat(np.arange(len(trace)), 3))
+        scores = []
+        for rows, folds in ((weighted, fold), (thrice, np.repeat(fold, 3))):
+            found = held_out(rows, FitOptions(model="linear"), np.array([1.0, 0.1, 0.1]), by_fold(folds))
+            assert found is not None
+            scores.append(scores_of(rows, found)["mape_pct"])
+        assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8), st.floats(0.1, 10)), min_size=1, max_size=30))
+    def test_any_rows_give_scores_or_nothing_without_a_warning(self, rows: list[tuple[int, int, float]]) -> None:
+        B, extra, T = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+        trace = Trace({"B": B, "S": B + extra, "T_ms": T, "t_s": np.arange(len(B), dtype=float)})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = cross_validate(trace, FitOptions(model="linear"), np.ones(3))
+            further = further_validation(trace, FitOptions(model="linear"), np.ones(3))
+        scores = [*([found.scores] if found is not None else []), *further.values()]
+        assert all(np.isfinite(score["mape_pct"]) and score["mape_pct"] >= 0 for score in scores)
+
+
+class TestDrift:
+    def ar(self, n: int, rho: float, rng: np.random.Generator) -> FloatArray:
+        series = np.empty(n)
+        series[0] = rng.normal(0, 1 / math.sqrt(1 - rho**2))
+        for i in range(1, n):
+            series[i] = rho * series[i - 1] + rng.normal()
+        return series
+
+    def test_long_run_variance_of_an_autoregression(self) -> None:
+        """sigma^2 / (1 - rho)^2 in closed form."""
+        series = self.ar(20_000, 0.6, np.random.default_rng(0))
+        assert long_run_variance(series - series.mean()) == pytest.approx(1 / 0.4**2, rel=0.15)
+
+    def test_false_alarms_are_as_rare_as_stated(self) -> None:
+        """200 autocorrelated series without a change: at most Binomial(200, 5 %) plus four standard errors."""
+        rng = np.random.default_rng(1)
+        alarms = 0
+        for _ in range(200):
+            found = change_point(self.ar(500, 0.5, rng))
+            assert found is not None
+            alarms += found.p_value < 0.05
+        assert alarms <= 200 * 0.05 + 4 * math.sqrt(200 * 0.05 * 0.95)
+
+    def test_a_change_is_found_and_dated(self) -> None:
+        rng = np.random.default_rng(2)
+        n = 1000
+        trace = Trace(
+            {
+                "B": np.ones(n),
+                "S": np.ones(n),
+                "T_ms": np.ones(n),
+                "t_s": np.arange(n) * 0.5,
+                "run": np.array(["a"] * n, dtype=object),
+            }
+        )
+        jump = np.where(np.arange(n) >= 700, math.log(1.1), 0.0)
+        found = drift(trace, rng.normal(0, 0.05, n) + jump)["runs"]["a"]
+        assert found["t_s"] == pytest.approx(350, abs=10)
+        assert found["relative_shift"] == pytest.approx(0.1, abs=0.02)
+        assert drift(trace, rng.normal(0, 0.05, n))["runs"] == {}
+
+    @pytest.mark.parametrize("noise", [0.0005, 0.005, 0.05])
+    def test_a_steady_rise_is_found_however_little_noise_there_is(self, noise: float) -> None:
+        """20 % over the run: in the mean the halves differ by half of that."""
+        series = 0.2 * np.linspace(0, 1, 200) + np.random.default_rng(4).normal(0, noise, 200)
+        found = change_point(series)
+        assert found is not None
+        assert found.p_value < 0.01
+        assert found.shift == pytest.approx(0.1, abs=0.02)
+
+    def test_a_single_outlier_is_no_change(self) -> None:
+        series = np.random.default_rng(3).normal(0, 0.05, 500)
+        series[250] = 50.0
+        found = change_point(series)
+        assert found is not None
+        assert found.p_value > 0.01
+
+    def test_series_that_cannot_tell(self) -> None:
+        assert change_point(np.zeros(200)) is None
+        assert change_point(np.arange(10.0)) is None
+
+    def test_drift_of_a_measured_log_is_dated_within_it(self, measured_steps: Path) -> None:
+        trace = ingest(measured_steps / "ibm_llm_pilot_starcoder_h100_tp1.parquet").trace
+        problem = make_problem(trace, FitOptions(model="linear"))
+        theta = problem.theta(solve(problem).z)
+        predicted = problem.model.latency_ms(theta, {"B": trace.floats("B"), "S": trace.floats("S")})
+        for run, change in drift(trace, np.log(trace["T_ms"] / predicted))["runs"].items():
+            times = trace["t_s"][trace["run"] == run]
+            assert times.min() < change["t_s"] <= times.max()

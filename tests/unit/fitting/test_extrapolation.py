@@ -1,0 +1,63 @@
+"""Intervals beyond the measured tokens: wider by what an extrapolation inside the data was off."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfit.fitting.fit import fit_trace
+from latfit.fitting.prediction import CANNOT_TELL, predict, widening
+from latfit.fitting.problem import FitOptions
+from latfit.model.fit_result import FitResult
+from latfit.stats import FloatArray
+from latfit.trace.table import Trace
+from tests.conftest import planted_trace
+
+
+@pytest.fixture(scope="module")
+def line() -> FitResult:
+    return fit_trace(planted_trace(0.05, repeats=6), FitOptions(model="linear"))
+
+
+def asked(fit: FitResult, trained: float, p90: float) -> FitResult:
+    scores = {"extrapolation_S": {"trained_up_to_S": trained, "p90_ape_pct": p90}}
+    return replace(fit, cross_validation=scores, domain={**fit.domain, "S": [1.0, 4000.0]})
+
+
+def test_as_far_outside_as_was_asked_the_error_found_there_counts_once(line: FitResult) -> None:
+    """Trained up to 1000 and asked up to 4000: 16000 is one such distance outside, 64000 two."""
+    factors = widening(asked(line, 1000.0, 20.0), np.array([10.0, 4000.0, 16000.0, 64000.0]))
+    assert factors == pytest.approx([1.0, 1.0, 1.2, 1.44])
+
+
+def test_nothing_is_told_where_nothing_was_asked(line: FitResult) -> None:
+    fit = replace(asked(line, 1000.0, 20.0), cross_validation={})
+    found = predict(fit, Trace({"B": np.ones(2), "S": np.array([4000.0, 4001.0])}))
+    assert np.isfinite(found.low[0])
+    assert np.isnan(found.low[1])
+    assert CANNOT_TELL in found.notes
+
+
+def test_the_interval_of_a_prediction_widens(line: FitResult) -> None:
+    fit = asked(line, 1000.0, 20.0)
+    inside, outside = (predict(fit, Trace({"B": np.ones(1), "S": np.array([S])})) for S in (4000.0, 16000.0))
+    assert outside.high[0] / outside.T_ms[0] == pytest.approx(1.2 * inside.high[0] / inside.T_ms[0])
+    assert outside.T_ms[0] / outside.low[0] == pytest.approx(1.2 * inside.T_ms[0] / inside.low[0])
+
+
+def test_a_wrong_form_is_covered_beyond_its_data() -> None:
+    """A line through steps whose latency is quadratic in S: of those beyond, the widened interval holds all, the plain
+    one none."""
+    S = np.repeat(np.arange(64.0, 2049.0, 64.0), 4)
+    rng = np.random.default_rng(0)
+
+    def steps(tokens: FloatArray) -> Trace:
+        T = (5 + 0.02 * tokens + 1e-5 * tokens**2) * np.exp(rng.normal(0, 0.02, len(tokens)))
+        return Trace({"B": np.ones_like(tokens), "S": tokens, "T_ms": T})
+
+    fit = fit_trace(steps(S), FitOptions(model="linear"))
+    beyond = steps(np.arange(6000.0, 8001.0, 100.0))
+    found, T = predict(fit, beyond), beyond["T_ms"]
+    factor = widening(fit, beyond.floats("S"))
+    assert np.all((found.low <= T) & (found.high >= T))
+    assert np.all(found.high / factor < T)

@@ -1,0 +1,260 @@
+"""Fits against planted truth, second methods and measured data."""
+
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from scipy.optimize import least_squares
+
+from latfit.errors import WrongUsage
+from latfit.fitting.fit import fit_trace
+from latfit.fitting.problem import FitOptions, FitProblem, make_problem
+from latfit.fitting.solver.loss import RHO, total_cost
+from latfit.fitting.solver.solve import solve
+from latfit.fitting.uncertainty.covariance import uncertainty
+from latfit.model.fit_result import FitStatus
+from latfit.model.registry import FAMILY
+from latfit.stats import FloatArray
+from latfit.trace.read import Reading, ingest
+from latfit.trace.table import Trace
+from tests.conftest import REFERENCE, planted_trace
+
+NAMES = [p.name for p in FAMILY["saturation"].parameters]
+
+
+class TestPlantedTruth:
+    def test_noise_free_data_give_the_parameters_back(self) -> None:
+        fit = fit_trace(planted_trace(0.0))
+        assert fit.theta == pytest.approx(REFERENCE, rel=1e-4)
+        assert fit.metrics["mape_pct"] < 1e-4
+
+    def test_intervals_cover_as_often_as_they_say(self) -> None:
+        """60 data sets, 7 parameters: hits are Binomial(420, p) up to correlation within a data set; with p = 0.95 and
+        the variance of 60 independent sevens at worst, four standard errors are 4 * sqrt(0.95 * 0.05 / 60)."""
+        hits = total = 0
+        for seed in range(60):
+            problem = make_problem(planted_trace(0.03, repeats=3, seed=seed), FitOptions())
+            estimates = uncertainty(problem, solve(problem)).estimates
+            for name, truth in zip(NAMES, REFERENCE, strict=True):
+                estimate = estimates[name]
+                if estimate.identified and not estimate.fixed:
+                    assert estimate.low is not None
+                    assert estimate.high is not None
+                    total += 1
+                    hits += estimate.low <= truth <= estimate.high
+        assert total >= 60 * 6
+        assert abs(hits / total - 0.95) < 4 * np.sqrt(0.95 * 0.05 / 60)
+
+    def test_log_normal_noise_does_not_bias_the_prediction(self) -> None:
+        """Residuals (predicted - observed)/observed would end e^(-1.5 s^2) = 13 % low at s = 0.3."""
+        clean, noisy = planted_trace(0.0, repeats=200), planted_trace(0.3, repeats=200, seed=5)
+        fit = fit_trace(noisy)
+        ratio = fit.latency_ms(clean["B"], clean["S"]) / clean["T_ms"]
+        # 7 parameters share 8600 rows: standard error of the mean log ratio about 0.3 sqrt(7/8600)
+        assert abs(np.log(ratio).mean()) < 4 * 0.3 * np.sqrt(7 / 8600)
+
+    def test_outliers_move_a_robust_fit_little(self) -> None:
+        trace = planted_trace(0.02, repeats=5, seed=3)
+        slow = np.random.default_rng(4).random(len(trace)) < 0.03
+        spoilt = trace.with_columns(T_ms=np.where(slow, trace["T_ms"] * 10, trace["T_ms"]))
+        errors = {
+            loss: np.abs(
+                np.log(fit_trace(spoilt, FitOptions(loss=loss)).latency_ms(trace["B"], trace["S"]) / trace["T_ms"])
+            ).mean()
+            for loss in ("linear", "huber", "soft_l1")
+        }
+        assert errors["huber"] < 0.03
+        assert errors["soft_l1"] < 0.03
+        assert errors["linear"] > 2 * errors["huber"]
+
+
+def peer_cost(problem: FitProblem, loss: str, f_scale: float, start: FloatArray, evaluations: int) -> float:
+    """Cost that one plain SciPy fit reaches from a start."""
+    with np.errstate(all="ignore"):
+        result = least_squares(
+            problem.residuals,
+            start,
+            jac=problem.jacobian,
+            bounds=(problem.lower, problem.upper),
+            x_scale="jac",
+            loss=lambda z: RHO[loss](z) * problem.weights,
+            f_scale=f_scale,
+            max_nfev=evaluations,
+        )
+    return float(result.cost)
+
+
+class TestOptimum:
+    @pytest.mark.parametrize("residuals", ["relative", "absolute"])
+    @pytest.mark.parametrize("loss", ["linear", "huber", "soft_l1"])
+    def test_no_other_start_ends_lower(self, loss: str, residuals: str) -> None:
+        problem = make_problem(planted_trace(0.1, repeats=2, seed=2), FitOptions(loss=loss, residuals=residuals))
+        found = solve(problem)
+        rng = np.random.default_rng(0)
+        for _ in range(15):
+            start = np.clip(
+                rng.normal(0, 1.5, len(problem.free)), problem.lower + 1e-6, np.minimum(problem.upper, 1e3) - 1e-6
+            )
+            other = peer_cost(problem, loss, found.f_scale, start, 200)
+            assert found.cost <= other * (1 + 1e-6)
+
+    def test_repeated_rows_count_as_often_as_they_stand(self) -> None:
+        trace = planted_trace(0.05, seed=1)
+        thrice = trace.select(np.repeat(np.arange(len(trace)), 3))
+        assert fit_trace(thrice).theta == pytest.approx(fit_trace(trace).theta, rel=1e-5)
+
+    @settings(max_examples=15, deadline=None)
+    @given(st.floats(0.01, 100))
+    def test_the_unit_of_time_does_not_matter(self, per_ms: float) -> None:
+        trace = planted_trace(0.03, repeats=2, seed=7)
+        scaled = trace.with_columns(T_ms=trace["T_ms"] * per_ms)
+        factors = np.array([per_ms, 1, 1, 1 / per_ms, 1, 1, per_ms, per_ms])
+        assert fit_trace(scaled).theta == pytest.approx(fit_trace(trace).theta * factors, rel=1e-3, abs=1e-9)
+
+    def test_cost_of_the_losses_is_scipys(self) -> None:
+        residuals = np.array([0.01, -0.2, 0.05, 3.0])
+        for loss in ("linear", "huber", "soft_l1"):
+            reference = least_squares(lambda x: residuals + 0 * x[0], [0.0], loss=loss, f_scale=0.1, max_nfev=1).cost
+            assert total_cost(loss, residuals, 0.1, np.ones(4)) == pytest.approx(reference, rel=1e-12)
+
+
+class TestOptions:
+    def test_fixed_parameters_stay(self) -> None:
+        fit = fit_trace(planted_trace(0.02, repeats=3), FitOptions(fixed={"P_max": 55.0, "tau_0": 0.0}))
+        assert fit.parameters["P_max"].value == 55.0
+        assert fit.parameters["P_max"].fixed
+        assert fit.parameters["tau_0"].value == 0.0
+
+    def test_bounds_hold(self) -> None:
+        fit = fit_trace(planted_trace(0.02, repeats=3), FitOptions(bounds={"k_B": (0.3, 0.5), "tau_0": (5.0, 6.0)}))
+        rounding = 1e-12
+        assert 0.3 - rounding <= fit.parameters["k_B"].value <= 0.5 + rounding
+        assert 5.0 - rounding <= fit.parameters["tau_0"].value <= 6.0 + rounding
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            FitOptions(model="nonsense"),
+            FitOptions(loss="nonsense"),
+            FitOptions(residuals="nonsense"),
+            FitOptions(fixed={"nonsense": 1.0}),
+            FitOptions(bounds={"nonsense": (0, 1)}),
+            FitOptions(fixed={"k_B": 1.0}, bounds={"k_B": (0, 1)}),
+            FitOptions(fixed={"k_B": 0.0}),
+            FitOptions(fixed={"tau_0": -1.0}),
+        ],
+    )
+    def test_what_cannot_be_is_wrong_usage(self, options: FitOptions) -> None:
+        with pytest.raises(WrongUsage):
+            fit_trace(planted_trace(0.0), options)
+
+
+def steps(B: list[float], S: list[float], T: list[float]) -> Trace:
+    return Trace({"B": np.array(B, float), "S": np.array(S, float), "T_ms": np.array(T, float)})
+
+
+class TestHonesty:
+    """Data that cannot carry the model: a status that says so, no number with false digits, no library's warning."""
+
+    @pytest.mark.parametrize(
+        ("trace", "status"),
+        [
+            (steps([1], [1], [5]), FitStatus.TOO_FEW_ROWS),
+            (steps([1, 2, 4], [1, 2, 4], [5, 6, 7]), FitStatus.TOO_FEW_ROWS),
+            (steps([4] * 20, [64] * 20, list(range(5, 25))), FitStatus.ONE_CELL),
+            (steps(list(range(1, 21)), list(range(1, 21)), [5] * 20), FitStatus.CONSTANT_LATENCY),
+        ],
+    )
+    def test_unusable_data(self, trace: Trace, status: FitStatus) -> None:
+        fit = fit_trace(trace)
+        assert fit.status is status
+        assert not fit.status.ok
+
+    def test_decode_only_cannot_tell_requests_from_tokens(self) -> None:
+        B = np.repeat(np.arange(1.0, 65.0), 3)
+        fit = fit_trace(
+            Trace({"B": B, "S": B, "T_ms": (8 + 0.05 * B) * np.exp(np.random.default_rng(0).normal(0, 0.01, len(B)))})
+        )
+        assert fit.status is FitStatus.PARTLY_IDENTIFIED
+        assert not fit.parameters["tau_B"].identified
+        assert not fit.parameters["tau_S"].identified
+        assert any({"tau_B", "tau_S"} <= set(group) for group in fit.identifiability["unidentified"])
+        assert any("prefill" in warning.remedy for warning in fit.warnings)
+        assert fit.latency_ms(np.array([32.0]), np.array([32.0]))[0] == pytest.approx(9.6, rel=0.01)
+
+    def test_one_batch_size_only(self) -> None:
+        S = np.repeat(2.0 ** np.arange(12), 4)
+        T = 3 + 0.02 * S * np.exp(np.random.default_rng(0).normal(0, 0.01, len(S)))
+        fit = fit_trace(Trace({"B": np.ones_like(S), "S": S, "T_ms": T}))
+        assert not fit.parameters["k_B"].identified
+        assert fit.parameters["k_B"].low is None
+        assert any(re.search(r"B (other than 1|≥ 2)\b", warning.remedy) for warning in fit.warnings)
+
+    def test_a_straight_line_is_recognised(self) -> None:
+        trace = planted_trace(0.0, repeats=4)
+        T = (5 + 0.1 * trace["B"] + 0.02 * trace["S"]) * np.exp(np.random.default_rng(1).normal(0, 0.02, len(trace)))
+        assert "line_as_good" in [warning.code for warning in fit_trace(trace.with_columns(T_ms=T)).warnings]
+
+    def test_one_huge_outlier_is_not_followed(self) -> None:
+        trace = planted_trace(0.02, repeats=3)
+        T = trace["T_ms"].copy()
+        T[10] *= 1e6
+        fit = fit_trace(trace.with_columns(T_ms=T))
+        inliers = np.arange(len(T)) != 10
+        error = np.abs(fit.latency_ms(trace["B"], trace["S"]) / trace["T_ms"] - 1)[inliers]
+        assert np.median(error) < 0.03
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        st.lists(st.tuples(st.integers(1, 300), st.integers(0, 10**6), st.floats(1e-6, 1e9)), min_size=1, max_size=60)
+    )
+    def test_any_steps_give_a_result_without_a_warning_of_a_library(self, rows: list[tuple[int, int, float]]) -> None:
+        B, extra, T = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fit = fit_trace(Trace({"B": B, "S": B + extra, "T_ms": T}))
+        assert fit.status.sentence
+        if fit.status.ok:
+            assert np.all(np.isfinite(fit.latency_ms(B, B + extra)))
+
+
+class TestMeasured:
+    def test_splitwise_h100(self, measured_steps: Path) -> None:
+        where = "hardware == 'h100-80gb' and model == 'llama2-70b' and tp == 8"
+        fit = fit_trace(ingest(measured_steps / "splitwise_a100_h100_tp4_tp8.parquet", Reading(where=where)).trace)
+        assert 7 <= fit.metrics["mape_pct"] <= 8
+        assert 10 <= fit.baselines["linear"]["mape_pct"] <= 12
+
+    @pytest.mark.parametrize("model", ["saturation", "linear", "constant"])
+    def test_never_worse_than_a_plain_multi_start(self, model: str, measured_steps: Path) -> None:
+        """On one system of each file: SciPy from twelve random starts, same residuals and loss scale."""
+        for source in sorted(measured_steps.glob("*.parquet")):
+            _, rows = next(ingest(source).trace.systems())
+            problem = make_problem(rows, FitOptions(model=model))
+            found = solve(problem)
+            rng = np.random.default_rng(1)
+            peers = []
+            for _ in range(12):
+                start = np.clip(rng.normal(0, 2, len(problem.free)), problem.lower + 1e-6, problem.upper - 1e-6)
+                peers.append(peer_cost(problem, "huber", found.f_scale, start, 60))
+            assert found.cost <= min(peers) * (1 + 1e-3), source.name
+
+
+def test_the_saturation_model_is_never_worse_than_the_line_on_the_same_scale() -> None:
+    """The line is its limit k_B, k_S -> infinity, so with one loss scale its best cost is an upper bound."""
+    trace = planted_trace(0.2, repeats=2, seed=11)
+    linear = make_problem(trace, FitOptions(model="linear"))
+    line = solve(linear)
+    saturation = make_problem(trace, FitOptions())
+    found = solve(saturation)
+    cost = total_cost("huber", saturation.residuals(found.z), line.f_scale, saturation.weights)
+    assert cost <= line.cost * (1 + 1e-6)
+
+
+def test_a_result_is_the_same_for_the_same_seed() -> None:
+    trace = planted_trace(0.1, repeats=50)
+    first, second = (fit_trace(trace, FitOptions(seed=3)).to_json() for _ in range(2))
+    assert first == second

@@ -1,0 +1,179 @@
+"""Conformal limits: ranks, laws and coverage against closed forms, simulation and measured logs."""
+
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from scipy import stats as distributions
+
+from latfit.fitting.checking.autocorrelation import conformal_rank, coverage_law, upper_limit
+from latfit.fitting.checking.conformal import adaptive_limits, beta_binomial_quantiles, later_rows, prediction_intervals
+from latfit.fitting.checking.crossval import HeldOut, cross_validate
+from latfit.fitting.problem import FitOptions, make_problem
+from latfit.fitting.solver.solve import solve
+from latfit.model.saturation import Saturation
+from latfit.planning.steps.inverse import feasible_range
+from latfit.stats import FloatArray
+from latfit.trace.read import ingest
+from latfit.trace.table import Trace
+from tests.conftest import REFERENCE
+
+
+def held_out_of(scores: FloatArray, parts: int = 5) -> tuple[Trace, HeldOut]:
+    """Steps of one phase whose scores are given, in time order."""
+    n = len(scores)
+    trace = Trace({"B": np.ones(n), "S": np.ones(n), "T_ms": np.exp(scores), "t_s": np.arange(n, dtype=float)})
+    return trace, HeldOut(np.arange(n), np.arange(n) * parts // n, scores, np.ones(n))
+
+
+class TestRank:
+    def test_of_500_scores_the_496th_holds_99_percent(self) -> None:
+        """Published oracle: k = 496, mean coverage .990020, its 5 % quantile .981787."""
+        assert conformal_rank(500, 0.99) == 496
+        law = coverage_law(500, 0.99)
+        assert law is not None
+        assert distributions.beta(*law).mean() == pytest.approx(0.990020, abs=5e-7)
+        assert distributions.beta(*law).ppf(0.05) == pytest.approx(0.981787, abs=5e-7)
+
+    def test_99_scores_are_the_fewest_that_tell_99_percent(self) -> None:
+        assert conformal_rank(99, 0.99) == 99
+        assert conformal_rank(98, 0.99) is None
+
+    def test_the_maximum_of_299_holds_99_percent_with_95_percent_confidence(self) -> None:
+        assert distributions.beta(299, 1).sf(0.99) >= 0.95 > distributions.beta(298, 1).sf(0.99)
+
+    def test_mean_coverage_in_simulation_is_the_rank_over_n_plus_1(self) -> None:
+        rng = np.random.default_rng(0)
+        draws = 4000
+        hits = [rng.standard_normal() <= (upper_limit(rng.standard_normal(60), 0.9) or math.inf) for _ in range(draws)]
+        expected = 55 / 61
+        assert abs(np.mean(hits) - expected) < 4 * math.sqrt(expected * (1 - expected) / draws)
+
+    @pytest.mark.parametrize(("n", "calibrated"), [(1, 1), (7, 19), (60, 5), (400, 3000), (3000, 200)])
+    @pytest.mark.parametrize("level", [0.5, 0.9, 0.99])
+    def test_the_band_of_a_share_is_that_of_the_beta_binomial_law(self, n: int, calibrated: int, level: float) -> None:
+        k = min(conformal_rank(calibrated, level) or calibrated, calibrated)
+        law = distributions.betabinom(n, k, calibrated + 1 - k)
+        assert (
+            beta_binomial_quantiles((0.005, 0.4, 0.995), n, k, calibrated + 1 - k)
+            == law.ppf([0.005, 0.4, 0.995]).tolist()
+        )
+
+    @given(st.lists(st.tuples(st.floats(-3, 3), st.integers(1, 9)), min_size=1, max_size=40), st.floats(0.05, 0.95))
+    def test_a_weight_counts_as_so_many_scores(self, pairs: list[tuple[float, int]], level: float) -> None:
+        scores, weights = (np.array(column, dtype=float) for column in zip(*pairs, strict=True))
+        written_out = np.repeat(scores, weights.astype(int))
+        assert upper_limit(scores, level, weights) == upper_limit(written_out, level)
+
+
+class TestAdaptive:
+    def test_it_follows_a_drift_within_its_bound(self) -> None:
+        """Published oracle: bound .0102051; a limit fixed on the first window misses 57.6 % of the steps."""
+        rng = np.random.default_rng(1)
+        n, window, gamma = 20_000, 500, 0.005
+        scores = rng.normal(0, 0.1, n) + np.linspace(0, 0.5, n)
+        _, missed = adaptive_limits(scores, 0.99, window=window, gamma=gamma)
+        bound = (0.99 + gamma) / (gamma * (n - window))
+        assert bound == pytest.approx(0.0102051, abs=1e-7)
+        assert abs(missed.mean() - 0.01) <= bound
+        fixed = upper_limit(scores[:window], 0.99)
+        assert fixed is not None
+        # the fixed limit is an order statistic of 500: its own spread moves the miss rate by a few points
+        assert abs(np.mean(scores[window:] > fixed) - 0.576) < 0.08
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.floats(-10, 10), min_size=60, max_size=300), st.sampled_from([0.5, 0.9]))
+    def test_the_bound_holds_for_any_sequence(self, scores: list[float], level: float) -> None:
+        gamma, window = 0.05, 50
+        _, missed = adaptive_limits(scores, level, window=window, gamma=gamma)
+        n = len(missed)
+        assert abs(missed.mean() - (1 - level)) <= (max(level, 1 - level) + gamma) / (gamma * n) + 1e-12
+
+    def test_fewer_scores_than_the_window_give_nothing(self) -> None:
+        limits, missed = adaptive_limits([0.1, 0.2], 0.9)
+        assert len(limits) == len(missed) == 0
+
+
+def test_an_inverse_at_a_percentile_asks_for_the_limit_divided_by_the_factor() -> None:
+    """Published oracle: B = 8, 50 ms, 12 % above the typical step: S_max 1745 for the typical one, 1538 for p99."""
+
+    def typical(S: float) -> float:
+        return float(Saturation().latency_ms(REFERENCE, {"B": np.array([8.0]), "S": np.array([S])})[0])
+
+    plain, certain = (feasible_range(typical, 50 / factor, 8) for factor in (1.0, 1.12))
+    assert plain is not None
+    assert certain is not None
+    assert (plain.high, certain.high) == (1745, 1538)
+
+
+class TestPrediction:
+    def test_exchangeable_steps_are_covered_and_do_not_drift(self) -> None:
+        trace, left_out = held_out_of(np.random.default_rng(3).standard_t(4, 6000) * 0.1)
+        found = prediction_intervals(trace, left_out, ordered=True)
+        phase = found["by_phase"]["decode"]
+        for level, (low, high) in phase["band"].items():
+            assert low <= phase["coverage"][level] <= high
+        assert abs(phase["two_sided_coverage"]["0.9"] - 0.9) < 0.03
+        assert not phase["drift"]
+        assert found["drift"] == ""
+        assert phase["lower_quantiles"]["0.95"] < 1 < phase["ratio_quantiles"]["0.95"]
+
+    @pytest.mark.parametrize("ends", [0.2, -0.2])
+    def test_a_drift_is_flagged(self, ends: float) -> None:
+        scores = np.random.default_rng(4).normal(0, 0.1, 4000) + np.linspace(0, ends, 4000)
+        found = prediction_intervals(*held_out_of(scores), ordered=True)
+        assert found["by_phase"]["decode"]["drift"]
+        assert "decode" in found["drift"]
+
+    def test_phases_have_limits_of_their_own(self) -> None:
+        rng = np.random.default_rng(5)
+        n = 4000
+        prefill = rng.random(n) < 0.3
+        scores = rng.normal(0, np.where(prefill, 0.5, 0.05))
+        trace, left_out = held_out_of(scores)
+        found = prediction_intervals(trace.with_columns(S=np.where(prefill, 100.0, 1.0)), left_out, ordered=True)
+        decode, other = found["by_phase"]["decode"], found["by_phase"]["prefill or mixed"]
+        assert decode["ratio_quantiles"]["0.99"] < 1.2 < other["ratio_quantiles"]["0.99"]
+        assert decode["n"] + other["n"] == n
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.floats(-5, 5), min_size=1, max_size=80), st.booleans())
+    def test_any_scores_give_an_answer_without_a_warning(self, scores: list[float], ordered: bool) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = prediction_intervals(*held_out_of(np.array(scores)), ordered=ordered)
+        assert set(found["ratio_quantiles"]) == {"0.5", "0.9", "0.95", "0.99"}
+
+
+class TestMeasured:
+    def test_90_percent_holds_88_to_92_percent_of_later_steps_in_each_large_phase(self, measured_steps: Path) -> None:
+        """Where 1,000 independent steps were checked: covered, or the drift is flagged; else within the band of so few.
+        Tens of thousands of steps tell every level, however alike neighbours are."""
+        large = 0
+        for source in sorted(measured_steps.glob("ibm_*.parquet")):
+            trace = ingest(source).trace
+            problem = make_problem(trace, FitOptions())
+            left_out = later_rows(trace, FitOptions(), problem.theta(solve(problem).z))
+            assert left_out is not None
+            for found in prediction_intervals(trace, left_out, ordered=True)["by_phase"].values():
+                if found["n"] >= 10_000:
+                    assert "reason" not in found
+                    assert "autocorrelated" not in found
+                if found["checked"] * found["independent_share"] >= 1000 and not found["drift"]:
+                    large += 1
+                    assert 0.88 <= found["coverage"]["0.9"] <= 0.92
+                elif "0.9" in found["coverage"] and not found["drift"]:
+                    low, high = found["band"]["0.9"]
+                    assert low <= found["coverage"]["0.9"] <= high
+        assert large >= 3
+
+    def test_a_grid_is_covered_as_well(self, measured_steps: Path) -> None:
+        trace = ingest(measured_steps / "llmservingsim_rtx4090_llama-3.1-8b.parquet").trace
+        problem = make_problem(trace, FitOptions())
+        scored = cross_validate(trace, FitOptions(), problem.theta(solve(problem).z))
+        assert scored is not None
+        found = prediction_intervals(trace, scored.held_out, ordered=False)["by_phase"]
+        assert 0.88 <= found["mixed"]["coverage"]["0.9"] <= 0.92

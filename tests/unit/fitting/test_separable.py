@@ -1,0 +1,205 @@
+"""The separable solver: never a worse optimum than plain multi-starts, planted parameters back, options that hold."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import lognorm
+
+from latfit.errors import WrongUsage
+from latfit.fitting.fit import fit_trace
+from latfit.fitting.model_selection import settled
+from latfit.fitting.problem import FitOptions, FitProblem, make_problem
+from latfit.fitting.solver.loss import RHO, total_cost
+from latfit.fitting.solver.objective import COMPILED_FROM, Objective, by_cell
+from latfit.fitting.solver.solve import solve
+from latfit.fitting.solver.variable_projection import non_negative
+from latfit.model.registry import FAMILY
+from latfit.stats import FloatArray
+from latfit.trace.read import ingest
+from latfit.trace.table import Trace
+from tests.conftest import planted_trace
+
+TRUTH = {
+    "context": {
+        "tau_0": 5.0, "w_0": 30.0, "w_1": 1.0, "P_max": 60.0, "k_B": 0.15, "k_S": 0.01, "tau_B": 0.05, "tau_S": 0.01,
+        "tau_K": 2e-4, "tau_L": 4e-4, "tau_R": 1e-4, "tau_A": 1e-6, "tau_N": 2.0, "tau_M": 1.0, "tau_Y": 0.05,
+    },
+    "roofline": {
+        "tau_0": 2.0, "tau_B": 0.05, "b": 0.06, "tau_S": 0.0, "tau_Q": 0.0, "tau_K": 2e-4, "c": 1e-3, "tau_L": 0.0,
+        "tau_A": 0.0, "tau_Y": 0.05, "tau_X": 0.0, "tau_N": 1.0, "tau_M": 0.0, "S_0": 150.0, "P_0": 200.0, "Q_s": 4.0,
+        "K_0": 1e4, "p": 4.0, "Q": 0.0, "rho": 0.0,
+    },
+}  # fmt: skip
+
+
+def serving_trace(model: str, truth: dict[str, float], noise: float, rows: int = 3000, seed: int = 0) -> Trace:
+    """Decode, prefill and mixed steps with varying context, and log-normal noise on a family's latency."""
+    rng = np.random.default_rng(seed)
+    prefill = rng.random(rows) < 0.6
+    decoding = np.where(prefill & (rng.random(rows) < 0.3), 0, rng.integers(1, 129, rows))
+    n = np.where(prefill, rng.integers(1, 4, rows), 0)
+    tokens = np.where(prefill, n * np.round(2 ** rng.uniform(3, 10, rows)), 0)
+    cached = np.where(prefill, n * np.round(2 ** rng.uniform(0, 13, rows)), 0)
+    columns = {
+        "B": (decoding + n).astype(float),
+        "S": decoding + tokens,
+        "prefill_requests": n.astype(float),
+        "prefill_tokens": tokens,
+        "prefill_context_tokens": cached,
+        "context_tokens": cached + decoding * np.round(2 ** rng.uniform(4, 11, rows)),
+    }
+    theta = np.array([truth.get(p.name, p.fixed or float(p.positive)) for p in FAMILY[model].parameters])
+    factor = lognorm.rvs(noise, size=rows, random_state=rng) if noise else 1.0
+    return Trace({**columns, "T_ms": FAMILY[model].latency_ms(theta, columns) * factor})
+
+
+class TestPlantedTruth:
+    @pytest.mark.parametrize("model", list(TRUTH))
+    def test_noise_free_steps_give_the_parameters_back(self, model: str) -> None:
+        fit = fit_trace(serving_trace(model, TRUTH[model], 0.0, 1500), FitOptions(model=model))
+        for name, truth in TRUTH[model].items():
+            if truth > 0 and name != "K_0":
+                assert fit.parameters[name].value == pytest.approx(truth, rel=1e-3), name
+        assert fit.metrics["mape_pct"] < 0.01
+
+    @pytest.mark.parametrize("model", list(TRUTH))
+    def test_noise_moves_them_by_their_standard_errors(self, model: str) -> None:
+        fit = fit_trace(serving_trace(model, TRUTH[model], 0.05), FitOptions(model=model))
+        for name, estimate in fit.parameters.items():
+            if estimate.identified and estimate.std_error and TRUTH[model].get(name, 0.0) > 0:
+                assert abs(estimate.value - TRUTH[model][name]) < 5 * estimate.std_error, name
+
+    def test_expert_coverage(self) -> None:
+        rng = np.random.default_rng(0)
+        B = rng.integers(1, 257, 2000).astype(float)
+        T = (6 + 0.03 * B + 20 * -np.expm1(-0.0645385 * B)) * np.exp(rng.normal(0, 0.01, len(B)))
+        fit = fit_trace(Trace({"B": B, "S": B, "T_ms": T}), FitOptions(model="linear+moe"))
+        assert fit.parameters["k_E"].value == pytest.approx(0.0645385, rel=0.05)
+        assert fit.parameters["tau_E"].value == pytest.approx(20, rel=0.03)
+
+    def test_tiles_are_found(self) -> None:
+        truth = {**TRUTH["roofline"], "tau_Q": 0.04, "b": 0.03, "Q": 128.0}
+        options = settled(serving_trace("roofline", truth, 0.02), FitOptions(model="roofline"))
+        assert options.fixed["Q"] == 128
+        assert options.fixed["rho"] == 0
+
+    def test_no_tiles_are_found_where_there_are_none(self) -> None:
+        options = settled(serving_trace("roofline", TRUTH["roofline"], 0.02), FitOptions(model="roofline"))
+        assert options.fixed == {"p": 4.0, "p_A": 4.0, "Q": 0.0, "rho": 0.0, "V": 0.0}
+
+
+def worst_excess(problem: FitProblem) -> float:
+    """How much higher the separable solver's cost is than that of the plain multi-start, as a share, at one scale."""
+    found = solve(problem)
+    plain = solve(replace(problem, options=replace(problem.options, solver="trf")))
+    other = Objective(by_cell(problem), found.f_scale).cost(plain.z)
+    return found.cost / other - 1 if other > 0 else 0.0
+
+
+class TestOptimum:
+    @pytest.mark.parametrize("model", ["saturation", "context"])
+    def test_never_worse_than_multi_start_on_measured_steps(self, model: str, measured_steps: Path) -> None:
+        for source in sorted(measured_steps.glob("*.parquet")):
+            _, rows = next(ingest(source).trace.systems())
+            kept = np.random.default_rng(0).permutation(len(rows))[:400]
+            assert worst_excess(make_problem(rows.select(kept), FitOptions(model=model))) <= 1e-6, source.name
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_never_worse_than_multi_start_on_planted_steps(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        names = [p.name for p in FAMILY["saturation"].parameters]
+        size = dict(zip(names, [4.0, 30.0, 1.0, 60.0, 0.15, 0.01, 0.02, 0.002], strict=True))
+        truth = np.array([1.0 if name == "w_1" else size[name] * rng.lognormal(0, 1.0) for name in names])
+        trace = planted_trace(0.0, repeats=3)
+        T = FAMILY["saturation"].latency_ms(truth, {"B": trace["B"], "S": trace["S"]})
+        noisy = trace.with_columns(T_ms=T * np.exp(rng.normal(0, 0.08, len(T))))
+        assert worst_excess(make_problem(noisy, FitOptions())) <= 1e-6
+
+
+class TestSums:
+    @pytest.mark.parametrize("loss", list(RHO))
+    def test_compiled_sums_are_the_plain_ones(self, loss: str) -> None:
+        trace = planted_trace(0.2, repeats=COMPILED_FROM // 43 + 1)
+        problem = make_problem(trace, FitOptions(loss=loss))
+        z = solve(make_problem(planted_trace(0.05), FitOptions())).z
+        rows = by_cell(problem)
+        assert len(rows.y) >= COMPILED_FROM
+        plain = problem.residuals(z)
+        f_scale = 0.1
+        objective = Objective(rows, f_scale)
+        assert objective.cost(z) == pytest.approx(total_cost(loss, plain, f_scale, problem.weights), rel=1e-10)
+        first = RHO[loss]((plain / f_scale) ** 2)[1]
+        gradient = problem.jacobian(z).T @ (problem.weights * first * plain)
+        assert objective.at(z).gradient == pytest.approx(gradient, rel=1e-8, abs=1e-8 * np.abs(gradient).max())
+        assert rows.spread(z) == pytest.approx(1.482602218505602 * np.median(np.abs(plain)), rel=1e-3)
+
+    def test_non_negative_least_squares_meets_its_conditions(self) -> None:
+        """Karush, Kuhn, Tucker: c >= 0, gradient >= 0, and one of the two is zero."""
+        rng = np.random.default_rng(0)
+        X, y = rng.random((4, 50, 5)), rng.normal(1, 1, (4, 50))
+        for design, target, c in zip(X, y, non_negative(X, y, np.ones((4, 50))), strict=True):
+            gradient = design.T @ (design @ c - target)
+            assert np.all(c >= 0)
+            assert np.all(gradient >= -1e-6)
+            assert np.abs(gradient * c).max() < 1e-6
+
+
+class TestOptions:
+    def test_a_prior_draws_towards_its_mean(self) -> None:
+        trace = planted_trace(0.1)
+        free = fit_trace(trace).parameters["tau_S"].value
+        tight = fit_trace(trace, FitOptions(priors={"tau_S": (0.01, 1e-6)})).parameters["tau_S"].value
+        loose = fit_trace(trace, FitOptions(priors={"tau_S": (0.01, 1e6)})).parameters["tau_S"].value
+        assert tight == pytest.approx(0.01, rel=1e-3)
+        assert loose == pytest.approx(free, rel=1e-3, abs=1e-6)
+
+    def test_tukey_of_a_published_sample(self) -> None:
+        """Location of {1, 2, 3, 4, 100} with its scale from the median absolute deviation: the outlier is dropped."""
+        B = np.arange(1.0, 6.0)
+        trace = Trace({"B": B, "S": B, "T_ms": np.array([1.0, 2, 3, 4, 100])})
+        problem = make_problem(trace, FitOptions(model="constant", loss="tukey", residuals="absolute"))
+        assert problem.theta(solve(problem).z)[0] == pytest.approx(2.5, rel=1e-4)
+
+    @pytest.mark.parametrize("weights", ["segment", "variance"])
+    def test_weights_keep_their_total_and_the_truth(self, weights: str) -> None:
+        trace = planted_trace(0.02, repeats=20)
+        problem = make_problem(trace, FitOptions(weights=weights))
+        assert problem.weights.sum() == pytest.approx(len(trace))
+        fit = fit_trace(trace, FitOptions(weights=weights))
+        assert fit.parameters["P_max"].value == pytest.approx(60, rel=0.1)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            FitOptions(solver="none"),
+            FitOptions(weights="none"),
+            FitOptions(priors={"none": (1.0, 1.0)}),
+            FitOptions(priors={"tau_S": (1.0, 0.0)}),
+            FitOptions(priors={"tau_S": (1.0, 1.0)}, solver="trf"),
+        ],
+    )
+    def test_what_cannot_be_is_wrong_usage(self, options: FitOptions) -> None:
+        with pytest.raises(WrongUsage):
+            make_problem(planted_trace(0.0), options)
+
+
+def test_terms_without_their_columns_are_held() -> None:
+    problem = make_problem(planted_trace(0.01), FitOptions(model="roofline", fixed={"Q": 0.0}))
+    assert {name for name, value in problem.fixed.items() if value == 0} >= {"tau_K", "c", "tau_X", "tau_Q"}
+    free: FloatArray = np.array([p.positive for p in problem.free_parameters], dtype=float)
+    assert len(free) == len(problem.lower)
+
+
+def test_decode_only_steps_say_nothing_of_prefill() -> None:
+    B = np.repeat(np.arange(1.0, 65.0), 3)
+    context = B * np.tile([100.0, 200.0, 400.0], 64)
+    T = (8 + 0.05 * B + 1e-4 * context) * np.exp(np.random.default_rng(0).normal(0, 0.01, len(B)))
+    trace = Trace({"B": B, "S": B, "T_ms": T, "context_tokens": context})
+    fit = fit_trace(trace, FitOptions(model="roofline"))
+    assert fit.parameters["tau_K"].value == pytest.approx(1e-4, rel=0.1)
+    for name in ("tau_A", "tau_M", "tau_N", "tau_Q", "c"):
+        assert fit.parameters[name].value == 0
+        assert not fit.parameters[name].identified
+    assert "decode_only" in [warning.code for warning in fit.warnings]

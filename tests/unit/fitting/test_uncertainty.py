@@ -1,0 +1,163 @@
+"""What the data can tell: condition numbers and standard errors against published values, named combinations."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from latfit.fitting.problem import FitOptions, FitProblem, make_problem
+from latfit.fitting.solver.solve import Solution, solve
+from latfit.fitting.uncertainty.covariance import Uncertainty, relative_error_at, uncertainty
+from latfit.fitting.uncertainty.identifiability import condition_number, decompose, log_jacobian
+from latfit.fitting.uncertainty.report import identifiability_report, verified
+from latfit.model.saturation import Saturation
+from latfit.stats import FloatArray
+from latfit.trace.table import Trace
+from tests.conftest import REFERENCE, planted_trace, rich_design
+
+ORACLE = ("tau_0", "w_0", "w_1", "k_B", "k_S", "tau_B", "tau_S")
+"""dlnT/dln w_0 and dlnT/dln w_1 at fixed P_max are those of a = w_0/P_max and b = w_1/P_max."""
+
+DECODE: FloatArray = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0])
+LINEAR_IN_TOKENS = np.array([4.0, 30.0, 1.0, 6e4, 0.15, 1e-5, 0.02, 0.002])
+
+
+def jacobian(B: FloatArray, S: FloatArray, theta: FloatArray) -> FloatArray:
+    return log_jacobian(Saturation(), theta, {"B": B, "S": S}, ORACLE)
+
+
+def measured(B: FloatArray, S: FloatArray, T: FloatArray, seed: int = 0) -> Trace:
+    """Each cell five times with 3 % noise."""
+    B, S, T = (np.repeat(column, 5) for column in (B, S, T))
+    return Trace({"B": B, "S": S, "T_ms": T * np.exp(np.random.default_rng(seed).normal(0, 0.03, len(B)))})
+
+
+def fitted(trace: Trace, options: FitOptions | None = None) -> tuple[FitProblem, Solution, Uncertainty]:
+    problem = make_problem(trace, options or FitOptions())
+    solution = solve(problem)
+    return problem, solution, verified(problem, solution, uncertainty(problem, solution))
+
+
+class TestCondition:
+    def test_the_rich_design(self) -> None:
+        """Published: 111.681 on log-parameters, 29.7984 equilibrated, and standard errors for 3 % noise."""
+        J = jacobian(*rich_design(), REFERENCE)
+        assert condition_number(np.asarray(np.linalg.svd(J, compute_uv=False), dtype=np.float64)) == pytest.approx(
+            111.681, rel=1e-5
+        )
+        directions = decompose(J, np.ones(len(J)))
+        assert directions.condition == pytest.approx(29.7984, rel=1e-5)
+        errors = 0.03 * np.sqrt(np.diag(directions.inverse()))
+        assert errors == pytest.approx([0.047, 0.107, 0.080, 0.067, 0.075, 0.079, 0.615], abs=6e-4)
+
+    def test_designs_that_alias(self) -> None:
+        B, S = rich_design()
+        large = (B >= 32) & (S >= 1024)
+        assert decompose(jacobian(DECODE, DECODE, REFERENCE), np.ones(9)).condition > 1e15
+        assert decompose(jacobian(B[large], S[large], REFERENCE), np.ones(int(large.sum()))).condition > 1e15
+        many = B >= 64
+        found = decompose(jacobian(B[many], S[many], REFERENCE), np.ones(int(many.sum()))).condition
+        assert found == pytest.approx(1.4e6, rel=0.05)
+
+    def test_a_rate_that_only_enters_as_a_product(self) -> None:
+        """Published: kappa 1127, relative standard errors of a, b and k_S 3.8."""
+        directions = decompose(jacobian(*rich_design(), LINEAR_IN_TOKENS), np.ones(43))
+        assert directions.condition == pytest.approx(1127, rel=1e-3)
+        errors = 0.03 * np.sqrt(np.diag(directions.inverse()))
+        assert errors[[1, 2, 4]] == pytest.approx([3.8, 3.8, 3.8], abs=0.03)
+
+    @given(st.floats(1e-3, 1e3))
+    def test_the_scale_symmetry_is_exact(self, factor: float) -> None:
+        """(w_0, w_1, P_max) -> c (w_0, w_1, P_max) changes nothing, to 1e-13."""
+        B, S = rich_design()
+        scaled = REFERENCE * np.array([1, factor, factor, factor, 1, 1, 1, 1])
+        same = Saturation().latency_ms(scaled, {"B": B, "S": S})
+        assert same == pytest.approx(Saturation().latency_ms(REFERENCE, {"B": B, "S": S}), rel=1e-13)
+
+
+class TestCombinations:
+    def test_a_rich_design_needs_none(self) -> None:
+        problem, solution, doubt = fitted(planted_trace(0.03, repeats=5))
+        report = identifiability_report(problem, solution, doubt)
+        assert report["unidentified"] == []
+        assert report["combinations"] == report["measure"] == []
+        assert report["condition_number_log"] > 1
+
+    def test_decode_tells_the_sum_of_two_costs(self) -> None:
+        B = np.arange(1.0, 65.0)
+        full = {"k_B": 20.0, "k_S": 20.0, "w_0": 0.0, "P_max": 1e6}
+        problem, solution, doubt = fitted(measured(B, B, 8 + 0.05 * B), FitOptions(fixed=full))
+        report = identifiability_report(problem, solution, doubt)
+        assert ["tau_B", "tau_S"] in report["unidentified"]
+        (found,) = [c for c in report["combinations"] if c["expression"] == "tau_B + tau_S"]
+        assert found["low"] <= 0.05 <= found["high"]
+        assert found["value"] == pytest.approx(0.05, rel=0.1)
+        assert any("S" in m["text"] and m["S"][1] > m["B"][0] for m in report["measure"])
+
+    @pytest.mark.parametrize(("B", "expression"), [(4.0, "tau_0 + 4*tau_B"), (1.0, "tau_0 + tau_B")])
+    def test_one_batch_size_tells_the_cost_of_a_step_with_its_requests(self, B: float, expression: str) -> None:
+        """Planted: 3 ms a step and 0.5 ms a request."""
+        S = np.array([2.0**i for i in range(3, 13)])
+        problem, solution, doubt = fitted(
+            measured(np.full(10, B), S, 3 + 0.5 * B + 0.02 * S), FitOptions(model="linear")
+        )
+        report = identifiability_report(problem, solution, doubt)
+        assert ["tau_0", "tau_B"] in report["unidentified"]
+        (found,) = report["combinations"]
+        assert found["expression"] == expression
+        assert found["low"] <= 3 + 0.5 * B <= found["high"]
+        assert found["high"] < 1.1 * found["low"]
+        assert found["unit"] == "ms"
+
+    def test_saturated_batches_tell_the_cost_of_a_token_in_sum(self) -> None:
+        """All k_B B >> 1, S up to 4096: tau_S and w_1/P_max trade; their sum is 0.002 + 1/60."""
+        B, S = rich_design()
+        many = B >= 64
+        T = Saturation().latency_ms(REFERENCE, {"B": B[many], "S": S[many]})
+        named = []
+        for seed in range(3):
+            problem, solution, doubt = fitted(measured(B[many], S[many], T, seed))
+            assert not doubt.estimates["P_max"].identified
+            report = identifiability_report(problem, solution, doubt)
+            named += [c for c in report["combinations"] if c["expression"] == "tau_S + w_1/P_max"]
+        assert len(named) >= 2
+        for found in named:
+            assert found["low"] <= 0.002 + 1 / 60 <= found["high"]
+            assert found["unit"] == "ms/token"
+
+    def test_one_batch_size_asks_for_others(self) -> None:
+        S = np.array([2.0**i for i in range(12)])
+        T = 3 + 0.02 * S
+        problem, solution, doubt = fitted(measured(np.ones(12), S, T))
+        report = identifiability_report(problem, solution, doubt)
+        assert "k_B" in {name for group in report["unidentified"] for name in group}
+        wanted = [m for m in report["measure"] if "k_B" in m["parameters"]]
+        assert all(m["B"][1] > 1 for m in wanted)
+        assert all(m["after"] < m["before"] for m in report["measure"])
+
+
+class TestUncertainty:
+    def test_error_of_a_prediction_is_that_of_repeated_fits(self) -> None:
+        """200 data sets: the standard deviation of ln T agrees with the delta method within its own 4 sigma, which for
+        200 draws is 4/sqrt(400) = 20 %, and 10 % for the robust loss."""
+        steps = {"B": np.array([4.0, 128.0]), "S": np.array([64.0, 4096.0])}
+        logs, stated = [], []
+        for seed in range(200):
+            problem = make_problem(planted_trace(0.03, repeats=3, seed=seed), FitOptions())
+            solution = solve(problem)
+            theta = problem.theta(solution.z)
+            logs.append(np.log(problem.model.latency_ms(theta, steps)))
+            stated.append(relative_error_at(problem, theta, uncertainty(problem, solution), steps))
+        assert np.mean(stated, axis=0) == pytest.approx(np.std(logs, axis=0), rel=0.3)
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 4096), st.floats(0.01, 1e3)), min_size=8, max_size=40))
+    def test_any_rows_give_a_report_without_a_warning(self, rows: list[tuple[int, int, float]]) -> None:
+        B, extra, T = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            problem, solution, doubt = fitted(Trace({"B": B, "S": B + extra, "T_ms": T}))
+            report = identifiability_report(problem, solution, doubt)
+        for combination in report["combinations"]:
+            assert combination["low"] <= combination["value"] <= combination["high"]

@@ -1,0 +1,83 @@
+"""Quoted paths: what a median says of the mean, straight lines, refusals; the mark stays with the numbers."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.hardware.nominal import customary_rates, parse_quote
+from latfit.hardware.path_latency import estimate, mean_service_ms
+from latfit.hardware.profile import HardwareProfile, add_path, quoted_path, read_hardware
+
+
+def test_a_quoted_median_is_that_of_an_exponential() -> None:
+    """theory F: p50 = 2 ms gives ln 2 / 2 = .346574 per ms and a mean of 2.88539 ms, not .5 per ms."""
+    path = quoted_path("amx", parse_quote("p50=2ms"))
+    assert mean_service_ms(path, 1) == pytest.approx(2.88539, rel=1e-5)
+    rates = customary_rates(parse_quote("p50=2ms"))
+    assert rates["exponential"] == pytest.approx(0.346574, rel=1e-5)
+    assert rates["one over the median"] == 0.5
+    draws = np.random.default_rng(0).exponential(2.88539, 400_000)
+    assert np.median(draws) == pytest.approx(2.0, abs=3 * 2.88539 / math.sqrt(400_000))
+
+
+def test_a_line_is_the_line() -> None:
+    path = quoted_path("gpu", parse_quote("launch=0.5ms, slope=0.02ms, per_token=10us, max_batch=64"))
+    T = path.fit.latency_ms(np.array([8.0]), np.array([100.0]))
+    assert T[0] == pytest.approx(0.5 + 8 * 0.02 + 100 * 0.01)
+    assert path.fit.domain["B"] == [1, 64]
+    assert mean_service_ms(path, 1) == pytest.approx(0.53)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "2ms",
+        "p50=2",
+        "p50=2ms,slope=1ms",
+        "p50=-2ms",
+        "launch=0",
+        "p50=2ms,p50=3ms",
+        "speed=3ms",
+        "p50=2ms,max_batch=0",
+    ],
+)
+def test_what_cannot_be_read_says_how_to_write_it(text: str) -> None:
+    with pytest.raises(WrongUsage) as caught:
+        parse_quote(text)
+    assert caught.value.remedy
+
+
+def test_the_mark_survives_the_file(tmp_path: Path) -> None:
+    target = tmp_path / "hardware.json"
+    add_path(target, quoted_path("amx", parse_quote("p50=2ms")))
+    path = read_hardware(target).paths["amx"]
+    assert path.label == "amx (quoted)"
+    assert estimate(path, 4).source == "quoted: p50=2ms"
+    assert estimate(path, 4).typical_ms == 8.0
+    assert estimate(path, 4).quantiles == {}
+
+
+def test_a_quote_that_the_file_spoils(tmp_path: Path) -> None:
+    target = tmp_path / "hardware.json"
+    add_path(target, quoted_path("amx", parse_quote("p50=2ms")))
+    target.write_text(target.read_text().replace("p50=2ms", "p50=2"))
+    with pytest.raises(BadInput, match="amx"):
+        read_hardware(target)
+
+
+def test_ceiling_and_price_stay_when_a_path_is_renewed() -> None:
+    from dataclasses import replace
+
+    from latfit.hardware.ceiling import Ceiling
+
+    first = replace(quoted_path("gpu", parse_quote("launch=1ms")), ceiling=Ceiling(flops=1e15), price_per_hour=2.0)
+    profile = HardwareProfile().with_path(first)
+    second = replace(quoted_path("gpu", parse_quote("launch=2ms")), ceiling=Ceiling(bandwidth=1e12))
+    kept = profile.with_path(second).paths["gpu"]
+    assert (kept.ceiling.flops, kept.ceiling.bandwidth, kept.price_per_hour) == (1e15, 1e12, 2.0)
+    assert kept.quote is not None
+    assert kept.quote.text == "launch=2ms"

@@ -1,0 +1,99 @@
+"""The record of a fit survives its file, and a file that is no record is refused in plain words."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from latfit.errors import BadInput
+from latfit.fitting.fit import fit_trace
+from latfit.model.fit_result import FitResult, FitStatus, read_fit, write_fit
+from tests.conftest import planted_trace
+
+
+@pytest.fixture(scope="module")
+def fit() -> FitResult:
+    return fit_trace(planted_trace(0.03, repeats=3), data={"source": "x"}, provenance={"seed": 1})
+
+
+def test_reading_gives_back_what_was_written(fit: FitResult, tmp_path: Path) -> None:
+    write_fit(tmp_path / "a.fit.json", fit)
+    again = read_fit(tmp_path / "a.fit.json")
+    assert again.to_json() == json.loads((tmp_path / "a.fit.json").read_text())
+    assert again.theta == pytest.approx(fit.theta)
+    assert again.status is fit.status
+
+
+def test_the_contract_of_the_json(fit: FitResult) -> None:
+    document = fit.to_json()
+    assert document["schema"] == "latfit.fit/1"
+    assert set(document) == {
+        "schema", "model", "status", "parameters", "metrics", "cross_validation", "baselines", "identifiability",
+        "diagnostics", "intervals", "domain", "data", "provenance", "warnings",
+        "bootstrap", "draws", "typical",
+    }  # fmt: skip
+    assert set(document["parameters"]) == {"tau_0", "w_0", "w_1", "P_max", "k_B", "k_S", "tau_B", "tau_S"}
+    assert {"value", "std_error", "low", "high", "unit", "identified"} <= set(document["parameters"]["P_max"])
+    assert document["parameters"]["w_1"] | {"value": 1.0, "fixed": True} == document["parameters"]["w_1"]
+    assert set(document["metrics"]) == {
+        "n", "r2", "rmse_ms", "mae_ms", "mape_pct", "median_ape_pct", "p90_ape_pct",
+    }  # fmt: skip
+    assert {"scheme", "folds", "mape_pct", "median_ape_pct", "rmse_ms"} <= set(document["cross_validation"])
+    assert set(document["baselines"]) == {"constant", "linear"}
+    assert {"mape_pct", "cv"} <= set(document["baselines"]["linear"])
+    assert set(document["diagnostics"]) >= {
+        "normality", "heteroscedasticity", "autocorrelation", "trend", "regimes", "lack_of_fit",
+    }  # fmt: skip
+
+
+def test_every_status_says_what_to_do_unless_all_is_well() -> None:
+    assert all(status.sentence and (status.remedy or status is FitStatus.CONVERGED) for status in FitStatus)
+
+
+def test_the_factor_of_an_unknown_level_is_none(fit: FitResult) -> None:
+    assert fit.limits.factor("decode", 0.5) == pytest.approx(1, abs=0.02)
+    assert fit.limits.factor("decode", 0.999) is None
+
+
+def test_a_fit_keeps_the_ratios_of_every_phase(fit: FitResult) -> None:
+    law = fit.limits.all.ratios
+    assert law is not None
+    assert law.mean == pytest.approx(1, abs=0.02)
+    steps = [limits.ratios.steps for limits in fit.limits.by_phase.values() if limits.ratios is not None]
+    assert sum(steps) == law.steps == fit.metrics["n"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '"text"',
+        "{}",
+        '{"schema": "latfit.fit/2"}',
+        '{"schema": "latfit.fit/1", "model": "saturation"}',
+        '{"schema": "latfit.fit/1", "model": "nonsense"}',
+        '{"schema": "latfit.fit/1", "model": "constant", "parameters": {}, "status": {"code": "converged"}}',
+        '{"schema": "latfit.fit/1", "model": "constant", "parameters": {"tau_0": {"value": null}},'
+        ' "status": {"code": "converged"}}',
+    ],
+)
+def test_broken_files_are_bad_input(content: str, tmp_path: Path) -> None:
+    (tmp_path / "b.fit.json").write_text(content)
+    with pytest.raises(BadInput) as caught:
+        read_fit(tmp_path / "b.fit.json")
+    assert "b.fit.json" in str(caught.value)
+    assert "latfit fit" in caught.value.remedy
+
+
+def test_missing_file_names_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="latfit fit"):
+        read_fit(tmp_path / "none.fit.json")
+
+
+def test_numbers_that_are_not_finite_become_null(fit: FitResult, tmp_path: Path) -> None:
+    broken = FitResult("constant", FitStatus.TOO_FEW_ROWS, {}, {"r2": math.nan, "rmse_ms": math.inf})
+    write_fit(tmp_path / "c.fit.json", broken)
+    assert json.loads((tmp_path / "c.fit.json").read_text())["metrics"] == {"r2": None, "rmse_ms": None}

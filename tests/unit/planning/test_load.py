@@ -1,0 +1,104 @@
+"""A load that varies: windows of recorded arrivals, machines window by window, the fluid backlog; its files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.planning.load.varying import load_from_arrivals, read_load, schedule
+from latfit.planning.plan import make_plan
+from latfit.planning.request import Load, Wishes
+from latfit.planning.result import Capacity
+from tests.unit.planning.test_plan import line, machine
+
+
+def test_windows_hold_every_arrival_once() -> None:
+    arrivals = np.sort(np.random.default_rng(0).uniform(0, 3.6e6, 36_000))
+    load = load_from_arrivals(arrivals, "day")
+    assert load.window_ms % 6e4 == 0
+    assert float(load.rates.sum() * load.window_ms) == pytest.approx(36_000, rel=0.02)
+    assert load.mean == pytest.approx(0.01, rel=0.02)
+
+
+def test_published_backlog() -> None:
+    """theory J: 6 + 4 sin(2 pi t/1000) against 8 per ms: a backlog of 435.991 although the mean load is 0.75."""
+    t = (np.arange(1000) + 0.5) * 2.0
+    load = Load(6 + 4 * np.sin(2 * np.pi * t / 1000), 2.0, "sine")
+    found = schedule(load, 8.0)
+    assert found["replicas_peak"] == 2
+    assert found["replicas_mean_rate"] == 1
+    assert found["backlog_if_sized_for_the_mean"]["peak"] == pytest.approx(435.991, rel=1e-3)
+    assert found["backlog_if_sized_for_the_mean"]["extra_wait_s"] == pytest.approx(0.0544989, rel=1e-3)
+
+
+def test_a_schedule_carries_every_window_and_no_more_than_needed() -> None:
+    load = Load(np.array([0.5, 3.1, 1.0, 0.0]), 3.6e6, "four hours")
+    found = schedule(load, 1.0, price_per_hour=2.0)
+    assert [row["replicas"] for row in found["schedule"]] == [1, 4, 1, 1]
+    assert (found["replica_hours_held"], found["replica_hours_following"]) == (16, 7)
+    assert (found["price_held"], found["price_following"]) == (32.0, 14.0)
+
+
+def test_a_plan_for_a_recording_is_sized_for_its_peak() -> None:
+    load = Load(np.array([0.5, 3.1, 1.0]), 6e4, "recording")
+    plan = make_plan(machine(gpu=line(4, 0.1, domain={"B": [1, 64], "S": [1, 64]})), 12.0, wishes=Wishes(load=load))
+    assert plan.rate_per_s == pytest.approx(3100)
+    assert isinstance(plan.capacity, Capacity)
+    assert plan.capacity.load is not None
+    assert len(plan.capacity.load["schedule"]) == 3
+
+
+class TestFiles:
+    def test_seconds(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("t_s,prompt_tokens\n" + "".join(f"{i / 10},5\n" for i in range(601)))
+        load = read_load(tmp_path / "a.csv", 10_000.0)
+        assert len(load.rates) == 6
+        assert load.rates == pytest.approx([0.01] * 5 + [0.0101])
+
+    def test_points_in_time(self, tmp_path: Path) -> None:
+        rows = "".join(f"2023-11-16 18:{i // 60:02d}:{i % 60:02d}.5000000,1,1\n" for i in range(120))
+        (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+        assert read_load(tmp_path / "azure.csv", 30_000.0).mean == pytest.approx(0.001, rel=0.03)
+
+    def test_other_recordings_of_requests(self, tmp_path: Path) -> None:
+        rows = "".join(f'{{"timestamp": {500 * i}, "input_length": 5, "output_length": 3}}\n' for i in range(121))
+        (tmp_path / "mooncake.jsonl").write_text(rows)
+        assert read_load(tmp_path / "mooncake.jsonl", 30_000.0).rates == pytest.approx([0.002, 0.002], rel=0.02)
+
+    def test_a_rate_over_time(self, tmp_path: Path) -> None:
+        (tmp_path / "rates.csv").write_text("t_s,rate_per_s\n0,100\n60,500\n120,200\n")
+        load = read_load(tmp_path / "rates.csv")
+        assert load.rates.tolist() == [0.1, 0.5, 0.2]
+        assert load.window_ms == 60_000
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            "a,b\n1,2\n",
+            "t_s,x\n1,1\n",
+            "t_s,x\n1,1\n1,1\n",
+            "t_s,x\n1,1\nnone,2\n",
+            "t_s,rate_per_s\n0,1\n60,-1\n",
+            "t_s,rate_per_s\n0,1\n60,1\n61,1\n",
+            "t_s,rate_per_s\n0,0\n60,0\n",
+        ],
+    )
+    def test_broken_files_are_bad_input(self, content: str, tmp_path: Path) -> None:
+        (tmp_path / "bad.csv").write_text(content)
+        with pytest.raises(BadInput, match=r"bad\.csv|moments"):
+            read_load(tmp_path / "bad.csv")
+
+    def test_a_window_longer_than_the_recording(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("t_s,x\n0,1\n1,1\n2,1\n")
+        with pytest.raises(WrongUsage, match="window"):
+            read_load(tmp_path / "a.csv", 60_000.0)
+
+    def test_a_measured_hour(self, measured_steps: Path) -> None:
+        """The recording holds 19,366 requests in 58 minutes."""
+        source = measured_steps.parent / "arrivals" / "azure2023_conv.csv"
+        if not source.is_file():
+            pytest.skip(f"no recording at {source}")
+        load = read_load(source)
+        assert float(load.rates.sum() * load.window_ms) == pytest.approx(19_366, rel=0.03)
+        assert load.peak > 1.3 * load.mean

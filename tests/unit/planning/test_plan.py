@@ -1,0 +1,210 @@
+"""Plans from fits with known parameters: published inverses, thresholds by enumeration, honest nulls."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.hardware.profile import ExecutionPath, HardwareProfile, add_path, read_hardware
+from latfit.model.fit_result import Estimate, FitResult, FitStatus
+from latfit.model.registry import FAMILY
+from latfit.planning.plan import make_plan
+from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold
+from latfit.planning.wording import rows_needed
+from tests.conftest import REFERENCE
+
+
+def fit_with(theta: list[float], model: str = "saturation", **parts: object) -> FitResult:
+    names = [p.name for p in FAMILY[model].parameters]
+    parameters = {name: Estimate(float(v), None, None, None, "") for name, v in zip(names, theta, strict=True)}
+    whole = FitResult(model, FitStatus.CONVERGED, parameters, {"n": 50}, domain={"B": [1, 256], "S": [1, 4096]})
+    return replace(whole, **parts)  # type: ignore[arg-type]
+
+
+def line(tau: float, per_request: float, **parts: object) -> FitResult:
+    return fit_with([tau, per_request, 0.0], "linear", **parts)
+
+
+def machine(**fits: FitResult) -> HardwareProfile:
+    return HardwareProfile({name: ExecutionPath(name, fit) for name, fit in fits.items()})
+
+
+REFERENCE_MACHINE = machine(cpu=fit_with(REFERENCE.tolist()))
+
+
+class TestInverse:
+    def test_published_ranges(self) -> None:
+        plan = make_plan(REFERENCE_MACHINE, 30.0)
+        row = next(row for row in plan.S_at_B if row.B == 8)
+        assert (row.S_min, row.S_max, row.extrapolated) == (8, 971, False)
+        plan = make_plan(REFERENCE_MACHINE, 16.0)
+        batches = next(row for row in plan.B_at_S if row.S == 512)
+        assert (batches.B_min, batches.B_max) == (13, 94)
+
+    def test_every_end_is_tight(self) -> None:
+        """One token more, or one fewer, breaks the SLA, unless S >= B ends the range first."""
+        plan = make_plan(REFERENCE_MACHINE, 20.0)
+        fit = REFERENCE_MACHINE.paths["cpu"].fit
+
+        def T(B: int, S: int) -> float:
+            return float(fit.latency_ms(np.array([B]), np.array([S]))[0])
+
+        assert plan.S_at_B
+        for row in plan.S_at_B:
+            assert row.S_max is not None
+            assert T(row.B, row.S_max) <= 20 < T(row.B, row.S_max + 1)
+            assert T(row.B, row.S_min) <= 20
+            assert row.S_min == row.B or T(row.B, row.S_min - 1) > 20
+
+    def test_a_percentile_shrinks_the_range_as_its_factor_says(self) -> None:
+        """theory: B=8, T*=50, q=0.12 -> T_eff 44.6429, S_max 1745 -> 1538."""
+        known = {"ratio_quantiles": {"0.5": 1.0, "0.99": 1.12}}
+        profile = machine(cpu=fit_with(REFERENCE.tolist(), intervals=known))
+        at_99, at_50 = (make_plan(profile, 50.0, percentile=p) for p in (99, 50))
+        assert next(row.S_max for row in at_99.S_at_B if row.B == 8) == 1538
+        assert next(row.S_max for row in at_50.S_at_B if row.B == 8) == 1745
+        assert (at_99.percentile, at_50.percentile) == (99, 50)
+
+    def test_a_percentile_that_the_data_cannot_tell_is_named(self) -> None:
+        known = {"ratio_quantiles": {"0.5": 1.0, "0.9": 1.1, "0.99": None}}
+        plan = make_plan(machine(cpu=fit_with(REFERENCE.tolist(), intervals=known)), 50.0)
+        assert plan.percentile == 90
+        assert "99 or more" in plan.notes[0]
+        assert rows_needed(99) == 99
+        assert rows_needed(90) == 9
+
+    def test_a_share_for_a_percentile_is_asked_about(self) -> None:
+        with pytest.raises(WrongUsage) as error:
+            make_plan(REFERENCE_MACHINE, 50.0, percentile=0.99)
+        assert "--percentile 99 meant" in error.value.remedy
+
+    def test_limits_of_decode_and_of_prefill_are_their_own(self) -> None:
+        """T = 2 + 0.01 S; decode steps stay below 1.1 times it, steps with prefill below 2 times."""
+        known = {
+            "ratio_quantiles": {"0.99": 1.5},
+            "by_phase": {
+                "decode": {"ratio_quantiles": {"0.99": 1.1}},
+                "prefill or mixed": {"ratio_quantiles": {"0.99": 2.0}},
+            },
+        }
+        plan = make_plan(machine(gpu=fit_with([2.0, 0.0, 0.01], "linear", intervals=known)), 5.0)
+        found = {row.B: row.S_max for row in plan.S_at_B}
+        assert found[8] == 50  # 2 (2 + 0.01 S) <= 5
+        assert found[64] == 64  # S = B alone: 1.1 (2 + 0.64) <= 5, but 2 (2 + 0.65) > 5
+        assert found[128] == 128
+        assert 256 not in found  # 1.1 (2 + 2.56) = 5.016 > 5
+        at_64 = [row.B_max for row in plan.B_at_S if row.S == 64]
+        assert at_64 == [64]
+
+    def test_beyond_the_measured_range_is_marked(self) -> None:
+        small = fit_with(REFERENCE.tolist(), domain={"B": [1, 256], "S": [1, 256]})
+        plan = make_plan(machine(cpu=small), 30.0)
+        assert all(row.extrapolated == (row.S_max is None or row.S_max > 256) for row in plan.S_at_B)
+        assert "beyond the measured range" in plan.answer
+
+    def test_out_of_reach_names_the_fastest_step(self) -> None:
+        plan = make_plan(REFERENCE_MACHINE, 1.0)
+        assert not plan.feasible
+        assert plan.S_at_B == []
+        grid_B, grid_S = np.meshgrid(np.arange(1.0, 257), np.arange(1.0, 4097))
+        valid = grid_S >= grid_B
+        least = REFERENCE_MACHINE.paths["cpu"].fit.latency_ms(grid_B[valid], grid_S[valid]).min()
+        assert plan.fastest_ms == pytest.approx(least, rel=1e-3)
+        assert make_plan(REFERENCE_MACHINE, plan.fastest_ms * 1.0001).feasible
+
+    def test_a_flat_latency_has_no_upper_end(self) -> None:
+        plan = make_plan(machine(cpu=line(5.0, 0.0)), 10.0)
+        assert plan.feasible
+        assert all(row.S_max is None for row in plan.S_at_B)
+        assert "Every step" in plan.answer
+
+
+class TestThresholds:
+    def test_published_crossing(self) -> None:
+        """AMX 2B against GPU 8 + 0.05B: equal at 4.10, so AMX up to 4 and the GPU from 5."""
+        b1 = gpu_threshold(ExecutionPath("amx", line(0, 2)), ExecutionPath("gpu", line(8, 0.05)), 1)
+        assert b1.value == 5
+        assert b1.wins == [(5, 256)]
+
+    def test_amx_wins_only_in_a_middle_range(self) -> None:
+        """theory: AMX .5 + 8/(1-e^(-.25B)) + .06B against GPU 9.5 + .03B: AMX for 11..33 only."""
+        amx = fit_with([0.5, 8e9, 1.0, 1e9, 0.25, 50.0, 0.06, 0.0])
+        b1 = gpu_threshold(ExecutionPath("amx", amx), ExecutionPath("gpu", line(9.5, 0.03)), 1)
+        assert b1.wins == [(1, 10), (34, 256)]
+        assert "only for batches 1 to 10, 34 to 256" in b1.reason
+
+    @pytest.mark.parametrize(("tau", "value", "word"), [(1000.0, None, "never"), (0.0, 1, "always")])
+    def test_never_and_always(self, tau: float, value: int | None, word: str) -> None:
+        b1 = gpu_threshold(ExecutionPath("amx", line(0.01, 2)), ExecutionPath("gpu", line(tau, 0.05)), 1)
+        assert b1.value == value
+        assert word in b1.reason
+
+    def test_tokens_per_request_move_the_threshold(self) -> None:
+        amx, gpu = (ExecutionPath("p", fit_with([tau, 0, s], "linear")) for tau, s in ((0.0, 0.5), (8.0, 0.01)))
+        assert [gpu_threshold(amx, gpu, r).value for r in (1, 4)] == [17, 5]
+
+    def test_amortised_batch_of_a_line(self) -> None:
+        """T = 8 + 0.05 B, half the rate at B_max: smallest B with B/T(B) >= rate(top)/2, by enumeration."""
+        path = ExecutionPath("gpu", line(8.0, 0.05))
+        B = np.arange(1, 257)
+        rate = B / (8 + 0.05 * B)
+        assert amortised_batch(path, 1).value == int(B[rate >= rate.max() / 2][0])
+
+    def test_amortised_batch_without_an_end_is_the_published_one(self) -> None:
+        wide = line(8.0, 0.05, domain={"B": [1, 10**6], "S": [1, 10**6]})
+        assert amortised_batch(ExecutionPath("gpu", wide), 1).value == pytest.approx(160, abs=1)
+
+    def test_both_paths_known(self) -> None:
+        plan = make_plan(machine(cpu=line(0, 2), gpu=line(8, 0.05)), 20.0)
+        assert plan.B1.value == 5
+        assert plan.B2.value is not None
+        assert {row.path for row in plan.S_at_B} == {"cpu", "gpu"}
+
+    def test_one_path_only_is_null_with_the_reason(self) -> None:
+        document = make_plan(REFERENCE_MACHINE, 20.0).to_json()
+        assert not {"T_cut", "S_at_B", "B_at_S"} & set(document)
+        for name in ("B1", "B2", "T_cut_ms"):
+            assert document[name]["value"] is None
+            assert "two execution paths" in document[name]["reason"]
+
+
+class TestBadInput:
+    def test_empty_profile(self) -> None:
+        with pytest.raises(BadInput, match="no execution path"):
+            make_plan(HardwareProfile(), 20.0)
+
+    def test_unusable_fit(self) -> None:
+        broken = replace(line(1, 1), status=FitStatus.TOO_FEW_ROWS)
+        with pytest.raises(BadInput, match="not usable"):
+            make_plan(machine(cpu=broken), 20.0)
+
+    @pytest.mark.parametrize("percentile", [0, 100, -1, float("nan")])
+    def test_percentile(self, percentile: float) -> None:
+        with pytest.raises(WrongUsage):
+            make_plan(REFERENCE_MACHINE, 20.0, percentile=percentile)
+
+    def test_tokens_per_request(self) -> None:
+        with pytest.raises(WrongUsage):
+            make_plan(REFERENCE_MACHINE, 20.0, tokens_per_request=0)
+
+
+class TestProfileFile:
+    def test_paths_are_added_and_replaced(self, tmp_path: Path) -> None:
+        target = tmp_path / "hardware.json"
+        add_path(target, ExecutionPath("cpu", line(1, 1)))
+        add_path(target, ExecutionPath("gpu", line(2, 1)))
+        profile = add_path(target, ExecutionPath("cpu", line(3, 1)))
+        assert read_hardware(target).to_json() == profile.to_json()
+        assert {name: path.fit.theta[0] for name, path in profile.paths.items()} == {"cpu": 3, "gpu": 2}
+
+    @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "latfit.hardware/1", "paths": {"cpu": 3}}'])
+    def test_broken_profiles(self, content: str, tmp_path: Path) -> None:
+        (tmp_path / "hardware.json").write_text(content)
+        with pytest.raises(BadInput, match=r"hardware\.json"):
+            read_hardware(tmp_path / "hardware.json")
+
+    def test_a_missing_profile_names_the_command(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match="latfit fit"):
+            read_hardware(tmp_path / "hardware.json")

@@ -1,0 +1,207 @@
+"""Engine settings against enumeration; the same under the engines' names; trimming a batch against enumeration."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from latfit.errors import SlaOutOfReach
+from latfit.hardware.profile import ExecutionPath
+from latfit.planning.engine_settings import engine_settings, largest_batch
+from latfit.planning.plan import make_plan
+from latfit.planning.request import ServingTargets, Wishes
+from latfit.planning.result import Settings, Unknown
+from latfit.planning.steps.budget import step_budget
+from tests.conftest import REFERENCE
+from tests.unit.planning.test_plan import fit_with, line, machine
+
+WIDE = {"B": [1, 64], "S": [1, 4000], "context_tokens": [0, 1_000_000]}
+PATH = ExecutionPath("gpu", fit_with(REFERENCE.tolist(), domain={"B": [1, 32], "S": [1, 600]}))
+
+
+def T(B: int, S: int) -> float:
+    return float(PATH.fit.latency_ms(np.array([float(B)]), np.array([float(S)]))[0])
+
+
+def full_steps(D: int, P: int, prompt: int) -> tuple[float, float, float]:
+    """D - 1 sequences beside a chunk of P; the chunk alone; the whole budget as chunks of several prompts."""
+    budget = D - 1 + P
+    prompts = min(-(-budget // min(P, prompt)), D)
+    return T(D, budget), T(1, P), T(prompts, budget)
+
+
+def enumerated(tpot: float, ttft: float, prompt: int) -> tuple[int, int] | None:
+    """(sequences, chunk): the most sequences D with a chunk P that meets both targets in every kind of step that some
+    chunk keeps within them, the largest such P."""
+    for D in range(32, 0, -1):
+        if T(D, D) > tpot:
+            continue
+        tried = {P: full_steps(D, P, prompt) for P in range(1, 600 - D + 1)}
+        cured = [kind for kind in range(3) if min(times[kind] for times in tried.values()) <= tpot]
+        if 0 not in cured:
+            continue
+        fits = [
+            P
+            for P, times in tried.items()
+            if all(times[kind] <= tpot for kind in cured) and -(-prompt // P) * T(D, D - 1 + min(P, prompt)) <= ttft
+        ]
+        if fits:
+            return D, max(fits)
+    return None
+
+
+class TestEngine:
+    @pytest.mark.parametrize(("tpot", "ttft", "prompt"), [(18.0, 60.0, 512), (25.0, 40.0, 512), (20.0, 1e9, 2000)])
+    def test_settings_meet_both_targets_as_enumeration_does(self, tpot: float, ttft: float, prompt: int) -> None:
+        found = engine_settings(PATH, tpot, 99.0, ServingTargets(ttft, tpot, prompt))
+        best = enumerated(tpot, ttft, prompt)
+        assert isinstance(found, Settings)
+        assert best is not None
+        D, P = found.max_num_seqs, found.chunk_tokens
+        assert P is not None
+        assert T(D, D - 1 + P) <= tpot
+        assert -(-prompt // P) * T(D, D - 1 + min(P, prompt)) <= ttft
+        assert found.max_num_batched_tokens == D - 1 + P
+        # Fewer sequences are tried by about an eighth each, so the answer may be that far below the best.
+        assert int(best[0] * 0.875) <= D
+        if best[0] == D:
+            assert best[1] == P
+
+    def test_the_fewest_tokens_keep_the_first_token_too(self) -> None:
+        found = engine_settings(PATH, 18.0, 99.0, ServingTargets(60.0, 18.0, 512))
+        assert isinstance(found, Settings)
+        assert found.min_num_batched_tokens is not None
+        P = found.min_num_batched_tokens - found.max_num_seqs + 1
+        assert -(-512 // P) * T(found.max_num_seqs, found.min_num_batched_tokens) <= 60
+        assert -(-512 // (P - 1)) * T(found.max_num_seqs, found.min_num_batched_tokens - 1) > 60
+
+    def test_targets_that_exclude_each_other_are_told(self) -> None:
+        found = engine_settings(PATH, 18.0, 99.0, ServingTargets(1.0, 18.0, 512))
+        assert isinstance(found, Unknown)
+        assert "512 tokens within 1 ms" in found.reason
+
+    def test_no_decode_step_in_time(self) -> None:
+        found = engine_settings(PATH, 1.0, 99.0, ServingTargets())
+        assert isinstance(found, Unknown)
+        assert "the fastest takes" in found.reason
+
+    def test_a_fit_of_decode_alone_gives_sequences_and_no_budget(self) -> None:
+        fit = replace(line(4, 0.5), identifiability={"prefill": False})
+        found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, ServingTargets())
+        assert isinstance(found, Settings)
+        assert (found.max_num_seqs, found.max_num_batched_tokens) == (32, None)
+
+    def test_every_step_that_the_settings_allow_keeps_the_target(self) -> None:
+        """T = 2 + 0.1 B + 0.02 S + 1e-4 K of cached tokens: a prompt of 2,000 in chunks reads up to 2,000 - P of them
+        in its last one. Every composition of a step within the settings is tried (prompts take turns, so as many are
+        under way as the budget has chunks), and a chunk larger by 2 % fails one."""
+        theta = [2.0, 0.0, 1e-9, 1.0, 1.0, 1.0, 0.1, 0.02, 1e-4, 1e-4, 1e-4, 0.0, 0.0, 0.0, 0.0]
+        fit = fit_with(theta, "context", domain=WIDE)
+        path = ExecutionPath("gpu", fit)
+        found = engine_settings(path, 20.0, 99.0, ServingTargets(None, 20.0, 2000), context=500.0)
+        assert isinstance(found, Settings)
+        assert found.max_num_batched_tokens is not None
+        assert found.chunk_tokens is not None
+
+        def slowest(budget: int, chunk: int) -> float:
+            steps = [(D, 1, min(chunk, budget - D)) for D in range(found.max_num_seqs) if budget > D]
+            steps += [(0, 1, chunk), (0, -(-budget // chunk), budget)]
+            D, n, P = (np.array(column, dtype=float) for column in zip(*steps, strict=True))
+            history = n * np.maximum(2000 - np.minimum(chunk, P), 0)
+            columns = {"B": D + n, "S": D + P, "prefill_requests": n, "prefill_tokens": P}
+            cached = {"context_tokens": 500 * D + history, "prefill_context_tokens": history}
+            return float(fit.latency_ms(**columns, **cached).max())
+
+        assert slowest(found.max_num_batched_tokens, found.chunk_tokens) <= 20.0 * (1 + 1e-9)
+        more = max(int(found.chunk_tokens * 0.02), 2)
+        assert slowest(found.max_num_batched_tokens + more, found.chunk_tokens + more) > 20.0
+
+    def test_factors_of_the_percentile_shrink_them(self) -> None:
+        wide = replace(line(4, 0.5), intervals={"ratio_quantiles": {"0.5": 1.0, "0.99": 1.25}})
+        found = engine_settings(ExecutionPath("gpu", wide), 20.0, 99.0, ServingTargets())
+        assert isinstance(found, Settings)
+        assert found.max_num_seqs == 24  # 1.25 (4 + 24/2) = 20
+
+
+class TestNames:
+    def test_every_engine_gets_its_own_names(self) -> None:
+        plan = make_plan(machine(amx=line(0, 2), gpu=line(8, 0.05)), 20.0)
+        assert isinstance(plan.settings, Settings)
+        flags = plan.engines
+        assert flags["vllm"]["max_num_seqs"] == plan.settings.max_num_seqs
+        assert flags["vllm"]["max_num_batched_tokens"] == plan.settings.max_num_batched_tokens
+        assert flags["sglang"]["chunked_prefill_size"] == plan.settings.chunk_tokens
+        assert flags["trtllm"]["max_num_tokens"] == plan.settings.max_num_batched_tokens
+        assert flags["triton"]["max_batch_size"] == 240  # 8 + 0.05 * 240 = 20
+        assert flags["triton"]["max_queue_delay_microseconds"] == 0
+        assert flags["tensorrt"]["opt_batch"] == plan.B2.value
+
+    def test_the_prefill_threshold_of_kt(self) -> None:
+        """AMX 0.5 S against 8 + 0.01 S: equal at 16.33 tokens."""
+        slow, fast = (fit_with([tau, 0.0, s], "linear") for tau, s in ((0.0, 0.5), (8.0, 0.01)))
+        plan = make_plan(machine(amx=slow, gpu=fast), 50.0)
+        assert plan.B1_tokens.value == 17
+        assert plan.engines["sglang"]["kt_gpu_prefill_token_threshold"] == 17
+
+    def test_cutoff_is_the_timeout(self) -> None:
+        plan = make_plan(machine(amx=line(0, 2), gpu=line(12, 0.05)), 20.0, wishes=Wishes(rate=0.1))
+        assert plan.engines["triton"]["default_timeout_microseconds"] == pytest.approx(7937, abs=2)
+
+    def test_largest_batch_is_tight(self) -> None:
+        path = ExecutionPath("gpu", fit_with(REFERENCE.tolist()))
+        best = largest_batch(path, 20.0, 99.0, 4)
+        assert best is not None
+
+        def at(B: int) -> float:
+            return float(path.fit.latency_ms(np.array([float(B)]), np.array([4.0 * B]))[0])
+
+        assert at(best) <= 20 < at(best + 1) or best == 256
+        assert largest_batch(path, 1.0, 99.0, 4) is None
+
+
+candidates = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 400)), min_size=1, max_size=40)
+
+
+class TestTrim:
+    budget = step_budget(PATH, 14.0)
+
+    @settings(max_examples=150)
+    @given(candidates)
+    def test_what_is_left_meets_the_sla_and_is_the_most(self, pairs: list[tuple[int, int]]) -> None:
+        least = [low for low, _ in pairs]
+        wanted = [low + more for low, more in pairs]
+        found = self.budget.trim(least, wanted)
+        n = found.requests
+        assert sum(found.tokens) == found.total
+        assert all(low <= got <= high for low, got, high in zip(least[:n], found.tokens, wanted[:n], strict=False))
+        assert not any(found.tokens[n:])
+        if n:
+            assert T(n, found.total) <= 14.0
+            # Either everybody who takes part has what it wants, or one token more is too many.
+            assert list(found.tokens[:n]) == wanted[:n] or T(n, found.total + 1) > 14.0 or found.total == 600
+        for more in range(n + 1, min(len(pairs), 32) + 1):
+            start = sum(least[:more])
+            assert start > 600 or all(T(more, S) > 14.0 for S in range(start, 601, 7))
+
+    def test_contexts_cost(self) -> None:
+        fit = fit_with([2, 10, 1, 50, 0.5, 0.05, 0.01, 0.001, 0.0005, 0.0005, 0, 0, 0, 0, 0], "context")
+        fit = replace(fit, domain={"B": [1, 16], "S": [1, 256], "context_tokens": [0, 40_000]})
+        path = ExecutionPath("gpu", fit)
+        budget = step_budget(path, 12.0)
+        ones = [1] * 16
+        light, heavy = (budget.trim(ones, [20] * 16, context).total for context in (0.0, 8000.0))
+        assert light > heavy > 0
+        assert budget.trim(ones, ones, 1e9).requests == 0
+
+    def test_no_step_in_time(self) -> None:
+        with pytest.raises(SlaOutOfReach):
+            step_budget(PATH, 1.0)
+
+    def test_nobody_is_skipped(self) -> None:
+        """A large first request is not passed over for small ones behind it."""
+        assert self.budget.trim([10_000, 1, 1], [10_000, 1, 1]).requests == 0
+        for order in itertools.permutations([3, 50, 400]):
+            found = self.budget.trim(list(order), list(order))
+            assert list(found.tokens[: found.requests]) == list(order)[: found.requests]

@@ -1,0 +1,60 @@
+"""A plan repeats what its fits warn of, and begins with it where it decides."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfit.model.fit_result import Caution, FitResult
+from latfit.model.step_ratios import ratios_of
+from latfit.planning.plan import make_plan
+from latfit.planning.request import Wishes
+from latfit.planning.result import Plan
+from tests.unit.planning.test_plan import fit_with, line, machine
+
+SIXTY_FOUR = {"B": [1, 64], "S": [1, 4096]}
+LAW = {"ratios": ratios_of(np.linspace(0.95, 1.05, 1000), np.ones(1000)).to_json()}
+
+
+def warned(code: str, **parts: object) -> FitResult:
+    fit = line(4, 0.1, domain=SIXTY_FOUR, intervals=LAW, warnings=[Caution(code, f"About {code}.", "Do this.")])
+    return replace(fit, **parts)  # type: ignore[arg-type]
+
+
+def plan_for(fit: FitResult, sla: float = 15.0, rate: float | None = 2.0) -> Plan:
+    return make_plan(machine(gpu=fit), sla, wishes=Wishes(rate=rate))
+
+
+@pytest.mark.parametrize("code", ["no_better_than_constant", "large_error", "drift", "autocorrelated"])
+def test_a_warning_is_repeated(code: str) -> None:
+    assert f"gpu: About {code}." in plan_for(warned(code)).notes
+
+
+def test_other_warnings_stay_with_the_fit() -> None:
+    assert not any("not_identified" in note for note in plan_for(warned("not_identified")).notes)
+
+
+def test_limits_on_steps_of_which_the_size_says_nothing_are_not_supported() -> None:
+    plan = plan_for(warned("no_better_than_constant"), rate=None)
+    assert plan.answer.startswith("Not supported by these data: on gpu a constant predicts as well")
+    assert plan.promise == "in doubt"
+    assert plan.unsupported
+    grows = fit_with([4.0, 0.1, 0.01], "linear", domain=SIXTY_FOUR, intervals=LAW)
+    assert not plan_for(grows, rate=None).unsupported
+
+
+@pytest.mark.parametrize(("shift", "decides"), [(0.6, True), (-0.6, True), (0.03, False)])
+def test_a_drift_decides_where_it_is_more_than_the_margin(shift: float, decides: bool) -> None:
+    """At 2 per ms p99 is 10.6 ms of 15: a margin of 29 %."""
+    fit = warned("drift", diagnostics={"drift": {"runs": {"run 1": {"relative_shift": shift, "t_s": 1.0}}}})
+    plan = plan_for(fit)
+    assert bool(plan.unsupported) is decides
+    assert plan.answer.startswith("Not supported") is decides
+    assert plan.feasible
+    assert plan.promise == ("in doubt" if decides else "yes")
+
+
+def test_steps_that_nobody_measured_are_told_first() -> None:
+    fit = line(2, 0.0, domain={"B": [1, 16], "S": [1, 16]}, intervals=LAW)
+    plan = plan_for(fit, 50.0, rate=None)
+    assert "were not measured" in plan.answer

@@ -1,0 +1,267 @@
+"""Plans for a rate: published capacities and replicas, rules against the optimum, changes, promises and refusals."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from latfit.model.step_ratios import StepRatios, ratios_of
+from latfit.planning.plan import make_plan
+from latfit.planning.request import Objective, Wishes
+from latfit.planning.result import Capacity, Plan
+from latfit.planning.wording import rate_text
+from latfit.queueing.batch import batch_queue
+from latfit.queueing.service import linear_times, measured_times
+from tests.conftest import REFERENCE
+from tests.unit.planning.test_plan import fit_with, line, machine
+
+SIXTY_FOUR = {"B": [1, 64], "S": [1, 4096]}
+GPU = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR))
+
+
+def capacity(plan: Plan) -> Capacity:
+    assert isinstance(plan.capacity, Capacity)
+    return plan.capacity
+
+
+@pytest.mark.parametrize(("sla", "replicas"), [(13.0, 6), (15.0, 5)])
+def test_published_replicas(sla: float, replicas: int) -> None:
+    """theory J: 20 per ms on T = 4 + 0.1 b, at most 64: p99 12.9579 on 6 and 14.5228 on 5 machines."""
+    refused = make_plan(GPU, sla, wishes=Wishes(rate=20.0))
+    assert not refused.feasible
+    assert f"--replicas {replicas}" in refused.remedy
+    plan = make_plan(GPU, sla, wishes=Wishes(rate=20.0, replicas=replicas))
+    assert plan.feasible
+    assert capacity(plan).replicas == replicas
+    chosen = next(row for row in plan.alternatives if row.chosen)
+    assert chosen.percentile_ms == pytest.approx({6: 12.9579, 5: 14.5228}[replicas], rel=1e-3)
+
+
+def test_published_rate_of_one_at_a_time() -> None:
+    """theory J: M/M/1 with mu = 0.5 per ms keeps 20 ms up to 0.269741 per ms."""
+    plan = make_plan(machine(amx=line(0, 2)), 20.0, wishes=Wishes(rate=0.1))
+    row = next(row for row in plan.alternatives if row.name == "amx, one at a time")
+    assert row.sustainable_per_s == pytest.approx(269.741, rel=2e-4)
+    assert row.percentile_ms == pytest.approx(np.log(100) / 0.4, rel=1e-6)
+
+
+def test_published_excess_of_the_rules() -> None:
+    """theory H2: 0.5 per ms on T = 8 + 0.05 b, at most 64."""
+    plan = make_plan(machine(gpu=line(8, 0.05, domain=SIXTY_FOUR)), 30.0, wishes=Wishes(rate=0.5))
+    rules = {row.rule: row for row in plan.rules}
+    assert rules["optimal"].mean_ms == pytest.approx(12.2998, rel=1e-5)
+    assert {name: row.batch for name, row in rules.items()} == {
+        "optimal": 2, "greedy": 1, "literal": 1, "amortised": 2, "total delay": 4,
+    }  # fmt: skip
+    assert [rules[name].excess for name in ("greedy", "amortised", "total delay")] == pytest.approx(
+        [0.00339, 0.0, 0.01514], abs=2e-5
+    )
+
+
+def test_the_law_of_an_alternative_is_that_of_its_queue() -> None:
+    plan = make_plan(GPU, 15.0, wishes=Wishes(rate=2.0))
+    row = next(row for row in plan.alternatives if row.name == "gpu, greedy batches")
+    law = batch_queue(2.0, linear_times(4, 0.1, 64))
+    assert row.percentile_ms == pytest.approx(law.percentile(0.99), rel=1e-9)
+    assert row.mean_ms == pytest.approx(law.mean_ms, rel=1e-9)
+    assert row.goodput_per_s == pytest.approx(2000 * (1 - law.tail(15.0)), rel=1e-9)
+    assert row.utilisation == pytest.approx(2.0 / (64 / 10.4), rel=1e-9)
+
+
+def test_the_sustainable_rate_keeps_the_sla_and_a_little_more_does_not() -> None:
+    plan = make_plan(GPU, 15.0, wishes=Wishes(rate=2.0))
+    highest = capacity(plan).sustainable_per_s
+    assert highest is not None
+    times = linear_times(4, 0.1, 64)
+    assert batch_queue(highest / 1e3, times).percentile(0.99) <= 15.0
+    assert batch_queue(highest / 1e3 * 1.002, times).percentile(0.99) > 15.0
+    assert capacity(plan).headroom == pytest.approx(highest / 2000 - 1)
+
+
+def test_what_changes_bring_is_what_a_plan_of_the_change_says() -> None:
+    plan = make_plan(GPU, 15.0, wishes=Wishes(rate=2.0))
+    changes = {row.change: row for row in plan.sensitivity}
+    faster = make_plan(machine(gpu=line(3.6, 0.09, domain=SIXTY_FOUR)), 15.0, wishes=Wishes(rate=2.0))
+    row = next(row for row in faster.alternatives if row.chosen)
+    assert changes["gpu 10 % faster"].percentile_ms == pytest.approx(row.percentile_ms, rel=1e-6)
+    assert changes["gpu 10 % faster"].sustainable_per_s == pytest.approx(row.sustainable_per_s, rel=3e-4)
+    doubled = make_plan(GPU, 15.0, wishes=Wishes(rate=4.0))
+    row = next(row for row in doubled.alternatives if row.name == "gpu, greedy batches")
+    assert changes["twice the rate"].percentile_ms == pytest.approx(row.percentile_ms, rel=1e-6)
+
+
+def test_unstable_load_says_what_it_takes() -> None:
+    plan = make_plan(GPU, 13.0, wishes=Wishes(rate=100.0))
+    assert not plan.feasible
+    assert plan.promise == "no"
+    assert "unstable" in plan.alternatives[0].verdict
+    assert "at most" in plan.remedy
+    assert "replicas" in plan.remedy
+
+
+def test_an_sla_between_one_step_and_two_is_not_solved_by_replicas() -> None:
+    """theory J: p99 of greedy batching is near 2 T(1) at light load, and only a load without overlaps is below."""
+    plan = make_plan(GPU, 4.2, wishes=Wishes(rate=2.0))
+    assert not plan.feasible
+    row = plan.alternatives[0]
+    assert row.sustainable_per_s is not None
+    assert row.sustainable_per_s < 0.01 / 4.1 * 1e3 * 1.5
+
+
+def test_price_follows_the_machines() -> None:
+    priced = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR))
+    priced = priced.with_path(replace(priced.paths["gpu"], price_per_hour=3.0))
+    found = capacity(make_plan(priced, 13.0, wishes=Wishes(rate=20.0, replicas=6)))
+    assert found.price_per_hour == pytest.approx(18.0)
+    assert found.price_per_million == pytest.approx(18.0 / (20_000 * 3600) * 1e6)
+
+
+def test_an_objective_on_throughput_finds_the_best_rate() -> None:
+    wish = Wishes(rate=2.0, objective=Objective(p99=1.0, mean=0.0, throughput=0.002))
+    plan = make_plan(GPU, 15.0, wishes=wish)
+    rated = [point for point in plan.frontier if point.rate_per_s != 2000.0]
+    assert len({point.rate_per_s for point in rated}) > 10
+    best = min(rated, key=lambda point: point.percentile_ms - 0.002 * point.rate_per_s)
+    assert [point.rate_per_s for point in rated if point.best] == [best.rate_per_s]
+
+
+def draws(slope: float, spread: float) -> dict[str, object]:
+    """Parameter vectors of T = tau + slope B: tau 4, the slope lognormal."""
+    rng = np.random.default_rng(0)
+    rows = [[4.0, slope * f] for f in np.exp(rng.normal(0, spread, 200))]
+    return {"parameters": ["tau_0", "tau_B"], "values": rows}
+
+
+def scattered(sigma: float, steps: int) -> StepRatios:
+    """Quantiles of a lognormal law of median 1, as so many steps would show them."""
+    shares = (np.arange(steps) + 0.5) / steps
+    return ratios_of(np.exp(sigma * norm.ppf(shares)), np.ones(steps))
+
+
+class TestDoubt:
+    def test_a_sure_fit_promises(self) -> None:
+        known = {"ratios": scattered(0.001, 1000).to_json()}
+        fit = line(4, 0.1, domain=SIXTY_FOUR, draws=draws(0.1, 0.01), intervals=known)
+        plan = make_plan(machine(gpu=fit), 15.0, wishes=Wishes(rate=2.0))
+        assert plan.promise == "yes"
+        assert plan.interval_ms is not None
+        low, high = plan.interval_ms
+        assert low is not None
+        assert high is not None
+        chosen = next(row for row in plan.alternatives if row.chosen)
+        assert chosen.percentile_ms is not None
+        assert low <= chosen.percentile_ms <= high <= 15.0
+
+    def test_an_unsure_one_names_what_to_measure(self) -> None:
+        plan = make_plan(
+            machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, draws=draws(0.1, 0.5))), 11.0, wishes=Wishes(rate=2.0)
+        )
+        assert plan.feasible
+        assert plan.promise == "in doubt"
+        assert any("Cannot promise 11 ms" in note and "measure these points: B=" in note for note in plan.notes)
+        assert "Cannot promise" in plan.answer
+
+    def test_a_fit_that_kept_no_ratios_promises_nothing(self) -> None:
+        plan = make_plan(machine(gpu=line(4, 0.1, domain=SIXTY_FOUR)), 15.0, wishes=Wishes(rate=2.0))
+        assert (plan.feasible, plan.promise) == (True, "in doubt")
+        assert any("how steps on gpu scatter is not known" in note for note in plan.notes)
+
+    def test_a_tail_that_nobody_saw_is_not_promised(self) -> None:
+        """60 independent steps tell a 95th percentile and no 99th."""
+        few = {"ratios": scattered(0.05, 60).to_json()}
+        profile = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=few))
+        at_99, at_95 = (make_plan(profile, 30.0, percentile=p, wishes=Wishes(rate=1.0)) for p in (99.0, 95.0))
+        assert (at_99.promise, at_95.promise) == ("in doubt", "yes")
+        assert any("beyond p99 was not seen (60 independent steps; 100 or more" in note for note in at_99.notes)
+
+    def test_a_tail_that_decides_is_told(self) -> None:
+        stalls = np.where(np.arange(5_000) % 170 == 0, 50.0, 1.0)
+        law = ratios_of(stalls, np.ones(5_000))
+        profile = machine(gpu=line(1.5, 0.5, domain=SIXTY_FOUR, intervals={"ratios": law.to_json()}))
+        plan = make_plan(profile, 1000.0, wishes=Wishes(rate=0.3))
+        assert any("the slowest 1 % of the measured steps (50 of 5,000, up to 50 times" in n for n in plan.notes)
+        calm = machine(gpu=line(1.5, 0.5, domain=SIXTY_FOUR, intervals={"ratios": scattered(0.03, 5_000).to_json()}))
+        assert not any("slowest" in note for note in make_plan(calm, 1000.0, wishes=Wishes(rate=0.3)).notes)
+
+    @pytest.mark.parametrize("sigma", [0.1, 1.0])
+    def test_the_percentile_of_steps_that_scatter_is_that_of_an_own_run(self, sigma: float) -> None:
+        """T = 4 + 0.1 b times a lognormal factor, 1,000/s, at most 16: request by request, with other numbers."""
+        law = scattered(sigma, 200_000)
+        domain = {"B": [1, 16], "S": [1, 16]}
+        profile = machine(gpu=line(4, 0.1, domain=domain, intervals={"ratios": law.to_json()}))
+        plan = make_plan(profile, 500.0, wishes=Wishes(rate=1.0))
+        chosen = next(row for row in plan.alternatives if row.chosen)
+        assert chosen.percentile_ms is not None
+        late = []
+        for seed in range(8):
+            rng = np.random.default_rng([4, seed])
+            arrive, free, i = np.cumsum(rng.exponential(1.0, 60_000)), 0.0, 0
+            response = np.empty(len(arrive))
+            while i < len(arrive):
+                start = max(free, arrive[i])
+                last = min(int(np.searchsorted(arrive, start, side="right")), i + 16)
+                free = start + (4 + 0.1 * (last - i)) * math.exp(rng.normal(0, sigma))
+                response[i:last] = free - arrive[i:last]
+                i = last
+            late.append(float(np.mean(response[3000:] > chosen.percentile_ms)))
+        error = float(np.std(late, ddof=1)) / math.sqrt(8)
+        assert np.mean(late) == pytest.approx(0.01, abs=4.5 * error + 3e-4)
+        assert plan.interval_ms is not None
+        low, high = plan.interval_ms
+        assert low is not None
+        assert high is not None
+        assert chosen.percentile_ms is not None
+        assert low <= chosen.percentile_ms <= high <= 1.25 * low
+
+    def test_what_is_promised_of_a_load_keeps_the_slow_end(self) -> None:
+        few = {"ratios": scattered(0.5, 400).to_json()}
+        plan = make_plan(machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=few)), 40.0, wishes=Wishes(rate=1.0))
+        found = capacity(plan)
+        assert found.sustainable_per_s is not None
+        assert found.promised_per_s is not None
+        assert found.promised_per_s < found.sustainable_per_s
+        again = make_plan(
+            machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=few)), 40.0,
+            wishes=Wishes(rate=0.97 * found.promised_per_s / 1e3),
+        )  # fmt: skip
+        assert again.promise == "yes"
+
+
+class TestFallingTimes:
+    """Decode steps of a saturation model fall from 377 ms for one request to 8.5 ms for 32: more load, quicker
+    steps."""
+
+    profile = machine(gpu=fit_with(REFERENCE.tolist(), domain={"B": [1, 32], "S": [1, 32]}))
+
+    def test_one_plan_says_one_thing_of_its_rates(self) -> None:
+        plan = make_plan(self.profile, 60.0, wishes=Wishes(rate=3.0))
+        row = next(row for row in plan.alternatives if row.name == "gpu, greedy batches")
+        assert plan.feasible
+        assert any(low <= 3000 <= high for low, high in row.feasible_per_s)
+        assert row.sustainable_per_s is not None
+        assert row.sustainable_per_s >= 3000
+
+    def test_both_ends_of_the_rates_are_the_queues(self) -> None:
+        plan = make_plan(self.profile, 60.0, wishes=Wishes(rate=3.0))
+        row = next(row for row in plan.alternatives if row.name == "gpu, greedy batches")
+        fit = self.profile.paths["gpu"].fit
+        b = np.arange(1.0, 33)
+        times = measured_times(fit.latency_ms(b, b))
+        (low, high) = row.feasible_per_s[-1]
+        assert low > 0
+        for rate, meets in ((low * 0.98, False), (low * 1.02, True), (high * 0.999, True)):
+            assert (batch_queue(rate / 1e3, times).percentile(0.99) <= 60.0) is meets
+        assert rate_text(low) in plan.binding
+
+    def test_a_slow_start_is_told(self) -> None:
+        """Its first step alone lasts 377 ms, and it takes seconds until the queue is as planned; T = 4 + 0.1 b not."""
+        plan = make_plan(self.profile, 60.0, wishes=Wishes(rate=3.0))
+        assert any("metastable after a restart" in note for note in plan.notes)
+        assert not any("metastable" in note for note in make_plan(GPU, 15.0, wishes=Wishes(rate=2.0)).notes)
+
+    def test_too_little_load_is_refused_as_well(self) -> None:
+        plan = make_plan(self.profile, 60.0, wishes=Wishes(rate=0.05))
+        assert not plan.feasible
+        assert "fewer machines" in plan.remedy

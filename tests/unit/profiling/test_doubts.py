@@ -1,0 +1,164 @@
+"""Doubts: raised where their cause is planted, silent where it is not."""
+
+import numpy as np
+import pytest
+from scipy.stats import binom, kstest
+
+from latfit.profiling.devices.fake import FakeDevice, FakeFaults
+from latfit.profiling.host.machine import LoadReading
+from latfit.profiling.quality import drift_test, find_doubts
+from latfit.profiling.result import ProfileResult, between_processes
+from latfit.profiling.sampler import run_profile
+from latfit.profiling.shapes import StepShape
+from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
+
+RUNS = 200
+
+
+class TestDrift:
+    def test_its_score_is_standard_normal_without_drift(self) -> None:
+        scores = [
+            drift_test(
+                run_fake(fake(noise=0.05, seed=seed), CELLS[:12], seed=seed, budget_s=6.0, precision=1e-6).samples
+            ).z
+            for seed in range(RUNS)
+        ]
+        assert kstest(scores, "norm").pvalue > 0.001
+
+    def test_false_alarms_are_rare(self) -> None:
+        """|z| > 3 has probability 0.0027; the number of alarms stays within the 99.9 % quantile of that rate."""
+        alarms = sum(
+            "drift" in codes(run_fake(fake(noise=0.1, seed=seed), CELLS[:12], seed=seed, budget_s=6.0))
+            for seed in range(RUNS)
+        )
+        assert alarms <= binom.ppf(0.999, RUNS, 0.0027)
+
+    @pytest.mark.parametrize("drift_per_s", [0.04, -0.02])
+    def test_planted_drift_is_flagged_with_its_size(self, drift_per_s: float) -> None:
+        device = fake(noise=0.01, faults=FakeFaults(drift_per_s=drift_per_s))
+        result = run_fake(device, budget_s=8.0, precision=0.001)
+        planted = drift_per_s * result.elapsed_s
+        assert "drift" in codes(result)
+        # log(1 + x) is not quite straight: a fifth covers the planted 16-32 %
+        assert drift_test(result.samples).change == pytest.approx(planted, rel=0.2)
+
+    def test_drift_below_the_precision_does_not_matter(self) -> None:
+        result = run_fake(fake(noise=0.002, faults=FakeFaults(drift_per_s=0.002)), precision=0.03)
+        assert abs(drift_test(result.samples).z) > 3
+        assert "drift" not in codes(result)
+
+    def test_one_visit_says_nothing(self) -> None:
+        samples = tuple(s for s in run_fake(fake()).samples if s.visit == 0)
+        assert drift_test(samples).z == 0
+        assert drift_test(()).z == 0
+
+
+class TestUnstable:
+    def test_hiccups_are_flagged(self) -> None:
+        result = run_fake(fake(faults=FakeFaults(hiccup_rate=0.04)), precision=0.01)
+        assert "unstable_timing" in codes(result)
+        assert any("1.5 times" in doubt.message for doubt in result.doubts)
+
+    def test_wide_scatter_is_flagged(self) -> None:
+        assert "unstable_timing" in codes(run_fake(fake(noise=0.12), budget_s=20.0))
+
+    def test_a_quiet_machine_is_not(self) -> None:
+        assert codes(run_fake(fake(noise=0.02))) == set()
+
+
+class TestRepeats:
+    def test_cells_that_miss_the_precision_are_counted(self) -> None:
+        result = run_fake(fake(noise=0.1), budget_s=4.0, precision=0.01)
+        missed = sum(there and not close for there, close in zip(result.measured, result.within_precision, strict=True))
+        (doubt,) = (doubt for doubt in result.doubts if doubt.code == "too_few_repeats")
+        assert doubt.message.startswith(f"In {missed} of {sum(result.measured)} cells")
+
+    def test_the_budget_it_names_would_do(self) -> None:
+        """A run with twice the named budget reaches the precision almost everywhere: the guess has the right size."""
+        short = run_fake(fake(noise=0.05), budget_s=3.0, precision=0.02)
+        (doubt,) = (doubt for doubt in short.doubts if doubt.code == "too_few_repeats")
+        named_s = float(doubt.remedy.partition("--budget ")[2].partition("s")[0])
+        long = run_fake(fake(noise=0.05, seed=1), budget_s=2 * named_s, precision=0.02)
+        assert 3.0 < named_s < 300.0
+        assert np.mean(long.within_precision) > 0.9
+
+
+class TestLoad:
+    def run(self, reading: LoadReading | None) -> set[str]:
+        return codes(run_profile(fake(), CELLS, budget_s=60.0, load=lambda: reading))
+
+    def test_others_on_our_cores_are_flagged(self) -> None:
+        assert self.run(LoadReading(other_cpus=0.8, spare_cpus=0)) == {"other_load"}
+
+    def test_others_on_spare_cores_are_not(self) -> None:
+        assert self.run(LoadReading(other_cpus=0.8, spare_cpus=1)) == set()
+        assert self.run(LoadReading(other_cpus=0.02, spare_cpus=0)) == set()
+        assert self.run(None) == set()
+
+
+def test_a_precision_out_of_reach_is_not_answered_with_a_budget() -> None:
+    (doubt,) = (d for d in run_fake(fake(), budget_s=5.0, precision=1e-6).doubts if d.code == "too_few_repeats")
+    assert "wider --precision" in doubt.remedy
+
+
+def test_every_doubt_names_a_remedy() -> None:
+    faults = FakeFaults(hiccup_rate=0.05, drift_per_s=0.2)
+    result = run_fake(fake(noise=0.1, faults=faults), budget_s=8.0, precision=0.001)
+    doubts = find_doubts(result, LoadReading(1.0, 0.0))
+    assert {doubt.code for doubt in doubts} >= {"drift", "unstable_timing", "other_load", "too_few_repeats"}
+    assert all(doubt.message.endswith(".") and doubt.remedy.endswith(".") for doubt in doubts)
+
+
+class TestProcesses:
+    def run(self, factors: tuple[float, ...]) -> ProfileResult:
+        """Processes whose steps take `factors` times the planted time."""
+
+        def device(factor: float, seed: int) -> FakeDevice:
+            return FakeDevice(lambda B, S: factor * saturation_ms(B, S), noise=0.005, seed=seed)
+
+        return run_profile([device(factor, seed) for seed, factor in enumerate(factors)], CELLS, budget_s=60.0)
+
+    def test_their_spread_is_found_and_flagged(self) -> None:
+        """Factors e^-0.1, 1, e^0.1: standard deviation 0.1 in the logarithm; the interval of the mean of three is
+        t(0.975; 2) x 0.1 / sqrt 3 = 24.8 %."""
+        result = self.run((float(np.exp(-0.1)), 1.0, float(np.exp(0.1))))
+        between = result.between_processes
+        assert between is not None
+        assert between.processes == 3
+        assert between.sd == pytest.approx(0.1, rel=0.05)
+        assert between.half_width == pytest.approx(4.303 * 0.1 / np.sqrt(3), rel=0.05)
+        assert "processes_differ" in codes(result)
+
+    def test_alike_ones_are_not(self) -> None:
+        assert "processes_differ" not in codes(self.run((1.0, 1.0, 1.0)))
+
+    def test_two_runs_agree_within_the_stated_interval(self) -> None:
+        """Processes are drawn anew for each run, 10 % apart; the mean over a run's processes differs from the truth by
+        no more than the interval that the run states, in at least nine of ten runs of three processes (95 % meant)."""
+        rng = np.random.default_rng(4)
+        hits = 0
+        for _ in range(40):
+            logs = 0.1 * rng.standard_normal(3)
+            found = between_processes([[float(log) for log in logs]])
+            assert found is not None
+            hits += abs(float(logs.mean())) <= found.half_width
+        assert hits >= binom.ppf(0.001, 40, 0.95)
+
+    def test_one_process_says_nothing(self) -> None:
+        assert run_fake(fake()).between_processes is None
+
+
+class TestSettling:
+    def test_steps_that_become_faster_after_the_warm_up_are_flagged(self) -> None:
+        class Warming(FakeDevice):
+            def step_ms(self) -> float:
+                elapsed_ms = super().step_ms()
+                self.since = getattr(self, "since", 0) + 1
+                return elapsed_ms * (1 + 0.3 * 0.8**self.since)
+
+            def prepare(self, cell: StepShape) -> None:
+                super().prepare(cell)
+                self.since = 0
+
+        result = run_profile(Warming(saturation_ms, noise=0.01), CELLS, budget_s=20.0)
+        assert "not_settled" in codes(result)

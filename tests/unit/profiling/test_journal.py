@@ -1,0 +1,131 @@
+"""The journal: an interrupted run goes on where it was, whatever became of the last line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.profiling.devices.fake import FakeFaults
+from latfit.profiling.journal import Journal, journal_of
+from latfit.profiling.request import ProfileRequest
+from latfit.profiling.run import measure
+from tests.unit.profiling.planted import fake
+
+REQUEST = ProfileRequest(grid="B=1,2,4;S=1,4,32,64", command="latfit profile")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return journal_of(tmp_path / "trace.parquet")
+
+
+def interrupted(file: Path, request: ProfileRequest = REQUEST, **faults: Any) -> int:
+    """Run until Ctrl-C; the number of samples."""
+    journal = Journal(file, request, resume=False)
+    device = fake(faults=FakeFaults(**(faults or {"interrupt_after": 60})))
+    trace, _ = measure(request, device=device, journal=journal)
+    journal.close(finished=False)
+    return len(trace)
+
+
+def test_a_finished_run_leaves_none(file: Path) -> None:
+    journal = Journal(file, REQUEST, resume=False)
+    measure(REQUEST, device=fake(), journal=journal)
+    assert file.exists()
+    journal.close(finished=True)
+    assert not file.exists()
+
+
+def test_the_run_goes_on_with_what_it_had(file: Path) -> None:
+    before = interrupted(file)
+    journal = Journal(file, REQUEST, resume=True)
+    started = journal.started
+    earlier = list(journal.paths[0].samples)
+    assert len(earlier) == before
+    trace, (outcome,) = measure(REQUEST, device=fake(seed=1), journal=journal)
+    result = outcome.result
+    assert result.samples[:before] == tuple(earlier)
+    assert result.stop == "precise"
+    assert trace.provenance["started"] == started
+    assert {sample.process for sample in result.samples} == {0, 1}
+    assert len(set(trace["run"])) == 2
+    assert result.elapsed_s > earlier[-1].t_s
+    assert [s.t_s for s in result.samples] == sorted(s.t_s for s in result.samples)
+
+
+def test_cells_without_memory_are_not_tried_again(file: Path) -> None:
+    request = ProfileRequest(grid="B=1,2,4;S=1,4,32,128")
+    interrupted(file, request, memory_tokens=70, interrupt_after=100)
+    journal = Journal(file, request, resume=True)
+    device = fake()
+    _, (outcome,) = measure(request, device=device, journal=journal)
+    assert {limit.cell.S for limit in outcome.result.limits} == {128}
+    assert all(cell.S < 128 for cell in device.visited)
+
+
+def test_the_time_used_counts(file: Path) -> None:
+    request = ProfileRequest(grid=REQUEST.grid, precision=1e-9, budget_ms=2000.0)
+    interrupted(file, request, interrupt_after=150)
+    journal = Journal(file, request, resume=True)
+    _, (outcome,) = measure(request, device=fake(), journal=journal)
+    assert outcome.result.stop == "budget"
+    assert outcome.result.elapsed_s == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_torn_last_line_is_passed_over(file: Path) -> None:
+    interrupted(file)
+    whole = file.read_text().removesuffix('{"stored": true}\n')
+    lines = whole.splitlines(keepends=True)
+    last = len(json.loads(lines[-1])["samples"])
+    samples = sum(len(json.loads(line).get("samples", [])) for line in lines)
+    for cut in (1, len(lines[-1]) // 2, len(lines[-1]) - 1):
+        file.write_text("".join(lines[:-1]) + lines[-1][:cut])
+        journal = Journal(file, REQUEST, resume=True)
+        assert len(journal.paths[0].samples) in (samples - last, samples)
+        journal.close(finished=False)
+        again = Journal(file, REQUEST, resume=True)
+        assert len(again.paths[0].samples) in (samples - last, samples)
+        again.close(finished=False)
+
+
+def test_a_run_that_nothing_else_holds_is_not_overwritten(file: Path) -> None:
+    steps = interrupted(file)
+    file.write_text(file.read_text().removesuffix('{"stored": true}\n'))
+    with pytest.raises(WrongUsage, match=f"holds {steps} steps") as caught:
+        Journal(file, REQUEST, resume=False)
+    assert "--resume" in caught.value.remedy
+
+
+def test_one_that_the_trace_holds_too_gives_way(file: Path) -> None:
+    interrupted(file)
+    journal = Journal(file, REQUEST, resume=False)
+    assert journal.paths == {}
+    journal.close(finished=True)
+
+
+def test_another_request_is_refused_by_its_option(file: Path) -> None:
+    interrupted(file)
+    with pytest.raises(WrongUsage, match="asked for model = 'tiny'"):
+        Journal(file, ProfileRequest(grid=REQUEST.grid, model="tiny-moe"), resume=True)
+    Journal(file, ProfileRequest(grid=REQUEST.grid, budget_ms=1.0, precision=0.5), resume=True).close(finished=False)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "rows", '{"schema": "latfit.trace/1"}', "\x00\xff"])
+def test_another_file_is_refused(file: Path, text: str) -> None:
+    file.write_text(text)
+    if not text:
+        Journal(file, REQUEST, resume=True).close(finished=True)
+        return
+    with pytest.raises(BadInput, match="no journal"):
+        Journal(file, REQUEST, resume=True)
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "3", '{"samples": [[99, 0, 0, 1, false, 0]], "path": 0}', '{"samples": 1}', "{"]
+)
+def test_damaged_lines_are_passed_over(file: Path, line: str) -> None:
+    steps = interrupted(file)
+    file.write_text(f"{file.read_text()}{line}\n")
+    assert len(Journal(file, REQUEST, resume=True).paths[0].samples) == steps

@@ -1,0 +1,184 @@
+"""What the profiler says about the machine agrees with what the system says elsewhere."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit.errors import HardwareMissing, WrongUsage
+from latfit.profiling.host import isa, machine
+from latfit.profiling.host.blas import OpenBlas, blas_facts, find_openblas
+
+
+class TestFacts:
+    def test_are_json(self) -> None:
+        facts = machine.machine_facts()
+        assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+        assert facts["affinity"] == machine.usable_cpus()
+        assert facts["cores"] == os.cpu_count()
+
+    def test_flags_are_those_of_the_cpu(self) -> None:
+        path = Path("/proc/cpuinfo")
+        known = set(path.read_text().split()) if path.exists() else set()
+        assert set(isa.cpu_flags()) <= known
+
+    def test_without_proc_all_is_null(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(machine, "_lines", lambda path: [])
+        facts = machine.machine_facts()
+        assert facts["governor"] is facts["cpu_quota"] is facts["memory_bytes"] is None
+        assert facts["cpu"]
+        assert machine.free_memory_bytes() is None
+        assert machine.LoadWatch(1)() is None
+        assert machine.sensible_threads() == len(machine.usable_cpus())
+
+    @pytest.mark.parametrize(
+        ("files", "quota"),
+        [
+            ({"cpu.max": "150000 100000"}, 1.5),
+            ({"cpu.max": "max 100000"}, None),
+            ({"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}, 0.5),
+            ({"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, None),
+            ({}, None),
+        ],
+    )
+    def test_quota_of_a_container(
+        self, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], quota: float | None
+    ) -> None:
+        monkeypatch.setattr(machine, "_lines", lambda path: [files[path.name]] if path.name in files else [])
+        assert machine.cpu_quota() == quota
+        most = len(machine.usable_cpus())
+        assert machine.sensible_threads() == (most if quota is None else max(1, min(most, int(quota))))
+
+
+class TestLoadWatch:
+    def planted(
+        self, monkeypatch: pytest.MonkeyPatch, *moments: tuple[float, float, float]
+    ) -> machine.LoadReading | None:
+        """The reading between two (wall, busy, own)."""
+        readings = iter(moments)
+        monkeypatch.setattr(machine.LoadWatch, "_counters", lambda self: next(readings))
+        return machine.LoadWatch(threads=1)()
+
+    def test_others_are_busy_less_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        reading = self.planted(monkeypatch, (100.0, 50.0, 3.0), (110.0, 63.0, 8.0))
+        assert reading is not None
+        assert reading.other_cpus == pytest.approx(0.8)
+        assert reading.spare_cpus == len(machine.usable_cpus()) - 1
+
+    def test_counters_that_tick_unevenly_are_not_negative(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        reading = self.planted(monkeypatch, (0.0, 0.0, 0.0), (1.0, 0.99, 1.0))
+        assert reading is not None
+        assert reading.other_cpus == 0
+
+    def test_too_short_says_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.planted(monkeypatch, (0.0, 0.0, 0.0), (0.1, 0.1, 0.0)) is None
+
+    def test_own_work_is_not_others(self) -> None:
+        """Real counters: this process computes for half a second; what was busy holds what it used,
+        ticks of 10 ms aside."""
+        watch = machine.LoadWatch(1)
+        before, end = watch._counters(), time.monotonic() + 0.5
+        while time.monotonic() < end:
+            pass
+        after = watch._counters()
+        if before is None or after is None:
+            pytest.skip("this system has no /proc/stat")
+        wall, busy, own = (late - early for early, late in zip(before, after, strict=True))
+        assert busy >= own - 0.05
+        assert busy <= wall * len(machine.usable_cpus()) + 0.05
+
+    def test_work_of_child_processes_is_not_others(self) -> None:
+        """A child that still runs, and its own child, compute for 0.4 s each; each says so by its own clock."""
+        compute = "import time; [None for _ in iter(lambda: time.process_time() < 0.4, False)]"
+        script = (
+            f"import subprocess, sys; {compute}\n"
+            f"subprocess.run([sys.executable, '-c', {compute!r}])\n"
+            "print('done', flush=True); sys.stdin.read()"
+        )
+        watch = machine.LoadWatch(1)
+        before = watch._counters()
+        with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            after = watch._counters()
+            child.communicate()
+        if before is None or after is None:
+            pytest.skip("this system has no /proc/stat")
+        assert after[2] - before[2] >= 0.8 - 0.06
+
+
+class TestBlas:
+    def test_threads_are_set_and_read_back(self) -> None:
+        blas = find_openblas()
+        if blas is None:
+            pytest.skip("NumPy does not use OpenBLAS here")
+        before = blas.threads
+        assert before is not None
+        try:
+            assert blas.set_threads(1)
+            assert blas.threads == 1
+        finally:
+            blas.set_threads(before)
+        assert blas.threads == before
+
+    def test_facts_name_the_blas(self) -> None:
+        facts = blas_facts()
+        assert set(facts) == {"name", "version", "core", "isa", "threads"}
+        assert facts["name"] in str(np.show_config(mode="dicts"))
+
+    def test_a_library_without_the_functions_tells_nothing(self) -> None:
+        import ctypes
+
+        nothing = OpenBlas(ctypes.CDLL(None))
+        nothing._function = lambda name: None  # type: ignore[method-assign]
+        assert (nothing.core, nothing.threads, nothing.set_threads(2)) == (None, None, False)
+
+
+class TestInstructionSets:
+    @pytest.mark.parametrize(
+        ("core", "runs"),
+        [("Haswell", "avx2"), ("Zen", "avx2"), ("SkylakeX", "avx512"), ("Cooperlake", "avx512"),
+         ("SapphireRapids", "avx512"), ("neoversen1", "neon"), ("unheard-of", None), (None, None)],
+    )  # fmt: skip
+    def test_what_float32_runs_on(self, core: str | None, runs: str | None) -> None:
+        assert isa.isa_of_core(core) == runs
+
+    def test_no_kernel_set_claims_amx(self) -> None:
+        assert not any("amx" in runs or "bf16" in runs for runs in isa.ISA_OF_CORE.values())
+
+    @pytest.mark.parametrize("asked", ["amx", "avx512_bf16"])
+    def test_numpy_never_runs_on_matrix_units(self, asked: str) -> None:
+        with pytest.raises(HardwareMissing, match="float32"):
+            isa.environment_for(asked, "numpy")
+
+    @pytest.mark.parametrize(("asked", "missing"), [("avx512", "avx512f"), ("amx", "amx_tile, amx_bf16")])
+    def test_a_missing_flag_is_named(self, monkeypatch: pytest.MonkeyPatch, asked: str, missing: str) -> None:
+        monkeypatch.setattr(isa, "cpu_flags", lambda: ("avx2", "fma"))
+        with pytest.raises(HardwareMissing, match=missing):
+            isa.environment_for(asked, "openvino")
+
+    def test_auto_caps_nothing(self) -> None:
+        assert isa.environment_for("auto", "openvino") == {}
+
+    def test_unknown_is_wrong_usage(self) -> None:
+        with pytest.raises(WrongUsage, match="auto, amx"):
+            isa.environment_for("mmx", "numpy")
+
+    @pytest.mark.parametrize("asked", ["avx2", "avx512"])
+    def test_what_was_asked_for_really_runs(self, asked: str) -> None:
+        """In a fresh process, OpenBLAS itself reports the kernel set that was asked for."""
+        if not set(isa.FLAGS_FOR[asked]) <= set(isa.cpu_flags()):
+            pytest.skip(f"this CPU has no {asked}")
+        if find_openblas() is None:
+            pytest.skip("NumPy does not use OpenBLAS here")
+        program = "from latfit.profiler.blas import blas_facts; print(blas_facts()['isa'])"
+        environment = {**os.environ, **isa.environment_for(asked, "numpy")}
+        found = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+        )
+        assert found.stdout.strip() == asked

@@ -1,0 +1,179 @@
+"""Which devices a request means on which machine; machines are planted, the rules are real."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfit.errors import HardwareMissing, WrongUsage
+from latfit.profiling.devices import select
+from latfit.profiling.devices.cache_flush import ColdCaches, last_level_bytes
+from latfit.profiling.devices.fake import FakeDevice, FakeFaults
+from latfit.profiling.devices.protocol import DeviceOutOfMemory
+from latfit.profiling.devices.select import FasterOf
+from latfit.profiling.request import ProfileRequest
+from latfit.profiling.sampler import run_profile
+from latfit.profiling.shapes import PRESETS, StepShape
+
+TINY = PRESETS["tiny"]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A machine that has these devices, on which probes find what the cap allows."""
+
+    def plant(*kinds: str, flags: tuple[str, ...] = ("avx2", "fma", "avx512_bf16"), ran: str | None = None) -> None:
+        away = {"openvino": "openvino is not installed", "torch-cpu": "torch is not installed"}
+        monkeypatch.setattr(
+            select, "reason_missing", lambda kind: None if kind in (*kinds, "numpy") else away.get(kind, "no driver")
+        )
+        monkeypatch.setattr(select, "cpu_flags", lambda: flags)
+        monkeypatch.setattr(select, "environment_for", lambda isa, device: {} if isa == "auto" else {"CAP": isa})
+        monkeypatch.setattr(select, "_idle_threads", lambda kind: None)
+        select.proved.cache_clear()
+        monkeypatch.setattr(select, "probe", lambda kind, precision, isa: {"isa": ran or "avx512_bf16"})
+
+    return plant
+
+
+def kinds(**request: Any) -> list[tuple[str, ...]]:
+    return [spec.kinds for spec in select.paths_of(ProfileRequest(**request), TINY)]
+
+
+class TestAuto:
+    def test_is_everything_that_is_there(self, machine: Any) -> None:
+        machine("openvino", "torch-cpu", "torch-cuda")
+        assert kinds() == [("openvino", "torch-cpu"), ("torch-cuda",)]
+
+    def test_numpy_stands_in_where_nothing_else_is(self, machine: Any) -> None:
+        machine()
+        assert kinds() == [("numpy",)]
+        machine("torch-cuda")
+        assert kinds() == [("numpy",), ("torch-cuda",)]
+
+    def test_a_cap_on_the_cpu_leaves_the_gpu_out(self, machine: Any) -> None:
+        machine("openvino", "torch-cuda")
+        (spec,) = select.paths_of(ProfileRequest(isa="avx512_bf16"), TINY)
+        assert (spec.kinds, dict(spec.environment)) == (("openvino",), {"CAP": "avx512_bf16"})
+
+    def test_half_precision_is_the_gpus(self, machine: Any) -> None:
+        machine("openvino", "torch-cuda")
+        assert kinds(dtype="fp16") == [("torch-cuda",)]
+        machine("openvino")
+        with pytest.raises(HardwareMissing, match="no driver"):
+            kinds(dtype="fp16")
+
+
+class TestMissing:
+    @pytest.mark.parametrize(
+        ("device", "remedy"),
+        [("openvino", r"latfit\[amx\]"), ("torch-cpu", r"latfit\[torch\]"), ("torch-cuda", "Measure the CPU")],
+    )
+    def test_the_reason_comes_with_a_remedy(self, machine: Any, device: str, remedy: str) -> None:
+        machine()
+        with pytest.raises(HardwareMissing, match=remedy) as caught:
+            kinds(device=device)
+        assert caught.value.exit_code == 6
+
+    def test_the_real_reasons_here(self) -> None:
+        assert select.reason_missing("numpy") is None
+        reason = select.reason_missing("torch-cuda")
+        assert reason is None or "NVIDIA" in reason or "CUDA" in reason or "installed" in reason
+
+    def test_an_engine_needs_pytorch(self, machine: Any) -> None:
+        machine()
+        with pytest.raises(HardwareMissing, match="torch is not installed"):
+            kinds(engine="transformers")
+        with pytest.raises(WrongUsage, match="not on openvino"):
+            kinds(engine="transformers", device="openvino")
+
+
+class TestPrecision:
+    def test_auto_is_bf16_where_the_cpu_has_it(self, machine: Any) -> None:
+        machine("openvino")
+        assert select.precision_of("openvino", "auto") == "bf16"
+        assert select.precision_of("numpy", "auto") == "fp32"
+        machine("openvino", flags=("avx2", "fma"))
+        assert select.precision_of("openvino", "auto") == "fp32"
+        assert select.precision_of("torch-cuda", "auto") == "bf16"
+
+    def test_what_a_device_lacks_is_named(self, machine: Any) -> None:
+        machine("torch-cuda")
+        with pytest.raises(HardwareMissing, match="torch-cuda does not compute in int8"):
+            kinds(device="torch-cuda", dtype="int8")
+
+    def test_weights_count_in_their_bytes(self, machine: Any) -> None:
+        machine("openvino", "torch-cpu")
+        (spec,) = select.paths_of(ProfileRequest(dtype="int8"), TINY)
+        assert spec.shape.weight_bytes == TINY.parameters
+
+
+class TestProcesses:
+    def count(self, free: int | None, monkeypatch: pytest.MonkeyPatch, **request: Any) -> int:
+        monkeypatch.setattr(select, "free_memory_bytes", lambda: free)
+        asked = ProfileRequest(device="numpy", **request)
+        (spec,) = select.paths_of(asked, TINY)
+        return select.process_count(asked, spec)
+
+    def test_three_where_memory_and_budget_allow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.count(None, monkeypatch) == 3
+        assert self.count(2**40, monkeypatch, budget_ms=5000.0) == 1
+        assert self.count(8 * TINY.weight_bytes, monkeypatch) == 1
+        assert self.count(8 * TINY.weight_bytes, monkeypatch, processes=4) == 4
+
+
+class TestFasterOf:
+    def pair(self) -> tuple[FakeDevice, FakeDevice]:
+        """One is faster on small steps, the other on large ones."""
+        first, second = FakeDevice(lambda B, S: 1.0 + S, noise=0.0), FakeDevice(lambda B, S: 10.0 + S / 2, noise=0.0)
+        first.name, second.name = "small", "large"
+        return first, second
+
+    def test_each_cell_runs_where_it_is_faster(self) -> None:
+        device = FasterOf(self.pair())
+        cells = [StepShape(1, 16), StepShape(prefill=(64,))]
+        result = run_profile(device, cells, budget_s=30.0)
+        assert [float(np.median(times)) for times in result.times_ms] == [2.0, 42.0]
+        trials = device.facts()["trials"]
+        assert [trial["fastest"] for trial in trials] == ["small", "large"]
+        assert set(trials[0]["ms"]) == {"small", "large"}
+
+    def test_is_amx_only_where_all_winners_ran_on_it(self) -> None:
+        first, second = self.pair()
+        first.path = "amx"
+        device = FasterOf((first, second))
+        device.prepare(StepShape(1, 16))
+        assert device.path == "amx"
+        device.prepare(StepShape(prefill=(64,)))
+        assert device.path == "cpu"
+
+    def test_one_without_memory_leaves_the_cell_to_the_other(self) -> None:
+        small = FakeDevice(lambda B, S: 1.0, faults=FakeFaults(memory_tokens=8))
+        device = FasterOf((small, self.pair()[1]))
+        device.prepare(StepShape(prefill=(64,)))
+        assert device.step_ms() > 1.0
+        with pytest.raises(DeviceOutOfMemory, match="no library"):
+            FasterOf((small,)).prepare(StepShape(prefill=(64,)))
+
+
+class TestCold:
+    def test_caches_are_flushed_outside_the_step(self) -> None:
+        inner = FakeDevice(lambda B, S: 5.0, noise=0.0)
+        device = ColdCaches(inner, cache_bytes=1 << 20)
+        device.prepare(StepShape(1, 4))
+        before = device._buffer[0]
+        device.step_ms()
+        assert device._buffer[0] == before + 1
+        assert device.facts()["flushed_bytes"] == 2 << 20
+        assert (device.name, device.path, device.free_bytes()) == (inner.name, inner.path, None)
+        device.close()
+        assert inner.closed
+
+    def test_the_last_level_is_larger_than_the_first(self) -> None:
+        assert last_level_bytes() >= 1 << 20
+
+
+def test_cpus_to_stay_on_are_checked() -> None:
+    with pytest.raises(WrongUsage, match="may not run on CPU 4095"):
+        select.check_pin((4095,))
+    select.check_pin(())

@@ -1,0 +1,149 @@
+"""What a run promises, on a device whose truth is planted and whose clock is virtual."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from latfit.profiling.devices.fake import FakeDevice, FakeFaults
+from latfit.profiling.devices.protocol import DeviceFailed
+from latfit.profiling.result import ProfileResult
+from latfit.profiling.sampler import ANCHORS, SAMPLES_PER_VISIT, VISITS_AT_LEAST, WARMUP_AT_MOST, Progress, run_profile
+from latfit.profiling.shapes import StepShape
+from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
+
+
+class TestMeasuring:
+    def test_intervals_cover_the_planted_medians(self) -> None:
+        """At least the binomial 0.1 % quantile of the 95 % intervals hold the truth; the lognormal's median is T."""
+        result = run_fake(fake(noise=0.02), precision=1e-6, budget_s=40.0)
+        hits = [
+            interval.low <= saturation_ms(cell.B, cell.S) <= interval.high
+            for cell, interval in zip(result.cells, result.intervals, strict=True)
+        ]
+        assert sum(hits) >= binom.ppf(0.001, len(hits), 0.95)
+
+    def test_stops_when_every_cell_is_precise(self) -> None:
+        result = run_fake(fake())
+        assert result.stop == "precise"
+        assert all(result.within_precision)
+        assert result.elapsed_s < result.budget_s
+        assert result.doubts == ()
+
+    def test_every_cell_is_visited_in_several_rounds(self) -> None:
+        result = run_fake(fake(noise=0.0))
+        for index in range(len(CELLS)):
+            visits = {sample.visit for sample in result.samples if sample.cell == index}
+            assert visits == set(range(VISITS_AT_LEAST))
+
+    def test_precise_cells_get_no_further_visits_but_the_anchors(self) -> None:
+        """A noisy cell goes on; of the others only the anchors are visited more than the fewest times."""
+        noisy = StepShape(1, 256)
+        rng = np.random.default_rng(0)
+
+        def latency_ms(B: int, S: int) -> float:
+            return 1.0 + B if B > 1 else 60.0 * float(np.exp(0.3 * rng.standard_normal()))
+
+        device = FakeDevice(latency_ms, noise=0.0)
+        cells = [noisy, *(StepShape(B, 256) for B in range(2, 12))]
+        run_profile(device, cells, budget_s=30.0)
+        visits = {cell: device.visited.count(cell) for cell in cells}
+        again = {cell for cell, count in visits.items() if count > VISITS_AT_LEAST}
+        assert noisy in again
+        assert len(again - {noisy}) == ANCHORS
+        assert StepShape(2, 256) in again
+
+    def test_tells_its_progress(self) -> None:
+        told: list[Progress] = []
+        result = run_profile(fake(), CELLS, budget_s=60.0, progress=told.append)
+        assert [p.samples for p in told] == sorted(p.samples for p in told)
+        assert told[-1].cells_done == told[-1].cells == len(CELLS)
+        assert told[-1].samples == len(result.samples)
+
+
+class TestWarmUp:
+    def test_slow_first_steps_are_marked_and_kept(self) -> None:
+        result = run_fake(fake(noise=0.0, faults=FakeFaults(warmup_steps=3, warmup_factor=4.0)))
+        for sample in result.samples:
+            cell = result.cells[sample.cell]
+            slow = sample.T_ms > 2 * saturation_ms(cell.B, cell.S)
+            assert sample.warmup or not slow
+        first = [sample for sample in result.samples if sample.cell == 0 and sample.visit == 0]
+        assert [sample.warmup for sample in first] == [True] * (len(first) - SAMPLES_PER_VISIT) + [False] * 4
+
+    def test_later_visits_warm_up_once(self) -> None:
+        result = run_fake(fake())
+        later = [s.warmup for s in result.samples if s.cell == 3 and s.visit == 1]
+        assert later == [True] + [False] * SAMPLES_PER_VISIT
+
+    def test_warm_up_ends_even_where_steps_never_agree(self) -> None:
+        result = run_fake(fake(noise=0.5), budget_s=20.0)
+        for index in range(len(CELLS)):
+            first = [s for s in result.samples if s.cell == index and s.visit == 0 and s.warmup]
+            assert 2 <= len(first) <= WARMUP_AT_MOST
+
+
+class TestOrder:
+    def order(self, result: ProfileResult, visit: int) -> list[int]:
+        return list(dict.fromkeys(s.cell for s in result.samples if s.visit == visit))
+
+    def test_each_round_has_its_own_order(self) -> None:
+        result = run_fake(fake(noise=0.0))
+        rounds = [self.order(result, visit) for visit in range(VISITS_AT_LEAST)]
+        assert all(sorted(cells) == list(range(len(CELLS))) for cells in rounds)
+        assert all(first != second for first, second in pairwise(rounds))
+
+    def test_the_seed_decides_the_order(self) -> None:
+        assert run_fake(fake(), seed=5).samples == run_fake(fake(), seed=5).samples
+        assert self.order(run_fake(fake(), seed=5), 0) != self.order(run_fake(fake(), seed=6), 0)
+
+
+class TestBudget:
+    @pytest.mark.parametrize("budget_s", [0.05, 0.5, 2.0, 7.0])
+    def test_is_never_exceeded_by_more_than_the_step_in_flight(self, budget_s: float) -> None:
+        result = run_fake(fake(noise=0.1), budget_s=budget_s, precision=1e-9)
+        assert result.stop == "budget"
+        assert result.elapsed_s - result.samples[-1].T_ms / 1e3 <= budget_s
+
+    def test_is_used_up(self) -> None:
+        """What is left at the end is less than two steps of the cheapest cell, with room for noise of 1 %."""
+        result = run_fake(fake(), budget_s=3.0, precision=1e-9)
+        cheapest = min(saturation_ms(cell.B, cell.S) for cell in CELLS)
+        assert 3.0 - result.elapsed_s < 2.2 * cheapest / 1e3
+
+    def test_nothing_fits_in_no_time(self) -> None:
+        result = run_fake(fake(), budget_s=0.0)
+        assert (result.stop, result.samples) == ("budget", ())
+        assert codes(result) == {"not_measured"}
+
+    def test_cells_left_out_are_named(self) -> None:
+        result = run_fake(fake(), budget_s=0.1)
+        assert "not_measured" in codes(result)
+        assert not all(result.measured)
+
+
+class TestTrouble:
+    def test_ctrl_c_keeps_what_was_measured(self) -> None:
+        result = run_fake(fake(faults=FakeFaults(interrupt_after=100)))
+        assert result.interrupted
+        assert len(result.samples) == 99
+
+    def test_out_of_memory_is_a_limit(self) -> None:
+        result = run_fake(fake(faults=FakeFaults(memory_tokens=64)))
+        assert {limit.cell for limit in result.limits} == {cell for cell in CELLS if cell.S > 64}
+        assert result.stop == "precise"
+        assert "not_measured" not in codes(result)
+        assert all(there == (cell.S <= 64) for cell, there in zip(CELLS, result.measured, strict=True))
+
+    def test_a_broken_device_is_one_clear_error_with_the_rest_kept(self) -> None:
+        with pytest.raises(DeviceFailed, match="the planted fault") as caught:
+            run_fake(fake(faults=FakeFaults(fail_after=50)))
+        assert str(caught.value).startswith("device fake: the device broke at B=")
+        assert caught.value.partial is not None
+        assert len(caught.value.partial.samples) == 49
+
+    @pytest.mark.parametrize("lie", [0.0, -1.0, float("nan"), float("inf")])
+    def test_a_clock_that_cannot_be_right_is_an_error(self, lie: float) -> None:
+        with pytest.raises(DeviceFailed, match="timed a step at"):
+            run_profile(FakeDevice(lambda B, S: lie), CELLS, budget_s=1.0)

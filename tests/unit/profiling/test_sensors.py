@@ -1,0 +1,133 @@
+"""Sensors as Linux and NVML offer them, written into an empty folder and a stand-in for the driver's library."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfit.profiling.host import machine
+from latfit.profiling.host.sensors import GpuReading, Reading, read_gpu, read_sensors, sensor_doubts, sensor_facts
+
+
+def system(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+CPU = "sys/devices/system/cpu"
+FILES = {
+    f"{CPU}/cpu0/cpufreq/scaling_cur_freq": "3100000\n",
+    f"{CPU}/cpu1/cpufreq/scaling_cur_freq": "2900000\n",
+    f"{CPU}/cpu2/cpufreq/scaling_cur_freq": "3000000\n",
+    f"{CPU}/cpu0/thermal_throttle/core_throttle_count": "4\n",
+    f"{CPU}/cpu1/thermal_throttle/core_throttle_count": "1\n",
+    "sys/class/thermal/thermal_zone0/temp": "54000\n",
+    "sys/class/hwmon/hwmon1/temp1_input": "61500\n",
+    "sys/class/powercap/intel-rapl:0/energy_uj": "5000000\n",
+}
+
+
+class Nvml:
+    """NVML's functions as its header declares them; `missing` ones answer NVML_ERROR_NOT_SUPPORTED (3)."""
+
+    def __init__(self, missing: tuple[str, ...] = (), reasons: int = 0) -> None:
+        values = {
+            "nvmlDeviceGetClockInfo": 1755,
+            "nvmlDeviceGetTemperature": 47,
+            "nvmlDeviceGetPowerUsage": 251_500,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": reasons,
+        }
+        for name, value in values.items():
+            setattr(self, name, self.answer(value, failed=name in missing))
+        self.nvmlInit_v2: Any = lambda: 9 if "nvmlInit_v2" in missing else 0
+        self.nvmlDeviceGetHandleByIndex_v2: Any = lambda index, device: 0
+        self.nvmlShutdown: Any = lambda: 0
+
+    def answer(self, value: int, *, failed: bool) -> Any:
+        def function(_: Any, *arguments: Any) -> int:
+            arguments[-1]._obj.value = value
+            return 3 if failed else 0
+
+        return function
+
+
+class TestCpu:
+    def test_files_are_read_in_their_units(self, tmp_path: Path) -> None:
+        found = read_sensors(system(tmp_path, FILES))
+        assert (found.cpu_mhz, found.cpu_celsius, found.throttled, found.energy_uj) == (3000.0, 61.5, 5, 5_000_000)
+
+    def test_nothing_there_is_nothing_known(self, tmp_path: Path) -> None:
+        assert replace(read_sensors(tmp_path), at_s=0.0) == Reading(0.0)
+
+    def test_cpuinfo_where_there_is_no_cpufreq(self, tmp_path: Path) -> None:
+        root = system(tmp_path, {"proc/cpuinfo": "processor\t: 0\ncpu MHz\t\t: 2399.998\n\nprocessor\t: 1\n"})
+        assert read_sensors(root).cpu_mhz == 2399.998
+
+    def test_a_file_that_holds_no_number_is_passed_over(self, tmp_path: Path) -> None:
+        root = system(tmp_path, {f"{CPU}/cpu0/cpufreq/scaling_cur_freq": "<unknown>\n"})
+        assert read_sensors(root).cpu_mhz is None
+
+    def test_power_is_energy_over_time(self) -> None:
+        facts = sensor_facts(Reading(10.0, energy_uj=1_000_000), Reading(12.0, energy_uj=301_000_000))
+        assert facts["cpu_watts"] == 150.0
+        assert sensor_facts(Reading(0.0, energy_uj=9), Reading(1.0, energy_uj=3))["cpu_watts"] is None
+
+    def test_this_machine(self) -> None:
+        first = read_sensors(gpu=True)
+        assert sensor_doubts(first, first) == [] or first.gpu is not None
+
+
+class TestGpu:
+    def test_nvml_is_read_in_its_units(self) -> None:
+        assert read_gpu(library=Nvml()) == GpuReading(1755, 47, 251.5, False)
+
+    def test_what_a_gpu_does_not_tell_is_none(self) -> None:
+        assert read_gpu(library=Nvml(missing=("nvmlDeviceGetPowerUsage",))) == GpuReading(1755, 47, None, False)
+
+    def test_no_driver(self) -> None:
+        assert read_gpu(library=Nvml(missing=("nvmlInit_v2",))) is None
+
+    @pytest.mark.parametrize(("reasons", "slowed"), [(0x1, False), (0x4, True), (0x40, True), (0x2, False)])
+    def test_idle_and_asked_for_clocks_are_no_slow_down(self, reasons: int, slowed: bool) -> None:
+        found = read_gpu(library=Nvml(reasons=reasons))
+        assert found is not None
+        assert found.slowed is slowed
+
+
+class TestDoubts:
+    @pytest.mark.parametrize(
+        ("last", "code"),
+        [
+            (Reading(1.0, throttled=7), "throttled"),
+            (Reading(1.0, cpu_mhz=2000.0), "slower_clock"),
+            (Reading(1.0, gpu=GpuReading(1200, 80, 300.0, False)), "slower_clock"),
+            (Reading(1.0, gpu=GpuReading(1755, 80, 300.0, True)), "throttled"),
+        ],
+    )
+    def test_each_cause_is_a_doubt_with_a_remedy(self, last: Reading, code: str) -> None:
+        first = Reading(0.0, cpu_mhz=3000.0, throttled=5, gpu=GpuReading(1755, 40, 250.0, False))
+        (doubt,) = sensor_doubts(first, last)
+        assert doubt.code == code
+        assert doubt.remedy.endswith(".")
+
+    def test_a_steady_machine_gives_none(self) -> None:
+        first = Reading(0.0, 3000.0, 50.0, 5, 100, GpuReading(1755, 40, 250.0, False))
+        last = Reading(9.0, 2950.0, 60.0, 5, 900, GpuReading(1700, 60, 350.0, False))
+        assert sensor_doubts(first, last) == []
+
+
+class TestIdleThreads:
+    def planted(self, monkeypatch: pytest.MonkeyPatch, busy: float | None) -> int:
+        monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(8)))
+        monkeypatch.setattr(machine, "cpu_quota", lambda: None)
+        reading = None if busy is None else machine.LoadReading(busy, 0.0)
+        monkeypatch.setattr(machine.LoadWatch, "__call__", lambda self: reading)
+        return machine.idle_threads(0.0)
+
+    @pytest.mark.parametrize(("busy", "threads"), [(0.1, 8), (1.0, 7), (3.4, 5), (8.0, 1), (20.0, 1), (None, 8)])
+    def test_no_more_than_idle_cpus(self, monkeypatch: pytest.MonkeyPatch, busy: float | None, threads: int) -> None:
+        assert self.planted(monkeypatch, busy) == threads

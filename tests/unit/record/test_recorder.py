@@ -1,0 +1,256 @@
+"""What the recorder promises the engine: whole files, every row or a count of those lost, and never an exception."""
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from latfit.record.recorder import ROW, ROW_TYPE, StepRecorder
+from latfit.trace.columns import BY_NAME
+from latfit.trace.parquet import read_parquet, write_trace
+from latfit.trace.table import Trace
+from tests.unit.record.engine import files, steps_in, until
+
+COLUMNS_FED = ("step", "T_ms", "prefill_requests", "prefill_tokens", "queued_requests", "kv_usage", "dummy")
+
+
+def feed(recorder: StepRecorder, count: int, start: int = 0) -> None:
+    for step in range(start, start + count):
+        recorder.add(step, 1.0 + step, step % 3, 10 * (step % 3), 2, 2, queued_requests=step % 5, kv_usage=0.5)
+
+
+class Disk:
+    """A disk that stands still until it is told to go on, and can refuse."""
+
+    def __init__(self) -> None:
+        self.moves = threading.Event()
+        self.reached = threading.Event()
+        self.full = False
+
+    def write(self, target: Path, trace: Trace) -> None:
+        self.reached.set()
+        assert self.moves.wait(60)
+        if self.full:
+            raise OSError(28, "No space left on device")
+        write_trace(target, trace)
+
+
+class TestFiles:
+    def test_bytes_mean_the_same_on_both_sides(self) -> None:
+        assert ROW.size == ROW_TYPE.itemsize
+
+    def test_a_file_every_n_rows_and_the_rest_at_the_end(self, tmp_path: Path) -> None:
+        recorder = StepRecorder(tmp_path / "new" / "folder", rows_per_file=10, replica="3")
+        feed(recorder, 25)
+        recorder.close()
+        written = files(tmp_path / "new" / "folder")
+        assert [file.name for file in written] == [f"trace-{recorder.run}-3-{n:06d}.parquet" for n in range(3)]
+        assert [len(read_parquet(file)) for file in written] == [10, 10, 5]
+        assert (recorder.rows_written, recorder.rows_dropped, recorder.rows_refused) == (25, 0, 0)
+
+    def test_columns_and_types_are_those_of_a_trace(self, tmp_path: Path) -> None:
+        recorder = StepRecorder(tmp_path, labels={"path": "gpu", "tp": 2}, facts={"engine": "none"})
+        recorder.kv_capacity_tokens = 1000
+        feed(recorder, 3)
+        recorder.close()
+        trace = read_parquet(files(tmp_path)[0])
+        assert trace["B"].tolist() == [2, 3, 4]
+        assert trace["S"].tolist() == [2, 12, 22]
+        assert trace["phase"].tolist() == ["decode", "mixed", "mixed"]
+        assert trace["context_tokens"].tolist() == [500] * 3
+        assert trace["run"].tolist() == [recorder.run] * 3
+        assert (trace["replica"][0], trace["path"][0], trace["tp"][0]) == ("0", "gpu", 2)
+        kinds = {"int": "i", "float": "f", "text": "O", "flag": "b"}
+        for name in set(BY_NAME) & set(trace.columns):
+            assert trace[name].dtype.kind == kinds[BY_NAME[name].kind], name
+        assert trace.provenance["engine"] == "none"
+        assert trace.provenance["kv_capacity_tokens"] == 1000
+
+    def test_phases(self, tmp_path: Path) -> None:
+        recorder = StepRecorder(tmp_path)
+        for prefill, decode in ((0, 2), (2, 0), (2, 2), (0, 0)):
+            recorder.add(0, 1.0, prefill, prefill, decode, decode, queued_requests=0, dummy=prefill + decode == 0)
+        recorder.close()
+        trace = read_parquet(files(tmp_path)[0])
+        assert trace["phase"].tolist() == ["decode", "prefill", "mixed", "decode"]
+        assert trace["dummy"].tolist() == [False, False, False, True]
+
+    def test_a_step_starts_its_latency_before_it_is_recorded(self, tmp_path: Path) -> None:
+        now = iter([100.0, 100.5, 101.25])
+        recorder = StepRecorder(tmp_path, clock=lambda: next(now))
+        recorder.add(0, 250.0, 0, 0, 1, 1, queued_requests=0)
+        recorder.add(1, 500.0, 0, 0, 1, 1, queued_requests=0)
+        recorder.close()
+        assert read_parquet(files(tmp_path)[0])["t_s"].tolist() == [0.25, 0.75]
+
+    def test_an_idle_engine_is_written_after_a_while(self, tmp_path: Path) -> None:
+        recorder = StepRecorder(tmp_path, flush_s=0.05)
+        feed(recorder, 3)
+        until(lambda: recorder.rows_written == 3)
+        feed(recorder, 2, start=3)
+        until(lambda: recorder.rows_written == 5)
+        time.sleep(0.25)
+        recorder.close()
+        assert steps_in(tmp_path) == [0, 1, 2, 3, 4]
+        assert len(files(tmp_path)) == 2, "files without rows"
+
+    def test_files_while_a_block_fills_lose_and_repeat_nothing(self, tmp_path: Path) -> None:
+        recorder = StepRecorder(tmp_path, rows_per_file=500, flush_s=0.001, max_pending=1000)
+        for start in range(0, 20_000, 100):
+            feed(recorder, 100, start)
+            time.sleep(0.001)
+        recorder.close()
+        assert len(files(tmp_path)) > 40
+        assert steps_in(tmp_path) == list(range(20_000))
+
+    def test_unknown_usage_gives_no_context(self, tmp_path: Path) -> None:
+        recorder = StepRecorder(tmp_path)
+        recorder.kv_capacity_tokens = 1000
+        recorder.add(0, 1.0, 0, 0, 1, 1, queued_requests=0)
+        recorder.close()
+        assert np.isnan(read_parquet(files(tmp_path)[0])["context_tokens"]).all()
+
+    count = st.integers(0, 2**31 - 1)
+    step = st.tuples(
+        st.integers(-(2**63), 2**63 - 1),
+        st.floats(allow_nan=False),
+        count,
+        st.integers(0, 2**62),
+        count,
+        st.floats(0, 1),
+        st.booleans(),
+    )
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+    @given(fed=st.lists(step, max_size=20), rows_per_file=st.integers(1, 8))
+    def test_rows_are_those_that_were_fed(
+        self, fed: list[tuple[Any, ...]], rows_per_file: int, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        folder = tmp_path_factory.mktemp("fed")
+        recorder = StepRecorder(folder, rows_per_file=rows_per_file, max_pending=20)
+        for number, T_ms, requests, tokens, queued, usage, dummy in fed:
+            recorder.add(number, T_ms, requests, tokens, 0, 0, queued_requests=queued, kv_usage=usage, dummy=dummy)
+        recorder.close()
+        read = [read_parquet(file) for file in files(folder)]
+        assert [row for part in read for row in zip(*(part[name].tolist() for name in COLUMNS_FED), strict=True)] == fed
+
+
+class TestTheEngineComesFirst:
+    def test_a_standing_disk_drops_rows_and_counts_them(self, tmp_path: Path, caplog: Any) -> None:
+        disk = Disk()
+        recorder = StepRecorder(tmp_path, rows_per_file=10, max_pending=2, write=disk.write)
+        feed(recorder, 10)
+        assert disk.reached.wait(20)
+        feed(recorder, 30 + 7, start=10)
+        # One block is being written, two wait, one was filled: 40 rows are held, and seven more are lost.
+        assert recorder.rows_dropped == 7
+        disk.moves.set()
+        until(lambda: recorder.rows_written == 40)
+        feed(recorder, 5, start=47)
+        recorder.close()
+        assert steps_in(tmp_path) == [*range(40), *range(47, 52)]
+        counts = [read_parquet(file).provenance["rows_dropped_so_far"] for file in files(tmp_path)]
+        assert counts[0] <= 7
+        assert counts[-1] == 7
+        assert [r.getMessage().split(":")[0] for r in caplog.records] == ["latfit drops steps of its trace"]
+
+    def test_it_never_waits_for_the_disk(self, tmp_path: Path) -> None:
+        disk = Disk()
+        recorder = StepRecorder(tmp_path, rows_per_file=100, max_pending=1, write=disk.write)
+        start = time.monotonic()
+        feed(recorder, 10_000)
+        assert time.monotonic() - start < 10
+        assert recorder.rows_dropped == 10_000 - 300
+        assert recorder._made == 3
+        start = time.monotonic()
+        recorder.close(timeout_s=0.1)
+        assert time.monotonic() - start < 10
+        disk.moves.set()
+
+    def test_a_full_disk_costs_its_rows_alone(self, tmp_path: Path, caplog: Any) -> None:
+        disk = Disk()
+        disk.full = True
+        disk.moves.set()
+        recorder = StepRecorder(tmp_path, rows_per_file=10, write=disk.write)
+        feed(recorder, 30)
+        until(lambda: recorder.rows_dropped == 30)
+        disk.full = False
+        feed(recorder, 10, start=30)
+        recorder.close()
+        assert steps_in(tmp_path) == list(range(30, 40))
+        assert read_parquet(files(tmp_path)[0]).provenance["rows_dropped_so_far"] == 30
+        assert len(caplog.records) == 1
+        assert "No space left" in caplog.text
+
+    def test_a_flush_that_fails_is_tried_again(self, tmp_path: Path) -> None:
+        disk = Disk()
+        disk.full = True
+        disk.moves.set()
+        recorder = StepRecorder(tmp_path, flush_s=0.02, write=disk.write)
+        feed(recorder, 5)
+        assert disk.reached.wait(20)
+        disk.full = False
+        until(lambda: recorder.rows_written == 5)
+        recorder.close()
+        assert (steps_in(tmp_path), recorder.rows_dropped) == ([0, 1, 2, 3, 4], 0)
+
+    def test_an_unwritable_folder_is_said_once(self, tmp_path: Path, caplog: Any) -> None:
+        (tmp_path / "file").touch()
+        recorder = StepRecorder(tmp_path / "file" / "folder", rows_per_file=5)
+        feed(recorder, 20)
+        recorder.close()
+        assert recorder.rows_dropped == 20
+        assert len(caplog.records) == 1
+        assert "cannot write its trace" in caplog.text
+
+    def test_what_is_no_number_is_refused_and_counted(self, tmp_path: Path, caplog: Any) -> None:
+        recorder = StepRecorder(tmp_path)
+        strange: list[Any] = [None, "7", 2**40, 1.5, object()]
+        for value in strange:
+            recorder.add(0, 1.0, value, 0, 1, 1, queued_requests=0)
+        feed(recorder, 2)
+        recorder.close()
+        assert recorder.rows_refused == len(strange)
+        assert len(caplog.records) == 1
+        trace = read_parquet(files(tmp_path)[0])
+        assert trace["T_ms"].tolist() == [1.0, 2.0]
+        assert trace.provenance["rows_refused_so_far"] == len(strange)
+
+    def test_nothing_is_taken_after_the_end(self, tmp_path: Path, caplog: Any) -> None:
+        recorder = StepRecorder(tmp_path)
+        feed(recorder, 2)
+        recorder.close()
+        feed(recorder, 3)
+        recorder.close()
+        assert (recorder.rows_written, recorder.rows_dropped) == (2, 3)
+        assert caplog.records == []
+
+    def test_closing_unused_does_nothing(self, tmp_path: Path) -> None:
+        StepRecorder(tmp_path / "none").close()
+        assert not (tmp_path / "none").exists()
+
+
+def test_several_engines_and_restarts_share_a_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        recorders = [StepRecorder(tmp_path, replica=str(engine), rows_per_file=4) for engine in range(3)]
+        for recorder in recorders:
+            feed(recorder, 10)
+        for recorder in recorders:
+            recorder.close()
+    traces = [read_parquet(file) for file in files(tmp_path)]
+    assert len(traces) == 2 * 3 * 3
+    runs: dict[tuple[str, str], int] = {}
+    for trace in traces:
+        key = (trace["run"][0], trace["replica"][0])
+        runs[key] = runs.get(key, 0) + len(trace)
+    assert list(runs.values()) == [10] * 6
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_caught(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)

@@ -1,0 +1,246 @@
+"""The vLLM plug-in in a fake engine's loop. test_vllm_real.py has the same against the real package."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfit.fitting.fit import fit_trace
+from latfit.record.vllm_plugin import FLAG, LatfitStatLogger, kv_capacity_tokens, settings_from
+from latfit.trace.parquet import read_parquet
+from latfit.trace.read import ingest
+from latfit.trace.table import Trace
+from tests.conftest import REFERENCE, ROOT
+from tests.unit.record.engine import CAPACITY_TOKENS, SchedulerStats, config, engine_loop
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Path:
+    """Where the plug-in is told to record. vLLM's own logger hands nothing to its parents, so we catch it here."""
+    monkeypatch.setenv("LATFIT_TRACE_DIR", str(tmp_path / "traces"))
+    log = logging.getLogger("vllm.latfit")
+    monkeypatch.setattr(log, "handlers", [caplog.handler])
+    monkeypatch.setattr(log, "propagate", False)
+    caplog.set_level(logging.INFO, logger=log.name)
+    return tmp_path / "traces"
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def recorded(folder: Path) -> Trace:
+    (file,) = sorted(folder.glob("*.parquet"))
+    return read_parquet(file)
+
+
+class TestSteps:
+    def test_every_field_reaches_its_column(self, folder: Path) -> None:
+        stats = list(engine_loop(300))
+        plugin = LatfitStatLogger(config(), engine_index=4)
+        plugin.log_engine_initialized()
+        for one in stats:
+            plugin.record(one, None, mm_cache_stats=None, engine_idx=4)
+            plugin.log()
+        plugin.close()
+        trace = recorded(folder)
+        details = [one.iteration_details for one in stats if one.iteration_details]
+        assert trace["step"].tolist() == [d.iteration_index for d in details]
+        assert trace["T_ms"].tolist() == [d.elapsed_ms for d in details]
+        assert trace["B"].tolist() == [d.num_ctx_requests + d.num_generation_requests for d in details]
+        assert trace["S"].tolist() == [d.num_ctx_tokens + d.num_generation_tokens for d in details]
+        assert trace["prefill_requests"].tolist() == [d.num_ctx_requests for d in details]
+        assert trace["prefill_tokens"].tolist() == [d.num_ctx_tokens for d in details]
+        assert trace["phase"].tolist() == ["mixed" if d.num_ctx_requests else "decode" for d in details]
+        assert trace["queued_requests"].tolist() == [s.num_waiting_reqs + s.num_skipped_waiting_reqs for s in stats]
+        assert trace["kv_usage"].tolist() == [s.kv_cache_usage for s in stats]
+        assert trace["context_tokens"] == pytest.approx(trace["kv_usage"] * CAPACITY_TOKENS, abs=0.5)
+        labels = {name: set(trace[name].tolist()) for name in ("replica", "path", "model", "tp")}
+        assert labels == {"replica": {"4"}, "path": {"gpu"}, "model": {"org/model-8b"}, "tp": {2}}
+        assert trace.provenance["max_num_seqs"] == 256
+
+    def test_dummy_steps_and_encoders_keep_their_marks(self, folder: Path) -> None:
+        (stats,) = engine_loop(1)
+        details = stats.iteration_details
+        assert details is not None
+        details.is_dummy, details.num_encoder_inputs, details.num_encoder_output_tokens = True, 3, 900
+        plugin = LatfitStatLogger(config())
+        plugin.record(stats)
+        plugin.close()
+        trace = recorded(folder)
+        assert [trace[name][0] for name in ("dummy", "encoder_inputs", "encoder_embeddings")] == [True, 3, 900]
+
+    def test_what_is_recorded_can_be_read_and_fitted(self, folder: Path) -> None:
+        """The loop's latency is the reference model without noise, so the fit has to give its parameters back."""
+        plugin = LatfitStatLogger(config())
+        for stats in engine_loop(400):
+            plugin.record(stats)
+        plugin.close()
+        ingested = ingest(next(folder.glob("*.parquet")))
+        assert ingested.cleaned.rows_used == 400
+        trace = ingested.trace
+        fit = fit_trace(Trace({name: trace[name] for name in ("B", "S", "T_ms", "t_s", "run", "phase")}))
+        assert fit.theta == pytest.approx(REFERENCE, rel=1e-3)
+
+
+class TestWhatIsMissing:
+    def test_without_a_folder_nothing_is_recorded(self, folder: Path, monkeypatch: Any, caplog: Any) -> None:
+        monkeypatch.delenv("LATFIT_TRACE_DIR")
+        plugin = LatfitStatLogger(config())
+        plugin.log_engine_initialized()
+        plugin.record(next(engine_loop(1)))
+        plugin.log()
+        plugin.close()
+        assert plugin.recorder is None
+        assert warnings(caplog) == []
+        assert "set LATFIT_TRACE_DIR" in caplog.text
+
+    def test_no_statistics_and_no_details_are_no_steps(self, folder: Path, caplog: Any) -> None:
+        plugin = LatfitStatLogger(config())
+        plugin.record(None, None)
+        plugin.record(SchedulerStats())
+        plugin.close()
+        assert warnings(caplog) == []
+        assert not folder.exists()
+
+    def test_the_missing_flag_is_named_once(self, folder: Path, caplog: Any) -> None:
+        plugin = LatfitStatLogger(config(observability_config={"enable_logging_iteration_details": False}))
+        for _ in range(3):
+            plugin.record(SchedulerStats())
+        assert [FLAG in line for line in warnings(caplog)] == [True]
+
+    def test_a_vllm_that_does_not_know_the_flag(self, folder: Path, caplog: Any) -> None:
+        old = config()
+        old.observability_config = SimpleNamespace()
+        plugin = LatfitStatLogger(old)
+        assert warnings(caplog) == []
+        for _ in range(3):
+            plugin.record(SimpleNamespace(kv_cache_usage=0.0))
+        assert [FLAG in line for line in warnings(caplog)] == [True]
+
+    def test_asynchronous_scheduling_is_warned_of(self, folder: Path, caplog: Any) -> None:
+        LatfitStatLogger(config(scheduler_config={"async_scheduling": True}))
+        assert ["--no-async-scheduling" in line for line in warnings(caplog)] == [True]
+
+
+class TestTheServerComesFirst:
+    def test_a_config_that_is_nothing_like_vllms(self, folder: Path, caplog: Any) -> None:
+        plugin = LatfitStatLogger(object())
+        plugin.log_engine_initialized()
+        plugin.record(next(engine_loop(1)))
+        assert plugin.recorder is None
+        assert len(warnings(caplog)) == 1
+
+    def test_statistics_of_another_shape_are_counted(self, folder: Path, caplog: Any) -> None:
+        plugin = LatfitStatLogger(config())
+        for _ in range(5):
+            plugin.record(SimpleNamespace(iteration_details=SimpleNamespace(iteration_index=1)))
+        plugin.record(next(engine_loop(1)))
+        plugin.close()
+        assert plugin.recorder is not None
+        assert (plugin.recorder.rows_refused, plugin.recorder.rows_written) == (5, 1)
+        assert len(warnings(caplog)) == 1
+
+    def test_a_config_that_breaks_later(self, folder: Path, caplog: Any) -> None:
+        broken = config()
+        plugin = LatfitStatLogger(broken)
+        del broken.cache_config
+        plugin.log_engine_initialized()
+        assert len(warnings(caplog)) == 1
+
+
+class TestSettings:
+    def test_defaults_and_values(self) -> None:
+        assert settings_from({}) is None
+        assert settings_from({"LATFIT_TRACE_DIR": "  "}) is None
+        set_all = settings_from(
+            {
+                "LATFIT_TRACE_DIR": "/t",
+                "LATFIT_TRACE_ROWS": "1000",
+                "LATFIT_TRACE_SECONDS": "2.5",
+                "LATFIT_TRACE_PENDING": "9",
+                "LATFIT_TRACE_PATH": "amx",
+            }
+        )
+        assert set_all is not None
+        assert (set_all.folder, set_all.rows_per_file, set_all.flush_s) == (Path("/t"), 1000, 2.5)
+        assert (set_all.max_pending, set_all.path) == (9, "amx")
+
+    @pytest.mark.parametrize("value", ["many", "-1", "nan", "1e99", "0"])
+    def test_nonsense_gives_the_default(self, value: str, folder: Path, caplog: Any) -> None:
+        found = settings_from({"LATFIT_TRACE_DIR": "/t", "LATFIT_TRACE_ROWS": value})
+        assert found is not None
+        assert found.rows_per_file == 65_536
+        assert ["LATFIT_TRACE_ROWS" in line for line in warnings(caplog)] == [True]
+
+    def test_each_is_documented(self) -> None:
+        page = (ROOT / "docs" / "recording.md").read_text()
+        for name in ("DIR", "ROWS", "SECONDS", "PENDING", "PATH"):
+            assert f"`LATFIT_TRACE_{name}`" in page
+
+
+def test_the_documented_recorder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "recording.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "recording.md", "exec"), {})
+    trace = recorded(tmp_path / "traces")
+    assert [trace[name][0] for name in ("B", "S", "T_ms", "prefill_tokens", "queued_requests")] == [
+        8,
+        519,
+        12.5,
+        512,
+        3,
+    ]
+
+
+class TestCapacity:
+    @pytest.mark.parametrize(
+        ("cache", "engines", "tokens"),
+        [
+            ({"kv_cache_size_tokens": 777, "num_gpu_blocks": 10}, 4, 777),
+            ({"kv_cache_size_tokens": None, "num_gpu_blocks": 10}, 1, 160),
+            ({"kv_cache_size_tokens": None, "num_gpu_blocks": 10}, 4, None),
+            ({"kv_cache_size_tokens": None, "num_gpu_blocks": None}, 1, None),
+        ],
+    )
+    def test_is_that_of_one_engine(self, cache: dict[str, Any], engines: int, tokens: int | None) -> None:
+        found = kv_capacity_tokens(config(cache_config=cache, parallel_config={"data_parallel_size": engines}))
+        assert found == tokens
+
+    def test_without_it_there_is_no_context(self, folder: Path) -> None:
+        plugin = LatfitStatLogger(config(cache_config={"kv_cache_size_tokens": None}))
+        plugin.record(next(engine_loop(1)))
+        plugin.close()
+        assert "context_tokens" not in recorded(folder)
+        assert np.isfinite(recorded(folder)["kv_usage"]).all()
+
+
+class TestImport:
+    """What becomes of the base class; in fresh processes, where vLLM is whatever the test lays into the path."""
+
+    PROGRAM = "import latfit.record.vllm_plugin as p; print(p.LatfitStatLogger.__mro__[1])"
+
+    def imported(self, folder: Path) -> "subprocess.CompletedProcess[str]":
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT / "src")))}
+        return subprocess.run(
+            [sys.executable, "-c", self.PROGRAM], env=environment, capture_output=True, text=True, check=False
+        )
+
+    def test_vllms_class_is_the_base(self, tmp_path: Path) -> None:
+        package = tmp_path / "vllm" / "v1" / "metrics"
+        package.mkdir(parents=True)
+        (package / "loggers.py").write_text("class StatLoggerBase: pass\n")
+        assert "vllm.v1.metrics.loggers.StatLoggerBase" in self.imported(tmp_path).stdout
+
+    def test_a_vllm_without_it_is_an_error(self, tmp_path: Path) -> None:
+        """With `object` as its base vLLM would stop at the class; an error at import it logs, and goes on."""
+        (tmp_path / "vllm").mkdir()
+        (tmp_path / "vllm" / "__init__.py").touch()
+        assert "ModuleNotFoundError" in self.imported(tmp_path).stderr

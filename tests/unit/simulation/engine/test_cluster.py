@@ -1,0 +1,103 @@
+"""Replicas and prefill apart: what must be equal to something simpler, and who goes where."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfit.errors import WrongUsage
+from latfit.simulation.engine.replicas import ROUTES, Routing, Transfer, serve_apart, serve_replicas
+from latfit.simulation.engine.run import serve
+from latfit.simulation.engine.settings import EngineSettings
+from latfit.simulation.engine.step_cost import linear_costs
+from latfit.workload.requests import Requests, make_requests
+
+COSTS = linear_costs(5.0, 0.1, 0.02)
+LIMITS = EngineSettings(kv_blocks=500, max_num_seqs=16, max_num_batched_tokens=256)
+
+
+def some(n: int = 200, span_ms: float = 20_000.0, users: int = 1) -> Requests:
+    rng = np.random.default_rng(4)
+    lengths = rng.integers(1, 200, n), rng.integers(1, 80, n)
+    return make_requests(np.sort(rng.uniform(0, span_ms, n)), *lengths, user_id=rng.integers(0, users, n))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_one_replica_is_one_engine(route: str) -> None:
+    requests = some()
+    alone = serve(requests, COSTS, LIMITS)
+    routed = serve_replicas(requests, COSTS, LIMITS, Routing(1, route, prefix_share=0.0))
+    np.testing.assert_array_equal(alone.last_ms, routed.last_ms)
+    assert alone.counters.steps == routed.counters.steps
+
+
+def test_round_robin_is_every_second_request_alone() -> None:
+    requests = some()
+    routed = serve_replicas(requests, COSTS, LIMITS, Routing(2))
+    for which in (0, 1):
+        rows = slice(which, None, 2)
+        alone = serve(requests.select(rows), COSTS, LIMITS)
+        np.testing.assert_array_equal(routed.last_ms[rows], alone.last_ms)
+        np.testing.assert_array_equal(routed.first_ms[rows], alone.first_ms)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_nothing_is_lost_between_replicas(route: str) -> None:
+    requests = some(users=7)
+    run = serve_replicas(requests, COSTS, LIMITS, Routing(3, route))
+    assert np.all(run.last_ms >= run.first_ms)
+    assert run.counters.generated_tokens == int(requests.output_tokens.sum())
+    assert run.counters.free_blocks == 3 * (LIMITS.kv_blocks - LIMITS.null_blocks)
+    assert set(run.replica.tolist()) == {0, 1, 2}
+
+
+def test_the_least_loaded_gets_the_next_one() -> None:
+    """A long request, then short ones: as long as it runs, they go to the other replica, one after the other."""
+    arrivals = [0.0, *np.arange(1, 6) * 200.0]
+    requests = make_requests(arrivals, [10] * 6, [500, *[2] * 5])
+    run = serve_replicas(requests, COSTS, LIMITS, Routing(2, "least-loaded"))
+    assert run.replica.tolist() == [0, 1, 1, 1, 1, 1]
+
+
+def test_a_user_goes_back_to_the_prefix_and_saves_its_tokens() -> None:
+    requests = make_requests([1000.0 * i for i in range(8)], [160] * 8, [4] * 8, user_id=[0, 1, 0, 1, 0, 1, 0, 1])
+    run = serve_replicas(requests, COSTS, LIMITS, Routing(2, "prefix", prefix_share=0.5, slack=0))
+    # An idle pair: everybody fits on the first replica, and only the first prompt of each user is computed in full.
+    assert run.counters.prefill_tokens == 2 * 160 + 6 * 80
+
+
+def test_prefill_apart_adds_up_for_a_single_request() -> None:
+    """Prefill of 100 tokens 5.1 + 2 ms; transfer 3 + 100 * 0.01; two steps of one token 5.12 ms each."""
+    quiet = replace(LIMITS, asynchronous=False)
+    found = serve_apart(make_requests([0.0], [100], [3]), (COSTS, COSTS), (quiet, quiet), Transfer(3.0, 0.01))
+    assert found.first_ms[0] == pytest.approx(7.1)
+    assert found.last_ms[0] == pytest.approx(7.1 + 4.0 + 2 * 5.12)
+
+
+def test_prefill_apart_conserves_tokens_and_recomputes_what_is_preempted() -> None:
+    requests = some()
+    small = replace(LIMITS, kv_blocks=40)
+    found = serve_apart(requests, (COSTS, COSTS), (LIMITS, small), Transfer(1.0, 0.001))
+    assert found.decode is not None
+    assert np.all(found.last_ms >= found.first_ms)
+    assert found.prefill.counters.generated_tokens == len(requests)
+    assert found.decode.counters.generated_tokens == int((requests.output_tokens - 1).sum())
+    assert found.decode.counters.preemptions > 0
+    assert found.decode.counters.free_blocks == 39
+
+
+def test_requests_of_one_token_need_no_decoding() -> None:
+    found = serve_apart(make_requests([0.0, 1.0], [5, 6], [1, 1]), (COSTS, COSTS), (LIMITS, LIMITS))
+    assert found.decode is None
+    np.testing.assert_array_equal(found.first_ms, found.last_ms)
+
+
+def test_what_cannot_be_routed() -> None:
+    with pytest.raises(WrongUsage, match="no route"):
+        Routing(2, "random")
+    with pytest.raises(WrongUsage, match="replicas"):
+        Routing(0)
+    with pytest.raises(WrongUsage, match="in turn"):
+        serve_replicas(some(), COSTS, replace(LIMITS, batching="static"), Routing(2, "least-loaded"))
+    with pytest.raises(WrongUsage, match="below zero"):
+        Transfer(-1.0)

@@ -1,0 +1,156 @@
+"""`latfit simulate --engine` as scripts see it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit.cli.app import run
+from latfit.model.fit_result import Estimate, FitResult, FitStatus, write_fit
+from latfit.model.step_ratios import ratios_of
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def folder(in_tmp: Path) -> Path:
+    """Step costs and recorded arrivals."""
+    for name, tau_0 in (("gpu", 8.0), ("amx", 20.0)):
+        values = {"tau_0": tau_0, "tau_B": 0.05, "tau_S": 0.02}
+        parameters = {key: Estimate(value, None, None, None, "ms") for key, value in values.items()}
+        write_fit(in_tmp / f"{name}.fit.json", FitResult("linear", FitStatus.CONVERGED, parameters, {}))
+    rng = np.random.default_rng(0)
+    rows = zip(np.sort(rng.uniform(0, 20, 80)), rng.integers(10, 300, 80), rng.integers(2, 90, 80), strict=True)
+    lines = [f"{t:.6f},{p},{o}" for t, p, o in rows]
+    (in_tmp / "r.csv").write_text("\n".join(["t_s,prompt_tokens,output_tokens", *lines]) + "\n")
+    return in_tmp
+
+
+def latfit(*arguments: object) -> int:
+    return run(["simulate", *(str(argument) for argument in arguments)])
+
+
+RECORDED = ("--engine", "chunked-prefill", "--fit", "gpu.fit.json", "--kv-blocks", 400, "--arrivals", "r.csv")
+DRAWN = ("--engine", "chunked-prefill", "--fit", "gpu.fit.json", "--kv-blocks", 400, "--lengths", "64:32")
+
+
+def test_the_contract_of_a_run(folder: Path, capsys: Captured) -> None:
+    assert latfit(*RECORDED, "--engine", "static", "--json", "--figure", "e.png", "--ttft-slo", "100ms") == 0
+    chunked, static = json.loads(capsys.readouterr().out)["runs"]
+    shapes = ("mean", "p50", "p90", "p99")
+    for entry in (chunked, static):
+        for metric in ("latency_ms", "ttft_ms", "tpot_ms", "itl_ms"):
+            assert set(shapes) <= set(entry[metric])
+        assert entry["requests"] == 80
+        assert entry["share"] == {"engine": 1.0}
+        assert 0 < entry["utilisation"]["engine"] <= 1
+        assert 0 <= entry["slo_attainment"] <= 1
+    assert (chunked["policy"], static["policy"]) == ("chunked-prefill", "static")
+    assert chunked["useful_share"] == 1.0
+    assert static["useful_share"] < 1.0
+    assert chunked["ttft_ms"]["mean"] < static["ttft_ms"]["mean"]
+    assert (folder / "e.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_orders_and_rates_are_compared_on_one_load(folder: Path, capsys: Captured) -> None:
+    asked = (
+        "--rate",
+        "5/s",
+        "--rate",
+        "10/s",
+        "--requests",
+        200,
+        "--replications",
+        2,
+        "--order",
+        "fcfs",
+        "--order",
+        "sjf",
+    )
+    assert latfit(*DRAWN, *asked, "--json") == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(each["order"], round(each["rate_per_s"], 6)) for each in runs] == [
+        ("fcfs", 5.0), ("sjf", 5.0), ("fcfs", 10.0), ("sjf", 10.0),
+    ]  # fmt: skip
+    assert all(each["requests"] == 400 for each in runs)
+    low, high = runs[0]["ttft_ms"]["ci"]["mean"]
+    assert low < runs[0]["ttft_ms"]["mean"] < high
+
+
+def test_classes_have_their_names_and_the_urgent_one_goes_first(folder: Path, capsys: Captured) -> None:
+    classes = ("--class", "chat:0.3:1s", "--class", "batch:0.7")
+    asked = ("--rate", "30/s", "--requests", 400, "--replications", 1, "--max-num-seqs", 4, "--order", "priority")
+    latfit(*DRAWN, *asked, *classes, "--json")
+    chat, batch = json.loads(capsys.readouterr().out)["runs"][0]["by_class"]
+    assert (chat["class"], batch["class"]) == ("chat", "batch")
+    assert chat["ttft_ms"]["mean"] < batch["ttft_ms"]["mean"] / 2
+
+
+def test_the_table_names_what_differs(folder: Path, capsys: Captured) -> None:
+    assert latfit(*RECORDED, "--order", "fcfs", "--order", "sjf") == 0
+    shown = capsys.readouterr().out
+    assert "What requests saw" in shown
+    assert "sjf" in shown
+
+
+def test_prefill_apart_and_replicas(folder: Path, capsys: Captured) -> None:
+    assert latfit(*RECORDED, "--prefill-on", "amx.fit.json", "--transfer", "2ms+1us", "--json") == 0
+    apart = json.loads(capsys.readouterr().out)["runs"][0]
+    assert latfit(*RECORDED, "--replicas", 2, "--route", "least-loaded", "--json") == 0
+    routed = json.loads(capsys.readouterr().out)["runs"][0]
+    assert apart["settings"]["prefill_apart"] is True
+    assert apart["requests"] == routed["requests"] == 80
+    assert routed["settings"]["replicas"] == 2
+
+
+def test_steps_scatter_as_measured_unless_told_otherwise(folder: Path, capsys: Captured) -> None:
+    """One request at a time: 33 tokens of which one step in a hundred takes 21 times as long."""
+    law = ratios_of(np.array([1.0, 21.0]), np.array([9900.0, 100.0]))
+    values = {"tau_0": 8.0, "tau_B": 0.0, "tau_S": 0.0}
+    parameters = {key: Estimate(value, None, None, None, "ms") for key, value in values.items()}
+    paused = FitResult("linear", FitStatus.CONVERGED, parameters, {}, intervals={"ratios": law.to_json()})
+    write_fit(folder / "paused.fit.json", paused)
+    asked = ("--rate", "0.05/s", "--requests", 2000, "--replications", 2, "--lengths", "64:33", "--json")
+    engine = ("--engine", "chunked-prefill", "--kv-blocks", 400)
+
+    def means(*more: object) -> tuple[float, float]:
+        assert latfit(*engine, *asked, *more) == 0
+        (found,) = json.loads(capsys.readouterr().out)["runs"]
+        return found["latency_ms"]["mean"], found["latency_ms"]["p99"]
+
+    fitted, deterministic = (
+        means("--fit", "paused.fit.json", "--service", each) for each in ("fitted", "deterministic")
+    )
+    assert means("--fit", "paused.fit.json") == fitted
+    assert means("--fit", "paused.fit.json", "--seed", 1) != fitted
+    # Nearly all requests are alone: 33 steps of 8 ms, to which J ~ Bin(33, 0.01) pauses of 160 ms come.
+    error = 8 * 20 * np.sqrt(33 * 0.01 * 0.99 / 4000)
+    assert deterministic[0] == pytest.approx(33 * 8, rel=0.01)
+    assert fitted[0] == pytest.approx(33 * 8 * 1.2, abs=4 * error, rel=0.01)
+    # P(J > 2 of 33) = 0.4 %, P(J > 1) = 4.3 %.
+    assert fitted[1] == pytest.approx(33 * 8 + 2 * 160, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--engine", "chunked-prefill", "--arrivals", "r.csv", "--fit", "gpu.fit.json"], 2, "--kv-blocks"),
+        ([*RECORDED, "--order", "whim"], 2, "no order is called 'whim'"),
+        ([*RECORDED, "--route", "whim", "--replicas", 2], 2, "no route is called 'whim'"),
+        ([*RECORDED, "--engine", "whim"], 2, "no engine is called 'whim'"),
+        ([*RECORDED, "--prefix-hit-rate", 1], 2, "--prefix-hit-rate"),
+        ([*RECORDED, "--acceptance", 2, "--draft-tokens", 2], 2, "--draft-tokens"),
+        ([*RECORDED, "--service", "exponential"], 2, "Take fitted or deterministic"),
+        ([*DRAWN], 2, "--rate"),
+        ([*DRAWN, "--users", 3], 2, "--users"),
+        ([*DRAWN, "--rate", "5/s", "--lengths", "0:5"], 2, "--lengths"),
+        ([*DRAWN, "--rate", "5/s", "--lengths", "9000:5"], 3, "more than the KV cache holds"),
+        ([*DRAWN, "--rate", "5/s", "--fit", "none.fit.json"], 3, "no such fit"),
+        ([*DRAWN, "--rate", "900/s", "--requests", 2000, "--replications", 1], 5, "longer and longer"),
+        ([*RECORDED, "--prefill-on", "amx.fit.json", "--replicas", 2], 2, "--prefill-on"),
+    ],
+)
+def test_mistakes_are_told(folder: Path, capsys: Captured, arguments: list[object], code: int, said: str) -> None:
+    assert latfit(*arguments) == code
+    assert said in capsys.readouterr().err

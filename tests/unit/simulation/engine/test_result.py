@@ -1,0 +1,106 @@
+"""Metrics by hand, and the sign of a queue that grows."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfit.simulation.engine.result import Promise, grows, jain, meets, summary
+from latfit.simulation.engine.run import EngineRun, serve
+from latfit.simulation.engine.settings import EngineSettings
+from latfit.simulation.engine.step_cost import linear_costs
+from latfit.workload.requests import make_requests
+
+COSTS = linear_costs(10.0, 0.0, 0.0)
+"""A step takes 10 ms, whatever is in it."""
+
+PLAIN = EngineSettings(kv_blocks=1000, asynchronous=False, padded_graphs=False)
+
+
+def two() -> EngineRun:
+    """Tokens of the first request at 10, 20, 30 ms; of the second, which comes at 5, at 20 ms only."""
+    return serve(make_requests([0.0, 5.0], [8, 8], [3, 1], user_id=[0, 1]), COSTS, PLAIN)
+
+
+def test_moments_and_metrics_of_two_requests() -> None:
+    run = two()
+    assert run.ttft_ms.tolist() == [10.0, 15.0]
+    assert run.latency_ms.tolist() == [30.0, 15.0]
+    assert run.tpot_ms[0] == 10.0
+    assert math.isnan(run.tpot_ms[1])
+    found = summary([run])
+    assert found["ttft_ms"]["mean"] == 12.5
+    assert found["throughput_per_s"] == pytest.approx(2 / 0.030)
+    assert found["output_tokens_per_s"] == pytest.approx(4 / 0.030)
+    assert found["utilisation"]["engine"] == 1.0
+    assert found["useful_share"] == 1.0
+    # Two gaps of 10 ms; a bin is 1/128 of an octave wide.
+    assert found["itl_ms"]["mean"] == 10.0
+    assert found["itl_ms"]["p99"] == pytest.approx(10.0, rel=0.004)
+    assert found["itl_ms"]["max"] == 10.0
+    assert found["latency_ms"]["ci"]["mean"] is None
+
+
+def test_jains_index_of_two_users() -> None:
+    """Tokens a ms of latency: 3/30 and 1/15."""
+    x, y = 3 / 30, 1 / 15
+    assert jain(two()) == pytest.approx((x + y) ** 2 / (2 * (x**2 + y**2)))
+
+
+def test_goodput_counts_who_got_everything() -> None:
+    run = two()
+    assert meets(run, Promise()).tolist() == [True, True]
+    assert meets(run, Promise(ttft_ms=12.0)).tolist() == [True, False]
+    assert meets(run, Promise(tpot_ms=9.0)).tolist() == [False, True]
+    assert meets(run, Promise(latency_ms=20.0)).tolist() == [False, True]
+    found = summary([run], Promise(ttft_ms=12.0))
+    assert found["slo_attainment"] == 0.5
+    assert found["goodput_per_s"] == pytest.approx(1 / 0.030)
+    own = replace(run, requests=replace(run.requests, deadline_ms=np.array([29.0, np.inf])))
+    assert meets(own, Promise()).tolist() == [False, True]
+
+
+def test_classes_are_told_apart() -> None:
+    run = two()
+    own = replace(run, requests=replace(run.requests, class_id=np.array([0, 1], dtype=np.int32)))
+    assert summary([run])["by_class"] == []
+    first, second = summary([own, own], Promise(ttft_ms=12.0))["by_class"]
+    assert (first["requests"], first["ttft_ms"]["mean"], first["slo_attainment"]) == (2, 10.0, 1.0)
+    assert (second["requests"], second["latency_ms"]["p99"], second["slo_attainment"]) == (2, 15.0, 0.0)
+
+
+def test_an_overloaded_engine_is_recognised() -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(50, 100, 600), rng.integers(10, 30, 600)
+    narrow = replace(PLAIN, max_num_seqs=4)
+    # Four at a time, about 20 steps of 10 ms each: 20 requests/s.
+    over, under = (
+        serve(make_requests(np.cumsum(rng.exponential(gap, 600)), *lengths), COSTS, narrow) for gap in (25.0, 100.0)
+    )
+    assert grows([over])
+    assert not grows([under])
+    assert not summary([over])["stable"]
+
+
+def test_replications_give_intervals() -> None:
+    runs = []
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        arrivals = np.cumsum(rng.exponential(100.0, 200))
+        runs.append(serve(make_requests(arrivals, rng.integers(5, 50, 200), rng.integers(2, 20, 200)), COSTS, PLAIN))
+    found = summary(runs)["latency_ms"]
+    means = [float(run.latency_ms.mean()) for run in runs]
+    half = 2.776445105 * np.std(means, ddof=1) / np.sqrt(5)  # Student's t, 4 degrees, 97.5 %
+    assert found["mean"] == pytest.approx(np.mean(means))
+    assert found["ci"]["mean"] == pytest.approx([np.mean(means) - half, np.mean(means) + half])
+
+
+def test_the_timeline_adds_up() -> None:
+    line = two().timelines[0]
+    busy = float(np.sum(line.busy * line.slice_ms))
+    running = float(np.nansum(line.running * line.busy * line.slice_ms))
+    assert busy == pytest.approx(30.0)
+    # The first is in all three steps, the second in the second one.
+    assert running == pytest.approx(40.0)
+    assert np.nanmax(line.kv_usage) == pytest.approx(2 / 999)

@@ -1,0 +1,276 @@
+"""What a simulation promises of its numbers: intervals that cover, random numbers in common, laws that hold, and loads
+that no policy can carry told as such."""
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.files import dumps
+from latfit.policies import policy as policies
+from latfit.policies.policy import Limits, Policy, QueueOrder
+from latfit.simulation.policies.estimate import describe
+from latfit.simulation.policies.replication import draw, run
+from latfit.simulation.policies.run import Options, check, compared, simulate
+from latfit.simulation.policies.service import System, linear_path, table_path
+from latfit.simulation.policies.sketch import PIECES, sketch_of
+from latfit.workload.arrivals import Piecewise, Poisson
+from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad, RequestClass
+from latfit.workload.random_streams import Streams
+from latfit.workload.requests import make_requests
+
+MM1 = System(table_path("cpu", [2.0], exponential=True))
+GREEDY = policies.gpu_only(Limits(1))
+LOAD = OpenLoad(Poisson(0.3))
+GPU = linear_path("gpu", 8, 0.05, 64)
+AMX = table_path("amx", [2.0], exponential=True)
+
+
+class TestIntervals:
+    @pytest.mark.parametrize("replications", [1, 4, 30])
+    def test_they_cover(self, replications: int) -> None:
+        """M/M/1 at load .6. Of 24 intervals at 90 %, 16 or more hold the truth 999 times of 1000 (binomial)."""
+        truth, held = {"mean": 5.0, "p99": math.log(100) / 0.2}, {"mean": 0, "p99": 0}
+        for seed in range(24):
+            options = Options(240_000 // replications, replications=replications, seed=seed, level=0.9)
+            found = simulate(GREEDY, MM1, LOAD, options).latency
+            for name in held:
+                held[name] += found[name].low <= truth[name] <= found[name].high
+        assert min(held.values()) >= 16
+
+    def test_percentiles_are_order_statistics(self) -> None:
+        def told(times: list[float], shares: tuple[float, ...]) -> list[float]:
+            return [float(each) for each in describe([sketch_of(np.array(times), 0, PIECES)], shares)]
+
+        assert told(list(range(1, 101)), (0.5, 0.9, 0.99)) == [50.5, 50, 90, 99]
+        assert told([3.0, 1.0, 2.0], (0.5, 1 / 3)) == [2, 2, 1]
+
+    def test_stop_when_precise(self) -> None:
+        options = Options(20_000, replications=2, precision=0.02, most_replications=300)
+        result = simulate(GREEDY, MM1, LOAD, options)
+        assert result.latency["p99"].relative_half_width <= 0.02
+        assert 2 < result.replications < 300
+        coarse = simulate(GREEDY, MM1, LOAD, Options(20_000, replications=2, precision=0.2))
+        assert coarse.replications < result.replications
+
+    def test_the_same_again(self) -> None:
+        first, again = (dumps(simulate(GREEDY, MM1, LOAD, Options(5000)).to_json()) for _ in range(2))
+        assert first == again
+
+    def test_a_start_from_empty_is_left_out(self) -> None:
+        """At load .95 the first requests are too fast; with the warm-up gone the mean is nearer to 1/(mu - lambda)."""
+        load, truth = OpenLoad(Poisson(0.475)), 40.0
+        means = {}
+        for warmup in (0.0, 0.5):
+            found = [simulate(GREEDY, MM1, load, Options(600, warmup, 1, seed)) for seed in range(400)]
+            means[warmup] = np.mean([each.latency["mean"].value for each in found])
+        assert means[0.0] < means[0.5] < truth * 1.1
+        assert means[0.0] < 0.85 * truth
+
+    def test_a_log_on_certain_times_is_run_once(self) -> None:
+        load = RecordedLoad(make_requests(np.cumsum(np.random.default_rng(1).exponential(4.0, 20_000))))
+        result = simulate(GREEDY, System(table_path("cpu", [2.0])), load, Options(20_000))
+        assert (result.replications, result.requests) == (1, 20_000)
+        # M/D/1 at load .5: 2 + .5 x 2/(2 x .5)
+        assert result.latency["mean"].low <= 3.0 <= result.latency["mean"].high
+
+
+class TestCommonRandomNumbers:
+    def test_the_same_arrivals_for_every_policy(self) -> None:
+        one, two = System(GPU), System(GPU, AMX)
+        drawn = [draw(LOAD, 100, 0.1, system, Streams(3, 1)).load.arrive for system in (one, two)]
+        assert np.array_equal(*drawn)
+
+    def test_a_small_difference_is_seen(self) -> None:
+        a = simulate(policies.marginal_cost(0.5, Limits(64)), System(GPU), OpenLoad(Poisson(0.5)), Options(50_000))
+        b = simulate(policies.gpu_only(Limits(64)), System(GPU), OpenLoad(Poisson(0.5)), Options(50_000))
+        gap = compared(a, b)["mean"]
+        # Greedy is .339 % above the optimum of 12.2998, which the amortised rule reaches.
+        assert gap.low <= 0.00339 * 12.2998 <= gap.high
+
+    def test_the_common_noise_cancels(self) -> None:
+        """M/M/1 with a service 1 % slower: the mean rises from 5 by 1/(1/2.02 - .3) - 5."""
+        slower = System(table_path("cpu", [2.02], exponential=True))
+        found = [simulate(GREEDY, system, LOAD, Options(40_000)) for system in (MM1, slower)]
+        gap, mean = compared(found[0], found[1])["mean"], found[0].latency["mean"]
+        assert gap.low <= 1 / (1 / 2.02 - 0.3) - 5 <= gap.high
+        assert gap.high - gap.low < 0.2 * (mean.high - mean.low)
+
+
+class TestInvariants:
+    def test_little(self) -> None:
+        """The mean number in system is arrivals per ms times mean response: M/M/1 has rho/(1 - rho) in it."""
+        result = simulate(GREEDY, MM1, LOAD, Options(200_000))
+        assert result.mean_in_system == pytest.approx(0.3 * result.latency["mean"].value, rel=0.02)
+        assert result.mean_in_system == pytest.approx(1.5, rel=0.05)
+
+    def test_everybody_is_served_once(self) -> None:
+        streams = Streams(1)
+        system, policy = System(GPU, AMX), policies.cutoff(4.0, Limits(64, 1))
+        found = run(policy, system, draw(OpenLoad(Poisson(0.4)), 5000, 0.1, system, streams), streams, log=True)
+        assert found.unserved == 0
+        assert np.all(found.response_ms > 0)
+        sizes = np.bincount(found.out.batch)
+        assert sizes.sum() == 5000
+        assert np.all(np.bincount(found.out.batch[found.path == 1], minlength=1) <= 1)
+        for batch in np.unique(found.out.batch)[:200]:
+            taken = found.out.batch == batch
+            assert len(np.unique(found.out.start[taken])) == 1
+            assert len(np.unique(found.path[taken])) == 1
+
+    def test_memory_is_flat(self) -> None:
+        """Ten million requests are to fit into a GiB, so 60 bytes a request; replications do not add up."""
+        simulate(GREEDY, MM1, LOAD, Options(1000))
+        tracemalloc.start()
+        simulate(GREEDY, MM1, LOAD, Options(300_000, replications=4))
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 60 * 300_000
+
+    def test_utilisation_and_throughput(self) -> None:
+        result = simulate(GREEDY, MM1, LOAD, Options(200_000))
+        assert result.utilisation["cpu"] == pytest.approx(0.6, rel=0.02)
+        assert result.throughput == pytest.approx(0.3, rel=0.02)
+        assert result.share == {"cpu": 1.0}
+        assert result.batch_size == {"p50": 1, "p90": 1, "p99": 1}
+
+    def test_attainment(self) -> None:
+        result = simulate(GREEDY, MM1, LOAD, Options(200_000, sla_ms=10.0))
+        assert result.slo_attainment == pytest.approx(1 - math.exp(-2), abs=0.01)
+        assert simulate(GREEDY, MM1, LOAD, Options(1000)).slo_attainment is None
+
+
+class TestClasses:
+    CLASSES = (RequestClass(0.25, 10.0, "chat"), RequestClass(0.75, 100.0, "batch"))
+
+    def test_strict_priority(self) -> None:
+        """Cobham's formula for two classes, not preemptive: W1 = W0/(1 - r1), W2 = W0/((1 - r1)(1 - r))."""
+        load = OpenLoad(Poisson(0.4), classes=self.CLASSES)
+        result = simulate(GREEDY, MM1, load, Options(300_000))
+        residual, first, both = 0.4 * 8 / 2, 0.2, 0.8
+        waits = (residual / (1 - first), residual / (1 - first) / (1 - both))
+        for found, wait in zip(result.by_class, waits, strict=True):
+            assert found["latency_ms"]["mean"] == pytest.approx(2 + wait, rel=0.06)
+        assert [each["class"] for each in result.by_class] == ["chat", "batch"]
+        assert 0 < (result.slo_attainment or 0) < 1
+
+    def test_fast_ageing_is_first_come_first_served(self) -> None:
+        load = OpenLoad(Poisson(0.4), classes=self.CLASSES)
+        policy = policies.gpu_only(Limits(1), QueueOrder(1e-6))
+        result = simulate(policy, MM1, load, Options(300_000))
+        for found in result.by_class:
+            assert found["latency_ms"]["mean"] == pytest.approx(10, rel=0.06)
+
+
+class TestOverload:
+    @pytest.mark.parametrize("policy", [policies.gpu_only(Limits(4)), policies.fixed(4, Limits(4))])
+    def test_above_capacity(self, policy: Policy) -> None:
+        system = System(linear_path("gpu", 8, 0.5, 4))
+        result = simulate(policy, system, OpenLoad(Poisson(0.5)), Options(20_000))
+        assert not result.stable
+        assert result.capacity == pytest.approx(0.4)
+        assert "grows without end" in result.notes[0]
+        # It serves what it can.
+        assert result.throughput == pytest.approx(0.4, rel=0.02)
+
+    def test_overflow_that_the_side_path_cannot_carry(self) -> None:
+        """The two together could, but what overflows at that T_cut is too much for the AMX."""
+        system = System(linear_path("gpu", 8, 0.05, 256), table_path("amx", [10.0]))
+        result = simulate(policies.cutoff(1.0, Limits(256, 1)), system, OpenLoad(Poisson(0.5)), Options(100_000))
+        assert result.capacity is not None
+        assert result.capacity > 0.5
+        assert not result.stable
+        assert "still grow" in result.notes[0]
+
+    def test_near_capacity_is_not_called_unstable(self) -> None:
+        for seed in range(5):
+            assert simulate(GREEDY, MM1, OpenLoad(Poisson(0.4)), Options(100_000, seed=seed)).stable
+
+    def test_a_rush_at_the_end_is_not_called_unstable(self) -> None:
+        """A load that rises has rising response times; they say nothing of a queue without end."""
+        law = Piecewise([0.0, 20_000.0, 20_001.0, 30_000.0], [0.1, 0.1, 0.45, 0.45])
+        assert simulate(GREEDY, MM1, OpenLoad(law), Options(20_000)).stable
+        arrivals = np.concatenate([np.arange(0.0, 20_000, 10), np.arange(20_000.0, 30_000, 2.1)])
+        assert simulate(GREEDY, MM1, RecordedLoad(make_requests(arrivals)), Options(20_000)).stable
+
+    def test_precision_does_not_run_for_ever(self) -> None:
+        result = simulate(GREEDY, MM1, OpenLoad(Poisson(0.6)), Options(5000, precision=1e-4, most_replications=10**6))
+        assert result.replications <= 5
+
+    def test_a_closed_loop_is_always_stable(self) -> None:
+        assert simulate(GREEDY, MM1, ClosedLoad(50, 1.0), Options(20_000)).stable
+
+
+class TestCheck:
+    def test_a_promise_that_holds(self) -> None:
+        """M/M/1 at lambda .26 and mu .5: p99 = ln 100/.24 = 19.19."""
+        found = check(GREEDY, MM1, 0.26, 99.0, sla_ms=20.0)
+        assert found.holds is True
+        assert found.percentile.low <= 19.188 <= found.percentile.high
+        assert found.percentile.relative_half_width <= 0.01
+
+    def test_one_that_does_not(self) -> None:
+        assert check(GREEDY, MM1, 0.3, 99.0, sla_ms=20.0).holds is False
+        assert check(GREEDY, MM1, 0.6, 99.0, sla_ms=20.0).holds is False
+
+    def test_other_percentiles(self) -> None:
+        found = check(GREEDY, MM1, 0.3, 95.0, options=Options(precision=0.02, most_replications=40))
+        assert found.holds is None
+        assert found.percentile.low <= math.log(20) / 0.2 <= found.percentile.high
+
+
+class TestBadInput:
+    def test_policies_without_the_path_they_need(self) -> None:
+        for policy in (
+            policies.cutoff(1, Limits(4, 1)),
+            policies.three_stage(2, 1, Limits(4, 1)),
+            policies.split(Limits(4, 1)),
+        ):
+            with pytest.raises(WrongUsage, match="two execution paths"):
+                simulate(policy, System(GPU), LOAD)
+
+    def test_batches_larger_than_the_path(self) -> None:
+        with pytest.raises(WrongUsage, match="batches of up to 65"):
+            simulate(policies.gpu_only(Limits(65)), System(GPU), LOAD)
+
+    def test_loads_that_end(self) -> None:
+        with pytest.raises(BadInput, match="ends after"):
+            simulate(GREEDY, MM1, OpenLoad(Piecewise([0, 1], [1, 1])), Options(1000))
+
+    @pytest.mark.parametrize("arrivals", [[0.0, 2.0, 1.0], [0.0, math.nan], []])
+    def test_unsorted_and_missing_arrivals(self, arrivals: list[float]) -> None:
+        with pytest.raises(BadInput):
+            RecordedLoad(make_requests(arrivals))
+
+    def test_zero_lengths(self) -> None:
+        with pytest.raises(BadInput, match="0 prompt_tokens"):
+            make_requests([0.0, 1.0], [3, 0])
+
+    @pytest.mark.parametrize("times", [[], [1.0, 0.0], [1.0, math.nan]])
+    def test_times_that_are_none(self, times: list[float]) -> None:
+        with pytest.raises(WrongUsage):
+            table_path("gpu", times)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"requests": 3},
+            {"replications": 0},
+            {"warmup": 1.0},
+            {"precision": 2.0},
+            {"level": 1.0},
+            {"statistic": "p1"},
+            {"percentiles": (1.0,)},
+        ],
+    )
+    def test_options(self, options: dict[str, object]) -> None:
+        with pytest.raises(WrongUsage):
+            Options(**options)  # type: ignore[arg-type]
+
+    def test_a_policy_that_waits_for_ever(self) -> None:
+        load = ClosedLoad(3, 1.0)
+        result = simulate(policies.fixed(4, Limits(4)), System(linear_path("gpu", 8, 0.5, 4)), load, Options(1000))
+        assert result.throughput == 0 or math.isnan(result.throughput)
+        assert "waits for others" in " ".join(result.notes)

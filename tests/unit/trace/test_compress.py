@@ -1,0 +1,405 @@
+"""Cells count every row once, in any order, within the errors they state; here, on file systems and on a cluster."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings, strategies as st
+from pyarrow import fs
+
+from latfit.errors import BadInput, LatfitError, WrongUsage
+from latfit.stats import FloatArray
+from latfit.trace.clean import CleanOptions, clean
+from latfit.trace.sketch import build, scan as dataset
+from latfit.trace.sketch.build import Compressed, compress
+from latfit.trace.sketch.histogram import (
+    BIN,
+    LADDER,
+    QUANTILES,
+    RELATIVE_ERROR,
+    WEIGHT,
+    Cells,
+    Pool,
+    atoms_of,
+    cell_table,
+    merged,
+    weighted_rows,
+)
+from latfit.trace.sketch.scan import Scan
+from latfit.trace.table import Trace
+
+LABEL = ("",) * 5
+KEEP_FAST = CleanOptions(keep=("zero_time",))
+
+
+def cells_of(B: FloatArray, S: FloatArray, T: FloatArray, context: FloatArray | None = None, **facts: Any) -> Cells:
+    return Cells({LABEL: atoms_of(B, S, T, context)}, rows_read=len(T), **facts)
+
+
+def random_steps(rows: int, seed: int = 0) -> dict[str, FloatArray]:
+    rng = np.random.default_rng(seed)
+    B = rng.integers(1, 40, rows).astype(float)
+    S = np.where(rng.random(rows) < 0.3, B + rng.integers(0, 5000, rows), B)
+    T = (3 + 0.02 * S) * np.exp(rng.normal(0, 0.1, rows))
+    return {"B": B, "S": S, "T": T, "context": B * rng.integers(10, 4000, rows)}
+
+
+def assert_same(one: Cells, other: Cells) -> None:
+    """Bit for bit."""
+    assert (one.level, one.rows_read, one.dropped, one.unreadable) == (
+        other.level,
+        other.rows_read,
+        other.dropped,
+        other.unreadable,
+    )
+    assert one.atoms.keys() == other.atoms.keys()
+    for label, atoms in one.atoms.items():
+        for name in ("keys", "sums", "low", "high"):
+            assert np.array_equal(getattr(atoms, name), getattr(other.atoms[label], name))
+
+
+def write(folder: Path, columns: dict[str, Any], files: int = 4, seed: int = 0) -> Path:
+    """A folder of so many Parquet files with the rows in random order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pa.table(columns)
+    rows = np.random.default_rng(seed).permutation(len(table))
+    for i, part in enumerate(np.array_split(rows, files)):
+        pq.write_table(table.take(pa.array(part)), folder / f"part-{i}.parquet", row_group_size=500)
+    return folder
+
+
+def labelled(rows: int = 6000) -> dict[str, Any]:
+    steps = random_steps(rows)
+    phase = np.where(steps["S"] > steps["B"], "mixed", "decode")
+    return {"B": steps["B"], "S": steps["S"], "T_ms": steps["T"], "context_tokens": steps["context"], "phase": phase}
+
+
+class TestMerging:
+    @settings(max_examples=25, deadline=None)
+    @given(st.lists(st.integers(0, 3000), max_size=6), st.integers(0, 99), st.sampled_from([10**6, 700]))
+    def test_any_split_in_any_order_gives_the_same_cells(self, cuts: list[int], seed: int, limit: int) -> None:
+        steps = random_steps(3000)
+        rng = np.random.default_rng(seed)
+        parts = [
+            cells_of(*(column[part] for column in steps.values()), limit=limit)
+            for part in np.split(rng.permutation(3000), sorted(cuts))
+        ]
+        parts = [parts[i] for i in rng.permutation(len(parts))]
+        whole = merged([cells_of(*steps.values(), limit=limit)])
+        pool, chained = Pool(limit), Cells(limit=limit)
+        for part in parts:
+            pool.add(part)
+            chained = part.merge(chained)
+        assert (whole.level > 0) == (limit == 700)
+        for other in (merged(parts), pool.total(), chained):
+            assert_same(other, whole)
+
+    def test_merging_is_associative_and_commutative(self) -> None:
+        a, b, c = (cells_of(*random_steps(500, seed).values(), limit=600) for seed in range(3))
+        assert_same(a.merge(b).merge(c), a.merge(b.merge(c)))
+        assert_same(a.merge(b), b.merge(a))
+        assert_same(a.merge(Cells(limit=600)), merged([a]))
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=300))
+    def test_every_step_is_counted_and_moments_are_those_of_the_steps(self, times: list[float]) -> None:
+        T = np.array(times)
+        one = np.ones(len(T))
+        table = cell_table(cells_of(one, one, T))
+        assert len(table) == 1
+        assert table["rows"].tolist() == [len(T)]
+        assert (table["min_ms"][0], table["max_ms"][0]) == (T.min(), T.max())
+        assert table["mean_log_ms"][0] == pytest.approx(np.log(T).mean(), abs=1e-10)
+        assert table["variance_log_ms"][0] == pytest.approx(np.log(T).var(), rel=1e-9, abs=1e-11)
+        assert table["mean_ms"][0] == pytest.approx(T.mean(), rel=1e-7)
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=300))
+    def test_quantiles_are_as_close_as_stated(self, times: list[float]) -> None:
+        T = np.array(times)
+        table = cell_table(cells_of(np.ones(len(T)), np.ones(len(T)), T))
+        for name, q in QUANTILES.items():
+            exact = np.quantile(T, q, method="inverted_cdf")
+            assert abs(table[name][0] / exact - 1) <= RELATIVE_ERROR * (1 + 1e-9)
+
+    def test_the_stated_error_is_half_a_bin_and_below_one_per_cent(self) -> None:
+        assert np.exp(BIN / 2) - 1 <= RELATIVE_ERROR * (1 + 1e-12) < 0.01
+
+
+class TestCells:
+    def test_small_traces_come_back_as_they_were(self) -> None:
+        B, S, T = np.array([1.0, 3, 70_001]), np.array([1.0, 65_535, 100_003]), np.array([0.1, 2.0, 300.0])
+        context = np.array([0.0, np.nan, 12345.0])
+        rows = weighted_rows(cells_of(B, S, T, context))
+        order = np.argsort(rows["T_ms"])
+        for name, column in (("B", B), ("S", S), ("T_ms", T), ("context_tokens", context), (WEIGHT, np.ones(3))):
+            assert np.array_equal(rows[name][order], column, equal_nan=True)
+
+    def test_rows_have_the_mean_and_the_variance_of_the_steps_however_narrow_the_noise(self) -> None:
+        for noise in (1e-4, 0.003, 0.02, 0.3):
+            T = 20 * np.exp(np.random.default_rng(1).normal(0, noise, 4001))
+            rows = weighted_rows(cells_of(np.full(4001, 2.0), np.full(4001, 9.0), T))
+            weight, log = rows[WEIGHT], np.log(rows["T_ms"])
+            mean = weight @ log / weight.sum()
+            assert weight.sum() == 4001
+            assert np.all(weight == np.rint(weight))
+            assert mean == pytest.approx(np.log(T).mean(), abs=1e-10)
+            assert weight @ (log - mean) ** 2 / 4001 == pytest.approx(np.log(T).var(), rel=0.021)
+
+    def test_coarser_cells_keep_counts_means_and_decode_apart(self) -> None:
+        steps = random_steps(20_000)
+        for limit in (8000, 4000):
+            cells = merged([cells_of(*steps.values(), limit=limit)])
+            rows = weighted_rows(cells)
+            assert 0 < cells.level < len(LADDER)
+            assert len(cells) <= limit
+            assert rows[WEIGHT].sum() == 20_000
+            for name in ("B", "S"):
+                assert rows[WEIGHT] @ rows[name] == pytest.approx(steps[name].sum(), rel=1e-12)
+            assert rows[WEIGHT] @ rows["context_tokens"] == pytest.approx(steps["context"].sum(), rel=1e-12)
+            decode = rows["S"] == rows["B"]
+            assert rows[WEIGHT][decode].sum() == np.count_nonzero(steps["S"] == steps["B"])
+            assert np.all(rows["S"] >= rows["B"])
+
+
+class TestFolder:
+    def test_shuffled_files_give_the_same_cells_and_every_row_counts_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        columns = labelled()
+        one = compress(write(tmp_path / "one", columns, 3, seed=1), Scan(cleaning=KEEP_FAST))
+        monkeypatch.setattr(dataset, "PART_ROWS", 700)
+        monkeypatch.setattr(dataset, "BATCH_ROWS", 64)
+        other = compress(write(tmp_path / "other" / "deeper", columns, 7, seed=2).parent, Scan(cleaning=KEEP_FAST))
+        assert_same(one.cells, other.cells)
+        assert one.facts["rows_read"] == one.facts["rows_used"] == one.trace[WEIGHT].sum() == 6000
+        table = cell_table(one.cells)
+        assert table["rows"].sum() == 6000
+        decode = table["phase"] == "decode"
+        assert table["rows"][decode].sum() == np.count_nonzero(columns["phase"] == "decode")
+
+    def test_filesystems_of_pyarrow(self, tmp_path: Path) -> None:
+        columns = labelled(2000)
+        local = compress(write(tmp_path / "rows", columns))
+        below = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+        assert_same(compress("rows", filesystem=below).cells, local.cells)
+        assert_same(compress((tmp_path / "rows").as_uri()).cells, local.cells)
+        in_memory = fs._MockFileSystem()
+        in_memory.create_dir("bucket")
+        with in_memory.open_output_stream("bucket/rows.parquet") as stream:
+            pq.write_table(pa.table(columns), stream)
+        assert_same(compress("bucket", filesystem=in_memory).cells, local.cells)
+
+    def test_rules_are_those_of_cleaning(self, tmp_path: Path) -> None:
+        rows = [(1, 1, 5.0)] * 30 + [
+            (1, 1, np.nan),
+            (0, 0, 5),
+            (1, 1, 0),
+            (0, 1, 5),
+            (4, 2, 5),
+            (1, 1, 0.01),
+            (1, 1, -3),
+        ]
+        B, S, T = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+        flags = np.arange(len(T)) == 3
+        columns = {"B": B, "S": S, "T_ms": T, "dummy": flags, "warmup": np.roll(flags, 1)}
+        options = CleanOptions(max_ms=300)
+        found = compress(write(tmp_path / "rows", columns), Scan(cleaning=options)).facts
+        assert found["dropped"] == dict(clean(Trace(columns), options).dropped)
+        assert found["rows_used"] + sum(found["dropped"].values()) == found["rows_read"] == len(T)
+
+    def test_absurd_times_are_those_of_their_system_over_its_phases(self, tmp_path: Path) -> None:
+        rng = np.random.default_rng(5)
+        path = np.repeat(["cpu", "gpu"], 600)
+        S = np.tile(np.repeat([1.0, 900.0], 300), 2)
+        T = np.where(path == "cpu", 800.0, 2.0) * np.where(S > 1, 60.0, 1.0) * np.exp(rng.normal(0, 0.05, 1200))
+        asynchronous = rng.choice(1200, 40, replace=False)
+        T[asynchronous] *= 1e-4
+        columns = {"B": np.ones(1200), "S": S, "T_ms": T, "path": path, "phase": np.where(S > 1, "prefill", "decode")}
+        found = compress(write(tmp_path / "rows", columns)).facts["dropped"]
+        trace = Trace({**columns, "path": path.astype(object), "phase": columns["phase"].astype(object)})
+        assert found == dict(clean(trace).dropped) == {"zero_time": 40}
+
+    def test_what_no_counter_can_hold_is_named(self, tmp_path: Path) -> None:
+        T = np.array([1.0] * 10 + [1e-20, 1e20])
+        folder = write(tmp_path / "rows", {"B": np.ones(12), "S": np.ones(12), "T_ms": T})
+        assert compress(folder).facts["dropped"] == {"out_of_range": 2}
+
+    def test_columns_units_filters_and_nulls(self, tmp_path: Path) -> None:
+        table = {
+            "batch": pa.array([1, 2, None, 4] * 5, pa.int32()),
+            "tokens": [1, 2, 3, 4] * 5,
+            "seconds": [0.001, 0.002, 0.003, 0.004] * 5,
+            "tp": pa.array([4, 8, 8, 8] * 5),
+            "path": pa.array(["gpu", None, "gpu", ""] * 5).dictionary_encode(),
+        }
+        scan = Scan({"B": "batch", "S": "tokens", "T_ms": "seconds"}, "s", "tp == 8 and S > 1")
+        found = compress(write(tmp_path / "rows", table, 2), scan)
+        assert (found.facts["rows_read"], found.facts["dropped"]) == (15, {"non_finite": 5})
+        assert sorted(found.trace["T_ms"].tolist()) == pytest.approx([2, 4])
+        assert set(found.trace["tp"]) == {"8"}
+        assert set(found.trace.columns) == {"B", "S", "T_ms", WEIGHT, "tp"}
+        with pytest.raises(BadInput, match="no row"):
+            compress(tmp_path / "rows", Scan(scan.column_map, where="tp == 3"))
+
+    def test_too_many_cells_are_made_coarser_and_said_so(self, tmp_path: Path) -> None:
+        found = compress(write(tmp_path / "rows", labelled()), Scan(limit=1000))
+        assert len(found.trace) <= 2000
+        assert "1,000" in found.facts["coarser"]
+        assert found.facts["rows_used"] == 6000
+
+
+class TestBadFiles:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        return write(tmp_path / "rows", labelled(1000), 2)
+
+    def spoilt(self, folder: Path, kind: str) -> str:
+        whole = (folder / "part-0.parquet").read_bytes()
+        target = folder / "spoilt.parquet"
+        if kind == "foreign":
+            target.write_text("B,S,T_ms\n1,1,1\n")
+        elif kind == "empty":
+            target.write_bytes(b"")
+        elif kind == "truncated":
+            target.write_bytes(whole[: len(whole) // 2])
+        elif kind == "damaged":
+            target.write_bytes(whole[:200] + bytes(len(whole) - 1200) + whole[-1000:])
+        elif kind == "columns":
+            pq.write_table(pa.table({"B": [1], "S": [1]}), target)
+        else:
+            pq.write_table(pa.table({"B": [1], "S": [1], "T_ms": ["fast"]}), target)
+        return str(target)
+
+    @pytest.mark.parametrize("kind", ["foreign", "empty", "truncated", "damaged", "columns", "texts"])
+    def test_the_file_is_named_or_left_out_and_counted(self, folder: Path, kind: str) -> None:
+        before = compress(folder)
+        target = self.spoilt(folder, kind)
+        with pytest.raises(BadInput) as caught:
+            compress(folder)
+        assert caught.value.where == target
+        found = compress(folder, Scan(skip_unreadable=True))
+        assert [bad["file"] for bad in found.facts["unreadable"]] == [target]
+        assert found.facts["rows_used"] == before.facts["rows_used"]
+        assert found.facts["files"] == 2
+
+    def test_markers_of_other_programs_are_passed_over(self, folder: Path) -> None:
+        (folder / "_SUCCESS").write_text("")
+        (folder / ".part.crc").write_text("x")
+        assert compress(folder).facts["files"] == 2
+
+    def test_places_without_rows(self, tmp_path: Path) -> None:
+        for place in (tmp_path, tmp_path / "missing", "nonsense://host/rows"):
+            with pytest.raises(BadInput):
+                compress(place)
+        pq.write_table(pa.table({"B": [1.0], "S": [1.0], "T_ms": [1.0]}).slice(0, 0), tmp_path / "none.parquet")
+        with pytest.raises(BadInput, match="no row"):
+            compress(tmp_path)
+
+    def test_options_that_cannot_be(self, folder: Path) -> None:
+        wrong: list[dict[str, Any]] = [{"backend": "spark"}, {"scheduler": "tcp://x:1"}, {"scan": Scan(unit="parsec")}]
+        for options in wrong:
+            with pytest.raises(WrongUsage):
+                compress(folder, **options)
+        with pytest.raises(BadInput, match="dropped"):
+            compress(folder, Scan(cleaning=CleanOptions(max_ms=3)))
+        many = write(
+            folder / "many",
+            {"B": [1] * 300, "S": [1] * 300, "T_ms": [1.0] * 300, "path": list(map(str, range(300)))},
+            1,
+        )
+        with pytest.raises(BadInput, match="path"):
+            compress(many)
+
+    def test_an_interrupt_passes_through(self, folder: Path) -> None:
+        def stop(_: int, __: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            compress(folder, progress=stop)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Any]:
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
+    ) as running:
+        yield running
+
+
+class TestCluster:
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setattr(dataset, "PART_ROWS", 500)
+        return write(tmp_path / "rows", labelled(), 6)
+
+    def test_two_processes_give_the_cells_of_one(self, workers: Any, folder: Path) -> None:
+        seen: list[tuple[int, int]] = []
+        address = workers.scheduler_address
+        found = on_dask(folder, address, progress=lambda done, total: seen.append((done, total)))
+        assert_same(found.cells, compress(folder).cells)
+        assert seen[-1] == (6000, 6000)
+        assert_same(on_dask(folder, None).cells, found.cells)
+
+    def test_a_bad_file_is_named_from_a_worker_too(self, workers: Any, folder: Path) -> None:
+        target = TestBadFiles().spoilt(folder, "damaged")
+        with pytest.raises(BadInput) as caught:
+            on_dask(folder, workers.scheduler_address)
+        assert caught.value.where == target
+
+    def test_a_killed_worker_costs_time_only(self, workers: Any, folder: Path) -> None:
+        victims = [workers.workers[0].pid]
+
+        def kill(_: int, __: int) -> None:
+            if victims:
+                os.kill(victims.pop(), signal.SIGKILL)
+
+        found = on_dask(folder, workers.scheduler_address, progress=kill)
+        assert not victims
+        assert_same(found.cells, compress(folder).cells)
+
+    def test_an_interrupt_leaves_no_task_behind(self, workers: Any, folder: Path) -> None:
+        def stop(_: int, __: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            on_dask(folder, workers.scheduler_address, progress=stop)
+        deadline = time.monotonic() + 20
+        while workers.scheduler.tasks and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not workers.scheduler.tasks
+
+    def test_nobody_there_is_an_error_in_bounded_time(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        distributed = pytest.importorskip("distributed")
+        monkeypatch.setattr(build, "PATIENCE_S", 2.0)
+        started = time.monotonic()
+        with pytest.raises(WrongUsage, match="no scheduler"):
+            on_dask(folder, "tcp://127.0.0.1:9")
+        with (
+            distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as empty,
+            pytest.raises(LatfitError, match="no worker"),
+        ):
+            on_dask(folder, empty.scheduler_address)
+        doomed = distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0")
+        with doomed, pytest.raises(LatfitError, match="lost"):
+            on_dask(folder, doomed.scheduler_address, progress=lambda _, __: doomed.close())
+        assert time.monotonic() - started < 30
+
+    def test_without_dask_the_extra_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "distributed", None)
+        with pytest.raises(WrongUsage, match="not installed") as caught:
+            on_dask(folder, "tcp://127.0.0.1:9")
+        assert "latfit[dask]" in caught.value.remedy
+
+
+def on_dask(folder: Path, address: str | None, **options: Any) -> Compressed:
+    return compress(folder, backend="dask", scheduler=address, **options)

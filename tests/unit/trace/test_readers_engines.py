@@ -1,0 +1,244 @@
+"""Readers of engine records: what a step is in each source, and what survives of broken files."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.trace.readers import dynamo, sglang, trtllm
+from latfit.trace.readers.reader import Options, Reader
+from latfit.trace.readers.source import open_source
+from latfit.trace.table import Trace
+
+TRT = (
+    '{"cpuMemUsage":0,"gpuMemUsage":58941767680,"inflightBatchingStats":{"avgNumDecodedTokensPerIter":0.0,'
+    '"microBatchId":0,"numContextRequests":1,"numCtxKvTokens":0,"numCtxTokens":13,"numGenKvTokens":0,'
+    '"numGenRequests":0,"numPausedKvTokens":0,"numPausedRequests":0,"numScheduledRequests":1},"iter":1,'
+    '"iterLatencyMS":52.06844902039,"kvCacheStats":{"allocNewBlocks":1632,"maxNumBlocks":5358,"tokensPerBlock":32,'
+    '"usedNumBlocks":8},"maxNumActiveRequests":73,"numActiveRequests":1,"numQueuedRequests":2,'
+    '"staticBatchingStats":null,"timestamp":"05-14-2026 02:51:10.302341"}'
+)
+FPM = (
+    '{"timestamp":1250,"event":{"schema":"dynamo.fpm.trace.v1","source":{"namespace":"default","component":"backend",'
+    '"producer_id":"4192"},"capture_mode":"full","observed_at_unix_ms":1782777601250,"fpm":{"version":1,'
+    '"worker_id":"4192","dp_rank":0,"counter_id":42,"wall_time":0.025,"scheduled_requests":{"num_prefill_requests":2,'
+    '"sum_prefill_tokens":256,"var_prefill_length":100.0,"sum_prefill_kv_tokens":64,"num_decode_requests":3,'
+    '"sum_decode_kv_tokens":1024,"var_decode_kv_tokens":50.0},"queued_requests":{"num_prefill_requests":1,'
+    '"sum_prefill_tokens":128,"var_prefill_length":0.0,"num_decode_requests":0,"sum_decode_kv_tokens":0,'
+    '"var_decode_kv_tokens":0.0}}}}'
+)
+SGLANG = (
+    '{"run_name": "default", "batch_size": 4, "input_len": 256, "output_len": 32, "prefill_latency": 0.123, '
+    '"prefill_throughput": 8320.5, "median_decode_latency": 0.0045, "median_decode_throughput": 888.8, '
+    '"total_latency": 0.267, "overall_throughput": 4314.6}'
+)
+
+
+def read(reader: Reader, folder: Path, content: str | bytes, options: Options | None = None) -> Trace:
+    (folder / "log").write_bytes(content if isinstance(content, bytes) else content.encode())
+    source = open_source(folder / "log")
+    assert reader.recognises(source.head)
+    return reader.read(source, options or Options())
+
+
+def changed(line: str, **values: Any) -> dict[str, Any]:
+    """The record in `line` with values replaced wherever their names occur."""
+
+    def replaced(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: values[name] if name in values else replaced(inner) for name, inner in value.items()}
+
+    record: dict[str, Any] = replaced(json.loads(line))
+    return record
+
+
+class TestTensorRtLlm:
+    def test_a_prefill_step(self, tmp_path: Path) -> None:
+        trace = read(trtllm.READER, tmp_path, f"[{TRT}]")
+        assert {name: column.tolist() for name, column in trace.columns.items()} == {
+            "B": [1],
+            "S": [13],
+            "T_ms": [52.06844902039],
+            "prefill_requests": [1],
+            "prefill_tokens": [13],
+            "context_tokens": [0],
+            "prefill_context_tokens": [0],
+            "queued_requests": [2],
+            "kv_usage": [8 / 5358],
+            "step": [1],
+            "idle": [False],
+            "t_s": [0],
+        }
+        assert trace.provenance["latency_field"] == "iterLatencyMS"
+        assert trtllm.READER.path == "gpu"
+
+    @pytest.mark.parametrize("indent", [None, 2])
+    def test_a_list_is_the_same_as_lines(self, indent: int | None, tmp_path: Path) -> None:
+        steps = [changed(TRT, iter=i, numCtxTokens=i) for i in range(1, 6)]
+        lines = "\n".join(json.dumps(step) for step in steps)
+        polled = f"{json.dumps(steps[:2])}\n[]\n{json.dumps(steps[2:])}\n"
+        for content in (lines, polled, json.dumps(steps, indent=indent)):
+            trace = read(trtllm.READER, tmp_path, content)
+            assert trace["S"].tolist() == [1, 2, 3, 4, 5]
+            assert "bad_lines" not in trace.provenance
+
+    def test_speculative_tokens_count_where_they_are_said(self, tmp_path: Path) -> None:
+        steps = [
+            changed(TRT, numContextRequests=0, numCtxTokens=0, numGenRequests=4, avgNumDecodedTokensPerIter=2.5),
+            changed(TRT, numContextRequests=1, numCtxTokens=100, numGenRequests=4, avgNumDecodedTokensPerIter=0.0),
+        ]
+        trace = read(trtllm.READER, tmp_path, json.dumps(steps))
+        assert (trace["B"].tolist(), trace["S"].tolist()) == ([4, 5], [10, 104])
+
+    def test_the_gpu_time_is_preferred_for_the_whole_file(self, tmp_path: Path) -> None:
+        steps = [json.loads(TRT)] + [json.loads(TRT) | {"gpuForwardTimeMS": 7.5} for _ in range(3)]
+        trace = read(trtllm.READER, tmp_path, json.dumps(steps))
+        assert trace.provenance["latency_field"] == "gpuForwardTimeMS"
+        assert trace.provenance["latency_missing"] == 1
+        assert np.array_equal(trace["T_ms"], [np.nan, 7.5, 7.5, 7.5], equal_nan=True)
+
+    def test_overlapped_steps_take_the_host_time_or_say_so(self, tmp_path: Path) -> None:
+        step = json.loads(TRT) | {"schedulerMode": "overlap"}
+        assert "overlap" in read(trtllm.READER, tmp_path, json.dumps(step)).provenance["note"]
+        trace = read(trtllm.READER, tmp_path, json.dumps(step | {"hostStepTimeMS": 26.0}))
+        assert (trace.provenance["latency_field"], trace["T_ms"].tolist()) == ("hostStepTimeMS", [26.0])
+
+    def test_context_from_blocks_where_tokens_are_not_counted(self, tmp_path: Path) -> None:
+        step = json.loads(TRT)
+        del step["inflightBatchingStats"]["numCtxKvTokens"]
+        trace = read(trtllm.READER, tmp_path, json.dumps(step))
+        assert trace["context_tokens"].tolist() == [8 * 32]
+        assert "prefill_context_tokens" not in trace
+
+    def test_idle_iterations_survive_with_a_flag(self, tmp_path: Path) -> None:
+        idle = changed(TRT, numContextRequests=0, numCtxTokens=0, iter=2)
+        trace = read(trtllm.READER, tmp_path, f"{TRT}\n{json.dumps(idle)}\n")
+        assert (trace["B"].tolist(), trace["idle"].tolist()) == ([1, 0], [False, True])
+
+    def test_ranks_and_restarts_are_runs(self, tmp_path: Path) -> None:
+        keys = [(0, 1), (1, 1), (0, 2), (1, 2), (0, 1), (1, 1)]
+        lines = [json.dumps(changed(TRT, iter=i) | {"attentionDpRank": rank}) for rank, i in keys]
+        trace = read(trtllm.READER, tmp_path, "\n".join(lines))
+        assert trace["run"].tolist() == ["0#1", "1#1", "0#1", "1#1", "0#2", "1#2"]
+        assert trace["replica"].tolist() == ["0", "1", "0", "1", "0", "1"]
+
+    def test_statistics_without_batches_name_the_setting(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match="no step") as caught:
+            read(trtllm.READER, tmp_path, '[{"iter": 3, "iterLatencyMS": 7.0, "kvCacheStats": {"maxNumBlocks": 9}}]')
+        assert "enable_iter_perf_stats" in caught.value.remedy
+
+
+class TestDynamo:
+    def test_a_mixed_step(self, tmp_path: Path) -> None:
+        trace = read(dynamo.READER, tmp_path, gzip.compress(FPM.encode()))
+        assert {name: column.tolist() for name, column in trace.columns.items()} == {
+            "B": [5],
+            "S": [259],
+            "T_ms": [25.0],
+            "prefill_requests": [2],
+            "prefill_tokens": [256],
+            "context_tokens": [1088],
+            "prefill_context_tokens": [64],
+            "queued_requests": [1],
+            "step": [42],
+            "replica": ["4192/0"],
+            "run": ["4192/0#1"],
+            "idle": [False],
+            "t_s": [0],
+        }
+
+    def test_without_its_envelope(self, tmp_path: Path) -> None:
+        bare = json.dumps(json.loads(FPM)["event"])
+        assert read(dynamo.READER, tmp_path, bare)["S"].tolist() == [259]
+
+    def test_gaps_are_counted_within_each_rank(self, tmp_path: Path) -> None:
+        keys = [(0, 1), (1, 7), (0, 2), (0, 5), (1, 8), (0, 1), (0, 3)]
+        lines = [json.dumps(changed(FPM, dp_rank=rank, counter_id=i)) for rank, i in keys]
+        trace = read(dynamo.READER, tmp_path, "\n".join(lines))
+        assert trace.provenance["lost_steps"] == 2 + 1
+        assert trace["run"].tolist()[-2:] == ["4192/0#2"] * 2
+
+    def test_sampled_capture_is_said_and_its_gaps_are_not(self, tmp_path: Path) -> None:
+        lines = [json.dumps(changed(FPM, counter_id=i, capture_mode="sampled")) for i in (1, 90, 181)]
+        trace = read(dynamo.READER, tmp_path, "\n".join(lines))
+        assert "lost_steps" not in trace.provenance
+        assert "DYN_FPM_MODE=full" in trace.provenance["note"]
+
+    def test_start_times_are_those_of_the_run(self, tmp_path: Path) -> None:
+        ends = [(1, 1000), (2, 1025), (3, 1075)]
+        lines = [json.dumps(changed(FPM, counter_id=i, observed_at_unix_ms=at)) for i, at in ends]
+        assert read(dynamo.READER, tmp_path, "\n".join(lines))["t_s"] == pytest.approx([0, 0.025, 0.075])
+
+    def test_heartbeats_survive_with_a_flag(self, tmp_path: Path) -> None:
+        nothing = {"num_prefill_requests": 0, "sum_prefill_tokens": 0, "num_decode_requests": 0}
+        heartbeat = changed(FPM, scheduled_requests=nothing, wall_time=0.0, counter_id=43)
+        trace = read(dynamo.READER, tmp_path, f"{FPM}\n{json.dumps(heartbeat)}\n")
+        assert (trace["idle"].tolist(), trace["B"].tolist()) == ([False, True], [5, 0])
+
+    def test_flat_csv(self, tmp_path: Path) -> None:
+        header = (
+            "wall_time_s,prefill_tokens,prefill_kv_tokens,prefill_requests,decode_kv_tokens,decode_requests,"
+            "queued_prefill_tokens,queued_decode_kv_tokens"
+        )
+        trace = read(dynamo.READER, tmp_path, f"{header}\n0.025,256,64,2,1024,3,128,0\n0,0,0,0,0,0,0,0\n")
+        assert trace["S"].tolist() == [259, 0]
+        assert trace["T_ms"].tolist() == [25, 0]
+        assert trace["context_tokens"].tolist() == [1088, 0]
+        assert trace["idle"].tolist() == [False, True]
+
+
+class TestSglang:
+    def test_a_line_is_a_prefill_and_a_decode_step(self, tmp_path: Path) -> None:
+        trace = read(sglang.READER, tmp_path, SGLANG)
+        assert {name: column.tolist() for name, column in trace.columns.items()} == {
+            "B": [4, 4],
+            "S": [1024, 4],
+            "T_ms": [123.0, 4.5],
+            "prefill_requests": [4, 0],
+            "prefill_tokens": [1024, 0],
+            "context_tokens": [0, 4 * (256 + 16)],
+            "phase": ["prefill", "decode"],
+            "run_name": ["default", "default"],
+        }
+
+    def test_a_single_token_has_no_decode_step(self, tmp_path: Path) -> None:
+        record = {name: value for name, value in json.loads(SGLANG).items() if name != "median_decode_latency"}
+        assert read(sglang.READER, tmp_path, json.dumps(record))["phase"].tolist() == ["prefill"]
+
+
+class TestBrokenFiles:
+    @pytest.mark.parametrize(("reader", "line"), [(trtllm.READER, TRT), (dynamo.READER, FPM), (sglang.READER, SGLANG)])
+    def test_every_whole_line_is_read_and_the_others_counted(self, reader: Reader, line: str, tmp_path: Path) -> None:
+        whole = read(reader, tmp_path, f"{line}\n{line}\n")
+        foreign = ["INFO 12-22 21:44:40 ready", "[" * 100_000, '{"x": ' * 100_000, "1" * 5000, '{"a": 1}', "[1, null]"]
+        content = "\n".join([line, *foreign, line, line[:-20]]).encode().replace(b"ready", b"\xff\xfe")
+        broken = read(reader, tmp_path, content)
+        assert broken["S"].tolist() == whole["S"].tolist()
+        assert broken.provenance["bad_lines"] == len(foreign) + 1
+        assert broken.provenance["cut_lines"] == 1
+
+    def test_a_list_cut_short_keeps_its_beginning(self, tmp_path: Path) -> None:
+        steps = [json.loads(TRT)] * 3
+        trace = read(trtllm.READER, tmp_path, json.dumps(steps, indent=1)[:-40])
+        assert (len(trace), trace.provenance["cut_lines"]) == (2, 1)
+
+    def test_a_log_that_lost_its_beginning(self, tmp_path: Path) -> None:
+        assert len(read(trtllm.READER, tmp_path, f"{TRT[50:]}\n{TRT}\n")) == 1
+
+    @pytest.mark.parametrize("value", [10**400, "many", None, [], True, {"deep": 1}])
+    def test_a_value_that_is_no_number_is_missing(self, value: Any, tmp_path: Path) -> None:
+        trace = read(trtllm.READER, tmp_path, json.dumps([changed(TRT, numCtxTokens=value, iterLatencyMS=value)] * 2))
+        assert np.isnan(trace["S"]).all()
+        assert np.isnan(trace["T_ms"]).all()
+
+    @pytest.mark.parametrize("reader", [trtllm.READER, dynamo.READER, sglang.READER])
+    def test_a_map_or_unit_is_refused(self, reader: Reader, tmp_path: Path) -> None:
+        line = {"trtllm": TRT, "dynamo": FPM, "sglang": SGLANG}[reader.name]
+        for options in (Options({"B": "x"}), Options(unit="us")):
+            with pytest.raises(WrongUsage, match="does not apply"):
+                read(reader, tmp_path, line, options)

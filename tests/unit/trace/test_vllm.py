@@ -1,0 +1,562 @@
+"""vLLM logs: every shape of line, what is told apart, and that the compiled scan finds what a slow one finds."""
+
+import gzip
+import io
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from latfit.errors import BadInput, LatfitError
+from latfit.trace.read import ingest
+from latfit.trace.readers import reader_for
+from latfit.trace.readers.reader import Options
+from latfit.trace.readers.source import open_source
+from latfit.trace.readers.vllm import reader
+from latfit.trace.readers.vllm.tokens import MOST_RUNS, MOST_STREAMS, ROW, literal, without_ansi
+from latfit.trace.table import Trace
+
+COUNTS = "0 context requests, 0 context tokens, 20 generation requests, 20 generation tokens"
+OLD = (
+    f"(EngineCore_DP0 pid=2010410) INFO 12-22 21:44:40 [core.py:349] Iteration(515): {COUNTS}, "
+    "iteration elapsed time: 10.99 ms\n"
+)
+NEW = (
+    "(APIServer pid=7) INFO 12-22 21:44:40 [loggers.py:199] Engine 000: Iteration(12): 1 context requests, 512 context "
+    "tokens, 3 generation requests, 3 generation tokens, iteration elapsed time: 25.10 ms, GPU KV cache usage: 41.2%\n"
+)
+START = "(EngineCore pid=9) INFO 12-22 21:40:00 [core.py:97] Initializing a V1 LLM engine (v0.12.0) with config: m=1\n"
+
+
+def step(
+    index: int,
+    *,
+    name: str = "EngineCore_DP0 pid=1",
+    clock: str = "12-22 21:44:40",
+    counts: str = COUNTS,
+    ms: str = "10.99",
+    tail: str = "",
+) -> str:
+    return f"({name}) INFO {clock} [core.py:349] Iteration({index}): {counts}, iteration elapsed time: {ms} ms{tail}\n"
+
+
+def capacity(tokens: str, name: str = "EngineCore_DP0 pid=1", device: str = "GPU") -> str:
+    return f"({name}) INFO 12-22 21:40:10 [kv_cache_utils.py:1286] {device} KV cache size: {tokens} tokens\n"
+
+
+def parsed(log: str | bytes, folder: Path) -> Trace:
+    path = folder / "server.log"
+    path.write_bytes(log if isinstance(log, bytes) else log.encode())
+    return reader.read(open_source(path), Options())
+
+
+class TestShapes:
+    def test_the_line_of_the_engine(self, tmp_path: Path) -> None:
+        trace = parsed(OLD, tmp_path)
+        assert {name: column.tolist() for name, column in trace.columns.items()} == {
+            "B": [20],
+            "S": [20],
+            "T_ms": [10.99],
+            "t_s": [0.0],
+            "run": ["EngineCore_DP0/1"],
+            "phase": ["decode"],
+            "prefill_requests": [0],
+            "prefill_tokens": [0],
+            "replica": ["EngineCore_DP0"],
+            "step": [515],
+        }
+        assert trace.provenance == {
+            "format": "vllm",
+            "lines": 1,
+            "iteration_lines": 1,
+            "cut_lines": 0,
+            "engines": 1,
+            "runs": 1,
+            "kv_capacity_tokens": {},
+        }
+
+    def test_the_line_of_the_api_server(self, tmp_path: Path) -> None:
+        trace = parsed(NEW, tmp_path)
+        found = {name: trace[name][0] for name in ("B", "S", "T_ms", "phase", "replica", "step", "kv_usage")}
+        assert found == {
+            "B": 4,
+            "S": 515,
+            "T_ms": 25.10,
+            "phase": "mixed",
+            "replica": "Engine 000",
+            "step": 12,
+            "kv_usage": 41.2 / 100,
+        }
+        assert (trace["prefill_requests"][0], trace["prefill_tokens"][0]) == (1, 512)
+        assert "context_tokens" not in trace
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            f"Iteration(515): {COUNTS}, iteration elapsed time: 10.99 ms",
+            "\x1b[0;36m(EngineCore_DP0 pid=2)\x1b[0;0m " + OLD.partition(") ")[2],
+            OLD.replace("Iteration(", "\x1b[01;31m\x1b[KIteration(\x1b[m\x1b[K").replace(
+                "10.99", "\x1b[1m10.99\x1b[0m"
+            ),
+            OLD.replace("INFO", "\x1b[32mINFO\x1b[0m").replace("[core", "\x1b[90m[core"),
+            OLD.replace("\n", "\r\n"),
+            "\ufeff" + OLD,
+            "2026-04-19T12:19:08.142Z stdout F " + OLD,
+            "Loading: 10%\rLoading: 20%\r" + OLD,
+            '{"asctime": "2025-12-22 21:44:40,001", "message": "' + OLD.rstrip() + '"}\n',
+            OLD.replace("10.99 ms", "10.990 ms (some new thing)"),
+            "x" * 100_000 + OLD,
+        ],
+    )
+    def test_what_stands_around_a_step_does_not_matter(self, line: str, tmp_path: Path) -> None:
+        for log in (line, line + line, START + line):
+            trace = parsed(log, tmp_path)
+            rows = len(trace)
+            assert [trace[name].tolist() for name in ("B", "S", "T_ms", "step")] == [
+                [20] * rows,
+                [20] * rows,
+                [10.99] * rows,
+                [515] * rows,
+            ]
+            assert rows == log.count("10.99")
+
+    def test_invalid_utf_8_hurts_nothing(self, tmp_path: Path) -> None:
+        log = (
+            b"\xff\xfe\x00\x80 garbage \xc3\n" + OLD.encode().replace(b"DP0", b"DP\xff") + b"\xe2\x82\n" + OLD.encode()
+        )
+        trace = parsed(log, tmp_path)
+        assert trace["B"].tolist() == [20, 20]
+        assert trace["replica"].tolist() == ["EngineCore_DP\ufffd", "EngineCore_DP0"]
+
+    def test_two_steps_in_a_line_that_two_processes_wrote_at_once(self, tmp_path: Path) -> None:
+        trace = parsed(step(1).rstrip() + step(7, name="EngineCore_DP1 pid=2", ms="3"), tmp_path)
+        assert trace["step"].tolist() == [1, 7]
+        assert trace["replica"].tolist() == ["EngineCore_DP0", "EngineCore_DP1"]
+
+    def test_dummy_and_empty_steps_are_kept_and_marked(self, tmp_path: Path) -> None:
+        empty = COUNTS.replace("20", "0")
+        tail = " (dummy), GPU KV cache usage: 0.0%"
+        trace = parsed(
+            step(0, counts=empty, tail=tail, ms="0.00") + step(1, tail=", GPU KV cache usage: 100.0%"), tmp_path
+        )
+        assert trace["B"].tolist() == [0, 20]
+        assert trace["dummy"].tolist() == [True, False]
+        assert trace["phase"].tolist() == ["", "decode"]
+        assert trace["T_ms"].tolist() == [0.0, 10.99]
+        assert trace["kv_usage"].tolist() == [0.0, 1.0]
+
+    def test_encoder_inputs(self, tmp_path: Path) -> None:
+        tail = ", GPU KV cache usage: 0.6%, encoder inputs: 4, encoder output embeddings: 3520"
+        trace = parsed(step(0, tail=tail) + step(1, tail=", CPU KV cache usage: 0.6%"), tmp_path)
+        assert trace["encoder_inputs"].tolist() == [4, 0]
+        assert trace["encoder_embeddings"].tolist() == [3520, 0]
+        assert trace["kv_usage"].tolist() == [0.6 / 100] * 2
+
+    @pytest.mark.parametrize(
+        "ms", ["0.00", "0", "7", "0.1", "10.99", "123456.789", "999999999999.999", "0.00000000000001"]
+    )
+    def test_latencies_are_what_python_reads(self, ms: str, tmp_path: Path) -> None:
+        assert parsed(step(0, ms=ms), tmp_path)["T_ms"][0] == float(ms)
+
+    def test_a_shortest_step_is_longer_than_the_room_that_is_made_for_it(self) -> None:
+        assert (
+            len("Iteration(0): " + COUNTS.replace("20", "0") + ", iteration elapsed time: 0 ms") >= reader.SHORTEST_STEP
+        )
+
+
+class TestContext:
+    def test_usage_times_capacity(self, tmp_path: Path) -> None:
+        trace = parsed(capacity("1,234,567", "EngineCore pid=9") + NEW, tmp_path)
+        assert trace["context_tokens"].tolist() == [41.2 / 100 * 1234567]
+        assert trace.provenance["kv_capacity_tokens"] == {"Engine 000": 1234567}
+
+    def test_each_engine_has_its_own(self, tmp_path: Path) -> None:
+        log = capacity("1,000") + capacity("2,000", "EngineCore_DP1 pid=2", "CPU") + NEW
+        trace = parsed(log + NEW.replace("000", "001") + NEW.replace("000", "002"), tmp_path)
+        assert trace["context_tokens"].tolist() == pytest.approx([412, 824, np.nan], nan_ok=True)
+
+    def test_newer_start_up_line(self, tmp_path: Path) -> None:
+        line = capacity("1,000", device="GPU + host").replace(
+            "tokens", "tokens, Maximum concurrency for 10 tokens per request"
+        )
+        assert parsed(line + NEW, tmp_path)["context_tokens"].tolist() == pytest.approx([412])
+
+    def test_of_several_workers_the_smallest_and_after_a_restart_the_new_one(self, tmp_path: Path) -> None:
+        log = capacity("3,000") + capacity("1,000") + NEW + START + capacity("2,000") + NEW
+        assert parsed(log, tmp_path)["context_tokens"].tolist() == pytest.approx([412, 824])
+
+    def test_a_line_without_an_engine_holds_for_all(self, tmp_path: Path) -> None:
+        log = "INFO 12-22 21:40:10 [kv.py:1] GPU KV cache size: 1000 tokens\n" + NEW + NEW.replace("000", "001")
+        assert parsed(log, tmp_path)["context_tokens"].tolist() == pytest.approx([412, 412])
+
+    def test_other_lines_of_the_cache_mean_nothing(self, tmp_path: Path) -> None:
+        log = (
+            "Multiplying the GPU KV cache size by 2.\n GPU KV cache size: 0 tokens\n GPU KV cache size: 12 GiB\n" + NEW
+        )
+        assert "context_tokens" not in parsed(log, tmp_path)
+
+
+class TestRuns:
+    def test_interleaved_engines_are_told_apart(self, tmp_path: Path) -> None:
+        log = "".join(step(k, name=f"EngineCore_DP{r} pid={r + 5}", ms=f"{r}.5") for k in range(50) for r in (1, 0, 3))
+        trace = parsed(log, tmp_path)
+        for rank in (0, 1, 3):
+            rows = trace.select(trace["replica"] == f"EngineCore_DP{rank}")
+            assert rows["step"].tolist() == list(range(50))
+            assert set(rows["run"]) == {f"EngineCore_DP{rank}/1"}
+            assert set(rows["T_ms"]) == {rank + 0.5}
+        assert (trace.provenance["engines"], trace.provenance["runs"]) == (3, 3)
+
+    @pytest.mark.parametrize(
+        ("again", "runs"),
+        [
+            (step(0) + step(1), 2),  # the counter starts again
+            (step(20), 2),  # it does, and the first lines are lost
+            (START.replace("EngineCore", "EngineCore_DP0") + step(42), 2),
+            (START.replace("(EngineCore pid=9) ", "") + step(42), 2),
+            (START.replace("EngineCore", "EngineCore_DP1") + step(42), 1),  # another engine starts
+            (step(42, name="EngineCore_DP0 pid=99"), 2),
+            (step(40), 1),  # twice the same line
+            (step(39) + step(42) + step(41), 1),  # written a little out of order
+        ],
+    )
+    def test_a_start_begins_a_run(self, again: str, runs: int, tmp_path: Path) -> None:
+        trace = parsed("".join(step(k) for k in range(41)) + again, tmp_path)
+        assert sorted(set(trace["run"])) == [f"EngineCore_DP0/{k + 1}" for k in range(runs)]
+        assert trace.provenance["engines"] == 1
+
+    def test_several_api_servers_write_for_one_engine(self, tmp_path: Path) -> None:
+        lines = [NEW.replace("APIServer", f"ApiServer_{k % 2}").replace("(12)", f"({k})") for k in range(9)]
+        assert set(parsed("".join(lines), tmp_path)["run"]) == {"Engine 000/1"}
+
+    def test_a_new_api_server_is_a_new_run(self, tmp_path: Path) -> None:
+        assert parsed(NEW + NEW.replace("pid=7", "pid=8"), tmp_path)["run"].tolist() == ["Engine 000/1", "Engine 000/2"]
+
+    def test_engines_without_names(self, tmp_path: Path) -> None:
+        line = f"Iteration(0): {COUNTS}, iteration elapsed time: 10.99 ms\n"
+        trace = parsed(line + line.replace("(0)", "(1)") + line, tmp_path)
+        assert trace["run"].tolist() == ["1", "1", "2"]
+        assert "replica" not in trace
+        assert "t_s" not in trace
+
+    def test_too_many_engines_or_starts_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match="engines"):
+            parsed("".join(step(0, name=f"EngineCore pid={k}") for k in range(MOST_STREAMS + 1)), tmp_path)
+        with pytest.raises(BadInput, match="back and forth"):
+            parsed("".join(step(1000 * (k % 2)) for k in range(2 * MOST_RUNS + 2)), tmp_path)
+
+
+class TestTime:
+    @pytest.mark.parametrize(
+        ("clocks", "seconds"),
+        [
+            (["12-22 21:44:40", "12-22 21:44:40", "12-22 21:44:43"], [0, 0, 3]),
+            (["12-31 23:59:59", "01-01 00:00:01"], [0, 2]),
+            (["02-28 23:59:59", "03-01 00:00:00"], [0, 1]),
+            (
+                [
+                    "02-28 23:59:59",
+                    "02-29 00:00:00",
+                    "03-01 00:00:00",
+                    "08-01 00:00:00",
+                    "12-31 23:59:59",
+                    "01-01 00:00:00",
+                ],
+                None,
+            ),
+            (["05-01 10:00:05", "05-01 10:00:04", "05-01 10:00:06"], [0, 0, 1]),  # out of order
+            (["10-26 02:59:59", "10-26 02:00:00", "10-26 02:00:01"], [0, 0, 1]),  # the clock is set back
+            (["01-01 00:00:00", "12-31 23:59:59", "01-01 00:00:01"], [0, 0, 1]),
+            (["05-01 10:00:05", "no time", "05-01 10:00:06"], [0, np.nan, 1]),
+            (["05-01 10:00:05", "13-01 10:00:05", "05-32 10:00:05", "05-01 24:00:05"], [0, np.nan, np.nan, np.nan]),
+        ],
+    )
+    def test_seconds_from_the_start_of_the_run(self, clocks: list[str], seconds: Any, tmp_path: Path) -> None:
+        if seconds is None:  # a leap year
+            dates = [datetime.strptime(f"2024-{clock}", "%Y-%m-%d %H:%M:%S") for clock in clocks[:-1]]
+            seconds = [(date - dates[0]).total_seconds() for date in [*dates, datetime(2025, 1, 1)]]
+        trace = parsed("".join(step(k, clock=clock) for k, clock in enumerate(clocks)), tmp_path)
+        np.testing.assert_array_equal(trace["t_s"], seconds)
+
+    def test_each_run_begins_at_zero(self, tmp_path: Path) -> None:
+        log = (
+            step(5, clock="05-01 10:00:05")
+            + step(6, clock="05-01 10:00:09")
+            + START.replace("EngineCore ", "EngineCore_DP0 ")
+        )
+        assert parsed(log + step(0, clock="05-02 10:00:00"), tmp_path)["t_s"].tolist() == [0, 4, 0]
+
+
+class TestCut:
+    @pytest.mark.parametrize("size", range(1, len(OLD.rstrip()) + 1))
+    def test_a_cut_last_line_is_no_step(self, size: int, tmp_path: Path) -> None:
+        trace = parsed(OLD + OLD[:size], tmp_path)
+        whole = OLD[:size].endswith(" ms")
+        assert len(trace) == 1 + whole
+        cut = re.search(r"Iteration\(\d", OLD[:size]) is not None and not whole
+        assert trace.provenance["cut_lines"] == cut
+        assert trace.provenance["lines"] == 2
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            ("10.99 ms", "10.99"),
+            ("10.99 ms", "-1 ms"),
+            ("10.99 ms", "nan ms"),
+            ("10.99 ms", "1.2.3 ms"),
+            ("10.99 ms", "10. ms"),
+            ("10.99 ms", "1" * 16 + " ms"),
+            ("20 generation requests", "1234567890 generation requests"),
+            ("context tokens", "context token"),
+            ("(515)", "(" + "5" * 19 + ")"),
+        ],
+    )
+    def test_torn_lines_are_counted(self, old: str, new: str, tmp_path: Path) -> None:
+        trace = parsed(OLD + OLD.replace(old, new) + OLD, tmp_path)
+        assert (len(trace), trace.provenance["cut_lines"]) == (2, 1)
+
+    def test_no_step_says_how_to_start_vllm(self, tmp_path: Path) -> None:
+        for log in (START, START + OLD[:-5], "x"):
+            with pytest.raises(BadInput) as caught:
+                parsed(log, tmp_path)
+            assert "--enable-logging-iteration-details" in caught.value.remedy
+
+
+class TestSources:
+    def test_compressed_logs(self, tmp_path: Path) -> None:
+        log = "".join(step(k, ms=f"{k % 97}.25") for k in range(20_000)).encode()
+        plain = parsed(log, tmp_path)
+        (tmp_path / "a.log.gz").write_bytes(gzip.compress(log))
+        (tmp_path / "a.log.zst").write_bytes(pa.compress(log, "zstd", asbytes=True))
+        for name in ("a.log.gz", "a.log.zst"):
+            assert_same(reader.read(open_source(tmp_path / name), Options()), plain)
+
+    def test_a_log_is_recognised_and_fitted_from(self, tmp_path: Path) -> None:
+        (tmp_path / "any.txt").write_text(START + "".join(step(k, ms=f"{10 + k % 7}.5") for k in range(500)))
+        assert reader_for(open_source(tmp_path / "any.txt")) is reader.READER
+        assert ingest(tmp_path / "any.txt").trace["B"].tolist() == [20] * len(ingest(tmp_path / "any.txt").trace)
+
+    @pytest.mark.parametrize(
+        "head", [OLD, NEW, START, "\x1b[0;36m" + START, "noise\n" * 1000 + OLD, "INFO 05-07 05:58:43 [x.py:3] y"]
+    )
+    def test_heads_of_logs(self, head: str) -> None:
+        assert reader.recognises(head.encode())
+
+    @pytest.mark.parametrize(
+        "head", ["", "B,S,T_ms\n1,1,2\n", '{"iter": 1}\n', "Iteration(5) of the loop\n", "INFO: done\n", "\0\xff"]
+    )
+    def test_heads_of_others(self, head: str) -> None:
+        assert not reader.recognises(head.encode("latin-1"))
+
+    def test_lines_longer_than_any_log_has_take_no_memory(self, tmp_path: Path) -> None:
+        stream = io.BytesIO(b"x" * (5 * reader.LONGEST_LINE) + b"\n" + OLD.encode())
+        assert max(len(text) for text, _ in reader._whole_lines(stream, 1 << 16)) < 3 * reader.LONGEST_LINE
+        assert len(parsed(stream.getvalue(), tmp_path)) == 1
+
+
+# ------------------------------------------------------------------- a second method: slow and obvious
+
+ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+WHOLE_STEP = re.compile(
+    rb"Iteration\((\d{1,18})\): (\d{1,9}) context requests, (\d{1,9}) context tokens, (\d{1,9}) generation requests, "
+    rb"(\d{1,9}) generation tokens, iteration elapsed time: "
+    rb"(\d{1,15}(?= ms)|(?=[\d.]{3,16} ms)\d+\.\d+) ms( \(dummy\))?"
+    rb"(?:, [^,]{0,39}? KV cache usage: (\d{1,15}(?=%)|(?=[\d.]{3,16}%)\d+\.\d+)%)?"
+    rb"(?:, encoder inputs: (\d{1,9}), encoder output embeddings: (\d{1,9}))?"
+)
+
+
+def slow_rows(log: bytes) -> Iterator[tuple[Any, ...]]:
+    """(engine, process, time of the year, step, B, S, T, prefill requests and tokens, dummy, usage, encoder) a step."""
+    for raw in log.split(b"\n"):
+        line, start = ANSI.sub(b"", raw), 0
+        for match in WHOLE_STEP.finditer(line):
+            before, start = line[start : match.start()][-512:], match.end()
+            process = re.findall(rb"\(([^()]*) pid=(\d{1,18})", before)
+            engine = re.search(rb"(Engine \d+): $", before)
+            name, pid = process[-1] if process else (b"", None)
+            if engine:
+                pid = pid if name == b"APIServer" else None
+                name = engine[1]
+            clocks = re.findall(rb"(?=(\d\d-\d\d \d\d:\d\d:\d\d))", before)
+            index, requests, tokens, decodes, decoded, ms, dummy, usage, *encoder = match.groups()
+            yield (
+                (name, pid),
+                clocks[-1].decode() if clocks else None,
+                int(index),
+                int(requests) + int(decodes),
+                int(tokens) + int(decoded),
+                float(ms),
+                int(requests),
+                int(tokens),
+                dummy is not None,
+                float(usage) / 100 if usage else np.nan,
+                int(encoder[0] or 0),
+                int(encoder[1] or 0),
+            )
+
+
+SLOW_COLUMNS = (
+    "step B S T_ms prefill_requests prefill_tokens dummy kv_usage encoder_inputs encoder_embeddings".split()  # noqa: SIM905
+)
+
+
+def assert_like_slow(trace: Trace, rows: list[tuple[Any, ...]]) -> None:
+    absent = {"dummy": False, "encoder_inputs": 0, "encoder_embeddings": 0, "kv_usage": np.nan}
+    for name, values in zip(SLOW_COLUMNS, list(zip(*rows, strict=True))[2:], strict=True):
+        ours = trace[name] if name in trace else np.full(len(rows), absent[name])
+        np.testing.assert_array_equal(ours, values, err_msg=name)
+    names = [row[0][0].decode("utf-8", "replace") for row in rows]
+    assert names == (trace["replica"].tolist() if "replica" in trace else [""] * len(rows))
+    streams = dict(zip(trace["run"], (row[0] for row in rows), strict=True))
+    assert all(streams[run] == row[0] for run, row in zip(trace["run"], rows, strict=True))
+
+
+def assert_times_like_slow(trace: Trace, rows: list[tuple[Any, ...]]) -> None:
+    starts: dict[str, datetime] = {}
+    for k, (_, clock, *_) in enumerate(rows):
+        if clock is not None:
+            now = datetime.strptime(f"2025-{clock}", "%Y-%m-%d %H:%M:%S")
+            start = starts.setdefault(trace["run"][k], now)
+            assert trace["t_s"][k] == (now - start).total_seconds()
+
+
+def assert_same(one: Trace, other: Trace) -> None:
+    assert list(one.columns) == list(other.columns)
+    for name in one.columns:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    assert one.provenance == other.provenance
+
+
+def scanned(log: bytes, block: int) -> Trace:
+    columns, (state,) = reader._scanned(io.BytesIO(log), "log", block, 0)
+    return reader._trace(columns, state)
+
+
+NOISE = [
+    b'(APIServer pid=1) INFO:     127.0.0.1:49622 - "POST /v1/completions HTTP/1.1" 200 OK\n',
+    START.encode(),
+    b"\xff\xfe\n",
+    b"\n",
+    b"Iteration(",
+    b"Iteration(5): 0 context requests, \n",
+    b"\x1b[0m",
+    b"\x1b[31",
+    b"\r",
+    capacity("12,345").encode(),
+    b"(a pid=b) (c pid=5) 12-22 21:44:40-12-22 ",
+    b"KV V1 n( Engine 001: ",
+    b"x" * 600,
+]
+count = st.integers(0, 3) | st.integers(0, 10**9 - 1)
+
+
+@st.composite
+def step_lines(draw: st.DrawFn, second: int) -> bytes:
+    """A line of a step in any of the shapes, at so many seconds of a day."""
+    requests, tokens, decodes, decoded = (draw(count) for _ in range(4))
+    clock = f"05-01 {second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
+    name = draw(
+        st.sampled_from(["EngineCore", "EngineCore_DP0", "EngineCore_DP11", "APIServer", "ApiServer_1", "Worker"])
+    )
+    prefix = f"({name} pid={draw(st.integers(1, 3))}) INFO {clock} [core.py:1] "
+    if draw(st.booleans()):
+        prefix = f"\x1b[0;36m{prefix[:9]}\x1b[0;0m{prefix[9:]}"
+    prefix = draw(
+        st.sampled_from([prefix, prefix + f"Engine {draw(st.integers(0, 2)):03d}: ", "", "vllm-1 | " + prefix])
+    )
+    ms = draw(
+        st.sampled_from(["0.00", "12.34", "7", f"{draw(st.integers(0, 10**9 - 1))}.{draw(st.integers(0, 99)):02d}"])
+    )
+    usage = draw(
+        st.sampled_from(
+            ["", ", GPU KV cache usage: 41.2%", ", GPU + host KV cache usage: 9%", ", GPU KV cache usage: 4"]
+        )
+    )
+    encoder = draw(st.sampled_from(["", ", encoder inputs: 4, encoder output embeddings: 3520", ", encoder inputs: 4"]))
+    text = (
+        f"{prefix}Iteration({draw(st.integers(0, 10**17))}): {requests} context requests, {tokens} context tokens, "
+        f"{decodes} generation requests, {decoded} generation tokens, iteration elapsed time: {ms} ms"
+        f"{draw(st.sampled_from(['', ' (dummy)']))}{usage}{encoder}"
+    )
+    return text.encode() + draw(st.sampled_from([b"\n", b"\r\n", b"\n", b" etc.\n", b""]))
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> bytes:
+    """Lines of steps at times that never decrease, with noise between."""
+    second, parts = 0, []
+    for _ in range(draw(st.integers(1, 12))):
+        second = min(second + draw(st.sampled_from([0, 0, 0, 1, 59])), 86399)
+        parts.append(draw(step_lines(second)) if draw(st.integers(0, 3)) else draw(st.sampled_from(NOISE)))
+    return b"".join(parts)
+
+
+class TestProperties:
+    @given(logs())
+    @settings(max_examples=200)
+    def test_the_scan_finds_what_the_slow_parser_finds(self, log: bytes) -> None:
+        rows = list(slow_rows(log))
+        if rows:
+            trace = scanned(log, 1 << 20)
+            assert_like_slow(trace, rows)
+            assert_times_like_slow(trace, rows)
+
+    @given(logs(), st.integers(1, 700))
+    @settings(max_examples=100)
+    def test_blocks_make_no_difference(self, log: bytes, block: int) -> None:
+        whole, split = scanned(log, 1 << 20), scanned(log, block)
+        assert_same(split, whole)
+
+    @given(st.binary(max_size=300), st.integers(1, 64))
+    @settings(max_examples=200)
+    def test_arbitrary_bytes_are_no_step(self, content: bytes, block: int) -> None:
+        assert len(scanned(content, block)) == 0
+
+    @given(logs(), st.lists(st.tuples(st.integers(0, 2000), st.binary(max_size=4)), max_size=6))
+    @settings(max_examples=200)
+    def test_damage_raises_nothing_and_changes_nothing_else(self, log: bytes, damage: list[tuple[int, bytes]]) -> None:
+        for place, content in damage:
+            log = log[:place] + content + log[place + len(content) :]
+        rows = list(slow_rows(log))
+        if rows:
+            assert_like_slow(scanned(log, 97), rows)
+
+    @given(st.binary(max_size=300))
+    def test_arbitrary_files_raise_only_what_a_user_can_mend(self, content: bytes) -> None:
+        with NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            with pytest.raises(LatfitError):
+                reader.read(open_source(file.name), Options())
+
+    @given(
+        st.lists(st.sampled_from([b"\x1b", b"[", b"\x1b[m", b"\x1b[0;36m", b"m", b"a", b"bcdef", b"0", b" ", b"\n"]))
+    )
+    @settings(max_examples=500)
+    def test_colours_are_taken_out(self, parts: list[bytes]) -> None:
+        text = b"".join(parts) + b"\n"
+        buffer = np.frombuffer(text + b"rest" * 128, dtype=np.uint8).copy()
+        size = without_ansi(buffer.ctypes.data, buffer.ctypes.data + len(text)) - buffer.ctypes.data
+        assert buffer[:size].tobytes() == ANSI.sub(b"", text)
+        assert buffer[len(text) :].tobytes() == b"rest" * 128
+
+    @given(st.binary(min_size=1, max_size=40))
+    def test_literals_are_their_bytes(self, content: bytes) -> None:
+        words, masks, size = literal(content)
+        assert words.tobytes()[: len(content)] == content
+        assert masks.tobytes() == (b"\xff" * len(content)).ljust(masks.nbytes, b"\0")
+        assert set(size) == {len(content)}
+
+
+def test_rows_have_a_place_for_every_number() -> None:
+    assert ROW["B"] == np.int32
+    assert np.iinfo(np.int32).max >= 2 * (10**9 - 1)
+    assert np.iinfo(ROW["step"]).max >= 10**18 - 1

@@ -1,0 +1,40 @@
+"""Cautions about fits: each where it is due, none where all is well."""
+
+import numpy as np
+import pytest
+
+from latfit.model.fit_result import FitResult, FitStatus
+from latfit.simulation.engine.run import EngineRun, serve
+from latfit.simulation.engine.settings import EngineSettings
+from latfit.simulation.engine.step_cost import linear_costs
+from latfit.validation.compare import cautions_about
+from latfit.workload.requests import make_requests
+
+LIMITS = EngineSettings(kv_blocks=101)
+"""1,600 tokens."""
+
+
+@pytest.fixture(scope="module")
+def run() -> EngineRun:
+    """Steps of 20 requests."""
+    return serve(make_requests(np.zeros(20), 8, 8), linear_costs(1.0, 0.0, 0.0), LIMITS)
+
+
+def fit(model: str = "context", B: float = 64.0, context: float = 1600.0) -> FitResult:
+    return FitResult(model, FitStatus.CONVERGED, {}, {}, domain={"B": [1.0, B], "context_tokens": [0.0, context]})
+
+
+@pytest.mark.parametrize(
+    ("fits", "codes"),
+    [
+        ((fit(), fit()), []),
+        ((fit("roofline"), None), ["one_fit"]),
+        ((fit("linear"), None), ["no_context"]),
+        ((fit(), fit("saturation")), ["no_context"]),
+        ((fit(), fit(context=9000.0)), ["far_rows"]),
+        ((fit(B=16.0), fit(B=19.0)), ["outside_domain"]),
+        ((fit(B=16.0), fit(B=20.0)), []),
+    ],
+)
+def test_cautions(run: EngineRun, fits: tuple[FitResult, FitResult | None], codes: list[str]) -> None:
+    assert [each.code for each in cautions_about(*fits, run, LIMITS)] == codes

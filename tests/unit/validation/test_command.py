@@ -1,0 +1,87 @@
+"""`latfit validate` as scripts see it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit.cli.app import run
+from latfit.model.fit_result import Estimate, FitResult, FitStatus, write_fit
+from latfit.simulation.engine.run import serve
+from latfit.simulation.engine.settings import EngineSettings
+from latfit.simulation.engine.step_cost import linear_costs
+from latfit.workload.requests import make_requests
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def folder(in_tmp: Path) -> Path:
+    """A fit of T = 8 + 0.05 B + 0.02 S, and a run measured on an engine that costs exactly that."""
+    values = {"tau_0": 8.0, "tau_B": 0.05, "tau_S": 0.02}
+    parameters = {name: Estimate(value, None, None, None, "ms") for name, value in values.items()}
+    write_fit(in_tmp / "a.fit.json", FitResult("linear", FitStatus.CONVERGED, parameters, {}))
+    rng = np.random.default_rng(0)
+    arrival_ms = np.sort(rng.uniform(0, 10_000, 60))
+    requests = make_requests(arrival_ms, rng.integers(10, 300, 60), rng.integers(2, 90, 60))
+    made = serve(requests, linear_costs(8.0, 0.05, 0.02), EngineSettings(kv_blocks=400))
+    columns = (
+        arrival_ms / 1e3,
+        requests.prompt_tokens,
+        requests.output_tokens,
+        made.first_ms / 1e3,
+        made.last_ms / 1e3,
+    )
+    lines = [",".join(repr(float(value)) for value in row) for row in zip(*columns, strict=True)]
+    head = "t_s,prompt_tokens,output_tokens,first_token_s,last_token_s"
+    (in_tmp / "run.csv").write_text("\n".join([head, *lines]) + "\n")
+    return in_tmp
+
+
+def latfit(*arguments: object) -> int:
+    return run([str(argument) for argument in arguments])
+
+
+def test_the_verdict_comes_first(folder: Path, capsys: Captured) -> None:
+    assert latfit("validate", "a.fit.json", "run.csv", "--kv-blocks", 400) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Simulated agrees")
+    assert "without the first token" in shown
+
+
+def test_json_and_files(folder: Path, capsys: Captured) -> None:
+    wanted = ("--kv-blocks", 400, "--json", "--out", "v.json", "--figure", "v.png", "--calibrate")
+    assert latfit("validate", "a.fit.json", "run.csv", *wanted) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads((folder / "v.json").read_text())
+    assert document["agrees"] is True
+    assert document["calibration"]["requests"] == 20
+    assert document["scored"] == 40
+    assert set(document["metrics"]) == set(document["definitions"])
+    assert (folder / "v.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_strict_makes_a_difference_an_error(folder: Path, capsys: Captured) -> None:
+    slow = json.loads((folder / "a.fit.json").read_text())
+    slow["parameters"]["tau_0"]["value"] = 12.0
+    (folder / "slow.fit.json").write_text(json.dumps(slow))
+    assert latfit("validate", "slow.fit.json", "run.csv", "--kv-blocks", 400, "--prefill-fit", "a.fit.json") == 0
+    assert capsys.readouterr().out.startswith("Simulated differs")
+    assert latfit("validate", "slow.fit.json", "run.csv", "--kv-blocks", 400, "--strict") == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["run.csv"], 2, "--kv-blocks"),
+        (["run.csv", "--kv-blocks", 8], 3, "more than the KV cache holds"),
+        (["run.csv", "--kv-blocks", 400, "--engine", "magic"], 2, "no engine is called 'magic'"),
+        (["run.csv", "--kv-blocks", 400, "--max-num-batched-tokens", 9], 2, "a budget of 9 tokens"),
+        (["none.csv", "--kv-blocks", 400], 3, "no such file"),
+        (["run.csv", "--kv-blocks", 400, "--out", "nowhere/v.json"], 7, "nowhere"),
+    ],
+)
+def test_mistakes_are_told(folder: Path, capsys: Captured, arguments: list[object], code: int, said: str) -> None:
+    assert latfit("validate", "a.fit.json", *arguments) == code
+    assert said in capsys.readouterr().err

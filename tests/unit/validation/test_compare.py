@@ -1,0 +1,100 @@
+"""Comparing and calibrating: against runs made with planted constants, and against a real one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit.errors import BadInput
+from latfit.fitting.fit import fit_trace
+from latfit.fitting.problem import FitOptions
+from latfit.simulation.engine.run import serve
+from latfit.simulation.engine.settings import EngineSettings
+from latfit.simulation.engine.step_cost import StepCosts, calibrated, linear_costs, step_costs
+from latfit.trace.read import ingest
+from latfit.validation.compare import Figure, validate
+from latfit.validation.measured import Measured, read_measured
+from latfit.workload.requests import make_requests
+
+COSTS = linear_costs(8.0, 0.05, 0.02)
+LIMITS = EngineSettings(kv_blocks=600, max_num_seqs=64, max_num_batched_tokens=512)
+
+
+def planted(costs: StepCosts, n: int = 240) -> Measured:
+    """A run of an engine with these step costs, as if it had been measured."""
+    rng = np.random.default_rng(3)
+    requests = make_requests(
+        np.sort(rng.uniform(0, 15_000, n)), rng.integers(20, 400, n), np.append(rng.integers(2, 200, n - 1), 1)
+    )
+    run = serve(requests, costs, LIMITS)
+    return Measured(requests, run.first_ms, run.last_ms)
+
+
+def test_a_run_agrees_with_itself() -> None:
+    found = validate(planted(COSTS), COSTS, LIMITS)
+    assert found.agrees
+    assert found.verdict.startswith("agrees")
+    assert all(each.error_pct == 0.0 for each in found.figures)
+
+
+def test_definitions_are_those_of_the_table() -> None:
+    measured = Measured(
+        make_requests([0.0, 0.0], [4, 4], [5, 1]), np.array([10.0, 30.0]), np.array([50.0, 30.0]), "by hand"
+    )
+    found = {(each.metric, each.statistic): each.measured for each in validate(measured, COSTS, LIMITS).figures}
+    assert found["ttft_ms", "mean"] == 20.0
+    assert found["tpot_ms", "mean"] == 10.0  # (50 - 10) / 4; the request of one token has none
+    assert found["tpot_with_first_ms", "mean"] == 20.0  # (50/5 + 30/1) / 2
+    assert found["latency_ms", "mean"] == 40.0
+    assert found["ttft_ms", "p90"] == pytest.approx(28.0)
+
+
+def test_an_engine_with_more_overhead_is_told_apart() -> None:
+    found = validate(planted(calibrated(COSTS, 1.5, 0.0)), COSTS, LIMITS)
+    assert not found.agrees
+    assert found.verdict.startswith("differs")
+    assert found.to_json()["metrics"]["tpot_ms"]["mean"]["error_pct"] < -2.0
+
+
+@pytest.mark.parametrize(("step_ms", "token_ms"), [(1.5, 0.0), (0.0, 0.01), (0.0, 0.0)])
+def test_calibration_finds_planted_constants(step_ms: float, token_ms: float) -> None:
+    """Within 2 % of a step of 40 requests (10.8 ms), which is what the means are held to; and the rest is met."""
+    found = validate(planted(calibrated(COSTS, step_ms, token_ms)), COSTS, LIMITS, calibration=True)
+    assert found.constants is not None
+    assert found.constants.step_ms >= 0
+    assert found.constants.token_ms >= 0
+    assert found.agrees, found.verdict
+    made = found.constants.step_ms + 40 * found.constants.token_ms
+    assert made == pytest.approx(step_ms + 40 * token_ms, abs=0.02 * 10.8)
+    assert int(found.scored.sum()) == 160
+
+
+def test_too_few_to_calibrate_with() -> None:
+    with pytest.raises(BadInput, match="too few"):
+        validate(planted(COSTS, 20), COSTS, LIMITS, calibration=True)
+
+
+def test_a_figure_is_judged_by_its_own_limit() -> None:
+    assert Figure("ttft_ms", "mean", 100.0, 101.9).holds
+    assert not Figure("ttft_ms", "mean", 100.0, 102.1).holds
+    assert Figure("ttft_ms", "p99", 100.0, 103.9).holds
+    assert not Figure("ttft_ms", "p99", 100.0, 95.9).holds
+    assert Figure("ttft_ms", "p50", 100.0, 150.0).holds
+    assert Figure("tpot_with_first_ms", "mean", 100.0, 150.0).holds
+
+
+def test_a_real_run_is_met_with_nothing_calibrated(measured_steps: Path) -> None:
+    """vLLM on one RTX 4090: fits of the matching kernel table by phase, its settings, its arrivals."""
+    measured = read_measured(measured_steps.parent / "requests" / "vllm_measured_rtx4090_llama-3.1-8b.csv")
+    steps = ingest(str(measured_steps / "llmservingsim_rtx4090_llama-3.1-8b.parquet")).trace
+    limits = EngineSettings(kv_blocks=2588, max_num_seqs=256, max_num_batched_tokens=2048)
+    within = steps["context_tokens"] <= limits.cache_tokens
+    holds, third = steps["prefill_tokens"] > 0, np.arange(len(steps)) % 3 == 0
+    decode, mixed = (
+        fit_trace(steps.select(within & rows), FitOptions(model="context")) for rows in (~holds, holds & third)
+    )
+    found = validate(measured, step_costs(decode, mixed), limits)
+    assert found.agrees, found.verdict
+    # One pooled curve in B and S alone cannot do it: it knows nothing of the cached context.
+    blind = fit_trace(steps.select(within & third), FitOptions(model="linear"))
+    assert not validate(measured, step_costs(blind), limits).agrees

@@ -1,0 +1,127 @@
+"""Requests and loads: what is checked, scaled and drawn; lengths fitted from planted ones."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.workload.arrivals import Piecewise, Poisson
+from latfit.workload.lengths import Constant, Empirical, Lognormal, Resampled, fit_lengths
+from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad, RequestClass
+from latfit.workload.random_streams import Streams
+from latfit.workload.requests import make_requests
+
+
+class TestRequests:
+    def test_one_number_for_all(self) -> None:
+        made = make_requests([0.0, 1.0, 1.0], 7, [1, 2, 3], deadline_ms=20.0)
+        assert made.prompt_tokens.tolist() == [7, 7, 7]
+        assert made.deadline_ms.tolist() == [20.0] * 3
+        assert made.rate == 2.0
+
+    @pytest.mark.parametrize(
+        ("arguments", "found"),
+        [
+            (([], 1, 1), "no request"),
+            (([0.0, 2.0, 1.0], 1, 1), "request 3 arrives before"),
+            (([0.0, math.nan], 1, 1), "request 2 has no arrival time"),
+            (([0.0, 1.0], [1, 0], 1), "request 2 has 0 prompt_tokens"),
+            (([0.0, 1.0], 1, [-3, 1]), "request 1 has -3 output_tokens"),
+            (([0.0, 1.0], [1.0, math.nan], 1), "request 2 has no number in prompt_tokens"),
+            (([0.0, 1.0], [1, 2, 3], 1), "3 rows, arrivals have 2"),
+        ],
+    )
+    def test_refused(self, arguments: tuple, found: str) -> None:  # type: ignore[type-arg]
+        with pytest.raises(BadInput, match=found) as caught:
+            make_requests(*arguments, where="log.csv")
+        assert caught.value.where == "log.csv"
+
+    def test_classes_and_deadlines(self) -> None:
+        with pytest.raises(BadInput, match="class"):
+            make_requests([0.0], class_id=-1)
+        with pytest.raises(BadInput, match="deadline"):
+            make_requests([0.0], deadline_ms=0)
+
+    def test_scaling_keeps_the_pattern(self) -> None:
+        made = make_requests([5.0, 6.0, 10.0])
+        assert made.scaled(2).arrival_ms.tolist() == [5.0, 5.5, 7.5]
+        assert made.at_rate(1.0).arrival_ms.tolist() == pytest.approx([5.0, 5.4, 7.0])
+        with pytest.raises(WrongUsage):
+            made.scaled(0)
+        with pytest.raises(BadInput, match="no rate"):
+            make_requests([1.0, 1.0]).at_rate(1)
+
+
+class TestLoads:
+    def test_common_random_numbers(self) -> None:
+        """Longer requests, more classes, other replications elsewhere: the arrivals of a replication stay."""
+        one = OpenLoad(Poisson(0.5)).sample(500, Streams(7, 3))
+        other = OpenLoad(Poisson(0.5), Lognormal((3, 3), (1, 1)), (RequestClass(1), RequestClass(3))).sample(
+            500, Streams(7, 3)
+        )
+        assert np.array_equal(one.arrival_ms, other.arrival_ms)
+        assert not np.array_equal(one.arrival_ms, OpenLoad(Poisson(0.5)).sample(500, Streams(7, 4)).arrival_ms)
+
+    def test_classes_by_share(self) -> None:
+        load = OpenLoad(Poisson(1), classes=(RequestClass(1, 10.0), RequestClass(3, 50.0)), users=4)
+        drawn = load.sample(40_000, Streams(0))
+        urgent = int(np.count_nonzero(drawn.class_id == 0))
+        assert stats.binomtest(urgent, 40_000, 0.25).pvalue > 1e-3
+        assert set(drawn.deadline_ms[drawn.class_id == 0].tolist()) == {10.0}
+        assert set(drawn.user_id.tolist()) == {0, 1, 2, 3}
+
+    def test_a_load_that_ends(self) -> None:
+        assert len(OpenLoad(Piecewise([0, 10], [1, 1])).sample(1000, Streams(0))) < 40
+
+    def test_recorded(self) -> None:
+        load = RecordedLoad(make_requests([0.0, 1.0, 3.0]))
+        assert len(load.sample(2, Streams(0))) == 2
+        assert len(load.sample(9, Streams(0))) == 3
+        assert load.at_rate(2.0).rate == pytest.approx(2.0)
+
+    def test_closed_loop_refused(self) -> None:
+        for users, think in ((0, 1.0), (1, -1.0), (1, math.inf)):
+            with pytest.raises(WrongUsage):
+                ClosedLoad(users, think)
+        with pytest.raises(WrongUsage):
+            RequestClass(0)
+
+
+class TestLengths:
+    def planted(self) -> Lognormal:
+        return Lognormal((5.0, 4.0), (0.8, 0.5), 0.6)
+
+    def test_lognormal_returns_what_was_planted(self) -> None:
+        prompt, output = self.planted().lengths(40_000, np.random.default_rng(1))
+        found = fit_lengths(make_requests(np.arange(40_000.0), prompt, output), "lognormal")
+        assert isinstance(found, Lognormal)
+        # Standard errors: sd/sqrt(n), sd/sqrt(2n), (1-r^2)/sqrt(n); rounding adds about 1/24 of a squared token.
+        assert found.mean == pytest.approx((5, 4), abs=0.02)
+        assert found.sd == pytest.approx((0.8, 0.5), abs=0.012)
+        assert found.correlation == pytest.approx(0.6, abs=0.02)
+        assert found.most == (prompt.max(), output.max())
+
+    def test_resampled_keeps_pairs(self) -> None:
+        law = fit_lengths(make_requests([0.0, 1.0], [10, 99], [1, 7]))
+        assert isinstance(law, Resampled)
+        prompt, output = law.lengths(200, np.random.default_rng(1))
+        assert {(10, 1), (99, 7)} == set(zip(prompt.tolist(), output.tolist(), strict=True))
+
+    def test_empirical_has_the_quantiles(self) -> None:
+        prompt, output = self.planted().lengths(20_000, np.random.default_rng(2))
+        law = fit_lengths(make_requests(np.arange(20_000.0), prompt, output), "empirical")
+        assert isinstance(law, Empirical)
+        drawn, _ = law.lengths(20_000, np.random.default_rng(3))
+        assert stats.ks_2samp(drawn, prompt).pvalue > 1e-3
+
+    def test_one_request_only(self) -> None:
+        law = fit_lengths(make_requests([0.0], 12, 3), "lognormal")
+        assert [column.tolist() for column in law.lengths(2, np.random.default_rng(0))] == [[12, 12], [3, 3]]
+
+    def test_refused(self) -> None:
+        with pytest.raises(WrongUsage):
+            fit_lengths(make_requests([0.0]), "zipf")
+        with pytest.raises(WrongUsage):
+            Constant(0, 1)
