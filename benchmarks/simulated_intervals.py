@@ -7,7 +7,7 @@ the most), and how many confirm one 25 % above it.
 
 M/M/1 is a closed form. M/D/1 is Erlang's: with services of 1 and arrivals at rho, P(W <= t) = (1 - rho) sum over k = 0
 to floor(t) of exp(-u) u^k/k! at u = rho (k - t), whose terms alternate and grow, so that it is summed in decimals of
-hundreds of digits. The batch queue (greedy, T(b) = 8 + 0.05 b ms, up to 64) is `latfit.queueing.batch_service`.
+hundreds of digits. The batch queue (greedy, T(b) = 8 + 0.05 b ms, up to 64) is `latfit.queueing.batch`.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What the engine's page shows works: its Python runs, its commands and options exist."""
+"""The engine's page names options that exist."""
 
 import re
 
@@ -8,12 +8,6 @@ from latfit.cli.app import run
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "engine.md").read_text()
-
-
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
-def test_examples_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(code, "engine.md", "exec"), {})
-    assert "ms to the first token" in capsys.readouterr().out
 
 
 def test_every_option_it_names_is_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         TokenRange as TokenRange,
         Unknown as Unknown,
     )
+    from latfit.planning.steps.budget import step_budget as step_budget
     from latfit.planning.steps.limits import levels_for as levels_for
     from latfit.planning.wording import rate_text as rate_text
 

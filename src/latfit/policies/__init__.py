@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         DispatchTable as DispatchTable,
         Limits as Limits,
         Policy as Policy,
+        cutoff as cutoff,
         to_buckets as to_buckets,
     )
 

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
+    from latfit.queueing.batch import batch_queue as batch_queue
     from latfit.queueing.capacity import (
         HEAVIEST as HEAVIEST,
         LOWEST_OF_GRID as LOWEST_OF_GRID,
         feasible_rates as feasible_rates,
         fluid_backlog as fluid_backlog,
+        replicas as replicas,
         sustainable_rate as sustainable_rate,
     )
     from latfit.queueing.dispatch_mdp import optimal_rule as optimal_rule, rule_costs as rule_costs
@@ -46,7 +48,11 @@ if TYPE_CHECKING:
         single_response as single_response,
     )
     from latfit.queueing.sampled import SampledLaw as SampledLaw
-    from latfit.queueing.service import ServiceTimes as ServiceTimes, measured_times as measured_times
+    from latfit.queueing.service import (
+        ServiceTimes as ServiceTimes,
+        linear_times as linear_times,
+        measured_times as measured_times,
+    )
     from latfit.queueing.settling import settling_ms as settling_ms
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from latfit.simulation.engine.step_cost import (
         StepCosts as StepCosts,
         calibrated as calibrated,
+        linear_costs as linear_costs,
         step_costs as step_costs,
     )
     from latfit.simulation.policies.estimate import STEADY as STEADY, length_of as length_of, reach_in as reach_in
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         ServicePath as ServicePath,
         Serving as Serving,
         System as System,
+        linear_path as linear_path,
         quoted_path as quoted_path,
         system_of as system_of,
         table_path as table_path,

@@ -176,7 +176,7 @@ class TestInstructionSets:
             pytest.skip(f"this CPU has no {asked}")
         if find_openblas() is None:
             pytest.skip("NumPy does not use OpenBLAS here")
-        program = "from latfit.profiler.blas import blas_facts; print(blas_facts()['isa'])"
+        program = "from latfit.profiling.host.blas import blas_facts; print(blas_facts()['isa'])"
         environment = {**os.environ, **isa.environment_for(asked, "numpy")}
         found = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment

@@ -232,7 +232,7 @@ class TestTurns:
     def test_a_resting_process_ends_with_a_killed_parent(self) -> None:
         script = (
             "import os, signal\n"
-            "from latfit.profiler.remote import RemoteDevice, Turns\n"
+            "from latfit.profiling.devices.subprocess_device import RemoteDevice, Turns\n"
             "from tests.unit.profiling.test_remote import CELL, Pids\n"
             "turns = Turns()\n"
             "devices = [RemoteDevice(Pids, (), turns=turns) for _ in range(2)]\n"

@@ -130,7 +130,7 @@ class RemoteDevice:
             child.wait()
 
     def _open(self) -> None:
-        command = [sys.executable, "-c", "from latfit.profiler.remote import serve; serve()"]
+        command = [sys.executable, "-c", "from latfit.profiling.devices.subprocess_device import serve; serve()"]
         self._child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

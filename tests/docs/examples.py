@@ -1,0 +1,50 @@
+"""Examples of the pages: their commands, what these have to print, and when a printed line says the same."""
+
+import re
+import shlex
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def commands(page: Path) -> list[tuple[list[str], list[str]]]:
+    """(arguments, lines that must be printed) of every command shown with its output, in order."""
+    found: list[tuple[list[str], list[str]]] = []
+    for block in blocks(page, "console"):
+        for line in block.splitlines():
+            if line.startswith("$ latfit "):
+                found.append((shlex.split(line.removeprefix("$ latfit "), comments=True), []))
+            elif line.strip():
+                found[-1][1].append(line)
+    return found
+
+
+def missing(shown: list[str], printed: list[str]) -> list[str]:
+    """The lines of a page that no printed line says."""
+    return [line for line in shown if not any(same(line, other) for other in printed)]
+
+
+def same(shown: str, printed: str) -> bool:
+    """Whether a line says what a page shows: its words, and its numbers to the last digit but one unit of it. What is
+    counted in fewer than three digits has to be the same; widths of columns do not matter."""
+    if NUMBER.sub("#", shown).split() != NUMBER.sub("#", printed).split():
+        return False
+    return all(_close(a, b) for a, b in zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True))
+
+
+def _close(shown: str, printed: str) -> bool:
+    decimals = max(len(number.partition(".")[2]) for number in (shown, printed))
+    digits = len(re.sub(r"\D", "", shown))
+    unit = 10.0 ** -min(len(number.partition(".")[2]) for number in (shown, printed))
+    a, b = (float(number.replace(",", "")) for number in (shown, printed))
+    return abs(a - b) <= (unit * 1.000001 if decimals or digits > 2 else 0)
