@@ -247,6 +247,5 @@ def test_the_library_of_this_process_is_the_one_asked() -> None:
     if sys.platform != "linux":
         pytest.skip("arch_prctl is Linux's")
     assert hasattr(ctypes.CDLL(None), "syscall")
-    assert (
-        subprocess.run([sys.executable, "-c", "from latfit.profiling.host.isa import amx_facts; amx_facts()"]).returncode == 0
-    )
+    program = "from latfit.profiling.host.isa import amx_facts; amx_facts()"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

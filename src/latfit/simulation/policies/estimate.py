@@ -1,10 +1,10 @@
 """Means and percentiles of simulated response times, with intervals that allow for correlation.
 
-A percentile x is that of all requests of all replications together (`latfit.simulation.policies.sketch`). Near saturation the average
+A percentile x is that of all requests of all replications together (`sketch`). Near saturation the average
 of each run's own percentile is too low: the few runs that meet a long queue have most of the slow requests, and an
 average gives them the weight of one run.
 
-Intervals come from what batches of consecutive requests add to the error of an estimate (`latfit.simulation.policies.estimate`):
+Intervals come from what batches of consecutive requests add to the error of an estimate (`estimate`):
 
     e_i = sum over batch i of (R - mean)/N          for the mean,
     e_i = sum over batch i of (1{R <= x} - F(x))/N  for the share F(x) of requests at or below x.
@@ -46,7 +46,7 @@ the truth in 89 % of 300 seeds, from 6,500 C in 94 %.)
 
 How long the runs of a simulation must be, and how much of their start is left out.
 
-What decides is how far apart requests still depend on each other: the reach of `latfit.simulation.policies.estimate`, in requests. It
+What decides is how far apart requests still depend on each other: the reach of `estimate`, in requests. It
 is measured on a pilot, a run made anew and longer until it has PILOT_REACHES reaches. It rises with the load, for M/M/1
 about as (1 + rho)/(1 - rho)^2; any service law, batching or burstiness of arrivals shows in it. Runs then have REACHES
 reaches in all, MANY requests at the least, and leave out WARM reaches each, in which a start from empty fades to
