@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from tests.unit.profiling.fake_device import FakeDevice
 
 from latfit.cli.profile import _refit
 from latfit.profiling.adaptive import AdaptiveDesign, Surface, knowledge, rows_to_fit
-from latfit.profiling.devices.fake import FakeDevice
 from latfit.profiling.devices.numpy_device import NumpyDevice
 from latfit.profiling.devices.protocol import Device
 from latfit.profiling.grid import LEVELS, default_cells, pilot

@@ -179,7 +179,8 @@ class TestGpu:
 
         from latfit.profiling.devices.cuda_device import TorchCuda, TorchCudaDevice
         from latfit.profiling.devices.numpy_step import random_weights
-        from latfit.profiling.devices.torch_step import TorchStep, random_cache, torch_weights
+        from latfit.profiling.devices.torch_step import TorchStep, random_cache
+        from tests.unit.profiling.torch_weights import torch_weights
 
         under_test = TorchCudaDevice(SMALL, DeviceSettings(precision, graphs=graphs), TorchCuda())
         for cell in CELLS:

@@ -54,12 +54,6 @@ class Ceiling:
             return None
         return self.step_bytes / self.bandwidth / PER_MS
 
-    def least_ms(self, tokens: float) -> float | None:
-        """Least ms of a step on so many tokens, as far as known."""
-        rate, floor = self.tokens_per_ms(), self.floor_ms()
-        bounds = [bound for bound in (None if rate is None else tokens / rate, floor) if bound is not None]
-        return max(bounds, default=None)
-
 
 @dataclass(frozen=True)
 class CeilingShare:

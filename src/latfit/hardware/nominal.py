@@ -7,7 +7,6 @@ every service takes the same time). A quote says nothing about spread, so there 
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from latfit.errors import WrongUsage
@@ -88,12 +87,6 @@ def parse_quote(text: str, where: str = "--quoted") -> Quote:
     slope = times["p50"] if median else times.get("slope", 0.0)
     line = (times.get("launch", 0.0), slope, times.get("per_token", 0.0))
     return Quote(text, *line, sizes["max_batch"], sizes["max_tokens"], median)
-
-
-def customary_rates(quote: Quote) -> Mapping[str, float]:
-    """Requests per ms from a quoted median: what an exponential service has, and the 1/median in circulation."""
-    median = quote.launch_ms + quote.slope_ms + quote.per_token_ms
-    return {"exponential": math.log(2) / median, "one over the median": 1 / median}
 
 
 def _latency(text: str, where: str) -> float:

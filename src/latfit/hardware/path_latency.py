@@ -82,11 +82,6 @@ def mean_ms(path: ExecutionPath, B: FloatArray, tokens: float, context: float | 
     return typical if law is None else np.asarray(typical * law.levels.factors(B * tokens) * law.means(B))
 
 
-def mean_service_ms(path: ExecutionPath, tokens: float, context: float | None = None) -> float:
-    """Mean ms of one request alone."""
-    return float(mean_ms(path, np.ones(1), tokens, context)[0])
-
-
 def estimate(path: ExecutionPath, B: int, tokens: float = 1, context: float | None = None) -> BatchEstimate:
     """Latency of a batch of B requests of so many tokens each, on a cached context each. Raises WrongUsage."""
     if B < 1 or tokens < 1 or (context is not None and context < 0):

@@ -16,8 +16,6 @@ from latfit.hardware.nominal import Quote, parse_quote
 from latfit.model import FitResult, fit_from_json
 
 SCHEMA = "latfit.hardware/1"
-DEFAULT_FILE = "hardware.json"
-DEFAULT_PATH = "cpu"
 
 CPU_PATHS = ("amx", "cpu")
 GPU_PATHS = ("gpu",)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from latfit.model.step_ratios import StepRatios, ratios_from_json
-from latfit.trace import DECODE, MIXED, PREFILL, UNKNOWN
+from latfit.trace import MIXED, PREFILL, UNKNOWN
 
 STANDS_FOR: Mapping[str, tuple[tuple[str, ...], ...]] = {
     MIXED: ((MIXED,), (UNKNOWN,), (PREFILL,)),
@@ -89,11 +89,6 @@ def intervals_from_json(document: Mapping[str, Any]) -> PredictionIntervals:
     by_phase = {str(name): _limits(entry) for name, entry in document.get("by_phase", {}).items()}
     levels = sorted({*everything.upper, *(level for limits in by_phase.values() for level in limits.upper)})
     return PredictionIntervals(tuple(levels), everything, by_phase)
-
-
-def phase_of_step(B: float, S: float) -> str:
-    """What a step of B requests and S tokens holds where nothing else is known of it."""
-    return DECODE if S == B else PREFILL if B == 1 else UNKNOWN
 
 
 def _limits(entry: Mapping[str, Any]) -> Limits:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from latfit.hardware import CPU_PATHS, HardwareProfile
+from latfit.hardware import HardwareProfile
 from latfit.planning.request import Wishes
 from latfit.planning.result import TokenRange
 from latfit.planning.steps.limits import StepLevels
@@ -76,8 +76,3 @@ def _by_phase(levels: StepLevels) -> str:
 def rate_text(per_s: float) -> str:
     """Requests a second: four significant digits, never as a power of ten below a million million."""
     return f"{per_s:,.4g}/s" if per_s < 1e4 else f"{float(f'{per_s:.4g}'):,.0f}/s"
-
-
-def cpu_name(profile: HardwareProfile) -> str:
-    path = profile.first_of(CPU_PATHS)
-    return "the CPU" if path is None else path.label

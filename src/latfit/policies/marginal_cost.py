@@ -55,14 +55,3 @@ def stopping_batch(rule: str, T_ms: Sequence[float], rate: float) -> int:
         if not waits(B, T_ms[B - 1], T_ms[B], T_ms[0], rate):
             return B
     return len(T_ms)
-
-
-def launch_share_batch(tau_ms: float, alpha_ms: float, share: float = 0.5) -> int:
-    """B2 of T = tau + alpha B: the smallest batch whose launch cost tau is at most `share` of T(B); at 0.5 half of the
-    peak rate 1/alpha is reached."""
-    if not (tau_ms > 0 and alpha_ms > 0 and 0 < share < 1):
-        raise WrongUsage(
-            "launch cost, slope and share must be above zero", where="share", remedy="Give share in (0, 1)."
-        )
-    exact = tau_ms * (1 / share - 1) / alpha_ms
-    return max(1, math.ceil(exact * (1 - TIE)))

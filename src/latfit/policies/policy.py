@@ -43,11 +43,6 @@ class DispatchTable:
         return next(q for q, b in enumerate(self.batches) if b)
 
     @property
-    def is_control_limit(self) -> bool:
-        """Whether all that wait are served, up to the largest batch, from the threshold on."""
-        return all(self.takes(q) == min(q, self.max_batch) for q in range(self.threshold, self._end))
-
-    @property
     def _end(self) -> int:
         """Beyond it nothing changes."""
         return max(len(self.batches), self.max_batch) + 1

@@ -690,45 +690,6 @@ def batch_mean(rate: float, times: ServiceTimes, threshold: int = 1) -> float:
     return chain.mean_ms if chain is not None else solve_limited(rate, times, threshold).mean_ms
 
 
-def fixed_batch_queue(rate: float, times: ServiceTimes, batch: int) -> BatchLaw:
-    """Wait for exactly `batch` requests, then serve them. At low load the wait, (batch - 1)/(2 rate) on average, is
-    without bound: the rule is bad exactly where the machine is idle. rate < batch / T(batch)."""
-    return batch_queue(rate, replace(times, max_batch=batch), batch)
-
-
-def inoue_bound(rate: float, tau_ms: float, alpha_ms: float) -> float:
-    """Upper bound in ms on the mean response of the greedy queue without limit, T(b) = tau + alpha b (Inoue 2021)."""
-    rate, tau = positive(rate, "rate"), positive(tau_ms, "launch cost", "in ms")
-    alpha = positive(alpha_ms, "slope", "in ms a request")
-    stable(rate, 1 / alpha, "the batch queue")
-    x = rate * alpha
-    phi0 = (alpha + tau) / (2 * (1 - x)) * (1 + 2 * rate * tau + (1 - rate * tau) / (1 + x))
-    phi1 = 1.5 * tau / (1 - x) + alpha / 2 * (x + 2) / (1 - x * x)
-    return min(phi0, phi1)
-
-
-def tail_decay(rate: float, times: ServiceTimes) -> float:
-    """theta per ms with P(wait > t) ~ c e^(-theta t) for the queue with a largest batch: e^(theta T(Bmax)) =
-    (1 + theta/rate)^Bmax. The queue length thins out by 1 + theta/rate a request."""
-    if times.max_batch is None:
-        raise WrongUsage("no largest batch", where="max_batch", remedy="Without a limit the tail is lighter than e^-t.")
-    rate = positive(rate, "rate")
-    stable(rate, times.rate_limit(), "the batch queue")
-    T, B = times(times.max_batch), times.max_batch
-
-    def excess(theta: float) -> float:
-        return theta * T - B * math.log1p(theta / rate)
-
-    high = 1 / T
-    while excess(high) < 0:
-        high *= 2
-    low = high / 2
-    while excess(low) >= 0:
-        low /= 2
-    root: float = optimize.brentq(excess, low, high, xtol=1e-15)
-    return root
-
-
 def checked_load(rate: float, times: ServiceTimes, threshold: int) -> float:
     """`rate`, if the queue is stable at it and batches can reach the threshold. Raises SlaOutOfReach, WrongUsage."""
     rate = positive(rate, "rate")

@@ -1,13 +1,11 @@
-"""How much load fits: the highest rate under an SLA, goodput, replicas, and the backlog of a load that varies.
+"""How much load fits: the highest rate under an SLA, replicas, and the backlog of a load that varies.
 
 A law at a rate comes from the caller (`batch_queue`, `mm1`, ...), so the same search serves every queue. Where steps
 take longer the more they hold, the share of late requests P(R > SLA) of a greedy queue grows with the rate
 (`sustainable_rate`). It does not where a larger batch is quicker, nor for a rule that waits to fill batches (its
 latency explodes at low load): there the feasible rates form ranges, which are searched on a grid (`feasible_rates`).
 
-Random split over n replicas keeps arrivals Poisson(lambda/n) at each. Goodput lambda P(R <= x) of M/M/1 is
-lambda (1 - e^(-(mu - lambda) x)), greatest at lambda* = (W(e^(1 + mu x)) - 1)/x with Lambert's W; beyond it, more load
-means fewer requests in time.
+Random split over n replicas keeps arrivals Poisson(lambda/n) at each.
 
 Fluid backlog of lambda(t) against a capacity c: max over t of the area of lambda - c since the backlog was last empty.
 A load is sized for that peak, not for its mean.
@@ -19,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from scipy import optimize, special
+from scipy import optimize
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.queueing.distribution import ResponseLaw, positive
@@ -151,32 +149,6 @@ def replicas(rate: float, law_at: LawAt, rate_limit: float, sla_ms: float, q: fl
     each = sustainable_rate(law_at, rate_limit, sla_ms, q).rate
     count = max(1, math.ceil(rate / each * (1 - 1e-12)))
     return Replicas(count, rate / count, law_at(rate / count).percentile(q))
-
-
-def goodput(law: ResponseLaw, rate: float, sla_ms: float) -> float:
-    """Requests per ms that end within the SLA."""
-    return positive(rate, "rate") * (1 - law.tail(positive(sla_ms, "SLA", "in ms")))
-
-
-def mm1_sustainable_rate(service_rate: float, sla_ms: float, q: float = 0.99) -> float:
-    """mu - ln(1/(1 - q))/x per ms, the highest rate of M/M/1 with P(R <= x) >= q. Raises SlaOutOfReach."""
-    mu, x = positive(service_rate, "service rate"), positive(sla_ms, "SLA", "in ms")
-    rate = mu + math.log1p(-q) / x
-    if rate <= 0:
-        raise SlaOutOfReach(
-            f"an idle server needs {format_ms(-math.log1p(-q) / mu)} at {q:.4g}, the SLA is {format_ms(x)}",
-            where="SLA",
-            remedy="Relax the SLA or make the service faster.",
-        )
-    return rate
-
-
-def mm1_best_goodput(service_rate: float, sla_ms: float) -> tuple[float, float]:
-    """(rate, goodput) per ms of M/M/1 at the rate with most requests in time: lambda* = (W(e^(1 + mu x)) - 1)/x."""
-    mu, x = positive(service_rate, "service rate"), positive(sla_ms, "SLA", "in ms")
-    # Wright's omega is W(e^z), without the overflow of e^z.
-    rate = (float(special.wrightomega(1 + mu * x)) - 1) / x
-    return rate, rate * -math.expm1(-(mu - rate) * x)
 
 
 def fluid_backlog(times_ms: FloatArray, rates: FloatArray, capacity: float) -> Backlog:

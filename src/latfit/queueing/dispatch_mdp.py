@@ -134,24 +134,6 @@ def rule_costs(rate: float, times: ServiceTimes) -> dict[str, RuleCost]:
     return costs
 
 
-def best_threshold(rate: float, times: ServiceTimes, most: int = 4096) -> RuleCost:
-    """The best of the rules that take all that wait, from some number on: by the exact chain of each, at any load. The
-    optimum where none but those is as good, as with a T(b) that grows slowly.
-
-    The mean is taken to fall, then rise with the threshold, as in every case computed; the search stops where
-    it has risen, and goes on where it does not move.
-    """
-    top = min(most, times.max_batch or most)
-    best, mean = 1, batch_mean(rate, times, 1)
-    for threshold in range(2, top + 1):
-        other = batch_mean(rate, times, threshold)
-        if other > mean * (1 + 1e-9):
-            break
-        if other < mean * (1 - 1e-13):
-            best, mean = threshold, other
-    return RuleCost(best, mean, 0.0)
-
-
 def _with_limit(rate: float, times: ServiceTimes) -> FloatArray:
     """T(1), ... of all batches; without a largest one, of those that greedy batches practically never exceed."""
     if times.max_batch is not None:

@@ -232,21 +232,11 @@ def overflow_bound(queue: CutoffQueue) -> OverflowBound | None:
     return OverflowBound(theta, (1 - mean_omega) / scale, mu) if scale != 0 else None
 
 
-def any_batch_percentile(rate: float, cutoff_ms: float, times: ServiceTimes, amx_rate: float, q: float) -> float:
-    """Proved upper bound in ms on the q-quantile of all responses for any largest batch, binding or not:
-    max(T_cut + T(Bmax), T_cut + ln(1/(1 - q))/(mu - lambda)); infinite unless rate < amx_rate. Needs a max_batch."""
-    positive(rate, "rate"), positive(cutoff_ms, "T_cut", "in ms"), positive(amx_rate, "AMX rate")
-    if times.max_batch is None or rate >= amx_rate:
-        return math.inf
-    slowest = float(times.table(1, times.max_batch).max())
-    return cutoff_ms + max(slowest, -math.log1p(-q) / (amx_rate - rate))
-
-
 def _binding(rate: float, cutoff: float, top: int) -> SlaOutOfReach:
     return SlaOutOfReach(
         f"{rate * cutoff:.4g} requests arrive within T_cut on average: batches of {top} bind, and the law assumes not",
         where="max_batch",
-        remedy="Raise the largest batch, lower T_cut, or take any_batch_percentile or a simulation.",
+        remedy="Raise the largest batch, lower T_cut, or simulate.",
     )
 
 
@@ -542,10 +532,6 @@ class CutoffLaw(OverflowLaw):
     cutoff_ms: float = math.nan
     sojourn: Sojourn = field(default_factory=lambda: Sojourn(np.ones(1), 0.0, math.nan))
 
-    def amx_percentile(self, q: float) -> float:
-        """q-quantile in ms of the response, T_cut included, of the requests that the AMX serves."""
-        return self.cutoff_ms + percentile_of(self.sojourn.tail, q)
-
 
 def exact_law(queue: CutoffQueue) -> CutoffLaw:
     """The law of the response over all requests. Raises SlaOutOfReach where the AMX would be overloaded."""
@@ -638,13 +624,6 @@ def feasible_cutoffs(
     near = np.linspace(SMALLEST_SHARE * sla_ms, min(sla_ms, first), 41)
     far = np.linspace(first, sla_ms, 9)[1:] if sla_ms > first else np.zeros(0)
     return Ranges(not_above_zero(excess, np.concatenate([near, far])), method)
-
-
-def customary_cutoff(sla_ms: float, amx_rate: float, overflow_rate: float, q: float = 0.99) -> float:
-    """T_cut = SLA - ln(1/(1 - q))/(mu - lambda_a) in ms: the explicit formula in circulation, which takes the overflow
-    rate as given; negative where it finds none. Neither necessary nor sufficient: see `feasible_cutoffs`."""
-    spare = amx_rate - overflow_rate
-    return sla_ms + math.log1p(-q) / spare if spare > 0 else -math.inf
 
 
 def not_above_zero(excess: Callable[[float], float], grid: FloatArray) -> tuple[tuple[float, float], ...]:

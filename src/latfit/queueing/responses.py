@@ -2,16 +2,16 @@
 arrivals are Poisson, by running the queue where services scatter or arrivals come in bursts (see `sampled`).
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from latfit.queueing.batch import batch_queue
-from latfit.queueing.distribution import ResponseLaw
+from latfit.queueing.distribution import ResponseLaw, positive, stable
 from latfit.queueing.overflow import cutoff_queue, exact_law
 from latfit.queueing.service import ServiceTimes
-from latfit.queueing.single_server import mm1
 from latfit.stats import FloatArray
 
 STEADY = 0.002
@@ -139,6 +139,20 @@ def single_response(
     from latfit.queueing.sampled import sampled_queue
 
     return sampled_queue(rate, times.alone(), 1, arrivals, effort)
+
+
+def mm1(rate: float, service_rate: float) -> ResponseLaw:
+    """M/M/1, whose response is exponential with rate mu - lambda. rate < service_rate, both per ms."""
+    rate, mu = positive(rate, "rate"), positive(service_rate, "service rate")
+    stable(rate, mu, "one server")
+    return ResponseLaw(
+        mean_ms=1 / (mu - rate),
+        tail=lambda t: math.exp(-(mu - rate) * max(t, 0.0)),
+        utilisation=rate / mu,
+        rate_limit=mu,
+        conditions="Poisson arrivals, exponential service, one server, FIFO",
+        source="M/M/1, closed form",
+    )
 
 
 def cutoff_response(

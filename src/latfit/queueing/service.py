@@ -3,47 +3,17 @@
 T need not be a straight line and may fall at small b. What decides stability is the rate b/T(b): a greedy server
 with at most Bmax requests in a batch is stable exactly below Bmax/T(Bmax) (Foster's drift); without a limit, below
 one over the slope of T at large b.
-
-Bounds for text generation: what static batches waste, and what the memory and the arithmetic allow.
-
-A static batch lasts as long as its longest member, so the useful share is mean/max of its lengths; continuous batching
-gains at most the inverse. For i.i.d. exponential lengths the ratio of expectations is 1/H_n. A decode step reads all
-weights and the cached keys and values of its batch, and computes F flops a token: T >= max(F S/C, bytes/bandwidth).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.model import StepLatency, StepRatios, ratios_of
-from latfit.queueing.distribution import positive
+from latfit.model import StepRatios, ratios_of
 from latfit.stats import FloatArray
-
-
-def static_batch_share(lengths: Sequence[float]) -> float:
-    """Useful share of a static batch with these output lengths."""
-    if not len(lengths) or min(lengths) <= 0:
-        raise WrongUsage("lengths must be above zero", where="lengths", remedy="Give at least one.")
-    return sum(lengths) / len(lengths) / max(lengths)
-
-
-def exponential_batch_share(n: int) -> float:
-    """E[mean]/E[max] of n exponential lengths, 1/H_n."""
-    if n < 1:
-        raise WrongUsage(f"{n} lengths", where="n", remedy="Give 1 or more.")
-    return 1 / sum(1 / i for i in range(1, n + 1))
-
-
-def decode_floor_ms(
-    tokens: float, flops_a_token: float, flops_per_ms: float, moved_bytes: float, bytes_per_ms: float
-) -> float:
-    """Least time in ms of a step on `tokens` tokens that reads `moved_bytes` (weights and cache)."""
-    compute = positive(tokens, "tokens", "") * flops_a_token / positive(flops_per_ms, "peak arithmetic")
-    return max(compute, moved_bytes / positive(bytes_per_ms, "bandwidth"))
-
 
 FAR = 2**20
 """Where the slope of T at large batches is read."""
@@ -107,11 +77,6 @@ def measured_times(times_ms: FloatArray, scatter: StepRatios | None = None) -> S
     """T of batches 1, 2, ..., len(times_ms), the largest batch there is. scatter: of mean 1."""
     times = np.array(times_ms, dtype=np.float64)
     return _checked(ServiceTimes(lambda b: times[np.asarray(b, dtype=np.int64) - 1], len(times), scatter))
-
-
-def fitted_times(latency: StepLatency, tokens_per_request: float, max_batch: int | None = None) -> ServiceTimes:
-    """Typical latency of a fit, for requests of so many tokens each."""
-    return _checked(ServiceTimes(lambda b: latency.latency_ms(b, b * tokens_per_request), max_batch))
 
 
 @cache

@@ -14,10 +14,8 @@ from latfit.fitting.checking.crossval import (
     by_fold,
     cross_validate,
     expanding_in_runs,
-    expanding_windows,
     further_validation,
     held_out,
-    random_folds,
     regions,
     scores_of,
 )
@@ -41,20 +39,6 @@ def log_trace(rows: int, runs: int = 2, seed: int = 0) -> Trace:
 
 
 class TestFolds:
-    def test_number_of_expanding_windows(self) -> None:
-        """Published oracle: 100 rows, 40 to train, 10 to test: 51 folds by single rows, 6 by tens."""
-        assert len(list(expanding_windows(100, 40, 10, 1))) == 51
-        assert len(list(expanding_windows(100, 40, 10))) == 6
-
-    @given(st.integers(1, 200), st.integers(1, 60), st.integers(1, 40), st.integers(1, 20))
-    def test_a_window_never_trains_on_what_follows(self, rows: int, train: int, window: int, stride: int) -> None:
-        folds = list(expanding_windows(rows, train, window, stride))
-        assert len(folds) == max(0, (rows - window - train) // stride + 1)
-        for trained, tested in folds:
-            assert trained[-1] < tested[0]
-            assert len(tested) == window
-            assert tested[-1] < rows
-
     def test_within_each_run_training_is_earlier_than_testing(self) -> None:
         trace = log_trace(400)
         for train, test in expanding_in_runs(trace):
@@ -69,10 +53,6 @@ class TestFolds:
         for train, test in by_fold(fold):
             cells = [{(trace["B"][i], trace["S"][i]) for i in part} for part in (train, test)]
             assert not cells[0] & cells[1]
-
-    @given(st.integers(5, 60))
-    def test_random_folds_leave_each_row_out_once(self, rows: int) -> None:
-        assert sorted(np.concatenate([test for _, test in random_folds(rows)])) == list(range(rows))
 
     def test_regions_partition_the_rows(self) -> None:
         trace = log_trace(300)

@@ -1,12 +1,14 @@
 """Profile likelihood against published scans, and against the curvature where the data are rich."""
 
+import math
+
 import numpy as np
 import pytest
 
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.solve import Solution, solve
 from latfit.fitting.uncertainty.covariance import uncertainty
-from latfit.fitting.uncertainty.profile_likelihood import profile_curve, profile_interval, within
+from latfit.fitting.uncertainty.profile_likelihood import Held, profile_interval, within
 from latfit.model.saturation import Saturation
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
@@ -27,12 +29,23 @@ def noise_free(theta: FloatArray, rows: FloatArray | None = None) -> tuple[FitPr
     return problem, Solution(problem.coordinates(theta), 0.0, 1.0, True)
 
 
+def profile_curve(problem: FitProblem, solution: Solution, name: str, values: FloatArray, sigma: float) -> FloatArray:
+    """D(x) (k,) of a free parameter at values in its unit (k,): the 95 % set is where it is below 3.84."""
+    position = [p.name for p in problem.free_parameters].index(name)
+    parameter, scale = problem.free_parameters[position], float(problem.scales[problem.free[position]])
+    curve, held = np.empty(len(values)), Held(problem, solution, position)
+    for i in np.argsort(values):
+        x = math.log(values[i] / scale) if parameter.positive else float(values[i]) / scale
+        curve[i] = 2 * max(held.cost(x) - solution.cost, 0.0) / sigma**2
+    return curve
+
+
 class TestPublished:
     def test_rich_design(self) -> None:
         """Nodes of a 241-point scan inside the set: .00909 to .0110."""
         problem, solution = noise_free(REFERENCE)
         near = SCAN[(SCAN > 2e-3) & (SCAN < 5e-2)]
-        inside = near[profile_curve(problem, solution, "k_S", near, sigma=SIGMA) <= 3.84146]
+        inside = near[profile_curve(problem, solution, "k_S", near, SIGMA) <= 3.84146]
         assert inside[0] == pytest.approx(0.00909, abs=5e-6)
         assert inside[-1] == pytest.approx(0.0110, abs=5e-5)
         interval = profile_interval(problem, solution, "k_S", sigma=SIGMA)

@@ -7,10 +7,11 @@ import pytest
 
 from latfit.errors import SlaOutOfReach
 from latfit.policies.policy import Limits, cutoff
-from latfit.queueing.overflow import any_batch_percentile, cutoff_queue, exact_law
+from latfit.queueing.overflow import cutoff_queue, exact_law
 from latfit.queueing.service import linear_times
 from latfit.simulation.policies.run import Options, check
 from latfit.simulation.policies.service import System, linear_path, table_path
+from tests.unit.queueing.textbook import any_batch_percentile
 
 MACHINES = 24
 LARGEST = 256

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from latfit.errors import WrongUsage
-from latfit.policies.marginal_cost import RULES, launch_share_batch, stopping_batch
+from latfit.policies.marginal_cost import RULES, stopping_batch
 from latfit.policies.policy import DispatchTable
 
 
@@ -51,28 +51,11 @@ class TestStopping:
                 stopping_batch("literal", T, rate)
 
 
-class TestLaunchShare:
-    @pytest.mark.parametrize(("share", "batch"), [(0.5, 160), (0.1, 1440)])
-    def test_published(self, share: float, batch: int) -> None:
-        assert launch_share_batch(8, 0.05, share) == batch
-        assert 8 / (8 + 0.05 * batch) <= share * (1 + 1e-12) < 8 / (8 + 0.05 * (batch - 1))
-
-    def test_refused(self) -> None:
-        with pytest.raises(WrongUsage):
-            launch_share_batch(8, 0.05, 1.5)
-
-
 class TestTable:
     def test_takes(self) -> None:
         table = DispatchTable((0, 0, 2, 3), rate=0.5, max_batch=3)
         assert [table.takes(q) for q in (0, 1, 2, 3, 9)] == [0, 0, 2, 3, 3]
         assert table.threshold == 2
-        assert table.is_control_limit
-
-    @pytest.mark.parametrize("batches", [(0, 1, 0, 3), (0, 1, 1, 3), (0, 0, 2), (0, 0, 1, 3, 3)])
-    def test_no_control_limit(self, batches: tuple[int, ...]) -> None:
-        """One waits in between; one or two are served though more wait; the last also where none waits."""
-        assert not DispatchTable(batches, 0.5, 3).is_control_limit
 
     @pytest.mark.parametrize("batches", [(), (0, 2), (0, 1, 2, 3, 4), (0, 1, 0), (0, -1, 1)])
     def test_refused(self, batches: tuple[int, ...]) -> None:

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from latfit.profiling.devices.fake import FakeDevice, FakeFaults
 from latfit.profiling.grid import default_cells
 from latfit.profiling.result import ProfileResult
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import StepShape
+from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 
 CELLS = tuple(default_cells(16, 128))
 

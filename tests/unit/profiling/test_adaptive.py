@@ -15,13 +15,13 @@ from latfit.profiling.adaptive import (
     rows_to_fit,
     weight,
 )
-from latfit.profiling.devices.fake import FakeDevice, FakeFaults
 from latfit.profiling.grid import LEVELS, StepCost, default_cells
 from latfit.profiling.result import ProfileResult, cell_columns
 from latfit.profiling.sampler import Visits, run_profile
 from latfit.profiling.shapes import PRESETS
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
+from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 from tests.unit.profiling.planted import codes, fake, saturation_ms
 
 CELLS = default_cells(*LEVELS[1])

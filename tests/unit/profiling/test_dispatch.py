@@ -161,10 +161,10 @@ class TestPermission:
         assert kernel.asked == [0x1023, 0x1022]
 
     def test_here(self) -> None:
-        facts = amx.amx_facts()
-        assert facts["permission"] in (True, False, None)
-        if facts["permission"]:
-            assert "amx_tile" in facts["flags"]
+        permission = amx.tile_permission()
+        assert permission in (True, False, None)
+        if permission:
+            assert "amx_tile" in amx.cpu_flags()
 
     @pytest.mark.parametrize(
         ("flags", "permission", "int8", "found"),
@@ -247,5 +247,5 @@ def test_the_library_of_this_process_is_the_one_asked() -> None:
     if sys.platform != "linux":
         pytest.skip("arch_prctl is Linux's")
     assert hasattr(ctypes.CDLL(None), "syscall")
-    program = "from latfit.profiling.host.isa import amx_facts; amx_facts()"
+    program = "from latfit.profiling.host.isa import tile_permission; tile_permission()"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

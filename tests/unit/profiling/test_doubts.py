@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom, kstest
 
-from latfit.profiling.devices.fake import FakeDevice, FakeFaults
 from latfit.profiling.host.machine import LoadReading
 from latfit.profiling.quality import drift_test, find_doubts
 from latfit.profiling.result import ProfileResult, between_processes
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import StepShape
+from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
 
 RUNS = 200

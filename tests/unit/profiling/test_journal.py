@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.profiling.devices.fake import FakeFaults
 from latfit.profiling.journal import Journal, journal_of
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.run import measure
+from tests.unit.profiling.fake_device import FakeFaults
 from tests.unit.profiling.planted import fake
 
 REQUEST = ProfileRequest(grid="B=1,2,4;S=1,4,32,64", command="latfit profile")

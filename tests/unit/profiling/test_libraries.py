@@ -119,7 +119,8 @@ class TestTorch:
     def step(self, shape: ModelShape, cell: StepShape, precision: str) -> tuple[Any, NDArray[np.float32]]:
         import torch
 
-        from latfit.profiling.devices.torch_step import TorchCache, TorchStep, activation_dtype, torch_weights
+        from latfit.profiling.devices.torch_step import TorchCache, TorchStep, activation_dtype
+        from tests.unit.profiling.torch_weights import torch_weights
 
         weights, kept = random_weights(shape, 5), caches(cell, shape)
         tokens = np.random.default_rng(1).integers(0, shape.vocab, cell.S)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from latfit.errors import HardwareMissing, WrongUsage
-from latfit.profiling.devices.fake import FakeFaults
 from latfit.profiling.devices.numpy_device import NumpyDevice
 from latfit.profiling.devices.protocol import DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.request import ProfileRequest
@@ -15,6 +14,7 @@ from latfit.profiling.run import Announcement, Listeners, measure
 from latfit.profiling.shapes import ModelShape, StepShape
 from latfit.trace.columns import BY_NAME, PHASES, REQUIRED
 from latfit.trace.parquet import read_parquet, write_trace
+from tests.unit.profiling.fake_device import FakeFaults
 from tests.unit.profiling.planted import fake, saturation_ms
 
 GRID = "B=1,2,4;S=1,4,32"

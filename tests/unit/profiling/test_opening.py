@@ -8,12 +8,12 @@ import pytest
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.profiling.devices import select
 from latfit.profiling.devices.cache_flush import ColdCaches, last_level_bytes
-from latfit.profiling.devices.fake import FakeDevice, FakeFaults
 from latfit.profiling.devices.protocol import DeviceOutOfMemory
 from latfit.profiling.devices.select import FasterOf
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import PRESETS, StepShape
+from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 
 TINY = PRESETS["tiny"]
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from latfit.errors import HardwareMissing
-from latfit.profiling.devices.fake import FakeDevice
 from latfit.profiling.devices.protocol import DeviceFailed, DeviceOutOfMemory, DeviceSettings
 from latfit.profiling.devices.select import PathSpec, open_in_processes
 from latfit.profiling.devices.subprocess_device import RemoteDevice, Turns
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import ModelShape, StepShape
+from tests.unit.profiling.fake_device import FakeDevice
 from tests.unit.profiling.planted import CELLS, saturation_ms
 
 CELL = StepShape(2, 16)

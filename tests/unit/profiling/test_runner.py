@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from latfit.profiling.devices.fake import FakeDevice, FakeFaults
 from latfit.profiling.devices.protocol import DeviceFailed
 from latfit.profiling.result import ProfileResult
 from latfit.profiling.sampler import ANCHORS, SAMPLES_PER_VISIT, VISITS_AT_LEAST, WARMUP_AT_MOST, Progress, run_profile
 from latfit.profiling.shapes import StepShape
+from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
 
 

@@ -8,21 +8,16 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from latfit.errors import SlaOutOfReach, WrongUsage
-from latfit.model.fit_result import Estimate, FitResult, FitStatus
-from latfit.model.registry import FAMILY
 from latfit.queueing.batch import (
     BatchLaw,
     batch_mean,
     batch_queue,
-    fixed_batch_queue,
-    inoue_bound,
     response_tail,
     solve_limited,
-    tail_decay,
 )
-from latfit.queueing.service import ServiceTimes, fitted_times, linear_times, measured_times
-from latfit.queueing.single_server import md1
+from latfit.queueing.service import ServiceTimes, linear_times, measured_times
 from tests.unit.queueing.simulation import System, mean, p99
+from tests.unit.queueing.textbook import MD1, inoue_bound, tail_decay
 
 
 def integral(law: BatchLaw) -> tuple[float, float]:
@@ -80,7 +75,7 @@ class TestPublished:
         assert [law.mean_ms, law.percentile(0.99), law.mean_batch] == pytest.approx([15.0573, 20.3030, 40], rel=5e-6)
 
     def test_a_fixed_batch_is_slow_when_the_load_is_low(self) -> None:
-        law = fixed_batch_queue(0.1, linear_times(8, 0.05), 32)
+        law = batch_queue(0.1, linear_times(8, 0.05, 32), 32)
         assert law.mean_ms == pytest.approx(164.600, rel=1e-6)
         assert law.percentile(0.99) == pytest.approx(392, rel=3e-3)
 
@@ -93,7 +88,7 @@ class TestPublished:
 class TestKnownQueues:
     @pytest.mark.parametrize("rate", [0.01, 0.1, 0.2, 0.2435])
     def test_batches_of_one_are_md1(self, rate: float) -> None:
-        law, other = batch_queue(rate, linear_times(4, 0.1, 1)), md1(rate, 4.1)
+        law, other = batch_queue(rate, linear_times(4, 0.1, 1)), MD1(rate, 4.1)
         assert law.mean_ms == pytest.approx(other.mean_ms, rel=1e-9)
         for t in (4.05, 5, 9, 20, 60):
             assert law.tail(t) == pytest.approx(other.tail(t), abs=1e-10)
@@ -208,15 +203,6 @@ class TestAlways:
 
 
 class TestServiceTimes:
-    def test_from_a_fit(self) -> None:
-        parameters = {
-            p.name: Estimate(v, None, None, None, "")
-            for p, v in zip(FAMILY["linear"].parameters, (4.0, 0.06, 0.001), strict=True)
-        }
-        fit = FitResult("linear", FitStatus.CONVERGED, parameters, {})
-        law = batch_queue(4, fitted_times(fit, 40, 32))
-        assert law.percentile(0.99) == pytest.approx(16.0343, rel=1e-5)
-
     def test_refused(self) -> None:
         for times in ([1.0, math.nan], [0.0, 1.0], []):
             with pytest.raises(WrongUsage):

@@ -7,41 +7,25 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from latfit.errors import SlaOutOfReach, WrongUsage
-from latfit.queueing.batch import batch_queue, fixed_batch_queue
+from latfit.queueing.batch import batch_queue
 from latfit.queueing.capacity import (
     feasible_rates,
     fluid_backlog,
-    goodput,
-    mm1_best_goodput,
-    mm1_sustainable_rate,
     replicas,
     sustainable_rate,
 )
+from latfit.queueing.responses import mm1
 from latfit.queueing.service import linear_times
-from latfit.queueing.single_server import mm1
 
 FREE = linear_times(4, 0.1)
 
 
 class TestPublished:
     def test_mm1_rate_under_an_sla(self) -> None:
-        assert mm1_sustainable_rate(0.5, 20) == pytest.approx(0.269741, rel=2e-6)
         found = sustainable_rate(lambda rate: mm1(rate, 0.5), 0.5, 20)
         assert found.rate == pytest.approx(0.269741, rel=2e-6)
+        assert found.rate == pytest.approx(0.5 - math.log(100) / 20, rel=1e-8)
         assert found.binding == "sla"
-
-    def test_mm1_goodput(self) -> None:
-        rate, best = mm1_best_goodput(0.5, 20)
-        assert 1 + 20 * rate == pytest.approx(8.82267, rel=1e-6)
-        assert rate == pytest.approx(0.391134, rel=2e-6)
-        assert best == pytest.approx(0.346801, rel=2e-6)
-        around = [goodput(mm1(r, 0.5), r, 20) for r in (rate * 0.99, rate, rate * 1.01)]
-        assert around[1] == pytest.approx(best)
-        assert around[1] > max(around[0], around[2])
-
-    def test_goodput_where_an_exponential_would_overflow(self) -> None:
-        rate, best = mm1_best_goodput(10, 1000)
-        assert 9.98 < best < rate < 10
 
     @pytest.mark.parametrize(("sla", "count"), [(13, 6), (15, 5)])
     def test_replicas(self, sla: float, count: int) -> None:
@@ -74,18 +58,16 @@ class TestSearch:
     def test_an_sla_below_the_fastest_step(self) -> None:
         with pytest.raises(SlaOutOfReach, match=r"idle system needs 4\.1 ms"):
             sustainable_rate(lambda r: batch_queue(r, FREE), 9, 4.0)
-        with pytest.raises(SlaOutOfReach, match="idle server needs"):
-            mm1_sustainable_rate(0.5, 9)
 
     def test_a_fixed_batch_has_a_lowest_rate(self) -> None:
         """Waiting for 8 is slow when few come: the feasible rates have two ends."""
-        times = linear_times(4, 0.1)
-        found = feasible_rates(lambda r: fixed_batch_queue(r, times, 8), 8 / 4.8, 30)
+        times = linear_times(4, 0.1, 8)
+        found = feasible_rates(lambda r: batch_queue(r, times, 8), 8 / 4.8, 30)
         assert len(found.ranges) == 1
         low, high = found.ranges[0]
         assert 0.1 < low < high < 8 / 4.8
         for end in (low, high):
-            assert fixed_batch_queue(end, times, 8).percentile(0.99) == pytest.approx(30, rel=1e-3)
+            assert batch_queue(end, times, 8).percentile(0.99) == pytest.approx(30, rel=1e-3)
 
 
 class TestBacklog:

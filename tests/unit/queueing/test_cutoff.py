@@ -10,8 +10,6 @@ from hypothesis import assume, given, settings, strategies as st
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.queueing.batch import batch_queue
 from latfit.queueing.overflow import (
-    any_batch_percentile,
-    customary_cutoff,
     cutoff_queue,
     exact_law,
     feasible_cutoffs,
@@ -20,6 +18,7 @@ from latfit.queueing.overflow import (
 )
 from latfit.queueing.service import linear_times
 from tests.unit.queueing.simulation import System
+from tests.unit.queueing.textbook import amx_percentile, any_batch_percentile
 
 GPU = linear_times(8, 0.05, 256)
 
@@ -46,7 +45,7 @@ class TestPublishedRows:
         found = [
             queue.overflow_share,
             law.percentile(0.99),
-            law.amx_percentile(0.99),
+            amx_percentile(law, 0.99),
             queue.customary_percentile(0.99),
             bound.decay,
             bound.K,
@@ -57,7 +56,7 @@ class TestPublishedRows:
 
     def test_the_customary_formula_is_below_the_amx_served(self, row: tuple[float, ...]) -> None:
         queue = cutoff_queue(row[0], row[2], GPU, row[1])
-        assert queue.customary_percentile(0.99) < exact_law(queue).amx_percentile(0.99)
+        assert queue.customary_percentile(0.99) < amx_percentile(exact_law(queue), 0.99)
 
     def test_the_bound_decays_like_the_exact_law(self, row: tuple[float, ...]) -> None:
         queue = cutoff_queue(row[0], row[2], GPU, row[1])
@@ -89,7 +88,7 @@ class TestSimulation:
         assert system.simulate(lambda r, f: float(f.mean())).agrees(law.overflow_share)
         assert system.simulate(lambda r, f: float(r.mean())).agrees(law.mean_ms)
         assert system.simulate(lambda r, f: float(np.quantile(r, 0.99))).agrees(law.percentile(0.99))
-        assert system.simulate(lambda r, f: float(np.quantile(r[f], 0.9))).agrees(law.amx_percentile(0.9))
+        assert system.simulate(lambda r, f: float(np.quantile(r[f], 0.9))).agrees(amx_percentile(law, 0.9))
 
     def test_the_customary_cutoff_misses_its_promise(self) -> None:
         """SLA 20 ms: at the largest T_cut that the customary formula admits, p99 is above 20."""
@@ -219,10 +218,6 @@ class TestSearch:
         curve = not_above_zero(lambda B: 0.5 + 8 / (1 - math.exp(-0.25 * B)) + 0.06 * B - (9.5 + 0.03 * B), grid)
         assert len(lines) == len(curve) == 1
         assert curve[0] == pytest.approx((10.0950, 33.2682), rel=3e-6)
-
-    def test_the_explicit_formula(self) -> None:
-        assert customary_cutoff(20, 0.5, 0.2) == pytest.approx(4.64943, rel=1e-6)
-        assert customary_cutoff(20, math.log(2) / 2, 0.2) == pytest.approx(-11.4188, rel=5e-6)
 
 
 class TestRefusals:

@@ -10,11 +10,12 @@ from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.model.saturation import Saturation
 from latfit.policies.policy import DispatchTable, Limits, QueueView, optimal
 from latfit.queueing.batch import batch_mean
-from latfit.queueing.dispatch_mdp import best_threshold, optimal_rule, rule_costs
+from latfit.queueing.dispatch_mdp import optimal_rule, rule_costs
 from latfit.queueing.service import ServiceTimes, linear_times, measured_times
 from latfit.stats import FloatArray
 from tests.unit.queueing.simulation import System, mean
 from tests.unit.queueing.test_falling_times import poisson_pmf
+from tests.unit.queueing.textbook import best_threshold
 
 # rate, tau, alpha, Bmax: threshold, mean, greedy %, (amortised, %), (total delay, %), all among rules that take all
 ROWS = [
@@ -233,7 +234,8 @@ class TestSecondMethod:
         times = linear_times(tau, share * tau, largest)
         rate = load * times.rate_limit()
         rule, best = optimal_rule(rate, times), best_threshold(rate, times)
-        assert rule.table.is_control_limit
+        table = rule.table
+        assert all(table.takes(q) == min(q, largest) for q in range(table.threshold, len(table.batches) + largest))
         assert rule.cost_ms == pytest.approx(best.mean_ms, rel=1e-8)
         assert batch_mean(rate, times, rule.threshold) == pytest.approx(best.mean_ms, rel=1e-8)
 

@@ -9,10 +9,10 @@ from scipy import optimize
 from latfit.errors import SlaOutOfReach
 from latfit.model.step_ratios import StepRatios, joined_ratios, ratios_of
 from latfit.queueing.batch import batch_queue
-from latfit.queueing.responses import Arrivals, Effort, batch_response, single_response
+from latfit.queueing.responses import Arrivals, Effort, batch_response, mm1, single_response
 from latfit.queueing.sampled import sampled_cutoff, sampled_queue
 from latfit.queueing.service import ServiceTimes, exponential_scatter, linear_times, measured_times
-from latfit.queueing.single_server import md1, mm1
+from tests.unit.queueing.textbook import MD1
 
 LONG = Effort(shortest=200_000, longest=400_000)
 LEVEL = 0.9999
@@ -35,7 +35,7 @@ def alone(scatter: StepRatios | None) -> ServiceTimes:
 @pytest.mark.parametrize("load", [0.3, 0.8, 0.95])
 def test_one_at_a_time_without_scatter_is_md1(load: float) -> None:
     law = sampled_queue(load, alone(None), effort=LONG)
-    exact = md1(load, 1.0)
+    exact = MD1(load, 1.0)
     low, high = law.percentile_interval(0.99, LEVEL)
     assert low <= exact.percentile(0.99) <= high
     assert law.tail(2.5) == pytest.approx(exact.tail(2.5), abs=5 * law.responses.above_error(2.5))

@@ -302,12 +302,6 @@ def conformal_rank(n: int, level: float) -> int | None:
     return k if 1 <= k <= n else None
 
 
-def coverage_law(n: int, level: float) -> tuple[float, float] | None:
-    """(k, n+1-k) of the Beta law that the coverage of a limit from n scores has, given the scores."""
-    k = conformal_rank(n, level)
-    return None if k is None else (float(k), float(n + 1 - k))
-
-
 def upper_limit(scores: FloatArray, level: float, weights: FloatArray | None = None) -> float | None:
     """The score (n,) that a new one stays below with probability `level`; None where n cannot tell.
 

@@ -19,7 +19,6 @@ the quantile of the last scores; then |mean miss - alpha| <= (max(alpha, 1-alpha
 """
 
 import math
-from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -255,35 +254,5 @@ def _drift_sentence(by_phase: Mapping[str, Mapping[str, Any]]) -> str:
         return ""
     return (
         f"The latency of {' and '.join(drifting)} steps drifts: limits from earlier steps did not hold as often as they"
-        " say on later ones. Measure again, or use adaptive limits."
+        " say on later ones. Measure again."
     )
-
-
-def adaptive_limits(
-    scores: Sequence[float] | FloatArray, level: float, *, window: int = 500, gamma: float = 0.005
-) -> tuple[FloatArray, FloatArray]:
-    """(limit for each score from the `window` before it (n-window,), whether the score exceeded it (n-window,)).
-
-    The level is steered so that the share of misses tends to 1 - level under any drift. A limit is infinite where the
-    steering asks for every step, minus infinite where it asks for none.
-    """
-    target = 1.0 - level
-    alpha = target
-    recent = sorted(float(s) for s in scores[:window])
-    n = len(scores)
-    limits, missed = np.empty(max(n - window, 0)), np.zeros(max(n - window, 0), dtype=bool)
-    for i in range(window, n):
-        rank = math.ceil((len(recent) + 1) * (1 - alpha) - 1e-9)
-        if alpha <= 0 or rank > len(recent):
-            limit = math.inf
-        elif alpha >= 1 or rank < 1:
-            limit = -math.inf
-        else:
-            limit = recent[rank - 1]
-        score = float(scores[i])
-        miss = score > limit
-        limits[i - window], missed[i - window] = limit, miss
-        alpha += gamma * (target - miss)
-        recent.pop(bisect_left(recent, float(scores[i - window])))
-        insort(recent, score)
-    return limits, missed.astype(np.float64)

@@ -72,22 +72,6 @@ def assign_folds(trace: Trace, seed: int = 0) -> tuple[str, NDArray[np.int64]]:
     return BY_CELL, (np.random.default_rng(seed).permutation(cells) % folds)[cell]
 
 
-def random_folds(rows: int, folds: int = FOLDS, seed: int = 0) -> Iterator[Fold]:
-    """K random parts of the rows, each left out once."""
-    part = np.random.default_rng(seed).permutation(rows) % folds
-    for i in range(folds):
-        yield np.flatnonzero(part != i), np.flatnonzero(part == i)
-
-
-def expanding_windows(
-    rows: int, min_train_size: int, test_window_size: int, stride: int | None = None
-) -> Iterator[Fold]:
-    """Train on rows 0..t-1, test on t..t+w-1, for t from min_train_size in strides (the window's size by default)."""
-    step = test_window_size if stride is None else stride
-    for end in range(min_train_size, rows - test_window_size + 1, step):
-        yield np.arange(end), np.arange(end, end + test_window_size)
-
-
 def expanding_in_runs(trace: Trace, windows: int = FOLDS) -> Iterator[Fold]:
     """The expanding window over all runs at once: the first half of every run trains, then equal parts follow."""
     part = parts_in_time(trace, 2 * windows)

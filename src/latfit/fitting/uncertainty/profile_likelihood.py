@@ -62,20 +62,6 @@ def profile_interval(
     return ProfileInterval(name, value, low, high, problem.free_parameters[position].unit)
 
 
-def profile_curve(
-    problem: FitProblem, solution: Solution, name: str, values: FloatArray, *, sigma: float | None = None
-) -> FloatArray:
-    """D(x) (k,) of a free parameter at values in its unit (k,), for a plot: the set is where it is below 3.84."""
-    position = [p.name for p in problem.free_parameters].index(name)
-    v = max(sigma**2 if sigma is not None else deviance_unit(problem, solution, position), 1e-300)
-    parameter, scale = problem.free_parameters[position], float(problem.scales[problem.free[position]])
-    curve, held = np.empty(len(values)), Held(problem, solution, position)
-    for i in np.argsort(values):
-        x = math.log(values[i] / scale) if parameter.positive else float(values[i]) / scale
-        curve[i] = 2 * max(held.cost(x) - solution.cost, 0.0) / v
-    return curve
-
-
 def _best_costs(problem: FitProblem, theta: FloatArray, held: int) -> FloatArray:
     """theta (p,) with its linear costs at their best, the outer parameters and the held one as they are."""
     from scipy.optimize import nnls

@@ -13,14 +13,13 @@ a product, found at run time, and are stored as unsigned bytes around 128, the o
 kernels for beside 8-bit weights. On a GPU it is `linear`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from latfit.profiling.devices.numpy_step import DecoderWeights
 from latfit.profiling.shapes import ModelShape, Part, StepShape
 
 Tensor = Any
@@ -132,40 +131,6 @@ def random_torch_weights(shape: ModelShape, device: str, precision: str, seed: i
     layers = tuple(layer() for _ in range(shape.layers))
     embedding = torch.empty(shape.vocab, shape.hidden, dtype=dtype, device=device).normal_(generator=generator)
     return TorchWeights(shape, layers, norm(), embedding, linear(embedding, precision), dtype, device)
-
-
-def torch_weights(weights: DecoderWeights, device: str, precision: str) -> TorchWeights:
-    """The weights of the NumPy decoder in PyTorch."""
-    import torch
-
-    dtype = activation_dtype(precision)
-
-    def tensor(array: Any) -> Tensor:
-        return torch.from_numpy(array.copy()).to(device=device, dtype=dtype).contiguous()
-
-    def product(array: Any) -> Linear:
-        return linear(tensor(array.T), precision)
-
-    def experts(gate_up: Any, down: Any, routed: bool) -> Sequence[tuple[Any, Any]]:
-        return list(zip(gate_up, down, strict=True)) if routed else [(gate_up, down)]
-
-    layers = tuple(
-        TorchLayer(
-            attention_norm=tensor(layer.attention_norm),
-            qkv=product(layer.qkv),
-            out=product(layer.out),
-            mlp_norm=tensor(layer.mlp_norm),
-            mlps=tuple(
-                (product(up), product(down))
-                for up, down in experts(layer.gate_up, layer.down, layer.router is not None)
-            ),
-            router=None if layer.router is None else product(layer.router),
-        )
-        for layer in weights.layers
-    )
-    embedding = tensor(weights.embedding)
-    final_norm = tensor(weights.final_norm)
-    return TorchWeights(weights.shape, layers, final_norm, embedding, linear(embedding, precision), dtype, device)
 
 
 def activation_dtype(precision: str) -> Any:

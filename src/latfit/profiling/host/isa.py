@@ -107,17 +107,10 @@ def environment_for(isa: str, device: str) -> dict[str, str]:
     return {"OPENBLAS_CORETYPE": _CORE_FOR[isa]} if device == "numpy" else {"ONEDNN_MAX_CPU_ISA": _ONEDNN_CAP[isa]}
 
 
-FLAGS = ("amx_tile", "amx_bf16", "amx_int8")
-
 _SYS_ARCH_PRCTL = 158
 _ARCH_GET_XCOMP_PERM = 0x1022
 _ARCH_REQ_XCOMP_PERM = 0x1023
 _XFEATURE_XTILEDATA = 18
-
-
-def amx_facts() -> dict[str, Any]:
-    """The CPU's AMX flags, and whether the kernel grants tile data to this process (None where it cannot be asked)."""
-    return {"flags": [flag for flag in FLAGS if flag in cpu_flags()], "permission": tile_permission()}
 
 
 def missing_for_amx(flags: tuple[str, ...], permission: bool | None, *, int8: bool) -> str | None:

@@ -252,8 +252,6 @@ def _mask(level: int) -> int:
 
 WEIGHT = "cell_rows"
 """Column of a trace made from cells: how many measured steps a row stands for."""
-
-QUANTILES = {"p10_ms": 0.1, "p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99}
 MATERIAL = 0.02
 SAME_T = 1e-5
 """A spread of ln T within an atom below this is rounding of its sums."""
@@ -273,11 +271,6 @@ def step_count(trace: Trace) -> int:
 def weighted_rows(cells: Cells) -> Trace:
     """Rows with weights that stand for all steps of the cells, in an order that depends on the steps alone."""
     return _joined([(label, _rows(atoms, _moments(atoms))) for label, atoms in cells.atoms.items() if len(atoms)])
-
-
-def cell_table(cells: Cells) -> Trace:
-    """A row a cell: B, S, context_tokens (mean), labels, rows, mean_ms, mean and variance of ln T, range, quantiles."""
-    return _joined([(label, _lines(atoms)) for label, atoms in cells.atoms.items() if len(atoms)])
 
 
 @dataclass(frozen=True)
@@ -327,29 +320,6 @@ def _rows(atoms: Atoms, moments: _Moments) -> dict[str, Array]:
     joined["T_ms"][len(n) :] = upper
     joined[WEIGHT][len(n) :] = more[split]
     return joined
-
-
-def _lines(atoms: Atoms) -> dict[str, Array]:
-    moments = _moments(atoms)
-    first, count = moments.first, moments.count
-    last = np.append(first[1:], len(atoms)) - 1
-    inside = np.exp(atoms.middle) * (atoms.count + atoms.shift + atoms.square / 2)
-    cumulative = np.cumsum(atoms.count)
-    before = cumulative[first] - atoms.count[first]
-    typical = np.clip(np.exp(atoms.middle), atoms.low, atoms.high)
-    rank = {name: before + np.maximum(np.ceil(q * count - 1e-9), 1).astype(np.int64) for name, q in QUANTILES.items()}
-    return {
-        "B": moments.B,
-        "S": moments.S,
-        "context_tokens": cell_contexts(atoms, first),
-        "rows": count.astype(np.int64),
-        "mean_ms": np.add.reduceat(inside, first) / count,
-        "mean_log_ms": moments.mean,
-        "variance_log_ms": moments.variance,
-        "min_ms": atoms.low[first],
-        "max_ms": atoms.high[last],
-        **{name: typical[np.searchsorted(cumulative, ranks)] for name, ranks in rank.items()},
-    }
 
 
 def _joined(tables: Sequence[tuple[Label, Mapping[str, Array]]]) -> Trace:

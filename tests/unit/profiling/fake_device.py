@@ -1,6 +1,4 @@
-"""A device with planted latencies and a clock of its own, so that a run can be tested without waiting for
-one.
-"""
+"""A device with planted latencies and a clock of its own, so that a run can be tested without waiting for one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
