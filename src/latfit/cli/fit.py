@@ -276,7 +276,7 @@ def _print_json(results: Mapping[str, "FitResult"]) -> None:
 
 
 def _print_result(result: "FitResult", job: Job, hardware: Path) -> None:
-    from latfit.cli.output import print_cautions, print_table
+    from latfit.cli.output import print_table, print_warnings
     from latfit.report import tables, tables as results
 
     if job.label:
@@ -290,7 +290,7 @@ def _print_result(result: "FitResult", job: Job, hardware: Path) -> None:
     print_table(tables.errors(result).only("model", "steps", "median", "mean", "mean, unseen steps", "R²"))
     if result.bootstrap:
         print_table(results.bootstrap_table(result))
-    print_cautions((warning.message, warning.remedy) for warning in result.warnings)
+    print_warnings(result.warnings)
     typer.echo(f"Wrote {job.target}.")
     if job.path is None:
         typer.echo(f"Not entered into {hardware}: the systems of --each are not paths of one machine.")

@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from latfit.report import Table
+    from latfit.warning import LatfitWarning
 
 
 LEAST_WORDS = 12
@@ -73,7 +74,7 @@ def print_table(table: "Table") -> None:
         console.print(Text(table.note, style="dim"))
 
 
-def print_cautions(cautions: Iterable[tuple[str, str]]) -> None:
-    """Warnings (message, remedy) on stdout: they are part of the result."""
-    for message, remedy in cautions:
-        typer.echo(f"  ! {message}\n    {remedy}")
+def print_warnings(warnings: "Iterable[LatfitWarning | str]") -> None:
+    """On stdout: they are part of the result. A sentence alone has no remedy."""
+    for warning in warnings:
+        typer.echo(f"  ! {warning}" if isinstance(warning, str) else f"  ! {warning.message}\n    {warning.remedy}")

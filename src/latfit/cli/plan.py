@@ -169,13 +169,12 @@ def plan(
 
 def print_plan(decided: "Plan") -> None:
     """The decision in the first three lines, then what it rests on."""
-    from latfit.cli.output import print_table
+    from latfit.cli.output import print_table, print_warnings
     from latfit.report import decision_lines, plan_tables
 
     for line in decision_lines(decided):
         typer.echo(line)
-    for text in decided.notes:
-        typer.echo(f"  ! {text}")
+    print_warnings(decided.notes)
     for table in plan_tables(decided):
         typer.echo("")
         print_table(table)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latfit.cli.options import JsonOption, QuietOption, SeedOption
-from latfit.cli.output import note, print_cautions, print_json
+from latfit.cli.output import note, print_json, print_warnings
 from latfit.errors import Interrupted, LatfitError, WrongUsage
 from latfit.units import format_ms, parse_duration_ms
 
@@ -248,7 +248,7 @@ def _path_summary(outcome: "PathOutcome") -> dict[str, Any]:
         "elapsed_s": round(result.elapsed_s, 3),
         "between_processes": between.as_json() if between else None,
         "prediction_half_width_pct": None if (width := result.prediction_half_width) is None else 100 * width,
-        "warnings": [doubt.as_json() for doubt in result.doubts],
+        "warnings": [warning.to_json() for warning in result.warnings],
         "limits": [limit.as_json() for limit in result.limits],
     }
 
@@ -278,7 +278,7 @@ def _print_path(result: "ProfileResult", prefix: str) -> None:
         )
     for limit in result.limits:
         typer.echo(f"Not measured: {limit.cell}: {limit.message}.")
-    print_cautions((doubt.message, doubt.remedy) for doubt in result.doubts)
+    print_warnings(result.warnings)
 
 
 def _raise_if_stopped(out: Path, outcomes: "Sequence[PathOutcome]") -> None:
@@ -290,5 +290,5 @@ def _raise_if_stopped(out: Path, outcomes: "Sequence[PathOutcome]") -> None:
             remedy=f"What was measured until then ({steps} steps) is kept in {out}; --resume goes on.",
         )
     if last.stop == "device_failed":
-        failure = next(doubt for doubt in last.doubts if doubt.code == "device_failed")
+        failure = next(warning for warning in last.warnings if warning.code == "device_failed")
         raise LatfitError(failure.message, remedy=f"{failure.remedy} What was measured before is kept in {out}.")

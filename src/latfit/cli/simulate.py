@@ -481,7 +481,7 @@ def run_all(points: "list[Point]", sweep_options: SweepOptions, *, quiet: bool) 
 
 def show(runs: list[dict[str, Any]], sweep_options: SweepOptions, *, json: bool, quiet: bool, title: str = "") -> None:
     """JSON, or the table with its notes; the picture where one is wanted."""
-    from latfit.cli.output import note, print_json, print_table
+    from latfit.cli.output import note, print_json, print_table, print_warnings
 
     if sweep_options.figure is not None:
         from latfit.files import write_whole
@@ -499,10 +499,9 @@ def show(runs: list[dict[str, Any]], sweep_options: SweepOptions, *, json: bool,
         for text in differences(runs) if short else ():
             typer.echo(f"  {text}")
         notes = list(dict.fromkeys(text for run in runs for text in run["notes"]))
-        for text in notes[:MOST_NOTES]:
-            typer.echo(f"  ! {text}")
+        print_warnings(notes[:MOST_NOTES])
         if len(notes) > MOST_NOTES:
-            typer.echo(f"  ! and {len(notes) - MOST_NOTES} more; --json shows them all.")
+            print_warnings([f"and {len(notes) - MOST_NOTES} more; --json shows them all."])
     for written in filter(None, (sweep_options.out, sweep_options.figure, sweep_options.log)):
         note(f"Wrote {written}", quiet=quiet or json)
 

@@ -244,7 +244,7 @@ class Asked:
 
 def simulate_engine(asked: Asked, *, seed: int, json: bool, quiet: bool) -> None:
     """Run every engine and order at every rate; print, draw, and say where nothing carries the load."""
-    from latfit.cli.output import note, print_json, print_table, progress_bar
+    from latfit.cli.output import note, print_json, print_table, print_warnings, progress_bar
     from latfit.files import write_whole
 
     figure, folder = asked.sweep.figure, asked.sweep.report
@@ -271,8 +271,7 @@ def simulate_engine(asked: Asked, *, seed: int, json: bool, quiet: bool) -> None
         for table in engine_tables(runs):
             print_table(table)
             typer.echo("")
-        for text in dict.fromkeys(text for run in runs for text in run["notes"]):
-            typer.echo(f"  ! {text}")
+        print_warnings(dict.fromkeys(text for run in runs for text in run["notes"]))
     if figure is not None:
         note(f"Wrote {figure}", quiet=quiet or json)
     if folder is not None:

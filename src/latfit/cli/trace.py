@@ -41,7 +41,7 @@ def show(
 
     Batches and tokens, phases, time, gaps, drift, and what a good fit would want besides.
     """
-    from latfit.cli.output import note, print_json
+    from latfit.cli.output import note, print_json, print_warnings
     from latfit.files import check_writable
     from latfit.trace import coverage_of, data_facts, reading_notes
 
@@ -59,19 +59,20 @@ def show(
         return
     typer.echo(data_line(data))
     _print(found)
-    for remark in notes:
-        typer.echo(f"  ! {remark}")
+    print_warnings(notes)
     if picture is not None:
         note(f"Drew {picture}.", quiet=quiet)
 
 
 def _print(found: "Coverage") -> None:
-    from latfit.cli.output import print_table
+    from latfit.cli.output import print_table, print_warnings
     from latfit.report import coverage_table
 
     print_table(coverage_table(found))
-    for run, change in found.drift.items():
-        typer.echo(f"  ! Drift: {run} ends {abs(change):.1%} {'slower' if change > 0 else 'faster'} than it began.")
+    print_warnings(
+        f"Drift: {run} ends {abs(change):.1%} {'slower' if change > 0 else 'faster'} than it began."
+        for run, change in found.drift.items()
+    )
     if found.missing:
         typer.echo("Missing for a good fit:")
     for text in found.missing:

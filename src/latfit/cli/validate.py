@@ -41,7 +41,7 @@ def validate(
     steps and of steps with prefill, made apart, are best. For example:
     latfit validate decode.fit.json run.csv --prefill-fit mixed.fit.json --kv-blocks 2588
     """
-    from latfit.cli.output import note, print_cautions, print_json
+    from latfit.cli.output import note, print_json, print_warnings
     from latfit.files import check_writable, write_json
     from latfit.model import read_fit
     from latfit.simulation import step_costs
@@ -64,7 +64,7 @@ def validate(
         print_json(document)
     else:
         show(found)
-        print_cautions((each.message, each.remedy) for each in cautions)
+        print_warnings(cautions)
     for written in filter(None, (out, figure)):
         note(f"Wrote {written}", quiet=quiet or json)
     if strict and not found.agrees:

@@ -19,9 +19,10 @@ from latfit.fitting.solver.solve import Solution, solve
 from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import Line, as_good, as_the_line_says, identifiability_report, told_with_line
-from latfit.model import SOURCES, Caution, Estimate, FitResult, FitStatus, typical_context
+from latfit.model import SOURCES, Estimate, FitResult, FitStatus, typical_context
 from latfit.stats import error_metrics
 from latfit.trace import WEIGHT, Trace, row_weights
+from latfit.warning import LatfitWarning
 
 BASELINES = ("constant", "linear", "saturation")
 
@@ -168,10 +169,10 @@ def _status(solution: Solution, unidentified: list[list[str]]) -> FitStatus:
     return FitStatus.PARTLY_IDENTIFIED if unidentified else FitStatus.CONVERGED
 
 
-def _not_converged(solution: Solution) -> list[Caution]:
+def _not_converged(solution: Solution) -> list[LatfitWarning]:
     if solution.converged:
         return []
-    return [Caution("not_converged", FitStatus.NOT_CONVERGED.sentence, FitStatus.NOT_CONVERGED.remedy)]
+    return [LatfitWarning("not_converged", FitStatus.NOT_CONVERGED.sentence, FitStatus.NOT_CONVERGED.remedy)]
 
 
 def _intervals(trace: Trace, left_out: HeldOut | None, later: HeldOut | None) -> dict[str, Any]:

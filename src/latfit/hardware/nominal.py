@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 
 from latfit.errors import WrongUsage
-from latfit.model import Caution, Estimate, FitResult, FitStatus
+from latfit.model import Estimate, FitResult, FitStatus
 from latfit.units import parse_duration_ms
+from latfit.warning import LatfitWarning
 
 LARGEST_BATCH = 256
 MOST_TOKENS = 8192
@@ -54,7 +55,7 @@ class Quote:
             domain={"B": [1, self.max_batch], "S": [1, self.max_tokens]},
             data={"quoted": self.text, "rows_read": 0, "rows_used": 0},
             warnings=[
-                Caution(
+                LatfitWarning(
                     "quoted",
                     f"These numbers are quoted ({self.text}), not measured: they have no error and no interval.",
                     "Measure with `latfit profile` on that machine, then `latfit fit`.",

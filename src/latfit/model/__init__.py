@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     )
     from latfit.model.fit_result import (
         KEPT as KEPT,
-        Caution as Caution,
         Estimate as Estimate,
         FitResult as FitResult,
         FitStatus as FitStatus,

@@ -36,6 +36,7 @@ from latfit.model.features import CONTEXT, MIXED_FROM, StepTable, with_typical_c
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
 from latfit.stats import FloatArray
+from latfit.warning import LatfitWarning
 
 SCHEMA = "latfit.fit/1"
 
@@ -100,15 +101,6 @@ class Estimate:
     fixed: bool = False
 
 
-@dataclass(frozen=True)
-class Caution:
-    """Something the user should know, with what can be done about it."""
-
-    code: str
-    message: str
-    remedy: str
-
-
 class StepLatency(Protocol):
     """What planning and simulation see of a fit: the latency of one step."""
 
@@ -137,7 +129,7 @@ class FitResult:
     domain: Mapping[str, Sequence[float]] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    warnings: Sequence[Caution] = ()
+    warnings: Sequence[LatfitWarning] = ()
     bootstrap: Mapping[str, Any] = field(default_factory=dict)
     draws: Mapping[str, Any] = field(default_factory=dict)
     typical: Mapping[str, float] = field(default_factory=dict)
@@ -236,7 +228,7 @@ def fit_from_json(document: Any, where: str) -> FitResult:
     try:
         parameters = {name: _estimate(entry) for name, entry in document["parameters"].items()}
         status = FitStatus[document["status"]["code"].upper()]
-        warnings = [Caution(**warning) for warning in document.get("warnings", [])]
+        warnings = [LatfitWarning(**warning) for warning in document.get("warnings", [])]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _not_a_fit(where, f"{type(error).__name__}: {error}") from None
     missing = [p.name for p in FAMILY[model].parameters if p.name not in parameters]

@@ -23,7 +23,7 @@ from latfit.errors import HardwareMissing, WrongUsage
 from latfit.profiling.devices.protocol import DeviceSettings
 from latfit.profiling.devices.select import PathSpec
 from latfit.profiling.host.machine import LoadWatch, free_memory_bytes, sensible_threads
-from latfit.profiling.quality import find_doubts
+from latfit.profiling.quality import find_warnings
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import ProfileResult, Sample, StopReason, TraceLabels, to_trace
 from latfit.profiling.shapes import ModelShape, StepShape, check_fits
@@ -212,7 +212,7 @@ def _result(steps: Sequence[EngineStep], stop: StopReason, request: ProfileReque
     elapsed_s = steps[-1].t_s + steps[-1].T_ms / 1e3 if steps else 0.0
     result = ProfileResult(cells, samples, (), stop, elapsed_s, request.budget_ms / 1e3, request.precision)
     wanted = ("drift", "other_load")
-    return replace(result, doubts=tuple(d for d in find_doubts(result, load()) if d.code in wanted))
+    return replace(result, warnings=tuple(d for d in find_warnings(result, load()) if d.code in wanted))
 
 
 def _shape(step: EngineStep) -> StepShape:

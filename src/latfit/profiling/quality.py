@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfit.profiling.host.machine import LoadReading
-from latfit.profiling.result import OUTLIER_FACTOR, Doubt, ProfileResult, Sample
+from latfit.profiling.result import OUTLIER_FACTOR, ProfileResult, Sample
 from latfit.stats import FloatArray, mad_sigma
 from latfit.units import format_ms
+from latfit.warning import LatfitWarning
 
 DRIFT_Z = 3.0
 SPREAD = 0.05
@@ -44,19 +45,19 @@ class DriftTest:
     change: float
 
 
-def find_doubts(result: ProfileResult, load: LoadReading | None = None) -> tuple[Doubt, ...]:
-    """Every doubt about `result`; `load` is what others used of the machine meanwhile, where that is
+def find_warnings(result: ProfileResult, load: LoadReading | None = None) -> tuple[LatfitWarning, ...]:
+    """Every warning about `result`; `load` is what others used of the machine meanwhile, where that is
     known."""
     adaptive = result.prediction_half_width is not None
     found = (
-        _drift_doubt(result),
-        _unstable_doubt(result),
-        _load_doubt(load),
-        _settling_doubt(result),
-        _processes_doubt(result),
-        *((_prediction_doubt(result),) if adaptive else (_repeats_doubt(result), _unmeasured_doubt(result))),
+        _drift(result),
+        _unstable(result),
+        _load(load),
+        _settling(result),
+        _processes(result),
+        *((_prediction(result),) if adaptive else (_repeats(result), _unmeasured(result))),
     )
-    return tuple(doubt for doubt in found if doubt is not None)
+    return tuple(warning for warning in found if warning is not None)
 
 
 def drift_test(samples: tuple[Sample, ...]) -> DriftTest:
@@ -83,14 +84,14 @@ def drift_test(samples: tuple[Sample, ...]) -> DriftTest:
     return DriftTest(shared / math.sqrt(variance), math.expm1(shared / spread_t * span))
 
 
-def _drift_doubt(result: ProfileResult) -> Doubt | None:
+def _drift(result: ProfileResult) -> LatfitWarning | None:
     test = drift_test(result.samples)
     if abs(test.z) <= DRIFT_Z or abs(test.change) <= result.precision:
         return None
     size = f"{100 * abs(test.change):.1f} % {'slower' if test.change > 0 else 'faster'}"
     if test.change > 1:
         size = f"{1 + test.change:.1f} times as slow"
-    return Doubt(
+    return LatfitWarning(
         "drift",
         f"Steps became {size} from start to end of the run (trend z = {test.z:+.1f}).",
         "The CPU may have heated up, changed its clock, or been shared: let it cool, fix its frequency "
@@ -98,7 +99,7 @@ def _drift_doubt(result: ProfileResult) -> Doubt | None:
     )
 
 
-def _unstable_doubt(result: ProfileResult) -> Doubt | None:
+def _unstable(result: ProfileResult) -> LatfitWarning | None:
     spreads = [relative_spread(times) for times in result.times_ms if len(times) >= _FEWEST_SAMPLES]
     if not spreads:
         return None
@@ -111,14 +112,14 @@ def _unstable_doubt(result: ProfileResult) -> Doubt | None:
         reasons.append(f"{hiccups} of {len(relative)} steps took more than {OUTLIER_FACTOR} times their cell's median")
     if not reasons:
         return None
-    return Doubt(
+    return LatfitWarning(
         "unstable_timing",
         f"Timing is unstable: {' and '.join(reasons)}.",
         "Close other programs, leave a core free (--threads), and measure longer (--budget).",
     )
 
 
-def _settling_doubt(result: ProfileResult) -> Doubt | None:
+def _settling(result: ProfileResult) -> LatfitWarning | None:
     """Whether steps still became faster after the warm-up: first against last sample of each visit, over all visits."""
     visits: dict[tuple[int, int], list[float]] = {}
     for sample in result.samples:
@@ -130,18 +131,18 @@ def _settling_doubt(result: ProfileResult) -> Doubt | None:
     fall = float(np.median(falls))
     if fall <= max(result.precision, 3 * mad_sigma(falls - fall) * math.sqrt(math.pi / 2 / len(falls))):
         return None
-    return Doubt(
+    return LatfitWarning(
         "not_settled",
         f"Within a visit, steps still became {100 * math.expm1(fall):.1f} % faster after the warm-up.",
         "Measure warm caches with a smaller --model, or say --cache cold where that is what you mean.",
     )
 
 
-def _processes_doubt(result: ProfileResult) -> Doubt | None:
+def _processes(result: ProfileResult) -> LatfitWarning | None:
     between = result.between_processes
     if between is None or between.half_width <= result.precision:
         return None
-    return Doubt(
+    return LatfitWarning(
         "processes_differ",
         f"Medians move by {100 * between.sd:.1f} % from one process to the next, so that {between.processes} of them "
         f"give a step's time within ±{100 * between.half_width:.1f} % only.",
@@ -149,17 +150,17 @@ def _processes_doubt(result: ProfileResult) -> Doubt | None:
     )
 
 
-def _load_doubt(load: LoadReading | None) -> Doubt | None:
+def _load(load: LoadReading | None) -> LatfitWarning | None:
     if load is None or load.other_cpus <= load.spare_cpus + OTHER_CPUS:
         return None
-    return Doubt(
+    return LatfitWarning(
         "other_load",
         f"Other programs kept {load.other_cpus:.1f} CPUs busy on average, and {load.spare_cpus:.0f} were left to them.",
         "Stop them and measure again, or leave them a core with --threads.",
     )
 
 
-def _repeats_doubt(result: ProfileResult) -> Doubt | None:
+def _repeats(result: ProfileResult) -> LatfitWarning | None:
     missed = [
         index
         for index, (there, close) in enumerate(zip(result.measured, result.within_precision, strict=True))
@@ -171,7 +172,7 @@ def _repeats_doubt(result: ProfileResult) -> Doubt | None:
     remedy = f"Measure longer: about --budget {math.ceil(budget_s / 10) * 10}s would do on a machine this steady."
     if budget_s > LONGEST_S:
         remedy = "A day of measuring would not do: accept a wider --precision, or find out what disturbs the machine."
-    return Doubt(
+    return LatfitWarning(
         "too_few_repeats",
         f"In {len(missed)} of {sum(result.measured)} cells the median is not known within "
         f"±{100 * result.precision:.3g} %.",
@@ -179,12 +180,12 @@ def _repeats_doubt(result: ProfileResult) -> Doubt | None:
     )
 
 
-def _prediction_doubt(result: ProfileResult) -> Doubt | None:
+def _prediction(result: ProfileResult) -> LatfitWarning | None:
     """An adaptive run leaves cells unmeasured on purpose; what counts is how well the fit predicts them."""
     width = result.prediction_half_width
     if width is None or width <= result.precision:
         return None
-    return Doubt(
+    return LatfitWarning(
         "prediction_wide",
         f"Somewhere on the grid the fitted model predicts no better than ±{100 * width:.1f} %.",
         f"Give more than {format_ms(result.budget_s * 1e3)} (--budget), accept a wider --precision than "
@@ -210,7 +211,7 @@ def _kept(result: ProfileResult) -> int:
     return sum(len(times) for times in result.times_ms)
 
 
-def _unmeasured_doubt(result: ProfileResult) -> Doubt | None:
+def _unmeasured(result: ProfileResult) -> LatfitWarning | None:
     limited = {limit.cell for limit in result.limits}
     missing = [
         cell for cell, there in zip(result.cells, result.measured, strict=True) if not there and cell not in limited
@@ -218,7 +219,7 @@ def _unmeasured_doubt(result: ProfileResult) -> Doubt | None:
     if not missing:
         return None
     largest = max(missing, key=lambda cell: cell.S)
-    return Doubt(
+    return LatfitWarning(
         "not_measured",
         f"{len(missing)} of {len(result.cells)} cells were not measured, up to {largest}.",
         f"Give more than {format_ms(result.budget_s * 1e3)} (--budget), or ask for fewer cells (--grid).",

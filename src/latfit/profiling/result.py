@@ -1,4 +1,4 @@
-"""What a run of the profiler leaves: every raw sample, why it stopped, its doubts; and the trace made of
+"""What a run of the profiler leaves: every raw sample, why it stopped, its warnings; and the trace made of
 it.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 from latfit.profiling.shapes import StepShape
 from latfit.stats import FloatArray, MedianInterval, median_interval
 from latfit.trace import Array, Trace
+from latfit.warning import LatfitWarning
 
 OUTLIER_FACTOR = 1.5
 """A step that takes longer than so many times its cell's median was disturbed."""
@@ -30,18 +31,6 @@ class Sample(NamedTuple):
     T_ms: float
     warmup: bool
     process: int = 0
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """A reason not to trust the result as it stands, and what to do about it."""
-
-    code: str
-    message: str
-    remedy: str
-
-    def as_json(self) -> dict[str, str]:
-        return {"code": self.code, "message": self.message, "remedy": self.remedy}
 
 
 @dataclass(frozen=True)
@@ -101,7 +90,7 @@ class ProfileResult:
     elapsed_s: float
     budget_s: float
     precision: float
-    doubts: tuple[Doubt, ...] = ()
+    warnings: tuple[LatfitWarning, ...] = ()
     overhead_s: float = 0.0
     prediction_half_width: float | None = None
     """Of an adaptive run: half width of the 95 % interval of the worst predicted cell, relative."""

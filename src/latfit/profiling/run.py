@@ -26,14 +26,15 @@ from latfit.profiling.grid import (
 )
 from latfit.profiling.host.isa import best_float32_isa, cpu_flags
 from latfit.profiling.host.machine import LoadWatch, cpu_model, machine_facts, sensible_threads
-from latfit.profiling.host.sensors import read_sensors, sensor_doubts, sensor_facts
+from latfit.profiling.host.sensors import read_sensors, sensor_facts, sensor_warnings
 from latfit.profiling.journal import Journal, PathRecord
 from latfit.profiling.request import ProfileRequest
-from latfit.profiling.result import Doubt, ProfileResult, TraceLabels, to_trace
+from latfit.profiling.result import ProfileResult, TraceLabels, to_trace
 from latfit.profiling.sampler import Progress, run_profile
 from latfit.profiling.shapes import ModelShape, model_shape
 from latfit.provenance import utc_now
 from latfit.trace import Trace, concatenated
+from latfit.warning import LatfitWarning
 
 ADAPTIVE_GAIN = 5
 """The adaptive design may choose among the cells of a grid that takes so many times its budget."""
@@ -78,8 +79,8 @@ def measure(
     """Measure what `request` asks for, on `device` or on those that it means; `journal` holds what is continued, and is
     told of every visit; `refit` fits what was measured so far, which the adaptive design needs.
 
-    Returns the trace of all samples, and for each path the result with its doubts and limits; after Ctrl-C, or where a
-    device broke midway (`result.stop`), both hold what was measured until then. Raises HardwareMissing, WrongUsage,
+    Returns the trace of all samples, and for each path the result with its warnings and limits; after Ctrl-C, or where
+    a device broke midway (`result.stop`), both hold what was measured until then. Raises HardwareMissing, WrongUsage,
     BadInput, and DeviceFailed where nothing was measured; KeyboardInterrupt before the first step.
     """
     request.check()
@@ -134,7 +135,7 @@ class _Session:
     def provenance(self, outcomes: Sequence[PathOutcome], parts: Sequence[Trace]) -> dict[str, Any]:
         """Facts of the whole run; what belongs to one path stands under its name in `paths`."""
         several = len(outcomes) > 1
-        doubts = [(outcome.path, doubt) for outcome in outcomes for doubt in outcome.result.doubts]
+        warnings = [(outcome.path, warning) for outcome in outcomes for warning in outcome.result.warnings]
         limits = [(outcome.path, limit) for outcome in outcomes for limit in outcome.result.limits]
         return {
             "made_by": "latfit profile",
@@ -147,7 +148,7 @@ class _Session:
             "precision": self.request.precision,
             "elapsed_s": round(sum(outcome.result.elapsed_s for outcome in outcomes), 3),
             "stop": outcomes[-1].result.stop,
-            "warnings": [{**doubt.as_json(), **({"path": path} if several else {})} for path, doubt in doubts],
+            "warnings": [{**warning.to_json(), **({"path": path} if several else {})} for path, warning in warnings],
             "limits": [{**limit.as_json(), **({"path": path} if several else {})} for path, limit in limits],
             "model": parts[0].provenance["model"],
             "paths": {outcome.path: dict(part.provenance) for outcome, part in zip(outcomes, parts, strict=True)},
@@ -188,7 +189,7 @@ def _measure_path(
     result, grid = _run(session, shape, devices, place)
     after = read_sensors(gpu=first.path == "gpu")
     facts = {**first.facts(), "pinned": list(request.pin), "threads_idle": request.threads is None}
-    result = replace(result, doubts=(*result.doubts, *sensor_doubts(before, after), *_device_doubts(facts)))
+    result = replace(result, warnings=(*result.warnings, *sensor_warnings(before, after), *_device_warnings(facts)))
     session.spent_s += result.elapsed_s
     moves = getattr(first, "kv_transfer", list)  # only a device with a memory of its own has one
     transfer: list[dict[str, float]] = moves() if result.stop in ("precise", "budget") else []
@@ -247,8 +248,8 @@ def _run(
     except DeviceFailed as error:
         if error.partial is None or not error.partial.samples:
             raise
-        failure = Doubt("device_failed", f"{error.found}; the run ended there.", error.remedy)
-        result = replace(error.partial, doubts=(failure, *error.partial.doubts))
+        failure = LatfitWarning("device_failed", f"{error.found}; the run ended there.", error.remedy)
+        result = replace(error.partial, warnings=(failure, *error.partial.warnings))
     return replace(result, limits=(*record.limits, *result.limits)), record.grid
 
 
@@ -294,13 +295,13 @@ def _choose_cells(request: ProfileRequest, shape: ModelShape, device: Device, bu
     return PathRecord(cells, limits, grid)
 
 
-def _device_doubts(facts: dict[str, Any]) -> list[Doubt]:
+def _device_warnings(facts: dict[str, Any]) -> list[LatfitWarning]:
     """Fewer threads than CPUs because others are busy; a BLAS that runs narrower kernels than the CPU could."""
     found = []
     threads, most = facts.get("threads"), sensible_threads()
     if facts.get("threads_idle") and threads and threads < most:
         found.append(
-            Doubt(
+            LatfitWarning(
                 "busy_cpus",
                 f"Others keep CPUs busy, so {threads} of {most} threads were used.",
                 "Stop them and measure again, or say how many you want with --threads.",
@@ -309,7 +310,7 @@ def _device_doubts(facts: dict[str, Any]) -> list[Doubt]:
     running, best = facts.get("isa"), best_float32_isa(cpu_flags())
     if facts.get("device") == "numpy" and running == "avx2" and best == "avx512":
         found.append(
-            Doubt(
+            LatfitWarning(
                 "narrow_kernels",
                 "NumPy's BLAS chose AVX2 kernels although this CPU has AVX-512.",
                 "Measure with --isa avx512 to see what the CPU can do; this is what NumPy does by default.",

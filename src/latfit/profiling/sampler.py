@@ -22,7 +22,7 @@ import numpy as np
 
 from latfit.profiling.devices.protocol import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.host.machine import LoadReading
-from latfit.profiling.quality import find_doubts
+from latfit.profiling.quality import find_warnings
 from latfit.profiling.result import Limit, ProfileResult, Sample, StopReason
 from latfit.profiling.shapes import StepShape
 from latfit.stats import median_interval
@@ -276,7 +276,7 @@ def _finished(
         overhead_s=run.overhead_s,
         prediction_half_width=getattr(design, "half_width", None),
     )
-    return replace(result, doubts=find_doubts(result, load() if load else None))
+    return replace(result, warnings=find_warnings(result, load() if load else None))
 
 
 def _failure(device: Device, run: Visits, error: Exception) -> DeviceFailed:

@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput
-from latfit.model import Caution, FitResult
+from latfit.model import FitResult
 from latfit.simulation import EngineRun, EngineSettings, StepCosts, calibrated, serve
 from latfit.stats import FloatArray
 from latfit.validation.calibrate import Constants, calibrate
 from latfit.validation.measured import Measured
+from latfit.warning import LatfitWarning
 
 CONTEXT = "context_tokens"
 FAR = 1.5
@@ -35,13 +36,13 @@ FAR = 1.5
 
 def cautions_about(
     fit: FitResult, with_prefill: FitResult | None, run: EngineRun, settings: EngineSettings
-) -> Sequence[Caution]:
+) -> Sequence[LatfitWarning]:
     """Cautions about the fits (of decoding, and of steps with prefill where it is another) for this run."""
     fits = [fit] if with_prefill is None else [fit, with_prefill]
     found = []
     if not all(CONTEXT in each.structure.columns for each in fits):
         found.append(
-            Caution(
+            LatfitWarning(
                 "no_context",
                 "the step costs know nothing of cached tokens, which decide much of a step of decoding",
                 "Fit --model context or roofline to a trace with a context_tokens column.",
@@ -49,7 +50,7 @@ def cautions_about(
         )
     elif with_prefill is None:
         found.append(
-            Caution(
+            LatfitWarning(
                 "one_fit",
                 "one fit stands for steps that decode and steps that prefill, where a cached token costs differently",
                 "Fit them apart (--where 'prefill_tokens == 0' and '> 0'), and give the second as --prefill-fit.",
@@ -62,7 +63,7 @@ def cautions_about(
     measured = max(_highest(each, "B") for each in fits)
     if 0 < measured < largest:
         found.append(
-            Caution(
+            LatfitWarning(
                 "outside_domain",
                 f"steps hold up to {largest:,} requests, and the fit has seen {measured:,.0f} at most",
                 "Measure larger batches, or lower --max-num-seqs to what the engine had.",
@@ -71,11 +72,11 @@ def cautions_about(
     return found
 
 
-def prefill_unseen(fit: FitResult) -> Caution | None:
+def prefill_unseen(fit: FitResult) -> LatfitWarning | None:
     """For the fit that steps with prefill are taken from."""
     if fit.knows_prefill:
         return None
-    return Caution(
+    return LatfitWarning(
         "no_prefill",
         "the fit of steps with prefill has seen none, so that times to the first token are a lower bound",
         "Fit steps with prefill too, or give a fit of them as --prefill-fit.",
@@ -87,8 +88,8 @@ def _highest(fit: FitResult, column: str) -> float:
     return float(fit.domain[column][1]) if column in fit.domain else 0.0
 
 
-def _far(fit: FitResult, settings: EngineSettings) -> Caution:
-    return Caution(
+def _far(fit: FitResult, settings: EngineSettings) -> LatfitWarning:
+    return LatfitWarning(
         "far_rows",
         f"the fit has rows of up to {_highest(fit, CONTEXT):,.0f} cached tokens, and the cache holds"
         f" {settings.cache_tokens:,}: rows where the engine never is pull the fit",

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfit.model.fit_result import Caution, FitResult
+from latfit.model.fit_result import FitResult
 from latfit.model.step_ratios import ratios_of
 from latfit.planning.plan import make_plan
 from latfit.planning.request import Wishes
 from latfit.planning.result import Plan
+from latfit.warning import LatfitWarning
 from tests.unit.planning.test_plan import fit_with, line, machine
 
 SIXTY_FOUR = {"B": [1, 64], "S": [1, 4096]}
@@ -17,7 +18,7 @@ LAW = {"ratios": ratios_of(np.linspace(0.95, 1.05, 1000), np.ones(1000)).to_json
 
 
 def warned(code: str, **parts: object) -> FitResult:
-    fit = line(4, 0.1, domain=SIXTY_FOUR, intervals=LAW, warnings=[Caution(code, f"About {code}.", "Do this.")])
+    fit = line(4, 0.1, domain=SIXTY_FOUR, intervals=LAW, warnings=[LatfitWarning(code, f"About {code}.", "Do this.")])
     return replace(fit, **parts)  # type: ignore[arg-type]
 
 

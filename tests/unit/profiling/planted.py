@@ -34,4 +34,4 @@ def run_fake(
 
 
 def codes(result: ProfileResult) -> set[str]:
-    return {doubt.code for doubt in result.doubts}
+    return {warning.code for warning in result.warnings}

@@ -66,7 +66,9 @@ class TestTrace:
         trace, (outcome,) = measure(ProfileRequest(grid="B=1;S=1,64,128", budget_ms=2000), device=device)
         assert [limit.cell.S for limit in outcome.result.limits] == [128]
         assert [limit["S"] for limit in trace.provenance["limits"]] == [128]
-        assert {w["code"] for w in trace.provenance["warnings"]} == {doubt.code for doubt in outcome.result.doubts}
+        assert {w["code"] for w in trace.provenance["warnings"]} == {
+            warning.code for warning in outcome.result.warnings
+        }
 
 
 class TestRequest:
@@ -115,7 +117,7 @@ class TestBrokenRuns:
         trace, (outcome,) = measure(ProfileRequest(), device=fake(faults=FakeFaults(fail_after=80)))
         assert outcome.result.stop == "device_failed"
         assert len(trace) > 0
-        assert outcome.result.doubts[0].code == "device_failed"
+        assert outcome.result.warnings[0].code == "device_failed"
 
     def test_a_device_that_breaks_at_once_is_an_error(self) -> None:
         with pytest.raises(DeviceFailed, match="planted"):

@@ -29,7 +29,7 @@ class TestMeasuring:
         assert result.stop == "precise"
         assert all(result.within_precision)
         assert result.elapsed_s < result.budget_s
-        assert result.doubts == ()
+        assert result.warnings == ()
 
     def test_every_cell_is_visited_in_several_rounds(self) -> None:
         result = run_fake(fake(noise=0.0))

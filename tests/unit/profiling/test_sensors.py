@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from latfit.profiling.host import machine
-from latfit.profiling.host.sensors import GpuReading, Reading, read_gpu, read_sensors, sensor_doubts, sensor_facts
+from latfit.profiling.host.sensors import GpuReading, Reading, read_gpu, read_sensors, sensor_facts, sensor_warnings
 
 
 def system(root: Path, files: dict[str, str]) -> Path:
@@ -78,7 +78,7 @@ class TestCpu:
 
     def test_this_machine(self) -> None:
         first = read_sensors(gpu=True)
-        assert sensor_doubts(first, first) == [] or first.gpu is not None
+        assert sensor_warnings(first, first) == [] or first.gpu is not None
 
 
 class TestGpu:
@@ -98,7 +98,7 @@ class TestGpu:
         assert found.slowed is slowed
 
 
-class TestDoubts:
+class TestWarnings:
     @pytest.mark.parametrize(
         ("last", "code"),
         [
@@ -108,16 +108,16 @@ class TestDoubts:
             (Reading(1.0, gpu=GpuReading(1755, 80, 300.0, True)), "throttled"),
         ],
     )
-    def test_each_cause_is_a_doubt_with_a_remedy(self, last: Reading, code: str) -> None:
+    def test_each_cause_is_a_warning_with_a_remedy(self, last: Reading, code: str) -> None:
         first = Reading(0.0, cpu_mhz=3000.0, throttled=5, gpu=GpuReading(1755, 40, 250.0, False))
-        (doubt,) = sensor_doubts(first, last)
-        assert doubt.code == code
-        assert doubt.remedy.endswith(".")
+        (warning,) = sensor_warnings(first, last)
+        assert warning.code == code
+        assert warning.remedy.endswith(".")
 
     def test_a_steady_machine_gives_none(self) -> None:
         first = Reading(0.0, 3000.0, 50.0, 5, 100, GpuReading(1755, 40, 250.0, False))
         last = Reading(9.0, 2950.0, 60.0, 5, 900, GpuReading(1700, 60, 350.0, False))
-        assert sensor_doubts(first, last) == []
+        assert sensor_warnings(first, last) == []
 
 
 class TestIdleThreads:

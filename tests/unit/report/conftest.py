@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
-from latfit.model.fit_result import Caution, Estimate, FitResult, FitStatus
+from latfit.model.fit_result import Estimate, FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
 from latfit.report.fit.page import ReportInput
 from latfit.stats import error_metrics
 from latfit.trace.table import Trace
+from latfit.warning import LatfitWarning
 
 PLANTED: Mapping[str, float] = {
     "tau_0": 4.0,
@@ -100,7 +101,7 @@ def fit_of(rows: Trace, planted: Mapping[str, float] = PLANTED, **changes: Any) 
             "trace": {"cpu": "Intel Xeon", "flags": ["avx2", "amx_bf16"]},
             "command": "latfit fit trace.parquet",
         },
-        warnings=[Caution("not_identified", "tau_S is not determined by these data.", "Measure S up to 16384.")],
+        warnings=[LatfitWarning("not_identified", "tau_S is not determined by these data.", "Measure S up to 16384.")],
     )
     return replace(whole, **changes)
 

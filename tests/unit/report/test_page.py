@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from latfit.errors import TargetNotWritable
-from latfit.model.fit_result import Caution, FitResult, FitStatus
+from latfit.model.fit_result import FitResult, FitStatus
 from latfit.planning.plan import make_plan
 from latfit.report.fit import page
 from latfit.report.fit.page import ReportInput, render, write_report
 from latfit.report.layout import prose
 from latfit.trace.table import Trace
+from latfit.warning import LatfitWarning
 from tests.unit.report.conftest import fit_of, machine, planted_rows, two_paths
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
@@ -119,7 +120,7 @@ class TestHostile:
         fit = fit_of(
             rows,
             provenance={HOSTILE: {HOSTILE: HOSTILE}},
-            warnings=[Caution(HOSTILE, HOSTILE, HOSTILE)],
+            warnings=[LatfitWarning(HOSTILE, HOSTILE, HOSTILE)],
             data={"source": HOSTILE, "dropped": {HOSTILE: 3}},
             cross_validation={"scheme": HOSTILE, "folds": 5, "mape_pct": 4.0},
         )

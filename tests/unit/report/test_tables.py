@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from latfit.model.fit_result import Caution, FitResult, FitStatus
+from latfit.model.fit_result import FitResult, FitStatus
 from latfit.planning.plan import make_plan
 from latfit.report import format
 from latfit.report.fit import tables
 from latfit.report.fit.page import ReportInput
+from latfit.warning import LatfitWarning
 from tests.unit.report.conftest import machine, two_paths
 
 
@@ -55,7 +56,7 @@ class TestTrust:
     def test_a_line_that_does_as_well_is_said(self, fit: FitResult) -> None:
         worse = {**fit.cross_validation, "mape_pct": 12.5}
         assert tables.verdict(replace(fit, cross_validation=worse)) == "no better than a straight line"
-        warned = replace(fit, warnings=[Caution("line_as_good", "", "")])
+        warned = replace(fit, warnings=[LatfitWarning("line_as_good", "", "")])
         assert tables.verdict(warned) == "no better than a straight line"
 
     def test_without_cross_validation_the_errors_are_marked_as_seen(self, fit: FitResult) -> None:

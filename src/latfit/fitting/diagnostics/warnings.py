@@ -8,8 +8,8 @@ import numpy as np
 
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.uncertainty.what_to_measure import other_than
-from latfit.model import Caution
 from latfit.trace import Trace
+from latfit.warning import LatfitWarning
 
 LARGE_ERROR_PCT = 15.0
 AS_GOOD_PCT = 0.1
@@ -27,17 +27,19 @@ def cautions(
     identifiability: Mapping[str, Any],
     scores: Mapping[str, Any],
     baselines: Mapping[str, Mapping[str, Any]],
-) -> Iterator[Caution]:
+) -> Iterator[LatfitWarning]:
     """Warnings of a usable fit. identifiability: its report (see `verdict`).  scores: its cross-validation, or its
     metrics where there is none."""
     for name, (low, high) in problem.options.bounds.items():
         for end in (low, high):
             if np.isclose(values[name], end, rtol=1e-9, atol=0):
                 found = f"{name} ends on the bound {end:g} that it was given."
-                yield Caution("at_bound", found, "Widen --bounds, or leave it out.")
+                yield LatfitWarning("at_bound", found, "Widen --bounds, or leave it out.")
     for group in identifiability["unidentified"]:
         found = _cannot_tell(group) + _told(group, identifiability["combinations"])
-        yield Caution("not_identified", found, _what_to_measure(problem, group, values, identifiability["measure"]))
+        yield LatfitWarning(
+            "not_identified", found, _what_to_measure(problem, group, values, identifiability["measure"])
+        )
     error = float(scores.get("mape_pct", 0.0))
     line = baselines.get("linear", {}).get("cv", {}).get("mape_pct")
     enough = FAR_BETTER * error if problem.model.name == "constant" else error + AS_GOOD_PCT
@@ -46,23 +48,23 @@ def cautions(
         yield _line_is_as_good(line, error)
     constant = baselines.get("constant", {}).get("cv", {}).get("mape_pct")
     if constant is not None and problem.model.name != "constant" and 0 < constant <= error:
-        yield Caution(
+        yield LatfitWarning(
             "no_better_than_constant",
             f"A constant predicts unseen cells as well ({constant:.1f} % against {error:.1f} %): B and S say nothing.",
             "Check which columns are B, S and T_ms (--map), and what else decides the latency of these steps.",
         )
     if not identifiability["prefill"]:
-        yield Caution(
+        yield LatfitWarning(
             "decode_only",
             "These steps hold no prefill, so the fit says nothing about steps that do.",
             "Measure steps with prefill (S > B) before predicting them.",
         )
     if error > LARGE_ERROR_PCT:
         found = f"The typical error on unseen cells is {error:.0f} %."
-        yield Caution("large_error", found, _better(error, baselines) or _why_large(problem, trace))
+        yield LatfitWarning("large_error", found, _better(error, baselines) or _why_large(problem, trace))
 
 
-def cautions_in_time(intervals: Mapping[str, Any], drift: Mapping[str, Any]) -> Iterator[Caution]:
+def cautions_in_time(intervals: Mapping[str, Any], drift: Mapping[str, Any]) -> Iterator[LatfitWarning]:
     """Warnings of what steps share with their neighbours in time, from the `intervals` and the `drift` of a fit."""
     told = [
         f"{phase}: {found['autocorrelated']}"
@@ -70,13 +72,13 @@ def cautions_in_time(intervals: Mapping[str, Any], drift: Mapping[str, Any]) -> 
         if "autocorrelated" in found
     ]
     if told:
-        yield Caution(
+        yield LatfitWarning(
             "autocorrelated",
             f"Steps resemble those before them, so they tell less than their number ({'; '.join(told)}).",
             "Measure several separate runs and fit them together (a column run tells them apart), or one much longer.",
         )
     if drift.get("variance_share", 0.0) >= LEAST_DRIFT:
-        yield Caution(
+        yield LatfitWarning(
             "drift",
             str(drift["sentence"]),
             "Find what changed then (clocks, heat, other load, cached context) and measure again, or fit the rows of"
@@ -84,13 +86,13 @@ def cautions_in_time(intervals: Mapping[str, Any], drift: Mapping[str, Any]) -> 
         )
 
 
-def _line_is_as_good(line: float, error: float) -> Caution:
+def _line_is_as_good(line: float, error: float) -> LatfitWarning:
     """What a straight line's error in percent says beside that of the model."""
     against = f"({line:.1f} % against {error:.1f} %)"
     if line < FAR_BETTER * error:
         found = f"A straight line predicts unseen cells better {against}."
-        return Caution("line_as_good", found, "Take --model linear, or --model auto, which chooses among all.")
-    return Caution(
+        return LatfitWarning("line_as_good", found, "Take --model linear, or --model auto, which chooses among all.")
+    return LatfitWarning(
         "line_as_good",
         f"A straight line predicts unseen cells as well {against}.",
         "Nothing is lost with --model linear on these data; batches below saturation would tell the two apart.",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latfit.profiling.result import Doubt
+from latfit.warning import LatfitWarning
 
 SLOWER_CLOCK = 0.9
 """A clock below this share of the first one is worth a warning: steps became slower with it."""
@@ -107,12 +107,12 @@ def sensor_facts(first: Reading, last: Reading) -> dict[str, Any]:
     return facts
 
 
-def sensor_doubts(first: Reading, last: Reading) -> list[Doubt]:
+def sensor_warnings(first: Reading, last: Reading) -> list[LatfitWarning]:
     """Reasons to doubt a run that lie in its sensors."""
     found = []
     if events := _events(first, last):
         found.append(
-            Doubt(
+            LatfitWarning(
                 "throttled",
                 f"The CPU was throttled for heat {events} times during the run.",
                 "Improve its cooling, or measure with fewer --threads.",
@@ -124,7 +124,7 @@ def sensor_doubts(first: Reading, last: Reading) -> list[Doubt]:
     for now, before, what in clocks:
         if now and before and now < SLOWER_CLOCK * before:
             found.append(
-                Doubt(
+                LatfitWarning(
                     "slower_clock",
                     f"The {what} ended at {now:.0f} MHz and had begun at {before:.0f} MHz.",
                     "Let it warm up with a first run, fix its clock if you may, and measure again.",
@@ -132,7 +132,7 @@ def sensor_doubts(first: Reading, last: Reading) -> list[Doubt]:
             )
     if last.gpu and last.gpu.slowed:
         found.append(
-            Doubt(
+            LatfitWarning(
                 "throttled",
                 "The driver held the GPU's clock down, for power or heat, when the run ended.",
                 "Measure on a cooler machine; under such load in use, these times are the honest ones.",

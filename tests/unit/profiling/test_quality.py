@@ -1,11 +1,11 @@
-"""Doubts: raised where their cause is planted, silent where it is not."""
+"""Warnings: raised where their cause is planted, silent where it is not."""
 
 import numpy as np
 import pytest
 from scipy.stats import binom, kstest
 
 from latfit.profiling.host.machine import LoadReading
-from latfit.profiling.quality import drift_test, find_doubts
+from latfit.profiling.quality import drift_test, find_warnings
 from latfit.profiling.result import ProfileResult, between_processes
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import StepShape
@@ -57,7 +57,7 @@ class TestUnstable:
     def test_hiccups_are_flagged(self) -> None:
         result = run_fake(fake(faults=FakeFaults(hiccup_rate=0.04)), precision=0.01)
         assert "unstable_timing" in codes(result)
-        assert any("1.5 times" in doubt.message for doubt in result.doubts)
+        assert any("1.5 times" in warning.message for warning in result.warnings)
 
     def test_wide_scatter_is_flagged(self) -> None:
         assert "unstable_timing" in codes(run_fake(fake(noise=0.12), budget_s=20.0))
@@ -70,14 +70,14 @@ class TestRepeats:
     def test_cells_that_miss_the_precision_are_counted(self) -> None:
         result = run_fake(fake(noise=0.1), budget_s=4.0, precision=0.01)
         missed = sum(there and not close for there, close in zip(result.measured, result.within_precision, strict=True))
-        (doubt,) = (doubt for doubt in result.doubts if doubt.code == "too_few_repeats")
-        assert doubt.message.startswith(f"In {missed} of {sum(result.measured)} cells")
+        (warning,) = (warning for warning in result.warnings if warning.code == "too_few_repeats")
+        assert warning.message.startswith(f"In {missed} of {sum(result.measured)} cells")
 
     def test_the_budget_it_names_would_do(self) -> None:
         """A run with twice the named budget reaches the precision almost everywhere: the guess has the right size."""
         short = run_fake(fake(noise=0.05), budget_s=3.0, precision=0.02)
-        (doubt,) = (doubt for doubt in short.doubts if doubt.code == "too_few_repeats")
-        named_s = float(doubt.remedy.partition("--budget ")[2].partition("s")[0])
+        (warning,) = (warning for warning in short.warnings if warning.code == "too_few_repeats")
+        named_s = float(warning.remedy.partition("--budget ")[2].partition("s")[0])
         long = run_fake(fake(noise=0.05, seed=1), budget_s=2 * named_s, precision=0.02)
         assert 3.0 < named_s < 300.0
         assert np.mean(long.within_precision) > 0.9
@@ -97,16 +97,16 @@ class TestLoad:
 
 
 def test_a_precision_out_of_reach_is_not_answered_with_a_budget() -> None:
-    (doubt,) = (d for d in run_fake(fake(), budget_s=5.0, precision=1e-6).doubts if d.code == "too_few_repeats")
-    assert "wider --precision" in doubt.remedy
+    (warning,) = (d for d in run_fake(fake(), budget_s=5.0, precision=1e-6).warnings if d.code == "too_few_repeats")
+    assert "wider --precision" in warning.remedy
 
 
-def test_every_doubt_names_a_remedy() -> None:
+def test_every_warning_names_a_remedy() -> None:
     faults = FakeFaults(hiccup_rate=0.05, drift_per_s=0.2)
     result = run_fake(fake(noise=0.1, faults=faults), budget_s=8.0, precision=0.001)
-    doubts = find_doubts(result, LoadReading(1.0, 0.0))
-    assert {doubt.code for doubt in doubts} >= {"drift", "unstable_timing", "other_load", "too_few_repeats"}
-    assert all(doubt.message.endswith(".") and doubt.remedy.endswith(".") for doubt in doubts)
+    warnings = find_warnings(result, LoadReading(1.0, 0.0))
+    assert {warning.code for warning in warnings} >= {"drift", "unstable_timing", "other_load", "too_few_repeats"}
+    assert all(warning.message.endswith(".") and warning.remedy.endswith(".") for warning in warnings)
 
 
 class TestProcesses:
