@@ -160,3 +160,21 @@ def test_a_page_says_what_the_plan_says(ask: Ask, fitted: tuple[str, Path]) -> N
     for name in ("B1", "B2"):
         if plan[name]["value"] is not None:
             assert f"{plan[name]['value']}" in page
+
+
+def test_responses_planned_are_responses_simulated(fitted: tuple[str, Path], ask: Ask) -> None:
+    """Greedy batches on the measured path at a high load: p99 and mean of two programs that share the fit and its
+    scatter, but neither arrivals nor loop. (The curve of smollm2 bends so that at .9 its queue has rare long states.)
+    """
+    sla = 1000 * SLA_MS[fitted[0]]
+
+    def greedy(rate: float) -> Any:
+        plan = ask(f"plan --sla {sla}ms --rate {rate:.6g}/s --hardware alone.json")
+        return next(way for way in plan["alternatives"] if "greedy" in way["name"])
+
+    rate = (0.6 if fitted[0] == "smollm2" else 0.9) * greedy(1)["rate_limit_per_s"]
+    planned = greedy(rate)
+    (run,) = ask(f"simulate --policy gpu-only --rate {rate:.6g}/s --hardware alone.json")["runs"]
+    for said, planned_ms in (("mean", planned["mean_ms"]), ("p99", planned["percentile_ms"])):
+        low, high = run["latency_ms"]["ci"][said]
+        assert low * 0.98 <= planned_ms <= high * 1.02, said
