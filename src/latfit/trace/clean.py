@@ -15,7 +15,8 @@ CPU's steps of a second those of a GPU would be absurdly short.
 * `outlier`: rows five robust standard deviations from the median of their cell.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.stats import FloatArray, mad_sigma, weighted_quantile
-from latfit.trace.sketch.histogram import WEIGHT, step_count
+from latfit.trace.sketch.histogram import WEIGHT, Cells, step_count
 from latfit.trace.table import Trace
 
 Mask = NDArray[np.bool_]
@@ -74,7 +75,8 @@ class Cleaned:
 @dataclass(frozen=True)
 class Rule:
     """One reason. optional: it only marks unless it is asked to drop. necessary: no fit could use the rows, so that it
-    cannot be switched off. compares: rows with others of their system."""
+    cannot be switched off. compares: rows with others of their system. by_row: what a row alone can tell, wherever it
+    stands; all that is looked for where rows come in any order."""
 
     reason: str
     meaning: str
@@ -82,43 +84,50 @@ class Rule:
     optional: bool = False
     necessary: bool = False
     compares: bool = False
+    by_row: bool = False
 
-    def hits(self, trace: Trace, rows: NDArray[np.intp], system: NDArray[np.intp], options: CleanOptions) -> Mask:
-        """Which of these rows it finds (len(rows),)."""
-        if not self.compares:
-            return self.find(trace.select(rows), options)
-        found = np.zeros(len(rows), dtype=bool)
-        for one in np.unique(system[rows]):
-            within = system[rows] == one
-            found[within] = self.find(trace.select(rows[within]), options)
+    def hits(self, trace: Trace, used: Mask, options: CleanOptions) -> Mask:
+        """Which of the rows that are still used (n,) it finds (n,)."""
+        if self.by_row and not self.compares:
+            return used & self.find(trace, options)
+        found = np.zeros(len(trace), dtype=bool)
+        system = trace.system_numbers() if self.compares else np.zeros(len(trace), dtype=np.intp)
+        for one in np.unique(system[used]):
+            rows = np.flatnonzero(used & (system == one))
+            found[rows] = self.find(trace.select(rows), options)
         return found
+
+    def only_marks(self, options: CleanOptions) -> bool:
+        return self.optional and self.reason not in options.drop
+
+
+def tried(trace: Trace, options: CleanOptions, rules: "Sequence[Rule]") -> Iterator[tuple[Rule, Mask]]:
+    """Each rule that finds rows, in order, with those rows (n,); what is dropped once is not looked at again."""
+    used = np.ones(len(trace), dtype=bool)
+    for rule in rules:
+        if rule.reason in options.keep and not rule.necessary:
+            continue
+        hit = rule.hits(trace, used, options)
+        if hit.any():
+            yield rule, hit
+        if not rule.only_marks(options):
+            used &= ~hit
 
 
 def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
     """Drop what cannot be a step, by `RULES`. Raises WrongUsage for unknown reasons in the options."""
     options = options or CleanOptions()
-    _check_reasons(options)
+    check_reasons(options)
     if WEIGHT in trace:
         return _cleaned_before(trace)
-    used = np.ones(len(trace), dtype=bool)
     reasons = np.full(len(trace), "", dtype=object)
-    dropped: dict[str, int] = {}
-    marked: dict[str, int] = {}
-    system = trace.system_numbers()
-    for rule in RULES:
-        if rule.reason in options.keep and not rule.necessary:
-            continue
-        rows = np.flatnonzero(used)
-        hit = rows[rule.hits(trace, rows, system, options)]
-        if len(hit) == 0:
-            continue
-        if rule.optional and rule.reason not in options.drop:
-            marked[rule.reason] = len(hit)
-            continue
-        dropped[rule.reason] = dropped.get(rule.reason, 0) + len(hit)
-        reasons[hit] = rule.reason
-        used[hit] = False
-    return Cleaned(trace.select(used), len(trace), dropped, marked, reasons)
+    dropped: Counter[str] = Counter()
+    marked: Counter[str] = Counter()
+    for rule, hit in tried(trace, options, RULES):
+        (marked if rule.only_marks(options) else dropped)[rule.reason] += int(np.count_nonzero(hit))
+        if not rule.only_marks(options):
+            reasons[hit] = rule.reason
+    return Cleaned(trace.select(reasons == ""), len(trace), dict(dropped), dict(marked), reasons)
 
 
 def _cleaned_before(trace: Trace) -> Cleaned:
@@ -133,22 +142,24 @@ def _cleaned_before(trace: Trace) -> Cleaned:
     return Cleaned(trace, read, facts.get("dropped", {}), {}, np.full(len(trace), "", dtype=object))
 
 
-def check_not_most(cleaned: Cleaned, options: CleanOptions, where: str) -> None:
-    """A trace that loses more than half of its rows is not what it seems. Raises BadInput."""
+def check_not_most(cleaned: Cleaned | Cells, options: CleanOptions, where: str) -> None:
+    """A trace that loses more than half of its rows, or all, is not what it seems. Raises BadInput."""
     lost = cleaned.rows_read - cleaned.rows_used
     warm_up = cleaned.dropped.get("cold_start", 0)
-    if options.most or 2 * (lost - warm_up) <= cleaned.rows_read - warm_up:
+    few = options.most or 2 * (lost - warm_up) <= cleaned.rows_read - warm_up
+    if few and (cleaned.rows_used or not cleaned.rows_read):
         return
     counts = ", ".join(f"{n:,} {reason}" for reason, n in cleaned.dropped.items())
     raise BadInput(
         f"{lost:,} of {cleaned.rows_read:,} rows would be dropped ({counts})",
         where=where,
-        remedy="Keep a rule's rows with --keep REASON, or accept it with --allow-drops (`latfit ingest --allow-drops"
-        " --dropped FILE` shows them).",
+        remedy="Check --map and --unit: B is requests (>= 1), S tokens (>= B), T_ms milliseconds. --keep REASON keeps a"
+        " rule's rows, --allow-drops accepts it (`latfit ingest --allow-drops --dropped FILE` shows them).",
     )
 
 
-def _check_reasons(options: CleanOptions) -> None:
+def check_reasons(options: CleanOptions) -> None:
+    """Raises WrongUsage for a reason that no rule has, or that cannot be switched."""
     can_keep = list(dict.fromkeys(rule.reason for rule in RULES if not (rule.necessary or rule.optional)))
     can_drop = [rule.reason for rule in RULES if rule.optional]
     for option, reasons, known in (("--keep", options.keep, can_keep), ("--drop", options.drop, can_drop)):
@@ -296,20 +307,21 @@ def _comparable(column: NDArray[np.generic]) -> NDArray[np.generic]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("dummy", "empty step that keeps data-parallel engines together", _flagged("dummy")),
-    Rule("idle", "the engine had nothing to do", _idle),
-    Rule("non_finite", "B, S or T missing, infinite or not a number", _non_finite, necessary=True),
-    Rule("zero_time", "no time at all: asynchronous scheduling", _no_time, necessary=True),
+    Rule("dummy", "empty step that keeps data-parallel engines together", _flagged("dummy"), by_row=True),
+    Rule("idle", "the engine had nothing to do", _idle, by_row=True),
+    Rule("non_finite", "B, S or T missing, infinite or not a number", _non_finite, necessary=True, by_row=True),
+    Rule("zero_time", "no time at all: asynchronous scheduling", _no_time, necessary=True, by_row=True),
     Rule(
         "bad_value",
         "T < 0, B < 1, S < B or S of 2^31 or more, a part below zero, or a prefill part larger than the whole",
         _bad_value,
         necessary=True,
+        by_row=True,
     ),
     Rule("zero_time", "absurdly little time: asynchronous scheduling", _hardly_any_time, compares=True),
     Rule("duplicate", "the same step of the same run twice", _duplicate),
-    Rule("cold_start", "run to warm up, or the slow first steps of a run", _cold_start, compares=True),
-    Rule("max_t", "slower than the limit that was asked for", _too_slow),
+    Rule("cold_start", "run to warm up, or the slow first steps of a run", _cold_start, compares=True, by_row=True),
+    Rule("max_t", "slower than the limit that was asked for", _too_slow, by_row=True),
     Rule("outlier", "far from the median of its (B,S) cell", _outlier, optional=True, compares=True),
 )
 """Every rule, in the order in which they are tried."""

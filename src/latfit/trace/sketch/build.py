@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from latfit import errors
 from latfit.errors import BadInput, LatfitError, WrongUsage
-from latfit.trace.clean import CleanOptions, shortest_believable_ms
+from latfit.trace.clean import CleanOptions, check_not_most, check_reasons, shortest_believable_ms
 from latfit.trace.columns import IDENTITY
 from latfit.trace.sketch.histogram import (
     LADDER,
@@ -220,6 +220,7 @@ def _summarise_here(dataset: Dataset, scan: Scan, progress: Progress | None) -> 
 
 
 def _check_options(scan: Scan, backend: str, scheduler: str | None) -> None:
+    check_reasons(scan.cleaning)
     if backend not in BACKENDS:
         raise WrongUsage(f"{backend!r} is not known", where="--backend", remedy=f"Choose: {', '.join(BACKENDS)}.")
     if scheduler is not None and backend != "dask":
@@ -249,17 +250,7 @@ def _check_used(cells: Cells, scan: Scan, where: str) -> None:
     if cells.rows_read == 0:
         remedy = "Correct --where." if scan.where else "Check how it was made, and make it again."
         raise BadInput("no row was found", where=where, remedy=remedy)
-    warm_up = cells.dropped.get("cold_start", 0)
-    lost = sum(cells.dropped.values())
-    if cells.rows_used and (scan.cleaning.most or 2 * (lost - warm_up) <= cells.rows_read - warm_up):
-        return
-    counts = ", ".join(f"{n:,} {reason}" for reason, n in cells.dropped.items())
-    raise BadInput(
-        f"{lost:,} of {cells.rows_read:,} rows would be dropped ({counts})",
-        where=where,
-        remedy="B is requests (>= 1), S tokens (>= B), T_ms milliseconds: check --map and --unit; --keep REASON keeps "
-        "a rule's rows, --allow-drops accepts it.",
-    )
+    check_not_most(cells, scan.cleaning, where)
 
 
 def _facts(cells: Cells, source: str, dataset: Dataset) -> dict[str, Any]:

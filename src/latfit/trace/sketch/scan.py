@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput
 from latfit.stats import FloatArray
-from latfit.trace.clean import RULES, CleanOptions
+from latfit.trace.clean import RULES, CleanOptions, tried
 from latfit.trace.columns import BY_NAME, REQUIRED
 from latfit.trace.filter import matching_rows
 from latfit.trace.sketch.histogram import (
@@ -201,8 +201,7 @@ Mask = NDArray[np.bool_]
 NUMBERS = ("B", "S", "T_ms", "context_tokens", "prefill_requests", "prefill_tokens")
 FLAGS = ("dummy", "idle", "warmup")
 MOST_LABELS = 256
-NOT_BY_ROW = ("zero_time", "duplicate", "outlier")
-ROW_RULES = tuple(rule for rule in RULES if rule.reason not in NOT_BY_ROW)
+ROW_RULES = tuple(rule for rule in RULES if rule.by_row)
 
 
 @dataclass(frozen=True)
@@ -278,20 +277,13 @@ def _cleaned(trace: Trace, options: CleanOptions) -> tuple[Mask, dict[str, int]]
     """Mask of the rows that can be steps, and how many each rule dropped, the first that applies."""
     used = np.ones(len(trace), dtype=bool)
     dropped: dict[str, int] = {}
-
-    def drop(reason: str, hit: Mask) -> None:
-        hit = hit & used
-        if number := int(np.count_nonzero(hit)):
-            dropped[reason] = number
-            used[hit] = False
-
-    for rule in ROW_RULES:
-        if rule.reason == "bad_value" and "zero_time" not in options.keep:
-            drop("zero_time", trace["T_ms"] == 0)
-        if rule.reason not in options.keep:
-            drop(rule.reason, rule.find(trace, options))
-    drop("out_of_range", _out_of_range(trace))
-    return used, dropped
+    for rule, hit in tried(trace, options, ROW_RULES):
+        dropped[rule.reason] = int(np.count_nonzero(hit))
+        used &= ~hit
+    outside = used & _out_of_range(trace)
+    if outside.any():
+        dropped["out_of_range"] = int(np.count_nonzero(outside))
+    return used & ~outside, dropped
 
 
 def _out_of_range(trace: Trace) -> Mask:
