@@ -50,8 +50,15 @@ def write_whole(target: Path, write: Callable[[BinaryIO], None]) -> None:
             partial.unlink(missing_ok=True)
 
 
+def write_bytes(target: Path, content: bytes) -> None:
+    def fill(stream: BinaryIO) -> None:
+        stream.write(content)
+
+    write_whole(target, fill)
+
+
 def write_text(target: Path, text: str) -> None:
-    write_whole(target, lambda stream: _write_all(stream, text.encode()))
+    write_bytes(target, text.encode())
 
 
 def write_json(target: Path, document: Any) -> None:
@@ -105,10 +112,6 @@ def _finite(value: Any) -> Any:
     if hasattr(value, "item"):
         return _finite(value.item())
     return value
-
-
-def _write_all(stream: BinaryIO, content: bytes) -> None:
-    stream.write(content)
 
 
 @contextmanager

@@ -484,11 +484,10 @@ def show(runs: list[dict[str, Any]], sweep_options: SweepOptions, *, json: bool,
     from latfit.cli.output import note, print_json, print_table, print_warnings
 
     if sweep_options.figure is not None:
-        from latfit.files import write_whole
+        from latfit.files import write_bytes
         from latfit.report import runs_figure, style
 
-        picture = style.png(runs_figure(runs, title))
-        write_whole(sweep_options.figure, lambda stream: _write(stream, picture))
+        write_bytes(sweep_options.figure, style.png(runs_figure(runs, title)))
     if json:
         print_json({"runs": runs})
     else:
@@ -600,7 +599,3 @@ def _write_page(
 
     made = Making(command_line(), utc_now(), sla_ms)
     note(f"Wrote {write_page(folder, policies_page(runs, system, made, findings)).html}", quiet=quiet)
-
-
-def _write(stream: Any, content: bytes) -> None:
-    stream.write(content)

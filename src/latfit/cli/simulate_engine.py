@@ -245,7 +245,7 @@ class Asked:
 def simulate_engine(asked: Asked, *, seed: int, json: bool, quiet: bool) -> None:
     """Run every engine and order at every rate; print, draw, and say where nothing carries the load."""
     from latfit.cli.output import note, print_json, print_table, print_warnings, progress_bar
-    from latfit.files import write_whole
+    from latfit.files import write_bytes
 
     figure, folder = asked.sweep.figure, asked.sweep.report
     asked.sweep.check_targets()
@@ -261,8 +261,7 @@ def simulate_engine(asked: Asked, *, seed: int, json: bool, quiet: bool) -> None
     if figure is not None:
         from latfit.report import engine_figure, style
 
-        picture = style.png(engine_figure(found))
-        write_whole(figure, lambda stream: _write(stream, picture))
+        write_bytes(figure, style.png(engine_figure(found)))
     if json:
         print_json({"runs": runs})
     else:
@@ -385,7 +384,3 @@ def _served(
     of_prefill = step_costs(read_fit(asked.cost.prefill_on), scatter=_scatters(asked.service))
     both = serve_apart(requests, (of_prefill, costs), (settings, settings), asked.cost.transfer_of(), seed)
     return both.whole(requests)
-
-
-def _write(stream: Any, content: bytes) -> None:
-    stream.write(content)

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -77,11 +77,10 @@ def validate(
 
 def draw(found: "Validation", target: Path) -> None:
     """The figure as a PNG, whole or not at all."""
-    from latfit.files import write_whole
+    from latfit.files import write_bytes
     from latfit.report import style, validation_figure
 
-    picture = style.png(validation_figure(found))
-    write_whole(target, lambda stream: _write(stream, picture))
+    write_bytes(target, style.png(validation_figure(found)))
 
 
 def show(found: "Validation") -> None:
@@ -100,7 +99,3 @@ def show(found: "Validation") -> None:
     print_table(validation_table(found))
     for name, meaning in DEFINITIONS.items():
         typer.echo(f"  {name.removesuffix('_ms')}: {meaning}")
-
-
-def _write(stream: Any, content: bytes) -> None:
-    stream.write(content)

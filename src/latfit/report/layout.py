@@ -5,13 +5,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from latfit._version import __version__
-from latfit.files import make_folder, write_text, write_whole
+from latfit.files import make_folder, write_bytes, write_text
 from latfit.report.fit import tables
 
 _QUANTITY = re.compile(r"(\d) (%|ms\b|s\b|µs\b)")
@@ -83,14 +82,7 @@ def write_rendered(folder: Path, name: str, rendered: Rendered) -> Written:
     figures = []
     for picture in rendered.pictures:
         target = folder / f"{picture.stem}.png"
-        _write_png(target, picture)
+        write_bytes(target, picture.png)
         figures.append(target)
     write_text(folder / name, rendered.html)
     return Written(folder / name, figures)
-
-
-def _write_png(target: Path, picture: Picture) -> None:
-    def fill(stream: BinaryIO) -> None:
-        stream.write(picture.png)
-
-    write_whole(target, fill)

@@ -1,13 +1,12 @@
 """A picture of what a trace covers: its steps on the (B,S) plane, and their latency in time."""
 
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from latfit.files import write_whole
+from latfit.files import write_bytes
 from latfit.report import style
 from latfit.report.fit.plot_data import gathered, thinned
 from latfit.report.format import counted, drawable
@@ -33,12 +32,7 @@ def coverage_figure(trace: Trace) -> Figure:
 
 def write_coverage(target: Path, trace: Trace) -> None:
     """The figure as PNG, whole or not at all. Raises TargetNotWritable."""
-    picture = style.png(coverage_figure(trace))
-
-    def fill(stream: BinaryIO) -> None:
-        stream.write(picture)
-
-    write_whole(target, fill)
+    write_bytes(target, style.png(coverage_figure(trace)))
 
 
 def draw_plane(axes: Axes, trace: Trace, found: Coverage) -> None:

@@ -9,6 +9,7 @@ from latfit.planning.plan import make_plan
 from latfit.report import format
 from latfit.report.fit import tables
 from latfit.report.fit.page import ReportInput
+from latfit.report.plan.tables import thresholds_table
 from latfit.warning import LatfitWarning
 from tests.unit.report.conftest import machine, two_paths
 
@@ -95,7 +96,7 @@ class TestPlanTables:
         assert "path" in tables.tokens_at_batch(two_paths().plans[0]).columns
 
     def test_what_is_not_known_comes_with_its_reason(self, one_path: ReportInput) -> None:
-        table = tables.thresholds(one_path.plans[0])
+        table = thresholds_table(one_path.plans[0], explained=True)
         assert set(column(table, "value").values()) == {"not known"}
         assert all(column(table, "why").values())
 

@@ -99,7 +99,7 @@ def _answer(plan: Plan, pictures: Sequence[Picture]) -> dict[str, Any]:
         "key_numbers": tables.key_numbers(plan) if plan.rate_per_s is None else plan_tables.load_numbers(plan),
         "load": None if plan.rate_per_s is None else load,
         "inverse": [table for table in (tables.tokens_at_batch(plan), tables.batch_at_tokens(plan)) if table.rows],
-        "thresholds": tables.thresholds(plan),
+        "thresholds": plan_tables.thresholds_table(plan, explained=True),
         "tokens_per_request": plan.tokens_per_request,
     }
 

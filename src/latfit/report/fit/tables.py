@@ -11,7 +11,7 @@ from typing import Any
 
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.model import Estimate, FitResult
-from latfit.planning import BatchRange, Cutoff, Plan, Threshold, TokenRange, Unknown, rate_text
+from latfit.planning import BatchRange, Plan, TokenRange, rate_text
 from latfit.report.format import count, number, percent
 from latfit.trace import Coverage
 from latfit.units import format_ms
@@ -141,32 +141,6 @@ def _note(row: TokenRange | BatchRange) -> str:
 
 def _upper(value: int | None) -> str:
     return ANY_NUMBER if value is None else count(value)
-
-
-def thresholds(plan: Plan) -> Table:
-    """B1, B2 and T_cut, each with why, or why not."""
-    rows = (
-        ("B1", _known(plan.B1), "batch from which the GPU is as fast as the CPU", plan.B1.reason),
-        ("B2", _known(plan.B2), "batch that reaches half of the GPU's best throughput", plan.B2.reason),
-        ("T_cut", _known(plan.T_cut), "how long a request may wait for a batch", plan.T_cut.reason),
-    )
-    return Table("Thresholds for a scheduler", ("name", "value", "meaning", "why"), rows, words=("meaning", "why"))
-
-
-def _known(quantity: Threshold | Cutoff | Unknown) -> str:
-    if isinstance(quantity, Cutoff):
-        return "none" if quantity.value is None else format_ms(quantity.value)
-    return "not known" if quantity.value is None else count(quantity.value) + interval_text(quantity)
-
-
-def interval_text(quantity: Threshold | Unknown) -> str:
-    """` (95 %: 6 to 9)` where the fits' draws give an interval that is wider than the value itself."""
-    if not isinstance(quantity, Threshold) or quantity.interval is None:
-        return ""
-    low, high = quantity.interval
-    if low == high == quantity.value:
-        return ""
-    return f" (95 %: {'never' if low is None else count(low)} to {'never' if high is None else count(high)})"
 
 
 def trust(profile: HardwareProfile) -> Table:

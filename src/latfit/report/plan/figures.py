@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from latfit.files import write_whole
+from latfit.files import write_bytes
 from latfit.hardware import HardwareProfile
 from latfit.planning import (
     Cutoff,
@@ -52,13 +51,8 @@ def write_figures(folder: Path, plan: Plan, profile: HardwareProfile, wishes: Wi
     """Every picture that the plan has something for, as PNG in `folder`. Raises TargetNotWritable."""
     targets = []
     for stem, figure in plan_figures(plan, profile, wishes):
-        content = style.png(figure)
-
-        def fill(stream: BinaryIO, content: bytes = content) -> None:
-            stream.write(content)
-
         target = folder / f"{stem}.png"
-        write_whole(target, fill)
+        write_bytes(target, style.png(figure))
         targets.append(target)
     return targets
 

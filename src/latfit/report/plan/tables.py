@@ -24,6 +24,7 @@ RULE_WORDS = {
     "amortised": "amortised: T(B)/B - T(B+1)/(B+1) > 1/rate",
     "total delay": "total delay: T(B) + T(1) - T(B+1) > B/rate",
 }
+NOT_KNOWN = "not known"
 MOST_WINDOWS = 12
 MANY = 3.0
 """Headroom from which it is said as a multiple."""
@@ -60,7 +61,7 @@ def _named(name: str, found: Threshold | Unknown) -> str:
     if found.value is None:
         return f"{name}: {found.reason}"
     always = " (always the GPU)" if found.reason.startswith("always") else ""
-    return f"{name} = {count(found.value)}{always or tables.interval_text(found)}"
+    return f"{name} = {count(found.value)}{always or interval_text(found)}"
 
 
 def _last_line(plan: Plan) -> str:
@@ -190,28 +191,41 @@ def _ordered(plan: Plan) -> list[Alternative]:
     )
 
 
-def thresholds_table(plan: Plan) -> Table:
-    """The thresholds that are known, with their reasons; those that take the rate into account too."""
+def thresholds_table(plan: Plan, *, explained: bool = False) -> Table:
+    """The thresholds that are known, with their reasons; those that take the rate into account too. explained: the main
+    ones, known or not, with what they mean."""
     named = (
-        ("B1", plan.B1),
-        ("B1 at this rate", plan.B1_at_rate),
-        ("B1 in tokens", plan.B1_tokens),
-        ("B2", plan.B2),
-        ("knee", plan.knee),
-        ("T_cut", plan.T_cut),
+        ("B1", plan.B1, "batch from which the GPU is as fast as the CPU"),
+        ("B1 at this rate", plan.B1_at_rate, ""),
+        ("B1 in tokens", plan.B1_tokens, ""),
+        ("B2", plan.B2, "batch that reaches half of the GPU's best throughput"),
+        ("knee", plan.knee, ""),
+        ("T_cut", plan.T_cut, "how long a request may wait for a batch"),
     )
-    rows = [
-        (name, _value(found), found.reason)
-        for name, found in named
-        if found.value is not None or isinstance(found, Cutoff) or found.reason.startswith("never")
-    ]
-    return Table("Thresholds for a scheduler", ("name", "value", "why"), rows, words=("why",))
+    caption = "Thresholds for a scheduler"
+    if explained:
+        rows = [(name, _value(found), meaning, found.reason) for name, found, meaning in named if meaning]
+        return Table(caption, ("name", "value", "meaning", "why"), rows, words=("meaning", "why"))
+    known = [(name, _value(found), found.reason) for name, found, _ in named if _value(found) != NOT_KNOWN]
+    return Table(caption, ("name", "value", "why"), known, words=("why",))
 
 
 def _value(found: Threshold | Cutoff | Unknown) -> str:
     if isinstance(found, Cutoff):
         return "none" if found.value is None else format_ms(found.value)
-    return "never" if found.value is None else f"{count(found.value)}{tables.interval_text(found)}"
+    if found.value is None:
+        return "never" if found.reason.startswith("never") else NOT_KNOWN
+    return f"{count(found.value)}{interval_text(found)}"
+
+
+def interval_text(quantity: Threshold | Unknown) -> str:
+    """` (95 %: 6 to 9)` where the fits' draws give an interval that is wider than the value itself."""
+    if not isinstance(quantity, Threshold) or quantity.interval is None:
+        return ""
+    low, high = quantity.interval
+    if low == high == quantity.value:
+        return ""
+    return f" (95 %: {'never' if low is None else count(low)} to {'never' if high is None else count(high)})"
 
 
 def cutoff_table(plan: Plan) -> Table:
