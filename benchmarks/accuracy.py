@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.checking.crossval import assign_folds
+from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.model_selection import candidates_for, select_model, settled
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
@@ -66,7 +67,7 @@ def systems(folder: Path, smoke: bool) -> Iterator[tuple[str, Trace]]:
 
 def fitted(train: Trace, test: Trace, options: FitOptions, warm: FloatArray | None = None) -> FloatArray:
     """Latencies in ms of the test rows by a fit of the training rows."""
-    problem = make_problem(train, options)
+    problem = make_problem(rows_of(train), options)
     end = solve(problem, warm=None if warm is None else problem.coordinates(warm))
     return problem.model.latency_ms(problem.theta(end.z), {name: test.floats(name) for name in problem.steps})
 
@@ -109,7 +110,7 @@ def judged(name: str, rows: Trace, folds: list[NDArray[np.int64]], options: FitO
     """All errors of one model; options None for trees."""
     warm = None
     if options is not None:
-        problem = make_problem(rows, options)
+        problem = make_problem(rows_of(rows), options)
         warm = problem.theta(solve(problem).z)
     scores = []
     for fold in folds:
@@ -136,7 +137,7 @@ def extrapolated(name: str, rows: Trace, options: FitOptions | None) -> tuple[fl
     if options is None:
         return float(ape(forest(name, train, test), test).mean()), 0
     plain = replace(options, fixed={})
-    own = select_model(train, plain).options if name == "auto" else settled(train, plain)
+    own = select_model(fit_data(train), plain).options if name == "auto" else settled(rows_of(train), plain)
     alone = decode_only({"B": train.floats("B"), "S": train.floats("S")})
     refused = int(np.sum(test.floats("S") > MIXED_FROM * test.floats("B"))) if alone else 0
     return float(ape(fitted(train, test, own), test).mean()), refused
@@ -156,15 +157,15 @@ def main(smoke: bool = False, folder: Path = DEFAULT) -> None:
         print("accuracy: forests skipped, scikit-learn is not installed")
     for label, rows in systems(folder, smoke):
         by_row = np.random.default_rng(0).permutation(len(rows)) % FOLDS
-        folds = [by_row, assign_folds(rows)[1]]
+        folds = [by_row, assign_folds(fit_data(rows))[1]]
         decoding = rows.select(step_features({each: rows.floats(each) for each in SOURCES if each in rows})["m"] == 0)
         print(f"\n{label}: {len(rows):,} rows, floor {floor(rows):.2f} %, of decode {floor(decoding):.2f} %")
         print(f"{'MAPE in %':24} {'rows':>7} {'blocks':>7} {'decode':>7} {'beyond':>7}")
-        chosen = select_model(rows, FitOptions(model="auto"))
+        chosen = select_model(fit_data(rows), FitOptions(model="auto"))
         print(f"{f'auto = {chosen.name}':24} {judged('auto', rows, folds, chosen.options)}", flush=True)
-        names = candidates_for(rows, experts=True)[1:] if not smoke else ["linear", "context"]
+        names = candidates_for(rows_of(rows), experts=True)[1:] if not smoke else ["linear", "context"]
         for name in names:
-            options = settled(rows, FitOptions(model=name))
+            options = settled(rows_of(rows), FitOptions(model=name))
             print(f"{name:24} {judged(name, rows, folds, options)}", flush=True)
         for name in [] if smoke else trees:
             print(f"{name:24} {judged(name, rows, folds, None)}", flush=True)

@@ -17,6 +17,7 @@ import numpy as np
 
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
 from latfit.fitting.checking.crossval import cross_validate
+from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.fitting.uncertainty.intervals import DoubtOptions, doubts
@@ -61,8 +62,8 @@ def parameters_held(data_sets: int, asked: DoubtOptions) -> dict[str, tuple[int,
     found = dict.fromkeys(names, (0, 0))
     for seed in range(data_sets):
         trace = rich_design(3, seed)
-        problem = make_problem(trace, FitOptions())
-        estimates = doubts(problem, solve(problem), trace, asked).uncertainty.estimates
+        problem = make_problem(rows_of(trace), FitOptions())
+        estimates = doubts(problem, solve(problem), fit_data(trace), asked).uncertainty.estimates
         for name in names:
             known = estimates[name]
             if known.identified and known.low is not None and known.high is not None:
@@ -79,12 +80,15 @@ def steps_below(logs: int, drift: float) -> tuple[dict[tuple[str, str], list[flo
         trace, new = log_of_steps(3000, seed), log_of_steps(3000, 10_000 + seed)
         if drift:
             trace, new = log_of_steps(3000, seed, drift), log_of_steps(3000, 10_000 + seed, drift)
-        problem = make_problem(trace, FitOptions())
+        problem = make_problem(rows_of(trace), FitOptions())
         theta = problem.theta(solve(problem).z)
-        left_out, scored = later_rows(trace, FitOptions(), theta), cross_validate(trace, FitOptions(), theta)
+        left_out, scored = (
+            later_rows(fit_data(trace), FitOptions(), theta),
+            cross_validate(fit_data(trace), FitOptions(), theta),
+        )
         assert left_out is not None
         assert scored is not None
-        found = prediction_intervals(trace, left_out, ordered=True, blocks=scored.held_out)["by_phase"]
+        found = prediction_intervals(fit_data(trace), left_out, ordered=True, blocks=scored.held_out)["by_phase"]
         decode = new["S"] == new["B"]
         ratio = new["T_ms"] / problem.model.latency_ms(theta, {"B": new["B"], "S": new["S"]})
         for phase, rows in (("decode", decode), ("prefill or mixed", ~decode)):
@@ -150,14 +154,14 @@ def held_in_fresh_runs(fits: int, noise: Noise, times: bool, prefill: float) -> 
     counted: dict[str, list[float]] = {}
     for _ in range(fits):
         trace = run_of(rng, 2000, noise, times, prefill)
-        problem = make_problem(trace, options)
+        problem = make_problem(rows_of(trace), options)
         theta = problem.theta(solve(problem).z)
-        scored, later = cross_validate(trace, options, theta), later_rows(trace, options, theta)
+        scored, later = cross_validate(fit_data(trace), options, theta), later_rows(fit_data(trace), options, theta)
         assert scored is not None
         if later is None:
-            found = prediction_intervals(trace, scored.held_out, ordered=False)
+            found = prediction_intervals(fit_data(trace), scored.held_out, ordered=False)
         else:
-            found = prediction_intervals(trace, later, ordered=True, blocks=scored.held_out)
+            found = prediction_intervals(fit_data(trace), later, ordered=True, blocks=scored.held_out)
         fresh = [run_of(rng, 2000, noise, times, prefill) for _ in range(20)]
         B, S, T = (np.concatenate([run[name] for run in fresh]) for name in ("B", "S", "T_ms"))
         ratio = T / problem.model.latency_ms(theta, {"B": B, "S": S})

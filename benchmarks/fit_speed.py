@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.fit_time import as_they_are, naive, synthetic
 from benchmarks.timing import paired
+from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.loss import RHO, total_cost
 from latfit.fitting.solver.solve import solve
@@ -69,7 +70,7 @@ def compare(rows: int, pairs: int, peers: dict[str, Callable[[FitProblem, float]
     """Print times and costs of one number of rows."""
     trace = synthetic(rows)
     began = time.perf_counter()
-    problem = make_problem(trace, FitOptions())
+    problem = make_problem(rows_of(trace), FitOptions())
     found = solve(problem)
     first = time.perf_counter() - began
     print(f"fit speed, {rows:,} rows ({len(problem.observed):,} different): first fit {first:.3f} s with compiling")
@@ -77,7 +78,7 @@ def compare(rows: int, pairs: int, peers: dict[str, Callable[[FitProblem, float]
     for name, peer in peers.items():
         try:
             times = paired(
-                lambda: solve(make_problem(trace, FitOptions())),
+                lambda: solve(make_problem(rows_of(trace), FitOptions())),
                 lambda peer=peer: peer(plain, found.f_scale),  # type: ignore[misc]
                 pairs,
                 time.process_time,

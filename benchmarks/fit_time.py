@@ -9,6 +9,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.timing import paired
+from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.loss import RHO
@@ -54,7 +55,7 @@ def main(smoke: bool = False) -> None:
     """Print times and costs for growing numbers of rows, and for the choice among all models at the most."""
     for rows in (1_000,) if smoke else ROWS:
         trace = synthetic(rows)
-        problem = make_problem(trace, FitOptions())
+        problem = make_problem(rows_of(trace), FitOptions())
         found, plain = solve(problem), as_they_are(problem, trace)
         peer = naive(plain, found.f_scale)
         for model in ("saturation",) if rows < ROWS[-1] else ("saturation", "auto"):

@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.accuracy import systems
 from benchmarks.fit_speed import with_iminuit, with_lmfit
 from benchmarks.fit_time import naive
+from latfit.fitting.data import rows_of
 from latfit.fitting.model_selection import settled
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.objective import Objective, by_cell, remembered
@@ -97,7 +98,7 @@ def main(smoke: bool = False, names: list[str] | None = None) -> None:
     cases = failed = 0
     for label, rows in sets(smoke):
         for name in names or (SMOKE if smoke else FAMILY):
-            problem = make_problem(rows, settled(rows, FitOptions(model=name)))
+            problem = make_problem(rows_of(rows), settled(rows_of(rows), FitOptions(model=name)))
             if not problem.free:
                 continue
             found, ours, theirs = excess(problem)

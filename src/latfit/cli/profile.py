@@ -157,10 +157,10 @@ def _refit(cells: "Trace") -> "Surface | None":
     """The fit that the adaptive design asks for; fitting and profiling know nothing of each other."""
     import numpy as np
 
-    from latfit.fitting import FitOptions, make_problem, solve
+    from latfit.fitting import FitOptions, make_problem, rows_of, solve
     from latfit.profiling import Surface
 
-    problem = make_problem(cells, FitOptions(ADAPTIVE_MODEL))
+    problem = make_problem(rows_of(cells), FitOptions(ADAPTIVE_MODEL))
     if len(cells) < len(problem.free):
         return None
     theta = problem.theta(solve(problem).z)

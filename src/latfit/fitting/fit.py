@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from latfit.errors import BadInput
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
 from latfit.fitting.checking.crossval import CrossValidation, HeldOut, cross_validate, further_validation
 from latfit.fitting.checking.step_ratios import with_ratios
+from latfit.fitting.data import FitData, fit_data
 from latfit.fitting.diagnostics.diagnose import diagnose, explain
 from latfit.fitting.diagnostics.warnings import cautions, cautions_in_time
 from latfit.fitting.model_selection import resolved
-from latfit.fitting.problem import FitOptions, FitProblem, known_columns, make_problem, predicted_by_row, weights_by_row
+from latfit.fitting.problem import FitOptions, FitProblem, log_ratios, make_problem
 from latfit.fitting.solver.solve import Solution, solve
 from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import Line, as_good, as_the_line_says, identifiability_report, told_with_line
-from latfit.model import SOURCES, Estimate, FitResult, FitStatus, typical_context
+from latfit.model import Estimate, FitResult, FitStatus, typical_context
 from latfit.stats import error_metrics
-from latfit.trace import WEIGHT, Trace, row_weights
+from latfit.trace import Trace
 from latfit.warning import LatfitWarning
 
 BASELINES = ("constant", "linear", "saturation")
@@ -53,66 +53,52 @@ def fit_trace(
     """
     asked = doubt or DoubtOptions()
     check(asked)
-    trace = _counted(trace)
-    options, selection = resolved(trace, options or FitOptions())
-    problem = make_problem(trace, options)
+    rows = fit_data(trace)
+    options, selection = resolved(rows, options or FitOptions())
+    problem = make_problem(rows, options)
     origin = {**(provenance or {}), "fit_options": {**_stated(options), "intervals": asked.intervals}}
     facts = dict(data or {})
-    domain = _domain(trace)
+    domain = _domain(rows)
     if status := _unusable(problem):
         empty = {p.name: Estimate(math.nan, None, None, None, p.unit, False) for p in problem.model.parameters}
         return FitResult(
             options.model, status, empty, {"n": problem.rows}, domain=domain, data=facts, provenance=origin
         )
-    found = _fitted(trace, problem, asked)
+    found = _fitted(rows, problem, asked)
     return replace(
         found,
         cross_validation={**found.cross_validation, **({"selection": selection} if selection else {})},
         domain=domain,
         data=facts,
         provenance=origin,
-        typical=typical_context(known_columns(trace), weights_by_row(trace)),
+        typical=typical_context(rows.steps, rows.weights),
     )
 
 
-def _counted(trace: Trace) -> Trace:
-    """The rows that stand for steps at all. Raises BadInput where none does, or a weight is below zero or infinite."""
-    weights = row_weights(trace)
-    if weights is None or np.all((weights > 0) & np.isfinite(trace.floats(WEIGHT))):
-        return trace
-    if bad := int(np.sum((weights < 0) | np.isinf(trace.floats(WEIGHT)))):
-        raise BadInput(
-            f"{bad:,} rows have a {WEIGHT} that is no number of steps",
-            remedy="It says how many steps a row stands for: 0 or more.",
-        )
-    if not np.any(weights > 0):
-        raise BadInput(f"{WEIGHT} is zero in every row", remedy=f"Leave {WEIGHT} out where each row is one step.")
-    return trace.select(weights > 0)
-
-
-def _fitted(trace: Trace, problem: FitProblem, asked: DoubtOptions) -> FitResult:
+def _fitted(data: FitData, problem: FitProblem, asked: DoubtOptions) -> FitResult:
     """What is learnt from rows that can carry the model."""
-    options, best = problem.options, _scored(trace, problem)
+    options, best = problem.options, _scored(data, problem)
     theta = problem.theta(best.solution.z)
-    left_open = doubts(problem, best.solution, trace, asked)
-    plain = {name: _baseline(trace, name, options) for name in BASELINES if name != options.model}
+    left_open = doubts(problem, best.solution, data, asked)
+    plain = {name: _baseline(data, name, options) for name in BASELINES if name != options.model}
     baselines = {name: _errors(scored) for name, scored in plain.items()}
     scores = best.held_out.scores if best.held_out else {}
     found, report = _told(best, left_open.uncertainty, plain.get("linear"))
     values = {name: estimate.value for name, estimate in found.estimates.items()}
-    warnings = cautions(problem, trace, values, report, scores or best.metrics, baselines)
+    warnings = cautions(problem, data, values, report, scores or best.metrics, baselines)
     left_out = best.held_out.held_out if best.held_out else None
-    later = later_rows(trace, options, theta)
-    tests = diagnose(trace, predicted_by_row(problem, theta, trace), free=len(problem.free), seed=options.seed)
-    intervals = with_ratios(_intervals(trace, left_out, later), trace, problem, theta)
-    explained = explain(problem, best.solution, found, trace, later or left_out)
+    later = later_rows(data, options, theta)
+    log_ratio = log_ratios(problem, theta, data)
+    tests = diagnose(data, log_ratio, free=len(problem.free), seed=options.seed)
+    intervals = with_ratios(_intervals(data, left_out, later), data, log_ratio)
+    explained = explain(problem, best.solution, found, data, later or left_out)
     in_time = cautions_in_time(intervals, explained["drift"])
     return FitResult(
         model=options.model,
         status=_status(best.solution, found.unidentified),
         parameters=found.estimates,
         metrics=best.metrics,
-        cross_validation={**scores, **further_validation(trace, options, theta, later)},
+        cross_validation={**scores, **further_validation(data, options, theta, later)},
         baselines=baselines,
         identifiability=report,
         diagnostics={**tests, **explained},
@@ -123,16 +109,16 @@ def _fitted(trace: Trace, problem: FitProblem, asked: DoubtOptions) -> FitResult
     )
 
 
-def _scored(trace: Trace, problem: FitProblem) -> _Scored:
+def _scored(data: FitData, problem: FitProblem) -> _Scored:
     solution = solve(problem)
     predicted = problem.model.latency_ms(problem.theta(solution.z), problem.steps)
     metrics = error_metrics(problem.observed, predicted, problem.weights)
-    held_out = cross_validate(trace, problem.options, problem.theta(solution.z))
+    held_out = cross_validate(data, problem.options, problem.theta(solution.z))
     return _Scored(problem, solution, metrics, held_out)
 
 
-def _baseline(trace: Trace, name: str, options: FitOptions) -> _Scored:
-    return _scored(trace, make_problem(trace, replace(options, model=name, fixed={}, bounds={}, priors={})))
+def _baseline(data: FitData, name: str, options: FitOptions) -> _Scored:
+    return _scored(data, make_problem(data, replace(options, model=name, fixed={}, bounds={}, priors={})))
 
 
 def _errors(scored: _Scored) -> dict[str, Any]:
@@ -175,16 +161,16 @@ def _not_converged(solution: Solution) -> list[LatfitWarning]:
     return [LatfitWarning("not_converged", FitStatus.NOT_CONVERGED.sentence, FitStatus.NOT_CONVERGED.remedy)]
 
 
-def _intervals(trace: Trace, left_out: HeldOut | None, later: HeldOut | None) -> dict[str, Any]:
+def _intervals(data: FitData, left_out: HeldOut | None, later: HeldOut | None) -> dict[str, Any]:
     """From later rows predicted by earlier ones where the trace is in time, else from cells left out."""
     if later is not None:
-        return prediction_intervals(trace, later, ordered=True, blocks=left_out)
-    return prediction_intervals(trace, left_out, ordered=False) if left_out is not None else {}
+        return prediction_intervals(data, later, ordered=True, blocks=left_out)
+    return prediction_intervals(data, left_out, ordered=False) if left_out is not None else {}
 
 
-def _domain(trace: Trace) -> dict[str, list[float]]:
-    names = [name for name in ("T_ms", *SOURCES) if name in trace and np.all(np.isfinite(trace.floats(name)))]
-    return {name: [float(np.nanmin(trace.floats(name))), float(np.nanmax(trace.floats(name)))] for name in names}
+def _domain(data: FitData) -> dict[str, list[float]]:
+    columns = {"T_ms": data.observed, **data.steps}
+    return {name: [float(column.min()), float(column.max())] for name, column in columns.items()}
 
 
 def _stated(options: FitOptions) -> dict[str, Any]:

@@ -40,14 +40,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
-from latfit.fitting.checking.crossval import FOLDS, assign_folds, in_time
+from latfit.fitting.checking.crossval import FOLDS, assign_folds, by_fold, held_out
+from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.levenberg_marquardt import minimise
 from latfit.fitting.solver.objective import Objective, by_cell, remembered
 from latfit.fitting.solver.solve import solve
-from latfit.model import FAMILY, MOE, SOURCES, Choice, Separable, decode_only, features_of, model_named, step_features
+from latfit.model import FAMILY, MOE, Choice, Separable, decode_only, features_of, model_named
 from latfit.stats import FloatArray
-from latfit.trace import Trace, row_weights
 
 SAMPLE_ROWS = 2000
 SHORT, LONG = 8, 60
@@ -74,20 +74,20 @@ class _State:
 class _Sample:
     """The rows that choices are settled on, how many steps they stand for, and the scale of the loss."""
 
-    trace: Trace
+    data: Rows
     rows: int
     f_scale: float
 
 
-def settled(trace: Trace, options: FitOptions) -> FitOptions:
+def settled(data: Rows, options: FitOptions) -> FitOptions:
     """The options with a value fixed for every choice of the model that the user left open."""
     model = model_named(options.model)
     if not isinstance(model, Separable):
         return options
     open_choices = [choice for choice in model.choices if choice.parameter.name not in options.fixed]
-    if len(trace) < 2:
+    if len(data) < 2:
         return options
-    few = _fewer_cells(trace, options.seed)
+    few = _fewer_cells(data, options.seed)
     if not open_choices:
         return _without_offset(few, options)
     nominal = {choice.parameter.name: choice.values[0] for choice in open_choices}
@@ -97,13 +97,13 @@ def settled(trace: Trace, options: FitOptions) -> FitOptions:
         return best
     found = solve(problem)
     state, sample = _State(best, problem.theta(found.z), found.cost), _Sample(few, problem.rows, found.f_scale)
-    longest = float(few.floats("S").max())
+    longest = float(few.steps["S"].max())
     for names in ORDER:
         state = _improved(sample, [choice for choice in open_choices if choice.parameter.name in names], state, longest)
     return state.options
 
 
-def _without_offset(few: Trace, options: FitOptions) -> FitOptions:
+def _without_offset(few: Rows, options: FitOptions) -> FitOptions:
     """The options with w_0 held at zero, where that predicts a phase much better."""
     names = {parameter.name for parameter in model_named(options.model).parameters}
     spoken = {*options.fixed, *options.bounds, *options.priors}
@@ -114,7 +114,7 @@ def _without_offset(few: Trace, options: FitOptions) -> FitOptions:
     return held if bool(np.any(with_it > MUCH * without)) else options
 
 
-def _errors_by_phase(few: Trace, options: FitOptions) -> FloatArray:
+def _errors_by_phase(few: Rows, options: FitOptions) -> FloatArray:
     """Mean absolute residuals of steps that only decode and of those that hold prefill, where there are both."""
     problem = remembered(make_problem(few, options))
     holds = features_of(problem.steps)["m"] > 0
@@ -152,7 +152,7 @@ def _worth_trying(choices: Sequence[Choice], held: Mapping[str, float], longest:
 
 def _tried(sample: _Sample, options: FitOptions, theta: FloatArray, steps: int) -> _State:
     """The optimum, at the first fit's scale, that a start in theta leads to within some steps."""
-    problem = remembered(make_problem(sample.trace, options))
+    problem = remembered(make_problem(sample.data, options))
     start = theta.copy()
     for i, parameter in enumerate(problem.model.parameters):
         if parameter.name in problem.fixed:
@@ -161,14 +161,14 @@ def _tried(sample: _Sample, options: FitOptions, theta: FloatArray, steps: int) 
     return _State(options, problem.theta(end.z), end.cost)
 
 
-def _fewer_cells(trace: Trace, seed: int) -> Trace:
+def _fewer_cells(data: Rows, seed: int) -> Rows:
     """Rows, half drawn evenly and half spread evenly over the order of S."""
-    if len(trace) <= SAMPLE_ROWS:
-        return trace
-    order = np.argsort(trace.floats("S"), kind="stable")
+    if len(data) <= SAMPLE_ROWS:
+        return data
+    order = np.argsort(data.steps["S"], kind="stable")
     spread = order[np.linspace(0, len(order) - 1, SAMPLE_ROWS // 2).astype(np.int64)]
-    drawn = np.random.default_rng(seed).choice(len(trace), SAMPLE_ROWS // 2, replace=False)
-    return trace.select(np.unique(np.concatenate([spread, drawn])))
+    drawn = np.random.default_rng(seed).choice(len(data), SAMPLE_ROWS // 2, replace=False)
+    return data.at(np.unique(np.concatenate([spread, drawn])))
 
 
 AUTO = "auto"
@@ -225,28 +225,28 @@ def is_auto(name: str) -> bool:
     return name in (AUTO, f"{AUTO}{MOE}")
 
 
-def resolved(trace: Trace, options: FitOptions) -> tuple[FitOptions, dict[str, object]]:
+def resolved(data: FitData, options: FitOptions) -> tuple[FitOptions, dict[str, object]]:
     """Options that name one model with its choices held; for `auto` also why that one: its reason and the candidates'
     scores."""
     if not is_auto(options.model):
-        return settled(trace, options), {}
-    selection = select_model(trace, options)
+        return settled(data, options), {}
+    selection = select_model(data, options)
     return selection.options, {"model": selection.name, "reason": selection.reason, "candidates": selection.table()}
 
 
-def candidates_for(trace: Trace, experts: bool = False) -> list[str]:
+def candidates_for(data: Rows, experts: bool = False) -> list[str]:
     """Names of the models that the columns of a trace can carry, simple ones first."""
-    if _decodes_only(trace):
+    if decode_only(data.steps):
         names = ["constant", "linear", "roofline"]
     else:
         names = ["constant", "linear", "hinge", "saturation", "saturation-gamma", "quadratic", "context", "roofline"]
     return [*names, *(f"{name}{MOE}" for name in names if name != "constant" and experts)]
 
 
-def select_model(trace: Trace, options: FitOptions) -> Selection:
+def select_model(data: FitData, options: FitOptions) -> Selection:
     """The candidate to use for a clean trace of one system. Raises WrongUsage for parameters that no candidate has."""
-    sample = _sample(trace, options.seed)
-    names = _possible(candidates_for(trace, options.model.endswith(MOE)), options)
+    sample = _sample(data, options.seed)
+    names = _possible(candidates_for(data, options.model.endswith(MOE)), options)
     folds = fold_schemes(sample, options.seed)
     entries = _entered(sample, names, options, folds)
     if not entries:
@@ -270,13 +270,13 @@ class _Entry:
 
 
 def _entered(
-    trace: Trace, names: Sequence[str], options: FitOptions, folds: Sequence[NDArray[np.int64]]
+    data: FitData, names: Sequence[str], options: FitOptions, folds: Sequence[NDArray[np.int64]]
 ) -> dict[str, _Entry]:
     """The candidates that the rows are enough for, by name."""
     found = {}
     for name in names:
-        own = settled(trace, _of_requests(trace, replace(options, model=name)))
-        score = cross_validated(trace, own, folds)
+        own = settled(data, _of_requests(data, replace(options, model=name)))
+        score = cross_validated(data, own, folds)
         if score is not None:
             found[name] = _Entry(score, own)
     return found
@@ -286,46 +286,35 @@ def _pays(concave: Score, plain: Score) -> bool:
     return plain.mape_pct - concave.mape_pct > max(GIVEN_UP, paired_error(plain, concave))
 
 
-def fold_schemes(trace: Trace, seed: int = 0) -> list[NDArray[np.int64]]:
+def fold_schemes(data: FitData, seed: int = 0) -> list[NDArray[np.int64]]:
     """Ways to leave rows out, each a fold number (n,): see the module's head."""
-    schemes = [assign_folds(trace, seed)[1]]
-    table = np.stack([trace.floats(name) for name in SOURCES if name in trace], axis=1)
-    if not in_time(trace) and len(trace) >= 2 * FOLDS and 2 * len(np.unique(table, axis=0)) <= len(trace):
-        schemes.append(np.random.default_rng(seed).permutation(len(trace)) % FOLDS)
+    schemes = [assign_folds(data, seed)[1]]
+    cells = int(data.known_cell.max(initial=-1)) + 1
+    if not data.in_time and len(data) >= 2 * FOLDS and 2 * cells <= len(data):
+        schemes.append(np.random.default_rng(seed).permutation(len(data)) % FOLDS)
     return schemes
 
 
-def cross_validated(trace: Trace, options: FitOptions, schemes: Sequence[NDArray[np.int64]]) -> Score | None:
+def cross_validated(data: FitData, options: FitOptions, schemes: Sequence[NDArray[np.int64]]) -> Score | None:
     """Score of one model over the folds of all schemes; None where a fold leaves fewer rows than free parameters."""
-    given = row_weights(trace)
-    weights = np.ones(len(trace)) if given is None else given
-    whole = make_problem(trace, options)
-    free = len(whole.free)
-    tests = [fold == i for fold in schemes for i in range(int(fold.max()) + 1)]
-    if len(tests) < 2 or min(int((~test).sum()) for test in tests) <= free:
+    whole = make_problem(data, options)
+    folds = [fold for scheme in schemes for fold in by_fold(scheme)]
+    if len(folds) < 2 or min(len(train) for train, _ in folds) <= len(whole.free):
         return None
-    theta = whole.theta(solve(whole).z)
-    observed = trace.floats("T_ms")
-    errors = []
-    for test in tests:
-        problem = make_problem(trace.select(~test), options)
-        end = solve(problem, warm=problem.coordinates(theta))
-        steps = {name: trace.floats(name)[test] for name in whole.steps}
-        predicted = problem.model.latency_ms(problem.theta(end.z), steps)
-        ape = 100 * np.abs(predicted / observed[test] - 1)
-        errors.append(float(np.average(ape, weights=weights[test])))
+    left_out = held_out(data, options, whole.theta(solve(whole).z), folds)
+    if left_out is None or left_out.fold[-1] + 1 < len(folds):
+        return None
+    ape = 100 * np.abs(np.expm1(-left_out.log_ratio))
+    weight = np.bincount(left_out.fold, left_out.weights)
+    errors = np.bincount(left_out.fold, left_out.weights * ape) / weight
     mean = float(np.exp(np.mean(np.log(np.maximum(errors, EXACT)))))
-    return Score(mean, np.array(errors), free)
+    return Score(mean, errors, len(whole.free))
 
 
-def _decodes_only(trace: Trace) -> bool:
-    return decode_only(step_features({name: trace.floats(name) for name in SOURCES if name in trace}))
-
-
-def _of_requests(trace: Trace, options: FitOptions) -> FitOptions:
+def _of_requests(data: Rows, options: FitOptions) -> FitOptions:
     """The options, for a line through steps that only decode with no cost of a token beside that of a request."""
     spoken = {*options.fixed, *options.bounds, *options.priors}
-    if not options.model.startswith("linear") or "tau_S" in spoken or not _decodes_only(trace):
+    if not options.model.startswith("linear") or "tau_S" in spoken or not decode_only(data.steps):
         return options
     return replace(options, fixed={**options.fixed, "tau_S": 0.0})
 
@@ -382,8 +371,8 @@ def _plain(options: FitOptions) -> FitOptions:
     return replace(options, model="saturation")
 
 
-def _sample(trace: Trace, seed: int) -> Trace:
+def _sample(data: FitData, seed: int) -> FitData:
     """At most ROWS rows in their order, drawn evenly."""
-    if len(trace) <= ROWS:
-        return trace
-    return trace.select(np.sort(np.random.default_rng(seed).choice(len(trace), ROWS, replace=False)))
+    if len(data) <= ROWS:
+        return data
+    return data.sample(np.sort(np.random.default_rng(seed).choice(len(data), ROWS, replace=False)))

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.fitting.problem import weights_by_row
+from latfit.fitting.data import weights_by_row
 from latfit.model import CONTEXT, FitResult, latency_draws, parameter_draws, with_typical_context
 from latfit.stats import FloatArray, error_metrics
 from latfit.trace import PREFILL, UNKNOWN, Trace, phases

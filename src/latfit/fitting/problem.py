@@ -1,30 +1,23 @@
-"""What is to be fitted: rows, residuals, free parameters and their coordinates.
+"""What is to be fitted: rows, residuals, free parameters, their coordinates and the box they are searched in.
 
 Residuals are relative by default, r = ln(predicted/observed): to first order the relative error, and its fit is not
 biased by multiplicative noise, as (predicted - observed)/observed is (by e^(-1.5 s^2) for log-normal noise s). Absolute
 residuals r = predicted - observed, in ms, are an option.
 
+Identical rows count once with their number as weight, so that the cost of a fit is the same though real logs repeat
+themselves; rows of a trace made from cells stand for many steps already. They are sorted by what the model reads of
+them, then by latency, so that the rows of one cell (same step, any latency) lie together in order of their latency;
+many rows of whole numbers are sorted by counting (see `solver.compiled`).
+
 The solver works on z: ln(theta/scale) for parameters that are positive by nature, theta/scale for those that may be
-zero, so that z is of order one for any machine. Identical rows count once with their number as weight; rows of a trace
-made from cells stand for many steps already.
-
-The box of the search: scale of each parameter, and the range in which data could show it.
-
-A scale follows from the parameter's unit and the medians of B, S and T, or for the coefficient of a term from the mean
-of its column, so that scaled values are of order one for any machine.
+zero. A scale follows from the parameter's unit and the medians of B, S and T, or for the coefficient of a term from the
+mean of its column, so that z is of order one for any machine. The box is the range in which data could show a
+parameter, narrowed by the user's bounds.
 
 Attention per pair of tokens and the dense price of a token are both arithmetic of one machine: their ratio is that of
 their operation counts, 2e-5 to 1.3e-4 for models from 70 billion to 3 billion active weights. Every term is
 non-negative, so the dense price is at most T/S of any step; hence tau_A <= 2e-4 T/S, which keeps a quadratic from
 explaining noise at short prompts and exploding at long ones.
-
-Identical rows counted once: the cost of a fit is the same, and real logs repeat themselves.
-
-Rows are sorted by what the model reads of them, then by latency, so that the rows of one cell (same step, any latency)
-lie together in order of their latency. Many rows of whole numbers are sorted by counting (see `gather`).
-
-A trace's rows as a model reads them, in the order of the trace: a problem collapses and sorts its rows, but time,
-phase and run belong to single ones.
 """
 
 import math
@@ -36,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
+from latfit.fitting.data import Rows, numbered
 from latfit.fitting.solver.loss import RHO
-from latfit.model import SOURCES, LatencyModel, Parameter, Separable, Steps, StepTable, model_named
+from latfit.model import LatencyModel, Parameter, Separable, Steps, StepTable, model_named
 from latfit.stats import FloatArray, weighted_quantile
-from latfit.trace import Trace, row_weights
 
 WEIGHTS = ("rows", "segment", "variance")
 """Every step counts the same; every doubling of S counts the same; cells count by the inverse of their variance."""
@@ -64,17 +57,10 @@ class Collapsed:
     cells: NDArray[np.int64]
 
 
-def read_columns(trace: Trace, wanted: Sequence[str]) -> list[str]:
-    """B, S and those of the wanted columns that every row of the trace has."""
-    known = [name for name in wanted if name in trace and name not in ("B", "S")]
-    return ["B", "S", *(name for name in known if np.all(np.isfinite(trace.floats(name))))]
-
-
-def collapse(trace: Trace, names: Sequence[str], weights: FloatArray | None) -> Collapsed:
-    """The different rows of a trace by the columns `names`; weights: steps that a row stands for (n,), or one each."""
-    columns = {name: trace.floats(name) for name in names}
-    T = trace.floats("T_ms")
-    if weights is None and len(T) >= COUNTED_FROM and (counted := _counted(columns, T)) is not None:
+def collapse(rows: Rows, names: Sequence[str]) -> Collapsed:
+    """The different rows by the columns `names`."""
+    columns, T = {name: rows.steps[name] for name in names}, rows.observed
+    if rows.single and len(T) >= COUNTED_FROM and (counted := _counted(columns, T)) is not None:
         return counted
     order = np.lexsort((T, *reversed(columns.values())))
     columns = {name: column[order] for name, column in columns.items()}
@@ -84,10 +70,9 @@ def collapse(trace: Trace, names: Sequence[str], weights: FloatArray | None) -> 
     new_cell[1:] = np.any([np.diff(column) != 0 for column in columns.values()], axis=0)
     first[1:] = new_cell[1:] | (np.diff(T) != 0)
     starts = np.flatnonzero(first)
-    ones = np.ones(len(T)) if weights is None else weights[order]
     cells = np.cumsum(new_cell) - 1
     steps = StepTable({name: column[starts] for name, column in columns.items()})
-    return Collapsed(steps, T[starts], np.add.reduceat(ones, starts), cells[starts])
+    return Collapsed(steps, T[starts], np.add.reduceat(rows.weights[order], starts), cells[starts])
 
 
 def _counted(columns: Mapping[str, FloatArray], T: FloatArray) -> Collapsed | None:
@@ -223,7 +208,7 @@ SOLVERS = ("separable", "trf")
 @dataclass(frozen=True)
 class FitOptions:
     """What a user may choose. fixed: {parameter: value}; bounds: {parameter: (low, high)}, priors: {parameter: (mean,
-    standard deviation)}, each in the parameter's unit; solver: see SOLVERS; weights: see `collapse.WEIGHTS`."""
+    standard deviation)}, each in the parameter's unit; solver: see SOLVERS; weights: see WEIGHTS."""
 
     model: str = "saturation"
     loss: str = "huber"
@@ -324,11 +309,13 @@ class FitProblem:
         )
 
 
-def make_problem(trace: Trace, options: FitOptions) -> FitProblem:
-    """The problem of fitting `options.model` to a clean trace. Raises WrongUsage for options that cannot be met."""
+def make_problem(data: Rows, options: FitOptions) -> FitProblem:
+    """The problem of fitting `options.model` to rows. Raises WrongUsage for options that cannot be met."""
     model = model_named(options.model)
     _check_options(model, options)
-    rows = collapse(trace, read_columns(trace, model.columns), row_weights(trace))
+    rows = collapse(
+        data, ["B", "S", *(name for name in model.columns if name in data.steps and name not in ("B", "S"))]
+    )
     weights = weighted_counts(rows, options.weights)
     held = model.held(rows.steps, weights / rows.observed**2, options.fixed) if isinstance(model, Separable) else {}
     held = {name: value for name, value in held.items() if name not in options.bounds and name not in options.priors}
@@ -399,57 +386,20 @@ def _box(problem: FitProblem, index: int) -> tuple[float, float]:
     return low / scale, high / scale
 
 
-def steps_by_row(problem: FitProblem, trace: Trace) -> StepTable:
-    """The columns that the problem's model reads, each (n,), for the rows of a trace."""
-    return StepTable({name: trace.floats(name) for name in problem.steps if name in trace})
+def steps_by_row(problem: FitProblem, rows: Rows) -> StepTable:
+    """The columns that the problem's model reads, each (n,)."""
+    return StepTable({name: rows.steps[name] for name in problem.steps})
 
 
-def predicted_by_row(problem: FitProblem, theta: FloatArray, trace: Trace) -> FloatArray:
-    """Typical latency in ms (n,) of a trace's rows for parameters theta (p,)."""
-    return problem.model.latency_ms(theta, steps_by_row(problem, trace))
+def log_ratios(problem: FitProblem, theta: FloatArray, rows: Rows) -> FloatArray:
+    """ln(observed/predicted) (n,) of rows for parameters theta (p,)."""
+    predicted = np.maximum(problem.model.latency_ms(theta, steps_by_row(problem, rows)), 1e-300)
+    return np.asarray(np.log(rows.observed / predicted))
 
 
-def weights_by_row(trace: Trace) -> FloatArray:
-    """How many measured steps each row stands for (n,)."""
-    given = row_weights(trace)
-    return np.ones(len(trace)) if given is None else given
-
-
-def log_ratios(problem: FitProblem, theta: FloatArray, trace: Trace) -> FloatArray:
-    """ln(observed/predicted) (n,) of a trace's rows."""
-    predicted = np.maximum(predicted_by_row(problem, theta, trace), 1e-300)
-    return np.asarray(np.log(trace.floats("T_ms") / predicted))
-
-
-def known_columns(trace: Trace) -> dict[str, FloatArray]:
-    """Everything a trace knows of its steps but their latency, by column; those with gaps are left out."""
-    found = {name: trace.floats(name) for name in SOURCES if name in trace}
-    return {name: column for name, column in found.items() if np.all(np.isfinite(column))}
-
-
-def cells_by_row(trace: Trace) -> NDArray[np.intp]:
-    """Number of the cell of each row (n,): rows of one cell agree in everything that is known of them."""
-    return numbered(list(known_columns(trace).values()))
-
-
-def numbered(columns: Sequence[FloatArray]) -> NDArray[np.intp]:
-    """Number of each row's values (n,) among the different ones in order; columns, each (n,), are finite."""
-    order = np.lexsort(tuple(reversed(columns)))
-    new = np.zeros(len(order), dtype=np.intp)
-    for column in columns:
-        new[1:] |= np.diff(column[order]) != 0
-    number = np.empty_like(new)
-    number[order] = np.cumsum(new)
-    return number
-
-
-def by_row(problem: FitProblem, trace: Trace) -> FitProblem:
-    """The same problem with one row for each row of the trace, in its order."""
-    steps = steps_by_row(problem, trace)
+def by_row(problem: FitProblem, rows: Rows) -> FitProblem:
+    """The same problem with one row for each of the rows, in their order."""
+    steps = steps_by_row(problem, rows)
     return replace(
-        problem,
-        steps=steps,
-        observed=trace.floats("T_ms"),
-        weights=weights_by_row(trace),
-        cells=numbered(list(steps.values())),
+        problem, steps=steps, observed=rows.observed, weights=rows.weights, cells=numbered(list(steps.values()))
     )

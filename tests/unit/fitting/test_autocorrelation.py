@@ -7,6 +7,7 @@ import pytest
 from scipy.signal import lfilter
 
 from latfit.fitting.checking.autocorrelation import Persistence, Series, TimeOrder, persistence
+from latfit.fitting.data import fit_data
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 
@@ -23,7 +24,7 @@ def of(*runs: FloatArray) -> Persistence:
 
 
 def found_in(trace: Trace, values: FloatArray) -> Persistence:
-    return persistence(TimeOrder.of(trace).series(np.arange(len(trace)), values))
+    return persistence(TimeOrder.of(fit_data(trace)).series(np.arange(len(trace)), values))
 
 
 class TestWorth:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
+from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.levenberg_marquardt import bounded_step
 from latfit.fitting.solver.solve import solve
@@ -20,10 +21,10 @@ class TestSpread:
     def test_agrees_with_the_sandwich(self, scheme: str) -> None:
         """Same data, same asymptotics: 400 draws know a standard deviation to 1/sqrt(800) = 3.5 %, and the two ways
         differ by what 43 cells of eight rows leave open; cells as blocks know it to 1/sqrt(86) = 11 %."""
-        problem = make_problem(TRACE, FitOptions())
+        problem = make_problem(rows_of(TRACE), FitOptions())
         solution = solve(problem)
         stated = uncertainty(problem, solution).estimates
-        draws = bootstrap(problem, solution, TRACE, resamples=400, scheme=scheme)
+        draws = bootstrap(problem, solution, fit_data(TRACE), resamples=400, scheme=scheme)
         for i, parameter in enumerate(problem.model.parameters):
             error = stated[parameter.name].std_error
             if error is not None:
@@ -34,22 +35,24 @@ class TestSpread:
     def test_agrees_with_the_sandwich_where_rows_are_many(self, scheme: str) -> None:
         """8,600 rows: one step a resample, whole groups of rows or scores drawn for each."""
         trace = planted_trace(0.03, repeats=200, seed=2)
-        problem = make_problem(trace, FitOptions())
+        problem = make_problem(rows_of(trace), FitOptions())
         solution = solve(problem)
-        draws = bootstrap(problem, solution, trace, resamples=400, scheme=scheme)
+        draws = bootstrap(problem, solution, fit_data(trace), resamples=400, scheme=scheme)
         for i, (name, known) in enumerate(uncertainty(problem, solution).estimates.items()):
             if known.std_error is not None:
                 assert np.std(draws.theta[:, i]) == pytest.approx(known.std_error, rel=0.2), name
 
     def test_newton_steps_end_where_full_refits_do(self) -> None:
         """One resample written out as a trace and fitted from scratch, with the scale of the loss free."""
-        problem = make_problem(TRACE, FitOptions(loss="linear"))
+        problem = make_problem(rows_of(TRACE), FitOptions(loss="linear"))
         solution = solve(problem)
         rng = np.random.default_rng(5)
         refits = []
         for _ in range(60):
             counts = rng.poisson(1.0, len(TRACE))
-            again = make_problem(TRACE.select(np.repeat(np.arange(len(TRACE)), counts)), FitOptions(loss="linear"))
+            again = make_problem(
+                rows_of(TRACE.select(np.repeat(np.arange(len(TRACE)), counts))), FitOptions(loss="linear")
+            )
             refits.append(again.theta(solve(again, warm=again.coordinates(problem.theta(solution.z))).z))
         draws = bootstrap(problem, solution, resamples=400)
         free = [i for i, p in enumerate(problem.model.parameters) if p.fixed is None]
@@ -65,10 +68,10 @@ class TestSpread:
             noise[i] = rho * noise[i - 1] + rng.normal(0, 0.05)
         columns = {"B": np.ones(n), "S": np.ones(n), "T_ms": 10 * np.exp(noise), "t_s": np.arange(n, dtype=float)}
         trace = Trace(columns)
-        problem = make_problem(trace, FitOptions(model="constant"))
+        problem = make_problem(rows_of(trace), FitOptions(model="constant"))
         solution = solve(problem)
         spread = {
-            scheme: float(np.std(bootstrap(problem, solution, trace, resamples=300, scheme=scheme).theta))
+            scheme: float(np.std(bootstrap(problem, solution, fit_data(trace), resamples=300, scheme=scheme).theta))
             for scheme in ("rows", "block")
         }
         # blocks of 16 neighbours see most of the factor 3
@@ -77,7 +80,7 @@ class TestSpread:
 
 class TestDraws:
     def test_the_seed_decides_and_not_the_threads(self) -> None:
-        problem = make_problem(TRACE, FitOptions())
+        problem = make_problem(rows_of(TRACE), FitOptions())
         solution = solve(problem)
         one, two, other = (
             bootstrap(problem, solution, resamples=120, seed=seed, threads=threads)
@@ -87,14 +90,14 @@ class TestDraws:
         assert not np.array_equal(one.theta, other.theta)
 
     def test_progress_ends_at_all_of_them(self) -> None:
-        problem = make_problem(TRACE, FitOptions())
+        problem = make_problem(rows_of(TRACE), FitOptions())
         seen: list[tuple[int, int]] = []
         bootstrap(problem, solve(problem), resamples=250, progress=lambda done, of: seen.append((done, of)))
         assert seen[-1] == (250, 250)
         assert seen == sorted(seen)
 
     def test_draws_give_latencies_and_intervals(self) -> None:
-        problem = make_problem(TRACE, FitOptions())
+        problem = make_problem(rows_of(TRACE), FitOptions())
         solution = solve(problem)
         draws = bootstrap(problem, solution, resamples=100)
         steps = {"B": np.array([8.0, 64.0]), "S": np.array([512.0, 2048.0])}
@@ -107,22 +110,22 @@ class TestDraws:
         assert set(draws.to_json()["parameters"]) == {p.name for p in problem.model.parameters if p.fixed is None}
 
     def test_draws_stay_inside_the_box(self) -> None:
-        problem = make_problem(TRACE, FitOptions(bounds={"k_B": (0.149, 0.151)}))
+        problem = make_problem(rows_of(TRACE), FitOptions(bounds={"k_B": (0.149, 0.151)}))
         draws = bootstrap(problem, solve(problem), resamples=100)
         k_B = draws.theta[:, 4]
         assert k_B.min() >= 0.149 * (1 - 1e-12)
         assert k_B.max() <= 0.151 * (1 + 1e-12)
 
     def test_wrong_scheme(self) -> None:
-        problem = make_problem(TRACE, FitOptions())
+        problem = make_problem(rows_of(TRACE), FitOptions())
         with pytest.raises(WrongUsage):
             bootstrap(problem, solve(problem), scheme="nonsense")
 
     def test_nothing_free_and_two_rows(self) -> None:
-        problem = make_problem(TRACE, FitOptions(model="constant", fixed={"tau_0": 5.0}))
+        problem = make_problem(rows_of(TRACE), FitOptions(model="constant", fixed={"tau_0": 5.0}))
         assert np.all(bootstrap(problem, solve(problem), resamples=3).theta == 5.0)
         two = Trace({"B": np.ones(2), "S": np.ones(2), "T_ms": np.array([4.0, 6.0])})
-        small = make_problem(two, FitOptions(model="constant"))
+        small = make_problem(rows_of(two), FitOptions(model="constant"))
         assert np.all(np.isfinite(bootstrap(small, solve(small), resamples=20).theta))
 
 
@@ -137,7 +140,7 @@ def test_blocks_never_cross_runs() -> None:
             "run": np.repeat(np.array(["a", "b"], dtype=object), 50),
         }
     )
-    unit = blocks(trace)
+    unit = blocks(fit_data(trace))
     assert not set(unit[:50]) & set(unit[50:])
 
 
@@ -156,7 +159,7 @@ def test_a_resample_with_flat_directions_stays_where_the_first_order_says() -> N
     rng = np.random.default_rng(3)
     B = rng.integers(1, 65, 6000).astype(float)
     T = (17 + 0.6 * B) * np.exp(0.05 * rng.standard_normal(len(B)))
-    problem = make_problem(Trace({"B": B, "S": B, "T_ms": T, "t_s": np.arange(len(B)) * 0.1}), FitOptions())
+    problem = make_problem(rows_of(Trace({"B": B, "S": B, "T_ms": T, "t_s": np.arange(len(B)) * 0.1})), FitOptions())
     solution = solve(problem)
     draws = bootstrap(problem, solution, resamples=200)
     steps = {"B": np.array([1.0, 16.0, 64.0]), "S": np.array([1.0, 16.0, 64.0])}

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfit.fitting.checking.autocorrelation import upper_limit
+from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
@@ -34,7 +35,7 @@ def on_cells(folder: Path, trace: Trace, limit: int = MAX_ATOMS) -> Trace:
 
 
 def estimates(trace: Trace) -> Mapping[str, Estimate]:
-    problem = make_problem(trace, FitOptions())
+    problem = make_problem(rows_of(trace), FitOptions())
     return uncertainty(problem, solve(problem)).estimates
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.model_selection import settled
 from latfit.fitting.problem import FitOptions, make_problem
@@ -17,7 +18,7 @@ ROOFLINE = FitOptions(model="roofline")
 
 
 def values(trace: Trace, options: FitOptions) -> dict[str, float]:
-    problem = make_problem(trace, settled(trace, options))
+    problem = make_problem(rows_of(trace), settled(rows_of(trace), options))
     theta = problem.theta(solve(problem).z)
     return dict(zip([p.name for p in problem.model.parameters], theta.tolist(), strict=True))
 
@@ -36,25 +37,25 @@ def test_a_second_tile_is_found() -> None:
     S = np.unique(np.round(2 ** rng.uniform(0, 12, 400)))
     T = 4 + 0.02 * 128 * np.ceil(S / 128) + 0.015 * 576 * np.ceil(S / 576)
     trace = Trace({"B": np.ones_like(S), "S": S, "T_ms": T * np.exp(rng.normal(0, 0.01, len(S)))})
-    fixed = settled(trace, ROOFLINE).fixed
+    fixed = settled(rows_of(trace), ROOFLINE).fixed
     assert {fixed["Q"], fixed["V"]} == {128, 576}
 
 
 def test_attention_may_be_sharper_than_the_matrix_products() -> None:
     truth = {**TRUTH["roofline"], "p": 8.0, "p_A": 2.0}
-    fixed = settled(serving_trace("roofline", truth, 0.01, 800), ROOFLINE).fixed
+    fixed = settled(rows_of(serving_trace("roofline", truth, 0.01, 800)), ROOFLINE).fixed
     assert (fixed["p"], fixed["p_A"]) == (8, 2)
 
 
 def test_work_before_the_first_token_stays_where_it_is_real() -> None:
     trace = serving_trace("context", TRUTH["context"], 0.02, 600)
-    assert "w_0" not in settled(trace, FitOptions(model="context")).fixed
+    assert "w_0" not in settled(rows_of(trace), FitOptions(model="context")).fixed
 
 
 def test_a_user_who_speaks_of_it_decides() -> None:
     trace = serving_trace("context", TRUTH["context"], 0.02, 300)
     options = FitOptions(model="context", bounds={"w_0": (0.0, 100.0)})
-    assert settled(trace, options) == options
+    assert settled(rows_of(trace), options) == options
 
 
 def test_few_decode_steps_are_not_given_away(measured_steps: Path) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from latfit.fitting import problem as module
+from latfit.fitting.data import rows_of
 from latfit.fitting.problem import collapse
 from latfit.trace.table import Trace
 
@@ -24,9 +25,9 @@ def log(span: int, outlier: bool) -> Trace:
 @pytest.mark.parametrize("outlier", [False, True])
 def test_counting_is_sorting(span: int, outlier: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     trace, names = log(span, outlier), ["B", "S", "context_tokens"]
-    counted = collapse(trace, names, None)
+    counted = collapse(rows_of(trace), names)
     monkeypatch.setattr(module, "COUNTED_FROM", ROWS + 1)
-    plain = collapse(trace, names, None)
+    plain = collapse(rows_of(trace), names)
     for name in ("observed", "counts", "cells"):
         assert np.array_equal(getattr(counted, name), getattr(plain, name)), name
     for name in names:
@@ -36,5 +37,5 @@ def test_counting_is_sorting(span: int, outlier: bool, monkeypatch: pytest.Monke
 
 def test_fractions_are_sorted() -> None:
     trace = log(40, False)
-    half = collapse(trace.with_columns(B=trace["B"] + 0.5), ["B", "S"], None)
-    assert np.array_equal(half.observed, collapse(trace, ["B", "S"], None).observed)
+    half = collapse(rows_of(trace.with_columns(B=trace["B"] + 0.5)), ["B", "S"])
+    assert np.array_equal(half.observed, collapse(rows_of(trace), ["B", "S"]).observed)

@@ -19,6 +19,7 @@ from latfit.fitting.checking.crossval import (
     regions,
     scores_of,
 )
+from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.diagnostics.drift import change_point, drift, long_run_variance
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
@@ -41,7 +42,7 @@ def log_trace(rows: int, runs: int = 2, seed: int = 0) -> Trace:
 class TestFolds:
     def test_within_each_run_training_is_earlier_than_testing(self) -> None:
         trace = log_trace(400)
-        for train, test in expanding_in_runs(trace):
+        for train, test in expanding_in_runs(fit_data(trace)):
             for run in set(trace["run"].tolist()):
                 earlier = trace["t_s"][train][trace["run"][train] == run]
                 later = trace["t_s"][test][trace["run"][test] == run]
@@ -49,29 +50,29 @@ class TestFolds:
 
     def test_cells_leave_together(self) -> None:
         trace = planted_trace(0.1, repeats=4)
-        _, fold = assign_folds(trace)
+        _, fold = assign_folds(fit_data(trace))
         for train, test in by_fold(fold):
             cells = [{(trace["B"][i], trace["S"][i]) for i in part} for part in (train, test)]
             assert not cells[0] & cells[1]
 
     def test_regions_partition_the_rows(self) -> None:
         trace = log_trace(300)
-        tested = np.concatenate([test for _, (_, test) in regions(trace)])
+        tested = np.concatenate([test for _, (_, test) in regions(fit_data(trace))])
         assert sorted(tested) == list(range(300))
 
     def test_extrapolation_trains_on_fewer_tokens(self) -> None:
         trace = planted_trace(0.1)
-        fold = beyond_in_tokens(trace)
+        fold = beyond_in_tokens(fit_data(trace))
         assert fold is not None
         assert trace["S"][fold[0]].max() < trace["S"][fold[1]].min()
-        assert beyond_in_tokens(trace.select(trace["S"] == 64)) is None
+        assert beyond_in_tokens(fit_data(trace.select(trace["S"] == 64))) is None
 
 
 class TestValidation:
     def test_errors_on_rows_left_out_are_those_of_the_noise(self) -> None:
         """Where the model is right, E|e^x - 1| of normal noise s is s sqrt(2/pi) to second order."""
         trace = planted_trace(0.05, repeats=20, seed=2)
-        scored = cross_validate(trace, FitOptions(), REFERENCE)
+        scored = cross_validate(fit_data(trace), FitOptions(), REFERENCE)
         assert scored is not None
         expected = 100 * 0.05 * math.sqrt(2 / math.pi)
         assert scored.scores["mape_pct"] == pytest.approx(expected, rel=0.1)
@@ -81,8 +82,8 @@ class TestValidation:
     def test_each_scheme_reports_mean_and_spread(self) -> None:
         trace = log_trace(600)
         options = FitOptions(model="linear")
-        problem = make_problem(trace, options)
-        found = further_validation(trace, options, problem.theta(solve(problem).z))
+        problem = make_problem(rows_of(trace), options)
+        found = further_validation(fit_data(trace), options, problem.theta(solve(problem).z))
         assert set(found) == {"expanding_window", "by_region", "extrapolation_S"}
         for scores in found.values():
             assert scores["mape_pct"] == pytest.approx(4, abs=1.5)
@@ -91,14 +92,14 @@ class TestValidation:
 
     def test_a_weight_counts_as_so_many_rows(self) -> None:
         trace = planted_trace(0.1, seed=5)
-        _, fold = assign_folds(trace)
+        _, fold = assign_folds(fit_data(trace))
         weighted = trace.with_columns(cell_rows=np.full(len(trace), 3.0))
         thrice = trace.select(np.repeat(np.arange(len(trace)), 3))
         scores = []
         for rows, folds in ((weighted, fold), (thrice, np.repeat(fold, 3))):
-            found = held_out(rows, FitOptions(model="linear"), np.array([1.0, 0.1, 0.1]), by_fold(folds))
+            found = held_out(rows_of(rows), FitOptions(model="linear"), np.array([1.0, 0.1, 0.1]), by_fold(folds))
             assert found is not None
-            scores.append(scores_of(rows, found)["mape_pct"])
+            scores.append(scores_of(rows_of(rows), found)["mape_pct"])
         assert scores[0] == pytest.approx(scores[1], rel=1e-6)
 
     @settings(max_examples=30, deadline=None)
@@ -108,8 +109,8 @@ class TestValidation:
         trace = Trace({"B": B, "S": B + extra, "T_ms": T, "t_s": np.arange(len(B), dtype=float)})
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = cross_validate(trace, FitOptions(model="linear"), np.ones(3))
-            further = further_validation(trace, FitOptions(model="linear"), np.ones(3))
+            found = cross_validate(fit_data(trace), FitOptions(model="linear"), np.ones(3))
+            further = further_validation(fit_data(trace), FitOptions(model="linear"), np.ones(3))
         scores = [*([found.scores] if found is not None else []), *further.values()]
         assert all(np.isfinite(score["mape_pct"]) and score["mape_pct"] >= 0 for score in scores)
 
@@ -150,10 +151,10 @@ class TestDrift:
             }
         )
         jump = np.where(np.arange(n) >= 700, math.log(1.1), 0.0)
-        found = drift(trace, rng.normal(0, 0.05, n) + jump)["runs"]["a"]
+        found = drift(fit_data(trace), rng.normal(0, 0.05, n) + jump)["runs"]["a"]
         assert found["t_s"] == pytest.approx(350, abs=10)
         assert found["relative_shift"] == pytest.approx(0.1, abs=0.02)
-        assert drift(trace, rng.normal(0, 0.05, n))["runs"] == {}
+        assert drift(fit_data(trace), rng.normal(0, 0.05, n))["runs"] == {}
 
     @pytest.mark.parametrize("noise", [0.0005, 0.005, 0.05])
     def test_a_steady_rise_is_found_however_little_noise_there_is(self, noise: float) -> None:
@@ -177,9 +178,9 @@ class TestDrift:
 
     def test_drift_of_a_measured_log_is_dated_within_it(self, measured_steps: Path) -> None:
         trace = ingest(measured_steps / "ibm_llm_pilot_starcoder_h100_tp1.parquet").trace
-        problem = make_problem(trace, FitOptions(model="linear"))
+        problem = make_problem(rows_of(trace), FitOptions(model="linear"))
         theta = problem.theta(solve(problem).z)
         predicted = problem.model.latency_ms(theta, {"B": trace.floats("B"), "S": trace.floats("S")})
-        for run, change in drift(trace, np.log(trace["T_ms"] / predicted))["runs"].items():
+        for run, change in drift(fit_data(trace), np.log(trace["T_ms"] / predicted))["runs"].items():
             times = trace["t_s"][trace["run"] == run]
             assert times.min() < change["t_s"] <= times.max()

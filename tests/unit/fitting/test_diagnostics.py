@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from latfit.fitting.checking.crossval import cross_validate
+from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.diagnostics.diagnose import autocorrelation, diagnose, explain, heteroscedasticity, normality, trend
 from latfit.fitting.diagnostics.influence import influence
 from latfit.fitting.problem import FitOptions, make_problem
@@ -75,7 +76,7 @@ class TestFloor:
         """Leave-one-out medians of many repeats: mean |e^x - 1| = s sqrt(2/pi) for normal noise s."""
         trace = planted_trace(0.05, repeats=60, seed=4)
         predicted = planted_trace(0.0, repeats=60)["T_ms"]
-        found = diagnose(trace, predicted, free=7)["lack_of_fit"]
+        found = diagnose(fit_data(trace), np.log(trace["T_ms"] / predicted), free=7)["lack_of_fit"]
         assert found["floor_mape_pct"] == pytest.approx(100 * 0.05 * np.sqrt(2 / np.pi), rel=0.05)
         assert found["sentence"] == "No function of B and S can do better than 4 % here."
         assert found["p_value"] > 1e-3
@@ -92,8 +93,8 @@ class TestInfluence:
     @pytest.mark.parametrize("factor", [0.3, 3.0])
     def test_a_wrong_cell_is_pointed_at(self, factor: float) -> None:
         trace = spoilt(factor)
-        problem = make_problem(trace, FitOptions())
-        found = influence(problem, solve(problem), trace)
+        problem = make_problem(rows_of(trace), FitOptions())
+        found = influence(problem, solve(problem), fit_data(trace))
         worst = found["standing_alone"][0]
         assert (worst["B"], worst["S"]) == (8, 1024)
         assert worst["beside_neighbours"] == pytest.approx(factor - 1, rel=0.3)
@@ -101,18 +102,18 @@ class TestInfluence:
 
     def test_clean_cells_are_not(self) -> None:
         trace = planted_trace(0.02, repeats=4, seed=7)
-        problem = make_problem(trace, FitOptions())
-        found = influence(problem, solve(problem), trace)
+        problem = make_problem(rows_of(trace), FitOptions())
+        found = influence(problem, solve(problem), fit_data(trace))
         assert found["standing_alone"] == []
         assert all(cell["change_without"] < 0.2 for cell in found["cells"])
 
     def test_leaving_a_cell_out_is_what_a_fit_without_it_says(self) -> None:
         trace = spoilt(0.3)
-        problem = make_problem(trace, FitOptions())
+        problem = make_problem(rows_of(trace), FitOptions())
         solution = solve(problem)
-        found = influence(problem, solution, trace)["standing_alone"][0]
+        found = influence(problem, solution, fit_data(trace))["standing_alone"][0]
         right = (trace["B"] != 8) | (trace["S"] != 1024)
-        again = make_problem(trace.select(right), FitOptions())
+        again = make_problem(rows_of(trace.select(right)), FitOptions())
         without = again.model.latency_ms(again.theta(solve(again).z), {"B": np.array([8.0]), "S": np.array([1024.0])})
         assert found["expected_ms"] == pytest.approx(without[0], rel=0.02)
 
@@ -120,8 +121,8 @@ class TestInfluence:
         """One H100 prefill of 128 tokens took longer than those of 256 and 512 tokens."""
         where = "hardware == 'h100-80gb' and model == 'llama2-70b' and tp == 8"
         trace = ingest(measured_steps / "splitwise_a100_h100_tp4_tp8.parquet", Reading(where=where)).trace
-        problem = make_problem(trace, FitOptions())
-        found = influence(problem, solve(problem), trace)
+        problem = make_problem(rows_of(trace), FitOptions())
+        found = influence(problem, solve(problem), fit_data(trace))
         named = {(cell["B"], cell["S"]) for cell in [*found["impossible"], *found["standing_alone"]]}
         assert (1, 128) in named
 
@@ -129,13 +130,13 @@ class TestInfluence:
 class TestErrorParts:
     def parts(self, trace: Trace, model: str) -> dict[str, float]:
         options = FitOptions(model=model)
-        problem = make_problem(trace, options)
+        problem = make_problem(rows_of(trace), options)
         solution = solve(problem)
-        scored = cross_validate(trace, options, problem.theta(solution.z))
+        scored = cross_validate(fit_data(trace), options, problem.theta(solution.z))
         assert scored is not None
-        found: dict[str, float] = explain(problem, solution, uncertainty(problem, solution), trace, scored.held_out)[
-            "error_parts"
-        ]
+        found: dict[str, float] = explain(
+            problem, solution, uncertainty(problem, solution), fit_data(trace), scored.held_out
+        )["error_parts"]
         return found
 
     def test_shares_add_up_and_name_the_noise(self) -> None:
@@ -163,18 +164,18 @@ class TestDegenerate:
         )
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            problem = make_problem(trace, FitOptions(model="linear"))
+            problem = make_problem(rows_of(trace), FitOptions(model="linear"))
             solution = solve(problem)
             theta = problem.theta(solution.z)
-            scored = cross_validate(trace, FitOptions(model="linear"), theta)
+            scored = cross_validate(fit_data(trace), FitOptions(model="linear"), theta)
             found = explain(
-                problem, solution, uncertainty(problem, solution), trace, scored.held_out if scored else None
+                problem, solution, uncertainty(problem, solution), fit_data(trace), scored.held_out if scored else None
             )
         assert set(found) >= {"influence", "drift"}
 
     def test_constant_latency(self) -> None:
         n = 30
         trace = Trace({"B": np.ones(n), "S": np.ones(n), "T_ms": np.full(n, 5.0)})
-        problem = make_problem(trace, FitOptions(model="constant"))
+        problem = make_problem(rows_of(trace), FitOptions(model="constant"))
         solution = solve(problem)
-        assert explain(problem, solution, uncertainty(problem, solution), trace, None)["influence"]["reason"]
+        assert explain(problem, solution, uncertainty(problem, solution), fit_data(trace), None)["influence"]["reason"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
+from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
@@ -37,7 +38,7 @@ class TestFromCovariance:
                 assert np.std(draws[:, i]) == pytest.approx(known.std_error, rel=0.2), name
 
     def test_predictions_spread_as_the_delta_method_says(self, fit: FitResult) -> None:
-        problem = make_problem(TRACE, FitOptions())
+        problem = make_problem(rows_of(TRACE), FitOptions())
         solution = solve(problem)
         theta, doubt = problem.theta(solution.z), uncertainty(problem, solution)
         told = relative_error_at(problem, theta, doubt, STEPS)

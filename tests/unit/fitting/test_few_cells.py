@@ -6,19 +6,20 @@ import pytest
 from latfit.fitting.checking.autocorrelation import worth
 from latfit.fitting.checking.conformal import prediction_intervals
 from latfit.fitting.checking.crossval import HeldOut
+from latfit.fitting.data import FitData, fit_data
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 
 REPEATS = 5
 
 
-def grid_of(rng: np.random.Generator, cells: int, shared: float, own: float) -> tuple[Trace, HeldOut]:
+def grid_of(rng: np.random.Generator, cells: int, shared: float, own: float) -> tuple[FitData, HeldOut]:
     """Decode steps left out cell by cell; scores with a deviation that a cell shares and one of each step."""
     cell = np.repeat(np.arange(cells), REPEATS)
     score = shared * rng.standard_normal(cells)[cell] + own * rng.standard_normal(len(cell))
     B = 1.0 + cell
-    trace = Trace({"B": B, "S": B, "T_ms": np.exp(score)})
-    return trace, HeldOut(np.arange(len(cell)), cell % 5, score, np.ones(len(cell)))
+    data = fit_data(Trace({"B": B, "S": B, "T_ms": np.exp(score)}))
+    return data, HeldOut(np.arange(len(cell)), cell % 5, score, np.ones(len(cell)))
 
 
 def held(rng: np.random.Generator, cells: int, shared: float, own: float, level: float) -> float:

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.optimize import least_squares
 
 from latfit.errors import WrongUsage
+from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.loss import RHO, total_cost
@@ -36,7 +37,7 @@ class TestPlantedTruth:
         the variance of 60 independent sevens at worst, four standard errors are 4 * sqrt(0.95 * 0.05 / 60)."""
         hits = total = 0
         for seed in range(60):
-            problem = make_problem(planted_trace(0.03, repeats=3, seed=seed), FitOptions())
+            problem = make_problem(rows_of(planted_trace(0.03, repeats=3, seed=seed)), FitOptions())
             estimates = uncertainty(problem, solve(problem)).estimates
             for name, truth in zip(NAMES, REFERENCE, strict=True):
                 estimate = estimates[name]
@@ -91,7 +92,9 @@ class TestOptimum:
     @pytest.mark.parametrize("residuals", ["relative", "absolute"])
     @pytest.mark.parametrize("loss", ["linear", "huber", "soft_l1"])
     def test_no_other_start_ends_lower(self, loss: str, residuals: str) -> None:
-        problem = make_problem(planted_trace(0.1, repeats=2, seed=2), FitOptions(loss=loss, residuals=residuals))
+        problem = make_problem(
+            rows_of(planted_trace(0.1, repeats=2, seed=2)), FitOptions(loss=loss, residuals=residuals)
+        )
         found = solve(problem)
         rng = np.random.default_rng(0)
         for _ in range(15):
@@ -233,7 +236,7 @@ class TestMeasured:
         """On one system of each file: SciPy from twelve random starts, same residuals and loss scale."""
         for source in sorted(measured_steps.glob("*.parquet")):
             _, rows = next(ingest(source).trace.systems())
-            problem = make_problem(rows, FitOptions(model=model))
+            problem = make_problem(rows_of(rows), FitOptions(model=model))
             found = solve(problem)
             rng = np.random.default_rng(1)
             peers = []
@@ -246,9 +249,9 @@ class TestMeasured:
 def test_the_saturation_model_is_never_worse_than_the_line_on_the_same_scale() -> None:
     """The line is its limit k_B, k_S -> infinity, so with one loss scale its best cost is an upper bound."""
     trace = planted_trace(0.2, repeats=2, seed=11)
-    linear = make_problem(trace, FitOptions(model="linear"))
+    linear = make_problem(rows_of(trace), FitOptions(model="linear"))
     line = solve(linear)
-    saturation = make_problem(trace, FitOptions())
+    saturation = make_problem(rows_of(trace), FitOptions())
     found = solve(saturation)
     cost = total_cost("huber", saturation.residuals(found.z), line.f_scale, saturation.weights)
     assert cost <= line.cost * (1 + 1e-6)

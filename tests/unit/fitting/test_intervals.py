@@ -12,6 +12,7 @@ from scipy import stats as distributions
 from latfit.fitting.checking.autocorrelation import conformal_rank, upper_limit
 from latfit.fitting.checking.conformal import beta_binomial_quantiles, later_rows, prediction_intervals
 from latfit.fitting.checking.crossval import HeldOut, cross_validate
+from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.model.saturation import Saturation
@@ -27,6 +28,11 @@ def held_out_of(scores: FloatArray, parts: int = 5) -> tuple[Trace, HeldOut]:
     n = len(scores)
     trace = Trace({"B": np.ones(n), "S": np.ones(n), "T_ms": np.exp(scores), "t_s": np.arange(n, dtype=float)})
     return trace, HeldOut(np.arange(n), np.arange(n) * parts // n, scores, np.ones(n))
+
+
+def data_of(scores: FloatArray) -> tuple[FitData, HeldOut]:
+    trace, left_out = held_out_of(scores)
+    return fit_data(trace), left_out
 
 
 class TestRank:
@@ -83,7 +89,7 @@ def test_an_inverse_at_a_percentile_asks_for_the_limit_divided_by_the_factor() -
 class TestPrediction:
     def test_exchangeable_steps_are_covered_and_do_not_drift(self) -> None:
         trace, left_out = held_out_of(np.random.default_rng(3).standard_t(4, 6000) * 0.1)
-        found = prediction_intervals(trace, left_out, ordered=True)
+        found = prediction_intervals(fit_data(trace), left_out, ordered=True)
         phase = found["by_phase"]["decode"]
         for level, (low, high) in phase["band"].items():
             assert low <= phase["coverage"][level] <= high
@@ -95,7 +101,7 @@ class TestPrediction:
     @pytest.mark.parametrize("ends", [0.2, -0.2])
     def test_a_drift_is_flagged(self, ends: float) -> None:
         scores = np.random.default_rng(4).normal(0, 0.1, 4000) + np.linspace(0, ends, 4000)
-        found = prediction_intervals(*held_out_of(scores), ordered=True)
+        found = prediction_intervals(*data_of(scores), ordered=True)
         assert found["by_phase"]["decode"]["drift"]
         assert "decode" in found["drift"]
 
@@ -105,7 +111,9 @@ class TestPrediction:
         prefill = rng.random(n) < 0.3
         scores = rng.normal(0, np.where(prefill, 0.5, 0.05))
         trace, left_out = held_out_of(scores)
-        found = prediction_intervals(trace.with_columns(S=np.where(prefill, 100.0, 1.0)), left_out, ordered=True)
+        found = prediction_intervals(
+            fit_data(trace.with_columns(S=np.where(prefill, 100.0, 1.0))), left_out, ordered=True
+        )
         decode, other = found["by_phase"]["decode"], found["by_phase"]["prefill or mixed"]
         assert decode["ratio_quantiles"]["0.99"] < 1.2 < other["ratio_quantiles"]["0.99"]
         assert decode["n"] + other["n"] == n
@@ -115,7 +123,7 @@ class TestPrediction:
     def test_any_scores_give_an_answer_without_a_warning(self, scores: list[float], ordered: bool) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = prediction_intervals(*held_out_of(np.array(scores)), ordered=ordered)
+            found = prediction_intervals(*data_of(np.array(scores)), ordered=ordered)
         assert set(found["ratio_quantiles"]) == {"0.5", "0.9", "0.95", "0.99"}
 
 
@@ -126,10 +134,10 @@ class TestMeasured:
         large = 0
         for source in sorted(measured_steps.glob("ibm_*.parquet")):
             trace = ingest(source).trace
-            problem = make_problem(trace, FitOptions())
-            left_out = later_rows(trace, FitOptions(), problem.theta(solve(problem).z))
+            problem = make_problem(rows_of(trace), FitOptions())
+            left_out = later_rows(fit_data(trace), FitOptions(), problem.theta(solve(problem).z))
             assert left_out is not None
-            for found in prediction_intervals(trace, left_out, ordered=True)["by_phase"].values():
+            for found in prediction_intervals(fit_data(trace), left_out, ordered=True)["by_phase"].values():
                 if found["n"] >= 10_000:
                     assert "reason" not in found
                     assert "autocorrelated" not in found
@@ -143,8 +151,8 @@ class TestMeasured:
 
     def test_a_grid_is_covered_as_well(self, measured_steps: Path) -> None:
         trace = ingest(measured_steps / "llmservingsim_rtx4090_llama-3.1-8b.parquet").trace
-        problem = make_problem(trace, FitOptions())
-        scored = cross_validate(trace, FitOptions(), problem.theta(solve(problem).z))
+        problem = make_problem(rows_of(trace), FitOptions())
+        scored = cross_validate(fit_data(trace), FitOptions(), problem.theta(solve(problem).z))
         assert scored is not None
-        found = prediction_intervals(trace, scored.held_out, ordered=False)["by_phase"]
+        found = prediction_intervals(fit_data(trace), scored.held_out, ordered=False)["by_phase"]
         assert 0.88 <= found["mixed"]["coverage"]["0.9"] <= 0.92

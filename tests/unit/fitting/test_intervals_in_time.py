@@ -8,6 +8,7 @@ import pytest
 
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
 from latfit.fitting.checking.crossval import cross_validate
+from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
@@ -29,14 +30,14 @@ def run_of(rng: np.random.Generator, n: int, noise: Noise, *, times: bool, prefi
 
 def limits_of(trace: Trace) -> tuple[dict[str, dict[str, dict[str, float | None]]], Callable[[Trace], FloatArray]]:
     """(intervals by phase, ln(observed/typical) of other steps) of a straight line fitted to a run."""
-    problem = make_problem(trace, LINE)
+    problem = make_problem(rows_of(trace), LINE)
     theta = problem.theta(solve(problem).z)
-    scored, later = cross_validate(trace, LINE, theta), later_rows(trace, LINE, theta)
+    scored, later = cross_validate(fit_data(trace), LINE, theta), later_rows(fit_data(trace), LINE, theta)
     assert scored is not None
     found = (
-        prediction_intervals(trace, scored.held_out, ordered=False)
+        prediction_intervals(fit_data(trace), scored.held_out, ordered=False)
         if later is None
-        else prediction_intervals(trace, later, ordered=True, blocks=scored.held_out)
+        else prediction_intervals(fit_data(trace), later, ordered=True, blocks=scored.held_out)
     )
 
     def ratio(other: Trace) -> FloatArray:
@@ -93,10 +94,10 @@ class TestFreshRuns:
         rng = np.random.default_rng(1)
         for _ in range(5):
             trace = run_of(rng, 1500, lambda rng, B, S: rng.normal(0, 0.1, len(B)), times=True)
-            problem = make_problem(trace, LINE)
-            later = later_rows(trace, LINE, problem.theta(solve(problem).z))
+            problem = make_problem(rows_of(trace), LINE)
+            later = later_rows(fit_data(trace), LINE, problem.theta(solve(problem).z))
             assert later is not None
-            found = prediction_intervals(trace, later, ordered=True)["by_phase"]["decode"]
+            found = prediction_intervals(fit_data(trace), later, ordered=True)["by_phase"]["decode"]
             scores = np.sort(later.log_ratio)
             for level in (0.9, 0.95, 0.99):
                 k = math.ceil((len(scores) + 1) * level)

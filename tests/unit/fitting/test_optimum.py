@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.escape import along_valley
 from latfit.fitting.solver.levenberg_marquardt import minimise
@@ -34,7 +35,7 @@ def spoilt(noise: float, rows: int, seed: int) -> Trace:
 def worst_excess(trace: Trace, model: str, starts: int) -> float:
     """Share by which the solver's cost lies above the lowest of plain starts."""
     options = FitOptions(model=model, fixed={"p": 4.0, "Q": 0.0, "rho": 0.0} if "roofline" in model else {})
-    problem = remembered(make_problem(trace, options))
+    problem = remembered(make_problem(rows_of(trace), options))
     found = solve(problem)
     objective = Objective(by_cell(problem), found.f_scale)
     assert objective.cost(found.z) == pytest.approx(found.cost, rel=1e-12)
@@ -57,7 +58,7 @@ def crawling() -> FitProblem:
     """The work is S B: gamma_B B is as far above one as the box lets it be, and P_max makes up for gamma_B."""
     B, S = (axis.ravel() for axis in np.meshgrid(2.0 ** np.arange(8), 2.0 ** np.arange(4, 12)))
     T = 3 + 1e-4 * S * B * np.exp(np.random.default_rng(0).normal(0, 0.02, len(B)))
-    return remembered(make_problem(Trace({"B": B, "S": S, "T_ms": T}), FitOptions(model="saturation-gamma")))
+    return remembered(make_problem(rows_of(Trace({"B": B, "S": S, "T_ms": T})), FitOptions(model="saturation-gamma")))
 
 
 def test_a_flat_valley_is_followed_to_its_end() -> None:

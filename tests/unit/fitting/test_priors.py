@@ -4,6 +4,7 @@ Bayesian posterior, which has a closed form."""
 import numpy as np
 import pytest
 
+from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.solve import Solution, solve
 from latfit.fitting.uncertainty.bootstrap import bootstrap
@@ -26,7 +27,7 @@ def line(rows: int = 400) -> tuple[Trace, FloatArray]:
 
 
 def solved(trace: Trace, options: FitOptions) -> tuple[FitProblem, Solution]:
-    problem = make_problem(trace, options)
+    problem = make_problem(rows_of(trace), options)
     return problem, solve(problem)
 
 
@@ -68,7 +69,7 @@ def test_resamples_spread_as_the_posterior(scheme: str) -> None:
     """400 resamples know a standard deviation to 3.5 %."""
     trace, X = line()
     problem, solution = solved(trace, OPTIONS)
-    draws = bootstrap(problem, solution, trace, resamples=400, scheme=scheme)
+    draws = bootstrap(problem, solution, fit_data(trace), resamples=400, scheme=scheme)
     assert np.std(draws.theta, axis=0) == pytest.approx(posterior(trace, X, NOISE)[1], rel=0.2)
 
 

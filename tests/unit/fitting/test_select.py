@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
+from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.model_selection import (
     Score,
@@ -29,19 +30,19 @@ AUTO = FitOptions(model="auto")
 def test_a_line_is_chosen_for_a_line() -> None:
     trace = planted_trace(0.0, repeats=6)
     T = (5 + 0.1 * trace["B"] + 0.02 * trace["S"]) * np.exp(np.random.default_rng(1).normal(0, 0.02, len(trace)))
-    selection = select_model(trace.with_columns(T_ms=T), AUTO)
+    selection = select_model(fit_data(trace.with_columns(T_ms=T)), AUTO)
     assert selection.name == "linear"
     assert "linear" in selection.reason
 
 
 def test_what_was_planted_wins() -> None:
-    assert select_model(planted_trace(0.02, repeats=10), AUTO).name == "saturation"
+    assert select_model(fit_data(planted_trace(0.02, repeats=10)), AUTO).name == "saturation"
     trace = serving_trace("roofline", TRUTH["roofline"], 0.02, 1500)
-    assert select_model(trace, AUTO).name == "roofline"
+    assert select_model(fit_data(trace), AUTO).name == "roofline"
 
 
 def test_simplicity_costs_at_most_half_a_point_and_never_the_yardsticks() -> None:
-    selection = select_model(planted_trace(0.15, repeats=5, seed=4), AUTO)
+    selection = select_model(fit_data(planted_trace(0.15, repeats=5, seed=4)), AUTO)
     best = min(score.mape_pct for score in selection.scores.values())
     chosen = selection.scores[selection.name].mape_pct
     assert chosen <= best + 0.5
@@ -64,21 +65,21 @@ def test_simplicity_costs_at_most_a_twentieth() -> None:
 
 def test_one_fold_far_outside_does_not_decide() -> None:
     trace = planted_trace(0.02, repeats=4)
-    score = cross_validated(trace, FitOptions(model="linear"), fold_schemes(trace))
+    score = cross_validated(fit_data(trace), FitOptions(model="linear"), fold_schemes(fit_data(trace)))
     assert score is not None
     assert score.mape_pct == pytest.approx(np.prod(score.by_fold) ** (1 / len(score.by_fold)))
 
 
 def test_repeated_cells_are_left_out_both_ways_and_a_log_in_time_only() -> None:
     grid = planted_trace(0.02, repeats=4)
-    by_cell, by_row = fold_schemes(grid)
+    by_cell, by_row = fold_schemes(fit_data(grid))
     for cell in {(b, s) for b, s in zip(grid["B"], grid["S"], strict=True)}:
         rows = (grid["B"] == cell[0]) & (grid["S"] == cell[1])
         assert len(set(by_cell[rows])) == 1
     assert np.ptp(np.bincount(by_row)) <= 1
-    assert len(fold_schemes(planted_trace(0.02, repeats=1))) == 1
+    assert len(fold_schemes(fit_data(planted_trace(0.02, repeats=1)))) == 1
     log = Trace({name: grid[name] for name in ("B", "S", "T_ms")} | {"t_s": np.arange(float(len(grid)))})
-    assert len(fold_schemes(log)) == 1
+    assert len(fold_schemes(fit_data(log))) == 1
 
 
 def test_decoding_alone_puts_its_cost_on_requests() -> None:
@@ -86,7 +87,7 @@ def test_decoding_alone_puts_its_cost_on_requests() -> None:
     B = np.tile(np.arange(1.0, 65.0), 5)
     T = (5 + 0.12 * B) * np.exp(np.random.default_rng(0).normal(0, 0.01, len(B)))
     trace = Trace({"B": B, "S": B, "T_ms": T})
-    assert candidates_for(trace) == ["constant", "linear", "roofline"]
+    assert candidates_for(rows_of(trace)) == ["constant", "linear", "roofline"]
     fit = fit_trace(trace, AUTO)
     assert fit.model == "linear"
     assert fit.latency_ms(np.array([8.0]), np.array([1000.0]))[0] == pytest.approx(5.96, rel=0.01)
@@ -94,8 +95,8 @@ def test_decoding_alone_puts_its_cost_on_requests() -> None:
 
 def test_experts_are_a_candidate_only_where_the_user_says_so() -> None:
     trace = planted_trace(0.0)
-    assert not any(name.endswith("+moe") for name in candidates_for(trace))
-    assert any(name.endswith("+moe") for name in candidates_for(trace, experts=True))
+    assert not any(name.endswith("+moe") for name in candidates_for(rows_of(trace)))
+    assert any(name.endswith("+moe") for name in candidates_for(rows_of(trace), experts=True))
 
 
 def test_experts_are_added_where_they_pay() -> None:
@@ -103,7 +104,7 @@ def test_experts_are_added_where_they_pay() -> None:
     rng = np.random.default_rng(0)
     B = np.repeat(np.round(2.0 ** np.arange(0, 8.1, 0.5)), 8)
     T = (6 + 0.03 * B + 20 * -np.expm1(-0.0645385 * B)) * np.exp(rng.normal(0, 0.02, len(B)))
-    selection = select_model(Trace({"B": B, "S": B, "T_ms": T}), AUTO)
+    selection = select_model(fit_data(Trace({"B": B, "S": B, "T_ms": T})), AUTO)
     assert selection.name.endswith("+moe")
     assert selection.scores[selection.name].mape_pct < 2.5
     assert selection.name.removesuffix("+moe") in selection.scores
@@ -126,11 +127,11 @@ def test_the_fit_says_why_and_survives_its_file(tmp_path: Path) -> None:
 
 def test_parameters_that_no_model_has_are_wrong_usage() -> None:
     with pytest.raises(WrongUsage):
-        select_model(planted_trace(0.0), FitOptions(model="auto", fixed={"nonsense": 1.0}))
+        select_model(fit_data(planted_trace(0.0)), FitOptions(model="auto", fixed={"nonsense": 1.0}))
 
 
 def test_too_few_steps_fall_back_and_say_so() -> None:
-    selection = select_model(Trace({"B": np.ones(3), "S": np.ones(3), "T_ms": np.arange(1.0, 4.0)}), AUTO)
+    selection = select_model(fit_data(Trace({"B": np.ones(3), "S": np.ones(3), "T_ms": np.arange(1.0, 4.0)})), AUTO)
     assert selection.name == "saturation"
     assert "few" in selection.reason
 
@@ -138,5 +139,5 @@ def test_too_few_steps_fall_back_and_say_so() -> None:
 def test_measured_serving_steps(measured_steps: Path) -> None:
     """All steps of a full grid with context: a study reached 3.2 to 3.6 %."""
     trace = ingest(measured_steps / "llmservingsim_rtx4090_llama-3.1-8b.parquet").trace
-    selection = select_model(trace, AUTO)
+    selection = select_model(fit_data(trace), AUTO)
     assert selection.scores[selection.name].mape_pct <= 4.0

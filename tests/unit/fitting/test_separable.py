@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import lognorm
 
 from latfit.errors import WrongUsage
+from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.model_selection import settled
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
@@ -81,12 +82,12 @@ class TestPlantedTruth:
 
     def test_tiles_are_found(self) -> None:
         truth = {**TRUTH["roofline"], "tau_Q": 0.04, "b": 0.03, "Q": 128.0}
-        options = settled(serving_trace("roofline", truth, 0.02), FitOptions(model="roofline"))
+        options = settled(rows_of(serving_trace("roofline", truth, 0.02)), FitOptions(model="roofline"))
         assert options.fixed["Q"] == 128
         assert options.fixed["rho"] == 0
 
     def test_no_tiles_are_found_where_there_are_none(self) -> None:
-        options = settled(serving_trace("roofline", TRUTH["roofline"], 0.02), FitOptions(model="roofline"))
+        options = settled(rows_of(serving_trace("roofline", TRUTH["roofline"], 0.02)), FitOptions(model="roofline"))
         assert options.fixed == {"p": 4.0, "p_A": 4.0, "Q": 0.0, "rho": 0.0, "V": 0.0}
 
 
@@ -104,7 +105,7 @@ class TestOptimum:
         for source in sorted(measured_steps.glob("*.parquet")):
             _, rows = next(ingest(source).trace.systems())
             kept = np.random.default_rng(0).permutation(len(rows))[:400]
-            assert worst_excess(make_problem(rows.select(kept), FitOptions(model=model))) <= 1e-6, source.name
+            assert worst_excess(make_problem(rows_of(rows.select(kept)), FitOptions(model=model))) <= 1e-6, source.name
 
     @pytest.mark.parametrize("seed", range(6))
     def test_never_worse_than_multi_start_on_planted_steps(self, seed: int) -> None:
@@ -115,15 +116,15 @@ class TestOptimum:
         trace = planted_trace(0.0, repeats=3)
         T = FAMILY["saturation"].latency_ms(truth, {"B": trace["B"], "S": trace["S"]})
         noisy = trace.with_columns(T_ms=T * np.exp(rng.normal(0, 0.08, len(T))))
-        assert worst_excess(make_problem(noisy, FitOptions())) <= 1e-6
+        assert worst_excess(make_problem(rows_of(noisy), FitOptions())) <= 1e-6
 
 
 class TestSums:
     @pytest.mark.parametrize("loss", list(RHO))
     def test_compiled_sums_are_the_plain_ones(self, loss: str) -> None:
         trace = planted_trace(0.2, repeats=COMPILED_FROM // 43 + 1)
-        problem = make_problem(trace, FitOptions(loss=loss))
-        z = solve(make_problem(planted_trace(0.05), FitOptions())).z
+        problem = make_problem(rows_of(trace), FitOptions(loss=loss))
+        z = solve(make_problem(rows_of(planted_trace(0.05)), FitOptions())).z
         rows = by_cell(problem)
         assert len(rows.y) >= COMPILED_FROM
         plain = problem.residuals(z)
@@ -159,13 +160,13 @@ class TestOptions:
         """Location of {1, 2, 3, 4, 100} with its scale from the median absolute deviation: the outlier is dropped."""
         B = np.arange(1.0, 6.0)
         trace = Trace({"B": B, "S": B, "T_ms": np.array([1.0, 2, 3, 4, 100])})
-        problem = make_problem(trace, FitOptions(model="constant", loss="tukey", residuals="absolute"))
+        problem = make_problem(rows_of(trace), FitOptions(model="constant", loss="tukey", residuals="absolute"))
         assert problem.theta(solve(problem).z)[0] == pytest.approx(2.5, rel=1e-4)
 
     @pytest.mark.parametrize("weights", ["segment", "variance"])
     def test_weights_keep_their_total_and_the_truth(self, weights: str) -> None:
         trace = planted_trace(0.02, repeats=20)
-        problem = make_problem(trace, FitOptions(weights=weights))
+        problem = make_problem(rows_of(trace), FitOptions(weights=weights))
         assert problem.weights.sum() == pytest.approx(len(trace))
         fit = fit_trace(trace, FitOptions(weights=weights))
         assert fit.parameters["P_max"].value == pytest.approx(60, rel=0.1)
@@ -182,11 +183,11 @@ class TestOptions:
     )
     def test_what_cannot_be_is_wrong_usage(self, options: FitOptions) -> None:
         with pytest.raises(WrongUsage):
-            make_problem(planted_trace(0.0), options)
+            make_problem(rows_of(planted_trace(0.0)), options)
 
 
 def test_terms_without_their_columns_are_held() -> None:
-    problem = make_problem(planted_trace(0.01), FitOptions(model="roofline", fixed={"Q": 0.0}))
+    problem = make_problem(rows_of(planted_trace(0.01)), FitOptions(model="roofline", fixed={"Q": 0.0}))
     assert {name for name, value in problem.fixed.items() if value == 0} >= {"tau_K", "c", "tau_X", "tau_Q"}
     free: FloatArray = np.array([p.positive for p in problem.free_parameters], dtype=float)
     assert len(free) == len(problem.lower)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.solve import Solution, solve
 from latfit.fitting.uncertainty.covariance import Uncertainty, relative_error_at, uncertainty
@@ -34,7 +35,7 @@ def measured(B: FloatArray, S: FloatArray, T: FloatArray, seed: int = 0) -> Trac
 
 
 def fitted(trace: Trace, options: FitOptions | None = None) -> tuple[FitProblem, Solution, Uncertainty]:
-    problem = make_problem(trace, options or FitOptions())
+    problem = make_problem(rows_of(trace), options or FitOptions())
     solution = solve(problem)
     return problem, solution, verified(problem, solution, uncertainty(problem, solution))
 
@@ -144,7 +145,7 @@ class TestUncertainty:
         steps = {"B": np.array([4.0, 128.0]), "S": np.array([64.0, 4096.0])}
         logs, stated = [], []
         for seed in range(200):
-            problem = make_problem(planted_trace(0.03, repeats=3, seed=seed), FitOptions())
+            problem = make_problem(rows_of(planted_trace(0.03, repeats=3, seed=seed)), FitOptions())
             solution = solve(problem)
             theta = problem.theta(solution.z)
             logs.append(np.log(problem.model.latency_ms(theta, steps)))

@@ -62,10 +62,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.checking.crossval import HeldOut, in_time
-from latfit.fitting.problem import cells_by_row, known_columns, numbered
+from latfit.fitting.checking.crossval import HeldOut
+from latfit.fitting.data import FitData
 from latfit.stats import FloatArray, mad_sigma, weighted_quantile
-from latfit.trace import WEIGHT, Trace, runs_in_time
 
 FEWEST = 8
 """Steps below which nothing is said of their correlation."""
@@ -108,16 +107,15 @@ class TimeOrder:
     cell: NDArray[np.intp] | None = None
 
     @staticmethod
-    def of(trace: Trace) -> "TimeOrder":
-        runs = runs_in_time(trace)
-        if WEIGHT in trace:
+    def of(data: FitData) -> "TimeOrder":
+        runs, cell = data.runs, data.known_cell
+        if not data.single:
             return TimeOrder([])
-        if in_time(trace):
+        if data.in_time:
             return TimeOrder(runs)
-        cell = cells_by_row(trace)
         shared = _shared(cell)
-        if 2 * int(shared.sum()) <= len(trace):
-            return TimeOrder([] if _by_size(trace, runs) else runs, cell)
+        if 2 * int(shared.sum()) <= len(data):
+            return TimeOrder([] if _by_size(data) else runs, cell)
         visits = _visits([cell[run[shared[run]]] for run in runs])
         return TimeOrder(runs if visits >= VISITS * len(np.unique(cell[shared])) else [], cell)
 
@@ -178,10 +176,10 @@ def _visits(cells: Sequence[NDArray[np.intp]]) -> int:
     return sum(1 + int(np.count_nonzero(np.diff(run))) for run in cells if len(run))
 
 
-def _by_size(trace: Trace, runs: Sequence[NDArray[np.intp]]) -> bool:
+def _by_size(data: FitData) -> bool:
     """Whether a known column of the rows of runs is sorted, up or down or in loops."""
-    for column in known_columns(trace).values():
-        ranks = [np.unique(column[run], return_inverse=True)[1].astype(np.float64) for run in runs if len(run) > 1]
+    for column in data.steps.values():
+        ranks = [np.unique(column[run], return_inverse=True)[1].astype(np.float64) for run in data.runs if len(run) > 1]
         spread = sum(float(np.sum((rank - rank.mean()) ** 2)) for rank in ranks)
         if spread > 0 and sum(float(np.sum(np.diff(rank) ** 2)) for rank in ranks) < SORTED_BELOW * spread:
             return True
@@ -229,9 +227,9 @@ class Scores:
     in_time: Persistence
 
     @staticmethod
-    def of(trace: Trace, order: TimeOrder, left_out: HeldOut, ordered: bool) -> "Scores":
+    def of(data: FitData, order: TimeOrder, left_out: HeldOut, ordered: bool) -> "Scores":
         """Of rows of a trace that were left out. ordered: they are rows of a log rather than cells of a grid."""
-        cell = numbered([trace.floats(name)[left_out.rows] for name in ("B", "S")])
+        cell = np.unique(data.cell[left_out.rows], return_inverse=True)[1].ravel()
         score, weight = left_out.log_ratio, left_out.weights
         told = persistence(order.series(left_out.rows, score))
         if ordered or not len(cell):

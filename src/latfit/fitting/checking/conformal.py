@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 
 from latfit.fitting.checking.autocorrelation import Scores, TimeOrder, clipped, conformal_rank
-from latfit.fitting.checking.crossval import LEVELS, HeldOut, expanding_in_runs, held_out, in_time
+from latfit.fitting.checking.crossval import HeldOut, expanding_in_runs, held_out
+from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.drift import CERTAIN, LEAST_SHIFT, change_point
 from latfit.fitting.problem import FitOptions
 from latfit.stats import FloatArray
-from latfit.trace import Trace, phases
 
+LEVELS = (0.5, 0.9, 0.95, 0.99)
 BY_TIME = "split conformal by phase, each part of the time predicted from earlier parts, observed/predicted"
 BY_CELL = "split conformal by phase on cells left out, observed/predicted"
 
@@ -47,33 +48,33 @@ WIDER = 1.1
 Factors = dict[str, float | None]
 
 
-def later_rows(trace: Trace, options: FitOptions, theta: FloatArray) -> HeldOut | None:
+def later_rows(data: FitData, options: FitOptions, theta: FloatArray) -> HeldOut | None:
     """The second half of every run, in parts predicted from all that is earlier; None for a trace without time."""
-    return held_out(trace, options, theta, expanding_in_runs(trace)) if in_time(trace) else None
+    return held_out(data, options, theta, expanding_in_runs(data)) if data.in_time else None
 
 
 def prediction_intervals(
-    trace: Trace, left_out: HeldOut, *, ordered: bool, blocks: HeldOut | None = None
+    data: FitData, left_out: HeldOut, *, ordered: bool, blocks: HeldOut | None = None
 ) -> dict[str, Any]:
     """The `intervals` of the JSON contract from rows that were predicted while left out.
 
     ordered: the folds follow each other in time, so that limits are checked with earlier folds only.  blocks: rows of
     the whole time, each block predicted from all others; the limits of phases that drift hold for them too.
     """
-    named, order = phases(trace).astype(str), TimeOrder.of(trace)
+    named, order = data.phase, TimeOrder.of(data)
     by_phase = {}
     for phase in dict.fromkeys(named[left_out.rows].tolist()):
         inside = left_out.among(named[left_out.rows] == phase)
         whole = blocks.among(named[blocks.rows] == phase) if blocks is not None else None
-        scores = Scores.of(trace, order, inside, ordered)
+        scores = Scores.of(data, order, inside, ordered)
         drift = _drift(scores, inside, whole) if ordered else {"drift": False}
-        wider = Scores.of(trace, order, whole, ordered) if drift["drift"] and whole is not None else None
+        wider = Scores.of(data, order, whole, ordered) if drift["drift"] and whole is not None else None
         by_phase[phase] = {"n": scores.steps, "cells": scores.cells, **_limits(scores, wider, ordered), **drift}
     drifts = any(found["drift"] for found in by_phase.values())
-    wider = Scores.of(trace, order, blocks, ordered) if drifts and blocks is not None else None
+    wider = Scores.of(data, order, blocks, ordered) if drifts and blocks is not None else None
     return {
         "method": BY_TIME if ordered else BY_CELL,
-        **_limits(Scores.of(trace, order, left_out, ordered), wider, ordered),
+        **_limits(Scores.of(data, order, left_out, ordered), wider, ordered),
         "by_phase": by_phase,
         "drift": _drift_sentence(by_phase),
     }

@@ -29,14 +29,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.problem import FitOptions, log_ratios, make_problem, numbered, weights_by_row
+from latfit.fitting.data import FitData, Rows
+from latfit.fitting.problem import FitOptions, log_ratios, make_problem
 from latfit.fitting.solver.solve import solve
-from latfit.model import SOURCES
 from latfit.stats import FloatArray, error_metrics, weighted_quantile, weighted_quantiles
-from latfit.trace import WEIGHT, Trace, runs_in_time
 
-Rows = NDArray[np.intp]
-Fold = tuple[Rows, Rows]
+Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 FOLDS = 5
 TRAIN_BELOW = 0.7
@@ -44,50 +42,43 @@ BY_CELL = "K-fold over (B,S) cells"
 BY_TIME = "K-fold over contiguous blocks of time"
 
 
-def in_time(trace: Trace) -> bool:
-    """Whether the rows of a run have an order that noise can follow: a log, rather than a grid measured in repeats."""
-    return "t_s" in trace and "rep" not in trace
-
-
-def parts_in_time(trace: Trace, parts: int) -> NDArray[np.int64]:
+def parts_in_time(data: FitData, parts: int) -> NDArray[np.int64]:
     """Number of the part 0..parts-1 that each row (n,) is in: every run is cut into equal parts in its time order."""
-    part = np.zeros(len(trace), dtype=np.int64)
-    for rows in runs_in_time(trace):
+    part = np.zeros(len(data), dtype=np.int64)
+    for rows in data.runs:
         part[rows] = np.arange(len(rows)) * parts // len(rows)
     return part
 
 
-def assign_folds(trace: Trace, seed: int = 0) -> tuple[str, NDArray[np.int64]]:
+def assign_folds(data: FitData, seed: int = 0) -> tuple[str, NDArray[np.int64]]:
     """(scheme, fold number of each row (n,)); a single fold where there are fewer than four cells or rows."""
-    if in_time(trace):
-        runs = trace["run"].astype(str) if "run" in trace else np.zeros(len(trace))
-        order = np.lexsort((trace.floats("t_s"), np.unique(runs, return_inverse=True)[1]))
-        folds = FOLDS if len(trace) >= 4 * FOLDS else 1
-        fold = np.empty(len(trace), dtype=np.int64)
-        fold[order] = np.arange(len(trace)) * folds // len(trace)
+    if data.in_time and data.times is not None:
+        run = np.zeros(len(data)) if data.run is None else np.unique(data.run, return_inverse=True)[1]
+        order = np.lexsort((data.times, run))
+        folds = FOLDS if len(data) >= 4 * FOLDS else 1
+        fold = np.empty(len(data), dtype=np.int64)
+        fold[order] = np.arange(len(data)) * folds // len(data)
         return BY_TIME, fold
-    cell = numbered([trace.floats("B"), trace.floats("S")])
-    cells = int(cell.max(initial=-1)) + 1
+    cells = int(data.cell.max(initial=-1)) + 1
     folds = max(1, min(FOLDS, cells // 2))
-    return BY_CELL, (np.random.default_rng(seed).permutation(cells) % folds)[cell]
+    return BY_CELL, (np.random.default_rng(seed).permutation(cells) % folds)[data.cell]
 
 
-def expanding_in_runs(trace: Trace, windows: int = FOLDS) -> Iterator[Fold]:
+def expanding_in_runs(data: FitData, windows: int = FOLDS) -> Iterator[Fold]:
     """The expanding window over all runs at once: the first half of every run trains, then equal parts follow."""
-    part = parts_in_time(trace, 2 * windows)
+    part = parts_in_time(data, 2 * windows)
     for i in range(windows, 2 * windows):
         train, test = np.flatnonzero(part < i), np.flatnonzero(part == i)
         if len(train) and len(test):
             yield train, test
 
 
-def regions(trace: Trace) -> Iterator[tuple[str, Fold]]:
+def regions(data: FitData) -> Iterator[tuple[str, Fold]]:
     """(name, fold) with one region of the (B,S) plane left out at a time; regions without rows are passed over."""
-    weights = weights_by_row(trace)
     labels, numbers = [], []
     for name in ("B", "S"):
-        column = trace.floats(name)
-        edges = np.unique(weighted_quantiles(column, (1 / 3, 2 / 3), weights))
+        column = data.steps[name]
+        edges = np.unique(weighted_quantiles(column, (1 / 3, 2 / 3), data.weights))
         edges = edges[edges < column.max()]
         numbers.append(np.searchsorted(edges, column, side="left"))
         ends = [column.min(), *edges, column.max()]
@@ -99,10 +90,10 @@ def regions(trace: Trace) -> Iterator[tuple[str, Fold]]:
                 yield f"{label_b}, {label_s}", (np.flatnonzero(~inside), np.flatnonzero(inside))
 
 
-def beyond_in_tokens(trace: Trace, share: float = TRAIN_BELOW) -> Fold | None:
+def beyond_in_tokens(data: FitData, share: float = TRAIN_BELOW) -> Fold | None:
     """Train on rows up to the S that a share of the rows stays at or below, test on the rest; None where none is."""
-    tokens = trace.floats("S")
-    limit = weighted_quantile(tokens, share, weights_by_row(trace))
+    tokens = data.S
+    limit = weighted_quantile(tokens, share, data.weights)
     if limit >= tokens.max():
         limit = float(np.max(tokens[tokens < limit], initial=-np.inf))
     train, test = np.flatnonzero(tokens <= limit), np.flatnonzero(tokens > limit)
@@ -118,23 +109,6 @@ def by_fold(fold: NDArray[np.int64]) -> Iterator[Fold]:
     """(train, test) for each number in an assignment of rows to folds (n,)."""
     for i in range(int(fold.max()) + 1):
         yield np.flatnonzero(fold != i), np.flatnonzero(fold == i)
-
-
-LEVELS = (0.5, 0.9, 0.95, 0.99)
-
-__all__ = [
-    "BY_CELL",
-    "BY_TIME",
-    "FOLDS",
-    "LEVELS",
-    "CrossValidation",
-    "HeldOut",
-    "assign_folds",
-    "cross_validate",
-    "further_validation",
-    "held_out",
-    "scores_of",
-]
 
 
 @dataclass(frozen=True)
@@ -163,36 +137,35 @@ class CrossValidation:
     held_out: HeldOut
 
 
-def cross_validate(trace: Trace, options: FitOptions, theta: FloatArray) -> CrossValidation | None:
+def cross_validate(data: FitData, options: FitOptions, theta: FloatArray) -> CrossValidation | None:
     """K-fold from the full fit's theta as start; None where too little would be left to fit or to test on."""
-    scheme, fold = assign_folds(trace, options.seed)
-    left_out = held_out(trace, options, theta, by_fold(fold)) if int(fold.max()) > 0 else None
-    if left_out is None or len(left_out.rows) < len(trace):
+    scheme, fold = assign_folds(data, options.seed)
+    left_out = held_out(data, options, theta, by_fold(fold)) if int(fold.max()) > 0 else None
+    if left_out is None or len(left_out.rows) < len(data):
         return None
-    return CrossValidation({"scheme": scheme, **scores_of(trace, left_out)}, left_out)
+    return CrossValidation({"scheme": scheme, **scores_of(data, left_out)}, left_out)
 
 
-def held_out(trace: Trace, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
+def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
     """Fit each fold's training rows from theta as start and predict its test rows; folds whose training rows are too
     few for the free parameters are passed over. None where no fold is left."""
     parts: list[tuple[NDArray[np.intp], int, FloatArray]] = []
-    read = Trace({name: trace[name] for name in ("T_ms", *SOURCES, WEIGHT) if name in trace})
     for number, (train, test) in enumerate(folds):
-        problem = make_problem(read.select(train), options)
+        problem = make_problem(data.at(train), options)
         if problem.rows <= len(problem.free) or len(test) == 0:
             continue
         solution = solve(problem, warm=problem.coordinates(theta))
-        parts.append((test, number, log_ratios(problem, problem.theta(solution.z), read.select(test))))
+        parts.append((test, number, log_ratios(problem, problem.theta(solution.z), data.at(test))))
     if not parts:
         return None
     rows = np.concatenate([test for test, _, _ in parts])
     fold = np.repeat([number for _, number, _ in parts], [len(test) for test, _, _ in parts])
-    return HeldOut(rows, fold, np.concatenate([ratio for _, _, ratio in parts]), weights_by_row(trace)[rows])
+    return HeldOut(rows, fold, np.concatenate([ratio for _, _, ratio in parts]), data.weights[rows])
 
 
-def scores_of(trace: Trace, left_out: HeldOut) -> dict[str, Any]:
+def scores_of(data: Rows, left_out: HeldOut) -> dict[str, Any]:
     """The errors of a cross-validation: over all rows left out, by fold, and their spread."""
-    observed = trace.floats("T_ms")[left_out.rows]
+    observed = data.observed[left_out.rows]
     predicted = observed * np.exp(-left_out.log_ratio)
     whole = error_metrics(observed, predicted, left_out.weights)
     errors = []
@@ -209,7 +182,7 @@ def scores_of(trace: Trace, left_out: HeldOut) -> dict[str, Any]:
 
 
 def further_validation(
-    trace: Trace, options: FitOptions, theta: FloatArray, later: HeldOut | None = None
+    data: FitData, options: FitOptions, theta: FloatArray, later: HeldOut | None = None
 ) -> dict[str, Any]:
     """Harder questions than the default scheme, by name: `expanding_window` (later rows), `by_region` (a part of the
     plane of B and S never measured), `extrapolation_S` (more tokens than measured); those that the rows can answer.
@@ -217,17 +190,17 @@ def further_validation(
     later: the expanding window's rows, where they have been predicted already.
     """
     found: dict[str, Any] = {}
-    if in_time(trace):
-        later = later or held_out(trace, options, theta, expanding_in_runs(trace))
+    if data.in_time:
+        later = later or held_out(data, options, theta, expanding_in_runs(data))
         if later is not None:
-            found["expanding_window"] = scores_of(trace, later)
-    named = list(regions(trace))
-    if (apart := held_out(trace, options, theta, [fold for _, fold in named])) is not None:
-        scores = scores_of(trace, apart)
+            found["expanding_window"] = scores_of(data, later)
+    named = list(regions(data))
+    if (apart := held_out(data, options, theta, [fold for _, fold in named])) is not None:
+        scores = scores_of(data, apart)
         used = [named[number][0] for number in np.unique(apart.fold)]
         found["by_region"] = {**scores, "regions": dict(zip(used, scores["mape_pct_by_fold"], strict=True))}
-    fold = beyond_in_tokens(trace)
-    if fold is not None and (beyond := held_out(trace, options, theta, [fold])) is not None:
-        trained = float(trace.floats("S")[fold[0]].max())
-        found["extrapolation_S"] = {**scores_of(trace, beyond), "trained_up_to_S": trained}
+    fold = beyond_in_tokens(data)
+    if fold is not None and (beyond := held_out(data, options, theta, [fold])) is not None:
+        trained = float(data.S[fold[0]].max())
+        found["extrapolation_S"] = {**scores_of(data, beyond), "trained_up_to_S": trained}
     return found

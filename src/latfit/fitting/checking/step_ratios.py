@@ -35,10 +35,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.problem import FitProblem, log_ratios, weights_by_row
+from latfit.fitting.data import FitData
 from latfit.model import MOST_SIZES, joined_ratios, ratios_of, size_levels
 from latfit.stats import FloatArray, weighted_quantiles
-from latfit.trace import Trace, phases
 
 LEVEL = 0.05
 FEWEST = 40
@@ -85,6 +84,8 @@ def _cut(number: NDArray[np.intp], ratio: FloatArray, weights: FloatArray) -> in
     below = below[:-1]
     off = ratio - weighted_quantiles(ratio, (0.5,), weights)[0]
     enough = (below >= FEWEST) & (total - below >= FEWEST)
+    if not enough.any():
+        return None
     allowed = enough & (_deviation(cell, off**2, weights, below) >= MATTERS)
     if not allowed.any():
         return None
@@ -136,13 +137,11 @@ def _slowest(cell: NDArray[np.intp], slow: FloatArray, below: FloatArray, total:
     return np.asarray(np.log(np.clip(p, LEAST_P, 1.0)))
 
 
-def with_ratios(
-    intervals: Mapping[str, Any], trace: Trace, problem: FitProblem, theta: FloatArray
-) -> Mapping[str, Any]:
-    """The `intervals` of the JSON contract, with `ratios` of all steps and of every phase in them."""
-    ratio = np.exp(log_ratios(problem, theta, trace))
-    weights, named = weights_by_row(trace), phases(trace).astype(str)
-    B, S = trace.floats("B"), trace.floats("S")
+def with_ratios(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArray) -> Mapping[str, Any]:
+    """The `intervals` of the JSON contract, with `ratios` of all steps and of every phase in them; log_ratio:
+    ln(observed/predicted) (n,)."""
+    ratio = np.exp(log_ratio)
+    weights, named, B, S = data.weights, data.phase, data.B, data.S
 
     def law(rows: NDArray[np.bool_], entry: Mapping[str, Any]) -> dict[str, Any] | None:
         """entry: the phase's limits, which know for how many independent steps those count that follow each other."""

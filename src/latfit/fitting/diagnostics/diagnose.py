@@ -36,13 +36,13 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 
 from latfit.fitting.checking.crossval import HeldOut
+from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.drift import drift
 from latfit.fitting.diagnostics.influence import influence
-from latfit.fitting.problem import FitProblem, cells_by_row, log_ratios, numbered, steps_by_row, weights_by_row
+from latfit.fitting.problem import FitProblem, log_ratios, steps_by_row
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.covariance import Uncertainty, relative_error_at
 from latfit.stats import FloatArray, error_metrics
-from latfit.trace import Trace, phases, row_weights
 
 SHAPIRO_LIMIT = 5000
 LAGS = 10
@@ -141,7 +141,7 @@ def trend(series: FloatArray) -> dict[str, Any]:
 
 
 def error_parts(
-    problem: FitProblem, solution: Solution, doubt: Uncertainty, trace: Trace, left_out: HeldOut
+    problem: FitProblem, solution: Solution, doubt: Uncertainty, data: FitData, left_out: HeldOut
 ) -> dict[str, Any]:
     """Shares of the mean squared error on rows left out: `model_structure`, `parameter_uncertainty`,
     `measurement_noise` (the first and last as `structure_and_noise` where they cannot be told apart)."""
@@ -150,10 +150,10 @@ def error_parts(
     if not np.isfinite(whole) or whole <= 1e-20:
         return {"reason": "the rows left out are predicted without error"}
     theta = problem.theta(solution.z)
-    doubted = relative_error_at(problem, theta, doubt, steps_by_row(problem, trace))[left_out.rows]
+    doubted = relative_error_at(problem, theta, doubt, steps_by_row(problem, data))[left_out.rows]
     uncertain = min(float(w @ doubted**2) / float(w.sum()), whole)
     result: dict[str, Any] = {"rms_pct": 100 * float(np.sqrt(whole)), "parameter_uncertainty": uncertain / whole}
-    noise = _noise(trace)
+    noise = _noise(data)
     if noise is None:
         return {**result, "structure_and_noise": 1 - uncertain / whole}
     noise = min(noise, whole - uncertain)
@@ -161,9 +161,9 @@ def error_parts(
     return {**result, "sentence": _sentence(result)}
 
 
-def _noise(trace: Trace) -> float | None:
+def _noise(data: FitData) -> float | None:
     """Variance of ln T within cells; None where none was measured twice."""
-    w, cell, logs = weights_by_row(trace), cells_by_row(trace), np.log(trace.floats("T_ms"))
+    w, cell, logs = data.weights, data.known_cell, np.log(data.observed)
     size = np.bincount(cell, weights=w)
     freedom = float(w.sum()) - len(size)
     if freedom < 1:
@@ -186,74 +186,71 @@ def _sentence(parts: dict[str, Any]) -> str:
 WRITTEN_OUT = 200_000
 
 
-def diagnose(trace: Trace, predicted: FloatArray, *, free: int, seed: int = 0) -> dict[str, Any]:
-    """The `diagnostics` of the JSON contract for clean rows and their latency in ms (n,) as predicted by a model with
-    so many free parameters."""
-    regimes = _regimes(trace, predicted)
-    rows = _written_out(row_weights(trace), len(trace))
-    trace, predicted = trace.select(rows), predicted[rows]
-    residuals = np.log(trace.floats("T_ms") / predicted)
+def diagnose(data: FitData, log_ratio: FloatArray, *, free: int, seed: int = 0) -> dict[str, Any]:
+    """The `diagnostics` of the JSON contract for rows and their ln(observed/predicted) (n,) by a model with so many
+    free parameters."""
+    rows = _written_out(data)
+    B, S, residuals = data.B[rows], data.S[rows], log_ratio[rows]
     return {
         "normality": normality(residuals, seed),
-        "heteroscedasticity": heteroscedasticity(trace.floats("B"), trace.floats("S"), residuals),
-        **_in_time(trace, residuals),
-        "regimes": regimes,
-        "lack_of_fit": _lack_of_fit(trace, predicted, residuals, free),
+        "heteroscedasticity": heteroscedasticity(B, S, residuals),
+        **_in_time(data, rows, residuals),
+        "regimes": _regimes(data, log_ratio),
+        "lack_of_fit": _lack_of_fit(data.observed[rows], data.cell[rows], residuals, free),
     }
 
 
 def explain(
-    problem: FitProblem, solution: Solution, doubt: Uncertainty, trace: Trace, left_out: HeldOut | None
+    problem: FitProblem, solution: Solution, doubt: Uncertainty, data: FitData, left_out: HeldOut | None
 ) -> dict[str, Any]:
     """More of the `diagnostics`: `influence` of cells, dated `drift`, and `error_parts` from rows left out."""
     found = {
-        "influence": influence(problem, solution, trace),
-        "drift": drift(trace, log_ratios(problem, problem.theta(solution.z), trace)),
+        "influence": influence(problem, solution, data),
+        "drift": drift(data, log_ratios(problem, problem.theta(solution.z), data)),
     }
     if left_out is not None:
-        found["error_parts"] = error_parts(problem, solution, doubt, trace, left_out)
+        found["error_parts"] = error_parts(problem, solution, doubt, data, left_out)
     return found
 
 
-def _written_out(weights: FloatArray | None, rows: int) -> NDArray[np.intp]:
+def _written_out(data: FitData) -> NDArray[np.intp]:
     """Row numbers, each as often as it stands for a step, or in that proportion where there are too many steps."""
-    if weights is None:
-        return np.arange(rows)
-    reached = np.cumsum(weights)
+    if data.single:
+        return np.arange(len(data))
+    reached = np.cumsum(data.weights)
     steps = round(float(reached[-1]))
     taken = min(steps, WRITTEN_OUT)
     return np.searchsorted(reached, (np.arange(taken) + 0.5) * steps / taken)
 
 
-def _in_time(trace: Trace, residuals: FloatArray) -> dict[str, Any]:
-    """Autocorrelation and trend of the longest run."""
-    if "t_s" not in trace:
+def _in_time(data: FitData, written: NDArray[np.intp], residuals: FloatArray) -> dict[str, Any]:
+    """Autocorrelation and trend of the longest run of the rows that were written out, with their residuals (n,)."""
+    if data.times is None:
         reason = {"reason": "the trace has no column t_s"}
         return {"autocorrelation": reason, "trend": reason}
-    runs = trace["run"] if "run" in trace else np.zeros(len(trace))
-    names, which, counts = np.unique(runs.astype(str), return_inverse=True, return_counts=True)
+    runs = np.full(len(written), "0.0") if data.run is None else data.run[written]
+    names, which, counts = np.unique(runs, return_inverse=True, return_counts=True)
     rows = np.flatnonzero(which == int(np.argmax(counts)))
-    rows = rows[np.argsort(trace.floats("t_s")[rows], kind="stable")]
+    rows = rows[np.argsort(data.times[written[rows]], kind="stable")]
     series = residuals[rows]
     run = {"run": str(names[int(np.argmax(counts))]), "n": len(series)}
     return {"autocorrelation": {**autocorrelation(series), **run}, "trend": {**trend(series), **run}}
 
 
-def _regimes(trace: Trace, predicted: FloatArray) -> dict[str, Mapping[str, float]]:
-    named, observed, given = phases(trace).astype(str), trace.floats("T_ms"), row_weights(trace)
-    weights = np.ones(len(trace)) if given is None else given
-    regimes = {str(phase): named == phase for phase in np.unique(named)}
+def _regimes(data: FitData, log_ratio: FloatArray) -> dict[str, Mapping[str, float]]:
+    observed, weights, predicted = data.observed, data.weights, data.observed * np.exp(-log_ratio)
+    regimes = {str(phase): data.phase == phase for phase in np.unique(data.phase)}
     return {phase: error_metrics(observed[rows], predicted[rows], weights[rows]) for phase, rows in regimes.items()}
 
 
-def _lack_of_fit(trace: Trace, predicted: FloatArray, residuals: FloatArray, free: int) -> dict[str, Any]:
-    cell = numbered([trace.floats("B"), trace.floats("S")])
+def _lack_of_fit(observed: FloatArray, cell: NDArray[np.intp], residuals: FloatArray, free: int) -> dict[str, Any]:
+    cell = np.unique(cell, return_inverse=True)[1].ravel()
     size = np.bincount(cell)
     repeated = size[cell] > 1
     cells, rows = len(size), len(residuals)
     if not repeated.any():
         return {"reason": "no (B,S) cell was measured twice"}
-    observed = trace.floats("T_ms")
+    predicted = observed * np.exp(-residuals)
     floor = _leave_one_out_medians(np.log(observed), cell)
     ape = np.abs(np.exp(floor) - observed)[repeated] / observed[repeated] * 100
     result: dict[str, Any] = {

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from latfit.fitting.checking.autocorrelation import TimeOrder, clipped
+from latfit.fitting.data import FitData
 from latfit.stats import FloatArray
-from latfit.trace import Trace, runs_in_time
 
 LEAST_ROWS = 50
 CERTAIN = 0.01
@@ -84,16 +84,15 @@ def long_run_variance(series: FloatArray) -> float:
     return max(total, _LEAST_PART * variance) / (1 - rho) ** 2
 
 
-def drift(trace: Trace, log_ratio: FloatArray) -> dict[str, Any]:
-    """The `drift` of the diagnostics from ln(observed/predicted) (n,) of a trace's rows: runs whose level changes by
+def drift(data: FitData, log_ratio: FloatArray) -> dict[str, Any]:
+    """The `drift` of the diagnostics from ln(observed/predicted) (n,) of rows: runs whose level changes by
     2 % or more, each with the time of the change, at 1 % over all runs together (Bonferroni); `variance_share`: what
     part of the residuals' variance within runs these changes are.
 
     Without times the change is dated by its row, where the rows' order is one of time (see `autocorrelation`).
     """
-    timed = "t_s" in trace
-    order = TimeOrder(runs_in_time(trace)) if timed else TimeOrder.of(trace)
-    series = order.series(np.arange(len(trace)), log_ratio)
+    order = TimeOrder.of(data) if data.times is None else TimeOrder(data.runs)
+    series = order.series(np.arange(len(data)), log_ratio)
     if not series.rows:
         return {"reason": "the trace has no column t_s, and its rows are sorted or not single steps"}
     long = [i for i, rows in enumerate(series.rows) if len(rows) >= LEAST_ROWS]
@@ -107,9 +106,9 @@ def drift(trace: Trace, log_ratio: FloatArray) -> dict[str, Any]:
             continue
         at = rows[change.index]
         moved += change.index * (1 - change.index / len(rows)) * change.shift**2
-        name = str(trace["run"][at]) if "run" in trace else f"run {i + 1}"
+        name = f"run {i + 1}" if data.run is None else str(data.run[at])
         found[name] = {
-            **({"t_s": float(trace.floats("t_s")[at])} if timed else {"row": int(at) + 1}),
+            **({"row": int(at) + 1} if data.times is None else {"t_s": float(data.times[at])}),
             "relative_shift": math.expm1(change.shift),
             "p_value": change.p_value,
         }

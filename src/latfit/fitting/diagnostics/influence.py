@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.problem import FitProblem, collapse, known_columns
+from latfit.fitting.data import FitData
+from latfit.fitting.problem import FitProblem, collapse
 from latfit.fitting.solver.levenberg_marquardt import minimise
 from latfit.fitting.solver.loss import score_factor
 from latfit.fitting.solver.objective import Objective, by_cell
@@ -30,7 +31,6 @@ from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.identifiability import decompose
 from latfit.model import Steps, StepTable
 from latfit.stats import FloatArray, mad_sigma
-from latfit.trace import Trace, row_weights
 
 NEIGHBOURS = 6
 ALONE_SIGMA = 5.0
@@ -58,9 +58,9 @@ class _Cells:
     change: FloatArray
 
 
-def influence(problem: FitProblem, solution: Solution, trace: Trace) -> dict[str, Any]:
+def influence(problem: FitProblem, solution: Solution, data: FitData) -> dict[str, Any]:
     """The `influence` of the diagnostics: cells by how much the fit hangs on them, and those that stand alone."""
-    rows = collapse(trace, list(known_columns(trace)), row_weights(trace))
+    rows = collapse(data, list(data.steps))
     cells = int(rows.cells[-1]) + 1
     if len(problem.free) == 0 or cells <= len(problem.free) + 1:
         return {"reason": "too few cells to leave one out"}

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.uncertainty.what_to_measure import other_than
-from latfit.trace import Trace
 from latfit.warning import LatfitWarning
 
 LARGE_ERROR_PCT = 15.0
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z]\w*")
 
 def cautions(
     problem: FitProblem,
-    trace: Trace,
+    data: FitData,
     values: Mapping[str, float],
     identifiability: Mapping[str, Any],
     scores: Mapping[str, Any],
@@ -61,7 +61,7 @@ def cautions(
         )
     if error > LARGE_ERROR_PCT:
         found = f"The typical error on unseen cells is {error:.0f} %."
-        yield LatfitWarning("large_error", found, _better(error, baselines) or _why_large(problem, trace))
+        yield LatfitWarning("large_error", found, _better(error, baselines) or _why_large(data))
 
 
 def cautions_in_time(intervals: Mapping[str, Any], drift: Mapping[str, Any]) -> Iterator[LatfitWarning]:
@@ -149,11 +149,11 @@ def _better(error: float, baselines: Mapping[str, Mapping[str, Any]]) -> str:
     return f"--model {best} predicts them to {scores[best]:.1f} %; --model auto chooses among all."
 
 
-def _why_large(problem: FitProblem, trace: Trace) -> str:
-    if "context_tokens" in trace and np.ptp(trace.floats("context_tokens")) > 0:
+def _why_large(data: FitData) -> str:
+    if "context_tokens" in data.steps and np.ptp(data.steps["context_tokens"]) > 0:
         return (
             "The cached context varies here and this model does not read it; fit rows of similar context with --where."
         )
-    if "run" in trace and len(set(trace["run"].tolist())) > 1:
+    if data.run is not None and len(np.unique(data.run)) > 1:
         return "Look at the residuals by run in the report: the runs may differ in more than B and S."
     return "Look at the residuals in the report; something besides B and S decides the latency here."

@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
-from latfit.fitting.checking.crossval import in_time
+from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitProblem, by_row
 from latfit.fitting.solver.levenberg_marquardt import bounded_step, damped_step
 from latfit.fitting.solver.loss import TUNING, score_factor, score_slope, total_cost
@@ -50,7 +50,6 @@ from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.model import KEPT, LatencyModel, Steps
 from latfit.stats import FloatArray
-from latfit.trace import Trace, runs_in_time
 
 COMPARED = 120
 MISSES = 0.1
@@ -288,7 +287,7 @@ class ParameterDraws:
 def bootstrap(
     problem: FitProblem,
     solution: Solution,
-    trace: Trace | None = None,
+    data: FitData | None = None,
     *,
     resamples: int = 1000,
     scheme: str = "rows",
@@ -296,16 +295,16 @@ def bootstrap(
     threads: int = 2,
     progress: Progress | None = None,
 ) -> ParameterDraws:
-    """Draws of all parameters. trace: the rows of the problem, which `block` needs. progress: called with (done, of).
+    """Draws of all parameters. data: the rows of the problem, which `block` needs. progress: called with (done, of).
 
     The draws depend on the seed alone, not on the number of threads. Raises WrongUsage for an unknown scheme.
     """
-    if scheme not in SCHEMES or (scheme == "block" and trace is None):
+    if scheme not in SCHEMES or (scheme == "block" and data is None):
         raise WrongUsage(f"{scheme!r} is not known", where="--bootstrap", remedy=f"Choose: {', '.join(SCHEMES)}.")
     if not problem.free or resamples < 1:
         return ParameterDraws(problem.model, np.tile(problem.theta(solution.z), (resamples, 1)), scheme, seed)
     sample: _Reweighted | _Redrawn = (
-        _Redrawn.of(problem, solution) if scheme == "residual" else _reweighted(problem, solution, trace, scheme)
+        _Redrawn.of(problem, solution) if scheme == "residual" else _reweighted(problem, solution, data, scheme)
     )
     size = max(1, min(100, BATCH_VALUES // max(sample.values, 1)))
     batches = [(start, min(size, resamples - start)) for start in range(0, resamples, size)]
@@ -407,16 +406,16 @@ class _Redrawn:
         return sums
 
 
-def _reweighted(problem: FitProblem, solution: Solution, trace: Trace | None, scheme: str) -> _Reweighted:
-    if scheme == "rows" or trace is None:
+def _reweighted(problem: FitProblem, solution: Solution, data: FitData | None, scheme: str) -> _Reweighted:
+    if scheme == "rows" or data is None:
         columns, refit = score_columns(problem, solution.z, solution.f_scale), Refit(problem, solution)
         if len(problem.weights) > FEW_ROWS:
             sums = _dealt(columns, problem.weights, problem.options.seed)
             return _Reweighted(refit, sums, np.ones(len(sums)), None)
         each = np.arange(len(problem.weights))
         return _Reweighted(refit, columns * problem.weights[:, None], problem.weights, each)
-    single = by_row(problem, trace)
-    unit = blocks(trace)
+    single = by_row(problem, data)
+    unit = blocks(data)
     columns = score_columns(single, solution.z, solution.f_scale) * single.weights[:, None]
     sums = np.zeros((int(unit.max()) + 1, columns.shape[1]))
     np.add.at(sums, unit, columns)
@@ -433,14 +432,13 @@ def _dealt(columns: FloatArray, weights: FloatArray, seed: int) -> FloatArray:
     return np.stack([np.bincount(group, column[rows] * share, GROUPS) for column in columns.T], axis=1)
 
 
-def blocks(trace: Trace) -> NDArray[np.intp]:
+def blocks(data: FitData) -> NDArray[np.intp]:
     """Number of the block that each row (n,) is in: n^(1/3) neighbours in time within a run, or a (B,S) cell."""
-    if not in_time(trace):
-        table = np.stack([trace.floats("B"), trace.floats("S")], axis=1)
-        return np.asarray(np.unique(table, axis=0, return_inverse=True)[1].ravel())
-    unit = np.empty(len(trace), dtype=np.intp)
+    if not data.in_time:
+        return data.cell
+    unit = np.empty(len(data), dtype=np.intp)
     first = 0
-    for rows in runs_in_time(trace):
+    for rows in data.runs:
         length = max(1, round(len(rows) ** (1 / 3)))
         unit[rows] = first + np.arange(len(rows)) // length
         first += -(-len(rows) // length)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.fitting.checking.crossval import in_time
+from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.bootstrap import SCHEMES, ParameterDraws, Progress, bootstrap, from_covariance, kept
@@ -31,7 +31,6 @@ from latfit.fitting.uncertainty.identifiability import merge
 from latfit.fitting.uncertainty.profile_likelihood import profile_interval
 from latfit.fitting.uncertainty.report import tells, verified
 from latfit.stats import FloatArray
-from latfit.trace import Trace
 
 METHODS = ("sandwich", "profile", "bootstrap")
 LINKED = 0.7
@@ -61,7 +60,7 @@ class Doubts:
     draws: Mapping[str, Any] = field(default_factory=dict)
 
 
-def doubts(problem: FitProblem, solution: Solution, trace: Trace, options: DoubtOptions) -> Doubts:
+def doubts(problem: FitProblem, solution: Solution, data: FitData, options: DoubtOptions) -> Doubts:
     """What the data leave open of a solved problem. Raises WrongUsage for options that cannot be met."""
     check(options)
     found = verified(problem, solution, uncertainty(problem, solution))
@@ -70,11 +69,11 @@ def doubts(problem: FitProblem, solution: Solution, trace: Trace, options: Doubt
     resamples = options.resamples or (RESAMPLES if options.intervals == "bootstrap" else 0)
     if not resamples:
         return Doubts(found, draws=kept(problem, from_covariance(problem, solution, found), "covariance"))
-    scheme = options.scheme if options.scheme != "auto" else "block" if in_time(trace) else "rows"
+    scheme = options.scheme if options.scheme != "auto" else "block" if data.in_time else "rows"
     drawn = bootstrap(
         problem,
         solution,
-        trace,
+        data,
         resamples=resamples,
         scheme=scheme,
         seed=problem.options.seed,

@@ -1,0 +1,137 @@
+"""The facts of a trace that fitting goes by, derived once.
+
+`Rows` are what a problem is made of: steps, times, and how many steps each row stands for. `FitData` adds what belongs
+to single rows in the trace's order: phase, run, time, and the cell that a row is in. A problem collapses and sorts its
+rows (see `problem`), so whatever asks for time, phase or run asks here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import BadInput
+from latfit.model import SOURCES, StepTable
+from latfit.stats import FloatArray
+from latfit.trace import WEIGHT, Trace, phases, row_weights, runs_in_time
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """steps: columns that a model may read, of which every row has a value; observed: T in ms (n,); weights: measured
+    steps that each row stands for (n,); single: whether each is one by itself, rather than by a weight."""
+
+    steps: StepTable
+    observed: FloatArray
+    weights: FloatArray
+    single: bool
+
+    def __len__(self) -> int:
+        return len(self.observed)
+
+    def at(self, rows: NDArray[np.intp]) -> "Rows":
+        """Some of the rows."""
+        return Rows(self.steps.at(rows), self.observed[rows], self.weights[rows], self.single)
+
+
+@dataclass(frozen=True, eq=False)
+class FitData(Rows):
+    """phase: name of what each step holds (n,).  cell: number of its (B,S) cell (n,).  known_cell: number of the cell
+    of steps that agree in everything known (n,).  runs: row numbers by run, in time order.  run: name of each row's run
+    (n,), times: seconds (n,); None where the trace has none.  in_time: whether the rows of a run have an order that
+    noise can follow: a log, rather than a grid measured in repeats."""
+
+    phase: NDArray[np.str_]
+    cell: NDArray[np.intp]
+    known_cell: NDArray[np.intp]
+    runs: tuple[NDArray[np.intp], ...]
+    run: NDArray[np.str_] | None
+    times: FloatArray | None
+    in_time: bool
+
+    @property
+    def B(self) -> FloatArray:
+        return self.steps["B"]
+
+    @property
+    def S(self) -> FloatArray:
+        return self.steps["S"]
+
+    def sample(self, rows: NDArray[np.intp]) -> "FitData":
+        """Some of the rows, in rising order, with what belongs to them; cells are numbered anew."""
+        few = self.at(rows)
+        place = np.full(len(self), -1)
+        place[rows] = np.arange(len(rows))
+        runs = (placed[placed >= 0] for placed in (place[run] for run in self.runs))
+        return FitData(
+            few.steps,
+            few.observed,
+            few.weights,
+            few.single,
+            phase=self.phase[rows],
+            cell=np.unique(self.cell[rows], return_inverse=True)[1].ravel(),
+            known_cell=np.unique(self.known_cell[rows], return_inverse=True)[1].ravel(),
+            runs=tuple(run for run in runs if len(run)),
+            run=None if self.run is None else self.run[rows],
+            times=None if self.times is None else self.times[rows],
+            in_time=self.in_time,
+        )
+
+
+def rows_of(trace: Trace) -> Rows:
+    """What a problem is made of from a clean trace. Columns with gaps are left out."""
+    found = {name: trace.floats(name) for name in SOURCES if name in trace}
+    steps = {name: column for name, column in found.items() if np.all(np.isfinite(column))}
+    return Rows(StepTable(steps), trace.floats("T_ms"), weights_by_row(trace), row_weights(trace) is None)
+
+
+def fit_data(trace: Trace) -> FitData:
+    """The facts of a clean trace of one system; rows that stand for no step are left out. Raises BadInput where none
+    is left, or a weight is below zero or infinite."""
+    trace = _counted(trace)
+    rows = rows_of(trace)
+    return FitData(
+        rows.steps,
+        rows.observed,
+        rows.weights,
+        rows.single,
+        phase=phases(trace).astype(str),
+        cell=numbered([rows.steps["B"], rows.steps["S"]]),
+        known_cell=numbered(list(rows.steps.values())),
+        runs=tuple(runs_in_time(trace)),
+        run=trace["run"].astype(str) if "run" in trace else None,
+        times=trace.floats("t_s") if "t_s" in trace else None,
+        in_time="t_s" in trace and "rep" not in trace,
+    )
+
+
+def _counted(trace: Trace) -> Trace:
+    """The rows that stand for steps at all."""
+    weights = row_weights(trace)
+    if weights is None or np.all((weights > 0) & np.isfinite(trace.floats(WEIGHT))):
+        return trace
+    if bad := int(np.sum((weights < 0) | np.isinf(trace.floats(WEIGHT)))):
+        raise BadInput(
+            f"{bad:,} rows have a {WEIGHT} that is no number of steps",
+            remedy="It says how many steps a row stands for: 0 or more.",
+        )
+    if not np.any(weights > 0):
+        raise BadInput(f"{WEIGHT} is zero in every row", remedy=f"Leave {WEIGHT} out where each row is one step.")
+    return trace.select(weights > 0)
+
+
+def weights_by_row(trace: Trace) -> FloatArray:
+    """How many measured steps each row stands for (n,)."""
+    given = row_weights(trace)
+    return np.ones(len(trace)) if given is None else given
+
+
+def numbered(columns: list[FloatArray]) -> NDArray[np.intp]:
+    """Number of each row's values (n,) among the different ones in order; columns, each (n,), are finite."""
+    order = np.lexsort(tuple(reversed(columns)))
+    new = np.zeros(len(order), dtype=np.intp)
+    for column in columns:
+        new[1:] |= np.diff(column[order]) != 0
+    number = np.empty_like(new)
+    number[order] = np.cumsum(new)
+    return number
