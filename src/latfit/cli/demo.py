@@ -39,7 +39,7 @@ def demo(
     _heading(1, "profile", "real transformer steps on this CPU")
     profile(budget=budget, out=trace, seed=seed, quiet=quiet)
     _heading(2, "fit", "a latency model to what was measured")
-    fit([str(trace)], hardware=hardware, out=fitted, seed=seed, quiet=quiet)
+    fit(sources=[str(trace)], hardware=hardware, out=fitted, seed=seed, quiet=quiet)
     sla = demo_sla(read_fit(fitted))
     _heading(3, f"plan --sla {sla}", "what fits under a latency limit")
     plan(sla=sla, hardware=hardware, quiet=quiet)

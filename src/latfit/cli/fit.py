@@ -23,7 +23,7 @@ from latfit.cli.options import (
     SourcesArgument,
     data_line,
     read_sources,
-    reads_traces,
+    takes_groups,
 )
 from latfit.errors import FitNotUsable, WrongUsage
 
@@ -173,7 +173,7 @@ def _number(value: str, text: str, option: str, example: str) -> float:
         raise WrongUsage(f"{text!r} cannot be read", where=option, remedy=f"Write it like {example}.") from None
 
 
-@reads_traces
+@takes_groups
 def fit(
     trace: SourcesArgument,
     model: ModelOption = "saturation",

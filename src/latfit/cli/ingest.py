@@ -12,15 +12,14 @@ from latfit.cli.options import (
     SourcesArgument,
     data_line,
     read_sources,
-    reads_traces,
-    write_dropped,
+    takes_groups,
 )
 
 if TYPE_CHECKING:
     from latfit.trace import Ingested
 
 
-@reads_traces
+@takes_groups
 def ingest(
     source: SourcesArgument,
     out: Annotated[Path, typer.Option("--out", help="Trace to write.")] = Path("trace.parquet"),
@@ -47,7 +46,7 @@ def ingest(
     read = read_sources(source, typed, quiet=quiet or json)
     if dropped is not None:
         check_writable(dropped)
-        write_dropped(dropped, read)
+        _write_dropped(dropped, read)
     data = data_facts(read, {}, read.trace)
     write_trace(out, _with_path(read).with_provenance(ingest={**run_facts(0), "data": data}))
     facts = _facts(read, data, out)
@@ -75,3 +74,12 @@ def _facts(read: "Ingested", data: dict[str, Any], out: Path) -> dict[str, Any]:
 
     kept = ("rows_read", "rows_used", "dropped", "marked", "formats")
     return {**{name: data[name] for name in kept}, "notes": reading_notes(read), "out": str(out)}
+
+
+def _write_dropped(target: Path, ingested: "Ingested") -> None:
+    """The dropped rows with their reason, as a trace."""
+    from latfit.trace import write_trace
+
+    reasons = ingested.cleaned.reasons
+    rows = reasons != ""
+    write_trace(target, ingested.everything.select(rows).with_columns(reason=reasons[rows]))

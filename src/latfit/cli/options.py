@@ -1,14 +1,13 @@
 """Options that several verbs share, so that they look and behave the same everywhere. Imports stay light.
 
-Options in groups: a verb takes a dataclass for each group, and the command line shows the options of all.
-
-How verbs read traces: the options they share, given by `@reads_traces`, and the words for what was read.
+Options come in groups: a verb takes a dataclass for each, and `@takes_groups` shows the options of all. Those of every
+verb that reads traces are `ReadingOptions`; beside them stand how sources are read and the words for what was read.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -20,6 +19,38 @@ from latfit.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from latfit.trace import Ingested, Reading
+
+
+def takes_groups(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb whose parameters of a dataclass type are groups of options, as a verb with these in their place, all by
+    keyword."""
+    own = inspect.signature(verb)
+    hints = get_type_hints(verb, include_extras=True)
+    groups = {name: group for name, group in hints.items() if isinstance(group, type) and is_dataclass(group)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in own.parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        types = get_type_hints(groups[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name]
+            )
+            for each in fields(groups[name])
+        ]
+
+    @functools.wraps(verb)
+    def flat(**given: Any) -> None:
+        grouped = {
+            name: group(**{each.name: given.pop(each.name) for each in fields(group) if each.name in given})
+            for name, group in groups.items()
+        }
+        verb(**given, **grouped)
+
+    flat.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {each.name: each.annotation for each in parameters}
+    return flat
 
 
 @dataclass(frozen=True)
@@ -71,33 +102,6 @@ class ReadingOptions:
         return Reading(parse_column_map(self.column_map), self.unit, self.source_format, self.where, cleaning)
 
 
-def reads_traces(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb with a parameter `typed: ReadingOptions`, as a verb with those options in its place."""
-    hints = get_type_hints(ReadingOptions, include_extras=True)
-    shared = [
-        inspect.Parameter(
-            option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=option.default, annotation=hints[option.name]
-        )
-        for option in fields(ReadingOptions)
-    ]
-    names = {option.name for option in shared}
-    own = inspect.signature(verb)
-    parameters = [
-        p for parameter in own.parameters.values() for p in (shared if parameter.name == "typed" else [parameter])
-    ]
-    signature = own.replace(parameters=parameters)
-
-    @functools.wraps(verb)
-    def with_options(*args: Any, **kwargs: Any) -> None:
-        given = signature.bind(*args, **kwargs).arguments
-        typed = ReadingOptions(**{name: given.pop(name) for name in names & set(given)})
-        verb(**given, typed=typed)
-
-    with_options.__signature__ = signature  # type: ignore[attr-defined]
-    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
-    return with_options
-
-
 def read_sources(sources: Sequence[str], typed: ReadingOptions, *, quiet: bool) -> "Ingested":
     """The sources read and cleaned; a folder or an address of object storage as cells, which are kept in a file."""
     from latfit.trace import ingest
@@ -143,48 +147,6 @@ def data_line(facts: Mapping[str, Any]) -> str:
         counts = ", ".join(f"{n:,} {reason}" for reason, n in facts.get(word, {}).items())
         parts += [f"{word} {counts}"] if counts else []
     return "; ".join(parts) + "."
-
-
-def write_dropped(target: Path, ingested: "Ingested") -> int:
-    """The dropped rows with their reason, as a trace; how many they are."""
-    from latfit.trace import write_trace
-
-    reasons = ingested.cleaned.reasons
-    rows = reasons != ""
-    write_trace(target, ingested.everything.select(rows).with_columns(reason=reasons[rows]))
-    return int(rows.sum())
-
-
-def takes_groups(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb whose parameters named `..._options` are dataclasses of options, as a verb with these in their place."""
-    own = inspect.signature(verb)
-    hints = get_type_hints(verb, include_extras=True)
-    groups = {name: hints[name] for name in own.parameters if name.endswith("_options")}
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in own.parameters.items():
-        if name not in groups:
-            parameters.append(parameter.replace(annotation=hints[name]))
-            continue
-        types = get_type_hints(groups[name], include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name]
-            )
-            for each in fields(groups[name])
-        ]
-    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
-
-    @functools.wraps(verb)
-    def flat(**given: Any) -> None:
-        grouped = {
-            name: group(**{each.name: given.pop(each.name) for each in fields(group) if each.name in given})
-            for name, group in groups.items()
-        }
-        verb(**given, **grouped)
-
-    flat.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    flat.__annotations__ = {each.name: each.annotation for each in parameters}
-    return flat
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]

@@ -12,7 +12,7 @@ from latfit.cli.options import (
     SourcesArgument,
     data_line,
     read_sources,
-    reads_traces,
+    takes_groups,
 )
 from latfit.units import format_ms
 
@@ -29,7 +29,7 @@ def verbs() -> None:
 
 
 @trace.command()
-@reads_traces
+@takes_groups
 def show(
     source: SourcesArgument,
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw the coverage into this PNG.")] = None,
