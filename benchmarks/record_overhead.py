@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from latfit.record.recorder import StepRecorder
+from latfit.record.recorder import Buffers, Step, StepRecorder
 from latfit.record.vllm_plugin import LatfitStatLogger
 
 STEPS = 10_000_000
@@ -35,8 +35,8 @@ def main(smoke: bool = False) -> None:
 def _compare(folder: Path, steps: int) -> None:
     """Each call timed by itself; the clock's own cost is in all of them, the first line shows it."""
     kept: list[dict[str, float]] = []
-    recorder = StepRecorder(folder / "recorder", rows_per_file=steps + 1)
-    recorded = StepRecorder(folder / "plugin", rows_per_file=steps + 1)
+    recorder = StepRecorder(folder / "recorder", buffers=Buffers(rows_per_file=steps + 1))
+    recorded = StepRecorder(folder / "plugin", buffers=Buffers(rows_per_file=steps + 1))
     plugin = LatfitStatLogger(_no_config())
     plugin.recorder = recorded
     stats = _statistics()
@@ -45,7 +45,7 @@ def _compare(folder: Path, steps: int) -> None:
         "list.append of a dict": lambda i: kept.append(
             {"step": i, "T_ms": 10.25, "B": 33, "S": 544, "kv_usage": 0.5, "queued": 3, "t_s": time.monotonic()}
         ),
-        "StepRecorder.add": lambda i: recorder.add(i, 10.25, 1, 512, 32, 32, queued_requests=3, kv_usage=0.5),
+        "StepRecorder.add": lambda i: recorder.add(Step(i, 10.25, 1, 512, 32, 32, queued_requests=3, kv_usage=0.5)),
         "LatfitStatLogger.record": lambda _: plugin.record(stats, None, mm_cache_stats=None, engine_idx=0),
     }
     for name, call in sides.items():
@@ -59,10 +59,10 @@ def _compare(folder: Path, steps: int) -> None:
 def _paced(folder: Path, steps: int) -> None:
     """Calls at 5,000 steps a second while the writer makes a file of every 2,000: does it hold the engine up? Beside a
     call that does nothing, because the machine interrupts that one too."""
-    recorder = StepRecorder(folder, rows_per_file=2_000)
+    recorder = StepRecorder(folder, buffers=Buffers(rows_per_file=2_000))
     sides: dict[str, Callable[[int], object]] = {
         "no-op": lambda _: None,
-        "StepRecorder.add": lambda i: recorder.add(i, 10.25, 1, 512, 32, 32, queued_requests=3, kv_usage=0.5),
+        "StepRecorder.add": lambda i: recorder.add(Step(i, 10.25, 1, 512, 32, 32, queued_requests=3, kv_usage=0.5)),
     }
     for name, call in sides.items():
         times = np.empty(steps)
@@ -93,7 +93,7 @@ def _long_run(folder: Path, steps: int) -> None:
     for first in range(0, steps, size):
         start = time.perf_counter()
         for i in range(min(size, steps - first)):
-            recorder.add(first + i, T[i], 0, 0, decode[i], decode[i], queued_requests=3, kv_usage=usage[i])
+            recorder.add(Step(first + i, T[i], 0, 0, decode[i], decode[i], queued_requests=3, kv_usage=usage[i]))
         busy += time.perf_counter() - start
         while first - recorder.rows_written > 4 * 65_536:
             time.sleep(0.001)

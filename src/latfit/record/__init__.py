@@ -1,5 +1,5 @@
 """Recording steps while an engine runs: rows go into buffers in the engine's thread, files are written beside it."""
 
-from latfit.record.recorder import StepRecorder
+from latfit.record.recorder import Buffers, Step, StepRecorder
 
-__all__ = ["StepRecorder"]
+__all__ = ["Buffers", "Step", "StepRecorder"]

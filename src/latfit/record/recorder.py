@@ -1,32 +1,30 @@
 """StepRecorder: steps of a running engine into trace files, at a cost that the engine does not notice.
 
-The engine's thread packs each step into a preallocated block and never waits: a full block goes to a writer thread
-through a queue that the number of blocks bounds. Where no block is free, because the disk is slower than the engine or
-stands still, new rows are dropped and counted until one is. Nothing that goes wrong here ever reaches the engine.
+The engine's thread packs each step with one call into C into a preallocated block, and never waits: a full block goes
+to a writer thread through a queue that the number of blocks bounds. Everything that costs more (columns, phases,
+context, compression) happens there, on whole blocks. Where no block is free, because the disk is slower than the engine
+or stands still, new rows are dropped and counted until one is. Nothing that goes wrong here ever reaches the engine.
 
 Memory: `max_pending + 2` blocks of `rows_per_file` rows of 73 bytes, touched only as they fill, and some 800 bytes a
 row while one file is written.
-
-A step as bytes, and blocks of such bytes as trace columns.
-
-The engine's thread packs a step with one call into C, into memory that is there already; everything that costs more
-(columns, phases, context) happens on whole blocks in the writer's thread.
 """
 
 import logging
+import math
 import os
 import secrets
 import struct
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing.util import Finalize
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from time import monotonic
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +36,8 @@ from latfit.trace import PHASES, Array, Trace, write_trace
 
 FIELDS = (
     ("t_s", "d", "<f8"),
-    ("T_ms", "d", "<f8"),
     ("step", "q", "<i8"),
+    ("T_ms", "d", "<f8"),
     ("prefill_requests", "i", "<i4"),
     ("prefill_tokens", "q", "<i8"),
     ("decode_requests", "i", "<i4"),
@@ -50,10 +48,30 @@ FIELDS = (
     ("encoder_embeddings", "q", "<i8"),
     ("dummy", "?", "?"),
 )
-"""Name, code for `struct`, type for NumPy: the same bytes seen from either side."""
+"""Name, code for `struct`, type for NumPy: the same bytes seen from either side. After the time, those of `Step`."""
 
 ROW = struct.Struct("<" + "".join(code for _, code, _ in FIELDS))
 ROW_TYPE = np.dtype([(name, kind) for name, _, kind in FIELDS])
+
+
+class Step(NamedTuple):
+    """A step as the engine knows it: its number, how long it took, what it held, and what waited meanwhile."""
+
+    step: int
+    T_ms: float
+    prefill_requests: int
+    prefill_tokens: int
+    decode_requests: int
+    decode_tokens: int
+    queued_requests: int
+    kv_usage: float = math.nan
+    encoder_inputs: int = 0
+    encoder_embeddings: int = 0
+    dummy: bool = False
+
+
+Row = tuple[int, float, int, int, int, int, int, float, int, int, bool]
+"""The values of a `Step`, which is one; a plain tuple is made in a third of the time."""
 
 
 class Block:
@@ -104,9 +122,16 @@ def _rounded(tokens: NDArray[np.float64]) -> Array:
     return whole.astype(np.int64) if np.isfinite(whole).all() else whole
 
 
-ROWS_PER_FILE = 65_536
-MAX_PENDING = 4
-FLUSH_S = 300.0
+@dataclass(frozen=True)
+class Buffers:
+    """A file is written every `rows_per_file` rows, or after `flush_s` seconds with the rows there are; `max_pending`
+    full blocks may wait for the disk."""
+
+    rows_per_file: int = 65_536
+    max_pending: int = 4
+    flush_s: float = 300.0
+
+
 CLOSE_S = 10.0
 
 _pack_into = ROW.pack_into
@@ -116,9 +141,8 @@ _ROW_BYTES = ROW.size
 class StepRecorder:
     """Records one engine's steps into `folder` as `trace-<run>-<replica>-<number>.parquet`.
 
-    A file is written every `rows_per_file` rows, or after `flush_s` seconds with the rows there are; `max_pending` full
-    blocks may wait for the disk. `labels` become columns, `facts` provenance. `add` is for one thread; `close` and the
-    end of the process write what is pending.
+    `labels` become columns, `facts` provenance. `add` is for one thread; `close` and the end of the process write what
+    is pending.
 
     run: label of this recorder's life; a forked child gets its own.  rows_written, rows_dropped, rows_refused (what was
     given were not numbers): counts so far; each file's provenance has the last two.
@@ -135,13 +159,9 @@ class StepRecorder:
         folder: Path,
         *,
         replica: str = "0",
-        rows_per_file: int = ROWS_PER_FILE,
-        max_pending: int = MAX_PENDING,
-        flush_s: float = FLUSH_S,
         labels: Mapping[str, str | int] | None = None,
         facts: Mapping[str, Any] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        write: Callable[[Path, Trace], None] = write_trace,
+        buffers: Buffers = Buffers(),
         log: logging.Logger | None = None,
     ) -> None:
         self.folder = folder
@@ -149,32 +169,16 @@ class StepRecorder:
         self.labels = dict(labels or {})
         self.facts = dict(facts or {})
         self.kv_capacity_tokens: int | None = None
-        self._rows_per_file = max(1, rows_per_file)
-        self._blocks = max(0, max_pending) + 2
+        self._rows_per_file = max(1, buffers.rows_per_file)
+        self._blocks = max(0, buffers.max_pending) + 2
         self._block_bytes = self._rows_per_file * _ROW_BYTES
-        self._flush_s = flush_s
-        self._clock = clock
-        self._write = write
+        self._flush_s = buffers.flush_s
         self._log = log or logging.getLogger(__name__)
         _import_writer()
         self._begin_run()
         _LIVING.add(self)
 
-    def add(
-        self,
-        step: int,
-        T_ms: float,
-        prefill_requests: int,
-        prefill_tokens: int,
-        decode_requests: int,
-        decode_tokens: int,
-        *,
-        queued_requests: int,
-        kv_usage: float = float("nan"),
-        encoder_inputs: int = 0,
-        encoder_embeddings: int = 0,
-        dummy: bool = False,
-    ) -> None:
+    def add(self, step: Row) -> None:
         """Take one step that has just ended. Never blocks, never raises."""
         try:
             block = self._block or self._next_block()
@@ -182,12 +186,7 @@ class StepRecorder:
                 self._drop()
                 return
             used = block.used
-            _pack_into(
-                block.memory, used,
-                self._clock() - self._origin - T_ms * 1e-3, T_ms, step,
-                prefill_requests, prefill_tokens, decode_requests, decode_tokens,
-                queued_requests, kv_usage, encoder_inputs, encoder_embeddings, dummy,
-            )  # fmt: skip
+            _pack_into(block.memory, used, monotonic() - self._origin - step[1] * 1e-3, *step)
             # Only now, so that the writer never sees half a row and a step that was refused leaves no trace.
             block.used = used = used + _ROW_BYTES
             if used == self._block_bytes:
@@ -236,7 +235,7 @@ class StepRecorder:
         self.rows_written = self.rows_refused = 0
         # One counter a thread: `+=` on a shared one may lose counts.
         self._dropped = self._lost = 0
-        self._origin = self._clock()
+        self._origin = monotonic()
         self._number = 0
         self._closed = False
         self._said: set[str] = set()
@@ -301,7 +300,7 @@ class StepRecorder:
             labels = {**self.labels, "run": self.run, "replica": self.replica}
             trace = Trace(columns(rows, labels, self.kv_capacity_tokens), self._provenance())
             make_folder(self.folder)
-            self._write(self.folder / f"trace-{self.run}-{self.replica}-{self._number:06d}.parquet", trace)
+            write_trace(self.folder / f"trace-{self.run}-{self.replica}-{self._number:06d}.parquet", trace)
         except Exception as error:  # noqa: BLE001  a thread that dies would stop the recording for good
             self._say_once("write", "latfit cannot write its trace: %s", str(error).replace("\n", " "))
             return False

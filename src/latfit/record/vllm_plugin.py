@@ -12,11 +12,11 @@ import importlib
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfit.record.recorder import FLUSH_S, MAX_PENDING, ROWS_PER_FILE, StepRecorder
+from latfit.record.recorder import Buffers, StepRecorder
 
 FLAG = "--enable-logging-iteration-details"
 
@@ -44,9 +44,7 @@ class Settings:
     """What the environment says: where to record, and how much to hold. `path` None: by vLLM's device."""
 
     folder: Path
-    rows_per_file: int = ROWS_PER_FILE
-    flush_s: float = FLUSH_S
-    max_pending: int = MAX_PENDING
+    buffers: Buffers = field(default_factory=Buffers)
     path: str | None = None
 
 
@@ -97,17 +95,19 @@ class LatfitStatLogger(StatLoggerBase):
                     self._say_flag()
                 return
             recorder.add(
-                details.iteration_index,
-                details.elapsed_ms,
-                details.num_ctx_requests,
-                details.num_ctx_tokens,
-                details.num_generation_requests,
-                details.num_generation_tokens,
-                queued_requests=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
-                kv_usage=scheduler_stats.kv_cache_usage,
-                encoder_inputs=details.num_encoder_inputs,
-                encoder_embeddings=details.num_encoder_output_tokens,
-                dummy=details.is_dummy,
+                (
+                    details.iteration_index,
+                    details.elapsed_ms,
+                    details.num_ctx_requests,
+                    details.num_ctx_tokens,
+                    details.num_generation_requests,
+                    details.num_generation_tokens,
+                    scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+                    scheduler_stats.kv_cache_usage,
+                    details.num_encoder_inputs,
+                    details.num_encoder_output_tokens,
+                    details.is_dummy,
+                )
             )
         except Exception as error:  # noqa: BLE001  see the module's text
             recorder.refuse(error)
@@ -139,13 +139,13 @@ def settings_from(environment: Mapping[str, str]) -> Settings | None:
     folder = environment.get("LATFIT_TRACE_DIR", "").strip()
     if not folder:
         return None
-    return Settings(
-        Path(folder).expanduser(),
-        int(_number(environment, "LATFIT_TRACE_ROWS", ROWS_PER_FILE, 1, 10_000_000)),
-        _number(environment, "LATFIT_TRACE_SECONDS", FLUSH_S, 1, 86_400),
-        int(_number(environment, "LATFIT_TRACE_PENDING", MAX_PENDING, 0, 1000)),
-        environment.get("LATFIT_TRACE_PATH", "").strip() or None,
+    usual = Buffers()
+    buffers = Buffers(
+        int(_number(environment, "LATFIT_TRACE_ROWS", usual.rows_per_file, 1, 10_000_000)),
+        int(_number(environment, "LATFIT_TRACE_PENDING", usual.max_pending, 0, 1000)),
+        _number(environment, "LATFIT_TRACE_SECONDS", usual.flush_s, 1, 86_400),
     )
+    return Settings(Path(folder).expanduser(), buffers, environment.get("LATFIT_TRACE_PATH", "").strip() or None)
 
 
 def kv_capacity_tokens(config: Any) -> int | None:
@@ -169,9 +169,7 @@ def _recorder(settings: Settings, config: Any, engine_index: int) -> StepRecorde
     recorder = StepRecorder(
         settings.folder,
         replica=str(engine_index),
-        rows_per_file=settings.rows_per_file,
-        max_pending=settings.max_pending,
-        flush_s=settings.flush_s,
+        buffers=settings.buffers,
         labels={
             "path": settings.path or ("gpu" if device in GPU_DEVICES else device),
             "hardware": _hardware() or device,

@@ -18,14 +18,14 @@ class TestEnds:
     FEED = """
         import logging, multiprocessing, os, sys
         from pathlib import Path
-        from latfit.record import StepRecorder
+        from latfit.record import Buffers, Step, StepRecorder
 
         folder = Path(sys.argv[1])
-        recorder = StepRecorder(folder, rows_per_file=50)
+        recorder = StepRecorder(folder, buffers=Buffers(rows_per_file=50))
 
         def feed(count):
             for step in range(count):
-                recorder.add(step, 1.0, 0, 0, 2, 2, queued_requests=0)
+                recorder.add(Step(step, 1.0, 0, 0, 2, 2, queued_requests=0))
     """
 
     def start(self, ending: str, folder: Path) -> "subprocess.Popen[bytes]":

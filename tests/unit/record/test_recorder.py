@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from latfit.record.recorder import ROW, ROW_TYPE, StepRecorder
+from latfit.record.recorder import ROW, ROW_TYPE, Buffers, Step, StepRecorder
 from latfit.trace.columns import BY_NAME
 from latfit.trace.parquet import read_parquet, write_trace
 from latfit.trace.table import Trace
@@ -21,7 +21,7 @@ COLUMNS_FED = ("step", "T_ms", "prefill_requests", "prefill_tokens", "queued_req
 
 def feed(recorder: StepRecorder, count: int, start: int = 0) -> None:
     for step in range(start, start + count):
-        recorder.add(step, 1.0 + step, step % 3, 10 * (step % 3), 2, 2, queued_requests=step % 5, kv_usage=0.5)
+        recorder.add(Step(step, 1.0 + step, step % 3, 10 * (step % 3), 2, 2, queued_requests=step % 5, kv_usage=0.5))
 
 
 class Disk:
@@ -40,12 +40,20 @@ class Disk:
         write_trace(target, trace)
 
 
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Every recorder writes to it."""
+    found = Disk()
+    monkeypatch.setattr("latfit.record.recorder.write_trace", found.write)
+    return found
+
+
 class TestFiles:
     def test_bytes_mean_the_same_on_both_sides(self) -> None:
         assert ROW.size == ROW_TYPE.itemsize
 
     def test_a_file_every_n_rows_and_the_rest_at_the_end(self, tmp_path: Path) -> None:
-        recorder = StepRecorder(tmp_path / "new" / "folder", rows_per_file=10, replica="3")
+        recorder = StepRecorder(tmp_path / "new" / "folder", buffers=Buffers(rows_per_file=10), replica="3")
         feed(recorder, 25)
         recorder.close()
         written = files(tmp_path / "new" / "folder")
@@ -74,22 +82,25 @@ class TestFiles:
     def test_phases(self, tmp_path: Path) -> None:
         recorder = StepRecorder(tmp_path)
         for prefill, decode in ((0, 2), (2, 0), (2, 2), (0, 0)):
-            recorder.add(0, 1.0, prefill, prefill, decode, decode, queued_requests=0, dummy=prefill + decode == 0)
+            recorder.add(Step(0, 1.0, prefill, prefill, decode, decode, queued_requests=0, dummy=prefill + decode == 0))
         recorder.close()
         trace = read_parquet(files(tmp_path)[0])
         assert trace["phase"].tolist() == ["decode", "prefill", "mixed", "decode"]
         assert trace["dummy"].tolist() == [False, False, False, True]
 
-    def test_a_step_starts_its_latency_before_it_is_recorded(self, tmp_path: Path) -> None:
+    def test_a_step_starts_its_latency_before_it_is_recorded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         now = iter([100.0, 100.5, 101.25])
-        recorder = StepRecorder(tmp_path, clock=lambda: next(now))
-        recorder.add(0, 250.0, 0, 0, 1, 1, queued_requests=0)
-        recorder.add(1, 500.0, 0, 0, 1, 1, queued_requests=0)
+        monkeypatch.setattr("latfit.record.recorder.monotonic", lambda: next(now))
+        recorder = StepRecorder(tmp_path)
+        recorder.add(Step(0, 250.0, 0, 0, 1, 1, queued_requests=0))
+        recorder.add(Step(1, 500.0, 0, 0, 1, 1, queued_requests=0))
         recorder.close()
         assert read_parquet(files(tmp_path)[0])["t_s"].tolist() == [0.25, 0.75]
 
     def test_an_idle_engine_is_written_after_a_while(self, tmp_path: Path) -> None:
-        recorder = StepRecorder(tmp_path, flush_s=0.05)
+        recorder = StepRecorder(tmp_path, buffers=Buffers(flush_s=0.05))
         feed(recorder, 3)
         until(lambda: recorder.rows_written == 3)
         feed(recorder, 2, start=3)
@@ -100,7 +111,7 @@ class TestFiles:
         assert len(files(tmp_path)) == 2, "files without rows"
 
     def test_files_while_a_block_fills_lose_and_repeat_nothing(self, tmp_path: Path) -> None:
-        recorder = StepRecorder(tmp_path, rows_per_file=500, flush_s=0.001, max_pending=1000)
+        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=500, flush_s=0.001, max_pending=1000))
         for start in range(0, 20_000, 100):
             feed(recorder, 100, start)
             time.sleep(0.001)
@@ -111,7 +122,7 @@ class TestFiles:
     def test_unknown_usage_gives_no_context(self, tmp_path: Path) -> None:
         recorder = StepRecorder(tmp_path)
         recorder.kv_capacity_tokens = 1000
-        recorder.add(0, 1.0, 0, 0, 1, 1, queued_requests=0)
+        recorder.add(Step(0, 1.0, 0, 0, 1, 1, queued_requests=0))
         recorder.close()
         assert np.isnan(read_parquet(files(tmp_path)[0])["context_tokens"]).all()
 
@@ -132,18 +143,19 @@ class TestFiles:
         self, fed: list[tuple[Any, ...]], rows_per_file: int, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
         folder = tmp_path_factory.mktemp("fed")
-        recorder = StepRecorder(folder, rows_per_file=rows_per_file, max_pending=20)
+        recorder = StepRecorder(folder, buffers=Buffers(rows_per_file=rows_per_file, max_pending=20))
         for number, T_ms, requests, tokens, queued, usage, dummy in fed:
-            recorder.add(number, T_ms, requests, tokens, 0, 0, queued_requests=queued, kv_usage=usage, dummy=dummy)
+            recorder.add(
+                Step(number, T_ms, requests, tokens, 0, 0, queued_requests=queued, kv_usage=usage, dummy=dummy)
+            )
         recorder.close()
         read = [read_parquet(file) for file in files(folder)]
         assert [row for part in read for row in zip(*(part[name].tolist() for name in COLUMNS_FED), strict=True)] == fed
 
 
 class TestTheEngineComesFirst:
-    def test_a_standing_disk_drops_rows_and_counts_them(self, tmp_path: Path, caplog: Any) -> None:
-        disk = Disk()
-        recorder = StepRecorder(tmp_path, rows_per_file=10, max_pending=2, write=disk.write)
+    def test_a_standing_disk_drops_rows_and_counts_them(self, disk: Disk, tmp_path: Path, caplog: Any) -> None:
+        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=10, max_pending=2))
         feed(recorder, 10)
         assert disk.reached.wait(20)
         feed(recorder, 30 + 7, start=10)
@@ -159,9 +171,8 @@ class TestTheEngineComesFirst:
         assert counts[-1] == 7
         assert [r.getMessage().split(":")[0] for r in caplog.records] == ["latfit drops steps of its trace"]
 
-    def test_it_never_waits_for_the_disk(self, tmp_path: Path) -> None:
-        disk = Disk()
-        recorder = StepRecorder(tmp_path, rows_per_file=100, max_pending=1, write=disk.write)
+    def test_it_never_waits_for_the_disk(self, disk: Disk, tmp_path: Path) -> None:
+        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=100, max_pending=1))
         start = time.monotonic()
         feed(recorder, 10_000)
         assert time.monotonic() - start < 10
@@ -171,12 +182,12 @@ class TestTheEngineComesFirst:
         recorder.close(timeout_s=0.1)
         assert time.monotonic() - start < 10
         disk.moves.set()
+        recorder.close(timeout_s=60)
 
-    def test_a_full_disk_costs_its_rows_alone(self, tmp_path: Path, caplog: Any) -> None:
-        disk = Disk()
+    def test_a_full_disk_costs_its_rows_alone(self, disk: Disk, tmp_path: Path, caplog: Any) -> None:
         disk.full = True
         disk.moves.set()
-        recorder = StepRecorder(tmp_path, rows_per_file=10, write=disk.write)
+        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=10))
         feed(recorder, 30)
         until(lambda: recorder.rows_dropped == 30)
         disk.full = False
@@ -187,11 +198,10 @@ class TestTheEngineComesFirst:
         assert len(caplog.records) == 1
         assert "No space left" in caplog.text
 
-    def test_a_flush_that_fails_is_tried_again(self, tmp_path: Path) -> None:
-        disk = Disk()
+    def test_a_flush_that_fails_is_tried_again(self, disk: Disk, tmp_path: Path) -> None:
         disk.full = True
         disk.moves.set()
-        recorder = StepRecorder(tmp_path, flush_s=0.02, write=disk.write)
+        recorder = StepRecorder(tmp_path, buffers=Buffers(flush_s=0.02))
         feed(recorder, 5)
         assert disk.reached.wait(20)
         disk.full = False
@@ -201,7 +211,7 @@ class TestTheEngineComesFirst:
 
     def test_an_unwritable_folder_is_said_once(self, tmp_path: Path, caplog: Any) -> None:
         (tmp_path / "file").touch()
-        recorder = StepRecorder(tmp_path / "file" / "folder", rows_per_file=5)
+        recorder = StepRecorder(tmp_path / "file" / "folder", buffers=Buffers(rows_per_file=5))
         feed(recorder, 20)
         recorder.close()
         assert recorder.rows_dropped == 20
@@ -212,7 +222,7 @@ class TestTheEngineComesFirst:
         recorder = StepRecorder(tmp_path)
         strange: list[Any] = [None, "7", 2**40, 1.5, object()]
         for value in strange:
-            recorder.add(0, 1.0, value, 0, 1, 1, queued_requests=0)
+            recorder.add(Step(0, 1.0, value, 0, 1, 1, queued_requests=0))
         feed(recorder, 2)
         recorder.close()
         assert recorder.rows_refused == len(strange)
@@ -237,7 +247,9 @@ class TestTheEngineComesFirst:
 
 def test_several_engines_and_restarts_share_a_folder(tmp_path: Path) -> None:
     for _ in range(2):
-        recorders = [StepRecorder(tmp_path, replica=str(engine), rows_per_file=4) for engine in range(3)]
+        recorders = [
+            StepRecorder(tmp_path, replica=str(engine), buffers=Buffers(rows_per_file=4)) for engine in range(3)
+        ]
         for recorder in recorders:
             feed(recorder, 10)
         for recorder in recorders:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from latfit.fitting.fit import fit_trace
-from latfit.record.vllm_plugin import FLAG, LatfitStatLogger, kv_capacity_tokens, settings_from
+from latfit.record.recorder import Buffers
+from latfit.record.vllm_plugin import FLAG, LatfitStatLogger, Settings, kv_capacity_tokens, settings_from
 from latfit.trace.parquet import read_parquet
 from latfit.trace.read import ingest
 from latfit.trace.table import Trace
@@ -169,15 +170,13 @@ class TestSettings:
                 "LATFIT_TRACE_PATH": "amx",
             }
         )
-        assert set_all is not None
-        assert (set_all.folder, set_all.rows_per_file, set_all.flush_s) == (Path("/t"), 1000, 2.5)
-        assert (set_all.max_pending, set_all.path) == (9, "amx")
+        assert set_all == Settings(Path("/t"), Buffers(1000, 9, 2.5), "amx")
 
     @pytest.mark.parametrize("value", ["many", "-1", "nan", "1e99", "0"])
     def test_nonsense_gives_the_default(self, value: str, folder: Path, caplog: Any) -> None:
         found = settings_from({"LATFIT_TRACE_DIR": "/t", "LATFIT_TRACE_ROWS": value})
         assert found is not None
-        assert found.rows_per_file == 65_536
+        assert found.buffers.rows_per_file == 65_536
         assert ["LATFIT_TRACE_ROWS" in line for line in warnings(caplog)] == [True]
 
     def test_each_is_documented(self) -> None:
