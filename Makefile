@@ -8,7 +8,8 @@ DEVICES := $(VENV)/.devices
 # The tests need no GPU, so a PyTorch without CUDA will do, which is far smaller: put it where your pip looks first.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-devices check lint types bench soak clean
+LOWEST := .venv-lowest
+.PHONY: demo test test-devices test-lowest check lint types bench soak clean
 
 demo: $(CORE)
 	$(BIN)/latfit demo --out reports/demo
@@ -19,6 +20,12 @@ test: $(DEV)
 # The profiler's devices beside NumPy: OpenVINO, PyTorch, and transformers as an engine.
 test-devices: $(DEVICES)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto tests/unit/profiling tests/cli/test_profile.py
+
+# The tests with the lowest versions that are allowed of the core's dependencies, and how much of the code they reach.
+# What old versions warn of is not ours.
+test-lowest: $(LOWEST)/.made
+	OPENBLAS_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -n auto -W ignore --cov=latfit --cov-report=term:skip-covered \
+		tests/unit tests/cli tests/docs tests/property
 
 check: lint types bench
 
@@ -57,5 +64,11 @@ $(DEVICES): $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[amx,torch,engine]'
 	touch $@
 
+$(LOWEST)/.made: pyproject.toml
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) .ci/lowest.py > $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint $(LOWEST)/lowest.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) build src/*.egg-info
+	rm -rf $(VENV) $(LOWEST) build src/*.egg-info
