@@ -1,8 +1,6 @@
-"""`latfit fit`: fit and check a model.
+"""`latfit fit`: fit a model to traces and check it: one fit a system, with its execution path and its file.
 
-The options of `latfit fit`, and what users say of parameters, read: values, ranges and priors by name.
-
-Which fits `latfit fit` makes of what it read: one a system, with its path and its file.
+What users say of parameters is read here: fixed values, ranges and priors by name.
 """
 
 import math

@@ -1,9 +1,9 @@
 """The adaptive design: measure next where a millisecond teaches most about the prediction of all cells.
 
-What a visit teaches is derived in `knowledge`. What it costs is its samples and the steps that warm it up before, and
-where these are dear a visit takes more samples; so the best of all cells and lengths of a visit, by the fall of the
-summed variance over the cost in ms, is measured next. Because theta is not known before, the model is fitted again
-whenever a tenth more was measured, and at least three times as long as the last fit took.
+What a visit costs is its samples and the steps that warm it up before, and where these are dear a visit takes more
+samples; so the best of all cells and lengths of a visit, by the fall of the summed variance over the cost in ms, is
+measured next. Because theta is not known before, the model is fitted again whenever a tenth more was measured, and at
+least three times as long as the last fit took.
 
 Parameters that the fit left at zero are mostly not asked about: visits are chosen as if they were known to be zero,
 which leaves more for the others. A tenth of the time is chosen for all parameters, and all of it once the others are
@@ -14,13 +14,11 @@ parameters, is within the precision at every cell.
 The first cells come before any fit. They are chosen by ln det M per cost (D-optimality), for a polynomial in ln B, ln S
 and the phases, whose slopes need no theta.
 
-What a fit to some cells knows of all cells, and what one more visit would teach it.
-
-Let x be a cell, ln T(x; theta) the model, and J(x) its slopes in theta. A cell that was sampled n times has a median
-known up to noise of variance (pi/2) s^2 / n, and the model misses it by something of variance m^2 that no repetition
-removes, so it is fitted with weight w(n) = 1 / (m^2 + (pi/2) s^2 / n), and the information about theta is M = sum of
-w(n) J J'. The prediction at x then has variance J' M^-1 J; with m^2 and s^2 estimated from n cells and p parameters,
-its 95 % interval is t(n - p) times the root of that.
+What a visit teaches. Let x be a cell, ln T(x; theta) the model, and J(x) its slopes in theta. A cell that was sampled n
+times has a median known up to noise of variance (pi/2) s^2 / n, and the model misses it by something of variance m^2
+that no repetition removes, so it is fitted with weight w(n) = 1 / (m^2 + (pi/2) s^2 / n), and the information about
+theta is M = sum of w(n) J J'. The prediction at x then has variance J' M^-1 J; with m^2 and s^2 estimated from n cells
+and p parameters, its 95 % interval is t(n - p) times the root of that.
 
 What is asked for is the sum of that variance over the cells, sum_x o(x) J(x)' M^-1 J(x) = tr(A M^-1) with A = sum of
 o J J': V-optimality (also called I-optimality; Atkinson, Donev & Tobias 2007, sections 10 and 17). The importance o(x)

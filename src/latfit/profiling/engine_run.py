@@ -1,11 +1,10 @@
-"""From an engine's steps to a path of a trace: steps as they came, with the load levels as its runs.
-
-`--engine transformers`: the continuous batching of HuggingFace transformers on a random model, step by step.
+"""`--engine transformers`: the continuous batching of HuggingFace transformers on a random model, step by step.
 
 A real engine chooses its own batches, so there is no grid: requests with prompts and answers of random length keep a
 number of them alive (a load level), levels come in shuffled order until the time is spent, and every step of the engine
 is recorded as it was: scheduling, forward pass, sampling and bookkeeping together. Prompts longer than what a step
-takes are prefilled in chunks, and chunks share steps with decode requests.
+takes are prefilled in chunks, and chunks share steps with decode requests. The steps become a path of a trace, with the
+load levels as its runs.
 
 The steps are driven one by one in this thread, through the same calls as the engine's own loop; on a GPU the clock is
 stopped when its work is done.

@@ -1,10 +1,10 @@
 """Which cells to measure: the default grid for a budget, and the grid that a user writes down.
 
-The default grid spans both directions of saturation on a logarithmic scale: decode-only steps (S = B),
-prefill of one request and of several, and decode requests beside one prefill chunk. A cell's cost is guessed
-from two pilot steps, one that waits for memory and one that computes: time = floor + flops / rate. The
-largest grid whose cells can all be visited three times within the budget is taken, because a smaller grid
-with repeats tells more than a larger one without.
+The default grid spans both directions of saturation on a logarithmic scale: decode-only steps (S = B), prefill of one
+request and of several, and decode requests beside one prefill chunk. A cell's cost is guessed from two pilot steps, one
+that waits for memory and one that computes: time = floor + flops / rate. The largest grid whose cells can all be
+visited three times within the budget is taken, because a smaller grid with repeats tells more than a larger one
+without.
 """
 
 import re

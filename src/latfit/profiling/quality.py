@@ -1,13 +1,12 @@
 """Reasons to doubt a run, found in its samples and in what else the machine did.
 
-Drift is tested with a trend that needs no assumption on the noise. A visit of a cell contributes the
-logarithm r of its median time, at the middle t of the visit. Cells differ in level, so both are centred
-within the cell, and the statistic is the sum over cells of sum (t - t_mean)(r - r_mean). Without drift the
-visits of a cell are exchangeable: under all orders of r its term has mean 0 and variance sum (t - t_mean)^2
-sum (r - r_mean)^2 / (n - 1), so z = sum / sqrt(sum of variances) is about standard normal over many cells
-(Hoeffding's combinatorial central limit theorem). The order of the cells is shuffled in every round, which is
-what makes t differ from the cell's place in the grid. An alarm needs both |z| > 3 and a change over the run
-larger than the precision asked for: smaller drift is real but does not matter.
+Drift is tested with a trend that needs no assumption on the noise. A visit of a cell contributes the logarithm r of its
+median time, at the middle t of the visit. Cells differ in level, so both are centred within the cell, and the statistic
+is the sum over cells of sum (t - t_mean)(r - r_mean). Without drift the visits of a cell are exchangeable: under all
+orders of r its term has mean 0 and variance sum (t - t_mean)^2 sum (r - r_mean)^2 / (n - 1), so z = sum / sqrt(sum of
+variances) is about standard normal over many cells (Hoeffding's combinatorial central limit theorem). The order of the
+cells is shuffled in every round, which is what makes t differ from the cell's place in the grid. An alarm needs both
+|z| > 3 and a change over the run larger than the precision asked for: smaller drift is real but does not matter.
 """
 
 import math

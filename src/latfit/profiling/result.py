@@ -1,6 +1,4 @@
-"""What a run of the profiler leaves: every raw sample, why it stopped, its warnings; and the trace made of
-it.
-"""
+"""What a run of the profiler leaves: every raw sample, why it stopped, its warnings; and the trace made of it."""
 
 import math
 from collections.abc import Mapping, Sequence

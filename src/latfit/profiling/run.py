@@ -30,7 +30,7 @@ from latfit.profiling.host.sensors import read_sensors, sensor_facts, sensor_war
 from latfit.profiling.journal import Journal, PathRecord
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import ProfileResult, TraceLabels, to_trace
-from latfit.profiling.sampler import Progress, run_profile
+from latfit.profiling.sampler import Choice, Hooks, Progress, rounds, run_profile
 from latfit.profiling.shapes import ModelShape, model_shape
 from latfit.provenance import utc_now
 from latfit.trace import Trace, concatenated
@@ -238,12 +238,13 @@ def _run(
             record.cells,
             budget_s=budget_s - spent_s,
             precision=request.precision,
-            seed=request.seed,
-            progress=session.listeners.progress,
-            load=LoadWatch(threads or sensible_threads()),
             design=_design(session, shape, record),
-            earlier=record.earlier,
-            keep=journal.keep(number) if journal else None,
+            hooks=Hooks(
+                progress=session.listeners.progress,
+                load=LoadWatch(threads or sensible_threads()),
+                earlier=record.earlier,
+                keep=journal.keep(number) if journal else None,
+            ),
         )
     except DeviceFailed as error:
         if error.partial is None or not error.partial.samples:
@@ -253,10 +254,10 @@ def _run(
     return replace(result, limits=(*record.limits, *result.limits)), record.grid
 
 
-def _design(session: _Session, shape: ModelShape, record: PathRecord) -> AdaptiveDesign | None:
-    """The adaptive design where it was asked for and can be; None for rounds over the grid."""
+def _design(session: _Session, shape: ModelShape, record: PathRecord) -> Choice:
+    """The adaptive design where it was asked for and can be, else rounds over the grid."""
     if session.request.design != "adaptive" or session.refit is None:
-        return None
+        return rounds(np.random.default_rng(session.request.seed))
     cost = StepCost(*record.grid["pilot"])
     return AdaptiveDesign(session.refit, [cost.step_ms(shape, cell) for cell in record.cells])
 

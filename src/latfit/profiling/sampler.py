@@ -1,16 +1,13 @@
-"""Visits: what a run does to one cell at a time, and all that it has found so far.
+"""A run: visits of cells in rounds over the grid, each in a freshly shuffled order, until every cell is known well
+enough or the time is spent.
 
 A visit prepares a cell on one of the processes that take turns, warms it up and takes a few samples. What it found is
 told at once to whoever keeps the journal, so that an interrupted run loses at most the visit in flight.
 
-The run: rounds over the grid in freshly shuffled order, until every cell is known well enough or the time
-is spent.
-
-Rounds instead of one long visit a cell: what changes slowly on a machine (clock, heat, neighbours) then hits
-all cells alike and widens their intervals, instead of bending the surface. A visit warms the cell up, then
-takes a few samples. A cell is done when it was visited in three rounds at least and the 95 % interval of its
-median is within the precision. Two anchor cells, a quick one and one of middle length, are visited in every round
-to the end, so that drift shows even when few cells are left.
+Rounds instead of one long visit a cell: what changes slowly on a machine (clock, heat, neighbours) then hits all cells
+alike and widens their intervals, instead of bending the surface. A cell is done when it was visited in three rounds at
+least and the 95 % interval of its median is within the precision. Two anchor cells, a quick one and one of middle
+length, are visited in every round to the end, so that drift shows even when few cells are left.
 """
 
 import math
@@ -195,35 +192,41 @@ Choice = Callable[[Visits, Visitor], bool]
 """A design: visits the cells that it chooses until all is known (True) or the time is spent (False)."""
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """What a run is connected to. progress: told after every visit.  load: asked once, at the end, what others used of
+    the machine.  earlier, keep: the continuation of an interrupted run, and its journal."""
+
+    progress: Callable[[Progress], None] | None = None
+    load: Callable[[], LoadReading | None] | None = None
+    earlier: Earlier | None = None
+    keep: Keep | None = None
+
+
 def run_profile(
     device: Device | Sequence[Device],
     cells: Sequence[StepShape],
     *,
     budget_s: float,
     precision: float = 0.03,
-    seed: int = 0,
-    progress: Callable[[Progress], None] | None = None,
-    load: Callable[[], LoadReading | None] | None = None,
     design: Choice | None = None,
-    earlier: Earlier | None = None,
-    keep: Keep | None = None,
+    hooks: Hooks = Hooks(),
 ) -> ProfileResult:
     """Measure `cells` on `device`, or on several that take turns, for at most `budget_s` seconds of its clock (plus the
     step in flight).
 
-    Ctrl-C ends the run and keeps what was measured; a cell without memory becomes a limit. `load` is asked once, at the
-    end, what others used of the machine. design: which cells, in what order; rounds over all of them without it.
-    earlier, keep: the continuation of an interrupted run, and its journal. Raises DeviceFailed, with the partial result
-    in it, where the device breaks.
+    Ctrl-C ends the run and keeps what was measured; a cell without memory becomes a limit. design: which cells, in what
+    order; rounds over all of them without it. Raises DeviceFailed, with the partial result in it, where the device
+    breaks.
     """
     devices = tuple(device) if isinstance(device, Sequence) else (device,)
-    run = Visits(devices, cells, budget_s, precision, earlier, keep)
-    chosen = design or rounds(np.random.default_rng(seed))
+    run = Visits(devices, cells, budget_s, precision, hooks.earlier, hooks.keep)
+    chosen = design or rounds(np.random.default_rng(0))
 
     def visit(index: int, samples: int = SAMPLES_PER_VISIT) -> None:
         run.visit(index, samples)
-        if progress:
-            progress(run.progress(index))
+        if hooks.progress:
+            hooks.progress(run.progress(index))
 
     stop: StopReason
     try:
@@ -232,9 +235,9 @@ def run_profile(
         stop = "interrupted"
     except Exception as error:
         failure = error if isinstance(error, DeviceFailed) else _failure(devices[0], run, error)
-        failure.partial = _finished(run, "device_failed", load, chosen)
+        failure.partial = _finished(run, "device_failed", hooks, chosen)
         raise failure from error
-    return _finished(run, stop, load, chosen)
+    return _finished(run, stop, hooks, chosen)
 
 
 def rounds(rng: np.random.Generator) -> Choice:
@@ -262,9 +265,7 @@ def anchor_cells(run: Visits) -> set[int]:
     return {known[at][1] for at in (0, len(known) // 2)[:ANCHORS]} if known else set()
 
 
-def _finished(
-    run: Visits, stop: StopReason, load: Callable[[], LoadReading | None] | None, design: Choice
-) -> ProfileResult:
+def _finished(run: Visits, stop: StopReason, hooks: Hooks, design: Choice) -> ProfileResult:
     result = ProfileResult(
         cells=run.cells,
         samples=tuple(run.samples),
@@ -276,7 +277,7 @@ def _finished(
         overhead_s=run.overhead_s,
         prediction_half_width=getattr(design, "half_width", None),
     )
-    return replace(result, warnings=find_warnings(result, load() if load else None))
+    return replace(result, warnings=find_warnings(result, hooks.load() if hooks.load else None))
 
 
 def _failure(device: Device, run: Visits, error: Exception) -> DeviceFailed:

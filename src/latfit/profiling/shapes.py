@@ -1,16 +1,15 @@
 """What a profiled step computes: the shape of the model, and the shape of one step (a cell of the grid).
 
-A step runs all its tokens through the layers together. Decode requests bring one token each and read their
-cached context; prefill requests bring a chunk of prompt tokens, which may follow a part of the prompt that is
-cached already. The embedding and the language-model head are one matrix here, so the weights of a layer are
-hidden x (heads + 2 kv_heads) x head_dim for Q, K, V, heads x head_dim x hidden for the output projection, and
-3 x hidden x intermediate for the gated MLP. With a mixture of experts, a router of hidden x experts sends every
-token to the `active_experts` gated MLPs that it scores highest; all of them are stored, so a step's work counts the
-active ones and its memory all. Floating-point operations count a multiply and an add as two.
+A step runs all its tokens through the layers together. Decode requests bring one token each and read their cached
+context; prefill requests bring a chunk of prompt tokens, which may follow a part of the prompt that is cached already.
+The embedding and the language-model head are one matrix here, so the weights of a layer are hidden x (heads + 2
+kv_heads) x head_dim for Q, K, V, heads x head_dim x hidden for the output projection, and 3 x hidden x intermediate for
+the gated MLP. With a mixture of experts, a router of hidden x experts sends every token to the `active_experts` gated
+MLPs that it scores highest; all of them are stored, so a step's work counts the active ones and its memory all.
+Floating-point operations count a multiply and an add as two.
 
-Models by name: presets from 0.01 to 8 billion parameters, and the shape in a HuggingFace config.json.
-
-Only sizes are read; weights are random, so nothing is downloaded.
+Models come by name, as presets from 0.01 to 8 billion parameters, or from a HuggingFace config.json. Only sizes are
+read; weights are random, so nothing is downloaded.
 """
 
 import json

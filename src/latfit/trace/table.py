@@ -1,7 +1,6 @@
-"""Trace: a table of steps with its origin. Columns are NumPy arrays of one length; the table is never changed in
-place.
+"""Trace: a table of steps with its origin, and which phase a step is in: as the trace says, else as its columns imply.
 
-Which phase a step is in: as the trace says, else as its columns imply.
+Columns are NumPy arrays of one length; the table is never changed in place.
 """
 
 from collections import Counter

@@ -149,11 +149,12 @@ class TestInformation:
         assert np.mean(found) == pytest.approx(misfit**2, rel=0.35)
 
 
-def saturation_refit(rows: object) -> Surface:
+def saturation_refit(rows: Trace) -> Surface:
+    from latfit.fitting.data import rows_of
     from latfit.fitting.problem import FitOptions, make_problem
     from latfit.fitting.solver.solve import solve
 
-    problem = make_problem(rows, FitOptions("saturation"))  # type: ignore[arg-type]
+    problem = make_problem(rows_of(rows), FitOptions("saturation"))
     return Surface(problem.model, problem.theta(solve(problem).z), problem.free)
 
 

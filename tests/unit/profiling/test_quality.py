@@ -7,7 +7,7 @@ from scipy.stats import binom, kstest
 from latfit.profiling.host.machine import LoadReading
 from latfit.profiling.quality import drift_test, find_warnings
 from latfit.profiling.result import ProfileResult, between_processes
-from latfit.profiling.sampler import run_profile
+from latfit.profiling.sampler import Hooks, run_profile
 from latfit.profiling.shapes import StepShape
 from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
@@ -85,7 +85,7 @@ class TestRepeats:
 
 class TestLoad:
     def run(self, reading: LoadReading | None) -> set[str]:
-        return codes(run_profile(fake(), CELLS, budget_s=60.0, load=lambda: reading))
+        return codes(run_profile(fake(), CELLS, budget_s=60.0, hooks=Hooks(load=lambda: reading)))
 
     def test_others_on_our_cores_are_flagged(self) -> None:
         assert self.run(LoadReading(other_cpus=0.8, spare_cpus=0)) == {"other_load"}

@@ -8,7 +8,15 @@ from scipy.stats import binom
 
 from latfit.profiling.devices.protocol import DeviceFailed
 from latfit.profiling.result import ProfileResult
-from latfit.profiling.sampler import ANCHORS, SAMPLES_PER_VISIT, VISITS_AT_LEAST, WARMUP_AT_MOST, Progress, run_profile
+from latfit.profiling.sampler import (
+    ANCHORS,
+    SAMPLES_PER_VISIT,
+    VISITS_AT_LEAST,
+    WARMUP_AT_MOST,
+    Hooks,
+    Progress,
+    run_profile,
+)
 from latfit.profiling.shapes import StepShape
 from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
@@ -56,7 +64,7 @@ class TestMeasuring:
 
     def test_tells_its_progress(self) -> None:
         told: list[Progress] = []
-        result = run_profile(fake(), CELLS, budget_s=60.0, progress=told.append)
+        result = run_profile(fake(), CELLS, budget_s=60.0, hooks=Hooks(progress=told.append))
         assert [p.samples for p in told] == sorted(p.samples for p in told)
         assert told[-1].cells_done == told[-1].cells == len(CELLS)
         assert told[-1].samples == len(result.samples)

@@ -4,9 +4,8 @@ Without graphs a step's time holds the launching of its kernels by the CPU, as i
 graphs the whole step is recorded once a cell and replayed. A mixture of experts decides on the CPU which experts run,
 so its steps cannot be recorded and run eagerly.
 
-The thin layer between the `torch-cuda` device and CUDA: everything that only a GPU can do, and no decision.
-
-`CudaRuntime` is what the device asks for; `TorchCuda` answers with PyTorch. Tests put another answer in its place.
+The device decides, and asks a `CudaRuntime` for what only a GPU can do; `TorchCuda` answers with PyTorch, tests put
+another answer in its place.
 """
 
 import time

@@ -1,25 +1,21 @@
 """One step of a decoder layer stack in float32, through NumPy and its BLAS.
 
-Every layer adds attention and then a gated MLP to the residual stream x (S tokens, hidden): x +=
-attend(rotate(norm(x) W_qkv)) W_out and x += (silu(norm(x) W_gate) * (norm(x) W_up)) W_down, with norm(x) = x
-/ sqrt(mean(x^2) + eps) * weight and silu(z) = z / (1 + e^-z). The last token of each request then meets the
-embedding matrix for its logits. As in a serving engine, all tokens of the step pass each weight matrix in one
-product, whatever requests they belong to; only attention looks at requests one kind at a time.
+Every layer adds attention and then a gated MLP to the residual stream x (S tokens, hidden):
+x += attend(rotate(norm(x) W_qkv)) W_out and x += (silu(norm(x) W_gate) * (norm(x) W_up)) W_down, with
+norm(x) = x / sqrt(mean(x^2) + eps) * weight and silu(z) = z / (1 + e^-z). The last token of each request then meets the
+embedding matrix for its logits. As in a serving engine, all tokens of the step pass each weight matrix in one product,
+whatever requests they belong to; only attention looks at requests one kind at a time.
 
-Attention of a step over a real key and value cache, in NumPy.
+Attention runs over a real key and value cache. Each query head attends to the keys of its group's key head:
+weights = softmax(q . k / sqrt(head_dim)) over the request's cached tokens and, in a prefill chunk, over the chunk's own
+tokens up to itself. The softmax subtracts the row's maximum, and divides by the row's sum after the product with the
+values, where fewer numbers are left to divide. Decode requests have one query each and one context length, so all of
+them go through one stacked product. A prefill chunk is cut into blocks of query rows, which keeps the matrix of scores
+within the caches and skips the part of the causal triangle that is zero.
 
-Each query head attends to the keys of its group's key head: weights = softmax(q . k / sqrt(head_dim)) over
-the request's cached tokens and, in a prefill chunk, over the chunk's own tokens up to itself. The softmax
-subtracts the row's maximum, and divides by the row's sum after the product with the values, where fewer
-numbers are left to divide. Decode requests have one query each and one context length, so all of them go
-through one stacked product. A prefill chunk is cut into blocks of query rows, which keeps the matrix of
-scores within the caches and skips the part of the causal triangle that is zero.
-
-The gated MLP of a layer in NumPy, dense or as a mixture of experts.
-
-An expert computes (silu(x W_gate) * (x W_up)) W_down. With experts, a token passes the `active_experts` that the
-router x W_router scores highest, and their results are added with the softmax of those scores as weights. Tokens are
-gathered by expert, so that each expert that any token chose reads its weights once, as in a serving engine.
+In a mixture of experts each expert is such a gated MLP. A token passes the `active_experts` that the router x W_router
+scores highest, and their results are added with the softmax of those scores as weights. Tokens are gathered by expert,
+so that each expert that any token chose reads its weights once, as in a serving engine.
 """
 
 from dataclasses import dataclass

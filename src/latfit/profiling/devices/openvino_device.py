@@ -1,6 +1,5 @@
-"""The `openvino` device: whole decoder steps through OpenVINO and the oneDNN inside it, on the CPU.
-
-One step of a decoder layer stack as an OpenVINO graph; the arithmetic is that of `numpy_decoder`.
+"""The `openvino` device: whole decoder steps through OpenVINO and the oneDNN inside it, on the CPU. The arithmetic is
+that of `numpy_step`.
 
 One graph with open sizes serves every cell, so that weights are packed once: decode requests and prefill chunks are two
 groups, either of which may be empty, and all chunks of a cell have one length and one history. A query attends to its

@@ -1,7 +1,7 @@
 """What the profiler asks of a device: prepare a cell, run its step, tell the time.
 
-The runner knows nothing else of a device, so a GPU that times itself with events, a CPU library, and a fake
-with a virtual clock are measured by the same code.
+The run knows nothing else of a device, so a GPU that times itself with events, a CPU library, and a fake with a virtual
+clock are measured by the same code.
 """
 
 from collections.abc import Mapping

@@ -1,12 +1,9 @@
 """Which devices a request means, whether this machine has them, and how they are opened.
 
-A path is one device, or several libraries of the CPU of which each cell takes the faster. NumPy computes in float32 and
-stands in for the CPU only where neither OpenVINO nor PyTorch is installed, or where it is asked for.
-
-One CPU path made of several libraries: each cell runs on the library that was faster there.
-
-The first time a cell is prepared every library runs it a few times, and the fastest keeps it. What was tried is told in
-the facts, so that the trace shows what the other libraries took.
+A path is one device, or several libraries of the CPU: the first time a cell is prepared every library runs it a few
+times, and the fastest keeps it. What was tried is told in the facts, so that the trace shows what the other libraries
+took. NumPy computes in float32 and stands in for the CPU only where neither OpenVINO nor PyTorch is installed, or where
+it is asked for.
 """
 
 import os

@@ -1,16 +1,15 @@
-"""One step of a decoder layer stack in PyTorch, on a CPU or on a GPU; the arithmetic is that of `numpy_decoder`.
+"""One step of a decoder layer stack in PyTorch, on a CPU or on a GPU; the arithmetic is that of `numpy_step`.
 
 Attention goes through `scaled_dot_product_attention`, which runs a fused kernel where there is one. A decode request
 has one query for each head; the heads that share a key head are put side by side as if they were so many positions of
 one head, none of which is masked, so that the cache is read once. A prefill chunk after h cached tokens attends with a
 causal mask that ends at the lower right corner.
 
-Weights of a decoder in PyTorch, and the products with them that each device and precision runs fastest.
-
-On a CPU, bfloat16 and float32 weights are packed once for oneDNN (a plain `linear` repacks them at every step: 2.3
-times slower at one token, measured on AVX-512-BF16). 8-bit weights hold one scale a column; activations get one scale
-a product, found at run time, and are stored as unsigned bytes around 128, the only kind that oneDNN has VNNI and AMX
-kernels for beside 8-bit weights. On a GPU it is `linear`.
+Each device and precision has the product with weights that runs fastest. On a CPU, bfloat16 and float32 weights are
+packed once for oneDNN (a plain `linear` repacks them at every step: 2.3 times slower at one token, measured on
+AVX-512-BF16). 8-bit weights hold one scale a column; activations get one scale a product, found at run time, and are
+stored as unsigned bytes around 128, the only kind that oneDNN has VNNI and AMX kernels for beside 8-bit weights. On a
+GPU it is `linear`.
 """
 
 from collections.abc import Callable

@@ -1,13 +1,11 @@
-"""Instruction sets: what the CPU has, what a BLAS kernel set runs, and how to ask for another.
+"""Instruction sets: what the CPU has, what a BLAS kernel set runs, how to ask for another, and whether AMX may be used.
 
 Libraries choose their kernels while they load, so a cap is an environment variable of the process that will load them.
 
-Whether this CPU and this kernel let a program use AMX.
-
-The CPU says so by its flags. On Linux a program must also ask the kernel for the 8 KiB of tile registers, because they
-enlarge every thread's saved state (Documentation/arch/x86/xstate.rst in the kernel's sources): arch_prctl with
+The CPU tells of AMX by its flags. On Linux a program must also ask the kernel for the 8 KiB of tile registers, because
+they enlarge every thread's saved state (Documentation/arch/x86/xstate.rst in the kernel's sources): arch_prctl with
 ARCH_REQ_XCOMP_PERM grants it for the rest of the process, ARCH_GET_XCOMP_PERM tells what is granted. Neither says that
-a product ran on AMX; `dispatch` looks for that.
+a product ran on AMX; `executed_isa` looks for that.
 """
 
 import ctypes

@@ -1,10 +1,7 @@
-"""How well a fit meets its rows, and what it says of throughput.
+"""Figures of a fit: how well it meets its rows, what it says of throughput, T(B, S) as a map (where an SLA is met, what
+was measured, what is not possible), the overview of one path, and paths side by side.
 
 Each `draw_...` fills given axes, so that the overview and the single pictures are the same.
-
-Figures that bring several things together: the overview of one path, and the paths side by side.
-
-T(B, S) as a map: where an SLA is met, what was measured, what is not possible.
 """
 
 import textwrap

@@ -3,10 +3,9 @@
 One line of `attention.csv` is one step: a prefill chunk, some decode requests, or both, with the cached tokens they
 read. Its time is put together as the simulator does it: every layer has its attention, and each dense operator at the
 step's tokens (two norms, the rest once); the embedding and the final norm come once, as do the operators that work on
-one token a sequence. Between measured points times are interpolated; beyond the last one T is NaN. The layers of the
-model come from its name in `meta.yaml`. Communication between devices is not in these tables.
-
-How many layers a model has, for tables that measure one layer and leave the number out.
+one token a sequence. Between measured points times are interpolated; beyond the last one T is NaN. The tables measure
+one layer and leave the number of layers out: it comes from the model's name in `meta.yaml`. Communication between
+devices is not in these tables.
 """
 
 import re

@@ -1,11 +1,8 @@
 """Tables of anybody's: Parquet, Feather or Arrow, CSV and its like, and JSON lines of flat objects.
 
-A map may rename the columns and a unit scale the latency; names that say what they are need neither.
-
-Which column of a table is B, which S, which T: by the user's map, by latfit's names, or by names that say so.
-
-Names are guessed only where one column fits and none has latfit's name. The unit of T comes from --unit, or from the
-name (`latency_us`), or is milliseconds; a median that no step takes in that unit asks for --unit.
+Which column is B, which S, which T: by the user's map, by latfit's names, or by names that say so. Names are guessed
+only where one column fits and none has latfit's name. The unit of T comes from --unit, or from the name (`latency_us`),
+or is milliseconds; a median that no step takes in that unit asks for --unit.
 """
 
 import re

@@ -1,8 +1,7 @@
-"""Text tables: CSV, TSV and semicolon-separated files with a header line, in whatever encoding they come.
+"""Text tables (CSV, TSV, semicolon-separated, with a header line, in whatever encoding they come), and JSON as engines
+write it: one object a line, a list in one document, or a list a line where an endpoint was polled.
 
-JSON as engines write it: one object a line, a list in one document, or a list a line where an endpoint was polled.
-
-Lines are parsed one by one, so that memory is bounded by the longest line. What cannot be parsed is counted in a
+JSON lines are parsed one by one, so that memory is bounded by the longest line. What cannot be parsed is counted in a
 `Tally`, never raised: a log that was cut, or that has a foreign line in it, still has its other steps.
 """
 

@@ -19,13 +19,11 @@ context are cut off in turn until the atoms fit. A step counts at its cell's mea
 blur is of second order. Cutting commutes with merging, and a part never has more atoms than the whole, so the
 resolution reached depends on the steps alone.
 
-What cells say: a line of statistics a cell, and rows with weights that every fit can use.
-
-A row stands for the steps of an atom, at the mean of their ln T (or at their very T, where it is one). That keeps the
-shape of the noise down to the width of a bin, for the robust loss, and loses the variance within the bins, at most
-BIN^2/4 and BIN^2/12 = (0.45 %)^2 for noise wider than a bin. Where that is more than 2 % of a cell's variance, an atom
-of n steps becomes two rows of a = ceil(n/2) and b = floor(n/2) steps, at mean - s sqrt(b/a) and mean + s sqrt(a/b),
-which have its mean and its variance s^2.
+Cells come back as rows with weights that every fit can use. A row stands for the steps of an atom, at the mean of their
+ln T (or at their very T, where it is one). That keeps the shape of the noise down to the width of a bin, for the robust
+loss, and loses the variance within the bins, at most BIN^2/4 and BIN^2/12 = (0.45 %)^2 for noise wider than a bin.
+Where that is more than 2 % of a cell's variance, an atom of n steps becomes two rows of a = ceil(n/2) and b =
+floor(n/2) steps, at mean - s sqrt(b/a) and mean + s sqrt(a/b), which have its mean and its variance s^2.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,9 @@
-"""A folder of Parquet files, here or on object storage, as parts that fit in memory and can be read anywhere.
+"""A folder of Parquet files, here or on object storage, as parts that fit in memory and can be read anywhere; and the
+rows of one part to cells: filter, clean, label, count.
 
 All footers are read first: what is not a trace is found before the long pass, and the number of rows is known. A part
 is some row groups of one file; within it rows come in batches. Files whose name starts with `_` or `.` are markers of
 the programs that wrote the folder and are passed over.
-
-Rows of one part of a dataset to cells: filter, clean, label, count.
 
 Cleaning is `trace/clean.py`'s, for the rules that can be decided from a row alone. Duplicates and a cold start that
 nobody marked need the order of rows and are not looked for: here rows come in any order.

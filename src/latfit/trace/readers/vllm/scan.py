@@ -5,10 +5,8 @@ second. Where one fits, `Iteration(` follows at once, and nothing is searched. E
 and for the two start-up lines that matter: a new engine, and the size of its KV cache.
 
 Steps are sorted into streams (one engine process each), and a stream's steps into runs (one engine start each), on the
-way, so that nothing but the rows grows with the log.
-
-Whose step is it? Streams (one engine process each), their runs (one engine start each), their clocks, and the size
-of their KV caches. Compiled; all of it is kept in one record of `tokeniser.STATE`.
+way, so that nothing but the rows grows with the log. A stream's run, clock and KV cache are kept in one record of
+`tokens.STATE`.
 """
 
 import inspect

@@ -3,11 +3,8 @@
 A text is an address: arrays as arguments would be counted in and out of every small function, which takes longer than
 what it does. Bytes are looked at eight at a time, as one little-endian number. Every line ends with a newline, which no
 literal holds and no number passes: reading cannot leave its line. Behind the last line there must be more bytes
-(`vllm_state.SLACK_BYTES`), but what they are does not matter.
-
-The words of a vLLM log's lines: steps, and what stands before them. Compiled; see `vllm_bytes`.
-
-What the scan of a vLLM log keeps between two blocks of bytes, and the rows it writes: arrays of records, which
+(`SLACK_BYTES`), but what they are does not matter. From these come the words of a log's lines: steps, and what stands
+before them. What the scan keeps between two blocks of bytes, and the rows it writes, are arrays of records, which
 compiled code can hold.
 """
 
