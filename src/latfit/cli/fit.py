@@ -279,7 +279,7 @@ def _print_result(result: "FitResult", job: Job, hardware: Path) -> None:
 
     if job.label:
         typer.echo(f"\n{job.label}")
-    typer.echo(data_line(result.data))
+    typer.echo(data_line(result.data.to_json()))
     if not result.status.ok:
         return
     typer.echo(tables.trust_sentence(result))

@@ -127,11 +127,11 @@ def _rows_of_the_fits(profile: "HardwareProfile") -> tuple[dict[str, "Trace"], l
         if path.quote is not None:
             notes.append(f"{name}: quoted, so there are no rows; figures that need them are left out.")
             continue
-        if not path.fit.data.get("source"):
+        if not path.fit.data.source:
             notes.append(f"{name}: the fit does not say where its rows are; figures that need them are left out.")
             continue
         try:
-            rows[name] = read_again(path.fit.data)
+            rows[name] = read_again(path.fit.data.to_json())
         except LatfitError as error:
             place = f"{error.where} " if error.where else ""
             notes.append(f"{name}: {place}{error.found}; figures that need its rows are left out.")

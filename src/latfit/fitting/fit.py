@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
-from latfit.fitting.checking.crossval import CrossValidation, HeldOut, cross_validate, further_validation
+from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate, further_validation
 from latfit.fitting.checking.step_ratios import with_ratios
 from latfit.fitting.data import FitData, fit_data
-from latfit.fitting.diagnostics.diagnose import diagnose, explain
+from latfit.fitting.diagnostics.diagnose import diagnose
 from latfit.fitting.diagnostics.warnings import cautions, cautions_in_time
 from latfit.fitting.model_selection import resolved
 from latfit.fitting.problem import FitOptions, FitProblem, log_ratios, make_problem
@@ -19,7 +19,17 @@ from latfit.fitting.solver.solve import Solution, solve
 from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import Line, as_good, as_the_line_says, identifiability_report, told_with_line
-from latfit.model import Estimate, FitResult, FitStatus, typical_context
+from latfit.model import (
+    Baseline,
+    CrossValidation,
+    DataFacts,
+    Errors,
+    Estimate,
+    FitResult,
+    FitStatus,
+    Identifiability,
+    typical_context,
+)
 from latfit.stats import error_metrics
 from latfit.trace import Trace
 from latfit.warning import LatfitWarning
@@ -33,8 +43,16 @@ class _Scored:
 
     problem: FitProblem
     solution: Solution
-    metrics: Mapping[str, float]
-    held_out: CrossValidation | None
+    metrics: Errors
+    validated: Validated | None
+
+    @property
+    def scores(self) -> CrossValidation:
+        return self.validated.scores if self.validated else CrossValidation()
+
+    @property
+    def baseline(self) -> Baseline:
+        return Baseline(**vars(self.metrics), cv=self.scores)
 
 
 def fit_trace(
@@ -57,17 +75,17 @@ def fit_trace(
     options, selection = resolved(rows, options or FitOptions())
     problem = make_problem(rows, options)
     origin = {**(provenance or {}), "fit_options": {**_stated(options), "intervals": asked.intervals}}
-    facts = dict(data or {})
+    facts = DataFacts.from_json(data or {})
     domain = _domain(rows)
     if status := _unusable(problem):
         empty = {p.name: Estimate(math.nan, None, None, None, p.unit, False) for p in problem.model.parameters}
         return FitResult(
-            options.model, status, empty, {"n": problem.rows}, domain=domain, data=facts, provenance=origin
+            options.model, status, empty, Errors(problem.rows), domain=domain, data=facts, provenance=origin
         )
     found = _fitted(rows, problem, asked)
     return replace(
         found,
-        cross_validation={**found.cross_validation, **({"selection": selection} if selection else {})},
+        cross_validation=replace(found.cross_validation, selection=selection or None),
         domain=domain,
         data=facts,
         provenance=origin,
@@ -81,27 +99,26 @@ def _fitted(data: FitData, problem: FitProblem, asked: DoubtOptions) -> FitResul
     theta = problem.theta(best.solution.z)
     left_open = doubts(problem, best.solution, data, asked)
     plain = {name: _baseline(data, name, options) for name in BASELINES if name != options.model}
-    baselines = {name: _errors(scored) for name, scored in plain.items()}
-    scores = best.held_out.scores if best.held_out else {}
+    baselines = {name: scored.baseline for name, scored in plain.items()}
     found, report = _told(best, left_open.uncertainty, plain.get("linear"))
     values = {name: estimate.value for name, estimate in found.estimates.items()}
-    warnings = cautions(problem, data, values, report, scores or best.metrics, baselines)
-    left_out = best.held_out.held_out if best.held_out else None
+    error = best.scores.mape_pct or best.metrics.mape_pct or 0.0
+    warnings = cautions(problem, data, values, report, error, baselines)
+    left_out = best.validated.held_out if best.validated else None
     later = later_rows(data, options, theta)
     log_ratio = log_ratios(problem, theta, data)
-    tests = diagnose(data, log_ratio, free=len(problem.free), seed=options.seed)
     intervals = with_ratios(_intervals(data, left_out, later), data, log_ratio)
-    explained = explain(problem, best.solution, found, data, later or left_out)
-    in_time = cautions_in_time(intervals, explained["drift"])
+    diagnostics = diagnose(problem, best.solution, found, data, log_ratio, later or left_out)
+    in_time = cautions_in_time(intervals, diagnostics)
     return FitResult(
         model=options.model,
         status=_status(best.solution, found.unidentified),
         parameters=found.estimates,
         metrics=best.metrics,
-        cross_validation={**scores, **further_validation(data, options, theta, later)},
+        cross_validation=further_validation(data, options, theta, best.scores, later),
         baselines=baselines,
         identifiability=report,
-        diagnostics={**tests, **explained},
+        diagnostics=diagnostics,
         intervals=intervals,
         warnings=[*warnings, *in_time, *_not_converged(best.solution)],
         bootstrap=left_open.bootstrap,
@@ -112,27 +129,22 @@ def _fitted(data: FitData, problem: FitProblem, asked: DoubtOptions) -> FitResul
 def _scored(data: FitData, problem: FitProblem) -> _Scored:
     solution = solve(problem)
     predicted = problem.model.latency_ms(problem.theta(solution.z), problem.steps)
-    metrics = error_metrics(problem.observed, predicted, problem.weights)
-    held_out = cross_validate(data, problem.options, problem.theta(solution.z))
-    return _Scored(problem, solution, metrics, held_out)
+    metrics = Errors.from_json(error_metrics(problem.observed, predicted, problem.weights))
+    return _Scored(problem, solution, metrics, cross_validate(data, problem.options, problem.theta(solution.z)))
 
 
 def _baseline(data: FitData, name: str, options: FitOptions) -> _Scored:
     return _scored(data, make_problem(data, replace(options, model=name, fixed={}, bounds={}, priors={})))
 
 
-def _errors(scored: _Scored) -> dict[str, Any]:
-    return {**scored.metrics, "cv": dict(scored.held_out.scores) if scored.held_out else {}}
-
-
-def _told(best: _Scored, doubt: Uncertainty, plain: _Scored | None) -> tuple[Uncertainty, dict[str, Any]]:
-    """What the data tell of the parameters, and the `identifiability` of the JSON contract."""
+def _told(best: _Scored, doubt: Uncertainty, plain: _Scored | None) -> tuple[Uncertainty, Identifiability]:
+    """What the data tell of the parameters, and the report of it."""
     problem = best.problem
-    if best.held_out and plain and plain.held_out:
+    if best.scores.errors and plain and plain.scores.errors:
         theta = plain.problem.theta(plain.solution.z)
         values = {p.name: float(x) for p, x in zip(plain.problem.model.parameters, theta, strict=True)}
-        line = Line(values, plain.held_out.scores["mape_pct_by_fold"])
-        if as_good(problem, best.held_out.scores["mape_pct_by_fold"], line):
+        line = Line(values, plain.scores.errors.mape_pct_by_fold)
+        if as_good(problem, best.scores.errors.mape_pct_by_fold, line):
             found = as_the_line_says(problem, doubt, line)
             return found, told_with_line(identifiability_report(problem, best.solution, found), line)
     return doubt, identifiability_report(problem, best.solution, doubt)

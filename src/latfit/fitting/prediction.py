@@ -46,13 +46,13 @@ def widening(fit: FitResult, S: FloatArray) -> FloatArray:
     beyond = np.asarray(S) > measured
     if not beyond.any():
         return known
-    tried = fit.cross_validation.get("extrapolation_S", {})
-    trained = float(tried.get("trained_up_to_S", math.nan))
-    if not 0 < trained < measured:
+    tried = fit.cross_validation.extrapolation_S
+    trained = tried.trained_up_to_S if tried else None
+    if not tried or not trained or not 0 < trained < measured:
         known[beyond] = np.nan
         return known
     distance = np.log(np.asarray(S)[beyond] / measured) / math.log(measured / trained)
-    known[beyond] = (1 + float(tried["p90_ape_pct"]) / 100) ** distance
+    known[beyond] = (1 + tried.p90_ape_pct / 100) ** distance
     return known
 
 

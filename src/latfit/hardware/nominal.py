@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from latfit.errors import WrongUsage
-from latfit.model import Estimate, FitResult, FitStatus
+from latfit.model import DataFacts, Errors, Estimate, FitResult, FitStatus
 from latfit.units import parse_duration_ms
 from latfit.warning import LatfitWarning
 
@@ -18,7 +18,11 @@ LARGEST_BATCH = 256
 MOST_TOKENS = 8192
 LATENCIES = ("p50", "launch", "slope", "per_token")
 SIZES = {"max_batch": LARGEST_BATCH, "max_tokens": MOST_TOKENS}
-EXAMPLE = 'Write --quoted "p50=2ms" or --quoted "launch=0.5ms,slope=0.02ms" (slope a request, per_token a token).'
+EXAMPLE = (
+    'Write "p50=2ms", "launch=0.5ms,slope=0.02ms" (slope a request, per_token a token), or short "0.5ms+0.02ms*256",'
+    ' "exp:2ms" (a mean).'
+)
+_SHORT = re.compile(r"(?P<exp>exp:)?(?P<launch>[\d.][^=:+*,]*)(\+(?P<slope>[^+*,]+))?(\*(?P<most>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,9 @@ class Quote:
             model="linear",
             status=FitStatus.PARTLY_IDENTIFIED,
             parameters={n: Estimate(v, None, None, None, unit, fixed=True) for n, (v, unit) in line.items()},
-            metrics={"n": 0},
+            metrics=Errors(0),
             domain={"B": [1, self.max_batch], "S": [1, self.max_tokens]},
-            data={"quoted": self.text, "rows_read": 0, "rows_used": 0},
+            data=DataFacts(quoted=self.text, rows_read=0, rows_used=0),
             warnings=[
                 LatfitWarning(
                     "quoted",
@@ -65,7 +69,13 @@ class Quote:
 
 
 def parse_quote(text: str, where: str = "--quoted") -> Quote:
-    """The line in `p50=2ms`, or in `launch=0.5ms,slope=0.02ms`. Raises WrongUsage."""
+    """The line in `p50=2ms`, `launch=0.5ms,slope=0.02ms`, `0.5ms+0.02ms*256` or `exp:2ms`. Raises WrongUsage."""
+    if short := _SHORT.fullmatch(text.strip()):
+        launch, slope = (_latency(short[name] or "0", where) for name in ("launch", "slope"))
+        if launch == slope == 0:
+            raise WrongUsage("a latency of zero", where=where, remedy=EXAMPLE)
+        most = _size(short["most"], LARGEST_BATCH if slope else 1, where)
+        return Quote(text, launch, slope, 0.0, most, exponential=bool(short["exp"]))
     given: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))

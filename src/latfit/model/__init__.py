@@ -16,6 +16,19 @@ if TYPE_CHECKING:
         typical_context as typical_context,
         with_typical_context as with_typical_context,
     )
+    from latfit.model.fit_parts import (
+        Baseline as Baseline,
+        Combination as Combination,
+        CrossValidation as CrossValidation,
+        DataFacts as DataFacts,
+        Diagnostics as Diagnostics,
+        Drift as Drift,
+        Errors as Errors,
+        HeldOutErrors as HeldOutErrors,
+        Identifiability as Identifiability,
+        LevelChange as LevelChange,
+        Measurement as Measurement,
+    )
     from latfit.model.fit_result import (
         KEPT as KEPT,
         Estimate as Estimate,

@@ -19,7 +19,7 @@ a draw, never quantiles of single steps.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -33,6 +33,7 @@ from latfit.errors import BadInput
 from latfit.files import read_json, write_json
 from latfit.model.base import LatencyModel, Steps
 from latfit.model.features import CONTEXT, MIXED_FROM, StepTable, with_typical_context
+from latfit.model.fit_parts import Baseline, CrossValidation, DataFacts, Diagnostics, Errors, Identifiability
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
 from latfit.stats import FloatArray
@@ -120,14 +121,14 @@ class FitResult:
     model: str
     status: FitStatus
     parameters: Mapping[str, Estimate]
-    metrics: Mapping[str, float]
-    cross_validation: Mapping[str, Any] = field(default_factory=dict)
-    baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    identifiability: Mapping[str, Any] = field(default_factory=dict)
-    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Errors = field(default_factory=Errors)
+    cross_validation: CrossValidation = field(default_factory=CrossValidation)
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    identifiability: Identifiability = field(default_factory=Identifiability)
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
     intervals: Mapping[str, Any] = field(default_factory=dict)
     domain: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: DataFacts = field(default_factory=DataFacts)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     warnings: Sequence[LatfitWarning] = ()
     bootstrap: Mapping[str, Any] = field(default_factory=dict)
@@ -170,7 +171,7 @@ class FitResult:
     @property
     def knows_prefill(self) -> bool:
         """Whether the data hold steps with prefill; a fit of decode steps alone says nothing of them."""
-        return bool(self.identifiability.get("prefill", True))
+        return self.identifiability.prefill
 
     @cached_property
     def limits(self) -> PredictionIntervals:
@@ -201,14 +202,14 @@ class FitResult:
             "model": self.model,
             "status": {"ok": self.status.ok, "code": self.status.code, "message": self.status.sentence},
             "parameters": {name: asdict(estimate) for name, estimate in self.parameters.items()},
-            "metrics": dict(self.metrics),
-            "cross_validation": dict(self.cross_validation),
-            "baselines": {name: dict(scores) for name, scores in self.baselines.items()},
-            "identifiability": dict(self.identifiability),
-            "diagnostics": dict(self.diagnostics),
+            "metrics": self.metrics.to_json(),
+            "cross_validation": self.cross_validation.to_json(),
+            "baselines": {name: baseline.to_json() for name, baseline in self.baselines.items()},
+            "identifiability": self.identifiability.to_json(),
+            "diagnostics": self.diagnostics.to_json(),
             "intervals": dict(self.intervals),
             "domain": {name: list(span) for name, span in self.domain.items()},
-            "data": dict(self.data),
+            "data": self.data.to_json(),
             "provenance": dict(self.provenance),
             "warnings": [asdict(warning) for warning in self.warnings],
             "bootstrap": dict(self.bootstrap),
@@ -235,28 +236,31 @@ def fit_from_json(document: Any, where: str) -> FitResult:
     unusable = [name for name, estimate in parameters.items() if not math.isfinite(estimate.value)]
     if status.ok and (missing or unusable):
         raise _not_a_fit(where, f"parameters without a value: {', '.join(missing + unusable)}")
-    rest = (
-        "cross_validation",
-        "baselines",
-        "identifiability",
-        "diagnostics",
-        "intervals",
-        "domain",
-        "data",
-        "provenance",
-        "bootstrap",
-        "draws",
-        "typical",
-    )
-    parts = {name: document.get(name, {}) for name in ("metrics", *rest)}
+    parts = {name: document.get(name, {}) for name in (*_TYPED, *_PLAIN)}
     for name, part in parts.items():
         if not isinstance(part, dict):
             raise _not_a_fit(where, f"{name} is not an object")
+        try:
+            parts[name] = _TYPED[name](part) if name in _TYPED else part
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise _not_a_fit(where, f"{name}: {type(error).__name__}: {error}") from None
+    found = FitResult(model=model, status=status, parameters=parameters, warnings=warnings, **parts)
     try:
-        intervals_from_json(parts["intervals"])
+        intervals_from_json(found.intervals)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _not_a_fit(where, f"intervals: {type(error).__name__}: {error}") from None
-    return FitResult(model=model, status=status, parameters=parameters, warnings=warnings, **parts)
+    return found
+
+
+_TYPED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "metrics": Errors.from_json,
+    "cross_validation": CrossValidation.from_json,
+    "baselines": lambda part: {name: Baseline.from_json(scores) for name, scores in part.items()},
+    "identifiability": Identifiability.from_json,
+    "diagnostics": Diagnostics.from_json,
+    "data": DataFacts.from_json,
+}
+_PLAIN = ("intervals", "domain", "provenance", "bootstrap", "draws", "typical")
 
 
 def read_fit(source: Path) -> FitResult:

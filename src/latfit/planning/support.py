@@ -105,6 +105,7 @@ def drift_of(path: ExecutionPath) -> float | None:
     if not any(warning.code == "drift" for warning in path.fit.warnings):
         return None
     by_phase = path.fit.intervals.get("by_phase", {}).values()
-    runs = path.fit.diagnostics.get("drift", {}).get("runs", {}).values()
-    shifts = [float(found["relative_shift"]) for found in (*by_phase, *runs) if "relative_shift" in found]
+    drift = path.fit.diagnostics.drift
+    shifts = [change.relative_shift for change in drift.runs.values()] if drift else []
+    shifts += [float(found["relative_shift"]) for found in by_phase if "relative_shift" in found]
     return max(shifts, key=abs, default=None)

@@ -16,7 +16,7 @@ def paths_table(profile: HardwareProfile) -> Table:
     """Every path: its source, model, measured range and price."""
     rows = []
     for path in profile.paths.values():
-        source = f"quoted: {path.quote.text}" if path.quote else f"fit of {count(path.fit.metrics.get('n'))} steps"
+        source = f"quoted: {path.quote.text}" if path.quote else f"fit of {count(path.fit.metrics.n)} steps"
         spans = ", ".join(
             f"{name} {number(low)} to {number(high)}"
             for name in ("B", "S")

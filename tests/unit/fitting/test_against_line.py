@@ -36,13 +36,13 @@ def test_a_line_with_noise_in_common_pins_nothing_that_bends() -> None:
         tau_0 = found.parameters["tau_0"]
         assert not tau_0.identified or (tau_0.low or 0.0) <= 17.5
         assert found.status is FitStatus.PARTLY_IDENTIFIED
-        for told in found.identifiability["combinations"]:
-            assert told["expression"] == "tau_B + tau_S"
+        for told in found.identifiability.combinations:
+            assert told.expression == "tau_B + tau_S"
 
 
 def test_a_curve_is_still_told() -> None:
     found = fit_trace(planted_trace(0.05, repeats=5))
-    assert "line_as_good" not in found.identifiability
+    assert not found.identifiability.line_as_good
     for name in ("P_max", "k_B", "k_S"):
         known = found.parameters[name]
         assert known.identified
@@ -87,5 +87,5 @@ def test_a_peak_that_measured_decode_steps_leave_open_is_not_called_known(
     found = fit_trace(decode, doubt=DoubtOptions(intervals, 200 if intervals == "bootstrap" else 0))
     assert not found.parameters["P_max"].identified
     assert found.parameters["P_max"].high is None
-    assert any("P_max" in group for group in found.identifiability["unidentified"])
+    assert any("P_max" in group for group in found.identifiability.unidentified)
     assert "line_as_good" in {caution.code for caution in found.warnings}

@@ -89,7 +89,7 @@ class TestDecodeOnly:
     """A fit of decode steps alone: prefill is flagged, has no interval, and the flag survives the file."""
 
     def test_prefill_is_not_told(self, decode: FitResult) -> None:
-        assert decode.identifiability["prefill"] is False
+        assert decode.identifiability.prefill is False
         again = fit_from_json(decode.to_json(), "memory")
         found = predict(again, Trace({"B": np.array([8.0, 8.0]), "S": np.array([8.0, 64.0])}))
         assert found.why_outside.tolist() == ["", NO_PREFILL]

@@ -75,7 +75,7 @@ def test_what_the_steps_cannot_tell_is_named_with_what_to_measure(case: Case) ->
     for name in case.unknown:
         assert not fit.parameters[name].identified, name
         assert fit.parameters[name].std_error is None
-    assert {name for group in fit.identifiability["unidentified"] for name in group} >= set(case.unknown)
+    assert {name for group in fit.identifiability.unidentified for name in group} >= set(case.unknown)
     assert re.search(case.measure, remedies(fit))
     inside = fit.latency_ms(case.trace["B"], case.trace["S"])
     assert np.median(np.abs(inside / case.trace["T_ms"] - 1)) < 0.02
@@ -83,10 +83,10 @@ def test_what_the_steps_cannot_tell_is_named_with_what_to_measure(case: Case) ->
 
 def test_what_is_told_of_an_alias_is_its_sum() -> None:
     fit = fit_trace(collinear(), FitOptions(model="linear"))
-    (told,) = fit.identifiability["combinations"]
-    assert told["expression"] == "tau_B + tau_S"
+    (told,) = fit.identifiability.combinations
+    assert told.expression == "tau_B + tau_S"
     # the noise is known to 192 steps: the planted 0.05 lies within three of the stated errors
-    assert told["low"] - (told["high"] - told["low"]) < 0.05 < told["high"] + (told["high"] - told["low"])
+    assert told.low - (told.high - told.low) < 0.05 < told.high + (told.high - told.low)
     assert any("tau_B + tau_S = 0.0" in caution.message for caution in fit.warnings)
 
 
@@ -121,7 +121,7 @@ class TestWeights:
         weights = np.where(np.arange(len(trace)) % 5 == 0, 0.0, 1.0)
         fit = fit_trace(trace.with_columns(**{WEIGHT: weights}))
         without = fit_trace(trace.select(weights > 0))
-        assert fit.metrics["n"] == without.metrics["n"]
+        assert fit.metrics.n == without.metrics.n
         assert fit.theta == pytest.approx(without.theta, rel=1e-9)
 
     @pytest.mark.parametrize("weight", [0.0, -1.0, np.inf])

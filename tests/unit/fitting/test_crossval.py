@@ -75,8 +75,9 @@ class TestValidation:
         scored = cross_validate(fit_data(trace), FitOptions(), REFERENCE)
         assert scored is not None
         expected = 100 * 0.05 * math.sqrt(2 / math.pi)
-        assert scored.scores["mape_pct"] == pytest.approx(expected, rel=0.1)
-        assert scored.scores["mape_pct_sd"] < 1
+        assert scored.scores.mape_pct == pytest.approx(expected, rel=0.1)
+        assert scored.scores.errors is not None
+        assert (scored.scores.errors.mape_pct_sd or 0) < 1
         assert len(scored.held_out.rows) == len(trace)
 
     def test_each_scheme_reports_mean_and_spread(self) -> None:
@@ -84,11 +85,14 @@ class TestValidation:
         options = FitOptions(model="linear")
         problem = make_problem(rows_of(trace), options)
         found = further_validation(fit_data(trace), options, problem.theta(solve(problem).z))
-        assert set(found) == {"expanding_window", "by_region", "extrapolation_S"}
-        for scores in found.values():
-            assert scores["mape_pct"] == pytest.approx(4, abs=1.5)
-        assert found["expanding_window"]["mape_pct_sd"] > 0
-        assert set(found["by_region"]["regions"].values()) == set(found["by_region"]["mape_pct_by_fold"])
+        window, region, beyond = found.expanding_window, found.by_region, found.extrapolation_S
+        assert window is not None
+        assert region is not None
+        assert beyond is not None
+        for scores in (window, region, beyond):
+            assert scores.mape_pct == pytest.approx(4, abs=1.5)
+        assert (window.mape_pct_sd or 0) > 0
+        assert set((region.regions or {}).values()) == set(region.mape_pct_by_fold)
 
     def test_a_weight_counts_as_so_many_rows(self) -> None:
         trace = planted_trace(0.1, seed=5)
@@ -99,7 +103,7 @@ class TestValidation:
         for rows, folds in ((weighted, fold), (thrice, np.repeat(fold, 3))):
             found = held_out(rows_of(rows), FitOptions(model="linear"), np.array([1.0, 0.1, 0.1]), by_fold(folds))
             assert found is not None
-            scores.append(scores_of(rows_of(rows), found)["mape_pct"])
+            scores.append(scores_of(rows_of(rows), found).mape_pct)
         assert scores[0] == pytest.approx(scores[1], rel=1e-6)
 
     @settings(max_examples=30, deadline=None)
@@ -111,8 +115,9 @@ class TestValidation:
             warnings.simplefilter("error")
             found = cross_validate(fit_data(trace), FitOptions(model="linear"), np.ones(3))
             further = further_validation(fit_data(trace), FitOptions(model="linear"), np.ones(3))
-        scores = [*([found.scores] if found is not None else []), *further.values()]
-        assert all(np.isfinite(score["mape_pct"]) and score["mape_pct"] >= 0 for score in scores)
+        default = found.scores.errors if found is not None else None
+        scores = [default, further.expanding_window, further.by_region, further.extrapolation_S]
+        assert all(np.isfinite(score.mape_pct) and score.mape_pct >= 0 for score in scores if score is not None)
 
 
 class TestDrift:
@@ -151,10 +156,10 @@ class TestDrift:
             }
         )
         jump = np.where(np.arange(n) >= 700, math.log(1.1), 0.0)
-        found = drift(fit_data(trace), rng.normal(0, 0.05, n) + jump)["runs"]["a"]
-        assert found["t_s"] == pytest.approx(350, abs=10)
-        assert found["relative_shift"] == pytest.approx(0.1, abs=0.02)
-        assert drift(fit_data(trace), rng.normal(0, 0.05, n))["runs"] == {}
+        found = drift(fit_data(trace), rng.normal(0, 0.05, n) + jump).runs["a"]
+        assert found.t_s == pytest.approx(350, abs=10)
+        assert found.relative_shift == pytest.approx(0.1, abs=0.02)
+        assert drift(fit_data(trace), rng.normal(0, 0.05, n)).runs == {}
 
     @pytest.mark.parametrize("noise", [0.0005, 0.005, 0.05])
     def test_a_steady_rise_is_found_however_little_noise_there_is(self, noise: float) -> None:
@@ -181,6 +186,6 @@ class TestDrift:
         problem = make_problem(rows_of(trace), FitOptions(model="linear"))
         theta = problem.theta(solve(problem).z)
         predicted = problem.model.latency_ms(theta, {"B": trace.floats("B"), "S": trace.floats("S")})
-        for run, change in drift(fit_data(trace), np.log(trace["T_ms"] / predicted))["runs"].items():
+        for run, change in drift(fit_data(trace), np.log(trace["T_ms"] / predicted)).runs.items():
             times = trace["t_s"][trace["run"] == run]
-            assert times.min() < change["t_s"] <= times.max()
+            assert times.min() < (change.t_s or 0) <= times.max()

@@ -9,9 +9,17 @@ from hypothesis import given, settings, strategies as st
 
 from latfit.fitting.checking.crossval import cross_validate
 from latfit.fitting.data import fit_data, rows_of
-from latfit.fitting.diagnostics.diagnose import autocorrelation, diagnose, explain, heteroscedasticity, normality, trend
+from latfit.fitting.diagnostics.diagnose import (
+    autocorrelation,
+    diagnose,
+    error_parts,
+    heteroscedasticity,
+    lack_of_fit,
+    normality,
+    trend,
+)
 from latfit.fitting.diagnostics.influence import influence
-from latfit.fitting.problem import FitOptions, make_problem
+from latfit.fitting.problem import FitOptions, log_ratios, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.fitting.uncertainty.covariance import uncertainty
 from latfit.stats import FloatArray
@@ -76,7 +84,8 @@ class TestFloor:
         """Leave-one-out medians of many repeats: mean |e^x - 1| = s sqrt(2/pi) for normal noise s."""
         trace = planted_trace(0.05, repeats=60, seed=4)
         predicted = planted_trace(0.0, repeats=60)["T_ms"]
-        found = diagnose(fit_data(trace), np.log(trace["T_ms"] / predicted), free=7)["lack_of_fit"]
+        data = fit_data(trace)
+        found = lack_of_fit(data.observed, data.cell, np.log(trace["T_ms"] / predicted), 7)
         assert found["floor_mape_pct"] == pytest.approx(100 * 0.05 * np.sqrt(2 / np.pi), rel=0.05)
         assert found["sentence"] == "No function of B and S can do better than 4 % here."
         assert found["p_value"] > 1e-3
@@ -134,10 +143,7 @@ class TestErrorParts:
         solution = solve(problem)
         scored = cross_validate(fit_data(trace), options, problem.theta(solution.z))
         assert scored is not None
-        found: dict[str, float] = explain(
-            problem, solution, uncertainty(problem, solution), fit_data(trace), scored.held_out
-        )["error_parts"]
-        return found
+        return error_parts(problem, solution, uncertainty(problem, solution), fit_data(trace), scored.held_out)
 
     def test_shares_add_up_and_name_the_noise(self) -> None:
         found = self.parts(planted_trace(0.05, repeats=20, seed=1), "saturation")
@@ -168,14 +174,15 @@ class TestDegenerate:
             solution = solve(problem)
             theta = problem.theta(solution.z)
             scored = cross_validate(fit_data(trace), FitOptions(model="linear"), theta)
-            found = explain(
-                problem, solution, uncertainty(problem, solution), fit_data(trace), scored.held_out if scored else None
-            )
-        assert set(found) >= {"influence", "drift"}
+            left_out, doubt = scored.held_out if scored else None, uncertainty(problem, solution)
+            log_ratio = log_ratios(problem, theta, fit_data(trace))
+            found = diagnose(problem, solution, doubt, fit_data(trace), log_ratio, left_out)
+        assert found.influence is not None
+        assert found.drift is not None
 
     def test_constant_latency(self) -> None:
         n = 30
         trace = Trace({"B": np.ones(n), "S": np.ones(n), "T_ms": np.full(n, 5.0)})
         problem = make_problem(rows_of(trace), FitOptions(model="constant"))
         solution = solve(problem)
-        assert explain(problem, solution, uncertainty(problem, solution), fit_data(trace), None)["influence"]["reason"]
+        assert influence(problem, solution, fit_data(trace))["reason"]

@@ -8,6 +8,7 @@ import pytest
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.prediction import CANNOT_TELL, predict, widening
 from latfit.fitting.problem import FitOptions
+from latfit.model.fit_parts import CrossValidation, HeldOutErrors
 from latfit.model.fit_result import FitResult
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
@@ -20,7 +21,8 @@ def line() -> FitResult:
 
 
 def asked(fit: FitResult, trained: float, p90: float) -> FitResult:
-    scores = {"extrapolation_S": {"trained_up_to_S": trained, "p90_ape_pct": p90}}
+    beyond = HeldOutErrors(1, p90 / 2, p90 / 2, p90, 1.0, [p90 / 2], p90 / 2, None, trained_up_to_S=trained)
+    scores = CrossValidation(extrapolation_S=beyond)
     return replace(fit, cross_validation=scores, domain={**fit.domain, "S": [1.0, 4000.0]})
 
 
@@ -31,7 +33,7 @@ def test_as_far_outside_as_was_asked_the_error_found_there_counts_once(line: Fit
 
 
 def test_nothing_is_told_where_nothing_was_asked(line: FitResult) -> None:
-    fit = replace(asked(line, 1000.0, 20.0), cross_validation={})
+    fit = replace(asked(line, 1000.0, 20.0), cross_validation=CrossValidation())
     found = predict(fit, Trace({"B": np.ones(2), "S": np.array([4000.0, 4001.0])}))
     assert np.isfinite(found.low[0])
     assert np.isnan(found.low[1])

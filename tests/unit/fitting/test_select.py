@@ -113,7 +113,7 @@ def test_experts_are_added_where_they_pay() -> None:
 def test_the_fit_says_why_and_survives_its_file(tmp_path: Path) -> None:
     trace = serving_trace("context", TRUTH["context"], 0.03, 800)
     fit = fit_trace(trace, AUTO)
-    selection = fit.cross_validation["selection"]
+    selection = fit.cross_validation.selection or {}
     assert selection["model"] == fit.model
     assert fit.model in selection["reason"]
     assert "saturation" in selection["candidates"]

@@ -81,20 +81,21 @@ class TestCombinations:
     def test_a_rich_design_needs_none(self) -> None:
         problem, solution, doubt = fitted(planted_trace(0.03, repeats=5))
         report = identifiability_report(problem, solution, doubt)
-        assert report["unidentified"] == []
-        assert report["combinations"] == report["measure"] == []
-        assert report["condition_number_log"] > 1
+        assert report.unidentified == []
+        assert not report.combinations
+        assert not report.measure
+        assert (report.condition_number_log or 0) > 1
 
     def test_decode_tells_the_sum_of_two_costs(self) -> None:
         B = np.arange(1.0, 65.0)
         full = {"k_B": 20.0, "k_S": 20.0, "w_0": 0.0, "P_max": 1e6}
         problem, solution, doubt = fitted(measured(B, B, 8 + 0.05 * B), FitOptions(fixed=full))
         report = identifiability_report(problem, solution, doubt)
-        assert ["tau_B", "tau_S"] in report["unidentified"]
-        (found,) = [c for c in report["combinations"] if c["expression"] == "tau_B + tau_S"]
-        assert found["low"] <= 0.05 <= found["high"]
-        assert found["value"] == pytest.approx(0.05, rel=0.1)
-        assert any("S" in m["text"] and m["S"][1] > m["B"][0] for m in report["measure"])
+        assert ["tau_B", "tau_S"] in report.unidentified
+        (found,) = [c for c in report.combinations if c.expression == "tau_B + tau_S"]
+        assert found.low <= 0.05 <= found.high
+        assert found.value == pytest.approx(0.05, rel=0.1)
+        assert any("S" in m.text and m.S[1] > m.B[0] for m in report.measure)
 
     @pytest.mark.parametrize(("B", "expression"), [(4.0, "tau_0 + 4*tau_B"), (1.0, "tau_0 + tau_B")])
     def test_one_batch_size_tells_the_cost_of_a_step_with_its_requests(self, B: float, expression: str) -> None:
@@ -104,12 +105,12 @@ class TestCombinations:
             measured(np.full(10, B), S, 3 + 0.5 * B + 0.02 * S), FitOptions(model="linear")
         )
         report = identifiability_report(problem, solution, doubt)
-        assert ["tau_0", "tau_B"] in report["unidentified"]
-        (found,) = report["combinations"]
-        assert found["expression"] == expression
-        assert found["low"] <= 3 + 0.5 * B <= found["high"]
-        assert found["high"] < 1.1 * found["low"]
-        assert found["unit"] == "ms"
+        assert ["tau_0", "tau_B"] in report.unidentified
+        (found,) = report.combinations
+        assert found.expression == expression
+        assert found.low <= 3 + 0.5 * B <= found.high
+        assert found.high < 1.1 * found.low
+        assert found.unit == "ms"
 
     def test_saturated_batches_tell_the_cost_of_a_token_in_sum(self) -> None:
         """All k_B B >> 1, S up to 4096: tau_S and w_1/P_max trade; their sum is 0.002 + 1/60."""
@@ -121,21 +122,21 @@ class TestCombinations:
             problem, solution, doubt = fitted(measured(B[many], S[many], T, seed))
             assert not doubt.estimates["P_max"].identified
             report = identifiability_report(problem, solution, doubt)
-            named += [c for c in report["combinations"] if c["expression"] == "tau_S + w_1/P_max"]
+            named += [c for c in report.combinations if c.expression == "tau_S + w_1/P_max"]
         assert len(named) >= 2
         for found in named:
-            assert found["low"] <= 0.002 + 1 / 60 <= found["high"]
-            assert found["unit"] == "ms/token"
+            assert found.low <= 0.002 + 1 / 60 <= found.high
+            assert found.unit == "ms/token"
 
     def test_one_batch_size_asks_for_others(self) -> None:
         S = np.array([2.0**i for i in range(12)])
         T = 3 + 0.02 * S
         problem, solution, doubt = fitted(measured(np.ones(12), S, T))
         report = identifiability_report(problem, solution, doubt)
-        assert "k_B" in {name for group in report["unidentified"] for name in group}
-        wanted = [m for m in report["measure"] if "k_B" in m["parameters"]]
-        assert all(m["B"][1] > 1 for m in wanted)
-        assert all(m["after"] < m["before"] for m in report["measure"])
+        assert "k_B" in {name for group in report.unidentified for name in group}
+        wanted = [m for m in report.measure if "k_B" in m.parameters]
+        assert all(m.B[1] > 1 for m in wanted)
+        assert all(m.after < m.before for m in report.measure)
 
 
 class TestUncertainty:
@@ -160,5 +161,5 @@ class TestUncertainty:
             warnings.simplefilter("error")
             problem, solution, doubt = fitted(Trace({"B": B, "S": B + extra, "T_ms": T}))
             report = identifiability_report(problem, solution, doubt)
-        for combination in report["combinations"]:
-            assert combination["low"] <= combination["value"] <= combination["high"]
+        for combination in report.combinations:
+            assert combination.low <= combination.value <= combination.high

@@ -8,6 +8,7 @@ import pytest
 
 from latfit.errors import BadInput
 from latfit.fitting.fit import fit_trace
+from latfit.model.fit_parts import Errors
 from latfit.model.fit_result import FitResult, FitStatus, read_fit, write_fit
 from tests.conftest import planted_trace
 
@@ -61,7 +62,7 @@ def test_a_fit_keeps_the_ratios_of_every_phase(fit: FitResult) -> None:
     assert law is not None
     assert law.mean == pytest.approx(1, abs=0.02)
     steps = [limits.ratios.steps for limits in fit.limits.by_phase.values() if limits.ratios is not None]
-    assert sum(steps) == law.steps == fit.metrics["n"]
+    assert sum(steps) == law.steps == fit.metrics.n
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,6 @@ def test_missing_file_names_the_command_that_makes_it(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_become_null(fit: FitResult, tmp_path: Path) -> None:
-    broken = FitResult("constant", FitStatus.TOO_FEW_ROWS, {}, {"r2": math.nan, "rmse_ms": math.inf})
+    broken = FitResult("constant", FitStatus.TOO_FEW_ROWS, {}, Errors(r2=math.nan, rmse_ms=math.inf))
     write_fit(tmp_path / "c.fit.json", broken)
     assert json.loads((tmp_path / "c.fit.json").read_text())["metrics"] == {"r2": None, "rmse_ms": None}

@@ -9,6 +9,7 @@ import pytest
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware.profile import ExecutionPath, HardwareProfile, add_path, read_hardware
 from latfit.model.fit_result import Estimate, FitResult, FitStatus
+from latfit.model.fit_parts import Errors
 from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold
@@ -19,7 +20,7 @@ from tests.conftest import REFERENCE
 def fit_with(theta: list[float], model: str = "saturation", **parts: object) -> FitResult:
     names = [p.name for p in FAMILY[model].parameters]
     parameters = {name: Estimate(float(v), None, None, None, "") for name, v in zip(names, theta, strict=True)}
-    whole = FitResult(model, FitStatus.CONVERGED, parameters, {"n": 50}, domain={"B": [1, 256], "S": [1, 4096]})
+    whole = FitResult(model, FitStatus.CONVERGED, parameters, Errors(50), domain={"B": [1, 256], "S": [1, 4096]})
     return replace(whole, **parts)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings, strategies as st
 
 from latfit.errors import SlaOutOfReach
 from latfit.hardware.profile import ExecutionPath
-from latfit.planning.engine_settings import engine_settings, largest_batch
+from latfit.model.fit_parts import Identifiability
+from latfit.planning.engine_settings import engine_settings
 from latfit.planning.plan import make_plan
 from latfit.planning.request import ServingTargets, Wishes
 from latfit.planning.result import Settings, Unknown
@@ -88,7 +89,7 @@ class TestEngine:
         assert "the fastest takes" in found.reason
 
     def test_a_fit_of_decode_alone_gives_sequences_and_no_budget(self) -> None:
-        fit = replace(line(4, 0.5), identifiability={"prefill": False})
+        fit = replace(line(4, 0.5), identifiability=Identifiability(prefill=False))
         found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, ServingTargets())
         assert isinstance(found, Settings)
         assert (found.max_num_seqs, found.max_num_batched_tokens) == (32, None)

@@ -8,6 +8,15 @@ import numpy as np
 import pytest
 
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
+from latfit.model.fit_parts import (
+    Baseline,
+    CrossValidation,
+    DataFacts,
+    Diagnostics,
+    Errors,
+    HeldOutErrors,
+    Identifiability,
+)
 from latfit.model.fit_result import Estimate, FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
@@ -56,6 +65,11 @@ def planted_rows(
     return Trace({"B": B, "S": S, "T_ms": T, "phase": phase})
 
 
+def held_out(mape_pct: float, median_ape_pct: float) -> HeldOutErrors:
+    """Errors of five folds, all alike."""
+    return HeldOutErrors(5, mape_pct, median_ape_pct, 3 * median_ape_pct, 1.2, [mape_pct] * 5, mape_pct, 0.0)
+
+
 def fit_of(rows: Trace, planted: Mapping[str, float] = PLANTED, **changes: Any) -> FitResult:
     """The fit that finds exactly the planted parameters, with everything a real one carries."""
     structure = FAMILY["saturation"].parameters
@@ -73,10 +87,10 @@ def fit_of(rows: Trace, planted: Mapping[str, float] = PLANTED, **changes: Any) 
     }
     measured = rows.floats("T_ms")
     predicted = planted_ms(rows.floats("B"), rows.floats("S"), planted)
-    metrics = error_metrics(measured, predicted)
+    metrics = Errors.from_json(error_metrics(measured, predicted))
     baselines = {
-        "linear": {**metrics, "mape_pct": 11.0, "cv": {"mape_pct": 12.0, "median_ape_pct": 10.0}},
-        "constant": {**metrics, "mape_pct": 79.0, "cv": {"mape_pct": 80.0, "median_ape_pct": 76.0}},
+        name: Baseline(**{**vars(metrics), "mape_pct": seen}, cv=CrossValidation("cells", unseen))
+        for name, seen, unseen in (("linear", 11.0, held_out(12.0, 10.0)), ("constant", 79.0, held_out(80.0, 76.0)))
     }
     quantiles = {f"{level:g}": float(np.quantile(measured / predicted, level)) for level in (0.5, 0.9, 0.95, 0.99)}
     whole = FitResult(
@@ -84,19 +98,19 @@ def fit_of(rows: Trace, planted: Mapping[str, float] = PLANTED, **changes: Any) 
         status=FitStatus.PARTLY_IDENTIFIED,
         parameters=found,
         metrics=metrics,
-        cross_validation={"scheme": "cells", "folds": 5, "mape_pct": 4.4, "median_ape_pct": 3.1, "rmse_ms": 1.2},
+        cross_validation=CrossValidation("cells", held_out(4.4, 3.1)),
         baselines=baselines,
-        identifiability={"condition_number": 111.7, "unidentified": [["tau_S"]]},
-        diagnostics={"regimes": {"decode": {"n": 56, "mape_pct": 3.3, "median_ape_pct": 2.9}}},
+        identifiability=Identifiability(111.7, [["tau_S"]]),
+        diagnostics=Diagnostics(regimes={"decode": Errors(56, mape_pct=3.3, median_ape_pct=2.9)}),
         intervals={"method": "empirical", "ratio_quantiles": quantiles},
         domain={name: [float(rows.floats(name).min()), float(rows.floats(name).max())] for name in ("B", "S", "T_ms")},
-        data={
-            "source": "trace.parquet",
-            "sha256": "ab" * 32,
-            "rows_read": len(rows) + 12,
-            "rows_used": len(rows),
-            "dropped": {"cold_start": 10, "zero_time": 2},
-        },
+        data=DataFacts(
+            "trace.parquet",
+            sha256="ab" * 32,
+            rows_read=len(rows) + 12,
+            rows_used=len(rows),
+            dropped={"cold_start": 10, "zero_time": 2},
+        ),
         provenance={
             "trace": {"cpu": "Intel Xeon", "flags": ["avx2", "amx_bf16"]},
             "command": "latfit fit trace.parquet",

@@ -153,7 +153,7 @@ class TestMissing:
         assert "add them with --trace" in outline.text
 
     def test_a_fit_with_nothing_but_parameters(self, fit: FitResult, rows: Trace) -> None:
-        bare = FitResult("saturation", FitStatus.CONVERGED, fit.parameters, {})
+        bare = FitResult("saturation", FitStatus.CONVERGED, fit.parameters)
         outline = Outline(render(ReportInput(machine(cpu=bare), {"cpu": rows})).html)
         assert outline.count("img") == 0
         assert "No figures" in outline.text

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from latfit.model.fit_parts import Baseline, CrossValidation, DataFacts
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.planning.plan import make_plan
 from latfit.report import format
@@ -11,7 +12,7 @@ from latfit.report.fit import tables
 from latfit.report.fit.page import ReportInput
 from latfit.report.plan.tables import thresholds_table
 from latfit.warning import LatfitWarning
-from tests.unit.report.conftest import machine, two_paths
+from tests.unit.report.conftest import held_out, machine, two_paths
 
 
 def column(table: tables.Table, name: str) -> dict[str, str]:
@@ -55,13 +56,13 @@ class TestTrust:
         assert "mean error on unseen steps 4.4 %, against 12 % for a straight line and 80 % for a constant" in sentence
 
     def test_a_line_that_does_as_well_is_said(self, fit: FitResult) -> None:
-        worse = {**fit.cross_validation, "mape_pct": 12.5}
+        worse = CrossValidation("cells", held_out(12.5, 3.1))
         assert tables.verdict(replace(fit, cross_validation=worse)) == "no better than a straight line"
         warned = replace(fit, warnings=[LatfitWarning("line_as_good", "", "")])
         assert tables.verdict(warned) == "no better than a straight line"
 
     def test_without_cross_validation_the_errors_are_marked_as_seen(self, fit: FitResult) -> None:
-        seen = replace(fit, cross_validation={}, baselines={"linear": {"mape_pct": 11.0, "cv": {}}})
+        seen = replace(fit, cross_validation=CrossValidation(), baselines={"linear": Baseline(mape_pct=11.0)})
         row = tables.trust(machine(cpu=seen)).rows[0]
         assert "(seen)" in row[4]
         assert row[5] == "11 % (seen)"
@@ -122,14 +123,14 @@ class TestPlanTables:
 class TestRows:
     def test_read_dropped_and_used(self, fit: FitResult) -> None:
         numbers = column(tables.rows_used(fit), "number")
-        n = fit.data["rows_used"]
+        n = fit.data.rows_used or 0
         assert numbers == {"read": str(n + 12), "dropped: cold_start": "10", "dropped: zero_time": "2", "used": str(n)}
         assert "warm up" in column(tables.rows_used(fit), "meaning")["dropped: cold_start"]
         assert column(tables.rows_used(fit), "meaning")["used"] == "B 1 to 64, S 1 to 2,048"
 
     def test_nothing_known_but_the_count(self, fit: FitResult) -> None:
-        table = tables.rows_used(replace(fit, data={}, domain={}))
-        assert [list(row) for row in table.rows] == [["used", f"{fit.metrics['n']:,}"]]
+        table = tables.rows_used(replace(fit, data=DataFacts(), domain={}))
+        assert [list(row) for row in table.rows] == [["used", f"{fit.metrics.n:,}"]]
 
 
 def test_provenance_is_flattened_and_cut() -> None:
@@ -153,7 +154,7 @@ def test_errors_list_model_baselines_and_phases(fit: FitResult) -> None:
 
 
 def test_a_bare_fit_gives_every_table(fit: FitResult) -> None:
-    bare = FitResult("saturation", fit.status, fit.parameters, {})
+    bare = FitResult("saturation", fit.status, fit.parameters)
     profile = machine(cpu=bare)
     for table in (tables.trust(profile), tables.parameters(bare), tables.errors(bare), tables.rows_used(bare)):
         assert table.rows

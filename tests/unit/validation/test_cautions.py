@@ -21,7 +21,7 @@ def run() -> EngineRun:
 
 
 def fit(model: str = "context", B: float = 64.0, context: float = 1600.0) -> FitResult:
-    return FitResult(model, FitStatus.CONVERGED, {}, {}, domain={"B": [1.0, B], "context_tokens": [0.0, context]})
+    return FitResult(model, FitStatus.CONVERGED, {}, domain={"B": [1.0, B], "context_tokens": [0.0, context]})
 
 
 @pytest.mark.parametrize(

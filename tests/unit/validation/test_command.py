@@ -21,7 +21,7 @@ def folder(in_tmp: Path) -> Path:
     """A fit of T = 8 + 0.05 B + 0.02 S, and a run measured on an engine that costs exactly that."""
     values = {"tau_0": 8.0, "tau_B": 0.05, "tau_S": 0.02}
     parameters = {name: Estimate(value, None, None, None, "ms") for name, value in values.items()}
-    write_fit(in_tmp / "a.fit.json", FitResult("linear", FitStatus.CONVERGED, parameters, {}))
+    write_fit(in_tmp / "a.fit.json", FitResult("linear", FitStatus.CONVERGED, parameters))
     rng = np.random.default_rng(0)
     arrival_ms = np.sort(rng.uniform(0, 10_000, 60))
     requests = make_requests(arrival_ms, rng.integers(10, 300, 60), rng.integers(2, 90, 60))

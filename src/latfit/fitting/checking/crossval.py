@@ -22,9 +22,8 @@ A fold is a pair of index arrays (train, test) into the rows of a trace.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, log_ratios, make_problem
 from latfit.fitting.solver.solve import solve
+from latfit.model import CrossValidation, HeldOutErrors
 from latfit.stats import FloatArray, error_metrics, weighted_quantile, weighted_quantiles
 
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
@@ -100,11 +100,6 @@ def beyond_in_tokens(data: FitData, share: float = TRAIN_BELOW) -> Fold | None:
     return (train, test) if len(train) and len(test) else None
 
 
-def spread(values: list[float]) -> float | None:
-    """Standard deviation over folds; None for a single one."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
-
-
 def by_fold(fold: NDArray[np.int64]) -> Iterator[Fold]:
     """(train, test) for each number in an assignment of rows to folds (n,)."""
     for i in range(int(fold.max()) + 1):
@@ -130,20 +125,20 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class CrossValidation:
-    """Scores for the JSON contract, and the rows as they were predicted while left out."""
+class Validated:
+    """Errors of the default scheme, and the rows as they were predicted while left out."""
 
-    scores: Mapping[str, Any]
+    scores: CrossValidation
     held_out: HeldOut
 
 
-def cross_validate(data: FitData, options: FitOptions, theta: FloatArray) -> CrossValidation | None:
+def cross_validate(data: FitData, options: FitOptions, theta: FloatArray) -> Validated | None:
     """K-fold from the full fit's theta as start; None where too little would be left to fit or to test on."""
     scheme, fold = assign_folds(data, options.seed)
     left_out = held_out(data, options, theta, by_fold(fold)) if int(fold.max()) > 0 else None
     if left_out is None or len(left_out.rows) < len(data):
         return None
-    return CrossValidation({"scheme": scheme, **scores_of(data, left_out)}, left_out)
+    return Validated(CrossValidation(scheme, scores_of(data, left_out)), left_out)
 
 
 def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
@@ -163,7 +158,7 @@ def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable
     return HeldOut(rows, fold, np.concatenate([ratio for _, _, ratio in parts]), data.weights[rows])
 
 
-def scores_of(data: Rows, left_out: HeldOut) -> dict[str, Any]:
+def scores_of(data: Rows, left_out: HeldOut) -> HeldOutErrors:
     """The errors of a cross-validation: over all rows left out, by fold, and their spread."""
     observed = data.observed[left_out.rows]
     predicted = observed * np.exp(-left_out.log_ratio)
@@ -172,35 +167,37 @@ def scores_of(data: Rows, left_out: HeldOut) -> dict[str, Any]:
     for number in np.unique(left_out.fold):
         inside = left_out.fold == number
         errors.append(error_metrics(observed[inside], predicted[inside], left_out.weights[inside])["mape_pct"])
-    return {
-        "folds": len(errors),
-        **{name: whole[name] for name in ("mape_pct", "median_ape_pct", "p90_ape_pct", "rmse_ms")},
-        "mape_pct_by_fold": errors,
-        "mape_pct_mean": float(np.mean(errors)),
-        "mape_pct_sd": spread(errors),
-    }
+    return HeldOutErrors(
+        len(errors),
+        whole["mape_pct"],
+        whole["median_ape_pct"],
+        whole["p90_ape_pct"],
+        whole["rmse_ms"],
+        mape_pct_by_fold=errors,
+        mape_pct_mean=float(np.mean(errors)),
+        mape_pct_sd=float(np.std(errors, ddof=1)) if len(errors) > 1 else None,
+    )
 
 
 def further_validation(
-    data: FitData, options: FitOptions, theta: FloatArray, later: HeldOut | None = None
-) -> dict[str, Any]:
-    """Harder questions than the default scheme, by name: `expanding_window` (later rows), `by_region` (a part of the
-    plane of B and S never measured), `extrapolation_S` (more tokens than measured); those that the rows can answer.
-
-    later: the expanding window's rows, where they have been predicted already.
-    """
-    found: dict[str, Any] = {}
+    data: FitData,
+    options: FitOptions,
+    theta: FloatArray,
+    scores: CrossValidation | None = None,
+    later: HeldOut | None = None,
+) -> CrossValidation:
+    """The scores of the default scheme, and of those harder ones that the rows can answer. later: the expanding
+    window's rows, where they have been predicted already."""
+    window = region = beyond = None
     if data.in_time:
         later = later or held_out(data, options, theta, expanding_in_runs(data))
-        if later is not None:
-            found["expanding_window"] = scores_of(data, later)
+        window = scores_of(data, later) if later is not None else None
     named = list(regions(data))
     if (apart := held_out(data, options, theta, [fold for _, fold in named])) is not None:
-        scores = scores_of(data, apart)
+        region = scores_of(data, apart)
         used = [named[number][0] for number in np.unique(apart.fold)]
-        found["by_region"] = {**scores, "regions": dict(zip(used, scores["mape_pct_by_fold"], strict=True))}
+        region = replace(region, regions=dict(zip(used, region.mape_pct_by_fold, strict=True)))
     fold = beyond_in_tokens(data)
-    if fold is not None and (beyond := held_out(data, options, theta, [fold])) is not None:
-        trained = float(data.S[fold[0]].max())
-        found["extrapolation_S"] = {**scores_of(data, beyond), "trained_up_to_S": trained}
-    return found
+    if fold is not None and (further := held_out(data, options, theta, [fold])) is not None:
+        beyond = replace(scores_of(data, further), trained_up_to_S=float(data.S[fold[0]].max()))
+    return replace(scores or CrossValidation(), expanding_window=window, by_region=region, extrapolation_S=beyond)

@@ -28,7 +28,6 @@ of a number. What to know of each:
 """
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,9 +38,10 @@ from latfit.fitting.checking.crossval import HeldOut
 from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.drift import drift
 from latfit.fitting.diagnostics.influence import influence
-from latfit.fitting.problem import FitProblem, log_ratios, steps_by_row
+from latfit.fitting.problem import FitProblem, steps_by_row
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.covariance import Uncertainty, relative_error_at
+from latfit.model import Diagnostics, Errors
 from latfit.stats import FloatArray, error_metrics
 
 SHAPIRO_LIMIT = 5000
@@ -186,31 +186,29 @@ def _sentence(parts: dict[str, Any]) -> str:
 WRITTEN_OUT = 200_000
 
 
-def diagnose(data: FitData, log_ratio: FloatArray, *, free: int, seed: int = 0) -> dict[str, Any]:
-    """The `diagnostics` of the JSON contract for rows and their ln(observed/predicted) (n,) by a model with so many
-    free parameters."""
+def diagnose(
+    problem: FitProblem,
+    solution: Solution,
+    doubt: Uncertainty,
+    data: FitData,
+    log_ratio: FloatArray,
+    left_out: HeldOut | None,
+) -> Diagnostics:
+    """Everything that the residuals say of a solved problem. log_ratio: ln(observed/predicted) of all rows (n,);
+    left_out: rows that were predicted while left out."""
+    hangs_on, drifts = influence(problem, solution, data), drift(data, log_ratio)
     rows = _written_out(data)
-    B, S, residuals = data.B[rows], data.S[rows], log_ratio[rows]
-    return {
-        "normality": normality(residuals, seed),
-        "heteroscedasticity": heteroscedasticity(B, S, residuals),
-        **_in_time(data, rows, residuals),
-        "regimes": _regimes(data, log_ratio),
-        "lack_of_fit": _lack_of_fit(data.observed[rows], data.cell[rows], residuals, free),
-    }
-
-
-def explain(
-    problem: FitProblem, solution: Solution, doubt: Uncertainty, data: FitData, left_out: HeldOut | None
-) -> dict[str, Any]:
-    """More of the `diagnostics`: `influence` of cells, dated `drift`, and `error_parts` from rows left out."""
-    found = {
-        "influence": influence(problem, solution, data),
-        "drift": drift(data, log_ratios(problem, problem.theta(solution.z), data)),
-    }
-    if left_out is not None:
-        found["error_parts"] = error_parts(problem, solution, doubt, data, left_out)
-    return found
+    residuals = log_ratio[rows]
+    return Diagnostics(
+        normality(residuals, problem.options.seed),
+        heteroscedasticity(data.B[rows], data.S[rows], residuals),
+        *_in_time(data, rows, residuals),
+        regimes=_regimes(data, log_ratio),
+        lack_of_fit=lack_of_fit(data.observed[rows], data.cell[rows], residuals, len(problem.free)),
+        influence=hangs_on,
+        drift=drifts,
+        error_parts=None if left_out is None else error_parts(problem, solution, doubt, data, left_out),
+    )
 
 
 def _written_out(data: FitData) -> NDArray[np.intp]:
@@ -223,27 +221,30 @@ def _written_out(data: FitData) -> NDArray[np.intp]:
     return np.searchsorted(reached, (np.arange(taken) + 0.5) * steps / taken)
 
 
-def _in_time(data: FitData, written: NDArray[np.intp], residuals: FloatArray) -> dict[str, Any]:
+def _in_time(data: FitData, written: NDArray[np.intp], residuals: FloatArray) -> tuple[dict[str, Any], dict[str, Any]]:
     """Autocorrelation and trend of the longest run of the rows that were written out, with their residuals (n,)."""
     if data.times is None:
         reason = {"reason": "the trace has no column t_s"}
-        return {"autocorrelation": reason, "trend": reason}
+        return reason, reason
     runs = np.full(len(written), "0.0") if data.run is None else data.run[written]
     names, which, counts = np.unique(runs, return_inverse=True, return_counts=True)
     rows = np.flatnonzero(which == int(np.argmax(counts)))
     rows = rows[np.argsort(data.times[written[rows]], kind="stable")]
     series = residuals[rows]
     run = {"run": str(names[int(np.argmax(counts))]), "n": len(series)}
-    return {"autocorrelation": {**autocorrelation(series), **run}, "trend": {**trend(series), **run}}
+    return {**autocorrelation(series), **run}, {**trend(series), **run}
 
 
-def _regimes(data: FitData, log_ratio: FloatArray) -> dict[str, Mapping[str, float]]:
+def _regimes(data: FitData, log_ratio: FloatArray) -> dict[str, Errors]:
     observed, weights, predicted = data.observed, data.weights, data.observed * np.exp(-log_ratio)
-    regimes = {str(phase): data.phase == phase for phase in np.unique(data.phase)}
-    return {phase: error_metrics(observed[rows], predicted[rows], weights[rows]) for phase, rows in regimes.items()}
+    rows_of = {str(phase): data.phase == phase for phase in np.unique(data.phase)}
+    found = {phase: error_metrics(observed[rows], predicted[rows], weights[rows]) for phase, rows in rows_of.items()}
+    return {phase: Errors.from_json(errors) for phase, errors in found.items()}
 
 
-def _lack_of_fit(observed: FloatArray, cell: NDArray[np.intp], residuals: FloatArray, free: int) -> dict[str, Any]:
+def lack_of_fit(observed: FloatArray, cell: NDArray[np.intp], residuals: FloatArray, free: int) -> dict[str, Any]:
+    """How far the model is from what rows of one cell differ by. observed: T in ms, cell: of each row, residuals:
+    ln(observed/predicted), each (n,); free: parameters that were fitted."""
     cell = np.unique(cell, return_inverse=True)[1].ravel()
     size = np.bincount(cell)
     repeated = size[cell] > 1

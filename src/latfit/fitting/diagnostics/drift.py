@@ -15,12 +15,12 @@ median.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from latfit.fitting.checking.autocorrelation import TimeOrder, clipped
 from latfit.fitting.data import FitData
+from latfit.model import Drift, LevelChange
 from latfit.stats import FloatArray
 
 LEAST_ROWS = 50
@@ -84,7 +84,7 @@ def long_run_variance(series: FloatArray) -> float:
     return max(total, _LEAST_PART * variance) / (1 - rho) ** 2
 
 
-def drift(data: FitData, log_ratio: FloatArray) -> dict[str, Any]:
+def drift(data: FitData, log_ratio: FloatArray) -> Drift:
     """The `drift` of the diagnostics from ln(observed/predicted) (n,) of rows: runs whose level changes by
     2 % or more, each with the time of the change, at 1 % over all runs together (Bonferroni); `variance_share`: what
     part of the residuals' variance within runs these changes are.
@@ -94,11 +94,11 @@ def drift(data: FitData, log_ratio: FloatArray) -> dict[str, Any]:
     order = TimeOrder.of(data) if data.times is None else TimeOrder(data.runs)
     series = order.series(np.arange(len(data)), log_ratio)
     if not series.rows:
-        return {"reason": "the trace has no column t_s, and its rows are sorted or not single steps"}
+        return Drift(reason="the trace has no column t_s, and its rows are sorted or not single steps")
     long = [i for i, rows in enumerate(series.rows) if len(rows) >= LEAST_ROWS]
     if not long:
-        return {"reason": f"no run has {LEAST_ROWS} rows"}
-    found: dict[str, Mapping[str, float]] = {}
+        return Drift(reason=f"no run has {LEAST_ROWS} rows")
+    found: dict[str, LevelChange] = {}
     moved = 0.0
     for i in long:
         rows, change = series.rows[i], change_point(series.values[i])
@@ -107,27 +107,28 @@ def drift(data: FitData, log_ratio: FloatArray) -> dict[str, Any]:
         at = rows[change.index]
         moved += change.index * (1 - change.index / len(rows)) * change.shift**2
         name = f"run {i + 1}" if data.run is None else str(data.run[at])
-        found[name] = {
-            **({"row": int(at) + 1} if data.times is None else {"t_s": float(data.times[at])}),
-            "relative_shift": math.expm1(change.shift),
-            "p_value": change.p_value,
-        }
+        found[name] = LevelChange(
+            math.expm1(change.shift),
+            change.p_value,
+            t_s=None if data.times is None else float(data.times[at]),
+            row=int(at) + 1 if data.times is None else None,
+        )
     spread = sum(len(values) * float(np.var(clipped(values))) for values in series.values if len(values))
-    return {
-        "test": "CUSUM, long-run variance",
-        "runs_tested": len(long),
-        "runs": found,
-        "variance_share": min(moved / spread, 1.0) if spread > 0 else 0.0,
-        "sentence": _sentence(found),
-    }
+    return Drift(
+        found,
+        runs_tested=len(long),
+        variance_share=min(moved / spread, 1.0) if spread > 0 else 0.0,
+        test="CUSUM, long-run variance",
+        sentence=_sentence(found),
+    )
 
 
-def _sentence(found: Mapping[str, Mapping[str, float]]) -> str:
+def _sentence(found: Mapping[str, LevelChange]) -> str:
     if not found:
         return "No run changes its level by 2 % or more."
-    name, worst = max(found.items(), key=lambda item: abs(item[1]["relative_shift"]))
+    name, worst = max(found.items(), key=lambda item: abs(item[1].relative_shift))
     more = f" ({len(found)} runs change)" if len(found) > 1 else ""
-    faster = "slower" if worst["relative_shift"] > 0 else "faster"
-    size = abs(worst["relative_shift"]) * 100
-    when = f"t = {worst['t_s']:.1f} s" if "t_s" in worst else f"row {worst['row']:,}"
+    faster = "slower" if worst.relative_shift > 0 else "faster"
+    size = abs(worst.relative_shift) * 100
+    when = f"t = {worst.t_s:.1f} s" if worst.t_s is not None else f"row {worst.row:,}"
     return f"Steps of {name or 'the run'} are {size:.0f} % {faster} from {when} on{more}."

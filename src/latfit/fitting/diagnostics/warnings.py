@@ -9,6 +9,7 @@ import numpy as np
 from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.uncertainty.what_to_measure import other_than
+from latfit.model import Baseline, Combination, Diagnostics, Identifiability, Measurement
 from latfit.warning import LatfitWarning
 
 LARGE_ERROR_PCT = 15.0
@@ -24,36 +25,33 @@ def cautions(
     problem: FitProblem,
     data: FitData,
     values: Mapping[str, float],
-    identifiability: Mapping[str, Any],
-    scores: Mapping[str, Any],
-    baselines: Mapping[str, Mapping[str, Any]],
+    identifiability: Identifiability,
+    error: float,
+    baselines: Mapping[str, Baseline],
 ) -> Iterator[LatfitWarning]:
-    """Warnings of a usable fit. identifiability: its report (see `verdict`).  scores: its cross-validation, or its
-    metrics where there is none."""
+    """Warnings of a usable fit. error: mean error in percent on rows left out, or on those of the fit where none
+    were."""
     for name, (low, high) in problem.options.bounds.items():
         for end in (low, high):
             if np.isclose(values[name], end, rtol=1e-9, atol=0):
                 found = f"{name} ends on the bound {end:g} that it was given."
                 yield LatfitWarning("at_bound", found, "Widen --bounds, or leave it out.")
-    for group in identifiability["unidentified"]:
-        found = _cannot_tell(group) + _told(group, identifiability["combinations"])
-        yield LatfitWarning(
-            "not_identified", found, _what_to_measure(problem, group, values, identifiability["measure"])
-        )
-    error = float(scores.get("mape_pct", 0.0))
-    line = baselines.get("linear", {}).get("cv", {}).get("mape_pct")
+    for group in identifiability.unidentified:
+        found = _cannot_tell(group) + _told(group, identifiability.combinations)
+        yield LatfitWarning("not_identified", found, _what_to_measure(problem, group, values, identifiability.measure))
+    held_out = {name: baseline.cv.mape_pct for name, baseline in baselines.items() if baseline.cv.mape_pct is not None}
+    line, constant = held_out.get("linear"), held_out.get("constant")
     enough = FAR_BETTER * error if problem.model.name == "constant" else error + AS_GOOD_PCT
-    as_good = line is not None and (line <= enough or identifiability.get("line_as_good", False))
+    as_good = line is not None and (line <= enough or identifiability.line_as_good)
     if line is not None and as_good and problem.model.name != "linear" and error > 0:
         yield _line_is_as_good(line, error)
-    constant = baselines.get("constant", {}).get("cv", {}).get("mape_pct")
     if constant is not None and problem.model.name != "constant" and 0 < constant <= error:
         yield LatfitWarning(
             "no_better_than_constant",
             f"A constant predicts unseen cells as well ({constant:.1f} % against {error:.1f} %): B and S say nothing.",
             "Check which columns are B, S and T_ms (--map), and what else decides the latency of these steps.",
         )
-    if not identifiability["prefill"]:
+    if not identifiability.prefill:
         yield LatfitWarning(
             "decode_only",
             "These steps hold no prefill, so the fit says nothing about steps that do.",
@@ -61,11 +59,11 @@ def cautions(
         )
     if error > LARGE_ERROR_PCT:
         found = f"The typical error on unseen cells is {error:.0f} %."
-        yield LatfitWarning("large_error", found, _better(error, baselines) or _why_large(data))
+        yield LatfitWarning("large_error", found, _better(error, held_out) or _why_large(data))
 
 
-def cautions_in_time(intervals: Mapping[str, Any], drift: Mapping[str, Any]) -> Iterator[LatfitWarning]:
-    """Warnings of what steps share with their neighbours in time, from the `intervals` and the `drift` of a fit."""
+def cautions_in_time(intervals: Mapping[str, Any], diagnostics: Diagnostics) -> Iterator[LatfitWarning]:
+    """Warnings of what steps share with their neighbours in time, from the `intervals` and the drift of a fit."""
     told = [
         f"{phase}: {found['autocorrelated']}"
         for phase, found in intervals.get("by_phase", {}).items()
@@ -77,10 +75,10 @@ def cautions_in_time(intervals: Mapping[str, Any], drift: Mapping[str, Any]) -> 
             f"Steps resemble those before them, so they tell less than their number ({'; '.join(told)}).",
             "Measure several separate runs and fit them together (a column run tells them apart), or one much longer.",
         )
-    if drift.get("variance_share", 0.0) >= LEAST_DRIFT:
+    if diagnostics.drift and diagnostics.drift.variance_share >= LEAST_DRIFT:
         yield LatfitWarning(
             "drift",
-            str(drift["sentence"]),
+            diagnostics.drift.sentence,
             "Find what changed then (clocks, heat, other load, cached context) and measure again, or fit the rows of"
             " one side; the intervals are those of runs that drift in the same way.",
         )
@@ -105,14 +103,12 @@ def _cannot_tell(group: Sequence[str]) -> str:
     return f"{', '.join(group[:-1])} and {group[-1]} cannot be told apart by these data."
 
 
-def _told(group: Sequence[str], combinations: Sequence[Mapping[str, Any]]) -> str:
+def _told(group: Sequence[str], combinations: Sequence[Combination]) -> str:
     """What is identified of a group, with its value."""
-    told = [c for c in combinations if set(_NAME.findall(c["expression"])) & set(group)]
+    told = [c for c in combinations if set(_NAME.findall(c.expression)) & set(group)]
     if not told:
         return ""
-    shown = ", ".join(
-        f"{c['expression']} = {c['value']:.3g} {c['unit']} ({c['low']:.3g} to {c['high']:.3g})" for c in told
-    )
+    shown = ", ".join(f"{c.expression} = {c.value:.3g} {c.unit} ({c.low:.3g} to {c.high:.3g})" for c in told)
     return f" Together they are: {shown}." if len(group) > 1 else f" With others it is: {shown}."
 
 
@@ -126,11 +122,11 @@ def _full_at_once(problem: FitProblem, values: Mapping[str, float]) -> set[str]:
 
 
 def _what_to_measure(
-    problem: FitProblem, group: Sequence[str], values: Mapping[str, float], wanted: Sequence[Mapping[str, Any]]
+    problem: FitProblem, group: Sequence[str], values: Mapping[str, float], wanted: Sequence[Measurement]
 ) -> str:
     if problem.model.rates and set(group) <= _full_at_once(problem, values):
         return "The machine is full from the smallest size measured, so nothing depends on it here; no remedy needed."
-    texts = list(dict.fromkeys(str(m["text"]) for m in wanted if set(m["parameters"]) & set(group)))
+    texts = list(dict.fromkeys(m.text for m in wanted if set(m.parameters) & set(group)))
     single = [name for name in ("B", "S") if np.ptp(problem.steps[name]) == 0]
     if not texts and single:
         texts = [other_than(problem, name) for name in single]
@@ -140,9 +136,8 @@ def _what_to_measure(
     return f"{said[0].upper()}{said[1:]}. Predictions inside the data are not affected."
 
 
-def _better(error: float, baselines: Mapping[str, Mapping[str, Any]]) -> str:
+def _better(error: float, scores: Mapping[str, float]) -> str:
     """The plain model that predicts unseen cells far better, where there is one."""
-    scores = {name: float(found.get("cv", {}).get("mape_pct", np.inf)) for name, found in baselines.items()}
     best = min(scores, key=lambda name: scores[name], default="")
     if not best or scores[best] > FAR_BETTER * error:
         return ""

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfit.fitting.problem import FitProblem
-from latfit.model import LatencyModel, Steps
+from latfit.model import Combination, LatencyModel, Steps
 from latfit.stats import FloatArray
 
 FLAT = 1e-8
@@ -141,17 +141,6 @@ _ORTHOGONAL = 1e-5
 _NONE = 1e-9
 _LARGEST_GROUP = 6
 _PEAK = "tokens/ms"
-
-
-@dataclass(frozen=True)
-class Combination:
-    """An expression in parameters with its value and 95 % interval, and the unit."""
-
-    expression: str
-    value: float
-    low: float
-    high: float
-    unit: str
 
 
 @dataclass(frozen=True)

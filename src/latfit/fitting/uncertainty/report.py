@@ -18,8 +18,7 @@ took away has no such limit.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.fitting.uncertainty.identifiability import ILL_CONDITIONED, combinations, log_condition
 from latfit.fitting.uncertainty.profile_likelihood import CHI2_95, Held, deviance_unit, profile_interval
 from latfit.fitting.uncertainty.what_to_measure import measurements
-from latfit.model import Estimate, decode_only
+from latfit.model import Estimate, Identifiability, decode_only
 
 LINE = ("tau_0", "tau_B", "tau_S")
 WORK = "w_0"
@@ -68,16 +67,16 @@ def as_the_line_says(problem: FitProblem, doubt: Uncertainty, line: Line) -> Unc
     return replace(doubt, estimates=estimates, unidentified=[*others, list(dict.fromkeys([*lost, *joined]))])
 
 
-def told_with_line(report: Mapping[str, Any], line: Line) -> dict[str, Any]:
-    """The identifiability of the JSON contract without the combinations that a line would give another value, and with
+def told_with_line(report: Identifiability, line: Line) -> Identifiability:
+    """The report without the combinations that a line would give another value, and with
     `line_as_good`."""
     kept = [
         combination
-        for combination in report["combinations"]
-        if (value := _of_line(combination["expression"], line.values)) is not None
-        and combination["low"] <= value <= combination["high"]
+        for combination in report.combinations
+        if (value := _of_line(combination.expression, line.values)) is not None
+        and combination.low <= value <= combination.high
     ]
-    return {**report, "combinations": kept, "line_as_good": True}
+    return replace(report, combinations=kept, line_as_good=True)
 
 
 def _holds_a_line(problem: FitProblem) -> bool:
@@ -115,27 +114,22 @@ PROFILE_VALUES = 400_000
 """A profile refits the model some twenty times an end, so problems with a larger Jacobian go without."""
 
 
-def identifiability_report(problem: FitProblem, solution: Solution, doubt: Uncertainty) -> dict[str, Any]:
-    """condition_number, condition_number_log, singular_values, unidentified, combinations, measure; and `prefill`,
-    whether the data say anything of steps that hold some."""
-    report: dict[str, Any] = {
-        "condition_number": doubt.condition_number,
-        "unidentified": doubt.unidentified,
-        "prefill": not decode_only(problem.steps, problem.weights),
-    }
+def identifiability_report(problem: FitProblem, solution: Solution, doubt: Uncertainty) -> Identifiability:
+    """What the data tell of the parameters of a solved problem."""
+    prefill = not decode_only(problem.steps, problem.weights)
+    report = Identifiability(doubt.condition_number, doubt.unidentified, prefill)
     if doubt.directions is None or doubt.root is None:
-        return {**report, "combinations": [], "measure": []}
+        return report
     theta = problem.theta(solution.z)
     names = [p.name for p in problem.free_parameters]
     groups = [[names.index(name) for name in group] for group in doubt.unidentified]
-    told = combinations(problem, theta, doubt.root, doubt.directions, groups, doubt.quantile)
-    return {
-        **report,
-        "condition_number_log": log_condition(problem, theta),
-        "singular_values": doubt.directions.singular.tolist(),
-        "combinations": [asdict(combination) for combination in told],
-        "measure": [wanted.to_json() for wanted in measurements(problem, solution, doubt.unidentified)],
-    }
+    return replace(
+        report,
+        combinations=combinations(problem, theta, doubt.root, doubt.directions, groups, doubt.quantile),
+        measure=measurements(problem, solution, doubt.unidentified),
+        condition_number_log=log_condition(problem, theta),
+        singular_values=doubt.directions.singular.tolist(),
+    )
 
 
 def verified(problem: FitProblem, solution: Solution, doubt: Uncertainty) -> Uncertainty:

@@ -13,15 +13,13 @@ cell would seem to help: e^(-k x) of 5 % at the smallest x measured, or k x of 5
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.solve import Solution
-from latfit.model import StepTable
+from latfit.model import Measurement, StepTable
 from latfit.stats import FloatArray, mad_sigma
 
 ALMOST = (0.6, 0.8, 0.9, 0.97)
@@ -35,21 +33,6 @@ WORTH = 0.75
 _FULL, _LINEAR = 3.0, 0.05
 _PRIOR_LOG, _PRIOR_COST = 5.0, 10.0
 _LEAST_SPREAD = 1e-3
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A region of B and S to measure, and the largest relative standard error of `parameters` before and after."""
-
-    parameters: tuple[str, ...]
-    B: tuple[float, float]
-    S: tuple[float, float]
-    before: float
-    after: float
-    text: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "parameters": list(self.parameters), "B": list(self.B), "S": list(self.S)}
 
 
 def measurements(problem: FitProblem, solution: Solution, groups: Sequence[Sequence[str]]) -> list[Measurement]:

@@ -132,4 +132,5 @@ def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
 
 
 def _source(path: ExecutionPath) -> dict[str, Any]:
-    return {f"rows {key}": path.fit.data[key] for key in ("source", "sha256") if key in path.fit.data}
+    facts = path.fit.data.to_json()
+    return {f"rows {key}": facts[key] for key in ("source", "sha256") if key in facts}

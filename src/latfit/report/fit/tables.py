@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from latfit.hardware import ExecutionPath, HardwareProfile
-from latfit.model import Estimate, FitResult
+from latfit.model import Baseline, CrossValidation, Errors, Estimate, FitResult
 from latfit.planning import BatchRange, Plan, TokenRange, rate_text
 from latfit.report.format import count, number, percent
 from latfit.trace import Coverage
@@ -162,33 +162,33 @@ def _trust_row(path: ExecutionPath) -> tuple[str, ...]:
     return (
         path.name,
         verdict(fit),
-        count(fit.metrics.get("n")),
-        percent(fit.metrics.get("median_ape_pct")),
+        count(fit.metrics.n),
+        percent(fit.metrics.median_ape_pct),
         _mean_error(fit.metrics, fit.cross_validation),
-        *(_mean_error(scores, scores.get("cv", {})) for scores in _two_baselines(fit)),
+        *(_mean_error(plain, plain.cv) for plain in _two_baselines(fit)),
     )
 
 
-def _two_baselines(fit: FitResult) -> Iterator[Mapping[str, Any]]:
-    yield from (fit.baselines.get(name, {}) for name in _BASELINE_NAMES)
+def _two_baselines(fit: FitResult) -> Iterator[Baseline]:
+    yield from (fit.baselines.get(name, Baseline()) for name in _BASELINE_NAMES)
 
 
-def _mean_error(seen: Mapping[str, Any], unseen: Mapping[str, Any]) -> str:
-    if unseen.get("mape_pct") is not None:
-        return percent(unseen["mape_pct"])
-    return f"{percent(seen['mape_pct'])} (seen)" if seen.get("mape_pct") is not None else "unknown"
+def _mean_error(seen: Errors, unseen: CrossValidation) -> str:
+    if unseen.mape_pct is not None:
+        return percent(unseen.mape_pct)
+    return f"{percent(seen.mape_pct)} (seen)" if seen.mape_pct is not None else "unknown"
 
 
 def verdict(fit: FitResult) -> str:
     """Whether the fit can be used, and whether it earns its parameters; whether it is one at all."""
-    if fit.data.get("quoted"):
+    if fit.data.quoted:
         return "quoted, not measured"
     if not fit.status.ok:
         return "not usable"
-    line = fit.baselines.get("linear", {})
-    own, simple = fit.cross_validation.get("mape_pct"), line.get("cv", {}).get("mape_pct")
+    line = fit.baselines.get("linear", Baseline())
+    own, simple = fit.cross_validation.mape_pct, line.cv.mape_pct
     if own is None or simple is None:
-        own, simple = fit.metrics.get("mape_pct"), line.get("mape_pct")
+        own, simple = fit.metrics.mape_pct, line.mape_pct
     if own is None or simple is None or fit.model == "linear":
         return "usable"
     as_good = simple <= own or any(warning.code == "line_as_good" for warning in fit.warnings)
@@ -197,19 +197,19 @@ def verdict(fit: FitResult) -> str:
 
 def trust_sentence(fit: FitResult) -> str:
     """The same in a sentence, for the overview and the top of the page."""
-    if fit.data.get("quoted"):
-        return f"Quoted, not measured: {fit.data['quoted']}. Nobody knows how far off it is."
+    if fit.data.quoted:
+        return f"Quoted, not measured: {fit.data.quoted}. Nobody knows how far off it is."
     if not fit.status.ok:
         return f"Not usable: {fit.status.sentence}"
-    parts = [f"Half of {count(fit.metrics.get('n'))} steps predicted within"]
-    parts.append(percent(fit.metrics.get("median_ape_pct")))
-    held_out = fit.cross_validation.get("mape_pct")
+    parts = [f"Half of {count(fit.metrics.n)} steps predicted within"]
+    parts.append(percent(fit.metrics.median_ape_pct))
+    held_out = fit.cross_validation.mape_pct
     if held_out is None:
         return " ".join(parts) + ", on the steps it was fitted to."
     others = [
-        f"{percent(scores['cv']['mape_pct'])} for a {_BASELINE_NAMES[name]}"
-        for name, scores in zip(_BASELINE_NAMES, _two_baselines(fit), strict=True)
-        if scores.get("cv", {}).get("mape_pct") is not None
+        f"{percent(plain.cv.mape_pct)} for a {_BASELINE_NAMES[name]}"
+        for name, plain in zip(_BASELINE_NAMES, _two_baselines(fit), strict=True)
+        if plain.cv.mape_pct is not None
     ]
     against = f", against {' and '.join(others)}" if others else ""
     return f"{' '.join(parts)}; mean error on unseen steps {percent(held_out)}{against}."
@@ -247,28 +247,23 @@ def _interval(estimate: Estimate) -> str:
 def errors(fit: FitResult) -> Table:
     """The model beside the baselines, by every metric, and by phase where it is known."""
     rows = [_error_row(fit.model, fit.metrics, fit.cross_validation)]
-    for name, scores in fit.baselines.items():
-        rows.append(_error_row(_BASELINE_NAMES.get(name, name), scores, scores.get("cv", {})))
-    regimes = fit.diagnostics.get("regimes", {})
-    for phase, scores in regimes.items() if isinstance(regimes, Mapping) else ():
-        if isinstance(scores, Mapping) and "mape_pct" in scores:
-            rows.append(_error_row(f"{fit.model}, {phase} only", scores, {}))
+    for name, plain in fit.baselines.items():
+        rows.append(_error_row(_BASELINE_NAMES.get(name, name), plain, plain.cv))
+    for phase, found in (fit.diagnostics.regimes or {}).items():
+        rows.append(_error_row(f"{fit.model}, {phase} only", found, CrossValidation()))
     columns = ("model", "steps", "median", "mean", "90 % within", "mean, unseen steps", "R²", "RMSE", "MAE")
-    scheme = fit.cross_validation.get("scheme")
-    note = f"Unseen steps: {fit.cross_validation.get('folds', '?')} folds, {scheme}." if scheme else ""
+    unseen = fit.cross_validation
+    note = f"Unseen steps: {unseen.errors.folds} folds, {unseen.scheme}." if unseen.errors else ""
     return Table("Relative errors, and errors in time", columns, rows, note=note)
 
 
-def _error_row(name: str, seen: Mapping[str, Any], unseen: Mapping[str, Any]) -> tuple[str, ...]:
-    r2 = seen.get("r2")
-    times = (seen.get("rmse_ms"), seen.get("mae_ms"))
+def _error_row(name: str, seen: Errors, unseen: CrossValidation) -> tuple[str, ...]:
     return (
         name,
-        count(seen.get("n")),
-        *(_or_dash(seen.get(key)) for key in ("median_ape_pct", "mape_pct", "p90_ape_pct")),
-        _or_dash(unseen.get("mape_pct")),
-        "–" if r2 is None or not math.isfinite(r2) else f"{r2:.4f}",
-        *("–" if time is None else format_ms(time) for time in times),
+        count(seen.n),
+        *(_or_dash(error) for error in (seen.median_ape_pct, seen.mape_pct, seen.p90_ape_pct, unseen.mape_pct)),
+        "–" if seen.r2 is None or not math.isfinite(seen.r2) else f"{seen.r2:.4f}",
+        *("–" if time is None else format_ms(time) for time in (seen.rmse_ms, seen.mae_ms)),
     )
 
 
@@ -279,10 +274,10 @@ def _or_dash(value: float | None) -> str:
 def rows_used(fit: FitResult) -> Table:
     """What was read, what was dropped and why, what was used."""
     facts = fit.data
-    rows = [("read", count(facts["rows_read"]), "")] if "rows_read" in facts else []
-    for reason, n in facts.get("dropped", {}).items():
+    rows = [("read", count(facts.rows_read), "")] if facts.rows_read is not None else []
+    for reason, n in (facts.dropped or {}).items():
         rows.append((f"dropped: {reason}", count(n), _DROP_REASONS.get(reason, "")))
-    rows.append(("used", count(facts.get("rows_used", fit.metrics.get("n"))), _box(fit)))
+    rows.append(("used", count(fit.metrics.n if facts.rows_used is None else facts.rows_used), _box(fit)))
     return Table("Rows", ("rows", "number", "meaning"), rows, words=("meaning",)).without_empty()
 
 
@@ -413,7 +408,7 @@ def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
     """Parameters and errors of several fits, one column each."""
     values = [{row[0]: row[1] for row in parameters(fit).rows} for fit in fits]
     known = list(dict.fromkeys(name for column in values for name in column))
-    rows = [("model", *(fit.model for fit in fits)), ("steps", *(count(fit.metrics.get("n")) for fit in fits))]
-    rows.append(("mean error", *(percent(fit.metrics.get("mape_pct")) for fit in fits)))
+    rows = [("model", *(fit.model for fit in fits)), ("steps", *(count(fit.metrics.n) for fit in fits))]
+    rows.append(("mean error", *(percent(fit.metrics.mape_pct) for fit in fits)))
     rows += [(name, *(column.get(name, "–") for column in values)) for name in known]
     return Table("Side by side", ("", *names), rows)

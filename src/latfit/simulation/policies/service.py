@@ -1,6 +1,6 @@
 """What serves: one or two execution paths, each with its times T(b), its servers and the spread of its times.
 
-The simulator's paths from a hardware profile, or from times that somebody quotes.
+Paths come from a hardware profile, or from times that somebody quotes.
 """
 
 import math
@@ -24,7 +24,6 @@ from latfit.model import FitResult, StepLatency, StepRatios
 from latfit.policies import PathTimes, Policy, to_buckets
 from latfit.simulation.policies.event_loop import DETERMINISTIC, EMPIRICAL, EXPONENTIAL, Machine
 from latfit.stats import FloatArray
-from latfit.units import parse_duration_ms
 
 TOKEN_POINTS = 48
 """Points of the grid of tokens between which T is taken as straight."""
@@ -182,9 +181,9 @@ SERVICES = ("fitted", "deterministic", "exponential")
 LARGEST = 1024
 """Largest batch of a fitted path, whatever was measured."""
 
-QUOTED_LARGEST = 256
+MOST_QUOTED = 1 << 20
+
 _NAMED = re.compile(r"(?P<name>[\w-]+)[=:](?P<quote>.*)")
-_QUOTED = re.compile(r"(?P<name>[\w-]+)=(?P<exp>exp:)?(?P<tau>[^+*]+)(\+(?P<alpha>[^*]+))?(\*(?P<most>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -242,7 +241,7 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
             remedy="Fit it again with `latfit fit`.",
         )
     one_at_a_time = path.quote is not None and path.quote.median
-    most = 1 if one_at_a_time else max(1, min(int(fit.domain["B"][1]), LARGEST))
+    most = 1 if one_at_a_time else max(1, min(int(fit.domain["B"][1]), LARGEST if path.quote is None else MOST_QUOTED))
     made = fitted_path(
         path.name,
         fit,
@@ -251,31 +250,20 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
         most_tokens=serving.most_tokens,
         spread=serving.service == "fitted",
     )
-    made = replace(made, exponential=serving.service == "exponential", quoted=bool(fit.data.get("quoted")))
+    exponential = serving.service == "exponential" or (path.quote is not None and path.quote.exponential)
+    made = replace(made, exponential=exponential, quoted=bool(fit.data.quoted))
     if path.quote is None or not one_at_a_time or serving.service == "deterministic":
         return made
     return replace(made, times_ms=path.quote.mean_factor() * made.times_ms, exponential=True)
 
 
 def quoted_path(text: str, serving: Serving = Serving()) -> ServicePath:
-    """`gpu=8ms+0.05ms*256`: T(b) = 8 + 0.05 b ms up to b = 256; `amx=exp:2ms`: one at a time, exponential, mean 2 ms;
-    `amx:p50=2ms`, `gpu:launch=8ms,slope=0.05ms`: as `latfit hardware add NAME --quoted` reads it."""
-    name, line = _NAMED.fullmatch(text.strip()), _QUOTED.fullmatch(text.strip())
-    if name and "=" in name["quote"]:
-        return measured_path(quoted_execution_path(name["name"], parse_quote(name["quote"], "--path")), serving)
-    if not line:
-        raise WrongUsage(
-            f"{text!r} is no path",
-            where="--path",
-            remedy="Write gpu:launch=8ms,slope=0.05ms, amx:p50=2ms, or short gpu=8ms+0.05ms*256, amx=exp:2ms.",
-        )
-    tau = parse_duration_ms(line["tau"], option="--path")
-    alpha = parse_duration_ms(line["alpha"], option="--path") if line["alpha"] else 0.0
-    most = int(line["most"] or (QUOTED_LARGEST if alpha else 1))
-    if not 1 <= most <= 2**20:
-        raise WrongUsage(f"a largest batch of {most}", where="--path", remedy="Give 1 or more.")
-    times = tau + alpha * np.arange(1.0, most + 1)
-    return table_path(line["name"], times, exponential=bool(line["exp"]), quoted=True)
+    """`gpu:launch=8ms,slope=0.05ms`, `amx:p50=2ms`, short `gpu=8ms+0.05ms*256`, `amx=exp:2ms`: a name, and what
+    `latfit hardware add NAME --quoted` reads. Raises WrongUsage."""
+    named = _NAMED.fullmatch(text.strip())
+    if not named:
+        raise WrongUsage(f"{text!r} names no path", where="--path", remedy="Write gpu:launch=8ms,slope=0.05ms.")
+    return measured_path(quoted_execution_path(named["name"], parse_quote(named["quote"], "--path")), serving)
 
 
 def path_times(system: System) -> PathTimes:

@@ -16,7 +16,7 @@ from tests.unit.model.test_families import random_steps, random_theta
 
 def a_fit(name: str, theta: FloatArray, status: FitStatus = FitStatus.CONVERGED) -> FitResult:
     values = zip(FAMILY[name].parameters, theta.tolist(), strict=True)
-    return FitResult(name, status, {p.name: Estimate(value, None, None, None, p.unit) for p, value in values}, {})
+    return FitResult(name, status, {p.name: Estimate(value, None, None, None, p.unit) for p, value in values})
 
 
 def of_one_prefill(steps: dict[str, FloatArray]) -> dict[str, FloatArray]:
@@ -69,4 +69,4 @@ def test_a_fit_without_values_is_refused() -> None:
 def test_a_family_that_is_not_known_is_refused() -> None:
     parameters: Any = {"zeta": Estimate(1.0, None, None, None, "ms")}
     with pytest.raises(WrongUsage, match="zeta"):
-        step_costs(FitResult(Saturation().name, FitStatus.CONVERGED, parameters, {}))
+        step_costs(FitResult(Saturation().name, FitStatus.CONVERGED, parameters))

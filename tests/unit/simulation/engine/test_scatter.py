@@ -37,7 +37,7 @@ def costs(decode: StepRatios | None, prefill: StepRatios | None = None, mixed: S
 
 def a_fit(name: str, values: dict[str, float], intervals: Mapping[str, object]) -> FitResult:
     parameters = {key: Estimate(value, None, None, None, "ms") for key, value in values.items()}
-    return FitResult(name, FitStatus.CONVERGED, parameters, {}, intervals=intervals)
+    return FitResult(name, FitStatus.CONVERGED, parameters, intervals=intervals)
 
 
 def a_load(n: int = 300, seed: int = 1) -> Requests:
