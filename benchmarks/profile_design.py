@@ -30,7 +30,7 @@ from latfit.profiling.devices.numpy_device import NumpyDevice
 from latfit.profiling.devices.protocol import Device
 from latfit.profiling.grid import LEVELS, default_cells, pilot
 from latfit.profiling.result import ProfileResult, cell_columns
-from latfit.profiling.sampler import run_profile
+from latfit.profiling.sampler import rounds, run_profile
 from latfit.profiling.shapes import StepShape, model_shape
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
@@ -146,7 +146,9 @@ def errors_at(result: ProfileResult, time_s: float, truth: FloatArray) -> tuple[
 
 
 def compare(machine: Machine, seed: int, longest_s: float) -> Run:
-    grid = run_profile(machine.opened(2 * seed), machine.cells, budget_s=longest_s, seed=seed)
+    grid = run_profile(
+        machine.opened(2 * seed), machine.cells, budget_s=longest_s, design=rounds(np.random.default_rng(seed))
+    )
     full_s, spent = grid.elapsed_s, [0.0]
 
     def refit(rows: Trace) -> Surface | None:
