@@ -76,11 +76,12 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     from latfit.fitting.fit import fit_trace
     from latfit.fitting.problem import FitOptions
     from latfit.hardware.profile import ExecutionPath, HardwareProfile
-    from latfit.planning.load.compare import path_capacity
-    from latfit.planning.load.promise import Asked, promised, promised_rate
+    from latfit.planning.load.compare import carried, feasible
+    from latfit.planning.load.promise import asked_of, promised, promised_rate
     from latfit.planning.load.strategies import Target, machine_of
     from latfit.planning.load.varying import load_from_arrivals
     from latfit.planning.request import Wishes
+    from latfit.planning.result import Kind, Strategy
     from latfit.trace.table import Trace
 
     began = time.process_time()
@@ -102,7 +103,7 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     exact = truth_of.truth(planted.system, TRUTH, seed=seed).quantile(Q)
     exact_s = time.process_time() - at
     sla = exact.value * float(np.random.default_rng([seed, 7]).uniform(1.2, 3))
-    asked = Asked(profile, Target(sla, Q, 1), wishes, None, "gpu, greedy batches")
+    asked = asked_of(machine_of(profile, 1, wishes), Target(sla, Q, 1), Strategy(Kind.GREEDY, ("gpu",)), rate)
     found = promised(asked)
     if found is None:
         return [Outcome("percentile", group, math.nan, 0, math.inf, exact.value, exact.error, "overloaded by the fit")]
@@ -115,13 +116,13 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
         "percentile", group, found.percentile_ms, low or 0.0, math.inf if high is None else high, exact.value,
         exact.error, why, spent,
     )  # fmt: skip
-    system = asked.system(machine_of(profile, 1, wishes))
+    system = asked.system()
     assert system is not None
-    most = path_capacity(system, asked.target, rate)
-    carried = promised_rate(asked, most) if not why and most > 0 and seed % RATES == 0 else None
-    if carried is None:
+    most = carried(feasible(system, asked.target), rate)
+    sure = promised_rate(asked, most) if not why and most > 0 and seed % RATES == 0 else None
+    if sure is None:
         return [first]
-    return [first, _rate_outcome(planted.system, carried, sla, group, seed)]
+    return [first, _rate_outcome(planted.system, sure, sla, group, seed)]
 
 
 def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
@@ -132,7 +133,7 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
     from latfit.fitting.problem import FitOptions
     from latfit.hardware.profile import ExecutionPath, HardwareProfile
     from latfit.planning.load.cutoff import cutoff_plan
-    from latfit.planning.load.promise import Asked, promised
+    from latfit.planning.load.promise import asked_of, promised
     from latfit.planning.load.strategies import Target, machine_of
     from latfit.planning.request import Wishes
     from latfit.trace.table import Trace
@@ -156,13 +157,14 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
             return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, fit.status.code)]
     profile = HardwareProfile({"gpu": ExecutionPath("gpu", gpu), "cpu": ExecutionPath("cpu", cpu)})
     wishes, sla = Wishes(rate=rate, max_batch=system.cap), 6 * system.main.mean_ms(system.cap)
-    target, both = Target(sla, Q, 1), machine_of(profile, 1, wishes).both
+    target, machine = Target(sla, Q, 1), machine_of(profile, 1, wishes)
+    both = machine.both
     assert both is not None
     try:
-        waiting = cutoff_plan(both, rate, target)
+        waiting, _ = cutoff_plan(both, rate, target)
     except SlaOutOfReach as error:
         return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, error.found)]
-    found = promised(Asked(profile, target, wishes, waiting, "gpu + cpu, T_cut"))
+    found = promised(asked_of(machine, target, both.strategy(waiting.shown_ms), rate))
     if found is None:
         return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, "overloaded by the fit")]
     spent = time.process_time() - began

@@ -43,7 +43,7 @@ def test_a_quote_is_marked_wherever_it_is_used(folder: Path, capsys: Captured) -
     assert "amx (quoted)" in capsys.readouterr().out
     assert latfit("plan", "--sla", "20ms", "--rate", "100/s") == 0
     told = capsys.readouterr().out
-    assert "quoted (p50=2ms), not measured" in told
+    assert "nominal numbers (p50=2ms), not measured" in told
     assert "serves 346.6/s, not 500/s" in " ".join(told.split())
     assert latfit("plan", "--sla", "20ms", "--json") == 0
     assert json.loads(capsys.readouterr().out)["quoted"] == {"amx": "p50=2ms"}

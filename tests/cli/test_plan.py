@@ -36,13 +36,13 @@ def gpu(in_tmp: Path) -> Path:
 def test_the_decision_is_in_the_first_three_lines(both: Path, capsys: Captured) -> None:
     assert latfit("plan", "--sla", "20ms", "--rate", "100/s") == 0
     answer, thresholds, load = capsys.readouterr().out.splitlines()[:3]
-    assert answer.startswith("Serve 100/s with ")
-    assert "99 % of responses within" in answer
+    assert answer.startswith("Serve 100 req/s with ")
+    assert "p99 response " in answer
     assert "B1 = " in thresholds
     assert "B2 = " in thresholds
     assert "T_cut = 7.94 ms (proved)" in thresholds
-    assert load.startswith("Needs 1 machine")
-    assert "Breaks first" in load
+    assert load.startswith("1 replica needed; capacity ")
+    assert "SLA-bound" in load
 
 
 def test_without_a_rate_the_third_line_is_the_engine(gpu: Path, capsys: Captured) -> None:
@@ -79,7 +79,7 @@ class TestWhatWouldMakeItPossible:
         assert latfit("plan", "--sla", "13ms", "--rate", "20/ms", "--json") == 5
         told = capsys.readouterr()
         assert "at most 3,3" in told.err
-        assert "6 replicas: --replicas 6" in told.err
+        assert "needs 6: --replicas 6" in told.err
         assert json.loads(told.out)["feasible"] is False
         assert latfit("plan", "--sla", "13ms", "--rate", "20/ms", "--replicas", 6, "--quiet") == 0
 
@@ -127,7 +127,7 @@ def test_a_recorded_load(gpu: Path, capsys: Captured) -> None:
     (gpu / "rates.csv").write_text("t_s,rate_per_s\n" + "".join(f"{60 * i},{500 + 400 * (i % 7)}\n" for i in range(20)))
     assert latfit("plan", "--sla", "20ms", "--arrivals", "rates.csv") == 0
     told = capsys.readouterr().out
-    assert "Serve 2,900/s" in told
+    assert "Serve 2,900 req/s" in told
     assert "Load of rates.csv" in told
 
 

@@ -158,6 +158,9 @@ HardwareOption = Annotated[
 PercentileOption = Annotated[
     float, typer.Option("--percentile", help="Share of steps, in percent, that must meet the SLA.")
 ]
+LawsOnlyOption = Annotated[
+    bool, typer.Option("--laws-only", help="Responses by exact laws, without scatter: nothing is run or simulated.")
+]
 TokensOption = Annotated[
     int | None,
     typer.Option(

@@ -1,7 +1,4 @@
-"""`latfit plan`: what fits under an SLA, how to run a load within it, from which batch the GPU pays.
-
-What users say of a plan, read into its wishes.
-"""
+"""`latfit plan`: what fits under an SLA, how to run a load within it, from which batch the GPU pays."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +10,7 @@ from latfit.cli.options import (
     DEFAULT_HARDWARE,
     HardwareOption,
     JsonOption,
+    LawsOnlyOption,
     PercentileOption,
     QuietOption,
     SeedOption,
@@ -42,6 +40,8 @@ class PlanOptions:
     tpot: str | None = None
     prompt_tokens: int = 512
     objective: str | None = None
+    laws_only: bool = False
+    seed: int = 0
 
 
 def wishes_of(typed: PlanOptions) -> "Wishes":
@@ -70,6 +70,8 @@ def wishes_of(typed: PlanOptions) -> "Wishes":
         launch_share=typed.launch_share,
         serving=ServingTargets(_duration(typed.ttft, "--ttft"), _duration(typed.tpot, "--tpot"), typed.prompt_tokens),
         objective=None if typed.objective is None else parse_objective(typed.objective),
+        laws_only=typed.laws_only,
+        seed=typed.seed,
     )
 
 
@@ -83,9 +85,7 @@ def _duration(text: str | None, option: str, *, zero: bool = False) -> float | N
 
 
 def plan(
-    sla: Annotated[
-        str, typer.Option("--sla", help="Latency to meet, such as 20ms: of a step, with a rate of a response.")
-    ],
+    sla: Annotated[str, typer.Option("--sla", help="Latency SLA: per step, or per request when --rate is given.")],
     percentile: PercentileOption = 99.0,
     rate: Annotated[str | None, typer.Option("--rate", help="Requests that arrive, such as 500/s.")] = None,
     arrivals: Annotated[
@@ -93,7 +93,7 @@ def plan(
         typer.Option("--arrivals", help="Recorded arrivals (t_s), or a rate over time (t_s, rate_per_s)."),
     ] = None,
     window: Annotated[str | None, typer.Option("--window", help="Windows to cut recorded arrivals into.")] = None,
-    replicas: Annotated[int, typer.Option("--replicas", help="Machines that share the load.")] = 1,
+    replicas: Annotated[int, typer.Option("--replicas", help="Replicas that share the load.")] = 1,
     tokens_per_request: TokensOption = None,
     context: Annotated[
         float | None, typer.Option("--context", help="Cached tokens of a request; without it the trace's median.")
@@ -113,12 +113,10 @@ def plan(
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of a prompt, for --ttft.")] = 512,
     objective: Annotated[
         str | None,
-        typer.Option("--objective", help="Weights of what to make small: p99=1,mean=0.5,throughput=0.1."),
+        typer.Option("--objective", help="Objective weights (minimised): p99=1,mean=0.5,throughput=0.1."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for pictures of the plan.")] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Simulate the decision, with the scatter of the fits.")
-    ] = False,
+    laws_only: LawsOnlyOption = False,
     seed: SeedOption = 0,
     hardware: HardwareOption = DEFAULT_HARDWARE,
     json: JsonOption = False,
@@ -127,7 +125,8 @@ def plan(
     """Say what fits under a latency limit, and how to run a load within it.
 
     Without a rate: which steps meet the SLA (S at B, B at S), thresholds, engine settings. With a rate, responses with
-    their waiting: which way to run it, T_cut, capacity, replicas, what would change it.
+    their waiting, by running the queue: which strategy, T_cut, capacity, replicas, what would change it; the decision
+    is verified in the event simulator.
     """
     from latfit.cli.output import note, print_json
     from latfit.hardware import read_hardware
@@ -137,7 +136,7 @@ def plan(
     wishes = wishes_of(
         PlanOptions(
             rate, arrivals, window, replicas, context, max_batch, transfer, wait, launch_share, ttft, tpot,
-            prompt_tokens, objective,
+            prompt_tokens, objective, laws_only, seed,
         )
     )  # fmt: skip
     profile = read_hardware(hardware)
@@ -148,10 +147,6 @@ def plan(
     decided = make_plan(
         profile, sla_ms, percentile=percentile, tokens_per_request=tokens_per_request or 1, wishes=wishes
     )
-    if check:
-        from latfit.planning import confirmed
-
-        decided = confirmed(decided, profile, wishes, seed)
     if tokens_per_request is None:
         note("Planned for decode, one token a request; --tokens-per-request changes that.", quiet=quiet or json)
     if json:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfit.cli.options import DEFAULT_HARDWARE, HardwareOption, JsonOption, PercentileOption, QuietOption, TokensOption
+from latfit.cli.options import (
+    DEFAULT_HARDWARE,
+    HardwareOption,
+    JsonOption,
+    LawsOnlyOption,
+    PercentileOption,
+    QuietOption,
+    TokensOption,
+)
 from latfit.errors import LatfitError, WrongUsage
 from latfit.units import parse_duration_ms, parse_rate_per_ms
 
@@ -32,7 +40,7 @@ def report(
     rate: Annotated[
         str | None, typer.Option("--rate", help="With --sla: requests that arrive, such as 500/s; plans for responses.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="With --rate: simulate the decision.")] = False,
+    laws_only: LawsOnlyOption = False,
     tokens_per_request: TokensOption = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the page and its pictures.")] = DEFAULT_FOLDER,
     json: JsonOption = False,
@@ -44,7 +52,7 @@ def report(
     written = write_report(
         hardware,
         folder=out,
-        asked=Asked(sla, rate, percentile, tokens_per_request or 1, check),
+        asked=Asked(sla, rate, percentile, tokens_per_request or 1, laws_only),
         traces=trace or (),
         quiet=quiet or json,
     )
@@ -62,18 +70,16 @@ class Asked:
     rate: str | None = None
     percentile: float = 99.0
     tokens_per_request: int = 1
-    check: bool = False
+    laws_only: bool = False
 
     def plans(self, profile: "HardwareProfile", wishes: "Wishes") -> "list[Plan]":
-        """The plan of a profile, simulated where asked. Raises BadInput, WrongUsage."""
+        """The plan of a profile. Raises BadInput, WrongUsage."""
         from latfit.planning import make_plan
 
         if self.sla is None:
             if self.rate is not None:
                 raise WrongUsage("a rate without a limit to keep", where="--rate", remedy="Give --sla 20ms as well.")
             return []
-        if self.check and self.rate is None:
-            raise WrongUsage("there is no load to simulate", where="--check", remedy="Give --rate 500/s as well.")
         plan = make_plan(
             profile,
             parse_duration_ms(self.sla, option="--sla"),
@@ -81,10 +87,6 @@ class Asked:
             tokens_per_request=self.tokens_per_request,
             wishes=wishes,
         )
-        if self.check and plan.rate_per_s is not None:
-            from latfit.planning import confirmed
-
-            plan = confirmed(plan, profile, wishes)
         return [plan]
 
 
@@ -105,7 +107,7 @@ def write_report(
     from latfit.report import page
 
     rate = None if asked.rate is None else parse_rate_per_ms(asked.rate, option="--rate")
-    profile, wishes = read_hardware(hardware), Wishes(rate=rate)
+    profile, wishes = read_hardware(hardware), Wishes(rate=rate, laws_only=asked.laws_only)
     plans = asked.plans(profile, wishes)
     make_folder(folder)
     check_writable(folder / page.PAGE_NAME)

@@ -8,14 +8,12 @@ if TYPE_CHECKING:
     from latfit.hardware.ceiling import Ceiling as Ceiling, beside_the_fit as beside_the_fit
     from latfit.hardware.nominal import Quote as Quote, parse_quote as parse_quote
     from latfit.hardware.path_latency import (
+        CERTAIN as CERTAIN,
         BatchEstimate as BatchEstimate,
-        batch_steps as batch_steps,
-        estimate as estimate,
-        mean_ms as mean_ms,
+        PathLatency as PathLatency,
         phase_of as phase_of,
-        scatter as scatter,
         step_columns as step_columns,
-        typical_ms as typical_ms,
+        step_draws as step_draws,
     )
     from latfit.hardware.profile import (
         CPU_PATHS as CPU_PATHS,

@@ -1,20 +1,24 @@
-"""How long a batch takes on a path: typical, mean and quantiles of a step.
+"""How long a batch takes on a path: typical, mean, quantiles and range of a step of requests that are alike.
 
 A fit gives the typical latency T(B, S), factors on it by phase that a new step stays below with a given probability
 (split conformal), and the law of the measured steps' ratios to it. The factors are promises for single steps; mean and
-spread, which queues go by, are those of the law, its tail included.
+spread, which queues go by, are those of the law, its tail included. The curves that the data allow are the fit's draws
+of its parameters.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from latfit.errors import WrongUsage
 from latfit.hardware.profile import ExecutionPath
-from latfit.model import StepRatios
+from latfit.model import StepRatios, latency_draws, parameter_draws
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, PREFILL
+
+CERTAIN = (0.025, 0.975)
 
 
 @dataclass(frozen=True)
@@ -33,25 +37,113 @@ class BatchEstimate:
     source: str
 
 
-def typical_ms(path: ExecutionPath, B: FloatArray, tokens: float, context: float | None = None) -> FloatArray:
-    """Typical latency in ms (n,) of batches of B (n,) requests of so many tokens each.
+@dataclass(frozen=True, eq=False)
+class PathLatency:
+    """Batches of requests of so many `tokens` each on a path, each on `context` cached tokens (None: the trace's
+    typical ones). One token is decode, more prefill. Arrays are (n,), times in ms."""
 
-    context: cached tokens of each request; None for what was typical of the trace. One token is decode, more prefill.
-    """
-    steps = batch_steps(B, tokens, context)
-    return path.fit.latency_ms(**steps)
+    path: ExecutionPath
+    tokens: float = 1
+    context: float | None = None
+
+    @property
+    def label(self) -> str:
+        return self.path.label
+
+    @property
+    def phase(self) -> str:
+        return phase_of(self.tokens)
+
+    @cached_property
+    def scatter(self) -> StepRatios | None:
+        """The law of a step's time over its typical one, by its batch; None where nobody measured it."""
+        return self.path.fit.limits.of(self.phase).ratios
+
+    @cached_property
+    def _vectors(self) -> FloatArray | None:
+        return parameter_draws(self.path.fit)
+
+    @cached_property
+    def batches(self) -> FloatArray:
+        """1, 2, 3, ... up to the largest batch of such requests that was measured, in requests and in tokens."""
+        domain = self.path.fit.domain
+        return np.arange(1.0, max(min(int(domain["B"][1]), int(domain["S"][1] // self.tokens)), 1) + 1)
+
+    def steps(self, B: FloatArray) -> dict[str, FloatArray]:
+        """Columns of the steps that batches of B requests are."""
+        B = np.asarray(B, dtype=np.float64)
+        prefill = B if self.phase == PREFILL else np.zeros_like(B)
+        steps = {"B": B, "S": B * self.tokens, "prefill_requests": prefill, "prefill_tokens": prefill * self.tokens}
+        if self.context is not None:
+            steps |= {"context_tokens": B * self.context, "prefill_context_tokens": prefill * self.context}
+        return steps
+
+    def typical_ms(self, B: FloatArray) -> FloatArray:
+        return self.path.fit.latency_ms(**self.steps(B))
+
+    def mean_ms(self, B: FloatArray) -> FloatArray:
+        """Of the measured steps, their level at that size and their tail included; of a nominal median the mean of an
+        exponential service."""
+        typical, B = self.typical_ms(B), np.asarray(B, dtype=np.float64)
+        if self.path.quote is not None:
+            return np.asarray(typical * self.path.quote.mean_factor())
+        law = self.scatter
+        return typical if law is None else np.asarray(typical * law.levels.factors(B * self.tokens) * law.means(B))
+
+    def drawn_ms(self, B: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, StepRatios | None]:
+        """Mean times of batches and their scatter, on a machine that the data allow."""
+        vectors, law = self._vectors, self.scatter
+        if vectors is None and law is None:
+            return self.mean_ms(B), None
+        if vectors is None:
+            curve = self.typical_ms(B)
+        else:
+            one = vectors[int(rng.integers(len(vectors)))]
+            curve = latency_draws(self.path.fit, one[None], **self.steps(B))[0]
+        if law is None:
+            return curve * (self.path.quote.mean_factor() if self.path.quote else 1.0), None
+        found = law.drawn(rng)
+        return np.asarray(curve * law.levels.drawn_factors(B * self.tokens, rng) * found.means(B)), found
+
+    def range_ms(self, B: FloatArray) -> FloatArray:
+        """Typical latency (3, n) and its 95 % range over the draws: typical, low, high; all alike without draws."""
+        T, drawn = self.typical_ms(B), step_draws(self.path, self.steps(B))
+        return np.stack([T, T, T]) if drawn is None else np.stack([T, *np.quantile(drawn, CERTAIN, axis=0)])
+
+    def largest_within(self, sla_ms: float, factor: float) -> int | None:
+        """The most requests that one measured step computes within the SLA, its latency times a percentile's factor;
+        None where none does."""
+        within = np.flatnonzero(sla_ms >= factor * self.typical_ms(self.batches))
+        return int(self.batches[within[-1]]) if len(within) else None
+
+    def estimate(self, B: int) -> BatchEstimate:
+        """All of it for one batch. Raises WrongUsage."""
+        if B < 1 or self.tokens < 1 or (self.context is not None and self.context < 0):
+            raise WrongUsage(
+                f"a batch of {B} requests of {self.tokens:g} tokens", where="batch", remedy="Give at least one of each."
+            )
+        one = np.array([float(B)])
+        steps, limits = self.steps(one), self.path.fit.limits
+        typical = float(self.typical_ms(one)[0])
+        factors = {level: limits.factor(self.phase, level) for level in limits.levels}
+        lower = {round(1 - level, 9): limits.lower_factor(self.phase, level) for level in limits.levels if level > 0.5}
+        seen = {name: steps[name] for name in ("B", "S", *(("context_tokens",) if self.context is not None else ()))}
+        return BatchEstimate(
+            self.path.name,
+            B,
+            round(B * self.tokens),
+            self.phase,
+            typical,
+            float(self.mean_ms(one)[0]),
+            {level: typical * factor for level, factor in sorted({**lower, **factors}.items()) if factor is not None},
+            bool(self.path.fit.outside_domain(**seen)[0]),
+            f"quoted: {self.path.quote.text}" if self.path.quote else "fitted",
+        )
 
 
-def batch_steps(B: FloatArray, tokens: float, context: float | None = None) -> dict[str, FloatArray]:
-    """Columns (n,) of the steps that such batches are."""
-    B = np.asarray(B, dtype=np.float64)
-    steps = {"B": B, "S": B * tokens}
-    prefill = B if tokens > 1 else np.zeros_like(B)
-    steps |= {"prefill_requests": prefill, "prefill_tokens": prefill * tokens}
-    if context is not None:
-        cached = B * context
-        steps |= {"context_tokens": cached, "prefill_context_tokens": cached if tokens > 1 else np.zeros_like(B)}
-    return steps
+def phase_of(tokens: float) -> str:
+    """The phase of a step in which every request computes so many tokens."""
+    return PREFILL if tokens > 1 else DECODE
 
 
 def step_columns(B: FloatArray, S: FloatArray, context: float | None = None) -> dict[str, FloatArray]:
@@ -62,47 +154,7 @@ def step_columns(B: FloatArray, S: FloatArray, context: float | None = None) -> 
     return steps
 
 
-def phase_of(tokens: float) -> str:
-    """The phase of a step in which every request computes so many tokens."""
-    return PREFILL if tokens > 1 else DECODE
-
-
-def scatter(path: ExecutionPath, phase: str) -> StepRatios | None:
-    """The law of a step's time over its typical one, of a phase, by its batch; None where nobody measured it."""
-    return path.fit.limits.of(phase).ratios
-
-
-def mean_ms(path: ExecutionPath, B: FloatArray, tokens: float, context: float | None = None) -> FloatArray:
-    """Mean latency in ms (n,) of batches of B (n,) requests of so many tokens each: of the measured steps, their level
-    at that size and their tail included; of a quoted median that of an exponential service."""
-    typical, B = typical_ms(path, B, tokens, context), np.asarray(B, dtype=np.float64)
-    if path.quote is not None:
-        return np.asarray(typical * path.quote.mean_factor())
-    law = scatter(path, phase_of(tokens))
-    return typical if law is None else np.asarray(typical * law.levels.factors(B * tokens) * law.means(B))
-
-
-def estimate(path: ExecutionPath, B: int, tokens: float = 1, context: float | None = None) -> BatchEstimate:
-    """Latency of a batch of B requests of so many tokens each, on a cached context each. Raises WrongUsage."""
-    if B < 1 or tokens < 1 or (context is not None and context < 0):
-        raise WrongUsage(
-            f"a batch of {B} requests of {tokens:g} tokens", where="batch", remedy="Give at least one of each."
-        )
-    steps = batch_steps(np.array([float(B)]), tokens, context)
-    typical = float(path.fit.latency_ms(**steps)[0])
-    phase = phase_of(tokens)
-    limits = path.fit.limits
-    factors = {level: limits.factor(phase, level) for level in limits.levels}
-    lower = {round(1 - level, 9): limits.lower_factor(phase, level) for level in limits.levels if level > 0.5}
-    seen = {name: steps[name] for name in ("B", "S", *(("context_tokens",) if context is not None else ()))}
-    return BatchEstimate(
-        path.name,
-        B,
-        round(B * tokens),
-        phase,
-        typical,
-        float(mean_ms(path, np.array([float(B)]), tokens, context)[0]),
-        {level: typical * factor for level, factor in sorted({**lower, **factors}.items()) if factor is not None},
-        bool(path.fit.outside_domain(**seen)[0]),
-        f"quoted: {path.quote.text}" if path.quote else "fitted",
-    )
+def step_draws(path: ExecutionPath, steps: Mapping[str, FloatArray], seed: int = 0) -> FloatArray | None:
+    """Typical latency in ms (n, m) of m steps on the n curves that the fit's data allow; None where it keeps none."""
+    draws = parameter_draws(path.fit, seed=seed)
+    return None if draws is None else latency_draws(path.fit, draws, **steps)

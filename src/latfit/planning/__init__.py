@@ -11,10 +11,8 @@ if TYPE_CHECKING:
         latency_lines as latency_lines,
         rate_lines as rate_lines,
     )
-    from latfit.planning.load.cutoff import spans_text as spans_text
     from latfit.planning.load.strategies import Target as Target
     from latfit.planning.load.varying import read_load as read_load
-    from latfit.planning.load.verify import confirmed as confirmed
     from latfit.planning.plan import make_plan as make_plan
     from latfit.planning.request import (
         ServingTargets as ServingTargets,
@@ -26,14 +24,24 @@ if TYPE_CHECKING:
         BatchRange as BatchRange,
         Capacity as Capacity,
         Cutoff as Cutoff,
+        LoadPlan as LoadPlan,
         Plan as Plan,
+        Reach as Reach,
         Settings as Settings,
+        StepPlan as StepPlan,
         Threshold as Threshold,
         TokenRange as TokenRange,
         Unknown as Unknown,
     )
     from latfit.planning.steps.budget import step_budget as step_budget
     from latfit.planning.steps.limits import levels_for as levels_for
-    from latfit.planning.wording import rate_text as rate_text
+    from latfit.planning.wording import (
+        backed_by as backed_by,
+        capacity_line as capacity_line,
+        capacity_text as capacity_text,
+        interval_text as interval_text,
+        rate_text as rate_text,
+        spans_text as spans_text,
+    )
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

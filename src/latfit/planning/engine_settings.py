@@ -1,4 +1,4 @@
-"""Limits of a serving engine from a fit, without a sweep: sequences, tokens of a step, chunk of a prefill.
+"""Settings of a serving engine from a fit, without a sweep: sequences, tokens of a step, chunk of a prefill.
 
 Continuous batching runs steps of up to D decoding sequences (a token each) and P prefill tokens, S = D + P.
 
@@ -15,11 +15,10 @@ Continuous batching runs steps of up to D decoding sequences (a token each) and 
 Latencies are taken at a percentile of steps, by the phase's factor. T must be known for prefill: a fit of decode steps
 alone gives `max_num_seqs` only.
 
-The plan in the words of serving engines: which setting takes which number, and why.
-
-An engine that batches step by step (vLLM, SGLang, TensorRT-LLM) takes the limits of a step. One that batches whole
-requests (Triton, a TensorRT engine) takes the largest batch within the SLA, the batch that pays off the launch, and how
-long to wait for it: none for greedy batching, else until the stopping batch of the amortised rule is there on average.
+Each engine has names of its own for these numbers. One that batches step by step (vLLM, SGLang, TensorRT-LLM) takes the
+limits of a step. One that batches whole requests (Triton, a TensorRT engine) takes the largest batch within the SLA,
+the batch that pays off the launch, and how long to wait for it: none for greedy batching, else until the stopping batch
+of the amortised rule is there on average.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from latfit.hardware import ExecutionPath, batch_steps, phase_of
+from latfit.hardware import ExecutionPath
 from latfit.model import CONTEXT
 from latfit.planning.request import ServingTargets
-from latfit.planning.result import Cutoff, Plan, Settings, Unknown
+from latfit.planning.result import Cutoff, Kind, LoadPlan, Settings, StepPlan, Unknown
 from latfit.planning.steps.limits import level_for
-from latfit.planning.steps.thresholds import batches_of
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, MIXED, PREFILL
 from latfit.units import format_ms
@@ -43,27 +41,19 @@ US_PER_MS = 1000
 Flags = Mapping[str, Any]
 
 
-def largest_batch(
-    path: ExecutionPath, sla_ms: float, percentile: float, tokens: int, context: float | None = None
-) -> int | None:
-    """The most requests of so many tokens that one measured step computes within the SLA; None where none does."""
-    B = batches_of(path, tokens=tokens)
-    T = level_for(path, percentile, phase_of(tokens)).factor * path.fit.latency_ms(**batch_steps(B, tokens, context))
-    within = np.flatnonzero(sla_ms >= T)
-    return int(B[within[-1]]) if len(within) else None
-
-
-def engine_flags(plan: Plan, largest: int | None) -> dict[str, Flags]:
+def engine_flags(
+    steps: StepPlan, load: LoadPlan | None, settings: Settings | Unknown, largest: int | None, sla_ms: float
+) -> dict[str, Flags]:
     """Settings by engine, under the names that the engines use. largest: the largest whole batch within the SLA."""
     found: dict[str, Flags] = {}
-    if isinstance(plan.settings, Settings):
-        found |= _by_step(plan.settings, plan)
+    if isinstance(settings, Settings):
+        found |= _by_step(settings, steps)
     if largest is not None:
-        found |= _by_batch(plan, largest)
+        found |= _by_batch(steps, load, largest, sla_ms)
     return found
 
 
-def _by_step(settings: Settings, plan: Plan) -> dict[str, Flags]:
+def _by_step(settings: Settings, plan: StepPlan) -> dict[str, Flags]:
     seqs, budget, chunk = settings.max_num_seqs, settings.max_num_batched_tokens, settings.chunk_tokens
     vllm: dict[str, Any] = {"max_num_seqs": seqs}
     sglang: dict[str, Any] = {"max_running_requests": seqs}
@@ -81,27 +71,27 @@ def _by_step(settings: Settings, plan: Plan) -> dict[str, Flags]:
     return {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 
 
-def _by_batch(plan: Plan, largest: int) -> dict[str, Flags]:
-    paying = next((t.value for t in (plan.B2, plan.knee) if t.value is not None), None)
+def _by_batch(steps: StepPlan, load: LoadPlan | None, largest: int, sla_ms: float) -> dict[str, Flags]:
+    paying = next((t.value for t in (steps.B2, steps.knee) if t.value is not None), None)
     preferred = min(paying, largest) if paying else largest
     triton: dict[str, Any] = {
         "max_batch_size": largest,
         "preferred_batch_size": sorted({preferred, largest}),
-        "max_queue_delay_microseconds": _delay_us(plan),
+        "max_queue_delay_microseconds": 0 if load is None else _delay_us(load, sla_ms),
     }
-    if isinstance(plan.T_cut, Cutoff) and plan.T_cut.value is not None:
-        triton["default_timeout_microseconds"] = int(plan.T_cut.value * US_PER_MS)
+    if load is not None and isinstance(load.T_cut, Cutoff) and load.T_cut.value is not None:
+        triton["default_timeout_microseconds"] = int(load.T_cut.value * US_PER_MS)
     return {"triton": triton, "tensorrt": {"min_batch": 1, "opt_batch": preferred, "max_batch": largest}}
 
 
-def _delay_us(plan: Plan) -> int:
+def _delay_us(load: LoadPlan, sla_ms: float) -> int:
     """Until the amortised stopping batch is there on average, less than what the SLA leaves; 0 is greedy batching."""
-    stop = next((rule.batch for rule in plan.rules if rule.rule == "amortised"), 1)
-    chosen = next((row for row in plan.alternatives if row.chosen), None)
-    if stop <= 1 or plan.rate_per_s is None or chosen is None or "amortised" not in chosen.name:
+    stop = next((rule.batch for rule in load.rules if rule.rule == "amortised"), 1)
+    chosen = load.chosen
+    if stop <= 1 or chosen is None or chosen.strategy.kind is not Kind.AMORTISED:
         return 0
-    wait_ms = (stop - 1) / plan.rate_per_s * 1e3
-    spare_ms = plan.sla_ms - (chosen.percentile_ms or plan.sla_ms)
+    wait_ms = (stop - 1) / load.rate_per_s * 1e3
+    spare_ms = sla_ms - (chosen.percentile_ms or sla_ms)
     return int(min(wait_ms, max(spare_ms, 0.0)) * US_PER_MS)
 
 

@@ -1,32 +1,33 @@
 """The plan for an SLA from a hardware profile: every part asked in turn, and the decision in a sentence.
 
 Without a rate the SLA is one of a step: which steps meet it, from which batch the GPU pays, which settings follow.
-With a rate it is one of a response, waiting included: which way to run the load keeps it, how long a request may wait
-for the GPU, how much load fits.
+With a rate it is one of a response, waiting included: which strategy keeps it, how long a request may wait for the GPU,
+how much load fits.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.hardware import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile, beside_the_fit
+from latfit.hardware import CPU_PATHS, GPU_PATHS, HardwareProfile, PathLatency, beside_the_fit
 from latfit.planning import wording
-from latfit.planning.engine_settings import engine_flags, engine_settings, largest_batch
-from latfit.planning.load.evaluate import with_load
+from latfit.planning.engine_settings import engine_flags, engine_settings
+from latfit.planning.load.evaluate import load_plan
 from latfit.planning.request import Wishes
-from latfit.planning.result import Doubt, Plan, Settings, Threshold, Unknown
-from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, levels_for, token_ranges
+from latfit.planning.result import Plan, Reach, StepPlan, Threshold, TokenRange
+from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
 from latfit.planning.support import doubtful_steps, inherited, unsupported
-from latfit.units import format_ms
 
 
 @dataclass(frozen=True)
 class _Paths:
-    cpu: ExecutionPath | None
-    gpu: ExecutionPath | None
-    missing: str
+    """The paths by the part they play. serving: the one whose settings are given, the GPU where there is one."""
+
+    cpu: PathLatency | None
+    gpu: PathLatency | None
+    serving: PathLatency
 
 
 def make_plan(
@@ -44,85 +45,129 @@ def make_plan(
     """
     wishes = wishes or Wishes()
     _check(profile, sla_ms, percentile, tokens_per_request)
-    plan = _of_steps(profile, sla_ms, percentile, tokens_per_request, wishes)
-    if wishes.rate_each is not None and plan.feasible:
-        plan = with_load(plan, profile, percentile, wishes)
-    path = _serving(_parts(profile), profile)
-    largest = largest_batch(path, sla_ms, percentile, tokens_per_request, wishes.context)
-    return _supported(replace(plan, engines=engine_flags(plan, largest)), profile)
-
-
-def _supported(plan: Plan, profile: HardwareProfile) -> Plan:
-    """The plan with what the fits warn of, and with a first word where that decides."""
-    paths = list(profile.paths.values())
-    reasons = unsupported(plan, paths)
-    plan = replace(plan, notes=[*plan.notes, *inherited(paths)], unsupported=reasons)
-    if not reasons:
-        return plan
-    promise = "in doubt" if plan.promise == "yes" else plan.promise
-    return replace(plan, promise=promise, answer=f"Not supported by these data: {'; '.join(reasons)}. {plan.answer}")
-
-
-def _of_steps(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: int, wishes: Wishes) -> Plan:
-    """Everything that needs no rate."""
-    paths, context = profile.paths, wishes.context
-    levels = {name: levels_for(path, percentile) for name, path in paths.items()}
-    S_at_B = [row for name, path in paths.items() for row in token_ranges(path, sla_ms, levels[name], context)]
-    B_at_S = [row for name, path in paths.items() for row in batch_ranges(path, sla_ms, levels[name], context)]
-    fastest = {name: fastest_step(path, levels[name], context) for name, path in paths.items()}
-    best = min(fastest, key=lambda name: fastest[name][0])
-    fastest_ms = fastest[best][0]
-    feasible = bool(S_at_B or B_at_S)
-    remedy = ""
-    if feasible:
-        answer, binding = wording.step_answer(sla_ms, S_at_B, levels, profile)
-    else:
-        _, B, S = fastest[best]
-        binding = f"the fastest step, {format_ms(fastest_ms)} at B={B}, S={S} on {best}, is above the SLA"
-        answer = f"No step meets {format_ms(sla_ms)}: {binding}."
-        remedy = f"Ask for at least {format_ms(fastest_ms, 4)}, or plan for a lower --percentile."
-    parts = _parts(profile)
-    doubts = [row for path in profile.paths.values() for row in doubtful_steps(path, sla_ms, percentile)]
-    plan = Plan(
+    paths = _paths(profile, tokens_per_request, wishes.context)
+    levels = {name: levels_for(path, percentile) for name, path in profile.paths.items()}
+    steps, answer = _of_steps(profile, levels, paths, sla_ms, percentile, wishes)
+    notes = [*_notes(profile, levels, percentile, wishes)]
+    if steps.doubts:
+        notes.append(wording.in_doubt(steps.doubts, sla_ms))
+    load = None
+    if wishes.rate_each is not None and steps.feasible:
+        load = load_plan(profile, sla_ms, percentile, tokens_per_request, wishes)
+        answer = wording.load_answer(load, sla_ms, wishes.replicas)
+        notes += load.notes
+    every = list(profile.paths.values())
+    reasons = unsupported(steps, load, every)
+    settings = engine_settings(paths.serving.path, sla_ms, percentile, wishes.serving, wishes.context)
+    factor = level_for(paths.serving.path, percentile, paths.serving.phase).factor
+    return Plan(
         sla_ms=sla_ms,
+        tokens_per_request=tokens_per_request,
+        steps=steps,
+        load=load,
+        settings=settings,
+        engines=engine_flags(steps, load, settings, paths.serving.largest_within(sla_ms, factor), sla_ms),
+        answer=wording.not_supported(reasons, answer) if reasons else answer,
+        notes=[*notes, *inherited(every)],
+        unsupported=reasons,
+        quoted={name: path.quote.text for name, path in profile.paths.items() if path.quote},
+        ceilings={
+            name: beside_the_fit(path.ceiling, path.fit).to_json()
+            for name, path in profile.paths.items()
+            if path.ceiling.known
+        },
+        both_paths=paths.cpu is not None and paths.gpu is not None,
+    )
+
+
+def _of_steps(
+    profile: HardwareProfile,
+    levels: Mapping[str, StepLevels],
+    paths: _Paths,
+    sla_ms: float,
+    percentile: float,
+    wishes: Wishes,
+) -> tuple[StepPlan, str]:
+    """Everything that needs no rate, and its answer."""
+    every, context = profile.paths, wishes.context
+    S_at_B = [row for name, path in every.items() for row in token_ranges(path, sla_ms, levels[name], context)]
+    B_at_S = [row for name, path in every.items() for row in batch_ranges(path, sla_ms, levels[name], context)]
+    fastest = {name: fastest_step(path, levels[name], context) for name, path in every.items()}
+    best = min(fastest, key=lambda name: fastest[name][0])
+    remedy = ""
+    if S_at_B or B_at_S:
+        answer, binding = _step_answer(sla_ms, S_at_B, levels, profile)
+    else:
+        answer, binding, remedy = wording.no_step(sla_ms, *fastest[best], best)
+    plan = StepPlan(
         percentile=_stated(levels),
-        tokens_per_request=tokens,
-        B1=Threshold(None, parts.missing),
-        B2=Threshold(None, parts.missing),
-        T_cut=_waiting(profile),
         S_at_B=S_at_B,
         B_at_S=B_at_S,
-        feasible=feasible,
+        fastest_ms=fastest[best][0],
         binding=binding,
-        answer=answer,
-        fastest_ms=fastest_ms,
-        notes=[*wording.notes(profile, levels, percentile, wishes), *_doubted(doubts, sla_ms)],
-        settings=_settings(parts, profile, sla_ms, percentile, wishes),
-        capacity=Unknown("needs an arrival rate: --rate, or a recorded load: --arrivals"),
         remedy=remedy,
-        doubts=doubts,
-        quoted={name: path.quote.text for name, path in profile.paths.items() if path.quote},
-        ceilings=_ceilings(profile),
+        doubts=[row for path in every.values() for row in doubtful_steps(path, sla_ms, percentile)],
+        **_thresholds(profile, paths, wishes),
     )
-    return _with_thresholds(plan, parts, wishes)
+    return plan, answer
 
 
-def _with_thresholds(plan: Plan, paths: _Paths, wishes: Wishes) -> Plan:
+def _step_answer(
+    sla_ms: float, rows: list[TokenRange], levels: Mapping[str, StepLevels], profile: HardwareProfile
+) -> tuple[str, str]:
+    """The largest step there is, in a sentence, and what limits it."""
+    largest = max((row for row in rows if row.S_max is not None), key=lambda row: row.S_max or 0, default=None)
+    if largest is None:
+        return wording.step_answer(sla_ms, None, "", None)
+    own = levels[largest.path]
+    level = own.decode if largest.S_max == largest.B else own.of(largest.B)
+    return wording.step_answer(sla_ms, largest, profile.paths[largest.path].label, level.percentile)
+
+
+def _thresholds(profile: HardwareProfile, paths: _Paths, wishes: Wishes) -> dict[str, Threshold]:
     """B1, B2, the knee and the prefill threshold, as far as the paths allow."""
-    tokens = plan.tokens_per_request
-    widest = paths.gpu or paths.cpu
-    if widest is not None:
-        plan = replace(plan, knee=knee_batch(widest, tokens, wishes.context))
-    if paths.gpu is not None:
-        plan = replace(plan, B2=amortised_batch(paths.gpu, tokens, wishes.launch_share, wishes.context))
-    if paths.cpu is None or paths.gpu is None:
-        return plan
+    cpu, gpu = paths.cpu, paths.gpu
+    missing = Threshold(None, "", reach=Reach.UNKNOWN)
+    if cpu is None or gpu is None:
+        absent = "gpu" if gpu is None else "amx or cpu"
+        missing = Threshold(None, wording.missing_path(list(profile.paths), absent), reach=Reach.UNKNOWN)
+    widest = gpu or cpu
     extra = wishes.transfer_ms + (wishes.wait_ms or 0.0)
-    return replace(
-        plan,
-        B1=gpu_threshold(paths.cpu, paths.gpu, tokens, extra_ms=extra, context=wishes.context),
-        B1_tokens=prefill_threshold(paths.cpu, paths.gpu, extra_ms=extra),
+    both = (cpu, gpu) if cpu is not None and gpu is not None else None
+    return {
+        "B1": missing if both is None else gpu_threshold(*both, extra_ms=extra),
+        "B1_tokens": missing if both is None else prefill_threshold(both[0].path, both[1].path, extra_ms=extra),
+        "B2": missing if gpu is None else amortised_batch(gpu, wishes.launch_share),
+        "knee": missing if widest is None else knee_batch(widest),
+    }
+
+
+def _notes(profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: float, wishes: Wishes) -> list[str]:
+    """What a reader must know of the paths before trusting the plan."""
+    found = []
+    for name, level in levels.items():
+        path = profile.paths[name]
+        if path.quote is not None:
+            found.append(wording.nominal(name, path.quote.text))
+        elif level.percentile is None:
+            found.append(wording.no_intervals(name))
+        elif level.percentile < asked:
+            found.append(wording.too_few(name, asked, level.by_phase))
+        if wishes.context is None and path.fit.assumed_context:
+            found.append(wording.assumed_context(name, path.fit.assumed_context))
+        if not path.fit.knows_prefill and not path.quote:
+            found.append(wording.no_prefill_seen(name))
+    if "amx" not in profile.paths and "gpu" in profile.paths and "cpu" in profile.paths:
+        found.append(wording.CPU_FOR_AMX)
+    return found
+
+
+def _paths(profile: HardwareProfile, tokens: int, context: float | None) -> _Paths:
+    cpu, gpu = (
+        None if path is None else PathLatency(path, tokens, context)
+        for path in (profile.first_of(CPU_PATHS), profile.first_of(GPU_PATHS))
     )
+    return _Paths(cpu, gpu, gpu or cpu or PathLatency(next(iter(profile.paths.values())), tokens, context))
 
 
 def _check(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: int) -> None:
@@ -163,49 +208,3 @@ def _stated(levels: Mapping[str, StepLevels]) -> float | None:
     """The percentile that every path can give; None where one only knows its typical step."""
     known = [level.percentile for level in levels.values()]
     return None if None in known else min(p for p in known if p is not None)
-
-
-def _parts(profile: HardwareProfile) -> _Paths:
-    cpu, gpu = profile.first_of(CPU_PATHS), profile.first_of(GPU_PATHS)
-    if cpu is not None and gpu is not None:
-        return _Paths(cpu, gpu, "")
-    here = ", ".join(profile.paths)
-    absent = "gpu" if gpu is None else "amx or cpu"
-    reason = (
-        f"needs two execution paths; this profile has {here}, add {absent} with `latfit fit TRACE --path ...` or"
-        " `latfit hardware add`"
-    )
-    return _Paths(cpu, gpu, reason)
-
-
-def _waiting(profile: HardwareProfile) -> Unknown:
-    if profile.first_of(CPU_PATHS) is None or profile.first_of(GPU_PATHS) is None:
-        return Unknown("needs two execution paths: a request that waits too long falls back from the GPU to the CPU")
-    return Unknown("needs an arrival rate: --rate")
-
-
-def _settings(
-    paths: _Paths, profile: HardwareProfile, sla_ms: float, percentile: float, wishes: Wishes
-) -> Unknown | Settings:
-    """Settings of the path that serves."""
-    return engine_settings(_serving(paths, profile), sla_ms, percentile, wishes.serving, wishes.context)
-
-
-def _serving(paths: _Paths, profile: HardwareProfile) -> ExecutionPath:
-    """The path whose settings are given: the GPU where there is one."""
-    return paths.gpu or paths.cpu or next(iter(profile.paths.values()))
-
-
-def _ceilings(profile: HardwareProfile) -> dict[str, dict[str, float | None]]:
-    return {
-        name: beside_the_fit(path.ceiling, path.fit).to_json()
-        for name, path in profile.paths.items()
-        if path.ceiling.known
-    }
-
-
-def _doubted(doubts: list[Doubt], sla_ms: float) -> list[str]:
-    if not doubts:
-        return []
-    points = ", ".join(f"B={d.B} S={d.S:,} on {d.path}" for d in doubts)
-    return [f"Cannot promise {format_ms(sla_ms)} near the boundary; measure these points: {points}."]

@@ -63,7 +63,8 @@ class Wishes:
 
     rate: requests per ms, for all replicas together.  context: cached tokens of a request.  max_batch: largest batch of
     the GPU.  transfer_ms, wait_ms: what a request pays before the GPU begins; wait None: as the rate makes it, 0
-    without one.  launch_share: eps of B2.
+    without one.  launch_share: eps of B2.  laws_only: nothing is run; responses by laws in closed form, for Poisson
+    arrivals and steps without scatter.  seed: of the simulation that verifies the decision.
     """
 
     rate: float | None = None
@@ -76,6 +77,8 @@ class Wishes:
     serving: ServingTargets = field(default_factory=ServingTargets)
     objective: Objective | None = None
     load: Load | None = None
+    laws_only: bool = False
+    seed: int = 0
 
     def __post_init__(self) -> None:
         _check(self.replicas >= 1, f"{self.replicas} replicas", "--replicas", "Give 1 or more.")
@@ -91,7 +94,7 @@ class Wishes:
     @property
     def arrivals(self) -> Arrivals:
         """How requests arrive at one replica."""
-        return POISSON if self.load is None else self.load.arrivals.split(self.replicas)
+        return POISSON if self.load is None or self.laws_only else self.load.arrivals.split(self.replicas)
 
     @property
     def rate_each(self) -> float | None:

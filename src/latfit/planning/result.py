@@ -1,11 +1,29 @@
 """Plan: the decisions, what bound them, and what could not be said and why. Durations in ms, rates in requests/s."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from typing import Any
+
+from latfit.units import format_ms
+
+NEEDS_RATE = "needs an arrival rate: --rate"
+NEEDS_LOAD = "needs an arrival rate: --rate, or a recorded load: --arrivals"
+NEEDS_PATHS = "needs two execution paths"
+FALLS_BACK = "needs two execution paths: a request that waits too long falls back from the GPU to the CPU"
 
 Interval = tuple[float | None, float | None]
 """95 % of what the fits' draws allow; an end is None where it is "never"."""
+
+
+class Reach(Enum):
+    """For which of the measured sizes something holds: from one on (or between some), for all, for none; or that cannot
+    be told."""
+
+    FROM = "from"
+    ALWAYS = "always"
+    NEVER = "never"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -21,6 +39,7 @@ class Threshold:
     wins: Sequence[tuple[int, int]] = ()
     interval: Interval | None = None
     never_share: float | None = None
+    reach: Reach = Reach.FROM
 
 
 @dataclass(frozen=True)
@@ -74,10 +93,10 @@ class RuleChoice:
 class Cutoff:
     """How long a request may wait for the GPU before it goes to the CPU's queue.
 
-    value: the recommended T_cut in ms, None where none meets the SLA.  bound: what vouches for it: "rigorous" (proved),
+    value: the recommended T_cut in ms, None where none meets the SLA.  bound: what backs it: "rigorous" (proved),
     "exact" (the law by matrices), "simulated" (the queues run with the measured scatter).  ranges: T_cut that meet the
     SLA, by method.  bounds_ms: the percentile at `value` (where there is none, at `safest_ms`) by method; "poisson" is
-    the customary formula.  holds: the methods whose number is a valid bound or the law itself.  safest_ms: T_cut with
+    the textbook formula.  holds: the methods whose number is a valid bound or the law itself.  safest_ms: T_cut with
     the least percentile.
     """
 
@@ -101,27 +120,52 @@ class Cutoff:
         return self.safest_ms if self.value is None else self.value
 
     @property
-    def granted(self) -> Sequence[tuple[float, float]]:
+    def admitted(self) -> Sequence[tuple[float, float]]:
         """T_cut that meet the SLA by the law itself: exact, or simulated where steps scatter."""
         return self.ranges.get("exact", self.ranges.get("simulated", ()))
 
     @property
     def misled(self) -> bool:
-        """Whether the customary formula promises what the law denies, or denies what it grants."""
-        customary, exact = self.ranges.get("poisson", ()), self.granted
-        ends = [spans[-1][1] if spans else 0.0 for spans in (customary, exact)]
-        return bool(customary) != bool(exact) or ends[0] > ends[1] * 1.01
+        """Whether the textbook formula admits what misses the SLA, or refuses what meets it."""
+        textbook, exact = self.ranges.get("poisson", ()), self.admitted
+        ends = [spans[-1][1] if spans else 0.0 for spans in (textbook, exact)]
+        return bool(textbook) != bool(exact) or ends[0] > ends[1] * 1.01
+
+
+class Kind(Enum):
+    """How a strategy forms batches."""
+
+    ONE_AT_A_TIME = "one at a time"
+    GREEDY = "greedy batches"
+    AMORTISED = "amortised batches"
+    CUTOFF = "T_cut"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a load is served: paths by their labels, the GPU first; T_cut_ms: where waiting for the GPU is cut off."""
+
+    kind: Kind
+    paths: tuple[str, ...]
+    T_cut_ms: float | None = None
+
+    @property
+    def name(self) -> str:
+        on = " + ".join(self.paths)
+        return f"{on}, {self.kind.value}" if self.T_cut_ms is None else f"{on}, T_cut {format_ms(self.T_cut_ms)}"
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A way to run the load: its percentile and mean in ms, the margin to the SLA as a share of it, the highest rate
-    that meets the SLA, and why it was taken or not. None where the load is unstable or a number is not known.
+    """A strategy at the plan's rate: its percentile and mean in ms, the margin to the SLA as a share of it, the highest
+    rate that meets the SLA, and why it was selected or not. None where the load is unstable or a number is not known.
 
-    feasible_per_s: ranges of the rate that meet the SLA; one that begins at 0 has no lower end.
+    feasible_per_s: ranges of the rate that meet the SLA; one that begins at 0 has no lower end.  source: "simulated"
+    (the queue run with the scatter of the fit and the arrivals as they come) or "exact" (a law in closed form, where
+    nothing scatters or only laws were asked for).
     """
 
-    name: str
+    strategy: Strategy
     percentile_ms: float | None
     mean_ms: float | None
     margin: float | None
@@ -134,11 +178,16 @@ class Alternative:
     chosen: bool
     verdict: str
     feasible_per_s: Sequence[tuple[float, float]] = ()
+    source: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.strategy.name
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What load the chosen system carries on one machine; rates in requests/s for one replica unless said.
+    """What load the chosen strategy carries on one replica; rates in requests/s for one replica unless said.
 
     sustainable: with the SLA kept by what the fit says; promised: also at the slow end of what the data leave open,
     None where that cannot be told.  headroom: sustainable over the rate, minus 1.  replicas: for the whole rate.
@@ -219,53 +268,179 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to do under an SLA.
+class StepPlan:
+    """Which steps meet the SLA on their own. percentile: the share of them that does, in percent; None where the fits
+    only know the typical step.  fastest_ms: the fastest step there is on any path, at that percentile.  doubts: steps
+    of which the fits cannot say whether they meet it."""
 
-    percentile: the share of steps that meets it, in percent; None where the fits only know the typical step. feasible:
-    whether it can be met.  binding: what limits it.  answer: the plan in one or two sentences. fastest_ms: the fastest
-    step there is on any path, at that percentile.  remedy: what would make it feasible. promise: "yes", "no", or "in
-    doubt" where what the data allow lies on both sides of the SLA, or a tail was not seen; interval_ms: 95 % of the
-    percentile at the plan's rate over what the data and the simulation leave open, None where that is nothing.
-    unsupported: why the answer is not supported by the data, empty where it is.  engines: the settings under the names
-    that serving engines use.
+    percentile: float | None
+    S_at_B: Sequence[TokenRange]
+    B_at_S: Sequence[BatchRange]
+    fastest_ms: float
+    binding: str
+    remedy: str
+    B1: Threshold
+    B2: Threshold
+    B1_tokens: Threshold | Unknown
+    knee: Threshold | Unknown
+    doubts: Sequence[Doubt]
+
+    @property
+    def feasible(self) -> bool:
+        return bool(self.S_at_B or self.B_at_S)
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """How to serve a rate. percentile: of responses that meet the SLA, in percent.  promise: "yes", "no", or "in doubt"
+    where what the data allow lies on both sides of the SLA, a tail was not seen, or the simulation cannot tell;
+    interval_ms: 95 % of the percentile over what the data and the run leave open, None where that is nothing.
+    checked: what the event simulation of the decision found, None where there is no decision or only laws were asked
+    for."""
+
+    rate_per_s: float
+    percentile: float
+    alternatives: Sequence[Alternative]
+    T_cut: Unknown | Cutoff
+    capacity: Unknown | Capacity
+    B1: Threshold | Unknown
+    rules: Sequence[RuleChoice]
+    sensitivity: Sequence[Change]
+    frontier: Sequence[FrontierPoint]
+    binding: str
+    remedy: str
+    promise: str
+    interval_ms: Interval | None
+    checked: Mapping[str, Any] | None
+    laws_only: bool
+    notes: Sequence[str]
+
+    @property
+    def chosen(self) -> Alternative | None:
+        return next((row for row in self.alternatives if row.chosen), None)
+
+    @property
+    def feasible(self) -> bool:
+        return self.chosen is not None and self.promise != "no"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do under an SLA in ms: for steps, and for a load where there is one.
+
+    answer: the plan in one or two sentences.  unsupported: why it is not supported by the data, empty where it is.
+    engines: the settings under the names that serving engines use.  quoted: nominal numbers by path.
     """
 
     sla_ms: float
-    percentile: float | None
     tokens_per_request: int
-    B1: Threshold
-    B2: Threshold
-    T_cut: Unknown | Cutoff
-    S_at_B: Sequence[TokenRange]
-    B_at_S: Sequence[BatchRange]
-    feasible: bool
-    binding: str
+    steps: StepPlan
+    load: LoadPlan | None
+    settings: Unknown | Settings
+    engines: Mapping[str, Mapping[str, Any]]
     answer: str
-    fastest_ms: float
-    notes: Sequence[str] = ()
-    settings: Unknown | Settings = field(default_factory=lambda: Unknown("not asked for"))
-    capacity: Unknown | Capacity = field(default_factory=lambda: Unknown("needs an arrival rate: --rate"))
-    remedy: str = ""
-    rate_per_s: float | None = None
-    B1_tokens: Threshold | Unknown = field(default_factory=lambda: Unknown("needs two execution paths"))
-    knee: Threshold | Unknown = field(default_factory=lambda: Unknown("needs a path"))
-    rules: Sequence[RuleChoice] = ()
-    alternatives: Sequence[Alternative] = ()
-    sensitivity: Sequence[Change] = ()
-    frontier: Sequence[FrontierPoint] = ()
-    doubts: Sequence[Doubt] = ()
-    quoted: Mapping[str, str] = field(default_factory=dict)
-    ceilings: Mapping[str, Any] = field(default_factory=dict)
-    checked: Mapping[str, Any] | None = None
-    B1_at_rate: Threshold | Unknown = field(default_factory=lambda: Unknown("needs an arrival rate: --rate"))
-    promise: str = "yes"
-    interval_ms: Interval | None = None
-    unsupported: Sequence[str] = ()
-    engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    notes: Sequence[str]
+    unsupported: Sequence[str]
+    quoted: Mapping[str, str]
+    ceilings: Mapping[str, Any]
+    both_paths: bool
+
+    @property
+    def _decides(self) -> StepPlan | LoadPlan:
+        return self.steps if self.load is None else self.load
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the SLA can be met."""
+        return self._decides.feasible
+
+    @property
+    def binding(self) -> str:
+        """What limits it."""
+        return self._decides.binding
+
+    @property
+    def remedy(self) -> str:
+        """What would make it feasible; empty where it is."""
+        return self._decides.remedy
+
+    @property
+    def percentile(self) -> float | None:
+        """Of steps, or with a rate of responses, in percent; None for the typical step."""
+        return self._decides.percentile
+
+    @property
+    def promise(self) -> str:
+        """yes, no or in doubt."""
+        found = self.load.promise if self.load is not None else "yes" if self.steps.feasible else "no"
+        return "in doubt" if self.unsupported and found == "yes" else found
+
+    @property
+    def rate_per_s(self) -> float | None:
+        return None if self.load is None else self.load.rate_per_s
+
+    @property
+    def alternatives(self) -> Sequence[Alternative]:
+        return () if self.load is None else self.load.alternatives
+
+    @property
+    def T_cut(self) -> Unknown | Cutoff:
+        if self.load is not None:
+            return self.load.T_cut
+        return Unknown(NEEDS_RATE if self.both_paths else FALLS_BACK)
+
+    @property
+    def capacity(self) -> Unknown | Capacity:
+        return Unknown(NEEDS_LOAD) if self.load is None else self.load.capacity
 
     def to_json(self) -> dict[str, Any]:
-        whole = asdict(self)
-        inverse = {"S_at_B": whole.pop("S_at_B"), "B_at_S": whole.pop("B_at_S")}
-        waiting = whole.pop("T_cut")
-        return {**whole, "T_cut_ms": waiting, "inverse": inverse}
+        """Keys are a contract: see `docs/formats.md`."""
+        steps, load = self.steps, self.load
+        return {
+            "sla_ms": self.sla_ms,
+            "percentile": self.percentile,
+            "tokens_per_request": self.tokens_per_request,
+            "feasible": self.feasible,
+            "promise": self.promise,
+            "answer": self.answer,
+            "binding": self.binding,
+            "remedy": self.remedy,
+            "notes": list(self.notes),
+            "unsupported": list(self.unsupported),
+            "rate_per_s": self.rate_per_s,
+            "interval_ms": None if load is None else load.interval_ms,
+            "alternatives": _plain(self.alternatives),
+            "capacity": _plain(self.capacity),
+            "checked": None if load is None else load.checked,
+            "T_cut_ms": _plain(self.T_cut),
+            "B1": _plain(steps.B1),
+            "B1_at_rate": _plain(Unknown(NEEDS_RATE) if load is None else load.B1),
+            "B1_tokens": _plain(steps.B1_tokens),
+            "B2": _plain(steps.B2),
+            "knee": _plain(steps.knee),
+            "rules": _plain(() if load is None else load.rules),
+            "sensitivity": _plain(() if load is None else load.sensitivity),
+            "frontier": _plain(() if load is None else load.frontier),
+            "fastest_ms": steps.fastest_ms,
+            "inverse": {"S_at_B": _plain(steps.S_at_B), "B_at_S": _plain(steps.B_at_S)},
+            "doubts": _plain(steps.doubts),
+            "settings": _plain(self.settings),
+            "engines": self.engines,
+            "quoted": self.quoted,
+            "ceilings": self.ceilings,
+        }
+
+
+def _plain(value: Any) -> Any:
+    """A record as a JSON object: a strategy by its name, what is an Enum left out."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if not is_dataclass(value):
+        return dict(value) if isinstance(value, Mapping) else value
+    pairs = {each.name: getattr(value, each.name) for each in fields(value)}
+    named = {"name" if name == "strategy" else name: each for name, each in pairs.items()}
+    return {
+        name: each.name if isinstance(each, Strategy) else _plain(each)
+        for name, each in named.items()
+        if not isinstance(each, Enum)
+    }

@@ -1,15 +1,14 @@
-"""Which of a fit's warnings decide a plan: then the answer is not supported by these data, and says so first.
+"""What a plan cannot support: answers that a fit's warnings forbid, and steps that its data cannot judge.
 
-A machine that changed while it was measured decides every plan whose margin is smaller than the change. Limits of
-single steps hold whatever the model misses, for they are made of its errors on steps left out; but they say nothing
-where B and S say nothing, nor of steps that nobody measured. Responses go by the mean steps that were measured, size by
-size, so there an error of the curve is in the interval, and does not decide.
-
-Where a fit cannot promise: steps whose latency falls on both sides of the SLA over the curves that the data allow.
+Some warnings decide a plan: then the answer is not supported by these data, and says so first. A machine that changed
+while it was measured decides every plan whose margin is smaller than the change. Limits of single steps hold whatever
+the model misses, for they are made of its errors on steps left out; but they say nothing where B and S say nothing, nor
+of steps that nobody measured. Responses go by the mean steps that were measured, size by size, so there an error of the
+curve is in the interval, and does not decide.
 
 A step meets the SLA at a percentile when its typical latency times the factor is within it. Over the fit's draws that
-has a chance; between 2.5 % and 97.5 % it is neither promised nor denied. Such steps, the least certain first and
-apart from each other, are the ones to measure: each decides a part of the boundary.
+has a chance; between 2.5 % and 97.5 % it is neither promised nor refused. Such steps, the least certain first and apart
+from each other, are the ones to measure: each decides a part of the boundary.
 """
 
 import math
@@ -17,10 +16,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from latfit.hardware import ExecutionPath
-from latfit.planning.result import Doubt, Plan
+from latfit.hardware import CERTAIN, ExecutionPath, step_draws
+from latfit.planning import wording
+from latfit.planning.result import Doubt, LoadPlan, StepPlan
 from latfit.planning.steps.limits import levels_for
-from latfit.planning.steps.thresholds import CERTAIN, drawn_ms
 from latfit.stats import FloatArray
 
 MOST = 6
@@ -35,7 +34,7 @@ def doubtful_steps(path: ExecutionPath, sla_ms: float, percentile: float) -> lis
     B, S = _grid(path)
     if not len(B):
         return []
-    drawn = drawn_ms(path, {"B": B, "S": S})
+    drawn = step_draws(path, {"B": B, "S": S})
     if drawn is None:
         return []
     T = drawn * levels_for(path, percentile).factors(B, S)
@@ -76,9 +75,9 @@ def inherited(paths: Sequence[ExecutionPath]) -> list[str]:
     ]
 
 
-def unsupported(plan: Plan, paths: Sequence[ExecutionPath]) -> list[str]:
+def unsupported(steps: StepPlan, load: LoadPlan | None, paths: Sequence[ExecutionPath]) -> list[str]:
     """Why the plan's answer is not supported by the data of the paths it rests on; empty where it is."""
-    return [reason for path in paths for reason in _reasons(plan, path)]
+    return [reason for path in paths for reason in _reasons(steps, load, path)]
 
 
 def blind(path: ExecutionPath) -> bool:
@@ -86,18 +85,21 @@ def blind(path: ExecutionPath) -> bool:
     return path.fit.model == "constant" or any(w.code == "no_better_than_constant" for w in path.fit.warnings)
 
 
-def _reasons(plan: Plan, path: ExecutionPath) -> Iterator[str]:
-    if blind(path) and plan.rate_per_s is None:
-        yield f"on {path.label} a constant predicts as well as B and S do, so no limit on them follows"
+def _reasons(steps: StepPlan, load: LoadPlan | None, path: ExecutionPath) -> Iterator[str]:
     shift = drift_of(path)
-    chosen = next((row for row in plan.alternatives if row.chosen), None)
-    margin = None if chosen is None else chosen.margin
-    if shift is not None and (plan.rate_per_s is None or margin is None or abs(shift) > margin):
-        yield f"steps on {path.label} changed by {shift:+.0%} while they were measured"
-    rows = [row for row in plan.S_at_B if row.path == path.name]
+    if load is not None:
+        margin = None if load.chosen is None else load.chosen.margin
+        if shift is not None and (margin is None or abs(shift) > margin):
+            yield wording.drifted(path.label, shift)
+        return
+    if blind(path):
+        yield wording.constant_as_good(path.label)
+    if shift is not None:
+        yield wording.drifted(path.label, shift)
+    rows = [row for row in steps.S_at_B if row.path == path.name]
     widest = max(rows, key=lambda row: math.inf if row.S_max is None else row.S_max, default=None)
-    if plan.rate_per_s is None and path.quote is None and widest is not None and widest.extrapolated:
-        yield f"steps of more than {path.fit.domain['S'][1]:,.0f} tokens on {path.label} were not measured"
+    if path.quote is None and widest is not None and widest.extrapolated:
+        yield wording.beyond_measured(path.label, path.fit.domain["S"][1])
 
 
 def drift_of(path: ExecutionPath) -> float | None:

@@ -1,78 +1,461 @@
-"""The plan's sentences: what to do under a step's SLA, and what could not be kept to."""
+"""Every sentence of a plan, from codes and numbers. Durations in ms, rates in requests/s."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-from latfit.hardware import HardwareProfile
-from latfit.planning.request import Wishes
-from latfit.planning.result import TokenRange
-from latfit.planning.steps.limits import StepLevels
+from latfit.planning.result import (
+    Alternative,
+    Capacity,
+    Cutoff,
+    Doubt,
+    Interval,
+    LoadPlan,
+    Reach,
+    TokenRange,
+)
 from latfit.units import format_ms
 
+SELECTED = "selected"
+NOT_BETTER = "meets the SLA, but not better"
+AS_IT_IS = "as it is"
+TWICE = "twice the rate"
+NO_STRATEGY = "no strategy for this load meets the SLA at any rate"
+NEARLY = 0.955
+"""Share of the stability limit from which that is what ends a load: a queue that is run is tried up to 0.97 of it."""
 
-def step_answer(
-    sla_ms: float, tokens: Sequence[TokenRange], levels: Mapping[str, StepLevels], profile: HardwareProfile
-) -> tuple[str, str]:
-    """The plan of steps in a sentence, the largest step there is, and what limits it."""
-    finite = [row for row in tokens if row.S_max is not None]
-    if not finite:
+
+def rate_text(per_s: float) -> str:
+    """Requests a second: four significant digits, never as a power of ten below a million million."""
+    return f"{per_s:,.4g} req/s" if per_s < 1e4 else f"{float(f'{per_s:.4g}'):,.0f} req/s"
+
+
+def capacity_text(per_s: float) -> str:
+    """A rate that is carried, rounded down, so that what is printed is carried too."""
+    unit = 10.0 ** (math.floor(math.log10(per_s)) - 3) if per_s > 0 else 1.0
+    return rate_text(math.floor(per_s / unit * (1 + 1e-12)) * unit)
+
+
+def share(part: float) -> str:
+    """A share in percent, two digits below ten."""
+    return f"{100 * part:.2g} %" if abs(part) < 0.0995 else f"{100 * part:.0f} %"
+
+
+def headroom(margin: float, sla_ms: float) -> str:
+    """`41 % headroom to the 20 ms SLA`."""
+    return f"{share(max(margin, 0.0))} headroom to the {format_ms(sla_ms)} SLA"
+
+
+def percentile(value: float | None) -> str:
+    return "typical" if value is None else f"p{value:g}"
+
+
+# Steps.
+
+
+def step_answer(sla_ms: float, largest: TokenRange | None, label: str, level: float | None) -> tuple[str, str]:
+    """The plan of steps in a sentence, and what limits it. largest: the largest step there is, None where every step
+    meets the SLA, at a level in percent (None: the typical step) on the path of that label."""
+    if largest is None:
         return f"Every step meets {format_ms(sla_ms)}.", "nothing: the model has no cost that grows with tokens"
-    largest = max(finite, key=lambda row: row.S_max or 0)
-    label = profile.paths[largest.path].label
-    own = levels[largest.path]
-    level = (own.decode if largest.S_max == largest.B else own.of(largest.B)).percentile
     met_by = "the typical step" if level is None else f"{level:g} % of steps"
     extra = " (beyond the measured range)" if largest.extrapolated else ""
     answer = (
         f"Within {format_ms(sla_ms)} for {met_by}, {label} computes up to {largest.S_max:,} tokens a step"
         f" (at B={largest.B}){extra}."
     )
+    binding = f"latency of a step on {label}: one token more than {largest.S_max:,} at B={largest.B} exceeds it"
+    return answer, binding
+
+
+def no_step(sla_ms: float, fastest_ms: float, B: int, S: int, path: str) -> tuple[str, str, str]:
+    """(answer, what limits it, remedy) where no step meets the SLA."""
+    binding = f"the fastest step, {format_ms(fastest_ms)} at B={B}, S={S} on {path}, is above the SLA"
+    remedy = f"Ask for at least {format_ms(fastest_ms, 4)}, or plan for a lower --percentile."
+    return f"No step meets {format_ms(sla_ms)}: {binding}.", binding, remedy
+
+
+def no_prefill(labels: Sequence[str]) -> str:
+    return f"the fit of {' and of '.join(labels)} has seen no prefill; measure some"
+
+
+def amortised_from(eps: float, best: int) -> str:
+    return f"from here on {1 - eps:.0%} of the best measured throughput, reached at {best}"
+
+
+def knee(*, at_the_end: bool) -> str:
+    end = " (the largest measured: the knee may lie beyond)" if at_the_end else ""
+    return f"throughput over latency is highest{end}"
+
+
+def faster(winner: str, reach: Reach, stretches: Sequence[tuple[int, int]], what: str, top: int) -> str:
+    """From which batch (or prompt length) a path is the faster one."""
+    if reach is Reach.NEVER:
+        return f"never: {winner} is faster at every measured {what}, 1 to {top:,}"
+    if reach is Reach.ALWAYS:
+        return f"always: {winner} is at least as fast at every measured {what}, 1 to {top:,}"
+    if len(stretches) == 1 and stretches[0][1] == top:
+        return f"{winner} is at least as fast from {stretches[0][0]:,} to {top:,}, the largest measured"
+    spans = ", ".join(f"{low:,} to {high:,}" for low, high in stretches)
+    plural = "batches" if what == "batch" else "prompts of"
+    return f"{winner} is at least as fast only for {plural} {spans}"
+
+
+def with_wait(reason: str, extra_ms: float) -> str:
+    return f"{reason}, with {format_ms(extra_ms)} of wait and transfer before the GPU begins"
+
+
+def in_doubt(doubts: Sequence[Doubt], sla_ms: float) -> str:
+    points = ", ".join(f"B={d.B} S={d.S:,} on {d.path}" for d in doubts)
+    return f"Cannot promise {format_ms(sla_ms)} near the boundary; measure these points: {points}."
+
+
+# Paths.
+
+
+def missing_path(here: Sequence[str], absent: str) -> str:
     return (
-        answer,
-        f"latency of a step on {label}: one token more than {largest.S_max:,} at B={largest.B} exceeds it",
+        f"needs two execution paths; this profile has {', '.join(here)}, add {absent} with `latfit fit TRACE --path"
+        " ...` or `latfit hardware add`"
     )
 
 
-def rows_needed(percentile: float) -> int:
+def nominal(name: str, text: str) -> str:
+    return f"{name}: nominal numbers ({text}), not measured; without any spread."
+
+
+def no_intervals(name: str) -> str:
+    return f"{name}: the fit has no intervals, so the plan is for the typical step; half are slower."
+
+
+def too_few(name: str, asked: float, known: Mapping[str, float]) -> str:
+    """known: percentile by kind of step."""
+    if len(set(known.values())) == 1:
+        instead = f"p{next(iter(known.values())):g}"
+    else:
+        instead = " and ".join(f"p{value:g} of steps {kind}" for kind, value in known.items())
+    return (
+        f"{name}: too few independent samples for p{asked:g} of steps; planning steps for {instead}."
+        f" p{asked:g} needs at least {rows_needed(asked):,} distinct (B, S) cells."
+    )
+
+
+def rows_needed(asked: float) -> int:
     """Rows from which a conformal limit exists at that percentile: n >= 1/(1 - level) - 1."""
-    return math.ceil(round(100 / (100 - percentile) - 1, 9))
+    return math.ceil(round(100 / (100 - asked) - 1, 9))
 
 
-def notes(profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: float, wishes: Wishes) -> list[str]:
-    """What a reader must know of the paths before trusting the plan."""
-    found = []
-    for name, level in levels.items():
-        path = profile.paths[name]
-        if path.quote is not None:
-            found.append(f"{name}: quoted ({path.quote.text}), not measured; without any spread.")
-        elif level.percentile is None:
-            found.append(f"{name}: the fit has no intervals, so the plan is for the typical step; half are slower.")
-        elif level.percentile < asked:
-            found.append(
-                f"{name}: the measured steps cannot tell the {asked:g}th percentile, so the plan for steps is for"
-                f" {_by_phase(level)}; {rows_needed(asked):,} or more that do not depend on each other (cells of B and"
-                " S) could."
-            )
-        if wishes.context is None and path.fit.assumed_context:
-            found.append(f"{name}: planned {path.fit.assumed_context}; --context changes that.")
-        if not path.fit.knows_prefill and not path.quote:
-            found.append(f"{name}: the fit has seen no prefill, so steps with more tokens than requests are guesses.")
-    if "amx" not in profile.paths and "gpu" in profile.paths and "cpu" in profile.paths:
-        found.append("cpu plays the part of amx.")
-    return found
+def assumed_context(name: str, assumed: str) -> str:
+    return f"{name}: planned {assumed}; --context changes that."
 
 
-def _by_phase(levels: StepLevels) -> str:
-    """`the 95th`, or by phase where these differ."""
-    named = {"that decode": levels.decode, "of one prompt alone": levels.alone, "with prefill": levels.prefill}
-    told = {what: level.percentile for what, level in named.items() if level.percentile is not None}
-    if len(set(told.values())) == 1:
-        return f"the {next(iter(told.values())):g}th"
-    if told.get("of one prompt alone") == told.get("with prefill"):
-        del told["of one prompt alone"]
-    return " and ".join(f"the {percentile:g}th of steps {what}" for what, percentile in told.items())
+def no_prefill_seen(name: str) -> str:
+    return f"{name}: the fit has seen no prefill, so steps with more tokens than requests are guesses."
 
 
-def rate_text(per_s: float) -> str:
-    """Requests a second: four significant digits, never as a power of ten below a million million."""
-    return f"{per_s:,.4g}/s" if per_s < 1e4 else f"{float(f'{per_s:.4g}'):,.0f}/s"
+CPU_FOR_AMX = "No `amx` path in the profile; using `cpu` as the CPU tier."
+
+
+def not_supported(reasons: Sequence[str], answer: str) -> str:
+    return f"Not supported by these data: {'; '.join(reasons)}. {answer}"
+
+
+def constant_as_good(label: str) -> str:
+    return f"on {label} a constant predicts as well as B and S do, so no limit on them follows"
+
+
+def drifted(label: str, shift: float) -> str:
+    return f"steps on {label} changed by {shift:+.0%} while they were measured"
+
+
+def beyond_measured(label: str, tokens: float) -> str:
+    return f"steps of more than {tokens:,.0f} tokens on {label} were not measured"
+
+
+# A load.
+
+
+def unstable(limit_per_s: float | None) -> str:
+    """limit_per_s: where the rate is above it."""
+    if limit_per_s is None:
+        return "overloaded, or too near its limit to be computed"
+    return f"unstable from {rate_text(limit_per_s)} on"
+
+
+def misses(by_ms: float) -> str:
+    return f"misses the SLA by {format_ms(by_ms)}"
+
+
+def faster_path(label: str, by: float) -> str:
+    return f"{label} {by:.0%} faster".replace("%", " %")
+
+
+def binding(row: Alternative) -> str:
+    """What ends the growth of a strategy's load: the SLA, or stability."""
+    if row.sustainable_per_s is None:
+        return "the SLA: even an idle machine misses it"
+    limit = row.rate_limit_per_s
+    least = next((low for low, high in row.feasible_per_s if high == row.sustainable_per_s), 0.0)
+    below = f"; below {rate_text(least)} too, where steps hold too few requests to be quick" if least else ""
+    if limit is not None and row.sustainable_per_s >= NEARLY * limit:
+        return f"stability-bound (stability limit {rate_text(limit)}){below}"
+    end = "" if limit is None else f" (stability limit {rate_text(limit)})"
+    return f"SLA-bound{end}{below}"
+
+
+def load_binding(row: Alternative) -> str:
+    """The same as what makes a load too much."""
+    if row.sustainable_per_s is None:
+        return binding(row)
+    return f"capacity {capacity_text(row.sustainable_per_s)} per replica, {binding(row)}"
+
+
+def capacity_line(found: Capacity) -> str:
+    """`1 replica needed; capacity 2,655 req/s per replica, SLA-bound (stability limit 3,400 req/s).`"""
+    price = "" if found.price_per_hour is None else f", {found.price_per_hour:,.4g} an hour"
+    needed = "1 replica" if found.replicas == 1 else f"{found.replicas:,} replicas"
+    sure = "" if found.promised_per_s is None else f" ({capacity_text(found.promised_per_s)} for sure)"
+    return (
+        f"{needed} needed{price}; capacity {capacity_text(found.sustainable_per_s or 0.0)} per replica{sure},"
+        f" {found.binding}."
+    )
+
+
+def load_answer(plan: LoadPlan, sla_ms: float, replicas: int) -> str:
+    """The decision in a sentence: the headline, and in one clause what the event simulation said of it."""
+    row, each = plan.chosen, rate_text(plan.rate_per_s)
+    each += f" on each of {replicas} replicas" if replicas > 1 else ""
+    if row is None or row.percentile_ms is None or row.margin is None:
+        return f"{each} cannot be served within {_wanted(plan, sla_ms)}: {least(plan.alternatives)}."
+    if plan.promise == "no":
+        return f"{each} cannot be served within {_wanted(plan, sla_ms)}: {plan.binding}."
+    late = f"p{plan.percentile:g} response {format_ms(row.percentile_ms)}"
+    return (
+        f"Serve {each} with {row.name}: {late}{_by(plan, row)}, {headroom(row.margin, sla_ms)}"
+        f"{_verified(plan)}.{' In doubt: see below.' if plan.promise == 'in doubt' else ''}"
+    )
+
+
+def _wanted(plan: LoadPlan, sla_ms: float) -> str:
+    return f"{format_ms(sla_ms)} at p{plan.percentile:g} of responses"
+
+
+def _by(plan: LoadPlan, row: Alternative) -> str:
+    """What the percentile is from, and its interval."""
+    if plan.laws_only:
+        return " (by exact laws only, without scatter; nothing was simulated)"
+    if row.source == "exact":
+        return " (exact law)"
+    return interval_text(plan.interval_ms)
+
+
+def _verified(plan: LoadPlan) -> str:
+    if plan.checked is None:
+        return ""
+    verdict = "the event simulation cannot tell" if plan.checked["holds"] is None else "the event simulation agrees"
+    return f"; {verdict} ({span_text(plan.checked['ci'])})"
+
+
+def span_text(ends: Sequence[float]) -> str:
+    return " to ".join(format_ms(end, 4) for end in ends)
+
+
+def interval_text(interval: Interval | None) -> str:
+    """` (95 %: 11.2 to 12.4 ms)`; empty without one."""
+    if interval is None or interval[0] is None:
+        return ""
+    high = "no upper end" if interval[1] is None else format_ms(interval[1])
+    return f" (95 %: {format_ms(interval[0])} to {high})"
+
+
+def least(rows: Sequence[Alternative]) -> str:
+    """The best that there is."""
+    able = [row for row in rows if row.percentile_ms is not None and math.isfinite(row.percentile_ms)]
+    if not able:
+        return "every strategy is overloaded"
+    best = min(able, key=lambda row: row.percentile_ms or 0.0)
+    return f"the best, {best.name}, needs {format_ms(best.percentile_ms or 0.0)}"
+
+
+def remedy(rows: Sequence[Alternative], shown: Alternative, rate_per_s: float) -> str:
+    """What would make a load feasible."""
+    if shown.sustainable_per_s is None:
+        return f"No rate meets it: {least(rows)}. Relax the SLA, or make the step faster; replicas do not help."
+    above = next(((low, high) for low, high in shown.feasible_per_s if rate_per_s < low), None)
+    if above is not None:
+        return (
+            f"{shown.name} meets it from {rate_text(above[0])} to {capacity_text(above[1])} per replica, where batches"
+            " fill: send the load to fewer machines, or relax the SLA."
+        )
+    count = shown.replicas or 1
+    most = f"One replica carries at most {capacity_text(shown.sustainable_per_s)} within the SLA ({shown.name})"
+    return f"{most}; this rate needs {count}: --replicas {count}."
+
+
+def refuted(name: str, ends: Sequence[float]) -> str:
+    return f"the event simulation refutes it: {name} needs {span_text(ends)} (95 %)"
+
+
+def refuted_remedy(sla_ms: float) -> str:
+    return f"Ask for --sla {option_ms(sla_ms)}, or for a lower rate."
+
+
+def option_ms(value: float) -> str:
+    """A duration as an option takes it: `19.6ms`."""
+    return format_ms(value, 4).replace(" ", "")
+
+
+def at_the_edge(sla_ms: float, precision: float, inside: float | None, margin: float, aim_ms: float) -> str:
+    """inside: the T_cut that keeps the margin, None where there is none."""
+    stricter = f"plan for --sla {option_ms(aim_ms)} or a lower rate"
+    way_out = stricter
+    if inside is not None:
+        way_out = f"T_cut {format_ms(inside)} keeps {margin:.0%} of margin; or {stricter}".replace("%", " %")
+    near = f"{precision:.0%}".replace("%", " %")
+    return (
+        f"The plan is at the edge of {format_ms(sla_ms)}, nearer than the event simulation can tell (to {near})."
+        f" For a promise {way_out}."
+    )
+
+
+def cannot_promise(doubt: str) -> str:
+    return f"Cannot promise it: {doubt}."
+
+
+def open_interval(sla_ms: float, asked: float, ends: Interval, points: Sequence[tuple[int, int, str]]) -> str:
+    """points: (B, S, path) to measure."""
+    low, high = (None if end is None else format_ms(end) for end in ends)
+    text = f"over what the data allow p{asked:g} is {low} to {high or 'without bound'}"
+    named = ", ".join(f"B={B} S={S:,} on {path}" for B, S, path in points)
+    more = f"measure these points: {named}" if points else "measure more steps"
+    return f"Cannot promise {format_ms(sla_ms)}: {text}; {more}."
+
+
+LAWS_ONLY_DOUBT = "only laws were asked for, which leave out how steps scatter; without --laws-only the queue is run"
+BURSTS_TOO_LONG = "the recorded arrivals are too few to show how long their bursts last"
+NOT_SETTLED = "the load is so near its limit that the simulation was too short to settle"
+
+
+def unknown_scatter(label: str) -> str:
+    return f"how steps on {label} scatter is not known: fit its trace again"
+
+
+def tail_not_seen(steps: tuple[str, str, bool], asked: float, fewest: float, wanted: int) -> str:
+    """steps: (path, phase, whether only some batch sizes are meant)."""
+    label, phase, some = steps
+    sizes = " with some batch sizes" if some else ""
+    return (
+        f"the tail of {phase} steps on {label}{sizes} beyond p{asked:g} was not seen"
+        f" ({fewest:,.0f} independent steps; {wanted:,} or more could show it)"
+    )
+
+
+def slow_steps_decide(label: str, steps: float, slowest: float, part: float) -> str:
+    return (
+        f"{label}: the slowest 1 % of the measured steps ({0.01 * steps:,.0f} of {steps:,.0f}, up to {slowest:.3g}"
+        f" times the typical) decide how long requests wait: they make {share(part)} of the mean square of a step's"
+        " time. Find what stalls them, or measure more."
+    )
+
+
+def slow_start(name: str, took_ms: float | None) -> str:
+    after = "very long" if took_ms is None or math.isinf(took_ms) else f"about {format_ms(took_ms, 2)}"
+    return (
+        f"{name}: metastable after a restart. From empty it takes {after} until the queue is as planned: steps that"
+        " hold few requests are slow, and all who come meanwhile wait. Start with little load, or full batches."
+    )
+
+
+def gpu_overloaded(found: str) -> str:
+    return f"the GPU alone does not carry this rate: {found}"
+
+
+def assumed(arrivals: str, steady: Sequence[str], scatters: bool, exponential: str | None) -> str:
+    """What the responses are for. steady: paths whose steps take their mean time."""
+    said = f"Responses are for {arrivals}"
+    if scatters:
+        said += ", and steps that scatter as measured, independently of each other"
+    if steady:
+        said += f"; steps on {' and '.join(steady)} take their mean time"
+    if exponential is not None:
+        said += f", one request at a time on {exponential} an exponential one"
+    return f"{said}."
+
+
+# T_cut.
+
+
+def spans_text(spans: Sequence[tuple[float, float]], sla_ms: float) -> str:
+    """Ranges of T_cut in words; one that starts where the search does has no lower end."""
+    from latfit.queueing import SMALLEST_SHARE
+
+    start = 1.001 * SMALLEST_SHARE * sla_ms
+    said = [f"{format_ms(a)} to {format_ms(b)}" if a > start else f"up to {format_ms(b)}" for a, b in spans]
+    return ", ".join(said) or "none"
+
+
+def cutoff_found(
+    found: bool,
+    bound: str,
+    spans: Sequence[tuple[float, float]],
+    sla_ms: float,
+    objective: bool,
+    proved: tuple[float | None] | None = None,
+) -> str:
+    """Why a T_cut is recommended. bound: what backs it.  proved: (the largest by proof,) where that is less."""
+    if not found:
+        return f"no T_cut meets {format_ms(sla_ms)}"
+    meet = "meets" if len(spans) == 1 else "meet"
+    admitted = f"{spans_text(spans, sla_ms)} {meet} the SLA"
+    if bound == "simulated":
+        how = "best for the objective" if objective else "the largest"
+        return f"{how} in a run of the queues with the measured scatter; {admitted}"
+    if objective:
+        return f"best for the objective; {admitted}"
+    if bound == "rigorous":
+        return f"the largest that is proved; by the exact law {admitted}"
+    certain = ""
+    if proved is not None:
+        certain = ", none by proof" if proved[0] is None else f", by proof only up to {format_ms(proved[0])}"
+    return f"the largest by the exact law; {admitted}{certain}"
+
+
+def no_cutoff(sla_ms: float, asked: float, best_ms: float) -> str:
+    return f"no T_cut meets {format_ms(sla_ms)}: p{asked:g} is at least {format_ms(best_ms)}"
+
+
+def late_requests(gpu: str | None, cpu: str, busy: float) -> str:
+    """Which side holds most of the late requests: the GPU where it is named."""
+    if gpu is not None:
+        return f"requests that {gpu} serves: they wait up to T_cut, then for their batch"
+    return f"the queue of {cpu}: overflow keeps it {share(busy)} busy"
+
+
+def measured_service(label: str, cv: float) -> str:
+    return f"{label}: one request at a time, its service as measured (coefficient of variation {cv:.2g})."
+
+
+def assumed_service(label: str, median_ms: float | None) -> str:
+    """median_ms: where that is all that is known of it."""
+    said = f"{label}: nobody measured how its service scatters; taken as exponential"
+    if median_ms is not None:
+        mean, wrong = math.log(2) / median_ms * 1e3, 1e3 / median_ms
+        said += f", which with a median of {format_ms(median_ms)} serves {rate_text(mean)}, not {rate_text(wrong)}"
+    return f"{said}."
+
+
+def textbook_note(waiting: Cutoff, sla_ms: float) -> str:
+    """Where the formula T_cut + ln(1/(1-q))/(mu - lambda_a) differs from what holds."""
+    admits, holds = waiting.ranges.get("poisson", ()), waiting.admitted
+    if not admits:
+        return "The textbook formula finds no T_cut here, though there are some."
+    if not holds:
+        return f"The textbook formula would admit T_cut up to {format_ms(admits[-1][1])}; none meets the SLA."
+    return (
+        f"The textbook formula would admit T_cut up to {format_ms(admits[-1][1])} and promise {format_ms(sla_ms)}; it"
+        f" holds only up to {format_ms(holds[-1][1])}."
+    )
+
+
+def backed_by(bound: str | None) -> str:
+    """What a T_cut rests on."""
+    return {"rigorous": "proved", "exact": "by the exact law", "simulated": "by simulation"}.get(bound or "", "")

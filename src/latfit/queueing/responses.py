@@ -104,7 +104,7 @@ COARSE = Effort(shortest=20_000, longest=80_000)
 QUICK = Effort(shortest=6_000, longest=24_000)
 """For a first look, and for ratios of runs on the same numbers."""
 
-FINE = Effort(shortest=400_000, longest=1_600_000)
+FINE = Effort(shortest=100_000, longest=1_600_000)
 """For a number that is promised."""
 
 

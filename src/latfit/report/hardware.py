@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from latfit.hardware import BatchEstimate, ExecutionPath, HardwareProfile, beside_the_fit, estimate
+from latfit.hardware import BatchEstimate, ExecutionPath, HardwareProfile, PathLatency, beside_the_fit
 from latfit.planning import rate_text
 from latfit.report.fit.tables import Table
 from latfit.report.format import count, number
@@ -30,9 +30,10 @@ def paths_table(profile: HardwareProfile) -> Table:
 
 def estimates(path: ExecutionPath, tokens: int, context: float | None = None) -> list[BatchEstimate]:
     """Batches of 1, 2, 4, ... requests up to the largest measured, and that one."""
-    top = max(1, min(int(path.fit.domain["B"][1]), int(path.fit.domain["S"][1] // tokens)))
+    latency = PathLatency(path, tokens, context)
+    top = len(latency.batches)
     sizes = sorted({*(1 << i for i in range(top.bit_length())), top})
-    return [estimate(path, B, tokens, context) for B in sizes[:MOST_ROWS]]
+    return [latency.estimate(B) for B in sizes[:MOST_ROWS]]
 
 
 def estimates_table(label: str, rows: Sequence[BatchEstimate], tokens: int) -> Table:

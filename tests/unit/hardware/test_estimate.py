@@ -7,7 +7,7 @@ import pytest
 
 from latfit.errors import WrongUsage
 from latfit.hardware.ceiling import Ceiling, beside_the_fit
-from latfit.hardware.path_latency import estimate, mean_ms, scatter
+from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import ExecutionPath
 from latfit.model.step_ratios import ratios_of
 from latfit.trace.table import DECODE
@@ -28,22 +28,23 @@ def path_with(draws: np.ndarray) -> ExecutionPath:
 
 def test_mean_and_spread_are_those_of_the_sample() -> None:
     draws = np.random.default_rng(0).lognormal(0, 0.2, 200_000)
-    found = scatter(path_with(draws), DECODE)
+    latency = PathLatency(path_with(draws))
+    found = latency.scatter
     assert found is not None
     assert found.mean == pytest.approx(draws.mean(), rel=1e-7)
     assert found.cv == pytest.approx(draws.std() / draws.mean(), rel=1e-3)
-    assert mean_ms(path_with(draws), np.array([10.0]), 1)[0] == pytest.approx(5.0 * found.mean)
+    assert latency.mean_ms(np.array([10.0]))[0] == pytest.approx(5.0 * found.mean)
 
 
 def test_quantiles_are_the_factor_times_the_typical_step() -> None:
     path = path_with(np.random.default_rng(1).lognormal(0, 0.1, 50_000))
-    found = estimate(path, 8)
+    found = PathLatency(path).estimate(8)
     assert found.typical_ms == pytest.approx(4.8)
     for level, value in found.quantiles.items():
         assert value == pytest.approx(4.8 * np.exp(0.1 * _normal(level)), rel=0.02)
     assert found.source == "fitted"
     assert not found.outside
-    assert estimate(path, 1000).outside
+    assert PathLatency(path).estimate(1000).outside
 
 
 def _normal(level: float) -> float:
@@ -53,15 +54,16 @@ def _normal(level: float) -> float:
 
 
 def test_without_intervals_the_spread_is_unknown() -> None:
-    path = ExecutionPath("gpu", line(4, 0.1))
-    assert scatter(path, DECODE) is None
-    assert mean_ms(path, np.array([10.0]), 1)[0] == 5.0
+    latency = PathLatency(ExecutionPath("gpu", line(4, 0.1)))
+    assert latency.phase == DECODE
+    assert latency.scatter is None
+    assert latency.mean_ms(np.array([10.0]))[0] == 5.0
 
 
 @pytest.mark.parametrize(("B", "tokens", "context"), [(0, 1, None), (1, 0, None), (1, 1, -1.0)])
 def test_impossible_batches(B: int, tokens: float, context: float | None) -> None:
     with pytest.raises(WrongUsage):
-        estimate(ExecutionPath("gpu", line(4, 0.1)), B, tokens, context)
+        PathLatency(ExecutionPath("gpu", line(4, 0.1)), tokens, context).estimate(B)
 
 
 class TestCeiling:

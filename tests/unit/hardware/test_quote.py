@@ -8,14 +8,14 @@ import pytest
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware.nominal import parse_quote
-from latfit.hardware.path_latency import estimate, mean_ms
+from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import HardwareProfile, add_path, quoted_path, read_hardware
 
 
 def test_a_quoted_median_is_that_of_an_exponential() -> None:
     """theory F: p50 = 2 ms gives ln 2 / 2 = .346574 per ms and a mean of 2.88539 ms, not .5 per ms."""
     path = quoted_path("amx", parse_quote("p50=2ms"))
-    assert mean_ms(path, np.ones(1), 1)[0] == pytest.approx(2.88539, rel=1e-5)
+    assert PathLatency(path).mean_ms(np.ones(1))[0] == pytest.approx(2.88539, rel=1e-5)
     draws = np.random.default_rng(0).exponential(2.88539, 400_000)
     assert np.median(draws) == pytest.approx(2.0, abs=3 * 2.88539 / math.sqrt(400_000))
 
@@ -25,7 +25,7 @@ def test_a_line_is_the_line() -> None:
     T = path.fit.latency_ms(np.array([8.0]), np.array([100.0]))
     assert T[0] == pytest.approx(0.5 + 8 * 0.02 + 100 * 0.01)
     assert path.fit.domain["B"] == [1, 64]
-    assert mean_ms(path, np.ones(1), 1)[0] == pytest.approx(0.53)
+    assert PathLatency(path).mean_ms(np.ones(1))[0] == pytest.approx(0.53)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_the_mark_survives_the_file(tmp_path: Path) -> None:
     add_path(target, quoted_path("amx", parse_quote("p50=2ms")))
     path = read_hardware(target).paths["amx"]
     assert path.label == "amx (quoted)"
-    assert estimate(path, 4).source == "quoted: p50=2ms"
-    assert estimate(path, 4).typical_ms == 8.0
-    assert estimate(path, 4).quantiles == {}
+    assert PathLatency(path).estimate(4).source == "quoted: p50=2ms"
+    assert PathLatency(path).estimate(4).typical_ms == 8.0
+    assert PathLatency(path).estimate(4).quantiles == {}
 
 
 def test_a_quote_that_the_file_spoils(tmp_path: Path) -> None:

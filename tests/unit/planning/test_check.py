@@ -1,26 +1,31 @@
-"""A plan against the simulator: closed forms, the exact law with a cut-off, steps that vary, a plan that is denied."""
+"""A plan against the event simulator: closed forms, the exact law with a cut-off, steps that vary, a refuted plan."""
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import norm
 
-from latfit.errors import WrongUsage
 from latfit.hardware.nominal import parse_quote
 from latfit.hardware.profile import HardwareProfile, quoted_path
 from latfit.model.step_ratios import ratios_of
-from latfit.planning.load.verify import confirmed
+from latfit.planning.load import evaluate
+from latfit.planning.load.strategies import Machine
+from latfit.planning.load.varying import load_from_arrivals
+from latfit.planning.load.verify import simulated
 from latfit.planning.plan import make_plan
 from latfit.planning.request import Wishes
 from latfit.planning.result import Cutoff, Plan
 from latfit.policies.policy import Limits, cutoff
+from latfit.queueing import sampled
+from latfit.queueing.batch import batch_queue
 from latfit.queueing.overflow import feasible_cutoffs
-from latfit.queueing.service import measured_times
-from latfit.simulation.policies.run import Options, check
+from latfit.queueing.service import linear_times, measured_times
+from latfit.simulation.policies.run import Checked, Options, check
 from latfit.simulation.policies.service import System, linear_path, table_path
-from tests.unit.planning.test_plan import line, machine
+from tests.unit.planning.test_plan import line, loaded, machine
 
 SMALL = {"B": [1, 64], "S": [1, 64]}
 QUOTED = HardwareProfile(
@@ -34,14 +39,18 @@ QUOTED = HardwareProfile(
 SCATTERED = {"ratios": ratios_of(np.exp(0.8 * norm.ppf((np.arange(2000) + 0.5) / 2000)), np.ones(2000)).to_json()}
 
 
+WIDE = {"ratios": ratios_of(np.linspace(0.5, 1.5, 2000), np.ones(2000)).to_json()}
+STEADY = {"ratios": ratios_of(np.linspace(0.97, 1.03, 2000), np.ones(2000)).to_json()}
+
+
 def checked(profile: HardwareProfile, sla: float, rate: float) -> Plan:
-    wishes = Wishes(rate=rate)
-    return confirmed(make_plan(profile, sla, wishes=wishes), profile, wishes)
+    return make_plan(profile, sla, wishes=Wishes(rate=rate))
 
 
 def told(plan: Plan) -> tuple[float, float]:
-    assert plan.checked is not None
-    low, high = plan.checked["ci"]
+    found = loaded(plan).checked
+    assert found is not None
+    low, high = found["ci"]
     return low, high
 
 
@@ -49,10 +58,12 @@ def test_one_at_a_time_is_the_closed_form() -> None:
     """M/M/1 with mu 0.5 at 0.1 per ms: p99 = ln 100/0.4 = 11.513."""
     plan = checked(QUOTED, 20.0, 0.1)
     low, high = told(plan)
-    assert plan.checked is not None
-    assert plan.checked["percentile_ms"] == pytest.approx(np.log(100) / 0.4, abs=2 * (high - low))
+    found = loaded(plan).checked
+    assert found is not None
+    assert found["percentile_ms"] == pytest.approx(np.log(100) / 0.4, abs=2 * (high - low))
     assert (plan.promise, plan.feasible) == ("yes", True)
-    assert "Simulated: 11." in plan.answer
+    assert "(exact law)" in plan.answer
+    assert "the event simulation agrees (11." in plan.answer
 
 
 def test_the_cutoff_is_the_exact_law() -> None:
@@ -78,17 +89,58 @@ def test_steps_that_scatter_are_in_the_plan_and_in_the_simulation() -> None:
     assert steady < 0.8 * low
 
 
-def test_a_plan_that_the_simulation_denies_is_not_feasible() -> None:
-    """The same plan against an SLA just below what the simulation finds."""
+def test_a_plan_that_the_simulation_refutes_is_not_feasible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event simulation serves the same load with steps that take a tenth longer."""
     profile = machine(gpu=line(4, 0.1, domain=SMALL, intervals=SCATTERED))
-    wishes = Wishes(rate=1.0)
-    plan = make_plan(profile, 60.0, wishes=wishes)
-    found = confirmed(plan, profile, wishes)
-    denied = confirmed(replace(plan, sla_ms=0.97 * told(found)[0]), profile, wishes)
-    assert (denied.promise, denied.feasible) == ("no", False)
-    assert denied.binding.startswith("simulated")
-    assert denied.answer.startswith("1,000/s cannot be served")
-    assert "--sla" in denied.remedy
+    plan = make_plan(profile, 60.0, wishes=Wishes(rate=1.0))
+    just = 1.03 * told(plan)[1]
+    assert make_plan(profile, just, wishes=Wishes(rate=1.0)).feasible
+
+    def slower(each: Machine, *asked: Any) -> Checked:
+        assert each.gpu is not None
+        return simulated(replace(each, gpu=each.gpu.scaled(1.1)), *asked)
+
+    monkeypatch.setattr(evaluate, "simulated", slower)
+    refuted = make_plan(profile, just, wishes=Wishes(rate=1.0))
+    assert (refuted.promise, refuted.feasible) == ("no", False)
+    assert refuted.binding.startswith("the event simulation refutes it")
+    assert refuted.answer.startswith("1,000 req/s cannot be served")
+    assert "--sla" in refuted.remedy
+    assert not any(row.chosen for row in refuted.alternatives)
+
+
+def test_laws_only_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T = 4 + 0.1 b without its scatter is the batch queue's exact law."""
+
+    def never(*asked: Any) -> None:
+        raise AssertionError
+
+    for name in ("sampled_queue", "sampled_cutoff"):
+        monkeypatch.setattr(sampled, name, never)
+    monkeypatch.setattr(evaluate, "simulated", never)
+    profile = machine(gpu=line(4, 0.1, domain=SMALL, intervals=WIDE), cpu=line(0.01, 1.99, intervals=STEADY))
+    plan = make_plan(profile, 20.0, wishes=Wishes(rate=1.0, laws_only=True))
+    row = next(row for row in plan.alternatives if row.name == "gpu, greedy batches")
+    assert row.percentile_ms == pytest.approx(batch_queue(1.0, linear_times(4, 0.1, 64)).percentile(0.99))
+    assert {row.source for row in plan.alternatives} <= {"exact", None}
+    assert loaded(plan).checked is None
+    assert plan.promise == "in doubt"
+    assert "exact laws only" in plan.answer
+
+
+def test_bursts_are_simulated_as_they_were_recorded() -> None:
+    """Twenty at once, then a pause: what the plan says of it is what the event simulation says, and no Poisson load."""
+    gaps = np.tile(np.r_[np.full(19, 0.01), 20.0], 400)
+    load = load_from_arrivals(np.cumsum(gaps), "bursts", float(gaps.sum() / 2))
+    profile = machine(gpu=line(2, 0.1, domain=SMALL, intervals=STEADY))
+    bursts = make_plan(profile, 30.0, wishes=Wishes(load=load))
+    low, high = told(bursts)
+    late = bursts.alternatives[0].percentile_ms
+    assert late is not None
+    assert low * 0.98 <= late <= high * 1.02
+    poisson = make_plan(profile, 30.0, wishes=Wishes(rate=load.peak)).alternatives[0].percentile_ms
+    assert poisson is not None
+    assert abs(late / poisson - 1) > 0.1
 
 
 def test_what_the_cutoff_carries_is_its_own() -> None:
@@ -109,15 +161,8 @@ def test_what_the_cutoff_carries_is_its_own() -> None:
         assert bool(ranges.ranges) is found
 
 
-def test_without_a_load_there_is_nothing_to_simulate() -> None:
-    with pytest.raises(WrongUsage, match="no load"):
-        confirmed(make_plan(QUOTED, 20.0), QUOTED, Wishes())
-
-
-def test_a_plan_without_a_way_stays_as_it_is() -> None:
-    wishes = Wishes(rate=50.0)
-    plan = make_plan(QUOTED, 20.0, wishes=wishes)
-    assert confirmed(plan, QUOTED, wishes) == replace(plan)
+def test_nothing_is_simulated_without_a_strategy() -> None:
+    assert loaded(make_plan(QUOTED, 20.0, wishes=Wishes(rate=50.0))).checked is None
 
 
 def test_a_plan_at_the_edge_says_how_to_leave_it() -> None:
@@ -125,15 +170,12 @@ def test_a_plan_at_the_edge_says_how_to_leave_it() -> None:
     plan = checked(QUOTED, 20.0, 0.4)
     assert plan.promise == "in doubt"
     way_out = next(note for note in plan.notes if "at the edge" in note)
-    found = re.search(r"T_cut ([\d.]+) ms keeps 2%.* --sla 19\.6ms", way_out)
+    found = re.search(r"T_cut ([\d.]+) ms keeps 2 %.* --sla 19\.6ms", way_out)
     assert found is not None
     amx, gpu = table_path("amx", [2.0], exponential=True), linear_path("gpu", 12, 0.05, 64)
     surer = check(cutoff(float(found[1]), Limits(64, 1)), System(gpu, amx), 0.4, 99.0, 20.0)
     assert surer.holds is True
     assert make_plan(QUOTED, 19.6, wishes=Wishes(rate=0.4)).feasible
-
-
-STEADY = {"ratios": ratios_of(np.linspace(0.97, 1.03, 2000), np.ones(2000)).to_json()}
 
 
 class TestSteadyService:

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from latfit.errors import BadInput, WrongUsage
+from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import ExecutionPath, HardwareProfile, add_path, read_hardware
-from latfit.model.fit_result import Estimate, FitResult, FitStatus
 from latfit.model.fit_parts import Errors
+from latfit.model.fit_result import Estimate, FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
+from latfit.planning.result import LoadPlan, Plan
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold
 from latfit.planning.wording import rows_needed
 from tests.conftest import REFERENCE
@@ -32,16 +34,25 @@ def machine(**fits: FitResult) -> HardwareProfile:
     return HardwareProfile({name: ExecutionPath(name, fit) for name, fit in fits.items()})
 
 
+def latency(name: str, fit: FitResult, tokens: int = 1) -> PathLatency:
+    return PathLatency(ExecutionPath(name, fit), tokens)
+
+
+def loaded(plan: Plan) -> LoadPlan:
+    assert plan.load is not None
+    return plan.load
+
+
 REFERENCE_MACHINE = machine(cpu=fit_with(REFERENCE.tolist()))
 
 
 class TestInverse:
     def test_published_ranges(self) -> None:
         plan = make_plan(REFERENCE_MACHINE, 30.0)
-        row = next(row for row in plan.S_at_B if row.B == 8)
+        row = next(row for row in plan.steps.S_at_B if row.B == 8)
         assert (row.S_min, row.S_max, row.extrapolated) == (8, 971, False)
         plan = make_plan(REFERENCE_MACHINE, 16.0)
-        batches = next(row for row in plan.B_at_S if row.S == 512)
+        batches = next(row for row in plan.steps.B_at_S if row.S == 512)
         assert (batches.B_min, batches.B_max) == (13, 94)
 
     def test_every_end_is_tight(self) -> None:
@@ -52,8 +63,8 @@ class TestInverse:
         def T(B: int, S: int) -> float:
             return float(fit.latency_ms(np.array([B]), np.array([S]))[0])
 
-        assert plan.S_at_B
-        for row in plan.S_at_B:
+        assert plan.steps.S_at_B
+        for row in plan.steps.S_at_B:
             assert row.S_max is not None
             assert T(row.B, row.S_max) <= 20 < T(row.B, row.S_max + 1)
             assert T(row.B, row.S_min) <= 20
@@ -64,15 +75,15 @@ class TestInverse:
         known = {"ratio_quantiles": {"0.5": 1.0, "0.99": 1.12}}
         profile = machine(cpu=fit_with(REFERENCE.tolist(), intervals=known))
         at_99, at_50 = (make_plan(profile, 50.0, percentile=p) for p in (99, 50))
-        assert next(row.S_max for row in at_99.S_at_B if row.B == 8) == 1538
-        assert next(row.S_max for row in at_50.S_at_B if row.B == 8) == 1745
+        assert next(row.S_max for row in at_99.steps.S_at_B if row.B == 8) == 1538
+        assert next(row.S_max for row in at_50.steps.S_at_B if row.B == 8) == 1745
         assert (at_99.percentile, at_50.percentile) == (99, 50)
 
     def test_a_percentile_that_the_data_cannot_tell_is_named(self) -> None:
         known = {"ratio_quantiles": {"0.5": 1.0, "0.9": 1.1, "0.99": None}}
         plan = make_plan(machine(cpu=fit_with(REFERENCE.tolist(), intervals=known)), 50.0)
         assert plan.percentile == 90
-        assert "99 or more" in plan.notes[0]
+        assert "at least 99" in plan.notes[0]
         assert rows_needed(99) == 99
         assert rows_needed(90) == 9
 
@@ -91,77 +102,76 @@ class TestInverse:
             },
         }
         plan = make_plan(machine(gpu=fit_with([2.0, 0.0, 0.01], "linear", intervals=known)), 5.0)
-        found = {row.B: row.S_max for row in plan.S_at_B}
+        found = {row.B: row.S_max for row in plan.steps.S_at_B}
         assert found[8] == 50  # 2 (2 + 0.01 S) <= 5
         assert found[64] == 64  # S = B alone: 1.1 (2 + 0.64) <= 5, but 2 (2 + 0.65) > 5
         assert found[128] == 128
         assert 256 not in found  # 1.1 (2 + 2.56) = 5.016 > 5
-        at_64 = [row.B_max for row in plan.B_at_S if row.S == 64]
+        at_64 = [row.B_max for row in plan.steps.B_at_S if row.S == 64]
         assert at_64 == [64]
 
     def test_beyond_the_measured_range_is_marked(self) -> None:
         small = fit_with(REFERENCE.tolist(), domain={"B": [1, 256], "S": [1, 256]})
         plan = make_plan(machine(cpu=small), 30.0)
-        assert all(row.extrapolated == (row.S_max is None or row.S_max > 256) for row in plan.S_at_B)
+        assert all(row.extrapolated == (row.S_max is None or row.S_max > 256) for row in plan.steps.S_at_B)
         assert "beyond the measured range" in plan.answer
 
     def test_out_of_reach_names_the_fastest_step(self) -> None:
         plan = make_plan(REFERENCE_MACHINE, 1.0)
         assert not plan.feasible
-        assert plan.S_at_B == []
+        assert plan.steps.S_at_B == []
         grid_B, grid_S = np.meshgrid(np.arange(1.0, 257), np.arange(1.0, 4097))
         valid = grid_S >= grid_B
         least = REFERENCE_MACHINE.paths["cpu"].fit.latency_ms(grid_B[valid], grid_S[valid]).min()
-        assert plan.fastest_ms == pytest.approx(least, rel=1e-3)
-        assert make_plan(REFERENCE_MACHINE, plan.fastest_ms * 1.0001).feasible
+        assert plan.steps.fastest_ms == pytest.approx(least, rel=1e-3)
+        assert make_plan(REFERENCE_MACHINE, plan.steps.fastest_ms * 1.0001).feasible
 
     def test_a_flat_latency_has_no_upper_end(self) -> None:
         plan = make_plan(machine(cpu=line(5.0, 0.0)), 10.0)
         assert plan.feasible
-        assert all(row.S_max is None for row in plan.S_at_B)
+        assert all(row.S_max is None for row in plan.steps.S_at_B)
         assert "Every step" in plan.answer
 
 
 class TestThresholds:
     def test_published_crossing(self) -> None:
         """AMX 2B against GPU 8 + 0.05B: equal at 4.10, so AMX up to 4 and the GPU from 5."""
-        b1 = gpu_threshold(ExecutionPath("amx", line(0, 2)), ExecutionPath("gpu", line(8, 0.05)), 1)
+        b1 = gpu_threshold(latency("amx", line(0, 2)), latency("gpu", line(8, 0.05)))
         assert b1.value == 5
         assert b1.wins == [(5, 256)]
 
     def test_amx_wins_only_in_a_middle_range(self) -> None:
         """theory: AMX .5 + 8/(1-e^(-.25B)) + .06B against GPU 9.5 + .03B: AMX for 11..33 only."""
         amx = fit_with([0.5, 8e9, 1.0, 1e9, 0.25, 50.0, 0.06, 0.0])
-        b1 = gpu_threshold(ExecutionPath("amx", amx), ExecutionPath("gpu", line(9.5, 0.03)), 1)
+        b1 = gpu_threshold(latency("amx", amx), latency("gpu", line(9.5, 0.03)))
         assert b1.wins == [(1, 10), (34, 256)]
         assert "only for batches 1 to 10, 34 to 256" in b1.reason
 
     @pytest.mark.parametrize(("tau", "value", "word"), [(1000.0, None, "never"), (0.0, 1, "always")])
     def test_never_and_always(self, tau: float, value: int | None, word: str) -> None:
-        b1 = gpu_threshold(ExecutionPath("amx", line(0.01, 2)), ExecutionPath("gpu", line(tau, 0.05)), 1)
+        b1 = gpu_threshold(latency("amx", line(0.01, 2)), latency("gpu", line(tau, 0.05)))
         assert b1.value == value
         assert word in b1.reason
 
     def test_tokens_per_request_move_the_threshold(self) -> None:
-        amx, gpu = (ExecutionPath("p", fit_with([tau, 0, s], "linear")) for tau, s in ((0.0, 0.5), (8.0, 0.01)))
-        assert [gpu_threshold(amx, gpu, r).value for r in (1, 4)] == [17, 5]
+        amx, gpu = (fit_with([tau, 0, s], "linear") for tau, s in ((0.0, 0.5), (8.0, 0.01)))
+        assert [gpu_threshold(latency("p", amx, r), latency("p", gpu, r)).value for r in (1, 4)] == [17, 5]
 
     def test_amortised_batch_of_a_line(self) -> None:
         """T = 8 + 0.05 B, half the rate at B_max: smallest B with B/T(B) >= rate(top)/2, by enumeration."""
-        path = ExecutionPath("gpu", line(8.0, 0.05))
         B = np.arange(1, 257)
         rate = B / (8 + 0.05 * B)
-        assert amortised_batch(path, 1).value == int(B[rate >= rate.max() / 2][0])
+        assert amortised_batch(latency("gpu", line(8.0, 0.05))).value == int(B[rate >= rate.max() / 2][0])
 
     def test_amortised_batch_without_an_end_is_the_published_one(self) -> None:
         wide = line(8.0, 0.05, domain={"B": [1, 10**6], "S": [1, 10**6]})
-        assert amortised_batch(ExecutionPath("gpu", wide), 1).value == pytest.approx(160, abs=1)
+        assert amortised_batch(latency("gpu", wide)).value == pytest.approx(160, abs=1)
 
     def test_both_paths_known(self) -> None:
         plan = make_plan(machine(cpu=line(0, 2), gpu=line(8, 0.05)), 20.0)
-        assert plan.B1.value == 5
-        assert plan.B2.value is not None
-        assert {row.path for row in plan.S_at_B} == {"cpu", "gpu"}
+        assert plan.steps.B1.value == 5
+        assert plan.steps.B2.value is not None
+        assert {row.path for row in plan.steps.S_at_B} == {"cpu", "gpu"}
 
     def test_one_path_only_is_null_with_the_reason(self) -> None:
         document = make_plan(REFERENCE_MACHINE, 20.0).to_json()

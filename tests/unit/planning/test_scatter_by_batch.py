@@ -6,12 +6,13 @@ import pytest
 
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
-from latfit.hardware.path_latency import mean_ms
+from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
 from latfit.model.fit_result import FitResult
-from latfit.planning.load.promise import Asked, Promise, promised
-from latfit.planning.load.strategies import Target
+from latfit.planning.load.promise import Promise, asked_of, promised
+from latfit.planning.load.strategies import Target, machine_of
 from latfit.planning.request import Wishes
+from latfit.planning.result import Kind, Strategy
 from latfit.trace.table import Trace
 
 SIZES = np.array([1.0, 2, 4, 6, 8, 12, 16, 24, 32])
@@ -32,9 +33,8 @@ def measured(seed: int, steps: int = 4500) -> FitResult:
 
 def promise_of(fit: FitResult, rate: float, cap: int) -> Promise:
     profile = HardwareProfile({"gpu": ExecutionPath("gpu", fit)})
-    found = promised(
-        Asked(profile, Target(1e3, 0.99, 1), Wishes(rate=rate, max_batch=cap), None, "gpu, greedy batches")
-    )
+    machine = machine_of(profile, 1, Wishes(rate=rate, max_batch=cap))
+    found = promised(asked_of(machine, Target(1e3, 0.99, 1), Strategy(Kind.GREEDY, ("gpu",)), rate))
     assert found is not None
     return found
 
@@ -79,10 +79,10 @@ def test_pauses_count_for_the_batches_that_have_them() -> None:
 
 
 def test_means_are_those_of_the_batches() -> None:
-    path = ExecutionPath("gpu", measured(4, 18_000))
+    latency = PathLatency(ExecutionPath("gpu", measured(4, 18_000)))
     B = np.array([1.0, 4.0, 8.0, 32.0])
     calm = np.exp(0.03**2 / 2)
     expected = (4 + 0.5 * B) * np.where(B >= PAUSES_FROM, (1 - SHARE) * calm + SHARE * LONG, calm)
     # 10,000 steps from eight on, 8,000 below: errors of sqrt(0.05/10,000) 7 = 1.6 % and of 0.03/sqrt(2,000).
-    assert mean_ms(path, B, 1)[:2] == pytest.approx(expected[:2], rel=0.01)
-    assert mean_ms(path, B, 1)[2:] == pytest.approx(expected[2:], rel=0.06)
+    assert latency.mean_ms(B)[:2] == pytest.approx(expected[:2], rel=0.01)
+    assert latency.mean_ms(B)[2:] == pytest.approx(expected[2:], rel=0.06)

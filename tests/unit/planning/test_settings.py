@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from latfit.errors import SlaOutOfReach
+from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import ExecutionPath
 from latfit.model.fit_parts import Identifiability
 from latfit.planning.engine_settings import engine_settings
@@ -137,13 +138,13 @@ class TestNames:
         assert flags["trtllm"]["max_num_tokens"] == plan.settings.max_num_batched_tokens
         assert flags["triton"]["max_batch_size"] == 240  # 8 + 0.05 * 240 = 20
         assert flags["triton"]["max_queue_delay_microseconds"] == 0
-        assert flags["tensorrt"]["opt_batch"] == plan.B2.value
+        assert flags["tensorrt"]["opt_batch"] == plan.steps.B2.value
 
     def test_the_prefill_threshold_of_kt(self) -> None:
         """AMX 0.5 S against 8 + 0.01 S: equal at 16.33 tokens."""
         slow, fast = (fit_with([tau, 0.0, s], "linear") for tau, s in ((0.0, 0.5), (8.0, 0.01)))
         plan = make_plan(machine(amx=slow, gpu=fast), 50.0)
-        assert plan.B1_tokens.value == 17
+        assert plan.steps.B1_tokens.value == 17
         assert plan.engines["sglang"]["kt_gpu_prefill_token_threshold"] == 17
 
     def test_cutoff_is_the_timeout(self) -> None:
@@ -152,14 +153,14 @@ class TestNames:
 
     def test_largest_batch_is_tight(self) -> None:
         path = ExecutionPath("gpu", fit_with(REFERENCE.tolist()))
-        best = largest_batch(path, 20.0, 99.0, 4)
+        best = PathLatency(path, 4).largest_within(20.0, 1.0)
         assert best is not None
 
         def at(B: int) -> float:
             return float(path.fit.latency_ms(np.array([float(B)]), np.array([4.0 * B]))[0])
 
         assert at(best) <= 20 < at(best + 1) or best == 256
-        assert largest_batch(path, 1.0, 99.0, 4) is None
+        assert PathLatency(path, 4).largest_within(1.0, 1.0) is None
 
 
 candidates = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 400)), min_size=1, max_size=40)

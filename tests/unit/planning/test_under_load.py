@@ -15,7 +15,7 @@ from latfit.planning.wording import rate_text
 from latfit.queueing.batch import batch_queue
 from latfit.queueing.service import linear_times, measured_times
 from tests.conftest import REFERENCE
-from tests.unit.planning.test_plan import fit_with, line, machine
+from tests.unit.planning.test_plan import fit_with, line, loaded, machine
 
 SIXTY_FOUR = {"B": [1, 64], "S": [1, 4096]}
 GPU = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR))
@@ -50,7 +50,7 @@ def test_published_rate_of_one_at_a_time() -> None:
 def test_published_excess_of_the_rules() -> None:
     """theory H2: 0.5 per ms on T = 8 + 0.05 b, at most 64."""
     plan = make_plan(machine(gpu=line(8, 0.05, domain=SIXTY_FOUR)), 30.0, wishes=Wishes(rate=0.5))
-    rules = {row.rule: row for row in plan.rules}
+    rules = {row.rule: row for row in loaded(plan).rules}
     assert rules["optimal"].mean_ms == pytest.approx(12.2998, rel=1e-5)
     assert {name: row.batch for name, row in rules.items()} == {
         "optimal": 2, "greedy": 1, "literal": 1, "amortised": 2, "total delay": 4,
@@ -82,7 +82,7 @@ def test_the_sustainable_rate_keeps_the_sla_and_a_little_more_does_not() -> None
 
 def test_what_changes_bring_is_what_a_plan_of_the_change_says() -> None:
     plan = make_plan(GPU, 15.0, wishes=Wishes(rate=2.0))
-    changes = {row.change: row for row in plan.sensitivity}
+    changes = {row.change: row for row in loaded(plan).sensitivity}
     faster = make_plan(machine(gpu=line(3.6, 0.09, domain=SIXTY_FOUR)), 15.0, wishes=Wishes(rate=2.0))
     row = next(row for row in faster.alternatives if row.chosen)
     assert changes["gpu 10 % faster"].percentile_ms == pytest.approx(row.percentile_ms, rel=1e-6)
@@ -98,7 +98,7 @@ def test_unstable_load_says_what_it_takes() -> None:
     assert plan.promise == "no"
     assert "unstable" in plan.alternatives[0].verdict
     assert "at most" in plan.remedy
-    assert "replicas" in plan.remedy
+    assert "--replicas" in plan.remedy
 
 
 def test_an_sla_between_one_step_and_two_is_not_solved_by_replicas() -> None:
@@ -121,7 +121,7 @@ def test_price_follows_the_machines() -> None:
 def test_an_objective_on_throughput_finds_the_best_rate() -> None:
     wish = Wishes(rate=2.0, objective=Objective(p99=1.0, mean=0.0, throughput=0.002))
     plan = make_plan(GPU, 15.0, wishes=wish)
-    rated = [point for point in plan.frontier if point.rate_per_s != 2000.0]
+    rated = [point for point in loaded(plan).frontier if point.rate_per_s != 2000.0]
     assert len({point.rate_per_s for point in rated}) > 10
     best = min(rated, key=lambda point: point.percentile_ms - 0.002 * point.rate_per_s)
     assert [point.rate_per_s for point in rated if point.best] == [best.rate_per_s]
@@ -146,8 +146,7 @@ class TestDoubt:
         fit = line(4, 0.1, domain=SIXTY_FOUR, draws=draws(0.1, 0.01), intervals=known)
         plan = make_plan(machine(gpu=fit), 15.0, wishes=Wishes(rate=2.0))
         assert plan.promise == "yes"
-        assert plan.interval_ms is not None
-        low, high = plan.interval_ms
+        low, high = loaded(plan).interval_ms or (None, None)
         assert low is not None
         assert high is not None
         chosen = next(row for row in plan.alternatives if row.chosen)
@@ -161,7 +160,7 @@ class TestDoubt:
         assert plan.feasible
         assert plan.promise == "in doubt"
         assert any("Cannot promise 11 ms" in note and "measure these points: B=" in note for note in plan.notes)
-        assert "Cannot promise" in plan.answer
+        assert "In doubt" in plan.answer
 
     def test_a_fit_that_kept_no_ratios_promises_nothing(self) -> None:
         plan = make_plan(machine(gpu=line(4, 0.1, domain=SIXTY_FOUR)), 15.0, wishes=Wishes(rate=2.0))
@@ -208,8 +207,7 @@ class TestDoubt:
             late.append(float(np.mean(response[3000:] > chosen.percentile_ms)))
         error = float(np.std(late, ddof=1)) / math.sqrt(8)
         assert np.mean(late) == pytest.approx(0.01, abs=4.5 * error + 3e-4)
-        assert plan.interval_ms is not None
-        low, high = plan.interval_ms
+        low, high = loaded(plan).interval_ms or (None, None)
         assert low is not None
         assert high is not None
         assert chosen.percentile_ms is not None

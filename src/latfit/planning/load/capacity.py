@@ -1,10 +1,12 @@
-"""What load the chosen way carries, what it costs, what breaks first, and what a change would bring.
+"""What load the selected strategy carries and costs, what a change would bring, and the operating points there are.
 
-Operating points against each other: percentile, mean and goodput over T_cut and over the ways to run the load.
+Operating points are compared by percentile, mean and goodput (the rate of requests within the SLA), over strategies and
+T_cut. In a stable open system everything that arrives is served, so throughput is the rate, whatever the rule: it
+cannot decide between rules. It counts where the rate is a decision; then the objective alpha p99 + beta mean - gamma
+throughput is followed over the rate (`best_rate`).
 
-In a stable open system everything that arrives is served, so throughput is the rate, whatever the rule: it cannot
-decide between rules. It counts where the rate is a decision; then the objective alpha p99 + beta mean - gamma
-throughput is followed over the rate (`best_rate`). Goodput is the rate of requests within the SLA.
+A path whose steps take f times as long answers at a rate as the path as it is does at f times the rate, in f times the
+time; what a change brings is therefore found near what is carried as it is.
 """
 
 import math
@@ -13,35 +15,33 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from latfit.errors import SlaOutOfReach
-from latfit.planning.load.compare import cutoff_capacity, cutoff_system, path_capacity, replicas_within
-from latfit.planning.load.strategies import Machine, System, Target, law_or_none, simple_systems
+from latfit.planning import wording
+from latfit.planning.load.compare import Judged, cutoff_capacity, highest_near, replicas_within
+from latfit.planning.load.strategies import Machine, System, Target, law_or_none, system_of
 from latfit.planning.load.varying import schedule
 from latfit.planning.request import Objective, Wishes
-from latfit.planning.result import Alternative, Capacity, Change, Cutoff, FrontierPoint, Threshold
-from latfit.planning.wording import rate_text
+from latfit.planning.result import Alternative, Capacity, Change, FrontierPoint, Kind, Threshold
 from latfit.queueing import COARSE, ResponseLaw
 
-CUTOFFS = 13
 RATES = 25
 
 
 def frontier(
-    machine: Machine, systems: Sequence[System], rate: float, target: Target, objective: Objective | None
+    found: Sequence[Judged],
+    waiting: Mapping[float, ResponseLaw],
+    rate: float,
+    target: Target,
+    objective: Objective | None,
 ) -> list[FrontierPoint]:
-    """Every way to run the rate (per ms), and T_cut over (0, SLA], with those marked that nothing beats."""
-    points = []
-    for system in systems:
-        law = law_or_none(system, rate, COARSE)
-        if law is not None:
-            points.append(_point(system.name, rate, None, law, target, objective))
-    if (both := machine.both) is not None:
-        for cutoff in np.geomspace(target.sla_ms / 50, target.sla_ms, CUTOFFS).tolist():
-            try:
-                law = both.law(rate, cutoff, COARSE)
-            except SlaOutOfReach:
-                continue
-            points.append(_point(both.label, rate, cutoff, law, target, objective))
+    """Every strategy at the rate (per ms), and GPU + CPU over T_cut, with those marked that nothing beats. waiting: the
+    laws by T_cut."""
+    points, both = [], ""
+    for each in found:
+        if each.system.strategy.kind is Kind.CUTOFF:
+            both = " + ".join(each.system.strategy.paths)
+        elif each.law is not None:
+            points.append(_point(each.system.strategy.name, rate, None, each.law, target, objective))
+    points += [_point(both, rate, cutoff, law, target, objective) for cutoff, law in sorted(waiting.items())]
     return _marked(points)
 
 
@@ -51,7 +51,7 @@ def best_rate(system: System, target: Target, objective: Objective) -> list[Fron
     for rate in (np.linspace(0.02, 0.98, RATES) * system.rate_limit).tolist():
         law = law_or_none(system, rate, COARSE)
         if law is not None:
-            points.append(_point(system.name, rate, None, law, target, objective))
+            points.append(_point(system.strategy.name, rate, None, law, target, objective))
     if not points:
         return []
     least = min(points, key=lambda point: point.cost or 0.0)
@@ -87,23 +87,13 @@ def _marked(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
 
 
 FASTER = 0.9
-NEARLY = 0.969
-"""Share of the stability limit from which that is what ends a load: a queue that is run is tried up to 0.97 of it."""
-
 HOUR_S = 3600.0
 
 
-def capacity_of(rows: Sequence[Alternative], wishes: Wishes, binding: str) -> Capacity | None:
-    """The capacity of the chosen alternative, or of the one that carries most within the SLA; None where none does.
-
-    The wishes hold a rate or a load.
-    """
-    able = [row for row in rows if row.sustainable_per_s]
-    row = next((row for row in able if row.chosen), None) or max(
-        able, key=lambda r: r.sustainable_per_s or 0, default=None
-    )
+def capacity_of(row: Alternative, wishes: Wishes, promised_per_s: float | None) -> Capacity | None:
+    """The capacity of a strategy; None where it meets the SLA at no rate. The wishes hold a rate or a load."""
     each = wishes.rate_each
-    if row is None or row.sustainable_per_s is None or each is None:
+    if row.sustainable_per_s is None or each is None:
         return None
     rate_s, whole_s = each * 1e3, each * wishes.replicas * 1e3
     ranges = [(low, high) for low, high in row.feasible_per_s] or [(0.0, row.sustainable_per_s)]
@@ -120,83 +110,72 @@ def capacity_of(rows: Sequence[Alternative], wishes: Wishes, binding: str) -> Ca
         goodput_per_s=row.goodput_per_s,
         replicas=needed,
         headroom=row.sustainable_per_s / rate_s - 1,
-        binding=binding,
+        binding=wording.binding(row),
         price_per_hour=None if price is None else price * needed,
         price_per_million=None if price is None else price * needed / (whole_s * HOUR_S) * 1e6,
+        promised_per_s=promised_per_s,
         load=load,
     )
 
 
-def breaks_first(row: Alternative, sla_text: str) -> str:
-    """What ends the growth of an alternative's load."""
-    if row.sustainable_per_s is None:
-        return f"the SLA: even an idle machine misses {sla_text}"
-    limit = row.rate_limit_per_s
-    least = next((low for low, high in row.feasible_per_s if high == row.sustainable_per_s), 0.0)
-    below = f"; below {rate_text(least)} too, where steps hold too few requests to be quick" if least else ""
-    if limit is not None and row.sustainable_per_s >= NEARLY * limit:
-        return (
-            f"stability, at {rate_text(limit)}, where the queue grows without bound; the SLA holds almost until"
-            f" then{below}"
-        )
-    end = "" if limit is None else f" (the queue would be stable up to {rate_text(limit)})"
-    return f"the SLA, beyond {rate_text(row.sustainable_per_s)}{end}{below}"
-
-
 @dataclass(frozen=True)
 class Situation:
-    """What a change is applied to: rate per ms at one replica of `replicas`; the way that is shown, its T_cut, and the
+    """What a change is applied to: rate per ms at one replica of `replicas`; the strategy that is shown, and the
     highest rate per ms that it carries within the SLA."""
 
     machine: Machine
     rate: float
     replicas: int
     target: Target
-    waiting: Cutoff | None
     shown: Alternative
     sustainable: float
 
 
-def sensitivity(now: Situation, thresholds: Mapping[float, Threshold]) -> list[Change]:
-    """What a CPU or a GPU a tenth faster, and a doubled rate, change. thresholds: B1 by factor on the CPU's times, and
-    -factor for the GPU's."""
-    # A law that is run is run with less effort here: what counts is its ratio to the way as it is, on the same numbers.
+@dataclass(frozen=True)
+class Thresholds:
+    """B1 as it is, with a CPU and with a GPU that take nine tenths of their time; None without both paths."""
+
+    as_it_is: Threshold | None = None
+    cpu_faster: Threshold | None = None
+    gpu_faster: Threshold | None = None
+
+
+def sensitivity(now: Situation, B1: Thresholds) -> list[Change]:
+    """What a CPU or a GPU a tenth faster, and a doubled rate, change."""
+    # A law that is run is run with less effort here: what counts is its ratio to the one as it is, on the same numbers.
     as_it_is, late = _law(now), now.shown.percentile_ms
     shown_over = 1.0 if as_it_is is None or late is None else late / as_it_is.percentile(now.target.q)
-    rows = [_change("as it is", now, thresholds.get(1.0), shown_over)]
-    if now.machine.cpu is not None:
-        faster = replace(now.machine, cpu=now.machine.cpu.scaled(FASTER))
-        label = f"{now.machine.cpu.label} 10 % faster"
-        rows.append(_change(label, _on(now, faster), thresholds.get(FASTER), shown_over))
-    if now.machine.gpu is not None:
-        faster = replace(now.machine, gpu=now.machine.gpu.scaled(FASTER))
-        label = f"{now.machine.gpu.label} 10 % faster"
-        rows.append(_change(label, _on(now, faster), thresholds.get(-FASTER), shown_over))
-    rows.append(_change("twice the rate", replace(now, rate=2 * now.rate), thresholds.get(1.0), shown_over))
+    rows = [_change(wording.AS_IT_IS, now, B1.as_it_is, shown_over)]
+    if (cpu := now.machine.cpu) is not None:
+        faster = _on(now, replace(now.machine, cpu=cpu.scaled(FASTER)))
+        rows.append(_change(wording.faster_path(cpu.label, 1 - FASTER), faster, B1.cpu_faster, shown_over))
+    if (gpu := now.machine.gpu) is not None:
+        faster = _on(now, replace(now.machine, gpu=gpu.scaled(FASTER)))
+        rows.append(_change(wording.faster_path(gpu.label, 1 - FASTER), faster, B1.gpu_faster, shown_over))
+    rows.append(_change(wording.TWICE, replace(now, rate=2 * now.rate), B1.as_it_is, shown_over))
     return rows
 
 
 def _law(now: Situation) -> ResponseLaw | None:
-    system = _same_system(now)
+    system = system_of(now.shown.strategy, now.machine, now.rate)
     return None if system is None else law_or_none(system, now.rate, COARSE)
 
 
 def _on(now: Situation, machine: Machine) -> Situation:
-    """The same way on another machine, with what it carries there."""
-    other = replace(now, machine=machine)
-    system = _same_system(other)
-    if system is None:
+    """The same strategy on another machine, with what it carries there."""
+    other, both = replace(now, machine=machine), machine.both
+    system = system_of(now.shown.strategy, machine, now.rate)
+    if system is None or now.sustainable <= 0:
         return replace(other, sustainable=0.0)
-    if len(system.paths) == 1:
-        unchanged = any(old is new for old in now.machine.parts for new in machine.parts if new.path in system.paths)
-        return other if unchanged else replace(other, sustainable=path_capacity(system, now.target, now.rate))
-    both = machine.both
-    assert both is not None
-    return replace(other, sustainable=cutoff_capacity(both, now.target, 0.0))
+    if both is not None and system.strategy.kind is Kind.CUTOFF:
+        return replace(other, sustainable=cutoff_capacity(both, now.target, 0.0))
+    if all(part in now.machine.parts for part in system.parts):
+        return other
+    return replace(other, sustainable=highest_near(system, now.target, now.sustainable))
 
 
 def _change(label: str, now: Situation, threshold: Threshold | None, shown_over: float) -> Change:
-    """The way under the change, its T_cut kept; what it carries is with the best T_cut."""
+    """The strategy under the change, its T_cut kept; what it carries is with the best T_cut."""
     law = _law(now)
     highest, whole = now.sustainable, now.rate * now.replicas
     return Change(
@@ -206,12 +185,3 @@ def _change(label: str, now: Situation, threshold: Threshold | None, shown_over:
         sustainable_per_s=highest * 1e3 if highest > 0 else None,
         replicas=max(1, math.ceil(whole / highest * (1 - 1e-9))) if highest > 0 else None,
     )
-
-
-def _same_system(now: Situation) -> System | None:
-    for system in simple_systems(now.machine, now.rate):
-        if system.name == now.shown.name:
-            return system
-    if now.waiting is not None and (both := now.machine.both) is not None:
-        return cutoff_system(both, now.waiting.shown_ms)
-    return None

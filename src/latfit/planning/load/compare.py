@@ -1,31 +1,35 @@
-"""The ways to run a load side by side, the one to take, and why the others are rejected.
+"""The strategies side by side at a rate: which meets the SLA, what each carries, which one to select and why.
 
-Taken is, among those that meet the SLA, the one with the least cost: its objective where one is given, else its
+Selected is, among those that meet the SLA, the one with the least cost: its objective where one is given, else its
 percentile. Of two that are within a thousandth, the one with fewer paths, then the simpler one (listed first).
+
+A queue that is run is run again, longer, where that decides: near the SLA, and for the strategy that is selected. The
+rates that it carries are searched by short runs; the end of the range that is told is then lowered until the long run
+keeps the SLA there with all that its own length leaves open, so that a plan at that rate is feasible.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from latfit.errors import SlaOutOfReach
-from latfit.planning.load.strategies import GREEDY, Both, Machine, System, Target, law_or_none
+from latfit.planning import wording
+from latfit.planning.load.strategies import Both, System, Target, cutoff_system, law_or_none
 from latfit.planning.request import Objective
-from latfit.planning.result import Alternative, Cutoff
-from latfit.planning.wording import rate_text
+from latfit.planning.result import Alternative, Kind
 from latfit.queueing import (
     COARSE,
+    FINE,
     HEAVIEST,
     LOWEST_OF_GRID,
     QUICK,
-    Effort,
     ResponseLaw,
+    SampledLaw,
     cutoff_queue,
     exact_law,
     feasible_rates,
     sustainable_rate,
 )
-from latfit.units import format_ms
 
 CUTOFF_SHARES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.65)
 """T_cut, as shares of the SLA, that are tried at each rate when the highest rate of GPU + CPU is searched."""
@@ -34,8 +38,10 @@ NEAR = (1.0, 1.02, 0.95, 0.9)
 COLLECTED = 2.5
 """Standard deviations above the mean of what arrives within T_cut, for the batch that must end in time."""
 
-RATE_PRECISION = 0.005
-"""Of the highest rate of GPU + CPU, as a share of the sum of their limits."""
+RATE_PRECISION = 0.01
+"""Of the highest rate of GPU + CPU, as a share of it; it is searched from a rate that is carried in steps of GROWTH."""
+
+GROWTH = 1.3
 
 PRECISION = 1e-4
 """Of the highest rate of one path, as a share of it."""
@@ -48,66 +54,98 @@ HIGHEST_SAMPLED = 0.97
 LIGHT = 1e-3
 """Share of the stability limit at which a system is next to idle."""
 
-SIMULATED = "simulated"
+CLOSE = 0.05
+"""Share of the SLA within which a longer run decides whether it is met."""
+
+LOWERED = 0.005
+"""Share by which a rate is lowered that a long run finds too high, twice as much each time."""
+
 SAME = 1e-3
 ROUNDING = 1e-6
 
 
+@dataclass(frozen=True)
+class Judged:
+    """A strategy on its machine, its law at the rate (None: overloaded), and what is told of it."""
+
+    system: System
+    law: ResponseLaw | None
+    row: Alternative
+
+
 def compared(
-    machine: Machine,
     systems: Sequence[System],
-    waiting: Cutoff | None,
+    ranges: Sequence[Sequence[tuple[float, float]]],
     rate: float,
     target: Target,
     objective: Objective | None,
-) -> list[Alternative]:
-    """Every alternative at a rate per ms, one of them chosen where any meets the SLA."""
-    found = [_judged(system, law_or_none(system, rate), rate, target, feasible(system, target)) for system in systems]
-    if waiting is not None and (both := machine.both) is not None:
-        best = _gpu_alone(both, systems, found)
-        system = cutoff_system(both, waiting.shown_ms)
-        law = law_or_none(system, rate)
-        met = law is not None and law.percentile(target.q) <= target.sla_ms * (1 + ROUNDING)
-        capacity = cutoff_capacity(both, target, max(best, rate) if met else best)
-        found.append(_judged(system, law, rate, target, ((0.0, capacity),) if capacity > 0 else ()))
-    meeting = [row for row in found if row.margin is not None and row.margin >= -ROUNDING]
-    if not meeting:
-        return found
-    chosen = _best(meeting, rate, objective)
-    return [_verdict(row, row is chosen) for row in found]
+) -> list[Judged]:
+    """Every strategy at a rate per ms, one of them chosen where any meets the SLA. ranges: of the rate per ms, for each
+    system, within which it does."""
+    found = [
+        _judged(one, _decisive(one, rate, target), rate, target, own) for one, own in zip(systems, ranges, strict=True)
+    ]
+    while meeting := [each for each in found if each.row.margin is not None and each.row.margin >= -ROUNDING]:
+        best = _best(meeting, rate, objective)
+        at, finer = found.index(best), best.system.law(rate, FINE) if best.system.sampled else best.law
+        met = finer is not None and finer.percentile(target.q) <= target.sla_ms * (1 + ROUNDING)
+        found[at] = _judged(best.system, finer, rate, target, settled(best, rate, target, rate if met else 0.0))
+        if met:
+            return [_with_verdict(each, each is found[at]) for each in found]
+    return found
 
 
-def _gpu_alone(both: Both, systems: Sequence[System], rows: Sequence[Alternative]) -> float:
-    """Rate per ms that the GPU carries alone, taking all that wait: what any T_cut as long as the SLA carries too."""
-    greedy = [row for system, row in zip(systems, rows, strict=True) if system.name == f"{both.gpu.label}, {GREEDY}"]
-    return (greedy[0].sustainable_per_s or 0.0) / 1e3 if greedy else 0.0
+def told(found: Judged, rate: float, target: Target) -> Judged:
+    """What is told of a strategy that does not meet the SLA, the rate that it carries by a long run too."""
+    return _judged(found.system, found.law, rate, target, settled(found, rate, target, 0.0))
 
 
-def cutoff_name(both: Both, cutoff_ms: float) -> str:
-    """What GPU + CPU at one T_cut are called."""
-    return f"{both.label}, T_cut {format_ms(cutoff_ms)}"
+def settled(found: Judged, rate: float, target: Target, least: float) -> list[tuple[float, float]]:
+    """Ranges per ms within which the target is met, the end of the one that counts at `rate` lowered to where a long
+    run keeps it, to `least` at the lowest."""
+    ranges = [(low / 1e3, high / 1e3) for low, high in found.row.feasible_per_s]
+    # A T_cut has its own long run, for it changes with the rate.
+    if not found.system.sampled or found.system.strategy.kind is Kind.CUTOFF:
+        return ranges
+    end = carried(ranges, rate)
+    return [
+        (low, _kept_to(found.system, high, max(low, least), target) if high == end else high) for low, high in ranges
+    ]
 
 
-def cutoff_system(both: Both, cutoff_ms: float) -> System:
-    """GPU + CPU at one T_cut."""
+def _kept_to(system: System, high: float, least: float, target: Target) -> float:
+    step = LOWERED
+    while high > least and not keeps(law_or_none(system, high, FINE), target):
+        high, step = high * (1 - step), 2 * step
+    return max(high, least)
 
-    def law(rate: float, effort: Effort) -> ResponseLaw:
-        return both.law(rate, cutoff_ms, effort)
 
-    limit = both.gpu.times.rate_limit() + both.cpu_rate
-    return System(cutoff_name(both, cutoff_ms), (both.gpu.path, both.cpu.path), law, limit)
+def keeps(law: ResponseLaw | None, target: Target) -> bool:
+    """Whether a law keeps the target, what its own run leaves open included."""
+    if law is None:
+        return False
+    late = law.percentile_interval(target.q)[1] if isinstance(law, SampledLaw) else law.percentile(target.q)
+    return late <= target.sla_ms * (1 + ROUNDING)
+
+
+def _decisive(system: System, rate: float, target: Target) -> ResponseLaw | None:
+    """The law at a rate, from a longer run where a short one is too near the SLA to tell."""
+    law = law_or_none(system, rate)
+    if law is None or not system.sampled or abs(law.percentile(target.q) / target.sla_ms - 1) > CLOSE:
+        return law
+    return law_or_none(system, rate, FINE)
 
 
 def _judged(
     system: System, law: ResponseLaw | None, rate: float, target: Target, rates: Sequence[tuple[float, float]]
-) -> Alternative:
+) -> Judged:
     """rates: ranges per ms within which the system meets the target."""
     capacity = carried(rates, rate)
     replicas = replicas_within(rates, rate)
     late = None if law is None else law.percentile(target.q)
     price = system.price_per_hour
-    return Alternative(
-        name=system.name,
+    row = Alternative(
+        strategy=system.strategy,
         percentile_ms=late,
         mean_ms=None if law is None else law.mean_ms,
         margin=None if late is None or not math.isfinite(late) else 1 - late / target.sla_ms,
@@ -118,13 +156,15 @@ def _judged(
         replicas=replicas,
         price_per_hour=None if price is None or replicas is None else price * replicas,
         chosen=False,
-        verdict=_failure(system, law, late, rate, target),
+        verdict=_failure(system, late, rate, target),
         feasible_per_s=[(low * 1e3, high * 1e3) for low, high in rates],
+        source=None if law is None else "simulated" if system.sampled else "exact",
     )
+    return Judged(system, law, row)
 
 
 def replicas_within(rates: Sequence[tuple[float, float]], rate: float) -> int | None:
-    """The fewest machines among which a rate per ms meets the target; None where no number of them does."""
+    """The fewest replicas among which a rate per ms meets the target; None where no number of them does."""
     counts = [(max(1, math.ceil(rate / high * (1 - 1e-9))), low) for low, high in rates]
     return min((count for count, low in counts if rate / count >= low), default=None)
 
@@ -136,56 +176,47 @@ def carried(rates: Sequence[tuple[float, float]], rate: float) -> float:
     return own[0] if own else max((high for _, high in rates), default=0.0)
 
 
-def _failure(system: System, law: ResponseLaw | None, late: float | None, rate: float, target: Target) -> str:
-    if law is None:
-        limit = system.rate_limit
-        if rate >= limit:
-            return f"unstable from {rate_text(limit * 1e3)} on"
-        return "overloaded, or too near its limit to be computed"
-    if late is not None and late > target.sla_ms * (1 + ROUNDING):
-        return f"misses the SLA by {format_ms(late - target.sla_ms)}"
+def _failure(system: System, late: float | None, rate: float, target: Target) -> str:
+    if late is None:
+        return wording.unstable(system.rate_limit * 1e3 if rate >= system.rate_limit else None)
+    if late > target.sla_ms * (1 + ROUNDING):
+        return wording.misses(late - target.sla_ms)
     return ""
 
 
 def _utilisation(system: System, law: ResponseLaw | None, rate: float) -> float | None:
     """Load over the highest stable load; of a system with a cut-off that of the CPU's queue."""
-    if law is not None and len(system.paths) == 2:
+    if law is not None and system.strategy.kind is Kind.CUTOFF:
         return law.utilisation
     return rate / system.rate_limit if math.isfinite(system.rate_limit) else None
 
 
-def feasible(system: System, target: Target) -> tuple[tuple[float, float], ...]:
+def feasible(system: System, target: Target) -> list[tuple[float, float]]:
     """Ranges of the rate per ms within which a system of one path meets the target; a range from 0 has no lower end.
 
     Where responses take longer at a higher rate there is one at most, and its end is searched. Where a larger batch is
     quicker, or a rule waits to fill batches, there may be several, or one that begins above some rate: there a grid of
     rates is tried and the ends are bisected.
     """
-    sampled = _is_sampled(system)
-    highest = HIGHEST_SAMPLED if sampled else HEAVIEST
+    highest = HIGHEST_SAMPLED if system.sampled else HEAVIEST
 
     def law_at(rate: float) -> ResponseLaw:
         return system.law(rate, COARSE)
 
     try:
         if system.rises:
+            precision = SAMPLED_PRECISION if system.sampled else PRECISION
             found = sustainable_rate(
-                law_at, system.rate_limit, target.sla_ms, target.q,
-                precision=SAMPLED_PRECISION if sampled else PRECISION, highest=highest,
-            )  # fmt: skip
-            return ((0.0, found.rate),)
+                law_at, system.rate_limit, target.sla_ms, target.q, precision=precision, highest=highest
+            )
+            return [(0.0, found.rate)]
         ranges = feasible_rates(
             law_at, system.rate_limit, target.sla_ms, target.q, scan_at=system.run_at, highest=highest
         ).ranges
     except SlaOutOfReach:
-        return ()
+        return []
     lowest = LOWEST_OF_GRID * system.rate_limit * (1 + 1e-9)
-    return tuple((0.0 if low <= lowest and _idle_meets(system, target) else low, high) for low, high in ranges)
-
-
-def _is_sampled(system: System) -> bool:
-    law = law_or_none(system, LIGHT * system.rate_limit, COARSE)
-    return law is not None and law.source.startswith(SIMULATED)
+    return [(0.0 if low <= lowest and _idle_meets(system, target) else low, high) for low, high in ranges]
 
 
 def _idle_meets(system: System, target: Target) -> bool:
@@ -194,39 +225,67 @@ def _idle_meets(system: System, target: Target) -> bool:
     return law is not None and law.tail(target.sla_ms) <= 1 - target.q
 
 
-def path_capacity(system: System, target: Target, rate: float) -> float:
-    """Highest rate per ms that a system of one path carries within the SLA, of the range that holds `rate` where one
-    does; 0 where there is none."""
-    return carried(feasible(system, target), rate)
-
-
-def cutoff_capacity(both: Both, target: Target, at_least: float) -> float:
-    """Rate per ms that GPU + CPU carry within the SLA with the best T_cut at each rate: from a rate that is known to
-    be carried (0: none is), by bisection. Where a batch depends on the one before (T_cut above T(1)) only what bounds
-    decide counts: the law would take too long, so the answer may be low."""
+def highest_near(system: System, target: Target, start: float) -> float:
+    """Highest rate per ms up to which a system keeps the target, searched from a rate nearby; 0 where none is found."""
 
     def meets(rate: float) -> bool:
-        for cutoff in _cutoffs(both, target.sla_ms, rate):
-            try:
-                if _meets(both, rate, cutoff, target):
-                    return True
-            except SlaOutOfReach:
-                continue
-        return False
+        law = law_or_none(system, rate, COARSE)
+        return law is not None and law.tail(target.sla_ms) <= 1 - target.q
 
-    high = both.gpu.times.rate_limit() + both.cpu_rate
-    low = at_least if at_least > 0 else 1e-3 * high
-    if not meets(low):
-        if at_least > 0 or not meets(1e-2 * high):
-            return at_least
-        low = 1e-2 * high
-    while high - low > RATE_PRECISION * high:
+    top = HIGHEST_SAMPLED if system.sampled else HEAVIEST
+    precision = SAMPLED_PRECISION if system.sampled else PRECISION
+    return _searched(meets, start, top * system.rate_limit, precision)
+
+
+def _searched(meets: Callable[[float], bool], start: float, top: float, precision: float) -> float:
+    """The highest rate up to `top` that meets, by steps of GROWTH from `start` and bisection; 0 where none does within
+    four steps below it."""
+    low = high = min(start, top)
+    if meets(low):
+        while low < top and meets(high := min(low * GROWTH, top)):
+            low = high
+        if low >= top:
+            return top
+    else:
+        for _ in range(4):
+            low, high = low / GROWTH, low
+            if meets(low):
+                break
+        else:
+            return 0.0
+    while high - low > precision * low:
         middle = (low + high) / 2
         low, high = (middle, high) if meets(middle) else (low, middle)
     return low
 
 
-def _cutoffs(both: Both, sla_ms: float, rate: float) -> Iterator[float]:
+def cutoff_capacity(both: Both, target: Target, at_least: float) -> float:
+    """Rate per ms that GPU + CPU carry within the SLA with the best T_cut at each rate: from a rate that is known to
+    be carried (0: none is). Where a batch depends on the one before (T_cut above T(1)) only what bounds decide counts:
+    the law would take too long, so the answer may be low."""
+    most = 0.999 * both.rate_limit
+    start = at_least if at_least > 0 else both.cpu_rate / 2
+
+    def met_by(rate: float) -> float | None:
+        for cutoff in cutoffs(both, target.sla_ms, rate):
+            try:
+                if _meets(both, rate, cutoff, target):
+                    return cutoff
+            except SlaOutOfReach:
+                continue
+        return None
+
+    found = max(_searched(lambda rate: met_by(rate) is not None, start, most, RATE_PRECISION), at_least)
+    step = LOWERED
+    while not both.closed_form and found > at_least:
+        cutoff = met_by(found)
+        if cutoff is not None and keeps(law_or_none(cutoff_system(both, cutoff), found, FINE), target):
+            break
+        found, step = max(found * (1 - step), at_least), 2 * step
+    return found
+
+
+def cutoffs(both: Both, sla_ms: float, rate: float) -> Iterator[float]:
     """T_cut to try: near the largest that leaves time for the batch that collects meanwhile, which is the best at high
     load, then shares of the SLA."""
     spare = sla_ms - both.gpu.mean_ms
@@ -253,19 +312,17 @@ def _meets(both: Both, rate: float, cutoff_ms: float, target: Target) -> bool:
     return queue.independent_batches and exact_law(queue).tail(target.sla_ms) <= allowed
 
 
-def _best(rows: Sequence[Alternative], rate: float, objective: Objective | None) -> Alternative:
+def _best(found: Sequence[Judged], rate: float, objective: Objective | None) -> Judged:
     def cost(row: Alternative) -> float:
         if row.percentile_ms is None or row.mean_ms is None:
             return math.inf
         return row.percentile_ms if objective is None else objective.of(row.percentile_ms, row.mean_ms, rate)
 
-    least = min(cost(row) for row in rows)
-    return next(row for row in rows if cost(row) <= least + SAME * abs(least))
+    least = min(cost(each.row) for each in found)
+    return next(each for each in found if cost(each.row) <= least + SAME * abs(least))
 
 
-def _verdict(row: Alternative, taken: bool) -> Alternative:
-    if taken:
-        return replace(row, chosen=True, verdict="taken")
-    if row.verdict:
-        return row
-    return replace(row, verdict="meets the SLA, but not better")
+def _with_verdict(each: Judged, selected: bool) -> Judged:
+    if selected:
+        return replace(each, row=replace(each.row, chosen=True, verdict=wording.SELECTED))
+    return each if each.row.verdict else replace(each, row=replace(each.row, verdict=wording.NOT_BETTER))

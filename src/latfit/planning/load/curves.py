@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfit.errors import SlaOutOfReach
-from latfit.hardware import HardwareProfile
+from latfit.hardware import HardwareProfile, PathLatency
 from latfit.planning.load.strategies import Both, System, Target, law_or_none, machine_of, simple_systems
 from latfit.planning.request import Wishes
-from latfit.planning.steps.thresholds import batches_of, curve_range
 from latfit.queueing import COARSE, cutoff_queue
 from latfit.stats import FloatArray
 
@@ -34,9 +33,9 @@ def latency_lines(profile: HardwareProfile, tokens: int, context: float | None =
     """Typical latency over the batch, for every path, with the range that its data allow."""
     lines = []
     for path in profile.paths.values():
-        sizes = np.geomspace(1, batches_of(path, tokens=tokens)[-1], BATCHES)
-        B = np.asarray(np.unique(np.round(sizes)), dtype=np.float64)
-        T, low, high = curve_range(path, B, tokens, context)
+        latency = PathLatency(path, tokens, context)
+        B = np.asarray(np.unique(np.round(np.geomspace(1, len(latency.batches), BATCHES))), dtype=np.float64)
+        T, low, high = latency.range_ms(B)
         lines.append(Line(path.label, B, T, low, high))
     return lines
 
@@ -68,7 +67,7 @@ def _by_method(both: Both, rate: float, cutoff_ms: float, q: float) -> dict[str,
 
 
 def rate_lines(profile: HardwareProfile, target: Target, wishes: Wishes) -> list[Line]:
-    """The percentile over the rate, in requests/s, for every way to run it on one path."""
+    """The percentile over the rate, in requests/s, for every strategy on one path."""
     machine = machine_of(profile, target.tokens, wishes)
     rate = wishes.rate_each
     systems = simple_systems(machine, rate if rate is not None else machine.main.times.rate_limit() / 2)
@@ -81,7 +80,9 @@ def _over_rate(system: System, target: Target, rate: float | None) -> Line:
     rates = np.geomspace(lowest, highest, RATES)
     laws = [law_or_none(system, rate, COARSE) for rate in rates.tolist()]
     return Line(
-        system.name, rates * 1e3, _finite([np.nan if law is None else law.percentile(target.q) for law in laws])
+        system.strategy.name,
+        rates * 1e3,
+        _finite([np.nan if law is None else law.percentile(target.q) for law in laws]),
     )
 
 

@@ -1,28 +1,32 @@
 """T_cut: how long a request may wait for the GPU before it goes to the CPU's queue.
 
 The overflow rate depends on T_cut, so this is a fixed point: which T_cut keep the q-quantile of all responses within
-the SLA (`queueing.overflow`), by the exact law, by the proved bound, and by the customary formula, which admits
-what the system then misses and refuses what it could do. The answer is the largest T_cut, the most that the GPU may
-collect: by proof where that costs less than a tenth of what the exact law admits, else by the exact law; with an
-objective, the T_cut that is best for it among those that meet the SLA.
+the SLA (`queueing.overflow`), by the exact law, by the proved bound, and by the textbook formula, which admits what the
+system then misses and refuses what it could do. The answer is the largest T_cut, the most that the GPU may collect: by
+proof where that costs less than a tenth of what the exact law admits, else by the exact law; with an objective, the
+T_cut that is best for it among those that meet the SLA.
 
 Exact law and proof hold for Poisson arrivals, a GPU whose steps take T(b) and an exponential CPU service. That is what
 a path of nominal numbers is taken to be; where steps were measured, or arrivals come in bursts, T_cut is found by
-running the two queues with that scatter, and is called simulated.
+running the two queues with that scatter, and is called simulated: it is the largest that a long run keeps as well.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from latfit.errors import SlaOutOfReach
+from latfit.planning import wording
+from latfit.planning.load.compare import cutoffs, keeps
 from latfit.planning.load.strategies import Both, Target
 from latfit.planning.request import Objective
 from latfit.planning.result import Cutoff
 from latfit.queueing import (
     COARSE,
+    FINE,
     OVERLOADED,
     SMALLEST_SHARE,
     CutoffQueue,
@@ -35,7 +39,6 @@ from latfit.queueing import (
     inner_ranges,
     percentile_of,
 )
-from latfit.units import format_ms
 
 METHODS: Mapping[str, Method] = {"poisson": "customary", "rigorous": "proved", "exact": "exact"}
 """Names in the result, and in `queueing`."""
@@ -45,27 +48,38 @@ PROBES = 24
 RUN, STEPS = 12, 5
 """T_cut that are tried by simulation, and bisections of every end of a range."""
 
+INSIDE = (1.0, 0.99, 0.98, 0.96, 0.92, 0.85)
+"""Shares of the largest T_cut of short runs that a long run is asked about, in this order."""
 
-def cutoff_plan(both: Both, rate: float, target: Target, objective: Objective | None = None) -> Cutoff:
-    """The T_cut for a rate per ms. Raises SlaOutOfReach where none can be judged."""
+Laws = Mapping[float, ResponseLaw]
+"""T_cut in ms -> the response there."""
+
+
+def cutoff_plan(both: Both, rate: float, target: Target, objective: Objective | None = None) -> tuple[Cutoff, Laws]:
+    """The T_cut for a rate per ms, and the laws over T_cut that it was found with. Raises SlaOutOfReach where none can
+    be judged."""
     if not both.closed_form:
         return _by_simulation(both, rate, target, objective)
     times, mu = both.gpu.times, both.cpu_rate
     found = {
         name: feasible_cutoffs(rate, times, mu, target.sla_ms, target.q, method) for name, method in METHODS.items()
     }
-    laws = dict(_laws(rate, both, _probes(target.sla_ms, found["exact"])))
+    laws = {
+        cutoff: law
+        for cutoff in _probes(target.sla_ms, found["exact"])
+        if (law := _law_or_none(both, rate, cutoff, COARSE)) is not None
+    }
     safest = _safest(laws, target)
     value, bound, reason = _chosen(found, laws, target, objective, rate)
     shown = safest if value is None else value
     queue = cutoff_queue(rate, shown, times, mu)
     law = laws.get(shown) or both.law(rate, shown)
     late = _gpu_share(queue.gpu_tail, law, target)
-    return Cutoff(
+    plan = Cutoff(
         value=value,
         bound=bound,
         reason=reason,
-        binding=_binding(late >= 0.5, law, both),
+        binding=wording.late_requests(both.gpu.label if late >= 0.5 else None, both.cpu.label, law.utilisation),
         percentile=target.percentile,
         bounds_ms=_bounds(queue, law, target.q),
         holds=("rigorous", "exact"),
@@ -76,36 +90,42 @@ def cutoff_plan(both: Both, rate: float, target: Target, objective: Objective | 
         amx_rate_per_s=mu * 1e3,
         service=service_of(both),
     )
+    return plan, laws
 
 
-def _by_simulation(both: Both, rate: float, target: Target, objective: Objective | None) -> Cutoff:
+def _by_simulation(both: Both, rate: float, target: Target, objective: Objective | None) -> tuple[Cutoff, Laws]:
     """T_cut by running the two queues with the scatter that was measured, or arrivals as they were recorded: neither
     the exact law nor the proved bounds describe those."""
 
+    @cache
+    def law_at(cutoff: float) -> ResponseLaw | None:
+        return _law_or_none(both, rate, cutoff, COARSE)
+
     def excess(cutoff: float) -> float:
-        law = _law_or_none(both, rate, cutoff, COARSE)
+        law = law_at(cutoff)
         return OVERLOADED if law is None else law.tail(target.sla_ms) - (1 - target.q)
 
-    grid = np.linspace(SMALLEST_SHARE * target.sla_ms, target.sla_ms, RUN).tolist()
+    tried = [cutoff for cutoff in cutoffs(both, target.sla_ms, rate) if cutoff < target.sla_ms]
+    grid = sorted({*np.linspace(SMALLEST_SHARE * target.sla_ms, target.sla_ms, RUN).tolist(), *tried})
     spans = inner_ranges(excess, grid, STEPS)
-    laws = dict(_laws(rate, both, [*grid, *(end for span in spans for end in span)]))
+    probes = [*grid, *(end for span in spans for end in span)]
+    laws = {cutoff: law for cutoff in probes if (law := law_at(cutoff)) is not None}
     safest = _safest(laws, target)
-    value, reason = None, f"no T_cut meets {format_ms(target.sla_ms)}"
     inside = [cutoff for cutoff in laws if any(low <= cutoff <= high for low, high in spans)]
-    if inside:
-        value = max(inside)
-        if objective is not None:
-            value = min(inside, key=lambda c: objective.of(laws[c].percentile(target.q), laws[c].mean_ms, rate))
-        meet = "meets" if len(spans) == 1 else "meet"
-        how = "best for the objective" if objective is not None else "the largest"
-        reason = f"{how} in a simulation with the measured scatter; {spans_text(spans, target.sla_ms)} {meet} the SLA"
+    value = None
+    if inside and objective is not None:
+        value = min(inside, key=lambda c: objective.of(laws[c].percentile(target.q), laws[c].mean_ms, rate))
+    elif inside:
+        value = _kept(both, rate, target, spans)
+    reason = wording.cutoff_found(value is not None, "simulated", spans, target.sla_ms, objective is not None)
     shown = safest if value is None else value
     law, share = both.law(rate, shown), both.overflow_share(rate, shown)
-    return Cutoff(
+    by_gpu = share < 1 - target.q
+    plan = Cutoff(
         value=value,
         bound=None if value is None else "simulated",
         reason=reason,
-        binding=_binding(share < 1 - target.q, law, both),
+        binding=wording.late_requests(both.gpu.label if by_gpu else None, both.cpu.label, law.utilisation),
         percentile=target.percentile,
         bounds_ms={**_textbook(both, rate, shown, target.q), "simulated": law.percentile(target.q)},
         holds=("simulated",),
@@ -116,6 +136,17 @@ def _by_simulation(both: Both, rate: float, target: Target, objective: Objective
         amx_rate_per_s=both.cpu_rate * 1e3,
         service=service_of(both),
     )
+    return plan, laws
+
+
+def _kept(both: Both, rate: float, target: Target, spans: Sequence[tuple[float, float]]) -> float:
+    """The largest T_cut that a long run keeps as well; that of the short runs where none of those tried is kept."""
+    low, high = spans[-1]
+    for share in INSIDE:
+        cutoff = share * high
+        if cutoff >= low and keeps(_law_or_none(both, rate, cutoff, FINE), target):
+            return cutoff
+    return high
 
 
 def _textbook(both: Both, rate: float, cutoff_ms: float, q: float) -> dict[str, float | None]:
@@ -132,7 +163,7 @@ def _textbook_ranges(both: Both, rate: float, target: Target) -> Sequence[tuple[
     return feasible_cutoffs(rate, both.gpu.times, both.cpu_rate, target.sla_ms, target.q, "customary").ranges
 
 
-def _safest(laws: Mapping[float, ResponseLaw], target: Target) -> float:
+def _safest(laws: Laws, target: Target) -> float:
     if not laws:
         raise SlaOutOfReach(
             "no T_cut can be judged: the overflow overloads the CPU, or the largest batch binds",
@@ -147,21 +178,15 @@ def service_of(both: Both) -> dict[str, Any]:
     cpu = both.cpu
     if cpu.times.scatter is not None:
         cv = cpu.times.scatter.of(1).cv
-        sentence = f"{cpu.label}: one request at a time, its service as measured (coefficient of variation {cv:.2g})."
-        return {"assumed": "measured", "cv": cv, "sentence": sentence}
-    said = f"{cpu.label}: nobody measured how its service scatters; taken as exponential"
-    if cpu.path.quote is not None and cpu.path.quote.median:
-        median = cpu.path.quote.slope_ms
-        said += (
-            f", which with a median of {format_ms(median)} serves {math.log(2) / median * 1e3:,.4g}/s, not"
-            f" {1e3 / median:,.4g}/s"
-        )
-    return {"assumed": "exponential", "cv": None, "sentence": f"{said}."}
+        return {"assumed": "measured", "cv": cv, "sentence": wording.measured_service(cpu.label, cv)}
+    quote = cpu.path.quote
+    median = quote.slope_ms if quote is not None and quote.median else None
+    return {"assumed": "exponential", "cv": None, "sentence": wording.assumed_service(cpu.label, median)}
 
 
 def _chosen(
     found: Mapping[str, Ranges],
-    laws: Mapping[float, ResponseLaw],
+    laws: Laws,
     target: Target,
     objective: Objective | None,
     rate: float,
@@ -170,25 +195,23 @@ def _chosen(
     exact, proved = found["exact"], found["rigorous"]
     if exact.largest is None:
         best = min(law.percentile(target.q) for law in laws.values())
-        reason = f"no T_cut meets {format_ms(target.sla_ms)}: the {target.percentile:g}th percentile is at least"
-        return None, None, f"{reason} {format_ms(best)}"
-    spans = spans_text(exact.ranges, target.sla_ms)
-    meet = "meets" if len(exact.ranges) == 1 else "meet"
+        return None, None, wording.no_cutoff(target.sla_ms, target.percentile, best)
     if objective is not None:
         inside = [cutoff for cutoff in laws if cutoff in exact]
         value = min(inside, key=lambda c: objective.of(laws[c].percentile(target.q), laws[c].mean_ms, rate))
-        return value, "rigorous" if value in proved else "exact", f"best for the objective; {spans} {meet} the SLA"
+        return (
+            value,
+            "rigorous" if value in proved else "exact",
+            wording.cutoff_found(True, "exact", exact.ranges, target.sla_ms, True),
+        )
     if proved.largest is not None and proved.largest >= PROOF_IS_WORTH * exact.largest:
-        return proved.largest, "rigorous", f"the largest that is proved; by the exact law {spans} {meet} the SLA"
-    certain = "none by proof" if proved.largest is None else f"by proof only up to {format_ms(proved.largest)}"
-    return exact.largest, "exact", f"the largest by the exact law; {spans} {meet} the SLA, {certain}"
-
-
-def spans_text(spans: Sequence[tuple[float, float]], sla_ms: float) -> str:
-    """Ranges of T_cut in words; one that starts where the search does has no lower end."""
-    start = 1.001 * SMALLEST_SHARE * sla_ms
-    said = [f"{format_ms(a)} to {format_ms(b)}" if a > start else f"up to {format_ms(b)}" for a, b in spans]
-    return ", ".join(said) or "none"
+        return (
+            proved.largest,
+            "rigorous",
+            wording.cutoff_found(True, "rigorous", exact.ranges, target.sla_ms, False),
+        )
+    reason = wording.cutoff_found(True, "exact", exact.ranges, target.sla_ms, False, (proved.largest,))
+    return exact.largest, "exact", reason
 
 
 def _probes(sla_ms: float, exact: Ranges) -> list[float]:
@@ -196,13 +219,6 @@ def _probes(sla_ms: float, exact: Ranges) -> list[float]:
     ends = [end for span in exact.ranges for end in span]
     inside = [x for low, high in exact.ranges for x in np.linspace(low, high, 9).tolist()]
     return sorted({*grid, *ends, *inside})
-
-
-def _laws(rate: float, both: Both, cutoffs: Iterable[float]) -> Iterable[tuple[float, ResponseLaw]]:
-    for cutoff in cutoffs:
-        law = _law_or_none(both, rate, cutoff, COARSE)
-        if law is not None:
-            yield cutoff, law
 
 
 def _law_or_none(both: Both, rate: float, cutoff_ms: float, effort: Effort) -> ResponseLaw | None:
@@ -235,10 +251,3 @@ def _gpu_share(gpu_tail: Callable[[float], float], law: ResponseLaw, target: Tar
     """Share of the late requests that the GPU served, at the SLA or the percentile, whichever is earlier."""
     moment = 0.999 * min(law.percentile(target.q), target.sla_ms)
     return gpu_tail(moment) / max(law.tail(moment), 1e-300)
-
-
-def _binding(by_gpu: bool, law: ResponseLaw, both: Both) -> str:
-    """Which of the two sides holds most of the late requests."""
-    if by_gpu:
-        return f"requests that {both.gpu.label} serves: they wait up to T_cut, then for their batch"
-    return f"the queue of {both.cpu.label}: overflow keeps it {law.utilisation:.0%} busy"

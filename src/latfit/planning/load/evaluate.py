@@ -1,140 +1,193 @@
-"""The part of a plan that needs a rate: which way to run the load keeps the SLA on responses, how long a request may
-wait for the GPU, how much load fits, and how sure that is.
+"""The part of a plan that needs a rate: which strategy keeps the SLA on responses, how long a request may wait for the
+GPU, how much load fits, how sure that is, and what the event simulation says of it.
+
+The headline is what will happen: the percentile of the selected strategy is that of its queue, run with the scatter of
+the fit and the arrivals as they come; where nothing scatters (nominal numbers) the queue has an exact law, which is
+that number without the noise of a run. Exact laws and bounds otherwise only screen and explain. What is selected is
+then simulated event by event, by other code, and is not feasible where that refutes it.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from latfit.errors import SlaOutOfReach
 from latfit.hardware import HardwareProfile
-from latfit.planning.load.capacity import Situation, best_rate, breaks_first, capacity_of, frontier, sensitivity
-from latfit.planning.load.compare import compared
+from latfit.planning import wording
+from latfit.planning.load.capacity import Situation, Thresholds, best_rate, capacity_of, frontier, sensitivity
+from latfit.planning.load.compare import Judged, compared, cutoff_capacity, feasible, told
 from latfit.planning.load.cutoff import cutoff_plan
-from latfit.planning.load.promise import Asked, Promise, promised, promised_rate, tail_notes, with_promise
-from latfit.planning.load.strategies import Machine, System, Target, machine_of, simple_systems
+from latfit.planning.load.promise import Asked, Promise, asked_of, promised, promised_rate, tail_notes
+from latfit.planning.load.strategies import Machine, Target, cutoff_system, machine_of, simple_systems
+from latfit.planning.load.verify import MARGIN, PRECISION, simulated
 from latfit.planning.request import Wishes
 from latfit.planning.result import (
-    Alternative,
-    Capacity,
+    FALLS_BACK,
+    NEEDS_PATHS,
+    Change,
     Cutoff,
     FrontierPoint,
-    Interval,
-    Plan,
+    Kind,
+    LoadPlan,
     RuleChoice,
     Threshold,
     Unknown,
 )
-from latfit.planning.steps.thresholds import batches_of, curve_range, gpu_threshold
-from latfit.planning.wording import rate_text
+from latfit.planning.steps.thresholds import gpu_threshold
 from latfit.policies import RULES, stopping_batch
-from latfit.queueing import ServiceTimes, batch_response, rule_costs, scatters, settling_ms
+from latfit.queueing import ResponseLaw, ServiceTimes, batch_response, rule_costs, scatters, settling_ms
+from latfit.simulation import Checked
 from latfit.stats import FloatArray
-from latfit.units import format_ms
 
 FASTER = 0.9
 SLOW_START = 20.0
 """Mean responses that a queue may take from empty to its stationary state before that is told."""
 
+DOUBT, NO = "in doubt", "no"
 
-def with_load(plan: Plan, profile: HardwareProfile, percentile: float, wishes: Wishes) -> Plan:
-    """The plan with everything that the rate decides. percentile: of responses, exact whatever the fit's intervals."""
+
+@dataclass(frozen=True)
+class _Question:
+    """A load on a machine: rate per ms at one replica."""
+
+    machine: Machine
+    rate: float
+    target: Target
+    wishes: Wishes
+
+
+def load_plan(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: int, wishes: Wishes) -> LoadPlan:
+    """How to serve the wishes' rate within an SLA in ms, for `percentile` percent of the responses."""
     rate = wishes.rate_each
     assert rate is not None
-    target = Target(plan.sla_ms, percentile / 100, plan.tokens_per_request)
-    machine = machine_of(profile, plan.tokens_per_request, wishes)
-    systems = simple_systems(machine, rate)
-    waiting = _waiting(machine, rate, target, wishes, plan.T_cut)
-    known = waiting if isinstance(waiting, Cutoff) else None
-    rows = compared(machine, systems, known, rate, target, wishes.objective)
-    chosen = next((row for row in rows if row.chosen), None)
-    promise = None
-    if chosen is not None:
-        promise = promised(Asked(profile, target, wishes, known, chosen.name))
-        assert promise is not None
-        better = with_promise(chosen, promise, plan.sla_ms)
-        rows = [better if row is chosen else row for row in rows]
-        chosen = better
-    shown = chosen or max(rows, key=lambda row: row.sustainable_per_s or 0.0)
-    asked = Asked(profile, target, wishes, known, shown.name)
-    binding = breaks_first(shown, format_ms(plan.sla_ms))
-    capacity = capacity_of(rows, wishes, binding)
-    plan = replace(
-        plan,
+    target = Target(sla_ms, percentile / 100, tokens)
+    ask = _Question(machine_of(profile, tokens, wishes), rate, target, wishes)
+    waiting, laws = _waiting(ask)
+    found = _strategies(ask, waiting)
+    selected = next((each for each in found if each.row.chosen), None)
+    shown = selected or told(max(found, key=lambda each: each.row.sustainable_per_s or 0.0), rate, target)
+    asked = asked_of(ask.machine, target, shown.row.strategy, rate, laws_only=wishes.laws_only)
+    promise = None if selected is None else promised(asked, selected.law)
+    checked = (
+        None
+        if selected is None or wishes.laws_only
+        else simulated(ask.machine, shown.row.strategy, rate, target, wishes.seed)
+    )
+    capacity = capacity_of(shown.row, wishes, _promised_per_s(asked, promise, shown))
+    plan = LoadPlan(
         rate_per_s=rate * 1e3,
         percentile=percentile,
-        T_cut=waiting,
-        alternatives=rows,
-        feasible=chosen is not None,
-        capacity=capacity or Unknown("no way to run this load meets the SLA at any rate"),
-        B1_at_rate=_loaded_threshold(machine, rate, plan, wishes),
-        rules=_rules(machine, rate),
-        frontier=_frontier(machine, systems, shown, rate, target, wishes),
-        binding=binding,
+        alternatives=[shown.row if each.row.strategy == shown.row.strategy else each.row for each in found],
+        T_cut=_with_check(waiting, shown, checked),
+        capacity=capacity or Unknown(wording.NO_STRATEGY),
+        B1=_threshold(ask),
+        rules=_rules(ask.machine, rate),
+        sensitivity=_changes(ask, shown),
+        frontier=_frontier(ask, found, laws, shown),
+        binding=wording.load_binding(shown.row),
+        remedy="" if selected else wording.remedy([each.row for each in found], shown.row, rate * 1e3),
+        promise=NO if promise is None else promise.holds(sla_ms),
         interval_ms=None if promise is None else promise.interval,
-        promise="no" if promise is None else promise.holds(plan.sla_ms),
+        checked=None if checked is None else {"way": shown.row.name, **checked.to_json()},
+        laws_only=wishes.laws_only,
+        notes=(),
     )
-    sure_of = promise is not None and promise.interval is not None and not promise.doubts
-    if sure_of and isinstance(capacity, Capacity):
-        sure = promised_rate(asked, (shown.sustainable_per_s or rate * 1e3) / 1e3)
-        plan = replace(plan, capacity=replace(capacity, promised_per_s=None if sure is None else sure * 1e3))
-    carried = (shown.sustainable_per_s or 0.0) / 1e3
-    situation = Situation(machine, rate, wishes.replicas, target, known, shown, carried)
-    plan = replace(plan, sensitivity=sensitivity(situation, _thresholds(machine, plan, wishes)))
-    notes = [*plan.notes, *_notes(plan, machine, wishes)]
-    notes += [*tail_notes(asked), *(_doubted(promise) if promise is not None else []), *_after_restart(asked, shown)]
-    plan = replace(plan, notes=notes)
-    return replace(plan, answer=_answer(plan, chosen, wishes), remedy="" if chosen else _remedy(plan, shown))
-
-
-def _doubted(promise: Promise) -> list[str]:
-    return [f"Cannot promise it: {doubt}." for doubt in promise.doubts]
-
-
-def _after_restart(asked: Asked, shown: Alternative) -> list[str]:
-    """How long a queue whose steps are quicker the more they hold takes from empty, where that is long."""
-    system = asked.system(machine_of(asked.profile, asked.target.tokens, asked.wishes))
-    if system is None or system.times is None or system.rises or shown.mean_ms is None:
-        return []
-    took = settling_ms(asked.rate, replace(system.times, scatter=None))
-    if took is not None and took <= SLOW_START * shown.mean_ms:
-        return []
-    after = "very long" if took is None or math.isinf(took) else f"about {format_ms(took, 2)}"
-    return [
-        f"{shown.name}: metastable after a restart. From empty it takes {after} until the queue is as planned: steps"
-        " that hold few requests are slow, and all who come meanwhile wait. Start with little load, or full batches."
+    notes = [
+        *_notes(plan, ask),
+        *_doubts(promise, plan, asked, shown),
+        *tail_notes(asked),
+        *_after_restart(asked, shown),
     ]
+    return _verified(replace(plan, notes=notes), ask, shown, checked)
 
 
-def _waiting(
-    machine: Machine, rate: float, target: Target, wishes: Wishes, without: Unknown | Cutoff
-) -> Unknown | Cutoff:
-    if (both := machine.both) is None:
-        return without
+def _strategies(ask: _Question, waiting: Cutoff | Unknown) -> list[Judged]:
+    """Every strategy at the rate, one of them chosen where any meets the SLA."""
+    systems = simple_systems(ask.machine, ask.rate)
+    ranges = [feasible(system, ask.target) for system in systems]
+    both = ask.machine.both
+    if isinstance(waiting, Cutoff) and both is not None:
+        # A T_cut as long as the SLA carries what the GPU does alone, taking all that wait.
+        alone = [
+            max((high for _, high in own), default=0.0)
+            for system, own in zip(systems, ranges, strict=True)
+            if system.strategy.kind is Kind.GREEDY and system.strategy.paths == (both.gpu.label,)
+        ]
+        least = max(*alone, ask.rate) if waiting.value is not None else max(alone)
+        capacity = cutoff_capacity(both, ask.target, least)
+        systems.append(cutoff_system(both, waiting.shown_ms))
+        ranges.append([(0.0, capacity)] if capacity > 0 else [])
+    return compared(systems, ranges, ask.rate, ask.target, ask.wishes.objective)
+
+
+def _waiting(ask: _Question) -> tuple[Cutoff | Unknown, Mapping[float, ResponseLaw]]:
+    """T_cut, and the laws over it."""
+    if (both := ask.machine.both) is None:
+        return Unknown(FALLS_BACK), {}
     try:
-        return cutoff_plan(both, rate, target, wishes.objective)
+        return cutoff_plan(both, ask.rate, ask.target, ask.wishes.objective)
     except SlaOutOfReach as error:
-        return Unknown(f"{error.found}. {error.remedy}")
+        return Unknown(f"{error.found}. {error.remedy}"), {}
 
 
-def _loaded_threshold(machine: Machine, rate: float, plan: Plan, wishes: Wishes) -> Threshold | Unknown:
+def _with_check(waiting: Cutoff | Unknown, shown: Judged, checked: Checked | None) -> Cutoff | Unknown:
+    """T_cut with what the event simulation gives for it, where it was simulated."""
+    if not isinstance(waiting, Cutoff) or checked is None or shown.row.strategy.kind is not Kind.CUTOFF:
+        return waiting
+    return replace(waiting, bounds_ms={**waiting.bounds_ms, "checked": checked.percentile.value})
+
+
+def _promised_per_s(asked: Asked, promise: Promise | None, shown: Judged) -> float | None:
+    """The rate that is carried at the slow end of what is left open too."""
+    if promise is None or promise.interval is None or promise.doubts:
+        return None
+    sure = promised_rate(asked, (shown.row.sustainable_per_s or asked.rate * 1e3) / 1e3)
+    return None if sure is None else sure * 1e3
+
+
+def _verified(plan: LoadPlan, ask: _Question, shown: Judged, checked: Checked | None) -> LoadPlan:
+    """The plan after its simulation: refuted, or in doubt with a way out, or as it was."""
+    if checked is None or checked.holds:
+        return plan
+    ends = (checked.percentile.low, checked.percentile.high)
+    if checked.holds is False:
+        wanted = checked.percentile.high * (1 + MARGIN)
+        return replace(
+            plan,
+            promise=NO,
+            binding=wording.refuted(shown.row.name, ends),
+            remedy=wording.refuted_remedy(wanted),
+            alternatives=[
+                replace(row, chosen=False, verdict=wording.refuted(row.name, ends)) if row.chosen else row
+                for row in plan.alternatives
+            ],
+        )
+    aim, both, inside = ask.target.sla_ms * (1 - MARGIN), ask.machine.both, None
+    if shown.row.strategy.kind is Kind.CUTOFF and both is not None:
+        with contextlib.suppress(SlaOutOfReach):
+            inside = cutoff_plan(both, ask.rate, replace(ask.target, sla_ms=aim), ask.wishes.objective)[0].value
+    note = wording.at_the_edge(ask.target.sla_ms, PRECISION, inside, MARGIN, aim)
+    return replace(plan, promise=DOUBT, notes=[*plan.notes, note])
+
+
+def _threshold(ask: _Question) -> Threshold | Unknown:
     """B1 with the wait that a request finds at the GPU on average; a wait that was named is in B1 already."""
-    if (both := machine.both) is None:
-        return Unknown("needs two execution paths")
-    cpu, gpu = both.cpu.path, both.gpu.path
-    wait = wishes.wait_ms
+    if (both := ask.machine.both) is None:
+        return Unknown(NEEDS_PATHS)
+    wait = ask.wishes.wait_ms
     if wait is None:
         try:
-            law = batch_response(rate, both.gpu.times, 1, machine.arrivals)
+            law = batch_response(ask.rate, both.gpu.times, 1, ask.machine.arrivals)
         except SlaOutOfReach as error:
-            return Unknown(f"the GPU alone does not carry this rate: {error.found}")
+            return Unknown(wording.gpu_overloaded(error.found))
         served = max(1, min(round(getattr(law, "mean_batch", 1.0)), both.gpu.times.max_batch or 1))
         wait = max(0.0, law.mean_ms - both.gpu.times(served))
-    extra = wait + wishes.transfer_ms
-    found = gpu_threshold(cpu, gpu, plan.tokens_per_request, extra_ms=extra, context=wishes.context)
-    return replace(found, reason=f"{found.reason}, with {format_ms(extra)} of wait and transfer before the GPU begins")
+    extra = wait + ask.wishes.transfer_ms
+    found = gpu_threshold(both.cpu.latency, both.gpu.latency, extra_ms=extra)
+    return replace(found, reason=wording.with_wait(found.reason, extra))
 
 
 def _rules(machine: Machine, rate: float) -> list[RuleChoice]:
@@ -153,145 +206,89 @@ def _rules(machine: Machine, rate: float) -> list[RuleChoice]:
 
 
 def _frontier(
-    machine: Machine, systems: Sequence[System], shown: Alternative, rate: float, target: Target, wishes: Wishes
+    ask: _Question, found: Sequence[Judged], laws: Mapping[float, ResponseLaw], shown: Judged
 ) -> list[FrontierPoint]:
-    points = frontier(machine, systems, rate, target, wishes.objective)
-    if wishes.objective is not None and wishes.objective.throughput > 0:
-        system = next((system for system in systems if system.name == shown.name), None)
-        points += [] if system is None else best_rate(system, target, wishes.objective)
+    objective = ask.wishes.objective
+    points = frontier(found, laws, ask.rate, ask.target, objective)
+    if objective is not None and objective.throughput > 0 and shown.system.strategy.kind is not Kind.CUTOFF:
+        points += best_rate(shown.system, ask.target, objective)
     return points
 
 
-def _thresholds(machine: Machine, plan: Plan, wishes: Wishes) -> dict[float, Threshold]:
-    """B1 as it is (1), with the CPU at nine tenths of its time (0.9), and with the GPU (-0.9)."""
-    if (both := machine.both) is None:
-        return {}
-    paths = (both.cpu.path, both.gpu.path)
-    B = batches_of(*paths, tokens=plan.tokens_per_request)
-    slow, fast = (curve_range(path, B, plan.tokens_per_request, wishes.context)[0] for path in paths)
-    extra = wishes.transfer_ms + (wishes.wait_ms or 0.0)
-    found = {}
-    for key, ours, theirs in ((1.0, slow, fast), (FASTER, FASTER * slow, fast), (-FASTER, slow, FASTER * fast)):
+def _changes(ask: _Question, shown: Judged) -> list[Change]:
+    carried = (shown.row.sustainable_per_s or 0.0) / 1e3
+    now = Situation(ask.machine, ask.rate, ask.wishes.replicas, ask.target, shown.row, carried)
+    return sensitivity(now, _faster_thresholds(ask))
+
+
+def _faster_thresholds(ask: _Question) -> Thresholds:
+    """B1 as it is, and with the CPU or the GPU at nine tenths of its time."""
+    if (both := ask.machine.both) is None:
+        return Thresholds()
+    B = min(both.cpu.latency.batches, both.gpu.latency.batches, key=len)
+    slow, fast = both.cpu.latency.typical_ms(B), both.gpu.latency.typical_ms(B)
+    extra = ask.wishes.transfer_ms + (ask.wishes.wait_ms or 0.0)
+
+    def first(ours: FloatArray, theirs: FloatArray) -> Threshold:
         wins = np.flatnonzero(theirs + extra <= ours)
-        found[key] = Threshold(int(B[wins[0]]) if len(wins) else None, "")
-    return found
+        return Threshold(int(B[wins[0]]) if len(wins) else None, "")
+
+    return Thresholds(first(slow, fast), first(FASTER * slow, fast), first(slow, FASTER * fast))
 
 
-def _notes(plan: Plan, machine: Machine, wishes: Wishes) -> list[str]:
-    """What the answer assumes, and where the customary formula would have misled."""
-    found = [_assumed(machine)]
+def _notes(plan: LoadPlan, ask: _Question) -> list[str]:
+    """What the answer assumes, and where the textbook formula would have misled."""
+    machine = ask.machine
+    steady = [part.label for part in machine.parts if part.times.scatter is None]
+    cpu = machine.cpu if machine.cpu is not None and machine.cpu.times.scatter is None else None
+    scattered = len(steady) < len(machine.parts)
+    found = [wording.assumed(machine.arrivals.label, steady, scattered, None if cpu is None else cpu.label)]
     if isinstance(plan.T_cut, Cutoff):
         found.append(str(plan.T_cut.service["sentence"]))
         if plan.T_cut.misled:
-            found.append(customary_note(plan.T_cut, plan.sla_ms))
-    limit = plan.sla_ms * (1 + 1e-6)
-    if plan.interval_ms is not None and plan.promise == "in doubt":
-        slow = plan.interval_ms[1]
-        if slow is None or slow > limit:
-            found.append(_doubt(plan, machine, wishes))
+            found.append(wording.textbook_note(plan.T_cut, ask.target.sla_ms))
     return found
 
 
-def _assumed(machine: Machine) -> str:
-    """What the responses are for."""
-    steady = [part.label for part in machine.parts if part.times.scatter is None]
-    said = f"Responses are for {machine.arrivals.label}"
-    if len(steady) < len(machine.parts):
-        said += ", and steps that scatter as measured, independently of each other"
-    if steady:
-        said += f"; steps on {' and '.join(steady)} take their mean time"
-    if machine.cpu is not None and machine.cpu.times.scatter is None:
-        said += f", one request at a time on {machine.cpu.label} an exponential one"
-    return f"{said}."
+def _doubts(promise: Promise | None, plan: LoadPlan, asked: Asked, shown: Judged) -> list[str]:
+    """Why the percentile cannot be promised: steps to measure, tails that were not seen."""
+    if promise is None:
+        return []
+    found, sla_ms = [], asked.target.sla_ms
+    slow = None if promise.interval is None else promise.interval[1]
+    if promise.interval is not None and plan.promise == DOUBT and (slow is None or slow > sla_ms * (1 + 1e-6)):
+        points = _least_known(asked)
+        found.append(wording.open_interval(sla_ms, plan.percentile, promise.interval, points))
+    return found + [wording.cannot_promise(doubt) for doubt in promise.doubts]
 
 
-def customary_note(waiting: Cutoff, sla_ms: float) -> str:
-    """Where the formula T_cut + ln(1/(1-q))/(mu - lambda_a) differs from what holds."""
-    admits = waiting.ranges.get("poisson", ())
-    holds = waiting.granted
-    if not admits:
-        return "The customary formula finds no T_cut here, though there are some."
-    if not holds:
-        return f"The customary formula would admit T_cut up to {format_ms(admits[-1][1])}; none meets the SLA."
-    return (
-        f"The customary formula would admit T_cut up to {format_ms(admits[-1][1])} and promise {format_ms(sla_ms)};"
-        f" it holds only up to {format_ms(holds[-1][1])}."
-    )
-
-
-def _doubt(plan: Plan, machine: Machine, wishes: Wishes) -> str:
-    """Which batches to measure: those that a step of this load is likely to hold, the least known first."""
-    assert plan.interval_ms is not None
-    low, high = (None if end is None else format_ms(end) for end in plan.interval_ms)
+def _least_known(asked: Asked) -> list[tuple[int, int, str]]:
+    """Batches to measure: of those that a step of this load is likely to hold, the least known (B, S, path)."""
     points = []
-    for part in machine.parts:
-        if not part.path.fit.draws.get("values"):
-            continue
-        B = _visited(part.times, plan.rate_per_s or 0.0)
-        T, fast, slow = curve_range(part.path, B, plan.tokens_per_request, wishes.context)
-        worst = int(np.argmax((slow - fast) / T))
-        batch = int(B[worst])
-        points.append(f"B={batch} S={batch * plan.tokens_per_request:,} on {part.label}")
-    text = f"over what the data allow the {plan.percentile:g}th percentile is {low} to {high or 'without bound'}"
-    more = f"measure these points: {', '.join(points)}" if points else "measure more steps"
-    return f"Cannot promise {format_ms(plan.sla_ms)}: {text}; {more}."
+    for part in asked.machine.parts:
+        if part.path.fit.draws.get("values"):
+            B = _visited(part.times, asked.rate)
+            T, fast, slow = part.latency.range_ms(B)
+            batch = int(B[int(np.argmax((slow - fast) / T))])
+            points.append((batch, batch * asked.target.tokens, part.label))
+    return points
 
 
-def _visited(times: ServiceTimes, rate_per_s: float) -> FloatArray:
+def _visited(times: ServiceTimes, rate: float) -> FloatArray:
     """1 up to twice the batch that arrives in a step."""
     top = times.max_batch or 1
     reach = 1
-    while reach < top and reach < 2 * rate_per_s / 1e3 * times(reach):
+    while reach < top and reach < 2 * rate * times(reach):
         reach = min(2 * reach, top)
     return np.arange(1.0, reach + 1)
 
 
-def _answer(plan: Plan, chosen: Alternative | None, wishes: Wishes) -> str:
-    """The decision in a sentence."""
-    each = rate_text(plan.rate_per_s or 0.0) + (
-        f" on each of {wishes.replicas} replicas" if wishes.replicas > 1 else ""
-    )
-    promised = f"{format_ms(plan.sla_ms)} for {plan.percentile:g} % of responses"
-    if chosen is None:
-        return f"{each} cannot be served within {promised}: {_least(plan)}."
-    assert chosen.percentile_ms is not None
-    assert chosen.margin is not None
-    sure = " Cannot promise it: see below." if plan.promise == "in doubt" else ""
-    return (
-        f"Serve {each} with {chosen.name}: {plan.percentile:g} % of responses within"
-        f" {format_ms(chosen.percentile_ms)}{interval_text(plan.interval_ms)}, {max(chosen.margin, 0.0):.1%} below"
-        f" {format_ms(plan.sla_ms)}.{sure}"
-    )
-
-
-def interval_text(interval: Interval | None) -> str:
-    """` (95 %: 11.2 to 12.4 ms)`; empty without one."""
-    if interval is None or interval[0] is None:
-        return ""
-    high = "no upper end" if interval[1] is None else format_ms(interval[1])
-    return f" (95 %: {format_ms(interval[0])} to {high})"
-
-
-def _least(plan: Plan) -> str:
-    able = [row for row in plan.alternatives if row.percentile_ms is not None and np.isfinite(row.percentile_ms)]
-    if not able:
-        return "every way to run it is overloaded"
-    best = min(able, key=lambda row: row.percentile_ms or 0.0)
-    assert best.percentile_ms is not None
-    return f"the best, {best.name}, needs {format_ms(best.percentile_ms)}"
-
-
-def _remedy(plan: Plan, shown: Alternative) -> str:
-    """What would make it feasible."""
-    if shown.sustainable_per_s is None:
-        return f"No rate meets it: {_least(plan)}. Relax the SLA, or make the step faster; replicas do not help."
-    rate = plan.rate_per_s or 0.0
-    above = next(((low, high) for low, high in shown.feasible_per_s if rate < low), None)
-    if above is not None:
-        return (
-            f"{shown.name} meets it from {rate_text(above[0])} to {rate_text(above[1])} a machine, where batches fill:"
-            " send the load to fewer machines, or relax the SLA."
-        )
-    count = shown.replicas or 1
-    most = f"One machine carries at most {rate_text(shown.sustainable_per_s)} within the SLA ({shown.name})"
-    return f"{most}; this rate needs {count} replicas: --replicas {count}."
+def _after_restart(asked: Asked, shown: Judged) -> list[str]:
+    """How long a queue whose steps are quicker the more they hold takes from empty, where that is long."""
+    system, mean_ms = shown.system, shown.row.mean_ms
+    if system.times is None or system.rises or mean_ms is None:
+        return []
+    took = settling_ms(asked.rate, replace(system.times, scatter=None))
+    if took is not None and took <= SLOW_START * mean_ms:
+        return []
+    return [wording.slow_start(shown.row.name, took)]

@@ -9,33 +9,24 @@ at right angles to them, by what the simulation itself leaves open.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
-from latfit.hardware import ExecutionPath, HardwareProfile, phase_of, scatter
-from latfit.planning.load.compare import cutoff_system
-from latfit.planning.load.strategies import (
-    AS_FITTED,
-    ONE_AT_A_TIME,
-    Machine,
-    System,
-    Target,
-    Variation,
-    law_or_none,
-    machine_of,
-    simple_systems,
-)
-from latfit.planning.request import Wishes
-from latfit.planning.result import Alternative, Cutoff, Interval
-from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseLaw
+from latfit.errors import SlaOutOfReach
+from latfit.hardware import CERTAIN
+from latfit.planning import wording
+from latfit.planning.load.strategies import Machine, Part, System, Target, law_or_none, system_of
+from latfit.planning.result import Interval, Kind, Strategy
+from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseLaw, SampledLaw
 
 DRAWS, FEWER_DRAWS = 100, 50
 FEW, BISECTIONS = 0.2, 6
 """Share of the rate that is carried by the fit from which a promised one is searched, and how finely."""
 
-CERTAIN = (0.025, 0.975)
 DECIDES = 0.25
 """Share of E[F^2] due to the slowest hundredth of the steps from which their tail decides how long requests wait."""
 
@@ -60,36 +51,47 @@ class Promise:
 
 @dataclass(frozen=True)
 class Asked:
-    """A way to run the load, by its name, on a profile. at: another rate per ms than the wishes'."""
+    """A strategy on a machine at a rate per ms. drawn: machines that the data allow, by a seed.  laws_only: whether
+    nothing is run, so that what steps scatter is left out."""
 
-    profile: HardwareProfile
+    machine: Machine
     target: Target
-    wishes: Wishes
-    waiting: Cutoff | None
-    name: str
-    at: float | None = None
+    strategy: Strategy
+    rate: float
+    drawn: Callable[[int], Machine] = field(repr=False)
+    laws_only: bool = False
 
-    @property
-    def rate(self) -> float:
-        rate = self.wishes.rate_each if self.at is None else self.at
-        assert rate is not None
-        return rate
-
-    def law(self, variation: Variation, effort: Effort) -> ResponseLaw | None:
-        """Its law; None where it is overloaded."""
-        system = self.system(machine_of(self.profile, self.target.tokens, self.wishes, variation))
+    def law(self, effort: Effort) -> ResponseLaw | None:
+        """Its law on the machine as fitted; None where it is overloaded."""
+        system = self.system()
         return None if system is None else law_or_none(system, self.rate, effort)
 
-    def system(self, machine: Machine) -> System | None:
-        """The way on another machine."""
-        if self.waiting is not None and "T_cut" in self.name and (both := machine.both) is not None:
-            return cutoff_system(both, self.waiting.shown_ms)
-        return next((system for system in simple_systems(machine, self.rate) if system.name == self.name), None)
+    def quick(self, seed: int | None = None) -> ResponseLaw | None:
+        """Its law by a short run where it has one, for ratios of runs on the same numbers."""
+        system = self.system(seed)
+        if system is None or system.run_at is None:
+            return None if system is None else law_or_none(system, self.rate, QUICK)
+        with suppress(SlaOutOfReach):
+            return system.run_at(self.rate)
+        return None
+
+    def system(self, seed: int | None = None) -> System | None:
+        return system_of(self.strategy, self.machine if seed is None else self.drawn(seed), self.rate)
+
+    @property
+    def parts(self) -> list[Part]:
+        """The paths that the strategy runs on."""
+        return [part for part in self.machine.parts if part.label in self.strategy.paths]
 
 
-def promised(asked: Asked) -> Promise | None:
-    """What can be promised of a way; None where the load is more than it carries."""
-    law = asked.law(AS_FITTED, FINE)
+def asked_of(machine: Machine, target: Target, strategy: Strategy, rate: float, *, laws_only: bool = False) -> Asked:
+    return Asked(machine, target, strategy, rate, cache(machine.drawn), laws_only)
+
+
+def promised(asked: Asked, law: ResponseLaw | None = None) -> Promise | None:
+    """What can be promised of a strategy; None where the load is more than it carries. law: by a long run, where it is
+    known."""
+    law = law or asked.law(FINE)
     return None if law is None else _with_interval(asked, law)
 
 
@@ -105,7 +107,7 @@ def _with_interval(asked: Asked, law: ResponseLaw, draws: int = DRAWS) -> Promis
 
 
 def promised_rate(asked: Asked, most: float) -> float | None:
-    """Rate per ms, up to `most`, that a way carries with the slow end of what is left open within the SLA, by
+    """Rate per ms, up to `most`, that a strategy carries with the slow end of what is left open within the SLA, by
     bisection; None where there is none, or a tail was not seen."""
     low, high = FEW * most, most
     if _kept(asked, high):
@@ -119,15 +121,13 @@ def promised_rate(asked: Asked, most: float) -> float | None:
 
 
 def _kept(asked: Asked, rate: float) -> bool:
-    there = replace(asked, at=rate)
-    law = there.law(AS_FITTED, USUAL)
+    there = replace(asked, rate=rate)
+    law = there.law(USUAL)
     return law is not None and _with_interval(there, law, FEWER_DRAWS).holds(asked.target.sla_ms) == "yes"
 
 
 def _of_the_run(law: ResponseLaw, q: float) -> tuple[float, float] | None:
     """What a simulation leaves open of its percentile; None for a law in closed form."""
-    from latfit.queueing import SampledLaw
-
     return law.percentile_interval(q) if isinstance(law, SampledLaw) else None
 
 
@@ -141,17 +141,16 @@ def _joined(value: float, end_ms: float, ratio: float) -> float | None:
 
 def _ratios(asked: Asked, draws: int) -> tuple[float, float] | None:
     """2.5 % and 97.5 % quantiles of the percentile over that of the machine as fitted; None where nothing varies."""
-    paths = asked.profile.paths.values()
-    phase = phase_of(asked.target.tokens)
-    if not any(path.fit.draws.get("values") or scatter(path, phase) is not None for path in paths):
+    known = [part.path.fit.draws.get("values") or part.latency.scatter is not None for part in asked.machine.parts]
+    if asked.laws_only or not any(known):
         return None
-    first = asked.law(AS_FITTED, QUICK)
+    first = asked.quick()
     if first is None:
         return 1.0, math.inf
     base = first.percentile(asked.target.q)
     found = []
     for seed in range(draws):
-        law = asked.law(Variation(seed), QUICK)
+        law = asked.quick(seed)
         found.append(math.inf if law is None else law.percentile(asked.target.q) / base)
     low, middle, high = np.quantile(found, (CERTAIN[0], 0.5, CERTAIN[1]), method="closest_observation")
     # Pieces of a recording lose what reaches from one into the next: where all that is drawn is quicker, or slower,
@@ -162,54 +161,35 @@ def _ratios(asked: Asked, draws: int) -> tuple[float, float] | None:
 
 def _doubts(asked: Asked, law: ResponseLaw) -> Iterator[str]:
     """Why the percentile is not to be promised: a tail that nobody saw, or runs that were too short."""
-    phase = phase_of(asked.target.tokens)
+    if asked.laws_only:
+        yield wording.LAWS_ONLY_DOUBT
+        return
     percentile = asked.target.percentile
-    for path in _used(asked):
-        ratios = scatter(path, phase)
+    for part in asked.parts:
+        ratios, latency = part.latency.scatter, part.latency
         if ratios is None:
-            if path.quote is None:
-                yield f"how steps on {path.label} scatter is not known: fit its trace again"
+            if part.path.quote is None:
+                yield wording.unknown_scatter(part.label)
             continue
-        largest = 1 if asked.name.endswith(ONE_AT_A_TIME) else asked.wishes.max_batch
+        largest = 1 if asked.strategy.kind is Kind.ONE_AT_A_TIME else part.times.max_batch
         ratios = ratios.up_to(math.inf if largest is None else largest)
         if not ratios.sees(asked.target.q):
             wanted = math.ceil(1 / (1 - asked.target.q) - 1e-9)
-            fewest = min(part.independent for part in ratios.parts)
-            some = " with some batch sizes" if len(ratios.parts) > 1 else ""
-            yield (
-                f"the tail of {phase} steps on {path.label}{some} beyond p{percentile:g} was not seen"
-                f" ({fewest:,.0f} independent steps; {wanted:,} or more could show it)"
-            )
-    arrivals = asked.wishes.arrivals
+            fewest = min(each.independent for each in ratios.parts)
+            yield wording.tail_not_seen((part.label, latency.phase, len(ratios.parts) > 1), percentile, fewest, wanted)
+    arrivals = asked.machine.arrivals
     if not arrivals.poisson and arrivals.grows:
-        yield "the recorded arrivals are too few to show how long their bursts last"
-    from latfit.queueing import SampledLaw
-
+        yield wording.BURSTS_TOO_LONG
     if isinstance(law, SampledLaw) and not law.settled:
-        yield "the load is so near its limit that the simulation was too short to settle"
-
-
-def _used(asked: Asked) -> list[ExecutionPath]:
-    """The paths that the way runs on."""
-    system = asked.system(machine_of(asked.profile, asked.target.tokens, asked.wishes))
-    return [] if system is None else list(system.paths)
+        yield wording.NOT_SETTLED
 
 
 def tail_notes(asked: Asked) -> list[str]:
     """Where a few slow steps decide how long requests wait, in sentences."""
     found = []
-    for path in _used(asked):
-        ratios = scatter(path, phase_of(asked.target.tokens))
-        if ratios is not None and ratios.slow_share > DECIDES:
-            slow = ratios.steps * 0.01
-            found.append(
-                f"{path.label}: the slowest 1 % of the measured steps ({slow:,.0f} of {ratios.steps:,.0f}, up to"
-                f" {ratios.values.max():.3g} times the typical) decide how long requests wait: they make"
-                f" {ratios.slow_share:.0%} of the mean square of a step's time. Find what stalls them, or measure more."
-            )
+    for part in asked.parts:
+        ratios = part.latency.scatter
+        if not asked.laws_only and ratios is not None and ratios.slow_share > DECIDES:
+            slowest = float(ratios.values.max())
+            found.append(wording.slow_steps_decide(part.label, ratios.steps, slowest, ratios.slow_share))
     return found
-
-
-def with_promise(row: Alternative, promise: Promise, sla_ms: float) -> Alternative:
-    """The chosen way with the percentile that was computed with more effort."""
-    return replace(row, percentile_ms=promise.percentile_ms, margin=1 - promise.percentile_ms / sla_ms)

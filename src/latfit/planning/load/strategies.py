@@ -1,36 +1,26 @@
-"""Ways to run a load on the paths there are, each with the law of its response at a rate.
+"""Strategies to run a load on the paths there are, each with the distribution of its response at a rate.
 
-- PATH, batches: an idle machine takes all that wait (greedy);
+- PATH, greedy batches: an idle machine takes all that wait;
 - PATH, amortised batches: it first waits for B requests, B by the amortised rule at the rate, where that is above 1;
 - CPU, one at a time;
 - GPU + CPU: waiting cut off at T_cut, overflow to the CPU's queue.
 
 T(b) is the mean step, typical latency times the mean of the measured ratios to it, and single steps scatter as
-measured. Where nobody measured that (a quoted path), steps of batches take T(b) and a CPU that serves one at a time is
-taken as exponential. A batch is at most the largest measured one, in requests and in tokens, unless a smaller one is
-asked for.
+measured. Where nobody measured that (a path of nominal numbers), steps of batches take T(b) and a CPU that serves one
+at a time is taken as exponential. A batch is at most the largest measured one, in requests and in tokens, unless a
+smaller one is asked for. Where only laws are asked for, nothing scatters and arrivals are Poisson.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from latfit.errors import SlaOutOfReach
-from latfit.hardware import (
-    CPU_PATHS,
-    GPU_PATHS,
-    ExecutionPath,
-    HardwareProfile,
-    batch_steps,
-    mean_ms,
-    phase_of,
-    scatter,
-    typical_ms,
-)
-from latfit.model import StepRatios, latency_draws, parameter_draws
+from latfit.hardware import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile, PathLatency
+from latfit.model import StepRatios
 from latfit.planning.request import Wishes
-from latfit.planning.steps.thresholds import batches_of
+from latfit.planning.result import Kind, Strategy
 from latfit.policies import stopping_batch
 from latfit.queueing import (
     POISSON,
@@ -46,13 +36,12 @@ from latfit.queueing import (
     cutoff_response,
     measured_times,
     run_batches,
+    scatters,
     single_response,
 )
 from latfit.stats import FloatArray
 
 MOST_WAITED_FOR = 256
-ONE_AT_A_TIME = "one at a time"
-GREEDY = "greedy batches"
 ROUNDING = 1e-9
 
 
@@ -70,41 +59,20 @@ class Target:
 
 
 @dataclass(frozen=True)
-class System:
-    """A way to run the load. law: (rate per ms, effort) -> law; rate_limit: its stability limit per ms.  rises: whether
-    its responses can only take longer at a higher rate.  run_at: where they may not, the law at a rate by a short run.
-    times: of its batches, where it serves greedily on one path.
-    """
-
-    name: str
-    paths: tuple[ExecutionPath, ...]
-    law: Callable[[float, Effort], ResponseLaw]
-    rate_limit: float
-    rises: bool = True
-    run_at: Callable[[float], ResponseLaw] | None = None
-    times: ServiceTimes | None = None
-
-    def law_at(self, rate: float) -> ResponseLaw:
-        """The law at a rate per ms, with the usual effort."""
-        return self.law(rate, USUAL)
-
-    @property
-    def price_per_hour(self) -> float | None:
-        """Of all its paths together; None where one has no price."""
-        prices = [path.price_per_hour for path in self.paths]
-        return None if None in prices else sum(price for price in prices if price is not None)
-
-
-@dataclass(frozen=True)
 class Part:
     """A path with its mean times T(b) of batches and how they scatter; transfer included on the GPU."""
 
-    path: ExecutionPath
+    latency: PathLatency
     times: ServiceTimes
+    transfer_ms: float = 0.0
+
+    @property
+    def path(self) -> ExecutionPath:
+        return self.latency.path
 
     @property
     def label(self) -> str:
-        return self.path.label
+        return self.latency.label
 
     @property
     def mean_ms(self) -> float:
@@ -113,6 +81,13 @@ class Part:
 
     def scaled(self, factor: float) -> "Part":
         return replace(self, times=replace(self.times, at=lambda b: factor * self.times.at(b)))
+
+    def drawn(self, seed: int) -> "Part":
+        """The same path as the data allow it to be, by a seed."""
+        assert self.times.max_batch is not None
+        rng = np.random.default_rng([seed, *self.path.name.encode()])
+        T, law = self.latency.drawn_ms(np.arange(1.0, self.times.max_batch + 1), rng)
+        return replace(self, times=_times(T, law, self.transfer_ms))
 
 
 @dataclass(frozen=True)
@@ -144,17 +119,21 @@ class Both:
         return 1 / self.cpu.mean_ms
 
     @property
-    def label(self) -> str:
-        return f"{self.gpu.label} + {self.cpu.label}"
+    def rate_limit(self) -> float:
+        return self.gpu.times.rate_limit() + self.cpu_rate
+
+    def strategy(self, cutoff_ms: float) -> Strategy:
+        return Strategy(Kind.CUTOFF, (self.gpu.label, self.cpu.label), cutoff_ms)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The paths of a plan by the part they play; there is at least one."""
+    """The paths of a plan by the part they play; there is at least one. runs: whether queues may be run."""
 
     cpu: Part | None
     gpu: Part | None
     arrivals: Arrivals = POISSON
+    runs: bool = True
 
     @property
     def both(self) -> Both | None:
@@ -171,114 +150,131 @@ class Machine:
     def parts(self) -> list[Part]:
         return [part for part in (self.gpu, self.cpu) if part is not None]
 
+    def part(self, label: str) -> Part:
+        return next(part for part in self.parts if part.label == label)
+
+    def drawn(self, seed: int) -> "Machine":
+        """A machine that the data allow, its arrivals drawn anew from the recording."""
+        cpu, gpu = (None if part is None else part.drawn(seed) for part in (self.cpu, self.gpu))
+        return replace(self, cpu=cpu, gpu=gpu, arrivals=self.arrivals.drawn(np.random.default_rng(seed)))
+
 
 @dataclass(frozen=True)
-class Variation:
-    """One of the machines that the data allow: the fit's curve and scatter as they are (None), or drawn by a seed."""
+class System:
+    """A strategy on a machine. law: (rate per ms, effort) -> law; rate_limit: its stability limit per ms.  rises:
+    whether its responses can only take longer at a higher rate.  sampled: whether its law is read off runs.  run_at:
+    the law of batches at a rate by a short run, which is quicker than one in closed form.  times: of its batches, where
+    it is greedy on one path.
+    """
 
-    seed: int | None = None
+    strategy: Strategy
+    parts: tuple[Part, ...]
+    law: Callable[[float, Effort], ResponseLaw] = field(repr=False)
+    rate_limit: float
+    sampled: bool
+    rises: bool = True
+    run_at: Callable[[float], ResponseLaw] | None = None
+    times: ServiceTimes | None = None
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of all its paths together; None where one has no price."""
+        prices = [part.path.price_per_hour for part in self.parts]
+        return None if None in prices else sum(price for price in prices if price is not None)
 
 
-AS_FITTED = Variation()
-
-
-def machine_of(profile: HardwareProfile, tokens: int, wishes: Wishes, variation: Variation = AS_FITTED) -> Machine:
+def machine_of(profile: HardwareProfile, tokens: int, wishes: Wishes) -> Machine:
     """The CPU and the GPU of a profile; a path of another name plays the GPU where there is neither."""
     cpu, gpu = profile.first_of(CPU_PATHS), profile.first_of(GPU_PATHS)
     if cpu is None and gpu is None and profile.paths:
         gpu = next(iter(profile.paths.values()))
-    alone = replace(wishes, max_batch=None, transfer_ms=0.0)
+
+    def part(path: ExecutionPath, transfer_ms: float, most: int | None) -> Part:
+        latency = PathLatency(path, tokens, wishes.context)
+        B = latency.batches[:most]
+        return Part(
+            latency,
+            _times(latency.mean_ms(B), None if wishes.laws_only else latency.scatter, transfer_ms),
+            transfer_ms,
+        )
+
     return Machine(
-        None if cpu is None else Part(cpu, _path_times(cpu, tokens, alone, variation)),
-        None if gpu is None else Part(gpu, _path_times(gpu, tokens, wishes, variation)),
-        wishes.arrivals if variation.seed is None else wishes.arrivals.drawn(np.random.default_rng(variation.seed)),
+        None if cpu is None else part(cpu, 0.0, None),
+        None if gpu is None else part(gpu, wishes.transfer_ms, wishes.max_batch),
+        wishes.arrivals,
+        not wishes.laws_only,
     )
 
 
-def _path_times(path: ExecutionPath, tokens: int, wishes: Wishes, variation: Variation) -> ServiceTimes:
-    """T(b) of batches of such requests, up to the largest measured, transfer included."""
-    top = int(batches_of(path, tokens=tokens)[-1])
-    largest = top if wishes.max_batch is None else min(top, wishes.max_batch)
-    B = np.arange(1.0, largest + 1)
-    law, T = scatter(path, phase_of(tokens)), mean_ms(path, B, tokens, wishes.context)
-    if variation.seed is not None:
-        T, law = _drawn_times(
-            path, B, (tokens, wishes.context), law, np.random.default_rng([variation.seed, *path.name.encode()])
-        )
-    law = None if law is None else law.up_to(largest).scaled()
-    if law is None or wishes.transfer_ms == 0:
-        return measured_times(T + wishes.transfer_ms, law)
-    # What moving a request takes does not scatter: the step's share of the time does.
-    return measured_times(T + wishes.transfer_ms, law.damped(float(np.median(T / (T + wishes.transfer_ms)))))
-
-
-def _drawn_times(
-    path: ExecutionPath,
-    B: FloatArray,
-    each: tuple[int, float | None],
-    law: StepRatios | None,
-    rng: np.random.Generator,
-) -> tuple[FloatArray, StepRatios | None]:
-    """Mean times (n,) of batches B (n,) of requests of so many tokens on such a context, and their scatter, of a
-    machine that the data allow."""
-    tokens, context = each
-    vectors = parameter_draws(path.fit)
-    if vectors is None and law is None:
-        return mean_ms(path, B, tokens, context), None
-    curve = typical_ms(path, B, tokens, context)
-    if vectors is not None:
-        one = vectors[int(rng.integers(len(vectors)))]
-        curve = latency_draws(path.fit, one[None], **batch_steps(B, tokens, context))[0]
-    if law is None:
-        return curve * (path.quote.mean_factor() if path.quote else 1.0), None
-    found = law.drawn(rng)
-    return np.asarray(curve * law.levels.drawn_factors(B * tokens, rng) * found.means(B)), found
+def _times(T: FloatArray, law: StepRatios | None, transfer_ms: float) -> ServiceTimes:
+    """T(b) of batches 1, 2, ..., and their scatter, transfer included."""
+    law = None if law is None else law.up_to(len(T)).scaled()
+    if law is not None and transfer_ms:
+        # What moving a request takes does not scatter: the step's share of the time does.
+        law = law.damped(float(np.median(T / (T + transfer_ms))))
+    return measured_times(T + transfer_ms, law)
 
 
 def simple_systems(machine: Machine, rate: float) -> list[System]:
     """Every system of one path that differs from the others at a rate per ms."""
-    found = [] if machine.gpu is None else _batching(machine.gpu, rate, machine.arrivals)
+    found = [] if machine.gpu is None else _batching(machine.gpu, rate, machine)
     if machine.cpu is not None:
         found.append(_one_at_a_time(machine.cpu, machine.arrivals))
-        # A quoted median says nothing of batches.
+        # A nominal median says nothing of batches.
         if machine.cpu.path.quote is None or not machine.cpu.path.quote.median:
-            found += _batching(machine.cpu, rate, machine.arrivals)
+            found += _batching(machine.cpu, rate, machine)
     return found
+
+
+def cutoff_system(both: Both, cutoff_ms: float) -> System:
+    """GPU + CPU at one T_cut."""
+
+    def law(rate: float, effort: Effort) -> ResponseLaw:
+        return both.law(rate, cutoff_ms, effort)
+
+    return System(both.strategy(cutoff_ms), (both.gpu, both.cpu), law, both.rate_limit, not both.closed_form)
+
+
+def system_of(strategy: Strategy, machine: Machine, rate: float) -> System | None:
+    """A strategy on a machine at a rate per ms; None where it is none there."""
+    if strategy.T_cut_ms is not None:
+        return None if machine.both is None else cutoff_system(machine.both, strategy.T_cut_ms)
+    return next((system for system in simple_systems(machine, rate) if system.strategy == strategy), None)
 
 
 def _one_at_a_time(part: Part, arrivals: Arrivals) -> System:
     def law(rate: float, effort: Effort) -> ResponseLaw:
         return single_response(rate, part.times, arrivals, effort)
 
-    return System(f"{part.label}, {ONE_AT_A_TIME}", (part.path,), law, 1 / part.mean_ms)
+    sampled = part.times.scatter is not None or not arrivals.poisson
+    return System(Strategy(Kind.ONE_AT_A_TIME, (part.label,)), (part,), law, 1 / part.mean_ms, sampled)
 
 
-def _batching(part: Part, rate: float, arrivals: Arrivals) -> list[System]:
+def _batching(part: Part, rate: float, machine: Machine) -> list[System]:
+    arrivals = machine.arrivals
     best = part.times.best_batch()
     times = part.times if best == part.times.max_batch else replace(part.times, max_batch=best)
-    limit = times.rate_limit()
+    limit, sampled = times.rate_limit(), scatters(times) or not arrivals.poisson
     whole = times.table(1, best)
     T = whole[:MOST_WAITED_FOR].tolist()
     # A batch that is quicker than a smaller one, or scatters less, makes more load the better load.
     rises = all(bool(np.all(np.diff(each) >= -ROUNDING * each[:-1])) for each in (whole, whole * times.spread(best)))
 
-    def law(load: float, effort: Effort) -> ResponseLaw:
-        return batch_response(load, times, 1, arrivals, effort)
+    def system(kind: Kind, threshold: Callable[[float], int]) -> System:
+        def law(load: float, effort: Effort) -> ResponseLaw:
+            return batch_response(load, times, threshold(load), arrivals, effort)
 
-    def amortised(load: float, effort: Effort) -> ResponseLaw:
-        return batch_response(load, times, stopping_batch("amortised", T, load), arrivals, effort)
+        def run(load: float) -> ResponseLaw:
+            return run_batches(load, times, threshold(load), arrivals, QUICK)
 
-    def run(load: float) -> ResponseLaw:
-        return run_batches(load, times, 1, arrivals, QUICK)
+        strategy = Strategy(kind, (part.label,))
+        greedy = times if kind is Kind.GREEDY else None
+        return System(strategy, (part,), law, limit, sampled, rises, run if machine.runs else None, greedy)
 
-    def run_amortised(load: float) -> ResponseLaw:
-        return run_batches(load, times, stopping_batch("amortised", T, load), arrivals, QUICK)
-
-    greedy = System(f"{part.label}, {GREEDY}", (part.path,), law, limit, rises, None if rises else run, times)
-    if stopping_batch("amortised", T, rate) == 1:
-        return [greedy]
-    name = f"{part.label}, amortised batches"
-    return [greedy, System(name, (part.path,), amortised, limit, rises, None if rises else run_amortised)]
+    found = [system(Kind.GREEDY, lambda _: 1)]
+    if stopping_batch("amortised", T, rate) > 1:
+        found.append(system(Kind.AMORTISED, lambda load: stopping_batch("amortised", T, load)))
+    return found
 
 
 def law_or_none(system: System, rate: float, effort: Effort = USUAL) -> ResponseLaw | None:

@@ -1,10 +1,9 @@
-"""A load that varies, cut into windows: its rates, what it needs window by window, and the backlog of too few replicas.
+"""A load that varies, from a file of recorded moments of arrival or of a rate over time: cut into windows, with what it
+needs window by window, and the backlog of too few replicas.
 
 Arrivals of a window follow each other as a Poisson stream of the window's rate, or in bursts, as recorded, where they
 come more unevenly than that. A load is sized for its peak, not for its mean: with c replicas the queue grows whenever
 the rate exceeds what they carry, and the fluid backlog says how far.
-
-A load that varies, from a file: recorded moments of arrival, or a rate over time.
 """
 
 import math

@@ -54,6 +54,15 @@ class StepLevels:
         known = [level.percentile for level in (self.decode, self.alone, self.prefill)]
         return None if None in known else min(p for p in known if p is not None)
 
+    @property
+    def by_phase(self) -> dict[str, float]:
+        """The percentile of each kind of step; one entry for prefill where a prompt alone is no different."""
+        named = {"that decode": self.decode, "of one prompt alone": self.alone, "with prefill": self.prefill}
+        known = {kind: level.percentile for kind, level in named.items() if level.percentile is not None}
+        if known.get("of one prompt alone") == known.get("with prefill"):
+            known.pop("of one prompt alone", None)
+        return known
+
     def of(self, B: float) -> Level:
         """Of steps with prefill that hold so many requests."""
         return self.alone if B == 1 else self.prefill

@@ -19,49 +19,31 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.hardware import ExecutionPath, batch_steps, typical_ms
-from latfit.model import latency_draws, parameter_draws
-from latfit.planning.result import Interval, Threshold
+from latfit.hardware import CERTAIN, ExecutionPath, PathLatency, step_draws
+from latfit.planning import wording
+from latfit.planning.result import Interval, Reach, Threshold
 from latfit.stats import FloatArray
 
 AMORTISED_SHARE = 0.5
 """eps of B2: half of the best throughput."""
 
 MOST_PROMPT_TOKENS = 1 << 17
-CERTAIN = (0.025, 0.975)
 
 
-def batches_of(*paths: ExecutionPath, tokens: int = 1) -> FloatArray:
-    """1, 2, 3, ... up to the largest batch of such requests that every path has measured."""
-    top = min(int(path.fit.domain["B"][1]) for path in paths)
-    fits = min(int(path.fit.domain["S"][1] // tokens) for path in paths)
-    return np.arange(1.0, max(min(top, fits), 1) + 1)
-
-
-def gpu_threshold(
-    cpu: ExecutionPath,
-    gpu: ExecutionPath,
-    tokens_per_request: int,
-    *,
-    extra_ms: float = 0.0,
-    context: float | None = None,
-) -> Threshold:
-    """B1 for requests of so many tokens each, within the batches that both paths have measured.
-
-    extra_ms: what a request pays before the GPU begins (expected wait, transfer).
-    """
-    B = batches_of(cpu, gpu, tokens=tokens_per_request)
-    steps = batch_steps(B, tokens_per_request, context)
-    wins = gpu.fit.latency_ms(**steps) + extra_ms <= cpu.fit.latency_ms(**steps)
+def gpu_threshold(cpu: PathLatency, gpu: PathLatency, *, extra_ms: float = 0.0) -> Threshold:
+    """B1, within the batches that both paths have measured. extra_ms: what a request pays before the GPU begins
+    (expected wait, transfer)."""
+    B = min(cpu.batches, gpu.batches, key=len)
+    wins = gpu.typical_ms(B) + extra_ms <= cpu.typical_ms(B)
     found = _first_win(B, wins, cpu.label, gpu.label, "batch")
-    return _with_interval(found, cpu, gpu, steps, extra_ms)
+    return _with_interval(found, (cpu.path, gpu.path), B, cpu.steps(B), extra_ms)
 
 
 def prefill_threshold(cpu: ExecutionPath, gpu: ExecutionPath, *, extra_ms: float = 0.0) -> Threshold:
     """Prompt tokens from which the GPU is at least as fast for a single request, as far as both paths have measured."""
     blind = [path.label for path in (cpu, gpu) if not path.fit.knows_prefill]
     if blind:
-        return Threshold(None, f"the fit of {' and of '.join(blind)} has seen no prefill; measure some")
+        return Threshold(None, wording.no_prefill(blind), reach=Reach.UNKNOWN)
     top = min(int(path.fit.domain["S"][1]) for path in (cpu, gpu))
     S = np.arange(1.0, min(max(top, 1), MOST_PROMPT_TOKENS) + 1)
     one = np.ones_like(S)
@@ -69,93 +51,66 @@ def prefill_threshold(cpu: ExecutionPath, gpu: ExecutionPath, *, extra_ms: float
     wins = gpu.fit.latency_ms(**steps) + extra_ms <= cpu.fit.latency_ms(**steps)
     found = _first_win(S, wins, cpu.label, gpu.label, "prompt length")
     some = np.unique(np.round(np.geomspace(1, S[-1], 800))).astype(int) - 1
-    return _with_interval(found, cpu, gpu, {name: column[some] for name, column in steps.items()}, extra_ms)
+    steps = {name: column[some] for name, column in steps.items()}
+    return _with_interval(found, (cpu, gpu), steps["S"], steps, extra_ms)
 
 
-def amortised_batch(
-    path: ExecutionPath, tokens_per_request: int, share: float = AMORTISED_SHARE, context: float | None = None
-) -> Threshold:
-    """B2 of a path, within the batches it has measured; share is eps."""
-    B = batches_of(path, tokens=tokens_per_request)
-    steps = batch_steps(B, tokens_per_request, context)
+def amortised_batch(latency: PathLatency, share: float = AMORTISED_SHARE) -> Threshold:
+    """B2, within the batches that were measured; share is eps."""
+    B = latency.batches
 
     def reached(T: FloatArray) -> int:
         rate = B / T
         return int(B[np.flatnonzero(rate >= (1 - share) * rate.max())[0]])
 
-    T = path.fit.latency_ms(**steps)
+    T = latency.typical_ms(B)
     best = int(B[int(np.argmax(B / T))])
-    reason = f"from here on {1 - share:.0%} of the best measured throughput, reached at {best}"
-    return replace(Threshold(reached(T), reason), interval=_interval_of(path, steps, reached))
+    return Threshold(reached(T), wording.amortised_from(share, best), interval=_interval_of(latency, reached))
 
 
-def knee_batch(path: ExecutionPath, tokens_per_request: int, context: float | None = None) -> Threshold:
+def knee_batch(latency: PathLatency) -> Threshold:
     """The batch with the highest throughput over latency, B/T(B)^2."""
-    B = batches_of(path, tokens=tokens_per_request)
-    steps = batch_steps(B, tokens_per_request, context)
+    B = latency.batches
 
     def knee(T: FloatArray) -> int:
         return int(B[int(np.argmax(B / T**2))])
 
-    value = knee(path.fit.latency_ms(**steps))
-    end = " (the largest measured: the knee may lie beyond)" if value == int(B[-1]) > 1 else ""
-    reason = f"throughput over latency is highest{end}"
-    return replace(Threshold(value, reason), interval=_interval_of(path, steps, knee))
-
-
-def drawn_ms(path: ExecutionPath, steps: dict[str, FloatArray], seed: int = 0) -> FloatArray | None:
-    """Typical latency in ms (n, m) of m steps for the n curves that the fit's data allow; None where it keeps none."""
-    draws = parameter_draws(path.fit, seed=seed)
-    return None if draws is None else latency_draws(path.fit, draws, **steps)
-
-
-def curve_range(path: ExecutionPath, B: FloatArray, tokens: int, context: float | None = None) -> FloatArray:
-    """Typical latency and its 95 % range over the draws, in ms (3, n): typical, low, high; low = high = typical where
-    the fit keeps no draws."""
-    T = typical_ms(path, B, tokens, context)
-    drawn = drawn_ms(path, batch_steps(B, tokens, context))
-    if drawn is None:
-        return np.stack([T, T, T])
-    low, high = np.quantile(drawn, CERTAIN, axis=0)
-    return np.stack([T, low, high])
+    value = knee(latency.typical_ms(B))
+    reason = wording.knee(at_the_end=value == int(B[-1]) > 1)
+    return Threshold(value, reason, interval=_interval_of(latency, knee))
 
 
 def _first_win(x: FloatArray, wins: NDArray[np.bool_], cpu: str, gpu: str, what: str) -> Threshold:
     stretches = _stretches(x, wins)
     top = int(x[-1])
-    if not stretches:
-        return Threshold(None, f"never: {cpu} is faster at every measured {what}, 1 to {top:,}")
-    first = stretches[0][0]
-    if bool(wins.all()):
-        return Threshold(1, f"always: {gpu} is at least as fast at every measured {what}, 1 to {top:,}", stretches)
-    if len(stretches) == 1 and stretches[0][1] == top:
-        return Threshold(first, f"{gpu} is at least as fast from {first:,} to {top:,}, the largest measured", stretches)
-    spans = ", ".join(f"{low:,} to {high:,}" for low, high in stretches)
-    plural = "batches" if what == "batch" else "prompts of"
-    return Threshold(first, f"{gpu} is at least as fast only for {plural} {spans}", stretches)
+    reach = Reach.ALWAYS if wins.all() else Reach.FROM if stretches else Reach.NEVER
+    reason = wording.faster(cpu if reach is Reach.NEVER else gpu, reach, stretches, what, top)
+    return Threshold(stretches[0][0] if stretches else None, reason, stretches, reach=reach)
 
 
 def _with_interval(
-    found: Threshold, cpu: ExecutionPath, gpu: ExecutionPath, steps: dict[str, FloatArray], extra_ms: float
+    found: Threshold,
+    paths: tuple[ExecutionPath, ExecutionPath],
+    x: FloatArray,
+    steps: dict[str, FloatArray],
+    extra_ms: float,
 ) -> Threshold:
-    """Its interval over both fits' draws; a fit without draws (a quoted one) stands still while the other varies."""
-    drawn = [drawn_ms(path, steps, seed) for seed, path in enumerate((cpu, gpu))]
+    """Its interval in x over the draws of both fits, the CPU's first; a fit without draws (a nominal one) stands still
+    while the other varies."""
+    drawn = [step_draws(path, steps, seed) for seed, path in enumerate(paths)]
     if all(T is None for T in drawn):
         return found
     slow, fast = (
-        path.fit.latency_ms(**steps)[None, :] if T is None else T for path, T in zip((cpu, gpu), drawn, strict=True)
+        path.fit.latency_ms(**steps)[None, :] if T is None else T for path, T in zip(paths, drawn, strict=True)
     )
     wins = fast + extra_ms <= slow
-    x = steps["S"] if "prefill_tokens" in steps and np.all(steps["B"] == 1) else steps["B"]
     values = np.where(wins.any(axis=1), x[np.argmax(wins, axis=1)], np.inf)
     never = float(np.mean(np.isinf(values)))
     return replace(found, interval=_quantiles(values), never_share=never)
 
 
-def _interval_of(
-    path: ExecutionPath, steps: dict[str, FloatArray], answer: Callable[[FloatArray], int]
-) -> Interval | None:
-    drawn = drawn_ms(path, steps)
+def _interval_of(latency: PathLatency, answer: Callable[[FloatArray], int]) -> Interval | None:
+    drawn = step_draws(latency.path, latency.steps(latency.batches))
     return None if drawn is None else _quantiles(np.array([float(answer(T)) for T in drawn]))
 
 

@@ -84,7 +84,7 @@ def comparison(profile: HardwareProfile, traces: Mapping[str, Trace], plans: Seq
     if len(paths) < 2:
         return None
     tokens = plans[0].tokens_per_request if plans else 1
-    B1 = plans[0].B1.value if plans else None
+    B1 = plans[0].steps.B1.value if plans else None
     cells = {name: measured_cells(trace) for name, trace in traces.items()}
     curves = batch_latency(paths, cells, tokens)
     title = paths_title(curves, B1)
@@ -182,7 +182,7 @@ def _finding(path: ExecutionPath, plans: Sequence[Plan]) -> str | None:
     if not plans:
         return None
     sla = format_ms(plans[0].sla_ms)
-    steps = [row for row in plans[0].S_at_B if row.path == path.name]
+    steps = [row for row in plans[0].steps.S_at_B if row.path == path.name]
     if not steps:
         return f"No step meets {sla}"
     largest = max(steps, key=lambda row: math.inf if row.S_max is None else row.S_max)

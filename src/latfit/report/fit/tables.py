@@ -71,18 +71,18 @@ class KeyNumber:
 def key_numbers(plan: Plan) -> list[KeyNumber]:
     """The largest step, the largest batch, and the thresholds that are known."""
     found = []
-    steps = [row for row in plan.S_at_B if row.S_max is not None]
+    steps = [row for row in plan.steps.S_at_B if row.S_max is not None]
     if steps:
         step = max(steps, key=lambda row: row.S_max or 0)
         detail = _where(f"tokens, at B = {count(step.B)} on {step.path}", step.extrapolated)
         found.append(KeyNumber("Largest step", count(step.S_max), detail))
-    batches = [row for row in plan.B_at_S if row.B_max is not None]
+    batches = [row for row in plan.steps.B_at_S if row.B_max is not None]
     # A batch that was measured says more than a larger one that was not.
     if batches := [row for row in batches if not row.extrapolated] or batches:
         batch = max(batches, key=lambda row: row.B_max or 0)
         detail = _where(f"requests, at S = {count(batch.S)} on {batch.path}", batch.extrapolated)
         found.append(KeyNumber("Largest batch", count(batch.B_max), detail))
-    for name, threshold in (("B1", plan.B1), ("B2", plan.B2)):
+    for name, threshold in (("B1", plan.steps.B1), ("B2", plan.steps.B2)):
         if threshold.value is not None:
             found.append(KeyNumber(name, count(threshold.value), threshold.reason))
     return found
@@ -100,14 +100,16 @@ def promise(plan: Plan) -> str:
 
 def tokens_at_batch(plan: Plan) -> Table:
     """S at B: the tokens that a step of B requests may hold."""
-    rows = _merged([(row.path, count(row.B), count(row.S_min), _upper(row.S_max), _note(row)) for row in plan.S_at_B])
+    found = plan.steps.S_at_B
+    rows = _merged([(row.path, count(row.B), count(row.S_min), _upper(row.S_max), _note(row)) for row in found])
     caption = f"Tokens that a step may hold within {format_ms(plan.sla_ms)}"
     return _inverse(caption, ("path", "requests B", "tokens from", "to", "note"), rows)
 
 
 def batch_at_tokens(plan: Plan) -> Table:
     """B at S: the requests that a step of S tokens may hold."""
-    rows = _merged([(row.path, count(row.S), count(row.B_min), _upper(row.B_max), _note(row)) for row in plan.B_at_S])
+    found = plan.steps.B_at_S
+    rows = _merged([(row.path, count(row.S), count(row.B_min), _upper(row.B_max), _note(row)) for row in found])
     caption = f"Requests that a step may hold within {format_ms(plan.sla_ms)}"
     return _inverse(caption, ("path", "tokens S", "requests from", "to", "note"), rows)
 

@@ -13,9 +13,11 @@ from latfit.planning import (
     Cutoff,
     Line,
     Plan,
+    Reach,
     Target,
     Threshold,
     Wishes,
+    backed_by,
     cutoff_lines,
     latency_lines,
     levels_for,
@@ -28,16 +30,15 @@ from latfit.report.fit.figures import SlaLine, map_figure
 from latfit.report.fit.plot_data import surface
 from latfit.report.format import drawable, file_stem
 from latfit.report.layout import Picture
-from latfit.report.plan.tables import vouched
 from latfit.units import format_ms
 
 ALTS = {
     "plan-latency": "Latency of a batch over its requests on every path, with the SLA, B1 and B2",
     "plan-cutoff": "Percentile of the response over T_cut, by method, with the SLA and the recommended T_cut",
-    "plan-rate": "Percentile of the response over the rate for every way to run it on one path, with the SLA",
+    "plan-rate": "Percentile of the response over the rate for every strategy on one path, with the SLA",
 }
 METHOD_LABELS = {
-    "poisson": "customary formula",
+    "poisson": "textbook formula",
     "rigorous": "proved bound",
     "exact": "exact law",
     "simulated": "simulation with the measured scatter",
@@ -105,7 +106,7 @@ def latency_figure(plan: Plan, lines: Sequence[Line]) -> Figure:
     style.log_y(axes, low, high, style.decimal_ticks)
     style.log_x(axes, 0.9, max(float(line.x[-1]) for line in lines) * 1.1, style.binary_ticks)
     _sla(axes, plan.sla_ms)
-    for name, threshold, dash in (("B1", plan.B1, "--"), ("B2", plan.B2, ":")):
+    for name, threshold, dash in (("B1", plan.steps.B1, "--"), ("B2", plan.steps.B2, ":")):
         if threshold.value is not None:
             axes.axvline(
                 threshold.value, color=style.INK, linewidth=1.1, linestyle=dash, label=f"{name} = {threshold.value}"
@@ -117,10 +118,10 @@ def latency_figure(plan: Plan, lines: Sequence[Line]) -> Figure:
 
 def latency_title(plan: Plan) -> str:
     """What the thresholds say."""
-    if plan.B1.value is None:
-        return "Latency of a batch" if plan.B1.reason.startswith("needs") else plan.B1.reason.capitalize()
-    tail = "" if plan.B2.value is None else f", half of its best rate from {plan.B2.value:,}"
-    return f"The GPU is as fast from batches of {plan.B1.value:,}{tail}"
+    if plan.steps.B1.value is None:
+        return "Latency of a batch" if plan.steps.B1.reach is Reach.UNKNOWN else plan.steps.B1.reason.capitalize()
+    tail = "" if plan.steps.B2.value is None else f", half of its best rate from {plan.steps.B2.value:,}"
+    return f"The GPU is as fast from batches of {plan.steps.B1.value:,}{tail}"
 
 
 def region_title(plan: Plan, name: str) -> str:
@@ -151,16 +152,14 @@ def cutoff_title(plan: Plan, found: Cutoff) -> str:
     if found.value is None:
         return f"No T_cut keeps p{found.percentile:g} within {format_ms(plan.sla_ms)}"
     spans = spans_text(found.ranges.get(found.bound or "", ()), plan.sla_ms)
-    return f"T_cut {spans} keeps p{found.percentile:g} within {format_ms(plan.sla_ms)} ({vouched(found.bound)})"
+    return f"T_cut {spans} keeps p{found.percentile:g} within {format_ms(plan.sla_ms)} ({backed_by(found.bound)})"
 
 
 def rate_figure(plan: Plan, lines: Sequence[Line]) -> Figure:
-    """The percentile over the rate for every way to run it on one path, with the SLA and the plan's rate."""
+    """The percentile over the rate for every strategy on one path, with the SLA and the plan's rate."""
     figure = style.new_figure()
     axes = figure.subplots()
-    style.dress(
-        axes, f"Breaks first: {plan.binding}", "requests/s on each machine", f"p{plan.percentile:g} of responses [ms]"
-    )
+    style.dress(axes, _sentence(plan.binding), "req/s per replica", f"p{plan.percentile:g} of responses [ms]")
     for line, colour, marker in zip(lines, style.LINE_COLOURS, style.LINE_MARKERS, strict=False):
         axes.plot(line.x, line.y, color=colour, marker=marker, markersize=4, linewidth=1.5, label=drawable(line.label))
     _sla(axes, plan.sla_ms)
@@ -172,6 +171,10 @@ def rate_figure(plan: Plan, lines: Sequence[Line]) -> Figure:
     axes.set_ylim(0, ROOM * plan.sla_ms)
     style.legend(axes)
     return figure
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _sla(axes: Axes, sla_ms: float) -> None:

@@ -2,29 +2,45 @@
 
 from collections.abc import Iterator
 
-from latfit.planning import Alternative, Capacity, Cutoff, Plan, Settings, Threshold, Unknown, rate_text, spans_text
+from latfit.planning import (
+    Alternative,
+    Capacity,
+    Cutoff,
+    LoadPlan,
+    Plan,
+    Reach,
+    Settings,
+    Threshold,
+    Unknown,
+    backed_by,
+    capacity_line,
+    capacity_text,
+    rate_text,
+    spans_text,
+)
 from latfit.report.fit import tables
 from latfit.report.fit.tables import KeyNumber, Table
 from latfit.report.format import count, counted, percent
 from latfit.units import format_ms
 
 METHOD_WORDS = {
-    "poisson": "customary formula",
-    "poisson_with_gpu": "customary, and the GPU's requests",
+    "poisson": "textbook formula",
+    "poisson_with_gpu": "textbook, and the GPU's requests",
     "rigorous": "proved bound",
     "rigorous_any_batch": "proved, any largest batch",
     "exact": "exact law",
-    "simulated": "simulation with the measured scatter",
-    "checked": "the same, event by event (--check)",
+    "simulated": "run of the queues with the measured scatter",
+    "checked": "event simulation",
 }
 RULE_WORDS = {
     "optimal": "optimal, by a decision process",
     "greedy": "greedy: an idle machine takes all",
-    "literal": "customary: T(B) - T(B+1) > 1/rate",
+    "literal": "textbook: T(B) - T(B+1) > 1/rate",
     "amortised": "amortised: T(B)/B - T(B+1)/(B+1) > 1/rate",
     "total delay": "total delay: T(B) + T(1) - T(B+1) > B/rate",
 }
 NOT_KNOWN = "not known"
+SOURCE_WORDS = {"simulated": "run of the queue", "exact": "exact law"}
 MOST_WINDOWS = 12
 MANY = 3.0
 """Headroom from which it is said as a multiple."""
@@ -36,42 +52,37 @@ def decision_lines(plan: Plan) -> tuple[str, str, str]:
 
 
 def _threshold_line(plan: Plan) -> str:
-    B1 = plan.B1_at_rate if isinstance(plan.B1_at_rate, Threshold) else plan.B1
-    if plan.B1.reason.startswith("needs") and plan.B1.value is None:
-        others = "B1, T_cut" if plan.B2.value is not None else "B1, B2, T_cut"
-        own = "" if plan.B2.value is None else f"{_named('B2', plan.B2)}; "
-        return f"{own}{others}: {plan.B1.reason}"
-    said = [_named("B1", B1), _named("B2", plan.B2)]
+    steps, B1 = plan.steps, _B1(plan)
+    if not plan.both_paths:
+        others = "B1, T_cut" if steps.B2.value is not None else "B1, B2, T_cut"
+        own = "" if steps.B2.value is None else f"{_named('B2', steps.B2)}; "
+        return f"{own}{others}: {steps.B1.reason}"
+    said = [_named("B1", B1), _named("B2", steps.B2)]
     if isinstance(plan.T_cut, Cutoff):
         if plan.T_cut.value is None:
             said.append("T_cut: none meets the SLA")
         else:
-            said.append(f"T_cut = {format_ms(plan.T_cut.value)} ({vouched(plan.T_cut.bound)})")
-    elif not isinstance(B1, Unknown):
+            said.append(f"T_cut = {format_ms(plan.T_cut.value)} ({backed_by(plan.T_cut.bound)})")
+    else:
         said.append(f"T_cut: {plan.T_cut.reason}")
     return "; ".join(said)
 
 
-def vouched(bound: str | None) -> str:
-    """What a T_cut rests on, in words."""
-    return {"rigorous": "proved", "exact": "by the exact law", "simulated": "by simulation"}.get(bound or "", "")
+def _B1(plan: Plan) -> Threshold:
+    """With the wait at the rate, where there is one."""
+    return plan.load.B1 if plan.load is not None and isinstance(plan.load.B1, Threshold) else plan.steps.B1
 
 
 def _named(name: str, found: Threshold | Unknown) -> str:
     if found.value is None:
         return f"{name}: {found.reason}"
-    always = " (always the GPU)" if found.reason.startswith("always") else ""
+    always = " (always the GPU)" if found.reach is Reach.ALWAYS else ""
     return f"{name} = {count(found.value)}{always or interval_text(found)}"
 
 
 def _last_line(plan: Plan) -> str:
     if isinstance(plan.capacity, Capacity):
-        found = plan.capacity
-        price = "" if found.price_per_hour is None else f", {found.price_per_hour:,.4g} an hour"
-        machines = "1 machine" if found.replicas == 1 else f"{found.replicas} machines"
-        sure = "" if found.promised_per_s is None else f" ({_rate(found.promised_per_s)} for sure)"
-        carries = f"{_rate(found.sustainable_per_s)}{sure}"
-        return f"Needs {machines}{price}; each carries {carries}. Breaks first: {found.binding}."
+        return capacity_line(plan.capacity)
     if isinstance(plan.settings, Settings):
         found_settings = plan.settings
         budget = found_settings.max_num_batched_tokens
@@ -105,7 +116,7 @@ def load_tables(plan: Plan) -> Iterator[Table]:
     """The tables of what the load decides, those that have rows."""
     parts = (
         alternatives_table(plan),
-        checked_table(plan),
+        checked_table(plan.load, plan.sla_ms),
         cutoff_table(plan),
         rules_table(plan),
         capacity_table(plan),
@@ -118,67 +129,70 @@ def load_tables(plan: Plan) -> Iterator[Table]:
 def load_numbers(plan: Plan) -> list[KeyNumber]:
     """The response, the load that fits, and the thresholds for a scheduler."""
     found = []
-    chosen = next((row for row in plan.alternatives if row.chosen), None)
+    chosen = None if plan.load is None else plan.load.chosen
     if chosen is not None and chosen.percentile_ms is not None:
-        found.append(KeyNumber(f"{_percentile(plan)} of responses", format_ms(chosen.percentile_ms), chosen.name))
-    if plan.checked is not None:
-        simulated = format_ms(plan.checked["percentile_ms"])
-        found.append(KeyNumber("Simulated", simulated, "with steps that scatter as the fits saw"))
+        found.append(KeyNumber(f"{_percentile(plan)} response", format_ms(chosen.percentile_ms), chosen.name))
+    if plan.load is not None and plan.load.checked is not None:
+        simulated = format_ms(plan.load.checked["percentile_ms"])
+        found.append(KeyNumber("Event simulation", simulated, "with steps that scatter as measured"))
     if isinstance(plan.capacity, Capacity):
-        machines = counted(plan.capacity.replicas or 1, "machine")
-        found.append(KeyNumber("Each machine carries", _rate(plan.capacity.sustainable_per_s), f"needs {machines}"))
+        needed = f"{counted(plan.capacity.replicas or 1, 'replica')} needed"
+        found.append(KeyNumber("Capacity per replica", _carries(plan.capacity.sustainable_per_s), needed))
     if isinstance(plan.T_cut, Cutoff) and plan.T_cut.value is not None:
         found.append(
-            KeyNumber("T_cut", format_ms(plan.T_cut.value), f"{vouched(plan.T_cut.bound)}: {plan.T_cut.reason}")
+            KeyNumber("T_cut", format_ms(plan.T_cut.value), f"{backed_by(plan.T_cut.bound)}: {plan.T_cut.reason}")
         )
-    B1 = plan.B1_at_rate if isinstance(plan.B1_at_rate, Threshold) else plan.B1
+    B1 = _B1(plan)
     if B1.value is not None:
         found.append(KeyNumber("B1", count(B1.value), B1.reason))
     return found
 
 
-def checked_table(plan: Plan) -> Table:
-    """What the simulation of the decision found, where it was asked for."""
-    found = plan.checked
-    if found is None:
+def checked_table(plan: LoadPlan | None, sla_ms: float) -> Table:
+    """What the event simulation of the decision found."""
+    found = None if plan is None else plan.checked
+    if plan is None or found is None:
         return Table("", (), ())
     low, high = found["ci"]
     rows = [
-        ("way", found["way"]),
-        (f"{_percentile(plan)}, simulated", f"{_ms(found['percentile_ms'])} ({_ms(low)} to {_ms(high)}, 95 %)"),
-        (f"within {format_ms(plan.sla_ms)}", {True: "yes", False: "no"}.get(found["holds"], "in doubt")),
+        ("strategy", found["way"]),
+        (f"p{plan.percentile:g}, simulated", f"{_ms(found['percentile_ms'])} ({_ms(low)} to {_ms(high)}, 95 %)"),
+        (f"within {format_ms(sla_ms)}", {True: "yes", False: "no"}.get(found["holds"], "in doubt")),
         ("requests", count(found["requests"])),
     ]
-    return Table("The decision, simulated with the scatter of the fits", ("", "value"), rows, words=("value",))
+    return Table(
+        "The decision, simulated event by event with the scatter of the fits", ("", "value"), rows, words=("value",)
+    )
 
 
 def alternatives_table(plan: Plan) -> Table:
-    """The ways to run the load, with their margins and why they were taken or not."""
+    """The strategies, with their margins, what their percentile is from, and why they were selected or not."""
     rows = [
         (
             row.name,
             "" if row.percentile_ms is None else format_ms(row.percentile_ms),
+            "" if row.percentile_ms is None else SOURCE_WORDS.get(row.source or "", ""),
             "" if row.margin is None else f"{row.margin:+.0%}",
             _carried(row),
             _why(row),
         )
         for row in _ordered(plan)
     ]
-    columns = ("way", _percentile(plan), "margin", "carries", "verdict")
-    caption = f"Ways to serve {_rate(plan.rate_per_s)} a machine within {format_ms(plan.sla_ms)}"
+    columns = ("strategy", _percentile(plan), "by", "headroom", "capacity", "verdict")
+    caption = f"Strategies for {_rate(plan.rate_per_s)} per replica within {format_ms(plan.sla_ms)}"
     return Table(caption, columns, rows, words=("verdict",)).without_empty()
 
 
 def _carried(row: Alternative) -> str:
     """The highest rate within the SLA, or every range of it where there is a lowest one too."""
     if all(low == 0 for low, _ in row.feasible_per_s):
-        return _rate(row.sustainable_per_s)
-    return ", ".join(f"{_rate(low)} to {_rate(high)}" if low else _rate(high) for low, high in row.feasible_per_s)
+        return _carries(row.sustainable_per_s)
+    return ", ".join(f"{_rate(low)} to {_carries(high)}" if low else _carries(high) for low, high in row.feasible_per_s)
 
 
 def _why(row: Alternative) -> str:
-    """The verdict, with the machines and the price where they say something."""
-    more = "" if row.replicas in (None, 1) else f"; takes {row.replicas} machines"
+    """The verdict, with the replicas and the price where they say something."""
+    more = "" if row.replicas in (None, 1) else f"; needs {row.replicas} replicas"
     price = "" if row.price_per_hour is None else f", {row.price_per_hour:,.4g} an hour"
     return f"{row.verdict}{more}{price}"
 
@@ -195,11 +209,11 @@ def thresholds_table(plan: Plan, *, explained: bool = False) -> Table:
     """The thresholds that are known, with their reasons; those that take the rate into account too. explained: the main
     ones, known or not, with what they mean."""
     named = (
-        ("B1", plan.B1, "batch from which the GPU is as fast as the CPU"),
-        ("B1 at this rate", plan.B1_at_rate, ""),
-        ("B1 in tokens", plan.B1_tokens, ""),
-        ("B2", plan.B2, "batch that reaches half of the GPU's best throughput"),
-        ("knee", plan.knee, ""),
+        ("B1", plan.steps.B1, "batch from which the GPU is as fast as the CPU"),
+        ("B1 at this rate", Unknown("") if plan.load is None else plan.load.B1, ""),
+        ("B1 in tokens", plan.steps.B1_tokens, ""),
+        ("B2", plan.steps.B2, "batch that reaches half of the GPU's best throughput"),
+        ("knee", plan.steps.knee, ""),
         ("T_cut", plan.T_cut, "how long a request may wait for a batch"),
     )
     caption = "Thresholds for a scheduler"
@@ -214,7 +228,7 @@ def _value(found: Threshold | Cutoff | Unknown) -> str:
     if isinstance(found, Cutoff):
         return "none" if found.value is None else format_ms(found.value)
     if found.value is None:
-        return "never" if found.reason.startswith("never") else NOT_KNOWN
+        return "never" if isinstance(found, Threshold) and found.reach is Reach.NEVER else NOT_KNOWN
     return f"{count(found.value)}{interval_text(found)}"
 
 
@@ -254,6 +268,7 @@ def _holds(method: str, found: Cutoff) -> str:
 
 def rules_table(plan: Plan) -> Table:
     """Batching rules at the plan's rate and how far each is from the optimum."""
+    rules = () if plan.load is None else plan.load.rules
     rows = [
         (
             RULE_WORDS.get(row.rule, row.rule),
@@ -261,26 +276,26 @@ def rules_table(plan: Plan) -> Table:
             _ms(row.mean_ms),
             "unknown" if row.excess is None else f"{row.excess:.2%}",
         )
-        for row in plan.rules
+        for row in rules
     ]
-    path = plan.rules[0].path if plan.rules else ""
+    path = rules[0].path if rules else ""
     caption = f"Batching rules on {path} alone at {_rate(plan.rate_per_s)}, by the mean response"
     return Table(caption, ("rule", "stops at B", "mean", "above the optimum"), rows)
 
 
 def capacity_table(plan: Plan) -> Table:
-    """The load that fits on the chosen way."""
+    """The load that fits with the selected strategy."""
     found = plan.capacity
     if not isinstance(found, Capacity):
         return Table("", (), ())
     rows = [
-        ("rate on each machine", _rate(found.rate_per_s)),
-        (f"highest within the SLA, {found.system}", _rate(found.sustainable_per_s)),
-        ("the same at the slow end of what is left open", _rate(found.promised_per_s)),
+        ("rate per replica", _rate(found.rate_per_s)),
+        (f"highest within the SLA, {found.system}", _carries(found.sustainable_per_s)),
+        ("the same at the slow end of what is left open", _carries(found.promised_per_s)),
         ("headroom", _headroom(found.headroom)),
         ("load over the highest stable load", "" if found.utilisation is None else f"{found.utilisation:.1%}"),
         ("requests within the SLA (goodput)", _rate(found.goodput_per_s)),
-        ("machines for the whole rate", "" if found.replicas is None else count(found.replicas)),
+        ("replicas for the whole rate", "" if found.replicas is None else count(found.replicas)),
         ("price an hour", "" if found.price_per_hour is None else f"{found.price_per_hour:,.4g}"),
         ("price of a million requests", "" if found.price_per_million is None else f"{found.price_per_million:,.4g}"),
     ]
@@ -299,11 +314,11 @@ def windows_table(plan: Plan) -> Table:
     backlog = load["backlog_if_sized_for_the_mean"]
     caption = (
         f"Load of {load['source']}: {_rate(load['mean_per_s'])} on average, {_rate(load['peak_per_s'])} at the peak; "
-        f"{counted(load['replicas_peak'], 'machine')} throughout take {held:,.3g} machine hours, following the load "
+        f"{counted(load['replicas_peak'], 'replica')} throughout take {held:,.3g} replica hours, following the load "
         f"{following:,.3g}; "
         f"sized for the mean ({load['replicas_mean_rate']}) a backlog of {backlog['peak']:,.0f} requests would build up"
     )
-    return Table(caption, ("window from", "rate", "machines"), rows)
+    return Table(caption, ("window from", "rate", "replicas"), rows)
 
 
 def sensitivity_table(plan: Plan) -> Table:
@@ -313,12 +328,12 @@ def sensitivity_table(plan: Plan) -> Table:
             row.change,
             "" if row.B1 is None else count(row.B1),
             "overloaded" if row.percentile_ms is None else _ms(row.percentile_ms),
-            _rate(row.sustainable_per_s),
+            _carries(row.sustainable_per_s),
             "" if row.replicas is None else count(row.replicas),
         )
-        for row in plan.sensitivity
+        for row in (() if plan.load is None else plan.load.sensitivity)
     ]
-    columns = ("change", "B1", _percentile(plan), "carries", "machines")
+    columns = ("change", "B1", _percentile(plan), "capacity", "replicas")
     return Table("What a change would bring", columns, rows).without_empty()
 
 
@@ -349,7 +364,7 @@ def doubts_table(plan: Plan) -> Table:
     """Steps to measure, since the fit cannot tell whether they meet the SLA."""
     rows = [
         (d.path, count(d.B), count(d.S), percent(100 * d.chance), f"{format_ms(d.low_ms)} to {format_ms(d.high_ms)}")
-        for d in plan.doubts
+        for d in plan.steps.doubts
     ]
     columns = ("path", "B", "S", "chance to meet it", "95 % interval")
     return Table(f"Measure these points: {format_ms(plan.sla_ms)} is in doubt there", columns, rows)
@@ -379,6 +394,10 @@ def _optional(value: int | None) -> str:
 
 def _ms(value: float | None) -> str:
     return "" if value is None else format_ms(value, 4)
+
+
+def _carries(per_s: float | None) -> str:
+    return "" if per_s is None else capacity_text(per_s)
 
 
 def _rate(per_s: float | None) -> str:
