@@ -1,12 +1,14 @@
 """Numbers that somebody quoted, where nothing is measured: a path that is marked wherever it is used.
 
-A quote is a straight line T(B, S) = launch + slope B + per_token S, in ms. `p50=2ms` is a median of one request, served
-one at a time, so that B of them take B times as long. What a median says of the mean depends on the law of the service:
+A quote is a straight line T(B, S) = launch + slope B + per_token S, in ms, or short `8ms+0.05ms*256`: launch, slope and
+largest batch. `exp:2ms` is the mean of an exponential service. `p50=2ms` is a median of one request, served one at a
+time, so that B of them take B times as long. What a median says of the mean depends on the law of the service:
 an exponential one of median m has mean m/ln 2 = 1.44 m and serves ln 2/m requests per ms, not 1/m (that holds only if
 every service takes the same time). A quote says nothing about spread, so there are no intervals.
 """
 
 import math
+import re
 from dataclasses import dataclass
 
 from latfit.errors import WrongUsage
@@ -22,14 +24,15 @@ EXAMPLE = (
     'Write "p50=2ms", "launch=0.5ms,slope=0.02ms" (slope a request, per_token a token), or short "0.5ms+0.02ms*256",'
     ' "exp:2ms" (a mean).'
 )
-_SHORT = re.compile(r"(?P<exp>exp:)?(?P<launch>[\d.][^=:+*,]*)(\+(?P<slope>[^+*,]+))?(\*(?P<most>\d+))?")
+_SHORT = re.compile(r"(?=exp:|.*[+*])(?P<exp>exp:)?(?P<launch>[\d.][^=:+*,]*)(\+(?P<slope>[^+*,]+))?(\*(?P<most>\d+))?")
 
 
 @dataclass(frozen=True)
 class Quote:
     """A straight line in ms and the sizes it is taken to hold for; text: the words it came in.
 
-    median: whether it is the median of one request at a time, with nothing said about the mean.
+    median: whether it is the median of one request at a time, with nothing said about the mean.  exponential: whether
+    it is the mean of an exponential service.
     """
 
     text: str
@@ -39,6 +42,7 @@ class Quote:
     max_batch: int = LARGEST_BATCH
     max_tokens: int = MOST_TOKENS
     median: bool = False
+    exponential: bool = False
 
     def mean_factor(self) -> float:
         """Mean over median, 1/ln 2 for an exponential service; 1 where the quote is no median."""

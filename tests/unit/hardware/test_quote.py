@@ -29,6 +29,16 @@ def test_a_line_is_the_line() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "line", "most", "exponential"),
+    [("8ms+50us*128", (8, 0.05), 128, False), ("8ms+50us", (8, 0.05), 256, False), ("exp:2ms", (2, 0), 1, True)],
+)
+def test_the_short_form(text: str, line: tuple[float, float], most: int, exponential: bool) -> None:
+    quote = parse_quote(text)
+    assert (quote.launch_ms, quote.slope_ms) == line
+    assert (quote.max_batch, quote.exponential, quote.median) == (most, exponential, False)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

@@ -27,7 +27,6 @@ def fit_of(largest: int = 64) -> FitResult:
             p.name: Estimate(v, None, None, None, "")
             for p, v in zip(structure.parameters, REFERENCE.tolist(), strict=True)
         },
-        {},
         intervals={"ratios": RATIOS.to_json()},
         domain={"B": [1, largest], "S": [1, 4096]},
     )
@@ -157,7 +156,6 @@ class TestQuotes:
             "gpu=8ms+1ms*x",
             "gpu=-8ms",
             "gpu:p99=2ms",
-            "gpu:8ms",
             ":p50=2ms",
         ],
     )

@@ -262,7 +262,7 @@ def quoted_path(text: str, serving: Serving = Serving()) -> ServicePath:
     `latfit hardware add NAME --quoted` reads. Raises WrongUsage."""
     named = _NAMED.fullmatch(text.strip())
     if not named:
-        raise WrongUsage(f"{text!r} names no path", where="--path", remedy="Write gpu:launch=8ms,slope=0.05ms.")
+        raise WrongUsage(f"{text!r} is no path", where="--path", remedy="Write gpu:launch=8ms,slope=0.05ms.")
     return measured_path(quoted_execution_path(named["name"], parse_quote(named["quote"], "--path")), serving)
 
 
