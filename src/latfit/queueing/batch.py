@@ -70,11 +70,20 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.polynomial import legendre
-from scipy import linalg, optimize, signal, special
+from scipy import linalg, optimize, special
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.queueing.censoring import stationary
-from latfit.queueing.distribution import Idle, Residual, ResponseLaw, poisson, poisson_reach, positive, stable
+from latfit.queueing.distribution import (
+    Idle,
+    Residual,
+    ResponseLaw,
+    convolved,
+    poisson,
+    poisson_reach,
+    positive,
+    stable,
+)
 from latfit.queueing.service import FAR, ServiceTimes
 from latfit.stats import FloatArray
 
@@ -414,7 +423,7 @@ def _places(chain: LimitedChain, span: float, left: FloatArray, first: int, most
     nodes, weights, transform = _quadrature(degree)
     w = span * (nodes + 1) / 2
     came = poisson(np.arange(float(poisson_reach(rate * span))), rate * (span - w))
-    place = np.maximum(signal.fftconvolve(came, left[None, :], axes=1), 0)[:, :most] * rate
+    place = np.maximum(convolved(came, left[None, :]), 0)[:, :most] * rate
     rounds = -(-place.shape[1] // B)
     place = np.pad(place, ((0, 0), (0, rounds * B - place.shape[1]))).reshape(degree, rounds, B)
     series, missing, offset = [], [], []
@@ -445,7 +454,7 @@ def _batches(seats: FloatArray, means: FloatArray, B: int) -> tuple[FloatArray, 
     if float(special.gammaincc(B, means.min())) < DROPPED_POSITIONS:
         return whole[:, None], np.array([float(B)])
     later = poisson(np.arange(B - 1.0), means)
-    below = np.maximum(signal.fftconvolve(seats, later, axes=1)[:, : B - 1], 0) if B > 1 else np.zeros((len(means), 0))
+    below = np.maximum(convolved(seats, later)[:, : B - 1], 0) if B > 1 else np.zeros((len(means), 0))
     return np.column_stack([below, np.maximum(whole - below.sum(axis=1), 0)]), np.arange(1.0, B + 1)
 
 

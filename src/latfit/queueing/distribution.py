@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, special
+from scipy import fft, optimize, special
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.stats import FloatArray
@@ -83,6 +83,13 @@ def poisson(counts: FloatArray, means: FloatArray) -> FloatArray:
 def poisson_reach(mean: float) -> int:
     """A count that a Poisson variable exceeds with a chance below 1e-16."""
     return int(mean + 9 * math.sqrt(mean) + 25)
+
+
+def convolved(a: FloatArray, b: FloatArray) -> FloatArray:
+    """Convolution (m, n + k - 1) of rows (m, n) with rows (m, k) or one row (1, k), by FFT."""
+    n = a.shape[1] + b.shape[1] - 1
+    length = fft.next_fast_len(n, real=True)
+    return np.asarray(fft.irfft(fft.rfft(a, length) * fft.rfft(b, length), length)[:, :n])
 
 
 def _erlang_integral(k: FloatArray, c: FloatArray, rate: float) -> FloatArray:

@@ -62,7 +62,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from scipy import linalg, optimize, signal, special
+from scipy import linalg, optimize, special
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.queueing.batch import MOST_STATES, Chain
@@ -71,6 +71,7 @@ from latfit.queueing.distribution import (
     Idle,
     OverflowLaw,
     Residual,
+    convolved,
     percentile_of,
     poisson,
     poisson_reach,
@@ -408,7 +409,7 @@ def departures(phases: Phases, N: int) -> FloatArray:
         idle = (1 - none) * phases.from_none[0] * none**n
     begun = phases.onto_long.T @ after + np.outer(phases.one_long, idle)
     last = poisson(n, np.array([mu * phases.cutoff]))
-    return np.asarray(np.maximum(signal.fftconvolve(begun, last, axes=1)[:, : N + 1], 0))
+    return np.asarray(np.maximum(convolved(begun, last)[:, : N + 1], 0))
 
 
 def _memory(phases: Phases, N: int) -> float:
@@ -439,6 +440,8 @@ def free_moves(phases: Phases, spans: FloatArray, N: int, *, integrated: bool) -
         below = np.cumsum(down[:, ::-1], axis=1)[:, ::-1]  # P(S <= -k), k = 1, ...
         mirror = down[:, : 2 * N + 1] + (1 - rho) * below[:, 1 : 2 * N + 2]
     else:
+        from scipy import signal
+
         rest = signal.lfilter([1.0], [1.0, -1 / rho], law[:, length // 2 - 1 :: -1], axis=1)[:, ::-1]
         mirror = (rest[:, 1 : 2 * N + 2] - rest[:, 2 : 2 * N + 3]) / rho
     return np.hstack([down[:, :N][:, ::-1], up[:, : N + 1]]), mirror
@@ -446,6 +449,8 @@ def free_moves(phases: Phases, spans: FloatArray, N: int, *, integrated: bool) -
 
 def ends(cycle: Cycle, ratio: float) -> FloatArray | None:
     """u (N + 1,) at the ends of long services, u[N] ratio^k beyond; None where N is too small for that."""
+    from scipy import signal
+
     N, moves = cycle.size, cycle.moves
     P = moves.copy()
     P[:, N] = np.maximum(1 - moves[:, :N].sum(axis=1), 0)
@@ -472,10 +477,10 @@ def seen_by_overflow(cycle: Cycle, u: FloatArray, ratio: float) -> FloatArray:
     v[:, 0] = cycle.at_least @ u
     v = np.hstack([v, v[:, N:] * ratio ** np.arange(1.0, N + 1)])
     law, mirror = free_moves(phases, cycle.felt, N, integrated=True)
-    direct = signal.fftconvolve(v, law, axes=1)[:, N : 2 * N + 1]
+    direct = convolved(v, law)[:, N : 2 * N + 1]
     # sum over l of v(l) rho^-l g(l + j) for rho > 1, without rho for less
     v = v[:, : N + 1] * np.minimum(1.0, 1 / rho) ** np.arange(N + 1.0)
-    mirrored = signal.fftconvolve(mirror, v[:, ::-1], axes=1)[:, N : 2 * N + 1]
+    mirrored = convolved(mirror, v[:, ::-1])[:, N : 2 * N + 1]
     seen = np.maximum((direct + np.minimum(1.0, rho) ** np.arange(N + 1.0) * mirrored).sum(axis=0), 0)
     if rho < 1:
         seen += float(phases.share @ (phases.on - cycle.felt)) * (1 - rho) * rho ** np.arange(N + 1.0)

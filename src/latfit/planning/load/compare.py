@@ -10,6 +10,7 @@ keeps the SLA there with all that its own length leaves open, so that a plan at 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from latfit.errors import SlaOutOfReach
@@ -104,8 +105,7 @@ def settled(found: Judged, rate: float, target: Target, least: float) -> list[tu
     """Ranges per ms within which the target is met, the end of the one that counts at `rate` lowered to where a long
     run keeps it, to `least` at the lowest."""
     ranges = [(low / 1e3, high / 1e3) for low, high in found.row.feasible_per_s]
-    # A T_cut has its own long run, for it changes with the rate.
-    if not found.system.sampled or found.system.strategy.kind is Kind.CUTOFF:
+    if not found.system.sampled:
         return ranges
     end = carried(ranges, rate)
     return [
@@ -114,8 +114,18 @@ def settled(found: Judged, rate: float, target: Target, least: float) -> list[tu
 
 
 def _kept_to(system: System, high: float, least: float, target: Target) -> float:
+    def kept(rate: float) -> bool:
+        at = system
+        if system.both is not None:
+            # T_cut changes with the rate.
+            cutoff = _met_by(system.both, rate, target)
+            if cutoff is None:
+                return False
+            at = cutoff_system(system.both, cutoff)
+        return keeps(law_or_none(at, rate, FINE), target)
+
     step = LOWERED
-    while high > least and not keeps(law_or_none(system, high, FINE), target):
+    while high > least and not kept(high):
         high, step = high * (1 - step), 2 * step
     return max(high, least)
 
@@ -266,23 +276,16 @@ def cutoff_capacity(both: Both, target: Target, at_least: float) -> float:
     most = 0.999 * both.rate_limit
     start = at_least if at_least > 0 else both.cpu_rate / 2
 
-    def met_by(rate: float) -> float | None:
-        for cutoff in cutoffs(both, target.sla_ms, rate):
-            try:
-                if _meets(both, rate, cutoff, target):
-                    return cutoff
-            except SlaOutOfReach:
-                continue
-        return None
+    return max(_searched(lambda rate: _met_by(both, rate, target) is not None, start, most, RATE_PRECISION), at_least)
 
-    found = max(_searched(lambda rate: met_by(rate) is not None, start, most, RATE_PRECISION), at_least)
-    step = LOWERED
-    while not both.closed_form and found > at_least:
-        cutoff = met_by(found)
-        if cutoff is not None and keeps(law_or_none(cutoff_system(both, cutoff), found, FINE), target):
-            break
-        found, step = max(found * (1 - step), at_least), 2 * step
-    return found
+
+def _met_by(both: Both, rate: float, target: Target) -> float | None:
+    """A T_cut that keeps the target at a rate per ms, of those that are tried."""
+    for cutoff in cutoffs(both, target.sla_ms, rate):
+        with suppress(SlaOutOfReach):
+            if _meets(both, rate, cutoff, target):
+                return cutoff
+    return None
 
 
 def cutoffs(both: Both, sla_ms: float, rate: float) -> Iterator[float]:

@@ -164,7 +164,7 @@ class System:
     """A strategy on a machine. law: (rate per ms, effort) -> law; rate_limit: its stability limit per ms.  rises:
     whether its responses can only take longer at a higher rate.  sampled: whether its law is read off runs.  run_at:
     the law of batches at a rate by a short run, which is quicker than one in closed form.  times: of its batches, where
-    it is greedy on one path.
+    it is greedy on one path.  both: the paths of a T_cut.
     """
 
     strategy: Strategy
@@ -175,6 +175,7 @@ class System:
     rises: bool = True
     run_at: Callable[[float], ResponseLaw] | None = None
     times: ServiceTimes | None = None
+    both: Both | None = None
 
     @property
     def price_per_hour(self) -> float | None:
@@ -232,7 +233,7 @@ def cutoff_system(both: Both, cutoff_ms: float) -> System:
     def law(rate: float, effort: Effort) -> ResponseLaw:
         return both.law(rate, cutoff_ms, effort)
 
-    return System(both.strategy(cutoff_ms), (both.gpu, both.cpu), law, both.rate_limit, not both.closed_form)
+    return System(both.strategy(cutoff_ms), (both.gpu, both.cpu), law, both.rate_limit, not both.closed_form, both=both)
 
 
 def system_of(strategy: Strategy, machine: Machine, rate: float) -> System | None:
