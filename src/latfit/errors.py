@@ -19,6 +19,19 @@ class LatfitError(Exception):
         place = f"{self.where}: " if self.where else ""
         return f"{place}{self.found}\n{self.remedy}"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keyword arguments survive pickling, as on the way from a worker."""
+        return _remade, (type(self), self.found, self.where, self.remedy)
+
+
+def _remade(kind: type[LatfitError], found: str, where: str | None, remedy: str) -> LatfitError:
+    return kind(found, where=where, remedy=remedy)
+
+
+def first_line(error: Exception) -> str:
+    """What another library says of an error, short enough for a line of ours."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
 
 class WrongUsage(LatfitError):
     """Options that contradict each other or cannot be read."""

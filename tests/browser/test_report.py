@@ -14,7 +14,8 @@ import pytest
 from latfit.report.fit.page import render
 from latfit.report.simulation.page import Making, policies_page
 from tests.unit.report.conftest import two_paths
-from tests.unit.report.test_simulated_page import SYSTEM, entry
+from tests.unit.report.test_simulated_page import SYSTEM
+from tests.unit.simulation.made import made_result
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = [
@@ -86,7 +87,7 @@ def test_pictures_load_and_nothing_runs_off_the_side(
 
 @pytest.mark.parametrize("width", [1200, 400])
 def test_the_page_of_a_simulation(chromium: Chromium, tmp_path: Path, width: int) -> None:
-    runs = [entry("three-stage", 12.0, settings={"B1": 29, "t_cut_ms": 8.25}), entry("fixed", 40.0)]
+    runs = [made_result("three-stage", 12.0, settings={"B1": 29, "t_cut_ms": 8.25}), made_result("fixed", 40.0)]
     found = measured(chromium, policies_page(runs, SYSTEM, Making()).html, tmp_path, width)
     assert found["images"] == found["loaded"] == 1
     assert found["content"] <= width

@@ -66,7 +66,7 @@ class TestOneAtATime:
         system = System(table_path("cpu", [service], exponential=True))
         check(policies.gpu_only(ONE), system, ClosedLoad(users, think), {"mean": response})
         found = simulate(policies.gpu_only(ONE), system, ClosedLoad(users, think), Options(100_000, replications=1))
-        assert found.throughput == pytest.approx(users / (think + response), rel=0.01)
+        assert found.throughput_per_s == pytest.approx(1000 * users / (think + response), rel=0.01)
 
 
 class TestBatchService:

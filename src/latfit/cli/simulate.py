@@ -1,7 +1,4 @@
-"""`latfit simulate`: what a batching policy makes of a load on this hardware.
-
-The options of `latfit simulate` in groups, as typed, and what they mean.
-"""
+"""`latfit simulate`: what a batching policy makes of a load on this hardware; its options in groups."""
 
 import csv
 import io
@@ -27,7 +24,7 @@ from latfit.units import parse_duration_ms, parse_rate_per_ms
 
 if TYPE_CHECKING:
     from latfit.policies import DispatchTable, Settings
-    from latfit.simulation import Options, Point, System
+    from latfit.simulation import Options, Point, SimResult, System
     from latfit.stats import FloatArray
     from latfit.workload import ArrivalLaw, Load, RequestClass
 
@@ -451,18 +448,18 @@ def simulate(
     show(runs, sweep_options, json=json, quiet=quiet)
     if sweep_options.report is not None:
         _write_page(sweep_options.report, runs, system, options.sla_ms, quiet=quiet or json)
-    if not any(run["stable"] for run in runs):
+    if not any(run.stable for run in runs):
         raise SlaOutOfReach(
-            "no policy carries this load: " + (runs[0]["notes"] or ["unstable"])[0],
+            "no policy carries this load: " + (*runs[0].notes, "unstable")[0],
             where="--rate",
             remedy="Lower the rate, add servers, or take a policy that uses both paths.",
         )
 
 
-def run_all(points: "list[Point]", sweep_options: SweepOptions, *, quiet: bool) -> list[dict[str, Any]]:
-    """The runs of the JSON contract, a point each."""
+def run_all(points: "list[Point]", sweep_options: SweepOptions, *, quiet: bool) -> "list[SimResult]":
+    """The results of all points, with a bar on the way."""
     from latfit.cli.output import progress_bar
-    from latfit.simulation import Running, documents, sweep
+    from latfit.simulation import Running, sweep
 
     if sweep_options.resume and sweep_options.out is None:
         raise WrongUsage("nothing to resume from", where="--resume", remedy="Name the table with --out.")
@@ -470,16 +467,15 @@ def run_all(points: "list[Point]", sweep_options: SweepOptions, *, quiet: bool) 
     running = Running(sweep_options.workers, sweep_options.backend, sweep_options.scheduler)
     try:
         with progress_bar("Simulating", quiet=quiet) as advance:
-            rows = sweep(points, running, out=sweep_options.out, resume=sweep_options.resume, progress=advance)
+            return sweep(points, running, out=sweep_options.out, resume=sweep_options.resume, progress=advance)
     except KeyboardInterrupt:
         if sweep_options.out is None:
             raise
         kept = f"--resume --out {sweep_options.out} goes on from there."
         raise Interrupted("interrupted; the runs so far are kept", where=str(sweep_options.out), remedy=kept) from None
-    return documents(rows)
 
 
-def show(runs: list[dict[str, Any]], sweep_options: SweepOptions, *, json: bool, quiet: bool, title: str = "") -> None:
+def show(runs: "list[SimResult]", sweep_options: SweepOptions, *, json: bool, quiet: bool) -> None:
     """JSON, or the table with its notes; the picture where one is wanted."""
     from latfit.cli.output import note, print_json, print_table, print_warnings
 
@@ -487,9 +483,9 @@ def show(runs: list[dict[str, Any]], sweep_options: SweepOptions, *, json: bool,
         from latfit.files import write_bytes
         from latfit.report import runs_figure, style
 
-        write_bytes(sweep_options.figure, style.png(runs_figure(runs, title)))
+        write_bytes(sweep_options.figure, style.png(runs_figure(runs)))
     if json:
-        print_json({"runs": runs})
+        print_json({"runs": [run.to_json() for run in runs]})
     else:
         from latfit.report import differences, rates_table, runs_table
 
@@ -497,7 +493,7 @@ def show(runs: list[dict[str, Any]], sweep_options: SweepOptions, *, json: bool,
         print_table(runs_table(runs) if short else rates_table(runs))
         for text in differences(runs) if short else ():
             typer.echo(f"  {text}")
-        notes = list(dict.fromkeys(text for run in runs for text in run["notes"]))
+        notes = list(dict.fromkeys(text for run in runs for text in run.notes))
         print_warnings(notes[:MOST_NOTES])
         if len(notes) > MOST_NOTES:
             print_warnings([f"and {len(notes) - MOST_NOTES} more; --json shows them all."])
@@ -527,10 +523,9 @@ def _points(
 
     rates, varied = sweep_options.varied()
     names = policy_options.policy or [DEFAULT_POLICY]
-    grid = Grid(names, rates or load_options.rates(), varied)
+    grid = Grid(names, rates or load_options.rates(), varied, policy_options.settings())
     skipped: list[SlaOutOfReach] = []
-    settings = policy_options.settings()
-    points = points_of(grid, system, load, options, settings=settings, solve=solve_optimal, skipped=skipped)
+    points = points_of(grid, system, load, options, solve=solve_optimal, skipped=skipped)
     if not points:
         raise skipped[0]
     for text in dict.fromkeys(error.found for error in skipped):
@@ -576,7 +571,10 @@ def _study(
         _write_page(sweep_options.report, runs, system, points[0].options.sla_ms, claims, quiet=quiet or json)
     if json:
         print_json(
-            {"runs": [*runs, *served.runs], "findings": [{"claim": each.claim, "found": each.found} for each in found]}
+            {
+                "runs": [*(each.to_json() for each in runs), *(each.to_json() for each in served.runs)],
+                "findings": [{"claim": each.claim, "found": each.found} for each in found],
+            }
         )
         return
     show(runs, sweep_options, json=False, quiet=quiet)
@@ -586,7 +584,7 @@ def _study(
 
 def _write_page(
     folder: Path,
-    runs: list[dict[str, Any]],
+    runs: "list[SimResult]",
     system: "System",
     sla_ms: float,
     findings: Sequence[tuple[str, str]] = (),

@@ -1,14 +1,12 @@
 """`latfit simulate --engine ...`: what a serving engine makes of a load, token by token.
 
-The limits of a simulated serving engine as options, by the names that serving engines use.
-
-Options of a simulated serving engine beyond its limits: step costs, orders, replicas, promises.
+Its limits are options by the names that serving engines use; the others are step costs, orders, replicas, promises.
 """
 
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,8 +17,17 @@ if TYPE_CHECKING:
     from latfit.cli.simulate import LoadOptions, RunOptions, SweepOptions
     from latfit.hardware import Quote
     from latfit.model import FitResult
-    from latfit.simulation import EngineRun, EngineSettings, Order, Promise, Routing, StepCosts, Transfer
-    from latfit.workload import LengthLaw, Load, Requests
+    from latfit.simulation import (
+        Cluster,
+        EngineResult,
+        EngineSettings,
+        Order,
+        Promise,
+        Routing,
+        StepCosts,
+        Transfer,
+    )
+    from latfit.workload import LengthLaw, OpenLoad, RecordedLoad
 
 
 @dataclass(frozen=True)
@@ -222,10 +229,6 @@ class EngineOptions:
         ]
 
 
-REQUESTS = 100_000
-"""Of each replication, where nobody says."""
-
-
 @dataclass(frozen=True)
 class Asked:
     """The options of `simulate` that a serving engine reads."""
@@ -246,40 +249,42 @@ def simulate_engine(asked: Asked, *, seed: int, json: bool, quiet: bool) -> None
     """Run every engine and order at every rate; print, draw, and say where nothing carries the load."""
     from latfit.cli.output import note, print_json, print_table, print_warnings, progress_bar
     from latfit.files import write_bytes
+    from latfit.simulation import simulate_engine as run_engine
 
     figure, folder = asked.sweep.figure, asked.sweep.report
     asked.sweep.check_targets()
     costs, unmeasured = asked.cost.costs(asked.hardware, scatter=_scatters(asked.service))
+    options = asked.run.options(seed)
+    promise, cluster = asked.cluster.promise(options.sla_ms), _cluster(asked)
     cases = _cases(asked)
-    found: list[tuple[dict[str, Any], EngineRun]] = []
+    runs: list[EngineResult] = []
     with progress_bar("Simulating", quiet=quiet or json) as advance:
-        for done, (load, settings) in enumerate(cases):
-            entry, run = _one(asked, load, settings, costs, seed)
-            found.append((entry | {"notes": [*unmeasured, *entry["notes"]]}, run))
-            advance(done + 1, len(cases))
-    runs = [entry for entry, _ in found]
+        for load, settings in cases:
+            found = run_engine(load, costs, settings, options, promise, cluster)
+            runs.append(replace(found, notes=[*unmeasured, *found.notes]))
+            advance(len(runs), len(cases))
     if figure is not None:
         from latfit.report import engine_figure, style
 
-        write_bytes(figure, style.png(engine_figure(found)))
+        write_bytes(figure, style.png(engine_figure(runs)))
     if json:
-        print_json({"runs": runs})
+        print_json({"runs": [run.to_json() for run in runs]})
     else:
         from latfit.report import engine_tables
 
         for table in engine_tables(runs):
             print_table(table)
             typer.echo("")
-        print_warnings(dict.fromkeys(text for run in runs for text in run["notes"]))
+        print_warnings(dict.fromkeys(text for run in runs for text in run.notes))
     if figure is not None:
         note(f"Wrote {figure}", quiet=quiet or json)
     if folder is not None:
         from latfit.provenance import command_line, utc_now
         from latfit.report import Making, engines_page, write_page
 
-        made = Making(command_line(), utc_now(), asked.run.options(seed).sla_ms)
-        note(f"Wrote {write_page(folder, engines_page(found, made)).html}", quiet=quiet or json)
-    if asked.load.arrivals is None and not any(run["stable"] for run in runs):
+        made = Making(command_line(), utc_now(), options.sla_ms)
+        note(f"Wrote {write_page(folder, engines_page(runs, made)).html}", quiet=quiet or json)
+    if asked.load.arrivals is None and not any(run.summary.stable for run in runs):
         raise SlaOutOfReach(
             "no engine carries this load: requests wait longer and longer",
             where="--rate",
@@ -296,7 +301,7 @@ def _scatters(service: str) -> bool:
     return service == "fitted"
 
 
-def _cases(asked: Asked) -> "list[tuple[Load, EngineSettings]]":
+def _cases(asked: Asked) -> "list[tuple[OpenLoad | RecordedLoad, EngineSettings]]":
     """Every load with every engine and order."""
     from latfit.workload import ClosedLoad, OpenLoad
 
@@ -312,7 +317,7 @@ def _cases(asked: Asked) -> "list[tuple[Load, EngineSettings]]":
                 "requests have no lengths", where="--rate", remedy="Give --lengths 512:128 or --prompt-lengths FILE."
             )
         load = replace(load, users=asked.cluster.tenants, lengths=law or load.lengths)
-    loads: list[Load] = [load.at_rate(rate) for rate in asked.load.rates()] or [load]
+    loads: list[OpenLoad | RecordedLoad] = [load.at_rate(rate) for rate in asked.load.rates()] or [load]
     engines = [
         asked.order.applied(settings, order)
         for settings in asked.engine.settings()
@@ -321,66 +326,12 @@ def _cases(asked: Asked) -> "list[tuple[Load, EngineSettings]]":
     return [(each, settings) for each in loads for settings in engines]
 
 
-def _one(
-    asked: Asked, load: "Load", settings: "EngineSettings", costs: "StepCosts", seed: int
-) -> "tuple[dict[str, Any], EngineRun]":
-    """The entry of the JSON, and the first replication."""
-    from latfit.simulation import STEADY, kind_of, length_of, reach_in, summary
-    from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad, Streams
-
-    assert not isinstance(load, ClosedLoad)
-    recorded = isinstance(load, RecordedLoad)
-    options = asked.run.options(seed)
-    runs = []
-    for replication in range(1 if recorded else options.replications):
-        count = len(load.requests) if isinstance(load, RecordedLoad) else options.requests or REQUESTS
-        requests = load.sample(count, Streams(seed, replication))
-        runs.append(_served(asked, requests, settings, costs, seed + replication))
-    warmup = options.warmup
-    if warmup is None:
-        # Recorded requests and a load that varies have a course of their own, of which the start is a part.
-        steady = kind_of(load) == STEADY
-        warmup = length_of(count, 1, None, reach_in(runs[0].latency_ms)).warm / count if steady else 0.0
-    entry = summary(runs, asked.cluster.promise(options.sla_ms), 0.0 if recorded else warmup)
-    if isinstance(load, OpenLoad):
-        named = {f"class {place}": each.name or f"class {place}" for place, each in enumerate(load.classes)}
-        entry["by_class"] = [each | {"class": named[each["class"]]} for each in entry["by_class"]]
-    notes = (
-        [] if entry["stable"] else ["Requests wait longer and longer: these latencies are those of this run's length."]
-    )
-    return {
-        "policy": settings.batching,
-        "engine": settings.batching,
-        "order": settings.order.name,
-        "rate_per_s": load.rate * 1e3,
-        **entry,
-        "share": {"engine": 1.0},
-        "settings": {
-            "max_num_seqs": settings.max_num_seqs,
-            "max_num_batched_tokens": settings.max_num_batched_tokens,
-            "kv_blocks": settings.kv_blocks,
-            "block_size": settings.block_size,
-            "replicas": asked.cluster.replicas,
-            "route": asked.cluster.route,
-            "prefill_apart": asked.cost.prefill_on is not None,
-        },
-        "seed": seed,
-        "notes": notes,
-    }, runs[0]
-
-
-def _served(
-    asked: Asked, requests: "Requests", settings: "EngineSettings", costs: "StepCosts", seed: int
-) -> "EngineRun":
-    from latfit.simulation import serve_apart, serve_replicas
+def _cluster(asked: Asked) -> "Cluster":
+    """The engines that serve together."""
+    from latfit.model import read_fit
+    from latfit.simulation import Cluster, step_costs
 
     if asked.cost.prefill_on is None:
-        return serve_replicas(requests, costs, settings, asked.cluster.routing(), seed)
-    if asked.cluster.replicas > 1:
-        raise WrongUsage("replicas prefill for themselves", where="--prefill-on", remedy="Leave out --replicas.")
-    from latfit.model import read_fit
-    from latfit.simulation import step_costs
-
-    of_prefill = step_costs(read_fit(asked.cost.prefill_on), scatter=_scatters(asked.service))
-    both = serve_apart(requests, (of_prefill, costs), (settings, settings), asked.cost.transfer_of(), seed)
-    return both.whole(requests)
+        return Cluster(asked.cluster.routing())
+    prefill = step_costs(read_fit(asked.cost.prefill_on), scatter=_scatters(asked.service))
+    return Cluster(asked.cluster.routing(), prefill, asked.cost.transfer_of())

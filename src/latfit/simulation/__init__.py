@@ -5,13 +5,9 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.simulation.engine.replicas import (
-        Routing as Routing,
-        Transfer as Transfer,
-        serve_apart as serve_apart,
-        serve_replicas as serve_replicas,
-    )
-    from latfit.simulation.engine.result import Promise as Promise, summary as summary
+    from latfit.simulation.engine.replicas import Routing as Routing, Transfer as Transfer
+    from latfit.simulation.engine.replications import Cluster as Cluster, simulate_engine as simulate_engine
+    from latfit.simulation.engine.result import EngineResult as EngineResult, Promise as Promise
     from latfit.simulation.engine.run import EngineRun as EngineRun, serve as serve
     from latfit.simulation.engine.settings import (
         EngineSettings as EngineSettings,
@@ -24,13 +20,12 @@ if TYPE_CHECKING:
         linear_costs as linear_costs,
         step_costs as step_costs,
     )
-    from latfit.simulation.policies.estimate import STEADY as STEADY, length_of as length_of, reach_in as reach_in
-    from latfit.simulation.policies.result import event_log as event_log
+    from latfit.simulation.policies.estimate import Interval as Interval
+    from latfit.simulation.policies.result import SimResult as SimResult, event_log as event_log
     from latfit.simulation.policies.run import (
         Checked as Checked,
         Options as Options,
         check as check,
-        kind_of as kind_of,
     )
     from latfit.simulation.policies.service import (
         ServicePath as ServicePath,
@@ -45,7 +40,6 @@ if TYPE_CHECKING:
         Grid as Grid,
         Point as Point,
         Running as Running,
-        documents as documents,
         points_of as points_of,
         sweep as sweep,
     )

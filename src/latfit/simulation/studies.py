@@ -1,16 +1,15 @@
-"""The literature's claims on batching over two paths, put to the test on a given machine.
+"""The literature's claims put to the test on a given machine: batching over two paths, and serving engines.
 
-All policies meet the same Poisson arrivals, at rates from a hundredth of what the main path alone serves to above it. A
-limit on p99 of SLA_FACTOR times its time for one request says how much load each policy carries. Where there is only
-one path the policies that need two are left out, and the study says so.
+Batching: all policies meet the same Poisson arrivals, at rates from a hundredth of what the main path alone serves to
+above it. A limit on p99 of SLA_FACTOR times its time for one request says how much load each policy carries. Where
+there is only one path the policies that need two are left out, and the study says so.
 
-The literature's claims on serving engines, put to the test: static against continuous batching, and the orders.
-
-A step with S tokens takes tau + alpha S, the straight line through the main path's T(1) and its T of the largest batch.
-Prompts are log-normal, outputs geometric, as language-model traffic roughly is. Batching is compared on requests that
-are all there from the start, so that throughput is what the engine can do; orders at LOAD of that throughput, above
-it so that somebody has to wait, where one of USERS users sends half of the requests and three in ten requests are
-promised PROMISE times the engine's own time for a typical one.
+Engines: static against continuous batching, and the orders of waiting requests. A step with S tokens takes
+tau + alpha S, the straight line through the main path's T(1) and its T of the largest batch. Prompts are log-normal,
+outputs geometric, as language-model traffic roughly is. Batching is compared on requests that are all there from the
+start, so that throughput is what the engine can do; orders at LOAD of that throughput, above it so that somebody has to
+wait, where one of USERS users sends half of the requests and three in ten requests are promised PROMISE times the
+engine's own time for a typical one.
 """
 
 import math
@@ -21,17 +20,16 @@ from typing import Any
 import numpy as np
 
 from latfit.policies import NEED_SIDE, Solve, default_cutoff_ms
-from latfit.simulation.engine.result import summary
+from latfit.simulation.engine.result import EngineSummary, summarise
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings, Order
 from latfit.simulation.engine.step_cost import StepCosts, linear_costs
+from latfit.simulation.policies.result import SimResult
 from latfit.simulation.policies.run import Options
 from latfit.simulation.policies.service import ServicePath, System, path_times
 from latfit.simulation.policies.sweep import Grid, Point, points_of
 from latfit.stats import FloatArray
 from latfit.workload import OpenLoad, Poisson, Requests, make_requests
-
-Run = Mapping[str, Any]
 
 POLICIES = ("gpu-only", "fixed", "window", "marginal-cost", "three-stage", "cutoff", "split", "optimal")
 LOADS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.05)
@@ -73,10 +71,10 @@ def study_sla_ms(system: System) -> float:
     return SLA_FACTOR * float(system.main.typical_ms[1])
 
 
-def findings(runs: Sequence[Run], system: System, sla_ms: float | None = None) -> list[Finding]:
+def findings(runs: Sequence[SimResult], system: System, sla_ms: float | None = None) -> list[Finding]:
     """The claims of the literature, each with what these runs say."""
     limit_ms = study_sla_ms(system) if sla_ms is None or math.isinf(sla_ms) else sla_ms
-    there = {run["policy"] for run in runs}
+    there = {run.policy for run in runs}
     carried = {name: carried_rate(runs, name, limit_ms) for name in POLICIES if name in there}
     return [
         _tail(runs),
@@ -92,17 +90,17 @@ def findings(runs: Sequence[Run], system: System, sla_ms: float | None = None) -
     ]
 
 
-def best_run(runs: Sequence[Run], policy: str, rate_per_s: float) -> Run | None:
+def best_run(runs: Sequence[SimResult], policy: str, rate_per_s: float) -> SimResult | None:
     """The stable run of a policy at a rate with the least p99."""
     own = [
         run
         for run in runs
-        if run["policy"] == policy and run["stable"] and math.isclose(run["rate_per_s"], rate_per_s, rel_tol=1e-9)
+        if run.policy == policy and run.stable and math.isclose(run.rate_per_s, rate_per_s, rel_tol=1e-9)
     ]
-    return min(own, key=lambda run: float(run["latency_ms"]["p99"]), default=None)
+    return min(own, key=lambda run: run.latency["p99"].value, default=None)
 
 
-def carried_rate(runs: Sequence[Run], policy: str, limit_ms: float) -> float:
+def carried_rate(runs: Sequence[SimResult], policy: str, limit_ms: float) -> float:
     """The rate per second up to which the policy's p99 stays within the limit, on a straight line between the rates of
     the runs; 0 where it never does, the highest stable rate where it always does."""
     carried, tail = 0.0, 0.0
@@ -110,7 +108,7 @@ def carried_rate(runs: Sequence[Run], policy: str, limit_ms: float) -> float:
         run = best_run(runs, policy, rate)
         if run is None:
             break
-        p99 = float(run["latency_ms"]["p99"])
+        p99 = run.latency["p99"].value
         if p99 > limit_ms:
             # Little load may be what is slow: a fixed batch waits to fill.
             if carried:
@@ -120,21 +118,21 @@ def carried_rate(runs: Sequence[Run], policy: str, limit_ms: float) -> float:
     return carried
 
 
-def _rates(runs: Sequence[Run]) -> list[float]:
-    return sorted({float(run["rate_per_s"]) for run in runs})
+def _rates(runs: Sequence[SimResult]) -> list[float]:
+    return sorted({run.rate_per_s for run in runs})
 
 
-def _ratios(runs: Sequence[Run], slow: str, fast: str) -> list[tuple[float, float, float]]:
+def _ratios(runs: Sequence[SimResult], slow: str, fast: str) -> list[tuple[float, float, float]]:
     """(p99 of `slow` over that of `fast`, both in ms the first of them) by rate, where both are stable."""
     found = []
     for rate in _rates(runs):
         a, b = best_run(runs, slow, rate), best_run(runs, fast, rate)
         if a is not None and b is not None:
-            found.append((a["latency_ms"]["p99"] / b["latency_ms"]["p99"], a["latency_ms"]["p99"], rate))
+            found.append((a.latency["p99"].value / b.latency["p99"].value, a.latency["p99"].value, rate))
     return found
 
 
-def _tail(runs: Sequence[Run]) -> Finding:
+def _tail(runs: Sequence[SimResult]) -> Finding:
     parts = []
     for slow in ("fixed", "gpu-only"):
         ratios = _ratios(runs, slow, "three-stage")
@@ -162,11 +160,11 @@ def _throughput(carried: Mapping[str, float], limit_ms: float) -> Finding:
     )
 
 
-def _fixed(runs: Sequence[Run]) -> Finding:
+def _fixed(runs: Sequence[SimResult]) -> Finding:
     rates = _rates(runs)
     ends = [best_run(runs, "fixed", rate) for rate in (rates[0], rates[-2])]
     texts = [
-        f"{run['latency_ms']['p99']:.3g} ms at {run['rate_per_s']:,.0f}/s (batch {run['settings']['batch']})"
+        f"{run.latency['p99'].value:.3g} ms at {run.rate_per_s:,.0f}/s (batch {run.settings['batch']})"
         for run in ends
         if run is not None
     ]
@@ -176,25 +174,25 @@ def _fixed(runs: Sequence[Run]) -> Finding:
     )
 
 
-def _growth(runs: Sequence[Run], policy: str) -> str:
+def _growth(runs: Sequence[SimResult], policy: str) -> str:
     stable = [run for rate in _rates(runs) if (run := best_run(runs, policy, rate)) is not None]
     if not stable:
         return f"{policy} was stable at no rate."
     low, high = stable[0], stable[-1]
     return (
-        f"{policy} with greedy batches goes from {low['latency_ms']['p99']:.3g} ms at {low['rate_per_s']:,.0f}/s to"
-        f" {high['latency_ms']['p99']:.3g} ms at {high['rate_per_s']:,.0f}/s."
+        f"{policy} with greedy batches goes from {low.latency['p99'].value:.3g} ms at {low.rate_per_s:,.0f}/s to"
+        f" {high.latency['p99'].value:.3g} ms at {high.rate_per_s:,.0f}/s."
     )
 
 
-def _greedy_is_enough(runs: Sequence[Run]) -> Finding:
+def _greedy_is_enough(runs: Sequence[SimResult]) -> Finding:
     worst: dict[str, tuple[float, float]] = {}
     for rate in _rates(runs):
         best = best_run(runs, "optimal", rate)
         for name in ("gpu-only", "marginal-cost", "window"):
             run = best_run(runs, name, rate)
             if best is not None and run is not None:
-                excess = run["latency_ms"]["mean"] / best["latency_ms"]["mean"] - 1
+                excess = run.latency["mean"].value / best.latency["mean"].value - 1
                 worst[name] = max(worst.get(name, (-math.inf, 0.0)), (excess, rate))
     text = ", ".join(f"{name} {100 * excess:+.2f} % (at {rate:,.0f}/s)" for name, (excess, rate) in worst.items())
     return Finding(
@@ -214,11 +212,40 @@ PADDED_EXAMPLE = (100, 500, 50)
 ORDERS = (Order("fcfs"), Order("sjf"), Order("sjf", length_error=0.8), Order("slo"), Order("fair"))
 
 
+@dataclass(frozen=True)
+class StudyRun:
+    """An engine of the study. rate_per_s: None where all requests are there from the start.  heavy_ms, others_ms: mean
+    latency of the user who sends half of the requests, and of all others; None where there is one user."""
+
+    name: str
+    rate_per_s: float | None
+    summary: EngineSummary
+    heavy_ms: float | None = None
+    others_ms: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        users = (
+            {}
+            if self.heavy_ms is None
+            else {
+                "mean_of_heavy_user_ms": self.heavy_ms,
+                "mean_of_others_ms": self.others_ms,
+            }
+        )
+        return {
+            "policy": self.name,
+            "rate_per_s": self.rate_per_s,
+            "settings": {},
+            **self.summary.to_json(),
+            **users,
+        }
+
+
 @dataclass(frozen=True, eq=False)
 class ServingStudy:
-    """Entries of `simulate --json` by name, and what they say of the claims."""
+    """Engines, and what they say of the claims."""
 
-    runs: Sequence[dict[str, Any]]
+    runs: Sequence[StudyRun]
     findings: Sequence[Finding]
 
 
@@ -262,15 +289,14 @@ def _settings(batching: str) -> EngineSettings:
     return EngineSettings(batching=batching, max_num_seqs=SEQUENCES, kv_blocks=200_000, padded_graphs=False)
 
 
-def _run(name: str, requests: Requests, costs: StepCosts, settings: EngineSettings, seed: int) -> dict[str, Any]:
+def _run(name: str, requests: Requests, costs: StepCosts, settings: EngineSettings, seed: int) -> StudyRun:
     run = serve(requests, costs, settings, seed)
     rate = None if requests.arrival_ms[-1] == 0 else requests.rate * 1000
     heavy = requests.user_id == 0
-    entry = {"policy": name, "rate_per_s": rate, "settings": {}, **summary([run])}
-    if heavy.any() and not heavy.all():
-        entry["mean_of_heavy_user_ms"] = float(run.latency_ms[heavy].mean())
-        entry["mean_of_others_ms"] = float(run.latency_ms[~heavy].mean())
-    return entry
+    if not heavy.any() or heavy.all():
+        return StudyRun(name, rate, summarise([run]))
+    means = (float(run.latency_ms[users].mean()) for users in (heavy, ~heavy))
+    return StudyRun(name, rate, summarise([run]), *means)
 
 
 def _makespan_ms(requests: Requests, costs: StepCosts, seed: int) -> float:
@@ -281,32 +307,36 @@ def _order_name(order: Order) -> str:
     return f"{order.name} (length error {order.length_error:g})" if order.length_error else order.name
 
 
-def _padding(run: dict[str, Any]) -> Finding:
+def _padding(run: StudyRun) -> Finding:
     lengths = ", ".join(map(str, PADDED_EXAMPLE))
     return Finding(
         "A static batch with outputs of 100, 500 and 50 tokens is 43.3 % efficient.",
-        f"Of the tokens that the padded batch ({lengths}) computes {100 * run['useful_share']:.1f} % are of use.",
+        f"Of the tokens that the padded batch ({lengths}) computes {100 * run.summary.useful_share:.1f} % are of use.",
     )
 
 
-def _continuous(batching: dict[str, dict[str, Any]]) -> Finding:
-    base = batching["static"]["output_tokens_per_s"]
-    gains = {name: run["output_tokens_per_s"] / base for name, run in batching.items() if name != "static"}
+def _continuous(batching: Mapping[str, StudyRun]) -> Finding:
+    static = batching["static"].summary
+    gains = {
+        name: run.summary.output_tokens_per_s / static.output_tokens_per_s
+        for name, run in batching.items()
+        if name != "static"
+    }
     parts = ", ".join(f"{name} {gain:.2f} times" for name, gain in gains.items())
     return Finding(
         "Continuous batching gives 2.5 times the throughput of static batches.",
         f"With up to {SEQUENCES} requests in a batch and geometric outputs: {parts}. The gain is what padding wastes"
-        f" ({100 * batching['static']['useful_share']:.0f} % of the static tokens are of use): it grows with the batch"
+        f" ({100 * static.useful_share:.0f} % of the static tokens are of use): it grows with the batch"
         " and with the spread of the outputs, and no single figure holds.",
     )
 
 
-def _orders(runs: Sequence[dict[str, Any]]) -> list[Finding]:
-    by_name = {run["policy"]: run for run in runs}
-    first, shortest, fair = by_name["fcfs"], by_name["sjf"], by_name["fair"]
-    means = {name: run["latency_ms"]["mean"] / first["latency_ms"]["mean"] for name, run in by_name.items()}
-    tail = shortest["latency_ms"]["p99"] / first["latency_ms"]["p99"]
-    met = ", ".join(f"{name} {100 * run['slo_attainment']:.0f} %" for name, run in by_name.items())
+def _orders(runs: Sequence[StudyRun]) -> list[Finding]:
+    by_name = {run.name: run for run in runs}
+    latency = {name: run.summary.latency for name, run in by_name.items()}
+    means = {name: each["mean"].value / latency["fcfs"]["mean"].value for name, each in latency.items()}
+    tail = latency["sjf"]["p99"].value / latency["fcfs"]["p99"].value
+    met = ", ".join(f"{name} {100 * run.summary.slo_attainment:.0f} %" for name, run in by_name.items())
     (guessed,) = (name for name in by_name if "length error" in name)
     return [
         Finding(
@@ -317,11 +347,13 @@ def _orders(runs: Sequence[dict[str, Any]]) -> list[Finding]:
         Finding("An SLO-aware order meets more deadlines.", f"Deadlines met: {met}."),
         Finding(
             "A fair order protects users from a heavy one.",
-            f"Mean latency of the user who sends half of the requests, and of the others: {_two(first)} under fcfs,"
-            f" {_two(fair)} under fair.",
+            "Mean latency of the user who sends half of the requests, and of the others:"
+            f" {_two(by_name['fcfs'])} under fcfs, {_two(by_name['fair'])} under fair.",
         ),
     ]
 
 
-def _two(run: dict[str, Any]) -> str:
-    return f"{run['mean_of_heavy_user_ms'] / 1e3:.2f} and {run['mean_of_others_ms'] / 1e3:.2f} s"
+def _two(run: StudyRun) -> str:
+    assert run.heavy_ms is not None
+    assert run.others_ms is not None
+    return f"{run.heavy_ms / 1e3:.2f} and {run.others_ms / 1e3:.2f} s"

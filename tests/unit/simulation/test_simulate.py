@@ -132,7 +132,7 @@ class TestInvariants:
     def test_utilisation_and_throughput(self) -> None:
         result = simulate(GREEDY, MM1, LOAD, Options(200_000))
         assert result.utilisation["cpu"] == pytest.approx(0.6, rel=0.02)
-        assert result.throughput == pytest.approx(0.3, rel=0.02)
+        assert result.throughput_per_s == pytest.approx(300, rel=0.02)
         assert result.share == {"cpu": 1.0}
         assert result.batch_size == {"p50": 1, "p90": 1, "p99": 1}
 
@@ -152,8 +152,8 @@ class TestClasses:
         residual, first, both = 0.4 * 8 / 2, 0.2, 0.8
         waits = (residual / (1 - first), residual / (1 - first) / (1 - both))
         for found, wait in zip(result.by_class, waits, strict=True):
-            assert found["latency_ms"]["mean"] == pytest.approx(2 + wait, rel=0.06)
-        assert [each["class"] for each in result.by_class] == ["chat", "batch"]
+            assert found.latency["mean"] == pytest.approx(2 + wait, rel=0.06)
+        assert [each.name for each in result.by_class] == ["chat", "batch"]
         assert 0 < (result.slo_attainment or 0) < 1
 
     def test_fast_ageing_is_first_come_first_served(self) -> None:
@@ -161,7 +161,7 @@ class TestClasses:
         policy = policies.gpu_only(Limits(1), QueueOrder(1e-6))
         result = simulate(policy, MM1, load, Options(300_000))
         for found in result.by_class:
-            assert found["latency_ms"]["mean"] == pytest.approx(10, rel=0.06)
+            assert found.latency["mean"] == pytest.approx(10, rel=0.06)
 
 
 class TestOverload:
@@ -170,17 +170,17 @@ class TestOverload:
         system = System(linear_path("gpu", 8, 0.5, 4))
         result = simulate(policy, system, OpenLoad(Poisson(0.5)), Options(20_000))
         assert not result.stable
-        assert result.capacity == pytest.approx(0.4)
+        assert result.capacity_per_s == pytest.approx(400)
         assert "grows without end" in result.notes[0]
         # It serves what it can.
-        assert result.throughput == pytest.approx(0.4, rel=0.02)
+        assert result.throughput_per_s == pytest.approx(400, rel=0.02)
 
     def test_overflow_that_the_side_path_cannot_carry(self) -> None:
         """The two together could, but what overflows at that T_cut is too much for the AMX."""
         system = System(linear_path("gpu", 8, 0.05, 256), table_path("amx", [10.0]))
         result = simulate(policies.cutoff(1.0, Limits(256, 1)), system, OpenLoad(Poisson(0.5)), Options(100_000))
-        assert result.capacity is not None
-        assert result.capacity > 0.5
+        assert result.capacity_per_s is not None
+        assert result.capacity_per_s > 500
         assert not result.stable
         assert "still grow" in result.notes[0]
 
@@ -272,5 +272,5 @@ class TestBadInput:
     def test_a_policy_that_waits_for_ever(self) -> None:
         load = ClosedLoad(3, 1.0)
         result = simulate(policies.fixed(4, Limits(4)), System(linear_path("gpu", 8, 0.5, 4)), load, Options(1000))
-        assert result.throughput == 0 or math.isnan(result.throughput)
+        assert result.throughput_per_s == 0 or math.isnan(result.throughput_per_s)
         assert "waits for others" in " ".join(result.notes)

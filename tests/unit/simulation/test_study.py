@@ -6,6 +6,7 @@ from latfit.policies.policy import DispatchTable
 from latfit.queueing.batch import batch_queue
 from latfit.queueing.dispatch_mdp import optimal_rule
 from latfit.queueing.service import linear_times, measured_times
+from latfit.simulation.policies.result import SimResult
 from latfit.simulation.policies.run import Options
 from latfit.simulation.policies.service import System, linear_path, table_path
 from latfit.simulation.policies.sweep import sweep
@@ -20,6 +21,7 @@ from latfit.simulation.studies import (
     serving_study,
 )
 from latfit.stats import FloatArray
+from tests.unit.simulation.made import made_result
 
 GPU = linear_path("gpu", 8, 0.05, 64)
 AMX = table_path("amx", [2.0], exponential=True)
@@ -30,14 +32,12 @@ def solve(rate: float, T_ms: FloatArray) -> DispatchTable:
     return optimal_rule(rate, measured_times(T_ms)).table
 
 
-def runs_of(system: System) -> list[dict[str, object]]:
-    import json
-
-    return [json.loads(row["document"]) for row in sweep(policy_points(system, OPTIONS, solve))]
+def runs_of(system: System) -> list[SimResult]:
+    return sweep(policy_points(system, OPTIONS, solve))
 
 
-def run_at(policy: str, rate: float, p99: float, stable: bool = True) -> dict[str, object]:
-    return {"policy": policy, "rate_per_s": rate, "stable": stable, "latency_ms": {"p99": p99}}
+def run_at(policy: str, rate: float, p99: float, stable: bool = True) -> SimResult:
+    return made_result(policy, p99, rate_per_s=rate, stable=stable)
 
 
 def test_two_paths() -> None:
@@ -47,7 +47,7 @@ def test_two_paths() -> None:
     greedy = best_run(runs, "gpu-only", LOADS[4] * limit)
     assert greedy is not None
     law = batch_queue(LOADS[4] * limit / 1000, linear_times(8, 0.05, max_batch=64))
-    assert greedy["latency_ms"]["p99"] == pytest.approx(law.percentile(0.99), rel=0.02)
+    assert greedy.latency["p99"].value == pytest.approx(law.percentile(0.99), rel=0.02)
     assert best_run(runs, "gpu-only", LOADS[-1] * limit) is None
     found = findings(runs, system)
     assert len({each.claim for each in found}) == 5
@@ -56,7 +56,7 @@ def test_two_paths() -> None:
 
 def test_one_path() -> None:
     runs = runs_of(System(GPU))
-    assert {run["policy"] for run in runs} == {"gpu-only", "fixed", "window", "marginal-cost", "optimal"}
+    assert {run.policy for run in runs} == {"gpu-only", "fixed", "window", "marginal-cost", "optimal"}
     assert [each.found for each in findings(runs, System(GPU))[:2]] == [ONE_PATH] * 2
 
 
@@ -71,14 +71,15 @@ def test_the_rate_that_a_limit_allows() -> None:
 
 def test_engines() -> None:
     study = serving_study(GPU)
-    runs = {str(run["policy"]): run for run in study.runs}
+    runs = {run.name: run for run in study.runs}
     # (100 + 500 + 50)/(3 x 500)
-    assert runs["padded example"]["useful_share"] == pytest.approx(650 / 1500)
+    assert runs["padded example"].summary.useful_share == pytest.approx(650 / 1500)
     # Geometric outputs: of a padded batch of n the useful share of decoding is about 1/H_n.
     share = 1 / sum(1 / k for k in range(1, SEQUENCES + 1))
-    assert runs["static batching"]["useful_share"] == pytest.approx(share, rel=0.3)
-    assert runs["chunked-prefill batching"]["useful_share"] == pytest.approx(1)
-    assert runs["sjf"]["latency_ms"]["mean"] < runs["fcfs"]["latency_ms"]["mean"]
-    assert runs["slo"]["slo_attainment"] > runs["fcfs"]["slo_attainment"]
-    assert runs["fair"]["mean_of_others_ms"] < runs["fcfs"]["mean_of_others_ms"]
+    assert runs["static batching"].summary.useful_share == pytest.approx(share, rel=0.3)
+    assert runs["chunked-prefill batching"].summary.useful_share == pytest.approx(1)
+    assert runs["sjf"].summary.latency["mean"].value < runs["fcfs"].summary.latency["mean"].value
+    assert runs["slo"].summary.slo_attainment > runs["fcfs"].summary.slo_attainment
+    users = {name: run.others_ms for name, run in runs.items() if run.others_ms is not None}
+    assert users["fair"] < users["fcfs"]
     assert len(study.findings) == 5

@@ -8,12 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfit.errors import BadInput, WrongUsage
+from latfit.files import dumps
 from latfit.policies import policy as policies
 from latfit.policies.policy import Limits
 from latfit.simulation.policies import sweep as module
+from latfit.simulation.policies.result import SimResult
 from latfit.simulation.policies.run import Options
 from latfit.simulation.policies.service import System, linear_path, table_path
-from latfit.simulation.policies.sweep import Point, Row, Running, sweep
+from latfit.simulation.policies.sweep import Point, Running, sweep
 from latfit.workload.arrivals import Poisson
 from latfit.workload.load import OpenLoad
 
@@ -30,21 +32,34 @@ def points(rates: tuple[float, ...] = (0.1, 0.4)) -> list[Point]:
     ]
 
 
-def test_one_row_a_point_in_order() -> None:
-    rows = sweep(points())
-    assert [(row["policy"], row["asked_rate"]) for row in rows] == [
-        (policy.name, rate) for rate in (0.1, 0.4) for policy in MADE
+def test_one_result_a_point_in_order() -> None:
+    results = sweep(points())
+    assert [(each.policy, each.rate_per_s) for each in results] == [
+        (policy.name, 1000 * rate) for rate in (0.1, 0.4) for policy in MADE
     ]
-    assert all(row["p99_low_ms"] <= row["p99_ms"] <= row["p99_high_ms"] for row in rows)
+    assert all(each.latency["p99"].low <= each.latency["p99"].value <= each.latency["p99"].high for each in results)
 
 
 def test_the_same_whatever_the_workers() -> None:
-    assert sweep(points(), Running(workers=1)) == sweep(points(), Running(workers=7))
+    assert documents(sweep(points(), Running(workers=1))) == documents(sweep(points(), Running(workers=7)))
 
 
 def test_the_same_on_dask() -> None:
     pytest.importorskip("distributed")
-    assert sweep(points((0.3,)), Running(backend="dask", workers=1)) == sweep(points((0.3,)))
+    there = sweep(points((0.3,)), Running(backend="dask", workers=1))
+    assert documents(there) == documents(sweep(points((0.3,))))
+
+
+def test_an_error_comes_from_a_worker_as_it_is() -> None:
+    pytest.importorskip("distributed")
+    broken = Point(MADE[1], System(SYSTEM.main), OpenLoad(Poisson(0.1)), OPTIONS)
+    with pytest.raises(WrongUsage, match="two execution paths") as caught:
+        sweep([broken], Running(backend="dask", workers=1))
+    assert caught.value.where == "--policy"
+
+
+def documents(results: list[SimResult]) -> list[str]:
+    return [dumps(each.to_json()) for each in results]
 
 
 def test_one_file_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +68,7 @@ def test_one_file_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     computed: list[str] = []
     original = module.run_point
 
-    def counted(point: Point, *more: Any) -> Row:
+    def counted(point: Point, *more: Any) -> SimResult:
         computed.append(point.key)
         return original(point, *more)
 
@@ -62,10 +77,11 @@ def test_one_file_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     both = sweep(points(), out=out, resume=True, progress=lambda done, total: seen.append((done, total)))
     assert len(computed) == 3
     assert list(seen[-1]) == [6, 6]
-    assert both[:3] == first
+    assert documents(both[:3]) == documents(first)
     table = pq.read_table(out)
     assert table.num_rows == 6
     assert b"latfit.sweep/1" in table.schema.metadata[b"latfit"]
+    assert table.column("asked_rate").to_pylist() == [0.1] * 3 + [0.4] * 3
     assert table.column("key").to_pylist() == [point.key for point in points()]
 
 
@@ -106,6 +122,6 @@ class TestBadInput:
             sweep(points((0.1,)), out=out, resume=True)
 
     def test_unstable_points_are_rows_too(self) -> None:
-        (row,) = sweep([Point(MADE[2], SYSTEM, OpenLoad(Poisson(2.0)), OPTIONS)])
-        assert row["stable"] is False
-        assert math.isfinite(row["p99_ms"])
+        (result,) = sweep([Point(MADE[2], SYSTEM, OpenLoad(Poisson(2.0)), OPTIONS)])
+        assert not result.stable
+        assert math.isfinite(result.latency["p99"].value)

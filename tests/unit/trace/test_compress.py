@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pyarrow import fs
 
+from latfit import dask_cluster
 from latfit.errors import BadInput, LatfitError, WrongUsage
 from latfit.stats import FloatArray
 from latfit.trace.clean import CleanOptions, clean
-from latfit.trace.sketch import build, scan as dataset
+from latfit.trace.sketch import scan as dataset
 from latfit.trace.sketch.build import Compressed, compress
 from latfit.trace.sketch.histogram import (
     BIN,
@@ -379,7 +380,7 @@ class TestCluster:
 
     def test_nobody_there_is_an_error_in_bounded_time(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         distributed = pytest.importorskip("distributed")
-        monkeypatch.setattr(build, "PATIENCE_S", 2.0)
+        monkeypatch.setattr(dask_cluster, "PATIENCE_S", 2.0)
         started = time.monotonic()
         with pytest.raises(WrongUsage, match="no scheduler"):
             on_dask(folder, "tcp://127.0.0.1:9")

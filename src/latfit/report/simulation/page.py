@@ -10,9 +10,8 @@ from latfit.report import layout, style
 from latfit.report.fit.tables import KeyNumber, Table
 from latfit.report.format import count, number, percent
 from latfit.report.layout import Picture, Rendered, Written
-from latfit.report.simulation import tables as served, tables as simulated
-from latfit.report.simulation.tables import Run, frontier, known, settings_text
-from latfit.simulation import EngineRun, ServicePath, System
+from latfit.report.simulation import tables
+from latfit.simulation import EngineResult, Interval, ServicePath, SimResult, System
 from latfit.units import format_ms
 
 PAGE_NAME = "simulation.html"
@@ -50,24 +49,24 @@ def write_page(folder: Path, rendered: Rendered) -> Written:
 
 
 def policies_page(
-    runs: Sequence[Run], system: System, made: Making, findings: Sequence[tuple[str, str]] = ()
+    runs: Sequence[SimResult], system: System, made: Making, findings: Sequence[tuple[str, str]] = ()
 ) -> Rendered:
-    """Batching policies. runs: entries of `simulate --json`; findings: claims of a study and what came out."""
-    several = len({run["rate_per_s"] for run in runs}) > 1
+    """Batching policies. findings: claims of a study and what came out."""
+    several = _several_rates(runs)
     title = "p99 over the rate" if several else "Median, 90th and 99th percentile of response times"
     answer = _policies_answer(runs, made)
-    alt = f"{title} of {counted_names(runs)}. {answer.sentence}"
-    picture = Picture("simulation", title, alt, style.png(simulated.runs_figure(runs)))
-    tables = [simulated.rates_table(runs)] if several else []
+    alt = f"{title} of {_policies(runs)}. {answer.sentence}"
+    picture = Picture("simulation", title, alt, style.png(tables.runs_figure(runs)))
+    over_rates = [tables.rates_table(runs)] if several else []
     return _rendered(
         {
             "title": "Simulated batching policies",
             "answer": answer,
             "heading": "Response times",
             "broad": False,
-            "tables": [*tables, simulated.runs_table(runs)],
+            "tables": [*over_rates, tables.runs_table(runs)],
             "findings": list(findings),
-            "warnings": _warnings(runs),
+            "warnings": _quoted_paths(runs) + _notes(runs),
             "machine": paths_table(system),
         },
         picture,
@@ -75,22 +74,21 @@ def policies_page(
     )
 
 
-def engines_page(found: Sequence[tuple[Run, EngineRun]], made: Making) -> Rendered:
-    """Serving engines. found: entries of `simulate --json`, each with its first replication."""
-    runs = [entry for entry, _ in found]
+def engines_page(runs: Sequence[EngineResult], made: Making) -> Rendered:
+    """Serving engines."""
     answer = _engines_answer(runs, made)
     title = "Time to first token, waiting requests and KV blocks"
     alt = f"{title} of the first replication of each run. {answer.sentence}"
-    picture = Picture("simulation", title, alt, style.png(served.engine_figure(found)))
+    picture = Picture("simulation", title, alt, style.png(tables.engine_figure(runs)))
     return _rendered(
         {
             "title": "Simulated serving engines",
             "answer": answer,
             "heading": "What requests saw",
             "broad": True,
-            "tables": served.engine_tables(runs),
+            "tables": tables.engine_tables(runs),
             "findings": [],
-            "warnings": _warnings(runs),
+            "warnings": _notes(runs),
             "machine": settings_table(runs),
         },
         picture,
@@ -105,18 +103,22 @@ def paths_table(system: System) -> Table:
     return Table("Execution paths", columns, rows, words=("part", "times", "source"))
 
 
-def settings_table(runs: Sequence[Run]) -> Table:
+def settings_table(runs: Sequence[EngineResult]) -> Table:
     """The limits of the engines, a column a distinct set of them."""
-    kinds: dict[str, Mapping[str, Any]] = {str(run["engine"]): run["settings"] for run in runs}
+    kinds = {run.engine: run.limits for run in runs}
     names = list(dict.fromkeys(name for settings in kinds.values() for name in settings))
     rows = [(name, *(_plain(settings.get(name)) for settings in kinds.values())) for name in names]
-    rows += [("requests", *(count(next(r["requests"] for r in runs if r["engine"] == kind)) for kind in kinds))]
+    rows += [("requests", *(count(next(run.summary.requests for run in runs if run.engine == kind)) for kind in kinds))]
     return Table("Engines and their limits", ("limit", *kinds), rows)
 
 
-def counted_names(runs: Sequence[Run]) -> str:
-    """The policies or engines, each once."""
-    return ", ".join(dict.fromkeys(str(run["policy"]) for run in runs))
+def _policies(runs: Sequence[SimResult]) -> str:
+    """Each once."""
+    return ", ".join(dict.fromkeys(run.policy for run in runs))
+
+
+def _several_rates(runs: Sequence[SimResult] | Sequence[EngineResult]) -> bool:
+    return len({str(run.rate_per_s) for run in runs}) > 1
 
 
 def _rendered(parts: Mapping[str, Any], picture: Picture, made: Making) -> Rendered:
@@ -126,97 +128,99 @@ def _rendered(parts: Mapping[str, Any], picture: Picture, made: Making) -> Rende
     return Rendered(html, [picture])
 
 
-def _policies_answer(runs: Sequence[Run], made: Making) -> _Answer:
-    asked = _asked(runs, made)
-    stable = frontier(runs)
+def _policies_answer(runs: Sequence[SimResult], made: Making) -> _Answer:
+    asked = _asked([run.rate_per_s for run in runs], _policies(runs), made)
+    stable = tables.frontier(runs)
     if not stable:
         return _Answer(asked, "not carried", "No policy carries this load; requests wait longer and longer.", False)
-    meeting = [run for run in stable if run["latency_ms"]["p99"] <= made.sla_ms]
-    highest = max(known(run["rate_per_s"], 0.0) for run in meeting or stable)
-    there = [run for run in stable if known(run["rate_per_s"], 0.0) == highest]
-    best = min(there, key=lambda run: float(run["latency_ms"]["p99"]))
-    latency = best["latency_ms"]
-    sentence = f"{_name(best)}: 99 % of responses within {format_ms(latency['p99'])}"
+    meeting = [run for run in stable if run.latency["p99"].value <= made.sla_ms]
+    highest = max(_known_rate(run) for run in meeting or stable)
+    there = [run for run in stable if _known_rate(run) == highest]
+    best = min(there, key=lambda run: run.latency["p99"].value)
+    latency = best.latency
+    sentence = f"{tables.named(best)}: 99 % of responses within {format_ms(latency['p99'].value)}"
     if len(there) > 1:
-        worst = max(there, key=lambda run: float(run["latency_ms"]["p99"]))
-        sentence += f", {_name(worst)} {format_ms(worst['latency_ms']['p99'])}"
-    several = len({run["rate_per_s"] for run in runs}) > 1
+        worst = max(there, key=lambda run: run.latency["p99"].value)
+        sentence += f", {tables.named(worst)} {format_ms(worst.latency['p99'].value)}"
+    several = _several_rates(runs)
     within = f" with 99 % within {made.sla}" if made.sla and meeting else ""
     where = f"At {number(highest)}/s, the highest rate here that anything carries{within}, the fastest is "
     verdict = "carried" if meeting else "too slow for the SLA"
     numbers = [
-        KeyNumber("p99", format_ms(latency["p99"]), _interval(latency)),
-        KeyNumber("Median", format_ms(latency["p50"]), f"mean {format_ms(latency['mean'])}"),
-        KeyNumber("Batch", number(best["batch_size"]["p50"], 3), "requests, the median of all batches"),
-        *(KeyNumber(f"On {name}", percent(100 * share), "of the requests") for name, share in _side_share(best)),
+        KeyNumber("p99", format_ms(latency["p99"].value), _interval(latency["p99"])),
+        KeyNumber("Median", format_ms(latency["p50"].value), f"mean {format_ms(latency['mean'].value)}"),
+        KeyNumber("Batch", number(best.batch_size["p50"], 3), "requests, the median of all batches"),
+        *(
+            KeyNumber(f"On {name}", percent(100 * share), "of the requests")
+            for name, share in list(best.share.items())[1:]
+        ),
     ]
-    if best.get("slo_attainment") is not None:
-        numbers.append(KeyNumber("In time", percent(100 * best["slo_attainment"]), made.sla and f"within {made.sla}"))
-    beside = simulated.differences(runs) if not several else []
+    if best.slo_attainment is not None:
+        numbers.append(KeyNumber("In time", percent(100 * best.slo_attainment), made.sla and f"within {made.sla}"))
+    beside = tables.differences(runs) if not several else []
     return _Answer(asked, verdict, f"{where if several else ''}{sentence}.", bool(meeting), beside, numbers)
 
 
-def _engines_answer(runs: Sequence[Run], made: Making) -> _Answer:
-    asked = _asked(runs, made)
-    stable = [run for run in runs if run["stable"]]
+def _engines_answer(runs: Sequence[EngineResult], made: Making) -> _Answer:
+    names = ", ".join(dict.fromkeys(run.engine for run in runs))
+    asked = _asked([run.rate_per_s for run in runs], names, made)
+    stable = [run for run in runs if run.summary.stable]
     if not stable:
         return _Answer(asked, "not carried", "No engine carries this load; requests wait longer and longer.", False)
-    highest = max(run["rate_per_s"] for run in stable)
-    there = [run for run in stable if run["rate_per_s"] == highest]
-    best = min(there, key=lambda run: known(run["latency_ms"]["p99"], math.inf))
-    first, each, whole = (best[name] for name in ("ttft_ms", "tpot_ms", "latency_ms"))
-    several = len({run["rate_per_s"] for run in runs}) > 1
-    where = f"at {number(highest)}/s " if several else ""
+    highest = max(run.rate_per_s for run in stable)
+    best = min((run for run in stable if run.rate_per_s == highest), key=lambda run: run.summary.latency["p99"].value)
+    found = best.summary
+    where = f"at {number(highest)}/s " if _several_rates(runs) else ""
     sentence = (
-        f"{best['engine']}, {best['order']}: {where}99 % of first tokens within {format_ms(known(first['p99']))}, whole"
-        f" answers within {format_ms(known(whole['p99']))}."
+        f"{best.engine}, {best.order}: {where}99 % of first tokens within {format_ms(found.ttft['p99'].value)}, whole"
+        f" answers within {format_ms(found.latency['p99'].value)}."
     )
     numbers = [
-        KeyNumber("First token", format_ms(known(first["mean"])), f"mean; p99 {format_ms(known(first['p99']))}"),
-        KeyNumber("Between tokens", format_ms(known(each["mean"])), f"mean; p99 {format_ms(known(each['p99']))}"),
-        KeyNumber("Whole answer", format_ms(known(whole["mean"])), f"mean; p99 {format_ms(known(whole['p99']))}"),
-        KeyNumber("Served", f"{best['throughput_per_s']:,.3g}/s", f"engine busy {best['utilisation']['engine']:.0%}"),
+        KeyNumber(title, format_ms(times["mean"].value), f"mean; p99 {format_ms(times['p99'].value)}")
+        for title, times in (
+            ("First token", found.ttft),
+            ("Between tokens", found.tpot),
+            ("Whole answer", found.latency),
+        )
     ]
+    numbers.append(KeyNumber("Served", f"{found.throughput_per_s:,.3g}/s", f"engine busy {found.utilisation:.0%}"))
     return _Answer(asked, "carried", sentence, True, (), numbers)
 
 
-def _asked(runs: Sequence[Run], made: Making) -> str:
-    rates = sorted({known(run["rate_per_s"]) for run in runs})
+def _asked(rates_per_s: Sequence[float], names: str, made: Making) -> str:
+    rates = sorted(set(rates_per_s))
     if any(math.isnan(rate) for rate in rates):
         load = "A closed loop of users"
     else:
         load = f"{number(rates[0])}/s" if len(rates) == 1 else f"{number(rates[0])} to {number(rates[-1])}/s"
-    return f"{load}, {counted_names(runs)}" + (f", SLA {made.sla}" if made.sla else "")
+    return f"{load}, {names}" + (f", SLA {made.sla}" if made.sla else "")
 
 
-def _warnings(runs: Sequence[Run]) -> list[dict[str, str]]:
-    quoted = list(dict.fromkeys(name for run in runs for name in run.get("quoted", ())))
-    found = [
+def _quoted_paths(runs: Sequence[SimResult]) -> list[dict[str, str]]:
+    return [
         {
             "path": name,
             "message": "its times are quoted, not measured.",
             "remedy": "Measure with `latfit profile` on that machine, then `latfit fit`.",
         }
-        for name in quoted
+        for name in dict.fromkeys(name for run in runs for name in run.quoted)
     ]
-    notes = dict.fromkeys(text for run in runs for text in run["notes"])
-    return found + [{"path": "", "message": text, "remedy": ""} for text in notes]
 
 
-def _name(run: Run) -> str:
-    settings = settings_text(run)
-    return f"{run['policy']} ({settings})" if settings else str(run["policy"])
+def _notes(runs: Sequence[SimResult] | Sequence[EngineResult]) -> list[dict[str, str]]:
+    notes = dict.fromkeys(text for run in runs for text in run.notes)
+    return [{"path": "", "message": text, "remedy": ""} for text in notes]
 
 
-def _side_share(run: Run) -> list[tuple[str, float]]:
-    return list(run["share"].items())[1:]
+def _known_rate(run: SimResult) -> float:
+    """Per second; 0 of a closed loop."""
+    return 0.0 if math.isnan(run.rate_per_s) else run.rate_per_s
 
 
-def _interval(latency: Mapping[str, Any]) -> str:
-    low, high = latency["ci"]["p99"]
-    if low is None or high is None or math.isnan(high - low):
+def _interval(p99: Interval) -> str:
+    if math.isnan(p99.high - p99.low):
         return "too few requests for an interval"
-    return f"{format_ms(low, 4)} to {format_ms(high, 4)} (95 %)"
+    return f"{format_ms(p99.low, 4)} to {format_ms(p99.high, 4)} (95 %)"
 
 
 def _path_row(path: ServicePath) -> tuple[str, ...]:

@@ -1,7 +1,4 @@
-"""Simulated runs as a table and a picture; each run is an entry of `simulate --json`.
-
-Simulated serving engines, and measured ones beside them: tables and figures.
-"""
+"""Simulations as tables and figures: policies, serving engines, and measured runs beside simulated ones."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +11,7 @@ from matplotlib.figure import Figure
 from latfit.report import style
 from latfit.report.fit.tables import Table
 from latfit.report.format import count, drawable, number, percent
-from latfit.simulation import EngineRun
+from latfit.simulation import EngineResult, Interval, SimResult
 from latfit.stats import FloatArray
 from latfit.units import format_ms
 from latfit.validation import JUDGED, Validation, metrics
@@ -66,31 +63,35 @@ def _draw_shares(axes: Axes, values: FloatArray, label: str, which: int) -> None
     axes.step(ordered, shares, where="post", color=colour, label=label, linewidth=1.8, linestyle=("-", "--")[which])
 
 
-Run = Mapping[str, Any]
+SEEN = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("latency", "p99"))
+DONE = ("served", "in SLO", "busy", "KV", "queue", "preempted", "useful", "Jain", "note")
 
 
-def engine_tables(runs: Sequence[Run]) -> list[Table]:
+def engine_tables(runs: Sequence[EngineResult]) -> list[Table]:
     """What requests saw, and what the engine did; a row a run, named by what differs between them."""
     names = {
-        "engine": [run["engine"] for run in runs],
-        "order": [run["order"] for run in runs],
-        "rate": [f"{run['rate_per_s']:,.4g}/s" for run in runs],
+        "engine": [run.engine for run in runs],
+        "order": [run.order for run in runs],
+        "rate": [f"{run.rate_per_s:,.4g}/s" for run in runs],
     }
     shown = [name for name, column in names.items() if len(set(column)) > 1] or ["engine"]
     alike = ", ".join(column[0] for name, column in names.items() if name not in shown)
     labels = list(zip(*(names[name] for name in shown), strict=True))
-    seen = [(*label, *(format_ms(_known(run[m][s])) for m, s in SEEN)) for label, run in zip(labels, runs, strict=True)]
+    seen = [
+        (*label, *(format_ms(getattr(run.summary, metric)[statistic].value) for metric, statistic in SEEN))
+        for label, run in zip(labels, runs, strict=True)
+    ]
     done = [(*label, *_done(run)) for label, run in zip(labels, runs, strict=True)]
-    columns = tuple(f"{TITLES[metric]} {statistic}" for metric, statistic in SEEN)
+    columns = tuple(f"{TITLES[f'{metric}_ms']} {statistic}" for metric, statistic in SEEN)
     classes = [
         (
             *label,
-            each["class"],
-            *(format_ms(_known(each[m][s])) for m in ("ttft_ms", "latency_ms") for s in ("mean", "p99")),
-            _share(each["slo_attainment"]),
+            each.name,
+            *(format_ms(times[statistic]) for times in (each.ttft, each.latency) for statistic in ("mean", "p99")),
+            _share(each.slo_attainment),
         )
         for label, run in zip(labels, runs, strict=True)
-        for each in run["by_class"]
+        for each in run.summary.by_class
     ]
     of_class = ("class", "TTFT mean", "TTFT p99", "latency mean", "latency p99", "on time")
     by_class = [Table("By class", (*shown, *of_class), classes, words=("order", "class"))] if classes else []
@@ -101,47 +102,35 @@ def engine_tables(runs: Sequence[Run]) -> list[Table]:
     ]
 
 
-SEEN = (("ttft_ms", "mean"), ("ttft_ms", "p99"), ("tpot_ms", "mean"), ("tpot_ms", "p99"), ("latency_ms", "p99"))
-DONE = ("served", "in SLO", "busy", "KV", "queue", "preempted", "useful", "Jain", "note")
-
-
-def _done(run: Run) -> tuple[str, ...]:
-    fairness = _known(run["fairness"])
+def _done(run: EngineResult) -> tuple[str, ...]:
+    found = run.summary
     return (
-        f"{run['throughput_per_s']:,.3g}/s",
-        _share(run["slo_attainment"]),
-        _share(run["utilisation"]["engine"]),
-        _share(run["kv_usage"]),
-        f"{run['queue']:,.3g}",
-        f"{run['preemptions']:,}",
-        _share(run["useful_share"]),
-        "" if math.isnan(fairness) else f"{fairness:.3f}",
-        "" if run["stable"] else "unstable",
+        f"{found.throughput_per_s:,.3g}/s",
+        _share(found.slo_attainment),
+        _share(found.utilisation),
+        _share(found.kv_usage),
+        f"{found.queue:,.3g}",
+        f"{found.counters['preemptions']:,}",
+        _share(found.useful_share),
+        "" if math.isnan(found.fairness) else f"{found.fairness:.3f}",
+        "" if found.stable else "unstable",
     )
 
 
-def _names(run: Run) -> tuple[str, str, str]:
-    return run["engine"], run["order"], f"{run['rate_per_s']:,.4g}/s"
+def _share(value: float) -> str:
+    return "" if math.isnan(value) else f"{100 * value:.0f} %"
 
 
-def _known(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{100 * value:.0f} %"
-
-
-def engine_figure(found: Sequence[tuple[Run, EngineRun]]) -> Figure:
+def engine_figure(found: Sequence[EngineResult]) -> Figure:
     """Of the first replication of each run: the distribution of TTFT, and waiting requests and KV blocks over time."""
     figure = style.new_figure((12.0, 4.2))
     ttft, waiting, cache = figure.subplots(1, 3)
-    for which, (entry, run) in enumerate(found[: len(style.LINE_COLOURS)]):
-        label = " ".join(_names(entry))
+    for which, result in enumerate(found[: len(style.LINE_COLOURS)]):
+        label = f"{result.engine} {result.order} {result.rate_per_s:,.4g}/s"
         colour = style.LINE_COLOURS[which]
-        ordered = np.sort(run.ttft_ms)
+        ordered = np.sort(result.first.ttft_ms)
         ttft.step(ordered / 1e3, np.arange(1, len(ordered) + 1) / len(ordered), color=colour, label=label)
-        for line in run.timelines:
+        for line in result.first.timelines:
             seconds = (line.start_ms + (np.arange(len(line.busy)) + 0.5) * line.slice_ms) / 1e3
             waiting.plot(seconds, line.waiting, color=colour, linewidth=1.2)
             cache.plot(seconds, 100 * line.kv_usage, color=colour, linewidth=1.2)
@@ -168,27 +157,27 @@ _WORDS: Mapping[str, str] = {
 }
 
 
-def runs_table(runs: Sequence[Run]) -> Table:
+def runs_table(runs: Sequence[SimResult]) -> Table:
     """One row a run: what the policy was, its response times with the interval of p99, and what the side path did."""
     rates = {_rate(run) for run in runs}
-    sides = {list(run["share"])[-1] for run in runs if len(run["share"]) > 1}
+    sides = {list(run.share)[-1] for run in runs if len(run.share) > 1}
     side = sides.pop() if len(sides) == 1 else "side"
     rows = []
     for run in runs:
-        latency, attained = run["latency_ms"], run.get("slo_attainment")
-        shares = list(run["share"].values())
+        latency, attained = run.latency, run.slo_attainment
+        shares = list(run.share.values())
         rows.append(
             (
-                str(run["policy"]),
+                run.policy,
                 settings_text(run),
                 _rate(run) if len(rates) > 1 else "",
-                format_ms(known(latency["mean"])),
-                format_ms(known(latency["p50"])),
-                f"{format_ms(known(latency['p99']))}{_doubt(latency)}",
-                percent(100 * known(shares[1])) if len(shares) > 1 else "",
-                number(run["batch_size"]["p50"], 3),
+                format_ms(latency["mean"].value),
+                format_ms(latency["p50"].value),
+                f"{format_ms(latency['p99'].value)}{_half_width(latency['p99'])}",
+                percent(100 * shares[1]) if len(shares) > 1 else "",
+                number(run.batch_size["p50"], 3),
                 "" if attained is None else percent(100 * attained),
-                "" if run["stable"] else "unstable",
+                "" if run.stable else "unstable",
             )
         )
     columns = ("policy", "settings", "rate", "mean", "p50", "p99", f"on {side}", "batch", "in SLA", "note")
@@ -196,47 +185,45 @@ def runs_table(runs: Sequence[Run]) -> Table:
     return Table(caption + _quoted(runs), columns, rows, words=("settings", "note")).without_empty()
 
 
-def differences(runs: Sequence[Run]) -> list[str]:
+def differences(runs: Sequence[SimResult]) -> list[str]:
     """What runs on the same load differ by, in sentences."""
     found = []
-    several = len({run["rate_per_s"] for run in runs}) > 1
+    several = len({run.rate_per_s for run in runs}) > 1
     for run in runs:
-        gap = run.get("against")
-        if not gap or gap["ci"][0] is None or math.isnan(gap["ci"][0]):
+        if run.against is None or math.isnan(run.against.p99.low):
             continue
-        low, high = gap["ci"]
-        word = "above" if gap["p99_ms"] > 0 else "below"
-        sure = "" if low > 0 or high < 0 else ", which may be chance"
-        name = " ".join(filter(None, (run["policy"], settings_text(run))))
+        gap = run.against.p99
+        word = "above" if gap.value > 0 else "below"
+        sure = "" if gap.low > 0 or gap.high < 0 else ", which may be chance"
         place = f" at {_rate(run)}" if several else ""
         found.append(
-            f"p99 of {name}{place} is {format_ms(abs(gap['p99_ms']))} ± {format_ms((high - low) / 2)} {word} that of"
-            f" {gap['policy']}{sure}."
+            f"p99 of {named(run, '{} {}')}{place} is {format_ms(abs(gap.value))} ±"
+            f" {format_ms((gap.high - gap.low) / 2)} {word} that of {run.against.policy}{sure}."
         )
     return found
 
 
-def rates_table(runs: Sequence[Run]) -> Table:
+def rates_table(runs: Sequence[SimResult]) -> Table:
     """p99 by rate and policy, of each policy the best of its settings."""
-    policies = list(dict.fromkeys(str(run["policy"]) for run in runs))
-    best = {(run["policy"], run["rate_per_s"]): run for run in frontier(runs)}
-    rates = sorted({run["rate_per_s"] for run in runs})
-    asked = {(run["policy"], run["rate_per_s"]) for run in runs}
+    policies = list(dict.fromkeys(run.policy for run in runs))
+    best = {(run.policy, run.rate_per_s): run for run in frontier(runs)}
+    rates = sorted({run.rate_per_s for run in runs})
+    asked = {(run.policy, run.rate_per_s) for run in runs}
     rows = []
     for rate in rates:
         cells = [f"{number(rate)}/s"]
         for policy in policies:
             run = best.get((policy, rate))
             none = "unstable" if (policy, rate) in asked else ""
-            cells.append(none if run is None else number(run["latency_ms"]["p99"], 3))
+            cells.append(none if run is None else number(run.latency["p99"].value, 3))
         rows.append(cells)
     return Table(f"p99 in ms by rate{_quoted(runs)}", ("rate", *policies), rows)
 
 
-def settings_text(run: Run) -> str:
+def settings_text(run: SimResult) -> str:
     """`T_cut 2 ms, B1 5`; what is the same for every policy, or has no effect, stays out."""
     parts = []
-    for name, value in run.get("settings", {}).items():
+    for name, value in run.settings.items():
         if (
             name in ("max_batch", "rate_per_ms")
             or not value
@@ -250,10 +237,10 @@ def settings_text(run: Run) -> str:
     return ", ".join(parts)
 
 
-def runs_figure(runs: Sequence[Run], title: str = "") -> Figure:
+def runs_figure(runs: Sequence[SimResult], title: str = "") -> Figure:
     """p99 over the rate, a line a policy (with its best setting at each rate) where there are several rates; else each
     run's median and p99."""
-    rates = sorted({run["rate_per_s"] for run in runs if run["rate_per_s"] is not None})
+    rates = {run.rate_per_s for run in runs if not math.isnan(run.rate_per_s)}
     inches = style.SINGLE_INCHES if len(rates) > 1 else (8.0, 1.5 + 0.5 * min(len(runs), MOST_LABELLED))
     figure = style.new_figure(inches)
     axes = figure.subplots()
@@ -264,90 +251,94 @@ def runs_figure(runs: Sequence[Run], title: str = "") -> Figure:
     return figure
 
 
-def frontier(runs: Sequence[Run]) -> list[Run]:
+def frontier(runs: Sequence[SimResult]) -> list[SimResult]:
     """Of each policy and rate the stable run with the least p99."""
-    best: dict[tuple[str, Any], Run] = {}
+    best: dict[tuple[str, str], SimResult] = {}
     for run in runs:
-        if not run["stable"] or run["latency_ms"]["p99"] is None:
+        if not run.stable or math.isnan(run.latency["p99"].value):
             continue
-        key = (run["policy"], run["rate_per_s"])
-        if key not in best or run["latency_ms"]["p99"] < best[key]["latency_ms"]["p99"]:
+        # As text: of closed loops the rate is NaN, which is not equal to itself.
+        key = (run.policy, str(run.rate_per_s))
+        if key not in best or run.latency["p99"].value < best[key].latency["p99"].value:
             best[key] = run
-    return sorted(best.values(), key=lambda run: (run["policy"], run["rate_per_s"] or 0.0))
+    return sorted(best.values(), key=lambda run: (run.policy, _or_zero(run.rate_per_s)))
 
 
-def _over_rates(axes: Any, runs: Sequence[Run], title: str) -> None:
-    policies = list(dict.fromkeys(run["policy"] for run in runs))
+def _over_rates(axes: Any, runs: Sequence[SimResult], title: str) -> None:
+    policies = list(dict.fromkeys(run.policy for run in runs))
     shown = frontier(runs)
     for i, policy in enumerate(policies):
-        line = [run for run in shown if run["policy"] == policy]
+        line = [run for run in shown if run.policy == policy]
         colour = style.LINE_COLOURS[i % len(style.LINE_COLOURS)]
         marker = style.LINE_MARKERS[i % len(style.LINE_MARKERS)]
-        x, y = [run["rate_per_s"] for run in line], [run["latency_ms"]["p99"] for run in line]
+        x, y = [run.rate_per_s for run in line], [run.latency["p99"].value for run in line]
         dashes = "-" if i < len(style.LINE_COLOURS) else "--"
         axes.plot(x, y, dashes, color=colour, marker=marker, markersize=4, linewidth=1.6, label=drawable(policy))
         for run in line:
-            low, high = run["latency_ms"]["ci"]["p99"]
-            if low is not None and high is not None:
-                axes.plot([run["rate_per_s"]] * 2, [low, high], color=colour, linewidth=1.0)
-    tails = [run["latency_ms"]["p99"] for run in shown]
+            p99 = run.latency["p99"]
+            if math.isfinite(p99.high - p99.low):
+                axes.plot([run.rate_per_s] * 2, [p99.low, p99.high], color=colour, linewidth=1.0)
+    tails = [run.latency["p99"].value for run in shown]
     if tails:
         style.log_y(axes, *style.padded(min(tails), max(tails)), style.decimal_ticks)
-    rates = sorted({run["rate_per_s"] for run in runs})
+    rates = sorted({run.rate_per_s for run in runs})
     if rates[-1] > WIDE * rates[0]:
         style.log_x(axes, *style.padded(rates[0], rates[-1]), style.decimal_ticks)
     style.dress(axes, title or "99th percentile of response times", "arrivals per second", "p99 in ms")
     style.legend(axes)
 
 
-def _side_by_side(axes: Any, runs: Sequence[Run], title: str) -> None:
+def _side_by_side(axes: Any, runs: Sequence[SimResult], title: str) -> None:
     for i, run in enumerate(runs):
-        latency = run["latency_ms"]
-        colour = style.LINE_COLOURS[0] if run["stable"] else style.SLA
-        axes.plot([latency["p50"], latency["p99"]], [i, i], color=colour, linewidth=2)
-        axes.plot([latency["p50"]], [i], "o", color=colour, markersize=6)
-        axes.plot([latency["p90"]], [i], "|", color=colour, markersize=9, markeredgewidth=2)
-        axes.plot([latency["p99"]], [i], "|", color=colour, markersize=16, markeredgewidth=2.5)
+        p50, p90, p99 = (run.latency[name].value for name in ("p50", "p90", "p99"))
+        colour = style.LINE_COLOURS[0] if run.stable else style.SLA
+        axes.plot([p50, p99], [i, i], color=colour, linewidth=2)
+        axes.plot([p50], [i], "o", color=colour, markersize=6)
+        axes.plot([p90], [i], "|", color=colour, markersize=9, markeredgewidth=2)
+        axes.plot([p99], [i], "|", color=colour, markersize=16, markeredgewidth=2.5)
         axes.annotate(
-            format_ms(known(latency["p99"])),
-            (known(latency["p99"], 0.0), i),
+            format_ms(p99),
+            (_or_zero(p99), i),
             xytext=(6, 4),
             textcoords="offset points",
             fontsize=9,
             color=style.INK,
         )
-    labels = [_label(run) for run in runs]
-    marked = [label + ("" if run["stable"] else " (unstable)") for label, run in zip(labels, runs, strict=True)]
+    marked = [_label(run) + ("" if run.stable else " (unstable)") for run in runs]
     axes.set_yticks(range(len(runs)), marked)
-    axes.set_xlim(0, 1.15 * max(known(run["latency_ms"]["p99"], 1.0) for run in runs))
+    axes.set_xlim(0, 1.15 * max(_or_zero(run.latency["p99"].value) or 1.0 for run in runs))
     axes.set_ylim(len(runs) - 0.5, -0.5)
     style.dress(axes, title or "Median (dot), 90th and 99th percentile (bars)", "response time in ms", "")
 
 
-def _label(run: Run) -> str:
+def _label(run: SimResult) -> str:
     """Policy and settings, these on a line of their own where both are long."""
-    policy, settings = drawable(str(run["policy"])), drawable(settings_text(run))
+    policy, settings = drawable(run.policy), drawable(settings_text(run))
     return f"{policy}\n{settings}" if len(policy) + len(settings) > 20 else " ".join(filter(None, (policy, settings)))
 
 
-def _quoted(runs: Sequence[Run]) -> str:
+def named(run: SimResult, form: str = "{} ({})") -> str:
+    """The policy with its settings, if it has any."""
+    settings = settings_text(run)
+    return form.format(run.policy, settings) if settings else run.policy
+
+
+def _quoted(runs: Sequence[SimResult]) -> str:
     """What the caption says of paths that nobody measured."""
-    names = list(dict.fromkeys(name for run in runs for name in run.get("quoted", ())))
+    names = list(dict.fromkeys(name for run in runs for name in run.quoted))
     return f" (times of {' and '.join(names)} are quoted, not measured)" if names else ""
 
 
-def _rate(run: Run) -> str:
-    rate = run["rate_per_s"]
-    return f"{count(run['throughput_per_s'])}/s (closed)" if rate is None or math.isnan(rate) else f"{number(rate)}/s"
+def _rate(run: SimResult) -> str:
+    rate = run.rate_per_s
+    return f"{count(run.throughput_per_s)}/s (closed)" if math.isnan(rate) else f"{number(rate)}/s"
 
 
-def _doubt(latency: Mapping[str, Any]) -> str:
-    low, high = latency["ci"]["p99"]
-    if low is None or high is None or not latency["p99"] or math.isnan(high - low):
+def _half_width(p99: Interval) -> str:
+    if not p99.value or math.isnan(p99.high - p99.low):
         return ""
-    return f" ± {percent(50 * (high - low) / latency['p99'])}"
+    return f" ± {percent(50 * (p99.high - p99.low) / p99.value)}"
 
 
-def known(value: float | None, otherwise: float = math.nan) -> float:
-    """A number of the JSON, where null stands for none."""
-    return otherwise if value is None else value
+def _or_zero(value: float) -> float:
+    return 0.0 if math.isnan(value) else value

@@ -1,4 +1,4 @@
-"""What a simulated engine made of a load, as numbers for people and the JSON of `simulate`.
+"""Results of engine simulations: statistics over requests and replications, as records with their JSON.
 
 Times to first token, per output token and latencies are taken over requests, gaps between tokens (ITL) over tokens.
 Jain's index of n users is (sum x)^2 / (n sum x^2), x being a user's mean tokens per ms of latency: 1 where all are
@@ -10,19 +10,38 @@ or below x, they are read off at the shares p -+ t s. One replication has none.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.simulation.engine.replicas import Routing
 from latfit.simulation.engine.run import EngineRun
-from latfit.simulation.policies.estimate import rises
+from latfit.simulation.engine.settings import EngineSettings
+from latfit.simulation.policies.estimate import Interval, rises
 from latfit.stats import FloatArray
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 STATISTICS = ("mean", *PERCENTILES)
+LEVEL = 0.95
+"""Of the intervals."""
+
+MEANS = (
+    "throughput_per_s",
+    "output_tokens_per_s",
+    "goodput_per_s",
+    "slo_attainment",
+    "fairness",
+    "useful_share",
+    "kv_usage",
+    "queue",
+)
+"""Numbers of a run that are averaged over replications."""
+
+COUNTERS = ("steps", "preemptions", "reused_tokens", "drafted_tokens", "accepted_tokens")
+"""Numbers of a run that are added up."""
 STRETCHES = 60
 """Of a run, over which waits are averaged to see whether they rise."""
 
@@ -40,52 +59,149 @@ class Promise:
         return any(math.isfinite(each) for each in (self.ttft_ms, self.tpot_ms, self.latency_ms))
 
 
-def summary(
-    runs: Sequence[EngineRun], promise: Promise = Promise(), warmup: float = 0.0, level: float = 0.95
-) -> dict[str, Any]:
-    """The entry of `simulate --json` for replications of one engine; times in ms, rates per s.
+@dataclass(frozen=True)
+class ClassOutcome:
+    """Times in ms of one class of requests, by statistic, and the share of them that got what was promised."""
 
-    warmup: share of the requests at the start of each run that is left out of what is said of requests.
+    name: str
+    requests: int
+    ttft: Mapping[str, float]
+    latency: Mapping[str, float]
+    slo_attainment: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "class": self.name,
+            "requests": self.requests,
+            "ttft_ms": dict(self.ttft),
+            "latency_ms": dict(self.latency),
+            "slo_attainment": self.slo_attainment,
+        }
+
+
+@dataclass(frozen=True)
+class EngineSummary:
+    """Replications of one engine at one load. Times in ms by statistic, those over requests with their intervals (NaN
+    of one replication); rates per s; NaN where nothing was promised, or one user has nobody to be compared with.
+
+    utilisation: share of the time in steps.  counters: by the names of COUNTERS.  stable: False where waits still grow
+    at the end of the runs.
     """
+
+    requests: int
+    replications: int
+    latency: Mapping[str, Interval]
+    ttft: Mapping[str, Interval]
+    tpot: Mapping[str, Interval]
+    itl: Mapping[str, float]
+    throughput_per_s: float
+    output_tokens_per_s: float
+    goodput_per_s: float
+    slo_attainment: float
+    fairness: float
+    useful_share: float
+    kv_usage: float
+    queue: float
+    utilisation: float
+    batch_size: Mapping[str, float]
+    by_class: Sequence[ClassOutcome]
+    counters: Mapping[str, int]
+    stable: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "requests": self.requests,
+            "replications": self.replications,
+            "latency_ms": _times(self.latency),
+            "ttft_ms": _times(self.ttft),
+            "tpot_ms": _times(self.tpot),
+            "itl_ms": dict(self.itl),
+            **{name: getattr(self, name) for name in MEANS},
+            "utilisation": {"engine": self.utilisation},
+            "batch_size": dict(self.batch_size),
+            "by_class": [each.to_json() for each in self.by_class],
+            **self.counters,
+            "stable": self.stable,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class EngineResult:
+    """An engine at a load. rate_per_s: arrivals, NaN where they all come at once.  prefill_apart: whether another
+    engine prefilled.  first: the first replication."""
+
+    settings: EngineSettings
+    routing: Routing
+    prefill_apart: bool
+    rate_per_s: float
+    summary: EngineSummary
+    seed: int
+    first: EngineRun
+    notes: Sequence[str] = ()
+
+    @property
+    def engine(self) -> str:
+        return self.settings.batching
+
+    @property
+    def order(self) -> str:
+        return self.settings.order.name
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What the engine was set to, by the names that serving engines use."""
+        return {
+            "max_num_seqs": self.settings.max_num_seqs,
+            "max_num_batched_tokens": self.settings.max_num_batched_tokens,
+            "kv_blocks": self.settings.kv_blocks,
+            "block_size": self.settings.block_size,
+            "replicas": self.routing.replicas,
+            "route": self.routing.route,
+            "prefill_apart": self.prefill_apart,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `simulate --json`."""
+        return {
+            "policy": self.engine,
+            "engine": self.engine,
+            "order": self.order,
+            "rate_per_s": self.rate_per_s,
+            **self.summary.to_json(),
+            "share": {"engine": 1.0},
+            "settings": self.limits,
+            "seed": self.seed,
+            "notes": list(self.notes),
+        }
+
+
+def summarise(
+    runs: Sequence[EngineRun], promise: Promise = Promise(), warmup: float = 0.0, classes: Sequence[str] = ()
+) -> EngineSummary:
+    """Statistics of replications of one engine. warmup: share of the requests at the start of each run that is left out
+    of what is said of requests.  classes: their names, as far as they have any."""
     warm = [int(warmup * len(run.requests)) for run in runs]
     singles = [_single(run, promise, left_out) for run, left_out in zip(runs, warm, strict=True)]
-    found = {
-        name: _joined([getattr(run, name)[left_out:] for run, left_out in zip(runs, warm, strict=True)], level)
+    latency, ttft, tpot = (
+        _joined([getattr(run, name)[left_out:] for run, left_out in zip(runs, warm, strict=True)])
         for name in ("latency_ms", "ttft_ms", "tpot_ms")
-    }
-    itl = [run.itl for run in runs]
-    numbers = (
-        "throughput_per_s",
-        "output_tokens_per_s",
-        "goodput_per_s",
-        "slo_attainment",
-        "fairness",
-        "useful_share",
-        "utilisation",
-        "kv_usage",
-        "queue",
     )
-    means = {name: _mean([each[name] for each in singles]) for name in numbers}
-    utilisation = means.pop("utilisation")
-    counters = {
-        name: int(sum(getattr(run.counters, name) for run in runs))
-        for name in ("steps", "preemptions", "reused_tokens", "drafted_tokens", "accepted_tokens")
-    }
-    return {
-        "requests": sum(len(run.requests) for run in runs),
-        "replications": len(runs),
-        **found,
-        "itl_ms": {name: _mean([each[name] for each in itl]) for name in (*STATISTICS, "max")},
-        **means,
-        "utilisation": {"engine": utilisation},
-        "batch_size": _batch_sizes(runs),
-        "by_class": _by_class(runs, promise, warmup),
-        **counters,
-        "stable": not grows(runs),
-    }
+    return EngineSummary(
+        requests=sum(len(run.requests) for run in runs),
+        replications=len(runs),
+        latency=latency,
+        ttft=ttft,
+        tpot=tpot,
+        itl={name: _mean([run.itl[name] for run in runs]) for name in (*STATISTICS, "max")},
+        **{name: _mean([each[name] for each in singles]) for name in (*MEANS, "utilisation")},
+        batch_size=_batch_sizes(runs),
+        by_class=_by_class(runs, promise, warmup, classes),
+        counters={name: int(sum(getattr(run.counters, name) for run in runs)) for name in COUNTERS},
+        stable=not grows(runs),
+    )
 
 
-def _single(run: EngineRun, promise: Promise, warm: int) -> dict[str, Any]:
+def _single(run: EngineRun, promise: Promise, warm: int) -> dict[str, float]:
     span_s = run.makespan_ms / 1e3
     replicas = len(run.timelines)
     met = meets(run, promise)
@@ -104,8 +220,8 @@ def _single(run: EngineRun, promise: Promise, warm: int) -> dict[str, Any]:
     }
 
 
-def _by_class(runs: Sequence[EngineRun], promise: Promise, warmup: float) -> list[dict[str, Any]]:
-    """TTFT, latency and attainment of each class over all replications; nothing where there is one class."""
+def _by_class(runs: Sequence[EngineRun], promise: Promise, warmup: float, names: Sequence[str]) -> list[ClassOutcome]:
+    """Each class over all replications; nothing where there is one class."""
     kept = [np.arange(len(run.requests)) >= int(warmup * len(run.requests)) for run in runs]
 
     def of_all(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -116,13 +232,13 @@ def _by_class(runs: Sequence[EngineRun], promise: Promise, warmup: float) -> lis
     met = of_all([meets(run, promise) for run in runs])
     found = [(int(each), classes == each) for each in np.unique(classes)]
     return [
-        {
-            "class": f"class {each}",
-            "requests": int(rows.sum()),
-            "ttft_ms": statistics(ttft[rows]),
-            "latency_ms": statistics(latency[rows]),
-            "slo_attainment": float(met[rows].mean()),
-        }
+        ClassOutcome(
+            (names[each] if each < len(names) else "") or f"class {each}",
+            int(rows.sum()),
+            statistics(ttft[rows]),
+            statistics(latency[rows]),
+            float(met[rows].mean()),
+        )
         for each, rows in found
         if len(found) > 1
     ]
@@ -165,30 +281,36 @@ def statistics(values: FloatArray) -> dict[str, float]:
     return dict(zip(STATISTICS, [float(kept.mean()), *quantiles], strict=True))
 
 
-def _joined(times: Sequence[FloatArray], level: float) -> dict[str, Any]:
-    """Statistics of all replications' times with their intervals [low, high], None for one replication."""
+def _joined(times: Sequence[FloatArray]) -> dict[str, Interval]:
+    """Statistics of all replications' times with their intervals; NaN ends for one replication."""
     from scipy.special import stdtrit
 
     kept = [each[np.isfinite(each)] for each in times]
     together, k = np.concatenate(kept), len(kept)
-    found: dict[str, Any] = dict(statistics(together))
-    spans: dict[str, Any] = {"level": level}
-    t = float(stdtrit(k - 1, (1 + level) / 2)) if k > 1 else math.nan
-    for name in STATISTICS:
-        if k < 2 or not len(together):
-            spans[name] = None
-            continue
+    found = statistics(together)
+    if k < 2 or not len(together):
+        return {name: Interval(value, math.nan, math.nan, k) for name, value in found.items()}
+    t = float(stdtrit(k - 1, (1 + LEVEL) / 2))
+    spans = {}
+    for name, value in found.items():
         share = PERCENTILES.get(name)
-        values = [each if share is None else each <= found[name] for each in kept]
+        values = [each if share is None else each <= value for each in kept]
         sums, centre = np.array([each.sum() for each in values]), np.concatenate(values).mean()
         errors = (sums - centre * np.array([len(each) for each in kept])) / len(together)
         half = t * math.sqrt(k / (k - 1) * float(errors @ errors))
         if share is None:
-            spans[name] = [found[name] - half, found[name] + half]
+            low, high = value - half, value + half
         else:
             ends = np.quantile(together, [max(share - half, 0.0), min(share + half, 1.0)])
-            spans[name] = [min(float(ends[0]), found[name]), math.nan if share + half > 1 else float(ends[1])]
-    return {**found, "ci": spans}
+            low, high = min(float(ends[0]), value), math.nan if share + half > 1 else float(ends[1])
+        spans[name] = Interval(value, low, high, k)
+    return spans
+
+
+def _times(found: Mapping[str, Interval]) -> dict[str, Any]:
+    """JSON of times with their intervals; none for one replication."""
+    spans = {name: None if math.isnan(each.low) else [each.low, each.high] for name, each in found.items()}
+    return {**{name: each.value for name, each in found.items()}, "ci": {"level": LEVEL, **spans}}
 
 
 def _over_time(run: EngineRun, name: str) -> float:

@@ -1,6 +1,7 @@
-"""What a simulation says of a policy at a load, with its doubt; `to_json` is an entry of `simulate --json`.
+"""Results of policy simulations: the record of a policy at a load, with confidence intervals, and a run's event log.
 
-The event log of a run, on demand: who arrived, was moved, was taken into a batch and was answered, in order.
+`SimResult.to_json` is an entry of `simulate --json`. The event log, on demand, lists who arrived, was moved, was taken
+into a batch and was answered, in order.
 """
 
 import math
@@ -19,6 +20,7 @@ from latfit.simulation.policies.estimate import (
     STEADY,
     VARYING,
     Interval,
+    Parts,
     Summary,
     describe,
     grows,
@@ -83,23 +85,47 @@ LEFT_OVER = 0.01
 """A share of requests never served that is worth a note; the last few may wait for others that do not come."""
 
 
+@dataclass(frozen=True)
+class ClassTimes:
+    """Response times in ms of one class of requests, by `mean`, `p50`, `p90`, `p99`."""
+
+    name: str
+    latency: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"class": self.name, "latency_ms": dict(self.latency)}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """p99 less that of another policy on the same random numbers, ms; policy: which other one."""
+
+    policy: str
+    p99: Interval
+
+    def to_json(self) -> dict[str, Any]:
+        return {"policy": self.policy, "p99_ms": self.p99.value, "ci": [self.p99.low, self.p99.high]}
+
+
 @dataclass(frozen=True, eq=False)
 class SimResult:
-    """A policy at a load. Times in ms, rates per ms, in the JSON per second.
+    """A policy at a load. Times in ms; NaN where a number is not known, as the rate of a closed loop.
 
     latency: by `mean`, `p50`, `p90`, `p99`.  utilisation, share: by path name, the share of time its servers were busy
     and of requests it served.  slo_attainment: share that ended by its deadline, None where nothing was promised.
-    quoted: paths whose times nobody measured.  stable: False where the load is above capacity, or response times still
-    grow at the end of the runs.
+    left_out: requests of the warm-up.  quoted: paths whose times nobody measured.  stable: False where the load is
+    above capacity, or response times still grow at the end of the runs.  against: the difference to the first policy of
+    a sweep at this rate.  p99_error: what batches add to the error of p99.  summaries: of the replications; of a sweep
+    they are not kept.
     """
 
     policy: str
     settings: Mapping[str, Any]
-    rate: float
+    rate_per_s: float
     requests: int
     latency: Mapping[str, Interval]
     level: float
-    throughput: float
+    throughput_per_s: float
     utilisation: Mapping[str, float]
     share: Mapping[str, float]
     slo_attainment: float | None
@@ -108,12 +134,15 @@ class SimResult:
     most_waiting: int
     unserved: int
     replications: int
+    left_out: int
     seed: int
     stable: bool
-    capacity: float | None = None
-    by_class: Sequence[Mapping[str, Any]] = ()
+    capacity_per_s: float | None = None
+    by_class: Sequence[ClassTimes] = ()
     notes: Sequence[str] = ()
     quoted: Sequence[str] = ()
+    against: Difference | None = None
+    p99_error: Parts | None = field(default=None, repr=False)
     summaries: Sequence[Summary] = field(default=(), repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -121,30 +150,63 @@ class SimResult:
         return {
             "policy": self.policy,
             "settings": dict(self.settings),
-            "rate_per_s": self.rate * MS_PER_S,
+            "rate_per_s": self.rate_per_s,
             "requests": self.requests,
             "latency_ms": {
                 **{name: each.value for name, each in self.latency.items()},
                 "ci": {**spans, "level": self.level},
             },
-            "throughput_per_s": self.throughput * MS_PER_S,
+            "throughput_per_s": self.throughput_per_s,
             "utilisation": dict(self.utilisation),
             "share": dict(self.share),
             "slo_attainment": self.slo_attainment,
             "batch_size": dict(self.batch_size),
-            "by_class": [dict(each) for each in self.by_class],
+            "by_class": [each.to_json() for each in self.by_class],
             "in_system": {"mean": self.mean_in_system, "most_waiting": self.most_waiting},
             "unserved": self.unserved,
             "replications": self.replications,
-            "left_out": sum(each.warm for each in self.summaries),
+            "left_out": self.left_out,
             "batches": {name: each.batches for name, each in self.latency.items()},
             "trusted": {name: each.trusted for name, each in self.latency.items()},
             "seed": self.seed,
             "stable": self.stable,
-            "capacity_per_s": None if self.capacity is None else self.capacity * MS_PER_S,
+            "capacity_per_s": self.capacity_per_s,
             "quoted": list(self.quoted),
             "notes": list(self.notes),
+            **({"against": self.against.to_json()} if self.against is not None else {}),
         }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "SimResult":
+        """The record that `to_json` wrote, without what it leaves out: replications, errors and the difference."""
+        latency, counts, trusted = document["latency_ms"], document["batches"], document["trusted"]
+        found = {}
+        for name in counts:
+            low, high = map(_number, latency["ci"][name])
+            found[name] = Interval(_number(latency[name]), low, high, counts[name], trusted[name])
+        alike = ("policy", "settings", "requests", "slo_attainment", "unserved", "replications", "left_out", "seed")
+        return cls(
+            **{name: document[name] for name in (*alike, "stable", "capacity_per_s", "quoted", "notes")},
+            rate_per_s=_number(document["rate_per_s"]),
+            throughput_per_s=_number(document["throughput_per_s"]),
+            utilisation=_numbers(document["utilisation"]),
+            share=_numbers(document["share"]),
+            batch_size=_numbers(document["batch_size"]),
+            latency=found,
+            level=latency["ci"]["level"],
+            mean_in_system=_number(document["in_system"]["mean"]),
+            most_waiting=document["in_system"]["most_waiting"],
+            by_class=[ClassTimes(each["class"], _numbers(each["latency_ms"])) for each in document["by_class"]],
+        )
+
+
+def _number(value: float | None) -> float:
+    """A number of JSON, in which null stands for NaN."""
+    return math.nan if value is None else value
+
+
+def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: _number(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -176,11 +238,11 @@ def make_result(policy: Policy, system: System, summaries: Sequence[Summary], as
     return SimResult(
         policy=policy.name,
         settings=policy.settings,
-        rate=asked.rate,
+        rate_per_s=asked.rate * MS_PER_S,
         requests=sum(each.requests for each in summaries),
         latency=latency,
         level=asked.level,
-        throughput=_mean([each.throughput for each in summaries]),
+        throughput_per_s=_mean([each.throughput for each in summaries]) * MS_PER_S,
         utilisation={name: _mean([each.busy[i] for each in summaries]) for i, name in enumerate(names)},
         share={name: float(served[i] / max(1, served.sum())) for i, name in enumerate(names)},
         slo_attainment=met,
@@ -189,9 +251,10 @@ def make_result(policy: Policy, system: System, summaries: Sequence[Summary], as
         most_waiting=max(each.most_waiting for each in summaries),
         unserved=sum(each.unserved for each in summaries),
         replications=len(summaries),
+        left_out=sum(each.warm for each in summaries),
         seed=asked.seed,
         stable=not above and not growing,
-        capacity=capacity if capacity is not None and math.isfinite(capacity) else None,
+        capacity_per_s=capacity * MS_PER_S if capacity is not None and math.isfinite(capacity) else None,
         by_class=_by_class(summaries, asked.classes),
         notes=_notes(policy, summaries, latency, asked, (capacity, growing and not above)),
         quoted=[path.name for path in system.paths if path.quoted],
@@ -208,14 +271,14 @@ def _batch_sizes(sizes: Any) -> dict[str, float]:
     return dict(zip(("p50", "p90", "p99"), map(float, found), strict=True))
 
 
-def _by_class(summaries: Sequence[Summary], names: Sequence[str]) -> list[dict[str, Any]]:
+def _by_class(summaries: Sequence[Summary], names: Sequence[str]) -> list[ClassTimes]:
     if not len(summaries[0].by_class):
         return []
     rows = [
         describe(sketches, summaries[0].percentiles) for sketches in zip(*(s.by_class for s in summaries), strict=True)
     ]
     return [
-        {"class": name, "latency_ms": dict(zip(summaries[0].names, row.tolist(), strict=True))}
+        ClassTimes(name, dict(zip(summaries[0].names, row.tolist(), strict=True)))
         for name, row in zip(names, rows, strict=True)
     ]
 

@@ -5,9 +5,7 @@ the order in which they finish. The compiled core runs without Python's lock: th
 share its memory. The file is rewritten every few seconds; a sweep that finds it again takes over the points with
 the same key, a digest of all that a point's result depends on, and computes the rest.
 
-Points of a sweep: every policy at every rate with every combination of settings.
-
-A sweep on a Dask cluster: a task a point, results as they come. Only this module knows Dask.
+Points come from a grid: every policy at every rate with every combination of settings.
 """
 
 import hashlib
@@ -18,74 +16,23 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from latfit._version import __version__
-from latfit.errors import BadInput, LatfitError, SlaOutOfReach, WrongUsage
+from latfit.dask_cluster import dask_client, finished, result_of
+from latfit.errors import BadInput, SlaOutOfReach, WrongUsage
 from latfit.files import check_writable, dumps, write_whole
 from latfit.policies import Policy, Settings, Solve, named_policy
 from latfit.simulation.policies.estimate import Parts, error_parts, paired
-from latfit.simulation.policies.result import SimResult
+from latfit.simulation.policies.result import Difference, SimResult
 from latfit.simulation.policies.run import Options, load_rate, simulate
 from latfit.simulation.policies.service import System, path_times
 from latfit.workload import ClosedLoad, Load
-
-PATIENCE_S = 60
-
-
-def finished_on_cluster(
-    points: "Sequence[Point]", left: Sequence[int], scheduler: str | None, workers: int | None
-) -> "Iterator[tuple[int, Row]]":
-    """Points as they finish, on the cluster at an address, or on workers that live as long as the sweep."""
-
-    distributed = _dask()
-    with ExitStack() as opened:
-        address: Any = scheduler
-        if scheduler is None:
-            address = opened.enter_context(
-                distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0")
-            )
-        try:
-            client = opened.enter_context(distributed.Client(address, timeout=PATIENCE_S, set_as_default=False))
-        except (OSError, ValueError) as error:
-            raise WrongUsage(
-                f"no scheduler answers at {scheduler} ({error})",
-                where="--scheduler",
-                remedy="Start one with `dask scheduler`, and give its address: --scheduler tcp://host:8786.",
-            ) from None
-        futures = {client.submit(run_point, points[i], key=f"latfit-{points[i].key}-{i}"): i for i in left}
-        for future in distributed.as_completed(futures, loop=client.loop):
-            if future.status != "finished":
-                raise _lost(future)
-            yield futures[future], future.result()
-
-
-def _dask() -> Any:
-    try:
-        return import_module("distributed")
-    except ImportError:
-        raise WrongUsage(
-            "Dask is not installed", where="--backend dask", remedy="Install it: pip install 'latfit[dask]'."
-        ) from None
-
-
-def _lost(future: Any) -> Exception:
-    error = future.exception()
-    if isinstance(error, LatfitError):
-        return error
-    return LatfitError(
-        f"a worker could not run its point ({type(error).__name__}: {error})",
-        where="--backend dask",
-        remedy="See the workers' logs; they need the same version of latfit, and about 1 GiB each.",
-    )
-
 
 BACKENDS = ("local", "dask")
 SAVE_EVERY_S = 5.0
@@ -138,93 +85,72 @@ def sweep(
     out: Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
-) -> list[Row]:
-    """Rows, one a point and in their order, written to `out` as Parquet. Raises what the simulations raise.
+) -> list[SimResult]:
+    """Results of the points in their order, written to `out` as Parquet, a row each. Raises what the simulations raise.
 
-    resume: take over what `out` holds already of these points.
+    Each but the first at its rate says by how much its p99 differs from the first's: both met the same requests, so
+    that the difference is surer than its parts. resume: take over what `out` holds already of these points.
     """
     if not points:
         raise WrongUsage("the sweep has no point", where="--sweep", remedy="Give at least one policy and one rate.")
-    keys = [point.key for point in points]
-    rows: dict[int, Row] = {}
-    if out is not None:
-        check_writable(out)
-        known = _known(out) if resume and out.exists() else {}
-        rows = {i: {**known[key], **points[i].labels} for i, key in enumerate(keys) if key in known}
-    left = [i for i in range(len(points)) if i not in rows]
+    table = _Table(points, out)
+    if resume:
+        table.take_over()
+    left = [i for i in range(len(points)) if i not in table.results]
     saved = time.monotonic()
     parts: dict[int, float] = {}
 
     def begun(i: int, share: float) -> None:
         parts[i] = max(share, parts.get(i, 0.0))
         if progress and share < 1:
-            progress(min(len(points), len(rows) + sum(parts.copy().values())), len(points))
+            progress(min(len(points), len(table.results) + sum(parts.copy().values())), len(points))
 
     try:
-        for i, row in _finished(points, left, running, begun):
+        for i, result in _simulated(points, left, running, begun):
             parts.pop(i, None)
-            rows[i] = {"key": keys[i], **points[i].labels, **row}
+            table.add(i, result)
             if progress:
-                progress(len(rows), len(points))
-            if out is not None and time.monotonic() - saved > SAVE_EVERY_S:
-                _save(out, rows)
+                progress(len(table.results), len(points))
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                table.save()
                 saved = time.monotonic()
     finally:
-        if out is not None and rows:
-            _save(out, rows)
-    return [rows[i] for i in range(len(points))]
+        table.save()
+    return _compared([table.results[i] for i in range(len(points))])
 
 
-def run_point(point: Point, threads: int = 1, begun: Callable[[float], None] | None = None) -> Row:
-    """The row of a point: flat, plain numbers and words; `document` holds the JSON of its result. threads: for its
-    replications; begun: is told the share of them that is done."""
+def run_point(point: Point, threads: int = 1, begun: Callable[[float], None] | None = None) -> SimResult:
+    """The result of a point, without what only more replications would need. threads: for its replications; begun: is
+    told the share of them that is done."""
     result = simulate(point.policy, point.system, point.load, point.options, threads=threads, progress=begun)
-    return {**flat(result), "document": dumps(result.to_json())}
+    error = error_parts(result.summaries, "p99", result.level)[1] if "p99" in result.latency else None
+    return replace(result, p99_error=error, summaries=())
 
 
-def flat(result: SimResult) -> Row:
-    """A result as one row; times in ms, rates per second, columns of paths called NAME_PATH."""
-    document = result.to_json()
-    latency = document["latency_ms"]
-    row: Row = {name: document[name] for name in ("policy", "rate_per_s", "requests", "throughput_per_s")}
-    for name in result.latency:
-        row[f"{name}_ms"] = latency[name]
-        row[f"{name}_low_ms"], row[f"{name}_high_ms"] = latency["ci"][name]
-    for name in ("utilisation", "share", "batch_size"):
-        row |= {f"{name}_{key}": value for key, value in document[name].items()}
-    row["slo_attainment"] = document["slo_attainment"]
-    row |= {name: document[name] for name in ("stable", "capacity_per_s", "unserved", "replications", "seed")}
-    row["settings"] = ", ".join(
-        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in document["settings"].items()
-    )
-    row["notes"] = " ".join(document["notes"])
-    if "p99" in result.latency:
-        row["p99_error"] = error_parts(result.summaries, "p99", result.level)[1].to_json()
-    return row
-
-
-def documents(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The runs of `simulate --json`. Each but the first at its rate says by how much its p99 differs from the first's:
-    both met the same load, so that the difference is surer than its parts."""
-    found = [json.loads(row["document"]) for row in rows]
-    first: dict[Any, int] = {}
-    for i, (row, run) in enumerate(zip(rows, found, strict=True)):
-        base = first.setdefault(row["rate_per_s"], i)
-        if base == i or not (run["stable"] and found[base]["stable"]):
-            continue
-        a, b = ((each["p99_ms"], Parts.from_json(each["p99_error"])) for each in (rows[base], row))
-        gap = paired(a, b)
-        run["against"] = {"policy": found[base]["policy"], "p99_ms": gap.value, "ci": [gap.low, gap.high]}
+def _compared(results: Sequence[SimResult]) -> list[SimResult]:
+    """With the difference of p99 to that of the first result at the same rate, where both are stable."""
+    found: list[SimResult] = []
+    first: dict[float, SimResult] = {}
+    for result in results:
+        base = result if math.isnan(result.rate_per_s) else first.setdefault(result.rate_per_s, result)
+        error, other = base.p99_error, result.p99_error
+        if base is not result and base.stable and result.stable and error is not None and other is not None:
+            gap = paired((base.latency["p99"].value, error), (result.latency["p99"].value, other))
+            found.append(replace(result, against=Difference(base.policy, gap)))
+        else:
+            found.append(result)
     return found
 
 
-def _finished(
+def _simulated(
     points: Sequence[Point], left: Sequence[int], running: Running, begun: Callable[[int, float], None]
-) -> Iterator[tuple[int, Row]]:
+) -> Iterator[tuple[int, SimResult]]:
     """Points as they finish. begun: is told of a point here and the share of it that is done."""
     if running.backend == "dask":
-        yield from finished_on_cluster(points, left, running.scheduler, running.workers)
+        with dask_client(running.scheduler, running.workers) as client:
+            tasks = {client.submit(run_point, points[i], key=f"latfit-{points[i].key}-{i}"): i for i in left}
+            for task in finished(client, list(tasks)):
+                yield tasks[task], result_of(task)
         return
     workers = running.workers or os.cpu_count() or 1
     # Few points leave processors idle: these take replications of one.
@@ -241,15 +167,68 @@ def _finished(
                 future.cancel()
 
 
-def _save(out: Path, rows: Mapping[int, Row]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+class _Table:
+    """Results by point, and the Parquet file with their rows where there is one."""
 
-    ordered = [rows[i] for i in sorted(rows)]
-    names = list(dict.fromkeys(name for row in ordered for name in row))
-    table = pa.table({name: [row.get(name) for row in ordered] for name in names})
-    table = table.replace_schema_metadata({"latfit": f'{{"schema": "latfit.sweep/1", "version": "{__version__}"}}'})
-    write_whole(out, lambda stream: pq.write_table(table, stream, compression="zstd"))
+    def __init__(self, points: Sequence[Point], out: Path | None) -> None:
+        self.results: dict[int, SimResult] = {}
+        self._points, self._out = points, out
+        self._keys = [point.key for point in points] if out is not None else []
+        self._rows: dict[int, Row] = {}
+        if out is not None:
+            check_writable(out)
+
+    def take_over(self) -> None:
+        """What the file holds already of these points. Raises BadInput for a file of another kind."""
+        if self._out is None or not self._out.exists():
+            return
+        known = _known(self._out)
+        for i, key in enumerate(self._keys):
+            if key in known:
+                self._rows[i] = {**known[key], **self._points[i].labels}
+                error = known[key].get("p99_error")
+                self.results[i] = replace(
+                    SimResult.from_json(json.loads(known[key]["document"])),
+                    p99_error=None if error is None else Parts.from_json(error),
+                )
+
+    def add(self, i: int, result: SimResult) -> None:
+        self.results[i] = result
+        if self._out is not None:
+            self._rows[i] = {"key": self._keys[i], **self._points[i].labels, **row_of(result)}
+
+    def save(self) -> None:
+        """Write all rows so far, if there are any."""
+        if self._out is None or not self._rows:
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        ordered = [self._rows[i] for i in sorted(self._rows)]
+        names = list(dict.fromkeys(name for row in ordered for name in row))
+        table = pa.table({name: [row.get(name) for row in ordered] for name in names})
+        table = table.replace_schema_metadata({"latfit": f'{{"schema": "latfit.sweep/1", "version": "{__version__}"}}'})
+        write_whole(self._out, lambda stream: pq.write_table(table, stream, compression="zstd"))
+
+
+def row_of(result: SimResult) -> Row:
+    """A result as one flat row of numbers and words, `document` being its JSON; times in ms, rates per second, columns
+    of paths called NAME_PATH."""
+    row: Row = {name: getattr(result, name) for name in ("policy", "rate_per_s", "requests", "throughput_per_s")}
+    for name, each in result.latency.items():
+        row |= {f"{name}_ms": each.value, f"{name}_low_ms": each.low, f"{name}_high_ms": each.high}
+    for name in ("utilisation", "share", "batch_size"):
+        row |= {f"{name}_{key}": value for key, value in getattr(result, name).items()}
+    alike = ("slo_attainment", "stable", "capacity_per_s", "unserved", "replications", "seed")
+    row |= {name: getattr(result, name) for name in alike}
+    row["settings"] = ", ".join(
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in result.settings.items()
+    )
+    row["notes"] = " ".join(result.notes)
+    if result.p99_error is not None:
+        row["p99_error"] = result.p99_error.to_json()
+    return {**row, "document": dumps(result.to_json())}
 
 
 def _known(out: Path) -> dict[str, Row]:
@@ -305,11 +284,13 @@ USED_BY: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Grid:
-    """policies: names.  rates: per ms, empty for the load's own.  varied: settings by name, each with its values."""
+    """policies: names.  rates: per ms, empty for the load's own.  varied: settings by name, each with its values;
+    settings: those of all points."""
 
     policies: Sequence[str]
     rates: Sequence[float] = ()
     varied: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
         if not self.policies:
@@ -328,7 +309,6 @@ def points_of(
     load: Load,
     options: Options = Options(),
     *,
-    settings: Settings = Settings(),
     solve: Solve | None = None,
     skipped: list[SlaOutOfReach] | None = None,
 ) -> list[Point]:
@@ -345,7 +325,7 @@ def points_of(
         own = {key: values for key, values in grid.varied.items() if name in USED_BY.get(key, (name,))}
         for values in itertools.product(*own.values()):
             chosen = dict(zip(own, values, strict=True))
-            asked = replace(settings, **chosen)
+            asked = replace(grid.settings, **chosen)
             try:
                 policy = named_policy(name, _expected_rate(offered, system), path_times(system), asked, solve)
             except SlaOutOfReach as error:

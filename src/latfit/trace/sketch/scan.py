@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.errors import BadInput
+from latfit.errors import BadInput, first_line
 from latfit.stats import FloatArray
 from latfit.trace.clean import RULES, CleanOptions, tried
 from latfit.trace.columns import BY_NAME, REQUIRED
@@ -189,10 +189,6 @@ def _split(path: str, rows: Sequence[int]) -> list[Part]:
             parts.append(Part(path, tuple(gathered), size))
             gathered, size = [], 0
     return parts
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 Mask = NDArray[np.bool_]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfit.simulation.engine.result import Promise, grows, jain, meets, summary
+from latfit.simulation.engine.result import Promise, grows, jain, meets, summarise
 from latfit.simulation.engine.run import EngineRun, serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import linear_costs
@@ -29,17 +29,17 @@ def test_moments_and_metrics_of_two_requests() -> None:
     assert run.latency_ms.tolist() == [30.0, 15.0]
     assert run.tpot_ms[0] == 10.0
     assert math.isnan(run.tpot_ms[1])
-    found = summary([run])
-    assert found["ttft_ms"]["mean"] == 12.5
-    assert found["throughput_per_s"] == pytest.approx(2 / 0.030)
-    assert found["output_tokens_per_s"] == pytest.approx(4 / 0.030)
-    assert found["utilisation"]["engine"] == 1.0
-    assert found["useful_share"] == 1.0
+    found = summarise([run])
+    assert found.ttft["mean"].value == 12.5
+    assert found.throughput_per_s == pytest.approx(2 / 0.030)
+    assert found.output_tokens_per_s == pytest.approx(4 / 0.030)
+    assert found.utilisation == 1.0
+    assert found.useful_share == 1.0
     # Two gaps of 10 ms; a bin is 1/128 of an octave wide.
-    assert found["itl_ms"]["mean"] == 10.0
-    assert found["itl_ms"]["p99"] == pytest.approx(10.0, rel=0.004)
-    assert found["itl_ms"]["max"] == 10.0
-    assert found["latency_ms"]["ci"]["mean"] is None
+    assert found.itl["mean"] == 10.0
+    assert found.itl["p99"] == pytest.approx(10.0, rel=0.004)
+    assert found.itl["max"] == 10.0
+    assert found.to_json()["latency_ms"]["ci"]["mean"] is None
 
 
 def test_jains_index_of_two_users() -> None:
@@ -54,9 +54,9 @@ def test_goodput_counts_who_got_everything() -> None:
     assert meets(run, Promise(ttft_ms=12.0)).tolist() == [True, False]
     assert meets(run, Promise(tpot_ms=9.0)).tolist() == [False, True]
     assert meets(run, Promise(latency_ms=20.0)).tolist() == [False, True]
-    found = summary([run], Promise(ttft_ms=12.0))
-    assert found["slo_attainment"] == 0.5
-    assert found["goodput_per_s"] == pytest.approx(1 / 0.030)
+    found = summarise([run], Promise(ttft_ms=12.0))
+    assert found.slo_attainment == 0.5
+    assert found.goodput_per_s == pytest.approx(1 / 0.030)
     own = replace(run, requests=replace(run.requests, deadline_ms=np.array([29.0, np.inf])))
     assert meets(own, Promise()).tolist() == [False, True]
 
@@ -64,10 +64,10 @@ def test_goodput_counts_who_got_everything() -> None:
 def test_classes_are_told_apart() -> None:
     run = two()
     own = replace(run, requests=replace(run.requests, class_id=np.array([0, 1], dtype=np.int32)))
-    assert summary([run])["by_class"] == []
-    first, second = summary([own, own], Promise(ttft_ms=12.0))["by_class"]
-    assert (first["requests"], first["ttft_ms"]["mean"], first["slo_attainment"]) == (2, 10.0, 1.0)
-    assert (second["requests"], second["latency_ms"]["p99"], second["slo_attainment"]) == (2, 15.0, 0.0)
+    assert summarise([run]).by_class == []
+    first, second = summarise([own, own], Promise(ttft_ms=12.0)).by_class
+    assert (first.requests, first.ttft["mean"], first.slo_attainment) == (2, 10.0, 1.0)
+    assert (second.requests, second.latency["p99"], second.slo_attainment) == (2, 15.0, 0.0)
 
 
 def test_an_overloaded_engine_is_recognised() -> None:
@@ -80,7 +80,7 @@ def test_an_overloaded_engine_is_recognised() -> None:
     )
     assert grows([over])
     assert not grows([under])
-    assert not summary([over])["stable"]
+    assert not summarise([over]).stable
 
 
 def test_replications_give_intervals() -> None:
@@ -89,11 +89,11 @@ def test_replications_give_intervals() -> None:
         rng = np.random.default_rng(seed)
         arrivals = np.cumsum(rng.exponential(100.0, 200))
         runs.append(serve(make_requests(arrivals, rng.integers(5, 50, 200), rng.integers(2, 20, 200)), COSTS, PLAIN))
-    found = summary(runs)["latency_ms"]
+    found = summarise(runs).latency
     means = [float(run.latency_ms.mean()) for run in runs]
     half = 2.776445105 * np.std(means, ddof=1) / np.sqrt(5)  # Student's t, 4 degrees, 97.5 %
-    assert found["mean"] == pytest.approx(np.mean(means))
-    assert found["ci"]["mean"] == pytest.approx([np.mean(means) - half, np.mean(means) + half])
+    assert found["mean"].value == pytest.approx(np.mean(means))
+    assert [found["mean"].low, found["mean"].high] == pytest.approx([np.mean(means) - half, np.mean(means) + half])
 
 
 def test_the_timeline_adds_up() -> None:

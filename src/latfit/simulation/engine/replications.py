@@ -1,0 +1,79 @@
+"""`simulate_engine`: replications of a serving engine, or of several together, under a load.
+
+Replication r draws its load from (seed, r) alone, so that engines with one seed meet the same requests. Recorded
+requests are run once. The start of a run is left out of the statistics of a steady load until it is forgotten, as in
+simulations of policies; recorded requests and a load that varies have a course of their own, of which the start is a
+part.
+"""
+
+from dataclasses import dataclass, field
+
+from latfit.errors import WrongUsage
+from latfit.simulation.engine.replicas import Routing, Transfer, serve_apart, serve_replicas
+from latfit.simulation.engine.result import EngineResult, Promise, summarise
+from latfit.simulation.engine.run import EngineRun
+from latfit.simulation.engine.settings import EngineSettings
+from latfit.simulation.engine.step_cost import StepCosts
+from latfit.simulation.policies.estimate import STEADY, length_of, reach_in
+from latfit.simulation.policies.run import Options, kind_of
+from latfit.workload import OpenLoad, RecordedLoad, Requests, Streams
+
+REQUESTS = 100_000
+"""Of each replication, where nobody says."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Engines that serve together: equal ones behind a router, or one that prefills with step costs of its own and
+    sends the keys and values to the one that decodes."""
+
+    routing: Routing = field(default_factory=Routing)
+    prefill: StepCosts | None = None
+    transfer: Transfer = field(default_factory=Transfer)
+
+    def __post_init__(self) -> None:
+        if self.prefill is not None and self.routing.replicas > 1:
+            raise WrongUsage("replicas prefill for themselves", where="--prefill-on", remedy="Leave out --replicas.")
+
+    def serve(self, requests: Requests, costs: StepCosts, settings: EngineSettings, seed: int = 0) -> EngineRun:
+        """One run of all engines; raises as `serve` does."""
+        if self.prefill is None:
+            return serve_replicas(requests, costs, settings, self.routing, seed)
+        both = serve_apart(requests, (self.prefill, costs), (settings, settings), self.transfer, seed)
+        return both.whole(requests)
+
+
+def simulate_engine(
+    load: OpenLoad | RecordedLoad,
+    costs: StepCosts,
+    settings: EngineSettings,
+    options: Options = Options(),
+    promise: Promise = Promise(),
+    cluster: Cluster = Cluster(),
+) -> EngineResult:
+    """Run the replications. Raises BadInput for a request that is larger than the KV cache."""
+    recorded = isinstance(load, RecordedLoad)
+    count = len(load.requests) if isinstance(load, RecordedLoad) else options.requests or REQUESTS
+    runs = []
+    for replication in range(1 if recorded else options.replications):
+        requests = load.sample(count, Streams(options.seed, replication))
+        runs.append(cluster.serve(requests, costs, settings, options.seed + replication))
+    if recorded or (options.warmup is None and kind_of(load) != STEADY):
+        warmup = 0.0
+    elif options.warmup is not None:
+        warmup = options.warmup
+    else:
+        warmup = length_of(count, 1, None, reach_in(runs[0].latency_ms)).warm / count
+    names = [each.name for each in load.classes] if isinstance(load, OpenLoad) else []
+    found = summarise(runs, promise, warmup, names)
+    growing = "Requests wait longer and longer: these latencies are those of this run's length."
+    return EngineResult(
+        settings=settings,
+        routing=cluster.routing,
+        prefill_apart=cluster.prefill is not None,
+        rate_per_s=load.rate * 1e3,
+        summary=found,
+        seed=options.seed,
+        first=runs[0],
+        notes=() if found.stable else (growing,),
+    )
