@@ -15,6 +15,7 @@ from latfit.cli.options import (
     QuietOption,
     SeedOption,
     TokensOption,
+    takes_groups,
 )
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.units import parse_duration_ms, parse_rate_per_ms
@@ -27,21 +28,37 @@ if TYPE_CHECKING:
 class PlanOptions:
     """The options as typed; None where one was left out."""
 
-    rate: str | None = None
-    arrivals: Path | None = None
-    window: str | None = None
-    replicas: int = 1
-    context: float | None = None
-    max_batch: int | None = None
-    transfer: str | None = None
-    wait: str | None = None
-    launch_share: float = 0.5
-    ttft: str | None = None
-    tpot: str | None = None
-    prompt_tokens: int = 512
-    objective: str | None = None
-    laws_only: bool = False
-    seed: int = 0
+    percentile: PercentileOption = 99.0
+    rate: Annotated[str | None, typer.Option("--rate", help="Requests that arrive, such as 500/s.")] = None
+    arrivals: Annotated[
+        Path | None,
+        typer.Option("--arrivals", help="Recorded arrivals (t_s), or a rate over time (t_s, rate_per_s)."),
+    ] = None
+    window: Annotated[str | None, typer.Option("--window", help="Windows to cut recorded arrivals into.")] = None
+    replicas: Annotated[int, typer.Option("--replicas", help="Replicas that share the load.")] = 1
+    tokens_per_request: TokensOption = None
+    context: Annotated[
+        float | None, typer.Option("--context", help="Cached tokens of a request; without it the trace's median.")
+    ] = None
+    max_batch: Annotated[int | None, typer.Option("--max-batch", help="Largest batch of the GPU.")] = None
+    transfer: Annotated[
+        str | None, typer.Option("--transfer", help="What moving a request to the GPU takes, such as 0.2ms.")
+    ] = None
+    wait: Annotated[
+        str | None, typer.Option("--wait", help="Expected wait for the GPU; without it what the rate makes it.")
+    ] = None
+    launch_share: Annotated[
+        float, typer.Option("--launch-share", help="Share of the launch cost in a step from which B2 counts.")
+    ] = 0.5
+    ttft: Annotated[str | None, typer.Option("--ttft", help="Target for the first token of a prompt.")] = None
+    tpot: Annotated[str | None, typer.Option("--tpot", help="Target between tokens; without it the SLA.")] = None
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of a prompt, for --ttft.")] = 512
+    objective: Annotated[
+        str | None,
+        typer.Option("--objective", help="Objective weights (minimised): p99=1,mean=0.5,throughput=0.1."),
+    ] = None
+    laws_only: LawsOnlyOption = False
+    seed: SeedOption = 0
 
 
 def wishes_of(typed: PlanOptions) -> "Wishes":
@@ -84,40 +101,11 @@ def _duration(text: str | None, option: str, *, zero: bool = False) -> float | N
     return parse_duration_ms(text, option=option)
 
 
+@takes_groups
 def plan(
     sla: Annotated[str, typer.Option("--sla", help="Latency SLA: per step, or per request when --rate is given.")],
-    percentile: PercentileOption = 99.0,
-    rate: Annotated[str | None, typer.Option("--rate", help="Requests that arrive, such as 500/s.")] = None,
-    arrivals: Annotated[
-        Path | None,
-        typer.Option("--arrivals", help="Recorded arrivals (t_s), or a rate over time (t_s, rate_per_s)."),
-    ] = None,
-    window: Annotated[str | None, typer.Option("--window", help="Windows to cut recorded arrivals into.")] = None,
-    replicas: Annotated[int, typer.Option("--replicas", help="Replicas that share the load.")] = 1,
-    tokens_per_request: TokensOption = None,
-    context: Annotated[
-        float | None, typer.Option("--context", help="Cached tokens of a request; without it the trace's median.")
-    ] = None,
-    max_batch: Annotated[int | None, typer.Option("--max-batch", help="Largest batch of the GPU.")] = None,
-    transfer: Annotated[
-        str | None, typer.Option("--transfer", help="What moving a request to the GPU takes, such as 0.2ms.")
-    ] = None,
-    wait: Annotated[
-        str | None, typer.Option("--wait", help="Expected wait for the GPU; without it what the rate makes it.")
-    ] = None,
-    launch_share: Annotated[
-        float, typer.Option("--launch-share", help="Share of the launch cost in a step from which B2 counts.")
-    ] = 0.5,
-    ttft: Annotated[str | None, typer.Option("--ttft", help="Target for the first token of a prompt.")] = None,
-    tpot: Annotated[str | None, typer.Option("--tpot", help="Target between tokens; without it the SLA.")] = None,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of a prompt, for --ttft.")] = 512,
-    objective: Annotated[
-        str | None,
-        typer.Option("--objective", help="Objective weights (minimised): p99=1,mean=0.5,throughput=0.1."),
-    ] = None,
+    typed: PlanOptions = PlanOptions(),
     out: Annotated[Path | None, typer.Option("--out", help="Folder for pictures of the plan.")] = None,
-    laws_only: LawsOnlyOption = False,
-    seed: SeedOption = 0,
     hardware: HardwareOption = DEFAULT_HARDWARE,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -133,21 +121,16 @@ def plan(
     from latfit.planning import make_plan
 
     sla_ms = parse_duration_ms(sla, option="--sla")
-    wishes = wishes_of(
-        PlanOptions(
-            rate, arrivals, window, replicas, context, max_batch, transfer, wait, launch_share, ttft, tpot,
-            prompt_tokens, objective, laws_only, seed,
-        )
-    )  # fmt: skip
+    wishes = wishes_of(typed)
     profile = read_hardware(hardware)
     if out is not None:
         from latfit.files import make_folder
 
         make_folder(out)
     decided = make_plan(
-        profile, sla_ms, percentile=percentile, tokens_per_request=tokens_per_request or 1, wishes=wishes
+        profile, sla_ms, percentile=typed.percentile, tokens_per_request=typed.tokens_per_request or 1, wishes=wishes
     )
-    if tokens_per_request is None:
+    if typed.tokens_per_request is None:
         note("Planned for decode, one token a request; --tokens-per-request changes that.", quiet=quiet or json)
     if json:
         print_json(decided.to_json())

@@ -15,6 +15,7 @@ from latfit.cli.options import (
     PercentileOption,
     QuietOption,
     TokensOption,
+    takes_groups,
 )
 from latfit.errors import LatfitError, WrongUsage
 from latfit.units import parse_duration_ms, parse_rate_per_ms
@@ -29,48 +30,17 @@ if TYPE_CHECKING:
 DEFAULT_FOLDER = Path("reports")
 
 
-def report(
-    hardware: HardwareOption = DEFAULT_HARDWARE,
-    trace: Annotated[
-        list[Path] | None,
-        typer.Option("--trace", help="Measured steps to draw; without it those the fits were made from. Repeatable."),
-    ] = None,
-    sla: Annotated[str | None, typer.Option("--sla", help="Latency that a step must meet, such as 20ms.")] = None,
-    percentile: PercentileOption = 99.0,
-    rate: Annotated[
-        str | None, typer.Option("--rate", help="With --sla: requests that arrive, such as 500/s; plans for responses.")
-    ] = None,
-    laws_only: LawsOnlyOption = False,
-    tokens_per_request: TokensOption = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the page and its pictures.")] = DEFAULT_FOLDER,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Write one self-contained HTML page, answer first, and its figures as PNG."""
-    from latfit.cli.output import print_json
-
-    written = write_report(
-        hardware,
-        folder=out,
-        asked=Asked(sla, rate, percentile, tokens_per_request or 1, laws_only),
-        traces=trace or (),
-        quiet=quiet or json,
-    )
-    if json:
-        print_json({"html": str(written.html), "figures": [str(figure) for figure in written.figures]})
-    else:
-        typer.echo(f"Report: {written.html} (and {len(written.figures)} pictures beside it)")
-
-
 @dataclass(frozen=True)
 class Asked:
     """What the report is to plan for, as typed; nothing without an SLA."""
 
-    sla: str | None = None
-    rate: str | None = None
-    percentile: float = 99.0
-    tokens_per_request: int = 1
-    laws_only: bool = False
+    sla: Annotated[str | None, typer.Option("--sla", help="Latency that a step must meet, such as 20ms.")] = None
+    percentile: PercentileOption = 99.0
+    rate: Annotated[
+        str | None, typer.Option("--rate", help="With --sla: requests that arrive, such as 500/s; plans for responses.")
+    ] = None
+    laws_only: LawsOnlyOption = False
+    tokens_per_request: TokensOption = None
 
     def plans(self, profile: "HardwareProfile", wishes: "Wishes") -> "list[Plan]":
         """The plan of a profile. Raises BadInput, WrongUsage."""
@@ -84,10 +54,32 @@ class Asked:
             profile,
             parse_duration_ms(self.sla, option="--sla"),
             percentile=self.percentile,
-            tokens_per_request=self.tokens_per_request,
+            tokens_per_request=self.tokens_per_request or 1,
             wishes=wishes,
         )
         return [plan]
+
+
+@takes_groups
+def report(
+    hardware: HardwareOption = DEFAULT_HARDWARE,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option("--trace", help="Measured steps to draw; without it those the fits were made from. Repeatable."),
+    ] = None,
+    asked: Asked = Asked(),
+    out: Annotated[Path, typer.Option("--out", help="Folder for the page and its pictures.")] = DEFAULT_FOLDER,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Write one self-contained HTML page, answer first, and its figures as PNG."""
+    from latfit.cli.output import print_json
+
+    written = write_report(hardware, folder=out, asked=asked, traces=trace or (), quiet=quiet or json)
+    if json:
+        print_json({"html": str(written.html), "figures": [str(figure) for figure in written.figures]})
+    else:
+        typer.echo(f"Report: {written.html} (and {len(written.figures)} pictures beside it)")
 
 
 def write_report(
