@@ -78,6 +78,45 @@ def weighted_quantiles(values: FloatArray, shares: Sequence[float], weights: Flo
     return [float(value) for value in values[order[np.minimum(ranks, len(values) - 1)]]]
 
 
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """One-way analysis of variance of values in groups: of each its weight, mean, and sum of weighted squares about the
+    mean, (m,). A weight is how many values one stands for."""
+
+    size: FloatArray
+    mean: FloatArray
+    squares: FloatArray
+
+    @property
+    def values(self) -> float:
+        """How many values there are."""
+        return float(self.size.sum())
+
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom within groups."""
+        return self.values - len(self.size)
+
+    @property
+    def within(self) -> float:
+        """Variance within groups; freedom has to be above zero."""
+        return float(self.squares.sum()) / self.freedom
+
+    @property
+    def typical_size(self) -> float:
+        """The size that groups of one size would need for the same variance of their means."""
+        n = self.values
+        return (n - float(self.size @ self.size) / n) / max(len(self.size) - 1, 1)
+
+
+def by_group(values: FloatArray, group: NDArray[np.integer], weights: FloatArray) -> Groups:
+    """The groups of values (n,) with weights (n,); group: number of each (n,), all from 0 on in use."""
+    size = np.asarray(np.bincount(group, weights=weights), dtype=np.float64)
+    mean = np.bincount(group, weights=weights * values) / size
+    squares = np.bincount(group, weights=weights * (values - mean[group]) ** 2)
+    return Groups(size, mean, np.asarray(squares, dtype=np.float64))
+
+
 def error_metrics(
     observed: FloatArray, predicted: FloatArray, weights: FloatArray | None = None
 ) -> Mapping[str, float]:

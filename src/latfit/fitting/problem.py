@@ -32,7 +32,7 @@ from latfit.errors import WrongUsage
 from latfit.fitting.data import Rows, numbered
 from latfit.fitting.solver.loss import RHO
 from latfit.model import LatencyModel, Parameter, Separable, Steps, StepTable, model_named
-from latfit.stats import FloatArray, weighted_quantile
+from latfit.stats import FloatArray, by_group, weighted_quantile
 
 WEIGHTS = ("rows", "segment", "variance")
 """Every step counts the same; every doubling of S counts the same; cells count by the inverse of their variance."""
@@ -121,13 +121,10 @@ def weighted_counts(rows: Collapsed, scheme: str) -> FloatArray:
 
 def _cell_variance(rows: Collapsed) -> FloatArray:
     """Variance of ln T in each row's cell (n,), drawn to the typical one as if four more rows had it."""
-    logs, cells, counts = np.log(rows.observed), rows.cells, rows.counts
-    size = np.bincount(cells, weights=counts)
-    mean = np.bincount(cells, weights=counts * logs) / size
-    squares = np.bincount(cells, weights=counts * (logs - mean[cells]) ** 2)
-    freedom = np.maximum(size - 1, 0)
-    typical = float(squares.sum()) / max(float(freedom.sum()), 1.0)
-    return np.asarray(((squares + 4 * typical) / (freedom + 4))[cells])
+    found = by_group(np.log(rows.observed), rows.cells, rows.counts)
+    freedom = np.maximum(found.size - 1, 0)
+    typical = float(found.squares.sum()) / max(float(freedom.sum()), 1.0)
+    return np.asarray(((found.squares + 4 * typical) / (freedom + 4))[rows.cells])
 
 
 RATE_SPAN = (1e-3, 30.0)

@@ -68,25 +68,29 @@ def sensitivity_of(fit: FitResult, B: FloatArray, S: FloatArray, typical: Mappin
     `model.features`)."""
     grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
     inside = ~fit.outside_domain(grid_B, grid_S)
-    return sensitivity(fit.structure, fit.theta, B, S, typical, inside, together=not fit.knows_prefill)
+    return sensitivity(fit.structure, fit.theta, Grid(B, S, typical, inside, together=not fit.knows_prefill))
 
 
-def sensitivity(
-    model: LatencyModel,
-    theta: FloatArray,
-    B: FloatArray,
-    S: FloatArray,
-    typical: Mapping[str, float] | None = None,
-    among: NDArray[np.bool_] | None = None,
-    *,
-    together: bool = False,
-) -> Sensitivity:
-    """Slopes and terms of a fitted model on a grid. typical: cached tokens a request (see `model.features`).  among:
-    the cells (b, s) that are wanted, else all.  together: slopes in B with a token a request, none in S."""
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Steps to ask about: every pair of B (b,) and S (s,) with S >= B. typical: cached tokens a request (see
+    `model.features`).  among: the pairs (b, s) that are wanted, else all.  together: slopes in B with a token a
+    request, none in S."""
+
+    B: FloatArray
+    S: FloatArray
+    typical: Mapping[str, float] | None = None
+    among: NDArray[np.bool_] | None = None
+    together: bool = False
+
+
+def sensitivity(model: LatencyModel, theta: FloatArray, grid: Grid) -> Sensitivity:
+    """Slopes and terms of a fitted model on a grid."""
+    B, S, typical, together = grid.B, grid.S, grid.typical, grid.together
     grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
     valid = grid_S >= grid_B
-    if among is not None:
-        valid = valid & among
+    if grid.among is not None:
+        valid = valid & grid.among
     b, s = grid_B[valid], grid_S[valid]
     holds = s > b
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, weighted_quantile
 
 Features = Mapping[str, FloatArray]
 """B, S, n, P, m, D, KP, KD, A of steps, each (n,); A in token pairs, the others in requests or tokens."""
@@ -119,7 +119,7 @@ def typical_context(steps: Mapping[str, FloatArray], weights: FloatArray) -> dic
     for name, tokens, requests in ((CONTEXT, "KD", "D"), (PREFILL_CONTEXT, "KP", "n")):
         some = seen[requests] > 0
         if name in steps and some.any():
-            found[name] = _median(seen[tokens][some] / seen[requests][some], weights[some])
+            found[name] = weighted_quantile(seen[tokens][some] / seen[requests][some], 0.5, weights[some])
     return found
 
 
@@ -133,9 +133,3 @@ def with_typical_context(steps: Mapping[str, FloatArray], typical: Mapping[str, 
         prefill = steps[PREFILL_CONTEXT]
     decode = typical.get(CONTEXT, 0.0) * seen["D"]
     return {**steps, CONTEXT: np.asarray(decode + prefill), PREFILL_CONTEXT: np.asarray(prefill)}
-
-
-def _median(values: FloatArray, weights: FloatArray) -> float:
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order])
-    return float(values[order[int(np.searchsorted(reached, 0.5 * reached[-1]))]])

@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.stats import FloatArray, mad_sigma, weighted_quantiles
+from latfit.stats import FloatArray, by_group, mad_sigma, weighted_quantiles
 
 IntArray = NDArray[np.int64]
 
@@ -213,12 +213,11 @@ def size_levels(S: FloatArray, ratio: FloatArray, weights: FloatArray, steps_for
     off = logs - middle[number]
     reach = 3 * mad_sigma(off, weights)
     off = np.clip(off, -reach, reach)
-    mean = middle + np.bincount(number, weights=weights * off) / count
-    freedom = float(weights.sum()) - len(count)
-    if freedom < len(count):
+    found = by_group(off, number, weights)
+    if found.freedom < len(count):
         return NO_LEVELS
-    within = float(weights @ (off - (mean - middle)[number]) ** 2) / freedom
-    error = np.sqrt(np.maximum(within * steps_for_one / count, LEAST_ERROR**2))
+    mean = middle + found.mean
+    error = np.sqrt(np.maximum(found.within * steps_for_one / count, LEAST_ERROR**2))
     # The mean of the law of single steps takes up what all sizes share.
     centre = float((mean / error**2).sum() / (1 / error**2).sum())
     at = np.bincount(number, weights=weights * S) / count

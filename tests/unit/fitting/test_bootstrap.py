@@ -1,5 +1,7 @@
 """Resampled fits against the sandwich, against full refits, and for repeatability."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.levenberg_marquardt import bounded_step
 from latfit.fitting.solver.solve import solve
+from latfit.fitting.uncertainty import bootstrap as module
 from latfit.fitting.uncertainty.bootstrap import SCHEMES, blocks, bootstrap
 from latfit.fitting.uncertainty.covariance import uncertainty
 from latfit.trace.table import Trace
@@ -79,13 +82,15 @@ class TestSpread:
 
 
 class TestDraws:
-    def test_the_seed_decides_and_not_the_threads(self) -> None:
+    def test_the_seed_decides_and_not_the_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         problem = make_problem(rows_of(TRACE), FitOptions())
         solution = solve(problem)
-        one, two, other = (
-            bootstrap(problem, solution, resamples=120, seed=seed, threads=threads)
-            for seed, threads in ((7, 1), (7, 2), (8, 2))
-        )
+        drawn = []
+        for seed, threads in ((7, 1), (7, 2), (8, 2)):
+            monkeypatch.setattr(module, "THREADS", threads)
+            seeded = replace(problem, options=FitOptions(seed=seed))
+            drawn.append(bootstrap(seeded, solution, resamples=120))
+        one, two, other = drawn
         assert np.array_equal(one.theta, two.theta)
         assert not np.array_equal(one.theta, other.theta)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from latfit.fitting.sensitivity import WORK, sensitivity, steps_at, terms_of
+from latfit.fitting.sensitivity import WORK, Grid, sensitivity, steps_at, terms_of
 from latfit.model.base import saturation_curvature, saturation_factor
 from latfit.model.registry import FAMILY
 from latfit.model.saturation import Saturation
@@ -15,7 +15,7 @@ B, S = np.array([1.0, 8.0, 64.0]), np.array([1.0, 64.0, 512.0, 4096.0])
 
 def test_slopes_are_those_of_the_formula() -> None:
     """dT/dB = -W k_B gS gB(gB-1) + tau_B and dT/dS = gB gS b - W k_S gB gS(gS-1) + tau_S, with W = a + b S."""
-    found = sensitivity(Saturation(), REFERENCE, B, S)
+    found = sensitivity(Saturation(), REFERENCE, Grid(B, S))
     _, w_0, w_1, p_max, k_B, k_S, tau_B, tau_S = REFERENCE
     for i, b in enumerate(B):
         for j, s in enumerate(S):
@@ -47,7 +47,9 @@ def test_terms_add_up_for_every_linear_model(name: str, seed: int) -> None:
 
 def test_where_each_term_dominates() -> None:
     """A straight line: the fixed cost at few tokens, the tokens at many."""
-    found = sensitivity(FAMILY["linear"], np.array([10.0, 0.1, 0.02]), np.array([1.0, 4.0]), np.array([4.0, 4000.0]))
+    found = sensitivity(
+        FAMILY["linear"], np.array([10.0, 0.1, 0.02]), Grid(np.array([1.0, 4.0]), np.array([4.0, 4000.0]))
+    )
     assert found.dominant.tolist() == [["tau_0", "tau_S"], ["tau_0", "tau_S"]]
     regions = found.regions()
     assert regions["tau_S"] == {"share": 0.5, "B": [1.0, 4.0], "S": [4000.0, 4000.0]}
@@ -62,7 +64,7 @@ def test_work_is_what_no_cost_accounts_for() -> None:
 
 
 def test_a_grid_without_a_valid_cell() -> None:
-    found = sensitivity(Saturation(), REFERENCE, np.array([64.0]), np.array([1.0]))
+    found = sensitivity(Saturation(), REFERENCE, Grid(np.array([64.0]), np.array([1.0])))
     assert np.all(np.isnan(found.T_ms))
     assert found.regions() == {}
     assert found.to_json()["T_ms"] == [[None]]

@@ -64,7 +64,7 @@ from numpy.typing import NDArray
 
 from latfit.fitting.checking.crossval import HeldOut
 from latfit.fitting.data import FitData
-from latfit.stats import FloatArray, mad_sigma, weighted_quantile
+from latfit.stats import FloatArray, by_group, mad_sigma, weighted_quantile
 
 FEWEST = 8
 """Steps below which nothing is said of their correlation."""
@@ -278,17 +278,14 @@ def worth(
     score its neighbours in time share.
     """
     told = in_time or Persistence()
-    size = np.bincount(cell, weights=weight)
-    n, cells = float(weight.sum()), len(size)
-    if n - cells < 1 or cells < 2:
-        return np.asarray(1.0 / np.maximum(size[cell], told.steps_for_one))
     x = clipped(score, weight)
-    mean = np.bincount(cell, weights=weight * x) / size
-    within = float(weight @ (x - mean[cell]) ** 2) / (n - cells)
-    between = float(size @ (mean - float(weight @ x) / n) ** 2) / (cells - 1)
-    typical = (n - float(size @ size) / n) / (cells - 1)
-    by_cell = max(between - told.in_visit * within, 0.0)
-    shared = min(by_cell / max(by_cell + typical * within, 1e-300), 1.0)
+    found = by_group(x, cell, weight)
+    size, n, cells = found.size, found.values, len(found.size)
+    if found.freedom < 1 or cells < 2:
+        return np.asarray(1.0 / np.maximum(size[cell], told.steps_for_one))
+    between = float(size @ (found.mean - float(weight @ x) / n) ** 2) / (cells - 1)
+    by_cell = max(between - told.in_visit * found.within, 0.0)
+    shared = min(by_cell / max(by_cell + found.typical_size * found.within, 1e-300), 1.0)
     worth_one = 1.0 / (shared * np.maximum(size, 1.0) + (1 - shared) * told.likely)
     return np.asarray(worth_one * min(1.0, n / told.steps_for_one / float(size @ worth_one)))[cell]
 

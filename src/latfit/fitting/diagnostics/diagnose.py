@@ -42,7 +42,7 @@ from latfit.fitting.problem import FitProblem, steps_by_row
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.covariance import Uncertainty, relative_error_at
 from latfit.model import Diagnostics, Errors
-from latfit.stats import FloatArray, error_metrics
+from latfit.stats import FloatArray, by_group, error_metrics
 
 SHAPIRO_LIMIT = 5000
 LAGS = 10
@@ -163,13 +163,8 @@ def error_parts(
 
 def _noise(data: FitData) -> float | None:
     """Variance of ln T within cells; None where none was measured twice."""
-    w, cell, logs = data.weights, data.known_cell, np.log(data.observed)
-    size = np.bincount(cell, weights=w)
-    freedom = float(w.sum()) - len(size)
-    if freedom < 1:
-        return None
-    mean = np.bincount(cell, weights=w * logs) / size
-    return float(w @ (logs - mean[cell]) ** 2) / freedom
+    found = by_group(np.log(data.observed), data.known_cell, data.weights)
+    return found.within if found.freedom >= 1 else None
 
 
 def _sentence(parts: dict[str, Any]) -> str:
@@ -262,10 +257,9 @@ def lack_of_fit(observed: FloatArray, cell: NDArray[np.intp], residuals: FloatAr
     }
     floor_pct = result["floor_mape_pct"]
     result["sentence"] = f"No function of B and S can do better than {floor_pct:.2g} % here."
-    mean = np.bincount(cell, weights=residuals) / size
-    within = float(np.sum((residuals - mean[cell]) ** 2)) / (rows - cells)
-    if cells > free and within > 0:
-        ratio = float(size @ mean**2) / (cells - free) / within
+    found = by_group(residuals, cell, np.ones(rows))
+    if cells > free and found.within > 0:
+        ratio = float(found.size @ found.mean**2) / (cells - free) / found.within
         result |= {"test": "F, between cells against within", "statistic": ratio}
         result["p_value"] = float(distributions.f.sf(ratio, cells - free, rows - cells))
     return result

@@ -30,7 +30,7 @@ from latfit.fitting.solver.objective import Objective, by_cell
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.identifiability import decompose
 from latfit.model import Steps, StepTable
-from latfit.stats import FloatArray, mad_sigma
+from latfit.stats import FloatArray, by_group, mad_sigma
 
 NEIGHBOURS = 6
 ALONE_SIGMA = 5.0
@@ -86,9 +86,8 @@ def influence(problem: FitProblem, solution: Solution, data: FitData) -> dict[st
 def _left_out(single: FitProblem, solution: Solution, known: Steps, cells: int) -> _Cells:
     which, w = single.cells, single.weights
     predicted = np.maximum(single.model.latency_ms(single.theta(solution.z), single.steps), 1e-300)
-    size = np.asarray(np.bincount(which, weights=w), dtype=np.float64)
-    apart = np.bincount(which, weights=w * np.log(single.observed / predicted)) / size
-    observed = np.exp(np.bincount(which, weights=w * np.log(single.observed)) / size)
+    measured = by_group(np.log(single.observed), which, w)
+    apart = by_group(np.log(single.observed / predicted), which, w).mean
     first = np.unique(which, return_index=True)[1]
     change = np.full(cells, np.nan)
     for c in np.argsort(-_cook(single, solution, cells))[:LEFT_OUT]:
@@ -97,7 +96,9 @@ def _left_out(single: FitProblem, solution: Solution, known: Steps, cells: int) 
         shift = np.log(np.maximum(single.model.latency_ms(theta, single.steps), 1e-300) / predicted)
         change[c] = math.expm1(min(float(np.max(np.abs(shift[inside]))), 20.0))
         apart[c] -= float(shift[which == c].mean())
-    return _Cells({name: column[first] for name, column in known.items()}, size, observed, apart, change)
+    return _Cells(
+        {name: column[first] for name, column in known.items()}, measured.size, np.exp(measured.mean), apart, change
+    )
 
 
 def _cook(single: FitProblem, solution: Solution, cells: int) -> FloatArray:
@@ -134,7 +135,7 @@ def _impossible(found: _Cells, single: FitProblem) -> list[dict[str, float]]:
     if cells > MOST_COMPARED or not np.any(found.rows > 1):
         return []
     mean, typical = np.log(found.observed), np.log(found.observed) - found.apart
-    squares = np.bincount(single.cells, w * (logs - mean[single.cells]) ** 2, cells)
+    squares = by_group(logs, single.cells, w).squares
     pooled = float(squares.sum()) / max(float(found.rows.sum()) - cells, 1.0)
     variance = (squares + pooled) / np.maximum(found.rows, 1.0) / found.rows
     worst = []

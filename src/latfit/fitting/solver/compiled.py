@@ -183,8 +183,9 @@ PARAMETERS = 8
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def latencies(theta, B, S, at, nodes):  # type: ignore[no-untyped-def]
-    """T in ms (m,) of cells sorted by B; S = nodes[at]."""
+def latencies(theta, axes):  # type: ignore[no-untyped-def]
+    """T in ms (m,) of cells sorted by B; axes: B, S (m,), and S once more as nodes[at]."""
+    B, S, at, nodes = axes
     tau_0, w_0, w_1, p_max, k_b, k_s, tau_b, tau_s = theta
     g_s = -1.0 / np.expm1(-k_s * nodes)
     T = np.empty(len(B))
@@ -198,8 +199,10 @@ def latencies(theta, B, S, at, nodes):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
-def normal_equations(theta, B, S, at, nodes, free, divisor, pull, stiffness):  # type: ignore[no-untyped-def]
-    """J'G (p,) and J'KJ (p, p) with J = dT/dtheta / divisor of the free parameters (p,); G, K by cell (m,)."""
+def normal_equations(theta, axes, free, divisor, pull, stiffness):  # type: ignore[no-untyped-def]
+    """J'G (p,) and J'KJ (p, p) with J = dT/dtheta / divisor of the free parameters (p,); G, K by cell (m,); axes as
+    in `latencies`."""
+    B, S, at, nodes = axes
     _, w_0, w_1, p_max, k_b, k_s, _, _ = theta
     g_s = -1.0 / np.expm1(-k_s * nodes)
     h_s = nodes * np.exp(-k_s * nodes) * g_s * g_s
@@ -334,18 +337,6 @@ def cell_sums(starts, y, weights, u, s, loss):  # type: ignore[no-untyped-def]
         stiffness[cell] = k
         total += c
     return 0.5 * s * s * total, pull, stiffness
-
-
-@njit(nogil=True, cache=True)
-def distances(starts, y, u):  # type: ignore[no-untyped-def]
-    """|u of the cell - y| of every row (n,), for rows sorted by cell."""
-    m, n = len(starts), len(y)
-    size = np.empty(n)
-    for cell in range(m):
-        end = starts[cell + 1] if cell + 1 < m else n
-        for i in range(starts[cell], end):
-            size[i] = abs(u[cell] - y[i])
-    return size
 
 
 @njit(nogil=True, cache=True)

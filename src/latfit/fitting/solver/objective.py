@@ -9,16 +9,11 @@ and with J = du/dz of the cells the gradient is J'G, the curvature J'KJ (the ter
 left out, as in Gauss and Newton's method). Where a row lies in the loss's tail its part of K is kept above a small
 share of rho', so that a step stays a descent.
 
-A prior on a parameter, mean m and standard deviation d, is one more squared residual sigma (theta - m)/d, where sigma
-is the spread of the residuals that the loss's scale stands for: as much as one row that is d off tells.
-
-What is known of parameters before the data, as rows of a fit.
-
 A prior on a parameter, mean m and standard deviation d, enters the cost as one more squared residual r = sigma (theta -
-m)/d with sigma the spread of the residuals that the loss's scale stands for. To the covariance it is such a row: it
-adds j j' to the Hessian, j = sigma (dtheta/dz)/d, and sigma^2 j j' to the spread of the score, because m is off by d as
-a measurement is off by its noise. For a linear model with normal noise that is the Bayesian posterior,
-sigma^2 (X'X + sigma^2 D^-2)^-1.
+m)/d, where sigma is the spread of the residuals that the loss's scale stands for: as much as one row that is d off
+tells. To the covariance it is such a row: it adds j j' to the Hessian, j = sigma (dtheta/dz)/d, and sigma^2 j j' to the
+spread of the score, because m is off by d as a measurement is off by its noise. For a linear model with normal noise
+that is the Bayesian posterior, sigma^2 (X'X + sigma^2 D^-2)^-1.
 """
 
 from dataclasses import dataclass, replace
@@ -27,10 +22,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.problem import FitProblem
+from latfit.fitting.problem import FitProblem, quantile
 from latfit.fitting.solver.loss import TUNING, by_residual
 from latfit.model import Saturation, StepTable
-from latfit.stats import MAD_TO_SIGMA, FloatArray, mad_sigma
+from latfit.stats import MAD_TO_SIGMA, FloatArray
 
 
 def prior_rows(problem: FitProblem, z: FloatArray, f_scale: float) -> tuple[FloatArray, FloatArray]:
@@ -128,7 +123,7 @@ class CellProblem:
         if self.swift:
             from latfit.fitting.solver.compiled import latencies
 
-            return latencies(theta, *self.axes)  # type: ignore[no-any-return]
+            return latencies(theta, self.axes)  # type: ignore[no-any-return]
         return self.cells.model.latency_ms(theta, self.cells.steps)
 
     def told(self, T: FloatArray) -> FloatArray:
@@ -147,12 +142,7 @@ class CellProblem:
 
     def spread(self, z: FloatArray) -> float:
         """Robust standard deviation of the residuals."""
-        u = self.predicted(z)
-        if not self.compiled:
-            return mad_sigma(self.by_row(u) - self.y, self.weights)
-        from latfit.fitting.solver.compiled import distances, weighted_quantile
-
-        return MAD_TO_SIGMA * float(weighted_quantile(distances(self.starts, self.y, u), self.weights, 0.5))
+        return MAD_TO_SIGMA * quantile(np.abs(self.by_row(self.predicted(z)) - self.y), 0.5, self.weights)
 
 
 def by_cell(problem: FitProblem, compiled: bool = False) -> CellProblem:
@@ -179,7 +169,7 @@ class Objective:
         return self.rows.cells
 
     def cost(self, z: FloatArray) -> float:
-        return self.sums(z).cost + self._prior(z)[0]
+        return self.whole(z, self.sums(z))
 
     def at(self, z: FloatArray) -> Quadratic:
         """Cost, gradient and curvature."""
@@ -187,7 +177,8 @@ class Objective:
 
     def whole(self, z: FloatArray, sums: Sums) -> float:
         """The cost with priors, where its sums are known."""
-        return sums.cost + self._prior(z)[0]
+        known, _ = prior_rows(self.problem, z, self.f_scale)
+        return sums.cost + 0.5 * float(known @ known)
 
     def around(self, z: FloatArray, sums: Sums) -> Quadratic:
         """Cost, gradient and curvature at a point whose sums are known."""
@@ -199,13 +190,14 @@ class Objective:
 
             chain = problem.chain(theta)
             free = np.array(problem.free)
-            g, H = normal_equations(theta, *rows.axes, free, divisor, sums.pull, sums.stiffness)
+            g, H = normal_equations(theta, rows.axes, free, divisor, sums.pull, sums.stiffness)
             gradient, curvature = g * chain, H * np.outer(chain, chain)
         else:
             J = problem.slopes(theta) / divisor[:, None]
             gradient, curvature = J.T @ sums.pull, J.T @ (J * sums.stiffness[:, None])
-        prior, prior_gradient, prior_curvature = self._prior(z)
-        return Quadratic(sums.cost + prior, gradient + prior_gradient, curvature + np.diag(prior_curvature))
+        known, slopes = prior_rows(problem, z, self.f_scale)
+        cost = sums.cost + 0.5 * float(known @ known)
+        return Quadratic(cost, gradient + slopes.T @ known, curvature + slopes.T @ slopes)
 
     def sums(self, z: FloatArray) -> Sums:
         """Cost without priors, and G and K by cell."""
@@ -222,24 +214,6 @@ class Objective:
         if len(rows.starts) < len(rows.y):
             pull, stiffness = np.add.reduceat(pull, rows.starts), np.add.reduceat(stiffness, rows.starts)
         return Sums(T, total, pull, stiffness)
-
-    def _prior(self, z: FloatArray) -> tuple[float, FloatArray, FloatArray]:
-        """Cost of the priors, its gradient (free,) and the diagonal of its curvature (free,)."""
-        problem = self.problem
-        gradient, curvature = np.zeros(len(z)), np.zeros(len(z))
-        if not problem.options.priors:
-            return 0.0, gradient, curvature
-        sigma = self.f_scale / TUNING[problem.options.loss]
-        theta = problem.theta(z)
-        chain, cost = problem.chain(theta), 0.0
-        for at, (index, parameter) in enumerate(zip(problem.free, problem.free_parameters, strict=True)):
-            if parameter.name in problem.options.priors:
-                mean, deviation = problem.options.priors[parameter.name]
-                residual = sigma * (theta[index] - mean) / deviation
-                slope = sigma * chain[at] / deviation
-                cost += 0.5 * residual**2
-                gradient[at], curvature[at] = residual * slope, slope**2
-        return cost, gradient, curvature
 
 
 def remembered(problem: FitProblem) -> FitProblem:

@@ -250,6 +250,7 @@ def safe_slope(loss: str, r: FloatArray, f_scale: float) -> FloatArray:
 SCHEMES = ("rows", "block", "residual")
 GROUPS = 3_000
 BATCH_VALUES = 2_000_000
+THREADS = 2
 
 Progress = Callable[[int, int], None]
 
@@ -291,14 +292,13 @@ def bootstrap(
     *,
     resamples: int = 1000,
     scheme: str = "rows",
-    seed: int = 0,
-    threads: int = 2,
     progress: Progress | None = None,
 ) -> ParameterDraws:
     """Draws of all parameters. data: the rows of the problem, which `block` needs. progress: called with (done, of).
 
-    The draws depend on the seed alone, not on the number of threads. Raises WrongUsage for an unknown scheme.
+    The draws depend on the problem's seed alone, not on the number of threads. Raises WrongUsage for an unknown scheme.
     """
+    seed = problem.options.seed
     if scheme not in SCHEMES or (scheme == "block" and data is None):
         raise WrongUsage(f"{scheme!r} is not known", where="--bootstrap", remedy=f"Choose: {', '.join(SCHEMES)}.")
     if not problem.free or resamples < 1:
@@ -311,7 +311,7 @@ def bootstrap(
     generators = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(len(batches))]
     drawn = np.empty((resamples, len(solution.z)))
     done = 0
-    with ThreadPoolExecutor(max_workers=max(threads, 1)) as pool:
+    with ThreadPoolExecutor(max_workers=THREADS) as pool:
         jobs = [pool.submit(sample.draw, count, rng) for (_, count), rng in zip(batches, generators, strict=True)]
         for (start, count), job in zip(batches, jobs, strict=True):
             drawn[start : start + count] = job.result()

@@ -33,7 +33,7 @@ from latfit.fitting.solver.objective import prior_rows, with_priors
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.identifiability import Directions, decompose, weak_groups
 from latfit.model import Estimate, Steps
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, by_group
 
 LEVEL = 0.95
 MATERIAL = 0.10
@@ -137,16 +137,12 @@ def relative_error_at(problem: FitProblem, theta: FloatArray, doubt: Uncertainty
 
 def _cell_variance(problem: FitProblem, score: FloatArray, p: int) -> tuple[float, int]:
     """(variance of the shift that a cell's rows share, number of cells) by one-way analysis of variance."""
-    w = problem.weights
-    size = np.bincount(problem.cells, weights=w)
-    cells, rows = len(size), problem.rows
+    found = by_group(score, problem.cells, problem.weights)
+    cells, rows = len(found.size), problem.rows
     if rows <= cells or cells <= p:
         return 0.0, cells
-    mean = np.bincount(problem.cells, weights=w * score) / size
-    within = float(w @ (score - mean[problem.cells]) ** 2) / (rows - cells)
-    between = float(size @ mean**2) / (cells - p)
-    typical = (rows - float(size @ size) / rows) / max(cells - 1, 1)
-    return max(0.0, (between - within) / max(typical, 1e-12)), cells
+    between = float(found.size @ found.mean**2) / (cells - p)
+    return max(0.0, (between - found.within) / max(found.typical_size, 1e-12)), cells
 
 
 def _identified(

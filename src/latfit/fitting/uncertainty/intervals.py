@@ -76,7 +76,6 @@ def doubts(problem: FitProblem, solution: Solution, data: FitData, options: Doub
         data,
         resamples=resamples,
         scheme=scheme,
-        seed=problem.options.seed,
         progress=options.progress if options.intervals != "profile" else None,
     )
     if options.intervals == "bootstrap":
