@@ -10,7 +10,6 @@ from latfit.errors import Regression, WrongUsage
 
 if TYPE_CHECKING:
     from latfit.fitting import Change
-    from latfit.model import FitResult
 
 
 def compare(
@@ -30,16 +29,16 @@ def compare(
     tolerance.
     """
     from latfit.cli.output import print_json, print_table
-    from latfit.fitting import change
+    from latfit.fitting import FitOptions, change, fit_of
     from latfit.report import comparison_table
 
     if not tolerance >= 0:
         raise WrongUsage(f"a tolerance of {tolerance:g} %", where="--tolerance", remedy="Give 0 or more.")
     if len(sources) < 2:
         raise WrongUsage("one fit has nothing to be compared with", remedy="Name two or more.")
-    fits = [_fit_of(source, seed) for source in sources]
+    fits = [fit_of(source, FitOptions(seed=seed)) for source in sources]
     changes = [change(fits[0], other) for other in fits[1:]]
-    verdicts = [_verdict(found.median, tolerance) for found in changes]
+    verdicts = [found.verdict(tolerance) for found in changes]
     if json:
         runs = [
             {"source": str(source), "verdict": verdict, **vars(found)}
@@ -65,27 +64,3 @@ def _certainty(found: "Change") -> str:
     if found.low is None or found.high is None:
         return ""
     return f" (95 % interval {found.low:+.1%} to {found.high:+.1%})"
-
-
-def _verdict(median: float, tolerance: float) -> str:
-    if abs(median) * 100 <= tolerance:
-        return "as fast"
-    return "slower" if median > 0 else "faster"
-
-
-def _fit_of(source: Path, seed: int) -> "FitResult":
-    """The fit in a file, or a fit of the trace in it."""
-    from latfit.errors import FitNotUsable
-    from latfit.fitting import FitOptions, fit_trace
-    from latfit.model import read_fit
-    from latfit.trace import check_one_machine, ingest
-
-    if source.name.endswith(".json"):
-        fit = read_fit(source)
-    else:
-        read = ingest(source)
-        check_one_machine(read)
-        fit = fit_trace(read.trace, FitOptions(seed=seed))
-    if not fit.status.ok:
-        raise FitNotUsable(fit.status.sentence, where=str(source), remedy=fit.status.remedy)
-    return fit

@@ -155,16 +155,11 @@ def _measured(request: "ProfileRequest", journal: "Journal", *, quiet: bool) -> 
 
 def _refit(cells: "Trace") -> "Surface | None":
     """The fit that the adaptive design asks for; fitting and profiling know nothing of each other."""
-    import numpy as np
-
-    from latfit.fitting import FitOptions, make_problem, rows_of, solve
+    from latfit.fitting import solved
     from latfit.profiling import Surface
 
-    problem = make_problem(rows_of(cells), FitOptions(ADAPTIVE_MODEL))
-    if len(cells) < len(problem.free):
-        return None
-    theta = problem.theta(solve(problem).z)
-    return Surface(problem.model, theta, problem.free) if np.all(np.isfinite(theta)) else None
+    found = solved(cells, ADAPTIVE_MODEL)
+    return Surface(*found) if found else None
 
 
 @contextmanager

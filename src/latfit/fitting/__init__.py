@@ -6,7 +6,7 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.fitting.data import rows_of as rows_of
-    from latfit.fitting.fit import fit_trace as fit_trace
+    from latfit.fitting.fit import fit_of as fit_of, fit_trace as fit_trace, solved as solved
     from latfit.fitting.prediction import Change as Change, change as change, evaluate as evaluate, predict as predict
     from latfit.fitting.problem import FitOptions as FitOptions, make_problem as make_problem
     from latfit.fitting.sensitivity import sensitivity_of as sensitivity_of

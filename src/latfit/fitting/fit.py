@@ -3,14 +3,16 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from latfit.errors import FitNotUsable
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
 from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate, further_validation
 from latfit.fitting.checking.step_ratios import with_ratios
-from latfit.fitting.data import FitData, fit_data
+from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.diagnostics.diagnose import diagnose
 from latfit.fitting.diagnostics.warnings import cautions, cautions_in_time
 from latfit.fitting.model_selection import resolved
@@ -28,10 +30,12 @@ from latfit.model import (
     FitResult,
     FitStatus,
     Identifiability,
+    LatencyModel,
+    read_fit,
     typical_context,
 )
-from latfit.stats import error_metrics
-from latfit.trace import Trace
+from latfit.stats import FloatArray, error_metrics
+from latfit.trace import Trace, check_one_machine, ingest
 from latfit.warning import LatfitWarning
 
 BASELINES = ("constant", "linear", "saturation")
@@ -198,3 +202,25 @@ def _stated(options: FitOptions) -> dict[str, Any]:
         "priors": {name: list(prior) for name, prior in options.priors.items()},
         "weights": options.weights,
     }
+
+
+def fit_of(source: Path, options: FitOptions | None = None) -> FitResult:
+    """The fit in a `.fit.json` file, or a fit of the trace in any other. Raises BadInput, FitNotUsable."""
+    if source.name.endswith(".json"):
+        found = read_fit(source)
+    else:
+        read = ingest(source)
+        check_one_machine(read)
+        found = fit_trace(read.trace, options)
+    if not found.status.ok:
+        raise FitNotUsable(found.status.sentence, where=str(source), remedy=found.status.remedy)
+    return found
+
+
+def solved(cells: Trace, model: str) -> tuple[LatencyModel, FloatArray, tuple[int, ...]] | None:
+    """Model, theta (p,) and free parameters of a fit to cells, and nothing about it; None where they are too few."""
+    problem = make_problem(rows_of(cells), FitOptions(model))
+    if len(cells) < len(problem.free):
+        return None
+    theta = problem.theta(solve(problem).z)
+    return (problem.model, theta, tuple(problem.free)) if np.all(np.isfinite(theta)) else None

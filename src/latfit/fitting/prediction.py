@@ -89,6 +89,12 @@ class Change:
     low: float | None = None
     high: float | None = None
 
+    def verdict(self, tolerance_pct: float) -> str:
+        """`slower` or `faster`, where the median differs by more than the tolerance; else `as fast`."""
+        if abs(self.median) * 100 <= tolerance_pct:
+            return "as fast"
+        return "slower" if self.median > 0 else "faster"
+
 
 def known_levels(fit: FitResult) -> list[float]:
     """Levels of the two-sided intervals that a fit has factors for."""
