@@ -36,8 +36,8 @@ def capacity_text(per_s: float) -> str:
 
 
 def share(part: float) -> str:
-    """A share in percent, two digits below ten."""
-    return f"{100 * part:.2g} %" if abs(part) < 0.0995 else f"{100 * part:.0f} %"
+    """A share in percent, to a tenth below ten."""
+    return f"{100 * part:.1f} %" if abs(part) < 0.0995 else f"{100 * part:.0f} %"
 
 
 def headroom(margin: float, sla_ms: float) -> str:

@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from scipy import stats as distributions
 
-from latfit.fitting.checking.autocorrelation import conformal_rank, upper_limit
-from latfit.fitting.checking.conformal import beta_binomial_quantiles, later_rows, prediction_intervals
+from latfit.fitting.checking.conformal import (
+    beta_binomial_quantiles,
+    conformal_rank,
+    later_rows,
+    prediction_intervals,
+    upper_limit,
+)
 from latfit.fitting.checking.crossval import HeldOut, cross_validate
 from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.model.saturation import Saturation
-from latfit.planning.steps.inverse import feasible_range
+from latfit.planning.steps.limits import feasible_range
 from latfit.stats import FloatArray
 from latfit.trace.read import ingest
 from latfit.trace.table import Trace

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from latfit.model.saturation import Saturation
-from latfit.planning.steps.inverse import Range, feasible_range
+from latfit.planning.steps.limits import Range, feasible_range
 from latfit.stats import FloatArray
 from tests.conftest import REFERENCE
 from tests.unit.model.test_saturation import parameters

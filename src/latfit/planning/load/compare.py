@@ -44,7 +44,7 @@ RATE_PRECISION = 0.01
 
 GROWTH = 1.3
 
-PRECISION = 1e-4
+PRECISION = 1e-5
 """Of the highest rate of one path, as a share of it."""
 
 SAMPLED_PRECISION = 1e-3

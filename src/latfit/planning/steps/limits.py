@@ -2,12 +2,22 @@
 
 A step meets the SLA at a percentile when its typical latency times the upper factor of its phase stays below it, so the
 point inverse is asked with the limit divided by that factor: one for steps that only decode (S = B), another for those
-that hold prefill (S > B).
+that hold prefill (S > B). Every request brings a token, so 1 <= B <= S.
 
-Where the model is convex along the line, the feasible set is an interval and `planning.steps.inverse` finds both ends.
-A model that is not (experts that tokens touch make T concave in S at first) may have two intervals: there T is taken on
-a geometric grid of whole numbers and each change of sign is bisected, so that all intervals are found that the grid
-separates, and their ends are exact.
+For the convex models {S : T(B,S) <= limit} and {B : T(B,S) <= limit} are intervals of integers (possibly empty),
+because T restricted to a line is convex (see `saturation`). Neither T nor |T - limit| is monotone, so both ends are
+searched (`feasible_range`):
+
+1. the minimiser m on [low, high] is where the forward difference T(x+1) - T(x), non-decreasing by convexity, turns
+   non-negative: a bisection over integers;
+2. if T(m) > limit nothing is feasible; else T falls on [low, m] and rises on [m, high], and each end is a bisection.
+
+All steps work on integers, so there is no rounding to mend. A search range without an end is grown by doubling until T
+exceeds the limit.
+
+A model that is not convex (experts that tokens touch make T concave in S at first) may have two intervals: there T is
+taken on a geometric grid of whole numbers and each change of sign is bisected, so that all intervals are found that the
+grid separates, and their ends are exact.
 """
 
 from collections.abc import Callable
@@ -18,7 +28,6 @@ import numpy as np
 from latfit.hardware import ExecutionPath, step_columns
 from latfit.model import latency_draws, parameter_draws
 from latfit.planning.result import BatchRange, TokenRange
-from latfit.planning.steps.inverse import UNBOUNDED, Range, feasible_range
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, PREFILL, UNKNOWN
 
@@ -29,6 +38,19 @@ SURE = 0.975
 
 Curve = Callable[[FloatArray], FloatArray]
 """Whole numbers (n,) -> latency in ms (n,)."""
+
+IntegerLatency = Callable[[int], float]
+
+UNBOUNDED = 1 << 40
+"""Where the search for an upper end gives up and calls the range unbounded."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """All integers from `low` to `high`, both included; `high` is None where the limit is never reached."""
+
+    low: int
+    high: int | None
 
 
 @dataclass(frozen=True)
@@ -177,6 +199,40 @@ def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None, *, c
         else:
             found.append(Range(start, _edge(at, limit_ms, int(grid[last - 1]), int(grid[last]), enters=False)))
     return found
+
+
+def feasible_range(latency_ms: IntegerLatency, limit_ms: float, low: int, high: int | None = None) -> Range | None:
+    """Integers x in [low, high] with latency_ms(x) <= limit_ms for a convex latency; None where there are none.
+
+    high=None searches upwards without an end. Source: convexity, see the head of this module.
+    """
+    top = high if high is not None else _grow(latency_ms, limit_ms, low)
+    best = _first(lambda x: x >= top or latency_ms(x + 1) >= latency_ms(x), low, top)
+    if latency_ms(best) > limit_ms:
+        return None
+    first = _first(lambda x: latency_ms(x) <= limit_ms, low, best)
+    if latency_ms(top) <= limit_ms:
+        return Range(first, high)
+    return Range(first, _first(lambda x: latency_ms(x) > limit_ms, best, top) - 1)
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Smallest integer in [low, high] from which on `holds` is true, given that it is true at `high`."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _grow(latency_ms: IntegerLatency, limit_ms: float, low: int) -> int:
+    """An integer beyond the minimiser where T exceeds the limit, or UNBOUNDED where there is none below it."""
+    top = max(2 * low, low + 1)
+    while top < UNBOUNDED and (latency_ms(top) <= limit_ms or latency_ms(top + 1) < latency_ms(top)):
+        top *= 2
+    return top
 
 
 def fastest_step(path: ExecutionPath, levels: StepLevels, context: float | None = None) -> tuple[float, int, int]:
