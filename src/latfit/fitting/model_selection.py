@@ -1,4 +1,4 @@
-"""Choosing a model by what it predicts of steps it has not seen: `--model auto`.
+"""Choosing a model by what it predicts of held-out steps (`--model auto`), and settling what a model leaves open.
 
 Every candidate that the columns can carry is cross-validated on the same folds: cells of a grid, blocks of time of a
 log, and where steps of a grid are repeated also rows drawn freely, because the few cells of a small grid that are left
@@ -19,9 +19,7 @@ The expert-coverage term is a candidate like any other only where the user says 
 win by a little, for a concavity at few tokens that has nothing to do with experts. Elsewhere it is added to the chosen
 model where that gains more than 0.5 points and more than the standard error.
 
-Settling the parameters that take one of a few values: sharpness of a smooth maximum, length of a tile.
-
-They are properties of a machine's kernels, not of a load, so they are settled once, on a sample of the rows, and held
+Some parameters take one of a few values: sharpness of a smooth maximum, length of a tile. They are properties of a machine's kernels, not of a load, so they are settled once, on a sample of the rows, and held
 from then on. In turn each gets its best value with the others as they are: all values are tried with a short
 polish from the best end so far, and the most promising with a long one. A value other than the nominal one must earn
 its place: with n rows and v values a trial's cost c' replaces c where n/2 ln(c/c') > ln n + ln v, as in the extended

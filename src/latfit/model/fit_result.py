@@ -1,11 +1,9 @@
 """The record of a fit: numbers with their doubt, a status with its sentence, and where everything came from.
 
-This is what `NAME.fit.json` holds (schema `latfit.fit/1`, see `docs/formats.md`); reading it back gives the same
-record.
+This is what `NAME.fit.json` holds (schema `latfit.fit/1`, see `docs/formats.md`; its parts in `fit_parts`); reading it
+back gives the same record.
 
-What else the parameters of a fit could have been, so that what follows from them gets an interval.
-
-A fit keeps up to 200 parameter vectors that its data allow: of its bootstrap where one was asked for, else drawn from
+What else the parameters could have been is part of it, so that what follows from them gets an interval. A fit keeps up to 200 parameter vectors that its data allow: of its bootstrap where one was asked for, else drawn from
 the covariance of its parameters (see `fitting.uncertainty.bootstrap`). Everything computed from a fit (a threshold, a
 capacity) computed from each of them gives its spread: the 2.5 % and 97.5 % quantiles of B1 over the draws are B1's 95 %
 interval.

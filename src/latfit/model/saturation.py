@@ -1,9 +1,9 @@
-"""The saturation model.
+"""The saturation model, and one whose work grows faster than its tokens.
 
 T(B,S) = tau_0 + (w_0 + w_1 S) / (P_max (1 - e^(-k_B B)) (1 - e^(-k_S S))) + tau_B B + tau_S S
 
 A step starts up (tau_0), does work w_0 + w_1 S at a rate that approaches P_max as batch and tokens fill the machine,
-and pays a little per request and per token. With g the saturation factor of `terms`:
+and pays a little per request and per token. With g the saturation factor of `base`:
 
 * T depends on w_0, w_1, P_max only through a = w_0/P_max and b = w_1/P_max, so (w_0, w_1, P_max) -> c (w_0, w_1, P_max)
   changes nothing. The gauge w_1 = 1 removes the freedom and gives P_max in tokens/ms and w_0 in tokens.
@@ -12,13 +12,12 @@ and pays a little per request and per token. With g the saturation factor of `te
   rays S = r B; it is not jointly convex, and not monotone: T falls in B while the batch fills the machine, and in S
   while w_0 > 0 dominates.
 
-The saturation model whose work grows faster than its tokens.
+With work that grows by gamma_B a request and gamma_S a token:
 
 T(B,S) = tau_0 + (w_0 + w_1 S) v / (P_max (1 - e^(-k_B B)) (1 - e^(-k_S S))) + tau_B B + tau_S S,
 v = 1 + gamma_B B + gamma_S S
 
-The columns are those of `saturation` with g_B g_S v in place of g_B g_S. Written out
-there would be five columns from four parameters, so the gammas are searched like rates. T stays convex in S at fixed B
+The columns are those above with g_B g_S v in place of g_B g_S. Written out there would be five columns from four parameters, so the gammas are searched like rates. T stays convex in S at fixed B
 and in B at fixed S: x g, x^2 g are products of non-negative increasing convex functions.
 """
 

@@ -19,8 +19,6 @@ Gamma(n w_i) variables over their sum. To them one more step is added at the lon
 Gamma(1): a count of k exceedances then has the upper limit Gamma(k + 1), that of the exact (Clopper-Pearson) interval
 of a rare event's rate, and not Gamma(k), which has none for k = 0. Each group is drawn so.
 
-What the steps of a size are over the curve: its level, and how well it is known.
-
 A curve that misses the steps of some size misses them every time: that is no scatter. So the law is that of single
 steps about the level of their size S, exp(l(S)) times the curve. l is taken as a Gaussian process in ln S with
 covariance t^2 exp(-|ln S - ln S'|/r): sizes that are near each other are missed alike. Its data are the mean log ratios
@@ -28,8 +26,6 @@ of the steps of each size (outliers moved in to three standard deviations) with 
 likelihood weighs the t and r of a grid, t = 0 among them, and l and its error are averages over that (Rasmussen &
 Williams 2006, sections 2.2 and 5.4). Where the curve misses nothing, t is near 0 and nothing is moved; what nobody
 measured is as uncertain as t and the distance to the next size make it.
-
-Groups of neighbouring batch sizes, each with points of its own in a law (see `step_ratios`).
 """
 
 import itertools

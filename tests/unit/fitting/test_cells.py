@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from latfit.fitting.checking.autocorrelation import upper_limit
+from latfit.fitting.checking.conformal import upper_limit
 from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, make_problem

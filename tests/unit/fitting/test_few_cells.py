@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from latfit.fitting.checking.autocorrelation import worth
-from latfit.fitting.checking.conformal import prediction_intervals
+from latfit.fitting.checking.conformal import prediction_intervals, worth
 from latfit.fitting.checking.crossval import HeldOut
 from latfit.fitting.data import FitData, fit_data
 from latfit.stats import FloatArray

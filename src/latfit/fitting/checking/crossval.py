@@ -1,24 +1,18 @@
-"""Cross-validation: errors on rows that the fit has not seen, in the way the data were gathered (see `folds`).
+"""Cross-validation: errors on held-out rows, left out in the way the data were gathered.
 
-The default scheme leaves out whole cells of a designed grid, and contiguous blocks of a log in time order. Beside it
-stand harder questions: later rows (expanding window), a region of B and S that was never measured, and more tokens than
-were ever measured. All of them give the mean over rows and the spread over folds, and the ratios observed/predicted of
-the rows left out, from which `intervals` makes prediction limits.
-
-The loss's scale and every parameter are found anew in each fold; only the start comes from the full fit, which saves
-the search and cannot leak, because the optimum does not depend on it.
-
-Which rows are left out together: the ways to split a trace for validation.
+Which rows are left out together: the default scheme is one of the first two, the others are harder questions.
 
 * Cells: a designed grid (no time, or repetitions of cells) is split by cells, so that a repeat never predicts itself.
 * Blocks of time: a log in time order is split into contiguous blocks, because neighbours in time share their noise.
-* Random: rows drawn freely; the optimistic end, for comparison.
-* Expanding window: rows 1..t train, t+1..t+w test, for t = m, m+s, ... <= N-w, which are floor((N-w-m)/s)+1 folds;
-  windows overlap for s < w, so the spread over folds is a spread and not a standard error.
+* Expanding window: the first half of every run trains, then equal parts of the rest are each predicted from all that
+  is earlier.
 * Regions: the plane of ln B and ln S is cut at weighted thirds, and each of the up to nine regions is left out in turn.
 * Extrapolation: rows with few tokens train, rows with many test.
 
-A fold is a pair of index arrays (train, test) into the rows of a trace.
+A fold is a pair of index arrays (train, test) into the rows. The loss's scale and every parameter are found anew in
+each fold; only the start comes from the full fit, which saves the search and cannot leak, because the optimum does not
+depend on it. Every scheme gives the mean over rows and the spread over folds, and the ratios observed/predicted of the
+held-out rows, from which `conformal` makes prediction limits.
 """
 
 import itertools

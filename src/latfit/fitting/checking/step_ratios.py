@@ -2,11 +2,9 @@
 
 The ratios are those to the fitted curve itself, not to one fitted without the step, about the level of the step's size
 where the curve misses it: curve times level times mean ratio is then the mean of the measured steps, which is what a
-queue's load goes by. Every measured step counts, marked
-outliers too: they are part of what happens, unless they were dropped on purpose (`--drop outlier`). Batch sizes that do
-not scatter alike have laws of their own (see `batch_groups`).
-
-Which batch sizes scatter alike: groups of neighbouring sizes, split only where the measured steps show it.
+queue's load goes by. Every measured step counts, marked outliers too: they are part of what happens, unless they were
+dropped on purpose (`--drop outlier`). Batch sizes that do not scatter alike have laws of their own: groups of
+neighbouring sizes, split only where the measured steps show it.
 
 A set of neighbouring sizes is cut in two where the ratios F of its smaller and its larger batches differ. If they do
 not, every way to deal the ratios out to the steps is as likely, which gives the law of each of these, for any cut that

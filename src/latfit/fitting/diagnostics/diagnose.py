@@ -1,21 +1,9 @@
 """What the residuals say: tests, errors by phase, the floor that repeats set, influence of cells, drift, error parts.
 
-Tests in time order use the longest run: order means something only within a run. The floor of lack of fit is what rows
-of one (B,S) cell differ among themselves: no function of B and S can do better. Rows of a trace made from cells are
-written out before they are tested, up to WRITTEN_OUT of them: of more steps an even sample is taken, every k-th in the
-order of the rows.
-
-Where the error of a prediction comes from.
-
-The mean square of ln(observed/predicted) on rows left out has three parts that add up: the noise of the measurement,
-which rows of one cell show among themselves; the uncertainty of the parameters, from their covariance; and the rest,
-which is what the model's structure misses. A cell here agrees in everything that the trace knows of a step, whether
-the model reads it or not. Where no cell was measured twice, noise and structure cannot be told apart.
-
-Tests of residuals: normal, of constant spread, independent in time, without trend.
-
-Residuals are e = ln(observed/predicted), whatever the fit minimised. A test that cannot be run gives the reason instead
-of a number. What to know of each:
+Residuals are e = ln(observed/predicted), whatever the fit minimised. Rows of a trace made from cells are written out
+before they are tested, up to WRITTEN_OUT of them: of more steps an even sample is taken, every k-th in the order of the
+rows. A test that cannot be run gives the reason instead of a number; tests in time order use the longest run, because
+order means something only within a run. What to know of each:
 
 * Shapiro-Wilk's p-value holds up to 5,000 values (Royston 1995), so larger data are tested on a seeded sample; with
   thousands of values any real trace is rejected, and skewness and kurtosis say how far it matters. Anderson-Darling
@@ -25,6 +13,13 @@ of a number. What to know of each:
   together: Q = n (n+2) sum_k r_k^2/(n-k) is chi^2.
 * The trend's p-value allows for autocorrelation (Newey-West standard errors): without, neighbours that share their
   noise look like a trend.
+
+The floor of lack of fit is what rows of one (B,S) cell differ among themselves: no function of B and S can do better.
+
+The mean square of ln(observed/predicted) on held-out rows has three parts that add up: the noise of the measurement,
+which rows of one cell show among themselves; the uncertainty of the parameters, from their covariance; and the rest,
+which is what the model's structure misses. A cell here agrees in everything that the trace knows of a step, whether
+the model reads it or not. Where no cell was measured twice, noise and structure cannot be told apart.
 """
 
 import warnings

@@ -1,18 +1,17 @@
-"""Compiled loops over the rows of large problems: robust sums by cell and a weighted median.
+"""Compiled loops over the rows of large problems: rows into cells, robust sums by cell, the saturation form, a median.
 
-Without the interpreter's lock, one thread, cached on disk; imported only where there are rows enough to pay for it.
+Without the interpreter's lock, one thread, cached on disk; imported only where there are rows enough to pay for it. So
+three formulas stand here once more as loops over numbers: the losses of `loss`, the latency and slopes of
+`model.saturation`, and the step of `levenberg_marquardt.damped_step`.
 
-The saturation form compiled: latency of many cells, and the normal equations of its logarithm, without arrays of
-slopes in between.
+Rows into cells: columns of whole numbers become one key, and keys are counted. With column c_j in [low_j, low_j +
+span_j) the mixed-radix number key = (..(c_1 - low_1) span_2 + (c_2 - low_2)) ..) orders rows as their columns do. Few
+keys: one counting sort carries T to its cell. Many: a radix sort, digit by digit.
 
-Cells come sorted by B, so that g_B is computed once for all cells of one B; g_S once for each number of tokens that
+The saturation form: latency of many cells, and the normal equations of its logarithm, without arrays of slopes in
+between. Cells come sorted by B, so that g_B is computed once for all cells of one B; g_S once for each number of tokens that
 occurs. Slopes are those of `model.saturation`, gathered in blocks that stay in the first-level cache, where products
 of columns are sums over adjacent numbers.
-
-Compiled sorting of many rows into cells: columns of whole numbers become one key, and keys are counted.
-
-With column c_j in [low_j, low_j + span_j) the mixed-radix number key = (..(c_1 - low_1) span_2 + (c_2 - low_2)) ..)
-orders rows as their columns do. Few keys: one counting sort carries T to its cell. Many: a radix sort, digit by digit.
 """
 
 from collections.abc import Mapping
@@ -249,7 +248,7 @@ def normal_equations(theta, axes, free, divisor, pull, stiffness):  # type: igno
 
 @njit(nogil=True, cache=True)
 def box_step(gradient, H, low, high):  # type: ignore[no-untyped-def]
-    """The d in [low, high] (p,) that an active set gives for g'd + d'Hd/2; see `newton`."""
+    """The d in [low, high] (p,) that an active set gives for g'd + d'Hd/2; see `levenberg_marquardt`."""
     p = len(gradient)
     d, free = np.zeros(p), np.ones(p, dtype=np.bool_)
     for i in range(p):

@@ -1,11 +1,11 @@
-"""The last descent where the latency has kinks in a parameter: T's slope in a hinge's corner jumps at every S measured.
+"""Where a descent alone does not get on: across kinks, and along flat valleys.
 
-Between two neighbouring kinks the cost is smooth, so that a minimum there, ends included, is found by `newton` in a
-box. The descent goes from such a stretch to those beside it while the cost falls.
+Kinks: T's slope in a hinge's corner jumps at every S measured. Between two neighbouring kinks the cost is smooth, so
+that a minimum there, ends included, is found in a box (see `levenberg_marquardt`). The descent goes from such a stretch
+to those beside it while the cost falls.
 
-Long flat valleys: where two parameters make up for each other the way down bends, and damped steps crawl along it.
-
-A search that came to no rest goes on for a few steps. The parameter that these move furthest leads from there: it is
+Valleys: where two parameters make up for each other the way down bends, and damped steps crawl along it. A search that
+came to no rest goes on for a few steps. The parameter that these move furthest leads from there: it is
 held at values further and further along, twice as far each time, while all others find their best (a profile), until
 the cost rises; the lowest point is bracketed then and closed in on by golden sections.
 

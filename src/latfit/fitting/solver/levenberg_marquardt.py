@@ -6,9 +6,8 @@ falls while the model predicts the gain well and grows when a step fails (Nielse
 single coordinate does, because the active set was a bad guess. The search ends when the best gain that the model can
 still promise is below a part in 10^12 of the cost, or no step gains.
 
-One step of a quadratic problem in a box: argmin over low <= d <= high of q(d) = 1/2 d'Hd - g'd.
-
-Flat directions of H carry no information, so a step does not move along them: with H = V diag(l) V' on directions of
+Where one step has to be the answer itself (`bounded_step`, for a bootstrap), damping would bias it and a guessed active
+set would not do: it is argmin over low <= d <= high of q(d) = 1/2 d'Hd - g'd. Flat directions of H carry no information, so a step does not move along them: with H = V diag(l) V' on directions of
 equal scale, those with l below 1e-12 of the largest are left out. A minimum inside the box is the plain Newton step;
 else q is, up to a constant, half of |root d - target|^2 with root'root = H, and a primal active set closes in on its
 least value: from d = 0 on, the coordinates that are free go to their least-squares solution (the shortest one), or as

@@ -1,4 +1,5 @@
-"""The search over the outer parameters, with everything else solved for: variable projection.
+"""Where a solver starts: from a search over the outer parameters with everything else solved for (variable projection),
+from custom, or at random in the box.
 
 Given its outer parameters k (rates, corners) the model is linear in coefficients c >= 0, f = X(k) c, so a point of the
 search costs one non-negative least squares problem (Golub & Pereyra 1973; Lawson & Hanson 1974). For residuals
@@ -13,8 +14,6 @@ points of the search are solved together, on a sample of the rows.
 The points are a geometric grid over one or two outer parameters, whose valleys become starts of the polish, and a Sobol
 sequence over more, of which the best that really differ do. With them go the two corners, where all rates are low or
 nothing bends any more.
-
-Where a solver starts: from the search of `separable`, from custom, or at random in the box.
 """
 
 import itertools

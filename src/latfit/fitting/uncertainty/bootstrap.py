@@ -15,14 +15,11 @@ than 3,000 rows, steps are dealt at random to 3,000 groups and whole groups are 
 independent as the rows, and the variance they show is off by sqrt(2/3000) = 3 %. So a thousand resamples of 10^5 rows
 take about a second. Data of few rows, where curvature matters, get a descent of several steps, each with the Jacobian
 where the last one ended, damped (Levenberg) where the cost would rise; the steps of others are carried back onto the
-model where it bends away (see `draws`). The scale of the loss stays what it was. A prior's mean is drawn like a
+model where it bends away (see below). The scale of the loss stays what it was. A prior's mean is drawn like a
 measurement, from its own standard deviation.
 
-From one resample of the data to its parameters: a descent from the estimate, or one step carried onto the model.
-
-Parameter vectors that the data allow, kept with a fit so that whatever is computed from it gets an interval.
-
-A draw d from the covariance of the coordinates z, or from one step of a bootstrap, is a move to first order: it says
+Up to 200 of the parameter vectors stay with a fit, so that whatever is computed from it gets an interval; without a
+bootstrap they are drawn from the covariance. A draw d from the covariance of the coordinates z, or from one step of a bootstrap, is a move to first order: it says
 that predictions move from u to u + J d (u = ln T, or T for absolute residuals). Where a direction is nearly flat d is
 long, the formula bends away under it, and T(z + d) is nonsense although J d is small. So each draw whose prediction
 misses u + J d by more than a tenth of the typical move is carried back: to the vector in the box of the parameters

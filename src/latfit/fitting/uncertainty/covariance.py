@@ -15,7 +15,7 @@ Flat directions (see `identifiability`) are left out of H^-1: the parameters in 
 told of the others does not depend on where along a flat direction the fit stopped. A parameter that ends on the edge
 of its search range is one-sided: rates and peaks there are not identified.
 
-Priors are further rows, see `priors`.
+Priors are further rows (see `solver.objective`).
 
 A cost parameter that is zero keeps an upper end: with slope g of the cost and variance v of the parameter, the profile
 cost rises by x^2/(2v) + g x; the end is where that equals 1.92 s^2, half the 95 % point of chi^2 with one degree.

@@ -8,9 +8,7 @@ dln theta_j, says how much worse the worst combination of relative changes is to
 
 A parameter is identified when its standard error is below its own size, or too small to move a step's latency by 10 %.
 
-What is identified where single parameters are not: products, ratios and sums of them, with an interval.
-
-Candidates are built from a group of parameters that trade against each other: each parameter, work over a peak (and
+Where single parameters are not identified, products, ratios and sums of them may be. Candidates are built from a group of parameters that trade against each other: each parameter, work over a peak (and
 over a rate), products of peaks and rates, and sums of up to three such monomials of one dimension without a parameter
 in common (a request and a token count as one dimension: in decoding they are the same thing). Where the data hold one
 value of B or S only, a cost of a request or a token times that value is a cost of a step: "tau_0 + 4*tau_B" at B = 4.

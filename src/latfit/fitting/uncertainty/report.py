@@ -1,8 +1,7 @@
-"""The `identifiability` of the JSON contract: what is told, what only in combination, and what to measure.
+"""What the data tell of the parameters: which are identified, which only in combination, and what to measure.
 
-Whether the data tell that the latency bends, by what a straight line predicts of steps left out.
-
-Intervals take the model at its word: what it does not follow they take for noise that cells do not share. In a log the
+Intervals from the curvature are checked against the cost where the data are weak (`verified`), and against what a
+straight line predicts of held-out steps. Intervals take the model at its word: what it does not follow they take for noise that cells do not share. In a log the
 neighbours in B and in time share it, and over ten thousands of rows a valley then seems to have a bottom, which another
 day's log would put elsewhere. So a model that holds the line as a limit has to predict rows left out better than the
 line: with e_i and l_i the errors of both on fold i of K, the mean of ln(l_i/e_i) must exceed its standard error
