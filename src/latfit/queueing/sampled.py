@@ -8,7 +8,12 @@ RUNS times from empty, and what follows is read off the responses of all runs to
     P(R > x)     the share of responses above x
     percentile   the smallest x that a share q of all responses does not exceed
 
-Intervals come from the differences between the runs (see `latfit.pooled`).
+Percentiles are those of all runs together, with an equal weight for every response and not for every run: an average
+of the runs' own percentiles is too low wherever runs differ, as they do in a queue near saturation. With p_i the share
+of run i at or below the pooled percentile x_q, the standard error s of the share is the p_i's standard deviation over
+the root of the number m of runs, and the interval of x_q is [x at q - t s, x at q + t s] with Student's t on m - 1
+degrees. Responses are kept as counts by bin (`latfit.histogram`): exact where a bin holds one value (those of an idle
+machine are all alike), off by less than a bin's width of 0.2 % elsewhere.
 
 How long a run must be follows from how slowly the queue forgets. Near saturation the number left behind is a random
 walk that loses B - a requests a service, a = lambda T(B), with variance a + a^2 c^2, c the coefficient of variation of
@@ -20,24 +25,21 @@ F (the largest of all batches); its relaxation time, in requests, is about
 goes; where it does not go so far, the interval says so by its width. Where T falls in b a start from empty is slow: the
 first request alone takes longest, and all who come meanwhile wait for it; so the wave that follows is left out too.
 
-All runs draw from the same numbers whatever the rate, T and the scatter: two results differ by what was changed.
-
-The two queues of `sampled`, compiled: batches on one server, and a cut-off with a second server behind it.
-
-Everything random is drawn before: moments of arrival, and uniform numbers for the services, one a service in the order
-in which they begin. Runs at two loads that share them differ by the load alone. Nothing but numbers and arrays.
+Everything random is drawn before a run: moments of arrival, and uniform numbers for the services, one a service in the
+order in which they begin. All runs draw from the same numbers whatever the rate, T and the scatter: two results differ
+by what was changed. Both queues are compiled: batches on one server, and a cut-off with a second server behind it.
 """
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
+from latfit.histogram import PIECES, Pool, Sketch, at_most, pooled, sketch_of
 from latfit.model import StepRatios
-from latfit.pooled import Counting, PooledSample
 from latfit.queueing.distribution import OverflowLaw, positive, stable
 from latfit.queueing.responses import POISSON, USUAL, Arrivals, Effort
 from latfit.queueing.service import ServiceTimes
@@ -92,22 +94,23 @@ def serve_batches(arrive, T, threshold, points, u, response):  # type: ignore[no
 
 
 @_compiled
-def serve_with_cutoff(arrive, T, cutoff, main, side_ms, side, u, response, aside):  # type: ignore[no-untyped-def]
+def serve_with_cutoff(arrive, cutoff, main, side, u, out):  # type: ignore[no-untyped-def]
     """Greedy batches on a main server; who still waits at age `cutoff` goes to a side server, one at a time.
 
-    main, side: the Points of their ratios; side_ms: the side server's mean, its ratios exponential where it has
-    no values; u (2, n): for services on either. aside (n,): whether the side server served it. Returns the ms that the
-    side server worked.
+    main: (T, Points of its ratios), T[0] not used; side: (mean ms, Points of its ratios, exponential where it has no
+    values); u (2, n): for services on either. out: response (n,) in ms and whether the side server served it (n,).
+    Returns the ms that the side server worked.
     """
+    (T, of_main), (side_ms, of_side), (response, aside) = main, side, out
     n, largest = len(arrive), len(T) - 1
     free = side_free = 0.0
     served = overflowed = i = 0
     worked = 0.0
-    exponential = len(side.values) == 0
+    exponential = len(of_side.values) == 0
     while i < n:
         if arrive[i] + cutoff < free:
             begin = max(side_free, arrive[i] + cutoff)
-            factor = -np.log1p(-u[1, overflowed]) if exponential else _ratio(side, 1, u[1, overflowed])
+            factor = -np.log1p(-u[1, overflowed]) if exponential else _ratio(of_side, 1, u[1, overflowed])
             side_free = begin + side_ms * factor
             worked += side_ms * factor
             response[i] = side_free - arrive[i]
@@ -119,7 +122,7 @@ def serve_with_cutoff(arrive, T, cutoff, main, side_ms, side, u, response, aside
         take = 1
         while take < largest and i + take < n and arrive[i + take] <= start:
             take += 1
-        free = start + T[take] * _ratio(main, take, u[0, served])
+        free = start + T[take] * _ratio(of_main, take, u[0, served])
         for k in range(i, i + take):
             response[k] = free - arrive[k]
             aside[k] = False
@@ -137,24 +140,37 @@ START, LENGTH = 12, 40
 
 @dataclass(frozen=True, eq=False)
 class SampledLaw(OverflowLaw):
-    """A law read off runs of the queue. sample: responses in ms, a batch a run.  settled: whether the runs were as long
-    as the load asks."""
+    """A law read off runs of the queue. runs: responses of each, one batch; all of them together: `pool`.  settled:
+    whether the runs were as long as the load asks."""
 
-    sample: PooledSample | None = field(default=None, repr=False)
+    runs: tuple[Sketch, ...] = field(default=(), repr=False)
     settled: bool = True
     mean_batch: float = math.nan
 
-    @property
-    def responses(self) -> PooledSample:
-        assert self.sample is not None
-        return self.sample
+    @cached_property
+    def pool(self) -> Pool:
+        return pooled(self.runs)
 
     def percentile(self, q: float) -> float:
-        return self.responses.quantile(q)
+        return self.pool.value(q)
 
     def percentile_interval(self, q: float, level: float = 0.95) -> tuple[float, float]:
         """Where the percentile lies as far as the runs tell, in ms; the upper end is infinite where they cannot."""
-        return self.responses.quantile_interval(q, level)
+        from scipy.special import stdtrit
+
+        half = float(stdtrit(len(self.runs) - 1, 0.5 + level / 2)) * self.tail_error(self.percentile(q))
+        return self.percentile(max(q - half, 1e-12)), self.percentile(q + half) if q + half < 1 else math.inf
+
+    def tail_error(self, x: float) -> float:
+        """Standard error of P(R > x), from the differences between the runs; infinite for one run."""
+        m = len(self.runs)
+        if m < 2:
+            return math.inf
+        place = self.pool.place_of(x)
+        below = np.array([at_most(run, self.pool, place)[0].sum() for run in self.runs])
+        sizes = np.array([run.totals.sum() for run in self.runs], dtype=np.float64)
+        shares, weights = below / sizes, sizes / sizes.sum()
+        return math.sqrt(float(weights**2 @ (shares - float(weights @ shares)) ** 2) * m / (m - 1))
 
 
 def sampled_queue(
@@ -168,22 +184,22 @@ def sampled_queue(
     points = _points(times.scatter, len(T) - 1)
     wanted = relaxation(rate / limit, len(T) - 1, times.scatter, arrivals)
     start, n = _length(wanted, _first_wave(rate, T, rate / limit), effort)
-    counting, response, served = Counting(effort.runs), np.empty(n), 0
+    runs, response, served = [], np.empty(n), 0
     for run in range(effort.runs):
         arrive = _moments(arrivals, rate, n, effort.seed, run)
         u = _uniform(n, effort.seed, run)[0]
         served += serve_batches(arrive, T, threshold, points, u, response)
-        counting.add(response[start:])
-    sample = counting.sample()
+        runs.append(_as_one_batch(response, start))
+    pool = pooled(runs)
     return SampledLaw(
-        mean_ms=sample.mean,
-        tail=sample.above,
+        mean_ms=pool.mean,
+        tail=pool.above,
         utilisation=rate / limit,
         rate_limit=limit,
         conditions=f"{arrivals.label}, FIFO, one server, batches up to {len(T) - 1}, T(b) times the measured scatter",
-        source=f"simulated, {sample.size:,} requests",
+        source=f"simulated, {pool.size:,} requests",
         exact=False,
-        sample=sample,
+        runs=tuple(runs),
         settled=n - start >= LENGTH * wanted,
         mean_batch=effort.runs * n / served,
     )
@@ -206,28 +222,28 @@ def sampled_cutoff(
     T, side_ms = _table(gpu), cpu(1)
     wanted = relaxation(min(rate / (gpu.rate_limit() + 1 / side_ms), 0.99), len(T) - 1, gpu.scatter, arrivals)
     start, n = _length(max(wanted, relaxation(0.9, 1, cpu.scatter, arrivals)), 0.0, effort)
-    counting, response, aside = Counting(effort.runs), np.empty(n), np.zeros(n, dtype=np.bool_)
-    points = _points(gpu.scatter, len(T) - 1), _points(cpu.scatter, 1)
+    runs, response, aside = [], np.empty(n), np.zeros(n, dtype=np.bool_)
+    main, side = (T, _points(gpu.scatter, len(T) - 1)), (side_ms, _points(cpu.scatter, 1))
     worked = until = overflow = 0.0
     for run in range(effort.runs):
         arrive = _moments(arrivals, rate, n, effort.seed, run)
         u = _uniform(n, effort.seed, run)
-        worked += serve_with_cutoff(arrive, T, cutoff, points[0], side_ms, points[1], u, response, aside)
+        worked += serve_with_cutoff(arrive, cutoff, main, side, u, (response, aside))
         until += float(arrive[-1])
         overflow += float(aside[start:].mean())
-        counting.add(response[start:])
+        runs.append(_as_one_batch(response, start))
     load = worked / until
     stable(load / side_ms, 1 / side_ms, "the CPU's queue", "A larger T_cut sends less to it.")
-    sample = counting.sample()
+    pool = pooled(runs)
     return SampledLaw(
-        mean_ms=sample.mean,
-        tail=sample.above,
+        mean_ms=pool.mean,
+        tail=pool.above,
         utilisation=load,
         rate_limit=math.nan,
         conditions=f"{arrivals.label}, both FIFO, measured scatter",
-        source=f"simulated, {sample.size:,} requests",
+        source=f"simulated, {pool.size:,} requests",
         exact=False,
-        sample=sample,
+        runs=tuple(runs),
         settled=n - start >= LENGTH * wanted,
         overflow_share=overflow / effort.runs,
     )
@@ -250,6 +266,11 @@ def _length(wanted: float, wave: float, effort: Effort) -> tuple[int, int]:
     start = START * wanted + wave
     n = int(min(max(start + max(LENGTH * wanted, 2 * wave), effort.shortest), effort.longest))
     return min(int(start) + n // 50, n // 2), n
+
+
+def _as_one_batch(response: FloatArray, start: int) -> Sketch:
+    """The responses (n,) in ms of a run from `start` on."""
+    return sketch_of(response, start, PIECES * math.ceil(len(response) / PIECES))
 
 
 def _table(times: ServiceTimes) -> FloatArray:

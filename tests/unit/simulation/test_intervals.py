@@ -162,7 +162,7 @@ class TestCoverage:
 class TestLength:
     def pilot(self, phi: float) -> float:
         """The reach that pilots find of responses around 10 ms with a given correlation."""
-        from latfit.simulation.policies.sketch import sketch_of
+        from latfit.histogram import sketch_of
 
         base = one_replication(ONE, MM1, OpenLoad(Poisson(0.5)), Options(), Length(1000, 0, 1), 0)
 

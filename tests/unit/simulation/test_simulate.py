@@ -15,7 +15,7 @@ from latfit.simulation.policies.estimate import describe
 from latfit.simulation.policies.replication import draw, run
 from latfit.simulation.policies.run import Options, check, compared, simulate
 from latfit.simulation.policies.service import System, linear_path, table_path
-from latfit.simulation.policies.sketch import PIECES, sketch_of
+from latfit.histogram import PIECES, sketch_of
 from latfit.workload.arrivals import Piecewise, Poisson
 from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad, RequestClass
 from latfit.workload.random_streams import Streams

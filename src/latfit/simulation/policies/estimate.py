@@ -62,7 +62,7 @@ import numpy as np
 
 from latfit.errors import WrongUsage
 from latfit.simulation.policies.replication import Replication
-from latfit.simulation.policies.sketch import PIECES, Pool, Sketch, at_most, order_statistics, pooled, sketch_of
+from latfit.histogram import PIECES, Pool, Sketch, at_most, order_statistics, pooled, sketch_of
 from latfit.stats import FloatArray
 
 SPREAD = (20, 60)

@@ -1,14 +1,14 @@
 """Response times of any number of requests in little memory: counts by bin, and by batch of consecutive requests.
 
-Bins are cut by the leading bits of a float64: the exponent and the first nine bits of the fraction give 512 bins an
-octave, each at most 0.2 % wide. Counts of several sketches add up, so that a percentile is that of all requests of all
-replications together, not an average of percentiles. Each bin knows its smallest value a, its largest b and their mean
-m. Requests are taken as evenly spread from a to b; where the mean says otherwise, but for a share of them at one end
-that makes it right, |2 (m - a)/(b - a) - 1|. So what an idle machine takes, the least of all times and that of many
-requests, stays exact. Each batch of consecutive requests is counted by itself, in bins up to eight times as wide where
-times range widely: what it holds at or below a time is its count below that bin and the same share f of the bin as of
-all requests together. What that leaves out is the chance of each of the bin's c requests to be at or below the time or
-not, f (1 - f) c in the variance of the count.
+The simulator and the sampled queue keep their responses so. Bins are cut by the leading bits of a float64: the exponent
+and the first nine bits of the fraction give 512 bins an octave, each at most 0.2 % wide. Counts of several sketches add
+up, so that a percentile is that of all requests of all replications together, not an average of percentiles. Each bin
+knows its smallest value a, its largest b and their mean m. Requests are taken as evenly spread from a to b; where the
+mean says otherwise, but for a share of them at one end that makes it right, |2 (m - a)/(b - a) - 1|. So what an idle
+machine takes, the least of all times and that of many requests, stays exact. Each batch of consecutive requests is
+counted by itself, in bins up to eight times as wide where times range widely: what it holds at or below a time is its
+count below that bin and the same share f of the bin as of all requests together. What that leaves out is the chance of
+each of the bin's c requests to be at or below the time or not, f (1 - f) c in the variance of the count.
 
 Batches are numbered from the first request of a run on, whatever was left out as warm-up, so that the same number means
 the same requests under every policy.
@@ -120,6 +120,11 @@ class Pool:
     def size(self) -> int:
         return int(self.reached[-1]) if len(self.reached) else 0
 
+    @property
+    def mean(self) -> float:
+        """Of all times, ms."""
+        return float(self.mass.sum()) / self.size
+
     def place(self, share: float) -> Place:
         """Where the smallest time is that a share of the requests does not exceed."""
         column, inside = self._rank(share)
@@ -131,8 +136,30 @@ class Pool:
             inside = count
         return Place(self.first + column, inside / count)
 
+    def place_of(self, time: float) -> Place:
+        """Where a time in ms is; at an end where it lies beyond all requests."""
+        bits = max(int(np.float64(time).view(np.int64)), LEAST_BITS) if time > 0 else LEAST_BITS
+        column = (bits >> SHIFT) - self.first
+        if not 0 <= column < len(self.totals):
+            return Place(self.first, 0.0) if column < 0 else Place(self.first + len(self.totals) - 1, 1.0)
+        low, high, count = float(self.low[column]), float(self.high[column]), int(self.totals[column])
+        if time < low or not count:
+            return Place(self.first + column, 0.0)
+        if time >= high:
+            return Place(self.first + column, 1.0)
+        at_low, at_high = self._ends(column)
+        inside = at_low + (count - at_low - at_high) * (time - low) / (high - low)
+        return Place(self.first + column, inside / count)
+
+    def above(self, time: float) -> float:
+        """The share of all requests that take longer than a time in ms."""
+        place = self.place_of(time)
+        column = place.bin - self.first
+        rest = (1 - place.share) * int(self.totals[column])
+        return (self.size - int(self.reached[column]) + rest) / self.size
+
     def value(self, share: float) -> float:
-        """That time in ms."""
+        """The time in ms at the place of a share."""
         column, inside = self._rank(share)
         low, high, count = float(self.low[column]), float(self.high[column]), int(self.totals[column])
         at_low, at_high = self._ends(column)
@@ -164,7 +191,8 @@ class Pool:
         column = place.bin - self.first
         start = column >> wider << wider
         below, own = int(self.totals[start:column].sum()), int(self.totals[column])
-        return (below + place.share * own) / int(self.totals[start : start + (1 << wider)].sum())
+        whole = int(self.totals[start : start + (1 << wider)].sum())
+        return (below + place.share * own) / whole if whole else 0.0
 
 
 def sketch_of(times: FloatArray, warm: int, length: int) -> Sketch:
@@ -178,11 +206,10 @@ def sketch_of(times: FloatArray, warm: int, length: int) -> Sketch:
     wider = next(w for w in range(WIDEST + 1) if bins >> w <= MOST_BINS or w == WIDEST)
     batches = (len(times) - 1) // length - started + 1 if last != NEVER else 0
     counts = np.zeros((batches, bins >> wider), _integers(length))
-    totals = np.zeros(bins, np.int64)
-    low, high, mass = (np.zeros(bins) for _ in range(3))
-    sums, sizes = np.zeros(batches * PIECES), np.zeros(batches * PIECES)
-    _count(times, bits, (warm, length, started, first, wider), counts, totals, (low, high, mass), (sums, sizes))
-    return Sketch(length, started, first, wider, counts, totals, low, high, mass, sums, sizes)
+    by_bin = (np.zeros(bins, np.int64), np.zeros(bins), np.zeros(bins), np.zeros(bins))
+    by_piece = np.zeros(batches * PIECES), np.zeros(batches * PIECES)
+    _count(times, bits, (warm, length, started, first, wider), counts, by_bin, by_piece)
+    return Sketch(length, started, first, wider, counts, *by_bin, *by_piece)
 
 
 def order_statistics(times: FloatArray, sketch: Sketch, warm: int, shares: Sequence[float]) -> FloatArray:
@@ -259,10 +286,11 @@ def _span(times: Any, bits: Any, warm: int) -> tuple[int, int]:
 
 
 @njit(cache=True, nogil=True)
-def _count(times: Any, bits: Any, how: Any, counts: Any, totals: Any, bins: Any, pieces: Any) -> None:
+def _count(times: Any, bits: Any, how: Any, counts: Any, by_bin: Any, by_piece: Any) -> None:
+    """by_bin: totals, low, high, mass; by_piece: sums, sizes (see `Sketch`)."""
     warm, length, started, first, wider = how
-    low, high, mass = bins
-    sums, sizes = pieces
+    totals, low, high, mass = by_bin
+    sums, sizes = by_piece
     i, piece = warm, length // PIECES
     for k in range(len(sums)):
         total, size = 0.0, 0

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from latfit.simulation.policies.sketch import PIECES, Sketch, at_most, order_statistics, pooled, sketch_of
+from latfit.histogram import PIECES, Sketch, at_most, order_statistics, pooled, sketch_of
 from latfit.stats import FloatArray
 
 SHARES = (0.001, 0.1, 0.5, 0.9, 0.99, 0.9999)
@@ -108,3 +108,15 @@ def test_memory_does_not_grow_with_the_run() -> None:
         return sum(column.nbytes for column in vars(sketch).values() if isinstance(column, np.ndarray))
 
     assert size(1_280_000, 1280 * 10) < 1.5 * size(128_000, 1280)
+
+
+def test_the_share_above_a_time() -> None:
+    times = runs(3)
+    pool = pooled([sketch_of(each, 0, PIECES) for each in times])
+    together = np.concatenate(times)
+    for x in (0.01, 1.0, 7.5, 300.0):
+        # A bin of width 2^-9 holds some thousandth of the requests, evenly spread up to chance.
+        assert pool.above(x) == pytest.approx(np.mean(together > x), abs=2e-4)
+    assert [pool.above(0.0), pool.above(together.max()), pool.above(1e12)] == [1.0, 0.0, 0.0]
+    alike = pooled([sketch_of(np.full(1000, 4.1), 0, PIECES)])
+    assert [alike.above(4.0999), alike.above(4.1), alike.value(0.99)] == [1.0, 0.0, 4.1]
