@@ -19,11 +19,12 @@ The expert-coverage term is a candidate like any other only where the user says 
 win by a little, for a concavity at few tokens that has nothing to do with experts. Elsewhere it is added to the chosen
 model where that gains more than 0.5 points and more than the standard error.
 
-Some parameters take one of a few values: sharpness of a smooth maximum, length of a tile. They are properties of a machine's kernels, not of a load, so they are settled once, on a sample of the rows, and held
-from then on. In turn each gets its best value with the others as they are: all values are tried with a short
-polish from the best end so far, and the most promising with a long one. A value other than the nominal one must earn
-its place: with n rows and v values a trial's cost c' replaces c where n/2 ln(c/c') > ln n + ln v, as in the extended
-Bayesian information criterion (Chen & Chen 2008) for one parameter more and its coefficient.
+Some parameters take one of a few values: sharpness of a smooth maximum, length of a tile. They are properties of a
+machine's kernels, not of a load, so they are settled once, on a sample of the rows, and held from then on. In turn each
+gets its best value with the others as they are: all values are tried with a short polish from the best end so far, and
+the most promising with a long one. A value other than the nominal one must earn its place: with n rows and v values a
+trial's cost c' replaces c where n/2 ln(c/c') > ln n + ln v, as in the extended Bayesian information criterion (Chen &
+Chen 2008) for one parameter more and its coefficient.
 
 The work before the first token, w_0, makes a step dearer the fewer tokens it has. In a model that prices decode and
 prefill apart it may follow steps of one phase at the expense of the other: with mixed steps in plenty it can put ten

@@ -9,9 +9,10 @@ Two fits are compared where both have measured: on a geometric grid over the com
 mean of their typical contexts, decode steps alone where one has measured no others. The verdict is on the median of
 T_other/T_first over that grid; its interval comes from the parameter draws that both fits keep.
 
-A step with more tokens than were measured has a wider interval. A fit keeps how it did when only the steps of up to S_t tokens trained it and those above, up to the largest S_max,
-were asked: nine of ten were off by less than a share e. Its terms are powers of S, so that an error of a power grows
-with the logarithm of the distance. A step of S > S_max tokens therefore has its limits moved outwards by the factor
+A step with more tokens than were measured has a wider interval. A fit keeps how it did when only the steps of up to S_t
+tokens trained it and those above, up to the largest S_max, were asked: nine of ten were off by less than a share e. Its
+terms are powers of S, so that an error of a power grows with the logarithm of the distance. A step of S > S_max tokens
+therefore has its limits moved outwards by the factor
 
     (1 + e)^(ln(S/S_max) / ln(S_max/S_t)),
 

@@ -9,9 +9,10 @@ Where a trace lacks a column: a step with more tokens than requests holds prefil
 requests decode; prefill reads no cache; the cached context counts as zero, so that models which need it lose their
 terms for it.
 
-Where a caller names only the requests and tokens of a step, its cached context is taken to be typical. Zero would be wrong by as much as the context costs, so the fit keeps what was typical of its trace: the median, over
-steps that decode, of cached tokens per decoding request, and the same for prefill where the trace tells them apart. A
-step of B requests and S tokens without a context of its own is given as much a request.
+Where a caller names only the requests and tokens of a step, its cached context is taken to be typical. Zero would be
+wrong by as much as the context costs, so the fit keeps what was typical of its trace: the median, over steps that
+decode, of cached tokens per decoding request, and the same for prefill where the trace tells them apart. A step of B
+requests and S tokens without a context of its own is given as much a request.
 """
 
 from collections.abc import Iterator, Mapping

@@ -3,10 +3,10 @@
 This is what `NAME.fit.json` holds (schema `latfit.fit/1`, see `docs/formats.md`; its parts in `fit_parts`); reading it
 back gives the same record.
 
-What else the parameters could have been is part of it, so that what follows from them gets an interval. A fit keeps up to 200 parameter vectors that its data allow: of its bootstrap where one was asked for, else drawn from
-the covariance of its parameters (see `fitting.uncertainty.bootstrap`). Everything computed from a fit (a threshold, a
-capacity) computed from each of them gives its spread: the 2.5 % and 97.5 % quantiles of B1 over the draws are B1's 95 %
-interval.
+What else the parameters could have been is part of it, so that what follows from them gets an interval. A fit keeps up
+to 200 parameter vectors that its data allow: of its bootstrap where one was asked for, else drawn from the covariance
+of its parameters (see `fitting.uncertainty.bootstrap`). Everything computed from a fit (a threshold, a capacity)
+computed from each of them gives its spread: the 2.5 % and 97.5 % quantiles of B1 over the draws are B1's 95 % interval.
 
     draws = parameter_draws(fit)                              (n, p), None where a fit keeps none
     T = latency_draws(fit, draws, B, S)                       (n, m) for m steps

@@ -17,8 +17,9 @@ With work that grows by gamma_B a request and gamma_S a token:
 T(B,S) = tau_0 + (w_0 + w_1 S) v / (P_max (1 - e^(-k_B B)) (1 - e^(-k_S S))) + tau_B B + tau_S S,
 v = 1 + gamma_B B + gamma_S S
 
-The columns are those above with g_B g_S v in place of g_B g_S. Written out there would be five columns from four parameters, so the gammas are searched like rates. T stays convex in S at fixed B
-and in B at fixed S: x g, x^2 g are products of non-negative increasing convex functions.
+The columns are those above with g_B g_S v in place of g_B g_S. Written out there would be five columns from four
+parameters, so the gammas are searched like rates. T stays convex in S at fixed B and in B at fixed S: x g, x^2 g are
+products of non-negative increasing convex functions.
 """
 
 from dataclasses import dataclass

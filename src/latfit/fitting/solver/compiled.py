@@ -9,9 +9,9 @@ span_j) the mixed-radix number key = (..(c_1 - low_1) span_2 + (c_2 - low_2)) ..
 keys: one counting sort carries T to its cell. Many: a radix sort, digit by digit.
 
 The saturation form: latency of many cells, and the normal equations of its logarithm, without arrays of slopes in
-between. Cells come sorted by B, so that g_B is computed once for all cells of one B; g_S once for each number of tokens that
-occurs. Slopes are those of `model.saturation`, gathered in blocks that stay in the first-level cache, where products
-of columns are sums over adjacent numbers.
+between. Cells come sorted by B, so that g_B is computed once for all cells of one B; g_S once for each number of tokens
+that occurs. Slopes are those of `model.saturation`, gathered in blocks that stay in the first-level cache, where
+products of columns are sums over adjacent numbers.
 """
 
 from collections.abc import Mapping

@@ -7,13 +7,14 @@ single coordinate does, because the active set was a bad guess. The search ends 
 still promise is below a part in 10^12 of the cost, or no step gains.
 
 Where one step has to be the answer itself (`bounded_step`, for a bootstrap), damping would bias it and a guessed active
-set would not do: it is argmin over low <= d <= high of q(d) = 1/2 d'Hd - g'd. Flat directions of H carry no information, so a step does not move along them: with H = V diag(l) V' on directions of
-equal scale, those with l below 1e-12 of the largest are left out. A minimum inside the box is the plain Newton step;
-else q is, up to a constant, half of |root d - target|^2 with root'root = H, and a primal active set closes in on its
-least value: from d = 0 on, the coordinates that are free go to their least-squares solution (the shortest one), or as
-far towards it as the box lets them, where the one that stops them is held; once they are there, the held one whose
-gradient points inwards most is let go. q is a parabola along each stretch and its lowest point is never passed, so that
-no step ends above q(0) = 0, whatever H's rank (Lawson & Hanson 1974, section 23.3, with two ends).
+set would not do: it is argmin over low <= d <= high of q(d) = 1/2 d'Hd - g'd. Flat directions of H carry no
+information, so a step does not move along them: with H = V diag(l) V' on directions of equal scale, those with l below
+1e-12 of the largest are left out. A minimum inside the box is the plain Newton step; else q is, up to a constant, half
+of |root d - target|^2 with root'root = H, and a primal active set closes in on its least value: from d = 0 on, the
+coordinates that are free go to their least-squares solution (the shortest one), or as far towards it as the box lets
+them, where the one that stops them is held; once they are there, the held one whose gradient points inwards most is let
+go. q is a parabola along each stretch and its lowest point is never passed, so that no step ends above q(0) = 0,
+whatever H's rank (Lawson & Hanson 1974, section 23.3, with two ends).
 """
 
 from dataclasses import dataclass

@@ -4,8 +4,9 @@ The scale of a robust loss is the spread of the residuals of the very fit it bel
 scale, the spread of its residuals by the median absolute deviation, a fit with that scale, and once more. With the
 scale held, the cost falls in each solve; a scale floor keeps noise-free data from dividing by zero.
 
-`separable` searches by variable projection and polishes with `levenberg_marquardt`; `trf` runs SciPy's trust-region reflective from
-starts that know nothing of the structure, as anyone would. On large data the starts race on a sample of the rows.
+`separable` searches by variable projection and polishes with `levenberg_marquardt`; `trf` runs SciPy's trust-region
+reflective from starts that know nothing of the structure, as anyone would. On large data the starts race on a sample of
+the rows.
 """
 
 from dataclasses import dataclass, replace

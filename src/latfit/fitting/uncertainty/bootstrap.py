@@ -19,12 +19,13 @@ model where it bends away (see below). The scale of the loss stays what it was. 
 measurement, from its own standard deviation.
 
 Up to 200 of the parameter vectors stay with a fit, so that whatever is computed from it gets an interval; without a
-bootstrap they are drawn from the covariance. A draw d from the covariance of the coordinates z, or from one step of a bootstrap, is a move to first order: it says
-that predictions move from u to u + J d (u = ln T, or T for absolute residuals). Where a direction is nearly flat d is
-long, the formula bends away under it, and T(z + d) is nonsense although J d is small. So each draw whose prediction
-misses u + J d by more than a tenth of the typical move is carried back: to the vector in the box of the parameters
-whose predictions are closest to u + J d, by damped Gauss-Newton steps from the estimate (as in randomize-then-optimize,
-Bardsley et al. 2014). Predictions are compared on up to 120 of the steps, the extremes of every column among them.
+bootstrap they are drawn from the covariance. A draw d from the covariance of the coordinates z, or from one step of a
+bootstrap, is a move to first order: it says that predictions move from u to u + J d (u = ln T, or T for absolute
+residuals). Where a direction is nearly flat d is long, the formula bends away under it, and T(z + d) is nonsense
+although J d is small. So each draw whose prediction misses u + J d by more than a tenth of the typical move is carried
+back: to the vector in the box of the parameters whose predictions are closest to u + J d, by damped Gauss-Newton steps
+from the estimate (as in randomize-then-optimize, Bardsley et al. 2014). Predictions are compared on up to 120 of the
+steps, the extremes of every column among them.
 
 Flat directions are not explored by that: their parameters are not identified and the draws do not pretend otherwise.
 """

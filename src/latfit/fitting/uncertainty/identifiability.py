@@ -8,16 +8,16 @@ dln theta_j, says how much worse the worst combination of relative changes is to
 
 A parameter is identified when its standard error is below its own size, or too small to move a step's latency by 10 %.
 
-Where single parameters are not identified, products, ratios and sums of them may be. Candidates are built from a group of parameters that trade against each other: each parameter, work over a peak (and
-over a rate), products of peaks and rates, and sums of up to three such monomials of one dimension without a parameter
-in common (a request and a token count as one dimension: in decoding they are the same thing). Where the data hold one
-value of B or S only, a cost of a request or a token times that value is a cost of a step: "tau_0 + 4*tau_B" at B = 4.
-With g a candidate's
-gradient in the coordinates z, its variance is |R g|^2 (delta method), R'R the covariance of z on the directions that
-are not flat. A candidate is identified when g has no part in a flat direction and its standard error is at most a
-quarter of its value (an alias of exactly flat parameters is named whatever its error is), and worth naming when that is
-at most half of what any of its parameters has alone; a parameter that is known not to be identified has nothing alone.
-The simplest and most certain come first; others are added while their gradients say something new.
+Where single parameters are not identified, products, ratios and sums of them may be. Candidates are built from a group
+of parameters that trade against each other: each parameter, work over a peak (and over a rate), products of peaks and
+rates, and sums of up to three such monomials of one dimension without a parameter in common (a request and a token
+count as one dimension: in decoding they are the same thing). Where the data hold one value of B or S only, a cost of a
+request or a token times that value is a cost of a step: "tau_0 + 4*tau_B" at B = 4. With g a candidate's gradient in
+the coordinates z, its variance is |R g|^2 (delta method), R'R the covariance of z on the directions that are not flat.
+A candidate is identified when g has no part in a flat direction and its standard error is at most a quarter of its
+value (an alias of exactly flat parameters is named whatever its error is), and worth naming when that is at most half
+of what any of its parameters has alone; a parameter that is known not to be identified has nothing alone. The simplest
+and most certain come first; others are added while their gradients say something new.
 """
 
 import itertools

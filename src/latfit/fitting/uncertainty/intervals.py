@@ -1,7 +1,7 @@
 """How the intervals of parameters are made, and the parameter vectors that stay with a fit.
 
-`sandwich` is that of `covariance`: instant, and right where the cost is a parabola over the interval.
-`profile` follows the cost itself (see `profile_likelihood`): right for bent valleys and open ends, some forty refits a parameter.
+`sandwich` is that of `covariance`: instant, and right where the cost is a parabola over the interval. `profile` follows
+the cost itself (see `profile_likelihood`): right for bent valleys and open ends, some forty refits a parameter.
 `bootstrap` takes quantiles of resampled fits (see `bootstrap`): it sees what neighbours in time share, which the other
 two do not. The quantiles lie a little outside 2.5 % and 97.5 % where rows are few, because resamples spread less than
 estimates do by sqrt((n-p)/n), and the spread itself is estimated (t for normal; Hesterberg 2015). What is not

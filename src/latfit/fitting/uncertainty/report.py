@@ -1,11 +1,11 @@
 """What the data tell of the parameters: which are identified, which only in combination, and what to measure.
 
 Intervals from the curvature are checked against the cost where the data are weak (`verified`), and against what a
-straight line predicts of held-out steps. Intervals take the model at its word: what it does not follow they take for noise that cells do not share. In a log the
-neighbours in B and in time share it, and over ten thousands of rows a valley then seems to have a bottom, which another
-day's log would put elsewhere. So a model that holds the line as a limit has to predict rows left out better than the
-line: with e_i and l_i the errors of both on fold i of K, the mean of ln(l_i/e_i) must exceed its standard error
-sd/sqrt(K). Where it does not, the line says the same as well:
+straight line predicts of held-out steps. Intervals take the model at its word: what it does not follow they take for
+noise that cells do not share. In a log the neighbours in B and in time share it, and over ten thousands of rows a
+valley then seems to have a bottom, which another day's log would put elsewhere. So a model that holds the line as a
+limit has to predict rows left out better than the line: with e_i and l_i the errors of both on fold i of K, the mean of
+ln(l_i/e_i) must exceed its standard error sd/sqrt(K). Where it does not, the line says the same as well:
 
 * what only bends (rates, peaks, the work before the first token) has any value, up to no bend at all: not identified;
 * a cost that both have is identified if its interval holds what the line says of it, and so is a combination of costs;
