@@ -8,16 +8,6 @@ cached tokens has the context that is typical of the fit's trace.
 Two fits are compared where both have measured: on a geometric grid over the common box of B and S (S >= B), at the
 mean of their typical contexts, decode steps alone where one has measured no others. The verdict is on the median of
 T_other/T_first over that grid; its interval comes from the parameter draws that both fits keep.
-
-A step with more tokens than were measured has a wider interval. A fit keeps how it did when only the steps of up to S_t
-tokens trained it and those above, up to the largest S_max, were asked: nine of ten were off by less than a share e. Its
-terms are powers of S, so that an error of a power grows with the logarithm of the distance. A step of S > S_max tokens
-therefore has its limits moved outwards by the factor
-
-    (1 + e)^(ln(S/S_max) / ln(S_max/S_t)),
-
-which is 1 + e where it lies as far outside as the farthest of the steps that were asked. Where a fit was never asked
-so, it cannot tell.
 """
 
 import math
@@ -34,25 +24,6 @@ from latfit.stats import FloatArray, error_metrics
 from latfit.trace import PREFILL, UNKNOWN, Trace, phases
 
 CANNOT_TELL = "No interval beyond the measured tokens: the data hold too few values of S to try an extrapolation."
-
-
-def widening(fit: FitResult, S: FloatArray) -> FloatArray:
-    """Factor (n,) >= 1 on both limits of steps of S tokens; NaN where the fit cannot tell."""
-    known = np.ones(np.shape(S))
-    if "S" not in fit.domain:
-        return known
-    measured = float(fit.domain["S"][1])
-    beyond = np.asarray(S) > measured
-    if not beyond.any():
-        return known
-    tried = fit.cross_validation.extrapolation_S
-    trained = tried.trained_up_to_S if tried else None
-    if not tried or not trained or not 0 < trained < measured:
-        known[beyond] = np.nan
-        return known
-    distance = np.log(np.asarray(S)[beyond] / measured) / math.log(measured / trained)
-    known[beyond] = (1 + tried.p90_ape_pct / 100) ** distance
-    return known
 
 
 GRID_SIDE = 25
@@ -116,7 +87,7 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
             silent.append(_why_silent(fit, str(phase), level))
     why = _why_outside(fit, steps)
     low[why == NO_PREFILL], high[why == NO_PREFILL] = np.nan, np.nan
-    wider = widening(fit, steps.floats("S"))
+    wider = fit.widening(steps.floats("S"))
     if np.isnan(wider).any():
         silent.append(CANNOT_TELL)
     notes = tuple(dict.fromkeys([*taken(fit, steps), *silent]))

@@ -282,16 +282,18 @@ class FitProblem:
 
     def jacobian(self, z: FloatArray) -> FloatArray:
         """dr/dz (n, free)."""
-        theta = self.theta(z)
-        slopes = self.slopes(theta)
+        return self.residual_slopes(self.theta(z), self.steps)
+
+    def residual_slopes(self, theta: FloatArray, steps: Steps) -> FloatArray:
+        """dr/dz (n, free) of any steps."""
+        slopes = self.slopes(theta, steps)
         if self.options.residuals == "absolute":
             return slopes
-        predicted = np.maximum(self.model.latency_ms(theta, self.steps), 1e-300)
-        return slopes / predicted[:, None]
+        return slopes / np.maximum(self.model.latency_ms(theta, steps), 1e-300)[:, None]
 
-    def slopes(self, theta: FloatArray) -> FloatArray:
-        """dT/dz (n, free)."""
-        by_parameter = self.model.gradient(theta, self.steps).T[self.free]
+    def slopes(self, theta: FloatArray, steps: Steps) -> FloatArray:
+        """dT/dz (n, free) of any steps."""
+        by_parameter = self.model.gradient(theta, steps).T[self.free]
         return np.asarray((by_parameter * self.chain(theta)[:, None]).T)
 
     def chain(self, theta: FloatArray) -> FloatArray:

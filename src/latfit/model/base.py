@@ -1,15 +1,8 @@
-"""What every latency model is built from: parameters, columns of steps, and the saturation factor.
-
-The saturation factor g_k(x) = 1 / (1 - e^(-k x)) is how much slower a unit of work runs at size x than at full load.
-Computed as -1/expm1(-k x), which keeps full precision for k x -> 0, where g -> 1/(k x) + 1/2. Its slopes are
-dg/dk = -x g(g-1) and dg/dx = -k g(g-1), with g(g-1) = e^(-k x) g^2: no overflow for large k x, no cancellation.
-"""
+"""What every latency model is built from: parameters, columns of steps, and what a formula has to tell."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
-
-import numpy as np
 
 from latfit.stats import FloatArray
 
@@ -84,13 +77,3 @@ class LatencyModel(Protocol):
     def assemble(self, outer: FloatArray, coefficients: FloatArray) -> FloatArray:
         """theta (p,) from outer parameters and linear coefficients (m,)."""
         ...
-
-
-def saturation_factor(k: float, x: FloatArray) -> FloatArray:
-    """g_k(x) >= 1 for k > 0, x > 0."""
-    return np.asarray(-1.0 / np.expm1(-k * x), dtype=np.float64)
-
-
-def saturation_curvature(k: float, x: FloatArray, g: FloatArray) -> FloatArray:
-    """g(g-1), the factor in both slopes of g."""
-    return np.asarray(np.exp(-k * x) * g * g, dtype=np.float64)

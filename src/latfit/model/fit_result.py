@@ -14,6 +14,16 @@ computed from each of them gives its spread: the 2.5 % and 97.5 % quantiles of B
 
 Two fits are independent of each other: pair their draws as they come. A draw is a whole curve, so compare steps within
 a draw, never quantiles of single steps.
+
+A step with more tokens than were measured has a wider interval. A fit keeps how it did when only the steps of up to S_t
+tokens trained it and those above, up to the largest S_max, were asked: nine of ten were off by less than a share e. Its
+terms are powers of S, so that an error of a power grows with the logarithm of the distance. A step of S > S_max tokens
+therefore has its limits moved outwards by the factor
+
+    (1 + e)^(ln(S/S_max) / ln(S_max/S_t)),
+
+which is 1 + e where it lies as far outside as the farthest of the steps that were asked. Where a fit was never asked
+so, it cannot tell.
 """
 
 import math
@@ -175,6 +185,24 @@ class FitResult:
     def limits(self) -> PredictionIntervals:
         """The limits of single steps, by phase."""
         return intervals_from_json(self.intervals)
+
+    def widening(self, S: FloatArray) -> FloatArray:
+        """Factor (n,) >= 1 on both limits of steps of S tokens; NaN where the fit cannot tell."""
+        known = np.ones(np.shape(S))
+        if "S" not in self.domain:
+            return known
+        measured = float(self.domain["S"][1])
+        beyond = np.asarray(S) > measured
+        if not beyond.any():
+            return known
+        tried = self.cross_validation.extrapolation_S
+        trained = tried.trained_up_to_S if tried else None
+        if not tried or not trained or not 0 < trained < measured:
+            known[beyond] = np.nan
+            return known
+        distance = np.log(np.asarray(S)[beyond] / measured) / math.log(measured / trained)
+        known[beyond] = (1 + tried.p90_ape_pct / 100) ** distance
+        return known
 
     def outside_domain(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
         """True (n,) where a step lies outside the box of B, S and other columns that was measured, or holds prefill

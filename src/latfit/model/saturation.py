@@ -3,7 +3,10 @@
 T(B,S) = tau_0 + (w_0 + w_1 S) / (P_max (1 - e^(-k_B B)) (1 - e^(-k_S S))) + tau_B B + tau_S S
 
 A step starts up (tau_0), does work w_0 + w_1 S at a rate that approaches P_max as batch and tokens fill the machine,
-and pays a little per request and per token. With g the saturation factor of `base`:
+and pays a little per request and per token. The saturation factor g_k(x) = 1/(1 - e^(-k x)) is how much slower a unit
+of work runs at size x than at full load. Computed as -1/expm1(-k x), which keeps full precision for k x -> 0, where g
+-> 1/(k x) + 1/2. Its slopes are dg/dk = -x g(g-1) and dg/dx = -k g(g-1), with g(g-1) = e^(-k x) g^2: no overflow for
+large k x, no cancellation. With it:
 
 * T depends on w_0, w_1, P_max only through a = w_0/P_max and b = w_1/P_max, so (w_0, w_1, P_max) -> c (w_0, w_1, P_max)
   changes nothing. The gauge w_1 = 1 removes the freedom and gives P_max in tokens/ms and w_0 in tokens.
@@ -26,8 +29,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfit.model.base import Parameter, Steps, saturation_curvature, saturation_factor
+from latfit.model.base import Parameter, Steps
 from latfit.stats import FloatArray
+
+
+def saturation_factor(k: float, x: FloatArray) -> FloatArray:
+    """g_k(x) >= 1 for k > 0, x > 0."""
+    return np.asarray(-1.0 / np.expm1(-k * x), dtype=np.float64)
+
+
+def saturation_curvature(k: float, x: FloatArray, g: FloatArray) -> FloatArray:
+    """g(g-1), the factor in both slopes of g."""
+    return np.asarray(np.exp(-k * x) * g * g, dtype=np.float64)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.prediction import CANNOT_TELL, predict, widening
+from latfit.fitting.prediction import CANNOT_TELL, predict
 from latfit.fitting.problem import FitOptions
 from latfit.model.fit_parts import CrossValidation, HeldOutErrors
 from latfit.model.fit_result import FitResult
@@ -28,7 +28,7 @@ def asked(fit: FitResult, trained: float, p90: float) -> FitResult:
 
 def test_as_far_outside_as_was_asked_the_error_found_there_counts_once(line: FitResult) -> None:
     """Trained up to 1000 and asked up to 4000: 16000 is one such distance outside, 64000 two."""
-    factors = widening(asked(line, 1000.0, 20.0), np.array([10.0, 4000.0, 16000.0, 64000.0]))
+    factors = asked(line, 1000.0, 20.0).widening(np.array([10.0, 4000.0, 16000.0, 64000.0]))
     assert factors == pytest.approx([1.0, 1.0, 1.2, 1.44])
 
 
@@ -60,6 +60,6 @@ def test_a_wrong_form_is_covered_beyond_its_data() -> None:
     fit = fit_trace(steps(S), FitOptions(model="linear"))
     beyond = steps(np.arange(6000.0, 8001.0, 100.0))
     found, T = predict(fit, beyond), beyond["T_ms"]
-    factor = widening(fit, beyond.floats("S"))
+    factor = fit.widening(beyond.floats("S"))
     assert np.all((found.low <= T) & (found.high >= T))
     assert np.all(found.high / factor < T)

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from latfit.fitting.sensitivity import WORK, Grid, sensitivity, steps_at, terms_of
-from latfit.model.base import saturation_curvature, saturation_factor
 from latfit.model.registry import FAMILY
-from latfit.model.saturation import Saturation
+from latfit.model.saturation import Saturation, saturation_curvature, saturation_factor
 from tests.conftest import REFERENCE
 
 B, S = np.array([1.0, 8.0, 64.0]), np.array([1.0, 64.0, 512.0, 4096.0])

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from latfit.model.base import saturation_factor
-from latfit.model.saturation import Saturation
+from latfit.model.saturation import Saturation, saturation_factor
 from latfit.stats import FloatArray
 from tests.conftest import REFERENCE
 

@@ -193,7 +193,7 @@ class Objective:
             g, H = normal_equations(theta, rows.axes, free, divisor, sums.pull, sums.stiffness)
             gradient, curvature = g * chain, H * np.outer(chain, chain)
         else:
-            J = problem.slopes(theta) / divisor[:, None]
+            J = problem.slopes(theta, problem.steps) / divisor[:, None]
             gradient, curvature = J.T @ sums.pull, J.T @ (J * sums.stiffness[:, None])
         known, slopes = prior_rows(problem, z, self.f_scale)
         cost = sums.cost + 0.5 * float(known @ known)

@@ -130,8 +130,7 @@ def relative_error_at(problem: FitProblem, theta: FloatArray, doubt: Uncertainty
     """Standard error of ln T (n,) at steps, from what the data leave open of the parameters (delta method)."""
     if doubt.root is None:
         return np.zeros(len(steps["B"]))
-    slopes = problem.model.gradient(theta, steps)[:, problem.free] * problem.chain(theta)
-    slopes = slopes / np.maximum(problem.model.latency_ms(theta, steps), 1e-300)[:, None]
+    slopes = problem.slopes(theta, steps) / np.maximum(problem.model.latency_ms(theta, steps), 1e-300)[:, None]
     return np.asarray(np.linalg.norm(slopes @ doubt.root.T, axis=1))
 
 

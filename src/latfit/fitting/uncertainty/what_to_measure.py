@@ -43,8 +43,8 @@ def measurements(problem: FitProblem, solution: Solution, groups: Sequence[Seque
     z = problem.coordinates(theta)
     candidates = _candidates(problem)
     sigma = max(mad_sigma(problem.residuals(solution.z), problem.weights), _LEAST_SPREAD)
-    rows = _rows(problem, theta, candidates) / sigma
-    present = _rows(problem, theta, problem.steps) / sigma
+    rows = problem.residual_slopes(theta, candidates) / sigma
+    present = problem.residual_slopes(theta, problem.steps) / sigma
     information = present.T @ (present * problem.weights[:, None]) + np.diag(1 / _prior(problem) ** 2)
     sizes = np.array([1.0 if p.positive else max(float(z[i]), 0.1) for i, p in enumerate(problem.free_parameters)])
     repeats = max(10.0, problem.rows / (10.0 * (int(problem.cells.max()) + 1)))
@@ -197,14 +197,6 @@ def _plausible(problem: FitProblem, theta: FloatArray) -> FloatArray:
         full, linear = _FULL / float(x.min()), _LINEAR / float(x.max())
         moved[i] = min(max(theta[i], linear), max(full, linear))
     return moved
-
-
-def _rows(problem: FitProblem, theta: FloatArray, steps: Mapping[str, FloatArray]) -> FloatArray:
-    """dlnT/dz (n, free), or dT/dz for absolute residuals."""
-    slopes = problem.model.gradient(theta, steps)[:, problem.free] * problem.chain(theta)
-    if problem.options.residuals == "absolute":
-        return slopes
-    return np.asarray(slopes / np.maximum(problem.model.latency_ms(theta, steps), 1e-300)[:, None])
 
 
 def _prior(problem: FitProblem) -> FloatArray:
