@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 SAMPLES = ROOT / "sample_traces"
 TRACES = ("tiny", "smollm2", "phases")
 PERCENTILES = (90, 95)
-SLA_MS = {"tiny": 20.0, "smollm2": 400.0, "phases": 5.0}
+SLA_MS = {"tiny": 20.0, "smollm2": 400.0, "phases": 12.0}
 
 Ask = Callable[[str], Any]
 
@@ -81,8 +81,7 @@ def test_steps_that_a_plan_lets_through_are_those_that_predict_sees_below_the_li
 ) -> None:
     sla = SLA_MS[fitted[0]]
     plan = ask(f"plan --sla {sla}ms --percentile {percentile}")
-    known = [row for row in plan["inverse"]["S_at_B"] if row["path"] == "cpu" and not row["extrapolated"]]
-    rows = [row for row in known if row["S_max"] > row["B"]]
+    rows = [row for row in plan["inverse"]["S_at_B"] if row["path"] == "cpu" and row["S_max"] > row["B"]]
     compared = 0
     for row in rows:
         B, S = row["B"], row["S_max"]
@@ -90,7 +89,7 @@ def test_steps_that_a_plan_lets_through_are_those_that_predict_sees_below_the_li
         (inside,) = limits(ask, percentile, B, [S], **prefill)
         assert inside is not None
         assert inside <= sla * (1 + 1e-9), row
-        if rows_end(fitted[1]) > S:
+        if rows_end(fitted[1]) != S:
             longer = {} if fitted[0] != "phases" else {"prefill_requests": 1, "prefill_tokens": S - B + 2}
             (beyond,) = limits(ask, percentile, B, [S + 1], **longer)
             assert beyond is not None
@@ -117,7 +116,7 @@ def test_engines_are_told_one_largest_batch(percentile: int, fitted: tuple[str, 
     assert seqs <= batch
     within, beyond = limits(ask, percentile, batch, [batch]), limits(ask, percentile, batch + 1, [batch + 1])
     if within[0] is None:  # what predict cannot tell, the plan does not promise
-        assert any("cannot tell" in note for note in plan["notes"])
+        assert any("too few independent samples" in note for note in plan["notes"])
     else:
         assert within[0] <= sla * (1 + 1e-9)
         assert beyond[0] is None or beyond[0] > sla or plan["inverse"]["B_at_S"][-1]["B_max"] == batch

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfit.hardware import ExecutionPath, step_columns
-from latfit.model import latency_draws, parameter_draws
+from latfit.model import FitResult, latency_draws, parameter_draws
 from latfit.planning.result import BatchRange, TokenRange
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, PREFILL, UNKNOWN
@@ -69,6 +69,14 @@ class StepLevels:
     decode: Level
     alone: Level
     prefill: Level
+    fit: FitResult | None = None
+
+    def wider(self, S: FloatArray) -> FloatArray:
+        """Factor (n,) on the limits of steps of S tokens: beyond the measured ones errors grow, as `latfit predict` has
+        it. One for typical steps, and where the data cannot tell, which a range says by being called extrapolated."""
+        if self.fit is None or self.percentile is None:
+            return np.ones(np.shape(S))
+        return np.nan_to_num(self.fit.widening(S), nan=1.0)
 
     @property
     def percentile(self) -> float | None:
@@ -109,9 +117,10 @@ def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
 def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
     """The levels of a path's phases; a fit of decode steps alone has no others."""
     decode = level_for(path, percentile, DECODE)
+    fit = None if path.quote is not None else path.fit
     if not path.fit.knows_prefill:
-        return StepLevels(decode, decode, decode)
-    return StepLevels(decode, level_for(path, percentile, PREFILL), level_for(path, percentile, UNKNOWN))
+        return StepLevels(decode, decode, decode, fit)
+    return StepLevels(decode, level_for(path, percentile, PREFILL), level_for(path, percentile, UNKNOWN), fit)
 
 
 def token_ranges(
@@ -138,7 +147,11 @@ def tokens_within(
     """Ranges of S from B up to `top` whose steps of B requests meet the SLA; at: S (n,) -> typical ms (n,). A step of
     S = B is decode, and any other holds prefill."""
     limit = sla_ms / levels.of(B).factor
-    spans = feasible_ranges(at, limit, B + 1, top, convex=convex) if top is None or top > B else []
+
+    def widened(S: FloatArray) -> FloatArray:
+        return at(S) * levels.wider(S)
+
+    spans = feasible_ranges(widened, limit, B + 1, top, convex=convex) if top is None or top > B else []
     if _one(at, B) > sla_ms / levels.decode.factor:
         return spans
     if spans and spans[0].low == B + 1:
@@ -173,7 +186,7 @@ def batch_ranges(
         def at(B: FloatArray, S: int = S) -> FloatArray:
             return path.fit.latency_ms(**step_columns(B, np.full(len(B), float(S)), context))
 
-        limit = sla_ms / max(levels.prefill.factor, levels.alone.factor)
+        limit = sla_ms / max(levels.prefill.factor, levels.alone.factor) / float(levels.wider(np.array([float(S)]))[0])
         spans = feasible_ranges(at, limit, 1, S - 1, convex=path.fit.structure.convex) if S > 1 else []
         if _one(at, S) <= sla_ms / levels.decode.factor:
             joins = bool(spans) and spans[-1].high == S - 1
