@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from latfit.compiled import compiled
 from latfit.stats import FloatArray
 
 SHIFT = 43
@@ -266,12 +266,12 @@ def _integers(most: int) -> type[np.unsignedinteger]:
     return np.uint16 if most < 1 << 16 else np.uint32
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _bin(took: float, bits: int) -> int:
     return (bits if took > LEAST else LEAST_BITS) >> SHIFT
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _span(times: Any, bits: Any, warm: int) -> tuple[int, int]:
     """Bins of the smallest and the largest time."""
     low, high = np.inf, -1.0
@@ -285,7 +285,7 @@ def _span(times: Any, bits: Any, warm: int) -> tuple[int, int]:
     return least, most
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _count(times: Any, bits: Any, how: Any, counts: Any, by_bin: Any, by_piece: Any) -> None:
     """by_bin: totals, low, high, mass; by_piece: sums, sizes (see `Sketch`)."""
     warm, length, started, first, wider = how
@@ -314,7 +314,7 @@ def _count(times: Any, bits: Any, how: Any, counts: Any, by_bin: Any, by_piece: 
         sums[k], sizes[k] = total, size
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _members(times: Any, bits: Any, warm: int, first: int, wanted: Any, count: int) -> Any:
     """The times (count,) in the bins that are wanted."""
     found = np.empty(count)
@@ -326,7 +326,7 @@ def _members(times: Any, bits: Any, warm: int, first: int, wanted: Any, count: i
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _reach(counts: Any, column: int, share: float, found: Any) -> int:
     """Requests of each batch (k,) in bins below a column, and a share of those in it; returns how many are in it."""
     inside = 0

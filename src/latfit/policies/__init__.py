@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         default_cutoff_ms as default_cutoff_ms,
         named_policy as named_policy,
     )
-    from latfit.policies.dispatch import compiled as compiled, decide as decide
+    from latfit.policies.dispatch import decide as decide
     from latfit.policies.marginal_cost import RULES as RULES, stopping_batch as stopping_batch
     from latfit.policies.policy import (
         DispatchTable as DispatchTable,

@@ -17,18 +17,11 @@ typical T(b) in ms, b = 0 (unused) to the largest batch.
 - split: with both paths idle, the queue is split where the sum of all delays is least; with one idle, as in
   three-stage. A queue below THRESHOLD waits to be merged with what comes, for PATIENCE at most.
 - deadline: wait for the largest batch as long as every deadline can still be met.
-
-How decisions and the simulator's core are compiled: one loop in the end, without calls or counted references in it.
-
-Functions compiled with it make no arrays, so that nothing needs reference counts, and are inlined into their callers:
-both together make the loop over small batches about twice as fast.
 """
 
 import math
-from typing import Any
 
-from numba import njit
-
+from latfit.compiled import entry, inner
 from latfit.policies import marginal_cost
 from latfit.policies.codes import (
     AMORTISED,
@@ -65,17 +58,12 @@ from latfit.policies.codes import (
     WINDOW,
 )
 
-_OPTIONS: Any = {"cache": True, "nogil": True, "error_model": "numpy", "forceinline": True, "_nrt": False}
-
-compiled: Any = njit(**_OPTIONS)
-
-
-_literal = compiled(marginal_cost.literal_waits)
-_amortised = compiled(marginal_cost.amortised_waits)
-_total_delay = compiled(marginal_cost.total_delay_waits)
+_literal = inner(marginal_cost.literal_waits)
+_amortised = inner(marginal_cost.amortised_waits)
+_total_delay = inner(marginal_cost.total_delay_waits)
 
 
-@compiled
+@entry
 def decide(code, p, times, view):  # type: ignore[no-untyped-def]
     """What policy `code` with parameters `p` does; see the module. One way out of each function: numba then drops the
     counting of references, which would cost more than the decision."""
@@ -104,12 +92,12 @@ def decide(code, p, times, view):  # type: ignore[no-untyped-def]
     return found
 
 
-@compiled
+@inner
 def _serve(p, view):  # type: ignore[no-untyped-def]
     return SERVE_MAIN, min(int(view[WAITING]), int(p[MAIN_LARGEST])), 0.0, 0
 
 
-@compiled
+@inner
 def _patient(p, view, enough):  # type: ignore[no-untyped-def]
     """Wait until `enough` are there, or the oldest has waited for PATIENCE."""
     until = view[OLDEST] + p[PATIENCE]
@@ -119,7 +107,7 @@ def _patient(p, view, enough):  # type: ignore[no-untyped-def]
     return found
 
 
-@compiled
+@inner
 def _tabled(p, view):  # type: ignore[no-untyped-def]
     waiting = int(view[WAITING])
     take = int(p[min(HEADER + waiting, len(p) - 1)])
@@ -129,7 +117,7 @@ def _tabled(p, view):  # type: ignore[no-untyped-def]
     return found
 
 
-@compiled
+@inner
 def _marginal(p, times, B):  # type: ignore[no-untyped-def]
     """B where the rule dispatches B waiting requests, B + 1 where it waits for one more."""
     enough = B
@@ -145,7 +133,7 @@ def _marginal(p, times, B):  # type: ignore[no-untyped-def]
     return enough
 
 
-@compiled
+@inner
 def _cutoff(p, view):  # type: ignore[no-untyped-def]
     expires = view[OLDEST] + p[T_CUT]
     if view[MAIN_FREE] <= view[NOW]:
@@ -157,7 +145,7 @@ def _cutoff(p, view):  # type: ignore[no-untyped-def]
     return found
 
 
-@compiled
+@inner
 def _three_stage(p, times, view):  # type: ignore[no-untyped-def]
     idle = view[MAIN_FREE] <= view[NOW]
     side_idle = view[SIDE_FREE] <= view[NOW] and view[SIDE_WAITING] == 0
@@ -178,7 +166,7 @@ def _three_stage(p, times, view):  # type: ignore[no-untyped-def]
     return found
 
 
-@compiled
+@inner
 def _split(p, times, view):  # type: ignore[no-untyped-def]
     idle = view[MAIN_FREE] <= view[NOW]
     side_idle = view[SIDE_FREE] <= view[NOW] and view[SIDE_WAITING] == 0
@@ -201,7 +189,7 @@ def _split(p, times, view):  # type: ignore[no-untyped-def]
     return found
 
 
-@compiled
+@inner
 def best_split(p, times, waiting):  # type: ignore[no-untyped-def]
     """How many of `waiting` the side path takes so that the sum of all their delays is least, both paths being idle."""
     least, best = math.inf, 0
@@ -214,7 +202,7 @@ def best_split(p, times, waiting):  # type: ignore[no-untyped-def]
     return best
 
 
-@compiled
+@inner
 def _deadline(p, times, view):  # type: ignore[no-untyped-def]
     largest = int(p[MAIN_LARGEST])
     take = min(int(view[WAITING]), largest)
@@ -225,13 +213,13 @@ def _deadline(p, times, view):  # type: ignore[no-untyped-def]
     return found
 
 
-@compiled
+@inner
 def _main_ends(p, times, view):  # type: ignore[no-untyped-def]
     """When the main path would end all that wait, or its largest batch of them."""
     return max(view[NOW], view[MAIN_FREE]) + times[MAIN, min(int(view[WAITING]), int(p[MAIN_LARGEST]))]
 
 
-@compiled
+@inner
 def _side_ends(p, times, view, more):  # type: ignore[no-untyped-def]
     """When the side path would end `more` requests behind those that already wait for it."""
     largest, total = int(p[SIDE_LARGEST]), int(view[SIDE_WAITING]) + more
@@ -239,7 +227,7 @@ def _side_ends(p, times, view, more):  # type: ignore[no-untyped-def]
     return max(view[NOW], view[SIDE_FREE]) + full * times[SIDE, largest] + times[SIDE, total - full * largest]
 
 
-@compiled
+@inner
 def _ends_by(p, times, view, deadline):  # type: ignore[no-untyped-def]
     """The most requests that the side path, given them now, ends by `deadline`."""
     take = min(int(view[WAITING]), int(p[SIDE_LARGEST]))

@@ -36,16 +36,14 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from latfit.compiled import compiled
 from latfit.histogram import PIECES, Pool, Sketch, at_most, pooled, sketch_of
 from latfit.model import StepRatios
 from latfit.queueing.distribution import OverflowLaw, positive, stable
 from latfit.queueing.responses import POISSON, USUAL, Arrivals, Effort
 from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
-
-_compiled: Any = njit(cache=True, nogil=True, error_model="numpy")
 
 
 class Points(NamedTuple):
@@ -59,7 +57,7 @@ class Points(NamedTuple):
     last: Any
 
 
-@_compiled
+@compiled
 def _ratio(points, batch, u):  # type: ignore[no-untyped-def]
     """The ratio that a share u of the services of such batches does not exceed; none known (no value): one."""
     if len(points.values) == 0:
@@ -74,7 +72,7 @@ def _ratio(points, batch, u):  # type: ignore[no-untyped-def]
     return points.values[low]
 
 
-@_compiled
+@compiled
 def serve_batches(arrive, T, threshold, points, u, response):  # type: ignore[no-untyped-def]
     """Response in ms of every arrival (n,), batches of threshold..len(T) - 1; returns how many batches were served.
     T[0] is not used."""
@@ -93,7 +91,7 @@ def serve_batches(arrive, T, threshold, points, u, response):  # type: ignore[no
     return served
 
 
-@_compiled
+@compiled
 def serve_with_cutoff(arrive, cutoff, main, side, u, out):  # type: ignore[no-untyped-def]
     """Greedy batches on a main server; who still waits at age `cutoff` goes to a side server, one at a time.
 

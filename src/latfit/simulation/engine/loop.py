@@ -12,6 +12,7 @@ same operations on the clock in the same order, so that not one bit differs; req
 
 import numpy as np
 
+from latfit.compiled import entry, inner
 from latfit.simulation.engine.queue import absorb, peek
 from latfit.simulation.engine.scheduler import blocks_to_admit, plan
 from latfit.simulation.engine.state import (
@@ -44,8 +45,6 @@ from latfit.simulation.engine.state import (
     Limits,
     Load,
     State,
-    entry,
-    njit,
     put_back,
     take,
 )
@@ -92,7 +91,7 @@ def advance(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> 
     return 1
 
 
-@njit
+@inner
 def release(o: Limits, s: State) -> None:
     """Free the slots and blocks of requests that have ended and whose end the planner has seen."""
     to, count = 0, s.i[COUNT]
@@ -113,7 +112,7 @@ def release(o: Limits, s: State) -> None:
     s.i[COUNT] = to
 
 
-@njit
+@inner
 def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> None:
     """Make the planned step: its time, its tokens, and who ends with it."""
     begin = max(s.f[NOW], s.f[BUSY_UNTIL])
@@ -145,7 +144,7 @@ def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> No
     s.f[NOW] = begin if o.asynchronous == 1 else end
 
 
-@njit
+@inner
 def captured(B: float) -> float:
     """The batch of the captured graph that runs a decode step: 1, 2, 4, then multiples of 8, up to 512."""
     if B <= 2.0 or B > 512.0:
@@ -153,7 +152,7 @@ def captured(B: float) -> float:
     return 4.0 if B <= 4.0 else float(8.0 * np.ceil(B / 8.0))
 
 
-@njit
+@inner
 def padded(o: Limits, w: Work) -> Work:
     """The work as it is computed: a step of single tokens is padded to the next captured graph."""
     if o.graphs == 0 or w.P > 0.0 or w.S > w.B:
@@ -162,7 +161,7 @@ def padded(o: Limits, w: Work) -> Work:
     return Work(B, B, w.n, w.P, w.KP, w.KD, w.A, w.L)
 
 
-@njit
+@inner
 def _progress(o: Limits, load: Load, s: State, i: int, begin: float, end: float) -> tuple[int, int]:
     """One request's part of a step: tokens it made, and how many of them follow on the step before."""
     r, chunk = s.rid[i], s.chunk[i]
@@ -204,7 +203,7 @@ def _progress(o: Limits, load: Load, s: State, i: int, begin: float, end: float)
     return made, same
 
 
-@njit
+@inner
 def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
     """Make steps of pure decoding until something could change; how many were made."""
     stops = _stops_on_arrival(o, load, s)
@@ -236,7 +235,7 @@ def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float
     return int(made)
 
 
-@njit
+@inner
 def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int, int, float, float]) -> int:
     """The loop over steps. bounds: most steps, whether an arrival stops it, cached tokens now, `until`."""
     steps, stops, cached, until = bounds
@@ -268,7 +267,7 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
     return made
 
 
-@njit
+@inner
 def _stops_on_arrival(o: Limits, load: Load, s: State) -> int:
     """1 where an arrival may be admitted, 0 where nothing can be until a request ends, -1 where something may be."""
     if s.i[COUNT] >= o.max_num_seqs:

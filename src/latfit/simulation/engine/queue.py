@@ -7,6 +7,7 @@ Language Models, 2024); a user who comes back after an absence starts level with
 Two keys: below `switch_at` waiting requests the first decides, from there on the second.
 """
 
+from latfit.compiled import inner, rare
 from latfit.simulation.engine.state import (
     FAIR,
     FCFS,
@@ -23,13 +24,12 @@ from latfit.simulation.engine.state import (
     Limits,
     Load,
     State,
-    njit,
-    rare,
 )
+from latfit.simulation.heap import pop as heap_pop, push
 from latfit.stats import FloatArray
 
 
-@njit
+@inner
 def absorb(o: Limits, load: Load, s: State, now: float) -> int:
     """Let requests that have arrived by `now` wait; how many they were."""
     before = s.i[SEEN]
@@ -37,10 +37,10 @@ def absorb(o: Limits, load: Load, s: State, now: float) -> int:
         r = s.inbox[s.i[SEEN]]
         s.i[SEEN] += 1
         if o.order == KEYED or o.order == SWITCH:
-            _push(s.heap, s.i[HEAP], load.key, r)
+            push(s.heap, s.i[HEAP], load.key, r)
             s.i[HEAP] += 1
         if o.order == SWITCH:
-            _push(s.heap_2, s.i[HEAP_2], load.key_2, r)
+            push(s.heap_2, s.i[HEAP_2], load.key_2, r)
             s.i[HEAP_2] += 1
         elif o.order == FAIR:
             _queue(load, s, r)
@@ -48,7 +48,7 @@ def absorb(o: Limits, load: Load, s: State, now: float) -> int:
     return int(s.i[SEEN] - before)
 
 
-@njit
+@inner
 def peek(o: Limits, load: Load, s: State) -> int:
     """The request that is next, or -1."""
     if s.i[WAITING] == 0:
@@ -68,7 +68,7 @@ def peek(o: Limits, load: Load, s: State) -> int:
     return int(s.heap_2[0])
 
 
-@njit
+@inner
 def pop(o: Limits, load: Load, s: State, r: int) -> None:
     """Take the request that `peek` named out of the waiting ones."""
     s.i[WAITING] -= 1
@@ -77,7 +77,7 @@ def pop(o: Limits, load: Load, s: State, r: int) -> None:
     elif o.order == FCFS:
         s.i[HEAD] += 1
     elif o.order == KEYED:
-        _pop(s.heap, s.i[HEAP], load.key)
+        heap_pop(s.heap, s.i[HEAP], load.key)
         s.i[HEAP] -= 1
     elif o.order == FAIR:
         user = load.user[r]
@@ -86,7 +86,7 @@ def pop(o: Limits, load: Load, s: State, r: int) -> None:
         s.taken[r] = 1
 
 
-@njit
+@inner
 def push_front(s: State, r: int) -> None:
     """A preempted request goes before all that wait."""
     s.stack[s.i[STACK]] = r
@@ -108,7 +108,7 @@ def _queue(load: Load, s: State, r: int) -> None:
     s.user_tail[user] = r
 
 
-@njit
+@inner
 def _least_served(s: State) -> int:
     """The user who waits and was served least, the lower number where two are level; -1 where none waits."""
     best = -1
@@ -121,34 +121,5 @@ def _least_served(s: State) -> int:
 @rare
 def _drop_taken(s: State, heap: IntArray, size: int, key: FloatArray) -> None:
     while s.taken[heap[0]] == 1:
-        _pop(heap, s.i[size], key)
+        heap_pop(heap, s.i[size], key)
         s.i[size] -= 1
-
-
-@njit
-def _before(key: FloatArray, a: int, b: int) -> bool:
-    return bool(key[a] < key[b] or (key[a] == key[b] and a < b))
-
-
-@rare
-def _push(heap: IntArray, size: int, key: FloatArray, r: int) -> None:
-    at = size
-    while at > 0 and _before(key, r, heap[(at - 1) // 2]):
-        heap[at] = heap[(at - 1) // 2]
-        at = (at - 1) // 2
-    heap[at] = r
-
-
-@rare
-def _pop(heap: IntArray, size: int, key: FloatArray) -> None:
-    r = heap[size - 1]
-    at, size = 0, size - 1
-    while 2 * at + 1 < size:
-        child = 2 * at + 1
-        if child + 1 < size and _before(key, heap[child + 1], heap[child]):
-            child += 1
-        if _before(key, r, heap[child]):
-            break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = r

@@ -19,6 +19,7 @@ come first served, with blocks for the longest prompt and output in every row.
 
 import numpy as np
 
+from latfit.compiled import entry, inner, rare
 from latfit.simulation.engine.queue import peek, pop, push_front
 from latfit.simulation.engine.state import (
     BUSY_UNTIL,
@@ -43,10 +44,7 @@ from latfit.simulation.engine.state import (
     Load,
     State,
     blocks_for,
-    entry,
-    njit,
     put_back,
-    rare,
     reclaim,
     surviving,
     take,
@@ -76,7 +74,7 @@ def advance_static(o: Limits, load: Load, costs: StepCosts, s: State) -> int:
     return 0
 
 
-@njit
+@inner
 def _fitting(o: Limits, load: Load, s: State, head: int, arrived: int) -> tuple[int, int, int]:
     """How many of the waiting ones from `head` on fit into one batch; its longest prompt and output."""
     size, prompt, output = 0, 0, 0
@@ -89,7 +87,7 @@ def _fitting(o: Limits, load: Load, s: State, head: int, arrived: int) -> tuple[
     return size, prompt, output
 
 
-@njit
+@inner
 def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[int, int, int, int]) -> None:
     """batch: its first place in the inbox, its size, its longest prompt and output."""
     head, size, prompt, output = batch
@@ -126,7 +124,7 @@ def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[
 NOTHING = Work(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-@njit
+@inner
 def with_chunk(w: Work, chunk: int, comp: int, decodes: bool) -> Work:
     """The work of a step with one more request that computes `chunk` tokens behind `comp` cached ones."""
     p, k = float(chunk), float(comp)
@@ -137,7 +135,7 @@ def with_chunk(w: Work, chunk: int, comp: int, decodes: bool) -> Work:
     )  # fmt: skip
 
 
-@njit
+@inner
 def plan(o: Limits, load: Load, s: State) -> Work:
     """Fill `chunk` of every slot and take the blocks for it; the work of the step, with B = 0 where there is none."""
     if o.batching == CONTINUOUS and _prefills_now(o, s):
@@ -153,14 +151,14 @@ def plan(o: Limits, load: Load, s: State) -> Work:
     return work  # type: ignore[no-any-return]
 
 
-@njit
+@inner
 def _prefills_now(o: Limits, s: State) -> bool:
     if s.i[WAITING] == 0:
         return False
     return bool(s.i[COUNT] == 0 or (o.prefill_first == 1 and s.i[WAITING] >= o.start_at))
 
 
-@njit
+@inner
 def run(o: Limits, load: Load, s: State) -> tuple[Work, int]:
     """Plan the running requests; the work, and the tokens that are left of the budget."""
     work, budget, i = NOTHING, o.budget, 0
@@ -184,7 +182,7 @@ def run(o: Limits, load: Load, s: State) -> tuple[Work, int]:
     return work, budget
 
 
-@njit
+@inner
 def _make_room(o: Limits, s: State, i: int, tokens: int) -> bool:
     """Blocks for `tokens` of slot i, preempting from the end while there are too few; False once i itself is out."""
     while tokens > s.cap[i]:
@@ -223,7 +221,7 @@ def preempt(o: Limits, s: State, i: int) -> None:
     put_back(s, r if o.reuse == 1 else -1, held)
 
 
-@njit
+@inner
 def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Work, int]:
     """Admit waiting requests while there are slots, tokens and blocks; the work with them, and the tokens left."""
     whole = o.batching != CHUNKED
@@ -256,7 +254,7 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
     return work, budget
 
 
-@njit
+@inner
 def blocks_to_admit(o: Limits, load: Load, s: State, r: int) -> int:
     """Blocks that must be free before a request may start: for its known tokens, or for all it will ever have."""
     if o.batching == SELECTIVE:
@@ -264,7 +262,7 @@ def blocks_to_admit(o: Limits, load: Load, s: State, r: int) -> int:
     return int(blocks_for(load.prompt[r] + s.gen_of[r], o.block_size))
 
 
-@njit
+@inner
 def _computed(o: Limits, load: Load, s: State, r: int, known: int, hits: int) -> int:
     """Tokens whose keys and values are there when the request starts or resumes."""
     if s.preempted[r] > 0:
@@ -276,7 +274,7 @@ def _computed(o: Limits, load: Load, s: State, r: int, known: int, hits: int) ->
     return int(max(hits * o.block_size, min(load.cached[r], known - 1)))
 
 
-@njit
+@inner
 def _enter(o: Limits, load: Load, s: State, r: int, known: int, comp: int) -> None:
     i = s.i[COUNT]
     s.i[COUNT] = i + 1

@@ -1,40 +1,28 @@
-"""What the engine's core reads and what it changes, as flat arrays that compiled code shares without copies.
+"""What the engine's core reads and what it changes, as flat arrays that compiled code shares without copies: requests,
+running ones in slots, and the KV cache's free blocks.
 
 A running request lives in a slot; slots are in order of admission. `known` tokens are its prompt and what it has
 generated, `comp` of them are computed and in the cache, `cap` tokens fit into the blocks it holds. A request that
 decodes has known = comp + 1. Everything that must survive preemption is kept by request.
 
-The KV cache's free blocks as a queue of segments, oldest first, without a name for any single block.
-
-A freed request puts its blocks at the young end, its last ones in front: they are taken first. What matters of a free
-block is only whose it was, so a segment (owner, count) stands for a row of them. While a preempted request waits, the
-blocks of its segment that are still there hold the front of its sequence, and it takes them back when it resumes.
-Segments without an owner that lie next to each other are one.
+Free blocks are a queue of segments, oldest first, without a name for any single block. A freed request puts its blocks
+at the young end, its last ones in front: they are taken first. What matters of a free block is only whose it was, so a
+segment (owner, count) stands for a row of them. While a preempted request waits, the blocks of its segment that are
+still there hold the front of its sequence, and it takes them back when it resumes. Segments without an owner that lie
+next to each other are one.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.compiled import inner, rare
 from latfit.stats import FloatArray
 from latfit.workload import SERVICE, Streams
 
 IntArray = NDArray[np.int64]
 SmallIntArray = NDArray[np.int32]
-_OPTIONS: Any = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
-_INNER: Any = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-entry: Callable[..., Any] = nb.njit(**_OPTIONS, forceinline=True)
-"""For what Python calls."""
-njit: Callable[..., Any] = nb.njit(**_INNER, forceinline=True)
-"""For what only compiled code calls. The core makes no arrays, so nothing in it needs to count references, and its
-functions are inlined into one: both would cost more than the work itself, since a call passes every array's bounds and
-an access counts its owners. Making every function callable from Python would take most of the compiling."""
-rare: Callable[..., Any] = nb.njit(**_INNER)
-"""The same for what runs seldom: a call then costs less than one more copy to compile."""
-
 CHUNKED, SELECTIVE, CONTINUOUS, STATIC = range(4)
 FCFS, KEYED, FAIR, SWITCH = range(4)
 
@@ -197,12 +185,12 @@ def _ints(size: int, value: int = 0) -> IntArray:
     return np.full(size, value, dtype=np.int64)
 
 
-@njit
+@inner
 def blocks_for(tokens: int, block_size: int) -> int:
     return (tokens + block_size - 1) // block_size
 
 
-@njit
+@inner
 def take(s: State, count: int) -> None:
     """Take the oldest free blocks; there must be as many."""
     s.i[FREE] -= count
@@ -223,7 +211,7 @@ def take(s: State, count: int) -> None:
     s.i[OLDEST] = at
 
 
-@njit
+@inner
 def put_back(s: State, owner: int, count: int) -> None:
     """Free blocks, as the segment of `owner`, or of nobody (-1)."""
     s.i[FREE] += count
@@ -242,13 +230,13 @@ def put_back(s: State, owner: int, count: int) -> None:
     s.i[NEWEST] = at + 1
 
 
-@njit
+@inner
 def surviving(s: State, r: int) -> int:
     """Full blocks at the front of a preempted request's sequence that nobody has taken yet."""
     return min(s.seg_count[s.segment[r]], s.kept[r]) if s.segment[r] >= 0 else 0
 
 
-@njit
+@inner
 def reclaim(s: State, r: int, hits: int) -> None:
     """Take `hits` surviving blocks back; what is left of the segment belongs to nobody."""
     at = s.segment[r]

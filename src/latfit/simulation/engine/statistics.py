@@ -1,15 +1,15 @@
-"""Statistics that stream: gaps between tokens in bins of a 128th of an octave, and a timeline of fixed length.
+"""Statistics of an engine while it runs: gaps between tokens in bins of a 128th of an octave, and a timeline of fixed
+length; and what they say when it ends.
 
 A bin is the leading bits of a float64, so counting takes no logarithm. The timeline has `SLICES` slices; when time runs
 past its end, neighbours are added up and a slice lasts twice as long.
-
-What the core tallied, as numbers for people: gaps between tokens by quantile, and the engine over time.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from latfit.compiled import inner, rare
 from latfit.simulation.engine.state import (
     BUSY,
     COUNT,
@@ -31,8 +31,6 @@ from latfit.simulation.engine.state import (
     WAITING,
     Limits,
     State,
-    njit,
-    rare,
 )
 from latfit.stats import FloatArray
 
@@ -90,7 +88,7 @@ def _middle(place: int) -> float:
     return float(edges.view(np.float64).mean())
 
 
-@njit
+@inner
 def count_gaps(s: State, gap_ms: float, times: int) -> None:
     """Count a gap between two tokens of a request, `times` over."""
     if times == 0:
@@ -101,7 +99,7 @@ def count_gaps(s: State, gap_ms: float, times: int) -> None:
     s.f[GAPS_MAX] = max(s.f[GAPS_MAX], gap_ms)
 
 
-@njit
+@inner
 def note_step(s: State, begin: float, duration: float, B: float, made: float, blocks: int) -> None:
     """Add a step to the counters and to the slice that it begins in."""
     s.i[STEPS] += 1

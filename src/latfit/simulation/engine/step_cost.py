@@ -36,14 +36,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.compiled import entry, inner, rare
 from latfit.errors import FitNotUsable, WrongUsage
 from latfit.model import NO_LEVELS, FitResult, StepRatios
-from latfit.simulation.engine.state import IntArray, State, entry, njit, rare
+from latfit.simulation.engine.state import IntArray, State
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, MIXED, PREFILL
 
 
-@njit
+@inner
 def uniform(seed: int, request: int, token: int, place: int) -> float:
     """A number in [0, 1) for one place of one draft (splitmix64's mixing of the three in turn)."""
     x = np.uint64(seed)
@@ -52,14 +53,14 @@ def uniform(seed: int, request: int, token: int, place: int) -> float:
     return float((x >> np.uint64(11)) * (1.0 / 9007199254740992.0))
 
 
-@njit
+@inner
 def sequence(stream: NDArray[np.uint64]) -> float:
     """The next number in [0, 1) of a stream (1,) (splitmix64)."""
     stream[0] += np.uint64(0x9E3779B97F4A7C15)
     return float((_mixed(stream[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0))
 
 
-@njit
+@inner
 def _mixed(x: np.uint64) -> np.uint64:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -143,13 +144,13 @@ _NO_ROWS = np.zeros((3, 0), dtype=np.int64)
 NONE = Scatter(np.ones((3, 0)), _NO_ROWS, np.ones((3, 0)), np.ones((3, 0)), _NO_ROWS)
 
 
-@njit
+@inner
 def phase_row(P: float, S: float) -> int:
     """The row of a step of S tokens, P of them of prefill."""
     return OF_DECODE if P <= 0.0 else OF_PREFILL if P >= S else OF_MIXED
 
 
-@njit
+@inner
 def level_of(c: Scatter, phase: int, S: float) -> float:
     """The measured level of steps of S >= 1 tokens over their cost."""
     if c.values.shape[1] == 0:
@@ -162,7 +163,7 @@ def level_of(c: Scatter, phase: int, S: float) -> float:
     return float(low + (bits & _BELOW) * _OF_BELOW * (c.level[phase, place + 1] - low))
 
 
-@njit
+@inner
 def law_of(c: Scatter, phase: int, B: float) -> int:
     """The row of the law of steps of B requests."""
     if c.values.shape[1] == 0:
@@ -170,7 +171,7 @@ def law_of(c: Scatter, phase: int, B: float) -> int:
     return int(c.law[phase, min(int(B), BATCHES - 1)])
 
 
-@njit
+@inner
 def ratio(c: Scatter, s: State, law: int) -> float:
     """The next step's F."""
     if c.values.shape[1] == 0:
@@ -270,7 +271,7 @@ def _coefficients(fit: FitResult) -> FloatArray:
     return c
 
 
-@njit
+@inner
 def _pmax(x: float, y: float, p: float) -> float:
     top = max(x, y)
     low = min(x, y)
@@ -284,7 +285,7 @@ def _pmax(x: float, y: float, p: float) -> float:
     return float(top * (1.0 + low**p) ** (1.0 / p))
 
 
-@njit
+@inner
 def _tiles(S: float, tile: float, rho: float) -> float:
     if tile <= 0.0:
         return 0.0
@@ -294,7 +295,7 @@ def _tiles(S: float, tile: float, rho: float) -> float:
     return float(max(tile, tile * (k + min((S / tile - k) / rho, 1.0))))
 
 
-@njit
+@inner
 def of_tokens(c: FloatArray, B: float, S: float) -> float:
     """The part of a step's cost that its requests and tokens decide."""
     T = c[TAU_0] + c[TAU_B] * B + c[TAU_S] * S
@@ -318,7 +319,7 @@ def of_tokens(c: FloatArray, B: float, S: float) -> float:
     return float(T)
 
 
-@njit
+@inner
 def _of_prefill(c: FloatArray, w: Work) -> float:
     """What a step with prefill pays beside it: attention over sequences of many lengths, and for every prefill."""
     D = max(w.B - w.n, 0.0)
@@ -340,7 +341,7 @@ def step_ms(costs: StepCosts, w: Work) -> float:
     return float(of_decode(c[0], w.B, w.S) + c[0, TAU_K] * w.KD)
 
 
-@njit
+@inner
 def drawn_ms(costs: StepCosts, s: State, w: Work) -> float:
     """Milliseconds of the next step of an engine."""
     phase = phase_row(w.P, w.S)
@@ -348,7 +349,7 @@ def drawn_ms(costs: StepCosts, s: State, w: Work) -> float:
     return float(step_ms(costs, w) * level_of(costs.scatter, phase, w.S) * ratio(costs.scatter, s, law))
 
 
-@njit
+@inner
 def of_decode(c: FloatArray, B: float, S: float) -> float:
     """The part of a step without prefill that its requests and tokens decide."""
     return float(of_tokens(c, B, S) + c[TAU_C] * max(B - c[B_1], 0.0))

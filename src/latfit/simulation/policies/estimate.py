@@ -61,8 +61,8 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.simulation.policies.replication import Replication
 from latfit.histogram import PIECES, Pool, Sketch, at_most, order_statistics, pooled, sketch_of
+from latfit.simulation.policies.replication import Replication
 from latfit.stats import FloatArray
 
 SPREAD = (20, 60)

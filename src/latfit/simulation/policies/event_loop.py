@@ -6,20 +6,21 @@ requests it takes in. At one moment, services end first, then requests arrive, t
 
 The queue is the stretch [HEAD, TAIL) of the arrivals where there is one class; with several, each class is a linked
 list and whoever comes first by class and age is taken. Requests sent to the side path form a list of their own. A
-closed loop keeps the moments at which its users come back in a heap and writes arrivals down as they happen.
+closed loop keeps the requests that its users think about in a heap by the moment at which they send them, and writes
+arrivals down as they happen.
 
 N(t), the number in the system, is integrated over the run from the counts alone, and the response times are written
 down one by one: that the two agree is Little's law, checked after every run.
 
-Who waits, in compiled code: arrivals, classes, those sent to the side path, and users who come back.
-
-What the compiled core reads and writes: plain tuples of arrays, and the numbers its counters go by.
+Compiled functions share plain tuples of arrays: a queue (class_id, following, lists) by class, the paths' servers
+(servers, free), the counters q and the clocks t, which go by the numbers below.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from latfit.compiled import entry, inner
 from latfit.policies import (
     DUE,
     MAIN,
@@ -34,9 +35,9 @@ from latfit.policies import (
     SIDE_WAITING,
     WAIT,
     WAITING,
-    compiled,
     decide,
 )
+from latfit.simulation.heap import pop, push
 
 HEAD, TAIL, QUEUED, KNOWN, SIDE_FIRST, SIDE_LAST, SIDE_QUEUED, RETURNING, ISSUED, BATCHES, PHASE, MOST, COUNTERS = (
     range(13)
@@ -52,7 +53,8 @@ NOBODY = -1
 
 class Load(NamedTuple):
     """arrive (n,) ms; tokens (n,) or empty where all are alike; class_id (n,) or empty for one class; deadlines
-    (classes,) ms; think (n,) ms, empty for an open load; users of a closed one; warm: the first that counts."""
+    (classes,) ms; think (n,) ms of a closed loop, in its place the moment of sending once that is known, empty for an
+    open load; users of a closed one; warm: the first that counts."""
 
     arrive: Any
     tokens: Any
@@ -89,7 +91,8 @@ class Rule(NamedTuple):
 
 class Scratch(NamedTuple):
     """What the core works on: free (2, servers): when each server is free; members (Bmax + 1,); seen (VIEW,); following
-    (n,): who is behind a request, empty where nobody needs it; lists (2, classes): first and last; returns (users,)."""
+    (n,): who is behind a request, empty where nobody needs it; lists (2, classes): first and last; returns (users,):
+    heap of the requests that users will send."""
 
     free: Any
     members: Any
@@ -116,9 +119,9 @@ class Out(NamedTuple):
     clocks: Any
 
 
-@compiled
-def let_come(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
-    """Let come who comes by `moment`, or until `at` wait; returns when that is."""
+@inner
+def admit(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
+    """Queue the arrivals up to `moment`, but stop once `at` requests wait. Returns the moment it went up to."""
     tail, waiting, n = q[TAIL], q[QUEUED], q[KNOWN]
     beside, last, area = q[SIDE_QUEUED], t[LAST], t[AREA]
     while tail < n and arrive[tail] <= moment:
@@ -133,22 +136,26 @@ def let_come(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
     return moment
 
 
-@compiled
-def let_come_by_class(arrive, class_id, following, lists, returns, clocks, limits):  # type: ignore[no-untyped-def]
-    """As `let_come`, for several classes and for a closed loop."""
+@inner
+def admit_by_class(arrive, queue, sending, clocks, limits):  # type: ignore[no-untyped-def]
+    """As `admit`, for several classes and for a closed loop; sending: heap and moments of the requests of its users."""
+    class_id, following, lists = queue
+    returns, sent = sending
     q, t = clocks
     moment, at, users = limits
     while True:
         i = q[TAIL]
         now = np.inf
         if users > 0 and q[RETURNING] > 0:
-            now = returns[0]
+            now = sent[returns[0]]
         elif users == 0 and i < q[KNOWN]:
             now = arrive[i]
         if now > moment or now == np.inf:
             return moment
         if users > 0:
-            arrive[i] = _pop(returns, q)
+            arrive[i] = now
+            pop(returns, q[RETURNING], sent)
+            q[RETURNING] -= 1
             q[KNOWN] += 1
         t[AREA] += (q[QUEUED] + q[SIDE_QUEUED]) * (now - t[LAST])
         t[LAST] = now
@@ -166,7 +173,7 @@ def let_come_by_class(arrive, class_id, following, lists, returns, clocks, limit
             moment = now
 
 
-@compiled
+@inner
 def pass_time(q, t, moment):  # type: ignore[no-untyped-def]
     waiting = q[QUEUED] + q[SIDE_QUEUED]
     t[AREA] += waiting * (moment - t[LAST])
@@ -174,9 +181,10 @@ def pass_time(q, t, moment):  # type: ignore[no-untyped-def]
     q[MOST] = max(q[MOST], waiting)
 
 
-@compiled
-def look(arrive, deadlines, lists, servers, free, q, view):  # type: ignore[no-untyped-def]
+@inner
+def observe(arrive, deadlines, lists, paths, q, view):  # type: ignore[no-untyped-def]
     """Fill the policy's view, but for the moment. lists: first and last request of each class."""
+    servers, free = paths
     view[WAITING] = q[QUEUED]
     view[SIDE_WAITING] = q[SIDE_QUEUED]
     for path in range(2):
@@ -196,9 +204,10 @@ def look(arrive, deadlines, lists, servers, free, q, view):  # type: ignore[no-u
                 view[DUE] = min(view[DUE], arrived + deadlines[c])
 
 
-@compiled
-def take_next(members, arrive, following, lists, q, how):  # type: ignore[no-untyped-def]
-    """The next requests out of the queue, into `members`: by class less age/ageing; ageing 0 is by age alone."""
+@inner
+def take_next(members, arrive, queue, q, how):  # type: ignore[no-untyped-def]
+    """Take the next requests out of the queue into `members`: by class less age/ageing; ageing 0 is by age alone."""
+    _, following, lists = queue
     take, ageing, moment, classes = how
     q[QUEUED] -= take
     if not classes:
@@ -217,7 +226,7 @@ def take_next(members, arrive, following, lists, q, how):  # type: ignore[no-unt
         lists[0, best] = following[members[k]]
 
 
-@compiled
+@inner
 def to_side(members, following, q, take):  # type: ignore[no-untyped-def]
     for k in range(take):
         i = members[k]
@@ -230,7 +239,7 @@ def to_side(members, following, q, take):  # type: ignore[no-untyped-def]
         q[SIDE_QUEUED] += 1
 
 
-@compiled
+@inner
 def take_from_side(members, following, q, take):  # type: ignore[no-untyped-def]
     for k in range(take):
         members[k] = q[SIDE_FIRST]
@@ -238,69 +247,46 @@ def take_from_side(members, following, q, take):  # type: ignore[no-untyped-def]
     q[SIDE_QUEUED] -= take
 
 
-@compiled
-def come_back(heap, q, moment):  # type: ignore[no-untyped-def]
-    """A user's next request, into the heap."""
-    place = q[RETURNING]
+@inner
+def send_next(returns, sent, q, idle_from):  # type: ignore[no-untyped-def]
+    """A user who is idle from a moment on thinks, then sends the next request."""
+    i = q[ISSUED]
+    sent[i] += idle_from
+    push(returns, q[RETURNING], sent, i)
     q[RETURNING] += 1
     q[ISSUED] += 1
-    while place > 0 and heap[(place - 1) // 2] > moment:
-        heap[place] = heap[(place - 1) // 2]
-        place = (place - 1) // 2
-    heap[place] = moment
 
 
-@compiled
-def _pop(heap, q):  # type: ignore[no-untyped-def]
-    """The earliest moment, out of the heap."""
-    q[RETURNING] -= 1
-    size = q[RETURNING]
-    earliest, moved, place = heap[0], heap[size], 0
-    while True:
-        child = 2 * place + 1
-        if child >= size:
-            break
-        if child + 1 < size and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= moved:
-            break
-        heap[place] = heap[child]
-        place = child
-    heap[place] = moved
-    return earliest
-
-
-@compiled
+@entry
 def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-untyped-def]
     """Run until everybody is served or the policy waits for ever. rngs: a generator a path."""
     # Taken out of the tuples once: in the loop each access would count a reference.
-    arrive, class_id, deadlines, think = load.arrive, load.class_id, load.deadlines, load.think
-    typical, servers, kind = machine.typical, machine.servers, machine.kind
-    ratios, reached, first, last = machine.ratios, machine.reached, machine.first, machine.last
-    times, grid, tokens, warm = machine.times, machine.grid, load.tokens, load.warm
+    arrive, class_id, deadlines, sent, warm = load.arrive, load.class_id, load.deadlines, load.think, load.warm
+    typical, kind, ratios, reached = machine.typical, machine.kind, machine.ratios, machine.reached
+    times, grid, tokens, first, last = machine.times, machine.grid, load.tokens, machine.first, machine.last
     code, p, aged = rule.code, rule.parameters, rule.ageing
     q, t, busy, sizes = out.counters, out.clocks, out.busy, out.sizes
-    response, served_on, batch, start, moved = out.response, out.path, out.batch, out.start, out.moved
+    batch, start, moved, served = out.batch, out.start, out.moved, (out.response, out.path)
     n, users, classes = len(arrive), load.users, len(class_id) > 0
-    free, members, view = scratch.free, scratch.members, scratch.seen
-    following, lists, returns = scratch.following, scratch.lists, scratch.returns
+    members, view, returns, lists = scratch.members, scratch.seen, scratch.returns, scratch.lists
+    following = scratch.following
+    queue, paths = (class_id, following, lists), (machine.servers, scratch.free)
     q[KNOWN] = 0 if users > 0 else n
-    for user in range(min(users, n)):
-        come_back(returns, q, think[user])
+    for _ in range(min(users, n)):
+        send_next(returns, sent, q, 0.0)
     until, at = np.inf, 1
     while True:
-        moment = min(until, _next_free(servers, free, t[CLOCK]))
+        moment = min(until, _next_free(paths, t[CLOCK]))
         if users > 0 or classes:
-            moment = let_come_by_class(arrive, class_id, following, lists, returns, (q, t), (moment, at, users))
+            moment = admit_by_class(arrive, queue, (returns, sent), (q, t), (moment, at, users))
         else:
-            moment = let_come(arrive, q, t, moment, at)
+            moment = admit(arrive, q, t, moment, at)
         if moment == np.inf:
             break
-        if q[PHASE] != DRAINING:
-            _mark(arrive, warm, servers, free, q, busy)
+        _mark(arrive, warm, paths, q, busy)
         pass_time(q, t, moment)
         while True:
-            look(arrive, deadlines, lists, servers, free, q, view)
+            observe(arrive, deadlines, lists, paths, q, view)
             view[NOW] = moment
             if q[SIDE_QUEUED] > 0 and view[SIDE_FREE] <= moment:
                 path, take = SIDE, min(q[SIDE_QUEUED], int(p[SIDE_LARGEST]))
@@ -311,24 +297,22 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
                     break
                 path = MAIN if action == SERVE_MAIN else SIDE
                 ageing = 0.0 if action == MOVE else aged
-                take_next(members, arrive, following, lists, q, (take, ageing, moment, classes))
+                take_next(members, arrive, queue, q, (take, ageing, moment, classes))
                 if action == MOVE:
                     to_side(members, following, q, take)
-                    if len(batch) > 0:
-                        _write_moves(moved, members, take, moment)
+                    _log(moved, members, take, moment)
                     continue
             lasts = _service_ms(times, grid, tokens, members, path, take)
             if kind[path] != DETERMINISTIC:
                 u = rngs[0].random() if path == MAIN else rngs[1].random()
                 lasts *= _factor(kind[path], ratios[path], reached[path], (first[path, take], last[path, take]), u)
-            ends = _occupy(servers, free, busy, path, moment, lasts)
+            ends = _occupy(paths, busy, path, moment, lasts)
             t[AREA] += take * lasts
-            _write(arrive, response, served_on, members, path, take, ends)
-            if len(batch) > 0:
-                _write_batch(batch, start, members, take, q[BATCHES], moment)
-            for _ in range(take if users > 0 else 0):
-                if q[ISSUED] < n:
-                    come_back(returns, q, ends + think[q[ISSUED]])
+            _answer(arrive, served, members, take, (path, ends))
+            _log(batch, members, take, q[BATCHES])
+            _log(start, members, take, moment)
+            for _ in range(min(take, n - q[ISSUED]) if users > 0 else 0):
+                send_next(returns, sent, q, ends)
             q[BATCHES] += 1
             if q[PHASE] == MEASURING:
                 sizes[path, take] += 1
@@ -336,9 +320,10 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
             break
 
 
-@compiled
-def _next_free(servers, free, now):  # type: ignore[no-untyped-def]
+@inner
+def _next_free(paths, now):  # type: ignore[no-untyped-def]
     """When the next busy server ends."""
+    servers, free = paths
     soonest = np.inf
     for path in range(2):
         for server in range(servers[path]):
@@ -347,7 +332,7 @@ def _next_free(servers, free, now):  # type: ignore[no-untyped-def]
     return soonest
 
 
-@compiled
+@inner
 def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-untyped-def]
     """Typical T of the batch, on straight lines between the tokens of the grid."""
     lasts = times[path, take, 0]
@@ -364,7 +349,7 @@ def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-un
     return lasts
 
 
-@compiled
+@inner
 def _factor(kind, ratios, reached, points, u):  # type: ignore[no-untyped-def]
     """Drawn from the service law by one uniform number a batch, so that runs can share their random numbers. points:
     the first and the last of the ratios that batches of this size have."""
@@ -382,9 +367,10 @@ def _factor(kind, ratios, reached, points, u):  # type: ignore[no-untyped-def]
     return factor
 
 
-@compiled
-def _occupy(servers, free, busy, path, now, lasts):  # type: ignore[no-untyped-def]
+@inner
+def _occupy(paths, busy, path, now, lasts):  # type: ignore[no-untyped-def]
     """Serve on the server of the path that became free first; returns when that ends."""
+    servers, free = paths
     server = 0
     for other in range(1, servers[path]):
         if free[path, other] < free[path, server]:
@@ -394,30 +380,28 @@ def _occupy(servers, free, busy, path, now, lasts):  # type: ignore[no-untyped-d
     return now + lasts
 
 
-@compiled
-def _write(arrive, response, served_on, members, path, take, ends):  # type: ignore[no-untyped-def]
+@inner
+def _answer(arrive, served, members, take, how):  # type: ignore[no-untyped-def]
+    """Write down the responses of a batch and the path that served it."""
+    response, served_on = served
+    path, ends = how
     for k in range(take):
         i = members[k]
         response[i] = ends - arrive[i]
         served_on[i] = path
 
 
-@compiled
-def _write_batch(batch, start, members, take, number, moment):  # type: ignore[no-untyped-def]
-    for k in range(take):
-        batch[members[k]] = number
-        start[members[k]] = moment
+@inner
+def _log(column, members, take, value):  # type: ignore[no-untyped-def]
+    """Note a value of each member of a batch; an empty column is not wanted."""
+    for k in range(take if len(column) > 0 else 0):
+        column[members[k]] = value
 
 
-@compiled
-def _write_moves(moved, members, take, moment):  # type: ignore[no-untyped-def]
-    for k in range(take):
-        moved[members[k]] = moment
-
-
-@compiled
-def _mark(arrive, warm, servers, free, q, busy):  # type: ignore[no-untyped-def]
+@inner
+def _mark(arrive, warm, paths, q, busy):  # type: ignore[no-untyped-def]
     """Note the service done by the first and the last arrival that count, once these have come."""
+    servers, free = paths
     while q[PHASE] < DRAINING:
         mark = warm if q[PHASE] == WARMING else len(arrive) - 1
         if q[TAIL] <= mark:

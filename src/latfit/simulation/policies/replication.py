@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from latfit.compiled import compiled
 from latfit.errors import BadInput, WrongUsage
 from latfit.policies import Policy, codes
 from latfit.simulation.policies.event_loop import (
@@ -211,7 +211,7 @@ def _scratch(load: Load, machine: Machine) -> Scratch:
         seen=np.zeros(codes.VIEW),
         following=np.empty(linked, np.int32),
         lists=np.full((2, len(load.deadlines)), NOBODY),
-        returns=np.empty(load.users),
+        returns=np.zeros(load.users, np.int64),
     )
 
 
@@ -228,7 +228,7 @@ def _span(load: Load, out: Out, issued: int) -> tuple[float, FloatArray]:
     return float(load.arrive[issued - 1] - load.arrive[load.warm]), end - out.busy[1]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _account(arrive: Any, response: Any, ended: float, span: Any) -> tuple[float, int]:
     """Sum of the times in the system, those of who still waits included; how many ended in the span that counts."""
     total, done = 0.0, 0

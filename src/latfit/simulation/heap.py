@@ -1,0 +1,44 @@
+"""Requests in a heap, those with the least key first and of equal keys the lower number, in compiled code.
+
+A heap is an array of numbers of requests and how many of its places are used; key[r] belongs to request r.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.compiled import inner, rare
+from latfit.stats import FloatArray
+
+IntArray = NDArray[np.int64]
+
+
+@inner
+def _before(key: FloatArray, a: int, b: int) -> bool:
+    return bool(key[a] < key[b] or (key[a] == key[b] and a < b))
+
+
+@rare
+def push(heap: IntArray, size: int, key: FloatArray, r: int) -> None:
+    """Add request r to the `size` that are in the heap."""
+    at = size
+    while at > 0 and _before(key, r, heap[(at - 1) // 2]):
+        heap[at] = heap[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at] = r
+
+
+@rare
+def pop(heap: IntArray, size: int, key: FloatArray) -> int:
+    """Take the first of the `size` requests out; returns which it is."""
+    first, r = heap[0], heap[size - 1]
+    at, size = 0, size - 1
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        if child + 1 < size and _before(key, heap[child + 1], heap[child]):
+            child += 1
+        if _before(key, r, heap[child]):
+            break
+        heap[at] = heap[child]
+        at = child
+    heap[at] = r
+    return int(first)
