@@ -96,7 +96,7 @@ def test_a_plan_that_the_simulation_refutes_is_not_feasible(monkeypatch: pytest.
     just = 1.03 * told(plan)[1]
     assert make_plan(profile, just, wishes=Wishes(rate=1.0)).feasible
 
-    def slower(each: Machine, *asked: Any) -> Checked:
+    def slower(each: Machine, *asked: Any) -> Checked | None:
         assert each.gpu is not None
         return simulated(replace(each, gpu=each.gpu.scaled(1.1)), *asked)
 
@@ -161,8 +161,11 @@ def test_what_the_cutoff_carries_is_its_own() -> None:
         assert bool(ranges.ranges) is found
 
 
-def test_nothing_is_simulated_without_a_strategy() -> None:
-    assert loaded(make_plan(QUOTED, 20.0, wishes=Wishes(rate=50.0))).checked is None
+@pytest.mark.parametrize(("rate", "feasible"), [(50.0, False), (1e-12, True)])
+def test_nothing_is_simulated_without_a_strategy_or_where_requests_never_meet(rate: float, feasible: bool) -> None:
+    plan = make_plan(QUOTED, 20.0, wishes=Wishes(rate=rate))
+    assert loaded(plan).checked is None
+    assert plan.feasible is feasible
 
 
 def test_a_plan_at_the_edge_says_how_to_leave_it() -> None:

@@ -47,6 +47,9 @@ GROWTH = 1.3
 PRECISION = 1e-5
 """Of the highest rate of one path, as a share of it."""
 
+NEAR_PRECISION = 2e-4
+"""The same for what a change brings."""
+
 SAMPLED_PRECISION = 1e-3
 HIGHEST_SAMPLED = 0.97
 """Share of the stability limit up to which a queue that is run counts as carried: beyond it the run would be too long.
@@ -243,7 +246,7 @@ def highest_near(system: System, target: Target, start: float) -> float:
         return law is not None and law.tail(target.sla_ms) <= 1 - target.q
 
     top = HIGHEST_SAMPLED if system.sampled else HEAVIEST
-    precision = SAMPLED_PRECISION if system.sampled else PRECISION
+    precision = SAMPLED_PRECISION if system.sampled else NEAR_PRECISION
     return _searched(meets, start, top * system.rate_limit, precision)
 
 

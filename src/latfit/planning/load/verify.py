@@ -6,11 +6,13 @@ A path whose scatter nobody knows takes its mean time every time, or an exponent
 CPU that serves one request at a time).
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.random import Generator
 
+from latfit.errors import WrongUsage
 from latfit.planning.load.strategies import Machine, Part, Target
 from latfit.planning.result import Kind, Strategy
 from latfit.policies import Limits, Policy, policy as policies
@@ -42,12 +44,15 @@ class AsRecorded:
         return replace(self, rate=rate)
 
 
-def simulated(machine: Machine, strategy: Strategy, rate: float, target: Target, seed: int) -> Checked:
-    """A strategy at a rate per ms, until its percentile is known to PRECISION. Raises WrongUsage at a rate so low that
-    the simulation's clock cannot tell a response."""
+def simulated(machine: Machine, strategy: Strategy, rate: float, target: Target, seed: int) -> Checked | None:
+    """A strategy at a rate per ms, until its percentile is known to PRECISION; None at a rate so low that the
+    simulation's clock cannot tell a response: then requests do not meet."""
     system, policy = _simulated(machine, strategy, rate)
     arrivals = Poisson(rate) if machine.arrivals.poisson else AsRecorded(machine.arrivals, rate)
-    return check(policy, system, OpenLoad(arrivals), target.percentile, target.sla_ms, replace(OPTIONS, seed=seed))
+    options = replace(OPTIONS, seed=seed)
+    with suppress(WrongUsage):
+        return check(policy, system, OpenLoad(arrivals), target.percentile, target.sla_ms, options)
+    return None
 
 
 def _simulated(machine: Machine, strategy: Strategy, rate: float) -> tuple[System, Policy]:
