@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from latfit.errors import TargetNotWritable
+from latfit.model.fit_parts import CrossValidation, DataFacts
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.planning.plan import make_plan
 from latfit.report.fit import page
@@ -16,7 +17,7 @@ from latfit.report.fit.page import ReportInput, render, write_report
 from latfit.report.layout import prose
 from latfit.trace.table import Trace
 from latfit.warning import LatfitWarning
-from tests.unit.report.conftest import fit_of, machine, planted_rows, two_paths
+from tests.unit.report.conftest import fit_of, held_out, machine, planted_rows, two_paths
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -121,8 +122,8 @@ class TestHostile:
             rows,
             provenance={HOSTILE: {HOSTILE: HOSTILE}},
             warnings=[LatfitWarning(HOSTILE, HOSTILE, HOSTILE)],
-            data={"source": HOSTILE, "dropped": {HOSTILE: 3}},
-            cross_validation={"scheme": HOSTILE, "folds": 5, "mape_pct": 4.0},
+            data=DataFacts(HOSTILE, dropped={HOSTILE: 3}),
+            cross_validation=CrossValidation(HOSTILE, held_out(4.0, 3.0)),
         )
         profile = machine(**{HOSTILE: fit, "gpu": fit})
         plan = make_plan(profile, 20.0)
