@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from latfit.model.fit_parts import Diagnostics, Drift, LevelChange
 from latfit.model.fit_result import FitResult
 from latfit.model.step_ratios import ratios_of
 from latfit.planning.plan import make_plan
@@ -47,7 +48,7 @@ def test_limits_on_steps_of_which_the_size_says_nothing_are_not_supported() -> N
 @pytest.mark.parametrize(("shift", "decides"), [(0.6, True), (-0.6, True), (0.03, False)])
 def test_a_drift_decides_where_it_is_more_than_the_margin(shift: float, decides: bool) -> None:
     """At 2 per ms p99 is 10.6 ms of 15: a margin of 29 %."""
-    fit = warned("drift", diagnostics={"drift": {"runs": {"run 1": {"relative_shift": shift, "t_s": 1.0}}}})
+    fit = warned("drift", diagnostics=Diagnostics(drift=Drift({"run 1": LevelChange(shift, 0.0, t_s=1.0)})))
     plan = plan_for(fit)
     assert bool(plan.unsupported) is decides
     assert plan.answer.startswith("Not supported") is decides
