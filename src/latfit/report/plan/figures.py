@@ -125,8 +125,8 @@ def latency_title(plan: Plan) -> str:
 
 
 def region_title(plan: Plan, name: str) -> str:
-    met = "the typical step" if plan.percentile is None else f"{plan.percentile:g} % of steps"
-    return f"Steps on {drawable(name)} within {format_ms(plan.sla_ms)} for {met}"
+    met = "" if plan.percentile is None else f" for {plan.percentile:g} % of steps"
+    return f"Steps on {drawable(name)} within {format_ms(plan.sla_ms)}{met}"
 
 
 def cutoff_figure(plan: Plan, found: Cutoff, lines: Sequence[Line]) -> Figure:
