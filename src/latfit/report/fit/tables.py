@@ -93,8 +93,8 @@ def _where(text: str, extrapolated: bool) -> str:
 
 
 def promise(plan: Plan) -> str:
-    """Which steps the SLA speaks of; with a load, which responses. Paths that know different percentiles say which where
-    they are answered for."""
+    """Which steps the SLA speaks of; with a load, which responses. Paths that know different percentiles say which
+    where they are answered for."""
     things = "steps" if plan.rate_per_s is None else f"responses at {rate_text(plan.rate_per_s)}"
     return f"single {things}" if plan.percentile is None else f"{plan.percentile:g} % of {things}"
 
