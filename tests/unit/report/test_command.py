@@ -10,6 +10,7 @@ from latfit.cli.report import Asked, report, write_report
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import write_json
 from latfit.hardware.profile import HardwareProfile
+from latfit.model import DataFacts
 from latfit.trace.parquet import write_trace
 from latfit.trace.read import data_facts, ingest
 from tests.unit.report.conftest import fit_of, machine, planted_rows
@@ -20,7 +21,7 @@ def stored(in_tmp: Path) -> Path:
     """hardware.json and the trace its fit was made from, in the working folder."""
     write_trace(in_tmp / "trace.parquet", planted_rows())
     read = ingest(in_tmp / "trace.parquet")
-    save(machine(cpu=fit_of(read.trace, data=data_facts(read, {}, read.trace))))
+    save(machine(cpu=fit_of(read.trace, data=DataFacts.from_json(data_facts(read, {}, read.trace)))))
     return in_tmp
 
 
