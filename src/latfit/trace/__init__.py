@@ -23,7 +23,13 @@ if TYPE_CHECKING:
         parse_column_map as parse_column_map,
         read_again as read_again,
     )
-    from latfit.trace.readers.requests import OUTPUTS as OUTPUTS, PROMPTS as PROMPTS, TABLES as TABLES, TIMES as TIMES
+    from latfit.trace.readers.requests import (
+        OUTPUTS as OUTPUTS,
+        PROMPTS as PROMPTS,
+        TABLES as TABLES,
+        TIMES as TIMES,
+        request_format as request_format,
+    )
     from latfit.trace.readers.source import Source as Source, open_source as open_source
     from latfit.trace.readers.table import read_columns as read_columns
     from latfit.trace.readers.text import (

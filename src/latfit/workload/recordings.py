@@ -2,11 +2,21 @@
 
 Times are counted from the first request. Requests that failed (an error, no output) are left out and counted. Tables
 must be in order of arrival; result files whose records come in order of completion (AIPerf, GuideLLM) are sorted.
+
+Where a file says when tokens came, the moments of each request's first and last token are kept too. A table says it by
+`first_token_s` and `last_token_s` (on the clock of the arrivals), or by `ttft_s` and `latency_s` (counted from the
+arrival; also `_ms`). Load generators write it by request, counted from when the client sent it, so that the network is
+in it:
+
+- vLLM's `bench serve --save-result --save-detailed`: `ttfts` and gaps `itls` in seconds.
+- AIPerf's `profile_export.jsonl`: `time_to_first_token` and `request_latency` in ms.
+- GuideLLM's JSON: `time_to_first_token_ms`, `request_latency` in seconds; of several benchmarks the one with the most
+  requests.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,17 +28,18 @@ from latfit.stats import FloatArray
 from latfit.trace import (
     OUTPUTS,
     PROMPTS,
+    TABLES,
     TIMES,
     Source,
     Tally,
     Trace,
-    has_keys,
     member,
     number,
     numbers,
     open_source,
     read_columns,
     records,
+    request_format,
 )
 from latfit.workload.requests import Requests, make_requests
 
@@ -36,21 +47,29 @@ S, MS, NS = 1e3, 1.0, 1e-6
 """Units of time in ms."""
 
 OPTIONAL = ("class_id", "user_id", "deadline_ms")
+MOMENTS = ("first_token_s", "last_token_s")
+SPANS = (("ttft_s", "latency_s", S), ("ttft_ms", "latency_ms", MS))
+"""Columns of tables: moments of the first and the last token, or how long after the arrival, with the unit."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recording:
-    """Requests from a file; what was left out, by reason; what else should be known."""
+    """Requests from a file; what was left out, by reason; what else should be known. first_ms, last_ms (n,): moments of
+    the first and the last token on the clock of the arrivals, NaN where one is not told, None where none is.
+    """
 
     requests: Requests
     source: str
     dropped: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    first_ms: FloatArray | None = None
+    last_ms: FloatArray | None = None
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Unchecked columns: time in ms, lengths; whether they are in order of arrival, and optional columns."""
+    """Unchecked columns: time in ms, lengths; whether they are in order of arrival, optional columns, and ms from the
+    arrival to the first and to the last token."""
 
     time_ms: FloatArray
     prompt: FloatArray
@@ -58,6 +77,7 @@ class _Rows:
     dropped: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     optional: Mapping[str, Any] = field(default_factory=dict)
+    spans: tuple[FloatArray, FloatArray] | None = None
     sort: bool = False
 
 
@@ -70,30 +90,30 @@ def read_requests(source: str | Path | Source) -> Recording:
     if not len(order):
         raise BadInput("there is no request in it", where=opened.name, remedy="Give a file with at least one.")
     start = float(np.nanmin(time_ms)) if not np.all(np.isnan(time_ms)) else 0.0
-    requests = make_requests(
-        time_ms[order] - start,
-        rows.prompt[order],
-        rows.output[order],
-        **{name: column[order] for name, column in optional.items()},
-        where=opened.name,
-    )
-    return Recording(requests, opened.name, rows.dropped, rows.notes)
+    try:
+        requests = make_requests(
+            time_ms[order] - start,
+            rows.prompt[order],
+            rows.output[order],
+            **{name: column[order] for name, column in optional.items()},
+        )
+    except BadInput as error:
+        raise BadInput(error.found, where=opened.name, remedy=error.remedy) from None
+    first, last = (None, None) if rows.spans is None else (requests.arrival_ms + span[order] for span in rows.spans)
+    return Recording(requests, opened.name, rows.dropped, rows.notes, first, last)
 
 
 def _rows(source: Source) -> _Rows:
-    head = source.head
-    for keys, read in JSON_FORMATS:
-        if has_keys(head, *keys):
-            return read(source)
-    return _table(source)
+    name = request_format(source.head)
+    return _table(source) if name is None else READERS[name](source)
 
 
 def _table(source: Source) -> _Rows:
     """CSV, Parquet or JSON lines with one request a row, under any of the known column names."""
     table = read_columns(source, ())
-    for columns, unit in TABLES:
+    for columns in TABLES:
         if set(columns) <= set(table.columns):
-            return _failed_out(table, *columns, unit)
+            return _failed_out(table, *columns)
     names = [next((name for name in group if name in table), None) for group in (TIMES, PROMPTS, OUTPUTS)]
     time, prompt, output = names[0], names[1], names[2]
     if time is None or prompt is None or output is None:
@@ -103,15 +123,28 @@ def _table(source: Source) -> _Rows:
             remedy=f"Give {'|'.join(TIMES)} in seconds, {'|'.join(PROMPTS)} and {'|'.join(OUTPUTS)}.",
         )
     optional = {name: numbers(table[name]) for name in OPTIONAL if name in table}
-    return _Rows(_moments(table, time, S), numbers(table[prompt]), numbers(table[output]), optional=optional)
+    time_ms = _moments(table, time, S)
+    lengths = numbers(table[prompt]), numbers(table[output])
+    return _Rows(time_ms, *lengths, optional=optional, spans=_spans(table, time_ms))
 
 
-def _failed_out(table: Trace, time: str, prompt: str, output: str, unit: float) -> _Rows:
+def _spans(table: Trace, time_ms: FloatArray) -> tuple[FloatArray, FloatArray] | None:
+    """ms (n,) from the arrivals to the first and to the last tokens, where the table says so."""
+    if all(name in table for name in MOMENTS):
+        first, last = (numbers(table[name]) * S - time_ms for name in MOMENTS)
+        return first, last
+    for ttft, latency, unit in SPANS:
+        if ttft in table and latency in table:
+            return numbers(table[ttft]) * unit, numbers(table[latency]) * unit
+    return None
+
+
+def _failed_out(table: Trace, time: str, prompt: str, output: str) -> _Rows:
     """Tables of production logs hold failures as requests without output."""
     answered = numbers(table[output]) >= 1
     kept = table.select(answered)
     dropped = {"no_output": int(np.count_nonzero(~answered))} if not answered.all() else {}
-    return _Rows(_moments(kept, time, unit), numbers(kept[prompt]), numbers(kept[output]), dropped)
+    return _Rows(_moments(kept, time, S), numbers(kept[prompt]), numbers(kept[output]), dropped)
 
 
 def _moments(table: Trace, name: str, unit: float) -> FloatArray:
@@ -159,6 +192,8 @@ def _aiperf(source: Source) -> _Rows:
             number(record, "metadata", "request_start_ns"),
             number(record, "metrics", "input_sequence_length", "value"),
             number(record, "metrics", "output_sequence_length", "value"),
+            number(record, "metrics", "time_to_first_token", "value"),
+            number(record, "metrics", "request_latency", "value"),
         )
         for record in kept()
     ]
@@ -166,9 +201,10 @@ def _aiperf(source: Source) -> _Rows:
 
 
 def _vllm_bench(source: Source) -> _Rows:
-    """One document with a list for each column; `start_times` is there with --save-detailed of newer versions."""
+    """One document with a list for each column; newer versions write `start_times` with --save-detailed."""
     for record in records(source, Tally()):
-        starts, prompts, outputs = (record.get(name) for name in ("start_times", "input_lens", "output_lens"))
+        names = ("start_times", "input_lens", "output_lens", "errors", "ttfts", "itls")
+        starts, prompts, outputs, errors, ttfts, gaps = (record.get(name) for name in names)
         if not isinstance(starts, list):
             raise BadInput(
                 "holds lengths but no start times, so when the requests came is not known",
@@ -178,11 +214,15 @@ def _vllm_bench(source: Source) -> _Rows:
             )
         if not isinstance(prompts, list) or not isinstance(outputs, list):
             break
-        errors = record.get("errors")
         failed = errors if isinstance(errors, list) and len(errors) == len(starts) else [""] * len(starts)
+        tokens: Iterable[Any] = [(math.nan, ())] * len(starts)
+        if isinstance(ttfts, list) and isinstance(gaps, list):
+            tokens = zip(ttfts, gaps, strict=False)
         columns = [
-            (float(start), float(prompt), float(output))
-            for start, prompt, output, error in zip(starts, prompts, outputs, failed, strict=False)
+            (float(start), float(prompt), float(output), S * ttft, S * (ttft + sum(between)))
+            for start, prompt, output, error, (ttft, between) in zip(
+                starts, prompts, outputs, failed, tokens, strict=False
+            )
             if not error and output
         ]
         dropped = {"failed": len(starts) - len(columns)} if len(columns) < len(starts) else {}
@@ -206,6 +246,8 @@ def _guidellm(source: Source) -> _Rows:
                 _first_number(each, "request_start_time", "start_time"),
                 number(each, "prompt_tokens"),
                 number(each, "output_tokens"),
+                number(each, "time_to_first_token_ms") * MS,
+                number(each, "request_latency") * S,
             )
             for each in longest
         ]
@@ -224,25 +266,21 @@ def _first_number(record: Any, *names: str) -> float:
 
 
 def _sorted_rows(
-    rows: list[tuple[float, float, float]], unit: float, dropped: Mapping[str, int], notes: tuple[str, ...] = ()
+    rows: Sequence[tuple[float, ...]], unit: float, dropped: Mapping[str, int], notes: tuple[str, ...] = ()
 ) -> _Rows:
-    table = np.array(rows, dtype=np.float64).reshape(-1, 3)
+    """rows: time in a unit, prompt, output, and ms to the first and to the last token."""
+    table = np.array(rows, dtype=np.float64).reshape(-1, 5)
+    sent, prompt, output, ttft, latency = table.T
     # From the first moment on, before scaling: nanoseconds since 1970 have no digits to spare.
-    start = np.nanmin(table[:, 0]) if len(table) and not np.all(np.isnan(table[:, 0])) else 0.0
-    return _Rows((table[:, 0] - start) * unit, table[:, 1], table[:, 2], dropped, notes, sort=True)
+    start = np.nanmin(sent) if len(sent) and not np.all(np.isnan(sent)) else 0.0
+    spans = None if np.isnan(ttft + latency).all() else (ttft, latency)
+    return _Rows((sent - start) * unit, prompt, output, dropped, notes, spans=spans, sort=True)
 
 
-TABLES = (
-    (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), S),
-    (("Timestamp", "Request tokens", "Response tokens"), S),
-)
-"""Azure, whose times are dates, and BurstGPT."""
-
-JSON_FORMATS: tuple[tuple[tuple[str, ...], Callable[[Source], _Rows]], ...] = (
-    (("metadata", "metrics", "request_start_ns"), _aiperf),
-    (("benchmarks", "guidellm_version"), _guidellm),
-    (("benchmarks", "generative_benchmark"), _guidellm),
-    (("input_lens", "output_lens"), _vllm_bench),
-    (("timestamp", "input_length", "output_length"), _mooncake),
-)
-"""Keys that a format's first bytes hold; what holds none of these sets is a table."""
+READERS: Mapping[str, Callable[[Source], _Rows]] = {
+    "AIPerf": _aiperf,
+    "GuideLLM": _guidellm,
+    "vLLM bench": _vllm_bench,
+    "Mooncake": _mooncake,
+}
+"""By the names of `latfit.trace.request_format`; what is none of these is a table."""

@@ -77,55 +77,52 @@ def make_requests(
     class_id: Any = 0,
     user_id: Any = 0,
     deadline_ms: Any = math.inf,
-    where: str = "requests",
 ) -> Requests:
     """Checked requests; every column but the first may be one number for all.
 
-    where: what an error names, such as a file. Raises BadInput for arrivals that are not sorted, lengths below one,
-    columns that differ in length, and numbers that are not finite.
+    Raises BadInput, which names the request, for arrivals that are not sorted, lengths below one, columns that differ
+    in length, and numbers that are not finite.
     """
     arrivals = np.ascontiguousarray(arrival_ms, dtype=np.float64)
     n = len(arrivals)
     columns = {
-        "prompt_tokens": _column(prompt_tokens, n, np.int64, where, "prompt_tokens"),
-        "output_tokens": _column(output_tokens, n, np.int64, where, "output_tokens"),
-        "class_id": _column(class_id, n, np.int32, where, "class_id"),
-        "user_id": _column(user_id, n, np.int32, where, "user_id"),
-        "deadline_ms": _column(deadline_ms, n, np.float64, where, "deadline_ms"),
+        "prompt_tokens": _column(prompt_tokens, n, np.int64, "prompt_tokens"),
+        "output_tokens": _column(output_tokens, n, np.int64, "output_tokens"),
+        "class_id": _column(class_id, n, np.int32, "class_id"),
+        "user_id": _column(user_id, n, np.int32, "user_id"),
+        "deadline_ms": _column(deadline_ms, n, np.float64, "deadline_ms"),
     }
     if n == 0:
-        raise BadInput("there is no request", where=where, remedy="Give at least one.")
+        raise BadInput("there is no request", remedy="Give at least one.")
     if not np.all(np.isfinite(arrivals)):
-        raise _bad_row(np.flatnonzero(~np.isfinite(arrivals))[0], "has no arrival time", where, "Correct or drop it.")
+        raise _bad_row(np.flatnonzero(~np.isfinite(arrivals))[0], "has no arrival time", "Correct or drop it.")
     late = np.flatnonzero(np.diff(arrivals) < 0)
     if len(late):
-        raise _bad_row(late[0] + 1, "arrives before the one above it", where, "Sort the requests by arrival.")
+        raise _bad_row(late[0] + 1, "arrives before the one above it", "Sort the requests by arrival.")
     for name in ("prompt_tokens", "output_tokens"):
         short = np.flatnonzero(columns[name] < 1)
         if len(short):
             value = int(columns[name][short[0]])
-            raise _bad_row(short[0], f"has {value} {name}", where, "A request has one or more of both: drop the row.")
+            raise _bad_row(short[0], f"has {value} {name}", "A request has one or more of both: drop the row.")
     if np.any(columns["class_id"] < 0):
-        raise BadInput("a class is below zero", where=where, remedy="Number classes 0, 1, ..., the most urgent first.")
+        raise BadInput("a class is below zero", remedy="Number classes 0, 1, ..., the most urgent first.")
     if not np.all(columns["deadline_ms"] > 0):
-        raise BadInput("a deadline is not above zero", where=where, remedy="Give ms after the arrival, or inf.")
+        raise BadInput("a deadline is not above zero", remedy="Give ms after the arrival, or inf.")
     return Requests(arrivals, **columns)
 
 
-def _column(values: Any, n: int, kind: Any, where: str, name: str) -> NDArray[Any]:
+def _column(values: Any, n: int, kind: Any, name: str) -> NDArray[Any]:
     column = np.asarray(values)
     if column.ndim == 0:
         return np.full(n, column, dtype=kind)
     if len(column) != n:
-        raise BadInput(
-            f"{name} has {len(column)} rows, arrivals have {n}", where=where, remedy="Give one of each per request."
-        )
+        raise BadInput(f"{name} has {len(column)} rows, arrivals have {n}", remedy="Give one of each per request.")
     if column.dtype.kind == "f" and np.dtype(kind).kind == "i":
         broken = np.flatnonzero(~np.isfinite(column))
         if len(broken):
-            raise _bad_row(broken[0], f"has no number in {name}", where, "Correct or drop it.")
+            raise _bad_row(broken[0], f"has no number in {name}", "Correct or drop it.")
     return np.ascontiguousarray(column, dtype=kind)
 
 
-def _bad_row(row: Any, what: str, where: str, remedy: str) -> BadInput:
-    return BadInput(f"request {int(row) + 1} {what}", where=where, remedy=remedy)
+def _bad_row(row: Any, what: str, remedy: str) -> BadInput:
+    return BadInput(f"request {int(row) + 1} {what}", remedy=remedy)

@@ -15,22 +15,27 @@ TABLES = (
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     ("Timestamp", "Request tokens", "Response tokens"),
 )
-"""Azure and BurstGPT."""
+"""Azure, whose times are dates, and BurstGPT, in seconds."""
 
-OBJECTS = (
-    ("timestamp", "input_length", "output_length"),
-    ("input_lens", "output_lens", "ttfts"),
-    ("metadata", "metrics", "request_start_ns"),
-    ("benchmarks", "guidellm_version"),
-    ("benchmarks", "generative_benchmark"),
+FORMATS = (
+    ("AIPerf", ("metadata", "metrics", "request_start_ns")),
+    ("GuideLLM", ("benchmarks", "guidellm_version")),
+    ("GuideLLM", ("benchmarks", "generative_benchmark")),
+    ("vLLM bench", ("input_lens", "output_lens")),
+    ("Mooncake", ("timestamp", "input_length", "output_length")),
 )
-"""Mooncake, vLLM's `bench serve --save-detailed`, AIPerf and GuideLLM, the last in two versions."""
+"""JSON of load generators and of recorded requests, by the keys that its first bytes hold."""
+
+
+def request_format(head: bytes) -> str | None:
+    """Which of FORMATS a file is, by its first bytes; None for a table, or no requests at all."""
+    return next((name for name, keys in FORMATS if has_keys(head, *keys)), None)
 
 
 def recognises(head: bytes) -> bool:
     """A table or JSON of requests with their lengths, in one of the known shapes."""
     names = set(header_of(head))
-    if any(set(table) <= names for table in TABLES) or any(has_keys(head, *keys) for keys in OBJECTS):
+    if any(set(table) <= names for table in TABLES) or request_format(head) is not None:
         return True
     groups = (TIMES, PROMPTS, OUTPUTS)
     in_table = all(names & set(group) for group in groups) and not set(REQUIRED) <= names
