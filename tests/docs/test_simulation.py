@@ -19,6 +19,6 @@ def test_from_nothing_to_a_page(in_tmp: Path) -> None:
 
 
 def test_every_policy_is_described() -> None:
-    from latfit.policies.defaults import NAMES
+    from latfit.policies.policy import POLICIES
 
-    assert [name for name in NAMES if f"`{name}`" not in PAGE] == []
+    assert [name for name in POLICIES if f"`{name}`" not in PAGE] == []

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from latfit.policies.policy import Policy, QueueView
+from latfit.policies.policy import Policy
 from latfit.simulation.policies.replication import Drawn
 from latfit.simulation.policies.service import ServicePath, System
 from latfit.workload.random_streams import SERVICE, Streams
+from tests.unit.policies.asked import QueueView, decision
 
 
 @dataclass
@@ -76,7 +77,7 @@ class Reference:
                 self.serve(1, self.beside[:take], now)
                 del self.beside[:take]
                 continue
-            decided = self.policy.decide(self.view(now), self.times)
+            decided = decision(self.policy, self.view(now), self.times)
             if decided.action == "wait":
                 return decided.until_ms
             by_age = decided.action == "move to side"

@@ -21,22 +21,19 @@ if TYPE_CHECKING:
         WAIT as WAIT,
         WAITING as WAITING,
     )
-    from latfit.policies.defaults import (
-        NEED_SIDE as NEED_SIDE,
+    from latfit.policies.dispatch import decide as decide
+    from latfit.policies.marginal_cost import RULES as RULES, stopping_batch as stopping_batch
+    from latfit.policies.policy import (
+        POLICIES as POLICIES,
+        SPECIAL as SPECIAL,
+        DispatchTable as DispatchTable,
+        Limits as Limits,
         PathTimes as PathTimes,
+        Policy as Policy,
         Settings as Settings,
         Solve as Solve,
         default_cutoff_ms as default_cutoff_ms,
         named_policy as named_policy,
-    )
-    from latfit.policies.dispatch import decide as decide
-    from latfit.policies.marginal_cost import RULES as RULES, stopping_batch as stopping_batch
-    from latfit.policies.policy import (
-        DispatchTable as DispatchTable,
-        Limits as Limits,
-        Policy as Policy,
-        cutoff as cutoff,
-        to_buckets as to_buckets,
     )
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

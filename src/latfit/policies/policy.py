@@ -1,14 +1,18 @@
-"""Policies by name: a code with its parameters, and the order in which requests are taken from the queue.
+"""Policies: a code with its parameters, makers that check these, and the names and defaults that users know.
 
-Each maker checks its parameters and says in `needs_side` whether it cannot work without a second path. A policy is
-data: `decide` asks the compiled decision, which the simulator uses too.
+A policy is data; what it does is in `latfit.policies.dispatch`, which the simulator runs. `POLICIES` lists them all. A
+maker says in `needs_side` whether the policy cannot work without a second path. The optimal rule is a table: for each
+number waiting at an idle server, how many to serve; nothing here solves it.
 
-The optimal rule as a table: for each number waiting at an idle server, how many to serve. It solves nothing.
+Defaults, each shown in the policy's settings: a fixed batch is the smallest that carries the rate at 80 % load; a
+window lasts as long as one request takes on the main path, T_cut as long as the batches take that greedy service forms
+at the rate (a shorter one sends to the side path what the main path would take next, and floods it under load); B1 is
+the smallest batch that the main path ends no later than the side path.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,17 +46,9 @@ class DispatchTable:
         """Smallest queue that is served."""
         return next(q for q, b in enumerate(self.batches) if b)
 
-    @property
-    def _end(self) -> int:
-        """Beyond it nothing changes."""
-        return max(len(self.batches), self.max_batch) + 1
-
     def takes(self, waiting: int) -> int:
         """How many to serve now; 0 to wait."""
         return self.batches[min(waiting, len(self.batches) - 1)]
-
-
-ACTIONS = ("wait", "serve main", "serve side", "move to side")
 
 
 @dataclass(frozen=True)
@@ -69,39 +65,6 @@ class QueueOrder:
             raise WrongUsage(
                 "ageing must be above zero", where="ageing", remedy="Give the ms that make up for a class."
             )
-
-
-@dataclass(frozen=True)
-class QueueView:
-    """What a policy sees. free: when a server of the path is next free, not after `now_ms` where one is idle."""
-
-    now_ms: float
-    waiting: int
-    oldest_ms: float
-    main_free_ms: float = 0.0
-    side_free_ms: float = math.inf
-    side_waiting: int = 0
-    due_ms: float = math.inf
-
-    def as_array(self) -> FloatArray:
-        view = np.empty(codes.VIEW)
-        view[codes.NOW], view[codes.WAITING], view[codes.OLDEST] = self.now_ms, self.waiting, self.oldest_ms
-        view[codes.MAIN_FREE], view[codes.SIDE_FREE] = self.main_free_ms, self.side_free_ms
-        view[codes.SIDE_WAITING], view[codes.DUE] = self.side_waiting, self.due_ms
-        return view
-
-
-@dataclass(frozen=True)
-class Decision:
-    """action: one of ACTIONS; take: how many from the front of the queue.
-
-    For `wait`: ask again at `until_ms`, when `at` requests wait, or when a path becomes free.
-    """
-
-    action: str
-    take: int
-    until_ms: float
-    at: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,13 +90,6 @@ class Policy:
     @property
     def side_largest(self) -> int:
         return int(self.parameters[codes.SIDE_LARGEST])
-
-    def decide(self, view: QueueView, times_ms: FloatArray) -> Decision:
-        """What to do now. times_ms: T(b) in ms (2, largest + 1) for b = 0, 1, ... on the main and the side path."""
-        from latfit.policies.dispatch import decide
-
-        action, take, until, at = decide(self.code, self.parameters, times_ms, view.as_array())
-        return Decision(ACTIONS[action], int(take), float(until), int(at))
 
 
 @dataclass(frozen=True)
@@ -253,15 +209,166 @@ def _above_zero(value: float, where: str, *, zero: bool = False) -> float:
     return float(value)
 
 
-def to_buckets(times_ms: FloatArray, buckets: Sequence[int]) -> FloatArray:
-    """T(b) in ms (..., largest + 1) of an engine that pads a batch to the next of `buckets`, the last being the cap."""
-    sizes = np.array(sorted(set(buckets)), dtype=np.int64)
-    if not len(sizes) or sizes[0] < 1 or sizes[-1] >= times_ms.shape[-1]:
+DEFAULT_LOAD = 0.8
+TIE = 1e-9
+
+Solve = Callable[[float, FloatArray], DispatchTable]
+"""The optimal table for a rate per ms and T(1), T(2), ... (n,) in ms; `queueing.dispatch_mdp` has one."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may set; None for the default. max_batch and ageing_ms are for every policy, the others for those
+    that name them in POLICIES."""
+
+    batch: int | None = None
+    window_ms: float | None = None
+    t_cut_ms: float | None = None
+    B1: int | None = None
+    max_batch: int | None = None
+    rule: str = "amortised"
+    longest_ms: float = math.inf
+    merge_below: int = 1
+    ageing_ms: float = math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class PathTimes:
+    """T(1), T(2), ... in ms on the main and the side path, to their largest batches; how many servers the main has."""
+
+    main: FloatArray
+    side: FloatArray = field(default_factory=lambda: np.empty(0))
+    servers: int = 1
+
+
+def default_batch(rate: float, times: PathTimes) -> int:
+    """The smallest batch that carries the rate at 80 % load, or the one that carries most."""
+    sizes = np.arange(1, len(times.main) + 1)
+    carried = times.servers * sizes / times.main
+    enough = np.flatnonzero(carried >= rate / DEFAULT_LOAD)
+    return int(sizes[enough[0]]) if len(enough) else int(sizes[np.argmax(carried)])
+
+
+def default_cutoff_ms(rate: float, times: PathTimes) -> float:
+    """T of the batch that forms while such a batch is served, b = rate T(b) of each server; T(1) at least."""
+    share, batch = rate / times.servers, 1
+    for _ in range(len(times.main)):
+        formed = min(len(times.main), max(1, math.ceil(share * float(times.main[batch - 1]) - TIE)))
+        if formed <= batch:
+            break
+        batch = formed
+    return float(times.main[batch - 1])
+
+
+def default_threshold(times: PathTimes) -> int:
+    """B1: the smallest batch that the main path ends no later than the side path; one more than the side path takes
+    where there is none."""
+    both = min(len(times.main), len(times.side))
+    at = np.flatnonzero(times.main[:both] <= times.side[:both])
+    return int(at[0]) + 1 if len(at) else both + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What a policy by name is made from: arrivals at a rate per ms, the paths' times, settings and largest batches,
+    and what solves the optimal rule."""
+
+    rate: float
+    times: PathTimes
+    settings: Settings
+    limits: Limits
+    solve: Solve | None
+
+    @property
+    def one_ms(self) -> float:
+        """Of one request on the main path."""
+        return float(self.times.main[0])
+
+    @property
+    def cutoff_ms(self) -> float:
+        asked = self.settings.t_cut_ms
+        return default_cutoff_ms(self.rate, self.times) if asked is None else asked
+
+    @property
+    def batch(self) -> int:
+        return default_batch(self.rate, self.times) if self.settings.batch is None else self.settings.batch
+
+    @property
+    def threshold(self) -> int:
+        return default_threshold(self.times) if self.settings.B1 is None else self.settings.B1
+
+    @property
+    def window_ms(self) -> float:
+        return self.one_ms if self.settings.window_ms is None else self.settings.window_ms
+
+    @property
+    def merge_wait_ms(self) -> float:
+        """How long split holds back who may be merged with others."""
+        longest = self.settings.longest_ms
+        if self.settings.merge_below <= 1:
+            return 0.0
+        return longest if math.isfinite(longest) else self.one_ms
+
+    @property
+    def table(self) -> DispatchTable:
+        if self.solve is None:
+            raise WrongUsage("the optimal policy needs a solver", where="--policy optimal", remedy="Hand in `solve`.")
+        return self.solve(self.rate, self.times.main[: self.limits.main])
+
+
+@dataclass(frozen=True)
+class Named:
+    """A policy that users know by name. settings: those that only it and few others have."""
+
+    make: Callable[[Asked], Policy]
+    settings: tuple[str, ...] = ()
+    needs_side: bool = False
+
+
+POLICIES: Mapping[str, Named] = {
+    "gpu-only": Named(lambda asked: gpu_only(asked.limits)),
+    "fixed": Named(lambda asked: fixed(asked.batch, asked.limits), ("batch",)),
+    "window": Named(lambda asked: window(asked.window_ms, asked.limits), ("window_ms",)),
+    "marginal-cost": Named(
+        lambda asked: marginal_cost(asked.rate, asked.limits, asked.settings.rule, asked.settings.longest_ms),
+        ("rule", "longest_ms"),
+    ),
+    "three-stage": Named(
+        lambda asked: three_stage(asked.threshold, asked.cutoff_ms, asked.limits), ("t_cut_ms", "B1"), needs_side=True
+    ),
+    "cutoff": Named(lambda asked: cutoff(asked.cutoff_ms, asked.limits), ("t_cut_ms",), needs_side=True),
+    "optimal": Named(lambda asked: optimal(asked.table, asked.limits)),
+    "split": Named(
+        lambda asked: split(asked.limits, asked.settings.merge_below, asked.merge_wait_ms),
+        ("longest_ms", "merge_below"),
+        needs_side=True,
+    ),
+    "deadline": Named(lambda asked: deadline(asked.limits)),
+}
+
+SPECIAL = frozenset(name for each in POLICIES.values() for name in each.settings)
+"""Settings that only some policies have; varying one makes no more points of the others."""
+
+
+def named_policy(
+    name: str, rate: float, times: PathTimes, settings: Settings = Settings(), solve: Solve | None = None
+) -> Policy:
+    """The policy called `name` for arrivals at `rate` per ms. Raises WrongUsage."""
+    if name not in POLICIES:
+        known = ", ".join(POLICIES)
+        raise WrongUsage(f"policy {name!r} is not known", where="--policy", remedy=f"Take one of {known}.")
+    made = POLICIES[name].make(Asked(rate, times, settings, _limits(times, settings), solve))
+    shown = {"ageing_ms": settings.ageing_ms} if math.isfinite(settings.ageing_ms) else {}
+    return replace(made, order=QueueOrder(settings.ageing_ms), settings={**made.settings, **shown})
+
+
+def _limits(times: PathTimes, settings: Settings) -> Limits:
+    """Batches as large as the paths take, or as asked on the main path."""
+    asked = settings.max_batch
+    if asked is not None and not 1 <= asked <= len(times.main):
         raise WrongUsage(
-            f"buckets {list(buckets)} are not between 1 and the largest batch",
-            where="buckets",
-            remedy="Give the batch sizes that the engine has captured.",
+            f"a largest batch of {asked}, where the path takes 1 to {len(times.main)}",
+            where="--max-batch",
+            remedy="Give a batch that the path can take.",
         )
-    b = np.arange(sizes[-1] + 1)
-    padded: FloatArray = times_ms[..., sizes[np.searchsorted(sizes, b)]]
-    return padded
+    return Limits(asked or len(times.main), len(times.side))

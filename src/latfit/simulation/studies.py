@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.policies import NEED_SIDE, Solve, default_cutoff_ms
+from latfit.policies import POLICIES, Solve, default_cutoff_ms
 from latfit.simulation.engine.result import EngineSummary, summarise
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings, Order
@@ -31,7 +31,7 @@ from latfit.simulation.policies.sweep import Grid, Point, points_of
 from latfit.stats import FloatArray
 from latfit.workload import OpenLoad, Poisson, Requests, make_requests
 
-POLICIES = ("gpu-only", "fixed", "window", "marginal-cost", "three-stage", "cutoff", "split", "optimal")
+STUDIED = ("gpu-only", "fixed", "window", "marginal-cost", "three-stage", "cutoff", "split", "optimal")
 LOADS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.05)
 """Shares of what the main path alone serves with its largest batch."""
 
@@ -50,7 +50,7 @@ class Finding:
 
 def policy_points(system: System, options: Options, solve: Solve) -> list[Point]:
     """Every policy at every load; three-stage and cutoff also with half and twice their T_cut."""
-    names = [name for name in POLICIES if system.side is not None or name not in NEED_SIDE]
+    names = [name for name in STUDIED if system.side is not None or not POLICIES[name].needs_side]
     limit = system.main.rate_limit(system.main.largest)
     sla_ms = options.sla_ms if math.isfinite(options.sla_ms) else study_sla_ms(system)
     asked = replace(options, sla_ms=sla_ms)
@@ -59,7 +59,7 @@ def policy_points(system: System, options: Options, solve: Solve) -> list[Point]
         rate = share * limit
         cutoff = default_cutoff_ms(rate, path_times(system))
         for name in names:
-            varied = {"t_cut_ms": (cutoff / 2, cutoff, 2 * cutoff)} if name in NEED_SIDE and name != "split" else {}
+            varied = {"t_cut_ms": (cutoff / 2, cutoff, 2 * cutoff)} if "t_cut_ms" in POLICIES[name].settings else {}
             grid, load = Grid((name,), (rate,), varied), OpenLoad(Poisson(rate))
             # Near and above capacity there is no optimal table: every rule is as good, or none is.
             points += points_of(grid, system, load, asked, solve=solve, skipped=[])
@@ -75,7 +75,7 @@ def findings(runs: Sequence[SimResult], system: System, sla_ms: float | None = N
     """The claims of the literature, each with what these runs say."""
     limit_ms = study_sla_ms(system) if sla_ms is None or math.isinf(sla_ms) else sla_ms
     there = {run.policy for run in runs}
-    carried = {name: carried_rate(runs, name, limit_ms) for name in POLICIES if name in there}
+    carried = {name: carried_rate(runs, name, limit_ms) for name in STUDIED if name in there}
     return [
         _tail(runs),
         _throughput(carried, limit_ms),

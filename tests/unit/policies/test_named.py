@@ -5,16 +5,18 @@ import pytest
 
 from latfit.errors import WrongUsage
 from latfit.policies import codes
-from latfit.policies.defaults import (
-    NAMES,
-    NEED_SIDE,
+from latfit.policies.policy import (
+    POLICIES,
+    DispatchTable,
+    Limits,
     PathTimes,
+    QueueOrder,
     Settings,
     default_batch,
     default_threshold,
     named_policy,
 )
-from latfit.policies.policy import DispatchTable, Limits, QueueOrder, to_buckets
+from latfit.simulation.policies.service import to_buckets
 from latfit.stats import FloatArray
 
 B = np.arange(1.0, 65)
@@ -25,11 +27,11 @@ def solve(rate: float, T_ms: FloatArray) -> DispatchTable:
     return DispatchTable((0, 0, 2, 3, 4), rate, len(T_ms))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", POLICIES)
 def test_every_name_makes_its_policy(name: str) -> None:
     made = named_policy(name, 0.5, TIMES, solve=solve)
     assert made.name == name
-    assert made.needs_side == (name in NEED_SIDE)
+    assert made.needs_side == POLICIES[name].needs_side
     assert made.main_largest <= 64
 
 
@@ -62,7 +64,7 @@ def test_a_cutoff_lasts_a_batch() -> None:
 
 
 def test_ageing_is_for_every_policy() -> None:
-    for name in NAMES:
+    for name in POLICIES:
         made = named_policy(name, 0.5, TIMES, Settings(ageing_ms=30.0), solve)
         assert made.order == QueueOrder(30.0)
         assert made.settings["ageing_ms"] == 30.0
@@ -73,7 +75,7 @@ def test_the_largest_batch() -> None:
     assert made.parameters[codes.MAIN_LARGEST] == 16
 
 
-@pytest.mark.parametrize("name", NEED_SIDE)
+@pytest.mark.parametrize("name", [name for name, each in POLICIES.items() if each.needs_side])
 def test_two_paths_are_needed(name: str) -> None:
     with pytest.raises(WrongUsage, match="two execution paths"):
         named_policy(name, 0.5, PathTimes(TIMES.main))

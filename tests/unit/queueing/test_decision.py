@@ -8,11 +8,12 @@ from hypothesis import given, settings, strategies as st
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.model.saturation import Saturation
-from latfit.policies.policy import DispatchTable, Limits, QueueView, optimal
+from latfit.policies.policy import DispatchTable, Limits, Policy, optimal
 from latfit.queueing.batch import batch_mean
 from latfit.queueing.dispatch_mdp import optimal_rule, rule_costs
 from latfit.queueing.service import ServiceTimes, linear_times, measured_times
 from latfit.stats import FloatArray
+from tests.unit.policies.asked import QueueView, decision
 from tests.unit.queueing.simulation import System, mean
 from tests.unit.queueing.test_falling_times import poisson_pmf
 from tests.unit.queueing.textbook import best_threshold
@@ -152,7 +153,7 @@ class TestEveryBatch:
         assert np.mean(means) == pytest.approx(AllActions(rate, T, 200).optimum(), abs=error)
 
 
-def simulated(policy: object, T: FloatArray, rate: float, seed: int, n: int = 6000) -> float:
+def simulated(policy: Policy, T: FloatArray, rate: float, seed: int, n: int = 6000) -> float:
     """Mean response of all but the first tenth."""
     arrive = np.cumsum(np.random.default_rng([seed, 5]).exponential(1 / rate, n)).tolist()
     times = np.vstack([np.append(0.0, T), np.full(len(T) + 1, np.inf)])
@@ -160,7 +161,7 @@ def simulated(policy: object, T: FloatArray, rate: float, seed: int, n: int = 60
     while first < n:
         while last < n and arrive[last] <= now:
             last += 1
-        decided = policy.decide(QueueView(now, last - first, arrive[first]), times)  # type: ignore[attr-defined]
+        decided = decision(policy, QueueView(now, last - first, arrive[first]), times)
         if decided.action == "wait":
             if last == n:
                 break

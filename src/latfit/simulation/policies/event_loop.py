@@ -53,8 +53,7 @@ NOBODY = -1
 
 class Load(NamedTuple):
     """arrive (n,) ms; tokens (n,) or empty where all are alike; class_id (n,) or empty for one class; deadlines
-    (classes,) ms; think (n,) ms of a closed loop, in its place the moment of sending once that is known, empty for an
-    open load; users of a closed one; warm: the first that counts."""
+    (classes,) ms; think (n,) ms, empty for an open load; users of a closed one; warm: the first that counts."""
 
     arrive: Any
     tokens: Any
@@ -92,7 +91,7 @@ class Rule(NamedTuple):
 class Scratch(NamedTuple):
     """What the core works on: free (2, servers): when each server is free; members (Bmax + 1,); seen (VIEW,); following
     (n,): who is behind a request, empty where nobody needs it; lists (2, classes): first and last; returns (users,):
-    heap of the requests that users will send."""
+    heap of the requests that users will send; sent (n,): when, once that is known, before that how long they think."""
 
     free: Any
     members: Any
@@ -100,6 +99,7 @@ class Scratch(NamedTuple):
     following: Any
     lists: Any
     returns: Any
+    sent: Any
 
 
 class Out(NamedTuple):
@@ -261,7 +261,7 @@ def send_next(returns, sent, q, idle_from):  # type: ignore[no-untyped-def]
 def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-untyped-def]
     """Run until everybody is served or the policy waits for ever. rngs: a generator a path."""
     # Taken out of the tuples once: in the loop each access would count a reference.
-    arrive, class_id, deadlines, sent, warm = load.arrive, load.class_id, load.deadlines, load.think, load.warm
+    arrive, class_id, deadlines, warm = load.arrive, load.class_id, load.deadlines, load.warm
     typical, kind, ratios, reached = machine.typical, machine.kind, machine.ratios, machine.reached
     times, grid, tokens, first, last = machine.times, machine.grid, load.tokens, machine.first, machine.last
     code, p, aged = rule.code, rule.parameters, rule.ageing
@@ -269,7 +269,7 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
     batch, start, moved, served = out.batch, out.start, out.moved, (out.response, out.path)
     n, users, classes = len(arrive), load.users, len(class_id) > 0
     members, view, returns, lists = scratch.members, scratch.seen, scratch.returns, scratch.lists
-    following = scratch.following
+    following, sent = scratch.following, scratch.sent
     queue, paths = (class_id, following, lists), (machine.servers, scratch.free)
     q[KNOWN] = 0 if users > 0 else n
     for _ in range(min(users, n)):

@@ -212,6 +212,7 @@ def _scratch(load: Load, machine: Machine) -> Scratch:
         following=np.empty(linked, np.int32),
         lists=np.full((2, len(load.deadlines)), NOBODY),
         returns=np.zeros(load.users, np.int64),
+        sent=load.think.copy(),
     )
 
 

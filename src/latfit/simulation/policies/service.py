@@ -21,7 +21,7 @@ from latfit.hardware import (
     quoted_path as quoted_execution_path,
 )
 from latfit.model import FitResult, StepLatency, StepRatios
-from latfit.policies import PathTimes, Policy, to_buckets
+from latfit.policies import PathTimes, Policy
 from latfit.simulation.policies.event_loop import DETERMINISTIC, EMPIRICAL, EXPONENTIAL, Machine
 from latfit.stats import FloatArray
 
@@ -264,6 +264,20 @@ def quoted_path(text: str, serving: Serving = Serving()) -> ServicePath:
     if not named:
         raise WrongUsage(f"{text!r} is no path", where="--path", remedy="Write gpu:launch=8ms,slope=0.05ms.")
     return measured_path(quoted_execution_path(named["name"], parse_quote(named["quote"], "--path")), serving)
+
+
+def to_buckets(times_ms: FloatArray, buckets: Sequence[int]) -> FloatArray:
+    """T(b) in ms (..., largest + 1) of an engine that pads a batch to the next of `buckets`, the last being the cap."""
+    sizes = np.array(sorted(set(buckets)), dtype=np.int64)
+    if not len(sizes) or sizes[0] < 1 or sizes[-1] >= times_ms.shape[-1]:
+        raise WrongUsage(
+            f"buckets {list(buckets)} are not between 1 and the largest batch",
+            where="buckets",
+            remedy="Give the batch sizes that the engine has captured.",
+        )
+    b = np.arange(sizes[-1] + 1)
+    padded: FloatArray = times_ms[..., sizes[np.searchsorted(sizes, b)]]
+    return padded
 
 
 def path_times(system: System) -> PathTimes:

@@ -27,7 +27,7 @@ from latfit._version import __version__
 from latfit.dask_cluster import dask_client, finished, result_of
 from latfit.errors import BadInput, SlaOutOfReach, WrongUsage
 from latfit.files import check_writable, dumps, write_whole
-from latfit.policies import Policy, Settings, Solve, named_policy
+from latfit.policies import POLICIES, SPECIAL, Policy, Settings, Solve, named_policy
 from latfit.simulation.policies.estimate import Parts, error_parts, paired
 from latfit.simulation.policies.result import Difference, SimResult
 from latfit.simulation.policies.run import Options, load_rate, simulate
@@ -270,17 +270,6 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 MOST_POINTS = 100_000
 
-USED_BY: Mapping[str, tuple[str, ...]] = {
-    "batch": ("fixed",),
-    "window_ms": ("window",),
-    "t_cut_ms": ("cutoff", "three-stage"),
-    "B1": ("three-stage",),
-    "rule": ("marginal-cost",),
-    "longest_ms": ("marginal-cost", "split"),
-    "merge_below": ("split",),
-}
-"""Settings that only some policies have; varying one makes no more points of the others."""
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -322,7 +311,9 @@ def points_of(
     found = []
     for rate, name in itertools.product(rates, grid.policies):
         offered = load if math.isnan(rate) or isinstance(load, ClosedLoad) else load.at_rate(rate)
-        own = {key: values for key, values in grid.varied.items() if name in USED_BY.get(key, (name,))}
+        own = {
+            key: values for key, values in grid.varied.items() if key not in SPECIAL or key in POLICIES[name].settings
+        }
         for values in itertools.product(*own.values()):
             chosen = dict(zip(own, values, strict=True))
             asked = replace(grid.settings, **chosen)
