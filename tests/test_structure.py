@@ -1,5 +1,5 @@
-"""The architecture holds: imports point down, rooms import one another by their faces only, folders stay small
-enough to be taken in, and nothing heavy is loaded before it is needed."""
+"""The architecture holds: imports point down, rooms import one another by their faces only, folders and functions stay
+small enough to be found and read, and nothing heavy is loaded before it is needed."""
 
 import ast
 import importlib
@@ -32,6 +32,8 @@ SIBLINGS = {"fitting", "queueing", "simulation", "profiling"}
 HEAVY = ("numpy", "scipy", "pandas", "matplotlib", "pyarrow", "numba", "statsmodels", "torch", "rich", "jinja2")
 
 MODULES_A_FOLDER = 15
+LINES_A_FUNCTION = 60
+PARAMETERS = 6
 
 
 def source_files() -> list[Path]:
@@ -118,6 +120,19 @@ def test_a_folder_can_be_taken_in_at_a_glance() -> None:
     count = Counter(file.parent for file in source_files() if file.name != "__init__.py")
     many = {str(folder.relative_to(SOURCE)): n for folder, n in count.items() if n > MODULES_A_FOLDER}
     assert set(many) <= {"cli"}  # one file a verb
+
+
+@of_files()
+def test_functions_can_be_read(file: Path) -> None:
+    if file.relative_to(SOURCE).parts[0] == "cli":  # Typer wants every option as a parameter
+        return
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            assert lines <= LINES_A_FUNCTION, f"{node.name} has {lines} lines"
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            parameters = [each.arg for each in given if each.arg not in ("self", "cls")]
+            assert len(parameters) <= PARAMETERS, f"{node.name} has {len(parameters)} parameters"
 
 
 @of_files("cli")
