@@ -9,13 +9,13 @@ import pytest
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import dumps
+from latfit.histogram import PIECES, sketch_of
 from latfit.policies import policy as policies
 from latfit.policies.policy import Limits, Policy, QueueOrder
 from latfit.simulation.policies.estimate import describe
 from latfit.simulation.policies.replication import draw, run
 from latfit.simulation.policies.run import Options, check, compared, simulate
 from latfit.simulation.policies.service import System, linear_path, table_path
-from latfit.histogram import PIECES, sketch_of
 from latfit.workload.arrivals import Piecewise, Poisson
 from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad, RequestClass
 from latfit.workload.random_streams import Streams
