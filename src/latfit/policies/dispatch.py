@@ -2,8 +2,7 @@
 
 `decide` returns (action, take, until, at): the action, how many requests from the front of the queue, and for WAIT the
 moment and the number waiting at which to ask again, whichever comes first; a path that becomes free always asks again.
-It holds no state and reads no clock. `times[path, b]` is the
-typical T(b) in ms, b = 0 (unused) to the largest batch.
+It holds no state and reads no clock. `times[path, b]` is the typical T(b) in ms, b = 0 (unused) to the largest batch.
 
 - greedy: an idle main path takes all that wait, up to its largest batch.
 - fixed: exactly THRESHOLD requests at a time.

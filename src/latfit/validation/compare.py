@@ -8,9 +8,8 @@ Definitions, from the arrival of a request (the engine's queue time) on:
 - latency: arrival to last token.
 
 Every figure is taken over requests, measured and simulated alike; the error is simulated / measured - 1. The verdict
-holds each mean to 2 % and each 90th and 99th percentile to 4 %.
-
-What of a fit makes a simulated engine go wrong, told before anybody believes the numbers.
+holds each mean to 2 % and each 90th and 99th percentile to 4 %. Beside it stand warnings: what of a fit makes a
+simulated engine go wrong.
 """
 
 import math

@@ -8,13 +8,11 @@ Selective: whole prompts beside decoding, with room for the whole output set asi
 prompt that is longer than the budget is the only one of its step, there and in continuous batching.
 Continuous: a step either prefills whole prompts or decodes. Prefill first: as soon as `start_at` requests wait, or
 nothing runs. Decode first: when nothing runs any more.
-
-Static batching: a batch starts together, is padded to its longest prompt, and ends with its longest output.
-
-Every row of a batch computes as many prompt tokens as the longest one, and takes part in every step of decoding until
-the last one is done: of n (max prompt + max output - 1) computed tokens, sum (prompt + output - 1) are of use. A batch
-starts when the one before it has ended and `start_at` requests wait, or no more come; it takes as many as fit, first
-come first served, with blocks for the longest prompt and output in every row.
+Static: a batch starts together, is padded to its longest prompt, and ends with its longest output. Every row of it
+computes as many prompt tokens as the longest one, and takes part in every step of decoding until the last one is done:
+of n (max prompt + max output - 1) computed tokens, sum (prompt + output - 1) are of use. A batch starts when the one
+before it has ended and `start_at` requests wait, or no more come; it takes as many as fit, first come first served,
+with blocks for the longest prompt and output in every row.
 """
 
 import numpy as np

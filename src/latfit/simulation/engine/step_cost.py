@@ -1,16 +1,14 @@
-"""Step costs in compiled code: every family of `latfit.model` as one formula with a vector of coefficients.
+"""Step costs in compiled code: every family of `latfit.model` as one formula, and how single steps scatter about it.
 
-The families are sums of the same few terms (see their modules), so one sum holds them all, with zeros for the terms
-that a family lacks. A kernel that sees n, P, KP and A of a step as they are, and the longest prefill, need not put
-averages in their place: A = sum p (k + p/2) over the prefill chunks p behind k cached tokens, L = max(k + p).
+The families are sums of the same few terms (see their modules), so one sum with a vector of coefficients holds them
+all, with zeros for the terms that a family lacks. A kernel that sees n, P, KP and A of a step as they are, and the
+longest prefill, need not put averages in their place: A = sum p (k + p/2) over the prefill chunks p behind k cached
+tokens, L = max(k + p).
 
 Steps that only decode and steps that hold prefill may have a fit each: kernels for sequences of one token and kernels
 for sequences of many lengths are different programs, and a fit of both together pays for it in both.
 
-A formula gives the typical step. Single steps lie about it as the measured ones did (`scatter`).
-
-How the steps of a simulated engine scatter: each lasts its cost times the level of its size times a ratio F.
-
+A formula gives the typical step. Where steps scatter, each lasts its cost times the level of its size times a ratio F.
 F is drawn anew for each step from the law of observed over typical time that the fit keeps for the step's phase and
 batch (see `model.step_ratios`); its mean is the measured one, so the mean step is, too, and its tail is that of the
 steps. F is the smallest point whose cumulated share exceeds a uniform number u. A guide (Chen & Asau 1974) names for
@@ -24,9 +22,8 @@ first token, with the levels by 2.9 %. The level depends on ln S and is smooth; 
 octave, which a float's leading bits number, straight between them, exact for up to 256 tokens.
 
 The uniform numbers are a sequence of the engine's own (splitmix64), one a step: neither the requests nor anything else
-that is drawn depends on it, and two settings of an engine meet the same numbers in their steps.
-
-Random numbers of the engine's core as a function of what they are for, so that no order of events changes them.
+that is drawn depends on it, and two settings of an engine meet the same numbers in their steps. What else is random in
+the core is a function of what it is for, so that no order of events changes it.
 """
 
 from collections.abc import Mapping

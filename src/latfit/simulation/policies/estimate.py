@@ -1,36 +1,23 @@
-"""Means and percentiles of simulated response times, with intervals that allow for correlation.
+"""Means and percentiles of simulated response times, with intervals that allow for correlation, and the lengths of
+runs.
 
-A percentile x is that of all requests of all replications together (`sketch`). Near saturation the average
-of each run's own percentile is too low: the few runs that meet a long queue have most of the slow requests, and an
-average gives them the weight of one run.
+Estimates. A percentile x is that of all requests of all replications together (`latfit.histogram`). Near saturation the
+average of each run's own percentile is too low: the few runs that meet a long queue have most of the slow requests, and
+an average gives them the weight of one run.
 
-Intervals come from what batches of consecutive requests add to the error of an estimate (`estimate`):
+Errors. Response times of neighbours are alike, so that n requests know less than n independent ones. A run is cut into
+batches of consecutive requests; what batch i adds to the error of an estimate is
 
     e_i = sum over batch i of (R - mean)/N          for the mean,
-    e_i = sum over batch i of (1{R <= x} - F(x))/N  for the share F(x) of requests at or below x.
+    e_i = sum over batch i of (1{R <= x} - F(x))/N  for the share F(x) of requests at or below x,
 
-With the standard error s of their sum and Student's t the mean's interval is mean -+ t s. A percentile's is read off
-the responses at the shares p -+ t s, which makes it as lopsided as the tail is; no density is needed, and an atom keeps
-an interval of no width. A batch must hold EXCEEDANCES requests beyond a percentile; where that leaves fewer than
-SPREAD[0] batches, there is no interval.
+and with m batches long enough to be independent the standard error s of the sum is sqrt(m/(m - 1) sum e_i^2). With
+Student's t the mean's interval is mean -+ t s. A percentile's is read off the responses at the shares p -+ t s, which
+makes it as lopsided as the tail is; no density is needed, and a time that many requests share keeps an interval of no
+width. A batch must hold EXCEEDANCES requests beyond a percentile; where that leaves fewer than SPREAD[0] batches, there
+is no interval.
 
-An interval is not to be trusted where the runs are too short for it, and where the start from empty still counts: its
-share of the standard error is about exp(-w/2C) sqrt(C R/n) with w requests left out and n counted in each of R runs, C
-being the reach of correlation.
-
-Loads that vary in a course of their own (a day) have batches that differ by that course: there each replication is one
-batch. Replications of one recorded load share their arrivals: there a batch is the same requests of all replications.
-
-Two policies on the same random numbers are compared by the differences of what the same requests add to the errors, in
-which the noise of the load cancels; a share turns into ms by the slope of the percentile over its interval.
-
-How far an estimate over a simulated run may be off: its standard error from batches of consecutive requests.
-
-Response times of neighbours are alike, so that n requests know less than n independent ones. A run is cut into batches
-of consecutive requests. An estimate is off by the sum of what its batches add to its error, e_i, and with m batches
-long enough to be independent the standard error of that sum is sqrt(m/(m - 1) sum e_i^2).
-
-How long is long enough is measured. Batches of L requests with autocorrelations rho_k between single ones have, once L
+How long batches must be is measured. Batches of L requests with autocorrelations rho_k between single ones have, once L
 is beyond these, the lag-one correlation
 
     r(L) = C/L,   C = sum k rho_k / (1 + 2 sum rho_k) requests,
@@ -40,17 +27,21 @@ with an r below SATURATED, unless coarser ones (RESOLVED or more of them) show m
 standard errors. Batches are then APART times as long as C, SPREAD[1] of them at most and SPREAD[0] at least; what is
 left of the correlation enlarges the squared error by 1 + 2 r.
 
-Where SPREAD[0] batches of APART C are more than was run, the run is too short: the correlations are over, but an
-estimate over so few long queues is still skewed. (Of M/M/1 at load .95, 95 % intervals of p99 from runs of 1,600 C held
-the truth in 89 % of 300 seeds, from 6,500 C in 94 %.)
+An interval is not to be trusted where SPREAD[0] batches of APART C are more than was run: the correlations are over,
+but an estimate over so few long queues is still skewed. (Of M/M/1 at load .95, 95 % intervals of p99 from runs of
+1,600 C held the truth in 89 % of 300 seeds, from 6,500 C in 94 %.) Nor is it where the start from empty still counts:
+its share of the standard error is about exp(-w/2C) sqrt(C R/n) with w requests left out and n counted in each of R
+runs.
 
-How long the runs of a simulation must be, and how much of their start is left out.
+Loads that vary in a course of their own (a day) have batches that differ by that course: there each replication is one
+batch. Replications of one recorded load share their arrivals: there a batch is the same requests of all replications.
+Two policies on the same random numbers are compared by the differences of what the same requests add to the errors, in
+which the noise of the load cancels; a share turns into ms by the slope of the percentile over its interval.
 
-What decides is how far apart requests still depend on each other: the reach of `estimate`, in requests. It
-is measured on a pilot, a run made anew and longer until it has PILOT_REACHES reaches. It rises with the load, for M/M/1
-about as (1 + rho)/(1 - rho)^2; any service law, batching or burstiness of arrivals shows in it. Runs then have REACHES
-reaches in all, MANY requests at the least, and leave out WARM reaches each, in which a start from empty fades to
-exp(-WARM/2) of what it was. Runs that turn out too short are made anew, longer.
+Lengths. The reach is measured on a pilot, a run made anew and longer until it has PILOT_REACHES reaches. It rises with
+the load, for M/M/1 about as (1 + rho)/(1 - rho)^2; any service law, batching or burstiness of arrivals shows in it.
+Runs then have REACHES reaches in all, MANY requests at the least, and leave out WARM reaches each, in which a start
+from empty fades to exp(-WARM/2) of what it was. Runs that turn out too short are made anew, longer.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The request level, compiled: requests arrive, a policy forms batches of them, and two paths serve the batches.
+"""The simulation of requests, compiled: they arrive, a policy forms batches of them, and two paths serve the batches.
 
 One loop over the moments at which something may be decided: a server becomes free, a policy's time limit runs out, or
 as many wait as the policy asked for. Arrivals in between are only counted, so that a batch costs the same however many

@@ -1,10 +1,9 @@
-"""`simulate`: replications of a policy against a load, until there are as many as asked or the answer is sure enough.
+"""`simulate` runs replications of a policy against a load, until there are as many as asked or the result is precise;
+`check` does so for one percentile and an SLA.
 
 Replication r draws its load from (seed, r) alone, whatever the policy: results of several policies with one seed are on
 common random numbers, and nothing depends on what else is run beside it, nor on the number of threads. How long the
 replications are, where nobody asked, follows from the load (`latfit.simulation.policies.estimate`).
-
-Does a plan hold? The response time percentile of a policy at a load, with an interval, until it is sure enough.
 """
 
 import math
