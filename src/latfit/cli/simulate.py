@@ -1,7 +1,5 @@
 """`latfit simulate`: what a batching policy makes of a load on this hardware; its options in groups."""
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ from latfit.cli.options import (
     takes_groups,
 )
 from latfit.cli.simulate_engine import ClusterOptions, CostOptions, EngineOptions, OrderOptions
-from latfit.errors import BadInput, Interrupted, SlaOutOfReach, WrongUsage
+from latfit.errors import Interrupted, SlaOutOfReach, WrongUsage
 from latfit.units import parse_duration_ms, parse_rate_per_ms
 
 if TYPE_CHECKING:
@@ -141,7 +139,7 @@ class LoadOptions:
     def load(self, swept: Sequence[float] = ()) -> "Load":
         """The load, at the first rate. swept: rates per ms in place of --rate. Raises WrongUsage for kinds of load that
         contradict each other."""
-        from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad
+        from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad, fit_lengths, read_curve, read_requests
 
         kinds = [self.arrivals is not None, self.users is not None, self.load_curve is not None]
         if sum(kinds) > 1:
@@ -154,13 +152,11 @@ class LoadOptions:
         classes = tuple(parse_class(text) for text in self.request_class or ())
         more: dict[str, Any] = {"classes": classes} if classes else {}
         if self.prompt_lengths is not None:
-            more["lengths"] = fitted_lengths(self.prompt_lengths)
+            more["lengths"] = fit_lengths(read_requests(self.prompt_lengths).requests)
         if self.arrivals is not None:
             if more:
                 where = "--class, --prompt-lengths"
                 raise WrongUsage("recorded requests have their own", where=where, remedy="Leave these out.")
-            from latfit.workload import read_requests
-
             return RecordedLoad(read_requests(self.arrivals).requests)
         if self.users is not None:
             return ClosedLoad(self.users, parse_duration_ms(self.think, option="--think"), **more)
@@ -359,30 +355,6 @@ def parse_law(text: str, rate: float) -> "ArrivalLaw":
     )
 
 
-def read_curve(source: Path) -> "ArrivalLaw":
-    from latfit.trace import open_source, read_columns
-    from latfit.units import MS_PER_UNIT
-    from latfit.workload import Piecewise
-
-    table = read_columns(open_source(source), ("t_s", "rate_per_s"))
-    second = MS_PER_UNIT["s"]
-    moments, rates = table.floats("t_s") * second, table.floats("rate_per_s") / second
-    try:
-        return Piecewise(moments.tolist(), rates.tolist(), repeats=True)
-    except WrongUsage as error:
-        raise BadInput(
-            error.found,
-            where=str(source),
-            remedy="Give t_s from 0 on, in rising order, and a rate_per_s of 0 or more at each.",
-        ) from None
-
-
-def fitted_lengths(source: Path) -> Any:
-    from latfit.workload import fit_lengths, read_requests
-
-    return fit_lengths(read_requests(source).requests)
-
-
 DEFAULT_POLICY = "gpu-only"
 LOGGED = 1000
 MOST_ROWS = 24
@@ -443,7 +415,10 @@ def simulate(
     options = run_options.options(seed)
     points = _points(system, load, policy_options, load_options, sweep_options, options, quiet=quiet or json)
     if sweep_options.log is not None:
-        _write_log(sweep_options.log, points[0], seed)
+        from latfit.simulation import event_log, write_events
+
+        first = points[0]
+        write_events(sweep_options.log, event_log(first.policy, first.system, first.load, LOGGED, seed))
     runs = run_all(points, sweep_options, quiet=quiet or json)
     show(runs, sweep_options, json=json, quiet=quiet)
     if sweep_options.report is not None:
@@ -531,19 +506,6 @@ def _points(
     for text in dict.fromkeys(error.found for error in skipped):
         note(f"Left out a point of the optimal policy: {text}", quiet=quiet)
     return points
-
-
-def _write_log(target: Path, point: "Point", seed: int) -> None:
-    from latfit.files import write_text
-    from latfit.simulation import event_log
-
-    stream = io.StringIO()
-    rows = csv.writer(stream, lineterminator="\n")
-    rows.writerow(("at_ms", "what", "path", "batch", "requests"))
-    for each in event_log(point.policy, point.system, point.load, LOGGED, seed):
-        batch = "" if each.batch < 0 else each.batch
-        rows.writerow((f"{each.at_ms:.6f}", each.what, each.path, batch, " ".join(map(str, each.requests))))
-    write_text(target, stream.getvalue())
 
 
 def _study(

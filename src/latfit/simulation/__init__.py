@@ -21,7 +21,11 @@ if TYPE_CHECKING:
         step_costs as step_costs,
     )
     from latfit.simulation.policies.estimate import Interval as Interval
-    from latfit.simulation.policies.result import SimResult as SimResult, event_log as event_log
+    from latfit.simulation.policies.result import (
+        SimResult as SimResult,
+        event_log as event_log,
+        write_events as write_events,
+    )
     from latfit.simulation.policies.run import (
         Checked as Checked,
         Options as Options,

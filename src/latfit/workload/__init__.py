@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         THINKING as THINKING,
         Streams as Streams,
     )
-    from latfit.workload.recordings import read_requests as read_requests
+    from latfit.workload.recordings import read_curve as read_curve, read_requests as read_requests
     from latfit.workload.requests import Requests as Requests, make_requests as make_requests
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.errors import BadInput
+from latfit.errors import BadInput, WrongUsage
 from latfit.stats import FloatArray
 from latfit.trace import (
     OUTPUTS,
@@ -41,6 +41,7 @@ from latfit.trace import (
     records,
     request_format,
 )
+from latfit.workload.arrivals import Piecewise
 from latfit.workload.requests import Requests, make_requests
 
 S, MS, NS = 1e3, 1.0, 1e-6
@@ -101,6 +102,19 @@ def read_requests(source: str | Path | Source) -> Recording:
         raise BadInput(error.found, where=opened.name, remedy=error.remedy) from None
     first, last = (None, None) if rows.spans is None else (requests.arrival_ms + span[order] for span in rows.spans)
     return Recording(requests, opened.name, rows.dropped, rows.notes, first, last)
+
+
+def read_curve(source: str | Path) -> Piecewise:
+    """A Poisson process whose rate is that of a table (t_s, rate_per_s), again and again. Raises BadInput."""
+    table = read_columns(open_source(source), ("t_s", "rate_per_s"))
+    try:
+        return Piecewise((table.floats("t_s") * S).tolist(), (table.floats("rate_per_s") / S).tolist(), repeats=True)
+    except WrongUsage as error:
+        raise BadInput(
+            error.found,
+            where=str(source),
+            remedy="Give t_s from 0 on, in rising order, and a rate_per_s of 0 or more at each.",
+        ) from None
 
 
 def _rows(source: Source) -> _Rows:

@@ -4,14 +4,18 @@
 into a batch and was answered, in order.
 """
 
+import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from latfit.errors import WrongUsage
+from latfit.files import write_text
 from latfit.policies import Policy
 from latfit.simulation.policies.estimate import (
     PERCENTILES,
@@ -77,6 +81,17 @@ def events_of(served: Replication, system: System) -> list[Event]:
         found.append((ended, ENDS, batch, Event(ended, WORDS[ENDS], tuple(taken), path, batch)))
     found.sort(key=lambda row: row[:3])
     return [row[3] for row in found]
+
+
+def write_events(target: Path, events: Sequence[Event]) -> None:
+    """A log as CSV, an event a row; requests between spaces."""
+    stream = io.StringIO()
+    rows = csv.writer(stream, lineterminator="\n")
+    rows.writerow(("at_ms", "what", "path", "batch", "requests"))
+    for each in events:
+        batch = "" if each.batch < 0 else each.batch
+        rows.writerow((f"{each.at_ms:.6f}", each.what, each.path, batch, " ".join(map(str, each.requests))))
+    write_text(target, stream.getvalue())
 
 
 MS_PER_S = 1000.0
