@@ -196,8 +196,8 @@ class Pool:
 
 
 def sketch_of(times: FloatArray, warm: int, length: int) -> Sketch:
-    """times (n,) in ms of a run's requests in order of arrival, NaN for who was never served. warm: requests left
-    out at the start; length: of a batch, a multiple of PIECES."""
+    """times (n,) in ms of a run's requests in order of arrival, NaN where never served. warm: requests left out at
+    the start; length: of a batch, a multiple of PIECES."""
     times = np.ascontiguousarray(times)
     bits, started = times.view(np.int64), warm // length
     first, last = _span(times, bits, warm)

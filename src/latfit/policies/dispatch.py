@@ -8,7 +8,7 @@ It holds no state and reads no clock. `times[path, b]` is the typical T(b) in ms
 - fixed: exactly THRESHOLD requests at a time.
 - window: as soon as the largest batch waits, or the oldest has waited for PATIENCE.
 - marginal: wait for one more while the rule of `marginal_cost` says so (and the oldest has not waited for PATIENCE).
-- cutoff: greedy; who still waits at age T_CUT moves to the side path.
+- cutoff: greedy; a request that has waited for T_CUT moves to the side path.
 - three-stage: THRESHOLD requests or more go to an idle main path. An idle side path takes as many as it ends no later
   than the main path would end the whole queue. The rest waits, and at age T_CUT it is flushed: to the main path where
   that is idle and would end earlier, else to the side path, with those behind it that end earlier there.
@@ -194,7 +194,7 @@ def best_split(p, times, waiting):  # type: ignore[no-untyped-def]
     least, best = math.inf, 0
     for side in range(max(0, min(waiting, int(p[SIDE_LARGEST]))) + 1):
         main = min(waiting - side, int(p[MAIN_LARGEST]))
-        # Who fits on neither path is counted with the main path's batch, behind which it waits.
+        # Requests that fit on neither path are counted with the main path's batch, behind which they wait.
         delay = (waiting - side) * times[MAIN, main] + side * times[SIDE, side]
         if delay < least:
             least, best = delay, side

@@ -145,7 +145,7 @@ def marginal_cost(rate: float, limits: Limits, rule: str = "amortised", longest_
 
 
 def cutoff(cutoff_ms: float, limits: Limits) -> Policy:
-    """Greedy, with waiting cut off at `cutoff_ms`: who still waits moves to the side path."""
+    """Greedy; a request that has waited for `cutoff_ms` moves to the side path."""
     wait = _above_zero(cutoff_ms, "--t-cut")
     parameters = _parameters(_with_side(limits, "cutoff"), {codes.T_CUT: wait})
     return Policy("cutoff", codes.CUTOFF, parameters, {"t_cut_ms": wait}, needs_side=True)
@@ -303,7 +303,7 @@ class Asked:
 
     @property
     def merge_wait_ms(self) -> float:
-        """How long split holds back who may be merged with others."""
+        """How long split holds requests back to merge them with later ones."""
         longest = self.settings.longest_ms
         if self.settings.merge_below <= 1:
             return 0.0

@@ -93,7 +93,7 @@ def serve_batches(arrive, T, threshold, points, u, response):  # type: ignore[no
 
 @compiled
 def serve_with_cutoff(arrive, cutoff, main, side, u, out):  # type: ignore[no-untyped-def]
-    """Greedy batches on a main server; who still waits at age `cutoff` goes to a side server, one at a time.
+    """Greedy batches on a main server; a request that has waited for `cutoff` goes to a side server, one at a time.
 
     main: (T, Points of its ratios), T[0] not used; side: (mean ms, Points of its ratios, exponential where it has no
     values); u (2, n): for services on either. out: response (n,) in ms and whether the side server served it (n,).

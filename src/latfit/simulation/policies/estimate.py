@@ -257,7 +257,7 @@ def summarise(
     percentiles: Sequence[float] = PERCENTILES,
     load: str = STEADY,
 ) -> Summary:
-    """The numbers of a run in batches of `length`; the warm-up is left out, and so is who was never served."""
+    """The numbers of a run in batches of `length`; without the warm-up and requests that were never served."""
     warm = min(run.drawn.warm, len(run.response_ms))
     times, path = run.response_ms, run.path[warm:]
     sketch = sketch_of(times, warm, length)
@@ -465,7 +465,7 @@ def _column(summary: Summary, statistic: str) -> int:
 
 def _met(run: Replication, times: FloatArray, sla_ms: float) -> tuple[int, bool]:
     """How many of the served ended by their deadline, and whether there was any promise. times (n,): of those that
-    count, NaN for who was never served."""
+    count, NaN for requests that were never served."""
     deadlines, ids, warm = run.drawn.deadline_ms, run.drawn.load.class_id, run.drawn.warm
     if not np.isfinite(deadlines).any():
         return int(np.count_nonzero(times <= sla_ms)), math.isfinite(sla_ms)

@@ -90,8 +90,9 @@ class Rule(NamedTuple):
 
 class Scratch(NamedTuple):
     """What the core works on: free (2, servers): when each server is free; members (Bmax + 1,); seen (VIEW,); following
-    (n,): who is behind a request, empty where nobody needs it; lists (2, classes): first and last; returns (users,):
-    heap of the requests that users will send; sent (n,): when, once that is known, before that how long they think."""
+    (n,): the next in line behind a request, empty where nobody needs it; lists (2, classes): first and last; returns
+    (users,): heap of the requests that users will send; sent (n,): when, once that is known, before that how long they
+    think."""
 
     free: Any
     members: Any
@@ -138,7 +139,7 @@ def admit(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
 
 @inner
 def admit_by_class(arrive, queue, sending, clocks, limits):  # type: ignore[no-untyped-def]
-    """As `admit`, for several classes and for a closed loop; sending: heap and moments of the requests of its users."""
+    """As `admit`, for several classes and for a closed loop; sending: its users' next requests, a heap by time."""
     class_id, following, lists = queue
     returns, sent = sending
     q, t = clocks
@@ -183,7 +184,7 @@ def pass_time(q, t, moment):  # type: ignore[no-untyped-def]
 
 @inner
 def observe(arrive, deadlines, lists, paths, q, view):  # type: ignore[no-untyped-def]
-    """Fill the policy's view, but for the moment. lists: first and last request of each class."""
+    """Fill the policy's view, all but the time. lists: first and last request of each class."""
     servers, free = paths
     view[WAITING] = q[QUEUED]
     view[SIDE_WAITING] = q[SIDE_QUEUED]
@@ -249,7 +250,7 @@ def take_from_side(members, following, q, take):  # type: ignore[no-untyped-def]
 
 @inner
 def send_next(returns, sent, q, idle_from):  # type: ignore[no-untyped-def]
-    """A user who is idle from a moment on thinks, then sends the next request."""
+    """Schedule the next request of a user whose last one ended at `idle_from`, after the thinking time."""
     i = q[ISSUED]
     sent[i] += idle_from
     push(returns, q[RETURNING], sent, i)

@@ -50,7 +50,7 @@ from latfit.workload import (
 
 LITTLE_TOLERANCE = 1e-7
 FINEST = 1e-3
-"""Rounding of the last moment, as a share of the mean response, up to which responses can be told."""
+"""Largest rounding error of the last time stamp, as a share of the mean response."""
 FEWEST = 20
 
 
@@ -72,7 +72,7 @@ class Drawn:
 class Replication:
     """A finished run; arrays (n,) in order of arrival. warm: the first request that counts.
 
-    response_ms: NaN for who was never served.  path: 0 main, 1 side, -1 never served.  sizes: batches (2, largest + 1)
+    response_ms: NaN for requests never served.  path: 0 main, 1 side, -1 never served.  sizes: batches (2, largest + 1)
     by path and size, begun while it counted.  busy: share of the time that a server of each path (2,) was busy.
     """
 
@@ -231,7 +231,7 @@ def _span(load: Load, out: Out, issued: int) -> tuple[float, FloatArray]:
 
 @compiled
 def _account(arrive: Any, response: Any, ended: float, span: Any) -> tuple[float, int]:
-    """Sum of the times in the system, those of who still waits included; how many ended in the span that counts."""
+    """Sum of the times in the system, of waiting requests too, and how many ended in the span that counts."""
     total, done = 0.0, 0
     for i in range(len(arrive)):
         took = response[i]

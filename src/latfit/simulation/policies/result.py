@@ -1,7 +1,7 @@
 """Results of policy simulations: the record of a policy at a load, with confidence intervals, and a run's event log.
 
-`SimResult.to_json` is an entry of `simulate --json`. The event log, on demand, lists who arrived, was moved, was taken
-into a batch and was answered, in order.
+`SimResult.to_json` is an entry of `simulate --json`. The event log, on demand, lists arrivals, moves to the side
+path, starts and ends of batches in order of time.
 """
 
 import csv
@@ -37,7 +37,7 @@ from latfit.workload import Load, Streams
 MOST_EVENTS = 5_000_000
 ENDS, ARRIVES, MOVES, STARTS = range(4)
 WORDS = ("ends", "arrives", "moves", "starts")
-"""In this order where they fall on one moment: services end, requests arrive, then the policy acts."""
+"""Order of simultaneous events: services end, requests arrive, then the policy acts."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ PILOT = 1 << 32
 their requests happened to be fast, and their mean too low."""
 
 Progress = Callable[[float], None]
-"""Told the share of the work that is done."""
+"""Called with the share of the work that is done."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ BACKENDS = ("local", "dask")
 SAVE_EVERY_S = 5.0
 
 Progress = Callable[[float, int], None]
-"""Told how many points are done, parts of them included, and how many there are."""
+"""Called with the number of points done, parts of them included, and the number of all."""
 
 Row = dict[str, Any]
 
