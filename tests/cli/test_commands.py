@@ -203,6 +203,12 @@ class TestExitCodes:
         assert latfit("demo", "--out", "file/inside", "--budget", "1s") == 7
         assert {file.name for file in in_tmp.iterdir()} == {"trace.parquet", "file"}
 
+    def test_the_demo_goes_all_the_way(self, in_tmp: Path, capsys: Captured) -> None:
+        assert latfit("demo", "--out", "shown", "--budget", "2s", "--quiet") == 0
+        written = {file.name for file in (in_tmp / "shown").iterdir()}
+        assert {"trace.parquet", "trace.fit.json", "hardware.json", "report.html"} <= written
+        assert "[4/4] latfit report" in capsys.readouterr().out
+
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to stand for a full disk")
     def test_output_to_a_full_disk_is_7(self, trace: Path) -> None:
         with Path("/dev/full").open("w") as full:

@@ -26,25 +26,31 @@ def demo(
 
     The main job end to end, with nothing but the core installed.
     """
-    from latfit.cli.fit import fit
-    from latfit.cli.plan import plan
-    from latfit.cli.profile import profile
-    from latfit.cli.report import report
     from latfit.files import make_folder
     from latfit.model import read_fit
 
     parse_duration_ms(budget, option="--budget")
     make_folder(out)
     trace, hardware, fitted = out / "trace.parquet", out / "hardware.json", out / "trace.fit.json"
+    quietly = ["--quiet"] if quiet else []
     _heading(1, "profile", "real transformer steps on this CPU")
-    profile(budget=budget, out=trace, seed=seed, quiet=quiet)
+    _do("profile", "--budget", budget, "--out", trace, "--seed", seed, *quietly)
     _heading(2, "fit", "a latency model to what was measured")
-    fit(sources=[str(trace)], hardware=hardware, out=fitted, seed=seed, quiet=quiet)
+    _do("fit", trace, "--hardware", hardware, "--out", fitted, "--seed", seed, *quietly)
     sla = demo_sla(read_fit(fitted))
     _heading(3, f"plan --sla {sla}", "what fits under a latency limit")
-    plan(sla=sla, hardware=hardware, quiet=quiet)
+    _do("plan", "--sla", sla, "--hardware", hardware, *quietly)
     _heading(4, "report", "the same as a page and pictures")
-    report(hardware=hardware, sla=sla, out=out, quiet=quiet)
+    _do("report", "--hardware", hardware, "--sla", sla, "--out", out, *quietly)
+
+
+def _do(*arguments: object) -> None:
+    """A command as a user would type it; its exit code ends the demo where it is not 0."""
+    from latfit.cli.app import run
+
+    code = run([str(argument) for argument in arguments])
+    if code:
+        raise typer.Exit(code)
 
 
 def demo_sla(fit: "FitResult") -> str:
