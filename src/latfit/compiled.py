@@ -25,3 +25,16 @@ inner: Callable[..., Any] = njit(**_INNER, forceinline=True)
 
 rare: Callable[..., Any] = njit(**_INNER)
 """The same for what runs seldom: a call then costs less than one more copy to compile."""
+
+
+@inner
+def first_beyond(reached, low, high, u):  # type: ignore[no-untyped-def]
+    """The first place in low..high whose cumulated share is above u, high where none is: a draw from a discrete law
+    by a uniform number."""
+    while low < high:
+        middle = (low + high) // 2
+        if reached[middle] > u:
+            high = middle
+        else:
+            low = middle + 1
+    return low

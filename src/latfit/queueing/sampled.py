@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latfit.compiled import compiled
+from latfit.compiled import compiled, first_beyond
 from latfit.histogram import PIECES, Pool, Sketch, at_most, pooled, sketch_of
 from latfit.model import StepRatios
 from latfit.queueing.distribution import OverflowLaw, positive, stable
@@ -62,14 +62,7 @@ def _ratio(points, batch, u):  # type: ignore[no-untyped-def]
     """The ratio that a share u of the services of such batches does not exceed; none known (no value): one."""
     if len(points.values) == 0:
         return 1.0
-    low, high = points.first[batch], points.last[batch]
-    while low < high:
-        middle = (low + high) // 2
-        if points.reached[middle] > u:
-            high = middle
-        else:
-            low = middle + 1
-    return points.values[low]
+    return points.values[first_beyond(points.reached, points.first[batch], points.last[batch], u)]
 
 
 @compiled

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latfit.compiled import entry, inner
+from latfit.compiled import entry, first_beyond, inner
 from latfit.policies import (
     DUE,
     MAIN,
@@ -354,18 +354,7 @@ def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-un
 def _factor(kind, ratios, reached, points, u):  # type: ignore[no-untyped-def]
     """Drawn from the service law by one uniform number a batch, so that runs can share their random numbers. points:
     the first and the last of the ratios that batches of this size have."""
-    if kind == EXPONENTIAL:
-        factor = -np.log1p(-u)
-    else:
-        low, high = points
-        while low < high:
-            middle = (low + high) // 2
-            if reached[middle] > u:
-                high = middle
-            else:
-                low = middle + 1
-        factor = ratios[low]
-    return factor
+    return -np.log1p(-u) if kind == EXPONENTIAL else ratios[first_beyond(reached, points[0], points[1], u)]
 
 
 @inner
