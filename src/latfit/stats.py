@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 MAD_TO_SIGMA = 1.482602218505602
 """A normal sample's standard deviation over its median absolute deviation, 1/Phi^-1(3/4)."""

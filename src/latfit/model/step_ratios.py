@@ -36,11 +36,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from latfit.stats import FloatArray, by_group, mad_sigma, weighted_quantiles
-
-IntArray = NDArray[np.int64]
+from latfit.stats import FloatArray, IntArray, by_group, mad_sigma, weighted_quantiles
 
 
 @dataclass(frozen=True, eq=False)

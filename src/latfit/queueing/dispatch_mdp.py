@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 from scipy import special
 
 from latfit.errors import SlaOutOfReach, WrongUsage
@@ -31,9 +30,7 @@ from latfit.policies import RULES, DispatchTable, stopping_batch
 from latfit.queueing.batch import batch_mean, solve_unlimited
 from latfit.queueing.distribution import poisson, poisson_reach, positive, stable
 from latfit.queueing.service import ServiceTimes, measured_times
-from latfit.stats import FloatArray
-
-IntArray = NDArray[np.int64]
+from latfit.stats import FloatArray, IntArray
 
 MOST_STATES = 2500
 MOST_ROUNDS = 100

@@ -3,13 +3,8 @@
 A heap is an array of numbers of requests and how many of its places are used; key[r] belongs to request r.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
 from latfit.compiled import inner, rare
-from latfit.stats import FloatArray
-
-IntArray = NDArray[np.int64]
+from latfit.stats import FloatArray, IntArray
 
 
 @inner

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.random import Generator
 
 from latfit.errors import WrongUsage
-from latfit.stats import FloatArray
-from latfit.workload.requests import IntArray, Requests
+from latfit.stats import FloatArray, IntArray
+from latfit.workload.requests import Requests
 
 QUANTILES = 1001
 """Points that the empirical law keeps of each column."""

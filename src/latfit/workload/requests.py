@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, IntArray
 
-IntArray = NDArray[np.int64]
 SmallIntArray = NDArray[np.int32]
 
 

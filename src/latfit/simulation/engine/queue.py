@@ -20,13 +20,12 @@ from latfit.simulation.engine.state import (
     STACK,
     SWITCH,
     WAITING,
-    IntArray,
     Limits,
     Load,
     State,
 )
 from latfit.simulation.heap import pop as heap_pop, push
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, IntArray
 
 
 @inner

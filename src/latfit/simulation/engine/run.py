@@ -25,7 +25,6 @@ from latfit.simulation.engine.state import (
     STATIC,
     STEPS,
     TOKENS,
-    IntArray,
     Limits,
     Load,
     State,
@@ -33,7 +32,7 @@ from latfit.simulation.engine.state import (
 )
 from latfit.simulation.engine.statistics import Timeline, gap_summary, timeline_of
 from latfit.simulation.engine.step_cost import StepCosts
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, IntArray
 from latfit.workload import Requests
 
 STUCK = 2

@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.compiled import inner, rare
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, IntArray
 from latfit.workload import SERVICE, Streams
 
-IntArray = NDArray[np.int64]
 SmallIntArray = NDArray[np.int32]
 CHUNKED, SELECTIVE, CONTINUOUS, STATIC = range(4)
 FCFS, KEYED, FAIR, SWITCH = range(4)

@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 from latfit.compiled import entry, inner, rare
 from latfit.errors import FitNotUsable, WrongUsage
 from latfit.model import NO_LEVELS, FitResult, StepRatios
-from latfit.simulation.engine.state import IntArray, State
-from latfit.stats import FloatArray
+from latfit.simulation.engine.state import State
+from latfit.stats import FloatArray, IntArray
 from latfit.trace import DECODE, MIXED, PREFILL
 
 

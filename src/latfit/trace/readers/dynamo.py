@@ -10,15 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from latfit.stats import FloatArray
 from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.row_builder import (
-    FloatArray,
-    Gathered,
-    from_start_of_run,
-    no_steps,
-    refuse_table_options,
-    run_names,
-)
+from latfit.trace.readers.row_builder import Gathered, from_start_of_run, no_steps, refuse_table_options, run_names
 from latfit.trace.readers.source import Source
 from latfit.trace.readers.text import (
     Tally,

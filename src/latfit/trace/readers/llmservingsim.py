@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from latfit.errors import BadInput
+from latfit.stats import FloatArray
 from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.row_builder import FloatArray, no_steps, refuse_table_options
+from latfit.trace.readers.row_builder import no_steps, refuse_table_options
 from latfit.trace.readers.source import Source, open_source
 from latfit.trace.readers.text import Tally, has_columns, numbers, read_delimited, texts
 from latfit.trace.table import Array, Trace

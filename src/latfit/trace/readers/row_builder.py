@@ -5,16 +5,14 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
+from latfit.stats import FloatArray
 from latfit.trace.columns import REQUIRED
 from latfit.trace.readers.reader import Options
 from latfit.trace.readers.source import Source
 from latfit.trace.readers.text import Tally
 from latfit.trace.table import Array
-
-FloatArray = NDArray[np.float64]
 
 
 class Gathered:

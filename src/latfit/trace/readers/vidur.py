@@ -10,9 +10,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from latfit.errors import BadInput
+from latfit.stats import FloatArray
 from latfit.trace.readers.llmservingsim import ModelShape, model_of_shape
 from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.row_builder import FloatArray, no_steps, refuse_table_options
+from latfit.trace.readers.row_builder import no_steps, refuse_table_options
 from latfit.trace.readers.source import Source
 from latfit.trace.readers.text import Tally, header_of, numbers, read_delimited
 from latfit.trace.table import Array, Trace

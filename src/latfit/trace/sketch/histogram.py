@@ -32,11 +32,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, IntArray
 from latfit.trace.columns import IDENTITY
 from latfit.trace.table import Array, Trace
 
-IntArray = NDArray[np.int64]
 Label = tuple[str, ...]
 
 LABELS = (*IDENTITY, "phase")
