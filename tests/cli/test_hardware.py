@@ -44,7 +44,7 @@ def test_a_quote_is_marked_wherever_it_is_used(folder: Path, capsys: Captured) -
     assert latfit("plan", "--sla", "20ms", "--rate", "100/s") == 0
     told = capsys.readouterr().out
     assert "nominal numbers (p50=2ms), not measured" in told
-    assert "serves 346.6/s, not 500/s" in " ".join(told.split())
+    assert "serves 346.6 req/s, not 500 req/s" in " ".join(told.split())
     assert latfit("plan", "--sla", "20ms", "--json") == 0
     assert json.loads(capsys.readouterr().out)["quoted"] == {"amx": "p50=2ms"}
 

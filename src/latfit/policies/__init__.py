@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Policy as Policy,
         Settings as Settings,
         Solve as Solve,
+        cutoff as cutoff,
         default_cutoff_ms as default_cutoff_ms,
         named_policy as named_policy,
     )
