@@ -99,6 +99,12 @@ class TestStraightLine:
         assert any(file.suffix == ".html" for file in (in_tmp / "reports").iterdir())
         assert any(file.suffix == ".png" for file in (in_tmp / "reports").iterdir())
 
+    def test_models_with_versions_in_their_names_have_files_of_their_own(self, trace: Path, in_tmp: Path) -> None:
+        for name in ("llama-3.1-8b", "llama-3.2-8b"):
+            (in_tmp / f"{name}.parquet").write_bytes(trace.read_bytes())
+            assert latfit("fit", f"{name}.parquet", "--model", "linear") == 0
+            assert (in_tmp / f"{name}.fit.json").exists()
+
     def test_json_is_one_object_and_nothing_else(self, trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
         for command in (("fit", trace), ("plan", "--sla", "30ms"), ("report",)):
             assert latfit(*command, "--json") == 0

@@ -66,8 +66,14 @@ def plan_jobs(ingested: "Ingested", *, each: bool, path: str | None, out: Path |
         named = str(rows["path"][0]) if "path" in rows else path or ingested.path
         entered = None if several_machines else named or ASSUMED_PATH
         jobs.append(Job(system, rows, entered, Path(), assumed=named is None))
-    stem = Path(ingested.sources[0].name).name.partition(".")[0] or "trace"
-    return [replace(job, target=_target(out or Path(f"{stem}.fit.json"), job.label)) for job in jobs]
+    named_after = Path(f"{_without_endings(ingested.sources[0].name) or 'trace'}.fit.json")
+    return [replace(job, target=_target(out or named_after, job.label)) for job in jobs]
+
+
+def _without_endings(source: str) -> str:
+    """The name of a source without its format and compression; other dots are its own: llama-3.1-8b.csv.gz."""
+    file = Path(source)
+    return Path(file.stem).stem if file.suffix in (".gz", ".zst") else file.stem
 
 
 def _target(out: Path, label: str) -> Path:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         StepTable as StepTable,
         decode_only as decode_only,
         features_of as features_of,
-        step_features as step_features,
         typical_context as typical_context,
         with_typical_context as with_typical_context,
     )

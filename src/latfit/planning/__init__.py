@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         backed_by as backed_by,
         capacity_line as capacity_line,
         capacity_text as capacity_text,
-        interval_text as interval_text,
         rate_text as rate_text,
         spans_text as spans_text,
     )

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from latfit.trace.readers.table import read_columns as read_columns
     from latfit.trace.readers.text import (
         Tally as Tally,
-        has_keys as has_keys,
         member as member,
         number as number,
         numbers as numbers,
