@@ -105,6 +105,15 @@ class TestStraightLine:
             assert latfit("fit", f"{name}.parquet", "--model", "linear") == 0
             assert (in_tmp / f"{name}.fit.json").exists()
 
+    def test_answers_about_steps_wait_for_no_compiler(self, trace: Path, in_tmp: Path) -> None:
+        assert latfit("fit", trace) == 0
+        asked = (["hardware", "show"], ["predict", "trace.fit.json", "-B", "4"], ["plan", "--sla", "30ms"])
+        program = (
+            f"import sys; from latfit.cli.app import run; print([run(c) for c in {asked}], 'numba' in sys.modules)"
+        )
+        told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        assert told.splitlines()[-1] == "[0, 0, 0] False"
+
     def test_json_is_one_object_and_nothing_else(self, trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
         for command in (("fit", trace), ("plan", "--sla", "30ms"), ("report",)):
             assert latfit(*command, "--json") == 0

@@ -13,7 +13,6 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import CPU_PATHS, GPU_PATHS, HardwareProfile, PathLatency, beside_the_fit
 from latfit.planning import wording
 from latfit.planning.engine_settings import engine_flags, engine_settings
-from latfit.planning.load.evaluate import load_plan
 from latfit.planning.request import Wishes
 from latfit.planning.result import Plan, Reach, StepPlan, Threshold, TokenRange
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
@@ -53,6 +52,8 @@ def make_plan(
         notes.append(wording.in_doubt(steps.doubts, sla_ms))
     load = None
     if wishes.rate_each is not None and steps.feasible:
+        from latfit.planning.load.evaluate import load_plan  # brings the compiler, which steps do without
+
         load = load_plan(profile, sla_ms, percentile, tokens_per_request, wishes)
         answer = wording.load_answer(load, sla_ms, wishes.replicas)
         notes += load.notes

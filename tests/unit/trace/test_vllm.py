@@ -20,7 +20,8 @@ from latfit.trace.readers import reader_for
 from latfit.trace.readers.reader import Options
 from latfit.trace.readers.source import open_source
 from latfit.trace.readers.vllm import reader
-from latfit.trace.readers.vllm.tokens import MOST_RUNS, MOST_STREAMS, ROW, literal, without_ansi
+from latfit.trace.readers.vllm.state import MOST_RUNS, MOST_STREAMS, ROW
+from latfit.trace.readers.vllm.tokens import literal, without_ansi
 from latfit.trace.table import Trace
 
 COUNTS = "0 context requests, 0 context tokens, 20 generation requests, 20 generation tokens"

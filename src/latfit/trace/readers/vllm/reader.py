@@ -19,7 +19,7 @@ import numpy as np
 from latfit.errors import BadInput
 from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source
-from latfit.trace.readers.vllm.tokens import MOST_STREAMS, PHASE_NAMES, ROW, SLACK_BYTES, TOO_MANY_STREAMS, new_state
+from latfit.trace.readers.vllm.state import MOST_STREAMS, PHASE_NAMES, ROW, SLACK_BYTES, TOO_MANY_STREAMS, new_state
 from latfit.trace.table import Array, Trace
 
 READ_BYTES = 1 << 20

@@ -6,7 +6,7 @@ and for the two start-up lines that matter: a new engine, and the size of its KV
 
 Steps are sorted into streams (one engine process each), and a stream's steps into runs (one engine start each), on the
 way, so that nothing but the rows grows with the log. A stream's run, clock and KV cache are kept in one record of
-`tokens.STATE`.
+`state.STATE`.
 """
 
 import inspect
@@ -18,7 +18,18 @@ from typing import Any, cast
 import numba
 import numpy as np
 
-from latfit.trace.readers.vllm import tokens as tokeniser
+from latfit.trace.readers.vllm import state as records, tokens as tokeniser
+from latfit.trace.readers.vllm.state import (
+    LABEL_BYTES,
+    MOST_RANKS,
+    MOST_RUNS,
+    MOST_STREAMS,
+    NO_TIME,
+    PREFIX_WORDS,
+    PREFIXES,
+    TOO_MANY_RUNS,
+    TOO_MANY_STREAMS,
+)
 from latfit.trace.readers.vllm.tokens import (
     CLOCK_BYTES,
     COMMA,
@@ -26,23 +37,14 @@ from latfit.trace.readers.vllm.tokens import (
     DAY_S,
     DUMMY,
     KV_SIZE,
-    LABEL_BYTES,
-    MOST_RANKS,
-    MOST_RUNS,
-    MOST_STREAMS,
     NEWLINE,
     NINE,
-    NO_TIME,
     OPEN,
-    PREFIX_WORDS,
-    PREFIXES,
     SERVER,
     SERVER_BYTES,
     START,
     STEP,
     TOKENS,
-    TOO_MANY_RUNS,
-    TOO_MANY_STREAMS,
     ZERO,
     byte,
     clock,
@@ -349,6 +351,6 @@ def _compiled_scan(parts: int) -> Callable[[int, int, bool, Array, Array], int]:
         return compiled(scan)
 
 
-scan = _compiled_scan(zlib.crc32("".join(map(inspect.getsource, (tokeniser, sys.modules[__name__]))).encode()))
+scan = _compiled_scan(zlib.crc32("".join(map(inspect.getsource, (records, tokeniser, sys.modules[__name__]))).encode()))
 """(address, its end, whether there are ANSI sequences, state, rows) → number of rows written, TOO_MANY_STREAMS or
 TOO_MANY_RUNS. What lies there must be whole lines; its ANSI sequences are taken out of it."""
