@@ -23,11 +23,27 @@ def folder(in_tmp: Path) -> Path:
     return in_tmp
 
 
+SAYS = {"README": "tokens a step", "engine": "ms to the first token"}
+"""What the Python of a page prints; that of other pages asserts what it shows."""
+
+COMMANDS = {"README": 6, "planning": 8, "simulation": 1}
+BLOCKS = {"README": 1, "engine": 1, "planning": 1, "queueing": 4, "recording": 1, "simulation": 1}
+"""At least so many examples: a page whose blocks are no longer found would pass without one."""
+
+
+def test_the_examples_are_found() -> None:
+    for page in pages():
+        assert len(commands(page)) >= COMMANDS.get(page.stem, 0), page
+        assert len(blocks(page, "python")) >= BLOCKS.get(page.stem, 0), page
+
+
 @named([page for page in pages() if blocks(page, "python")])
-def test_python_runs(page: Path, folder: Path) -> None:
+def test_python_runs(page: Path, folder: Path, capsys: Captured) -> None:
     names: dict[str, object] = {}
     for block in blocks(page, "python"):
         exec(compile(block, page.name, "exec"), names)
+    assert page.stem in SAYS or any("assert" in block for block in blocks(page, "python"))
+    assert SAYS.get(page.stem, "") in capsys.readouterr().out
 
 
 @named([page for page in pages() if commands(page)])
