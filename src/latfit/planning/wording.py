@@ -195,7 +195,7 @@ def binding(row: Alternative) -> str:
         return "the SLA: even an idle machine misses it"
     limit = row.rate_limit_per_s
     least = next((low for low, high in row.feasible_per_s if high == row.sustainable_per_s), 0.0)
-    below = f"; below {rate_text(least)} too, where steps hold too few requests to be quick" if least else ""
+    below = f"; the SLA is missed below {rate_text(least)} too, where batches are too small to be fast" if least else ""
     if limit is not None and row.sustainable_per_s >= NEARLY * limit:
         return f"stability-bound (stability limit {rate_text(limit)}){below}"
     end = "" if limit is None else f" (stability limit {rate_text(limit)})"
@@ -212,11 +212,13 @@ def load_binding(row: Alternative) -> str:
 def capacity_line(found: Capacity) -> str:
     """`1 replica needed; capacity 2,655 req/s per replica, SLA-bound (stability limit 3,400 req/s).`"""
     price = "" if found.price_per_hour is None else f", {found.price_per_hour:,.4g} an hour"
-    needed = "1 replica" if found.replicas == 1 else f"{found.replicas:,} replicas"
+    if found.replicas is None:
+        needed = "No number of replicas serves this load"
+    else:
+        needed = f"{'1 replica' if found.replicas == 1 else f'{found.replicas:,} replicas'} needed"
     sure = "" if found.promised_per_s is None else f" ({capacity_text(found.promised_per_s)} for sure)"
     return (
-        f"{needed} needed{price}; capacity {capacity_text(found.sustainable_per_s or 0.0)} per replica{sure},"
-        f" {found.binding}."
+        f"{needed}{price}; capacity {capacity_text(found.sustainable_per_s or 0.0)} per replica{sure}, {found.binding}."
     )
 
 

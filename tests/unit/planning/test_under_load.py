@@ -11,7 +11,7 @@ from latfit.model.step_ratios import StepRatios, ratios_of
 from latfit.planning.plan import make_plan
 from latfit.planning.request import Objective, Wishes
 from latfit.planning.result import Capacity, Plan
-from latfit.planning.wording import rate_text
+from latfit.planning.wording import capacity_line, rate_text
 from latfit.queueing.batch import batch_queue
 from latfit.queueing.service import linear_times, measured_times
 from tests.conftest import REFERENCE
@@ -263,3 +263,9 @@ class TestFallingTimes:
         plan = make_plan(self.profile, 60.0, wishes=Wishes(rate=0.05))
         assert not plan.feasible
         assert "fewer machines" in plan.remedy
+        # spread over more machines the load of each is lower still
+        assert isinstance(plan.capacity, Capacity)
+        assert plan.capacity.replicas is None
+        assert "No number of replicas" in capacity_line(plan.capacity)
+        assert plan.load is not None
+        assert plan.load.sensitivity[0].replicas is None

@@ -97,8 +97,9 @@ def capacity_of(row: Alternative, wishes: Wishes, promised_per_s: float | None) 
         return None
     rate_s, whole_s = each * 1e3, each * wishes.replicas * 1e3
     ranges = [(low, high) for low, high in row.feasible_per_s] or [(0.0, row.sustainable_per_s)]
-    needed = replicas_within(ranges, whole_s) or max(1, math.ceil(whole_s / row.sustainable_per_s * (1 - 1e-9)))
+    needed = replicas_within(ranges, whole_s)
     price = None if row.price_per_hour is None or not row.replicas else row.price_per_hour / row.replicas
+    hourly = None if price is None or needed is None else price * needed
     load = None
     if wishes.load is not None:
         load = schedule(wishes.load, row.sustainable_per_s / 1e3, price)
@@ -111,8 +112,8 @@ def capacity_of(row: Alternative, wishes: Wishes, promised_per_s: float | None) 
         replicas=needed,
         headroom=row.sustainable_per_s / rate_s - 1,
         binding=wording.binding(row),
-        price_per_hour=None if price is None else price * needed,
-        price_per_million=None if price is None else price * needed / (whole_s * HOUR_S) * 1e6,
+        price_per_hour=hourly,
+        price_per_million=None if hourly is None else hourly / (whole_s * HOUR_S) * 1e6,
         promised_per_s=promised_per_s,
         load=load,
     )
@@ -178,10 +179,14 @@ def _change(label: str, now: Situation, threshold: Threshold | None, shown_over:
     """The strategy under the change, its T_cut kept; what it carries is with the best T_cut."""
     law = _law(now)
     highest, whole = now.sustainable, now.rate * now.replicas
+    late = None if law is None else law.percentile(now.target.q) * shown_over
+    needed = max(1, math.ceil(whole / highest * (1 - 1e-9))) if highest > 0 else None
+    if needed == 1 and (late is None or late > now.target.sla_ms):
+        needed = None  # too low a load, where steps hold too few requests: more machines make it lower
     return Change(
         change=label,
         B1=None if threshold is None else threshold.value,
-        percentile_ms=None if law is None else law.percentile(now.target.q) * shown_over,
+        percentile_ms=late,
         sustainable_per_s=highest * 1e3 if highest > 0 else None,
-        replicas=max(1, math.ceil(whole / highest * (1 - 1e-9))) if highest > 0 else None,
+        replicas=needed,
     )

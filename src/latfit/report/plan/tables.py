@@ -136,7 +136,10 @@ def load_numbers(plan: Plan) -> list[KeyNumber]:
         simulated = format_ms(plan.load.checked["percentile_ms"])
         found.append(KeyNumber("Event simulation", simulated, "with steps that scatter as measured"))
     if isinstance(plan.capacity, Capacity):
-        needed = f"{counted(plan.capacity.replicas or 1, 'replica')} needed"
+        replicas = plan.capacity.replicas
+        needed = (
+            "no number of replicas serves this load" if replicas is None else f"{counted(replicas, 'replica')} needed"
+        )
         found.append(KeyNumber("Capacity per replica", _carries(plan.capacity.sustainable_per_s), needed))
     if isinstance(plan.T_cut, Cutoff) and plan.T_cut.value is not None:
         found.append(
