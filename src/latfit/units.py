@@ -1,4 +1,7 @@
-"""Units at the edges. Inside, time is milliseconds and rates are per millisecond, both float64."""
+"""Units at the edges: quantities as people write them, and numbers as they read them.
+
+Inside, time is milliseconds and rates are per millisecond, both float64. Every number that is shown goes through here.
+"""
 
 import math
 import re
@@ -46,21 +49,50 @@ def _parse(pattern: re.Pattern[str], text: str, option: str, wanted: str) -> tup
     return value, MS_PER_UNIT[unit]
 
 
+def number(value: float | None, digits: int = 4) -> str:
+    """`digits` significant digits with thousands separators; powers of ten only where that would be long."""
+    if value is None or not math.isfinite(value):
+        return "unlimited" if value == math.inf else "unknown"
+    if value == 0:
+        return "0"
+    if not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.{digits - 1}e}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def format_ms(value_ms: float, digits: int = 3) -> str:
-    """A duration for people: the unit that keeps the number between 1 and 1000, up to `digits` significant digits."""
+    """A duration: the unit that keeps the number between 1 and 1000, up to `digits` significant digits."""
     if not math.isfinite(value_ms):
         return "unlimited" if value_ms > 0 else "unknown"
     size = abs(value_ms)
-    if size >= 1e3:
-        return f"{_significant(value_ms / 1e3, digits)} s"
-    if size >= 1 or size == 0:
-        return f"{_significant(value_ms, digits)} ms"
-    return f"{_significant(value_ms * 1e3, digits)} µs"
+    for unit, name in ((1e3, "s"), (1.0, "ms")):
+        if size >= unit:
+            return f"{_significant(value_ms / unit, digits)} {name}"
+    return f"{_significant(value_ms * 1e3, digits)} µs" if size else "0 ms"
+
+
+def format_percent(value: float | None) -> str:
+    """A percentage, given in percent: `95 %`, and two significant digits below ten."""
+    if value is None or not math.isfinite(value):
+        return "unknown"
+    if 0 < abs(value) < 0.01:
+        return "under 0.01 %"
+    return f"{value:.0f} %" if abs(value) >= 9.95 else f"{value:.2g} %"
+
+
+def format_rate(per_s: float, *, down: bool = False) -> str:
+    """Requests a second, four significant digits: `2,655 req/s`. down: never rounded up, for a rate that is carried."""
+    if not math.isfinite(per_s):
+        return number(per_s)
+    if down and per_s > 0:
+        unit = 10.0 ** (math.floor(math.log10(per_s)) - 3)
+        per_s = math.floor(per_s / unit * (1 + 1e-12)) * unit
+    return f"{per_s:,.4g} req/s" if per_s < 1e4 else f"{float(f'{per_s:.4g}'):,.0f} req/s"
 
 
 def _significant(value: float, digits: int) -> str:
-    if value == 0:
-        return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from latfit.errors import WrongUsage
-from latfit.units import format_ms, parse_duration_ms, parse_rate_per_ms
+from latfit.units import format_ms, format_percent, format_rate, number, parse_duration_ms, parse_rate_per_ms
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,35 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
 )
 def test_format(ms: float, text: str) -> None:
     assert format_ms(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0 %"), (2e-14, "under 0.01 %"), (0.126, "0.13 %"), (3.14, "3.1 %"), (12.6, "13 %"), (None, "unknown")],
+)
+def test_percentages_keep_two_digits(value: float | None, text: str) -> None:
+    assert format_percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (60.0, "60"),
+        (1234.5, "1,234"),
+        (0.001234567, "0.001235"),
+        (1.2e-7, "1.200e-07"),
+        (math.inf, "unlimited"),
+        (math.nan, "unknown"),
+        (None, "unknown"),
+    ],
+)
+def test_numbers_keep_four_digits(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_rate_that_is_carried_is_never_rounded_up() -> None:
+    assert format_rate(2655.96) == "2,656 req/s"
+    assert format_rate(2655.96, down=True) == "2,655 req/s"
+    assert format_rate(123_456.0) == "123,500 req/s"
+    assert format_rate(0.05) == "0.05 req/s"

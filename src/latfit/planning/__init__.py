@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from latfit.planning.wording import (
         backed_by as backed_by,
         capacity_line as capacity_line,
-        capacity_text as capacity_text,
-        rate_text as rate_text,
         spans_text as spans_text,
     )
 

@@ -13,7 +13,7 @@ from latfit.planning.result import (
     Reach,
     TokenRange,
 )
-from latfit.units import format_ms
+from latfit.units import format_ms, format_percent, format_rate
 
 SELECTED = "selected"
 NOT_BETTER = "meets the SLA, but not better"
@@ -24,25 +24,9 @@ NEARLY = 0.955
 """Share of the stability limit from which that is what ends a load: a queue that is run is tried up to 0.97 of it."""
 
 
-def rate_text(per_s: float) -> str:
-    """Requests a second: four significant digits, never as a power of ten below a million million."""
-    return f"{per_s:,.4g} req/s" if per_s < 1e4 else f"{float(f'{per_s:.4g}'):,.0f} req/s"
-
-
-def capacity_text(per_s: float) -> str:
-    """A rate that is carried, rounded down, so that what is printed is carried too."""
-    unit = 10.0 ** (math.floor(math.log10(per_s)) - 3) if per_s > 0 else 1.0
-    return rate_text(math.floor(per_s / unit * (1 + 1e-12)) * unit)
-
-
-def share(part: float) -> str:
-    """A share in percent, to a tenth below ten."""
-    return f"{100 * part:.1f} %" if abs(part) < 0.0995 else f"{100 * part:.0f} %"
-
-
 def headroom(margin: float, sla_ms: float) -> str:
     """`41 % headroom to the 20 ms SLA`."""
-    return f"{share(max(margin, 0.0))} headroom to the {format_ms(sla_ms)} SLA"
+    return f"{format_percent(100 * max(margin, 0.0))} headroom to the {format_ms(sla_ms)} SLA"
 
 
 def percentile(value: float | None) -> str:
@@ -178,7 +162,7 @@ def unstable(limit_per_s: float | None) -> str:
     """limit_per_s: where the rate is above it."""
     if limit_per_s is None:
         return "overloaded, or too near its limit to be computed"
-    return f"unstable from {rate_text(limit_per_s)} on"
+    return f"unstable from {format_rate(limit_per_s)} on"
 
 
 def misses(by_ms: float) -> str:
@@ -195,10 +179,12 @@ def binding(row: Alternative) -> str:
         return "the SLA: even an idle machine misses it"
     limit = row.rate_limit_per_s
     least = next((low for low, high in row.feasible_per_s if high == row.sustainable_per_s), 0.0)
-    below = f"; the SLA is missed below {rate_text(least)} too, where batches are too small to be fast" if least else ""
+    below = (
+        f"; the SLA is missed below {format_rate(least)} too, where batches are too small to be fast" if least else ""
+    )
     if limit is not None and row.sustainable_per_s >= NEARLY * limit:
-        return f"stability-bound (stability limit {rate_text(limit)}){below}"
-    end = "" if limit is None else f" (stability limit {rate_text(limit)})"
+        return f"stability-bound (stability limit {format_rate(limit)}){below}"
+    end = "" if limit is None else f" (stability limit {format_rate(limit)})"
     return f"SLA-bound{end}{below}"
 
 
@@ -206,7 +192,7 @@ def load_binding(row: Alternative) -> str:
     """The same as what makes a load too much."""
     if row.sustainable_per_s is None:
         return binding(row)
-    return f"capacity {capacity_text(row.sustainable_per_s)} per replica, {binding(row)}"
+    return f"capacity {format_rate(row.sustainable_per_s, down=True)} per replica, {binding(row)}"
 
 
 def capacity_line(found: Capacity) -> str:
@@ -216,15 +202,14 @@ def capacity_line(found: Capacity) -> str:
         needed = "No number of replicas serves this load"
     else:
         needed = f"{'1 replica' if found.replicas == 1 else f'{found.replicas:,} replicas'} needed"
-    sure = "" if found.promised_per_s is None else f" ({capacity_text(found.promised_per_s)} for sure)"
-    return (
-        f"{needed}{price}; capacity {capacity_text(found.sustainable_per_s or 0.0)} per replica{sure}, {found.binding}."
-    )
+    sure = "" if found.promised_per_s is None else f" ({format_rate(found.promised_per_s, down=True)} for sure)"
+    carried = format_rate(found.sustainable_per_s or 0.0, down=True)
+    return f"{needed}{price}; capacity {carried} per replica{sure}, {found.binding}."
 
 
 def load_answer(plan: LoadPlan, sla_ms: float, replicas: int) -> str:
     """The decision in a sentence: the headline, and in one clause what the event simulation said of it."""
-    row, each = plan.chosen, rate_text(plan.rate_per_s)
+    row, each = plan.chosen, format_rate(plan.rate_per_s)
     each += f" on each of {replicas} replicas" if replicas > 1 else ""
     if row is None or row.percentile_ms is None or row.margin is None:
         return f"{each} cannot be served within {_wanted(plan, sla_ms)}: {least(plan.alternatives)}."
@@ -285,11 +270,13 @@ def remedy(rows: Sequence[Alternative], shown: Alternative, rate_per_s: float) -
     above = next(((low, high) for low, high in shown.feasible_per_s if rate_per_s < low), None)
     if above is not None:
         return (
-            f"{shown.name} meets it from {rate_text(above[0])} to {capacity_text(above[1])} per replica, where batches"
-            " fill: send the load to fewer machines, or relax the SLA."
+            f"{shown.name} meets it from {format_rate(above[0])} to {format_rate(above[1], down=True)} per replica,"
+            " where batches fill: send the load to fewer machines, or relax the SLA."
         )
     count = shown.replicas or 1
-    most = f"One replica carries at most {capacity_text(shown.sustainable_per_s)} within the SLA ({shown.name})"
+    most = (
+        f"One replica carries at most {format_rate(shown.sustainable_per_s, down=True)} within the SLA ({shown.name})"
+    )
     return f"{most}; this rate needs {count}: --replicas {count}."
 
 
@@ -354,8 +341,8 @@ def tail_not_seen(steps: tuple[str, str, bool], asked: float, fewest: float, wan
 def slow_steps_decide(label: str, steps: float, slowest: float, part: float) -> str:
     return (
         f"{label}: the slowest 1 % of the measured steps ({0.01 * steps:,.0f} of {steps:,.0f}, up to {slowest:.3g}"
-        f" times the typical) decide how long requests wait: they make {share(part)} of the mean square of a step's"
-        " time. Find what stalls them, or measure more."
+        f" times the typical) decide how long requests wait: they make {format_percent(100 * part)} of the mean square"
+        " of a step's time. Find what stalls them, or measure more."
     )
 
 
@@ -429,7 +416,7 @@ def late_requests(gpu: str | None, cpu: str, busy: float) -> str:
     """Which side holds most of the late requests: the GPU where it is named."""
     if gpu is not None:
         return f"requests that {gpu} serves: they wait up to T_cut, then for their batch"
-    return f"the queue of {cpu}: overflow keeps it {share(busy)} busy"
+    return f"the queue of {cpu}: overflow keeps it {format_percent(100 * busy)} busy"
 
 
 def measured_service(label: str, cv: float) -> str:
@@ -441,7 +428,7 @@ def assumed_service(label: str, median_ms: float | None) -> str:
     said = f"{label}: nobody measured how its service scatters; taken as exponential"
     if median_ms is not None:
         mean, wrong = math.log(2) / median_ms * 1e3, 1e3 / median_ms
-        said += f", which with a median of {format_ms(median_ms)} serves {rate_text(mean)}, not {rate_text(wrong)}"
+        said += f", which with a median of {format_ms(median_ms)} serves {format_rate(mean)}, not {format_rate(wrong)}"
     return f"{said}."
 
 

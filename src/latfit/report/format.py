@@ -9,28 +9,6 @@ _UNDRAWABLE = re.compile(r"[^\x20-\x7e\u00a0-\u00ff]")
 _NOT_A_FILE_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def number(value: float | None, digits: int = 4) -> str:
-    """`digits` significant digits with thousands separators; powers of ten only where that would be long."""
-    if value is None or not math.isfinite(value):
-        return "unlimited" if value == math.inf else "unknown"
-    if value == 0:
-        return "0"
-    if not 1e-4 <= abs(value) < 1e9:
-        return f"{value:.{digits - 1}e}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    text = f"{value:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def percent(value: float | None) -> str:
-    """A percentage that is already in percent, two significant digits."""
-    if value is None or not math.isfinite(value):
-        return "unknown"
-    if 0 < abs(value) < 0.01:
-        return "under 0.01 %"
-    return f"{value:.0f} %" if abs(value) >= 10 else f"{value:.2g} %"
-
-
 def count(value: float | None) -> str:
     return "unknown" if value is None or not math.isfinite(value) else f"{value:,.0f}"
 

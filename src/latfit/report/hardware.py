@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from latfit.hardware import BatchEstimate, ExecutionPath, HardwareProfile, PathLatency, beside_the_fit
-from latfit.planning import rate_text
 from latfit.report.fit.tables import Table
-from latfit.report.format import count, number
-from latfit.units import format_ms
+from latfit.report.format import count
+from latfit.units import format_ms, format_rate, number
 
 MOST_ROWS = 10
 SHOWN_LEVELS = (0.9, 0.99)
@@ -64,8 +63,8 @@ def ceilings_table(profile: HardwareProfile) -> Table:
         rows.append(
             (
                 name,
-                rate_text(found.fitted_tokens_per_ms * 1e3),
-                "" if found.ceiling_tokens_per_ms is None else rate_text(found.ceiling_tokens_per_ms * 1e3),
+                format_rate(found.fitted_tokens_per_ms * 1e3),
+                "" if found.ceiling_tokens_per_ms is None else format_rate(found.ceiling_tokens_per_ms * 1e3),
                 _share(found.peak_share),
                 format_ms(found.fitted_fastest_ms),
                 "" if found.floor_ms is None else format_ms(found.floor_ms),

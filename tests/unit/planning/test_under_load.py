@@ -11,9 +11,10 @@ from latfit.model.step_ratios import StepRatios, ratios_of
 from latfit.planning.plan import make_plan
 from latfit.planning.request import Objective, Wishes
 from latfit.planning.result import Capacity, Plan
-from latfit.planning.wording import capacity_line, rate_text
+from latfit.planning.wording import capacity_line
 from latfit.queueing.batch import batch_queue
 from latfit.queueing.service import linear_times, measured_times
+from latfit.units import format_rate
 from tests.conftest import REFERENCE
 from tests.unit.planning.test_plan import fit_with, line, loaded, machine
 
@@ -251,7 +252,7 @@ class TestFallingTimes:
         assert low > 0
         for rate, meets in ((low * 0.98, False), (low * 1.02, True), (high * 0.999, True)):
             assert (batch_queue(rate / 1e3, times).percentile(0.99) <= 60.0) is meets
-        assert rate_text(low) in plan.binding
+        assert format_rate(low) in plan.binding
 
     def test_a_slow_start_is_told(self) -> None:
         """Its first step alone lasts 377 ms, and it takes seconds until the queue is as planned; T = 4 + 0.1 b not."""

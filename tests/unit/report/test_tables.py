@@ -165,31 +165,6 @@ def test_a_bare_fit_gives_every_table(fit: FitResult) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0 %"), (2e-14, "under 0.01 %"), (0.126, "0.13 %"), (3.14, "3.1 %"), (12.6, "13 %"), (None, "unknown")],
-)
-def test_percentages_keep_two_digits(value: float | None, text: str) -> None:
-    assert format.percent(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (60.0, "60"),
-        (1234.5, "1,234"),
-        (0.001234567, "0.001235"),
-        (1.2e-7, "1.200e-07"),
-        (float("inf"), "unlimited"),
-        (float("nan"), "unknown"),
-        (None, "unknown"),
-    ],
-)
-def test_numbers_keep_four_digits(value: float | None, text: str) -> None:
-    assert format.number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
     [
         (1, "1"),
         (0.25, "0.25"),

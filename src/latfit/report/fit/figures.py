@@ -27,9 +27,9 @@ from latfit.report.fit.plot_data import (
     running_median,
     thinned,
 )
-from latfit.report.format import count, counted, drawable, per_second, percent, shorthand
+from latfit.report.format import count, counted, drawable, per_second, shorthand
 from latfit.stats import FloatArray
-from latfit.units import format_ms
+from latfit.units import format_ms, format_percent
 
 _MAP_COLOURS = LinearSegmentedColormap.from_list("latency", ["#f3f8fc", "#b9d6ea", "#6aa6cf", "#2f6ea3", "#173f66"])
 _IMPOSSIBLE = "#e9ebee"
@@ -228,8 +228,8 @@ def throughput_figure(curves: Sequence[Curve]) -> Figure:
 
 def predicted_title(rows: Agreement) -> str:
     return (
-        f"Half of {counted(len(rows), 'step')} within {percent(rows.metrics['median_ape_pct'])},"
-        f" 90 % within {percent(rows.metrics['p90_ape_pct'])}"
+        f"Half of {counted(len(rows), 'step')} within {format_percent(rows.metrics['median_ape_pct'])},"
+        f" 90 % within {format_percent(rows.metrics['p90_ape_pct'])}"
     )
 
 
@@ -244,12 +244,12 @@ def residual_title(rows: Agreement) -> str:
         return f"The typical prediction is {_lean(float(np.median(rows.error_pct)))}"
     error, x, phase = max(leans, key=lambda lean: abs(lean[0]))
     if abs(error) < _SMALL_LEAN_PCT:
-        return f"No lean: running medians within {percent(_SMALL_LEAN_PCT)} of zero"
+        return f"No lean: running medians within {format_percent(_SMALL_LEAN_PCT)} of zero"
     return f"Farthest off: {phase or 'steps'} near {format_ms(x, 2)}, {_lean(error)}"
 
 
 def _lean(error_pct: float) -> str:
-    return f"{percent(abs(error_pct))} too {'long' if error_pct > 0 else 'short'}"
+    return f"{format_percent(abs(error_pct))} too {'long' if error_pct > 0 else 'short'}"
 
 
 def _median_lines(rows: Agreement) -> dict[str, tuple[FloatArray, FloatArray]]:

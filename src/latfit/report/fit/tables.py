@@ -11,10 +11,10 @@ from typing import Any
 
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.model import Baseline, CrossValidation, Errors, Estimate, FitResult
-from latfit.planning import BatchRange, Plan, TokenRange, rate_text
-from latfit.report.format import count, number, percent
+from latfit.planning import BatchRange, Plan, TokenRange
+from latfit.report.format import count
 from latfit.trace import Coverage
-from latfit.units import format_ms
+from latfit.units import format_ms, format_percent, format_rate, number
 
 NOT_IDENTIFIED = "not identified"
 A_SCREEN = 12
@@ -95,7 +95,7 @@ def _where(text: str, extrapolated: bool) -> str:
 def promise(plan: Plan) -> str:
     """Which steps the SLA speaks of; with a load, which responses. Paths that know different percentiles say which
     where they are answered for."""
-    things = "steps" if plan.rate_per_s is None else f"responses at {rate_text(plan.rate_per_s)}"
+    things = "steps" if plan.rate_per_s is None else f"responses at {format_rate(plan.rate_per_s)}"
     return f"single {things}" if plan.percentile is None else f"{plan.percentile:g} % of {things}"
 
 
@@ -166,7 +166,7 @@ def _trust_row(path: ExecutionPath) -> tuple[str, ...]:
         path.name,
         verdict(fit),
         count(fit.metrics.n),
-        percent(fit.metrics.median_ape_pct),
+        format_percent(fit.metrics.median_ape_pct),
         _mean_error(fit.metrics, fit.cross_validation),
         *(_mean_error(plain, plain.cv) for plain in _two_baselines(fit)),
     )
@@ -178,8 +178,8 @@ def _two_baselines(fit: FitResult) -> Iterator[Baseline]:
 
 def _mean_error(seen: Errors, unseen: CrossValidation) -> str:
     if unseen.mape_pct is not None:
-        return percent(unseen.mape_pct)
-    return f"{percent(seen.mape_pct)} (seen)" if seen.mape_pct is not None else "unknown"
+        return format_percent(unseen.mape_pct)
+    return f"{format_percent(seen.mape_pct)} (seen)" if seen.mape_pct is not None else "unknown"
 
 
 def verdict(fit: FitResult) -> str:
@@ -205,17 +205,17 @@ def trust_sentence(fit: FitResult) -> str:
     if not fit.status.ok:
         return f"Not usable: {fit.status.sentence}"
     parts = [f"Half of {count(fit.metrics.n)} steps predicted within"]
-    parts.append(percent(fit.metrics.median_ape_pct))
+    parts.append(format_percent(fit.metrics.median_ape_pct))
     held_out = fit.cross_validation.mape_pct
     if held_out is None:
         return " ".join(parts) + ", on the steps it was fitted to."
     others = [
-        f"{percent(plain.cv.mape_pct)} for a {_BASELINE_NAMES[name]}"
+        f"{format_percent(plain.cv.mape_pct)} for a {_BASELINE_NAMES[name]}"
         for name, plain in zip(_BASELINE_NAMES, _two_baselines(fit), strict=True)
         if plain.cv.mape_pct is not None
     ]
     against = f", against {' and '.join(others)}" if others else ""
-    return f"{' '.join(parts)}; mean error on unseen steps {percent(held_out)}{against}."
+    return f"{' '.join(parts)}; mean error on unseen steps {format_percent(held_out)}{against}."
 
 
 def parameters(fit: FitResult, *, short: bool = False) -> Table:
@@ -271,7 +271,7 @@ def _error_row(name: str, seen: Errors, unseen: CrossValidation) -> tuple[str, .
 
 
 def _or_dash(value: float | None) -> str:
-    return "–" if value is None else percent(value)
+    return "–" if value is None else format_percent(value)
 
 
 def rows_used(fit: FitResult) -> Table:
@@ -297,7 +297,9 @@ def coverage_table(found: Coverage) -> Table:
     """What a trace covers, in rows of one fact each."""
     rows = [("steps", count(found.rows)), ("cells (B,S)", count(found.cells))]
     rows += [(name, f"{number(low)} to {number(high)}") for name, (low, high) in found.spans.items()]
-    rows += [(f"{phase} steps", f"{count(n)} ({percent(100 * n / found.rows)})") for phase, n in found.phases.items()]
+    rows += [
+        (f"{phase} steps", f"{count(n)} ({format_percent(100 * n / found.rows)})") for phase, n in found.phases.items()
+    ]
     if found.counter_gaps is not None:
         rows.append(("steps missing from the counter", count(found.counter_gaps)))
     return Table("What the trace covers", ("", "value"), rows)
@@ -347,9 +349,9 @@ def evaluation_table(found: Mapping[str, Any]) -> Table:
         (
             name,
             count(score["n"]),
-            percent(score["median_ape_pct"]),
-            percent(score["mape_pct"]),
-            percent(score["p90_ape_pct"]),
+            format_percent(score["median_ape_pct"]),
+            format_percent(score["mape_pct"]),
+            format_percent(score["p90_ape_pct"]),
             format_ms(score["rmse_ms"]),
         )
         for name, score in scores.items()
@@ -412,6 +414,6 @@ def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
     values = [{row[0]: row[1] for row in parameters(fit).rows} for fit in fits]
     known = list(dict.fromkeys(name for column in values for name in column))
     rows = [("model", *(fit.model for fit in fits)), ("steps", *(count(fit.metrics.n) for fit in fits))]
-    rows.append(("mean error", *(percent(fit.metrics.mape_pct) for fit in fits)))
+    rows.append(("mean error", *(format_percent(fit.metrics.mape_pct) for fit in fits)))
     rows += [(name, *(column.get(name, "–") for column in values)) for name in known]
     return Table("Side by side", ("", *names), rows)

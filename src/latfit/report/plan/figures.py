@@ -22,7 +22,6 @@ from latfit.planning import (
     latency_lines,
     levels_for,
     rate_lines,
-    rate_text,
     spans_text,
 )
 from latfit.report import style
@@ -30,7 +29,7 @@ from latfit.report.fit.figures import SlaLine, map_figure
 from latfit.report.fit.plot_data import surface
 from latfit.report.format import drawable, file_stem
 from latfit.report.layout import Picture
-from latfit.units import format_ms
+from latfit.units import format_ms, format_rate
 
 ALTS = {
     "plan-latency": "Latency of a batch over its requests on every path, with the SLA, B1 and B2",
@@ -164,7 +163,7 @@ def rate_figure(plan: Plan, lines: Sequence[Line]) -> Figure:
         axes.plot(line.x, line.y, color=colour, marker=marker, markersize=4, linewidth=1.5, label=drawable(line.label))
     _sla(axes, plan.sla_ms)
     rate = plan.rate_per_s or 1.0
-    axes.axvline(rate, color=style.INK, linewidth=1.1, linestyle=":", label=rate_text(rate))
+    axes.axvline(rate, color=style.INK, linewidth=1.1, linestyle=":", label=format_rate(rate))
     ends = [end for line in lines for end in (float(line.x[0]), float(line.x[-1]))]
     low, high = style.padded(min(*ends, rate), max(*ends, rate))
     style.log_x(axes, low, high, style.decimal_ticks)

@@ -14,14 +14,12 @@ from latfit.planning import (
     Unknown,
     backed_by,
     capacity_line,
-    capacity_text,
-    rate_text,
     spans_text,
 )
 from latfit.report.fit import tables
 from latfit.report.fit.tables import KeyNumber, Table
-from latfit.report.format import count, counted, percent
-from latfit.units import format_ms
+from latfit.report.format import count, counted
+from latfit.units import format_ms, format_percent, format_rate
 
 METHOD_WORDS = {
     "poisson": "textbook formula",
@@ -366,7 +364,13 @@ def engines_table(plan: Plan) -> Table:
 def doubts_table(plan: Plan) -> Table:
     """Steps to measure, since the fit cannot tell whether they meet the SLA."""
     rows = [
-        (d.path, count(d.B), count(d.S), percent(100 * d.chance), f"{format_ms(d.low_ms)} to {format_ms(d.high_ms)}")
+        (
+            d.path,
+            count(d.B),
+            count(d.S),
+            format_percent(100 * d.chance),
+            f"{format_ms(d.low_ms)} to {format_ms(d.high_ms)}",
+        )
         for d in plan.steps.doubts
     ]
     columns = ("path", "B", "S", "chance to meet it", "95 % interval")
@@ -400,8 +404,8 @@ def _ms(value: float | None) -> str:
 
 
 def _carries(per_s: float | None) -> str:
-    return "" if per_s is None else capacity_text(per_s)
+    return "" if per_s is None else format_rate(per_s, down=True)
 
 
 def _rate(per_s: float | None) -> str:
-    return "" if per_s is None else rate_text(per_s)
+    return "" if per_s is None else format_rate(per_s)

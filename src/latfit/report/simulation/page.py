@@ -8,11 +8,11 @@ from typing import Any
 
 from latfit.report import layout, style
 from latfit.report.fit.tables import KeyNumber, Table
-from latfit.report.format import count, number, percent
+from latfit.report.format import count
 from latfit.report.layout import Picture, Rendered, Written
 from latfit.report.simulation import tables
 from latfit.simulation import EngineResult, Interval, ServicePath, SimResult, System
-from latfit.units import format_ms
+from latfit.units import format_ms, format_percent, number
 
 PAGE_NAME = "simulation.html"
 
@@ -151,12 +151,14 @@ def _policies_answer(runs: Sequence[SimResult], made: Making) -> _Answer:
         KeyNumber("Median", format_ms(latency["p50"].value), f"mean {format_ms(latency['mean'].value)}"),
         KeyNumber("Batch", number(best.batch_size["p50"], 3), "requests, the median of all batches"),
         *(
-            KeyNumber(f"On {name}", percent(100 * share), "of the requests")
+            KeyNumber(f"On {name}", format_percent(100 * share), "of the requests")
             for name, share in list(best.share.items())[1:]
         ),
     ]
     if best.slo_attainment is not None:
-        numbers.append(KeyNumber("In time", percent(100 * best.slo_attainment), made.sla and f"within {made.sla}"))
+        numbers.append(
+            KeyNumber("In time", format_percent(100 * best.slo_attainment), made.sla and f"within {made.sla}")
+        )
     beside = tables.differences(runs) if not several else []
     return _Answer(asked, verdict, f"{where if several else ''}{sentence}.", bool(meeting), beside, numbers)
 

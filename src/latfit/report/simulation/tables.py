@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from latfit.report import style
 from latfit.report.fit.tables import Table
-from latfit.report.format import count, drawable, number, percent
+from latfit.report.format import count, drawable
 from latfit.simulation import EngineResult, Interval, SimResult
 from latfit.stats import FloatArray
-from latfit.units import format_ms
+from latfit.units import format_ms, format_percent, number
 from latfit.validation import JUDGED, Validation, metrics
 
 TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency", "tpot_with_first_ms": "TPOT with first"}
@@ -174,9 +174,9 @@ def runs_table(runs: Sequence[SimResult]) -> Table:
                 format_ms(latency["mean"].value),
                 format_ms(latency["p50"].value),
                 f"{format_ms(latency['p99'].value)}{_half_width(latency['p99'])}",
-                percent(100 * shares[1]) if len(shares) > 1 else "",
+                format_percent(100 * shares[1]) if len(shares) > 1 else "",
                 number(run.batch_size["p50"], 3),
-                "" if attained is None else percent(100 * attained),
+                "" if attained is None else format_percent(100 * attained),
                 "" if run.stable else "unstable",
             )
         )
@@ -337,7 +337,7 @@ def _rate(run: SimResult) -> str:
 def _half_width(p99: Interval) -> str:
     if not p99.value or math.isnan(p99.high - p99.low):
         return ""
-    return f" ± {percent(50 * (p99.high - p99.low) / p99.value)}"
+    return f" ± {format_percent(50 * (p99.high - p99.low) / p99.value)}"
 
 
 def _or_zero(value: float) -> float:
