@@ -1,37 +1,23 @@
-"""`latfit`: the verbs, and the one place where errors become exit codes."""
+"""`latfit`: the verbs, and the one place where errors become exit codes.
+
+A verb's module is imported when the verb is used, so that help and errors come at once; its line of help stands here.
+"""
 
 import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from latfit._version import __version__
-from latfit.cli.compare import compare
-from latfit.cli.demo import demo
-from latfit.cli.evaluate import evaluate
-from latfit.cli.fit import fit
-from latfit.cli.hardware import hardware
-from latfit.cli.ingest import ingest
-from latfit.cli.plan import plan
-from latfit.cli.predict import predict
-from latfit.cli.profile import profile
-from latfit.cli.report import report
-from latfit.cli.simulate import simulate
-from latfit.cli.trace import trace
-from latfit.cli.validate import validate
 from latfit.errors import LatfitError, TargetNotWritable, WrongUsage
 
-# Rich's help would double the start-up time; plain help says the same.
-app = typer.Typer(
-    name="latfit",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+if TYPE_CHECKING:
+    from latfit.cli.options import Verb
 
 INTERRUPTED = 130
 MEASURING = ("profile", "demo")
@@ -40,6 +26,80 @@ ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 are, and wait for each other at every product: beside one busy neighbour on two cores a plan took 12 s instead of 3."""
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 """Base of the parser's own errors, wherever this version of Typer keeps its Click."""
+
+VERBS = {
+    "Start": {"demo": "Measure, fit, plan and report on this machine, all at once."},
+    "Measure": {
+        "profile": "Measure transformer steps on this machine.",
+        "ingest": "Read engine logs and tables into a clean trace.",
+        "trace": "Show what a trace covers before it is fitted.",
+    },
+    "Fit": {
+        "fit": "Fit a latency model to a trace and check it.",
+        "predict": "Predict the latency of steps, with intervals.",
+        "evaluate": "Score a fit on a trace it has not seen.",
+        "compare": "Compare fits or runs; exit code 8 on a regression.",
+    },
+    "Decide": {
+        "hardware": "Execution paths by name: measured fits, nominal numbers.",
+        "plan": "Batch limits, engine settings, capacity, replicas under an SLA.",
+    },
+    "Simulate": {
+        "simulate": "Simulate batching policies or a serving engine.",
+        "validate": "Compare a measured serving run with its simulation.",
+    },
+    "Show": {"report": "Write a self-contained HTML page with its figures."},
+}
+"""In the order of use: the groups of `latfit --help`, each verb with its line."""
+
+
+class Verbs(TyperGroup):
+    """The group of all verbs, each imported when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for verbs in VERBS.values() for name in verbs]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        if cmd_name not in self.commands:
+            verb: Verb | typer.Typer = getattr(import_module(f"latfit.cli.{cmd_name}"), cmd_name)
+            self.commands[cmd_name] = _command(cmd_name, verb)
+        return self.commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for group, verbs in VERBS.items():
+            with formatter.section(group):
+                formatter.write_dl(list(verbs.items()))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # names of verbs close to a mistyped one are looked for among those that are loaded
+        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+            for name in self.list_commands(ctx):
+                self.commands.setdefault(name, typer.core.TyperCommand(name))
+        return super().resolve_command(ctx, args)
+
+
+def _command(name: str, verb: "Verb | typer.Typer") -> Any:
+    """What the parser runs for a verb: a function with options, or a group of such."""
+    from latfit.cli.options import ShownInPanels
+
+    if isinstance(verb, typer.Typer):
+        return typer.main.get_command(verb)
+    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+    alone.command(name, cls=ShownInPanels)(verb)
+    return typer.main.get_command(alone)
+
+
+# Rich's help would double the start-up time; plain help says the same.
+app = typer.Typer(
+    name="latfit",
+    cls=Verbs,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _show_version(wanted: bool) -> None:
@@ -54,17 +114,13 @@ def latfit(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Fit a latency model to inference steps (B requests, S tokens, T ms), say how far to trust it, and plan with it.
+    """Latency models of inference steps (B requests, S tokens, T ms), and what follows from them.
 
-    The straight line through it: latfit profile, latfit fit trace.parquet, latfit plan --sla 20ms, latfit report.
-    Or all of it at once on this machine: latfit demo.
+    latfit fits and checks a model on measured steps, says how far to trust it, and turns it into batch limits, engine
+    settings, routing between CPU and GPU, capacity and replicas.
+
+    First steps: latfit fit server.log, latfit plan --sla 20ms, latfit report. Without data: latfit demo.
     """
-
-
-for verb in (demo, profile, ingest, fit, evaluate, predict, compare, plan, simulate, report, validate):
-    app.command()(verb)
-app.add_typer(trace, name="trace")
-app.add_typer(hardware, name="hardware")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

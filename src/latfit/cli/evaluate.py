@@ -12,11 +12,11 @@ from latfit.cli.options import (
     SourcesArgument,
     data_line,
     read_sources,
-    takes_groups,
+    verb,
 )
 
 
-@takes_groups
+@verb
 def evaluate(
     fit: Annotated[Path, typer.Argument(help="A fit file (NAME.fit.json).", metavar="FIT")],
     source: SourcesArgument,

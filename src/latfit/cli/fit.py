@@ -21,7 +21,7 @@ from latfit.cli.options import (
     SourcesArgument,
     data_line,
     read_sources,
-    takes_groups,
+    verb,
 )
 from latfit.errors import FitNotUsable, WrongUsage
 
@@ -177,7 +177,7 @@ def _number(value: str, text: str, option: str, example: str) -> float:
         raise WrongUsage(f"{text!r} cannot be read", where=option, remedy=f"Write it like {example}.") from None
 
 
-@takes_groups
+@verb
 def fit(
     trace: SourcesArgument,
     model: ModelOption = "saturation",

@@ -5,24 +5,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfit.cli.options import DEFAULT_HARDWARE, HardwareOption, JsonOption, QuietOption, TokensOption
+from latfit.cli.options import (
+    DEFAULT_HARDWARE,
+    HardwareOption,
+    JsonOption,
+    QuietOption,
+    TokensOption,
+    group_of_verbs,
+    subverb,
+)
 from latfit.errors import BadInput, WrongUsage
 
 if TYPE_CHECKING:
     from latfit.hardware import ExecutionPath
 
 
-hardware = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Execution paths by name: their fits, or quoted numbers."
-)
+hardware = group_of_verbs("Execution paths by name: measured fits, nominal numbers.")
 
 
-@hardware.callback()
-def verbs() -> None:
-    """Execution paths by name: their fits, or quoted numbers."""
-
-
-@hardware.command()
+@subverb(hardware)
 def add(
     name: Annotated[str, typer.Argument(help="Execution path: amx, gpu, cpu, ...", metavar="PATH")],
     fit: Annotated[Path | None, typer.Argument(help="A .fit.json file.", metavar="FIT")] = None,
@@ -96,7 +97,7 @@ def _path(name: str, fit: Path | None, quoted: str | None, profile: Path) -> "Ex
     return known[name]
 
 
-@hardware.command()
+@subverb(hardware)
 def show(
     profile: HardwareOption = DEFAULT_HARDWARE,
     tokens_per_request: TokensOption = None,

@@ -12,14 +12,14 @@ from latfit.cli.options import (
     SourcesArgument,
     data_line,
     read_sources,
-    takes_groups,
+    verb,
 )
 
 if TYPE_CHECKING:
     from latfit.trace import Ingested
 
 
-@takes_groups
+@verb
 def ingest(
     source: SourcesArgument,
     out: Annotated[Path, typer.Option("--out", help="Trace to write.")] = Path("trace.parquet"),

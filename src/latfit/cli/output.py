@@ -1,9 +1,16 @@
-"""What every verb does with its results: results on stdout, notes on stderr, tables that survive a pipe."""
+"""What every verb does with its results: results on stdout, notes on stderr, tables that survive a pipe.
 
+Without --verbose an answer fits a terminal of 24 lines and 80 columns: the verdict, the numbers that matter, warnings
+that need action, the next command. The rest is behind --verbose, in --json and in the report.
+"""
+
+import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -18,10 +25,43 @@ LEAST_WORDS = 12
 WIDEST = 1000
 
 
+COLOURS = {"good": typer.colors.GREEN, "doubt": typer.colors.YELLOW, "bad": typer.colors.RED}
+"""How sure a verdict is, and the colour that it has on a terminal."""
+
+
+def width() -> int:
+    """Columns of the terminal, or what COLUMNS says; 80 where there is none."""
+    return max(40, shutil.get_terminal_size().columns)
+
+
+def wrapped(text: str, indent: str = "", first: str = "") -> str:
+    """`text` in lines that break between words; `first` before the first line, `indent` before the others."""
+    return textwrap.fill(
+        text,
+        width(),
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def say(text: str, indent: str = "") -> None:
+    """A sentence of the result, wrapped at words."""
+    typer.echo(wrapped(text, indent, indent))
+
+
+def verdict(text: str, state: Literal["good", "doubt", "bad"]) -> None:
+    """The answer of a command, first and coloured on a terminal (not where NO_COLOR is set)."""
+    shown = wrapped(text)
+    plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
+    typer.echo(shown if plain else typer.style(shown, fg=COLOURS[state], bold=True))
+
+
 def note(text: str, *, quiet: bool) -> None:
     """Something worth knowing that is not the result."""
     if not quiet:
-        typer.echo(text, err=True)
+        typer.echo(wrapped(text), err=True)
 
 
 @contextmanager
@@ -74,7 +114,11 @@ def print_table(table: "Table") -> None:
         console.print(Text(table.note, style="dim"))
 
 
-def print_warnings(warnings: "Iterable[LatfitWarning | str]") -> None:
-    """On stdout: they are part of the result. A sentence alone has no remedy."""
-    for warning in warnings:
-        typer.echo(f"  ! {warning}" if isinstance(warning, str) else f"  ! {warning.message}\n    {warning.remedy}")
+def print_warnings(warnings: "Iterable[LatfitWarning | str]", most: int | None = None) -> None:
+    """On stdout: they are part of the result. A sentence alone has no remedy. most: how many before "and 3 more"."""
+    shown = list(warnings)
+    for warning in shown[:most]:
+        text = warning if isinstance(warning, str) else f"{warning.message.rstrip('.')}. {warning.remedy}"
+        typer.echo(wrapped(text, "    ", "  ! "))
+    if most is not None and len(shown) > most:
+        typer.echo(f"  ! and {len(shown) - most} more: --verbose shows them.")

@@ -15,7 +15,7 @@ from latfit.cli.options import (
     QuietOption,
     SeedOption,
     TokensOption,
-    takes_groups,
+    verb,
 )
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.units import parse_duration_ms, parse_rate_per_ms
@@ -101,7 +101,7 @@ def _duration(text: str | None, option: str, *, zero: bool = False) -> float | N
     return parse_duration_ms(text, option=option)
 
 
-@takes_groups
+@verb
 def plan(
     sla: Annotated[str, typer.Option("--sla", help="Latency SLA: per step, or per request when --rate is given.")],
     typed: PlanOptions = PlanOptions(),

@@ -15,7 +15,7 @@ from latfit.cli.options import (
     PercentileOption,
     QuietOption,
     TokensOption,
-    takes_groups,
+    verb,
 )
 from latfit.errors import LatfitError, WrongUsage
 from latfit.units import parse_duration_ms, parse_rate_per_ms
@@ -60,7 +60,7 @@ class Asked:
         return [plan]
 
 
-@takes_groups
+@verb
 def report(
     hardware: HardwareOption = DEFAULT_HARDWARE,
     trace: Annotated[

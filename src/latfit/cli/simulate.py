@@ -14,7 +14,7 @@ from latfit.cli.options import (
     QuietOption,
     SeedOption,
     TokensOption,
-    takes_groups,
+    verb,
 )
 from latfit.cli.simulate_engine import ClusterOptions, CostOptions, EngineOptions, OrderOptions
 from latfit.errors import Interrupted, SlaOutOfReach, WrongUsage
@@ -361,7 +361,7 @@ MOST_ROWS = 24
 MOST_NOTES = 3
 
 
-@takes_groups
+@verb
 def simulate(
     policy_options: PolicyOptions = PolicyOptions(),
     load_options: LoadOptions = LoadOptions(),

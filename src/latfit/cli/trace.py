@@ -11,8 +11,9 @@ from latfit.cli.options import (
     ReadingOptions,
     SourcesArgument,
     data_line,
+    group_of_verbs,
     read_sources,
-    takes_groups,
+    subverb,
 )
 from latfit.units import format_ms
 
@@ -20,16 +21,10 @@ if TYPE_CHECKING:
     from latfit.trace import Coverage
 
 
-trace = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at measured steps before fitting them.")
+trace = group_of_verbs("Look at measured steps before fitting them.")
 
 
-@trace.callback()
-def verbs() -> None:
-    """Look at measured steps before fitting them."""
-
-
-@trace.command()
-@takes_groups
+@subverb(trace)
 def show(
     source: SourcesArgument,
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw the coverage into this PNG.")] = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfit.cli.options import JsonOption, QuietOption, SeedOption, takes_groups
+from latfit.cli.options import JsonOption, QuietOption, SeedOption, verb
 from latfit.cli.simulate_engine import EngineOptions
 from latfit.errors import FitNotUsable, WrongUsage
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from latfit.validation import Validation
 
 
-@takes_groups
+@verb
 def validate(
     fit: Annotated[Path, typer.Argument(help="A fit file (NAME.fit.json).", metavar="FIT")],
     requests: Annotated[
