@@ -376,6 +376,12 @@ class Plan:
         return "in doubt" if self.unsupported and found == "yes" else found
 
     @property
+    def B1(self) -> Threshold:
+        """With a rate, with the wait that it makes at the GPU; the same number wherever the plan is shown."""
+        at_rate = None if self.load is None else self.load.B1
+        return at_rate if isinstance(at_rate, Threshold) else self.steps.B1
+
+    @property
     def rate_per_s(self) -> float | None:
         return None if self.load is None else self.load.rate_per_s
 

@@ -20,7 +20,7 @@ from latfit.planning.load.compare import Judged, cutoff_capacity, highest_near, 
 from latfit.planning.load.strategies import Machine, System, Target, law_or_none, system_of
 from latfit.planning.load.varying import schedule
 from latfit.planning.request import Objective, Wishes
-from latfit.planning.result import Alternative, Capacity, Change, FrontierPoint, Kind, Threshold
+from latfit.planning.result import Alternative, Capacity, Change, FrontierPoint, Kind
 from latfit.queueing import COARSE, ResponseLaw
 
 RATES = 25
@@ -134,11 +134,13 @@ class Situation:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """B1 as it is, with a CPU and with a GPU that take nine tenths of their time; None without both paths."""
+    """B1 as it is, with a CPU and with a GPU that take nine tenths of their time, and at twice the rate; None without
+    both paths, or where no batch is worth the wait."""
 
-    as_it_is: Threshold | None = None
-    cpu_faster: Threshold | None = None
-    gpu_faster: Threshold | None = None
+    as_it_is: int | None = None
+    cpu_faster: int | None = None
+    gpu_faster: int | None = None
+    twice_the_rate: int | None = None
 
 
 def sensitivity(now: Situation, B1: Thresholds) -> list[Change]:
@@ -153,7 +155,7 @@ def sensitivity(now: Situation, B1: Thresholds) -> list[Change]:
     if (gpu := now.machine.gpu) is not None:
         faster = _on(now, replace(now.machine, gpu=gpu.scaled(FASTER)))
         rows.append(_change(wording.faster_path(gpu.label, 1 - FASTER), faster, B1.gpu_faster, shown_over))
-    rows.append(_change(wording.TWICE, replace(now, rate=2 * now.rate), B1.as_it_is, shown_over))
+    rows.append(_change(wording.TWICE, replace(now, rate=2 * now.rate), B1.twice_the_rate, shown_over))
     return rows
 
 
@@ -175,7 +177,7 @@ def _on(now: Situation, machine: Machine) -> Situation:
     return replace(other, sustainable=highest_near(system, now.target, now.sustainable))
 
 
-def _change(label: str, now: Situation, threshold: Threshold | None, shown_over: float) -> Change:
+def _change(label: str, now: Situation, B1: int | None, shown_over: float) -> Change:
     """The strategy under the change, its T_cut kept; what it carries is with the best T_cut."""
     law = _law(now)
     highest, whole = now.sustainable, now.rate * now.replicas
@@ -185,7 +187,7 @@ def _change(label: str, now: Situation, threshold: Threshold | None, shown_over:
         needed = None  # too low a load, where steps hold too few requests: more machines make it lower
     return Change(
         change=label,
-        B1=None if threshold is None else threshold.value,
+        B1=B1,
         percentile_ms=late,
         sustainable_per_s=highest * 1e3 if highest > 0 else None,
         replicas=needed,

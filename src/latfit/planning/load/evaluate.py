@@ -21,7 +21,7 @@ from latfit.planning.load.capacity import Situation, Thresholds, best_rate, capa
 from latfit.planning.load.compare import Judged, compared, cutoff_capacity, feasible, told
 from latfit.planning.load.cutoff import cutoff_plan
 from latfit.planning.load.promise import Asked, Promise, asked_of, promised, promised_rate, tail_notes
-from latfit.planning.load.strategies import Machine, Target, cutoff_system, machine_of, simple_systems
+from latfit.planning.load.strategies import Machine, Part, Target, cutoff_system, machine_of, simple_systems
 from latfit.planning.load.verify import MARGIN, PRECISION, simulated
 from latfit.planning.request import Wishes
 from latfit.planning.result import (
@@ -174,20 +174,26 @@ def _verified(plan: LoadPlan, ask: _Question, shown: Judged, checked: Checked | 
 
 
 def _threshold(ask: _Question) -> Threshold | Unknown:
-    """B1 with the wait that a request finds at the GPU on average; a wait that was named is in B1 already."""
+    """B1 with what a request pays at the GPU at this rate before it begins."""
     if (both := ask.machine.both) is None:
         return Unknown(NEEDS_PATHS)
-    wait = ask.wishes.wait_ms
-    if wait is None:
-        try:
-            law = batch_response(ask.rate, both.gpu.times, 1, ask.machine.arrivals)
-        except SlaOutOfReach as error:
-            return Unknown(wording.gpu_overloaded(error.found))
-        served = max(1, min(round(getattr(law, "mean_batch", 1.0)), both.gpu.times.max_batch or 1))
-        wait = max(0.0, law.mean_ms - both.gpu.times(served))
-    extra = wait + ask.wishes.transfer_ms
+    try:
+        extra = _extra_ms(ask, both.gpu, ask.rate)
+    except SlaOutOfReach as error:
+        return Unknown(wording.gpu_overloaded(error.found))
     found = gpu_threshold(both.cpu.latency, both.gpu.latency, extra_ms=extra)
     return replace(found, reason=wording.with_wait(found.reason, extra))
+
+
+def _extra_ms(ask: _Question, gpu: Part, rate: float) -> float:
+    """The transfer, and the wait: the one that was named, or what a request finds at that GPU on average at a rate per
+    ms. Raises SlaOutOfReach."""
+    wait = ask.wishes.wait_ms
+    if wait is None:
+        law = batch_response(rate, gpu.times, 1, ask.machine.arrivals)
+        served = max(1, min(round(getattr(law, "mean_batch", 1.0)), gpu.times.max_batch or 1))
+        wait = max(0.0, law.mean_ms - gpu.times(served))
+    return wait + ask.wishes.transfer_ms
 
 
 def _rules(machine: Machine, rate: float) -> list[RuleChoice]:
@@ -218,22 +224,30 @@ def _frontier(
 def _changes(ask: _Question, shown: Judged) -> list[Change]:
     carried = (shown.row.sustainable_per_s or 0.0) / 1e3
     now = Situation(ask.machine, ask.rate, ask.wishes.replicas, ask.target, shown.row, carried)
-    return sensitivity(now, _faster_thresholds(ask))
+    return sensitivity(now, _changed_thresholds(ask))
 
 
-def _faster_thresholds(ask: _Question) -> Thresholds:
-    """B1 as it is, and with the CPU or the GPU at nine tenths of its time."""
+def _changed_thresholds(ask: _Question) -> Thresholds:
+    """B1 as it is, with the CPU or the GPU at nine tenths of its time, and at twice the rate, each with the wait that
+    goes with it."""
     if (both := ask.machine.both) is None:
         return Thresholds()
-    B = min(both.cpu.latency.batches, both.gpu.latency.batches, key=len)
-    slow, fast = both.cpu.latency.typical_ms(B), both.gpu.latency.typical_ms(B)
-    extra = ask.wishes.transfer_ms + (ask.wishes.wait_ms or 0.0)
+    cpu, gpu, rate = both.cpu, both.gpu, ask.rate
+    B = min(cpu.latency.batches, gpu.latency.batches, key=len)
+    slow, fast = cpu.latency.typical_ms(B), gpu.latency.typical_ms(B)
 
-    def first(ours: FloatArray, theirs: FloatArray) -> Threshold:
-        wins = np.flatnonzero(theirs + extra <= ours)
-        return Threshold(int(B[wins[0]]) if len(wins) else None, "")
+    def first(ours: FloatArray, theirs: FloatArray, part: Part, load: float) -> int | None:
+        with contextlib.suppress(SlaOutOfReach):
+            wins = np.flatnonzero(theirs + _extra_ms(ask, part, load) <= ours)
+            return int(B[wins[0]]) if len(wins) else None
+        return None
 
-    return Thresholds(first(slow, fast), first(FASTER * slow, fast), first(slow, FASTER * fast))
+    return Thresholds(
+        first(slow, fast, gpu, rate),
+        first(FASTER * slow, fast, gpu, rate),
+        first(slow, FASTER * fast, gpu.scaled(FASTER), rate),
+        first(slow, fast, gpu, 2 * rate),
+    )
 
 
 def _notes(plan: LoadPlan, ask: _Question) -> list[str]:
