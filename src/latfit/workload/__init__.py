@@ -6,7 +6,7 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.workload.arrivals import (
-        ArrivalLaw as ArrivalLaw,
+        ArrivalProcess as ArrivalProcess,
         Gamma as Gamma,
         Piecewise as Piecewise,
         Poisson as Poisson,
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     )
     from latfit.workload.lengths import (
         Constant as Constant,
-        LengthLaw as LengthLaw,
+        LengthDistribution as LengthDistribution,
         Resampled as Resampled,
         fit_lengths as fit_lengths,
     )
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
         RecordedLoad as RecordedLoad,
         RequestClass as RequestClass,
         draw_classes as draw_classes,
+    )
+    from latfit.workload.parse import (
+        parse_arrival_process as parse_arrival_process,
+        parse_class as parse_class,
+        parse_lengths as parse_lengths,
     )
     from latfit.workload.random_streams import (
         ARRIVALS as ARRIVALS,

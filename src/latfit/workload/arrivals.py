@@ -1,8 +1,7 @@
-"""When requests arrive: laws that draw arrival times in ms, each with a mean rate per ms.
+"""When requests arrive: arrival processes, which draw arrival times in ms, each with a mean rate per ms.
 
 - Poisson: independent exponential gaps.
-- Piecewise: a Poisson process whose rate is a straight line between given moments, by thinning (Lewis and Shedler
-  1979): candidates come at the highest rate and each stays with chance rate(t)/highest.
+- Piecewise: a Poisson process whose rate is linear between given moments, by thinning (Lewis and Shedler 1979): candidates come at the highest rate and each stays with chance rate(t)/highest.
 - Gamma: independent gamma gaps with coefficient of variation cv; cv 1 is Poisson, above 1 comes in bursts.
 - Modulated: a Poisson process whose rate jumps between levels that each last an exponential time. Given the path of the
   level, unit-rate arrivals are mapped back through the accumulated rate, which is exact.
@@ -20,7 +19,7 @@ from latfit.errors import WrongUsage
 from latfit.stats import FloatArray
 
 
-class ArrivalLaw(Protocol):
+class ArrivalProcess(Protocol):
     """Draws arrival times."""
 
     @property
@@ -32,7 +31,7 @@ class ArrivalLaw(Protocol):
         """Sorted arrival times in ms from 0 on; `count` of them, or fewer where the load ends."""
         ...
 
-    def at_rate(self, rate: float) -> "ArrivalLaw":
+    def at_rate(self, rate: float) -> "ArrivalProcess":
         """The same pattern at another mean rate per ms."""
         ...
 
@@ -77,7 +76,7 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Piecewise:
-    """A rate that is a straight line between (moments_ms[i], rates[i]); with `repeats` it starts over at the end (a
+    """A rate that is linear between (moments_ms[i], rates[i]); with `repeats` it starts over at the end (a
     day, for example), else arrivals end there. moments_ms starts at 0 and rises."""
 
     moments_ms: Sequence[float]

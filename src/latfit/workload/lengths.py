@@ -1,7 +1,7 @@
-"""How long requests are: laws of (prompt tokens, output tokens), given or fitted from recorded requests.
+"""How long requests are: distributions of (prompt tokens, output tokens), given or fitted from recorded requests.
 
-Prompt and output of a request belong together: long prompts may come with short answers. Resampling keeps the pairs as
-they are; the lognormal law keeps the correlation of their logarithms; the empirical law knows the two apart.
+Prompt and output of a request are correlated: long prompts may come with short answers. Resampling keeps the pairs; the
+lognormal distribution keeps the correlation of their logarithms; the empirical one takes the two as independent.
 """
 
 import math
@@ -16,10 +16,10 @@ from latfit.stats import FloatArray, IntArray
 from latfit.workload.requests import Requests
 
 QUANTILES = 1001
-"""Points that the empirical law keeps of each column."""
+"""Points that the empirical distribution keeps of each column."""
 
 
-class LengthLaw(Protocol):
+class LengthDistribution(Protocol):
     """Draws lengths."""
 
     def lengths(self, count: int, rng: Generator) -> tuple[IntArray, IntArray]:
@@ -44,7 +44,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Lognormal:
-    """exp of a normal pair, rounded; lengths above the largest one seen are cut to it.
+    """exp of a normal pair, rounded; lengths above the largest recorded one are cut to it.
 
     mean, sd: of the logarithms of (prompt, output).  correlation: between them.  most: largest lengths.
     """
@@ -66,7 +66,7 @@ class Lognormal:
 
 @dataclass(frozen=True, eq=False)
 class Empirical:
-    """Prompt and output drawn apart from their recorded quantiles (k,), with straight lines between."""
+    """Prompt and output drawn apart from their recorded quantiles (k,), interpolated linearly."""
 
     prompt_quantiles: FloatArray
     output_quantiles: FloatArray
@@ -92,19 +92,21 @@ class Resampled:
         return self.prompt_tokens[rows], self.output_tokens[rows]
 
 
-def fit_lengths(requests: Requests, law: str = "resampled") -> LengthLaw:
-    """The law called `lognormal`, `empirical` or `resampled`, from recorded requests."""
+def fit_lengths(requests: Requests, kind: str = "resampled") -> LengthDistribution:
+    """The distribution called `lognormal`, `empirical` or `resampled`, from recorded requests."""
     prompt, output = requests.prompt_tokens, requests.output_tokens
-    if law == "resampled":
+    if kind == "resampled":
         return Resampled(prompt, output)
-    if law == "empirical":
+    if kind == "empirical":
         grid = np.linspace(0, 1, QUANTILES)
         return Empirical(np.quantile(prompt, grid), np.quantile(output, grid))
-    if law == "lognormal":
+    if kind == "lognormal":
         logs = np.log(np.stack([prompt, output]).astype(np.float64))
         spread = logs.std(axis=1)
         known = len(requests) > 1 and bool(np.all(spread > 0))
         correlation = float(np.corrcoef(logs)[0, 1]) if known else 0.0
         mean, sd = logs.mean(axis=1).tolist(), spread.tolist()
         return Lognormal((mean[0], mean[1]), (sd[0], sd[1]), correlation, (int(prompt.max()), int(output.max())))
-    raise WrongUsage(f"{law!r} is no law of lengths", where="lengths", remedy="Take lognormal, empirical or resampled.")
+    raise WrongUsage(
+        f"{kind!r} is not a length distribution", where="lengths", remedy="Take lognormal, empirical or resampled."
+    )

@@ -1,6 +1,6 @@
-"""A load: what the simulators are asked to serve. It is either known beforehand, or answers to the service.
+"""A load: the requests that the simulators serve, known beforehand or reacting to the service.
 
-- OpenLoad: arrivals of a law, whatever the service does.
+- OpenLoad: arrivals drawn from an arrival process, whatever the service does.
 - RecordedLoad: requests as they were logged; every replication is the same load.
 - ClosedLoad: each of `users` sends a request, waits for its end, thinks, and sends the next. Its arrivals depend on the
   service, so it is a specification that a simulator drives: nothing can be drawn beforehand but the thinking.
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.workload.arrivals import ArrivalLaw
-from latfit.workload.lengths import Constant, LengthLaw
+from latfit.workload.arrivals import ArrivalProcess
+from latfit.workload.lengths import Constant, LengthDistribution
 from latfit.workload.random_streams import ARRIVALS, CLASSES, LENGTHS, Streams
 from latfit.workload.requests import Requests, make_requests
 
@@ -33,10 +33,10 @@ class RequestClass:
 
 @dataclass(frozen=True)
 class OpenLoad:
-    """Arrivals and lengths drawn from laws; classes and users at random."""
+    """Arrivals and lengths drawn from distributions; classes and users at random."""
 
-    arrivals: ArrivalLaw
-    lengths: LengthLaw = field(default_factory=Constant)
+    arrivals: ArrivalProcess
+    lengths: LengthDistribution = field(default_factory=Constant)
     classes: tuple[RequestClass, ...] = (RequestClass(),)
     users: int = 1
 
@@ -89,7 +89,7 @@ class ClosedLoad:
     users: int
     think_ms: float
     exponential: bool = True
-    lengths: LengthLaw = field(default_factory=Constant)
+    lengths: LengthDistribution = field(default_factory=Constant)
     classes: tuple[RequestClass, ...] = (RequestClass(),)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from scipy import stats
 
 from latfit.errors import WrongUsage
 from latfit.stats import FloatArray
-from latfit.workload.arrivals import ArrivalLaw, Gamma, Modulated, Piecewise, Poisson
+from latfit.workload.arrivals import ArrivalProcess, Gamma, Modulated, Piecewise, Poisson
 from latfit.workload.random_streams import ARRIVALS, LENGTHS, Streams
 
 LAWS = [
@@ -24,7 +24,7 @@ def rng(seed: int = 1) -> np.random.Generator:
 
 class TestEveryLaw:
     @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
-    def test_sorted_and_counted(self, law: ArrivalLaw) -> None:
+    def test_sorted_and_counted(self, law: ArrivalProcess) -> None:
         times = law.times_ms(5000, rng())
         assert len(times) == 5000
         assert np.all(np.diff(times) >= 0)
@@ -32,7 +32,7 @@ class TestEveryLaw:
 
     @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
     @pytest.mark.parametrize("rate", [None, 3.0])
-    def test_mean_rate(self, law: ArrivalLaw, rate: float | None) -> None:
+    def test_mean_rate(self, law: ArrivalProcess, rate: float | None) -> None:
         """Over independent replications, so that bursts count in the standard error."""
         scaled = law if rate is None else law.at_rate(rate)
         assert scaled.rate == pytest.approx(rate or law.rate)
