@@ -1,0 +1,51 @@
+"""Loads as people write them: `gamma:2`, `chat:0.3:50ms`, `512:128`."""
+
+import math
+
+from latfit.errors import WrongUsage
+from latfit.units import parse_duration_ms
+from latfit.workload.arrivals import ArrivalProcess, Gamma, Poisson, bursts
+from latfit.workload.lengths import Constant
+from latfit.workload.load import RequestClass
+
+BURSTS = 3
+"""Numbers of `bursts:TIMES:SHARE:LENGTH`."""
+
+
+def parse_arrival_process(text: str, rate: float) -> ArrivalProcess:
+    """`poisson`, `gamma:CV` or `bursts:TIMES:SHARE:LENGTH` with a mean rate per ms. Raises WrongUsage."""
+    where = "--arrival-process"
+    name, *rest = text.split(":")
+    try:
+        if name == "poisson" and not rest:
+            return Poisson(rate)
+        if name == "gamma" and len(rest) == 1:
+            return Gamma(rate, float(rest[0]))
+        if name == "bursts" and len(rest) == BURSTS:
+            return bursts(rate, float(rest[0]), float(rest[1]), parse_duration_ms(rest[2], option=where))
+    except ValueError:
+        pass
+    except WrongUsage as error:
+        raise WrongUsage(f"{text!r}: {error.found}", where=where, remedy="Give numbers above zero.") from None
+    raise WrongUsage(
+        f"{text!r} is not an arrival process", where=where, remedy="Write poisson, gamma:2 or bursts:4:0.1:1s."
+    )
+
+
+def parse_class(text: str) -> RequestClass:
+    """`NAME:SHARE[:DEADLINE]`. Raises WrongUsage."""
+    name, *rest = text.split(":")
+    try:
+        share = float(rest[0])
+    except (ValueError, IndexError):
+        raise WrongUsage(f"{text!r} is not a class", where="--class", remedy="Write chat:0.3:50ms.") from None
+    deadline = parse_duration_ms(rest[1], option="--class") if len(rest) > 1 else math.inf
+    return RequestClass(share, deadline, name)
+
+
+def parse_lengths(text: str) -> Constant:
+    """Prompt and output tokens in `512:128`. Raises WrongUsage."""
+    prompt, _, output = text.partition(":")
+    if not prompt.isdigit() or not output.isdigit() or not int(prompt) or not int(output):
+        raise WrongUsage(f"{text!r} is not a pair of lengths", where="--lengths", remedy="Write 512:128.")
+    return Constant(int(prompt), int(output))
