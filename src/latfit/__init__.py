@@ -1,8 +1,18 @@
 """latfit: from measured inference steps to a latency model, and from the model to decisions.
 
-The package imports nothing heavy by itself; each room is imported by name (`from latfit.fitting import fit_trace`).
+    fit = latfit.fit("server.log")              what a step of B requests and S tokens takes, and how sure that is
+    fit.predict(B=[8, 32], S=512)               a DataFrame
+
+Names are loaded when they are first used; `import latfit` itself loads nothing heavy.
 """
 
+from typing import TYPE_CHECKING
+
+from latfit._face import face
 from latfit._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from latfit.api import Fit as Fit
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)
+__all__ += ["__version__"]

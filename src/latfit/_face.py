@@ -26,7 +26,8 @@ def face(package: str, file: str) -> tuple[list[str], Callable[[str], Any], Call
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, original = home[name]
         found = import_module(module)
-        return import_module(f"{module}.{original}") if hasattr(found, "__path__") else getattr(found, original)
+        shown = module != package and (not hasattr(found, "__path__") or original in getattr(found, "__all__", ()))
+        return getattr(found, original) if shown else import_module(f"{module}.{original}")
 
     public = sorted(home)
     return public, load, lambda: public

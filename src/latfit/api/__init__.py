@@ -3,3 +3,12 @@
 A verb takes what a user has (a path, a DataFrame, an Arrow table, "20ms", "500/s") and returns an object with a short
 repr, DataFrames where there are rows, and `to_json`. Numbers without a unit say it in the parameter's name.
 """
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.api.fits import Fit as Fit, as_fit as as_fit
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)
