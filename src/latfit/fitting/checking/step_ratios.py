@@ -27,6 +27,7 @@ MATTERS of its standard deviations from its mean, too: with pauses on both sides
 Steps that resemble those before them count as fewer: weights and counts are those of independent ones.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,22 +118,40 @@ def _deviation(cell: NDArray[np.intp], score: FloatArray, weights: FloatArray, b
 
 def _spread(cell: NDArray[np.intp], u: FloatArray, weights: FloatArray, below: FloatArray) -> FloatArray:
     """ln p (cuts,) of the two-sided test of spread."""
-    from scipy.stats import norm
+    from scipy.special import log_ndtr
 
     z = _deviation(cell, (u - 0.5) ** 2, weights, below)
-    return np.asarray(np.minimum(norm.logsf(z) + np.log(2), 0.0))
+    return np.asarray(np.minimum(log_ndtr(-z) + np.log(2), 0.0))
 
 
 def _slowest(cell: NDArray[np.intp], slow: FloatArray, below: FloatArray, total: float) -> FloatArray:
     """ln p (cuts,) of the two-sided test of how many of the slowest steps, slow (n,) of each row, have small
     batches."""
-    from scipy.stats import hypergeom
-
     seen = np.cumsum(np.bincount(cell, weights=slow))
     small, slowest, steps = np.round(seen[:-1]), round(float(seen[-1])), round(total)
-    law = hypergeom(steps, slowest, np.round(below).astype(np.int64))
-    p = 2 * np.minimum(law.sf(small - 1), law.cdf(small))
-    return np.asarray(np.log(np.clip(p, LEAST_P, 1.0)))
+    return hypergeometric(steps, slowest, np.round(below), small)
+
+
+REACH = 30
+"""Standard deviations of a count about its mean beyond which nothing lies."""
+
+
+def hypergeometric(steps: int, slowest: int, drawn: FloatArray, seen: FloatArray) -> FloatArray:
+    """ln p (cuts,), two-sided, of `seen` (cuts,) or more, or fewer, of the slowest among `drawn` (cuts,) of all
+    steps."""
+    from scipy.special import gammaln
+
+    mean, least = drawn * slowest / steps, np.maximum(0, drawn + slowest - steps)
+    reach = REACH * max(1.0, math.sqrt(float(np.max(mean * (1 - drawn / steps)))))
+    k = np.floor(np.minimum(mean, seen) - reach)[:, None] + np.arange(int(2 * reach + np.max(abs(mean - seen))) + 2)
+    possible = (k >= least[:, None]) & (k <= np.minimum(drawn, slowest)[:, None])
+    k = np.where(possible, k, least[:, None])
+    rest = drawn[:, None] - k
+    logs = -gammaln(k + 1) - gammaln(slowest - k + 1) - gammaln(rest + 1) - gammaln(steps - slowest - rest + 1)
+    logs = np.where(possible, logs, -np.inf)
+    mass = np.exp(logs - logs.max(axis=1, keepdims=True))
+    tails = [(mass * side).sum(axis=1) for side in (k >= seen[:, None], k <= seen[:, None])]
+    return np.asarray(np.log(np.clip(2 * np.minimum(*tails) / mass.sum(axis=1), LEAST_P, 1.0)))
 
 
 def with_ratios(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArray) -> Mapping[str, Any]:

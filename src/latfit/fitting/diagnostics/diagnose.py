@@ -22,17 +22,25 @@ which is what the model's structure misses. A cell here agrees in everything tha
 the model reads it or not. Where no cell was measured twice, noise and structure cannot be told apart.
 """
 
-import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats as distributions
+from scipy.special import fdtrc
 
 from latfit.fitting.checking.crossval import HeldOut
 from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.drift import drift
 from latfit.fitting.diagnostics.influence import influence
+from latfit.fitting.diagnostics.residual_tests import (
+    anderson_darling,
+    breusch_pagan,
+    durbin_watson,
+    ljung_box,
+    moments,
+    shapiro_wilk,
+    slope_in_time,
+)
 from latfit.fitting.problem import FitProblem, steps_by_row
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.covariance import Uncertainty, relative_error_at
@@ -50,27 +58,23 @@ def normality(residuals: FloatArray, seed: int = 0) -> dict[str, Any]:
     """Shapiro-Wilk and Anderson-Darling of residuals (n,), with skewness and excess kurtosis."""
     if len(residuals) < FEW or np.ptp(residuals) < STILL:
         return {"reason": "too few rows, or residuals that do not vary"}
-    from scipy import stats as distributions
-    from statsmodels.stats.diagnostic import normal_ad
-
     sample = residuals
     if len(residuals) > SHAPIRO_LIMIT:
         sample = np.random.default_rng(seed).choice(residuals, SHAPIRO_LIMIT, replace=False)
     if np.ptp(sample) < STILL:
         return {"reason": "residuals that hardly vary"}
-    statistic, p = distributions.shapiro(sample)
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # logs of zero tail probabilities; the statistic is then infinite
-        anderson, anderson_p = normal_ad(sample)
+    statistic, p = shapiro_wilk(sample)
+    anderson, anderson_p = anderson_darling(sample)
+    skewness, kurtosis = moments(residuals)
     found = {
         "test": "Shapiro-Wilk",
-        "statistic": float(statistic),
-        "p_value": float(p),
+        "statistic": statistic,
+        "p_value": p,
         "n": len(sample),
         "anderson_darling": _finite(anderson),
         "anderson_darling_p_value": _finite(anderson_p),
-        "skewness": float(distributions.skew(residuals)),
-        "excess_kurtosis": float(distributions.kurtosis(residuals)),
+        "skewness": skewness,
+        "excess_kurtosis": kurtosis,
     }
     if len(residuals) > SHAPIRO_LIMIT:
         found["note"] = (
@@ -91,26 +95,21 @@ def heteroscedasticity(B: FloatArray, S: FloatArray, residuals: FloatArray) -> d
     design = np.stack([column for i, column in enumerate(columns) if i == 0 or np.ptp(column) > 0], axis=1)
     if len(residuals) < MIN_ROWS or design.shape[1] < 2 or np.ptp(residuals**2) < STILL:
         return {"reason": f"needs {MIN_ROWS} rows with residuals, and B or S that vary"}
-    from statsmodels.stats.diagnostic import het_breuschpagan
-
-    statistic, p, _, _ = het_breuschpagan(residuals, design)
-    return {"test": "Breusch-Pagan", "statistic": float(statistic), "p_value": float(p)}
+    statistic, p = breusch_pagan(residuals, design)
+    return {"test": "Breusch-Pagan", "statistic": statistic, "p_value": p}
 
 
 def autocorrelation(series: FloatArray) -> dict[str, Any]:
     """Ljung-Box over ten lags and Durbin-Watson of residuals in time order (n,)."""
     if len(series) < 3 * LAGS or np.ptp(series) < STILL:
         return {"reason": f"fewer than {3 * LAGS} rows with residuals"}
-    from statsmodels.stats.diagnostic import acorr_ljungbox
-    from statsmodels.stats.stattools import durbin_watson
-
-    table = acorr_ljungbox(series, lags=[LAGS])
+    statistic, p = ljung_box(series, LAGS)
     return {
         "test": "Ljung-Box",
         "lags": LAGS,
-        "statistic": float(table["lb_stat"].iloc[0]),
-        "p_value": float(table["lb_pvalue"].iloc[0]),
-        "durbin_watson": float(durbin_watson(series)),
+        "statistic": statistic,
+        "p_value": p,
+        "durbin_watson": durbin_watson(series),
     }
 
 
@@ -118,19 +117,11 @@ def trend(series: FloatArray) -> dict[str, Any]:
     """Drift of residuals in time order (n,) from first to last, with an error that allows for autocorrelation."""
     if len(series) < 3 * LAGS or np.ptp(series) < STILL:
         return {"reason": f"fewer than {3 * LAGS} rows with residuals"}
-    from statsmodels.regression.linear_model import OLS
-
-    position = np.linspace(0.0, 1.0, len(series))
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # statsmodels warns of series it regards as short; the p-value says it better
-        fitted = OLS(series, np.stack([np.ones_like(position), position], axis=1)).fit(
-            cov_type="HAC", cov_kwds={"maxlags": LAGS}
-        )
-        p = float(fitted.pvalues[1])
+    rise, p = slope_in_time(series, LAGS)
     return {
         "test": "linear, HAC",
-        "relative_drift": float(np.expm1(fitted.params[1])),
-        "slope_per_row": float(fitted.params[1]) / (len(series) - 1),
+        "relative_drift": float(np.expm1(rise)),
+        "slope_per_row": rise / (len(series) - 1),
         "p_value": p if np.isfinite(p) else None,
     }
 
@@ -256,7 +247,7 @@ def lack_of_fit(observed: FloatArray, cell: NDArray[np.intp], residuals: FloatAr
     if cells > free and found.within > 0:
         ratio = float(found.size @ found.mean**2) / (cells - free) / found.within
         result |= {"test": "F, between cells against within", "statistic": ratio}
-        result["p_value"] = float(distributions.f.sf(ratio, cells - free, rows - cells))
+        result["p_value"] = float(fdtrc(cells - free, rows - cells, ratio))
     return result
 
 

@@ -54,10 +54,10 @@ def change_point(series: FloatArray) -> ChangePoint | None:
     sigma = math.sqrt(long_run_variance(rest))
     if sigma <= 0:
         return ChangePoint(index, after - before, 0.0)
-    from scipy.stats import kstwobign
+    from scipy.special import kolmogorov
 
     excursion = float(np.abs(sums[index - 1])) / (sigma * math.sqrt(n))
-    return ChangePoint(index, after - before, float(kstwobign.sf(excursion)))
+    return ChangePoint(index, after - before, float(kolmogorov(excursion)))
 
 
 def _without_line(series: FloatArray) -> FloatArray:

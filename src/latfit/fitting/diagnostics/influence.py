@@ -38,6 +38,9 @@ ALONE_RATIO = 1.25
 LEFT_OUT = 10
 SHOWN = 5
 MOST_CELLS = 20_000
+MANY_CELLS = 1_500
+"""Cells from which a tree of them is worth loading."""
+
 STEPS, CLOSE = 12, 1e-9
 """Steps of a fit without a cell, and the share of its cost that they may leave to be gained."""
 
@@ -118,15 +121,29 @@ def _refitted(part: FitProblem, solution: Solution) -> FloatArray:
 
 def _beside_neighbours(found: _Cells) -> FloatArray:
     """How far each cell is from the fit, minus the median of that over its nearest cells (m,)."""
-    from scipy.spatial import cKDTree
-
     logs = np.stack([np.log1p(np.maximum(column, 0.0)) for column in found.columns.values()], axis=1)
     count = min(NEIGHBOURS, len(logs) - 1)
+    near = _nearest(logs, count) if len(logs) > MANY_CELLS else _nearest_of_few(logs, count)
+    return np.asarray(found.apart - np.median(found.apart[near], axis=1))
+
+
+def _nearest_of_few(logs: FloatArray, count: int) -> NDArray[np.intp]:
+    """The nearest other points (m, count) of points (m, k), by all distances."""
+    apart = np.zeros((len(logs), len(logs)))
+    for column in logs.T:
+        apart += (column[:, None] - column) ** 2
+    np.fill_diagonal(apart, np.inf)
+    return np.argpartition(apart, count - 1, axis=1)[:, :count]
+
+
+def _nearest(logs: FloatArray, count: int) -> NDArray[np.intp]:
+    """The same by a tree."""
+    from scipy.spatial import cKDTree
+
     _, nearest = cKDTree(logs).query(logs, k=count + 1)
     other = nearest != np.arange(len(logs))[:, None]
     other[other.all(axis=1), -1] = False  # of cells at one place the tree may leave out the one that asks
-    others = nearest[other].reshape(len(logs), count)
-    return np.asarray(found.apart - np.median(found.apart[others], axis=1))
+    return np.asarray(nearest[other].reshape(len(logs), count))
 
 
 def _impossible(found: _Cells, single: FitProblem) -> list[dict[str, float]]:

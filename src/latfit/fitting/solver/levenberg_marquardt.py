@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dposv
 
 from latfit.fitting.solver.objective import Objective, Quadratic
 from latfit.stats import FloatArray
@@ -201,5 +200,7 @@ def _damped(at: Quadratic, damping: float) -> FloatArray:
 
 def _solve(H: FloatArray, right: FloatArray) -> FloatArray:
     """H x = right for a positive definite H; by its diagonal alone where rounding left it none."""
-    _, x, failed = dposv(H, right)
-    return np.asarray(right / np.diag(H)) if failed else x
+    try:
+        return np.asarray(np.linalg.solve(H, right))
+    except np.linalg.LinAlgError:
+        return np.asarray(right / np.diag(H))

@@ -12,7 +12,6 @@ the rows.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.escape import along_kinks, along_valley
@@ -246,6 +245,8 @@ def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
 
 def trust_region(objective: Objective, start: FloatArray, gain: float) -> Minimum:
     """SciPy's trust-region reflective on all rows; it knows no priors, which `problem` refuses with it."""
+    from scipy.optimize import least_squares
+
     problem = objective.problem
     rows = objective.rows
     inside = np.clip(start, problem.lower, problem.upper)

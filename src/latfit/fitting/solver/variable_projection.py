@@ -11,9 +11,10 @@ r + (f' - f)/f, so that
 started at f = T, r = 0. Each is solved through its normal equations, of columns of unit length with a tiny ridge. All
 points of the search are solved together, on a sample of the rows.
 
-The points are a geometric grid over one or two outer parameters, whose valleys become starts of the polish, and a Sobol
-sequence over more, of which the best that really differ do. With them go the two corners, where all rates are low or
-nothing bends any more.
+The points are a geometric grid over one or two outer parameters, whose valleys become starts of the polish, and over
+more the additive sequence x_k = (x_0 + k a) mod 1 with a_j = g^-j and g^(d+1) = g + 1, the golden ratio's counterpart
+in d dimensions, whose points keep far apart (Roberts 2018); of these the best that really differ do. With them go the
+two corners, where all rates are low or nothing bends any more.
 """
 
 import itertools
@@ -36,7 +37,7 @@ BESIDE, MOST_KINKS_BESIDE = 24, 160
 """Even nodes of an axis through a point, and those between kinks."""
 
 CORNERS = 2
-SOBOL_POINTS = 256
+SCATTERED_POINTS = 256
 DIFFERENT = 0.8
 """Two points closer than this in every log-coordinate lead to the same optimum."""
 
@@ -190,11 +191,15 @@ def _cube(nodes: list[FloatArray]) -> FloatArray:
 
 
 def _scattered(dimensions: int, seed: int) -> FloatArray:
+    """Points in the unit cube that keep far apart (points, dimensions)."""
     if dimensions == 0:
         return np.zeros((1, 0))
-    from scipy.stats import qmc
-
-    return np.asarray(qmc.Sobol(dimensions, scramble=True, rng=seed).random(SOBOL_POINTS))
+    golden = 2.0
+    for _ in range(40):
+        golden = (1 + golden) ** (1 / (dimensions + 1))
+    strides = golden ** -np.arange(1.0, dimensions + 1)
+    first = np.random.default_rng(seed).random(dimensions)
+    return np.asarray((first + np.arange(SCATTERED_POINTS)[:, None] * strides) % 1.0)
 
 
 def _positive(problem: FitProblem, name: str) -> bool:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats as distributions
+from scipy.special import stdtrit
 
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.loss import TUNING, score_factor, score_slope
@@ -36,6 +36,9 @@ from latfit.model import Estimate, Steps
 from latfit.stats import FloatArray, by_group
 
 LEVEL = 0.95
+CHI2_95 = 3.841458820694124
+"""95 % point of chi^2 with one degree of freedom."""
+
 MATERIAL = 0.10
 ALONE = 0.1
 """A row that keeps less of its residual than this all but fits itself, and shows nothing of the noise."""
@@ -70,7 +73,7 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
     root, freedom = sandwich_root(problem, solution, J, interior)
     errors = np.full(len(solution.z), np.nan)
     errors[interior] = np.linalg.norm(root, axis=0)
-    quantile = float(distributions.t.ppf(0.5 + LEVEL / 2, freedom))
+    quantile = float(stdtrit(freedom, 0.5 + LEVEL / 2))
     known = _identified(problem, solution, J, errors, interior)
     known[list(flat)] = False
     estimates = _fixed_estimates(problem)
@@ -189,7 +192,7 @@ def _zero_estimate(problem: FitProblem, solution: Solution, J: FloatArray, i: in
     own = J[:, i] * np.sqrt(weights)
     alone = own - others @ np.linalg.lstsq(others, own, rcond=None)[0] if others.shape[1] else own
     curvature = float(alone @ alone)
-    rise = 0.5 * float(distributions.chi2.ppf(LEVEL, 1)) * variance
+    rise = 0.5 * CHI2_95 * variance
     if curvature <= 0 and slope <= 0:
         return Estimate(0.0, None, 0.0, None, parameter.unit, identified=False)
     end = 2 * rise / (slope + float(np.sqrt(slope**2 + 2 * curvature * rise)) or 1e-300)

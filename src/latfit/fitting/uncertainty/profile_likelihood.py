@@ -10,7 +10,7 @@ A search along the slope can miss a valley (as P_max grows without end, nothing 
 start from where they ended last and from the best costs, by non-negative least squares, at rates in other regimes.
 
 The end of the set is bracketed by growing steps outward, the first as long as the curvature says, each started where
-the last one ended, then found by Brent's method to a fiftieth of its distance. A set that reaches the edge of the
+the last one ended, then found by false position to a fiftieth of its distance. A set that reaches the edge of the
 search range is open there: its end is None, and the estimate one-sided.
 """
 
@@ -27,14 +27,17 @@ from latfit.fitting.solver.levenberg_marquardt import minimise
 from latfit.fitting.solver.loss import score_factor, score_slope
 from latfit.fitting.solver.objective import Objective, by_cell, remembered, with_priors
 from latfit.fitting.solver.solve import Solution
-from latfit.fitting.uncertainty.covariance import sandwich_root
+from latfit.fitting.solver.variable_projection import non_negative
+from latfit.fitting.uncertainty.covariance import CHI2_95, sandwich_root
 from latfit.fitting.uncertainty.identifiability import decompose
 from latfit.stats import FloatArray
 
-CHI2_95 = 3.841458820694124
 _FIRST_STEP = 0.05
 _GROWTH = 2.5
 _CLOSE = 0.02
+CROSSINGS, CLOSE_EXCESS = 30, 1e-3
+"""Most steps towards a crossing, and the excess, as a share of that at an end, that counts as none."""
+
 STEPS, CLOSE_COST = 60, 1e-10
 """Steps of a fit with one coordinate held, and the share of its cost that they may leave to be gained."""
 
@@ -64,8 +67,6 @@ def profile_interval(
 
 def _best_costs(problem: FitProblem, theta: FloatArray, held: int) -> FloatArray:
     """theta (p,) with its linear costs at their best, the outer parameters and the held one as they are."""
-    from scipy.optimize import nnls
-
     model = problem.model
     index = {p.name: i for i, p in enumerate(model.parameters)}
     outer = np.array([theta[index[name]] for name in model.outer])
@@ -73,11 +74,9 @@ def _best_costs(problem: FitProblem, theta: FloatArray, held: int) -> FloatArray
     own = model.gradient(theta, problem.steps)[:, held]
     same = np.all(np.isclose(X, own[:, None], rtol=1e-9, atol=0), axis=0)
     rest = np.maximum(problem.observed - (theta[held] * own if same.any() else 0.0), 0.0)
-    weight = np.sqrt(problem.weights) / (problem.observed if problem.options.residuals == "relative" else 1.0)
-    columns = X[:, ~same] * weight[:, None]
-    size = np.where((norm := np.linalg.norm(columns, axis=0)) > 0, norm, 1.0)
+    weight = problem.weights / (problem.observed**2 if problem.options.residuals == "relative" else 1.0)
     coefficients = np.zeros(X.shape[1])
-    coefficients[~same] = nnls(columns / size, rest * weight)[0] / size
+    coefficients[~same] = non_negative(X[None, :, ~same], rest[None], weight[None])[0]
     coefficients[same] = theta[held]
     found = model.assemble(outer, coefficients)
     return np.array([problem.fixed.get(p.name, found[i]) for i, p in enumerate(model.parameters)])
@@ -170,13 +169,21 @@ def _first_step(problem: FitProblem, solution: Solution, position: int, v: float
 
 
 def _crossing(excess: Callable[[float], float], inside: float, outside: float, close: float) -> float:
-    """Where the excess changes sign."""
-    from scipy.optimize import brentq
-
-    try:
-        return float(brentq(excess, inside, outside, xtol=close, rtol=1e-6, maxiter=30))
-    except (ValueError, RuntimeError):  # rounding: no change of sign left between the two
-        return 0.5 * (inside + outside)
+    """Where the excess, below zero inside and above it outside, changes sign: false position, with the weight of an
+    end that stays halved (Illinois), so that both ends close in."""
+    low, high = excess(inside), excess(outside)
+    for _ in range(CROSSINGS):
+        if abs(outside - inside) <= close or not low < 0 < high:
+            break
+        x = outside - high * (outside - inside) / (high - low)
+        reached = excess(x)
+        if abs(reached) <= CLOSE_EXCESS * max(-low, high):
+            return x
+        if reached > 0:
+            outside, high, low = x, reached, low / 2
+        else:
+            inside, low, high = x, reached, high / 2
+    return 0.5 * (inside + outside)
 
 
 def deviance_unit(problem: FitProblem, solution: Solution, position: int) -> float:

@@ -23,9 +23,9 @@ import numpy as np
 
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.solve import Solution
-from latfit.fitting.uncertainty.covariance import Uncertainty
+from latfit.fitting.uncertainty.covariance import CHI2_95, Uncertainty
 from latfit.fitting.uncertainty.identifiability import ILL_CONDITIONED, combinations, log_condition
-from latfit.fitting.uncertainty.profile_likelihood import CHI2_95, Held, deviance_unit, profile_interval
+from latfit.fitting.uncertainty.profile_likelihood import Held, deviance_unit, profile_interval
 from latfit.fitting.uncertainty.what_to_measure import measurements
 from latfit.model import Estimate, Identifiability, decode_only
 
