@@ -69,8 +69,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from numpy.polynomial import legendre
-from scipy import linalg, optimize, special
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.queueing.censoring import stationary
@@ -163,15 +163,17 @@ def solve_limited(rate: float, times: ServiceTimes, threshold: int = 1) -> Limit
     if M > MOST_LIMITED_STATES:
         raise _too_many(B, M)
     walk = _Walk(rate * float(T[-1]), B, z, M)
-    X = linalg.solve_banded((walk.up, B), walk.bands(), poisson(np.arange(B, M + 1.0), came).T, check_finite=False)
+    X = scipy.linalg.solve_banded(
+        (walk.up, B), walk.bands(), poisson(np.arange(B, M + 1.0), came).T, check_finite=False
+    )
     land = poisson(np.arange(float(B)), came).T + walk.down() @ X[: walk.low]
     # Below the threshold all wait for the same batch. What goes beyond M is next to nothing, or refused below.
     closed = np.vstack([land[: threshold + 1].sum(axis=0), land[threshold + 1 :]])
-    closed[-1] += special.gammainc(M + 1, came)
+    closed[-1] += scipy.special.gammainc(M + 1, came)
     c = stationary(closed.T)
     pi = np.maximum(np.concatenate([land @ c, X @ c]), 0)
     total = float(pi.sum() + pi[-1] / (z - 1))
-    if float(c @ special.gammainc(M + 1 - closing, came)) > LOST * total:
+    if float(c @ scipy.special.gammainc(M + 1 - closing, came)) > LOST * total:
         raise _too_many(B, max(B, poisson_reach(float(came.max()))) + closing)
     return LimitedChain(rate, threshold, T, np.asarray(pi / total), z)
 
@@ -207,7 +209,7 @@ class _Walk:
     def down(self) -> FloatArray:
         """P_hl^T (B, low), from B + j to what is left below B."""
         law = poisson(np.arange(float(self.B)), np.array([self.a]))[0]
-        return np.asarray(linalg.toeplitz(law, np.zeros(self.low)))
+        return np.asarray(scipy.linalg.toeplitz(law, np.zeros(self.low)))
 
 
 def _too_many(B: int, states: int) -> SlaOutOfReach:
@@ -233,7 +235,7 @@ def queue_ratio(a: float, B: int) -> float:
     low = min(high, (B - a) / B)
     while excess(low) >= 0:
         low /= 2
-    return math.exp(optimize.brentq(excess, low, high, xtol=1e-15))
+    return math.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-15))
 
 
 def _reach(a: float, B: int, z: float) -> int:
@@ -277,7 +279,7 @@ class LastSeat:
         B, s = self.max_batch, self.span
         w = np.clip(x - self.service, 0, s)
         early = _count_integral(B, self.rate * (s - w))
-        fewer = special.gammaincc(B - 1, self.rate * s) if B > 1 else np.zeros_like(s)
+        fewer = scipy.special.gammaincc(B - 1, self.rate * s) if B > 1 else np.zeros_like(s)
         return float(self.scale @ np.maximum(early - fewer * self.rate * (s - w), 0))
 
 
@@ -306,7 +308,7 @@ class Places:
             nodes, weights, _ = _quadrature(len(self.series))
             w = np.minimum(y[late], self.span)[None, :] * (nodes[:, None] + 1) / 2
             density = legendre.legval(2 * w / self.span - 1, self.series[:, late], tensor=False)
-            done = special.gammainc(self.missing[late], self.rate * (y[late] - w))
+            done = scipy.special.gammainc(self.missing[late], self.rate * (y[late] - w))
             total -= float(((density * done) * weights[:, None]).sum(axis=0) @ np.minimum(y[late], self.span)) / 2
         return total
 
@@ -351,7 +353,7 @@ def response_tail(chain: LimitedChain) -> Callable[[float], float]:
     if B > L:
         parts += [_own_batch(chain, share), _last_seat(chain, share)]
         for b in range(L, B):
-            if share[b] * float(special.gammainc(B, chain.rate * chain.T[b])) > UNHEARD:
+            if share[b] * float(scipy.special.gammainc(B, chain.rate * chain.T[b])) > UNHEARD:
                 parts.append(_places(chain, float(chain.T[b]), np.array([share[b]]), first=1))
     far = _far(chain)
     most = None if far is None else far.first * B
@@ -405,7 +407,7 @@ def _far(chain: LimitedChain) -> Far | None:
     B, rate, full = chain.max_batch, chain.rate, float(chain.T[-1])
     geometric = len(chain.pi) - 1 - B
     first = -(-(geometric + poisson_reach(rate * full)) // B)
-    while float(special.gammaincc(B, rate * first * full)) > DROPPED_POSITIONS:
+    while float(scipy.special.gammaincc(B, rate * first * full)) > DROPPED_POSITIONS:
         first += 1
         if first * B > geometric + _until_nothing(chain):
             return None
@@ -451,7 +453,7 @@ def _batches(seats: FloatArray, means: FloatArray, B: int) -> tuple[FloatArray, 
     """Density (nodes, groups) of being in a batch of m, from that of the places k (nodes, B) and the mean arrivals
     until the batch starts (nodes,); with the m of each group."""
     whole = seats.sum(axis=1)
-    if float(special.gammaincc(B, means.min())) < DROPPED_POSITIONS:
+    if float(scipy.special.gammaincc(B, means.min())) < DROPPED_POSITIONS:
         return whole[:, None], np.array([float(B)])
     later = poisson(np.arange(B - 1.0), means)
     below = np.maximum(convolved(seats, later)[:, : B - 1], 0) if B > 1 else np.zeros((len(means), 0))
@@ -460,7 +462,7 @@ def _batches(seats: FloatArray, means: FloatArray, B: int) -> tuple[FloatArray, 
 
 def _count_integral(B: int, c: FloatArray) -> FloatArray:
     """int_0^c P(Poisson(u) < B) du."""
-    return np.asarray(c * special.gammaincc(B, c) + B * special.gammainc(B + 1, c))
+    return np.asarray(c * scipy.special.gammaincc(B, c) + B * scipy.special.gammainc(B + 1, c))
 
 
 FEW_STATES = 1200
@@ -558,15 +560,15 @@ def _settled(rate: float, times: ServiceTimes, threshold: int, centre: int) -> C
     # Nearly a gamma law of this mean and spread (a square-root diffusion); a Poisson step wide of it on either side.
     shape = (centre / spread) ** 2
     margin = 9 * math.sqrt(centre) + 25
-    low = max(threshold, int(centre * special.gammaincinv(shape, TINY) / shape - margin))
-    high = min(top, int(centre * special.gammainccinv(shape, TINY) / shape + margin))
+    low = max(threshold, int(centre * scipy.special.gammaincinv(shape, TINY) / shape - margin))
+    high = min(top, int(centre * scipy.special.gammainccinv(shape, TINY) / shape + margin))
     for _ in range(MOST_WINDOWS):
         low, high = _to_turning_points(rate, times, threshold, low, high)
         chain = _window(rate, times, threshold, low, high)
         if chain is None:
             return None
-        below = float(chain.pi @ special.gammaincc(low, rate * chain.T)) if low > threshold else 0.0
-        above = float(chain.pi @ special.gammainc(high + 1, rate * chain.T))
+        below = float(chain.pi @ scipy.special.gammaincc(low, rate * chain.T)) if low > threshold else 0.0
+        above = float(chain.pi @ scipy.special.gammainc(high + 1, rate * chain.T))
         if max(below, above) < EDGE:
             return chain
         if above >= EDGE and high == top:
@@ -606,7 +608,7 @@ def _window(rate: float, times: ServiceTimes, threshold: int, low: int, high: in
     lumped = p[:, len(arrivals) - len(batches) :].copy()
     lumped[:, 0] += p[:, : len(arrivals) - len(batches)].sum(axis=1)
     # What leads out above ends at the edge. (Not 1 - sum: its rounding would join states that nothing joins.)
-    lumped[:, -1] += special.gammainc(high + 1, rate * T)
+    lumped[:, -1] += scipy.special.gammainc(high + 1, rate * T)
     return Chain(rate, threshold, batches, T, stationary(lumped), arrivals, p)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.queueing.distribution import ResponseLaw, positive
@@ -94,7 +94,7 @@ def sustainable_rate(
     # From below: laws near the limit are the costly ones.
     for share in (*(probed for probed in PROBED if probed < highest), highest):
         if excess(share * limit) > 0:
-            rate = float(optimize.brentq(excess, low, share * limit, xtol=precision * low, rtol=precision))
+            rate = float(scipy.optimize.brentq(excess, low, share * limit, xtol=precision * low, rtol=precision))
             # The search may end a hair above; the answer must keep the SLA.
             while excess(rate) > 0:
                 rate *= 1 - 2 * precision
@@ -135,7 +135,7 @@ def _end(excess: Callable[[float], float], kept: float, missed: float) -> float:
     if excess(kept) > 0 or excess(missed) <= 0:
         return kept
     low, high = min(kept, missed), max(kept, missed)
-    root = float(optimize.brentq(excess, low, high, xtol=1e-6 * high, rtol=1e-4))
+    root = float(scipy.optimize.brentq(excess, low, high, xtol=1e-6 * high, rtol=1e-4))
     # The search may end a hair outside.
     away = math.copysign(1e-4 * root, kept - root)
     while excess(root) > 0 and abs(away) < abs(kept - root):

@@ -22,8 +22,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy import special
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.policies import RULES, DispatchTable, stopping_batch
@@ -159,7 +159,7 @@ def _problem(rate: float, T: FloatArray, N: int, penalty: _Penalty) -> _Problem:
     p, nobody = poisson(counts, rate * T), np.zeros(N + 1)
     costs = q[None, :] * T[:, None] + rate * T[:, None] ** 2 / 2
     if penalty.weight > 0:
-        longer = special.gammainc(counts + 1, rate * T[:, None])  # P(Poisson(rate T_b) > k)
+        longer = scipy.special.gammainc(counts + 1, rate * T[:, None])  # P(Poisson(rate T_b) > k)
         costs += _ahead(longer, penalty.of(np.arange(float(N + J)))) / rate
     # Long queues: h = curve q^2 + (slope - gain/spare) q.
     best = _for_long_queues(T)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import fft, optimize, special
+import scipy
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.stats import FloatArray
@@ -68,7 +68,7 @@ class Idle:
     def tail(self, x: float) -> float:
         y = x - self.service
         some = np.maximum(self.missing, 1)
-        waits = special.gammaincc(some, self.rate * np.maximum(y, 0))
+        waits = scipy.special.gammaincc(some, self.rate * np.maximum(y, 0))
         return float(self.weight @ np.where(y < 0, 1.0, np.where(self.missing > 0, waits, 0.0)))
 
 
@@ -76,7 +76,7 @@ def poisson(counts: FloatArray, means: FloatArray) -> FloatArray:
     """Poisson probabilities (len(means), len(counts)); zero for a negative count."""
     n, mean = counts[None, :], means[:, None]
     inside = np.maximum(n, 0)
-    mass = np.exp(special.xlogy(inside, mean) - mean - special.gammaln(inside + 1))
+    mass = np.exp(scipy.special.xlogy(inside, mean) - mean - scipy.special.gammaln(inside + 1))
     return np.asarray(np.where(n < 0, 0.0, mass))
 
 
@@ -88,13 +88,13 @@ def poisson_reach(mean: float) -> int:
 def convolved(a: FloatArray, b: FloatArray) -> FloatArray:
     """Convolution (m, n + k - 1) of rows (m, n) with rows (m, k) or one row (1, k), by FFT."""
     n = a.shape[1] + b.shape[1] - 1
-    length = fft.next_fast_len(n, real=True)
-    return np.asarray(fft.irfft(fft.rfft(a, length) * fft.rfft(b, length), length)[:, :n])
+    length = scipy.fft.next_fast_len(n, real=True)
+    return np.asarray(scipy.fft.irfft(scipy.fft.rfft(a, length) * scipy.fft.rfft(b, length), length)[:, :n])
 
 
 def _erlang_integral(k: FloatArray, c: FloatArray, rate: float) -> FloatArray:
     c = np.maximum(c, 0)
-    return np.asarray(c * special.gammainc(k, rate * c) - k / rate * special.gammainc(k + 1, rate * c))
+    return np.asarray(c * scipy.special.gammainc(k, rate * c) - k / rate * scipy.special.gammainc(k + 1, rate * c))
 
 
 LARGEST_MS = 1e12
@@ -148,7 +148,7 @@ def percentile_of(tail: Callable[[float], float], q: float) -> float:
         if high > LARGEST_MS:
             return math.inf
     low = high / 2 if high > 1 else 0.0
-    root: float = optimize.brentq(lambda t: tail(t) - allowed, low, high, xtol=1e-10, rtol=1e-13, maxiter=400)
+    root: float = scipy.optimize.brentq(lambda t: tail(t) - allowed, low, high, xtol=1e-10, rtol=1e-13, maxiter=400)
     low, high = root - 2e-10 - 1e-12 * root, root + 2e-10 + 1e-12 * root
     if tail(low) - tail(high) < ATOM:
         return root

@@ -62,7 +62,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from scipy import linalg, optimize, special
+import scipy
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.queueing.batch import MOST_STATES, Chain
@@ -176,7 +176,7 @@ def cutoff_queue(rate: float, cutoff_ms: float, times: ServiceTimes, amx_rate: f
     top = poisson_reach(rate * cutoff)
     if times.max_batch is not None and top > times.max_batch:
         top = times.max_batch
-        if float(special.gammainc(top + 1, rate * cutoff)) > BINDING:
+        if float(scipy.special.gammainc(top + 1, rate * cutoff)) > BINDING:
             raise _binding(rate, cutoff, top)
     if top > MOST_STATES:
         raise SlaOutOfReach(
@@ -216,7 +216,7 @@ def overflow_bound(queue: CutoffQueue) -> OverflowBound | None:
         return np.asarray(-theta * cutoff + np.where(empty, -math.log1p(theta / rate), 0.0))
 
     def log_mean(theta: float) -> float:
-        return float(special.logsumexp(log_p + kappa(theta) * on + log_omega(theta)))
+        return float(scipy.special.logsumexp(log_p + kappa(theta) * on + log_omega(theta)))
 
     floor = max(0.0, mu - rate)
     step = (mu - floor) / 2
@@ -226,7 +226,7 @@ def overflow_bound(queue: CutoffQueue) -> OverflowBound | None:
             return None
     if log_mean(mu * (1 - 1e-12)) <= 0:
         return None
-    theta = float(optimize.brentq(log_mean, floor + step, mu * (1 - 1e-12), xtol=1e-14))
+    theta = float(scipy.optimize.brentq(log_mean, floor + step, mu * (1 - 1e-12), xtol=1e-14))
     mean_omega = float(p @ np.exp(log_omega(theta)))
     h = math.exp(-theta * cutoff - math.log1p(theta / rate))
     scale = kappa(theta) * float(p @ on) * h
@@ -353,7 +353,7 @@ def decay(phases: Phases, load: float) -> tuple[float, float]:
         high, low = low, low / 2
         if low < SLOWEST:
             raise _too_near(mu)
-    u = float(optimize.brentq(slope, low, high, xtol=1e-15, rtol=1e-12))
+    u = float(scipy.optimize.brentq(slope, low, high, xtol=1e-15, rtol=1e-12))
     return u, math.sqrt(max(-4 * slope(u / 2) / u, 0.0))
 
 
@@ -440,22 +440,19 @@ def free_moves(phases: Phases, spans: FloatArray, N: int, *, integrated: bool) -
         below = np.cumsum(down[:, ::-1], axis=1)[:, ::-1]  # P(S <= -k), k = 1, ...
         mirror = down[:, : 2 * N + 1] + (1 - rho) * below[:, 1 : 2 * N + 2]
     else:
-        from scipy import signal
-
-        rest = signal.lfilter([1.0], [1.0, -1 / rho], law[:, length // 2 - 1 :: -1], axis=1)[:, ::-1]
+        rest = scipy.signal.lfilter([1.0], [1.0, -1 / rho], law[:, length // 2 - 1 :: -1], axis=1)[:, ::-1]
         mirror = (rest[:, 1 : 2 * N + 2] - rest[:, 2 : 2 * N + 3]) / rho
     return np.hstack([down[:, :N][:, ::-1], up[:, : N + 1]]), mirror
 
 
 def ends(cycle: Cycle, ratio: float) -> FloatArray | None:
     """u (N + 1,) at the ends of long services, u[N] ratio^k beyond; None where N is too small for that."""
-    from scipy import signal
 
     N, moves = cycle.size, cycle.moves
     P = moves.copy()
     P[:, N] = np.maximum(1 - moves[:, :N].sum(axis=1), 0)
     # From N + k as from N, k higher; all of them are one state, of weight 1/(1 - ratio).
-    higher = signal.lfilter([0.0, ratio], [1.0, -ratio], moves[N])
+    higher = scipy.signal.lfilter([0.0, ratio], [1.0, -ratio], moves[N])
     P[N, :N] = (1 - ratio) * (moves[N] + higher)[:N]
     u = stationary(P)
     beyond = float(u[N]) * ratio
@@ -472,7 +469,7 @@ def seen_by_overflow(cycle: Cycle, u: FloatArray, ratio: float) -> FloatArray:
     N, phases = cycle.size, cycle.phases
     rho = phases.rate / phases.amx_rate
     far = u[N] * ratio ** np.arange(1.0, N + 1)
-    ahead = linalg.hankel(u, np.append(u[N], far))  # u(n + l)
+    ahead = scipy.linalg.hankel(u, np.append(u[N], far))  # u(n + l)
     v = cycle.G @ ahead
     v[:, 0] = cycle.at_least @ u
     v = np.hstack([v, v[:, N:] * ratio ** np.arange(1.0, N + 1)])
@@ -516,11 +513,11 @@ class Sojourn:
 
     def tail(self, y: float) -> float:
         N, y = len(self.seen), max(y, 0.0)
-        late = float(self.seen @ special.gammaincc(np.arange(1.0, N + 1), self.amx_rate * y))
+        late = float(self.seen @ scipy.special.gammaincc(np.arange(1.0, N + 1), self.amx_rate * y))
         if self.beyond > EDGE:
-            done = float(special.gammainc(N, self.amx_rate * self.ratio * y)) * self.ratio**-N
+            done = float(scipy.special.gammainc(N, self.amx_rate * self.ratio * y)) * self.ratio**-N
             slow = math.exp(-self.amx_rate * (1 - self.ratio) * y)
-            late += self.beyond * (float(special.gammaincc(N, self.amx_rate * y)) + slow * done)
+            late += self.beyond * (float(scipy.special.gammaincc(N, self.amx_rate * y)) + slow * done)
         return late
 
     @property
@@ -675,7 +672,7 @@ def _kept_end(excess: Callable[[float], float], kept: float, missed: float, step
 
 
 def _edge(excess: Callable[[float], float], low: float, high: float) -> float:
-    root: float = optimize.brentq(excess, low, high, xtol=1e-7 * high, rtol=1e-10)
+    root: float = scipy.optimize.brentq(excess, low, high, xtol=1e-7 * high, rtol=1e-10)
     return root
 
 
