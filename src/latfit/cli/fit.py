@@ -28,7 +28,7 @@ from latfit.errors import FitNotUsable, WrongUsage
 if TYPE_CHECKING:
     from latfit.fitting import DoubtOptions, FitOptions
     from latfit.model import FitResult
-    from latfit.trace import Ingested, Trace
+    from latfit.trace import CleanTrace, Trace
 
 
 ASSUMED_PATH = "gpu"
@@ -53,7 +53,7 @@ class Job:
         return ".".join(_file_safe(value) for value in self.system.values())
 
 
-def plan_jobs(ingested: "Ingested", *, each: bool, path: str | None, out: Path | None) -> list[Job]:
+def plan_jobs(ingested: "CleanTrace", *, each: bool, path: str | None, out: Path | None) -> list[Job]:
     """The systems of a trace: one a path; several of hardware, model or tp only with --each."""
     from latfit.trace import check_one_machine
 
@@ -240,7 +240,7 @@ def fit(
     _raise_where_unusable(results, strict=strict, where=ingested.name)
 
 
-def _fit_job(ingested: "Ingested", job: Job, options: "FitOptions", doubt: "DoubtOptions") -> "FitResult":
+def _fit_job(ingested: "CleanTrace", job: Job, options: "FitOptions", doubt: "DoubtOptions") -> "FitResult":
     from latfit.fitting import fit_trace
     from latfit.provenance import run_facts
     from latfit.trace import data_facts
@@ -291,7 +291,7 @@ def _print_result(result: "FitResult", job: Job, hardware: Path) -> None:
     typer.echo(tables.trust_sentence(result))
     typer.echo(result.status.sentence)
     print_table(tables.parameters(result, short=True))
-    print_table(tables.errors(result).only("model", "steps", "median", "mean", "mean, unseen steps", "R²"))
+    print_table(tables.errors(result).only("model", "steps", "median error", "MAPE", "cross-validated MAPE", "R²"))
     if result.bootstrap:
         print_table(results.bootstrap_table(result))
     print_warnings(result.warnings)

@@ -16,7 +16,7 @@ from latfit.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from latfit.trace import Ingested
+    from latfit.trace import CleanTrace
 
 
 @verb
@@ -59,7 +59,7 @@ def ingest(
     typer.echo(f"Wrote {out} ({', '.join(dict.fromkeys(read.formats))}). Next: latfit fit {out}")
 
 
-def _with_path(read: "Ingested") -> Any:
+def _with_path(read: "CleanTrace") -> Any:
     """The clean trace, with the execution path that its format implies."""
     import numpy as np
 
@@ -69,14 +69,14 @@ def _with_path(read: "Ingested") -> Any:
     return trace.with_columns(path=np.full(len(trace), read.path, dtype=object))
 
 
-def _facts(read: "Ingested", data: dict[str, Any], out: Path) -> dict[str, Any]:
+def _facts(read: "CleanTrace", data: dict[str, Any], out: Path) -> dict[str, Any]:
     from latfit.trace import reading_notes
 
     kept = ("rows_read", "rows_used", "dropped", "marked", "formats")
     return {**{name: data[name] for name in kept}, "notes": reading_notes(read), "out": str(out)}
 
 
-def _write_dropped(target: Path, ingested: "Ingested") -> None:
+def _write_dropped(target: Path, ingested: "CleanTrace") -> None:
     """The dropped rows with their reason, as a trace."""
     from latfit.trace import write_trace
 

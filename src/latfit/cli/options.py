@@ -21,7 +21,7 @@ from latfit.errors import WrongUsage
 from latfit.units import parse_duration_ms
 
 if TYPE_CHECKING:
-    from latfit.trace import Ingested, Reading
+    from latfit.trace import CleanTrace, Reading
 
 Verb = Callable[..., None]
 ALL = "--help-all"
@@ -200,7 +200,7 @@ class ReadingOptions:
         return Reading(parse_column_map(self.column_map), self.unit, self.source_format, self.where, cleaning)
 
 
-def read_sources(sources: Sequence[str], typed: ReadingOptions, *, quiet: bool) -> "Ingested":
+def read_sources(sources: Sequence[str], typed: ReadingOptions, *, quiet: bool) -> "CleanTrace":
     """The sources read and cleaned; a folder or an address of object storage as cells, which are kept in a file."""
     from latfit.trace import ingest
 

@@ -12,14 +12,19 @@ if TYPE_CHECKING:
     )
     from latfit.trace.columns import PHASES as PHASES
     from latfit.trace.coverage import Coverage as Coverage, coverage_of as coverage_of, reading_notes as reading_notes
-    from latfit.trace.parquet import check_trace_name as check_trace_name, write_trace as write_trace
+    from latfit.trace.parquet import (
+        check_trace_name as check_trace_name,
+        columns_of as columns_of,
+        write_trace as write_trace,
+    )
     from latfit.trace.read import (
-        Ingested as Ingested,
+        CleanTrace as CleanTrace,
         Reading as Reading,
         check_one_machine as check_one_machine,
         check_one_system as check_one_system,
         data_facts as data_facts,
         ingest as ingest,
+        ingest_table as ingest_table,
         parse_column_map as parse_column_map,
         read_again as read_again,
     )
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
         request_format as request_format,
     )
     from latfit.trace.readers.source import Source as Source, open_source as open_source
-    from latfit.trace.readers.table import read_columns as read_columns
+    from latfit.trace.readers.table import read_columns as read_columns, typed_columns as typed_columns
     from latfit.trace.readers.text import (
         Tally as Tally,
         member as member,

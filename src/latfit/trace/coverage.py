@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from latfit.stats import FloatArray
 from latfit.trace.clean import excess_over_cell, runs_in_time
-from latfit.trace.read import Ingested
+from latfit.trace.read import CleanTrace
 from latfit.trace.table import Trace, phases
 
 BATCHES = 20
@@ -83,7 +83,7 @@ def counter_gaps(trace: Trace) -> int | None:
     return gaps
 
 
-def reading_notes(read: Ingested) -> list[str]:
+def reading_notes(read: CleanTrace) -> list[str]:
     """What a user should know of how the sources were read."""
     notes = []
     asynchronous = read.cleaned.dropped.get("zero_time", 0)

@@ -9,6 +9,8 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from latfit.errors import BadInput, WrongUsage
 from latfit.trace.clean import Cleaned, CleanOptions, check_not_most, clean
 from latfit.trace.columns import BY_NAME, IDENTITY
@@ -16,6 +18,7 @@ from latfit.trace.filter import matching_rows
 from latfit.trace.readers import reader_for
 from latfit.trace.readers.reader import Options
 from latfit.trace.readers.source import Source, open_source
+from latfit.trace.readers.table import steps_of
 from latfit.trace.sketch.histogram import step_count
 from latfit.trace.table import Trace, concatenated
 from latfit.units import MS_PER_UNIT
@@ -32,8 +35,12 @@ class Reading:
     cleaning: CleanOptions = field(default_factory=CleanOptions)
 
 
-@dataclass(frozen=True)
-class Ingested:
+IN_MEMORY = "a table in memory"
+"""The source of a fit that was made from no file."""
+
+
+@dataclass(frozen=True, repr=False)
+class CleanTrace:
     """A clean trace with the facts that a fit stores about its data.
 
     formats: the reader of each source.  path: the execution path that the formats imply, where they do.
@@ -53,17 +60,44 @@ class Ingested:
         return self.cleaned.trace
 
     @property
+    def frame(self) -> Any:
+        """The steps as a pandas DataFrame."""
+        return self.trace.to_pandas()
+
+    @property
+    def rows_read(self) -> int:
+        return self.cleaned.rows_read
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """How many rows each rule of cleaning dropped."""
+        return self.cleaned.dropped
+
+    @property
+    def marked(self) -> Mapping[str, int]:
+        """How many rows are marked (outliers) and still in."""
+        return self.cleaned.marked
+
+    def __len__(self) -> int:
+        return len(self.trace)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n:,} {reason}" for reason, n in self.dropped.items())
+        return f"{self.trace!r}, read from {self.name}: {self.rows_read:,} rows, dropped {counts or 'none'}"
+
+    @property
     def name(self) -> str:
         """What errors call it."""
+        if not self.sources:
+            return "the table"
         more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
         return f"{self.sources[0].name}{more}"
 
 
-def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = None) -> Ingested:
+def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = None) -> CleanTrace:
     """Read, filter and clean one file or several, globs, or `-` for standard input. Raises BadInput, WrongUsage."""
     reading = reading or Reading()
-    if reading.unit is not None and reading.unit not in MS_PER_UNIT:
-        raise WrongUsage(f"{reading.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
+    _check_unit_name(reading)
     sources = _opened([names] if isinstance(names, str | Path) else names)
     readers = [reader_for(source, reading.format) for source in sources]
     options = Options(reading.column_map, reading.unit)
@@ -71,6 +105,28 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
     trace = concatenated(parts, [source.name for source in sources])
     implied = {reader.path for reader in readers}
     where = sources[0].name if len(sources) == 1 else f"{len(sources)} files"
+    picked, cleaned = _cleaned(trace, reading, where)
+    path = implied.pop() if len(implied) == 1 else None
+    formats = [reader.name for reader in readers]
+    return CleanTrace(sources, _sha256(sources), reading, cleaned, formats, path, picked)
+
+
+def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the table") -> CleanTrace:
+    """A table in memory, under whatever column names, filtered and cleaned. Raises BadInput, WrongUsage."""
+    reading = reading or Reading()
+    _check_unit_name(reading)
+    trace = steps_of(table, Options(reading.column_map, reading.unit), name)
+    picked, cleaned = _cleaned(trace, reading, name)
+    return CleanTrace((), _sha256_of(table), reading, cleaned, ["table"], None, picked)
+
+
+def _check_unit_name(reading: Reading) -> None:
+    if reading.unit is not None and reading.unit not in MS_PER_UNIT:
+        raise WrongUsage(f"{reading.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
+
+
+def _cleaned(trace: Trace, reading: Reading, where: str) -> tuple[Trace, Cleaned]:
+    """The rows that were asked for, and what of them a fit may use. Raises BadInput where nothing or little is left."""
     if len(trace) == 0:
         raise BadInput("the table has no rows", where=where, remedy="Check how it was made, and make it again.")
     if reading.where:
@@ -87,9 +143,7 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
             " more (empty where unknown): check them, or --map and --unit.",
         )
     check_not_most(cleaned, reading.cleaning, where)
-    path = implied.pop() if len(implied) == 1 else None
-    formats = [reader.name for reader in readers]
-    return Ingested(sources, _sha256(sources), reading, cleaned, formats, path, trace)
+    return trace, cleaned
 
 
 def _opened(names: Sequence[str | Path]) -> list[Source]:
@@ -122,7 +176,7 @@ def parse_column_map(text: str | None) -> dict[str, str]:
     return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
 
 
-def check_one_machine(ingested: Ingested) -> None:
+def check_one_machine(ingested: CleanTrace) -> None:
     """Rows that differ in hardware, model or tp within one execution path never share a fit.
 
     Several paths of one machine do not hinder: each gets its fit. Raises BadInput that lists the systems.
@@ -132,13 +186,13 @@ def check_one_machine(ingested: Ingested) -> None:
         raise _several(ingested, "Fit one with --where, or each of them with --each.")
 
 
-def check_one_system(ingested: Ingested) -> None:
+def check_one_system(ingested: CleanTrace) -> None:
     """One fit is never held against rows of several systems or paths. Raises BadInput that lists them."""
     if len(list(ingested.trace.systems())) > 1:
         raise _several(ingested, "Take the one that the fit is of with --where.")
 
 
-def _several(ingested: Ingested, remedy: str) -> BadInput:
+def _several(ingested: CleanTrace, remedy: str) -> BadInput:
     systems = list(ingested.trace.systems())
     shown = "; ".join(f"{system_filter(key)} ({len(rows)} rows)" for key, rows in systems[:4])
     more = f"; and {len(systems) - 4} more" if len(systems) > 4 else ""
@@ -146,12 +200,12 @@ def _several(ingested: Ingested, remedy: str) -> BadInput:
     return BadInput(f"holds {len(systems)} systems (by {columns}): {shown}{more}", where=ingested.name, remedy=remedy)
 
 
-def data_facts(ingested: Ingested, system: Mapping[str, str], trace: Trace) -> dict[str, Any]:
+def data_facts(ingested: CleanTrace, system: Mapping[str, str], trace: Trace) -> dict[str, Any]:
     """The `data` of a fit's JSON: what was read and how, so that `read_again` finds the same rows."""
     cleaned = ingested.cleaned
     names = [str(source.path.resolve()) for source in ingested.sources]
     return {
-        "source": ", ".join(names),
+        "source": ", ".join(names) or IN_MEMORY,
         "sources": names,
         "formats": list(ingested.formats),
         "sha256": ingested.sha256,
@@ -167,6 +221,8 @@ def data_facts(ingested: Ingested, system: Mapping[str, str], trace: Trace) -> d
 def read_again(data: Mapping[str, Any]) -> Trace:
     """The clean rows that a fit with these `data` was made from. Raises BadInput where they are gone or changed."""
     names = data.get("sources", [])
+    if not names:
+        raise BadInput("its rows were in memory", where=data.get("source"), remedy="Fit a file to have them again.")
     stored = data.get("reading", {})
     ingested = ingest(names, Reading(**{**stored, "cleaning": CleanOptions(**stored.get("cleaning", {}))}))
     if ingested.sha256 != data.get("sha256"):
@@ -181,6 +237,15 @@ def read_again(data: Mapping[str, Any]) -> Trace:
 def system_filter(key: Mapping[str, str]) -> str:
     """The --where expression that picks a system."""
     return " and ".join(f"{name} == {value if value.isdigit() else repr(value)}" for name, value in key.items())
+
+
+def _sha256_of(table: Trace) -> str:
+    """Digest of a table in memory, by column."""
+    digest = hashlib.sha256()
+    for name, column in table.columns.items():
+        content = repr(column.tolist()).encode() if column.dtype.kind == "O" else np.ascontiguousarray(column).tobytes()
+        digest.update(f"{name}:{column.dtype}:".encode() + content)
+    return digest.hexdigest()
 
 
 def _sha256(sources: Sequence[Source]) -> str:

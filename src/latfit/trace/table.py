@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.trace.columns import IDENTITY
+from latfit.units import number
 
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """Steps by column (each (n,)), and the provenance they were stored with.
 
@@ -33,6 +34,20 @@ class Trace:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 0
+
+    def __repr__(self) -> str:
+        spans = [
+            f"{name} {number(float(self.floats(name).min()))} to {number(float(self.floats(name).max()))}"
+            for name in ("B", "S", "T_ms")
+            if name in self and len(self)
+        ]
+        return f"Trace of {', '.join([f'{len(self):,} steps', *spans])}"
+
+    def to_pandas(self) -> Any:
+        """The steps as a pandas DataFrame, a column each."""
+        import pandas as pd
+
+        return pd.DataFrame(dict(self.columns))
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns

@@ -156,21 +156,31 @@ def recognises(head: bytes) -> bool:
 def read(source: Source, options: Options) -> Trace:
     """The table as a trace. Cells that are not numbers where numbers belong become NaN, for cleaning to count."""
     found = _found(source)
-    named = named_columns(found.columns, options, source.name)
+    # a trace that latfit wrote is in milliseconds
+    return steps_of(found, options, source.name, in_ms=_is_binary(source.head) and bool(found.provenance))
+
+
+def steps_of(found: Trace, options: Options, where: str, *, in_ms: bool = False) -> Trace:
+    """A table under the names of its source as steps. in_ms: whether T is known to be. Raises BadInput."""
+    named = named_columns(found.columns, options, where)
     columns = {name: _typed(name, column) for name, column in named.columns.items()}
     columns["T_ms"] = columns["T_ms"] * named.ms_per_unit
-    if not (_is_binary(source.head) and found.provenance):  # a trace that latfit wrote is in milliseconds
-        check_unit(columns["T_ms"], options, source.name)
+    if not in_ms:
+        check_unit(columns["T_ms"], options, where)
     return Trace(columns, {**found.provenance, **provenance_of(named)})
 
 
 def read_columns(source: Source, required: Sequence[str]) -> Trace:
     """A table that need not hold latencies, with latfit's own column names. Raises BadInput where one is missing."""
-    found = _found(source)
+    return typed_columns(_found(source), required, source.name)
+
+
+def typed_columns(found: Trace, required: Sequence[str], where: str) -> Trace:
+    """A table with latfit's own column names, each in its kind. Raises BadInput where one is missing or has gaps."""
     if missing := [name for name in required if name not in found]:
         raise BadInput(
             f"no column {', '.join(missing)} (there are {', '.join(found.columns)})",
-            where=source.name,
+            where=where,
             remedy=f"Give a table with the columns {', '.join(required)}.",
         )
     columns = {name: _typed(name, column) for name, column in found.columns.items()}
@@ -178,7 +188,7 @@ def read_columns(source: Source, required: Sequence[str]) -> Trace:
     if broken.any():
         raise BadInput(
             f"row {int(np.argmax(broken)) + 1} has no number in {' or '.join(required)}",
-            where=source.name,
+            where=where,
             remedy="Correct or leave out the row.",
         )
     return Trace(columns, found.provenance)

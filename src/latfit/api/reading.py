@@ -1,0 +1,173 @@
+"""Steps from whatever holds them: files, globs, logs, folders; pandas, Arrow and Polars tables; columns by name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+import numpy as np
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.trace import (
+    CleanOptions,
+    CleanTrace,
+    Reading,
+    Scan,
+    Trace,
+    check_one_system,
+    columns_of,
+    compress,
+    ingest,
+    ingest_table,
+    open_source,
+    parse_column_map,
+    read_columns,
+    typed_columns,
+    write_trace,
+)
+from latfit.units import parse_duration_ms
+
+TABLE = "the table"
+"""What errors call a table in memory."""
+
+
+class ReadOptions(TypedDict, total=False):
+    """How a source is read, for every verb that takes one. All are optional.
+
+    map: names of the columns in the source, {"B": "batch", "T_ms": "latency"} or "B=batch,T_ms=latency".  unit: of the
+    latency column: ns, us, ms, s.  format: of files; "auto" looks at what is in them.  where: only rows for which this
+    holds, "hardware == 'h100' and tp == 8".  keep, drop: rules of cleaning that are to keep, or to drop, rows.  max_t:
+    drop slower steps, "300ms".  allow_drops: accept that more than half of the rows is dropped.  cells: summarise a
+    file into weighted cells, in flat memory; folders always are.  cells_file: keep the cells there, so that a report
+    finds them again.  backend, scheduler: where cells are made, "local" or "dask".  skip_bad: leave out unreadable
+    files of a folder.  progress: called with (done, of).
+    """
+
+    map: Mapping[str, str] | str | None
+    unit: str | None
+    format: str
+    where: str | None
+    keep: Sequence[str]
+    drop: Sequence[str]
+    max_t: str | None
+    allow_drops: bool
+    cells: bool
+    cells_file: Path | None
+    backend: Literal["local", "dask"]
+    scheduler: str | None
+    skip_bad: bool
+    progress: Callable[[float, int], None] | None
+
+
+def read(source: Any, **options: Unpack[ReadOptions]) -> CleanTrace:
+    """Clean steps from a source.
+
+    source: a file or several, a glob, "-", a folder or an address of object storage; a pandas DataFrame, an Arrow
+    table, a Polars frame or anything else that offers Arrow's C stream, a mapping of columns; a trace that was read
+    before.  options: see `ReadOptions`. Returns the steps (`.frame` is the DataFrame: B requests, S tokens, T_ms
+    milliseconds, one row a step) and what was dropped and why. Raises BadInput, WrongUsage.
+    """
+    if isinstance(source, CleanTrace) and not options:
+        return source
+    if isinstance(source, CleanTrace | Trace) or not _names_files(source):
+        return ingest_table(table_of(source), _reading(options))
+    names: Sequence[str | Path] = [source] if isinstance(source, str | Path) else list(source)
+    large = [name for name in names if options.get("cells") or "://" in str(name) or Path(name).is_dir()]
+    if not large:
+        if options.get("backend", "local") != "local" or options.get("scheduler") is not None:
+            raise WrongUsage(
+                "only cells are made elsewhere",
+                where="--backend, --scheduler",
+                remedy="Add --cells, or name a folder; a file is read here.",
+            )
+        return ingest(names, _reading(options))
+    if len(names) > 1:
+        raise WrongUsage("several sources cannot be summarised at once", remedy="Put them into one folder and name it.")
+    return _summarised(str(large[0]), options)
+
+
+def _names_files(source: Any) -> bool:
+    if isinstance(source, str | Path):
+        return True
+    return isinstance(source, list | tuple) and bool(source) and all(isinstance(each, str | Path) for each in source)
+
+
+def _reading(options: ReadOptions) -> Reading:
+    column_map, max_t = options.get("map"), options.get("max_t")
+    cleaning = CleanOptions(
+        None if max_t is None else parse_duration_ms(max_t, option="--max-t"),
+        tuple(options.get("keep", ())),
+        tuple(options.get("drop", ())),
+        options.get("allow_drops", False),
+    )
+    given = column_map if isinstance(column_map, Mapping) else parse_column_map(column_map)
+    return Reading(dict(given), options.get("unit"), options.get("format", "auto"), options.get("where"), cleaning)
+
+
+def _summarised(source: str, options: ReadOptions) -> CleanTrace:
+    """Cells of a folder or a large file; kept in `cells_file` where one is named."""
+    asked = _reading(options)
+    scan = Scan(
+        asked.column_map, asked.unit, asked.where, asked.cleaning, skip_unreadable=options.get("skip_bad", False)
+    )
+    found = compress(
+        source,
+        scan,
+        backend=options.get("backend", "local"),
+        scheduler=options.get("scheduler"),
+        progress=options.get("progress"),
+    )
+    target = options.get("cells_file")
+    if target is None:
+        return ingest_table(found.trace)
+    write_trace(target, found.trace)
+    return ingest(target)
+
+
+def table_of(source: Any) -> Trace:
+    """Columns of a table in memory, under its own names. Raises BadInput for what is no table."""
+    if isinstance(source, CleanTrace):
+        return source.trace
+    if isinstance(source, Trace):
+        return source
+    if isinstance(source, Mapping):
+        return _equally_long({str(name).strip(): np.atleast_1d(np.asarray(column)) for name, column in source.items()})
+    if hasattr(source, "iloc") and hasattr(source, "columns"):
+        return Trace(_pandas_columns(source))
+    if hasattr(source, "to_arrow") or hasattr(source, "__arrow_c_stream__") or hasattr(source, "column_names"):
+        return Trace(columns_of(_arrow_table(source), TABLE))
+    raise BadInput(
+        f"{type(source).__name__} is neither a file nor a table",
+        remedy="Give a path, a pandas DataFrame, an Arrow table, a Polars frame, or a mapping of columns.",
+    )
+
+
+def steps_of(source: Any) -> Trace:
+    """Steps that need no latency: a table file or a table in memory with columns B and S. Raises BadInput."""
+    required = ("B", "S")
+    if isinstance(source, str | Path):
+        return read_columns(open_source(source), required)
+    return typed_columns(table_of(source), required, TABLE)
+
+
+def _pandas_columns(frame: Any) -> dict[str, Any]:
+    """Columns of a DataFrame, those of its index too where they have names."""
+    if any(name is not None for name in frame.index.names):
+        frame = frame.reset_index()
+    names = [str(name).strip() for name in frame.columns]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise BadInput(f"two columns are called {twice!r}", where=TABLE, remedy="Rename one of them.")
+    return {name: frame.iloc[:, i].to_numpy() for i, name in enumerate(names)}
+
+
+def _arrow_table(source: Any) -> Any:
+    import pyarrow as pa
+
+    found = source.to_arrow() if hasattr(source, "to_arrow") else source
+    return found if isinstance(found, pa.Table) else pa.table(found)
+
+
+def _equally_long(columns: dict[str, Any]) -> Trace:
+    try:
+        return Trace(columns)
+    except ValueError as error:
+        raise BadInput(str(error), where=TABLE, remedy="Give columns of one length.") from None
