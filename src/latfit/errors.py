@@ -1,5 +1,10 @@
 """Errors that a user can mend. Each says what was found, where, and what to do, and carries its exit code."""
 
+from contextvars import ContextVar
+
+on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
+"""Whether errors are read by someone who typed options (`--sla`), rather than by a program's author (`sla`)."""
+
 
 class LatfitError(Exception):
     """Base of every error that latfit raises on purpose.

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from latfit._version import __version__
-from latfit.errors import LatfitError, TargetNotWritable, WrongUsage
+from latfit.errors import LatfitError, TargetNotWritable, WrongUsage, on_command_line
 
 if TYPE_CHECKING:
     from latfit.cli.options import Verb
@@ -134,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Exit code of one command; errors that a user can mend are printed in their own words, without a traceback."""
+    typed = on_command_line.set(True)
     try:
         code = app(args=list(arguments), prog_name="latfit", standalone_mode=False)
         sys.stdout.flush()
@@ -158,6 +159,8 @@ def run(arguments: Sequence[str]) -> int:
     except _CLICK_ERROR as error:
         error.show()
         return int(error.exit_code)
+    finally:
+        on_command_line.reset(typed)
     return int(code or 0)
 
 
