@@ -45,16 +45,20 @@ from latfit.queueing.responses import POISSON, USUAL, Arrivals, Effort
 from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
 
+GUIDES = 512
+"""Equal parts of 0 to 1 for which it is known between which points a uniform number of theirs falls. Most hold one or
+two points, so that a draw is no search."""
+
 
 class Points(NamedTuple):
-    """Ratios of a service's time to T(b): values (n,) and the share of the services up to each, reached (n,); those of
-    batches of b are first[b]..last[b], both (largest + 1,), with values that rise. No value: every service takes its
-    mean time."""
+    """Ratios of a service's time to T(b): values (n,), rising in each group of batch sizes, and the share of the
+    group's services up to each, reached (n,); the group of batches of b is group[b], (largest + 1,); a number in part k
+    of GUIDES falls on points guide[group, k]..guide[group, k + 1]. No value: every service takes its mean time."""
 
     values: Any
     reached: Any
-    first: Any
-    last: Any
+    group: Any
+    guide: Any
 
 
 @compiled
@@ -62,7 +66,8 @@ def _ratio(points, batch, u):  # type: ignore[no-untyped-def]
     """The ratio that a share u of the services of such batches does not exceed; none known (no value): one."""
     if len(points.values) == 0:
         return 1.0
-    return points.values[first_beyond(points.reached, points.first[batch], points.last[batch], u)]
+    group, part = points.group[batch], int(u * GUIDES)
+    return points.values[first_beyond(points.reached, points.guide[group, part], points.guide[group, part + 1], u)]
 
 
 @compiled
@@ -272,9 +277,15 @@ def _table(times: ServiceTimes) -> FloatArray:
 def _points(scatter: StepRatios | None, largest: int) -> Points:
     """The ratios of batches up to `largest`."""
     if scatter is None:
-        none = np.zeros(largest + 1, dtype=np.int64)
-        return Points(np.empty(0), np.empty(0), none, none)
-    return Points(scatter.values, scatter.reached, *scatter.points_of(largest))
+        return Points(np.empty(0), np.empty(0), np.zeros(largest + 1, dtype=np.int64), np.zeros((1, 1), dtype=np.int64))
+    first, last = scatter.points_of(largest)
+    starts, group = np.unique(first, return_inverse=True)
+    edges = np.arange(GUIDES + 1) / GUIDES
+    guide = [
+        start + np.minimum(np.searchsorted(scatter.reached[start : end + 1], edges, side="right"), end - start)
+        for start, end in zip(starts, np.unique(last), strict=True)
+    ]
+    return Points(scatter.values, scatter.reached, group.astype(np.int64), np.array(guide, dtype=np.int64))
 
 
 def _moments(arrivals: Arrivals, rate: float, n: int, seed: int, run: int) -> FloatArray:
