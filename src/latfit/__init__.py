@@ -12,7 +12,7 @@ from latfit._face import face
 from latfit._version import __version__
 
 if TYPE_CHECKING:
-    from latfit.api import Fit as Fit
+    from latfit.api import Fit as Fit, Hardware as Hardware, fit as fit, fit_each as fit_each, read as read
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)
 __all__ += ["__version__"]

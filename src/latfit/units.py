@@ -73,8 +73,10 @@ def format_ms(value_ms: float, digits: int = 3) -> str:
     return f"{_significant(value_ms * 1e3, digits)} µs" if size else "0 ms"
 
 
-def format_percent(value: float | None) -> str:
-    """A percentage, given in percent: `95 %`, and two significant digits below ten."""
+def format_percent(value: float | None, *, signed: bool = False) -> str:
+    """A percentage, given in percent: `95 %`, and two significant digits below ten. signed: `+95 %`, for a change."""
+    if signed and value is not None and value > 0:
+        return f"+{format_percent(value)}"
     if value is None or not math.isfinite(value):
         return "unknown"
     if 0 < abs(value) < 0.01:

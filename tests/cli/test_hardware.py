@@ -1,11 +1,13 @@
-"""`latfit hardware`: measured and quoted paths, ceilings and prices, what a user gets wrong."""
+"""`latfit hardware`: measured and nominal paths, ceilings and prices, what a user gets wrong."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from latfit.api import Hardware
 from latfit.cli.app import run
+from latfit.files import dumps
 from latfit.model.fit_result import write_fit
 from tests.unit.planning.test_plan import line
 
@@ -22,31 +24,31 @@ def folder(in_tmp: Path) -> Path:
     return in_tmp
 
 
-def test_a_fit_and_a_quote(folder: Path, capsys: Captured) -> None:
+def test_a_fit_and_nominal_numbers(folder: Path, capsys: Captured) -> None:
     assert latfit("hardware", "add", "gpu", "gpu.fit.json", "--price", 2.5) == 0
-    assert latfit("hardware", "add", "amx", "--quoted", "p50=2ms") == 0
+    assert latfit("hardware", "add", "amx", "--nominal", "p50=2ms") == 0
     assert "Paths: gpu, amx" in capsys.readouterr().out
     assert latfit("hardware", "show", "--json") == 0
     paths = json.loads(capsys.readouterr().out)["paths"]
-    assert (paths["gpu"]["source"], paths["amx"]["source"]) == ("fitted", "quoted")
+    assert (paths["gpu"]["source"], paths["amx"]["source"]) == ("fitted", "nominal")
     assert paths["gpu"]["price_per_hour"] == 2.5
-    assert paths["amx"]["quoted"] == "p50=2ms"
+    assert paths["amx"]["nominal"] == "p50=2ms"
     first = paths["gpu"]["estimates"][0]
     assert (first["B"], first["typical_ms"]) == (1, pytest.approx(8.05))
 
 
-def test_a_quote_is_marked_wherever_it_is_used(folder: Path, capsys: Captured) -> None:
+def test_nominal_numbers_are_marked_wherever_they_are_used(folder: Path, capsys: Captured) -> None:
     latfit("hardware", "add", "gpu", "gpu.fit.json")
-    latfit("hardware", "add", "amx", "--quoted", "p50=2ms")
+    latfit("hardware", "add", "amx", "--nominal", "p50=2ms")
     capsys.readouterr()
-    assert latfit("hardware", "show") == 0
-    assert "amx (quoted)" in capsys.readouterr().out
+    assert latfit("hardware", "show", "-v") == 0
+    assert "amx (nominal)" in capsys.readouterr().out
     assert latfit("plan", "--sla", "20ms", "--rate", "100/s") == 0
     told = capsys.readouterr().out
     assert "nominal numbers (p50=2ms), not measured" in told
     assert "serves 346.6 req/s, not 500 req/s" in " ".join(told.split())
     assert latfit("plan", "--sla", "20ms", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["quoted"] == {"amx": "p50=2ms"}
+    assert json.loads(capsys.readouterr().out)["nominal"] == {"amx": "p50=2ms"}
 
 
 def test_ceilings_stand_beside_the_fit(folder: Path, capsys: Captured) -> None:
@@ -61,13 +63,36 @@ def test_ceilings_stand_beside_the_fit(folder: Path, capsys: Captured) -> None:
     assert found["floor_share"] == pytest.approx(5 / 8.05)
 
 
+def test_the_library_says_what_the_command_says(folder: Path, capsys: Captured) -> None:
+    assert latfit("hardware", "add", "gpu", "gpu.fit.json") == 0
+    assert latfit("hardware", "add", "amx", "--quoted", "p50=2ms") == 0  # the name it had before
+    capsys.readouterr()
+    made = Hardware({"gpu": "gpu.fit.json", "amx": "p50=2ms"})
+    assert made.to_json() == json.loads((folder / "hardware.json").read_text())
+    assert latfit("hardware", "show", "--tokens-per-request", 4, "--json") == 0
+    told = json.loads(capsys.readouterr().out)["paths"]
+    assert json.loads(dumps(made.described(4))) == told
+    rows = made.batches(4)
+    assert rows[rows.path == "gpu"].typical_ms.tolist() == [row["typical_ms"] for row in told["gpu"]["estimates"]]
+
+
+def test_the_default_fits_a_terminal(folder: Path, capsys: Captured) -> None:
+    latfit("hardware", "add", "gpu", "gpu.fit.json")
+    latfit("hardware", "add", "amx", "--nominal", "p50=2ms")
+    capsys.readouterr()
+    assert latfit("hardware", "show") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= 80
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
         (["add", "gpu"], 2),
-        (["add", "gpu", "gpu.fit.json", "--quoted", "p50=2ms"], 2),
-        (["add", "gpu", "--quoted", "p50=2"], 2),
-        (["add", "gpu", "--quoted", "p50=2ms,launch=1ms"], 2),
+        (["add", "gpu", "gpu.fit.json", "--nominal", "p50=2ms"], 2),
+        (["add", "gpu", "--nominal", "p50=2"], 2),
+        (["add", "gpu", "--nominal", "p50=2ms,launch=1ms"], 2),
         (["add", "gpu", "gpu.fit.json", "--price", "-1"], 2),
         (["add", "gpu", "gpu.fit.json", "--flops", "0"], 2),
         (["add", " ", "gpu.fit.json"], 2),

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.api.fits import Fit as Fit, as_fit as as_fit
+    from latfit.api.evaluations import Evaluation as Evaluation
+    from latfit.api.fits import Fit as Fit, as_fit as as_fit, fit as fit, fit_each as fit_each
+    from latfit.api.hardware import Hardware as Hardware
+    from latfit.api.reading import ReadOptions as ReadOptions, data_line as data_line, read as read
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -118,7 +118,7 @@ def _rows_of_the_fits(profile: "HardwareProfile") -> tuple[dict[str, "Trace"], l
 
     rows, notes = {}, []
     for name, path in profile.paths.items():
-        if path.quote is not None:
+        if path.nominal is not None:
             notes.append(f"{name}: quoted, so there are no rows; figures that need them are left out.")
             continue
         if not path.fit.data.source:

@@ -15,7 +15,7 @@ from latfit.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from latfit.cli.simulate import LoadOptions, RunOptions, SweepOptions
-    from latfit.hardware import Quote
+    from latfit.hardware import Nominal
     from latfit.model import FitResult
     from latfit.simulation import (
         Cluster,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         StepCosts,
         Transfer,
     )
-    from latfit.workload import LengthLaw, OpenLoad, RecordedLoad
+    from latfit.workload import LengthDistribution, OpenLoad, RecordedLoad
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class CostOptions:
             notes.append(f"{first or name}: {unseen.message}. {unseen.remedy}")
         return step_costs(fit, prefill, scatter=scatter), notes
 
-    def _of_steps(self, hardware: Path) -> "tuple[str, FitResult, Quote | None]":
+    def _of_steps(self, hardware: Path) -> "tuple[str, FitResult, Nominal | None]":
         """(name, fit, quoted numbers that it stands for) of the engine's steps."""
         from latfit.hardware import read_hardware
         from latfit.model import read_fit
@@ -80,7 +80,7 @@ class CostOptions:
         path = read_hardware(hardware).first_of(("gpu",))
         if path is None:
             raise BadInput("there is no gpu path", where=str(hardware), remedy="Name the engine's fit with --fit.")
-        return path.label, path.fit, path.quote
+        return path.label, path.fit, path.nominal
 
     def transfer_of(self) -> "Transfer":
         from latfit.simulation import Transfer
@@ -94,7 +94,7 @@ class CostOptions:
         ]
         return Transfer(*parts)
 
-    def length_law(self) -> "LengthLaw | None":
+    def length_law(self) -> "LengthDistribution | None":
         from latfit.workload import Constant
 
         if self.lengths is None:

@@ -6,7 +6,7 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.hardware.ceiling import Ceiling as Ceiling, beside_the_fit as beside_the_fit
-    from latfit.hardware.nominal import Quote as Quote, parse_quote as parse_quote
+    from latfit.hardware.nominal import Nominal as Nominal, parse_nominal as parse_nominal
     from latfit.hardware.path_latency import (
         CERTAIN as CERTAIN,
         BatchEstimate as BatchEstimate,
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
         ExecutionPath as ExecutionPath,
         HardwareProfile as HardwareProfile,
         add_path as add_path,
-        quoted_path as quoted_path,
+        nominal_path as nominal_path,
+        profile_from_json as profile_from_json,
         read_hardware as read_hardware,
     )
 

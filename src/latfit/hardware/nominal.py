@@ -1,10 +1,10 @@
-"""Numbers that somebody quoted, where nothing is measured: a path that is marked wherever it is used.
+"""Nominal numbers of a path that was not measured, such as those of a data sheet: flagged wherever they are used.
 
-A quote is a straight line T(B, S) = launch + slope B + per_token S, in ms, or short `8ms+0.05ms*256`: launch, slope and
+They are a linear latency T(B, S) = launch + slope B + per_token S, in ms, or short `8ms+0.05ms*256`: launch, slope and
 largest batch. `exp:2ms` is the mean of an exponential service. `p50=2ms` is a median of one request, served one at a
 time, so that B of them take B times as long. What a median says of the mean depends on the law of the service:
 an exponential one of median m has mean m/ln 2 = 1.44 m and serves ln 2/m requests per ms, not 1/m (that holds only if
-every service takes the same time). A quote says nothing about spread, so there are no intervals.
+every service takes the same time). Nominal numbers say nothing about spread, so there are no intervals.
 """
 
 import math
@@ -28,8 +28,8 @@ _SHORT = re.compile(r"(?=exp:|.*[+*])(?P<exp>exp:)?(?P<launch>[\d.][^=:+*,]*)(\+
 
 
 @dataclass(frozen=True)
-class Quote:
-    """A straight line in ms and the sizes it is taken to hold for; text: the words it came in.
+class Nominal:
+    """A linear latency in ms and the sizes it is taken to hold for; text: as it was given.
 
     median: whether it is the median of one request at a time, with nothing said about the mean.  exponential: whether
     it is the mean of an exponential service.
@@ -45,11 +45,11 @@ class Quote:
     exponential: bool = False
 
     def mean_factor(self) -> float:
-        """Mean over median, 1/ln 2 for an exponential service; 1 where the quote is no median."""
+        """Mean over median, 1/ln 2 for an exponential service; 1 where no median was given."""
         return 1 / math.log(2) if self.median else 1.0
 
     def as_fit(self) -> FitResult:
-        """The line as a record that everything which takes a fit can read. Its warning says that it is quoted."""
+        """The same as a fit of the linear model, with a warning that says that nothing was measured."""
         line = {
             "tau_0": (self.launch_ms, "ms"),
             "tau_B": (self.slope_ms, "ms/request"),
@@ -61,25 +61,25 @@ class Quote:
             parameters={n: Estimate(v, None, None, None, unit, fixed=True) for n, (v, unit) in line.items()},
             metrics=Errors(0),
             domain={"B": [1, self.max_batch], "S": [1, self.max_tokens]},
-            data=DataFacts(quoted=self.text, rows_read=0, rows_used=0),
+            data=DataFacts(nominal=self.text, rows_read=0, rows_used=0),
             warnings=[
                 LatfitWarning(
-                    "quoted",
-                    f"These numbers are quoted ({self.text}), not measured: they have no error and no interval.",
+                    "nominal",
+                    f"Nominal numbers ({self.text}), not measured: they have no error and no interval.",
                     "Measure with `latfit profile` on that machine, then `latfit fit`.",
                 )
             ],
         )
 
 
-def parse_quote(text: str, where: str = "--quoted") -> Quote:
-    """The line in `p50=2ms`, `launch=0.5ms,slope=0.02ms`, `0.5ms+0.02ms*256` or `exp:2ms`. Raises WrongUsage."""
+def parse_nominal(text: str, where: str = "--nominal") -> Nominal:
+    """The numbers in `p50=2ms`, `launch=0.5ms,slope=0.02ms`, `0.5ms+0.02ms*256` or `exp:2ms`. Raises WrongUsage."""
     if short := _SHORT.fullmatch(text.strip()):
         launch, slope = (_latency(short[name] or "0", where) for name in ("launch", "slope"))
         if launch == slope == 0:
             raise WrongUsage("a latency of zero", where=where, remedy=EXAMPLE)
         most = _size(short["most"], LARGEST_BATCH if slope else 1, where)
-        return Quote(text, launch, slope, 0.0, most, exponential=bool(short["exp"]))
+        return Nominal(text, launch, slope, 0.0, most, exponential=bool(short["exp"]))
     given: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
@@ -88,10 +88,10 @@ def parse_quote(text: str, where: str = "--quoted") -> Quote:
         given[name] = value
     times = {name: _latency(given[name], where) for name in LATENCIES if name in given}
     if not times:
-        raise WrongUsage(f"{text!r} quotes no latency", where=where, remedy=EXAMPLE)
+        raise WrongUsage(f"{text!r} names no latency", where=where, remedy=EXAMPLE)
     if "p50" in times and len(times) > 1:
         raise WrongUsage(
-            "a median and a straight line contradict each other",
+            "a median and a linear latency contradict each other",
             where=where,
             remedy="Give p50 alone, or launch and slope.",
         )
@@ -101,7 +101,7 @@ def parse_quote(text: str, where: str = "--quoted") -> Quote:
     median = "p50" in times
     slope = times["p50"] if median else times.get("slope", 0.0)
     line = (times.get("launch", 0.0), slope, times.get("per_token", 0.0))
-    return Quote(text, *line, sizes["max_batch"], sizes["max_tokens"], median)
+    return Nominal(text, *line, sizes["max_batch"], sizes["max_tokens"], median)
 
 
 def _latency(text: str, where: str) -> float:

@@ -85,8 +85,8 @@ class PathLatency:
         """Of the measured steps, their level at that size and their tail included; of a nominal median the mean of an
         exponential service."""
         typical, B = self.typical_ms(B), np.asarray(B, dtype=np.float64)
-        if self.path.quote is not None:
-            return np.asarray(typical * self.path.quote.mean_factor())
+        if self.path.nominal is not None:
+            return np.asarray(typical * self.path.nominal.mean_factor())
         law = self.scatter
         return typical if law is None else np.asarray(typical * law.levels.factors(B * self.tokens) * law.means(B))
 
@@ -101,7 +101,7 @@ class PathLatency:
             one = vectors[int(rng.integers(len(vectors)))]
             curve = latency_draws(self.path.fit, one[None], **self.steps(B))[0]
         if law is None:
-            return curve * (self.path.quote.mean_factor() if self.path.quote else 1.0), None
+            return curve * (self.path.nominal.mean_factor() if self.path.nominal else 1.0), None
         found = law.drawn(rng)
         return np.asarray(curve * law.levels.drawn_factors(B * self.tokens, rng) * found.means(B)), found
 
@@ -137,7 +137,7 @@ class PathLatency:
             float(self.mean_ms(one)[0]),
             {level: typical * factor for level, factor in sorted({**lower, **factors}.items()) if factor is not None},
             bool(self.path.fit.outside_domain(**seen)[0]),
-            f"quoted: {self.path.quote.text}" if self.path.quote else "fitted",
+            f"nominal: {self.path.nominal.text}" if self.path.nominal else "fitted",
         )
 
 

@@ -275,8 +275,8 @@ class Diagnostics:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Where the rows of a fit come from and how they were read (see `trace.data_facts`). quoted: what was said of a
-    path that nobody measured.  more: other facts by name."""
+    """Where the rows of a fit come from and how they were read (see `trace.data_facts`). nominal: the numbers given
+    for a path that nobody measured.  more: other facts by name."""
 
     source: str | None = None
     sources: Sequence[str] | None = None
@@ -284,7 +284,7 @@ class DataFacts:
     rows_read: int | None = None
     rows_used: int | None = None
     dropped: Mapping[str, int] | None = None
-    quoted: str | None = None
+    nominal: str | None = None
     more: JsonObject = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

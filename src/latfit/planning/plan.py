@@ -56,7 +56,7 @@ def make_plan(
 
         load = load_plan(profile, sla_ms, percentile, tokens_per_request, wishes)
         answer = wording.load_answer(load, sla_ms, wishes.replicas)
-        notes += load.notes
+        notes += [*load.notes, *load.why_in_doubt]
     every = list(profile.paths.values())
     reasons = unsupported(steps, load, every)
     settings = engine_settings(paths.serving.path, sla_ms, percentile, wishes.serving, wishes.context)
@@ -71,7 +71,7 @@ def make_plan(
         answer=wording.not_supported(reasons, answer) if reasons else answer,
         notes=[*notes, *inherited(every)],
         unsupported=reasons,
-        quoted={name: path.quote.text for name, path in profile.paths.items() if path.quote},
+        nominal={name: path.nominal.text for name, path in profile.paths.items() if path.nominal},
         ceilings={
             name: beside_the_fit(path.ceiling, path.fit).to_json()
             for name, path in profile.paths.items()
@@ -148,15 +148,15 @@ def _notes(profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: fl
     found = []
     for name, level in levels.items():
         path = profile.paths[name]
-        if path.quote is not None:
-            found.append(wording.nominal(name, path.quote.text))
+        if path.nominal is not None:
+            found.append(wording.nominal(name, path.nominal.text))
         elif level.percentile is None:
             found.append(wording.no_intervals(name))
         elif level.percentile < asked:
             found.append(wording.too_few(name, asked, level.by_phase))
         if wishes.context is None and path.fit.assumed_context:
             found.append(wording.assumed_context(name, path.fit.assumed_context))
-        if not path.fit.knows_prefill and not path.quote:
+        if not path.fit.knows_prefill and not path.nominal:
             found.append(wording.no_prefill_seen(name))
     if "amx" not in profile.paths and "gpu" in profile.paths and "cpu" in profile.paths:
         found.append(wording.CPU_FOR_AMX)

@@ -293,8 +293,9 @@ class StepPlan:
 @dataclass(frozen=True)
 class LoadPlan:
     """How to serve a rate. percentile: of responses that meet the SLA, in percent.  promise: "yes", "no", or "in doubt"
-    where what the data allow lies on both sides of the SLA, a tail was not seen, or the simulation cannot tell;
-    interval_ms: 95 % of the percentile over what the data and the run leave open, None where that is nothing.
+    where what the data allow lies on both sides of the SLA, a tail was not seen, or the simulation cannot tell, and
+    why_in_doubt then says which.  interval_ms: 95 % of the percentile over what the data and the run leave open, None
+    where that is nothing.
     checked: what the event simulation of the decision found, None where there is no decision or only laws were asked
     for."""
 
@@ -314,6 +315,7 @@ class LoadPlan:
     checked: Mapping[str, Any] | None
     laws_only: bool
     notes: Sequence[str]
+    why_in_doubt: Sequence[str] = ()
 
     @property
     def chosen(self) -> Alternative | None:
@@ -329,7 +331,7 @@ class Plan:
     """What to do under an SLA in ms: for steps, and for a load where there is one.
 
     answer: the plan in one or two sentences.  unsupported: why it is not supported by the data, empty where it is.
-    engines: the settings under the names that serving engines use.  quoted: nominal numbers by path.
+    engines: the settings under the names that serving engines use.  nominal: numbers of paths that were not measured.
     """
 
     sla_ms: float
@@ -341,7 +343,7 @@ class Plan:
     answer: str
     notes: Sequence[str]
     unsupported: Sequence[str]
-    quoted: Mapping[str, str]
+    nominal: Mapping[str, str]
     ceilings: Mapping[str, Any]
     both_paths: bool
 
@@ -374,6 +376,10 @@ class Plan:
         """yes, no or in doubt."""
         found = self.load.promise if self.load is not None else "yes" if self.steps.feasible else "no"
         return "in doubt" if self.unsupported and found == "yes" else found
+
+    @property
+    def why_in_doubt(self) -> Sequence[str]:
+        return [*self.unsupported, *(() if self.load is None else self.load.why_in_doubt)]
 
     @property
     def B1(self) -> Threshold:
@@ -432,7 +438,7 @@ class Plan:
             "doubts": _plain(steps.doubts),
             "settings": _plain(self.settings),
             "engines": self.engines,
-            "quoted": self.quoted,
+            "nominal": self.nominal,
             "ceilings": self.ceilings,
         }
 

@@ -98,7 +98,7 @@ def _reasons(steps: StepPlan, load: LoadPlan | None, path: ExecutionPath) -> Ite
         yield wording.drifted(path.label, shift)
     rows = [row for row in steps.S_at_B if row.path == path.name]
     widest = max(rows, key=lambda row: math.inf if row.S_max is None else row.S_max, default=None)
-    if path.quote is None and widest is not None and widest.extrapolated:
+    if path.nominal is None and widest is not None and widest.extrapolated:
         yield wording.beyond_measured(path.label, path.fit.domain["S"][1])
 
 

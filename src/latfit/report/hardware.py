@@ -5,26 +5,29 @@ from collections.abc import Sequence
 from latfit.hardware import BatchEstimate, ExecutionPath, HardwareProfile, PathLatency, beside_the_fit
 from latfit.report.fit.tables import Table
 from latfit.report.format import count
-from latfit.units import format_ms, format_rate, number
+from latfit.units import format_ms, format_percent, format_rate, number
 
 MOST_ROWS = 10
 SHOWN_LEVELS = (0.9, 0.99)
 
 
-def paths_table(profile: HardwareProfile) -> Table:
-    """Every path: its source, model, measured range and price."""
+def paths_table(profile: HardwareProfile, tokens: int = 1, context: float | None = None) -> Table:
+    """Every path: its source, measured range, typical latency of its smallest and largest batch, and price. Raises
+    WrongUsage."""
     rows = []
     for path in profile.paths.values():
-        source = f"quoted: {path.quote.text}" if path.quote else f"fit of {count(path.fit.metrics.n)} steps"
-        spans = ", ".join(
-            f"{name} {number(low)} to {number(high)}"
-            for name in ("B", "S")
-            for low, high in [path.fit.domain.get(name, (1, 1))]
+        source = (
+            f"nominal: {path.nominal.text}" if path.nominal else f"{path.fit.model}, {count(path.fit.metrics.n)} steps"
         )
+        spans = [f"{number(low)} to {number(high)}" for low, high in (path.fit.domain[name] for name in ("B", "S"))]
+        batches = PathLatency(path, tokens, context)
+        first, last = (batches.estimate(B) for B in (1, len(batches.batches)))
         price = "" if path.price_per_hour is None else f"{path.price_per_hour:g}/h"
-        rows.append((path.name, source, path.fit.model, spans, price))
-    words = ("source", "model", "range")
-    return Table("Execution paths", ("path", "source", "model", "range", "price"), rows, words=words).without_empty()
+        rows.append((path.name, source, *spans, format_ms(first.typical_ms), format_ms(last.typical_ms), price))
+    columns = ("path", "source", "requests B", "tokens S", "smallest batch", "largest batch", "price")
+    return Table(
+        "Execution paths, and the typical latency of batches", columns, rows, words=("source",)
+    ).without_empty()
 
 
 def estimates(path: ExecutionPath, tokens: int, context: float | None = None) -> list[BatchEstimate]:
@@ -78,4 +81,4 @@ def ceilings_table(profile: HardwareProfile) -> Table:
 def _share(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value:.0%}" + (" (above the ceiling: a number is wrong)" if value > 1 else "")
+    return format_percent(100 * value) + (" (above the ceiling: a number is wrong)" if value > 1 else "")

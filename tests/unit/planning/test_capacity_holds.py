@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from latfit.fitting.fit import fit_trace
-from latfit.hardware.nominal import parse_quote
-from latfit.hardware.profile import ExecutionPath, HardwareProfile, quoted_path
+from latfit.hardware.nominal import parse_nominal
+from latfit.hardware.profile import ExecutionPath, HardwareProfile, nominal_path
 from latfit.planning.plan import make_plan
 from latfit.planning.request import Wishes
 from latfit.planning.result import Capacity
@@ -21,7 +21,7 @@ SAMPLE = ROOT / "sample_traces" / "cpu_numpy_tiny.parquet"
 
 @pytest.fixture(scope="module")
 def profile() -> HardwareProfile:
-    gpu = quoted_path("gpu", parse_quote("launch=12ms,slope=0.05ms"))
+    gpu = nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms"))
     return HardwareProfile({"cpu": ExecutionPath("cpu", fit_trace(ingest(Path(SAMPLE)).trace)), "gpu": gpu})
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from latfit.hardware.nominal import parse_quote
-from latfit.hardware.profile import HardwareProfile, quoted_path
+from latfit.hardware.nominal import parse_nominal
+from latfit.hardware.profile import HardwareProfile, nominal_path
 from latfit.model.step_ratios import ratios_of
 from latfit.planning.load import evaluate
 from latfit.planning.load.strategies import Machine
@@ -28,10 +28,10 @@ from latfit.simulation.policies.service import System, linear_path, table_path
 from tests.unit.planning.test_plan import line, loaded, machine
 
 SMALL = {"B": [1, 64], "S": [1, 64]}
-QUOTED = HardwareProfile(
+NOMINAL = HardwareProfile(
     {
-        "amx": quoted_path("amx", parse_quote("p50=1.3862944ms,max_batch=64")),
-        "gpu": quoted_path("gpu", parse_quote("launch=12ms,slope=0.05ms,max_batch=64")),
+        "amx": nominal_path("amx", parse_nominal("p50=1.3862944ms,max_batch=64")),
+        "gpu": nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms,max_batch=64")),
     }
 )
 
@@ -56,7 +56,7 @@ def told(plan: Plan) -> tuple[float, float]:
 
 def test_one_at_a_time_is_the_closed_form() -> None:
     """M/M/1 with mu 0.5 at 0.1 per ms: p99 = ln 100/0.4 = 11.513."""
-    plan = checked(QUOTED, 20.0, 0.1)
+    plan = checked(NOMINAL, 20.0, 0.1)
     low, high = told(plan)
     found = loaded(plan).checked
     assert found is not None
@@ -67,7 +67,7 @@ def test_one_at_a_time_is_the_closed_form() -> None:
 
 
 def test_the_cutoff_is_the_exact_law() -> None:
-    plan = checked(QUOTED, 20.5, 0.4)
+    plan = checked(NOMINAL, 20.5, 0.4)
     assert isinstance(plan.T_cut, Cutoff)
     exact, simulated = plan.T_cut.bounds_ms["exact"], plan.T_cut.bounds_ms["checked"]
     low, high = told(plan)
@@ -148,8 +148,8 @@ def test_what_the_cutoff_carries_is_its_own() -> None:
     another way of running the load lends it nothing."""
     profile = HardwareProfile(
         {
-            "amx": quoted_path("amx", parse_quote("p50=1.3862944ms,max_batch=64")),
-            "gpu": quoted_path("gpu", parse_quote("launch=12ms,slope=0.05ms,max_batch=64")),
+            "amx": nominal_path("amx", parse_nominal("p50=1.3862944ms,max_batch=64")),
+            "gpu": nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms,max_batch=64")),
         }
     )
     plan = make_plan(profile, 20.0, wishes=Wishes(rate=0.9))
@@ -163,14 +163,14 @@ def test_what_the_cutoff_carries_is_its_own() -> None:
 
 @pytest.mark.parametrize(("rate", "feasible"), [(50.0, False), (1e-12, True)])
 def test_nothing_is_simulated_without_a_strategy_or_where_requests_never_meet(rate: float, feasible: bool) -> None:
-    plan = make_plan(QUOTED, 20.0, wishes=Wishes(rate=rate))
+    plan = make_plan(NOMINAL, 20.0, wishes=Wishes(rate=rate))
     assert loaded(plan).checked is None
     assert plan.feasible is feasible
 
 
 def test_a_plan_at_the_edge_says_how_to_leave_it() -> None:
     """T_cut is the largest that meets 20 ms, so no simulation can tell; the one that it names is sure."""
-    plan = checked(QUOTED, 20.0, 0.4)
+    plan = checked(NOMINAL, 20.0, 0.4)
     assert plan.promise == "in doubt"
     way_out = next(note for note in plan.notes if "at the edge" in note)
     found = re.search(r"T_cut ([\d.]+) ms keeps 2 %.* --sla 19\.6ms", way_out)
@@ -178,13 +178,13 @@ def test_a_plan_at_the_edge_says_how_to_leave_it() -> None:
     amx, gpu = table_path("amx", [2.0], exponential=True), linear_path("gpu", 12, 0.05, 64)
     surer = check(cutoff(float(found[1]), Limits(64, 1)), System(gpu, amx), 0.4, 99.0, 20.0)
     assert surer.holds is True
-    assert make_plan(QUOTED, 19.6, wishes=Wishes(rate=0.4)).feasible
+    assert make_plan(NOMINAL, 19.6, wishes=Wishes(rate=0.4)).feasible
 
 
 class TestSteadyService:
     """A CPU that takes 2 ms every time queues less than an exponential one of that mean."""
 
-    gpu = quoted_path("gpu", parse_quote("launch=12ms,slope=0.05ms,max_batch=64"))
+    gpu = nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms,max_batch=64"))
     profile = HardwareProfile({**machine(cpu=line(0.01, 1.99, domain=SMALL, intervals=STEADY)).paths, "gpu": gpu})
     system = System(linear_path("gpu", 12, 0.05, 64), table_path("cpu", [2.0]))
 

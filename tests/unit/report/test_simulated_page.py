@@ -8,8 +8,8 @@ import pytest
 
 from latfit.cli.app import run
 from latfit.errors import TargetNotWritable
-from latfit.hardware.nominal import parse_quote
-from latfit.hardware.profile import add_path, quoted_path
+from latfit.hardware.nominal import parse_nominal
+from latfit.hardware.profile import add_path, nominal_path
 from latfit.report.simulation.page import Making, policies_page
 from latfit.simulation.policies.result import SimResult
 from latfit.simulation.policies.service import System, linear_path, table_path
@@ -32,7 +32,7 @@ def sample(in_tmp: Path) -> Path:
     """What a newcomer has after two commands: the sample CPU, and a GPU that somebody quoted."""
     trace = str(ROOT / "sample_traces" / "cpu_numpy_tiny.parquet")
     assert run(["fit", trace, "--path", "cpu", "--model", "linear", "--out", "cpu.fit.json", "--quiet"]) == 0
-    add_path(Path("hardware.json"), quoted_path("gpu", parse_quote("launch=8ms,slope=0.05ms")))
+    add_path(Path("hardware.json"), nominal_path("gpu", parse_nominal("launch=8ms,slope=0.05ms")))
     return in_tmp
 
 

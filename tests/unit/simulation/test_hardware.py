@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.hardware.nominal import parse_quote
-from latfit.hardware.profile import ExecutionPath, HardwareProfile, quoted_path as named_path
+from latfit.hardware.nominal import parse_nominal
+from latfit.hardware.profile import ExecutionPath, HardwareProfile, nominal_path as named_path
 from latfit.model.fit_result import Estimate, FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.model.step_ratios import ratios_of
@@ -57,7 +57,7 @@ class TestParts:
         for row, B in ((0, 8), (1, 8), (0, 64)):
             found = np.interp(S, table.grid, table.times[row, B])
             assert found == pytest.approx(fit_of().latency_ms(np.full(3, float(B)), np.maximum(S, B)), rel=0.02)
-        quoted = known.with_path(named_path("amx", parse_quote("p50=2ms")))
+        quoted = known.with_path(named_path("amx", parse_nominal("p50=2ms")))
         table = system_of(quoted, [], Serving(tokens_per_request=20, most_tokens=100)).tables()
         assert table.times[1, 1] == pytest.approx(2 / math.log(2))
 
@@ -132,7 +132,7 @@ class TestQuotes:
 
     def test_a_median_is_that_of_an_exponential_service(self) -> None:
         """Median 2 ms: mean 2/ln 2, one at a time; only where every service is to take the same time, 2 ms."""
-        named = HardwareProfile({"amx": named_path("amx", parse_quote("p50=2ms"))})
+        named = HardwareProfile({"amx": named_path("amx", parse_nominal("p50=2ms"))})
         for path in (system_of(named, []).main, quoted_path("amx=p50=2ms"), quoted_path("amx:p50=2ms")):
             assert (path.largest, path.exponential, path.quoted) == (1, True, True)
             assert path.typical_ms[1] == pytest.approx(2 / math.log(2))

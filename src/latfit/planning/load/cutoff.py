@@ -179,8 +179,8 @@ def service_of(both: Both) -> dict[str, Any]:
     if cpu.times.scatter is not None:
         cv = cpu.times.scatter.of(1).cv
         return {"assumed": "measured", "cv": cv, "sentence": wording.measured_service(cpu.label, cv)}
-    quote = cpu.path.quote
-    median = quote.slope_ms if quote is not None and quote.median else None
+    given = cpu.path.nominal
+    median = given.slope_ms if given is not None and given.median else None
     return {"assumed": "exponential", "cv": None, "sentence": wording.assumed_service(cpu.label, median)}
 
 

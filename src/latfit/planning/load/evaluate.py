@@ -95,13 +95,9 @@ def load_plan(profile: HardwareProfile, sla_ms: float, percentile: float, tokens
         laws_only=wishes.laws_only,
         notes=(),
     )
-    notes = [
-        *_notes(plan, ask),
-        *_doubts(promise, plan, asked, shown),
-        *tail_notes(asked),
-        *_after_restart(asked, shown),
-    ]
-    return _verified(replace(plan, notes=notes), ask, shown, checked)
+    notes = [*_notes(plan, ask), *tail_notes(asked), *_after_restart(asked, shown)]
+    doubts = _doubts(promise, plan, asked)
+    return _verified(replace(plan, notes=notes, why_in_doubt=doubts), ask, shown, checked)
 
 
 def _strategies(ask: _Question, waiting: Cutoff | Unknown) -> list[Judged]:
@@ -170,7 +166,7 @@ def _verified(plan: LoadPlan, ask: _Question, shown: Judged, checked: Checked | 
         with contextlib.suppress(SlaOutOfReach):
             inside = cutoff_plan(both, ask.rate, replace(ask.target, sla_ms=aim), ask.wishes.objective)[0].value
     note = wording.at_the_edge(ask.target.sla_ms, PRECISION, inside, MARGIN, aim)
-    return replace(plan, promise=DOUBT, notes=[*plan.notes, note])
+    return replace(plan, promise=DOUBT, why_in_doubt=[*plan.why_in_doubt, note])
 
 
 def _threshold(ask: _Question) -> Threshold | Unknown:
@@ -264,7 +260,7 @@ def _notes(plan: LoadPlan, ask: _Question) -> list[str]:
     return found
 
 
-def _doubts(promise: Promise | None, plan: LoadPlan, asked: Asked, shown: Judged) -> list[str]:
+def _doubts(promise: Promise | None, plan: LoadPlan, asked: Asked) -> list[str]:
     """Why the percentile cannot be promised: steps to measure, tails that were not seen."""
     if promise is None:
         return []

@@ -168,7 +168,7 @@ def _doubts(asked: Asked, law: ResponseLaw) -> Iterator[str]:
     for part in asked.parts:
         ratios, latency = part.latency.scatter, part.latency
         if ratios is None:
-            if part.path.quote is None:
+            if part.path.nominal is None:
                 yield wording.unknown_scatter(part.label)
             continue
         largest = 1 if asked.strategy.kind is Kind.ONE_AT_A_TIME else part.times.max_batch

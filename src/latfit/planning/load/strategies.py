@@ -222,7 +222,7 @@ def simple_systems(machine: Machine, rate: float) -> list[System]:
     if machine.cpu is not None:
         found.append(_one_at_a_time(machine.cpu, machine.arrivals))
         # A nominal median says nothing of batches.
-        if machine.cpu.path.quote is None or not machine.cpu.path.quote.median:
+        if machine.cpu.path.nominal is None or not machine.cpu.path.nominal.median:
             found += _batching(machine.cpu, rate, machine)
     return found
 

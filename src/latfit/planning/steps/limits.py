@@ -117,7 +117,7 @@ def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
 def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
     """The levels of a path's phases; a fit of decode steps alone has no others."""
     decode = level_for(path, percentile, DECODE)
-    fit = None if path.quote is not None else path.fit
+    fit = None if path.nominal is not None else path.fit
     if not path.fit.knows_prefill:
         return StepLevels(decode, decode, decode, fit)
     return StepLevels(decode, level_for(path, percentile, PREFILL), level_for(path, percentile, UNKNOWN), fit)

@@ -21,8 +21,10 @@ A_SCREEN = 12
 """Rows of a table that a reader takes in at once."""
 BEYOND = "extrapolated"
 ANY_NUMBER = "any number"
+AS_MANY = "S"
+"""As many requests as tokens: every step of that size."""
 
-_BASELINE_NAMES: Mapping[str, str] = {"linear": "straight line", "constant": "constant"}
+_BASELINE_NAMES: Mapping[str, str] = {"linear": "linear baseline", "constant": "constant"}
 _DROP_REASONS: Mapping[str, str] = {
     "dummy": "empty step of an idle data-parallel engine",
     "zero_time": "latency of zero",
@@ -68,8 +70,8 @@ class KeyNumber:
     detail: str
 
 
-def key_numbers(plan: Plan) -> list[KeyNumber]:
-    """The largest step, the largest batch, and the thresholds that are known."""
+def step_numbers(plan: Plan) -> list[KeyNumber]:
+    """The largest step and the largest batch."""
     found = []
     steps = [row for row in plan.steps.S_at_B if row.S_max is not None]
     if steps:
@@ -82,9 +84,6 @@ def key_numbers(plan: Plan) -> list[KeyNumber]:
         batch = max(batches, key=lambda row: row.B_max or 0)
         detail = _where(f"requests, at S = {count(batch.S)} on {batch.path}", batch.extrapolated)
         found.append(KeyNumber("Largest batch", count(batch.B_max), detail))
-    for name, threshold in (("B1", plan.steps.B1), ("B2", plan.steps.B2)):
-        if threshold.value is not None:
-            found.append(KeyNumber(name, count(threshold.value), threshold.reason))
     return found
 
 
@@ -96,7 +95,7 @@ def promise(plan: Plan) -> str:
     """Which steps the SLA speaks of; with a load, which responses. Paths that know different percentiles say which
     where they are answered for."""
     things = "steps" if plan.rate_per_s is None else f"responses at {format_rate(plan.rate_per_s)}"
-    return f"single {things}" if plan.percentile is None else f"{plan.percentile:g} % of {things}"
+    return f"typical {things}" if plan.percentile is None else f"p{plan.percentile:g} of {things}"
 
 
 def tokens_at_batch(plan: Plan) -> Table:
@@ -108,9 +107,14 @@ def tokens_at_batch(plan: Plan) -> Table:
 
 
 def batch_at_tokens(plan: Plan) -> Table:
-    """B at S: the requests that a step of S tokens may hold."""
+    """B at S: the requests that a step of S tokens may hold; never more than its tokens."""
     found = plan.steps.B_at_S
-    rows = _merged([(row.path, count(row.S), count(row.B_min), _upper(row.B_max), _note(row)) for row in found])
+    rows = _merged(
+        [
+            (row.path, count(row.S), count(row.B_min), AS_MANY if row.B_max == row.S else _upper(row.B_max), _note(row))
+            for row in found
+        ]
+    )
     caption = f"Requests that a step may hold within {format_ms(plan.sla_ms)}"
     return _inverse(caption, ("path", "tokens S", "requests from", "to", "note"), rows)
 
@@ -118,12 +122,17 @@ def batch_at_tokens(plan: Plan) -> Table:
 def _merged(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Rows that say the same of one path in a row as one row, over the range of their second column; where each takes
     any number from its own size on, that is said once too."""
+
+    def alike(row: tuple[str, ...]) -> tuple[object, ...]:
+        own = row[3] == ANY_NUMBER and row[2] == row[1]
+        return (row[0], own or row[2], row[3:])
+
     merged: list[tuple[str, ...]] = []
-    for alike, group in groupby(rows, key=lambda row: (row[0], row[2] == row[1] or row[2], row[3:])):
+    for _, group in groupby(rows, key=alike):
         members = list(group)
         first, last = members[0], members[-1]
-        if len(members) == 1 or (alike[1] is True and first[3] != ANY_NUMBER):
-            merged += members
+        if len(members) == 1:
+            merged.append((*first[:3], first[1] if first[3] == AS_MANY else first[3], *first[4:]))
         else:
             start = first[2] if first[2] == last[2] else f"{first[2]} to {last[2]}"
             merged.append((first[0], f"{first[1]} to {last[1]}", start, *first[3:]))
@@ -150,17 +159,17 @@ def trust(profile: HardwareProfile) -> Table:
     """Every path's error, on its own rows and on rows left out, beside the simplest models."""
     rows = [_trust_row(path) for path in profile.paths.values()]
     return Table(
-        "How far the fits can be trusted",
-        ("path", "verdict", "steps", "half within", "mean error, unseen steps", "straight line", "constant"),
+        "Prediction error",
+        ("path", "verdict", "steps", "median error", "cross-validated MAPE", "linear baseline", "constant"),
         rows,
         words=("verdict",),
-        note="Mean errors are on steps left out of the fit, unless marked as seen.",
+        note="MAPE: mean absolute percentage error, on steps held out of the fit unless marked as in-sample.",
     )
 
 
 def _trust_row(path: ExecutionPath) -> tuple[str, ...]:
     fit = path.fit
-    if path.quote is not None:
+    if path.nominal is not None:
         return (path.name, verdict(fit), *["–"] * 5)
     return (
         path.name,
@@ -179,13 +188,13 @@ def _two_baselines(fit: FitResult) -> Iterator[Baseline]:
 def _mean_error(seen: Errors, unseen: CrossValidation) -> str:
     if unseen.mape_pct is not None:
         return format_percent(unseen.mape_pct)
-    return f"{format_percent(seen.mape_pct)} (seen)" if seen.mape_pct is not None else "unknown"
+    return f"{format_percent(seen.mape_pct)} (in-sample)" if seen.mape_pct is not None else "unknown"
 
 
 def verdict(fit: FitResult) -> str:
     """Whether the fit can be used, and whether it earns its parameters; whether it is one at all."""
-    if fit.data.quoted:
-        return "quoted, not measured"
+    if fit.data.nominal:
+        return "nominal, not measured"
     if not fit.status.ok:
         return "not usable"
     line = fit.baselines.get("linear", Baseline())
@@ -195,27 +204,26 @@ def verdict(fit: FitResult) -> str:
     if own is None or simple is None or fit.model == "linear":
         return "usable"
     as_good = simple <= own or any(warning.code == "line_as_good" for warning in fit.warnings)
-    return "no better than a straight line" if as_good else "better than a straight line"
+    return "no better than the linear baseline" if as_good else "better than the linear baseline"
 
 
 def trust_sentence(fit: FitResult) -> str:
     """The same in a sentence, for the overview and the top of the page."""
-    if fit.data.quoted:
-        return f"Quoted, not measured: {fit.data.quoted}. Nobody knows how far off it is."
+    if fit.data.nominal:
+        return f"Nominal numbers, not measured: {fit.data.nominal}. Their error is not known."
     if not fit.status.ok:
         return f"Not usable: {fit.status.sentence}"
-    parts = [f"Half of {count(fit.metrics.n)} steps predicted within"]
-    parts.append(format_percent(fit.metrics.median_ape_pct))
+    median = f"Median error {format_percent(fit.metrics.median_ape_pct)} (n = {count(fit.metrics.n)}"
     held_out = fit.cross_validation.mape_pct
     if held_out is None:
-        return " ".join(parts) + ", on the steps it was fitted to."
+        return f"{median}, in-sample)."
     others = [
-        f"{format_percent(plain.cv.mape_pct)} for a {_BASELINE_NAMES[name]}"
+        f"{_BASELINE_NAMES[name]} {format_percent(plain.cv.mape_pct)}"
         for name, plain in zip(_BASELINE_NAMES, _two_baselines(fit), strict=True)
         if plain.cv.mape_pct is not None
     ]
-    against = f", against {' and '.join(others)}" if others else ""
-    return f"{' '.join(parts)}; mean error on unseen steps {format_percent(held_out)}{against}."
+    against = f" ({', '.join(others)})" if others else ""
+    return f"{median}). Cross-validated MAPE {format_percent(held_out)}{against}."
 
 
 def parameters(fit: FitResult, *, short: bool = False) -> Table:
@@ -253,11 +261,11 @@ def errors(fit: FitResult) -> Table:
     for name, plain in fit.baselines.items():
         rows.append(_error_row(_BASELINE_NAMES.get(name, name), plain, plain.cv))
     for phase, found in (fit.diagnostics.regimes or {}).items():
-        rows.append(_error_row(f"{fit.model}, {phase} only", found, CrossValidation()))
-    columns = ("model", "steps", "median", "mean", "90 % within", "mean, unseen steps", "R²", "RMSE", "MAE")
-    unseen = fit.cross_validation
-    note = f"Unseen steps: {unseen.errors.folds} folds, {unseen.scheme}." if unseen.errors else ""
-    return Table("Relative errors, and errors in time", columns, rows, note=note)
+        rows.append(_error_row(f"{fit.model}, {phase} steps", found, CrossValidation()))
+    columns = ("model", "steps", "median error", "MAPE", "p90 error", "cross-validated MAPE", "R²", "RMSE", "MAE")
+    held_out = fit.cross_validation
+    note = f"Cross-validation: {held_out.errors.folds} folds, {held_out.scheme}." if held_out.errors else ""
+    return Table("Errors, and by phase", columns, rows, note=note)
 
 
 def _error_row(name: str, seen: Errors, unseen: CrossValidation) -> tuple[str, ...]:
@@ -356,7 +364,7 @@ def evaluation_table(found: Mapping[str, Any]) -> Table:
         )
         for name, score in scores.items()
     ]
-    return Table("Errors", ("steps", "number", "median", "mean", "90 % within", "RMSE"), rows)
+    return Table("Errors", ("steps", "number", "median error", "MAPE", "p90 error", "RMSE"), rows)
 
 
 def bootstrap_table(fit: FitResult) -> Table:
@@ -401,7 +409,7 @@ def regions_table(found: Mapping[str, Any]) -> Table:
     rows = [
         (
             name,
-            f"{region['share']:.0%}",
+            format_percent(100 * region["share"]),
             *(f"{number(low)} to {number(high)}" for low, high in (region["B"], region["S"])),
         )
         for name, region in found["regions"].items()
@@ -414,6 +422,6 @@ def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
     values = [{row[0]: row[1] for row in parameters(fit).rows} for fit in fits]
     known = list(dict.fromkeys(name for column in values for name in column))
     rows = [("model", *(fit.model for fit in fits)), ("steps", *(count(fit.metrics.n) for fit in fits))]
-    rows.append(("mean error", *(format_percent(fit.metrics.mape_pct) for fit in fits)))
+    rows.append(("MAPE", *(format_percent(fit.metrics.mape_pct) for fit in fits)))
     rows += [(name, *(column.get(name, "–") for column in values)) for name in known]
     return Table("Side by side", ("", *names), rows)

@@ -13,7 +13,6 @@ from latfit.planning import (
     Cutoff,
     Line,
     Plan,
-    Reach,
     Target,
     Threshold,
     Wishes,
@@ -25,14 +24,13 @@ from latfit.planning import (
     spans_text,
 )
 from latfit.report import style
-from latfit.report.fit.figures import SlaLine, map_figure
+from latfit.report.fit.figures import SlaLine, map_figure, mark_thresholds, thresholds_title
 from latfit.report.fit.plot_data import surface
 from latfit.report.format import drawable, file_stem
 from latfit.report.layout import Picture
 from latfit.units import format_ms, format_rate
 
 ALTS = {
-    "plan-latency": "Latency of a batch over its requests on every path, with the SLA, B1 and B2",
     "plan-cutoff": "Percentile of the response over T_cut, by method, with the SLA and the recommended T_cut",
     "plan-rate": "Percentile of the response over the rate for every strategy on one path, with the SLA",
 }
@@ -63,8 +61,8 @@ def plan_pictures(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> list[
         return []
     found = []
     for stem, figure in plan_figures(plan, profile, wishes):
-        # The feasible steps are in the latency map of each path.
-        if not stem.startswith("plan-region"):
+        # The feasible steps are in the latency map of each path, and the curves in the comparison of the paths.
+        if stem in ALTS:
             title = " ".join(figure.axes[0].get_title(loc="left").split())
             found.append(Picture(stem, title, f"{ALTS[stem]}. {title}.", style.png(figure)))
     return found
@@ -75,7 +73,7 @@ def plan_figures(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> Iterat
     lines = latency_lines(profile, plan.tokens_per_request, wishes.context)
     yield "plan-latency", latency_figure(plan, lines)
     for name, path in profile.paths.items():
-        if path.quote is None:
+        if path.nominal is None:
             limit = SlaLine(
                 format_ms(plan.sla_ms), plan.sla_ms / levels_for(path, plan.percentile or 50.0).prefill.factor
             )
@@ -95,7 +93,7 @@ def latency_figure(plan: Plan, lines: Sequence[Line]) -> Figure:
     """Latency over the batch on every path, with B1, B2 and the SLA."""
     figure = style.new_figure()
     axes = figure.subplots()
-    style.dress(axes, latency_title(plan), "requests in the batch, B", "latency of a batch [ms]")
+    style.dress(axes, thresholds_title(plan), "requests in the batch, B", "latency of a batch [ms]")
     for line, colour in zip(lines, style.LINE_COLOURS, strict=False):
         axes.plot(line.x, line.y, color=colour, linewidth=1.8, label=drawable(line.label))
         if line.low is not None and line.high is not None:
@@ -105,22 +103,10 @@ def latency_figure(plan: Plan, lines: Sequence[Line]) -> Figure:
     style.log_y(axes, low, high, style.decimal_ticks)
     style.log_x(axes, 0.9, max(float(line.x[-1]) for line in lines) * 1.1, style.binary_ticks)
     _sla(axes, plan.sla_ms)
-    for name, threshold, dash in (("B1", plan.steps.B1, "--"), ("B2", plan.steps.B2, ":")):
-        if threshold.value is not None:
-            axes.axvline(
-                threshold.value, color=style.INK, linewidth=1.1, linestyle=dash, label=f"{name} = {threshold.value}"
-            )
-            _interval(axes, threshold)
+    for threshold in mark_thresholds(axes, plan):
+        _interval(axes, threshold)
     style.legend(axes)
     return figure
-
-
-def latency_title(plan: Plan) -> str:
-    """What the thresholds say."""
-    if plan.steps.B1.value is None:
-        return "Latency of a batch" if plan.steps.B1.reach is Reach.UNKNOWN else plan.steps.B1.reason.capitalize()
-    tail = "" if plan.steps.B2.value is None else f", half of its best rate from {plan.steps.B2.value:,}"
-    return f"The GPU is as fast from batches of {plan.steps.B1.value:,}{tail}"
 
 
 def region_title(plan: Plan, name: str) -> str:

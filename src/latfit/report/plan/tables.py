@@ -19,7 +19,7 @@ from latfit.planning import (
 from latfit.report.fit import tables
 from latfit.report.fit.tables import KeyNumber, Table
 from latfit.report.format import count, counted
-from latfit.units import format_ms, format_percent, format_rate
+from latfit.units import format_ms, format_percent, format_rate, number
 
 METHOD_WORDS = {
     "poisson": "textbook formula",
@@ -40,6 +40,23 @@ RULE_WORDS = {
 NOT_KNOWN = "not known"
 SOURCE_WORDS = {"simulated": "run of the queue", "exact": "exact law"}
 MOST_WINDOWS = 12
+MOST_POINTS = 12
+MEANINGS = {
+    "B1": "batch from which the GPU is at least as fast as the CPU, without a wait",
+    "B1 at this rate": "batch from which the GPU is at least as fast as the CPU, its wait at this rate included",
+    "B1 in tokens": "prompt length from which the GPU is at least as fast, for one request",
+    "B2": "batch from which the GPU's launch cost is paid off",
+    "knee": "batch with the best throughput per latency, B/T²",
+    "T_cut": "queueing timeout: who has waited this long for the GPU goes to the CPU",
+}
+ENGINES = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "trtllm": "TensorRT-LLM",
+    "triton": "Triton",
+    "tensorrt": "TensorRT",
+}
+VERDICTS = {"yes": "SLA met", "in doubt": "SLA met, but not proven", "no": "SLA not met"}
 MANY = 3.0
 """Headroom from which it is said as a multiple."""
 
@@ -50,7 +67,7 @@ def decision_lines(plan: Plan) -> tuple[str, str, str]:
 
 
 def _threshold_line(plan: Plan) -> str:
-    steps, B1 = plan.steps, _B1(plan)
+    steps, B1 = plan.steps, plan.B1
     if not plan.both_paths:
         others = "B1, T_cut" if steps.B2.value is not None else "B1, B2, T_cut"
         own = "" if steps.B2.value is None else f"{_named('B2', steps.B2)}; "
@@ -64,11 +81,6 @@ def _threshold_line(plan: Plan) -> str:
     else:
         said.append(f"T_cut: {plan.T_cut.reason}")
     return "; ".join(said)
-
-
-def _B1(plan: Plan) -> Threshold:
-    """With the wait at the rate, where there is one."""
-    return plan.load.B1 if plan.load is not None and isinstance(plan.load.B1, Threshold) else plan.steps.B1
 
 
 def _named(name: str, found: Threshold | Unknown) -> str:
@@ -101,6 +113,7 @@ def plan_tables(plan: Plan) -> Iterator[Table]:
         capacity_table(plan),
         windows_table(plan),
         sensitivity_table(plan),
+        frontier_table(plan),
         settings_table(plan),
         engines_table(plan),
         doubts_table(plan),
@@ -120,19 +133,33 @@ def load_tables(plan: Plan) -> Iterator[Table]:
         capacity_table(plan),
         windows_table(plan),
         sensitivity_table(plan),
+        frontier_table(plan),
     )
     return (table for table in parts if table.rows)
 
 
-def load_numbers(plan: Plan) -> list[KeyNumber]:
-    """The response, the load that fits, and the thresholds for a scheduler."""
+def verdict(plan: Plan) -> str:
+    """Met, met but not proven, or not met."""
+    return VERDICTS[plan.promise]
+
+
+def key_numbers(plan: Plan) -> list[KeyNumber]:
+    """What fits, and the thresholds for a scheduler."""
+    found = tables.step_numbers(plan) if plan.load is None else _load_numbers(plan)
+    return [*found, *_threshold_numbers(plan)]
+
+
+def _load_numbers(plan: Plan) -> list[KeyNumber]:
+    """The response, the load that fits, T_cut."""
     found = []
     chosen = None if plan.load is None else plan.load.chosen
-    if chosen is not None and chosen.percentile_ms is not None:
-        found.append(KeyNumber(f"{_percentile(plan)} response", format_ms(chosen.percentile_ms), chosen.name))
-    if plan.load is not None and plan.load.checked is not None:
-        simulated = format_ms(plan.load.checked["percentile_ms"])
-        found.append(KeyNumber("Event simulation", simulated, "with steps that scatter as measured"))
+    if plan.load is not None and chosen is not None and chosen.percentile_ms is not None:
+        simulated = plan.load.checked
+        detail = chosen.name
+        if simulated is not None:
+            low, high = simulated["ci"]
+            detail = f"{chosen.name}; event simulation {format_ms(low, 4)} to {format_ms(high, 4)}"
+        found.append(KeyNumber(f"{_percentile(plan)} response", format_ms(chosen.percentile_ms), detail))
     if isinstance(plan.capacity, Capacity):
         replicas = plan.capacity.replicas
         needed = (
@@ -140,13 +167,19 @@ def load_numbers(plan: Plan) -> list[KeyNumber]:
         )
         found.append(KeyNumber("Capacity per replica", _carries(plan.capacity.sustainable_per_s), needed))
     if isinstance(plan.T_cut, Cutoff) and plan.T_cut.value is not None:
-        found.append(
-            KeyNumber("T_cut", format_ms(plan.T_cut.value), f"{backed_by(plan.T_cut.bound)}: {plan.T_cut.reason}")
-        )
-    B1 = _B1(plan)
-    if B1.value is not None:
-        found.append(KeyNumber("B1", count(B1.value), B1.reason))
+        backing = f"{MEANINGS['T_cut']} ({backed_by(plan.T_cut.bound)})"
+        found.append(KeyNumber("T_cut", format_ms(plan.T_cut.value), backing))
     return found
+
+
+def _threshold_numbers(plan: Plan) -> list[KeyNumber]:
+    """B1 and B2 where they are known, with what they mean."""
+    B1 = "B1 at this rate" if plan.B1 is not plan.steps.B1 else "B1"
+    return [
+        KeyNumber(name, count(found.value), MEANINGS[meaning])
+        for name, meaning, found in (("B1", B1, plan.B1), ("B2", "B2", plan.steps.B2))
+        if found.value is not None
+    ]
 
 
 def checked_table(plan: LoadPlan | None, sla_ms: float) -> Table:
@@ -162,7 +195,7 @@ def checked_table(plan: LoadPlan | None, sla_ms: float) -> Table:
         ("requests", count(found["requests"])),
     ]
     return Table(
-        "The decision, simulated event by event with the scatter of the fits", ("", "value"), rows, words=("value",)
+        "The decision in the event simulation, steps scattered as measured", ("", "value"), rows, words=("value",)
     )
 
 
@@ -173,7 +206,7 @@ def alternatives_table(plan: Plan) -> Table:
             row.name,
             "" if row.percentile_ms is None else format_ms(row.percentile_ms),
             "" if row.percentile_ms is None else SOURCE_WORDS.get(row.source or "", ""),
-            "" if row.margin is None else f"{row.margin:+.0%}",
+            "" if row.margin is None else format_percent(100 * row.margin, signed=True),
             _carried(row),
             _why(row),
         )
@@ -181,7 +214,7 @@ def alternatives_table(plan: Plan) -> Table:
     ]
     columns = ("strategy", _percentile(plan), "by", "headroom", "capacity", "verdict")
     caption = f"Strategies for {_rate(plan.rate_per_s)} per replica within {format_ms(plan.sla_ms)}"
-    return Table(caption, columns, rows, words=("verdict",)).without_empty()
+    return Table(caption, columns, rows, words=("by", "verdict")).without_empty()
 
 
 def _carried(row: Alternative) -> str:
@@ -207,21 +240,22 @@ def _ordered(plan: Plan) -> list[Alternative]:
 
 
 def thresholds_table(plan: Plan, *, explained: bool = False) -> Table:
-    """The thresholds that are known, with their reasons; those that take the rate into account too. explained: the main
-    ones, known or not, with what they mean."""
-    named = (
-        ("B1", plan.steps.B1, "batch from which the GPU is as fast as the CPU"),
-        ("B1 at this rate", Unknown("") if plan.load is None else plan.load.B1, ""),
-        ("B1 in tokens", plan.steps.B1_tokens, ""),
-        ("B2", plan.steps.B2, "batch that reaches half of the GPU's best throughput"),
-        ("knee", plan.steps.knee, ""),
-        ("T_cut", plan.T_cut, "how long a request may wait for a batch"),
-    )
+    """The thresholds that are known, with their reasons; the one with the wait at the rate first, where there is one.
+    explained: the main ones, known or not, with what they mean."""
+    at_rate = plan.B1 is not plan.steps.B1
+    named: list[tuple[str, str, Threshold | Cutoff | Unknown]] = [
+        ("B1", "B1 at this rate" if at_rate else "B1", plan.B1),
+        ("B1 of an idle GPU", "B1", plan.steps.B1 if at_rate else Unknown("")),
+        ("B1 in tokens", "B1 in tokens", plan.steps.B1_tokens),
+        ("B2", "B2", plan.steps.B2),
+        ("knee", "knee", plan.steps.knee),
+        ("T_cut", "T_cut", plan.T_cut),
+    ]
     caption = "Thresholds for a scheduler"
     if explained:
-        rows = [(name, _value(found), meaning, found.reason) for name, found, meaning in named if meaning]
-        return Table(caption, ("name", "value", "meaning", "why"), rows, words=("meaning", "why"))
-    known = [(name, _value(found), found.reason) for name, found, _ in named if _value(found) != NOT_KNOWN]
+        every = [(name, _value(found), MEANINGS[key], found.reason) for name, key, found in named if found.reason]
+        return Table(caption, ("name", "value", "meaning", "why"), every, words=("meaning", "why"))
+    known = [(name, _value(found), found.reason) for name, _, found in named if _value(found) != NOT_KNOWN]
     return Table(caption, ("name", "value", "why"), known, words=("why",))
 
 
@@ -255,9 +289,13 @@ def cutoff_table(plan: Plan) -> Table:
         rows.append(
             (METHOD_WORDS.get(method, method), "none" if value is None else _ms(value), admits, _holds(method, found))
         )
-    caption = f"p{found.percentile:g} at T_cut = {format_ms(found.shown_ms)}, by method; limited by {found.binding}"
+    caption = f"p{found.percentile:g} at T_cut = {format_ms(found.shown_ms)}, by method"
     return Table(
-        caption, ("method", f"p{found.percentile:g}", "T_cut it admits", "holds"), rows, ("T_cut it admits", "holds")
+        caption,
+        ("method", f"p{found.percentile:g}", "T_cut it admits", "holds"),
+        rows,
+        ("T_cut it admits", "holds"),
+        f"Limited by {found.binding}.",
     )
 
 
@@ -275,7 +313,7 @@ def rules_table(plan: Plan) -> Table:
             RULE_WORDS.get(row.rule, row.rule),
             count(row.batch),
             _ms(row.mean_ms),
-            "unknown" if row.excess is None else f"{row.excess:.2%}",
+            "unknown" if row.excess is None else format_percent(100 * row.excess),
         )
         for row in rules
     ]
@@ -291,10 +329,13 @@ def capacity_table(plan: Plan) -> Table:
         return Table("", (), ())
     rows = [
         ("rate per replica", _rate(found.rate_per_s)),
-        (f"highest within the SLA, {found.system}", _carries(found.sustainable_per_s)),
-        ("the same at the slow end of what is left open", _carries(found.promised_per_s)),
+        (f"capacity within the SLA, {found.system}", _carries(found.sustainable_per_s)),
+        ("the same at the slow end of the 95 % interval", _carries(found.promised_per_s)),
         ("headroom", _headroom(found.headroom)),
-        ("load over the highest stable load", "" if found.utilisation is None else f"{found.utilisation:.1%}"),
+        (
+            "utilisation ρ: load over the stability limit",
+            _percent(found.utilisation),
+        ),
         ("requests within the SLA (goodput)", _rate(found.goodput_per_s)),
         ("replicas for the whole rate", "" if found.replicas is None else count(found.replicas)),
         ("price an hour", "" if found.price_per_hour is None else f"{found.price_per_hour:,.4g}"),
@@ -338,27 +379,50 @@ def sensitivity_table(plan: Plan) -> Table:
     return Table("What a change would bring", columns, rows).without_empty()
 
 
+def frontier_table(plan: Plan) -> Table:
+    """Operating points that none beats in every respect, of the best cost first where there is an objective."""
+    points = () if plan.load is None else [point for point in plan.load.frontier if point.best]
+    ordered = sorted(points, key=lambda point: point.percentile_ms if point.cost is None else point.cost)
+    rows = [
+        (
+            point.name,
+            _rate(point.rate_per_s),
+            format_ms(point.percentile_ms),
+            format_ms(point.mean_ms),
+            _rate(point.goodput_per_s),
+            "" if point.cost is None else number(point.cost),
+        )
+        for point in ordered[:MOST_POINTS]
+    ]
+    columns = ("operating point", "rate", _percentile(plan), "mean", "goodput", "objective")
+    caption = f"Frontier: no other point has a lower {_percentile(plan)} and a lower mean"
+    return Table(caption, columns, rows).without_empty()
+
+
 def settings_table(plan: Plan) -> Table:
     """Limits of a step-by-step engine, or why there are none."""
     found = plan.settings
     if not isinstance(found, Settings):
         return Table("", (), ())
     rows = [
-        ("sequences at once", count(found.max_num_seqs)),
-        ("tokens of a step", _optional(found.max_num_batched_tokens)),
-        ("fewest tokens that keep the first token in time", _optional(found.min_num_batched_tokens)),
-        ("prefill tokens beside them", _optional(found.chunk_tokens)),
-        (f"first token of {found.prompt_tokens:,}", "" if found.ttft_ms is None else format_ms(found.ttft_ms)),
-        ("between tokens", format_ms(found.tpot_ms)),
+        ("concurrent sequences", count(found.max_num_seqs)),
+        ("tokens per step", _optional(found.max_num_batched_tokens)),
+        ("fewest tokens per step for the TTFT target", _optional(found.min_num_batched_tokens)),
+        ("prefill chunk beside them", _optional(found.chunk_tokens)),
+        (f"TTFT of a {found.prompt_tokens:,}-token prompt", "" if found.ttft_ms is None else format_ms(found.ttft_ms)),
+        ("TPOT", format_ms(found.tpot_ms)),
     ]
-    caption = f"A serving engine on {found.path}: {found.reason}; limited by {found.binding}"
-    return Table(caption, ("limit", "value"), [row for row in rows if row[1]])
+    note = f"For {found.reason}. Limited by {found.binding}."
+    return Table(f"A serving engine on {found.path}", ("limit", "value"), [row for row in rows if row[1]], note=note)
 
 
 def engines_table(plan: Plan) -> Table:
     """The same under the engines' own names."""
-    rows = [(engine, name, _flag(value)) for engine, flags in plan.engines.items() for name, value in flags.items()]
-    return Table("Under the engines' names", ("engine", "setting", "value"), rows, words=("setting",))
+    rows = [
+        (ENGINES.get(engine, engine), ", ".join(f"{name}={_flag(value)}" for name, value in flags.items()))
+        for engine, flags in plan.engines.items()
+    ]
+    return Table("The same under each engine's names", ("engine", "settings"), rows, words=("settings",))
 
 
 def doubts_table(plan: Plan) -> Table:
@@ -381,17 +445,21 @@ def _percentile(plan: Plan) -> str:
     return "typical" if plan.percentile is None else f"p{plan.percentile:g}"
 
 
+def _percent(share: float | None) -> str:
+    return "" if share is None else format_percent(100 * share)
+
+
 def _headroom(share: float | None) -> str:
     if share is None:
         return ""
-    return f"{share:+.1%}" if share < MANY else f"{share + 1:,.3g} times the rate"
+    return format_percent(100 * share, signed=True) if share < MANY else f"{share + 1:,.3g} times the rate"
 
 
 def _flag(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return f"[{', '.join(map(str, value))}]"
     return str(value)
 
 

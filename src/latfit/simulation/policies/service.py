@@ -16,9 +16,9 @@ from latfit.hardware import (
     GPU_PATHS,
     ExecutionPath,
     HardwareProfile,
-    parse_quote,
+    parse_nominal,
     phase_of,
-    quoted_path as quoted_execution_path,
+    nominal_path as nominal_execution_path,
 )
 from latfit.model import FitResult, StepLatency, StepRatios
 from latfit.policies import PathTimes, Policy
@@ -240,8 +240,8 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
             f"the fit of path {path.name!r} is not usable ({fit.status.sentence})",
             remedy="Fit it again with `latfit fit`.",
         )
-    one_at_a_time = path.quote is not None and path.quote.median
-    most = 1 if one_at_a_time else max(1, min(int(fit.domain["B"][1]), LARGEST if path.quote is None else MOST_QUOTED))
+    one_at_a_time = path.nominal is not None and path.nominal.median
+    most = 1 if one_at_a_time else max(1, min(int(fit.domain["B"][1]), LARGEST if path.nominal is None else MOST_QUOTED))
     made = fitted_path(
         path.name,
         fit,
@@ -250,11 +250,11 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
         most_tokens=serving.most_tokens,
         spread=serving.service == "fitted",
     )
-    exponential = serving.service == "exponential" or (path.quote is not None and path.quote.exponential)
-    made = replace(made, exponential=exponential, quoted=bool(fit.data.quoted))
-    if path.quote is None or not one_at_a_time or serving.service == "deterministic":
+    exponential = serving.service == "exponential" or (path.nominal is not None and path.nominal.exponential)
+    made = replace(made, exponential=exponential, quoted=bool(fit.data.nominal))
+    if path.nominal is None or not one_at_a_time or serving.service == "deterministic":
         return made
-    return replace(made, times_ms=path.quote.mean_factor() * made.times_ms, exponential=True)
+    return replace(made, times_ms=path.nominal.mean_factor() * made.times_ms, exponential=True)
 
 
 def quoted_path(text: str, serving: Serving = Serving()) -> ServicePath:
@@ -263,7 +263,7 @@ def quoted_path(text: str, serving: Serving = Serving()) -> ServicePath:
     named = _NAMED.fullmatch(text.strip())
     if not named:
         raise WrongUsage(f"{text!r} is no path", where="--path", remedy="Write gpu:launch=8ms,slope=0.05ms.")
-    return measured_path(quoted_execution_path(named["name"], parse_quote(named["quote"], "--path")), serving)
+    return measured_path(nominal_execution_path(named["name"], parse_nominal(named["quote"], "--path")), serving)
 
 
 def to_buckets(times_ms: FloatArray, buckets: Sequence[int]) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Quoted paths: what a median says of the mean, straight lines, refusals; the mark stays with the numbers."""
+"""Nominal paths: what a median says of the mean, linear latencies, refusals; the mark stays with the numbers."""
 
 import math
 from pathlib import Path
@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.hardware.nominal import parse_quote
+from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.path_latency import PathLatency
-from latfit.hardware.profile import HardwareProfile, add_path, quoted_path, read_hardware
+from latfit.hardware.profile import HardwareProfile, add_path, nominal_path, read_hardware
 
 
-def test_a_quoted_median_is_that_of_an_exponential() -> None:
+def test_a_nominal_median_is_that_of_an_exponential() -> None:
     """theory F: p50 = 2 ms gives ln 2 / 2 = .346574 per ms and a mean of 2.88539 ms, not .5 per ms."""
-    path = quoted_path("amx", parse_quote("p50=2ms"))
+    path = nominal_path("amx", parse_nominal("p50=2ms"))
     assert PathLatency(path).mean_ms(np.ones(1))[0] == pytest.approx(2.88539, rel=1e-5)
     draws = np.random.default_rng(0).exponential(2.88539, 400_000)
     assert np.median(draws) == pytest.approx(2.0, abs=3 * 2.88539 / math.sqrt(400_000))
 
 
 def test_a_line_is_the_line() -> None:
-    path = quoted_path("gpu", parse_quote("launch=0.5ms, slope=0.02ms, per_token=10us, max_batch=64"))
+    path = nominal_path("gpu", parse_nominal("launch=0.5ms, slope=0.02ms, per_token=10us, max_batch=64"))
     T = path.fit.latency_ms(np.array([8.0]), np.array([100.0]))
     assert T[0] == pytest.approx(0.5 + 8 * 0.02 + 100 * 0.01)
     assert path.fit.domain["B"] == [1, 64]
@@ -33,9 +33,9 @@ def test_a_line_is_the_line() -> None:
     [("8ms+50us*128", (8, 0.05), 128, False), ("8ms+50us", (8, 0.05), 256, False), ("exp:2ms", (2, 0), 1, True)],
 )
 def test_the_short_form(text: str, line: tuple[float, float], most: int, exponential: bool) -> None:
-    quote = parse_quote(text)
-    assert (quote.launch_ms, quote.slope_ms) == line
-    assert (quote.max_batch, quote.exponential, quote.median) == (most, exponential, False)
+    found = parse_nominal(text)
+    assert (found.launch_ms, found.slope_ms) == line
+    assert (found.max_batch, found.exponential, found.median) == (most, exponential, False)
 
 
 @pytest.mark.parametrize(
@@ -54,23 +54,23 @@ def test_the_short_form(text: str, line: tuple[float, float], most: int, exponen
 )
 def test_what_cannot_be_read_says_how_to_write_it(text: str) -> None:
     with pytest.raises(WrongUsage) as caught:
-        parse_quote(text)
+        parse_nominal(text)
     assert caught.value.remedy
 
 
 def test_the_mark_survives_the_file(tmp_path: Path) -> None:
     target = tmp_path / "hardware.json"
-    add_path(target, quoted_path("amx", parse_quote("p50=2ms")))
+    add_path(target, nominal_path("amx", parse_nominal("p50=2ms")))
     path = read_hardware(target).paths["amx"]
-    assert path.label == "amx (quoted)"
-    assert PathLatency(path).estimate(4).source == "quoted: p50=2ms"
+    assert path.label == "amx (nominal)"
+    assert PathLatency(path).estimate(4).source == "nominal: p50=2ms"
     assert PathLatency(path).estimate(4).typical_ms == 8.0
     assert PathLatency(path).estimate(4).quantiles == {}
 
 
-def test_a_quote_that_the_file_spoils(tmp_path: Path) -> None:
+def test_numbers_that_the_file_spoils(tmp_path: Path) -> None:
     target = tmp_path / "hardware.json"
-    add_path(target, quoted_path("amx", parse_quote("p50=2ms")))
+    add_path(target, nominal_path("amx", parse_nominal("p50=2ms")))
     target.write_text(target.read_text().replace("p50=2ms", "p50=2"))
     with pytest.raises(BadInput, match="amx"):
         read_hardware(target)
@@ -81,10 +81,21 @@ def test_ceiling_and_price_stay_when_a_path_is_renewed() -> None:
 
     from latfit.hardware.ceiling import Ceiling
 
-    first = replace(quoted_path("gpu", parse_quote("launch=1ms")), ceiling=Ceiling(flops=1e15), price_per_hour=2.0)
+    first = replace(nominal_path("gpu", parse_nominal("launch=1ms")), ceiling=Ceiling(flops=1e15), price_per_hour=2.0)
     profile = HardwareProfile().with_path(first)
-    second = replace(quoted_path("gpu", parse_quote("launch=2ms")), ceiling=Ceiling(bandwidth=1e12))
+    second = replace(nominal_path("gpu", parse_nominal("launch=2ms")), ceiling=Ceiling(bandwidth=1e12))
     kept = profile.with_path(second).paths["gpu"]
     assert (kept.ceiling.flops, kept.ceiling.bandwidth, kept.price_per_hour) == (1e15, 1e12, 2.0)
-    assert kept.quote is not None
-    assert kept.quote.text == "launch=2ms"
+    assert kept.nominal is not None
+    assert kept.nominal.text == "launch=2ms"
+
+
+def test_files_that_call_the_numbers_quoted_are_still_read(tmp_path: Path) -> None:
+    target = tmp_path / "hardware.json"
+    add_path(target, nominal_path("amx", parse_nominal("p50=2ms")))
+    written = target.read_text()
+    assert '"nominal": "p50=2ms"' in written
+    target.write_text(written.replace('"nominal"', '"quoted"'))
+    path = read_hardware(target).paths["amx"]
+    assert path.nominal is not None
+    assert path.label == "amx (nominal)"
