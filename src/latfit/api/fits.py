@@ -1,11 +1,36 @@
-"""Fits as a library: made from anything that can be read, applied, compared, stored."""
+"""Fits as a library: made from anything that can be read, applied to other steps, kept in files."""
 
-from dataclasses import dataclass
+import html
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from latfit.errors import FitNotUsable
+from latfit.api.evaluations import Evaluation
+from latfit.api.predictions import grid_of, predicted, steps_from
+from latfit.api.quantities import library_verb
+from latfit.api.reading import ReadOptions, data_line, read
+from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
+from latfit.fitting import DoubtOptions, FitOptions, Sensitivity, evaluate, fit_trace, sensitivity_of
 from latfit.model import FitResult, fit_from_json, read_fit, write_fit
+from latfit.provenance import run_facts
+from latfit.trace import CleanTrace, Trace, check_one_system, data_facts, read_again
+from latfit.units import number
+from latfit.warning import LatfitWarning
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Ranges = Mapping[str, tuple[float, float]]
+Progress = Callable[[float, int], None]
+State = Literal["good", "doubt", "bad"]
+
+GRID_B, GRID_S = 5, 6
+"""Values of B and S that a sensitivity takes where none are named."""
+FEW = 3
+"""Warnings of a summary."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -13,11 +38,173 @@ class Fit:
     """A latency model fitted to steps, with its doubts.
 
     result: the whole record (`latfit.model.FitResult`).  path: the execution path that the steps ran on, where the
-    source or the user said so.
+    source or the user said so.  trace: the steps it was made from, where they are at hand.
     """
 
     result: FitResult
     path: str | None = None
+    trace: Trace | None = field(default=None, compare=False)
+
+    @property
+    def model(self) -> str:
+        return self.result.model
+
+    @property
+    def ok(self) -> bool:
+        """Whether it can be used; `result.status` says why not."""
+        return self.result.status.ok
+
+    @property
+    def system(self) -> Mapping[str, str]:
+        """What tells its steps from others of the same source: hardware, model, tp, path."""
+        found: Mapping[str, str] = self.result.data.more.get("system", {})
+        return found
+
+    @property
+    def label(self) -> str:
+        """Its system as a part of a file's name; empty where the source holds one system."""
+        return system_label(self.system)
+
+    @property
+    def source(self) -> str:
+        return self.result.data.source or ""
+
+    @property
+    def warnings(self) -> list[LatfitWarning]:
+        return list(self.result.warnings)
+
+    @property
+    def needs_action(self) -> list[LatfitWarning]:
+        """The warnings whose remedy is something to do."""
+        return [warning for warning in self.result.warnings if warning.needs_action]
+
+    @property
+    def verdict(self) -> str:
+        """Errors in and out of sample, beside the linear baseline and a constant, in a sentence."""
+        from latfit.report import tables
+
+        return tables.trust_sentence(self.result)
+
+    @property
+    def state(self) -> State:
+        """good: better than the linear baseline. doubt: as good, or measured nowhere. bad: not usable."""
+        if not self.ok:
+            return "bad"
+        return "doubt" if self.result.beats_linear is False or self.result.data.nominal else "good"
+
+    @property
+    def model_line(self) -> str:
+        """The model, how many of its parameters the data determine, and the range they cover, in a sentence."""
+        free = {name: found for name, found in self.result.parameters.items() if not found.fixed}
+        silent = [name for name, found in free.items() if not found.identified]
+        names = f" (not {', '.join(silent)})" if 0 < len(silent) <= FEW else ""
+        chosen = ", chosen by cross-validation" if self.result.cross_validation.selection else ""
+        spans = [
+            f"{name} {number(low)} to {number(high)}"
+            for name, (low, high) in self.result.domain.items()
+            if name in ("B", "S")
+        ]
+        decode = "" if self.result.knows_prefill else ", decode only"
+        return (
+            f"Model {self.model}{chosen}: {len(free) - len(silent)} of {len(free)} parameters identified{names}."
+            f" Measured {', '.join(spans)}{decode}."
+        )
+
+    @cached_property
+    def parameters(self) -> Any:
+        """DataFrame: value, std_error, 95 % interval from low to high, unit, identified, fixed, meaning by name."""
+        import pandas as pd
+
+        meanings = {parameter.name: parameter.meaning for parameter in self.result.structure.parameters}
+        rows = {name: {**vars(found), "meaning": meanings[name]} for name, found in self.result.parameters.items()}
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("parameter")
+
+    def summary(self) -> str:
+        """What `latfit fit` prints of it."""
+        lines = [self.verdict, data_line(self.result.data.to_json())]
+        if self.ok:
+            lines.append(self.model_line)
+        lines += [f"{warning.message} {warning.remedy}" for warning in self.needs_action[:FEW]]
+        return "\n".join(lines)
+
+    @library_verb
+    def predict(
+        self,
+        B: Any = None,
+        S: Any = None,
+        *,
+        context: Any = None,
+        context_tokens: Any = None,
+        prefill_requests: Any = None,
+        prefill_tokens: Any = None,
+        level: float = 0.9,
+        every_combination: bool = False,
+        strict: bool = False,
+    ) -> Any:
+        """Latency of steps, as a DataFrame.
+
+        B: requests, and S: tokens of each step, numbers or arrays that NumPy broadcasts (S without: B, which is
+        decode); every_combination: of the values of B with those of S, as far as S >= B. B may also be a table with
+        columns B and S: a file, a DataFrame, an Arrow table.  context: cached tokens of each decoding request;
+        context_tokens: those that the whole step reads.  level: share of steps that the interval is to hold.
+        strict: raise BadInput for steps outside what was measured.
+
+        Columns: B, S, T_ms (typical), low_ms, high_ms (NaN where the fit cannot tell), outside_domain, why_outside;
+        `.attrs["notes"]` holds what was taken for granted. Raises WrongUsage, BadInput.
+        """
+        given = {
+            "context_tokens": context_tokens,
+            "prefill_requests": prefill_requests,
+            "prefill_tokens": prefill_tokens,
+        }
+        steps = steps_from(B, S, given, every_combination=every_combination)
+        return predicted(self.result, steps, level, context, strict=strict)
+
+    @library_verb
+    def evaluate(self, source: Any, **reading: Unpack[ReadOptions]) -> Evaluation:
+        """How well it predicts steps that it has not seen: errors overall and by phase, coverage of its intervals.
+
+        source, reading: as of `latfit.read`. Raises BadInput where the source holds several systems.
+        """
+        found = read(source, **reading)
+        check_one_system(found)
+        held_out = self.result.cross_validation.mape_pct
+        return Evaluation(evaluate(self.result, found.trace), data_facts(found, {}, found.trace), held_out)
+
+    @library_verb
+    def sensitivity(self, B: Any = None, S: Any = None, context: float | None = None) -> Sensitivity:
+        """What a request or a token more costs, and which term is the largest, on a grid of B and S.
+
+        Without B and S over what was measured; `.frame` is the DataFrame. Raises BadInput where no step of the grid
+        lies inside what was measured.
+        """
+        typical = dict(self.result.typical) if context is None else {"context_tokens": float(context)}
+        over_B = grid_of(self.result, "B", GRID_B, B)
+        decode = S is None and not self.result.knows_prefill
+        over_S = over_B if decode else grid_of(self.result, "S", GRID_S, S)
+        found = sensitivity_of(self.result, over_B, over_S, typical)
+        if not any(math.isfinite(T) for T in found.T_ms.ravel()):
+            raise BadInput(
+                "none of the steps lies inside what was measured",
+                remedy=f"Ask inside the fit's domain, with {'S >= B' if self.result.knows_prefill else 'S = B'}.",
+            )
+        return found
+
+    def plot(self) -> "Figure":
+        """Latency over (B, S), throughput, and predicted beside measured latency where the steps are at hand."""
+        from latfit.report import fit_figure
+
+        if not self.ok:
+            raise FitNotUsable(self.result.status.sentence, remedy=self.result.status.remedy)
+        return fit_figure(self.path or self.model, self.result, self._rows())
+
+    def _rows(self) -> Trace | None:
+        if self.trace is not None or not self.source:
+            return self.trace
+        try:
+            return read_again(self.result.data.to_json())
+        except LatfitError:
+            return None
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit fit --json` and of a `.fit.json` file."""
@@ -26,7 +213,7 @@ class Fit:
     @classmethod
     def from_json(cls, document: Any, path: str | None = None) -> "Fit":
         """The fit in a decoded document. Raises BadInput that names what is wrong with it."""
-        return cls(fit_from_json(document, "the document"), path)
+        return _with_its_path(fit_from_json(document, "the document"), path)
 
     def save(self, target: str | Path) -> None:
         """Write a `.fit.json` file whole or not at all. Raises TargetNotWritable."""
@@ -35,18 +222,177 @@ class Fit:
     @classmethod
     def load(cls, source: str | Path, path: str | None = None) -> "Fit":
         """The fit in a `.fit.json` file. Raises BadInput."""
-        return cls(read_fit(Path(source)), path)
+        return _with_its_path(read_fit(Path(source)), path)
+
+    def __repr__(self) -> str:
+        on = f" of path {self.path}" if self.path else ""
+        return f"Fit ({self.model}){on}: {self.verdict}"
+
+    def _repr_html_(self) -> str:
+        shown = self.parameters[["value", "low", "high", "unit", "meaning"]]
+        return f"<p>{html.escape(repr(self))}</p>{shown.to_html(na_rep='', float_format=number)}"
 
 
-def as_fit(source: Any) -> Fit:
-    """A fit from what stands for one: a Fit, a FitResult, a `.fit.json` file. Raises BadInput, FitNotUsable."""
+def _with_its_path(result: FitResult, path: str | None) -> Fit:
+    """A stored fit; its system says the path where nobody else does."""
+    found = Fit(result, path)
+    return found if path else Fit(result, found.system.get("path"))
+
+
+def system_label(system: Mapping[str, str]) -> str:
+    """A system as a part of a file's name: its values, joined by dots."""
+    safe = ("".join(c if c.isalnum() or c in "-_" else "-" for c in value) or "unnamed" for value in system.values())
+    return ".".join(safe)
+
+
+def as_fit(source: Any, *, seed: int = 0, **reading: Unpack[ReadOptions]) -> Fit:
+    """A fit from what stands for one: a Fit, a FitResult, a `.fit.json` file; else a fit of what can be read.
+
+    Raises BadInput, FitNotUsable.
+    """
     if isinstance(source, Fit):
         found = source
     elif isinstance(source, FitResult):
-        found = Fit(source)
-    else:
+        found = _with_its_path(source, None)
+    elif isinstance(source, str | Path) and str(source).endswith(".json"):
         found = Fit.load(source)
-    status = found.result.status
-    if not status.ok:
-        raise FitNotUsable(status.sentence, where=str(source)[:200], remedy=status.remedy)
+    else:
+        return fit(source, seed=seed, **reading)
+    if not found.ok:
+        status = found.result.status
+        raise FitNotUsable(status.sentence, where=found.source or None, remedy=status.remedy)
     return found
+
+
+@library_verb
+def fit(
+    source: Any,
+    *,
+    model: str | None = None,
+    loss: str | None = None,
+    residuals: str | None = None,
+    fix: Mapping[str, float] | None = None,
+    bounds: Ranges | None = None,
+    prior: Ranges | None = None,
+    weights: str | None = None,
+    solver: str | None = None,
+    intervals: str | None = None,
+    bootstrap: int = 0,
+    resample: str | None = None,
+    seed: int = 0,
+    path: str | None = None,
+    **reading: Unpack[ReadOptions],
+) -> Fit:
+    """Fit a latency model to steps of one system, and check it.
+
+    source, reading: as of `latfit.read`.  model: "auto" compares all by cross-validation; saturation,
+    saturation-gamma, context, roofline, linear, quadratic, hinge, constant, each also with "+moe".  loss: huber,
+    soft_l1, tukey, linear.  residuals: relative (log of predicted/observed) or absolute (ms).  fix: {"P_max": 60}
+    holds parameters.  bounds: {"k_B": (0.01, 1)}.  prior: {"P_max": (60, 5)}, mean and standard deviation.  weights:
+    what counts the same: rows, segment (doublings of S), variance (cells).  intervals: of parameters: sandwich,
+    profile or bootstrap.  bootstrap: how many resamples to refit and keep.  path: execution path of steps that name
+    none.  Parameters are in ms, requests and tokens.
+
+    Raises WrongUsage for options that cannot be met, BadInput for a source that cannot be read or holds several
+    systems (see `fit_each`), FitNotUsable where the steps cannot carry the model.
+    """
+    steps = read(source, **reading)
+    check_one_system(steps, "Fit each of them with fit_each, or one of them with where=.")
+    options = _options(model, loss, residuals, weights, solver, fix, bounds, prior, seed)
+    doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
+    ((system, rows),) = steps.systems
+    found = _fitted(steps, system, rows, path, options, doubt)
+    if not found.ok:
+        status = found.result.status
+        raise FitNotUsable(status.sentence, where=steps.name, remedy=status.remedy)
+    return found
+
+
+@library_verb
+def fit_each(
+    source: Any,
+    *,
+    model: str | None = None,
+    loss: str | None = None,
+    residuals: str | None = None,
+    fix: Mapping[str, float] | None = None,
+    bounds: Ranges | None = None,
+    prior: Ranges | None = None,
+    weights: str | None = None,
+    solver: str | None = None,
+    intervals: str | None = None,
+    bootstrap: int = 0,
+    resample: str | None = None,
+    seed: int = 0,
+    path: str | None = None,
+    **reading: Unpack[ReadOptions],
+) -> dict[str, Fit]:
+    """A fit of every system (hardware, model, tp, path) of a source, by its label; see `fit` for the options.
+
+    A fit that cannot be used (`.ok`) is among them and says why. Raises WrongUsage, BadInput.
+    """
+    steps = read(source, **reading)
+    options = _options(model, loss, residuals, weights, solver, fix, bounds, prior, seed)
+    doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
+    fits = [_fitted(steps, system, rows, path, options, doubt) for system, rows in steps.systems]
+    return {found.label or found.path or "all": found for found in fits}
+
+
+def _options(
+    model: str | None,
+    loss: str | None,
+    residuals: str | None,
+    weights: str | None,
+    solver: str | None,
+    fix: Mapping[str, float] | None,
+    bounds: Ranges | None,
+    prior: Ranges | None,
+    seed: int,
+) -> FitOptions:
+    """What was asked for; the rest as `FitOptions` has it. Raises WrongUsage."""
+    named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    return FitOptions(
+        **given, fixed=dict(fix or {}), bounds=_checked_bounds(bounds), priors=_checked_priors(prior), seed=seed
+    )
+
+
+def _doubt(intervals: str | None, bootstrap: int, resample: str | None, progress: Progress | None) -> DoubtOptions:
+    given: dict[str, Any] = {
+        name: value for name, value in {"intervals": intervals, "scheme": resample}.items() if value is not None
+    }
+    return DoubtOptions(resamples=bootstrap, progress=progress, **given)
+
+
+def _checked_bounds(bounds: Ranges | None) -> dict[str, tuple[float, float]]:
+    for name, (low, high) in (bounds or {}).items():
+        if not 0 <= low < high < math.inf:
+            raise WrongUsage(
+                f"{name} from {low:g} to {high:g} is no range", where="--bounds", remedy="Give 0 <= low < high."
+            )
+    return dict(bounds or {})
+
+
+def _checked_priors(prior: Ranges | None) -> dict[str, tuple[float, float]]:
+    for name, (mean, spread) in (prior or {}).items():
+        if not (0 <= mean < math.inf and 0 < spread < math.inf):
+            raise WrongUsage(
+                f"{name} with mean {mean:g} and standard deviation {spread:g} is no prior",
+                where="--prior",
+                remedy="Give a mean of 0 or more and a standard deviation above zero.",
+            )
+    return dict(prior or {})
+
+
+def _fitted(
+    steps: CleanTrace,
+    system: Mapping[str, str],
+    rows: Trace,
+    path: str | None,
+    options: FitOptions,
+    doubt: DoubtOptions,
+) -> Fit:
+    origin = {**run_facts(options.seed), "trace": dict(steps.trace.provenance)}
+    found = fit_trace(rows, options, doubt=doubt, data=data_facts(steps, system, rows), provenance=origin)
+    named = str(rows["path"][0]) if "path" in rows else path or steps.path
+    return Fit(found, named, rows)

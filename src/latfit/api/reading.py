@@ -13,7 +13,6 @@ from latfit.trace import (
     Reading,
     Scan,
     Trace,
-    check_one_system,
     columns_of,
     compress,
     ingest,
@@ -66,7 +65,7 @@ def read(source: Any, **options: Unpack[ReadOptions]) -> CleanTrace:
     before.  options: see `ReadOptions`. Returns the steps (`.frame` is the DataFrame: B requests, S tokens, T_ms
     milliseconds, one row a step) and what was dropped and why. Raises BadInput, WrongUsage.
     """
-    if isinstance(source, CleanTrace) and not options:
+    if isinstance(source, CleanTrace) and not set(options) - {"progress"}:
         return source
     if isinstance(source, CleanTrace | Trace) or not _names_files(source):
         return ingest_table(table_of(source), _reading(options))
@@ -171,3 +170,14 @@ def _equally_long(columns: dict[str, Any]) -> Trace:
         return Trace(columns)
     except ValueError as error:
         raise BadInput(str(error), where=TABLE, remedy="Give columns of one length.") from None
+
+
+def data_line(facts: Mapping[str, Any]) -> str:
+    """`Read 120,431 rows, used 118,002; dropped 1,204 cold_start, 998 zero_time; marked 31 outlier.`"""
+    if facts.get("rows_read") is None:
+        return "No rows were read."
+    parts = [f"Read {facts['rows_read']:,} rows, used {facts['rows_used']:,}"]
+    for word in ("dropped", "marked"):
+        counts = ", ".join(f"{n:,} {reason}" for reason, n in facts.get(word, {}).items())
+        parts += [f"{word} {counts}"] if counts else []
+    return "; ".join(parts) + "."

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from latfit.fitting.fit import fit_of as fit_of, fit_trace as fit_trace, solved as solved
     from latfit.fitting.prediction import Change as Change, change as change, evaluate as evaluate, predict as predict
     from latfit.fitting.problem import FitOptions as FitOptions
-    from latfit.fitting.sensitivity import sensitivity_of as sensitivity_of
+    from latfit.fitting.sensitivity import Sensitivity as Sensitivity, sensitivity_of as sensitivity_of
     from latfit.fitting.uncertainty.intervals import DoubtOptions as DoubtOptions
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

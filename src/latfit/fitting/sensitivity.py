@@ -52,6 +52,18 @@ class Sensitivity:
                 }
         return found
 
+    @property
+    def frame(self) -> Any:
+        """A pandas DataFrame, one row a step: B, S, T_ms, slopes in ms, elasticities, the largest term."""
+        import pandas as pd
+
+        rows, columns = np.nonzero(self.dominant != "")
+        slopes = {f"{name}_ms" if name.startswith("dT") else name: grid for name, grid in self.slopes.items()}
+        grids = {"T_ms": self.T_ms, **slopes, "largest_term": self.dominant}
+        return pd.DataFrame(
+            {"B": self.B[rows], "S": self.S[columns], **{name: grid[rows, columns] for name, grid in grids.items()}}
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {
             "B": self.B.tolist(),

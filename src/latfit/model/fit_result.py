@@ -45,6 +45,7 @@ from latfit.model.fit_parts import Baseline, CrossValidation, DataFacts, Diagnos
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
 from latfit.stats import FloatArray
+from latfit.units import format_percent
 from latfit.warning import LatfitWarning
 
 SCHEMA = "latfit.fit/1"
@@ -118,7 +119,7 @@ class StepLatency(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FitResult:
     """Outcome of a fit. Mappings hold the parts of the JSON contract of the same name.
 
@@ -142,6 +143,22 @@ class FitResult:
     bootstrap: Mapping[str, Any] = field(default_factory=dict)
     draws: Mapping[str, Any] = field(default_factory=dict)
     typical: Mapping[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        n, median = self.metrics.n, format_percent(self.metrics.median_ape_pct)
+        held_out = format_percent(self.cross_validation.mape_pct)
+        return f"FitResult({self.model}, {self.status.code}, n={n}, median error {median}, held-out MAPE {held_out})"
+
+    @property
+    def beats_linear(self) -> bool | None:
+        """Whether it predicts held-out steps better than the linear baseline; None where that is not known."""
+        line = self.baselines.get("linear", Baseline())
+        own, simple = self.cross_validation.mape_pct, line.cv.mape_pct
+        if own is None or simple is None:
+            own, simple = self.metrics.mape_pct, line.mape_pct
+        if own is None or simple is None or self.model == "linear":
+            return None
+        return own < simple and not self.identifiability.line_as_good
 
     @property
     def structure(self) -> LatencyModel:

@@ -7,6 +7,7 @@ from latfit._face import face
 if TYPE_CHECKING:
     from latfit.report import style as style
     from latfit.report.fit import page as page, tables as tables
+    from latfit.report.fit.gallery import fit_figure as fit_figure
     from latfit.report.fit.tables import (
         Table as Table,
         comparison_table as comparison_table,
@@ -22,9 +23,18 @@ if TYPE_CHECKING:
         estimates_table as estimates_table,
         paths_table as paths_table,
     )
-    from latfit.report.layout import Written as Written
+    from latfit.report.layout import Rendered as Rendered, Written as Written
     from latfit.report.plan.figures import write_figures as write_figures
     from latfit.report.plan.tables import decision_lines as decision_lines, plan_tables as plan_tables
+    from latfit.report.simulation.brief import (
+        Verdict as Verdict,
+        brief_engine_table as brief_engine_table,
+        brief_runs_table as brief_runs_table,
+        brief_validation_table as brief_validation_table,
+        distinct as distinct,
+        engines_verdict as engines_verdict,
+        policies_verdict as policies_verdict,
+    )
     from latfit.report.simulation.page import (
         PAGE_NAME as PAGE_NAME,
         Making as Making,
@@ -42,6 +52,7 @@ if TYPE_CHECKING:
         validation_figure as validation_figure,
         validation_table as validation_table,
     )
+    from latfit.report.text import table_html as table_html, table_text as table_text
     from latfit.report.trace import write_coverage as write_coverage
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -5,6 +5,7 @@ here.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,11 @@ class CleanTrace:
     def __repr__(self) -> str:
         counts = ", ".join(f"{n:,} {reason}" for reason, n in self.dropped.items())
         return f"{self.trace!r}, read from {self.name}: {self.rows_read:,} rows, dropped {counts or 'none'}"
+
+    @cached_property
+    def systems(self) -> list[tuple[dict[str, str], Trace]]:
+        """What tells each system from the others, and its rows: see `Trace.systems`."""
+        return list(self.trace.systems())
 
     @property
     def name(self) -> str:
@@ -181,19 +187,19 @@ def check_one_machine(ingested: CleanTrace) -> None:
 
     Several paths of one machine do not hinder: each gets its fit. Raises BadInput that lists the systems.
     """
-    paths = {key.get("path", "") for key, _ in ingested.trace.systems()}
-    if len(list(ingested.trace.systems())) != len(paths):
+    paths = {key.get("path", "") for key, _ in ingested.systems}
+    if len(ingested.systems) != len(paths):
         raise _several(ingested, "Fit one with --where, or each of them with --each.")
 
 
-def check_one_system(ingested: CleanTrace) -> None:
+def check_one_system(ingested: CleanTrace, remedy: str = "Take the one that the fit is of with --where.") -> None:
     """One fit is never held against rows of several systems or paths. Raises BadInput that lists them."""
-    if len(list(ingested.trace.systems())) > 1:
-        raise _several(ingested, "Take the one that the fit is of with --where.")
+    if len(ingested.systems) > 1:
+        raise _several(ingested, remedy)
 
 
 def _several(ingested: CleanTrace, remedy: str) -> BadInput:
-    systems = list(ingested.trace.systems())
+    systems = ingested.systems
     shown = "; ".join(f"{system_filter(key)} ({len(rows)} rows)" for key, rows in systems[:4])
     more = f"; and {len(systems) - 4} more" if len(systems) > 4 else ""
     columns = ", ".join(name for name in IDENTITY if name in systems[0][0])
@@ -228,7 +234,7 @@ def read_again(data: Mapping[str, Any]) -> Trace:
     if ingested.sha256 != data.get("sha256"):
         raise BadInput("has changed since the fit was made", where=ingested.name, remedy="Fit it again.")
     system = data.get("system", {})
-    for key, rows in ingested.trace.systems():
+    for key, rows in ingested.systems:
         if key == system:
             return rows
     return ingested.trace

@@ -84,12 +84,12 @@ def comparison(profile: HardwareProfile, traces: Mapping[str, Trace], plans: Seq
     if len(paths) < 2:
         return None
     tokens = plans[0].tokens_per_request if plans else 1
-    B1 = plans[0].steps.B1.value if plans else None
+    plan = plans[0] if plans else None
     cells = {name: measured_cells(trace) for name, trace in traces.items()}
     curves = batch_latency(paths, cells, tokens)
-    title = paths_title(curves, B1)
+    title = paths_title(curves, plan)
     return _picture(
-        "paths", title, f"Latency of a step over its requests. {title}.", lambda: paths_figure(curves, tokens, B1)
+        "paths", title, f"Latency of a step over its requests. {title}.", lambda: paths_figure(curves, tokens, plan)
     )
 
 
@@ -189,3 +189,10 @@ def _finding(path: ExecutionPath, plans: Sequence[Plan]) -> str | None:
     if largest.S_max is None:
         return f"Every step meets {sla} at B={count(largest.B)}"
     return f"{sla}: up to {count(largest.S_max)} tokens a step (B={count(largest.B)})"
+
+
+def fit_figure(name: str, fit: FitResult, trace: Trace | None) -> Figure:
+    """The overview of one fit alone; without its rows the two views that need none."""
+    rows, cells = _rows_and_cells(fit, trace, [])
+    views = Views(surface(fit), throughput_curves(fit, cells), rows, cells)
+    return overview_figure(views, f"{name}. {map_title(views.area)}.", trust_sentence(fit))

@@ -1,0 +1,77 @@
+"""How well a fit predicts steps that it has not seen."""
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from latfit.units import format_percent
+
+MUCH_WORSE = 1.5
+"""Times the cross-validated error from which an error on other steps puts a fit in doubt."""
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """Errors of a fit on a trace.
+
+    scores: the contract of `latfit evaluate --json`.  data: what was read and dropped.  held_out_pct: the fit's own
+    cross-validated error, in percent.
+    """
+
+    scores: Mapping[str, Any]
+    data: Mapping[str, Any] = field(default_factory=dict)
+    held_out_pct: float | None = None
+
+    @property
+    def state(self) -> Literal["good", "doubt"]:
+        """doubt: where the error is far above that of the fit's cross-validation."""
+        found = self.scores["metrics"]["mape_pct"]
+        return "good" if self.held_out_pct is None or found <= MUCH_WORSE * self.held_out_pct else "doubt"
+
+    @property
+    def verdict(self) -> str:
+        """Errors on these steps beside the fit's own, in a sentence."""
+        found = self.scores["metrics"]
+        known = self.held_out_pct
+        own = "" if known is None else f" (cross-validated when fitted: {format_percent(known)})"
+        return (
+            f"Median error {format_percent(found['median_ape_pct'])} (n = {found['n']:,})."
+            f" MAPE {format_percent(found['mape_pct'])}{own}."
+        )
+
+    @property
+    def coverage_line(self) -> str:
+        """How many steps lie in the fit's intervals, in a sentence; empty where it has none."""
+        shares = [
+            f"{format_percent(100 * share)} in the {format_percent(100 * float(level))} interval"
+            for level, share in self.scores["interval_coverage"].items()
+        ]
+        outside = f"{self.scores['outside_domain']:,} steps outside the measured range"
+        return f"Coverage: {', '.join([*shares, outside])}."
+
+    @property
+    def table(self) -> Any:
+        """DataFrame: errors over all steps and by phase, in percent and ms."""
+        import pandas as pd
+
+        rows = {"all": self.scores["metrics"], **self.scores["by_phase"]}
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("phase")
+
+    def summary(self) -> str:
+        """What `latfit evaluate` prints."""
+        return "\n".join([self.verdict, self.coverage_line, *self.scores["notes"]])
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit evaluate --json`."""
+        return dict(self.scores)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Evaluation":
+        return cls(document)
+
+    def __repr__(self) -> str:
+        return f"Evaluation: {self.verdict}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.table.to_html(float_format='{:.3g}'.format)}"

@@ -1,0 +1,121 @@
+"""The steps that a prediction is asked for, and what a fit says of them, as a DataFrame."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from latfit.api.reading import steps_of
+from latfit.errors import BadInput, WrongUsage
+from latfit.fitting import predict
+from latfit.model import CONTEXT, SOURCES, FitResult, with_typical_context
+from latfit.stats import FloatArray
+from latfit.trace import Trace, impossible_steps
+
+NO_STEP = "is no step"
+POSSIBLE = "A step has 2^31 > S >= B >= 1; what prefills is a part of B and of S, and no count is below zero."
+
+
+def steps_from(B: Any, S: Any, given: Mapping[str, Any], *, every_combination: bool) -> Trace:
+    """Steps of B requests and S tokens, or of a table in place of B. given: what else is said of the steps, by column.
+    Raises WrongUsage for what cannot be a step, BadInput for a table that holds such."""
+    known = {name: value for name, value in given.items() if value is not None}
+    if B is None:
+        raise WrongUsage("no step is given", where="-B", remedy="Give B (and S), or a table of steps.")
+    if not _is_number(B):
+        if S is not None or known:
+            raise WrongUsage("steps are given twice", where="-S", remedy="Give B and S, or a table of steps.")
+        steps = steps_of(B)
+        if (bad := impossible_steps(steps)).any():
+            raise BadInput(
+                f"row {int(np.argmax(bad)) + 1} {NO_STEP}",
+                where=str(B) if isinstance(B, str) else None,
+                remedy=POSSIBLE,
+            )
+        return steps
+    names = ", ".join(["-B", "-S", *(f"--{name.replace('_', '-')}" for name in known)])
+    wanted = {"B": B, "S": B if S is None else S, **known}
+    try:
+        columns = {name: np.asarray(value, dtype=np.float64) for name, value in wanted.items()}
+        if every_combination and S is not None:
+            columns |= _combinations(np.ravel(columns["B"]), np.ravel(columns["S"]))
+        flat = dict(zip(columns, map(np.ravel, np.broadcast_arrays(*columns.values())), strict=True))
+    except ValueError as error:
+        raise WrongUsage(
+            f"these do not belong together ({error})", where=names, remedy="Give arrays of one shape."
+        ) from None
+    if not len(flat["B"]):
+        raise WrongUsage("no step has S >= B >= 1", where="-B, -S", remedy="Every request computes at least one token.")
+    steps = Trace(flat)
+    whole = np.logical_and.reduce([np.isfinite(column) for column in flat.values()])
+    if (bad := ~whole | impossible_steps(steps)).any():
+        row = int(np.argmax(bad))
+        shown = f"B = {flat['B'][row]:g}, S = {flat['S'][row]:g}"
+        raise WrongUsage(f"{shown} {NO_STEP}", where=names, remedy=POSSIBLE)
+    return steps
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number or an array of them, not a table."""
+    if isinstance(value, str | Mapping | Trace) or hasattr(value, "columns") or hasattr(value, "__fspath__"):
+        return False
+    return bool(np.asarray(value, dtype=object).dtype.kind) and not hasattr(value, "column_names")
+
+
+def _combinations(B: FloatArray, S: FloatArray) -> dict[str, FloatArray]:
+    pairs = [(b, s) for b in B for s in S if 1 <= b <= s]
+    return {"B": np.array([b for b, _ in pairs]), "S": np.array([s for _, s in pairs])}
+
+
+def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, strict: bool) -> Any:
+    """Typical latency and interval of each step, as a DataFrame. Raises BadInput, WrongUsage."""
+    import pandas as pd
+
+    steps = with_context(fit, steps, context)
+    found = predict(fit, steps, level)
+    if strict and found.outside.any():
+        reasons = dict.fromkeys(why for why in found.why_outside.tolist() if why)
+        raise BadInput(
+            f"{int(found.outside.sum())} of {len(steps)} steps cannot be predicted ({'; '.join(reasons)})",
+            remedy="Ask inside the fit's domain, measure there, or leave out --strict.",
+        )
+    frame = pd.DataFrame(
+        {
+            "B": _whole(steps.floats("B")),
+            "S": _whole(steps.floats("S")),
+            "T_ms": found.T_ms,
+            "low_ms": found.low,
+            "high_ms": found.high,
+            "outside_domain": found.outside,
+            "why_outside": found.why_outside,
+        }
+    )
+    frame.attrs |= {"level": level, "notes": list(found.notes)}
+    return frame
+
+
+def _whole(column: FloatArray) -> Any:
+    """Counts as integers where they are."""
+    return column.astype(np.int64) if np.all(column == np.floor(column)) else column
+
+
+def with_context(fit: FitResult, steps: Trace, context: Any) -> Trace:
+    """The steps with so many cached tokens a decoding request. Raises WrongUsage where they name others."""
+    if context is None:
+        return steps
+    if CONTEXT in steps:
+        raise WrongUsage("the cached context is given twice", where="--context", remedy="Give it a request or a step.")
+    if not float(context) >= 0:
+        raise WrongUsage("a context cannot be below zero", where="--context", remedy="Give 0 or more.")
+    known = {name: steps.floats(name) for name in SOURCES if name in steps}
+    found = with_typical_context(known, {**fit.typical, CONTEXT: float(context)})
+    return steps.with_columns(**{name: column for name, column in found.items() if name not in known})
+
+
+def grid_of(fit: FitResult, name: str, count: int, named: Any) -> FloatArray:
+    """The different values that were named, in order; without any so many whole numbers over the measured range of a
+    column, evenly in the logarithm."""
+    if named is not None:
+        return np.unique(np.atleast_1d(np.asarray(named, dtype=np.float64)))
+    low, high = fit.domain[name]
+    return np.unique(np.round(np.geomspace(max(low, 1.0), max(high, 1.0), count)))
