@@ -11,7 +11,8 @@ A step is what has all of it up to ` ms`, wherever it stands in its line.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -19,28 +20,24 @@ import numpy as np
 from latfit.errors import BadInput
 from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source
-from latfit.trace.readers.vllm.state import MOST_STREAMS, PHASE_NAMES, ROW, SLACK_BYTES, TOO_MANY_STREAMS, new_state
+from latfit.trace.readers.vllm.runs import Run, runs_of, seconds_of
+from latfit.trace.readers.vllm.steps import LABEL_BYTES, NO_TIME, Block, Engines, rank_of, read_block
 from latfit.trace.table import Array, Trace
 
-READ_BYTES = 1 << 20
-"""Small enough to stay in the processor's cache between reading and scanning."""
+BLOCK_BYTES = 1 << 20
+"""Small enough that what is computed from a block stays in the processor's cache."""
 
 LONGEST_LINE = 1 << 20
 """What is longer without a newline is read in pieces: it is no log."""
 
-SHORTEST_STEP, TYPICAL_STEP = 100, 150
-"""Bytes of a step's line: fewer than any has, and than most have."""
+MOST_ENGINES = 1024
+MOST_RUNS = 1 << 16
 
-MOST_GUESSED = 1 << 26
+PHASE_NAMES = np.array(("", "decode", "prefill", "mixed"), dtype=object)
+"""The first is that of an empty step."""
 
-OPTIONAL = {
-    "t_s": ("with_time", np.nan),
-    "kv_usage": ("with_usage", np.nan),
-    "dummy": ("dummies", False),
-    "encoder_inputs": ("with_encoders", 0),
-    "encoder_embeddings": ("with_encoders", 0),
-}
-"""Columns that a log may lack: what counts the steps that have them, and their value for a step that has not."""
+ABSENT = {"kv_usage": np.nan, "dummy": False, "encoder_inputs": 0, "encoder_embeddings": 0}
+"""Columns that a log may lack, and their value for a step that has none."""
 
 _ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 _SHAPE = re.compile(
@@ -60,59 +57,42 @@ def read(source: Source, options: Options) -> Trace:
 
     Raises BadInput where there is no step, and where there are more engines than any deployment has.
     """
-    guess = source.path.stat().st_size // TYPICAL_STEP if source.compression is None else 0
     with source.open() as stream:
-        columns, (state,) = _scanned(stream, source.name, READ_BYTES, min(guess, MOST_GUESSED))
-    if state["steps"] == 0:
-        torn = f" ({state['cut']} are cut short)" if state["cut"] else ""
+        return read_log(stream, source.name, BLOCK_BYTES)
+
+
+def read_log(stream: BinaryIO, name: str, size: int) -> Trace:
+    """The same of what is called `name`, in blocks of `size` bytes."""
+    engines, blocks, rows = Engines(), [], 0
+    for text in _whole_lines(stream, size):
+        block = read_block(_ANSI.sub(b"", text) if b"\x1b" in text else text, engines)
+        if len(engines.numbers) > MOST_ENGINES:
+            raise _mixed_up(name, f"more than {MOST_ENGINES:,} engines")
+        blocks.append(replace(block, notes=[replace(note, rows=note.rows + rows) for note in block.notes]))
+        rows += len(block.columns["B"])
+    facts = {
+        "format": "vllm",
+        "lines": sum(block.lines for block in blocks),
+        "iteration_lines": rows,
+        "cut_lines": sum(block.cut for block in blocks),
+    }
+    if rows == 0:
+        torn = f" ({facts['cut_lines']} are cut short)" if facts["cut_lines"] else ""
         raise BadInput(
-            f"no line of its {state['lines']} is a whole step{torn}",
-            where=source.name,
+            f"no line of its {facts['lines']} is a whole step{torn}",
+            where=name,
             remedy="Start vLLM with --enable-logging-iteration-details, and without --disable-log-stats.",
         )
-    return _trace(columns, state)
+    columns = _joined(blocks)
+    names = [process for process, _ in engines.numbers]
+    notes = [note for block in blocks for note in block.notes]
+    runs = runs_of(columns.pop("engine"), columns["step"], [rank_of(process) for process in names], notes)
+    if len(runs) > MOST_RUNS:
+        raise _mixed_up(name, "step counters that go back and forth")
+    return _trace(columns, runs, [process[:LABEL_BYTES].decode("utf-8", "replace") for process in names], facts)
 
 
-def _scanned(stream: BinaryIO, name: str, block: int, guess: int) -> tuple[dict[str, Array], Array]:
-    """The columns of all steps, and the state of the scan at the end; read in blocks of `block` bytes, with room for
-    `guess` steps at first: memory that is never written to takes no room.
-    """
-    from latfit.trace.readers.vllm.scan import scan
-
-    state, filled = new_state(), 0
-    names = ROW.names or ()
-    columns = {column: np.empty(guess, dtype=ROW[column]) for column in names if column not in OPTIONAL}
-    rows = np.empty(0, dtype=ROW)
-    for text, size in _whole_lines(stream, block):
-        most = size // SHORTEST_STEP + 1
-        if most > len(rows):
-            rows = np.empty(most, dtype=ROW)
-        address = np.frombuffer(text, dtype=np.uint8).ctypes.data
-        written = scan(address, address + size, text.find(b"\x1b", 0, size) >= 0, state, rows)
-        if written < 0:
-            raise _mixed_up(name, written)
-        for column, (counter, absent) in OPTIONAL.items():
-            if column not in columns and state[0][counter] > 0:
-                columns[column] = np.empty(max(guess, filled), dtype=ROW[column])
-                columns[column][:filled] = absent
-        for column, values in columns.items():
-            if filled + written > len(values):
-                columns[column] = values = _grown(values, filled, filled + written)
-            values[filled : filled + written] = rows[column][:written]
-        filled += written
-    return {column: columns[column][:filled] for column in names if column in columns}, state
-
-
-def _grown(values: Array, filled: int, wanted: int) -> Array:
-    grown = np.empty(max(2 * filled, wanted), dtype=values.dtype)
-    grown[:filled] = values[:filled]
-    return grown
-
-
-def _mixed_up(name: str, written: int) -> BadInput:
-    what = (
-        f"more than {MOST_STREAMS:,} engines" if written == TOO_MANY_STREAMS else "step counters that go back and forth"
-    )
+def _mixed_up(name: str, what: str) -> BadInput:
     return BadInput(
         f"has {what}",
         where=name,
@@ -120,52 +100,60 @@ def _mixed_up(name: str, written: int) -> BadInput:
     )
 
 
-def _whole_lines(stream: BinaryIO, block: int) -> Iterator[tuple[bytearray, int]]:
-    """(buffer, end of the whole lines in it): the same buffer again and again, which holds `SLACK_BYTES` more.
-
-    The last line of all gets the newline that it may lack.
-    """
-    buffer, kept = bytearray(block + SLACK_BYTES), 0
-    while True:
-        if kept > (len(buffer) - SLACK_BYTES) // 2:
-            buffer = buffer + bytes(len(buffer))
-        with memoryview(buffer) as view:
-            got = stream.readinto(view[kept : len(buffer) - SLACK_BYTES])  # type: ignore[attr-defined]
-        if not got:
-            break
-        filled = kept + got
-        end = buffer.rfind(b"\n", kept, filled) + 1
-        if end == 0 and filled >= LONGEST_LINE:
-            buffer[filled] = ord("\n")
-            yield buffer, filled + 1
-            kept = 0
-            continue
+def _whole_lines(stream: BinaryIO, size: int) -> Iterator[bytes]:
+    """The bytes in pieces that end with a newline, which the last of them may lack and gets."""
+    kept = b""
+    while got := stream.read(size):
+        end = got.rfind(b"\n") + 1
         if end > 0:
-            yield buffer, end
-            buffer[: filled - end] = buffer[end:filled]
-        kept = filled - end
+            yield kept + got[:end]
+            kept = got[end:]
+        elif len(kept) + len(got) < LONGEST_LINE:
+            kept += got
+        else:
+            yield kept + got + b"\n"
+            kept = b""
     if kept:
-        buffer[kept] = ord("\n")
-        yield buffer, kept + 1
+        yield kept + b"\n"
 
 
-def _trace(columns: dict[str, Array], state: Any) -> Trace:
+def _joined(blocks: Sequence[Block]) -> dict[str, Array]:
+    """The columns of all blocks, which are emptied on the way: one column at a time is held twice."""
+    columns = {}
+    lengths = [len(block.columns["engine"]) for block in blocks]
+    names = dict.fromkeys(name for block in blocks for name in block.columns)
+    for name in sorted(names, key=lambda name: list(ABSENT).index(name) if name in ABSENT else -1):
+        parts = [block.columns.pop(name, None) for block in blocks]
+        columns[name] = np.concatenate(
+            [
+                np.full(length, ABSENT[name]) if part is None else part
+                for part, length in zip(parts, lengths, strict=True)
+            ]
+        )
+    return columns
+
+
+def _trace(columns: dict[str, Array], runs: Sequence[Run], labels: Sequence[str], facts: dict[str, Any]) -> Trace:
     """The columns that the log has something for, under latfit's names."""
-    runs = state["runs"][: state["runs_seen"]]
-    sizes = state["streams"]["label_bytes"][: state["streams_seen"]]
-    labels = [
-        bytes(label[:size]).decode("utf-8", "replace") for label, size in zip(state["labels"], sizes, strict=False)
-    ]
-    run = columns.pop("run")
-    replica = np.array([labels[stream] for stream in runs["stream"]], dtype=object)
-    columns["phase"] = np.array(PHASE_NAMES, dtype=object)[columns["phase"]]
-    columns["run"] = _run_names(replica)[run]
+    replica = np.array([labels[run.engine] for run in runs], dtype=object)
+    capacity = np.array([run.capacity for run in runs], dtype=np.float64)
+    run_of = np.empty(len(columns["B"]), dtype=np.int32)
+    time = columns.pop("time")
+    if (time != NO_TIME).any():
+        columns["t_s"] = np.empty(len(time))
+    for number, run in enumerate(runs):
+        run_of[run.rows] = number
+        if "t_s" in columns:
+            columns["t_s"][run.rows] = seconds_of(time[run.rows])
+    columns["phase"] = PHASE_NAMES[columns["phase"]]
+    columns["run"] = _run_names(replica)[run_of]
     if any(labels):
-        columns["replica"] = replica[run]
-    capacity = runs["capacity"].astype(np.float64)
+        columns["replica"] = replica[run_of]
     if "kv_usage" in columns and capacity.any():
-        columns["context_tokens"] = columns["kv_usage"] * np.where(capacity > 0, capacity, np.nan)[run]
-    return Trace(columns, _provenance(state, labels, replica))
+        columns["context_tokens"] = columns["kv_usage"] * np.where(capacity > 0, capacity, np.nan)[run_of]
+    capacities = {label: run.capacity for label, run in zip(replica, runs, strict=True) if run.capacity}
+    more = {"engines": len(set(labels)), "runs": len(runs), "kv_capacity_tokens": capacities}
+    return Trace(columns, {**facts, **more})
 
 
 def _run_names(replica: Array) -> Array:
@@ -176,19 +164,6 @@ def _run_names(replica: Array) -> Array:
         counts[label] = counts.get(label, 0) + 1
         names.append(f"{label}/{counts[label]}" if label else str(counts[label]))
     return np.array(names, dtype=object)
-
-
-def _provenance(state: Any, labels: list[str], replica: Array) -> Mapping[str, Any]:
-    capacities = state["runs"]["capacity"][: state["runs_seen"]]
-    return {
-        "format": "vllm",
-        "lines": int(state["lines"]),
-        "iteration_lines": int(state["steps"]),
-        "cut_lines": int(state["cut"]),
-        "engines": len(set(labels)),
-        "runs": int(state["runs_seen"]),
-        "kv_capacity_tokens": {label: int(tokens) for label, tokens in zip(replica, capacities, strict=True) if tokens},
-    }
 
 
 READER = Reader("vllm", "a vLLM server log with --enable-logging-iteration-details", recognises, read, path="gpu")
