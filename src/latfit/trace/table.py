@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.trace.columns import IDENTITY
+from latfit.trace.columns import BY_NAME, IDENTITY
 from latfit.units import number
 
 Array = NDArray[Any]
@@ -88,6 +88,10 @@ class Trace:
         keys = list(zip(*columns, strict=True))
         number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         return np.fromiter((number[key] for key in keys), dtype=np.intp, count=len(keys))
+
+    def labels(self) -> dict[str, Array]:
+        """Columns that have no meaning of their own here: what the source brought along."""
+        return {name: self[name] for name in self.columns if name not in BY_NAME and name not in IDENTITY}
 
     def _identity(self) -> list[str]:
         """The identity columns that vary."""
