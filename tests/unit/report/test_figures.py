@@ -40,7 +40,7 @@ class TestPredicted:
         B, S = np.full(5, 8.0), np.full(5, 512.0)
         T = planted_ms(B, S) / np.array([1.02, 1.02, 1.03, 1.04, 1.04])
         title = figures.predicted_title(plot_data.agreement(fit, Trace({"B": B, "S": S, "T_ms": T})))
-        assert title == "Half of 5 steps within 3 %, 90 % within 4 %"
+        assert title == "Median error 3 %, p90 4 % (n = 5)"
 
     def test_many_rows_are_drawn_as_fewer_dots(self, fit: FitResult) -> None:
         many = planted_rows(repeats=1300, noise=0.3)
@@ -54,9 +54,9 @@ class TestResiduals:
     @pytest.mark.parametrize(
         ("factor", "says"),
         [
-            (1.0, "No lean: running medians within 3 % of zero"),
-            (1.05, "5 % too long"),
-            (1 / 1.25, "20 % too short"),
+            (1.0, "Unbiased: running medians within 3 % of zero"),
+            (1.05, "5 % too high"),
+            (1 / 1.25, "20 % too low"),
         ],
     )
     def test_title_names_the_lean(self, fit: FitResult, factor: float, says: str) -> None:
@@ -69,12 +69,12 @@ class TestResiduals:
         T = planted_ms(B, S) / np.where(S > 8, 1.3, 1.0)
         phase = np.where(S > 8, "prefill", "decode").astype(object)
         rows = plot_data.agreement(fit, Trace({"B": B, "S": S, "T_ms": T, "phase": phase}))
-        assert figures.residual_title(rows) == "Farthest off: prefill near 18 ms, 30 % too long"
+        assert figures.residual_title(rows) == "Largest bias: prefill near 18 ms, 30 % too high"
 
     def test_few_rows_are_judged_together(self, fit: FitResult) -> None:
         B = np.array([8.0, 8.0, 8.0])
         rows = plot_data.agreement(fit, Trace({"B": B, "S": B, "T_ms": planted_ms(B, B) / 1.1}))
-        assert figures.residual_title(rows) == "The typical prediction is 10 % too long"
+        assert figures.residual_title(rows) == "The typical prediction is 10 % too high"
 
     def test_rows_beyond_the_scale_are_counted(self, fit: FitResult, rows: Trace) -> None:
         T = rows["T_ms"].copy()
@@ -199,7 +199,7 @@ class TestPaths:
         both = two_paths()
         plan = both.plans[0]
         curves = plot_data.batch_latency(list(both.profile.paths.values()), {}, 1)
-        figure = combined.paths_figure(curves, 1, plan.steps.B1.value)
+        figure = combined.paths_figure(curves, 1, plan)
         marked = [line.get_xdata()[0] for line in figure.axes[0].get_lines() if "B1" in str(line.get_label())]  # type: ignore[index]
         amx, gpu = curves
         crossing = amx.B[np.flatnonzero(gpu.T_ms <= amx.T_ms)[0]]

@@ -1,6 +1,7 @@
 """The part of the page that a load decides: the same numbers as the plan, its pictures, the simulation of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import HardwareProfile, nominal_path
 from latfit.planning.plan import make_plan
 from latfit.planning.request import Wishes
-from latfit.planning.result import Cutoff
+from latfit.planning.result import Cutoff, Plan
 from latfit.report.fit.page import ReportInput, render
-from latfit.units import format_ms
+from latfit.units import format_ms, format_rate
 from tests.unit.report.test_page import Outline
 
 NOMINAL = HardwareProfile(
@@ -47,6 +48,53 @@ def test_the_page_says_what_the_plan_says(text: str) -> None:
         format_ms(plan.T_cut.value),
     ):
         assert said in text
+
+
+def test_every_number_is_that_of_the_plans_json(text: str) -> None:
+    """The page and `plan --json` answer the same question with the same numbers, B1 among them."""
+    plan = make_plan(NOMINAL, 20.0, wishes=WISHES)
+    told = json.loads(json.dumps(plan.to_json()))
+    assert told["answer"] in text
+    assert {"yes": "SLA met", "in doubt": "not proven", "no": "SLA not met"}[told["promise"]] in text
+    chosen = next(row for row in told["alternatives"] if row["chosen"])
+    assert f"p99 response{format_ms(chosen['percentile_ms'])}{chosen['name']}" in "".join(text.split("\n"))
+    assert format_rate(told["capacity"]["sustainable_per_s"], down=True) in text
+    for row in told["alternatives"]:
+        assert row["percentile_ms"] is None or format_ms(row["percentile_ms"]) in text
+    assert f"T_cut{format_ms(told['T_cut_ms']['value'])}" in "".join(text.split("\n"))
+    # B1 is the one with the wait at the rate, wherever it stands without another word beside it.
+    at_rate = told["B1_at_rate"]["value"] or told["B1"]["value"]
+    cells = text.split("\n")
+    assert {cells[i + 1] for i, cell in enumerate(cells[:-1]) if cell == "B1"} >= {f"{at_rate}"}
+    assert next(row["B1"] for row in told["sensitivity"] if row["change"] == "as it is") == told["B1_at_rate"]["value"]
+    for flags in told["engines"].values():
+        for name, value in flags.items():
+            assert not isinstance(value, int) or isinstance(value, bool) or f"{name}={value}" in text
+
+
+def with_promise(promise: str) -> Plan:
+    """The plan as if that had come out."""
+    plan = make_plan(NOMINAL, 20.0, wishes=Wishes(rate=0.1, laws_only=True))
+    assert plan.load is not None
+    doubts = ["Cannot promise it: a tail was not seen."] if promise == "in doubt" else []
+    return replace(plan, load=replace(plan.load, promise=promise, why_in_doubt=doubts))
+
+
+@pytest.mark.parametrize(
+    ("promise", "says", "looks"),
+    [
+        ("yes", "SLA met", "card answer "),
+        ("in doubt", "SLA met, but not proven", "card answer doubt"),
+        ("no", "SLA not met", "card answer unmet"),
+    ],
+)
+def test_a_verdict_has_three_states(promise: str, says: str, looks: str) -> None:
+    plan = with_promise(promise)
+    outline = Outline(render(ReportInput(NOMINAL, plans=[plan], wishes=WISHES)).html)
+    assert f"p99 of responses at 100 req/s: {says}\n" in outline.text
+    assert ("div", {"class": looks}) in outline.tags
+    assert ("Why it is in doubt" in outline.text) == (promise == "in doubt")
+    assert ("a tail was not seen" in outline.text) == (promise == "in doubt")
 
 
 def test_the_simulation_is_shown(text: str) -> None:

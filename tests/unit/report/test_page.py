@@ -90,7 +90,8 @@ class TestAnswerFirst:
         assert first.group(1).replace("\u00a0", " ") == one_path.plans[0].answer
 
     def test_order(self, html: str) -> None:
-        places = [html.index(mark) for mark in ('id="answer"', 'id="trust"', 'id="limits"', "<figure>", "Parameters")]
+        marks = ('id="answer"', 'id="trust"', 'id="limits"', 'id="engines"', "Parameters", "Rows")
+        places = [html.index(mark) for mark in marks]
         assert places == sorted(places)
 
     def test_warnings_come_with_their_remedy(self, html: str) -> None:
@@ -100,7 +101,7 @@ class TestAnswerFirst:
     def test_a_hopeless_sla_says_so(self, fit: FitResult, rows: Trace) -> None:
         profile = machine(cpu=fit)
         text = Outline(render(ReportInput(profile, {"cpu": rows}, [make_plan(profile, 1.0)])).html).text
-        assert "cannot be met" in text
+        assert "SLA not met" in text
         assert "No step meets" in text
 
     def test_without_an_sla_a_hint(self, fit: FitResult) -> None:
@@ -178,7 +179,7 @@ class TestPaths:
     def test_a_section_each_and_one_comparison(self) -> None:
         rendered = render(two_paths())
         outline = Outline(rendered.html)
-        assert {"path-amx", "path-gpu", "between"} <= set(outline.attributes("id"))
+        assert {"path-amx", "path-gpu", "thresholds"} <= set(outline.attributes("id"))
         stems = [picture.stem for picture in rendered.pictures]
         assert stems[:3] == ["amx-overview", "gpu-overview", "paths"]
         assert len(stems) == len(set(stems)) == 11

@@ -10,7 +10,7 @@ from latfit.planning.plan import make_plan
 from latfit.report import format
 from latfit.report.fit import tables
 from latfit.report.fit.page import ReportInput
-from latfit.report.plan.tables import thresholds_table
+from latfit.report.plan.tables import key_numbers, thresholds_table
 from latfit.warning import LatfitWarning
 from tests.unit.report.conftest import held_out, machine, two_paths
 
@@ -47,27 +47,29 @@ class TestTrust:
     def test_error_beside_the_simple_models(self, fit: FitResult) -> None:
         table = tables.trust(machine(cpu=fit))
         row = dict(zip(table.columns, table.rows[0], strict=True))
-        assert row["mean error, unseen steps"] == "4.4 %"
-        assert (row["straight line"], row["constant"]) == ("12 %", "80 %")
-        assert row["verdict"] == "better than a straight line"
+        assert row["cross-validated MAPE"] == "4.4 %"
+        assert (row["linear baseline"], row["constant"]) == ("12 %", "80 %")
+        assert row["verdict"] == "better than the linear baseline"
 
     def test_sentence(self, fit: FitResult) -> None:
-        sentence = tables.trust_sentence(fit)
-        assert "mean error on unseen steps 4.4 %, against 12 % for a straight line and 80 % for a constant" in sentence
+        n = f"{fit.metrics.n:,}"
+        said = tables.trust_sentence(fit)
+        assert f"(n = {n}). Cross-validated MAPE 4.4 % (linear baseline 12 %, constant 80 %)." in said
+        assert said.startswith("Median error ")
 
     def test_a_line_that_does_as_well_is_said(self, fit: FitResult) -> None:
         worse = CrossValidation("cells", held_out(12.5, 3.1))
-        assert tables.verdict(replace(fit, cross_validation=worse)) == "no better than a straight line"
+        assert tables.verdict(replace(fit, cross_validation=worse)) == "no better than the linear baseline"
         warned = replace(fit, warnings=[LatfitWarning("line_as_good", "", "")])
-        assert tables.verdict(warned) == "no better than a straight line"
+        assert tables.verdict(warned) == "no better than the linear baseline"
 
     def test_without_cross_validation_the_errors_are_marked_as_seen(self, fit: FitResult) -> None:
         seen = replace(fit, cross_validation=CrossValidation(), baselines={"linear": Baseline(mape_pct=11.0)})
         row = tables.trust(machine(cpu=seen)).rows[0]
-        assert "(seen)" in row[4]
-        assert row[5] == "11 % (seen)"
+        assert "(in-sample)" in row[4]
+        assert row[5] == "11 % (in-sample)"
         assert row[6] == "unknown"
-        assert "on the steps it was fitted to" in tables.trust_sentence(seen)
+        assert "in-sample" in tables.trust_sentence(seen)
 
     def test_an_unusable_fit(self, fit: FitResult) -> None:
         assert tables.verdict(replace(fit, status=FitStatus.ONE_CELL)) == "not usable"
@@ -83,6 +85,13 @@ class TestPlanTables:
         table = tables.batch_at_tokens(plan)
         assert [row[0] for row in table.rows] == [f"{row.S:,}" for row in plan.steps.B_at_S]
         assert [row[2] for row in table.rows] == [f"{row.B_max:,}" for row in plan.steps.B_at_S]
+
+    def test_batches_of_any_size_are_one_row(self) -> None:
+        plan = two_paths().plans[0]
+        whole = [replace(row, S=S, B_min=1, B_max=S) for S, row in zip((1, 2, 4), plan.steps.B_at_S, strict=False)]
+        last = replace(whole[-1], S=8, B_max=5)
+        table = tables.batch_at_tokens(replace(plan, steps=replace(plan.steps, B_at_S=[*whole, last])))
+        assert [list(row) for row in table.rows] == [["1 to 4", "1", "S"], ["8", "1", "5"]]
 
     def test_extrapolation_is_marked_row_by_row(self, one_path: ReportInput) -> None:
         plan = one_path.plans[0]
@@ -100,25 +109,27 @@ class TestPlanTables:
 
     def test_what_is_not_known_comes_with_its_reason(self, one_path: ReportInput) -> None:
         table = thresholds_table(one_path.plans[0], explained=True)
-        assert set(column(table, "value").values()) == {"not known"}
+        value = column(table, "value")
+        assert {name for name, found in value.items() if found == "not known"} == {"B1", "B1 in tokens", "B2", "T_cut"}
+        assert all(column(table, "meaning").values())
         assert all(column(table, "why").values())
 
     def test_known_thresholds_are_key_numbers(self) -> None:
         plan = two_paths().plans[0]
-        found = {item.label: item.value for item in tables.key_numbers(plan)}
+        found = {item.label: item.value for item in key_numbers(plan)}
         assert found["B1"] == str(plan.steps.B1.value)
         assert found["B2"] == str(plan.steps.B2.value)
 
     def test_largest_step_and_batch(self, one_path: ReportInput) -> None:
         plan = one_path.plans[0]
-        found = {item.label: item.value for item in tables.key_numbers(plan)}
+        found = {item.label: item.value for item in key_numbers(plan)}
         assert found["Largest step"] == f"{max(row.S_max or 0 for row in plan.steps.S_at_B):,}"
         measured = [row.B_max or 0 for row in plan.steps.B_at_S if not row.extrapolated]
         assert found["Largest batch"] == f"{max(measured):,}"
 
     def test_a_hopeless_sla_has_no_numbers(self, fit: FitResult) -> None:
         plan = make_plan(machine(cpu=fit), 1.0)
-        assert tables.key_numbers(plan) == []
+        assert tables.step_numbers(plan) == []
         assert tables.tokens_at_batch(plan).rows == []
 
 
@@ -146,12 +157,12 @@ def test_provenance_is_flattened_and_cut() -> None:
 
 def test_errors_list_model_baselines_and_phases(fit: FitResult) -> None:
     table = tables.errors(fit)
-    assert [row[0] for row in table.rows] == ["saturation", "straight line", "constant", "saturation, decode only"]
-    assert column(table, "mean, unseen steps") == {
+    assert [row[0] for row in table.rows] == ["saturation", "linear baseline", "constant", "saturation, decode steps"]
+    assert column(table, "cross-validated MAPE") == {
         "saturation": "4.4 %",
-        "straight line": "12 %",
+        "linear baseline": "12 %",
         "constant": "80 %",
-        "saturation, decode only": "–",
+        "saturation, decode steps": "–",
     }
 
 

@@ -15,6 +15,7 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
+from latfit.planning import Plan, Reach, Threshold
 from latfit.report import style
 from latfit.report.fit.plot_data import (
     DOTS,
@@ -227,10 +228,8 @@ def throughput_figure(curves: Sequence[Curve]) -> Figure:
 
 
 def predicted_title(rows: Agreement) -> str:
-    return (
-        f"Half of {counted(len(rows), 'step')} within {format_percent(rows.metrics['median_ape_pct'])},"
-        f" 90 % within {format_percent(rows.metrics['p90_ape_pct'])}"
-    )
+    median, p90 = (format_percent(rows.metrics[name]) for name in ("median_ape_pct", "p90_ape_pct"))
+    return f"Median error {median}, p90 {p90} (n = {count(len(rows))})"
 
 
 def residual_title(rows: Agreement) -> str:
@@ -244,12 +243,12 @@ def residual_title(rows: Agreement) -> str:
         return f"The typical prediction is {_lean(float(np.median(rows.error_pct)))}"
     error, x, phase = max(leans, key=lambda lean: abs(lean[0]))
     if abs(error) < _SMALL_LEAN_PCT:
-        return f"No lean: running medians within {format_percent(_SMALL_LEAN_PCT)} of zero"
-    return f"Farthest off: {phase or 'steps'} near {format_ms(x, 2)}, {_lean(error)}"
+        return f"Unbiased: running medians within {format_percent(_SMALL_LEAN_PCT)} of zero"
+    return f"Largest bias: {phase or 'steps'} near {format_ms(x, 2)}, {_lean(error)}"
 
 
 def _lean(error_pct: float) -> str:
-    return f"{format_percent(abs(error_pct))} too {'long' if error_pct > 0 else 'short'}"
+    return f"{format_percent(abs(error_pct))} too {'high' if error_pct > 0 else 'low'}"
 
 
 def _median_lines(rows: Agreement) -> dict[str, tuple[FloatArray, FloatArray]]:
@@ -298,7 +297,7 @@ def draw_residuals(axes: Axes, rows: Agreement) -> None:
         axes,
         residual_title(rows),
         "predicted latency of a step [ms]",
-        "error of the prediction [%], + is too long",
+        "error of the prediction [%], + is too high",
     )
     low, high = _reach(rows.error_pct)
     axes.axhspan(-BAND_PCT, BAND_PCT, color=_BAND, linewidth=0)
@@ -421,26 +420,50 @@ def overview_figure(views: Views, headline: str, trust: str) -> Figure:
     return figure
 
 
-def paths_figure(curves: Sequence[BatchLatency], tokens_per_request: int, B1: int | None) -> Figure:
-    """Latency against the batch on each path, with B1 where it is known."""
+def paths_figure(curves: Sequence[BatchLatency], tokens_per_request: int, plan: Plan | None) -> Figure:
+    """Latency against the batch on each path, with the SLA and the thresholds of a plan."""
     figure = style.new_figure((7.2, 4.4))
     axes = figure.subplots()
-    _draw_paths(axes, curves, B1)
+    _draw_paths(axes, curves)
+    if plan is not None:
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, plan.sla_ms / 1.15), max(high, 1.15 * plan.sla_ms))
+        axes.axhline(plan.sla_ms, color=style.SLA, linewidth=1.3, label=f"SLA {format_ms(plan.sla_ms)}")
+        mark_thresholds(axes, plan)
     each = "one token" if tokens_per_request == 1 else f"{count(tokens_per_request)} tokens"
-    style.dress(
-        axes, paths_title(curves, B1), f"requests in the step, B ({each} each)", "latency of a step [ms]", width=70
-    )
+    title = paths_title(curves, plan)
+    style.dress(axes, title, f"requests in the step, B ({each} each)", "latency of a step [ms]", width=70)
     style.legend(axes)
     return figure
 
 
-def paths_title(curves: Sequence[BatchLatency], B1: int | None) -> str:
-    if B1 is not None:
-        return f"From B1 = {counted(B1, 'request')} on, the GPU is at least as fast"
+def paths_title(curves: Sequence[BatchLatency], plan: Plan | None) -> str:
+    if plan is not None and plan.both_paths:
+        return thresholds_title(plan)
     return f"Latency of a step on {' and '.join(drawable(curve.path, most=20) for curve in curves)}"
 
 
-def _draw_paths(axes: Axes, curves: Sequence[BatchLatency], B1: int | None) -> None:
+def thresholds_title(plan: Plan) -> str:
+    """From where on the GPU is worth it."""
+    if plan.B1.value is None:
+        return "Latency of a batch" if plan.B1.reach is Reach.UNKNOWN else plan.B1.reason.capitalize()
+    waited = "" if plan.B1 is plan.steps.B1 else ", its wait included,"
+    return f"The GPU{waited} is as fast as the CPU from B1 = {counted(plan.B1.value, 'request')}"
+
+
+def mark_thresholds(axes: Axes, plan: Plan) -> list[Threshold]:
+    """Upright lines at B1, as the plan counts it, at B1 without a wait where that is another, and at B2."""
+    waits = plan.B1 is not plan.steps.B1
+    wanted = [("B1", plan.B1, "--"), ("B2", plan.steps.B2, ":")]
+    if waits:
+        wanted = [("B1 with the wait at this rate", *wanted[0][1:]), ("without it", plan.steps.B1, "-."), wanted[1]]
+    known = [(name, found, found.value, dash) for name, found, dash in wanted if found.value is not None]
+    for name, _, value, dash in known:
+        axes.axvline(value, color=style.INK, linewidth=1.1, linestyle=dash, label=f"{name}: {count(value)}")
+    return [found for _, found, _, _ in known]
+
+
+def _draw_paths(axes: Axes, curves: Sequence[BatchLatency]) -> None:
     for index, curve in enumerate(curves):
         colour = style.LINE_COLOURS[index % len(style.LINE_COLOURS)]
         marker = style.LINE_MARKERS[index % len(style.LINE_MARKERS)]
@@ -452,6 +475,4 @@ def _draw_paths(axes: Axes, curves: Sequence[BatchLatency], B1: int | None) -> N
     batches = np.concatenate([curve.B for curve in curves])
     style.log_x(axes, *style.padded(float(batches.min()), float(batches.max()), 1.05), style.binary_ticks)
     style.log_y(axes, *style.padded(float(times.min()), float(times.max())), style.decimal_ticks)
-    if B1 is not None:
-        axes.axvline(B1, color=style.SLA, linewidth=1.6, label=f"B1 = {count(B1)}")
-    axes.plot([], [], color=style.FAINT, linewidth=1.4, linestyle=":", label="beyond what was measured")
+    axes.plot([], [], color=style.FAINT, linewidth=1.4, linestyle=":", label="extrapolated")

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from latfit.hardware import ExecutionPath, HardwareProfile
-from latfit.planning import Plan, Wishes
+from latfit.planning import Plan, Settings, Wishes
 from latfit.report.fit import tables
+from latfit.report.fit.checks import check_tables
 from latfit.report.fit.gallery import Gallery, comparison, path_gallery
+from latfit.report.fit.subject import subject_of, title_of
 from latfit.report.format import file_stem
+from latfit.report.hardware import ceilings_table
 from latfit.report.layout import Picture, Rendered, Written, making, shown, template, write_rendered
 from latfit.report.plan import tables as plan_tables
 from latfit.report.plan.figures import plan_pictures
@@ -47,12 +50,15 @@ def render(report: ReportInput) -> Rendered:
     }
     between = comparison(report.profile, report.traces, report.plans)
     loads = [plan_pictures(plan, report.profile, report.wishes) for plan in report.plans]
+    subjects = [subject_of(path, report.traces.get(name)) for name, path in report.profile.paths.items()]
     page = template("report.html").render(
-        title=_title(report),
+        title=title_of(subjects) if subjects else "Step latency",
+        subjects=[(subject.path, subject.line) for subject in subjects],
         answers=[_answer(plan, pictures) for plan, pictures in zip(report.plans, loads, strict=True)],
         trust=tables.trust(report.profile),
         trust_sentences=[(name, tables.trust_sentence(path.fit)) for name, path in report.profile.paths.items()],
         warnings=list(_warnings(report)),
+        ceilings=_with_rows(ceilings_table(report.profile)),
         between=between and shown(between),
         sections=[_section(path, galleries[name]) for name, path in report.profile.paths.items()],
         making=making(report.command, report.made_at),
@@ -82,36 +88,40 @@ def _prefixes(names: Sequence[str]) -> dict[str, str]:
     return stems
 
 
-def _title(report: ReportInput) -> str:
-    return f"Step latency on {', '.join(report.profile.paths)}" if report.profile.paths else "Step latency"
-
-
 def _answer(plan: Plan, pictures: Sequence[Picture]) -> dict[str, Any]:
     """The plan as the template takes it; where it was made for a load, with what that decides."""
     load = {"tables": list(plan_tables.load_tables(plan)), "pictures": [shown(picture) for picture in pictures]}
+    steps = (tables.tokens_at_batch(plan), tables.batch_at_tokens(plan), plan_tables.doubts_table(plan))
+    engines = (plan_tables.settings_table(plan), plan_tables.engines_table(plan))
     return {
         "sla": format_ms(plan.sla_ms),
         "promise": tables.promise(plan),
-        "feasible": plan.feasible,
+        "verdict": plan_tables.verdict(plan),
+        "state": {"yes": "", "in doubt": "doubt", "no": "unmet"}[plan.promise],
         "sentence": plan.answer,
-        "binding": plan.binding,
+        "why_in_doubt": plan.why_in_doubt if plan.promise == "in doubt" else (),
+        "limit": plan.binding if plan.feasible else "",
         "remedy": plan.remedy,
-        "key_numbers": tables.key_numbers(plan) if plan.rate_per_s is None else plan_tables.load_numbers(plan),
+        "key_numbers": plan_tables.key_numbers(plan),
         "load": None if plan.rate_per_s is None else load,
-        "inverse": [table for table in (tables.tokens_at_batch(plan), tables.batch_at_tokens(plan)) if table.rows],
+        "steps": [table for table in steps if table.rows],
         "thresholds": plan_tables.thresholds_table(plan, explained=True),
-        "tokens_per_request": plan.tokens_per_request,
+        "engines": [table for table in engines if table.rows],
+        "no_engines": "" if isinstance(plan.settings, Settings) else plan.settings.reason,
+        "notes": [note for note in plan.notes if note not in plan.why_in_doubt],
     }
 
 
+def _with_rows(table: tables.Table) -> tables.Table | None:
+    return table if table.rows else None
+
+
 def _warnings(report: ReportInput) -> Iterator[dict[str, str]]:
-    """Every fit's warnings with their remedy, then what the plans could not keep to."""
+    """Every fit's warnings with their remedy; of nominal paths a plan says so itself."""
     several = len(report.profile.paths) > 1
     for name, path in report.profile.paths.items():
-        for warning in path.fit.warnings:
+        for warning in () if path.nominal is not None and report.plans else path.fit.warnings:
             yield {"path": name if several else "", "message": warning.message, "remedy": warning.remedy}
-    for note in dict.fromkeys(note for plan in report.plans for note in plan.notes):
-        yield {"path": "", "message": note, "remedy": ""}
 
 
 def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
@@ -126,6 +136,7 @@ def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
         "left_out": gallery.left_out,
         "parameters": tables.parameters(fit),
         "errors": tables.errors(fit),
+        "checks": list(check_tables(fit)),
         "rows": tables.rows_used(fit),
         "provenance": tables.provenance({**_source(path), **fit.provenance}),
     }
