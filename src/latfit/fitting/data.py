@@ -5,7 +5,9 @@ to single rows in the trace's order: phase, run, time, and the cell that a row i
 rows (see `problem`), so whatever asks for time, phase or run asks here.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +17,26 @@ from latfit.model import SOURCES, StepTable
 from latfit.stats import FloatArray
 from latfit.trace import WEIGHT, Trace, phases, row_weights, runs_in_time
 
+Found = TypeVar("Found")
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
     """steps: columns that a model may read, of which every row has a value; observed: T in ms (n,); weights: measured
-    steps that each row stands for (n,); single: whether each is one by itself, rather than by a weight."""
+    steps that each row stands for (n,); single: whether each is one by itself, rather than by a weight. found: what has
+    been found of these rows, by what was asked."""
 
     steps: StepTable
     observed: FloatArray
     weights: FloatArray
     single: bool
+    found: dict[Hashable, Any] = field(default_factory=dict, kw_only=True, repr=False)
+
+    def once(self, asked: Hashable, find: Callable[[], Found]) -> Found:
+        """What was asked of these rows, found once."""
+        if asked not in self.found:
+            self.found[asked] = find()
+        return self.found[asked]  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         return len(self.observed)

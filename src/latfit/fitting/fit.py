@@ -17,7 +17,7 @@ from latfit.fitting.diagnostics.diagnose import diagnose
 from latfit.fitting.diagnostics.warnings import cautions, cautions_in_time
 from latfit.fitting.model_selection import resolved
 from latfit.fitting.problem import FitOptions, FitProblem, log_ratios, make_problem
-from latfit.fitting.solver.solve import Solution, solve
+from latfit.fitting.solver.solve import Solution, solve, solved_once
 from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import Line, as_good, as_the_line_says, identifiability_report, told_with_line
@@ -86,7 +86,7 @@ def fit_trace(
         return FitResult(
             options.model, status, empty, Errors(problem.rows), domain=domain, data=facts, provenance=origin
         )
-    found = _fitted(rows, problem, asked)
+    found = _fitted(rows, options, asked)
     return replace(
         found,
         cross_validation=replace(found.cross_validation, selection=selection or None),
@@ -97,9 +97,10 @@ def fit_trace(
     )
 
 
-def _fitted(data: FitData, problem: FitProblem, asked: DoubtOptions) -> FitResult:
+def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions) -> FitResult:
     """What is learnt from rows that can carry the model."""
-    options, best = problem.options, _scored(data, problem)
+    best = _scored(data, options)
+    problem = best.problem
     theta = problem.theta(best.solution.z)
     left_open = doubts(problem, best.solution, data, asked)
     plain = {name: _baseline(data, name, options) for name in BASELINES if name != options.model}
@@ -130,15 +131,15 @@ def _fitted(data: FitData, problem: FitProblem, asked: DoubtOptions) -> FitResul
     )
 
 
-def _scored(data: FitData, problem: FitProblem) -> _Scored:
-    solution = solve(problem)
+def _scored(data: FitData, options: FitOptions) -> _Scored:
+    problem, solution = solved_once(data, options)
     predicted = problem.model.latency_ms(problem.theta(solution.z), problem.steps)
     metrics = Errors.from_json(error_metrics(problem.observed, predicted, problem.weights))
-    return _Scored(problem, solution, metrics, cross_validate(data, problem.options, problem.theta(solution.z)))
+    return _Scored(problem, solution, metrics, cross_validate(data, options, problem.theta(solution.z)))
 
 
 def _baseline(data: FitData, name: str, options: FitOptions) -> _Scored:
-    return _scored(data, make_problem(data, replace(options, model=name, fixed={}, bounds={}, priors={})))
+    return _scored(data, replace(options, model=name, fixed={}, bounds={}, priors={}))
 
 
 def _told(best: _Scored, doubt: Uncertainty, plain: _Scored | None) -> tuple[Uncertainty, Identifiability]:

@@ -41,10 +41,10 @@ from numpy.typing import NDArray
 from latfit.errors import WrongUsage
 from latfit.fitting.checking.crossval import FOLDS, assign_folds, by_fold, held_out
 from latfit.fitting.data import FitData, Rows
-from latfit.fitting.problem import FitOptions, make_problem
+from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.levenberg_marquardt import minimise
 from latfit.fitting.solver.objective import Objective, by_cell, remembered
-from latfit.fitting.solver.solve import solve
+from latfit.fitting.solver.solve import solve, solved_once
 from latfit.model import FAMILY, MOE, Choice, Separable, decode_only, features_of, model_named
 from latfit.stats import FloatArray
 
@@ -94,7 +94,7 @@ def settled(data: Rows, options: FitOptions) -> FitOptions:
     problem = make_problem(few, best)
     if problem.rows <= len(problem.free) or np.ptp(problem.observed) == 0:
         return best
-    found = solve(problem)
+    problem, found = solved_once(few, best)
     state, sample = _State(best, problem.theta(found.z), found.cost), _Sample(few, problem.rows, found.f_scale)
     longest = float(few.steps["S"].max())
     for names in ORDER:
@@ -109,17 +109,22 @@ def _without_offset(few: Rows, options: FitOptions) -> FitOptions:
     if not {OFFSET, "tau_M"} <= names or OFFSET in spoken:
         return options
     held = replace(options, fixed={**options.fixed, OFFSET: 0.0})
-    with_it, without = _errors_by_phase(few, options), _errors_by_phase(few, held)
+    problem = make_problem(few, options)
+    holds = features_of(problem.steps)["m"] > 0
+    if holds.all() or not holds.any() or problem.rows <= len(problem.free):
+        return options
+    problem, found = solved_once(few, options)
+    if problem.theta(found.z)[[p.name for p in problem.model.parameters].index(OFFSET)] == 0:
+        return options
+    other = make_problem(few, held)
+    beside = solve(other, warm=other.coordinates(problem.theta(found.z)))
+    with_it, without = _errors_by_phase(problem, found.z, holds), _errors_by_phase(other, beside.z, holds)
     return held if bool(np.any(with_it > MUCH * without)) else options
 
 
-def _errors_by_phase(few: Rows, options: FitOptions) -> FloatArray:
-    """Mean absolute residuals of steps that only decode and of those that hold prefill, where there are both."""
-    problem = remembered(make_problem(few, options))
-    holds = features_of(problem.steps)["m"] > 0
-    if holds.all() or not holds.any() or problem.rows <= len(problem.free):
-        return np.zeros(1)
-    size = np.abs(problem.residuals(solve(problem).z))
+def _errors_by_phase(problem: FitProblem, z: FloatArray, holds: NDArray[np.bool_]) -> FloatArray:
+    """Mean absolute residuals of steps that only decode and of those that hold prefill (2,)."""
+    size = np.abs(problem.residuals(z))
     return np.array([np.average(size[rows], weights=problem.weights[rows]) for rows in (~holds, holds)])
 
 
@@ -300,7 +305,8 @@ def cross_validated(data: FitData, options: FitOptions, schemes: Sequence[NDArra
     folds = [fold for scheme in schemes for fold in by_fold(scheme)]
     if len(folds) < 2 or min(len(train) for train, _ in folds) <= len(whole.free):
         return None
-    left_out = held_out(data, options, whole.theta(solve(whole).z), folds)
+    whole, found = solved_once(data, options)
+    left_out = held_out(data, options, whole.theta(found.z), folds)
     if left_out is None or left_out.fold[-1] + 1 < len(folds):
         return None
     ape = 100 * np.abs(np.expm1(-left_out.log_ratio))

@@ -49,12 +49,23 @@ VARIANCE_FLOOR = 0.1
 
 @dataclass(frozen=True)
 class Collapsed:
-    """Different rows: columns that the model reads, T in ms, how many steps each stands for, its cell; each (n,)."""
+    """Different rows: columns that the model reads, T in ms, how many steps each stands for, its cell; each (n,).
+    row_of: which of them each row of the data became (rows,); None where they were counted."""
 
     steps: StepTable
     observed: FloatArray
     counts: FloatArray
     cells: NDArray[np.int64]
+    row_of: NDArray[np.int64] | None = None
+
+    def counted(self, counts: FloatArray, scheme: str) -> FloatArray:
+        """Weights (n,) under a scheme of WEIGHTS where other numbers of steps, maybe none, count."""
+        some = np.flatnonzero(counts > 0)
+        cells = np.unique(self.cells[some], return_inverse=True)[1].ravel()
+        part = Collapsed(self.steps.at(some), self.observed[some], counts[some], cells)
+        weights = np.zeros(len(counts))
+        weights[some] = weighted_counts(part, scheme)
+        return weights
 
 
 def collapse(rows: Rows, names: Sequence[str]) -> Collapsed:
@@ -72,7 +83,15 @@ def collapse(rows: Rows, names: Sequence[str]) -> Collapsed:
     starts = np.flatnonzero(first)
     cells = np.cumsum(new_cell) - 1
     steps = StepTable({name: column[starts] for name, column in columns.items()})
-    return Collapsed(steps, T[starts], np.add.reduceat(rows.weights[order], starts), cells[starts])
+    row_of = np.empty(len(T), dtype=np.int64)
+    row_of[order] = np.cumsum(first) - 1
+    return Collapsed(steps, T[starts], np.add.reduceat(rows.weights[order], starts), cells[starts], row_of)
+
+
+def collapsed(data: Rows, model: LatencyModel) -> Collapsed:
+    """The different rows by what a model reads, found once."""
+    read = ("B", "S", *(name for name in model.columns if name in data.steps and name not in ("B", "S")))
+    return data.once(("collapsed", read), lambda: collapse(data, read))
 
 
 def _counted(columns: Mapping[str, FloatArray], T: FloatArray) -> Collapsed | None:
@@ -258,10 +277,12 @@ class FitProblem:
         return np.array([self.fixed.get(p.name, 0.0) for p in self.model.parameters])
 
     def theta(self, z: FloatArray) -> FloatArray:
-        """All parameters (p,) from the free coordinates."""
-        full, own = self._held.copy(), np.array(z, dtype=np.float64)
-        own[self._positive] = np.exp(own[self._positive])
-        full[self.free] = self.scales[self.free] * own
+        """All parameters (..., p) from the free coordinates (..., free)."""
+        own = np.array(z, dtype=np.float64)
+        own[..., self._positive] = np.exp(own[..., self._positive])
+        full = np.empty((*own.shape[:-1], len(self._held)))
+        full[...] = self._held
+        full[..., self.free] = self.scales[self.free] * own
         return full
 
     def coordinates(self, theta: FloatArray) -> FloatArray:
@@ -297,8 +318,8 @@ class FitProblem:
         return np.asarray((by_parameter * self.chain(theta)[:, None]).T)
 
     def chain(self, theta: FloatArray) -> FloatArray:
-        """dtheta/dz of the free parameters."""
-        return np.where(self._positive, theta[self.free], self.scales[self.free])
+        """dtheta/dz (..., free) of the free parameters."""
+        return np.where(self._positive, theta[..., self.free], self.scales[self.free])
 
     def rows_at(self, rows: NDArray[np.int64]) -> "FitProblem":
         """The same problem on some of its rows."""
@@ -312,9 +333,7 @@ def make_problem(data: Rows, options: FitOptions) -> FitProblem:
     """The problem of fitting `options.model` to rows. Raises WrongUsage for options that cannot be met."""
     model = model_named(options.model)
     _check_options(model, options)
-    rows = collapse(
-        data, ["B", "S", *(name for name in model.columns if name in data.steps and name not in ("B", "S"))]
-    )
+    rows = collapsed(data, model)
     weights = weighted_counts(rows, options.weights)
     held = model.held(rows.steps, weights / rows.observed**2, options.fixed) if isinstance(model, Separable) else {}
     held = {name: value for name, value in held.items() if name not in options.bounds and name not in options.priors}

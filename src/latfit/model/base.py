@@ -63,11 +63,12 @@ class LatencyModel(Protocol):
         ...
 
     def latency_ms(self, theta: FloatArray, steps: Steps) -> FloatArray:
-        """T in ms (n,) for parameters theta (p,), in the order of `parameters`."""
+        """T in ms (n,) for parameters theta (p,), in the order of `parameters`; (k, n) for k vectors at once, given as
+        (p, k, 1)."""
         ...
 
     def gradient(self, theta: FloatArray, steps: Steps) -> FloatArray:
-        """dT/dtheta (n, p)."""
+        """dT/dtheta (n, p), or (k, n, p) of k vectors as above."""
         ...
 
     def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:

@@ -79,15 +79,15 @@ class Saturation:
         g_b, g_s = saturation_factor(k_b, B), saturation_factor(k_s, S)
         g = g_b * g_s
         work_ms = (w_0 + w_1 * S) / p_max
-        slopes = np.empty((8, len(B)))
+        slopes = np.empty((8, *g.shape))
         slopes[0] = 1.0
         np.divide(g, p_max, out=slopes[1])
         np.multiply(S, slopes[1], out=slopes[2])
         np.multiply(-work_ms, slopes[1], out=slopes[3])
         slopes[4] = -work_ms * g_s * B * saturation_curvature(k_b, B, g_b)
         slopes[5] = -work_ms * g_b * S * saturation_curvature(k_s, S, g_s)
-        slopes[6:] = B, S
-        return slopes.T
+        slopes[6], slopes[7] = B, S
+        return np.moveaxis(slopes, 0, -1)
 
     def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
         B, S = steps["B"], steps["S"]
@@ -139,9 +139,9 @@ class SaturationGamma:
         B, S = steps["B"], steps["S"]
         plain = Saturation().gradient(theta[:8], steps)
         growth = 1 + gamma_b * B + gamma_s * S
-        plain[:, 1:6] *= growth[:, None]
+        plain[..., 1:6] *= growth[..., None]
         bare = (w_0 + w_1 * S) / p_max * saturation_factor(k_b, B) * saturation_factor(k_s, S)
-        return np.concatenate([plain, (bare * B)[:, None], (bare * S)[:, None]], axis=1)
+        return np.concatenate([plain, (bare * B)[..., None], (bare * S)[..., None]], axis=-1)
 
     def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
         plain = Saturation().basis(outer[:2], steps)

@@ -11,6 +11,7 @@ are stored as fixed ones, so that a record of values is enough to predict with.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from latfit.model.base import LatencyModel, Parameter, Steps
 from latfit.model.features import Features, features_of
 from latfit.stats import FloatArray
 
-Shapes = Mapping[str, float]
-"""Values of shapes and choices by name."""
+Shapes = Mapping[str, Any]
+"""Values of shapes and choices by name; of k parameter vectors at once (k, 1) for shapes."""
 
 Column = Callable[[Features, Shapes], FloatArray]
 
@@ -97,27 +98,29 @@ class Separable:
     def latency_ms(self, theta: FloatArray, steps: Steps) -> FloatArray:
         front, coefficients, shapes = self._split(theta)
         seen = features_of(steps)
-        total = self.base.latency_ms(front, steps) if self.base else np.zeros_like(seen["S"])
+        total = self.base.latency_ms(front, steps) if self.base else np.zeros((*theta.shape[1:-1], len(seen["S"])))
         for c, term in zip(coefficients, self.terms, strict=True):
-            if c != 0:
+            if np.any(c):
                 total = total + c * term.column(seen, shapes)
         return total
 
     def gradient(self, theta: FloatArray, steps: Steps) -> FloatArray:
         front, coefficients, shapes = self._split(theta)
-        seen = features_of(steps)
-        own = [term.column(seen, shapes) for term in self.terms]
-        own += [self._slope(shape.parameter.name, coefficients, seen, shapes) for shape in self.shapes]
-        own += [np.zeros_like(seen["S"]) for _ in self.choices]
-        columns = np.stack(own, axis=1)
-        return np.concatenate([self.base.gradient(front, steps), columns], axis=1) if self.base else columns
+        seen, first = features_of(steps), len(front)
+        slopes = np.zeros((len(theta), *theta.shape[1:-1], len(seen["S"])))
+        if self.base:
+            slopes[:first] = np.moveaxis(self.base.gradient(front, steps), -1, 0)
+        for j, term in enumerate(self.terms, start=first):
+            slopes[j] = term.column(seen, shapes)
+        for j, shape in enumerate(self.shapes, start=first + len(self.terms)):
+            self._add_slope(slopes[j], shape.parameter.name, coefficients, (seen, shapes))
+        return np.moveaxis(slopes, 0, -1)
 
-    def _slope(self, shape: str, coefficients: FloatArray, seen: Features, shapes: Shapes) -> FloatArray:
-        total = np.zeros_like(seen["S"])
+    def _add_slope(self, total: FloatArray, shape: str, coefficients: FloatArray, at: tuple[Features, Shapes]) -> None:
+        """Add dT/dshape to a total (..., n)."""
         for c, term in zip(coefficients, self.terms, strict=True):
-            if c != 0 and shape in term.slopes:
-                total = total + c * term.slopes[shape](seen, shapes)
-        return total
+            if shape in term.slopes and np.any(c):
+                total += c * term.slopes[shape](*at)
 
     def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
         seen, shapes = features_of(steps), self._named(outer[self._in_base :])
@@ -179,7 +182,9 @@ class Separable:
         return len(self.base.outer) if self.base else 0
 
     def _named(self, values: FloatArray) -> Shapes:
-        return dict(zip(self._outer_names, values.tolist(), strict=True))
+        """Shapes as they are, and choices, which no two vectors differ in, as numbers."""
+        named = dict(zip(self._outer_names, values, strict=True))
+        return named | {c.parameter.name: float(np.ravel(named[c.parameter.name])[0]) for c in self.choices}
 
     def _split(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, Shapes]:
         first = len(self._base_parameters)

@@ -10,22 +10,22 @@ Which rows are left out together: the default scheme is one of the first two, th
 * Extrapolation: rows with few tokens train, rows with many test.
 
 A fold is a pair of index arrays (train, test) into the rows. The loss's scale and every parameter are found anew in
-each fold; only the start comes from the full fit, which saves the search and cannot leak, because the optimum does not
-depend on it. Every scheme gives the mean over rows and the spread over folds, and the ratios observed/predicted of the
-held-out rows, from which `conformal` makes prediction limits.
+each fold; only the start and the ranges that parameters are searched in come from the full fit, which saves the search
+and cannot leak, because the optimum does not depend on them. Every scheme gives the mean over rows and the spread over
+folds, and the ratios observed/predicted of the held-out rows, from which `conformal` makes prediction limits.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData, Rows
-from latfit.fitting.problem import FitOptions, log_ratios, make_problem
-from latfit.fitting.solver.solve import solve
-from latfit.model import CrossValidation, HeldOutErrors
+from latfit.fitting.problem import FitOptions, FitProblem, collapsed, log_ratios, make_problem
+from latfit.fitting.solver.solve import refitted_all, solve
+from latfit.model import CrossValidation, HeldOutErrors, Separable, StepTable
 from latfit.stats import FloatArray, error_metrics, weighted_quantile, weighted_quantiles
 
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
@@ -138,18 +138,77 @@ def cross_validate(data: FitData, options: FitOptions, theta: FloatArray) -> Val
 def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
     """Fit each fold's training rows from theta as start and predict its test rows; folds whose training rows are too
     few for the free parameters are passed over. None where no fold is left."""
-    parts: list[tuple[NDArray[np.intp], int, FloatArray]] = []
-    for number, (train, test) in enumerate(folds):
-        problem = make_problem(data.at(train), options)
-        if problem.rows <= len(problem.free) or len(test) == 0:
-            continue
-        solution = solve(problem, warm=problem.coordinates(theta))
-        parts.append((test, number, log_ratios(problem, problem.theta(solution.z), data.at(test))))
-    if not parts:
+    numbered_folds = [(number, *fold) for number, fold in enumerate(folds)]
+    whole = make_problem(data, options)
+    rows = collapsed(data, whole.model)
+    if rows.row_of is None or options.loss == "tukey" or len(whole.free) == 0:
+        parts = [_alone(data, options, theta, fold) for fold in numbered_folds]
+    else:
+        parts = _together(data, whole, theta, numbered_folds)
+    known = [part for part in parts if part is not None]
+    if not known:
         return None
-    rows = np.concatenate([test for test, _, _ in parts])
-    fold = np.repeat([number for _, number, _ in parts], [len(test) for test, _, _ in parts])
-    return HeldOut(rows, fold, np.concatenate([ratio for _, _, ratio in parts]), data.weights[rows])
+    left_out = np.concatenate([test for test, _, _ in known])
+    fold = np.repeat([number for _, number, _ in known], [len(test) for test, _, _ in known])
+    return HeldOut(left_out, fold, np.concatenate([ratio for _, _, ratio in known]), data.weights[left_out])
+
+
+_Numbered = tuple[int, NDArray[np.intp], NDArray[np.intp]]
+_Part = tuple[NDArray[np.intp], int, FloatArray]
+
+
+def _alone(data: Rows, options: FitOptions, theta: FloatArray, fold: _Numbered) -> _Part | None:
+    """(test rows, number, ln(observed/predicted)) of a fold by a problem of its own."""
+    number, train, test = fold
+    problem = make_problem(data.at(train), options)
+    if problem.rows <= len(problem.free) or len(test) == 0:
+        return None
+    solution = solve(problem, warm=problem.coordinates(theta))
+    return test, number, log_ratios(problem, problem.theta(solution.z), data.at(test))
+
+
+def _together(data: Rows, whole: FitProblem, theta: FloatArray, folds: Sequence[_Numbered]) -> list[_Part | None]:
+    """The same of several folds at once, in the coordinates and search ranges of all rows."""
+    rows, parts = collapsed(data, whole.model), dict[int, _Part | None]()
+    assert rows.row_of is not None
+    weights, upper, kept = [], [], []
+    for fold in folds:
+        number, train, test = fold
+        held = _held(data, whole, train)
+        if held is None:
+            parts[number] = _alone(data, whole.options, theta, fold)
+            continue
+        counts = np.asarray(np.bincount(rows.row_of[train], data.weights[train], len(rows.counts)), dtype=np.float64)
+        if round(float(counts.sum())) <= len(whole.free) - len(held) or len(test) == 0:
+            continue
+        ends = whole.upper.copy()
+        ends[[i for i, p in enumerate(whole.free_parameters) if p.name in held]] = 0.0
+        weights.append(rows.counted(counts, whole.options.weights))
+        upper.append(ends)
+        kept.append(fold)
+    if kept:
+        found = refitted_all(whole, whole.coordinates(theta), np.array(weights), np.array(upper))
+        by_row = {name: column[rows.row_of] for name, column in whole.steps.items()}
+        for z, (number, _, test) in zip(found, kept, strict=True):
+            steps = StepTable({name: column[test] for name, column in by_row.items()})
+            predicted = np.maximum(whole.model.latency_ms(whole.theta(z), steps), 1e-300)
+            parts[number] = (test, number, np.log(data.observed[test] / predicted))
+    return [parts.get(number) for number, _, _ in folds]
+
+
+def _held(data: Rows, whole: FitProblem, train: NDArray[np.intp]) -> set[str] | None:
+    """Costs that the training rows cannot tell although all rows can; None where the rows tell other things than all
+    rows do."""
+    if not isinstance(whole.model, Separable):
+        return set()
+    options = whole.options
+    part = data.at(train)
+    held = whole.model.held(part.steps, part.weights / part.observed**2, options.fixed)
+    own = {name for name in held if name not in options.bounds and name not in options.priors}
+    costs = {term.parameter.name for term in whole.model.terms}
+    if {name for name in whole.fixed if name in costs and name not in options.fixed} - own:
+        return None
+    return (own & costs) - set(whole.fixed)
 
 
 def scores_of(data: Rows, left_out: HeldOut) -> HeldOutErrors:

@@ -128,8 +128,8 @@ def _slowest(cell: NDArray[np.intp], slow: FloatArray, below: FloatArray, total:
     """ln p (cuts,) of the two-sided test of how many of the slowest steps, slow (n,) of each row, have small
     batches."""
     seen = np.cumsum(np.bincount(cell, weights=slow))
-    small, slowest, steps = np.round(seen[:-1]), round(float(seen[-1])), round(total)
-    return hypergeometric(steps, slowest, np.round(below), small)
+    small = np.asarray(np.round(seen[:-1]), dtype=np.float64)
+    return hypergeometric(round(total), round(float(seen[-1])), np.asarray(np.round(below), dtype=np.float64), small)
 
 
 REACH = 30

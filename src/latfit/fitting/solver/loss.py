@@ -45,7 +45,7 @@ RHO: Mapping[str, Rho] = {"linear": _linear, "huber": _huber, "soft_l1": _soft_l
 LEAST_SLOPE = 0.02
 
 
-def by_residual(loss: str, r: FloatArray, f_scale: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+def by_residual(loss: str, r: FloatArray, f_scale: float | FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Cost of each residual, its slope psi = r rho', and psi's slope, kept above a small share of rho' in the tail."""
     if loss == "huber":
         size = np.abs(r)

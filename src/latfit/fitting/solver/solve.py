@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from latfit.fitting.problem import FitProblem
+from latfit.fitting.data import Rows
+from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.escape import along_kinks, along_valley
-from latfit.fitting.solver.levenberg_marquardt import Minimum, minimise
+from latfit.fitting.solver.levenberg_marquardt import GAIN, MAX_STEPS, Minimum, minimise
 from latfit.fitting.solver.loss import RHO, TUNING, weighted
+from latfit.fitting.solver.many import Descents, minimise_all
 from latfit.fitting.solver.objective import CellProblem, Objective, by_cell, remembered
 from latfit.fitting.solver.variable_projection import naive_points, search, search_beside, searched_points
 from latfit.stats import FloatArray
@@ -57,6 +59,7 @@ RACE_STEPS, MANY_STEPS = 10, 30
 """Steps of a race after a search on a grid, which knows the valleys, and after one that does not."""
 
 MORE_SCALES = 2
+REFIT_STEPS = 60
 WIDER = (8.0, 4.0, 2.0)
 
 
@@ -72,6 +75,16 @@ class Solution:
 
 ROUGHLY, FINELY, EXACTLY = 1e-6, 1e-9, 1e-12
 """Shares of the cost that a search may leave to be gained."""
+
+
+def solved_once(data: Rows, options: FitOptions) -> tuple[FitProblem, Solution]:
+    """The problem of fitting rows and its solution, found once for the rows and options."""
+
+    def find() -> tuple[FitProblem, Solution]:
+        problem = make_problem(data, options)
+        return problem, solve(problem)
+
+    return data.once(("solved", repr(options)), find)
 
 
 def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
@@ -156,7 +169,14 @@ def _race(problem: FitProblem, samples: _Samples) -> list[Minimum]:
 
 
 def _raced(objective: Objective, starts: list[FloatArray], gain: float, steps: int) -> list[Minimum]:
-    return sorted((minimise(objective, start, steps, gain) for start in starts), key=lambda end: end.cost)
+    """Where starts lead to, best first."""
+    if objective.rows.compiled or len(starts) == 1:
+        ends = [minimise(objective, start, steps, gain) for start in starts]
+    else:
+        ends = minimise_all(
+            Descents.alike(objective.rows, objective.f_scale, len(starts)), np.array(starts), steps, gain
+        )
+    return sorted(ends, key=lambda end: end.cost)
 
 
 def _finals(rows: CellProblem, ends: list[Minimum]) -> list[Minimum]:
@@ -167,7 +187,7 @@ def _finals(rows: CellProblem, ends: list[Minimum]) -> list[Minimum]:
 
 def _polished(objective: Objective, starts: list[FloatArray]) -> list[Minimum]:
     """Different ends, best first."""
-    return _apart(sorted((minimise(objective, start) for start in starts), key=lambda end: end.cost))
+    return _apart(_raced(objective, starts, GAIN, MAX_STEPS)) if starts else []
 
 
 def _rescued(objective: Objective, samples: _Samples, best: Minimum) -> Minimum:
@@ -269,9 +289,26 @@ def trust_region(objective: Objective, start: FloatArray, gain: float) -> Minimu
 
 
 def _scale(rows: CellProblem, z: FloatArray) -> float:
-    options = rows.cells.options
-    floor = SCALE_FLOOR * (1.0 if options.residuals == "relative" else float(np.median(rows.cells.observed)))
-    return max(TUNING[options.loss] * rows.spread(z), floor)
+    return max(TUNING[rows.cells.options.loss] * rows.spread(z), _least_scale(rows))
+
+
+def _least_scale(rows: CellProblem) -> float:
+    relative = rows.cells.options.residuals == "relative"
+    return SCALE_FLOOR * (1.0 if relative else float(np.median(rows.cells.observed)))
+
+
+def refitted_all(problem: FitProblem, z: FloatArray, weights: FloatArray, upper: FloatArray) -> FloatArray:
+    """Coordinates (k, free) of fits with other weights (k, n), each in the valley that z (free,) lies in. upper: ends
+    of their boxes (k, free), those of a coordinate that a fit lacks at its lower end."""
+    rows = by_cell(remembered(problem))
+    k = len(weights)
+    lower = np.tile(problem.lower, (k, 1))
+    descents = Descents(rows, weights, np.zeros(k), lower, np.maximum(upper, lower))
+    found = np.clip(np.tile(z, (k, 1)), lower, descents.upper)
+    for gain in (ROUGHLY, FINELY):
+        descents = descents.at_own_scale(found, _least_scale(rows))
+        found = np.array([end.z for end in minimise_all(descents, found, REFIT_STEPS, gain)])
+    return found
 
 
 def _at_the_edge(objective: Objective, end: Minimum) -> Solution:

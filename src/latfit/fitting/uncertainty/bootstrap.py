@@ -41,9 +41,10 @@ from numpy.typing import NDArray
 from latfit.errors import WrongUsage
 from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitProblem, by_row
-from latfit.fitting.solver.levenberg_marquardt import bounded_step, damped_step
+from latfit.fitting.solver.levenberg_marquardt import bounded_step
 from latfit.fitting.solver.loss import TUNING, score_factor, score_slope, total_cost
-from latfit.fitting.solver.objective import Quadratic, prior_rows
+from latfit.fitting.solver.many import damped_steps, thetas
+from latfit.fitting.solver.objective import prior_rows
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.model import KEPT, LatencyModel, Steps
@@ -81,31 +82,35 @@ def carried(problem: FitProblem, solution: Solution, moves: FloatArray) -> Float
     share = part.weights / part.weights.sum()
     typical = float(np.sqrt(np.median(wanted**2 @ share)))
     found = np.clip(solution.z + moves, problem.lower, problem.upper)
-    for i, (z, move) in enumerate(zip(found, wanted, strict=True)):
-        with np.errstate(all="ignore"):  # a long move may overflow, and is then no match
-            miss = float(np.sqrt(share @ (_predicted(part, z) - here - move) ** 2))
-        if not miss <= MISSES * typical:
-            found[i] = _closest(part, solution.z, here + move, share, (MISSES * typical) ** 2)
+    with np.errstate(all="ignore"):  # a long move may overflow, and is then no match
+        miss = np.sqrt((_predicted_all(part, found) - here - wanted) ** 2 @ share)
+        lost = np.flatnonzero(~(miss <= MISSES * typical))
+        if len(lost):
+            found[lost] = _closest(part, solution.z, here + wanted[lost], share, (MISSES * typical) ** 2)
     return found
 
 
-def _closest(part: FitProblem, z: FloatArray, target: FloatArray, share: FloatArray, enough: float) -> FloatArray:
-    """The coordinates near z whose predictions are closest to a target (m,), or closer than enough (mean square)."""
-    r = _predicted(part, z) - target
-    cost, damping = float(share @ r**2), _DAMPING
+def _closest(part: FitProblem, start: FloatArray, target: FloatArray, share: FloatArray, enough: float) -> FloatArray:
+    """The coordinates (k, free) near a start whose predictions are closest to targets (k, m), or closer than enough
+    (mean square)."""
+    k = len(target)
+    z, damping, on = np.tile(start, (k, 1)), np.full(k, _DAMPING), np.arange(k)
+    r = _predicted_all(part, z) - target
+    cost = r**2 @ share
     for _ in range(_STEPS):
-        J = part.jacobian(z)
-        at = Quadratic(cost, J.T @ (share * r), J.T @ (J * share[:, None]))
-        low, high = np.maximum(part.lower - z, -_LONGEST), np.minimum(part.upper - z, _LONGEST)
-        trial = z + damped_step(at, low, high, damping)
-        left = _predicted(part, trial) - target
-        reached = float(share @ left**2)
-        if not reached < cost:
-            damping = max(damping, 1e-4) * 30
-            continue
-        done = reached < enough or reached > 0.999 * cost
-        z, r, cost, damping = trial, left, reached, max(damping / 5, _LEAST_DAMPING)
-        if done:
+        J = _slopes_all(part, z[on])
+        gradient, H = np.einsum("knf,kn->kf", J, share * r[on]), np.swapaxes(J, 1, 2) @ (J * share[:, None])
+        low, high = np.maximum(part.lower - z[on], -_LONGEST), np.minimum(part.upper - z[on], _LONGEST)
+        trial = z[on] + damped_steps(gradient, H, low, high, damping[on])
+        left = _predicted_all(part, trial) - target[on]
+        reached = left**2 @ share
+        better = reached < cost[on]
+        done = better & ((reached < enough) | (reached > 0.999 * cost[on]))
+        damping[on] = np.where(better, np.maximum(damping[on] / 5, _LEAST_DAMPING), np.maximum(damping[on], 1e-4) * 30)
+        kept = on[better]
+        z[kept], r[kept], cost[kept] = trial[better], left[better], reached[better]
+        on = on[~done]
+        if len(on) == 0:
             break
     return z
 
@@ -122,8 +127,24 @@ def _compared(problem: FitProblem) -> FitProblem:
 
 
 def _predicted(part: FitProblem, z: FloatArray) -> FloatArray:
-    T = part.model.latency_ms(part.theta(z), part.steps)
+    return np.asarray(_predicted_all(part, z[None])[0])
+
+
+def _predicted_all(part: FitProblem, z: FloatArray) -> FloatArray:
+    """u (k, m) at coordinates (k, free)."""
+    T = part.model.latency_ms(thetas(part, z), part.steps)
+    T = np.broadcast_to(T, (len(z), len(part.observed)))
     return T if part.options.residuals == "absolute" else np.log(np.maximum(T, 1e-300))
+
+
+def _slopes_all(part: FitProblem, z: FloatArray) -> FloatArray:
+    """du/dz (k, m, free)."""
+    theta = thetas(part, z)
+    chain = part.chain(theta[:, :, 0].T)
+    J = part.model.gradient(theta, part.steps)[..., part.free] * chain[:, None]
+    if part.options.residuals == "absolute":
+        return np.asarray(J)
+    return np.asarray(J / np.maximum(part.model.latency_ms(theta, part.steps), 1e-300)[..., None])
 
 
 FEW_ROWS = 3_000

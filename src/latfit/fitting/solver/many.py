@@ -1,0 +1,201 @@
+"""Many descents at once on the same rows: from several starts, with rows weighted otherwise, in boxes of their own.
+
+A problem of a few hundred cells is so small that most of a descent's time is spent in calling array functions, not in
+them. So k descents (the starts of a race, the folds of a cross-validation, cells left out) go step by step together,
+with arrays of one dimension more. Each step is that of `levenberg_marquardt`, with its own damping; descents that have
+ended drop out. A fold is the same rows with weight zero on those that it leaves out.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.fitting.problem import FitProblem
+from latfit.fitting.solver.levenberg_marquardt import FIRM, GAIN, LONGEST, MAX_DAMPING, MAX_STEPS, Minimum
+from latfit.fitting.solver.loss import TUNING, by_residual
+from latfit.fitting.solver.objective import CellProblem, prior_rows
+from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
+
+LARGEST = 1 << 22
+"""Slopes that are held at once: more descents are made in turns."""
+
+
+@dataclass(frozen=True)
+class Descents:
+    """k costs on the rows of a problem. weights: of the rows (k, n); f_scale: of the loss (k,); lower, upper: ends of
+    the boxes (k, free)."""
+
+    rows: CellProblem
+    weights: FloatArray
+    f_scale: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+    @staticmethod
+    def alike(rows: CellProblem, f_scale: float, count: int) -> "Descents":
+        """So many times the problem's own cost."""
+        lower, upper = (np.tile(end, (count, 1)) for end in (rows.cells.lower, rows.cells.upper))
+        return Descents(rows, np.tile(rows.weights, (count, 1)), np.full(count, f_scale), lower, upper)
+
+    @property
+    def problem(self) -> FitProblem:
+        return self.rows.cells
+
+    def at(self, which: NDArray[np.intp]) -> "Descents":
+        """Some of them."""
+        return Descents(self.rows, self.weights[which], self.f_scale[which], self.lower[which], self.upper[which])
+
+    def at_own_scale(self, z: FloatArray, least: float) -> "Descents":
+        """The same with the scale that the residuals at z (k, free) have, `least` or more."""
+        size = np.abs(self._residuals(self._told(self.latency_ms(z))))
+        tuned = TUNING[self.problem.options.loss] * MAD_TO_SIGMA
+        found = [tuned * weighted_quantile(r, 0.5, w) for r, w in zip(size, self.weights, strict=True)]
+        return replace(self, f_scale=np.maximum(found, least))
+
+    def latency_ms(self, z: FloatArray) -> FloatArray:
+        """T in ms of each cell (k, m)."""
+        found = self.problem.model.latency_ms(thetas(self.problem, z), self.problem.steps)
+        return np.broadcast_to(found, (len(z), len(self.rows.starts)))
+
+    def costs(self, z: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Costs (k,), T in ms, and the pull and stiffness of each cell (k, m)."""
+        T = self.latency_ms(z)
+        cost, pull, stiffness = by_residual(
+            self.problem.options.loss, self._residuals(self._told(T)), self.f_scale[:, None]
+        )
+        total, pull, stiffness = np.sum(self.weights * cost, axis=1), self.weights * pull, self.weights * stiffness
+        if len(self.rows.starts) < len(self.rows.y):
+            pull, stiffness = (np.add.reduceat(each, self.rows.starts, axis=1) for each in (pull, stiffness))
+        for i, (known, _) in enumerate(self._priors(z)):
+            total[i] += 0.5 * float(known @ known)
+        return total, T, pull, stiffness
+
+    def quadratics(
+        self, z: FloatArray, T: FloatArray, pull: FloatArray, stiffness: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Gradients (k, free) and curvatures (k, free, free) where T, pull and stiffness are known."""
+        problem, theta = self.problem, thetas(self.problem, z)
+        slopes = np.moveaxis(problem.model.gradient(theta, problem.steps), -1, 0)[problem.free]
+        chain = problem.chain(theta[:, :, 0].T)
+        J = np.swapaxes(slopes, 0, 1) * chain[:, :, None]
+        if self.rows.relative:
+            J /= np.maximum(T, 1e-300)[:, None, :]
+        gradient = (J @ pull[:, :, None])[:, :, 0]
+        curvature = (J * stiffness[:, None, :]) @ np.swapaxes(J, 1, 2)
+        for i, (known, own) in enumerate(self._priors(z)):
+            gradient[i] += own.T @ known
+            curvature[i] += own.T @ own
+        return gradient, curvature
+
+    def _told(self, T: FloatArray) -> FloatArray:
+        return np.log(np.maximum(T, 1e-300)) if self.rows.relative else T
+
+    def _residuals(self, u: FloatArray) -> FloatArray:
+        by_row = u if u.shape[1] == len(self.rows.y) else np.repeat(u, self.rows.sizes, axis=1)
+        return np.asarray(by_row - self.rows.y)
+
+    def _priors(self, z: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
+        if not self.problem.options.priors:
+            return []
+        return [prior_rows(self.problem, each, float(s)) for each, s in zip(z, self.f_scale, strict=True)]
+
+
+def thetas(problem: FitProblem, z: FloatArray) -> FloatArray:
+    """All parameters (p, k, 1) of k vectors of free coordinates (k, free), as models take them."""
+    return problem.theta(z).T[:, :, None]
+
+
+def minimise_all(descents: Descents, starts: FloatArray, steps: int = MAX_STEPS, gain: float = GAIN) -> list[Minimum]:
+    """The minima that starts (k, free) lead to; see `levenberg_marquardt.minimise`."""
+    cells, free = len(descents.rows.starts), max(starts.shape[1], 1)
+    at_once = max(1, LARGEST // (max(cells, 1) * free))
+    found: list[Minimum] = []
+    for first in range(0, len(starts), at_once):
+        some = np.arange(first, min(first + at_once, len(starts)))
+        with np.errstate(all="ignore"):
+            found += _together(descents.at(some), starts[some], steps, gain)
+    return found
+
+
+def _together(descents: Descents, starts: FloatArray, steps: int, gain: float) -> list[Minimum]:
+    k = len(starts)
+    reach = np.array([LONGEST if p.positive else np.inf for p in descents.problem.free_parameters])
+    z = np.clip(starts, descents.lower, descents.upper)
+    cost, T, pull, stiffness = descents.costs(z)
+    gradient, H = descents.quadratics(z, T, pull, stiffness)
+    damping, growth, ended = np.full(k, 1e-3), np.full(k, 2.0), np.zeros(k, dtype=bool)
+    for _ in range(steps):
+        on = np.flatnonzero(~ended)
+        if len(on) == 0:
+            break
+        part = descents.at(on) if len(on) < k else descents
+        low, high = np.maximum(part.lower - z[on], -reach), np.minimum(part.upper - z[on], reach)
+        d = damped_steps(gradient[on], H[on], low, high, damping[on])
+        promised = -(np.einsum("ij,ij->i", gradient[on], d) + 0.5 * np.einsum("ij,ijk,ik->i", d, H[on], d))
+        least = gain * np.abs(cost[on]) + 1e-300
+        small = ~(promised > least)
+        firm = damping[on] >= FIRM
+        if small.any():
+            firm |= _single(gradient[on], H[on], low, high) <= least
+        ended[on[small & firm]] = True
+        moved = np.clip(z[on] + d, part.lower, part.upper)
+        reached, T, pull, stiffness = part.costs(moved)
+        better = ~small & (reached < cost[on])
+        worse = on[~better & ~(small & firm)]
+        damping[worse] *= growth[worse]
+        growth[worse] *= 2
+        ended[worse] |= damping[worse] > MAX_DAMPING
+        if not better.any():
+            continue
+        kept = on[better]
+        ratio = np.minimum((cost[kept] - reached[better]) / promised[better], 1.0)
+        fall = np.clip(1 - (2 * ratio - 1) ** 3, 1 / 3, 2.0)
+        damping[kept], growth[kept] = np.maximum(damping[kept] * fall, 1e-12), 2.0
+        z[kept], cost[kept] = moved[better], reached[better]
+        gradient[kept], H[kept] = descents.at(kept).quadratics(z[kept], T[better], pull[better], stiffness[better])
+    return [Minimum(z[i], float(cost[i]), bool(ended[i])) for i in range(k)]
+
+
+def _single(gradient: FloatArray, H: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
+    """The gain (k,) that a step in one coordinate promises, at best."""
+    diagonal = np.maximum(np.diagonal(H, axis1=1, axis2=2), 1e-300)
+    d = np.minimum(np.maximum(-gradient / diagonal, low), high)
+    return np.asarray(np.max(-d * (gradient + 0.5 * diagonal * d), axis=1, initial=0.0))
+
+
+def damped_steps(
+    gradient: FloatArray, curvature: FloatArray, low: FloatArray, high: FloatArray, damping: FloatArray
+) -> FloatArray:
+    """The steps (k, free) within [low, high] that an active set gives for damping (k,) above zero."""
+    k, p = gradient.shape
+    eye = np.eye(p)
+    diagonal = np.diagonal(curvature, axis1=1, axis2=2)
+    floor = 1e-12 * np.maximum(diagonal.max(axis=1), 1e-300)
+    H = curvature + eye * (damping[:, None] * np.maximum(diagonal, floor[:, None]))[:, :, None]
+    free = ~(((low >= 0) & (gradient > 0)) | ((high <= 0) & (gradient < 0)))
+    d, open_ = np.zeros((k, p)), np.arange(k)
+    for _ in range(p):
+        on, own = free[open_], H[open_]
+        held = np.where(on, 0.0, d[open_])
+        right = np.where(on, -(gradient[open_] + (own @ held[:, :, None])[:, :, 0]), held)
+        both = on[:, :, None] & on[:, None, :]
+        solved = _solve(np.where(both, own, eye * np.where(on, 0.0, 1.0)[:, :, None]), right)
+        inside = np.minimum(np.maximum(solved, low[open_]), high[open_])
+        crossed = on & (inside != solved)
+        d[open_] = np.where(on, inside, held)
+        free[open_] = on & ~crossed
+        open_ = open_[crossed.any(axis=1)]
+        if len(open_) == 0:
+            break
+    return d
+
+
+def _solve(H: FloatArray, right: FloatArray) -> FloatArray:
+    """H x = right of a stack; by its diagonal alone where rounding left no solution."""
+    try:
+        found = np.linalg.solve(H, right[:, :, None])[:, :, 0]
+    except np.linalg.LinAlgError:
+        found = np.full_like(right, np.nan)
+    plain = right / np.diagonal(H, axis1=1, axis2=2)
+    return np.where(np.isfinite(found).all(axis=1, keepdims=True), found, plain)
