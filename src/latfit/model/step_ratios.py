@@ -119,9 +119,9 @@ class SizeLevels:
         """Level over the curve (n,) at S (n,) tokens; S of any shape."""
         if not len(self.sizes):
             return np.ones(np.shape(S))
-        flat = np.log(np.ravel(S))
-        found = sum(w * each.mean(flat) for w, each in self._processes)
-        return np.asarray(np.exp(found).reshape(np.shape(S)))
+        sizes, at = np.unique(S, return_inverse=True)
+        found = sum(w * each.mean(np.log(sizes)) for w, each in self._processes)
+        return np.asarray(np.exp(found)[at].reshape(np.shape(S)))
 
     def drawn_factors(self, S: FloatArray, rng: np.random.Generator) -> FloatArray:
         """The same of a level that the steps allow; S (n,)."""
