@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.stats import FloatArray, mad_sigma, weighted_quantile
+from latfit.stats import FloatArray, IntArray, mad_sigma, weighted_quantile
+from latfit.trace.columns import REQUIRED
 from latfit.trace.sketch.histogram import WEIGHT, Cells, step_count
 from latfit.trace.table import Trace
 
@@ -39,8 +40,14 @@ Q90_TO_Q10 = 2.5631031310892007
 """Distance between the 10th and 90th percentile of a normal sample, in standard deviations."""
 LARGEST = 2**31 - 1
 """Requests or tokens of a step; more are no count."""
+FEW_VALUES = 2**31
+"""Below it a number stands for itself where rows are grouped, and the product of two is a number too."""
 LEAST_SPREAD = 0.02
 """Relative spread below which rows of a cell are as good as equal: 4 and 5 sigma are never less than 8 and 10 %."""
+
+
+COMPARED = (*REQUIRED, "t_s", "run", "replica", "step", "context_tokens", "rep", "warmup")
+"""Columns that rules look at which compare rows."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +99,10 @@ class Rule:
             return used & self.find(trace, options)
         found = np.zeros(len(trace), dtype=bool)
         system = trace.system_numbers() if self.compares else np.zeros(len(trace), dtype=np.intp)
+        compared = trace.only(COMPARED)
         for one in np.unique(system[used]):
             rows = np.flatnonzero(used & (system == one))
-            found[rows] = self.find(trace.select(rows), options)
+            found[rows] = self.find(compared if len(rows) == len(trace) else compared.select(rows), options)
         return found
 
     def only_marks(self, options: CleanOptions) -> bool:
@@ -201,14 +209,16 @@ def _hardly_any_time(trace: Trace, _: CleanOptions) -> Mask:
 
 def shortest_believable_ms(S: FloatArray, T_ms: FloatArray, weights: FloatArray | None = None) -> float:
     """Below this no step's time is its own: a share of the smallest median of T over octaves of S; 0 for few rows."""
-    octave = np.floor(np.log2(S))
-    weights = np.ones(len(S)) if weights is None else weights
-    usual = [
-        weighted_quantile(T_ms[rows], 0.5, weights[rows])
-        for rows in (octave == size for size in np.unique(octave))
-        if weights[rows].sum() >= FEW_ROWS
-    ]
-    return TOO_FAST * min(usual, default=0.0)
+    octave = np.frexp(S)[1]
+    usual = []
+    for size in np.flatnonzero(np.bincount(octave)):
+        T = T_ms[octave == size]
+        of_them = np.ones(len(T)) if weights is None else weights[octave == size]
+        if of_them.sum() < FEW_ROWS:
+            continue
+        middle = (len(T) + 1) // 2 - 1
+        usual.append(np.partition(T, middle)[middle] if weights is None else weighted_quantile(T, 0.5, of_them))
+    return TOO_FAST * float(min(usual, default=0.0))
 
 
 def _bad_value(trace: Trace, _: CleanOptions) -> Mask:
@@ -232,11 +242,15 @@ def _duplicate(trace: Trace, _: CleanOptions) -> Mask:
     """The same step twice: run, replica, time and counter agree as well as B, S and T. Never B, S and T alone."""
     if "step" not in trace:
         return np.zeros(len(trace), dtype=bool)
-    names = [name for name in ("run", "replica", "t_s", "step", "B", "S", "T_ms") if name in trace]
-    codes = [np.unique(_comparable(trace[name]), return_inverse=True)[1].ravel() for name in names]
-    first = np.unique(np.stack(codes, axis=1), axis=0, return_index=True)[1]
-    again = np.ones(len(trace), dtype=bool)
-    again[first] = False
+    of_step = _together([_places(trace, name) for name in ("run", "replica", "step") if name in trace])
+    ordered = np.sort(of_step)
+    again = np.isin(of_step, ordered[1:][ordered[1:] == ordered[:-1]])
+    rows = np.flatnonzero(again)
+    if len(rows):  # the same counter: whether all else is the same
+        names = [name for name in ("run", "replica", "t_s", "step", "B", "S", "T_ms") if name in trace]
+        several = trace.only(names).select(rows)
+        codes = [np.unique(_comparable(several[name]), return_inverse=True)[1].ravel() for name in names]
+        again[rows[np.unique(np.stack(codes, axis=1), axis=0, return_index=True)[1]]] = False
     return again
 
 
@@ -270,18 +284,21 @@ def excess_over_cell(trace: Trace) -> tuple[FloatArray, float]:
 
     A cell is one B and S, and one bin of the context (a factor of 1.25) where it is known.
     """
-    columns = [trace.floats("B"), trace.floats("S")]
+    columns = [_places(trace, "B"), _places(trace, "S")]
     if "context_tokens" in trace:
-        columns.append(np.floor(np.log(np.nan_to_num(trace.floats("context_tokens")) + 1) / np.log(1.25)))
-    _, cell, size = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True, return_counts=True)
-    cell = cell.ravel()
+        bins = np.floor(np.log(np.nan_to_num(trace.floats("context_tokens")) + 1) / np.log(1.25))
+        columns.append(bins.astype(np.int64))
+    cell = _together(columns)
     excess = np.log(trace.floats("T_ms"))
-    order = np.lexsort((excess, cell))
-    start = np.concatenate([[0], np.cumsum(size)[:-1]])
-    middle = 0.5 * (excess[order][start + (size - 1) // 2] + excess[order][start + size // 2])
-    excess = excess - middle[cell]
-    repeated = size[cell] >= 3
-    return excess, max(_spread(excess[repeated]), LEAST_SPREAD) if repeated.any() else LEAST_SPREAD
+    order = _grouped(cell, np.argsort(excess, kind="stable"))
+    start = np.flatnonzero(np.diff(cell[order], prepend=-1))
+    size = np.diff(start, append=len(order))
+    ordered = excess[order]
+    middle = 0.5 * (ordered[start + (size - 1) // 2] + ordered[start + size // 2])
+    ordered -= np.repeat(middle, size)
+    excess[order] = ordered
+    repeated = np.repeat(size >= 3, size)
+    return excess, max(_spread(ordered[repeated]), LEAST_SPREAD) if repeated.any() else LEAST_SPREAD
 
 
 def _spread(excess: FloatArray) -> float:
@@ -293,13 +310,59 @@ def _spread(excess: FloatArray) -> float:
 
 def runs_in_time(trace: Trace) -> list[NDArray[np.intp]]:
     """Row numbers of each run (and replica), in time order, then by counter, then as they stood."""
-    keys = [np.unique(_comparable(trace[name]), return_inverse=True)[1] for name in ("replica", "run") if name in trace]
+    run = _together([_places(trace, name) for name in ("run", "replica") if name in trace], len(trace))
+    order = _grouped(run, np.arange(len(trace)))
+    ends = np.flatnonzero(np.diff(run[order])) + 1
     when = [trace.floats(name) for name in ("step", "t_s") if name in trace]
-    order = np.lexsort((*when, *keys)) if keys or when else np.arange(len(trace))
-    if not keys:
-        return [order]
-    which = np.stack(keys, axis=1)[order]
-    return np.split(order, np.flatnonzero(np.any(np.diff(which, axis=0) != 0, axis=1)) + 1)
+    if when and not _ascend([column[order] for column in when], ends):
+        order = np.lexsort((*when, run))
+    return np.split(order, ends)
+
+
+def _ascend(columns: Sequence[FloatArray], ends: NDArray[np.intp]) -> bool:
+    """Whether rows stand in the order of the last column, then of those before it, within parts that end at `ends`."""
+    fine = np.ones(max(len(columns[0]) - 1, 0), dtype=bool)
+    for column in columns:
+        fine = (column[:-1] < column[1:]) | ((column[:-1] == column[1:]) & fine)
+    fine[ends - 1] = True
+    return bool(fine.all())
+
+
+def _places(trace: Trace, name: str) -> IntArray:
+    """A number for each row's value of a column (n,), from 0 on, equal and ordered as the values are."""
+    column = trace[name]
+    if column.dtype == object:
+        code, values = trace.coded(name)
+        return np.asarray(np.unique(np.array(list(map(str, values))), return_inverse=True)[1].ravel()[code])
+    whole = column.dtype.kind in "iu" or (column.dtype.kind == "f" and bool(np.all(np.rint(column) == column)))
+    if whole and len(column) and float(column.max()) - float(column.min()) < FEW_VALUES:
+        return np.asarray((column - column.min()).astype(np.int64))
+    return np.asarray(np.unique(column, return_inverse=True)[1].ravel())
+
+
+def _together(columns: Sequence[IntArray], rows: int = 0) -> IntArray:
+    """One number for each row's numbers in all columns (n,), ordered by the first, then by the next; 0 for `rows` rows
+    where there is no column."""
+    key: IntArray = np.zeros(len(columns[0]) if columns else rows, dtype=np.int64)
+    size = 1
+    for column in columns:
+        values = int(column.max(initial=0)) + 1
+        if size * values >= FEW_VALUES:
+            found, key = np.unique(key, return_inverse=True)
+            size, key = len(found), key.ravel()
+        key, size = key * values + column, size * values
+    return key
+
+
+def _grouped(key: IntArray, order: NDArray[np.intp]) -> NDArray[np.intp]:
+    """`order` sorted by a key (n,) below 2^62, rows of one key as they stood: by 16 bits at a time, which NumPy does by
+    radix sort, unless they are many."""
+    bits = int(key.max(initial=0)).bit_length()
+    if bits > 48:
+        return order[np.argsort(key[order], kind="stable")]
+    for shift in range(0, max(bits, 1), 16):
+        order = order[np.argsort((key[order] >> shift).astype(np.uint16), kind="stable")]
+    return order
 
 
 def _comparable(column: NDArray[np.generic]) -> NDArray[np.generic]:

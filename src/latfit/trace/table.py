@@ -15,6 +15,7 @@ from latfit.trace.columns import BY_NAME, IDENTITY
 from latfit.units import number
 
 Array = NDArray[Any]
+Coded = tuple[Array, list[Any]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,10 +23,12 @@ class Trace:
     """Steps by column (each (n,)), and the provenance they were stored with.
 
     Columns of `schema.COLUMNS` have their declared meaning; any other column is a label that the source brought along.
+    codes: {column of labels: (number of each row's label (n,), the labels)} where that is known; see `coded`.
     """
 
     columns: Mapping[str, Array]
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    codes: dict[str, Coded] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in self.columns.items()}
@@ -59,15 +62,32 @@ class Trace:
         """Column as float64 (n,)."""
         return np.asarray(self.columns[name], dtype=np.float64)
 
+    def coded(self, name: str) -> Coded:
+        """(number of each row's value (n,), the values by number): looked for once, kept for rows that are selected."""
+        if name not in self.codes:
+            values = self[name].tolist()
+            known = {value: i for i, value in enumerate(dict.fromkeys(values))}
+            self.codes[name] = np.fromiter(map(known.__getitem__, values), np.int32, len(values)), list(known)
+        return self.codes[name]
+
     def select(self, rows: Array) -> "Trace":
         """The rows of a boolean mask or an index array, in that order."""
-        return Trace({name: column[rows] for name, column in self.columns.items()}, self.provenance)
+        if rows.dtype == bool:
+            rows = np.flatnonzero(rows)
+        codes = {name: (code[rows], values) for name, (code, values) in self.codes.items()}
+        return Trace({name: column[rows] for name, column in self.columns.items()}, self.provenance, codes)
+
+    def only(self, names: Sequence[str]) -> "Trace":
+        """Of its columns those with these names."""
+        codes = {name: coded for name, coded in self.codes.items() if name in names}
+        return Trace({name: self[name] for name in names if name in self}, self.provenance, codes)
 
     def with_columns(self, **columns: Array) -> "Trace":
-        return Trace({**self.columns, **columns}, self.provenance)
+        codes = {name: coded for name, coded in self.codes.items() if name not in columns}
+        return Trace({**self.columns, **columns}, self.provenance, codes)
 
     def with_provenance(self, **facts: Any) -> "Trace":
-        return Trace(self.columns, {**self.provenance, **facts})
+        return Trace(self.columns, {**self.provenance, **facts}, self.codes)
 
     def systems(self) -> Iterator[tuple[dict[str, str], "Trace"]]:
         """The trace split by the identity columns that vary: ({column: value}, rows), in order of first appearance."""

@@ -22,7 +22,7 @@ from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source
 from latfit.trace.readers.vllm.runs import Run, runs_of, seconds_of
 from latfit.trace.readers.vllm.steps import LABEL_BYTES, NO_TIME, Block, Engines, rank_of, read_block
-from latfit.trace.table import Array, Trace
+from latfit.trace.table import Array, Coded, Trace
 
 BLOCK_BYTES = 1 << 20
 """Small enough that what is computed from a block stays in the processor's cache."""
@@ -145,15 +145,18 @@ def _trace(columns: dict[str, Array], runs: Sequence[Run], labels: Sequence[str]
         run_of[run.rows] = number
         if "t_s" in columns:
             columns["t_s"][run.rows] = seconds_of(time[run.rows])
+    run_names = _run_names(replica)
+    codes: dict[str, Coded] = {"phase": (columns["phase"], PHASE_NAMES.tolist()), "run": (run_of, run_names.tolist())}
     columns["phase"] = PHASE_NAMES[columns["phase"]]
-    columns["run"] = _run_names(replica)[run_of]
+    columns["run"] = run_names[run_of]
     if any(labels):
+        codes["replica"] = run_of, replica.tolist()
         columns["replica"] = replica[run_of]
     if "kv_usage" in columns and capacity.any():
         columns["context_tokens"] = columns["kv_usage"] * np.where(capacity > 0, capacity, np.nan)[run_of]
     capacities = {label: run.capacity for label, run in zip(replica, runs, strict=True) if run.capacity}
     more = {"engines": len(set(labels)), "runs": len(runs), "kv_capacity_tokens": capacities}
-    return Trace(columns, {**facts, **more})
+    return Trace(columns, {**facts, **more}, codes)
 
 
 def _run_names(replica: Array) -> Array:
