@@ -119,7 +119,7 @@ def _rows_of_the_fits(profile: "HardwareProfile") -> tuple[dict[str, "Trace"], l
     rows, notes = {}, []
     for name, path in profile.paths.items():
         if path.nominal is not None:
-            notes.append(f"{name}: quoted, so there are no rows; figures that need them are left out.")
+            notes.append(f"{name}: nominal numbers, so there are no rows; figures that need them are left out.")
             continue
         if not path.fit.data.source:
             notes.append(f"{name}: the fit does not say where its rows are; figures that need them are left out.")
