@@ -84,6 +84,7 @@ from latfit.queueing.distribution import (
     positive,
     stable,
 )
+from latfit.queueing.roots import root
 from latfit.queueing.service import FAR, ServiceTimes
 from latfit.stats import FloatArray
 
@@ -235,7 +236,7 @@ def queue_ratio(a: float, B: int) -> float:
     low = min(high, (B - a) / B)
     while excess(low) >= 0:
         low /= 2
-    return math.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-15))
+    return math.exp(root(excess, low, high, xtol=1e-15))
 
 
 def _reach(a: float, B: int, z: float) -> int:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import scipy
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.queueing.distribution import ResponseLaw, positive
 from latfit.queueing.overflow import Ranges
+from latfit.queueing.roots import root
 from latfit.stats import FloatArray
 from latfit.units import format_ms
 
@@ -94,7 +94,7 @@ def sustainable_rate(
     # From below: laws near the limit are the costly ones.
     for share in (*(probed for probed in PROBED if probed < highest), highest):
         if excess(share * limit) > 0:
-            rate = float(scipy.optimize.brentq(excess, low, share * limit, xtol=precision * low, rtol=precision))
+            rate = root(excess, low, share * limit, xtol=precision * low, rtol=precision)
             # The search may end a hair above; the answer must keep the SLA.
             while excess(rate) > 0:
                 rate *= 1 - 2 * precision
@@ -135,12 +135,12 @@ def _end(excess: Callable[[float], float], kept: float, missed: float) -> float:
     if excess(kept) > 0 or excess(missed) <= 0:
         return kept
     low, high = min(kept, missed), max(kept, missed)
-    root = float(scipy.optimize.brentq(excess, low, high, xtol=1e-6 * high, rtol=1e-4))
+    end = root(excess, low, high, xtol=1e-6 * high, rtol=1e-4)
     # The search may end a hair outside.
-    away = math.copysign(1e-4 * root, kept - root)
-    while excess(root) > 0 and abs(away) < abs(kept - root):
-        root, away = root + away, 2 * away
-    return root if excess(root) <= 0 else kept
+    away = math.copysign(1e-4 * end, kept - end)
+    while excess(end) > 0 and abs(away) < abs(kept - end):
+        end, away = end + away, 2 * away
+    return end if excess(end) <= 0 else kept
 
 
 def replicas(rate: float, law_at: LawAt, rate_limit: float, sla_ms: float, q: float = 0.99) -> Replicas:

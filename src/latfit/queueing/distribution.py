@@ -22,6 +22,7 @@ import numpy as np
 import scipy
 
 from latfit.errors import SlaOutOfReach, WrongUsage
+from latfit.queueing.roots import root
 from latfit.stats import FloatArray
 
 
@@ -148,10 +149,10 @@ def percentile_of(tail: Callable[[float], float], q: float) -> float:
         if high > LARGEST_MS:
             return math.inf
     low = high / 2 if high > 1 else 0.0
-    root: float = scipy.optimize.brentq(lambda t: tail(t) - allowed, low, high, xtol=1e-10, rtol=1e-13, maxiter=400)
-    low, high = root - 2e-10 - 1e-12 * root, root + 2e-10 + 1e-12 * root
+    found = root(lambda t: tail(t) - allowed, low, high, xtol=1e-10, rtol=1e-13)
+    low, high = found - 2e-10 - 1e-12 * found, found + 2e-10 + 1e-12 * found
     if tail(low) - tail(high) < ATOM:
-        return root
+        return found
     # An atom: close in on its float, so that all percentiles that fall on it are one number.
     while low < (middle := (low + high) / 2) < high:
         low, high = (low, middle) if tail(middle) <= allowed else (middle, high)

@@ -78,6 +78,7 @@ from latfit.queueing.distribution import (
     positive,
     stable,
 )
+from latfit.queueing.roots import root
 from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
 
@@ -226,7 +227,7 @@ def overflow_bound(queue: CutoffQueue) -> OverflowBound | None:
             return None
     if log_mean(mu * (1 - 1e-12)) <= 0:
         return None
-    theta = float(scipy.optimize.brentq(log_mean, floor + step, mu * (1 - 1e-12), xtol=1e-14))
+    theta = root(log_mean, floor + step, mu * (1 - 1e-12), xtol=1e-14)
     mean_omega = float(p @ np.exp(log_omega(theta)))
     h = math.exp(-theta * cutoff - math.log1p(theta / rate))
     scale = kappa(theta) * float(p @ on) * h
@@ -353,7 +354,7 @@ def decay(phases: Phases, load: float) -> tuple[float, float]:
         high, low = low, low / 2
         if low < SLOWEST:
             raise _too_near(mu)
-    u = float(scipy.optimize.brentq(slope, low, high, xtol=1e-15, rtol=1e-12))
+    u = root(slope, low, high, xtol=1e-15, rtol=1e-12)
     return u, math.sqrt(max(-4 * slope(u / 2) / u, 0.0))
 
 
@@ -672,8 +673,7 @@ def _kept_end(excess: Callable[[float], float], kept: float, missed: float, step
 
 
 def _edge(excess: Callable[[float], float], low: float, high: float) -> float:
-    root: float = scipy.optimize.brentq(excess, low, high, xtol=1e-7 * high, rtol=1e-10)
-    return root
+    return root(excess, low, high, xtol=1e-7 * high, rtol=1e-10)
 
 
 def _late_share(queue: CutoffQueue, sla_ms: float, q: float, method: Method) -> float:
