@@ -560,7 +560,7 @@ class TestProperties:
 
 class TestNoCompiler:
     @pytest.mark.parametrize("name", ["server.log", "table.csv", "table.parquet"])
-    def test_reading_and_cleaning_load_no_compiler(self, name: str, tmp_path: Path) -> None:
+    def test_reading_and_cleaning_load_neither_numba_nor_pandas(self, name: str, tmp_path: Path) -> None:
         rows = [(k % 7 + 1, k % 7 + 1, 10.0 + k % 7) for k in range(50)]
         if name == "server.log":
             (tmp_path / name).write_text(START + "".join(step(k, ms=f"{10 + k % 7}.5") for k in range(50)))
@@ -572,7 +572,7 @@ class TestNoCompiler:
         code = (
             "import sys; from latfit.trace.read import ingest; from latfit.trace.parquet import write_trace; "
             "from pathlib import Path; write_trace(Path(sys.argv[2]), ingest(sys.argv[1]).trace); "
-            "print([name for name in ('numba',) if name in sys.modules])"
+            "print([name for name in ('numba', 'pandas', 'scipy.stats') if name in sys.modules])"
         )
         command = [sys.executable, "-c", code, str(tmp_path / name), str(tmp_path / "out.parquet")]
         assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[]\n"

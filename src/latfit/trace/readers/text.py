@@ -22,6 +22,7 @@ from latfit.trace.table import Array
 
 MOST_LINE_BYTES = 1 << 26
 MOST_DOCUMENT_BYTES = 1 << 29
+MOST_LABELS = 1 << 16
 
 _DECODER = json.JSONDecoder()
 
@@ -236,7 +237,9 @@ def _parsed(stream: Any, head: bytes, names: list[str], skipped: list[str]) -> A
         stream,
         read_options=reading,
         parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=_counting(skipped)),
-        convert_options=arrow_csv.ConvertOptions(decimal_point=decimal),
+        convert_options=arrow_csv.ConvertOptions(
+            decimal_point=decimal, auto_dict_encode=True, auto_dict_max_cardinality=MOST_LABELS
+        ),
     )
 
 

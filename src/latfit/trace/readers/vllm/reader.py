@@ -150,7 +150,8 @@ def _trace(columns: dict[str, Array], runs: Sequence[Run], labels: Sequence[str]
     columns["phase"] = PHASE_NAMES[columns["phase"]]
     columns["run"] = run_names[run_of]
     if any(labels):
-        codes["replica"] = run_of, replica.tolist()
+        names = list(dict.fromkeys(labels))
+        codes["replica"] = np.array([names.index(label) for label in replica])[run_of], names
         columns["replica"] = replica[run_of]
     if "kv_usage" in columns and capacity.any():
         columns["context_tokens"] = columns["kv_usage"] * np.where(capacity > 0, capacity, np.nan)[run_of]
