@@ -9,9 +9,24 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
+    from latfit.api.comparisons import Comparison as Comparison, compare as compare
+    from latfit.api.engines import EngineSimulation as EngineSimulation, simulate_engine as simulate_engine
     from latfit.api.evaluations import Evaluation as Evaluation
-    from latfit.api.fits import Fit as Fit, as_fit as as_fit, fit as fit, fit_each as fit_each
+    from latfit.api.fits import (
+        Fit as Fit,
+        as_fit as as_fit,
+        fit as fit,
+        fit_each as fit_each,
+        system_label as system_label,
+    )
     from latfit.api.hardware import Hardware as Hardware
     from latfit.api.reading import ReadOptions as ReadOptions, data_line as data_line, read as read
+    from latfit.api.simulations import (
+        PolicySimulation as PolicySimulation,
+        Simulation as Simulation,
+        simulate as simulate,
+        simulate_study as simulate_study,
+    )
+    from latfit.api.validations import Validation as Validation, validate as validate
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

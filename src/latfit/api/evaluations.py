@@ -51,6 +51,13 @@ class Evaluation:
         return f"Coverage: {', '.join([*shares, outside])}."
 
     @property
+    def phase_line(self) -> str:
+        """The median error of each phase, in a sentence; empty where there is one phase."""
+        phases = self.scores["by_phase"]
+        shown = [f"{phase} {format_percent(found['median_ape_pct'])}" for phase, found in phases.items()]
+        return f"Median error by phase: {', '.join(shown)}." if len(shown) > 1 else ""
+
+    @property
     def table(self) -> Any:
         """DataFrame: errors over all steps and by phase, in percent and ms."""
         import pandas as pd
@@ -60,7 +67,7 @@ class Evaluation:
 
     def summary(self) -> str:
         """What `latfit evaluate` prints."""
-        return "\n".join([self.verdict, self.coverage_line, *self.scores["notes"]])
+        return "\n".join(filter(None, [self.verdict, self.coverage_line, self.phase_line, *self.scores["notes"]]))
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit evaluate --json`."""

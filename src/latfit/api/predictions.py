@@ -1,6 +1,7 @@
 """The steps that a prediction is asked for, and what a fit says of them, as a DataFrame."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def steps_from(B: Any, S: Any, given: Mapping[str, Any], *, every_combination: b
         if (bad := impossible_steps(steps)).any():
             raise BadInput(
                 f"row {int(np.argmax(bad)) + 1} {NO_STEP}",
-                where=str(B) if isinstance(B, str) else None,
+                where=str(B) if isinstance(B, str | Path) else None,
                 remedy=POSSIBLE,
             )
         return steps
@@ -57,7 +58,7 @@ def steps_from(B: Any, S: Any, given: Mapping[str, Any], *, every_combination: b
 
 def _is_number(value: Any) -> bool:
     """Whether it is a number or an array of them, not a table."""
-    if isinstance(value, str | Mapping | Trace) or hasattr(value, "columns") or hasattr(value, "__fspath__"):
+    if isinstance(value, str | Path | Mapping | Trace) or hasattr(value, "columns"):
         return False
     return bool(np.asarray(value, dtype=object).dtype.kind) and not hasattr(value, "column_names")
 

@@ -6,7 +6,9 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
+from latfit.api.quantities import library_verb
 from latfit.errors import BadInput, WrongUsage
+from latfit.files import check_writable
 from latfit.trace import (
     CleanOptions,
     CleanTrace,
@@ -57,6 +59,7 @@ class ReadOptions(TypedDict, total=False):
     progress: Callable[[float, int], None] | None
 
 
+@library_verb
 def read(source: Any, **options: Unpack[ReadOptions]) -> CleanTrace:
     """Clean steps from a source.
 
@@ -104,7 +107,9 @@ def _reading(options: ReadOptions) -> Reading:
 
 def _summarised(source: str, options: ReadOptions) -> CleanTrace:
     """Cells of a folder or a large file; kept in `cells_file` where one is named."""
-    asked = _reading(options)
+    asked, target = _reading(options), options.get("cells_file")
+    if target is not None:
+        check_writable(target)
     scan = Scan(
         asked.column_map, asked.unit, asked.where, asked.cleaning, skip_unreadable=options.get("skip_bad", False)
     )
@@ -115,7 +120,6 @@ def _summarised(source: str, options: ReadOptions) -> CleanTrace:
         scheduler=options.get("scheduler"),
         progress=options.get("progress"),
     )
-    target = options.get("cells_file")
     if target is None:
         return ingest_table(found.trace)
     write_trace(target, found.trace)

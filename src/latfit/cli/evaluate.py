@@ -5,15 +5,7 @@ from typing import Annotated
 
 import typer
 
-from latfit.cli.options import (
-    JsonOption,
-    QuietOption,
-    ReadingOptions,
-    SourcesArgument,
-    data_line,
-    read_sources,
-    verb,
-)
+from latfit.cli.options import OutputOptions, ReadingOptions, SourcesArgument, read_sources, verb
 
 
 @verb
@@ -21,30 +13,28 @@ def evaluate(
     fit: Annotated[Path, typer.Argument(help="A fit file (NAME.fit.json).", metavar="FIT")],
     source: SourcesArgument,
     typed: ReadingOptions = ReadingOptions(),
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: OutputOptions = OutputOptions(),
 ) -> None:
-    """Say how well a fit predicts a trace it has not seen.
+    """Score a fit on a trace that it was not fitted to.
 
-    Errors overall and by phase, how many steps fall into the fit's intervals, and how many lie outside its data.
+    Errors overall and by phase, coverage of the prediction intervals, and how many steps lie outside the measured
+    range.
+
+    Example: latfit evaluate trace.fit.json other.parquet
     """
-    from latfit.cli.output import print_json, print_table
-    from latfit.fitting import evaluate as scores
-    from latfit.model import read_fit
+    from latfit.api import Fit, data_line
+    from latfit.cli.output import print_json, print_table, print_warnings, say, verdict
     from latfit.report import evaluation_table
-    from latfit.trace import check_one_system, data_facts
 
-    fitted = read_fit(fit)
-    read = read_sources(source, typed, quiet=quiet or json)
-    check_one_system(read)
-    found = scores(fitted, read.trace)
-    if json:
-        print_json(found)
+    found = Fit.load(fit).evaluate(read_sources(source, typed, quiet=output.silent))
+    if output.json:
+        print_json(found.to_json())
         return
-    typer.echo(data_line(data_facts(read, {}, read.trace)))
-    print_table(evaluation_table(found))
-    for level, share in found["interval_coverage"].items():
-        typer.echo(f"{100 * share:.1f} % of steps lie in the interval that is to hold {100 * float(level):g} %.")
-    typer.echo(f"{found['outside_domain']:,} steps lie outside what the fit has measured.")
-    for text in found["notes"]:
-        typer.echo(text)
+    verdict(found.verdict, found.state)
+    say(data_line(found.data))
+    say(found.coverage_line)
+    if output.verbose:
+        print_table(evaluation_table(found.to_json()))
+    elif found.phase_line:
+        say(found.phase_line)
+    print_warnings(found.scores["notes"], most=None if output.verbose else 3)

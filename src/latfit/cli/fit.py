@@ -3,136 +3,188 @@
 What users say of parameters is read here: fixed values, ranges and priors by name.
 """
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
 from latfit.cli.options import (
     DEFAULT_HARDWARE,
     HardwareOption,
-    JsonOption,
-    QuietOption,
+    OutputOptions,
     ReadingOptions,
     SeedOption,
     SourcesArgument,
-    data_line,
     read_sources,
     verb,
 )
 from latfit.errors import FitNotUsable, WrongUsage
 
 if TYPE_CHECKING:
-    from latfit.fitting import DoubtOptions, FitOptions
-    from latfit.model import FitResult
-    from latfit.trace import CleanTrace, Trace
-
+    from latfit.api import Fit
+    from latfit.trace import CleanTrace
 
 ASSUMED_PATH = "gpu"
 """Steps that say nothing of where they ran come from an engine's log, and engines run on GPUs."""
+FEW = 2
+"""Fits that are shown one after another; more of them are rows of a table."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """One system to fit: its identity (empty where the file holds one), rows, execution path, and where the fit goes.
+class ModelOptions:
+    """What is fitted, and how."""
 
-    path is None where the fit belongs to no machine's profile; assumed: nobody said which path it is.
-    """
+    panel: ClassVar[str] = "Model"
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="auto (chosen by cross-validation), saturation, saturation-gamma, context, roofline, linear,"
+            " quadratic, hinge or constant, each also with +moe.",
+        ),
+    ] = None
+    loss: Annotated[
+        Literal["huber", "soft_l1", "tukey", "linear"], typer.Option("--loss", help="Robust loss of the residuals.")
+    ] = "huber"
+    residuals: Annotated[
+        Literal["relative", "absolute"],
+        typer.Option("--residuals", hidden=True, help="log of predicted/observed, or differences in ms."),
+    ] = "relative"
+    weights: Annotated[
+        Literal["rows", "segment", "variance"],
+        typer.Option("--weights", help="What counts the same: rows, doublings of S, or cells by their variance."),
+    ] = "rows"
+    fix: Annotated[list[str] | None, typer.Option("--fix", help="Hold a parameter: P_max=60. Repeatable.")] = None
+    bounds: Annotated[list[str] | None, typer.Option("--bounds", help="Bound a parameter: k_B=0.01:1. Repeatable.")] = (
+        None
+    )
+    prior: Annotated[
+        list[str] | None,
+        typer.Option("--prior", help="Prior of a parameter, mean and standard deviation: P_max=60:5. Repeatable."),
+    ] = None
+    solver: Annotated[
+        Literal["separable", "trf"],
+        typer.Option("--solver", hidden=True, help="Variable projection, or plain SciPy from several starts."),
+    ] = "separable"
+    seed: SeedOption = 0
 
-    system: Mapping[str, str]
-    rows: "Trace"
+
+@dataclass(frozen=True)
+class UncertaintyOptions:
+    """How the intervals of parameters are made."""
+
+    panel: ClassVar[str] = "Uncertainty"
+    intervals: Annotated[
+        Literal["sandwich", "profile", "bootstrap"],
+        typer.Option(
+            "--intervals", help="Of the parameters: from their covariance, the cost itself (slow), or resampled fits."
+        ),
+    ] = "sandwich"
+    bootstrap: Annotated[
+        int, typer.Option("--bootstrap", min=0, help="Refit so many resamples of the steps, such as 1000.")
+    ] = 0
+    resample: Annotated[
+        Literal["auto", "rows", "block", "residual"],
+        typer.Option("--resample", hidden=True, help="What --bootstrap draws; auto is blocks of time, or rows."),
+    ] = "auto"
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """Which systems are fitted, and where the fits go."""
+
+    panel: ClassVar[str] = "Systems and files"
+    each: Annotated[
+        bool, typer.Option("--each", help="Fit every system (hardware, model, tp) in the file by itself.")
+    ] = False
+    path: Annotated[
+        str | None, typer.Option("--path", help="Execution path of a trace that names none: cpu, amx, gpu, ...")
+    ] = None
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The fit file; without it NAME.fit.json in this folder.")
+    ] = None
+    hardware: HardwareOption = DEFAULT_HARDWARE
+    report: Annotated[Path | None, typer.Option("--report", help="Also write a report into this folder.")] = None
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 when the fit has warnings.")] = False
+
+    def file(self, source: str, label: str) -> Path:
+        """NAME.fit.json, or NAME.LABEL.fit.json where a source holds several systems."""
+        out = self.out or Path(f"{_without_endings(source) or 'trace'}.fit.json")
+        if not label:
+            return out
+        return out.with_name(f"{out.name.removesuffix('.json').removesuffix('.fit')}.{label}.fit.json")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A fit with its file, and its path in the hardware profile; None where it belongs to no machine's."""
+
+    fit: "Fit"
+    file: Path
     path: str | None
-    target: Path
-    assumed: bool
-
-    @property
-    def label(self) -> str:
-        return ".".join(_file_safe(value) for value in self.system.values())
 
 
-def plan_jobs(ingested: "CleanTrace", *, each: bool, path: str | None, out: Path | None) -> list[Job]:
-    """The systems of a trace: one a path; several of hardware, model or tp only with --each."""
+@verb
+def fit(
+    trace: SourcesArgument,
+    asked: ModelOptions = ModelOptions(),
+    doubt: UncertaintyOptions = UncertaintyOptions(),
+    typed: ReadingOptions = ReadingOptions(),
+    targets: TargetOptions = TargetOptions(),
+    output: OutputOptions = OutputOptions(),
+) -> None:
+    """Fit a latency model to a trace and check it.
+
+    Writes NAME.fit.json and enters the fit into the hardware profile.
+
+    Example: latfit fit server.log --report reports
+    """
+    from latfit.api import fit_each
+    from latfit.cli.output import print_json, progress_bar
     from latfit.trace import check_one_machine
 
-    if not each:
-        check_one_machine(ingested)
-    systems = list(ingested.trace.systems())
-    several_machines = any(set(system) - {"path"} for system, _ in systems) and each
-    jobs = []
-    for system, rows in systems:
-        named = str(rows["path"][0]) if "path" in rows else path or ingested.path
-        entered = None if several_machines else named or ASSUMED_PATH
-        jobs.append(Job(system, rows, entered, Path(), assumed=named is None))
-    named_after = Path(f"{_without_endings(ingested.sources[0].name) or 'trace'}.fit.json")
-    return [replace(job, target=_target(out or named_after, job.label)) for job in jobs]
+    choices = _keywords(asked, doubt)
+    steps = read_sources(trace, typed, quiet=output.silent)
+    if not targets.each:
+        check_one_machine(steps)
+    _check_targets(steps, targets)
+    with progress_bar("Fitting", quiet=output.silent) as advance:
+        fits = fit_each(steps, path=targets.path, progress=advance, **choices)
+    several_machines = targets.each and any(set(found.system) - {"path"} for found in fits.values())
+    stored = [
+        Stored(
+            found,
+            targets.file(steps.sources[0].name, found.label),
+            None if several_machines else found.path or ASSUMED_PATH,
+        )
+        for found in fits.values()
+    ]
+    for each in stored:
+        _store(each, targets.hardware)
+    if output.json:
+        documents = {each.fit.label: each.fit.to_json() for each in stored}
+        print_json(next(iter(documents.values())) if len(documents) == 1 else {"fits": documents})
+    else:
+        _print(stored, targets.hardware, verbose=output.verbose)
+    if targets.report is not None:
+        from latfit.cli.report import write_report
+
+        write_report(targets.hardware, folder=targets.report, quiet=output.silent)
+    _raise_where_unusable(fits.values(), strict=targets.strict, where=steps.name)
 
 
-def _without_endings(source: str) -> str:
-    """The name of a source without its format and compression; other dots are its own: llama-3.1-8b.csv.gz."""
-    file = Path(source)
-    return Path(file.stem).stem if file.suffix in (".gz", ".zst") else file.stem
-
-
-def _target(out: Path, label: str) -> Path:
-    """NAME.fit.json, or NAME.LABEL.fit.json where a file holds several systems."""
-    if not label:
-        return out
-    return out.with_name(f"{out.name.removesuffix('.json').removesuffix('.fit')}.{label}.fit.json")
-
-
-def _file_safe(value: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in value) or "unnamed"
-
-
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        help="saturation, saturation-gamma, context, roofline, linear, quadratic, hinge or constant, each also with"
-        " +moe; or auto, which chooses by cross-validation.",
-    ),
-]
-LossOption = Annotated[str, typer.Option("--loss", help="huber, soft_l1, tukey or linear.")]
-ResidualsOption = Annotated[
-    str, typer.Option("--residuals", help="relative (log of predicted/observed) or absolute (ms).")
-]
-FixOption = Annotated[list[str] | None, typer.Option("--fix", help="Hold a parameter: P_max=60. Repeatable.")]
-BoundsOption = Annotated[list[str] | None, typer.Option("--bounds", help="Bound a parameter: k_B=0.01:1. Repeatable.")]
-PriorOption = Annotated[
-    list[str] | None,
-    typer.Option("--prior", help="What is known of a parameter: P_max=60:5 (mean:sd). Repeatable."),
-]
-WeightsOption = Annotated[
-    str, typer.Option("--weights", help="What counts the same: rows, segment (doublings of S) or variance (cells).")
-]
-SolverOption = Annotated[str, typer.Option("--solver", help="separable, or trf: plain SciPy from several starts.")]
-IntervalsOption = Annotated[
-    str,
-    typer.Option(
-        "--intervals",
-        help="Intervals of the parameters from: sandwich (their covariance), profile (the cost itself; slow) or"
-        " bootstrap (resampled fits, 1000 unless --bootstrap says how many).",
-    ),
-]
-BootstrapOption = Annotated[
-    int, typer.Option("--bootstrap", help="Refit so many resamples of the steps, such as 1000, and keep them.")
-]
-ResampleOption = Annotated[
-    str,
-    typer.Option("--resample", help="What --bootstrap draws: rows, block (of time), residual; auto is block or rows."),
-]
-EachOption = Annotated[
-    bool, typer.Option("--each", help="Fit every system (hardware, model, tp) in the file by itself.")
-]
-PathOption = Annotated[
-    str | None, typer.Option("--path", help="Execution path of a trace that names none: cpu, amx, gpu, ...")
-]
-OutOption = Annotated[Path | None, typer.Option("--out", help="The fit file; without it NAME.fit.json in this folder.")]
-ReportOption = Annotated[Path | None, typer.Option("--report", help="Also write the report into this folder.")]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Exit with 4 when the fit has warnings.")]
+def _keywords(asked: ModelOptions, doubt: UncertaintyOptions) -> dict[str, Any]:
+    """The options of the model and its doubts, as the library takes them. Raises WrongUsage."""
+    given = {**vars(asked), **vars(doubt)}
+    return {
+        **given,
+        "fix": parse_fixed(asked.fix or []),
+        "bounds": parse_ranges(asked.bounds or [], "--bounds"),
+        "prior": parse_ranges(asked.prior or [], "--prior"),
+    }
 
 
 def parse_fixed(texts: list[str]) -> dict[str, float]:
@@ -145,11 +197,6 @@ def parse_fixed(texts: list[str]) -> dict[str, float]:
     return found
 
 
-def _check_once(name: str, found: Mapping[str, object], option: str) -> None:
-    if name in found:
-        raise WrongUsage(f"{name} is given twice", where=option, remedy="Give it once.")
-
-
 def parse_ranges(texts: list[str], option: str) -> dict[str, tuple[float, float]]:
     """{parameter: two numbers} from `k_B=0.01:1`: low and high of --bounds, mean and spread of --prior.
 
@@ -160,14 +207,14 @@ def parse_ranges(texts: list[str], option: str) -> dict[str, tuple[float, float]
         name, _, span = text.partition("=")
         first, _, second = span.partition(":")
         example = "k_B=0.01:1" if option == "--bounds" else "P_max=60:5 (mean and standard deviation)"
-        ends = (_number(first, text, option, example), _number(second, text, option, example))
-        orderly = ends[0] < ends[1] if option == "--bounds" else ends[1] > 0
-        if not (0 <= ends[0] < math.inf and 0 < ends[1] < math.inf and orderly):
-            wanted = "low:high with 0 <= low < high" if option == "--bounds" else "mean:sd, the sd above zero"
-            raise WrongUsage(f"{text!r} cannot be used", where=option, remedy=f"Give {wanted}.")
         _check_once(name, found, option)
-        found[name] = ends
+        found[name] = (_number(first, text, option, example), _number(second, text, option, example))
     return found
+
+
+def _check_once(name: str, found: Mapping[str, object], option: str) -> None:
+    if name in found:
+        raise WrongUsage(f"{name} is given twice", where=option, remedy="Give it once.")
 
 
 def _number(value: str, text: str, option: str, example: str) -> float:
@@ -177,136 +224,104 @@ def _number(value: str, text: str, option: str, example: str) -> float:
         raise WrongUsage(f"{text!r} cannot be read", where=option, remedy=f"Write it like {example}.") from None
 
 
-@verb
-def fit(
-    trace: SourcesArgument,
-    model: ModelOption = "saturation",
-    loss: LossOption = "huber",
-    residuals: ResidualsOption = "relative",
-    fix: FixOption = None,
-    bounds: BoundsOption = None,
-    prior: PriorOption = None,
-    weights: WeightsOption = "rows",
-    solver: SolverOption = "separable",
-    intervals: IntervalsOption = "sandwich",
-    bootstrap: BootstrapOption = 0,
-    resample: ResampleOption = "auto",
-    each: EachOption = False,
-    typed: ReadingOptions = ReadingOptions(),
-    path: PathOption = None,
-    hardware: HardwareOption = DEFAULT_HARDWARE,
-    out: OutOption = None,
-    report_folder: ReportOption = None,
-    strict: StrictOption = False,
-    seed: SeedOption = 0,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Fit a latency model to a trace and check it.
-
-    Writes NAME.fit.json and enters the fit into the hardware profile.
-    """
-    from latfit.cli.output import progress_bar
-    from latfit.fitting import DoubtOptions, FitOptions
-
-    options = FitOptions(
-        model,
-        loss,
-        residuals,
-        parse_fixed(fix or []),
-        parse_ranges(bounds or [], "--bounds"),
-        seed=seed,
-        solver=solver,
-        priors=parse_ranges(prior or [], "--prior"),
-        weights=weights,
-    )
-    ingested = read_sources(trace, typed, quiet=quiet or json)
-    jobs = plan_jobs(ingested, each=each, path=path, out=out)
-    _check_targets(jobs, hardware)
-    with progress_bar("Fitting", quiet=quiet or json) as advance:
-        doubt = DoubtOptions(intervals, bootstrap, resample, advance)
-        results = {job.label: _fit_job(ingested, job, options, doubt) for job in jobs}
-    for job in jobs:
-        _store(results[job.label], job, hardware)
-    if json:
-        _print_json(results)
-    else:
-        for job in jobs:
-            _print_result(results[job.label], job, hardware)
-    if report_folder is not None:
-        from latfit.cli.report import write_report
-
-        write_report(hardware, folder=report_folder, quiet=quiet or json)
-    _raise_where_unusable(results, strict=strict, where=ingested.name)
+def _without_endings(source: str) -> str:
+    """The name of a source without its format and compression; other dots are its own: llama-3.1-8b.csv.gz."""
+    file = Path(source)
+    return Path(file.stem).stem if file.suffix in (".gz", ".zst") else file.stem
 
 
-def _fit_job(ingested: "CleanTrace", job: Job, options: "FitOptions", doubt: "DoubtOptions") -> "FitResult":
-    from latfit.fitting import fit_trace
-    from latfit.provenance import run_facts
-    from latfit.trace import data_facts
-
-    origin = {**run_facts(options.seed), "trace": dict(ingested.trace.provenance)}
-    facts = data_facts(ingested, job.system, job.rows)
-    return fit_trace(job.rows, options, doubt=doubt, data=facts, provenance=origin)
-
-
-def _check_targets(jobs: list[Job], hardware: Path) -> None:
+def _check_targets(steps: "CleanTrace", targets: TargetOptions) -> None:
     """Unwritable targets and a broken hardware profile are found before the work, not after it."""
+    from latfit.api import system_label
     from latfit.files import check_writable
     from latfit.hardware import read_hardware
 
-    for job in jobs:
-        check_writable(job.target)
-    check_writable(hardware)
-    if hardware.exists():
-        read_hardware(hardware)
+    for system, _ in steps.systems:
+        check_writable(targets.file(steps.sources[0].name, system_label(system)))
+    check_writable(targets.hardware)
+    if targets.hardware.exists():
+        read_hardware(targets.hardware)
 
 
-def _store(result: "FitResult", job: Job, hardware: Path) -> None:
+def _store(stored: Stored, hardware: Path) -> None:
     from latfit.hardware import ExecutionPath, add_path
-    from latfit.model import write_fit
 
-    if result.status.ok:
-        write_fit(job.target, result)
-        if job.path is not None:
-            add_path(hardware, ExecutionPath(job.path, result))
-
-
-def _print_json(results: Mapping[str, "FitResult"]) -> None:
-    from latfit.cli.output import print_json
-
-    documents = {label: result.to_json() for label, result in results.items()}
-    print_json(next(iter(documents.values())) if len(documents) == 1 else {"fits": documents})
+    if stored.fit.ok:
+        stored.fit.save(stored.file)
+        if stored.path is not None:
+            add_path(hardware, ExecutionPath(stored.path, stored.fit.result))
 
 
-def _print_result(result: "FitResult", job: Job, hardware: Path) -> None:
-    from latfit.cli.output import print_table, print_warnings
-    from latfit.report import tables, tables as results
+def _print(stored: Sequence[Stored], hardware: Path, *, verbose: bool) -> None:
+    from latfit.cli.output import say
 
-    if job.label:
-        typer.echo(f"\n{job.label}")
-    typer.echo(data_line(result.data.to_json()))
-    if not result.status.ok:
+    if len(stored) > FEW and not verbose:
+        _print_overview([each.fit for each in stored])
+    else:
+        for each in stored:
+            _print_fit(each.fit, several=len(stored) > 1, verbose=verbose)
+    usable = [each for each in stored if each.fit.ok]
+    if not usable:
         return
-    typer.echo(tables.trust_sentence(result))
-    typer.echo(result.status.sentence)
-    print_table(tables.parameters(result, short=True))
-    print_table(tables.errors(result).only("model", "steps", "median error", "MAPE", "cross-validated MAPE", "R²"))
-    if result.bootstrap:
-        print_table(results.bootstrap_table(result))
-    print_warnings(result.warnings)
-    typer.echo(f"Wrote {job.target}.")
-    if job.path is None:
-        typer.echo(f"Not entered into {hardware}: the systems of --each are not paths of one machine.")
+    files = ", ".join(str(each.file) for each in usable[:FEW])
+    more = f" and {len(usable) - FEW} more" if len(usable) > FEW else ""
+    entered = ", ".join(dict.fromkeys(each.path for each in usable if each.path is not None))
+    if not entered:
+        say(f"Wrote {files}{more}. Not in {hardware}: the systems of --each are not paths of one machine.")
         return
-    assumed = " (assumed; say --path cpu if it is not)" if job.assumed else ""
-    typer.echo(f"Entered into {hardware} as path {job.path}{assumed}. Next: latfit plan --sla 20ms")
+    assumed = "" if usable[0].fit.path else " (assumed; --path cpu if it is not)"
+    say(f"Wrote {files}{more}; in {hardware} as path {entered}{assumed}.")
+    say("Next: latfit plan --sla 20ms")
 
 
-def _raise_where_unusable(results: Mapping[str, "FitResult"], *, strict: bool, where: str) -> None:
-    for label, result in results.items():
-        place = f"{where} ({label})" if label else where
-        if not result.status.ok:
-            raise FitNotUsable(result.status.sentence, where=place, remedy=result.status.remedy)
-        if strict and result.warnings:
-            raise FitNotUsable(f"--strict: {result.warnings[0].message}", where=place, remedy=result.warnings[0].remedy)
+def _print_overview(fits: Sequence["Fit"]) -> None:
+    """Fits of many systems, a row each."""
+    from latfit.api import data_line
+    from latfit.cli.output import print_table, say
+    from latfit.report import fits_table
+
+    print_table(fits_table({found.label: found.result for found in fits}))
+    facts = fits[0].result.data.to_json()
+    say(data_line({**facts, "rows_used": sum(found.result.data.rows_used or 0 for found in fits)}))
+
+
+def _print_fit(found: "Fit", *, several: bool, verbose: bool) -> None:
+    """The verdict, what it stands on and what to do about it; verbose: the tables, and every warning."""
+    from latfit.api import data_line
+    from latfit.cli.output import print_warnings, say, verdict
+
+    if several:
+        typer.echo(f"\n{found.label}")
+    if found.ok:
+        verdict(found.verdict, found.state)
+    say(data_line(found.result.data.to_json()))
+    if not found.ok:
+        return
+    say(found.model_line)
+    if verbose:
+        _print_tables(found)
+    if found.result.bootstrap and not verbose:
+        say(f"{found.result.bootstrap['resamples']:,} resampled fits kept; --verbose shows their intervals.")
+    print_warnings(found.warnings if verbose else found.needs_action, most=None if verbose else 3)
+
+
+def _print_tables(found: "Fit") -> None:
+    from latfit.cli.output import print_table, say
+    from latfit.report import tables
+
+    say(found.result.status.sentence)
+    print_table(tables.parameters(found.result, short=True))
+    errors = tables.errors(found.result)
+    print_table(errors.only(*(name for name in errors.columns if name not in ("p90 error", "RMSE", "MAE"))))
+    if found.result.bootstrap:
+        print_table(tables.bootstrap_table(found.result))
+
+
+def _raise_where_unusable(fits: "Iterable[Fit]", *, strict: bool, where: str) -> None:
+    for found in fits:
+        place = f"{where} ({found.label})" if found.label else where
+        status, warnings = found.result.status, found.needs_action
+        if not found.ok:
+            raise FitNotUsable(status.sentence, where=place, remedy=status.remedy)
+        if strict and warnings:
+            raise FitNotUsable(f"--strict: {warnings[0].message}", where=place, remedy=warnings[0].remedy)

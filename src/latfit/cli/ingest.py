@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfit.cli.options import (
-    JsonOption,
-    QuietOption,
-    ReadingOptions,
-    SourcesArgument,
-    data_line,
-    read_sources,
-    verb,
-)
+from latfit.cli.options import OutputOptions, ReadingOptions, SourcesArgument, read_sources, verb
 
 if TYPE_CHECKING:
     from latfit.trace import CleanTrace
@@ -22,41 +14,44 @@ if TYPE_CHECKING:
 @verb
 def ingest(
     source: SourcesArgument,
+    typed: ReadingOptions = ReadingOptions(),
     out: Annotated[Path, typer.Option("--out", help="Trace to write.")] = Path("trace.parquet"),
     dropped: Annotated[
         Path | None, typer.Option("--dropped", help="Also write the dropped rows, with the reason, into this file.")
     ] = None,
-    typed: ReadingOptions = ReadingOptions(),
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: OutputOptions = OutputOptions(),
 ) -> None:
     """Read engine logs and tables into a clean trace.
 
     What was dropped, and why, is counted; --dropped keeps those rows.
+
+    Example: latfit ingest server.log --out trace.parquet
     """
-    from latfit.cli.output import note, print_json
+    from latfit.api import data_line
+    from latfit.cli.output import print_json, print_warnings, say
     from latfit.files import check_writable
     from latfit.provenance import run_facts
-    from latfit.trace import check_trace_name, data_facts, write_trace
+    from latfit.trace import check_trace_name, data_facts, reading_notes, write_trace
 
     check_trace_name(out)
     if dropped is not None:
         check_trace_name(dropped, "--dropped")
     check_writable(out)
-    read = read_sources(source, typed, quiet=quiet or json)
+    read = read_sources(source, typed, quiet=output.silent)
     if dropped is not None:
         check_writable(dropped)
         _write_dropped(dropped, read)
-    data = data_facts(read, {}, read.trace)
+    data, notes = data_facts(read, {}, read.trace), reading_notes(read)
     write_trace(out, _with_path(read).with_provenance(ingest={**run_facts(0), "data": data}))
-    facts = _facts(read, data, out)
-    if json:
-        print_json(facts)
+    if output.json:
+        kept = ("rows_read", "rows_used", "dropped", "marked", "formats")
+        print_json({**{name: data[name] for name in kept}, "notes": notes, "out": str(out)})
         return
-    typer.echo(data_line(data))
-    for remark in facts["notes"]:
-        note(f"  {remark}", quiet=quiet)
-    typer.echo(f"Wrote {out} ({', '.join(dict.fromkeys(read.formats))}). Next: latfit fit {out}")
+    say(data_line(data))
+    if output.verbose:
+        say(f"{read!r}.")
+    print_warnings(notes)
+    say(f"Wrote {out} ({', '.join(dict.fromkeys(read.formats))}). Next: latfit fit {out}")
 
 
 def _with_path(read: "CleanTrace") -> Any:
@@ -69,17 +64,10 @@ def _with_path(read: "CleanTrace") -> Any:
     return trace.with_columns(path=np.full(len(trace), read.path, dtype=object))
 
 
-def _facts(read: "CleanTrace", data: dict[str, Any], out: Path) -> dict[str, Any]:
-    from latfit.trace import reading_notes
-
-    kept = ("rows_read", "rows_used", "dropped", "marked", "formats")
-    return {**{name: data[name] for name in kept}, "notes": reading_notes(read), "out": str(out)}
-
-
-def _write_dropped(target: Path, ingested: "CleanTrace") -> None:
+def _write_dropped(target: Path, read: "CleanTrace") -> None:
     """The dropped rows with their reason, as a trace."""
     from latfit.trace import write_trace
 
-    reasons = ingested.cleaned.reasons
+    reasons = read.cleaned.reasons
     rows = reasons != ""
-    write_trace(target, ingested.everything.select(rows).with_columns(reason=reasons[rows]))
+    write_trace(target, read.everything.select(rows).with_columns(reason=reasons[rows]))

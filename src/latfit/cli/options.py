@@ -8,20 +8,20 @@ option is shown, others are accepted. Options for experts are `hidden=True`: acc
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from latfit.cli.output import note, progress_bar
-from latfit.errors import WrongUsage
-from latfit.units import parse_duration_ms
 
 if TYPE_CHECKING:
-    from latfit.trace import CleanTrace, Reading
+    from latfit.api import ReadOptions
+    from latfit.trace import CleanTrace
 
 Verb = Callable[..., None]
 ALL = "--help-all"
@@ -53,6 +53,7 @@ def verb(function: Verb) -> Verb:
 
     @functools.wraps(function)
     def flat(**given: Any) -> None:
+        given = {name: _plain(value) for name, value in given.items()}
         grouped = {
             name: group(**{each.name: given.pop(each.name) for each in fields(group) if each.name in given})
             for name, group in groups.items()
@@ -66,12 +67,25 @@ def verb(function: Verb) -> Verb:
 
 def _in_panel(annotation: Any, panel: str | None) -> Any:
     """The annotation of an option with the panel that it is shown in, unless it names one itself."""
-    info = annotation.__metadata__[0]
-    if panel is None or info.rich_help_panel is not None:
-        return annotation
-    info = copy.copy(info)
-    info.rich_help_panel = panel
-    return Annotated[annotation.__origin__, info]
+    info, kind = annotation.__metadata__[0], _with_choices(annotation.__origin__)
+    if panel is not None and info.rich_help_panel is None:
+        info = copy.copy(info)
+        info.rich_help_panel = panel
+    return Annotated[kind, info]
+
+
+def _with_choices(kind: Any) -> Any:
+    """`list[Literal[...]] | None` as a list of an enumeration: Typer reads choices of a list from no other type."""
+    several = next((each for each in (kind, *get_args(kind)) if get_origin(each) is list), None)
+    choices = get_args(several)[0] if several else None
+    if get_origin(choices) is not Literal:
+        return kind
+    return list[StrEnum("Choice", [(name, name) for name in get_args(choices)])] | None  # type: ignore[misc]
+
+
+def _plain(value: Any) -> Any:
+    """A list of choices as the texts they are."""
+    return [each.value if isinstance(each, StrEnum) else each for each in value] if isinstance(value, list) else value
 
 
 class ShownInPanels(TyperCommand):
@@ -191,60 +205,42 @@ class ReadingOptions:
         bool, typer.Option("--skip-bad", hidden=True, help="Leave out unreadable files of a folder, and count them.")
     ] = False
 
-    def reading(self) -> "Reading":
-        """Parsed. Raises WrongUsage."""
-        from latfit.trace import CleanOptions, Reading, parse_column_map
-
-        max_ms = None if self.max_t is None else parse_duration_ms(self.max_t, option="--max-t")
-        cleaning = CleanOptions(max_ms, tuple(self.keep or ()), tuple(self.drop or ()), self.allow_drops)
-        return Reading(parse_column_map(self.column_map), self.unit, self.source_format, self.where, cleaning)
+    def keywords(self) -> "ReadOptions":
+        """As the library takes them."""
+        return {
+            "map": self.column_map,
+            "unit": self.unit,
+            "format": self.source_format,
+            "where": self.where,
+            "keep": tuple(self.keep or ()),
+            "drop": tuple(self.drop or ()),
+            "max_t": self.max_t,
+            "allow_drops": self.allow_drops,
+            "cells": self.cells,
+            "backend": self.backend,
+            "scheduler": self.scheduler,
+            "skip_bad": self.skip_bad,
+        }
 
 
 def read_sources(sources: Sequence[str], typed: ReadingOptions, *, quiet: bool) -> "CleanTrace":
     """The sources read and cleaned; a folder or an address of object storage as cells, which are kept in a file."""
-    from latfit.trace import ingest
+    from latfit.api import read
 
-    large = [source for source in sources if typed.cells or "://" in source or Path(source).is_dir()]
-    if not large:
-        if typed.backend != "local" or typed.scheduler is not None:
-            raise WrongUsage(
-                "only cells are made elsewhere",
-                where="--backend, --scheduler",
-                remedy="Add --cells, or name a folder; a file is read here.",
-            )
-        return ingest(sources, typed.reading())
-    if len(sources) > 1:
-        raise WrongUsage("several sources cannot be summarised at once", remedy="Put them into one folder and name it.")
-    target = Path(f"{Path(large[0].rstrip('/')).name.partition('.')[0] or 'trace'}.cells.parquet")
-    note(_summarised(large[0], typed, target, quiet=quiet), quiet=quiet)
-    return ingest(target)
-
-
-def _summarised(source: str, typed: ReadingOptions, target: Path, *, quiet: bool) -> str:
-    """Write the cells of a source into `target`; what was done, in a sentence."""
-    from latfit.files import check_writable
-    from latfit.trace import Scan, compress, write_trace
-
-    check_writable(target)
-    reading = typed.reading()
-    scan = Scan(reading.column_map, reading.unit, reading.where, reading.cleaning, skip_unreadable=typed.skip_bad)
+    kept = Path(f"{Path(sources[0].rstrip('/')).name.partition('.')[0] or 'trace'}.cells.parquet")
     with progress_bar("Summarising", quiet=quiet) as advance:
-        found = compress(source, scan, backend=typed.backend, scheduler=typed.scheduler, progress=advance)
-    write_trace(target, found.trace)
-    coarser = f" {found.facts['coarser']}" if found.facts.get("coarser") else ""
-    return (
-        f"Summarised into {found.facts['cells']:,} cells in {target}.{coarser} Duplicates, outliers and unmarked cold"
-        " starts need the order of rows and were not looked for."
-    )
-
-
-def data_line(facts: Mapping[str, Any]) -> str:
-    """`Read 120,431 rows, used 118,002; dropped 1,204 cold_start, 998 zero_time; marked 31 outlier.`"""
-    parts = [f"Read {facts['rows_read']:,} rows, used {facts['rows_used']:,}"]
-    for word in ("dropped", "marked"):
-        counts = ", ".join(f"{n:,} {reason}" for reason, n in facts.get(word, {}).items())
-        parts += [f"{word} {counts}"] if counts else []
-    return "; ".join(parts) + "."
+        options = typed.keywords()
+        options["cells_file"], options["progress"] = kept, advance
+        found = read(list(sources), **options)
+    cells = found.trace.provenance.get("cells", {})
+    if found.sources[0].path == kept and sources[0] != str(kept):
+        coarser = f" {cells['coarser']}" if cells.get("coarser") else ""
+        note(
+            f"Summarised into {len(found):,} cells in {kept}.{coarser} Duplicates, outliers and unmarked cold starts"
+            " were not looked for: they need the order of rows.",
+            quiet=quiet,
+        )
+    return found
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]

@@ -5,6 +5,7 @@ that need action, the next command. The rest is behind --verbose, in --json and 
 """
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -24,6 +25,9 @@ LEAST_WORDS = 12
 
 WIDEST = 1000
 
+NUMBER_AND_UNIT = re.compile(r"(\d) (%|(?:ns|µs|ms|s|min|h|req/s)\b)")
+"""What stays on one line."""
+
 
 COLOURS = {"good": typer.colors.GREEN, "doubt": typer.colors.YELLOW, "bad": typer.colors.RED}
 """How sure a verdict is, and the colour that it has on a terminal."""
@@ -36,14 +40,15 @@ def width() -> int:
 
 def wrapped(text: str, indent: str = "", first: str = "") -> str:
     """`text` in lines that break between words; `first` before the first line, `indent` before the others."""
-    return textwrap.fill(
-        text,
+    whole = textwrap.fill(
+        NUMBER_AND_UNIT.sub("\\1\xa0\\2", text),
         width(),
         initial_indent=first,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return whole.replace("\xa0", " ")
 
 
 def say(text: str, indent: str = "") -> None:

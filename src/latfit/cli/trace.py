@@ -6,73 +6,80 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from latfit.cli.options import (
-    JsonOption,
-    QuietOption,
+    OutputOptions,
     ReadingOptions,
     SourcesArgument,
-    data_line,
     group_of_verbs,
     read_sources,
     subverb,
 )
-from latfit.units import format_ms
+from latfit.units import format_ms, format_percent
 
 if TYPE_CHECKING:
     from latfit.trace import Coverage
 
-
 trace = group_of_verbs("Look at measured steps before fitting them.")
+FEW = 3
+"""Sentences on what is missing, without --verbose."""
 
 
 @subverb(trace)
 def show(
     source: SourcesArgument,
-    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw the coverage into this PNG.")] = None,
     typed: ReadingOptions = ReadingOptions(),
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", "--picture", help="Also draw the coverage into this PNG.")
+    ] = None,
+    output: OutputOptions = OutputOptions(),
 ) -> None:
     """Show what a trace covers and what it lacks.
 
     Batches and tokens, phases, time, gaps, drift, and what a good fit would want besides.
+
+    Example: latfit trace show trace.parquet --figure coverage.png
     """
-    from latfit.cli.output import note, print_json, print_warnings
+    from latfit.api import data_line
+    from latfit.cli.output import note, print_json, print_warnings, say
     from latfit.files import check_writable
     from latfit.trace import coverage_of, data_facts, reading_notes
 
-    if picture is not None:
-        check_writable(picture)
-    read = read_sources(source, typed, quiet=quiet or json)
+    if figure is not None:
+        check_writable(figure)
+    read = read_sources(source, typed, quiet=output.silent)
     data, found, notes = data_facts(read, {}, read.trace), coverage_of(read.trace), reading_notes(read)
-    if picture is not None:
+    if figure is not None:
         from latfit.report import write_coverage
 
-        write_coverage(picture, read.trace)
-    if json:
+        write_coverage(figure, read.trace)
+    if output.json:
         kept = ("rows_read", "rows_used", "dropped", "marked", "formats")
         print_json({**{name: data[name] for name in kept}, **found.to_json(), "notes": notes})
         return
-    typer.echo(data_line(data))
-    _print(found)
+    say(data_line(data))
+    _print(found, verbose=output.verbose)
     print_warnings(notes)
-    if picture is not None:
-        note(f"Drew {picture}.", quiet=quiet)
+    if figure is not None:
+        note(f"Drew {figure}.", quiet=output.quiet)
+    say(f"Next: latfit fit {' '.join(source)}")
 
 
-def _print(found: "Coverage") -> None:
-    from latfit.cli.output import print_table, print_warnings
+def _print(found: "Coverage", *, verbose: bool) -> None:
+    from latfit.cli.output import print_table, print_warnings, say, wrapped
     from latfit.report import coverage_table
 
     print_table(coverage_table(found))
+    if found.seconds is not None:
+        say(f"Time covered: {format_ms(found.seconds * 1e3)} in {found.runs} run{'s' if found.runs > 1 else ''}.")
     print_warnings(
-        f"Drift: {run} ends {abs(change):.1%} {'slower' if change > 0 else 'faster'} than it began."
-        for run, change in found.drift.items()
+        (
+            f"Drift: {run} ends {format_percent(100 * change, signed=True)} from where it began."
+            for run, change in found.drift.items()
+        ),
+        most=None if verbose else FEW,
     )
     if found.missing:
-        typer.echo("Missing for a good fit:")
-    for text in found.missing:
-        typer.echo(f"  - {text}")
-    if found.seconds is not None:
-        typer.echo(
-            f"Time covered: {format_ms(found.seconds * 1e3)} in {found.runs} run{'s' if found.runs > 1 else ''}."
-        )
+        say("Missing for a good fit:")
+    for text in found.missing if verbose else found.missing[:FEW]:
+        typer.echo(wrapped(text, "    ", "  - "))
+    if not verbose and len(found.missing) > FEW:
+        say(f"  - and {len(found.missing) - FEW} more: --verbose shows them.")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         comparison_table as comparison_table,
         coverage_table as coverage_table,
         evaluation_table as evaluation_table,
+        fits_table as fits_table,
         prediction_table as prediction_table,
         regions_table as regions_table,
         sensitivity_table as sensitivity_table,
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
         paths_table as paths_table,
     )
     from latfit.report.layout import Rendered as Rendered, Written as Written
-    from latfit.report.plan.figures import write_figures as write_figures
-    from latfit.report.plan.tables import decision_lines as decision_lines, plan_tables as plan_tables
+    from latfit.report.plan.figures import plan_figure as plan_figure
+    from latfit.report.plan.summary import PlanSummary as PlanSummary, plan_summary as plan_summary
+    from latfit.report.plan.tables import plan_tables as plan_tables
     from latfit.report.simulation.brief import (
         Verdict as Verdict,
         brief_engine_table as brief_engine_table,

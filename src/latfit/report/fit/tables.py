@@ -336,8 +336,8 @@ def prediction_table(rows: Sequence[Mapping[str, Any]], level: float) -> Table:
             number(row["B"]),
             count(row["S"]),
             format_ms(row["T_ms"], 4),
-            _or_unknown(row["low"]),
-            _or_unknown(row["high"]),
+            _or_unknown(row["low_ms"]),
+            _or_unknown(row["high_ms"]),
             row["why_outside"],
         )
         for row in rows
@@ -425,3 +425,23 @@ def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
     rows.append(("MAPE", *(format_percent(fit.metrics.mape_pct) for fit in fits)))
     rows += [(name, *(column.get(name, "–") for column in values)) for name in known]
     return Table("Side by side", ("", *names), rows)
+
+
+def fits_table(fits: Mapping[str, FitResult]) -> Table:
+    """Fits of many systems, a row each."""
+    rows = [
+        (
+            name,
+            fit.model if fit.status.ok else "not usable",
+            count(fit.metrics.n),
+            format_percent(fit.metrics.median_ape_pct),
+            *(_or_dash(scores.mape_pct) for scores in (fit.cross_validation, _linear(fit).cv)),
+        )
+        for name, fit in fits.items()
+    ]
+    columns = ("system", "model", "steps", "median error", "CV MAPE", "linear baseline")
+    return Table("Fits", columns, rows, note="CV MAPE: cross-validated mean absolute percentage error.")
+
+
+def _linear(fit: FitResult) -> Baseline:
+    return fit.baselines.get("linear", Baseline())
