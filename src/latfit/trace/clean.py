@@ -46,8 +46,8 @@ LEAST_SPREAD = 0.02
 """Relative spread below which rows of a cell are as good as equal: 4 and 5 sigma are never less than 8 and 10 %."""
 
 
-COMPARED = (*REQUIRED, "t_s", "run", "replica", "step", "context_tokens", "rep", "warmup")
-"""Columns that rules look at which compare rows."""
+CELL = (*REQUIRED, "context_tokens")
+ONE_STEP = (*REQUIRED, "run", "replica", "t_s", "step")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class Cleaned:
 class Rule:
     """One reason. optional: it only marks unless it is asked to drop. necessary: no fit could use the rows, so that it
     cannot be switched off. compares: rows with others of their system. by_row: what a row alone can tell, wherever it
-    stands; all that is looked for where rows come in any order."""
+    stands; all that is looked for where rows come in any order. columns: those looked at, of rules that look at several
+    rows."""
 
     reason: str
     meaning: str
@@ -92,6 +93,7 @@ class Rule:
     necessary: bool = False
     compares: bool = False
     by_row: bool = False
+    columns: Sequence[str] = ()
 
     def hits(self, trace: Trace, used: Mask, options: CleanOptions) -> Mask:
         """Which of the rows that are still used (n,) it finds (n,)."""
@@ -99,8 +101,8 @@ class Rule:
             return used & self.find(trace, options)
         found = np.zeros(len(trace), dtype=bool)
         system = trace.system_numbers() if self.compares else np.zeros(len(trace), dtype=np.intp)
-        compared = trace.only(COMPARED)
-        for one in np.unique(system[used]):
+        compared = trace.only(self.columns)
+        for one in np.flatnonzero(np.bincount(system[used])):
             rows = np.flatnonzero(used & (system == one))
             found[rows] = self.find(compared if len(rows) == len(trace) else compared.select(rows), options)
         return found
@@ -247,9 +249,8 @@ def _duplicate(trace: Trace, _: CleanOptions) -> Mask:
     again = np.isin(of_step, ordered[1:][ordered[1:] == ordered[:-1]])
     rows = np.flatnonzero(again)
     if len(rows):  # the same counter: whether all else is the same
-        names = [name for name in ("run", "replica", "t_s", "step", "B", "S", "T_ms") if name in trace]
-        several = trace.only(names).select(rows)
-        codes = [np.unique(_comparable(several[name]), return_inverse=True)[1].ravel() for name in names]
+        several = trace.only(ONE_STEP).select(rows)
+        codes = [np.unique(_comparable(one), return_inverse=True)[1].ravel() for one in several.columns.values()]
         again[rows[np.unique(np.stack(codes, axis=1), axis=0, return_index=True)[1]]] = False
     return again
 
@@ -381,10 +382,23 @@ RULES: tuple[Rule, ...] = (
         necessary=True,
         by_row=True,
     ),
-    Rule("zero_time", "absurdly little time: asynchronous scheduling", _hardly_any_time, compares=True),
-    Rule("duplicate", "the same step of the same run twice", _duplicate),
-    Rule("cold_start", "run to warm up, or the slow first steps of a run", _cold_start, compares=True, by_row=True),
+    Rule(
+        "zero_time",
+        "absurdly little time: asynchronous scheduling",
+        _hardly_any_time,
+        compares=True,
+        columns=("S", "T_ms"),
+    ),
+    Rule("duplicate", "the same step of the same run twice", _duplicate, columns=ONE_STEP),
+    Rule(
+        "cold_start",
+        "run to warm up, or the slow first steps of a run",
+        _cold_start,
+        compares=True,
+        by_row=True,
+        columns=(*CELL, "run", "replica", "t_s", "step", "rep", "warmup"),
+    ),
     Rule("max_t", "slower than the limit that was asked for", _too_slow, by_row=True),
-    Rule("outlier", "far from the median of its (B,S) cell", _outlier, optional=True, compares=True),
+    Rule("outlier", "far from the median of its (B,S) cell", _outlier, optional=True, compares=True, columns=CELL),
 )
 """Every rule, in the order in which they are tried."""

@@ -77,9 +77,9 @@ def counter_gaps(trace: Trace) -> int | None:
         return None
     gaps = 0
     for rows in runs_in_time(trace):
-        steps = np.unique(trace.floats("step")[rows])
-        steps = steps[np.isfinite(steps)]
-        gaps += int(np.sum(np.diff(steps) - 1)) if len(steps) > 1 else 0
+        steps = trace.floats("step")[rows]
+        steps = np.sort(steps[np.isfinite(steps)])
+        gaps += int(np.sum(np.maximum(np.diff(steps) - 1, 0)))
     return gaps
 
 
@@ -89,8 +89,8 @@ def reading_notes(read: CleanTrace) -> list[str]:
     asynchronous = read.cleaned.dropped.get("zero_time", 0)
     if asynchronous > MANY_ASYNC * read.cleaned.rows_read:
         notes.append(
-            f"{asynchronous:,} steps took no time to speak of: the engine schedules asynchronously, and the other times"
-            " may miss a part too. For vLLM, record with --no-async-scheduling."
+            f"{asynchronous:,} steps have a latency of next to zero: the engine schedules asynchronously, so other"
+            " latencies may be incomplete too. For vLLM, record with --no-async-scheduling."
         )
     if gaps := counter_gaps(read.everything):
         notes.append(f"The engine's counter skips {gaps:,} steps: lines are missing from the log.")
@@ -139,17 +139,17 @@ def _missing(trace: Trace) -> Iterator[str]:
     sizes = np.unique(B)
     prefill = S[S > B]
     if len(sizes) == 1:
-        yield f"one batch size only (B={sizes[0]:g}): nothing can be learnt about batching"
+        yield f"one batch size only (B={sizes[0]:g}): the effect of batching is not identifiable"
     elif len(sizes) < 4 or sizes[-1] < 8 * sizes[0]:
         shown = ", ".join(f"{size:g}" for size in sizes[:6])
         yield f"few batch sizes ({shown}): measure B = 1, 2, 4, ... as far as it is used"
     if not np.any(S == B):
         yield "no decode steps (S = B)"
     if len(prefill) == 0:
-        yield "no prefill steps (S > B): requests and tokens cannot be told apart"
+        yield "no prefill steps (S > B): cost per request and per token are not separately identifiable"
     elif prefill.max() < 1024:
         yield f"no prefill steps above {prefill.max():.0f} tokens"
     if len(prefill) and not np.any(prefill <= 4 * B.max()) and prefill.min() > 64:
-        yield f"no prefill steps below {prefill.min():.0f} tokens: the flat part at few tokens stays unknown"
+        yield f"no prefill steps below {prefill.min():.0f} tokens: the latency floor at few tokens is not identifiable"
     if "context_tokens" not in trace:
-        yield "no cached context (context_tokens): decode steps that differ in it cannot be told apart"
+        yield "no cached context (context_tokens): its effect on decode steps is not identifiable"
