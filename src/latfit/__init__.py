@@ -12,7 +12,18 @@ from latfit._face import face
 from latfit._version import __version__
 
 if TYPE_CHECKING:
-    from latfit.api import Fit as Fit, Hardware as Hardware, fit as fit, fit_each as fit_each, read as read
+    from latfit.api import (
+        Fit as Fit,
+        Hardware as Hardware,
+        Plan as Plan,
+        Report as Report,
+        fit as fit,
+        fit_each as fit_each,
+        plan as plan,
+        read as read,
+        report as report,
+        step_budget as step_budget,
+    )
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)
 __all__ += ["__version__"]

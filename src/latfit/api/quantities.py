@@ -44,6 +44,12 @@ def rates(values: Any, option: str = "--rate", per_s: float | Iterable[float] | 
     return [rate(each, option) for each in _several(values)]
 
 
+def transfer(value: str, option: str = "--transfer") -> tuple[float, float]:
+    """(ms a request, ms a token) from "2ms", "2ms+1us" or "0+1us". Raises WrongUsage."""
+    fixed, plus, each = value.partition("+")
+    return duration(fixed, option, zero=True), duration(each, option, zero=True) if plus else 0.0
+
+
 def percent(value: Any, option: str = "--percentile") -> float:
     """Percent from 95 or "95%". Raises WrongUsage."""
     if isinstance(value, str):

@@ -170,9 +170,10 @@ def fit(
     else:
         _print(stored, targets.hardware, verbose=output.verbose)
     if targets.report is not None:
-        from latfit.cli.report import write_report
+        from latfit.api import report
+        from latfit.cli.output import note
 
-        write_report(targets.hardware, folder=targets.report, quiet=output.silent)
+        note(report(targets.hardware, targets.report).summary(), quiet=output.silent)
     _raise_where_unusable(fits.values(), strict=targets.strict, where=steps.name)
 
 

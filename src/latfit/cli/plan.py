@@ -1,158 +1,229 @@
 """`latfit plan`: what fits under an SLA, how to run a load within it, from which batch the GPU pays."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from latfit.cli.options import (
     DEFAULT_HARDWARE,
     HardwareOption,
-    JsonOption,
     LawsOnlyOption,
+    OutputOptions,
     PercentileOption,
-    QuietOption,
     SeedOption,
     TokensOption,
     verb,
 )
-from latfit.errors import SlaOutOfReach, WrongUsage
-from latfit.units import parse_duration_ms, parse_rate_per_ms
+from latfit.errors import SlaOutOfReach
 
 if TYPE_CHECKING:
-    from latfit.planning import Plan, Wishes
+    from latfit.api import Plan
+
+MOST_WARNINGS = 3
 
 
 @dataclass(frozen=True)
-class PlanOptions:
-    """The options as typed; None where one was left out."""
+class TargetOptions:
+    """What is to be met."""
 
+    panel: ClassVar[str] = "Target"
     percentile: PercentileOption = 99.0
+    objective: Annotated[
+        str | None,
+        typer.Option("--objective", hidden=True, help="Objective weights (minimised): p99=1,mean=0.5,throughput=0.1."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The requests that come."""
+
+    panel: ClassVar[str] = "Load"
     rate: Annotated[str | None, typer.Option("--rate", help="Requests that arrive, such as 500/s.")] = None
     arrivals: Annotated[
         Path | None,
         typer.Option("--arrivals", help="Recorded arrivals (t_s), or a rate over time (t_s, rate_per_s)."),
     ] = None
-    window: Annotated[str | None, typer.Option("--window", help="Windows to cut recorded arrivals into.")] = None
+    arrivals_window: Annotated[
+        str | None,
+        typer.Option("--arrivals-window", "--window", help="Length of the windows that --arrivals is cut into."),
+    ] = None
     replicas: Annotated[int, typer.Option("--replicas", help="Replicas that share the load.")] = 1
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """What a step holds."""
+
+    panel: ClassVar[str] = "Batches"
     tokens_per_request: TokensOption = None
     context: Annotated[
         float | None, typer.Option("--context", help="Cached tokens of a request; without it the trace's median.")
     ] = None
     max_batch: Annotated[int | None, typer.Option("--max-batch", help="Largest batch of the GPU.")] = None
+
+
+@dataclass(frozen=True)
+class GpuOptions:
+    """What a request pays before the GPU begins."""
+
+    panel: ClassVar[str] = "GPU"
     transfer: Annotated[
-        str | None, typer.Option("--transfer", help="What moving a request to the GPU takes, such as 0.2ms.")
+        str | None,
+        typer.Option("--transfer", help="Moving a request to the GPU: fixed, or with a part per token: 2ms+1us."),
     ] = None
     wait: Annotated[
-        str | None, typer.Option("--wait", help="Expected wait for the GPU; without it what the rate makes it.")
+        str | None,
+        typer.Option("--wait", hidden=True, help="Expected wait for the GPU; without it what the rate makes it."),
     ] = None
     launch_share: Annotated[
-        float, typer.Option("--launch-share", help="Share of the launch cost in a step from which B2 counts.")
+        float,
+        typer.Option("--launch-share", hidden=True, help="Share of the launch cost in a step from which B2 counts."),
     ] = 0.5
-    ttft: Annotated[str | None, typer.Option("--ttft", help="Target for the first token of a prompt.")] = None
-    tpot: Annotated[str | None, typer.Option("--tpot", help="Target between tokens; without it the SLA.")] = None
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of a prompt, for --ttft.")] = 512
-    objective: Annotated[
-        str | None,
-        typer.Option("--objective", help="Objective weights (minimised): p99=1,mean=0.5,throughput=0.1."),
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Targets for the settings of a serving engine."""
+
+    panel: ClassVar[str] = "Engine"
+    ttft: Annotated[
+        str | None, typer.Option("--ttft", "--ttft-slo", help="Target for the first token of a prompt.")
     ] = None
+    tpot: Annotated[
+        str | None, typer.Option("--tpot", "--tpot-slo", help="Target between tokens; without it the SLA.")
+    ] = None
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of a prompt, for --ttft.")] = 512
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """How the answer is found."""
+
+    panel: ClassVar[str] = "Method"
     laws_only: LawsOnlyOption = False
     seed: SeedOption = 0
 
 
-def wishes_of(typed: PlanOptions) -> "Wishes":
-    """The options, checked. Raises WrongUsage, BadInput."""
-    from latfit.planning import ServingTargets, Wishes, parse_objective, read_load
+@dataclass(frozen=True)
+class FileOptions:
+    """Where the answer goes beside the terminal."""
 
-    if typed.rate is not None and typed.arrivals is not None:
-        raise WrongUsage(
-            "a rate and recorded arrivals contradict each other",
-            where="--rate, --arrivals",
-            remedy="Give one of them.",
-        )
-    if typed.window is not None and typed.arrivals is None:
-        raise WrongUsage("a window without recorded arrivals", where="--window", remedy="Give --arrivals FILE as well.")
-    if typed.objective is not None and typed.rate is None and typed.arrivals is None:
-        raise WrongUsage("an objective needs a load", where="--objective", remedy="Give --rate or --arrivals.")
-    window = _duration(typed.window, "--window")
-    return Wishes(
-        rate=None if typed.rate is None else parse_rate_per_ms(typed.rate, option="--rate"),
-        load=None if typed.arrivals is None else read_load(typed.arrivals, window),
-        replicas=typed.replicas,
-        context=typed.context,
-        max_batch=typed.max_batch,
-        transfer_ms=_duration(typed.transfer, "--transfer", zero=True) or 0.0,
-        wait_ms=_duration(typed.wait, "--wait", zero=True),
-        launch_share=typed.launch_share,
-        serving=ServingTargets(_duration(typed.ttft, "--ttft"), _duration(typed.tpot, "--tpot"), typed.prompt_tokens),
-        objective=None if typed.objective is None else parse_objective(typed.objective),
-        laws_only=typed.laws_only,
-        seed=typed.seed,
-    )
-
-
-def _duration(text: str | None, option: str, *, zero: bool = False) -> float | None:
-    """Milliseconds; where `zero`, a plain 0 needs no unit."""
-    if text is None:
-        return None
-    if zero and text.strip() in ("0", "0ms"):
-        return 0.0
-    return parse_duration_ms(text, option=option)
+    panel: ClassVar[str] = "Files"
+    out: Annotated[Path | None, typer.Option("--out", help="File for the plan as JSON.")] = None
+    figure: Annotated[Path | None, typer.Option("--figure", help="PNG file for the main picture.")] = None
+    report: Annotated[Path | None, typer.Option("--report", help="Folder for the report page.")] = None
 
 
 @verb
 def plan(
-    sla: Annotated[str, typer.Option("--sla", help="Latency SLA: per step, or per request when --rate is given.")],
-    typed: PlanOptions = PlanOptions(),
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for pictures of the plan.")] = None,
+    sla: Annotated[
+        str,
+        typer.Option(
+            "--sla",
+            help="Latency SLA, such as 20ms: per step, or per request when --rate is given.",
+            rich_help_panel="Target",
+        ),
+    ],
+    target: TargetOptions = TargetOptions(),
+    load: LoadOptions = LoadOptions(),
+    batches: BatchOptions = BatchOptions(),
+    gpu: GpuOptions = GpuOptions(),
+    engine: EngineOptions = EngineOptions(),
+    method: MethodOptions = MethodOptions(),
     hardware: HardwareOption = DEFAULT_HARDWARE,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    files: FileOptions = FileOptions(),
+    output: OutputOptions = OutputOptions(),
 ) -> None:
-    """Say what fits under a latency limit, and how to run a load within it.
+    """Say what fits under a latency SLA, and how to run a load within it.
 
-    Without a rate: which steps meet the SLA (S at B, B at S), thresholds, engine settings. With a rate, responses with
-    their waiting, by running the queue: which strategy, T_cut, capacity, replicas, what would change it; the decision
-    is verified in the event simulator.
+    Without a rate: which steps meet the SLA, thresholds, engine settings. With a rate, responses with their waiting:
+    strategy, T_cut, capacity, replicas, verified by an event simulation. Exit code 5 where the SLA cannot be met.
+
+    Example: latfit plan --sla 20ms --rate 500/s
     """
-    from latfit.cli.output import note, print_json
-    from latfit.hardware import read_hardware
-    from latfit.planning import make_plan
+    from latfit.api import plan as decide
+    from latfit.cli.output import note, print_json, progress_bar
 
-    sla_ms = parse_duration_ms(sla, option="--sla")
-    wishes = wishes_of(typed)
-    profile = read_hardware(hardware)
-    if out is not None:
-        from latfit.files import make_folder
-
-        make_folder(out)
-    decided = make_plan(
-        profile, sla_ms, percentile=typed.percentile, tokens_per_request=typed.tokens_per_request or 1, wishes=wishes
-    )
-    if typed.tokens_per_request is None:
-        note("Planned for decode, one token a request; --tokens-per-request changes that.", quiet=quiet or json)
-    if json:
-        print_json(decided.to_json())
+    _check_targets(files)
+    options = {**vars(target), **vars(load), **vars(gpu), **vars(engine), **vars(method), **vars(batches)}
+    tokens = batches.tokens_per_request
+    with progress_bar("Planning", quiet=output.silent):
+        found = decide(hardware, sla, **{**options, "tokens_per_request": tokens or 1})
+    if tokens is None:
+        note("Planned for decode, one token a request; --tokens-per-request changes that.", quiet=output.silent)
+    if output.json:
+        print_json(found.to_json())
     else:
-        print_plan(decided)
-    if out is not None:
-        from latfit.report import write_figures
-
-        for target in write_figures(out, decided, profile, wishes):
-            note(f"Drew {target}.", quiet=quiet or json)
-    if not decided.feasible:
-        raise SlaOutOfReach(decided.binding, where=f"--sla {sla}", remedy=decided.remedy)
+        _print_plan(found, output, _next_command(sla, load, hardware, files))
+    _write(found, files, quiet=output.silent)
+    if not found.feasible:
+        raise SlaOutOfReach(found.result.binding, where=f"--sla {sla}", remedy=found.result.remedy)
 
 
-def print_plan(decided: "Plan") -> None:
-    """The decision in the first three lines, then what it rests on."""
-    from latfit.cli.output import print_table, print_warnings
-    from latfit.report import decision_lines, plan_tables
+def _check_targets(files: FileOptions) -> None:
+    """That files can be written, before any work is done. Raises TargetNotWritable."""
+    from latfit.files import check_writable, make_folder
 
-    for line in decision_lines(decided):
-        typer.echo(line)
-    print_warnings(decided.notes)
-    for table in plan_tables(decided):
+    for target in (files.out, files.figure):
+        if target is not None:
+            check_writable(target)
+    if files.report is not None:
+        make_folder(files.report)
+
+
+def _write(found: "Plan", files: FileOptions, *, quiet: bool) -> None:
+    from latfit.cli.output import note
+
+    if files.out is not None:
+        found.save(files.out)
+        note(f"Wrote {files.out}.", quiet=quiet)
+    if files.figure is not None:
+        from latfit.files import write_bytes
+        from latfit.report import style
+
+        write_bytes(files.figure, style.png(found.plot()))
+        note(f"Drew {files.figure}.", quiet=quiet)
+    if files.report is not None:
+        from latfit.api import report
+
+        note(report(found.hardware, files.report, plan=found).summary(), quiet=quiet)
+
+
+def _print_plan(found: "Plan", output: OutputOptions, next_command: str) -> None:
+    """The verdict, thresholds, load, settings, what needs action; verbose: what it assumes and rests on too."""
+    from latfit.cli.output import print_table, print_warnings, say, verdict
+    from latfit.report import plan_summary, plan_tables
+
+    told = plan_summary(found.result)
+    verdict(told.verdict, told.state)
+    for line in told.lines:
+        say(line)
+    print_warnings(
+        [*told.warnings, *told.others] if output.verbose else told.warnings,
+        most=None if output.verbose else MOST_WARNINGS,
+    )
+    if not output.verbose:
+        if found.feasible:
+            say(next_command)
+        return
+    for text in found.result.notes:
+        say(text)
+    for table in plan_tables(found.result):
         typer.echo("")
         print_table(table)
+
+
+def _next_command(sla: str, load: LoadOptions, hardware: Path, files: FileOptions) -> str:
+    """What to do after a plan that holds."""
+    place = () if hardware == DEFAULT_HARDWARE else ("--hardware", str(hardware))
+    if load.rate is None and load.arrivals is None:
+        command = shlex.join(["latfit", "plan", "--sla", sla, *place, "--rate", "500/s"])
+        return f"Next: {command} (responses at your rate); -v here shows every table."
+    if load.rate is None or files.report is not None:
+        return "Next: -v here shows every table."
+    command = shlex.join(["latfit", "report", "--sla", sla, "--rate", load.rate, *place])
+    return f"Next: {command}; -v here shows every table."

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
         rate_lines as rate_lines,
     )
     from latfit.planning.load.strategies import Target as Target
-    from latfit.planning.load.varying import read_load as read_load
+    from latfit.planning.load.varying import load_of as load_of, read_load as read_load
     from latfit.planning.plan import make_plan as make_plan
     from latfit.planning.request import (
         ServingTargets as ServingTargets,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         TokenRange as TokenRange,
         Unknown as Unknown,
     )
-    from latfit.planning.steps.budget import step_budget as step_budget
+    from latfit.planning.steps.budget import StepBudget as StepBudget, step_budget as step_budget
     from latfit.planning.steps.limits import levels_for as levels_for
     from latfit.planning.wording import (
         backed_by as backed_by,

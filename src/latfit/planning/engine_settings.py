@@ -29,12 +29,12 @@ import numpy as np
 
 from latfit.hardware import ExecutionPath
 from latfit.model import CONTEXT
+from latfit.planning import wording
 from latfit.planning.request import ServingTargets
 from latfit.planning.result import Cutoff, Kind, LoadPlan, Settings, StepPlan, Unknown
 from latfit.planning.steps.limits import level_for
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, MIXED, PREFILL
-from latfit.units import format_ms
 
 US_PER_MS = 1000
 
@@ -162,9 +162,7 @@ def engine_settings(
     times = engine.decode_ms(D)
     within = np.flatnonzero(times <= tpot)
     if not len(within):
-        return Unknown(
-            f"no decode step on {path.label} meets {format_ms(tpot)}: the fastest takes {format_ms(float(times.min()))}"
-        )
+        return Unknown(wording.no_decode_step(path.label, tpot, float(times.min())))
     most = int(D[within[-1]])
     if not path.fit.knows_prefill:
         return _decode_only(path, most, float(times[within[-1]]), tpot, serving)
@@ -174,9 +172,7 @@ def engine_settings(
         found = _with_prefill(engine, decoding, most, tpot, serving)
         if found is not None:
             return found
-    wanted = "" if serving.ttft_ms is None else f" and a prompt of {serving.prompt_tokens:,} tokens within "
-    wanted += "" if serving.ttft_ms is None else format_ms(serving.ttft_ms)
-    return Unknown(f"no chunk on {path.label} keeps a step within {format_ms(tpot)}{wanted}, even beside one request")
+    return Unknown(wording.no_chunk(path.label, tpot, serving.prompt_tokens, serving.ttft_ms))
 
 
 def _with_prefill(engine: _Engine, decoding: int, most: int, tpot: float, serving: ServingTargets) -> Settings | None:
@@ -200,14 +196,12 @@ def _with_prefill(engine: _Engine, decoding: int, most: int, tpot: float, servin
     at = int(both[-1])
     budget = int(P[at]) + decoding - 1
     fewest = None if serving.ttft_ms is None else int(P[int(both[0])]) + decoding - 1
-    limit = "the time between tokens" if at + 1 < len(P) and not meets_tpot[at + 1] else "what was measured"
-    if at + 1 < len(P) and meets_tpot[at + 1]:
-        limit = "the first token"
-    binding = f"{limit}: a larger step than {budget:,} tokens is not vouched for"
-    if decoding < most and serving.ttft_ms is not None:
-        binding = f"the first token: beside more than {decoding:,} sequences no chunk gives it in time"
-    elif decoding < most:
-        binding = f"the time between tokens: beside more than {decoding:,} sequences no prefill fits into a step"
+    limit = wording.MEASURED_LIMIT
+    if at + 1 < len(P):
+        limit = wording.TTFT_LIMIT if meets_tpot[at + 1] else wording.TPOT_LIMIT
+    binding = wording.larger_steps(limit, budget)
+    if decoding < most:
+        binding = wording.more_sequences(decoding, for_ttft=serving.ttft_ms is not None)
     return Settings(
         path=engine.path.label,
         max_num_seqs=decoding,
@@ -218,20 +212,19 @@ def _with_prefill(engine: _Engine, decoding: int, most: int, tpot: float, servin
         ttft_ms=float(ttft[at]),
         tpot_ms=float(times[at]),
         binding=binding,
-        reason=f"every step within {format_ms(tpot)}{_first_token(serving)}{_uncured(kinds, tpot)}",
+        reason=wording.steps_within(tpot, serving.prompt_tokens, serving.ttft_ms, _uncured(kinds, tpot)),
         extrapolated=False,
     )
 
 
-def _uncured(kinds: Sequence[FloatArray], tpot: float) -> str:
-    """Steps that miss the time between tokens whatever the chunk; nobody decodes in them."""
-    slowest = max((float(kind.min()) for kind in kinds[1:] if kind.min() > tpot), default=None)
-    return "" if slowest is None else f", but for steps of prefill alone, which take {format_ms(slowest)} at any chunk"
+def _uncured(kinds: Sequence[FloatArray], tpot: float) -> float | None:
+    """The slowest of the steps that miss the time between tokens whatever the chunk; None where all can meet it."""
+    return max((float(kind.min()) for kind in kinds[1:] if kind.min() > tpot), default=None)
 
 
 def _decode_only(path: ExecutionPath, most: int, last_ms: float, tpot: float, serving: ServingTargets) -> Settings:
     top = int(path.fit.domain["B"][1])
-    binding = "what was measured" if most == top else "the time between tokens"
+    binding = wording.MEASURED_LIMIT if most == top else wording.TPOT_LIMIT
     return Settings(
         path=path.label,
         max_num_seqs=most,
@@ -242,15 +235,9 @@ def _decode_only(path: ExecutionPath, most: int, last_ms: float, tpot: float, se
         ttft_ms=None,
         tpot_ms=last_ms,
         binding=binding,
-        reason=f"decode steps within {format_ms(tpot)}; the fit has seen no prefill, so it gives no token budget",
+        reason=wording.decode_only(tpot),
         extrapolated=False,
     )
-
-
-def _first_token(serving: ServingTargets) -> str:
-    if serving.ttft_ms is None:
-        return ""
-    return f", the first token of {serving.prompt_tokens:,} within {format_ms(serving.ttft_ms)}"
 
 
 def _chunks(top: float) -> FloatArray:

@@ -18,6 +18,7 @@ from latfit.planning.result import Plan, Reach, StepPlan, Threshold, TokenRange
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
 from latfit.planning.support import doubtful_steps, inherited, unsupported
+from latfit.warning import LatfitWarning
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,16 @@ def make_plan(
     paths = _paths(profile, tokens_per_request, wishes.context)
     levels = {name: levels_for(path, percentile) for name, path in profile.paths.items()}
     steps, answer = _of_steps(profile, levels, paths, sla_ms, percentile, wishes)
-    notes = [*_notes(profile, levels, percentile, wishes)]
-    if steps.doubts:
-        notes.append(wording.in_doubt(steps.doubts, sla_ms))
     load = None
     if wishes.rate_each is not None and steps.feasible:
         from latfit.planning.load.evaluate import load_plan  # brings the compiler, which steps do without
 
         load = load_plan(profile, sla_ms, percentile, tokens_per_request, wishes)
         answer = wording.load_answer(load, sla_ms, wishes.replicas)
-        notes += [*load.notes, *load.why_in_doubt]
     every = list(profile.paths.values())
+    warnings = [*(load.warnings if load else ()), *inherited(every), *_warnings(profile, levels, percentile, wishes)]
+    if steps.doubts:
+        warnings.append(wording.in_doubt(steps.doubts, sla_ms))
     reasons = unsupported(steps, load, every)
     settings = engine_settings(paths.serving.path, sla_ms, percentile, wishes.serving, wishes.context)
     factor = level_for(paths.serving.path, percentile, paths.serving.phase).factor
@@ -69,7 +69,8 @@ def make_plan(
         settings=settings,
         engines=engine_flags(steps, load, settings, paths.serving.largest_within(sla_ms, factor), sla_ms),
         answer=wording.not_supported(reasons, answer) if reasons else answer,
-        notes=[*notes, *inherited(every)],
+        warnings=warnings,
+        notes=[*_notes(profile), *(load.notes if load else ())],
         unsupported=reasons,
         nominal={name: path.nominal.text for name, path in profile.paths.items() if path.nominal},
         ceilings={
@@ -143,13 +144,23 @@ def _thresholds(profile: HardwareProfile, paths: _Paths, wishes: Wishes) -> dict
     }
 
 
-def _notes(profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: float, wishes: Wishes) -> list[str]:
-    """What a reader must know of the paths before trusting the plan."""
+def _notes(profile: HardwareProfile) -> list[str]:
+    """What the plan takes the paths for."""
+    found = [wording.nominal(name, path.nominal.text) for name, path in profile.paths.items() if path.nominal]
+    if "amx" not in profile.paths and "gpu" in profile.paths and "cpu" in profile.paths:
+        found.append(wording.CPU_FOR_AMX)
+    return found
+
+
+def _warnings(
+    profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: float, wishes: Wishes
+) -> list[LatfitWarning]:
+    """What the fits leave open about steps, and what to do about it."""
     found = []
     for name, level in levels.items():
         path = profile.paths[name]
         if path.nominal is not None:
-            found.append(wording.nominal(name, path.nominal.text))
+            pass
         elif level.percentile is None:
             found.append(wording.no_intervals(name))
         elif level.percentile < asked:
@@ -157,9 +168,7 @@ def _notes(profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: fl
         if wishes.context is None and path.fit.assumed_context:
             found.append(wording.assumed_context(name, path.fit.assumed_context))
         if not path.fit.knows_prefill and not path.nominal:
-            found.append(wording.no_prefill_seen(name))
-    if "amx" not in profile.paths and "gpu" in profile.paths and "cpu" in profile.paths:
-        found.append(wording.CPU_FOR_AMX)
+            found.append(wording.no_prefill_measured(name))
     return found
 
 

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 from latfit.units import format_ms
+from latfit.warning import LatfitWarning
 
 NEEDS_RATE = "needs an arrival rate: --rate"
 NEEDS_LOAD = "needs an arrival rate: --rate, or a recorded load: --arrivals"
@@ -315,6 +316,7 @@ class LoadPlan:
     checked: Mapping[str, Any] | None
     laws_only: bool
     notes: Sequence[str]
+    warnings: Sequence[LatfitWarning] = ()
     why_in_doubt: Sequence[str] = ()
 
     @property
@@ -330,7 +332,8 @@ class LoadPlan:
 class Plan:
     """What to do under an SLA in ms: for steps, and for a load where there is one.
 
-    answer: the plan in one or two sentences.  unsupported: why it is not supported by the data, empty where it is.
+    answer: the plan in one or two sentences.  warnings: what to do something about, the most important first.  notes:
+    what was assumed.  unsupported: why it is not supported by the data, empty where it is.
     engines: the settings under the names that serving engines use.  nominal: numbers of paths that were not measured.
     """
 
@@ -341,6 +344,7 @@ class Plan:
     settings: Unknown | Settings
     engines: Mapping[str, Mapping[str, Any]]
     answer: str
+    warnings: Sequence[LatfitWarning]
     notes: Sequence[str]
     unsupported: Sequence[str]
     nominal: Mapping[str, str]
@@ -417,6 +421,8 @@ class Plan:
             "answer": self.answer,
             "binding": self.binding,
             "remedy": self.remedy,
+            "why_in_doubt": list(self.why_in_doubt),
+            "warnings": [warning.to_json() for warning in self.warnings],
             "notes": list(self.notes),
             "unsupported": list(self.unsupported),
             "rate_per_s": self.rate_per_s,

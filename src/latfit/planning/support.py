@@ -13,6 +13,7 @@ from each other, are the ones to measure: each decides a part of the boundary.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from latfit.planning import wording
 from latfit.planning.result import Doubt, LoadPlan, StepPlan
 from latfit.planning.steps.limits import levels_for
 from latfit.stats import FloatArray
+from latfit.warning import LatfitWarning
 
 MOST = 6
 APART = 1.6
@@ -68,10 +70,13 @@ TOLD = ("no_better_than_constant", "large_error", "drift", "autocorrelated")
 """Warnings of a fit that a plan repeats."""
 
 
-def inherited(paths: Sequence[ExecutionPath]) -> list[str]:
-    """What the fits warn of, in sentences with the path's name."""
+def inherited(paths: Sequence[ExecutionPath]) -> list[LatfitWarning]:
+    """What the fits warn of, with the path's name."""
     return [
-        f"{path.name}: {warning.message}" for path in paths for warning in path.fit.warnings if warning.code in TOLD
+        replace(warning, message=f"{path.name}: {warning.message}")
+        for path in paths
+        for warning in path.fit.warnings
+        if warning.code in TOLD
     ]
 
 

@@ -14,6 +14,7 @@ from latfit.planning.result import (
     TokenRange,
 )
 from latfit.units import format_ms, format_percent, format_rate
+from latfit.warning import LatfitWarning
 
 SELECTED = "selected"
 NOT_BETTER = "meets the SLA, but not better"
@@ -59,7 +60,7 @@ def no_step(sla_ms: float, fastest_ms: float, B: int, S: int, path: str) -> tupl
 
 
 def no_prefill(labels: Sequence[str]) -> str:
-    return f"the fit of {' and of '.join(labels)} has seen no prefill; measure some"
+    return f"the fit of {' and of '.join(labels)} contains no prefill; measure some"
 
 
 def amortised_from(eps: float, best: int) -> str:
@@ -88,9 +89,10 @@ def with_wait(reason: str, extra_ms: float) -> str:
     return f"{reason}, with {format_ms(extra_ms)} of wait and transfer before the GPU begins"
 
 
-def in_doubt(doubts: Sequence[Doubt], sla_ms: float) -> str:
+def in_doubt(doubts: Sequence[Doubt], sla_ms: float) -> LatfitWarning:
     points = ", ".join(f"B={d.B} S={d.S:,} on {d.path}" for d in doubts)
-    return f"Cannot promise {format_ms(sla_ms)} near the boundary; measure these points: {points}."
+    found = f"The data cannot tell whether steps near the boundary meet {format_ms(sla_ms)}."
+    return LatfitWarning("steps_in_doubt", found, f"Measure these points: {points}.")
 
 
 # Paths.
@@ -107,19 +109,21 @@ def nominal(name: str, text: str) -> str:
     return f"{name}: nominal numbers ({text}), not measured; without any spread."
 
 
-def no_intervals(name: str) -> str:
-    return f"{name}: the fit has no intervals, so the plan is for the typical step; half are slower."
+def no_intervals(name: str) -> LatfitWarning:
+    found = f"{name}: the fit has no intervals, so the plan is for the typical step; half are slower."
+    return LatfitWarning("no_intervals", found, "Measure more steps and fit them.")
 
 
-def too_few(name: str, asked: float, known: Mapping[str, float]) -> str:
+def too_few(name: str, asked: float, known: Mapping[str, float]) -> LatfitWarning:
     """known: percentile by kind of step."""
     if len(set(known.values())) == 1:
         instead = f"p{next(iter(known.values())):g}"
     else:
         instead = " and ".join(f"p{value:g} of steps {kind}" for kind, value in known.items())
-    return (
-        f"{name}: too few independent samples for p{asked:g} of steps; planning steps for {instead}."
-        f" p{asked:g} needs at least {rows_needed(asked):,} distinct (B, S) cells."
+    return LatfitWarning(
+        "too_few_samples",
+        f"{name}: too few independent samples for p{asked:g} of steps; planning steps for {instead}.",
+        f"p{asked:g} needs at least {rows_needed(asked):,} distinct (B, S) cells.",
     )
 
 
@@ -128,12 +132,13 @@ def rows_needed(asked: float) -> int:
     return math.ceil(round(100 / (100 - asked) - 1, 9))
 
 
-def assumed_context(name: str, assumed: str) -> str:
-    return f"{name}: planned {assumed}; --context changes that."
+def assumed_context(name: str, assumed: str) -> LatfitWarning:
+    return LatfitWarning("assumed_context", f"{name}: planned {assumed}.", "--context sets it.")
 
 
-def no_prefill_seen(name: str) -> str:
-    return f"{name}: the fit has seen no prefill, so steps with more tokens than requests are guesses."
+def no_prefill_measured(name: str) -> LatfitWarning:
+    found = f"{name}: the fit contains no prefill, so steps with more tokens than requests are extrapolated."
+    return LatfitWarning("no_prefill", found, "Measure steps with prefill and fit them.")
 
 
 CPU_FOR_AMX = "No `amx` path in the profile; using `cpu` as the CPU tier."
@@ -153,6 +158,52 @@ def drifted(label: str, shift: float) -> str:
 
 def beyond_measured(label: str, tokens: float) -> str:
     return f"steps of more than {tokens:,.0f} tokens on {label} were not measured"
+
+
+# Settings of engines.
+
+
+def no_decode_step(label: str, tpot_ms: float, fastest_ms: float) -> str:
+    return f"no decode step on {label} meets {format_ms(tpot_ms)}: the fastest takes {format_ms(fastest_ms)}"
+
+
+def no_chunk(label: str, tpot_ms: float, prompt_tokens: int, ttft_ms: float | None) -> str:
+    wanted = "" if ttft_ms is None else f" and a prompt of {prompt_tokens:,} tokens within {format_ms(ttft_ms)}"
+    return f"no chunk on {label} keeps a step within {format_ms(tpot_ms)}{wanted}, even beside one request"
+
+
+MEASURED_LIMIT = "the measured range"
+TPOT_LIMIT = "the time between tokens"
+TTFT_LIMIT = "the time to the first token"
+
+
+def larger_steps(limit: str, budget: int) -> str:
+    """What keeps the token budget from being larger."""
+    why = "was not measured" if limit == MEASURED_LIMIT else "exceeds it"
+    return f"{limit}: a step of more than {budget:,} tokens {why}"
+
+
+def more_sequences(decoding: int, *, for_ttft: bool) -> str:
+    """What keeps the number of sequences from being larger."""
+    if for_ttft:
+        return f"{TTFT_LIMIT}: with more than {decoding:,} sequences no chunk keeps it"
+    return f"{TPOT_LIMIT}: with more than {decoding:,} sequences no prefill fits into a step"
+
+
+def steps_within(tpot_ms: float, prompt_tokens: int, ttft_ms: float | None, slowest_ms: float | None) -> str:
+    """What the settings give. slowest_ms: of the steps that miss the time between tokens whatever the chunk; nobody
+    decodes in them."""
+    first = "" if ttft_ms is None else f", first token of {prompt_tokens:,} within {format_ms(ttft_ms)}"
+    but = (
+        ""
+        if slowest_ms is None
+        else f", but for steps of prefill alone, which take {format_ms(slowest_ms)} at any chunk"
+    )
+    return f"every step within {format_ms(tpot_ms)}{first}{but}"
+
+
+def decode_only(tpot_ms: float) -> str:
+    return f"decode steps within {format_ms(tpot_ms)}; the fit contains no prefill, so there is no token budget"
 
 
 # A load.
@@ -208,7 +259,7 @@ def capacity_line(found: Capacity) -> str:
 
 
 def load_answer(plan: LoadPlan, sla_ms: float, replicas: int) -> str:
-    """The decision in a sentence: the headline, and in one clause what the event simulation said of it."""
+    """The decision in a sentence."""
     row, each = plan.chosen, format_rate(plan.rate_per_s)
     each += f" on each of {replicas} replicas" if replicas > 1 else ""
     if row is None or row.percentile_ms is None or row.margin is None:
@@ -218,7 +269,7 @@ def load_answer(plan: LoadPlan, sla_ms: float, replicas: int) -> str:
     late = f"p{plan.percentile:g} response {format_ms(row.percentile_ms)}"
     return (
         f"Serve {each} with {row.name}: {late}{_by(plan, row)}, {headroom(row.margin, sla_ms)}"
-        f"{_verified(plan)}.{' In doubt: see below.' if plan.promise == 'in doubt' else ''}"
+        f".{' Met, but in doubt.' if plan.promise == 'in doubt' else ''}"
     )
 
 
@@ -233,13 +284,6 @@ def _by(plan: LoadPlan, row: Alternative) -> str:
     if row.source == "exact":
         return " (exact law)"
     return interval_text(plan.interval_ms)
-
-
-def _verified(plan: LoadPlan) -> str:
-    if plan.checked is None:
-        return ""
-    verdict = "the event simulation cannot tell" if plan.checked["holds"] is None else "the event simulation agrees"
-    return f"; {verdict} ({span_text(plan.checked['ci'])})"
 
 
 def span_text(ends: Sequence[float]) -> str:
@@ -338,20 +382,22 @@ def tail_not_seen(steps: tuple[str, str, bool], asked: float, fewest: float, wan
     )
 
 
-def slow_steps_decide(label: str, steps: float, slowest: float, part: float) -> str:
-    return (
+def slow_steps_decide(label: str, steps: float, slowest: float, part: float) -> LatfitWarning:
+    found = (
         f"{label}: the slowest 1 % of the measured steps ({0.01 * steps:,.0f} of {steps:,.0f}, up to {slowest:.3g}"
         f" times the typical) decide how long requests wait: they make {format_percent(100 * part)} of the mean square"
-        " of a step's time. Find what stalls them, or measure more."
+        " of a step's time."
     )
+    return LatfitWarning("slow_steps", found, "Find what stalls them, or measure more.")
 
 
-def slow_start(name: str, took_ms: float | None) -> str:
+def slow_start(name: str, took_ms: float | None) -> LatfitWarning:
     after = "very long" if took_ms is None or math.isinf(took_ms) else f"about {format_ms(took_ms, 2)}"
-    return (
+    found = (
         f"{name}: metastable after a restart. From empty it takes {after} until the queue is as planned: steps that"
-        " hold few requests are slow, and all who come meanwhile wait. Start with little load, or full batches."
+        " with few requests are slow, and requests that arrive meanwhile wait."
     )
+    return LatfitWarning("slow_start", found, "Start with little load, or full batches.")
 
 
 def gpu_overloaded(found: str) -> str:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from latfit.report.simulation.brief import (
         Verdict as Verdict,
         brief_engine_table as brief_engine_table,
+        brief_findings_table as brief_findings_table,
         brief_runs_table as brief_runs_table,
         brief_validation_table as brief_validation_table,
         distinct as distinct,

@@ -83,7 +83,7 @@ class TestInverse:
         known = {"ratio_quantiles": {"0.5": 1.0, "0.9": 1.1, "0.99": None}}
         plan = make_plan(machine(cpu=fit_with(REFERENCE.tolist(), intervals=known)), 50.0)
         assert plan.percentile == 90
-        assert "at least 99" in plan.notes[0]
+        assert "at least 99" in plan.warnings[0].remedy
         assert rows_needed(99) == 99
         assert rows_needed(90) == 9
 

@@ -29,11 +29,11 @@ def plan_for(fit: FitResult, sla: float = 15.0, rate: float | None = 2.0) -> Pla
 
 @pytest.mark.parametrize("code", ["no_better_than_constant", "large_error", "drift", "autocorrelated"])
 def test_a_warning_is_repeated(code: str) -> None:
-    assert f"gpu: About {code}." in plan_for(warned(code)).notes
+    assert f"gpu: About {code}." in [found.message for found in plan_for(warned(code)).warnings]
 
 
 def test_other_warnings_stay_with_the_fit() -> None:
-    assert not any("not_identified" in note for note in plan_for(warned("not_identified")).notes)
+    assert not any(found.code == "not_identified" for found in plan_for(warned("not_identified")).warnings)
 
 
 def test_limits_on_steps_of_which_the_size_says_nothing_are_not_supported() -> None:

@@ -160,13 +160,13 @@ class TestDoubt:
         )
         assert plan.feasible
         assert plan.promise == "in doubt"
-        assert any("Cannot promise 11 ms" in note and "measure these points: B=" in note for note in plan.notes)
-        assert "In doubt" in plan.answer
+        assert any("Cannot promise 11 ms" in note and "measure these points: B=" in note for note in plan.why_in_doubt)
+        assert plan.answer.endswith("Met, but in doubt.")
 
     def test_a_fit_that_kept_no_ratios_promises_nothing(self) -> None:
         plan = make_plan(machine(gpu=line(4, 0.1, domain=SIXTY_FOUR)), 15.0, wishes=Wishes(rate=2.0))
         assert (plan.feasible, plan.promise) == (True, "in doubt")
-        assert any("how steps on gpu scatter is not known" in note for note in plan.notes)
+        assert any("how steps on gpu scatter is not known" in note for note in plan.why_in_doubt)
 
     def test_a_tail_that_nobody_saw_is_not_promised(self) -> None:
         """60 independent steps tell a 95th percentile and no 99th."""
@@ -174,16 +174,16 @@ class TestDoubt:
         profile = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=few))
         at_99, at_95 = (make_plan(profile, 30.0, percentile=p, wishes=Wishes(rate=1.0)) for p in (99.0, 95.0))
         assert (at_99.promise, at_95.promise) == ("in doubt", "yes")
-        assert any("beyond p99 was not seen (60 independent steps; 100 or more" in note for note in at_99.notes)
+        assert any("beyond p99 was not seen (60 independent steps; 100 or more" in note for note in at_99.why_in_doubt)
 
     def test_a_tail_that_decides_is_told(self) -> None:
         stalls = np.where(np.arange(5_000) % 170 == 0, 50.0, 1.0)
         law = ratios_of(stalls, np.ones(5_000))
         profile = machine(gpu=line(1.5, 0.5, domain=SIXTY_FOUR, intervals={"ratios": law.to_json()}))
         plan = make_plan(profile, 1000.0, wishes=Wishes(rate=0.3))
-        assert any("the slowest 1 % of the measured steps (50 of 5,000, up to 50 times" in n for n in plan.notes)
+        assert any("slowest 1 % of the measured steps (50 of 5,000, up to 50 times" in w.message for w in plan.warnings)
         calm = machine(gpu=line(1.5, 0.5, domain=SIXTY_FOUR, intervals={"ratios": scattered(0.03, 5_000).to_json()}))
-        assert not any("slowest" in note for note in make_plan(calm, 1000.0, wishes=Wishes(rate=0.3)).notes)
+        assert not any(w.code == "slow_steps" for w in make_plan(calm, 1000.0, wishes=Wishes(rate=0.3)).warnings)
 
     @pytest.mark.parametrize("sigma", [0.1, 1.0])
     def test_the_percentile_of_steps_that_scatter_is_that_of_an_own_run(self, sigma: float) -> None:
@@ -257,8 +257,8 @@ class TestFallingTimes:
     def test_a_slow_start_is_told(self) -> None:
         """Its first step alone lasts 377 ms, and it takes seconds until the queue is as planned; T = 4 + 0.1 b not."""
         plan = make_plan(self.profile, 60.0, wishes=Wishes(rate=3.0))
-        assert any("metastable after a restart" in note for note in plan.notes)
-        assert not any("metastable" in note for note in make_plan(GPU, 15.0, wishes=Wishes(rate=2.0)).notes)
+        assert any("metastable after a restart" in found.message for found in plan.warnings)
+        assert not any(found.code == "slow_start" for found in make_plan(GPU, 15.0, wishes=Wishes(rate=2.0)).warnings)
 
     def test_too_little_load_is_refused_as_well(self) -> None:
         plan = make_plan(self.profile, 60.0, wishes=Wishes(rate=0.05))

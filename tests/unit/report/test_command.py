@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latfit.cli.report import Asked, report, write_report
+from latfit import api
+from latfit.cli.report import report
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import write_json
 from latfit.hardware.profile import HardwareProfile
@@ -46,7 +47,7 @@ def test_json_is_one_object_with_every_file(stored: Path, capsys: pytest.Capture
 
 
 def test_an_sla_that_nothing_meets_is_still_a_report(stored: Path) -> None:
-    written = write_report(Path("hardware.json"), folder=stored / "out", asked=Asked(sla="1us"), quiet=True)
+    written = api.report("hardware.json", stored / "out", sla="1us")
     assert "SLA not met" in written.html.read_text()
 
 
@@ -61,7 +62,7 @@ def test_rows_that_are_gone_are_a_note(stored: Path, capsys: pytest.CaptureFixtu
 
 def test_rows_that_changed_are_not_shown_as_the_fits(stored: Path) -> None:
     write_trace(Path("trace.parquet"), planted_rows(seed=9))
-    written = write_report(Path("hardware.json"), folder=stored / "out", quiet=True)
+    written = api.report("hardware.json", stored / "out")
     assert "changed since the fit" in written.html.read_text()
     assert len(written.figures) == 3
 
@@ -85,23 +86,23 @@ class TestSeveralPaths:
         return in_tmp
 
     def test_each_takes_its_rows(self, both: Path) -> None:
-        written = write_report(Path("hardware.json"), folder=both, traces=[Path("both.parquet")], quiet=True)
+        written = api.report("hardware.json", both, trace="both.parquet")
         assert {"cpu-residuals.png", "gpu-residuals.png", "paths.png"} <= {figure.name for figure in written.figures}
 
     def test_a_trace_that_names_no_path(self, both: Path) -> None:
         write_trace(Path("plain.parquet"), planted_rows())
         with pytest.raises(WrongUsage, match="does not say which path"):
-            write_report(Path("hardware.json"), folder=both, traces=[Path("plain.parquet")])
+            api.report("hardware.json", both, trace="plain.parquet")
 
     def test_a_path_that_the_profile_lacks(self, both: Path) -> None:
         rows = planted_rows()
         write_trace(Path("npu.parquet"), rows.with_columns(path=np.full(len(rows), "npu", dtype=object)))
         with pytest.raises(WrongUsage, match="'npu' is not one"):
-            write_report(Path("hardware.json"), folder=both, traces=[Path("npu.parquet")])
+            api.report("hardware.json", both, trace="npu.parquet")
 
     def test_two_traces_for_one_path(self, both: Path) -> None:
         with pytest.raises(WrongUsage, match="two systems or files"):
-            write_report(Path("hardware.json"), folder=both, traces=[Path("both.parquet")] * 2)
+            api.report("hardware.json", both, trace=["both.parquet"] * 2)
 
 
 class TestBadInput:

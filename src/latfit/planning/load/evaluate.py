@@ -20,7 +20,7 @@ from latfit.planning import wording
 from latfit.planning.load.capacity import Situation, Thresholds, best_rate, capacity_of, frontier, sensitivity
 from latfit.planning.load.compare import Judged, compared, cutoff_capacity, feasible, told
 from latfit.planning.load.cutoff import cutoff_plan
-from latfit.planning.load.promise import Asked, Promise, asked_of, promised, promised_rate, tail_notes
+from latfit.planning.load.promise import Asked, Promise, asked_of, promised, promised_rate, tail_warnings
 from latfit.planning.load.strategies import Machine, Part, Target, cutoff_system, machine_of, simple_systems
 from latfit.planning.load.verify import MARGIN, PRECISION, simulated
 from latfit.planning.request import Wishes
@@ -41,6 +41,7 @@ from latfit.policies import RULES, stopping_batch
 from latfit.queueing import ResponseLaw, ServiceTimes, batch_response, rule_costs, scatters, settling_ms
 from latfit.simulation import Checked
 from latfit.stats import FloatArray
+from latfit.warning import LatfitWarning
 
 FASTER = 0.9
 SLOW_START = 20.0
@@ -95,9 +96,13 @@ def load_plan(profile: HardwareProfile, sla_ms: float, percentile: float, tokens
         laws_only=wishes.laws_only,
         notes=(),
     )
-    notes = [*_notes(plan, ask), *tail_notes(asked), *_after_restart(asked, shown)]
-    doubts = _doubts(promise, plan, asked)
-    return _verified(replace(plan, notes=notes, why_in_doubt=doubts), ask, shown, checked)
+    plan = replace(
+        plan,
+        notes=_notes(plan, ask),
+        warnings=[*tail_warnings(asked), *_after_restart(asked, shown)],
+        why_in_doubt=_doubts(promise, plan, asked),
+    )
+    return _verified(plan, ask, shown, checked)
 
 
 def _strategies(ask: _Question, waiting: Cutoff | Unknown) -> list[Judged]:
@@ -293,7 +298,7 @@ def _visited(times: ServiceTimes, rate: float) -> FloatArray:
     return np.arange(1.0, reach + 1)
 
 
-def _after_restart(asked: Asked, shown: Judged) -> list[str]:
+def _after_restart(asked: Asked, shown: Judged) -> list[LatfitWarning]:
     """How long a queue whose steps are quicker the more they hold takes from empty, where that is long."""
     system, mean_ms = shown.system, shown.row.mean_ms
     if system.times is None or system.rises or mean_ms is None:

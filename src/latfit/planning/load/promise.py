@@ -22,6 +22,7 @@ from latfit.planning import wording
 from latfit.planning.load.strategies import Machine, Part, System, Target, law_or_none, system_of
 from latfit.planning.result import Interval, Kind, Strategy
 from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseLaw, SampledLaw
+from latfit.warning import LatfitWarning
 
 DRAWS, FEWER_DRAWS = 100, 50
 FEW, BISECTIONS = 0.2, 6
@@ -184,8 +185,8 @@ def _doubts(asked: Asked, law: ResponseLaw) -> Iterator[str]:
         yield wording.NOT_SETTLED
 
 
-def tail_notes(asked: Asked) -> list[str]:
-    """Where a few slow steps decide how long requests wait, in sentences."""
+def tail_warnings(asked: Asked) -> list[LatfitWarning]:
+    """Where a few slow steps decide how long requests wait."""
     found = []
     for part in asked.parts:
         ratios = part.latency.scatter

@@ -43,7 +43,7 @@ def load_from_arrivals(arrival_ms: FloatArray, source: str, window_ms: float | N
         if window_ms > 0.9 * MINUTE_MS:
             window_ms = min(math.ceil(window_ms / MINUTE_MS) * MINUTE_MS, span)
     if not 0 < window_ms <= span:
-        raise WrongUsage("a window longer than the recording", where="--window", remedy="Give a shorter one.")
+        raise WrongUsage("a window longer than the recording", where="--arrivals-window", remedy="Give a shorter one.")
     # A last window that is cut short would look idle.
     windows = max(1, int(span / window_ms + 1e-9))
     counts, edges = np.histogram(arrivals - arrivals[0], bins=windows, range=(0.0, windows * window_ms))
@@ -123,14 +123,25 @@ def read_load(source: str | Path, window_ms: float | None = None) -> Load:
     """
     opened = open_source(source)
     table = read_columns(opened, ())
-    time = next((name for name in (*TIMES, *WRITTEN_TIMES) if name in table), None)
-    if time is None:
+    if _time_of(table) is None:
         # Not a table of moments: one of the other ways in which requests are recorded, or refused by name.
         return load_from_arrivals(read_requests(opened).requests.arrival_ms, opened.name, window_ms)
-    moments = _moments(table, time, opened.name)
+    return load_of(table, opened.name, window_ms)
+
+
+def load_of(table: Trace, name: str, window_ms: float | None = None) -> Load:
+    """The load in a table's columns; name: what errors call it. Raises BadInput, WrongUsage."""
+    time = _time_of(table)
+    if time is None:
+        raise BadInput("no column with moments of arrival", where=name, remedy="Give `t_s`, in seconds.")
+    moments = _moments(table, time, name)
     if RATE in table:
-        return _given(moments, np.asarray(numbers(table[RATE]), dtype=np.float64), opened.name)
-    return load_from_arrivals(np.sort(moments), opened.name, window_ms)
+        return _given(moments, np.asarray(numbers(table[RATE]), dtype=np.float64), name)
+    return load_from_arrivals(np.sort(moments), name, window_ms)
+
+
+def _time_of(table: Trace) -> str | None:
+    return next((name for name in (*TIMES, *WRITTEN_TIMES) if name in table), None)
 
 
 def _given(starts_ms: FloatArray, rates_per_s: FloatArray, name: str) -> Load:

@@ -12,8 +12,9 @@ skipped, so no large request starves behind small ones.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.hardware import ExecutionPath, step_columns
 from latfit.planning.steps.limits import StepLevels, levels_for, tokens_within
 from latfit.stats import FloatArray
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 CONTEXTS = 24
 
@@ -34,13 +38,40 @@ class Trimmed:
     total: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepBudget:
     """most[k][B]: tokens of a step of B requests, B = 0, 1, ..., with cached tokens up to contexts[k] for the whole
-    step; -1 where no step of B requests meets the SLA."""
+    step; -1 where no step of B requests meets the SLA. shown: the B of the table; None takes 1, 2, 4, ..."""
 
     contexts: tuple[float, ...]
     most: tuple[tuple[int, ...], ...]
+    shown: tuple[int, ...] | None = None
+
+    def at(self, B: Sequence[int]) -> "StepBudget":
+        """The same, with these numbers of requests in its table. Raises WrongUsage."""
+        top = len(self.most[0]) - 1
+        if not B or min(B) < 1 or max(B) > top:
+            raise WrongUsage(f"B of {list(B)}", where="B", remedy=f"Give whole numbers from 1 to {top:,}.")
+        return replace(self, shown=tuple(B))
+
+    @property
+    def table(self) -> "DataFrame":
+        """DataFrame: B, S_max (missing where no step of B requests meets the SLA), and where the fit reads cached
+        context the context_tokens of the whole step."""
+        from pandas import DataFrame
+
+        top = len(self.most[0]) - 1
+        sizes = self.shown or sorted({*(1 << i for i in range(top.bit_length())), top})
+        reads = len(self.contexts) > 1
+        rows = [
+            {**({"context_tokens": context} if reads else {}), "B": B, "S_max": most[B] if most[B] >= 0 else None}
+            for context, most in zip(self.contexts, self.most, strict=True)
+            for B in sizes
+        ]
+        return DataFrame(rows).astype({"S_max": "Int64"})
+
+    def __repr__(self) -> str:
+        return f"StepBudget(up to {max(max(row) for row in self.most):,} tokens, {len(self.most[0]) - 1:,} requests)"
 
     def trim(self, least: Sequence[int], wanted: Sequence[int], context_tokens: float = 0.0) -> Trimmed:
         """Cut candidates in order of priority: tokens each needs at least (1 or more) and would take at most.

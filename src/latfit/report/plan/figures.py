@@ -1,13 +1,11 @@
 """Pictures of a plan: latency curves with B1 and B2, the feasible region, the T_cut trade-off, p99 against the rate."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from latfit.files import write_bytes
 from latfit.hardware import HardwareProfile
 from latfit.planning import (
     Cutoff,
@@ -45,16 +43,6 @@ ROOM = 3.0
 """Latencies are drawn up to so many times the SLA."""
 
 
-def write_figures(folder: Path, plan: Plan, profile: HardwareProfile, wishes: Wishes) -> list[Path]:
-    """Every picture that the plan has something for, as PNG in `folder`. Raises TargetNotWritable."""
-    targets = []
-    for stem, figure in plan_figures(plan, profile, wishes):
-        target = folder / f"{stem}.png"
-        write_bytes(target, style.png(figure))
-        targets.append(target)
-    return targets
-
-
 def plan_pictures(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> list[Picture]:
     """The pictures of a plan for a load, for a page; none without a load."""
     if plan.rate_per_s is None:
@@ -87,6 +75,14 @@ def plan_figures(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> Iterat
     if isinstance(plan.T_cut, Cutoff):
         yield "plan-cutoff", cutoff_figure(plan, plan.T_cut, cutoff_lines(profile, target, wishes))
     yield "plan-rate", rate_figure(plan, rate_lines(profile, target, wishes))
+
+
+def plan_figure(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> Figure:
+    """The main picture: the percentile over the rate, or without a rate the latency of batches."""
+    if plan.rate_per_s is None or plan.percentile is None:
+        return latency_figure(plan, latency_lines(profile, plan.tokens_per_request, wishes.context))
+    target = Target(plan.sla_ms, plan.percentile / 100, plan.tokens_per_request)
+    return rate_figure(plan, rate_lines(profile, target, wishes))
 
 
 def latency_figure(plan: Plan, lines: Sequence[Line]) -> Figure:

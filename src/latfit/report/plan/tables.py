@@ -13,7 +13,6 @@ from latfit.planning import (
     Threshold,
     Unknown,
     backed_by,
-    capacity_line,
     spans_text,
 )
 from latfit.report.fit import tables
@@ -61,52 +60,11 @@ MANY = 3.0
 """Headroom from which it is said as a multiple."""
 
 
-def decision_lines(plan: Plan) -> tuple[str, str, str]:
-    """What to do; the thresholds; the settings, or with a rate the load that fits."""
-    return plan.answer, _threshold_line(plan), _last_line(plan)
-
-
-def _threshold_line(plan: Plan) -> str:
-    steps, B1 = plan.steps, plan.B1
-    if not plan.both_paths:
-        others = "B1, T_cut" if steps.B2.value is not None else "B1, B2, T_cut"
-        own = "" if steps.B2.value is None else f"{_named('B2', steps.B2)}; "
-        return f"{own}{others}: {steps.B1.reason}"
-    said = [_named("B1", B1), _named("B2", steps.B2)]
-    if isinstance(plan.T_cut, Cutoff):
-        if plan.T_cut.value is None:
-            said.append("T_cut: none meets the SLA")
-        else:
-            said.append(f"T_cut = {format_ms(plan.T_cut.value)} ({backed_by(plan.T_cut.bound)})")
-    else:
-        said.append(f"T_cut: {plan.T_cut.reason}")
-    return "; ".join(said)
-
-
-def _named(name: str, found: Threshold | Unknown) -> str:
-    if found.value is None:
-        return f"{name}: {found.reason}"
-    always = " (always the GPU)" if found.reach is Reach.ALWAYS else ""
-    return f"{name} = {count(found.value)}{always or interval_text(found)}"
-
-
-def _last_line(plan: Plan) -> str:
-    if isinstance(plan.capacity, Capacity):
-        return capacity_line(plan.capacity)
-    if isinstance(plan.settings, Settings):
-        found_settings = plan.settings
-        budget = found_settings.max_num_batched_tokens
-        tokens = (
-            "" if budget is None else f", max_num_batched_tokens {budget:,} (chunk {found_settings.chunk_tokens:,})"
-        )
-        return f"Engine on {found_settings.path}: max_num_seqs {found_settings.max_num_seqs:,}{tokens}."
-    return f"Settings: {plan.settings.reason}."
-
-
 def plan_tables(plan: Plan) -> Iterator[Table]:
     """Every table of the plan that has rows."""
     parts = (
         alternatives_table(plan),
+        checked_table(plan.load, plan.sla_ms),
         thresholds_table(plan),
         cutoff_table(plan),
         rules_table(plan),
@@ -241,7 +199,7 @@ def _ordered(plan: Plan) -> list[Alternative]:
 
 def thresholds_table(plan: Plan, *, explained: bool = False) -> Table:
     """The thresholds that are known, with their reasons; the one with the wait at the rate first, where there is one.
-    explained: the main ones, known or not, with what they mean."""
+    explained: with what they mean, and why the others are not known."""
     at_rate = plan.B1 is not plan.steps.B1
     named: list[tuple[str, str, Threshold | Cutoff | Unknown]] = [
         ("B1", "B1 at this rate" if at_rate else "B1", plan.B1),
@@ -254,9 +212,15 @@ def thresholds_table(plan: Plan, *, explained: bool = False) -> Table:
     caption = "Thresholds for a scheduler"
     if explained:
         every = [(name, _value(found), MEANINGS[key], found.reason) for name, key, found in named if found.reason]
-        return Table(caption, ("name", "value", "meaning", "why"), every, words=("meaning", "why"))
-    known = [(name, _value(found), found.reason) for name, _, found in named if _value(found) != NOT_KNOWN]
-    return Table(caption, ("name", "value", "why"), known, words=("why",))
+        missing: dict[str, list[str]] = {}
+        for name, value, meaning, reason in every:
+            if value == NOT_KNOWN:
+                missing.setdefault(reason, []).append(f"{name} ({meaning})")
+        note = " ".join(f"Not known: {', '.join(names)}; {reason}." for reason, names in missing.items())
+        known = [row for row in every if row[1] != NOT_KNOWN]
+        return Table(caption, ("name", "value", "meaning", "why"), known, words=("meaning", "why"), note=note)
+    rows = [(name, _value(found), found.reason) for name, _, found in named if _value(found) != NOT_KNOWN]
+    return Table(caption, ("name", "value", "why"), rows, words=("why",))
 
 
 def _value(found: Threshold | Cutoff | Unknown) -> str:

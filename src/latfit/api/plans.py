@@ -1,0 +1,309 @@
+"""Decisions for an SLA: which steps meet it, how to run a load within it, which settings and capacity follow."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfit import planning
+from latfit.api.hardware import profile_of
+from latfit.api.quantities import Duration, duration, library_verb, percent, rate as per_ms, transfer as transfers
+from latfit.errors import WrongUsage
+from latfit.hardware import ExecutionPath, HardwareProfile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from latfit.report import PlanSummary
+    from latfit.warning import LatfitWarning
+
+WARNINGS = 3
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """What to do under an SLA. Print it for the answer; DataFrames hold the rest, times in ms, rates per second.
+
+    result: the record (`latfit.planning.Plan`).  hardware, request: what it was made for, None where it was read from
+    JSON.
+    """
+
+    result: planning.Plan
+    hardware: HardwareProfile = field(default_factory=HardwareProfile)
+    request: planning.Wishes = field(default_factory=planning.Wishes)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the SLA can be met."""
+        return self.result.feasible
+
+    @property
+    def promise(self) -> str:
+        """yes, no or in doubt: whether the data support the answer."""
+        return self.result.promise
+
+    @property
+    def answer(self) -> str:
+        """The plan in a sentence."""
+        return self.result.answer
+
+    @property
+    def B1(self) -> int | None:
+        """Batch from which the GPU is at least as fast as the CPU, its wait at the rate included; None where there is
+        none."""
+        return self.result.B1.value
+
+    @property
+    def B2(self) -> int | None:
+        """Batch from which the GPU's launch cost is paid off; None where there is none."""
+        return self.result.steps.B2.value
+
+    @property
+    def T_cut_ms(self) -> float | None:
+        """How long a request may wait for the GPU before it goes to the CPU; None where no such limit is needed."""
+        return self.result.T_cut.value
+
+    @property
+    def capacity_per_s(self) -> float | None:
+        """Highest rate within the SLA on one replica, in requests/s; None without a rate."""
+        found = self.result.capacity
+        return found.sustainable_per_s if isinstance(found, planning.Capacity) else None
+
+    @property
+    def replicas(self) -> int | None:
+        """Replicas that the whole rate needs; None without a rate, or where no number serves it."""
+        found = self.result.capacity
+        return found.replicas if isinstance(found, planning.Capacity) else None
+
+    @property
+    def warnings(self) -> "list[LatfitWarning]":
+        return list(self.result.warnings)
+
+    @property
+    def why_in_doubt(self) -> list[str]:
+        """Why the answer is not promised, in sentences; empty where it is."""
+        return list(self.result.why_in_doubt)
+
+    @cached_property
+    def settings(self) -> "DataFrame":
+        """Settings of serving engines under their own names: engine, setting, value."""
+        rows = [(engine, name, value) for engine, flags in self.result.engines.items() for name, value in flags.items()]
+        return _frame(dict(zip(("engine", "setting", "value"), row, strict=True)) for row in rows)
+
+    @cached_property
+    def limits(self) -> "DataFrame":
+        """Tokens that a step of B requests may hold within the SLA: path, B, S_min, S_max (missing: any number),
+        S_promised, extrapolated."""
+        return _frame(vars(row) for row in self.result.steps.S_at_B)
+
+    @cached_property
+    def limits_by_tokens(self) -> "DataFrame":
+        """Requests that a step of S tokens may hold within the SLA: path, S, B_min, B_max, extrapolated."""
+        return _frame(vars(row) for row in self.result.steps.B_at_S)
+
+    @cached_property
+    def strategies(self) -> "DataFrame":
+        """Every way to run the load, a row each: latency, headroom, capacity, and why it was selected or not."""
+        asked = "typical" if self.result.percentile is None else f"p{self.result.percentile:g}"
+        return _frame(
+            {
+                "strategy": row.name,
+                f"{asked}_ms": row.percentile_ms,
+                "mean_ms": row.mean_ms,
+                "headroom_pct": None if row.margin is None else 100 * row.margin,
+                "capacity_per_s": row.sustainable_per_s,
+                "stability_limit_per_s": row.rate_limit_per_s,
+                "replicas": row.replicas,
+                "selected": row.chosen,
+                "verdict": row.verdict,
+            }
+            for row in self.result.alternatives
+        )
+
+    @cached_property
+    def _told(self) -> "PlanSummary":
+        from latfit.report import plan_summary
+
+        return plan_summary(self.result)
+
+    @property
+    def verdict(self) -> str:
+        return self._told.verdict
+
+    @property
+    def state(self) -> str:
+        """good (met), doubt (met, but the data do not prove it) or bad (not met)."""
+        return self._told.state
+
+    def summary(self) -> str:
+        """The answer as `latfit plan` prints it."""
+        told = self._told
+        return "\n".join([told.verdict, *told.lines, *(f"  ! {text}" for text in told.warnings[:WARNINGS])])
+
+    def plot(self) -> "Figure":
+        """The percentile over the rate for every strategy; without a rate the latency of batches, with B1 and B2."""
+        from latfit.report import plan_figure
+
+        return plan_figure(self.result, self.hardware, self.request)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit plan --json`."""
+        return self.result.to_json()
+
+    def save(self, target: str | Path) -> None:
+        """Write it as JSON, whole or not at all. Raises TargetNotWritable."""
+        from latfit.files import write_json
+
+        write_json(Path(target), self.to_json())
+
+    def __repr__(self) -> str:
+        return f"Plan({self.answer})"
+
+    def _repr_html_(self) -> str:
+        told = self._told
+        lines = [f"<b>{escape(told.verdict)}</b>", *map(escape, (*told.lines, *told.warnings[:WARNINGS]))]
+        return f"<p>{'<br>'.join(lines)}</p>"
+
+
+@library_verb
+def plan(
+    paths: Any,
+    sla: Duration | None = None,
+    rate: str | None = None,
+    *,
+    sla_ms: float | None = None,
+    rate_per_s: float | None = None,
+    percentile: float | str = 99.0,
+    arrivals: Any = None,
+    arrivals_window: Duration | None = None,
+    replicas: int = 1,
+    tokens_per_request: int = 1,
+    context: float | None = None,
+    max_batch: int | None = None,
+    transfer: str | None = None,
+    wait: Duration | None = None,
+    launch_share: float = 0.5,
+    ttft: Duration | None = None,
+    tpot: Duration | None = None,
+    prompt_tokens: int = 512,
+    objective: str | Mapping[str, float] | None = None,
+    laws_only: bool = False,
+    seed: int = 0,
+) -> Plan:
+    """Decide for a latency SLA: per step, or per response (waiting included) where a rate is given.
+
+    paths: as for `Hardware`: {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}, a `hardware.json`, a fit.  sla: "20ms"
+    (or sla_ms=20), kept by `percentile` percent.  rate: "500/s" (or rate_per_s=500) for all `replicas` together, or
+    `arrivals`: a file or table of moments (t_s) or of a rate over time (t_s, rate_per_s), cut into windows of
+    `arrivals_window`.  tokens_per_request: tokens that a request adds to a step, 1 for decode.  context: cached tokens
+    of a request.  max_batch: of the GPU.  transfer ("0.2ms", "2ms+1us" with a part per token), wait: before the GPU
+    begins.  launch_share: share of the launch cost in a step from which B2 counts.  ttft, tpot, prompt_tokens: targets
+    for the engine settings.  objective: weights, {"p99": 1, "mean": 0.5}.  laws_only: exact laws, nothing is run.
+    seed: of the simulation that verifies the decision.
+
+    A plan that nothing can meet comes back with feasible=False and what would make it feasible. Raises BadInput,
+    FitNotUsable, WrongUsage.
+    """
+    limit_ms = duration(sla, "--sla", sla_ms)
+    offered = None if rate is None and rate_per_s is None else per_ms(rate, "--rate", rate_per_s)
+    fixed_ms, ms_per_token = (0.0, 0.0) if transfer is None else transfers(transfer)
+    request = planning.Wishes(
+        rate=offered,
+        load=_load(arrivals, arrivals_window, alone=offered is None),
+        replicas=replicas,
+        context=context,
+        max_batch=max_batch,
+        transfer_ms=fixed_ms + ms_per_token * tokens_per_request,
+        wait_ms=None if wait is None else duration(wait, "--wait", zero=True),
+        launch_share=launch_share,
+        serving=planning.ServingTargets(_optional(ttft, "--ttft"), _optional(tpot, "--tpot"), prompt_tokens),
+        objective=_objective(objective, offered is not None or arrivals is not None),
+        laws_only=laws_only,
+        seed=seed,
+    )
+    profile = profile_of(paths)
+    found = planning.make_plan(
+        profile, limit_ms, percentile=percent(percentile), tokens_per_request=tokens_per_request, wishes=request
+    )
+    return Plan(found, profile, request)
+
+
+@library_verb
+def step_budget(
+    paths: Any,
+    sla: Duration | None = None,
+    *,
+    sla_ms: float | None = None,
+    B: int | Iterable[int] | None = None,
+    percentile: float | str = 99.0,
+    path: str | None = None,
+    max_requests: int | None = None,
+) -> planning.StepBudget:
+    """What fits into a step within an SLA: tokens by number of requests, to cut a candidate batch in microseconds.
+
+    paths: what `Hardware` takes; path: which of its paths, where it has several.  sla: "10ms" (or sla_ms=10), kept by
+    `percentile` percent of steps.  B: the numbers of requests to tabulate, by default 1, 2, 4, ... up to
+    `max_requests`, by default the largest measured.
+
+    `.table` is a DataFrame (B, S_max), `.trim(least, wanted)` cuts a batch. Raises SlaOutOfReach, WrongUsage.
+    """
+    limit_ms = duration(sla, "--sla", sla_ms)
+    sizes = None if B is None else tuple([B] if isinstance(B, int) else B)
+    most = max(sizes) if sizes and max_requests is None else max_requests
+    found = planning.step_budget(_one_path(profile_of(paths), path), limit_ms, percent(percentile), max_requests=most)
+    return found if sizes is None else found.at(sizes)
+
+
+def _one_path(profile: HardwareProfile, name: str | None) -> ExecutionPath:
+    known = ", ".join(profile.paths)
+    if name is None and len(profile.paths) == 1:
+        return next(iter(profile.paths.values()))
+    if name is None or name not in profile.paths:
+        found = "several paths" if name is None else f"no path {name!r}"
+        raise WrongUsage(f"{found} ({known})", where="--path", remedy=f"Name one of: {known}.")
+    return profile.paths[name]
+
+
+def _load(arrivals: Any, window: Duration | None, *, alone: bool) -> Any:
+    """The load that `arrivals` describes; None without."""
+    if arrivals is None:
+        if window is not None:
+            raise WrongUsage(
+                "a window without recorded arrivals", where="--arrivals-window", remedy="Give --arrivals as well."
+            )
+        return None
+    if not alone:
+        raise WrongUsage(
+            "a rate and recorded arrivals contradict each other",
+            where="--rate, --arrivals",
+            remedy="Give one of them.",
+        )
+    window_ms = _optional(window, "--arrivals-window")
+    if isinstance(arrivals, str | Path):
+        return planning.read_load(arrivals, window_ms)
+    from latfit.api.reading import TABLE, table_of
+
+    return planning.load_of(table_of(arrivals), TABLE, window_ms)
+
+
+def _objective(objective: str | Mapping[str, float] | None, loaded: bool) -> Any:
+    if objective is None:
+        return None
+    if not loaded:
+        raise WrongUsage("an objective needs a load", where="--objective", remedy="Give --rate or --arrivals.")
+    if isinstance(objective, str):
+        return planning.parse_objective(objective)
+    return planning.parse_objective(",".join(f"{name}={weight}" for name, weight in objective.items()))
+
+
+def _optional(value: Duration | None, option: str) -> float | None:
+    return None if value is None else duration(value, option)
+
+
+def _frame(rows: Iterable[Mapping[str, Any]]) -> "DataFrame":
+    from pandas import DataFrame
+
+    return DataFrame([dict(row) for row in rows])

@@ -1,0 +1,166 @@
+"""Report pages: what a machine's paths are, how far their fits can be trusted, and what a plan decides from them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from latfit.api.fits import Fit
+from latfit.api.hardware import profile_of
+from latfit.api.plans import Plan, plan as make_plan
+from latfit.api.quantities import Duration, library_verb, percent
+from latfit.api.reading import read
+from latfit.errors import LatfitError, WrongUsage
+from latfit.files import check_writable, make_folder
+from latfit.hardware import HardwareProfile
+from latfit.planning import Wishes
+from latfit.provenance import command_line, utc_now
+from latfit.trace import Trace, read_again
+
+Rows = tuple[dict[str, Trace], list[str]]
+"""Measured steps by path, and notes on what is shown and what is missing."""
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """Where a report went. html: the page, which needs nothing else.  figures: its pictures as PNG.  notes: what the
+    reader should know of how it was made."""
+
+    html: Path
+    figures: list[Path]
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit report --json`."""
+        return {"html": str(self.html), "figures": [str(figure) for figure in self.figures]}
+
+    def summary(self) -> str:
+        """What `latfit report` prints."""
+        return f"Report: {self.html} (and {len(self.figures)} pictures beside it)"
+
+    def __repr__(self) -> str:
+        return f"Report({str(self.html)!r}, {len(self.figures)} figures)"
+
+    def _repr_html_(self) -> str:
+        return f'<a href="{escape(str(self.html))}">{escape(self.summary())}</a>'
+
+
+@library_verb
+def report(
+    paths: Any = "hardware.json",
+    out: str | Path = "reports",
+    sla: Duration | None = None,
+    rate: str | None = None,
+    *,
+    sla_ms: float | None = None,
+    rate_per_s: float | None = None,
+    percentile: float | str = 99.0,
+    tokens_per_request: int = 1,
+    laws_only: bool = False,
+    plan: Plan | None = None,
+    trace: Any = None,
+) -> Report:
+    """Write one self-contained HTML page, answer first, and its figures as PNG.
+
+    paths: as for `Hardware`: {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}, a `hardware.json`, a fit.  out: the
+    folder.  sla, rate, percentile, tokens_per_request, laws_only: what to plan for, as for `plan`; or a `plan` that was
+    made already.  trace: measured steps to draw (files, DataFrames, or by path), by default those that the fits were
+    made from. Raises BadInput, FitNotUsable, TargetNotWritable, WrongUsage.
+    """
+    from latfit.report import page
+
+    profile = profile_of(paths)
+    if plan is None and (sla is not None or sla_ms is not None):
+        plan = make_plan(
+            profile,
+            sla,
+            rate,
+            sla_ms=sla_ms,
+            rate_per_s=rate_per_s,
+            percentile=percentile,
+            tokens_per_request=tokens_per_request,
+            laws_only=laws_only,
+        )
+    elif plan is None and (rate is not None or rate_per_s is not None):
+        raise WrongUsage("a rate without an SLA", where="--rate", remedy="Give --sla 20ms as well.")
+    folder = Path(out)
+    make_folder(folder)
+    check_writable(folder / page.PAGE_NAME)
+    rows, notes = _rows_of_the_fits(paths, profile) if trace is None else _named_rows(profile, trace)
+    made = page.ReportInput(
+        profile,
+        rows,
+        [] if plan is None else [plan.result],
+        percent(percentile),
+        Wishes() if plan is None else plan.request,
+        command=command_line(),
+        made_at=utc_now(),
+        notes=notes,
+    )
+    written = page.write_report(folder, made)
+    return Report(written.html, list(written.figures), notes)
+
+
+def _rows_of_the_fits(paths: Any, profile: HardwareProfile) -> Rows:
+    """The rows that each fit was made from, where they are at hand or still in their file, and a note where not."""
+    fits = paths if isinstance(paths, Mapping) else dict.fromkeys(profile.paths, paths)
+    rows: dict[str, Trace] = {}
+    notes = []
+    for name, path in profile.paths.items():
+        fit = fits.get(name)
+        if isinstance(fit, Fit) and fit.trace is not None:
+            rows[name] = fit.trace
+        elif path.nominal is not None:
+            notes.append(f"{name}: nominal numbers, so there are no rows; figures that need them are left out.")
+        elif not path.fit.data.source:
+            notes.append(f"{name}: the fit does not say where its rows are; figures that need them are left out.")
+        else:
+            try:
+                rows[name] = read_again(path.fit.data.to_json())
+            except LatfitError as error:
+                place = f"{error.where} " if error.where else ""
+                notes.append(f"{name}: {place}{error.found}; figures that need its rows are left out.")
+    return rows, notes
+
+
+def _named_rows(profile: HardwareProfile, traces: Any) -> Rows:
+    """The rows of the traces that the user named, each under its path."""
+    rows: dict[str, Trace] = {}
+    notes = []
+    for given, source in _named(traces):
+        steps = read(source).trace
+        label = source if isinstance(source, str | Path) else "the table"
+        for system, part in [({"path": given}, steps)] if given else steps.systems():
+            name = _path_of(part, system, profile, label)
+            if name in rows:
+                raise WrongUsage(
+                    f"path {name!r} has rows from two systems or files",
+                    where=f"--trace {label}",
+                    remedy="Give each path one trace, of one machine and model.",
+                )
+            rows[name] = part
+            notes.append(f"{name}: figures show the {len(part):,} rows of {label}.")
+    return rows, notes
+
+
+def _named(traces: Any) -> Iterable[tuple[str | None, Any]]:
+    """(path or None, source) of each trace."""
+    if isinstance(traces, Mapping):
+        return list(traces.items())
+    return [(None, each) for each in (traces if isinstance(traces, list | tuple) else [traces])]
+
+
+def _path_of(part: Trace, system: Mapping[str, str], profile: HardwareProfile, source: str | Path) -> str:
+    """The profile's path that a part of a trace belongs to: its own name, or the only one there is."""
+    name = system.get("path") or (str(part["path"][0]) if "path" in part else "")
+    if not name and len(profile.paths) == 1:
+        return next(iter(profile.paths))
+    if name in profile.paths:
+        return name
+    known = ", ".join(profile.paths)
+    raise WrongUsage(
+        f"its path {name!r} is not one of the profile's ({known})" if name else "it does not say which path it is of",
+        where=f"--trace {source}",
+        remedy=f"Give a trace with a column `path` that holds one of: {known}.",
+    )
