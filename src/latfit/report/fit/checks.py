@@ -21,25 +21,25 @@ def check_tables(fit: FitResult) -> Iterator[Table]:
 
 
 def residual_tests(fit: FitResult) -> Table:
-    """The four tests of ln(observed/predicted), each with what it asks and what came out, and the repeats' floor."""
+    """The four tests of ln(observed/predicted): what each supposes, and what came out."""
     found = fit.diagnostics
     asked = (
-        ("normality", "Normally distributed?", found.normality),
-        ("constant spread", "The same spread at every B and S?", found.heteroscedasticity),
-        ("autocorrelation", "Independent of the steps before?", found.autocorrelation),
-        ("trend", "The same level from first to last?", found.trend),
+        ("normality", "normally distributed", found.normality),
+        ("constant spread", "the same spread at every B and S", found.heteroscedasticity),
+        ("autocorrelation", "independent of the steps before", found.autocorrelation),
+        ("trend", "the same level from first to last", found.trend),
     )
-    rows = [_test(name, question, test) for name, question, test in asked if test is not None]
-    columns = ("residuals", "question", "answer", "test", "p-value", "size")
-    return Table("Residual tests", columns, rows, words=("question", "answer", "test", "size")).without_empty()
+    rows = [_test(name, hypothesis, test) for name, hypothesis, test in asked if test is not None]
+    columns = ("residuals", "hypothesis", "result", "test", "p-value", "size")
+    return Table("Residual tests", columns, rows, words=("hypothesis", "result", "test", "size")).without_empty()
 
 
-def _test(name: str, question: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+def _test(name: str, hypothesis: str, found: Mapping[str, Any]) -> tuple[str, ...]:
     if "reason" in found:
-        return (name, question, f"not tested: {found['reason']}", "", "", "")
+        return (name, hypothesis, f"not tested: {found['reason']}", "", "", "")
     p = found.get("p_value")
-    answer = "not known" if p is None else "no" if p < SURE else "nothing against it"
-    return (name, question, answer, str(found["test"]), _p_value(p), _size(found))
+    answer = "not known" if p is None else "rejected" if p < SURE else "not rejected"
+    return (name, hypothesis, answer, str(found["test"]), _p_value(p), _size(found))
 
 
 def _p_value(p: float | None) -> str:
@@ -141,5 +141,6 @@ def influential(fit: FitResult) -> Table:
         )
         for cell in (fit.diagnostics.influence or {}).get("cells", [])[:MOST_CELLS]
     ]
-    columns = ("cell", "steps", "measured", "neighbours say", "predictions change without it")
-    return Table("Most influential cells", columns, rows)
+    columns = ("cell", "steps", "measured", "neighbours suggest", "change without it")
+    note = "Change: the largest of any prediction where the cell is left out of the fit."
+    return Table("Most influential cells", columns, rows, note=note)

@@ -447,8 +447,8 @@ def thresholds_title(plan: Plan) -> str:
     """From where on the GPU is worth it."""
     if plan.B1.value is None:
         return "Latency of a batch" if plan.B1.reach is Reach.UNKNOWN else plan.B1.reason.capitalize()
-    waited = "" if plan.B1 is plan.steps.B1 else ", its wait included,"
-    return f"The GPU{waited} is as fast as the CPU from B1 = {counted(plan.B1.value, 'request')}"
+    waited = "" if plan.B1 is plan.steps.B1 else ", wait included"
+    return f"From B1 = {counted(plan.B1.value, 'request')} the GPU is as fast as the CPU{waited}"
 
 
 def mark_thresholds(axes: Axes, plan: Plan) -> list[Threshold]:
