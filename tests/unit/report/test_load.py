@@ -12,7 +12,7 @@ from latfit.files import write_json
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import HardwareProfile, nominal_path
 from latfit.planning.plan import make_plan
-from latfit.planning.request import Wishes
+from latfit.planning.request import PlanRequest
 from latfit.planning.result import Cutoff, Plan
 from latfit.report.fit.page import ReportInput, render
 from latfit.units import format_ms, format_rate
@@ -24,20 +24,20 @@ NOMINAL = HardwareProfile(
         "gpu": nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms,max_batch=64")),
     }
 )
-WISHES = Wishes(rate=0.1)
+WISHES = PlanRequest(rate=0.1)
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    plan = make_plan(NOMINAL, 20.0, wishes=WISHES)
-    return Outline(render(ReportInput(NOMINAL, plans=[plan], wishes=WISHES)).html).text
+    plan = make_plan(NOMINAL, 20.0, request=WISHES)
+    return Outline(render(ReportInput(NOMINAL, plans=[plan], request=WISHES)).html).text
 
 
 def test_the_page_says_what_the_plan_says(text: str) -> None:
     """M/M/1 with mu 0.5 keeps 20 ms up to 0.26974 per ms; T_cut of 7.94 ms is published for this machine."""
     assert "p99 of responses at 100 req/s" in text
     assert "269.7 req/s" in text
-    plan = make_plan(NOMINAL, 20.0, wishes=WISHES)
+    plan = make_plan(NOMINAL, 20.0, request=WISHES)
     assert isinstance(plan.T_cut, Cutoff)
     assert plan.T_cut.value is not None
     for said in (
@@ -52,14 +52,14 @@ def test_the_page_says_what_the_plan_says(text: str) -> None:
 
 def test_every_number_is_that_of_the_plans_json(text: str) -> None:
     """The page and `plan --json` answer the same question with the same numbers, B1 among them."""
-    plan = make_plan(NOMINAL, 20.0, wishes=WISHES)
+    plan = make_plan(NOMINAL, 20.0, request=WISHES)
     told = json.loads(json.dumps(plan.to_json()))
     assert told["answer"] in text
     assert {"yes": "SLA met", "in doubt": "not proven", "no": "SLA not met"}[told["promise"]] in text
-    chosen = next(row for row in told["alternatives"] if row["chosen"])
+    chosen = next(row for row in told["strategies"] if row["chosen"])
     assert f"p99 response{format_ms(chosen['percentile_ms'])}{chosen['name']}" in "".join(text.split("\n"))
     assert format_rate(told["capacity"]["sustainable_per_s"], down=True) in text
-    for row in told["alternatives"]:
+    for row in told["strategies"]:
         assert row["percentile_ms"] is None or format_ms(row["percentile_ms"]) in text
     assert f"T_cut{format_ms(told['T_cut_ms']['value'])}" in "".join(text.split("\n"))
     # B1 is the one with the wait at the rate, wherever it stands without another word beside it.
@@ -74,7 +74,7 @@ def test_every_number_is_that_of_the_plans_json(text: str) -> None:
 
 def with_promise(promise: str) -> Plan:
     """The plan as if that had come out."""
-    plan = make_plan(NOMINAL, 20.0, wishes=Wishes(rate=0.1, laws_only=True))
+    plan = make_plan(NOMINAL, 20.0, request=PlanRequest(rate=0.1, laws_only=True))
     assert plan.load is not None
     doubts = ["Cannot promise it: a tail was not seen."] if promise == "in doubt" else []
     return replace(plan, load=replace(plan.load, promise=promise, why_in_doubt=doubts))
@@ -90,7 +90,7 @@ def with_promise(promise: str) -> Plan:
 )
 def test_a_verdict_has_three_states(promise: str, says: str, looks: str) -> None:
     plan = with_promise(promise)
-    outline = Outline(render(ReportInput(NOMINAL, plans=[plan], wishes=WISHES)).html)
+    outline = Outline(render(ReportInput(NOMINAL, plans=[plan], request=WISHES)).html)
     assert f"p99 of responses at 100 req/s: {says}\n" in outline.text
     assert ("div", {"class": looks}) in outline.tags
     assert ("Why it is in doubt" in outline.text) == (promise == "in doubt")
@@ -108,8 +108,8 @@ def test_quoted_paths_claim_no_accuracy(text: str) -> None:
 
 
 def test_pictures_are_the_plans() -> None:
-    plan = make_plan(NOMINAL, 20.0, wishes=WISHES)
-    pictures = render(ReportInput(NOMINAL, plans=[plan], wishes=WISHES)).pictures
+    plan = make_plan(NOMINAL, 20.0, request=WISHES)
+    pictures = render(ReportInput(NOMINAL, plans=[plan], request=WISHES)).pictures
     assert {"plan-cutoff", "plan-rate", "paths"} <= {picture.stem for picture in pictures}
     assert all(len(picture.alt) > 40 for picture in pictures)
     without = render(ReportInput(NOMINAL, plans=[make_plan(NOMINAL, 20.0)])).pictures
@@ -117,8 +117,8 @@ def test_pictures_are_the_plans() -> None:
 
 
 def test_a_load_that_cannot_be_served_says_what_would() -> None:
-    wishes = Wishes(rate=0.9)
-    outline = Outline(render(ReportInput(NOMINAL, plans=[make_plan(NOMINAL, 20.0, wishes=wishes)], wishes=wishes)).html)
+    request = PlanRequest(rate=0.9)
+    outline = Outline(render(ReportInput(NOMINAL, plans=[make_plan(NOMINAL, 20.0, request=request)], request=request)).html)
     assert "SLA not met" in outline.text
     assert "--replicas 2" in outline.text
 

@@ -1,12 +1,12 @@
 """The report of a hardware profile and its plans. `render` is pure; `write_report` stores what it gave."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from latfit.hardware import ExecutionPath, HardwareProfile
-from latfit.planning import Plan, Settings, Wishes
+from latfit.planning import Plan, Settings, PlanRequest
 from latfit.report.fit import tables
 from latfit.report.fit.checks import check_tables
 from latfit.report.fit.gallery import Gallery, comparison, path_gallery
@@ -18,6 +18,7 @@ from latfit.report.plan import tables as plan_tables
 from latfit.report.plan.figures import plan_pictures
 from latfit.trace import Trace
 from latfit.units import format_ms
+from latfit.warning import LatfitWarning
 
 PAGE_NAME = "report.html"
 
@@ -27,7 +28,7 @@ class ReportInput:
     """What a report is made from.
 
     traces: cleaned rows by path, for the figures that need them.  plans: one for each SLA asked for, percentile: the
-    share of steps in percent that they were asked for, wishes: what else.  command, made_at: how and when the report
+    share of steps in percent that they were asked for, request: what else.  command, made_at: how and when the report
     was made.  notes: what the reader should know about the making of this report.
     """
 
@@ -35,7 +36,7 @@ class ReportInput:
     traces: Mapping[str, Trace] = field(default_factory=dict)
     plans: Sequence[Plan] = ()
     percentile: float = 99.0
-    wishes: Wishes = field(default_factory=Wishes)
+    request: PlanRequest = field(default_factory=PlanRequest)
     command: str = ""
     made_at: str = ""
     notes: Sequence[str] = ()
@@ -49,7 +50,8 @@ def render(report: ReportInput) -> Rendered:
         for name, path in report.profile.paths.items()
     }
     between = comparison(report.profile, report.traces, report.plans)
-    loads = [plan_pictures(plan, report.profile, report.wishes) for plan in report.plans]
+    loads = [plan_pictures(plan, report.profile, report.request) for plan in report.plans]
+    warnings = _warnings(report)
     subjects = [subject_of(path, report.traces.get(name)) for name, path in report.profile.paths.items()]
     page = template("report.html").render(
         title=title_of(subjects) if subjects else "Step latency",
@@ -57,7 +59,8 @@ def render(report: ReportInput) -> Rendered:
         answers=[_answer(plan, pictures) for plan, pictures in zip(report.plans, loads, strict=True)],
         trust=tables.trust(report.profile),
         trust_sentences=[(name, tables.trust_sentence(path.fit)) for name, path in report.profile.paths.items()],
-        warnings=list(_warnings(report)),
+        warnings=[{"path": "", **warning.to_json()} for warning in warnings if warning.needs_action],
+        remarks=[warning.message for warning in warnings if not warning.needs_action],
         ceilings=_with_rows(ceilings_table(report.profile)),
         between=between and shown(between),
         sections=[_section(path, galleries[name]) for name, path in report.profile.paths.items()],
@@ -108,7 +111,7 @@ def _answer(plan: Plan, pictures: Sequence[Picture]) -> dict[str, Any]:
         "thresholds": plan_tables.thresholds_table(plan, explained=True),
         "engines": [table for table in engines if table.rows],
         "no_engines": "" if isinstance(plan.settings, Settings) else plan.settings.reason,
-        "notes": [note for note in plan.notes if note not in plan.why_in_doubt],
+        "notes": plan.notes,
     }
 
 
@@ -116,29 +119,34 @@ def _with_rows(table: tables.Table) -> tables.Table | None:
     return table if table.rows else None
 
 
-def _warnings(report: ReportInput) -> Iterator[dict[str, str]]:
-    """Every fit's warnings with their remedy; of nominal paths a plan says so itself."""
-    several = len(report.profile.paths) > 1
-    for name, path in report.profile.paths.items():
-        for warning in () if path.nominal is not None and report.plans else path.fit.warnings:
-            yield {"path": name if several else "", "message": warning.message, "remedy": warning.remedy}
+def _warnings(report: ReportInput) -> list[LatfitWarning]:
+    """Those of the plans, which name the most important ones first, then every fit's; of nominal paths a plan says
+    itself what they are."""
+    of_fits = [
+        replace(warning, message=f"{name}: {warning.message}")
+        for name, path in report.profile.paths.items()
+        if path.nominal is None or not report.plans
+        for warning in path.fit.warnings
+    ]
+    return list(dict.fromkeys([*(warning for plan in report.plans for warning in plan.warnings), *of_fits]))
 
 
 def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
-    fit = path.fit
+    """A path as the template takes it; of one that was not measured there is nothing to check."""
+    fit, measured = path.fit, path.nominal is None
+    facts = tables.provenance({**_source(path), **fit.provenance})
     return {
         "anchor": f"path-{file_stem(path.name)}",
         "name": path.name,
         "model": fit.model,
         "formula": fit.structure.formula,
-        "status": fit.status.sentence,
+        "status": fit.status.sentence if measured else tables.trust_sentence(fit),
         "pictures": [shown(picture) for picture in gallery.pictures],
-        "left_out": gallery.left_out,
+        "left_out": gallery.left_out if measured else (),
         "parameters": tables.parameters(fit),
-        "errors": tables.errors(fit),
-        "checks": list(check_tables(fit)),
-        "rows": tables.rows_used(fit),
-        "provenance": tables.provenance({**_source(path), **fit.provenance}),
+        "errors": tables.errors(fit) if measured else None,
+        "checks": [*check_tables(fit), tables.rows_used(fit)] if measured else [],
+        "provenance": _with_rows(facts),
     }
 
 
