@@ -13,10 +13,13 @@ from latfit._version import __version__
 
 if TYPE_CHECKING:
     from latfit.api import (
+        Comparison as Comparison,
+        Evaluation as Evaluation,
         Fit as Fit,
         Hardware as Hardware,
         Plan as Plan,
         Report as Report,
+        compare as compare,
         fit as fit,
         fit_each as fit_each,
         plan as plan,

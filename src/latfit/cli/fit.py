@@ -144,7 +144,7 @@ def fit(
     """
     from latfit.api import fit_each
     from latfit.cli.output import print_json, progress_bar
-    from latfit.trace import check_one_machine
+    from latfit.trace import check_one_machine, reading_notes
 
     choices = _keywords(asked, doubt)
     steps = read_sources(trace, typed, quiet=output.silent)
@@ -168,7 +168,7 @@ def fit(
         documents = {each.fit.label: each.fit.to_json() for each in stored}
         print_json(next(iter(documents.values())) if len(documents) == 1 else {"fits": documents})
     else:
-        _print(stored, targets.hardware, verbose=output.verbose)
+        _print(stored, reading_notes(steps), targets.hardware, verbose=output.verbose)
     if targets.report is not None:
         from latfit.api import report
         from latfit.cli.output import note
@@ -253,14 +253,15 @@ def _store(stored: Stored, hardware: Path) -> None:
             add_path(hardware, ExecutionPath(stored.path, stored.fit.result))
 
 
-def _print(stored: Sequence[Stored], hardware: Path, *, verbose: bool) -> None:
-    from latfit.cli.output import say
+def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, verbose: bool) -> None:
+    from latfit.cli.output import print_warnings, say
 
     if len(stored) > FEW and not verbose:
         _print_overview([each.fit for each in stored])
     else:
         for each in stored:
             _print_fit(each.fit, several=len(stored) > 1, verbose=verbose)
+    print_warnings(notes)
     usable = [each for each in stored if each.fit.ok]
     if not usable:
         return

@@ -23,11 +23,11 @@ from latfit.model import CONTEXT, FitResult, latency_draws, parameter_draws, wit
 from latfit.stats import FloatArray, error_metrics
 from latfit.trace import PREFILL, UNKNOWN, Trace, phases
 
-CANNOT_TELL = "No interval beyond the measured tokens: the data hold too few values of S to try an extrapolation."
+CANNOT_TELL = "No interval beyond the measured tokens: too few values of S to validate an extrapolation."
 
 
 GRID_SIDE = 25
-NO_PREFILL = "prefill not identified: the fit saw decode steps only"
+NO_PREFILL = "prefill not identified: the fit contains decode steps only"
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ def taken(fit: FitResult, steps: Trace) -> list[str]:
     """What was taken for granted of steps because they do not say it, in sentences."""
     found = []
     if fit.reads_context and CONTEXT not in steps and fit.assumed_context:
-        found.append(f"The steps name no cached context, so they are taken {fit.assumed_context}.")
+        found.append(f"No cached context is given; predicted {fit.assumed_context}.")
     holds = np.any(steps.floats("S") > steps.floats("B"))
     if holds and "prefill_tokens" in read_columns_of(fit) and "prefill_tokens" not in steps:
-        found.append("Of steps with S > B, one request is taken to be in prefill and the others to decode.")
+        found.append("Steps with S > B are taken as one request in prefill, the others in decode.")
     return found
 
 
@@ -120,7 +120,7 @@ def _why_outside(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
     """Why each step (n,) lies outside the data; empty where it does not."""
     columns = _read(fit, steps)
     why = np.full(len(steps), "", dtype=object)
-    why[fit.outside_domain(**columns)] = "outside what was measured"
+    why[fit.outside_domain(**columns)] = "outside the measured range"
     if not fit.knows_prefill:
         why[fit.holds_prefill(**columns)] = NO_PREFILL
     return why
@@ -129,7 +129,11 @@ def _why_outside(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
 def _unknown_prefill(fit: FitResult, trace: Trace) -> list[str]:
     """How many steps a fit of decode steps alone can say nothing of, in a sentence; empty where there are none."""
     steps = round(float(weights_by_row(trace)[_why_outside(fit, trace) == NO_PREFILL].sum()))
-    return [f"{steps:,} steps hold prefill, of which the fit says nothing: it saw decode steps only."] if steps else []
+    return (
+        [f"{steps:,} steps contain prefill, which is not identified: the fit contains decode steps only."]
+        if steps
+        else []
+    )
 
 
 def _phases_of(steps: Trace) -> NDArray[np.object_]:
@@ -166,7 +170,7 @@ def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
         known = np.isfinite(found.low) & np.isfinite(found.high)
         if not known.all():
             steps = round(float(weights[~known].sum()))
-            without.append(f"{steps:,} steps have no interval of {100 * level:g} % and do not count in it.")
+            without.append(f"{steps:,} steps have no {100 * level:g} % interval and are not counted in its coverage.")
         if known.any():
             inside = (observed >= found.low) & (observed <= found.high)
             coverage[f"{level:g}"] = float(np.average(inside[known], weights=weights[known]))

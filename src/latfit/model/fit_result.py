@@ -54,10 +54,10 @@ SCHEMA = "latfit.fit/1"
 class FitStatus(Enum):
     """Why a fit ended: whether it can be used, a sentence for people, and what to do about it."""
 
-    CONVERGED = (True, "The fit converged and the data determine every parameter.", "")
+    CONVERGED = (True, "The fit converged; all parameters are identifiable.", "")
     PARTLY_IDENTIFIED = (
         True,
-        "The fit predicts inside its data, but the data do not determine every parameter.",
+        "The fit is usable within the measured range; some parameters are not identifiable.",
         "See the warnings for what to measure.",
     )
     TOO_FEW_ROWS = (
@@ -67,7 +67,7 @@ class FitStatus(Enum):
     )
     CONSTANT_LATENCY = (
         False,
-        "The latency does not vary, so nothing about B or S can be learnt.",
+        "The latency is constant, so its dependence on B and S cannot be fitted.",
         "Check which column is T_ms and its unit, or use --model constant.",
     )
     ONE_CELL = (
@@ -222,8 +222,8 @@ class FitResult:
         return known
 
     def outside_domain(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
-        """True (n,) where a step lies outside the box of B, S and other columns that was measured, or holds prefill
-        and the data none."""
+        """True (n,) where a step lies outside the box of B, S and other columns that was measured, or contains
+        prefill and the data none."""
         outside = np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)), dtype=bool)
         if not self.knows_prefill:
             outside |= self.holds_prefill(B, S, **context)
@@ -235,7 +235,7 @@ class FitResult:
 
     @staticmethod
     def holds_prefill(B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
-        """True (n,) where a step computes more tokens a request than decoding does, or says that it holds prefill."""
+        """True (n,) where a step computes more tokens a request than decoding does, or names prefill tokens."""
         told = np.asarray(context.get("prefill_tokens", 0.0)) > 0
         return np.asarray((np.asarray(S) > MIXED_FROM * np.asarray(B)) | told)
 

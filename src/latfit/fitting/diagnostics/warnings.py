@@ -10,7 +10,8 @@ from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.uncertainty.what_to_measure import other_than
 from latfit.model import Baseline, Combination, Diagnostics, Identifiability, Measurement
-from latfit.warning import LatfitWarning
+from latfit.units import format_percent
+from latfit.warning import NO_ACTION, LatfitWarning
 
 LARGE_ERROR_PCT = 15.0
 AS_GOOD_PCT = 0.1
@@ -48,17 +49,17 @@ def cautions(
     if constant is not None and problem.model.name != "constant" and 0 < constant <= error:
         yield LatfitWarning(
             "no_better_than_constant",
-            f"A constant predicts unseen cells as well ({constant:.1f} % against {error:.1f} %): B and S say nothing.",
+            f"A constant predicts held-out steps as well ({_versus(constant, error)}): B and S explain nothing.",
             "Check which columns are B, S and T_ms (--map), and what else decides the latency of these steps.",
         )
     if not identifiability.prefill:
         yield LatfitWarning(
             "decode_only",
-            "These steps hold no prefill, so the fit says nothing about steps that do.",
-            "Measure steps with prefill (S > B) before predicting them.",
+            "The trace contains decode steps only, so prefill is not identifiable.",
+            "Measure steps with prefill (S > B) before predicting such steps.",
         )
     if error > LARGE_ERROR_PCT:
-        found = f"The typical error on unseen cells is {error:.0f} %."
+        found = f"The cross-validated MAPE is {format_percent(error)}."
         yield LatfitWarning("large_error", found, _better(error, held_out) or _why_large(data))
 
 
@@ -72,7 +73,7 @@ def cautions_in_time(intervals: Mapping[str, Any], diagnostics: Diagnostics) -> 
     if told:
         yield LatfitWarning(
             "autocorrelated",
-            f"Steps resemble those before them, so they tell less than their number ({'; '.join(told)}).",
+            f"Latencies are autocorrelated: fewer independent samples than steps ({'; '.join(told)}).",
             "Measure several separate runs and fit them together (a column run tells them apart), or one much longer.",
         )
     if diagnostics.drift and diagnostics.drift.variance_share >= LEAST_DRIFT:
@@ -85,22 +86,25 @@ def cautions_in_time(intervals: Mapping[str, Any], diagnostics: Diagnostics) -> 
 
 
 def _line_is_as_good(line: float, error: float) -> LatfitWarning:
-    """What a straight line's error in percent says beside that of the model."""
-    against = f"({line:.1f} % against {error:.1f} %)"
+    """What the error of the linear baseline says beside that of the model, in percent."""
     if line < FAR_BETTER * error:
-        found = f"A straight line predicts unseen cells better {against}."
-        return LatfitWarning("line_as_good", found, "Take --model linear, or --model auto, which chooses among all.")
+        found = f"The linear baseline predicts held-out steps better ({_versus(line, error)})."
+        return LatfitWarning("line_as_good", found, "Use --model linear, or --model auto, which compares all models.")
     return LatfitWarning(
         "line_as_good",
-        f"A straight line predicts unseen cells as well {against}.",
-        "Nothing is lost with --model linear on these data; batches below saturation would tell the two apart.",
+        f"The linear baseline predicts held-out steps as well ({_versus(line, error)}).",
+        "Use --model linear, or measure batches below saturation, where the two differ.",
     )
+
+
+def _versus(baseline: float, error: float) -> str:
+    return f"{format_percent(baseline)} vs {format_percent(error)}"
 
 
 def _cannot_tell(group: Sequence[str]) -> str:
     if len(group) == 1:
-        return f"{group[0]} is not determined by these data."
-    return f"{', '.join(group[:-1])} and {group[-1]} cannot be told apart by these data."
+        return f"{group[0]} is not identifiable from these data."
+    return f"{', '.join(group[:-1])} and {group[-1]} are not separately identifiable."
 
 
 def _told(group: Sequence[str], combinations: Sequence[Combination]) -> str:
@@ -109,7 +113,7 @@ def _told(group: Sequence[str], combinations: Sequence[Combination]) -> str:
     if not told:
         return ""
     shown = ", ".join(f"{c.expression} = {c.value:.3g} {c.unit} ({c.low:.3g} to {c.high:.3g})" for c in told)
-    return f" Together they are: {shown}." if len(group) > 1 else f" With others it is: {shown}."
+    return f" Identifiable: {shown}."
 
 
 def _full_at_once(problem: FitProblem, values: Mapping[str, float]) -> set[str]:
@@ -125,30 +129,34 @@ def _what_to_measure(
     problem: FitProblem, group: Sequence[str], values: Mapping[str, float], wanted: Sequence[Measurement]
 ) -> str:
     if problem.model.rates and set(group) <= _full_at_once(problem, values):
-        return "The machine is full from the smallest size measured, so nothing depends on it here; no remedy needed."
+        return (
+            f"{NO_ACTION} Throughput is saturated at the smallest measured size, so the data carry no information on"
+            f" {' and '.join(group)}."
+        )
     texts = list(dict.fromkeys(m.text for m in wanted if set(m.parameters) & set(group)))
     single = [name for name in ("B", "S") if np.ptp(problem.steps[name]) == 0]
     if not texts and single:
         texts = [other_than(problem, name) for name in single]
     if not texts:
-        return "No further measurement would tell much more; predictions inside the data are not affected."
+        return f"{NO_ACTION} Predictions within the measured range are not affected."
     said = "; or ".join(texts)
-    return f"{said[0].upper()}{said[1:]}. Predictions inside the data are not affected."
+    return f"{said[0].upper()}{said[1:]}. Predictions within the measured range are not affected."
 
 
 def _better(error: float, scores: Mapping[str, float]) -> str:
-    """The plain model that predicts unseen cells far better, where there is one."""
+    """The plain model that predicts held-out steps far better, where there is one."""
     best = min(scores, key=lambda name: scores[name], default="")
     if not best or scores[best] > FAR_BETTER * error:
         return ""
-    return f"--model {best} predicts them to {scores[best]:.1f} %; --model auto chooses among all."
+    return f"Use --model {best} ({format_percent(scores[best])}), or --model auto, which compares all models."
 
 
 def _why_large(data: FitData) -> str:
     if "context_tokens" in data.steps and np.ptp(data.steps["context_tokens"]) > 0:
         return (
-            "The cached context varies here and this model does not read it; fit rows of similar context with --where."
+            "The cached context varies and this model does not use it: try --model auto, or fit rows of similar context"
+            " with --where."
         )
     if data.run is not None and len(np.unique(data.run)) > 1:
-        return "Look at the residuals by run in the report: the runs may differ in more than B and S."
-    return "Look at the residuals in the report; something besides B and S decides the latency here."
+        return "Check the residuals by run in the report: the runs may differ in more than B and S."
+    return "Check the residuals in the report: latency depends on something besides B and S."
