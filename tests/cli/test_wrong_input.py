@@ -29,12 +29,13 @@ def fitted(in_tmp: Path) -> Path:
     [
         (["fit", "trace.parquet", "--seed", "-1"], 2, "--seed"),
         (["plan", "--sla", "20ms", "--tokens-per-request", "0"], 2, "--tokens-per-request"),
-        (["simulate", "--load-curve", "curve.csv", "--policy", "gpu-only", *PATHS], 3, "curve.csv"),
-        (["simulate", "--rate", "5/s", "--law", "gamma:0", *PATHS], 2, "gamma:0"),
-        (["simulate", "--rate", "5/s", "--engine", "static", "--policy", "fixed"], 2, "--policy"),
+        (["simulate", "policies", "--load-curve", "curve.csv", "--policy", "gpu-only", *PATHS], 3, "curve.csv"),
+        (["simulate", "policies", "--rate", "5/s", "--law", "gamma:0", *PATHS], 2, "gamma:0"),
+        (["simulate", "engine", "--rate", "5/s", "--policy", "fixed"], 2, "--policy"),
         (
             [
                 "simulate",
+                "engine",
                 "--rate",
                 "5/s",
                 "--engine",
@@ -61,7 +62,18 @@ def fitted(in_tmp: Path) -> Path:
         (["ingest", "trace.parquet", "--out", "clean.csv"], 2, "clean.parquet"),
         (["fit", "trace.parquet", "--backend", "dask"], 2, "--cells"),
         (
-            ["simulate", "--rate", "5/s", "--engine", "static", "--fit", "trace.fit.json", "--transfer", "1ms"],
+            [
+                "simulate",
+                "engine",
+                "--rate",
+                "5/s",
+                "--engine",
+                "static",
+                "--fit",
+                "trace.fit.json",
+                "--transfer",
+                "1ms",
+            ],
             2,
             "--prefill-on",
         ),
@@ -93,14 +105,14 @@ def test_counts_beyond_any_step_are_dropped(in_tmp: Path, capsys: Captured) -> N
 
 def test_a_load_of_next_to_nothing_still_keeps_littles_law(in_tmp: Path, capsys: Captured) -> None:
     """A request in a day: moments of 1e11 ms leave 1e-5 ms of a response to rounding."""
-    arguments = ["simulate", "--policy", "gpu-only", "--rate", "1e-5/s", *PATHS, *FEW, "--json"]
+    arguments = ["simulate", "policies", "--policy", "gpu-only", "--rate", "1e-5/s", *PATHS, *FEW, "--json"]
     assert run(arguments) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["latency_ms"]["mean"] == pytest.approx(8.05, abs=1e-3)
 
 
 def test_a_load_that_no_clock_can_tell(in_tmp: Path, capsys: Captured) -> None:
     """At 1e-14/s a thousand requests end at 1e20 ms, where the next number is 16,384 ms further."""
-    assert run(["simulate", "--policy", "gpu-only", "--rate", "1e-14/s", *PATHS, *FEW]) == 2
+    assert run(["simulate", "policies", "--policy", "gpu-only", "--rate", "1e-14/s", *PATHS, *FEW]) == 2
     assert "below rounding" in capsys.readouterr().err
 
 
@@ -112,7 +124,22 @@ def test_a_plan_for_next_to_nothing(rate: str, in_tmp: Path, capsys: Captured) -
 
 
 def test_rates_of_a_sweep_are_load_enough(in_tmp: Path, capsys: Captured) -> None:
-    assert run(["simulate", "--policy", "cutoff", "--sweep", "rate=50/s,90/s; t-cut=2ms", *PATHS, *FEW, "--json"]) == 0
+    assert (
+        run(
+            [
+                "simulate",
+                "policies",
+                "--policy",
+                "cutoff",
+                "--sweep",
+                "rate=50/s,90/s; t-cut=2ms",
+                *PATHS,
+                *FEW,
+                "--json",
+            ]
+        )
+        == 0
+    )
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [each["rate_per_s"] for each in runs] == [50, 90]
 
@@ -124,9 +151,9 @@ def test_what_an_engine_is_not_known_by_is_said(in_tmp: Path, capsys: Captured) 
     assert run(["fit", "decode.parquet", "--model", "linear", "--quiet"]) == 0
     assert run(["hardware", "add", "gpu", "--quoted", "launch=8ms,slope=0.05ms", "--hardware", "q.json"]) == 0
     load = ["--rate", "2/s", "--lengths", "64:8", "--kv-blocks", "500", "--requests", "100", "--replications", "1"]
-    for source, words in ((["--fit", "decode.fit.json"], "lower bound"), (["--hardware", "q.json"], "quoted")):
+    for source, words in ((["--fit", "decode.fit.json"], "lower bound"), (["--hardware", "q.json"], "nominal")):
         capsys.readouterr()
-        assert run(["simulate", "--engine", "static", *load, *source, "--json"]) == 0
+        assert run(["simulate", "engine", "--engine", "static", *load, *source, "--json"]) == 0
         assert any(words in note for note in json.loads(capsys.readouterr().out)["runs"][0]["notes"])
 
 
@@ -144,6 +171,6 @@ def test_memory_that_is_not_there(in_tmp: Path, monkeypatch: pytest.MonkeyPatch,
     def full(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 72 TiB")
 
-    monkeypatch.setattr("latfit.simulation.policies.sweep.sweep", full)
-    assert run(["simulate", "--policy", "gpu-only", "--rate", "9/s", *PATHS]) == 2
+    monkeypatch.setattr("latfit.api.simulations.sweep", full)
+    assert run(["simulate", "policies", "--policy", "gpu-only", "--rate", "9/s", *PATHS]) == 2
     assert "Unable to allocate 72 TiB" in capsys.readouterr().err

@@ -36,18 +36,22 @@ if TYPE_CHECKING:
         Serving as Serving,
         System as System,
         linear_path as linear_path,
-        quoted_path as quoted_path,
         system_of as system_of,
         table_path as table_path,
     )
     from latfit.simulation.policies.sweep import (
         Grid as Grid,
         Point as Point,
+        Progress as Progress,
         Running as Running,
+        p99_difference as p99_difference,
         points_of as points_of,
+        row_of as row_of,
         sweep as sweep,
     )
     from latfit.simulation.studies import (
+        Finding as Finding,
+        ServingStudy as ServingStudy,
         findings as findings,
         policy_points as policy_points,
         serving_study as serving_study,

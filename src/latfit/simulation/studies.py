@@ -5,7 +5,7 @@ above it. A limit on p99 of SLA_FACTOR times its time for one request says how m
 there is only one path the policies that need two are left out, and the study says so.
 
 Engines: static against continuous batching, and the orders of waiting requests. A step with S tokens takes
-tau + alpha S, the straight line through the main path's T(1) and its T of the largest batch. Prompts are log-normal,
+tau + alpha S, the line through the main path's T(1) and its T of the largest batch. Prompts are log-normal,
 outputs geometric, as language-model traffic roughly is. Batching is compared on requests that are all there from the
 start, so that throughput is what the engine can do; orders at LOAD of that throughput, above it so that somebody has to
 wait, where one of USERS users sends half of the requests and three in ten requests are promised PROMISE times the
@@ -38,14 +38,16 @@ LOADS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.05)
 SLA_FACTOR = 2.5
 
 ONE_PATH = "It needs a second path, which this machine does not have."
+ONE_PATH_BRIEF = "needs a second path"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is claimed, and what came out here."""
+    """What is claimed, and what came out here; brief: both in a few words, for a row of a table."""
 
     claim: str
     found: str
+    brief: tuple[str, str]
 
 
 def policy_points(system: System, options: Options, solve: Solve) -> list[Point]:
@@ -86,6 +88,7 @@ def findings(runs: Sequence[SimResult], system: System, sla_ms: float | None = N
             f"Arrivals/s with p99 within {limit_ms:.3g} ms: "
             + ", ".join(f"{name} {rate:,.0f}" for name, rate in sorted(carried.items(), key=lambda item: -item[1]))
             + ".",
+            ("both paths carry the most load within the SLA", f"most: {max(carried, key=lambda name: carried[name])}"),
         ),
     ]
 
@@ -101,8 +104,8 @@ def best_run(runs: Sequence[SimResult], policy: str, rate_per_s: float) -> SimRe
 
 
 def carried_rate(runs: Sequence[SimResult], policy: str, limit_ms: float) -> float:
-    """The rate per second up to which the policy's p99 stays within the limit, on a straight line between the rates of
-    the runs; 0 where it never does, the highest stable rate where it always does."""
+    """The rate per second up to which the policy's p99 stays within the limit, interpolated between the rates of the
+    runs; 0 where it never does, the highest stable rate where it always does."""
     carried, tail = 0.0, 0.0
     for rate in _rates(runs):
         run = best_run(runs, policy, rate)
@@ -133,11 +136,12 @@ def _ratios(runs: Sequence[SimResult], slow: str, fast: str) -> list[tuple[float
 
 
 def _tail(runs: Sequence[SimResult]) -> Finding:
-    parts = []
+    parts, spans = [], []
     for slow in ("fixed", "gpu-only"):
         ratios = _ratios(runs, slow, "three-stage")
         if ratios:
             most, least = max(ratios), min(ratios)
+            spans.append(f"{least[0]:.2f} to {most[0]:.2f}x vs {slow}")
             parts.append(
                 f"against {slow} by a factor of {least[0]:.2f} (at {least[2]:,.0f}/s) to {most[0]:.2f}"
                 f" ({most[1]:.3g} to {most[1] / most[0]:.3g} ms at {most[2]:,.0f}/s)"
@@ -145,18 +149,20 @@ def _tail(runs: Sequence[SimResult]) -> Finding:
     return Finding(
         "Three-stage batching lowers p99 from 45 to 18 ms, a factor of 2.5.",
         "Here it lowers p99 " + "; ".join(parts) + "." if parts else ONE_PATH,
+        ("three-stage lowers p99 2.5x", ", ".join(spans) or ONE_PATH_BRIEF),
     )
 
 
 def _throughput(carried: Mapping[str, float], limit_ms: float) -> Finding:
-    claim = "Three-stage batching raises throughput 1.4 times."
+    claim, brief = "Three-stage batching raises throughput 1.4 times.", "three-stage raises throughput 1.4x"
     if "three-stage" not in carried:
-        return Finding(claim, ONE_PATH)
+        return Finding(claim, ONE_PATH, (brief, ONE_PATH_BRIEF))
     alone, both = carried["gpu-only"], carried["three-stage"]
     gain = f"{both / alone:.2f} times as much" if alone > 0 else "against none by gpu-only"
     return Finding(
         claim,
         f"Within {limit_ms:.3g} ms at p99 three-stage carries {both:,.0f}/s and gpu-only {alone:,.0f}/s: {gain}.",
+        (brief, f"{both / alone:.2f}x" if alone > 0 else "gpu-only carries none"),
     )
 
 
@@ -171,6 +177,7 @@ def _fixed(runs: Sequence[SimResult]) -> Finding:
     return Finding(
         "The tail of GPU-only serving explodes under load.",
         "With a fixed batch p99 is " + ", ".join(texts) + "; " + _growth(runs, "gpu-only"),
+        ("gpu-only tails explode under load", _growth_brief(runs, "gpu-only")),
     )
 
 
@@ -183,6 +190,11 @@ def _growth(runs: Sequence[SimResult], policy: str) -> str:
         f"{policy} with greedy batches goes from {low.latency['p99'].value:.3g} ms at {low.rate_per_s:,.0f}/s to"
         f" {high.latency['p99'].value:.3g} ms at {high.rate_per_s:,.0f}/s."
     )
+
+
+def _growth_brief(runs: Sequence[SimResult], policy: str) -> str:
+    tails = [run.latency["p99"].value for rate in _rates(runs) if (run := best_run(runs, policy, rate)) is not None]
+    return f"p99 {tails[0]:.3g} to {tails[-1]:.3g} ms" if tails else "stable at no rate"
 
 
 def _greedy_is_enough(runs: Sequence[SimResult]) -> Finding:
@@ -198,6 +210,12 @@ def _greedy_is_enough(runs: Sequence[SimResult]) -> Finding:
     return Finding(
         "Waiting or not is what decides.",
         f"Worst excess of the mean over the optimal rule: {text}." if text else "No optimal table at these loads.",
+        (
+            "waiting or not decides",
+            f"gpu-only at most {100 * worst['gpu-only'][0]:+.2g} % over optimal"
+            if "gpu-only" in worst
+            else "not known",
+        ),
     )
 
 
@@ -312,6 +330,7 @@ def _padding(run: StudyRun) -> Finding:
     return Finding(
         "A static batch with outputs of 100, 500 and 50 tokens is 43.3 % efficient.",
         f"Of the tokens that the padded batch ({lengths}) computes {100 * run.summary.useful_share:.1f} % are of use.",
+        ("a static batch (100, 500, 50) is 43.3 % efficient", f"{100 * run.summary.useful_share:.1f} %"),
     )
 
 
@@ -328,6 +347,10 @@ def _continuous(batching: Mapping[str, StudyRun]) -> Finding:
         f"With up to {SEQUENCES} requests in a batch and geometric outputs: {parts}. The gain is what padding wastes"
         f" ({100 * static.useful_share:.0f} % of the static tokens are of use): it grows with the batch"
         " and with the spread of the outputs, and no single figure holds.",
+        (
+            "continuous batching: 2.5x the throughput of static",
+            ", ".join(f"{gain:.2f}x {name}" for name, gain in gains.items()),
+        ),
     )
 
 
@@ -343,14 +366,29 @@ def _orders(runs: Sequence[StudyRun]) -> list[Finding]:
             "Shortest job first beats first come, first served.",
             f"At {LOAD:g} times what the engine serves it lowers the mean latency to {means['sjf']:.2f} of that, with"
             f" lengths guessed badly to {means[guessed]:.2f}, and raises p99 to {tail:.2f} of it: long ones starve.",
+            ("shortest job first is faster", f"mean {means['sjf']:.2f}x, p99 {tail:.2f}x"),
         ),
-        Finding("An SLO-aware order meets more deadlines.", f"Deadlines met: {met}."),
+        Finding(
+            "An SLO-aware order meets more deadlines.",
+            f"Deadlines met: {met}.",
+            ("SLO-aware order meets more deadlines", f"{_met(by_name['slo'])} vs {_met(by_name['fcfs'])}"),
+        ),
         Finding(
             "A fair order protects users from a heavy one.",
             "Mean latency of the user who sends half of the requests, and of the others:"
             f" {_two(by_name['fcfs'])} under fcfs, {_two(by_name['fair'])} under fair.",
+            ("fair order protects from a heavy user", f"others' mean {_others(by_name['fcfs'], by_name['fair'])} s"),
         ),
     ]
+
+
+def _met(run: StudyRun) -> str:
+    return f"{100 * run.summary.slo_attainment:.0f} %"
+
+
+def _others(*runs: StudyRun) -> str:
+    """Mean latency in s of all but the heavy user, run after run."""
+    return " to ".join(f"{(run.others_ms or math.nan) / 1e3:.2f}" for run in runs)
 
 
 def _two(run: StudyRun) -> str:

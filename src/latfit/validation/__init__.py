@@ -11,9 +11,9 @@ if TYPE_CHECKING:
         Validation as Validation,
         cautions_about as cautions_about,
         metrics as metrics,
-        prefill_unseen as prefill_unseen,
+        no_prefill_warning as no_prefill_warning,
         validate as validate,
     )
-    from latfit.validation.measured import read_measured as read_measured
+    from latfit.validation.measured import as_measured as as_measured, read_measured as read_measured
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -8,8 +8,7 @@ Definitions, from the arrival of a request (the engine's queue time) on:
 - latency: arrival to last token.
 
 Every figure is taken over requests, measured and simulated alike; the error is simulated / measured - 1. The verdict
-holds each mean to 2 % and each 90th and 99th percentile to 4 %. Beside it stand warnings: what of a fit makes a
-simulated engine go wrong.
+holds each mean to 2 % and each 90th and 99th percentile to 4 %. Warnings say what in a fit biases the simulation.
 """
 
 import math
@@ -43,7 +42,7 @@ def cautions_about(
         found.append(
             LatfitWarning(
                 "no_context",
-                "the step costs know nothing of cached tokens, which decide much of a step of decoding",
+                "the step costs do not depend on context length, which dominates decode steps",
                 "Fit --model context or roofline to a trace with a context_tokens column.",
             )
         )
@@ -51,12 +50,12 @@ def cautions_about(
         found.append(
             LatfitWarning(
                 "one_fit",
-                "one fit stands for steps that decode and steps that prefill, where a cached token costs differently",
-                "Fit them apart (--where 'prefill_tokens == 0' and '> 0'), and give the second as --prefill-fit.",
+                "one fit covers decode and prefill steps, whose cost per cached token differs",
+                "Fit them separately (--where 'prefill_tokens == 0' and '> 0'), and give the second as --prefill-fit.",
             )
         )
-    if unseen := prefill_unseen(fits[-1]):
-        found.append(unseen)
+    if warning := no_prefill_warning(fits[-1]):
+        found.append(warning)
     found += [_far(each, settings) for each in fits if _highest(each, CONTEXT) > FAR * settings.cache_tokens][:1]
     largest = int(run.batch_sizes.nonzero()[0].max())
     measured = max(_highest(each, "B") for each in fits)
@@ -64,21 +63,21 @@ def cautions_about(
         found.append(
             LatfitWarning(
                 "outside_domain",
-                f"steps hold up to {largest:,} requests, and the fit has seen {measured:,.0f} at most",
+                f"simulated steps reach B = {largest:,}, measured ones B = {measured:,.0f}",
                 "Measure larger batches, or lower --max-num-seqs to what the engine had.",
             )
         )
     return found
 
 
-def prefill_unseen(fit: FitResult) -> LatfitWarning | None:
-    """For the fit that steps with prefill are taken from."""
+def no_prefill_warning(fit: FitResult) -> LatfitWarning | None:
+    """For the fit that gives the cost of steps with prefill; None where it has data on them."""
     if fit.knows_prefill:
         return None
     return LatfitWarning(
         "no_prefill",
-        "the fit of steps with prefill has seen none, so that times to the first token are a lower bound",
-        "Fit steps with prefill too, or give a fit of them as --prefill-fit.",
+        "the fit has no data on steps with prefill, so TTFT is a lower bound",
+        "Fit steps with prefill too, or give a separate fit of them as --prefill-fit.",
     )
 
 
@@ -90,8 +89,8 @@ def _highest(fit: FitResult, column: str) -> float:
 def _far(fit: FitResult, settings: EngineSettings) -> LatfitWarning:
     return LatfitWarning(
         "far_rows",
-        f"the fit has rows of up to {_highest(fit, CONTEXT):,.0f} cached tokens, and the cache holds"
-        f" {settings.cache_tokens:,}: rows where the engine never is pull the fit",
+        f"the fit includes rows of up to {_highest(fit, CONTEXT):,.0f} cached tokens, beyond the cache's"
+        f" {settings.cache_tokens:,}: rows that the engine never reaches bias it",
         f"Fit with --where 'context_tokens <= {settings.cache_tokens}'.",
     )
 
@@ -104,8 +103,9 @@ DEFINITIONS: Mapping[str, str] = {
 }
 STATISTICS = ("mean", "p50", "p90", "p99")
 LIMITS: Mapping[str, float] = {"mean": 2.0, "p90": 4.0, "p99": 4.0}
-"""Percent that each figure may be off; the median is told, not judged."""
+"""Tolerance of each figure in percent; the median is reported, not judged."""
 
+NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency"}
 JUDGED = ("ttft_ms", "tpot_ms", "latency_ms")
 
 
@@ -132,7 +132,7 @@ class Figure:
         return self.limit_pct is None or abs(self.error_pct) <= self.limit_pct
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Validation:
     """The comparison. scored (n,): the requests it is over, all of them or those after the calibrated third."""
 
@@ -142,6 +142,9 @@ class Validation:
     figures: Sequence[Figure]
     scored: NDArray[np.bool_]
     constants: Constants | None
+
+    def __repr__(self) -> str:
+        return f"Validation({self.verdict})"
 
     @property
     def agrees(self) -> bool:
@@ -153,11 +156,12 @@ class Validation:
         off = [each for each in self.figures if not each.holds]
         of = f"{int(self.scored.sum()):,} requests"
         if not off:
-            return f"agrees: every mean within 2 %, every p90 and p99 within 4 % of what was measured, over {of}."
+            return f"Simulation agrees with the measured run: means within 2 %, p90 and p99 within 4 % ({of})."
         worst = max(off, key=lambda each: abs(each.error_pct) / (each.limit_pct or 1.0))
         return (
-            f"differs: {len(off)} of {sum(each.limit_pct is not None for each in self.figures)} figures are off by more"
-            f" than they may; the worst is {worst.statistic} of {worst.metric} at {worst.error_pct:+.1f} %, over {of}."
+            f"Simulation differs from the measured run: {len(off)} of"
+            f" {sum(each.limit_pct is not None for each in self.figures)} figures are outside tolerance, worst"
+            f" {NAMES[worst.metric]} {worst.statistic} {worst.error_pct:+.1f} % ({of})."
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from latfit.errors import BadInput
 from latfit.stats import FloatArray
-from latfit.workload import Requests, read_requests
+from latfit.workload import Recording, Requests, read_requests
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,10 +26,14 @@ class Measured:
 def read_measured(source: str | Path) -> Measured:
     """A measured run from a file of any format that `simulate` reads and that says when tokens came. Raises BadInput
     that names the file, the column or the row."""
-    found = read_requests(source)
+    return as_measured(read_requests(source))
+
+
+def as_measured(found: Recording) -> Measured:
+    """A measured run from recorded requests that say when their tokens came. Raises BadInput."""
     if found.first_ms is None or found.last_ms is None:
         raise BadInput(
-            "nothing says when tokens came",
+            "no times of first and last tokens",
             where=found.source,
             remedy="Give first_token_s, last_token_s or ttft_s, latency_s or ttft_ms, latency_ms; save results of"
             " `vllm bench serve` with --save-detailed.",

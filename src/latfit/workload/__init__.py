@@ -39,7 +39,12 @@ if TYPE_CHECKING:
         THINKING as THINKING,
         Streams as Streams,
     )
-    from latfit.workload.recordings import read_curve as read_curve, read_requests as read_requests
+    from latfit.workload.recordings import (
+        Recording as Recording,
+        read_curve as read_curve,
+        read_requests as read_requests,
+        recorded_in as recorded_in,
+    )
     from latfit.workload.requests import Requests as Requests, make_requests as make_requests
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -85,23 +85,32 @@ class _Rows:
 def read_requests(source: str | Path | Source) -> Recording:
     """Requests from a file, or from standard input for `-`. Raises BadInput that names the file and the row."""
     opened = source if isinstance(source, Source) else open_source(source)
-    rows = _rows(opened)
+    return _recording(_rows(opened), opened.name)
+
+
+def recorded_in(table: Trace, name: str = "the table") -> Recording:
+    """Requests in columns of a table, under any of the names that files have. Raises BadInput."""
+    return _recording(_columns(table, name), name)
+
+
+def _recording(rows: _Rows, name: str) -> Recording:
+    """Checked requests, their times counted from the first one."""
     time_ms, optional = rows.time_ms, dict(rows.optional)
     order = np.argsort(time_ms, kind="stable") if rows.sort else np.arange(len(time_ms))
     if not len(order):
-        raise BadInput("there is no request in it", where=opened.name, remedy="Give a file with at least one.")
+        raise BadInput("there is no request in it", where=name, remedy="Give a file with at least one.")
     start = float(np.nanmin(time_ms)) if not np.all(np.isnan(time_ms)) else 0.0
     try:
         requests = make_requests(
             time_ms[order] - start,
             rows.prompt[order],
             rows.output[order],
-            **{name: column[order] for name, column in optional.items()},
+            **{key: column[order] for key, column in optional.items()},
         )
     except BadInput as error:
-        raise BadInput(error.found, where=opened.name, remedy=error.remedy) from None
+        raise BadInput(error.found, where=name, remedy=error.remedy) from None
     first, last = (None, None) if rows.spans is None else (requests.arrival_ms + span[order] for span in rows.spans)
-    return Recording(requests, opened.name, rows.dropped, rows.notes, first, last)
+    return Recording(requests, name, rows.dropped, rows.notes, first, last)
 
 
 def read_curve(source: str | Path) -> Piecewise:
@@ -124,7 +133,11 @@ def _rows(source: Source) -> _Rows:
 
 def _table(source: Source) -> _Rows:
     """CSV, Parquet or JSON lines with one request a row, under any of the known column names."""
-    table = read_columns(source, ())
+    return _columns(read_columns(source, ()), source.name)
+
+
+def _columns(table: Trace, source: str) -> _Rows:
+    """Columns by any of their known names."""
     for columns in TABLES:
         if set(columns) <= set(table.columns):
             return _failed_out(table, *columns)
@@ -133,7 +146,7 @@ def _table(source: Source) -> _Rows:
     if time is None or prompt is None or output is None:
         raise BadInput(
             f"no columns of request arrivals (there are {', '.join(table.columns)})",
-            where=source.name,
+            where=source,
             remedy=f"Give {'|'.join(TIMES)} in seconds, {'|'.join(PROMPTS)} and {'|'.join(OUTPUTS)}.",
         )
     optional = {name: numbers(table[name]) for name in OPTIONAL if name in table}

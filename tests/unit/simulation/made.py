@@ -14,7 +14,7 @@ def made_result(policy: str, p99: float, **more: Any) -> SimResult:
         "settings": {}, "rate_per_s": 500.0, "requests": 1000, "level": 0.95, "throughput_per_s": 500.0,
         "utilisation": {"gpu": 0.5}, "share": {"gpu": 1.0}, "slo_attainment": None,
         "batch_size": {"p50": 4.0, "p90": 4.0, "p99": 4.0}, "mean_in_system": math.nan, "most_waiting": 9,
-        "unserved": 0, "replications": 1, "left_out": 0, "seed": 0, "stable": True,
+        "unserved": 0, "replications": 1, "warmup_requests": 0, "seed": 0, "stable": True,
     }  # fmt: skip
     spans = {name: Interval(value, value - 1, value + 1) for name, value in latency.items()}
     return SimResult(policy=policy, latency=spans, **(common | more))

@@ -12,7 +12,7 @@ from latfit.hardware.profile import ExecutionPath, HardwareProfile, nominal_path
 from latfit.model.fit_result import Estimate, FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.model.step_ratios import ratios_of
-from latfit.simulation.policies.service import Serving, linear_path, quoted_path, system_of
+from latfit.simulation.policies.service import ServicePath, Serving, linear_path, system_of
 from tests.conftest import REFERENCE
 
 RATIOS = ratios_of(np.array([0.9, 1.0, 1.2, 2.0]), np.array([30.0, 50.0, 19.0, 1.0]))
@@ -36,38 +36,38 @@ def profile(*names: str) -> HardwareProfile:
     return HardwareProfile({name: ExecutionPath(name, fit_of()) for name in names})
 
 
+def nominal(name: str, numbers: str, serving: Serving = Serving()) -> ServicePath:
+    """The path of a machine that has no other."""
+    return system_of(HardwareProfile({name: named_path(name, parse_nominal(numbers))}), serving).main
+
+
 class TestParts:
     def test_the_gpu_is_the_main_path(self) -> None:
         for names in (("cpu", "gpu"), ("gpu", "amx"), ("amx", "cpu", "gpu")):
-            system = system_of(profile(*names), [])
+            system = system_of(profile(*names))
             assert system.main.name == "gpu"
             assert system.side is not None
             assert system.side.name == ("amx" if "amx" in names else "cpu")
 
     def test_one_path_alone(self) -> None:
-        system = system_of(profile("cpu"), [])
+        system = system_of(profile("cpu"))
         assert (system.main.name, system.side) == ("cpu", None)
 
     def test_paths_of_different_sizes_meet_requests_with_tokens(self) -> None:
-        """A measured GPU of 64, a CPU of 8 and a quoted median of one: T is each path's own at any tokens."""
+        """A measured GPU of 64, a CPU of 8 and a nominal median of one: T is each path's own at any tokens."""
         fits = {"gpu": fit_of(64), "cpu": fit_of(8)}
         known = HardwareProfile({name: ExecutionPath(name, fit) for name, fit in fits.items()})
-        table = system_of(known, [], Serving(tokens_per_request=20, most_tokens=100)).tables()
+        table = system_of(known, Serving(tokens_per_request=20, most_tokens=100)).tables()
         S = np.array([10.0, 64.0, 500.0])
         for row, B in ((0, 8), (1, 8), (0, 64)):
             found = np.interp(S, table.grid, table.times[row, B])
             assert found == pytest.approx(fit_of().latency_ms(np.full(3, float(B)), np.maximum(S, B)), rel=0.02)
-        quoted = known.with_path(named_path("amx", parse_nominal("p50=2ms")))
-        table = system_of(quoted, [], Serving(tokens_per_request=20, most_tokens=100)).tables()
+        with_median = known.with_path(named_path("amx", parse_nominal("p50=2ms")))
+        table = system_of(with_median, Serving(tokens_per_request=20, most_tokens=100)).tables()
         assert table.times[1, 1] == pytest.approx(2 / math.log(2))
 
-    def test_quotes_replace_what_is_measured(self) -> None:
-        system = system_of(profile("gpu", "cpu"), [linear_path("gpu", 8, 0.05, 32)])
-        assert system.main.largest == 32
-        assert system.main.typical_ms[1] == pytest.approx(8.05)
-
     def test_servers_and_buckets(self) -> None:
-        system = system_of(profile("gpu", "cpu"), [], Serving(servers={"cpu": 3}, buckets=[4, 8]))
+        system = system_of(profile("gpu", "cpu"), Serving(servers={"cpu": 3}, buckets=[4, 8]))
         assert system.main.largest == 8
         assert system.main.typical_ms[1] == system.main.typical_ms[4]
         assert system.side is not None
@@ -77,25 +77,25 @@ class TestParts:
 class TestTimes:
     def test_typical_times_are_the_fits(self) -> None:
         """T(8, 8) = 15.9640 is published for these parameters."""
-        system = system_of(profile("gpu"), [])
+        system = system_of(profile("gpu"))
         assert system.main.typical_ms[8] == pytest.approx(15.9640, abs=1e-4)
         assert system.main.largest == 64
 
     def test_tokens_of_a_request(self) -> None:
         """T(8, 512) = 18.1885."""
-        system = system_of(profile("gpu"), [], Serving(tokens_per_request=64))
+        system = system_of(profile("gpu"), Serving(tokens_per_request=64))
         assert system.main.typical_ms[8] == pytest.approx(18.1885, abs=1e-4)
 
     def test_times_scatter_as_measured(self) -> None:
-        main = system_of(profile("gpu"), []).main
+        main = system_of(profile("gpu")).main
         assert main.scatter is not None
         assert main.scatter.values == pytest.approx(RATIOS.values, rel=1e-7)
         assert main.mean_factor(1) == pytest.approx(0.3 * 0.9 + 0.5 + 0.19 * 1.2 + 0.01 * 2.0)
-        assert system_of(profile("gpu"), [], Serving(service="deterministic")).main.scatter is None
+        assert system_of(profile("gpu"), Serving(service="deterministic")).main.scatter is None
 
     def test_a_fit_without_ratios_does_not_scatter(self) -> None:
         bare = HardwareProfile({"gpu": ExecutionPath("gpu", replace(fit_of(), intervals={}))})
-        assert system_of(bare, []).main.scatter is None
+        assert system_of(bare).main.scatter is None
 
     @pytest.mark.parametrize(("tokens", "most", "factor"), [(1, 0, 1.05), (64, 0, 3.0), (1, 64, 3.0)])
     def test_scatter_is_that_of_the_phase(self, tokens: float, most: float, factor: float) -> None:
@@ -104,7 +104,7 @@ class TestTimes:
         limits = {phase: {"ratios": law.to_json()} for phase, law in laws.items()}
         fit = replace(fit_of(), intervals={**fit_of().intervals, "by_phase": limits})
         known = HardwareProfile({"gpu": ExecutionPath("gpu", fit)})
-        main = system_of(known, [], Serving(tokens_per_request=tokens, most_tokens=most)).main
+        main = system_of(known, Serving(tokens_per_request=tokens, most_tokens=most)).main
         assert main.scatter is not None
         assert main.scatter.values.max() == pytest.approx(factor)
 
@@ -115,71 +115,52 @@ class TestTimes:
         assert fit.limits.of("decode").ratios.values == pytest.approx(RATIOS.values, rel=1e-7)  # type: ignore[union-attr]
 
     def test_exponential(self) -> None:
-        main = system_of(profile("gpu"), [], Serving(service="exponential")).main
+        main = system_of(profile("gpu"), Serving(service="exponential")).main
         assert main.exponential
         assert main.mean_factor(1) == 1
 
 
-class TestQuotes:
-    def test_a_straight_line(self) -> None:
-        path = quoted_path("gpu=8ms+50us*128")
+class TestNominal:
+    def test_a_linear_latency(self) -> None:
+        path = nominal("gpu", "8ms+50us*128")
         assert path.largest == 128
         assert path.typical_ms[[1, 128]] == pytest.approx([8.05, 8 + 0.05 * 128])
 
     def test_one_at_a_time(self) -> None:
-        path = quoted_path("amx=exp:2ms")
+        path = nominal("amx", "exp:2ms")
         assert (path.largest, path.exponential, path.typical_ms[1]) == (1, True, 2)
 
     def test_a_median_is_that_of_an_exponential_service(self) -> None:
         """Median 2 ms: mean 2/ln 2, one at a time; only where every service is to take the same time, 2 ms."""
-        named = HardwareProfile({"amx": named_path("amx", parse_nominal("p50=2ms"))})
-        for path in (system_of(named, []).main, quoted_path("amx=p50=2ms"), quoted_path("amx:p50=2ms")):
-            assert (path.largest, path.exponential, path.quoted) == (1, True, True)
-            assert path.typical_ms[1] == pytest.approx(2 / math.log(2))
-        plain = system_of(named, [], Serving(service="deterministic")).main
+        path = nominal("amx", "p50=2ms")
+        assert (path.largest, path.exponential, path.nominal) == (1, True, True)
+        assert path.typical_ms[1] == pytest.approx(2 / math.log(2))
+        plain = nominal("amx", "p50=2ms", Serving(service="deterministic"))
         assert (plain.typical_ms[1], plain.exponential) == (2, False)
 
-    def test_the_words_of_a_profile(self) -> None:
-        """`--quoted "launch=8ms,slope=0.05ms"` after a name; tokens count as the requests have them."""
-        path = quoted_path("gpu:launch=8ms,slope=0.05ms,per_token=1us,max_batch=32", Serving(tokens_per_request=500))
-        assert (path.name, path.largest, path.quoted) == ("gpu", 32, True)
+    def test_tokens_count_as_the_requests_have_them(self) -> None:
+        numbers = "launch=8ms,slope=0.05ms,per_token=1us,max_batch=32"
+        path = nominal("gpu", numbers, Serving(tokens_per_request=500))
+        assert (path.name, path.largest, path.nominal) == ("gpu", 32, True)
         assert path.typical_ms[[1, 32]] == pytest.approx([8.55, 8 + 32 * 0.55])
-
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "gpu",
-            "gpu=8",
-            "gpu=8ms+",
-            "=8ms",
-            "gpu=8ms*0",
-            "gpu=8ms+1ms*x",
-            "gpu=-8ms",
-            "gpu:p99=2ms",
-            ":p50=2ms",
-        ],
-    )
-    def test_refused(self, text: str) -> None:
-        with pytest.raises(WrongUsage):
-            quoted_path(text)
 
 
 class TestRefused:
     def test_no_path(self) -> None:
         with pytest.raises(BadInput, match="no execution path"):
-            system_of(HardwareProfile(), [])
+            system_of(HardwareProfile())
 
     def test_a_fit_that_is_none(self) -> None:
         broken = HardwareProfile({"gpu": ExecutionPath("gpu", replace(fit_of(), status=FitStatus.NOT_CONVERGED))})
         with pytest.raises(BadInput, match="not usable"):
-            system_of(broken, [])
+            system_of(broken)
 
     @pytest.mark.parametrize(
         "serving", [{"service": "weibull"}, {"tokens_per_request": 0.5}, {"servers": {"tpu": 2}}, {"buckets": [1, 999]}]
     )
     def test_serving(self, serving: dict[str, object]) -> None:
         with pytest.raises(WrongUsage):
-            system_of(profile("gpu"), [], Serving(**serving))  # type: ignore[arg-type]
+            system_of(profile("gpu"), Serving(**serving))  # type: ignore[arg-type]
 
     def test_a_time_that_is_no_number(self) -> None:
         with pytest.raises(WrongUsage, match="not above zero"):

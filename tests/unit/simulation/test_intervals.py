@@ -258,7 +258,7 @@ class TestWhatIsNotSure:
         assert math.isnan(rare.low)
         assert math.isnan(rare.high)
         assert rare.value == pytest.approx(math.log(1000) / 0.7, rel=0.2)
-        assert any("p99.9 has no interval" in note and "it takes 2,000,000" in note for note in result.notes)
+        assert any("p99.9: no confidence interval" in note and "2,000,000 needed" in note for note in result.notes)
         assert result.latency["p99"].trusted
 
     def test_a_check_is_not_confirmed_by_it(self) -> None:
@@ -281,10 +281,10 @@ class TestWhatIsNotSure:
     def test_without_a_warm_up_long_runs_forget_their_start(self) -> None:
         long = simulate(ONE, MM1, OpenLoad(Poisson(0.5)), Options(200_000, warmup=0.0))
         assert long.latency["mean"].trusted
-        assert long.to_json()["left_out"] == 0
+        assert long.to_json()["warmup_requests"] == 0
         many = simulate(ONE, MM1, OpenLoad(Poisson(0.9)), Options(10_000, warmup=0.0, replications=150))
         assert not many.latency["mean"].trusted
-        assert any("start from empty" in note for note in many.notes)
+        assert any("warm-up takes too much" in note for note in many.notes)
 
     def test_a_load_that_varies_takes_replications(self) -> None:
         """The mean of a day is one number a replication; five of them are few."""

@@ -33,7 +33,7 @@ def planted(costs: StepCosts, n: int = 240) -> Measured:
 def test_a_run_agrees_with_itself() -> None:
     found = validate(planted(COSTS), COSTS, LIMITS)
     assert found.agrees
-    assert found.verdict.startswith("agrees")
+    assert found.verdict.startswith("Simulation agrees")
     assert all(each.error_pct == 0.0 for each in found.figures)
 
 
@@ -52,7 +52,7 @@ def test_definitions_are_those_of_the_table() -> None:
 def test_an_engine_with_more_overhead_is_told_apart() -> None:
     found = validate(planted(calibrated(COSTS, 1.5, 0.0)), COSTS, LIMITS)
     assert not found.agrees
-    assert found.verdict.startswith("differs")
+    assert found.verdict.startswith("Simulation differs")
     assert found.to_json()["metrics"]["tpot_ms"]["mean"]["error_pct"] < -2.0
 
 

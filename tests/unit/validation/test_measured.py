@@ -37,7 +37,7 @@ def test_spans_count_from_each_arrival(tmp_path: Path, unit: str, scale: float) 
     ("text", "said"),
     [
         (HEAD, "no request"),
-        (HEAD.replace("first_token_s", "began_s") + "0,1,1,1,1\n", "nothing says when tokens came"),
+        (HEAD.replace("first_token_s", "began_s") + "0,1,1,1,1\n", "no times of first and last tokens"),
         (HEAD.replace("t_s,", "when,", 1) + "0,1,1,1,1\n", "no columns of request arrivals"),
         (HEAD + "0,1,1,1,1\n5,1,1,4,6\n", "request 2 has a first token before"),
         (HEAD + "0,1,1,2,1\n", "request 1"),
@@ -131,7 +131,7 @@ def test_what_load_generators_write(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (json.dumps({name: column for name, column in BENCH.items() if name != "itls"}), "when tokens came"),
+        (json.dumps({name: column for name, column in BENCH.items() if name != "itls"}), "no times of first"),
         (json.dumps({"guidellm_version": "0.6.0", "benchmarks": [{}]}), "no benchmark with its requests"),
     ],
 )

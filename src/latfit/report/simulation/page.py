@@ -11,36 +11,48 @@ from latfit.report.fit.tables import KeyNumber, Table
 from latfit.report.format import count
 from latfit.report.layout import Picture, Rendered, Written
 from latfit.report.simulation import tables
+from latfit.report.simulation.brief import distinct, engines_verdict, policies_verdict
 from latfit.simulation import EngineResult, Interval, ServicePath, SimResult, System
-from latfit.units import format_ms, format_percent, number
+from latfit.units import format_ms, format_percent, format_rate, number
 
 PAGE_NAME = "simulation.html"
 
 
 @dataclass(frozen=True)
 class Making:
-    """How the runs came about. sla_ms: the limit that attainment was counted against; infinite for none."""
+    """How the runs came about. sla_ms: the limit that attainment was counted against; infinite for none.  subject:
+    model and machine, where they are known."""
 
     command: str = ""
     made_at: str = ""
     sla_ms: float = math.inf
+    subject: str = ""
 
     @property
     def sla(self) -> str:
         """In words; none where there is no limit."""
         return format_ms(self.sla_ms) if math.isfinite(self.sla_ms) else ""
 
+    def titled(self, kind: str) -> str:
+        return f"{kind}: {self.subject}" if self.subject else kind
+
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the card says. carried: whether anything carries the load, within the SLA where there is one."""
+    """What the card says, and how it looks: nothing, "doubt" or "unmet"."""
 
     asked: str
     verdict: str
     sentence: str
-    carried: bool
+    state: str
     beside: Sequence[str] = ()
     numbers: Sequence[KeyNumber] = field(default_factory=list)
+
+
+_LOOKS = {"good": "", "doubt": "doubt", "bad": "unmet"}
+_OF_AN_SLA = {"good": "SLA met", "doubt": "SLA met, but not proven", "bad": "SLA not met"}
+_OF_A_LOAD = {"good": "stable", "doubt": "stable, but not certain", "bad": "unstable"}
+_OF_SLOS = {"good": "stable", "doubt": "stable, SLOs not met", "bad": "unstable"}
 
 
 def write_page(folder: Path, rendered: Rendered) -> Written:
@@ -60,13 +72,13 @@ def policies_page(
     over_rates = [tables.rates_table(runs)] if several else []
     return _rendered(
         {
-            "title": "Simulated batching policies",
+            "title": made.titled(f"Simulated batching policies on {' and '.join(path.name for path in system.paths)}"),
             "answer": answer,
             "heading": "Response times",
             "broad": False,
             "tables": [*over_rates, tables.runs_table(runs)],
             "findings": list(findings),
-            "warnings": _quoted_paths(runs) + _notes(runs),
+            "warnings": _nominal_paths(runs) + _notes(runs),
             "machine": paths_table(system),
         },
         picture,
@@ -82,9 +94,9 @@ def engines_page(runs: Sequence[EngineResult], made: Making) -> Rendered:
     picture = Picture("simulation", title, alt, style.png(tables.engine_figure(runs)))
     return _rendered(
         {
-            "title": "Simulated serving engines",
+            "title": made.titled("Simulated serving engines"),
             "answer": answer,
-            "heading": "What requests saw",
+            "heading": "Latency of requests, and the engine",
             "broad": True,
             "tables": tables.engine_tables(runs),
             "findings": [],
@@ -129,23 +141,26 @@ def _rendered(parts: Mapping[str, Any], picture: Picture, made: Making) -> Rende
 
 
 def _policies_answer(runs: Sequence[SimResult], made: Making) -> _Answer:
+    found = policies_verdict(runs, made.sla_ms)
+    words = _OF_AN_SLA if made.sla and tables.frontier(runs) else _OF_A_LOAD
     asked = _asked([run.rate_per_s for run in runs], _policies(runs), made)
+    best = _best(runs, made.sla_ms)
+    beside = tables.differences(runs) if not _several_rates(runs) else []
+    numbers = [] if best is None else _policy_numbers(best, made)
+    return _Answer(asked, words[found.state], found.text, _LOOKS[found.state], beside, numbers)
+
+
+def _best(runs: Sequence[SimResult], sla_ms: float) -> SimResult | None:
+    """The lowest p99 at the highest rate that is carried, within the SLA where any is."""
     stable = tables.frontier(runs)
-    if not stable:
-        return _Answer(asked, "not carried", "No policy carries this load; requests wait longer and longer.", False)
-    meeting = [run for run in stable if run.latency["p99"].value <= made.sla_ms]
-    highest = max(_known_rate(run) for run in meeting or stable)
-    there = [run for run in stable if _known_rate(run) == highest]
-    best = min(there, key=lambda run: run.latency["p99"].value)
+    within = [run for run in stable if run.latency["p99"].value <= sla_ms] or stable
+    highest = max((_known_rate(run) for run in within), default=0.0)
+    there = [run for run in within if _known_rate(run) == highest]
+    return min(there, key=lambda run: run.latency["p99"].value, default=None)
+
+
+def _policy_numbers(best: SimResult, made: Making) -> list[KeyNumber]:
     latency = best.latency
-    sentence = f"{tables.named(best)}: 99 % of responses within {format_ms(latency['p99'].value)}"
-    if len(there) > 1:
-        worst = max(there, key=lambda run: run.latency["p99"].value)
-        sentence += f", {tables.named(worst)} {format_ms(worst.latency['p99'].value)}"
-    several = _several_rates(runs)
-    within = f" with 99 % within {made.sla}" if made.sla and meeting else ""
-    where = f"At {number(highest)}/s, the highest rate here that anything carries{within}, the fastest is "
-    verdict = "carried" if meeting else "too slow for the SLA"
     numbers = [
         KeyNumber("p99", format_ms(latency["p99"].value), _interval(latency["p99"])),
         KeyNumber("Median", format_ms(latency["p50"].value), f"mean {format_ms(latency['mean'].value)}"),
@@ -156,37 +171,34 @@ def _policies_answer(runs: Sequence[SimResult], made: Making) -> _Answer:
         ),
     ]
     if best.slo_attainment is not None:
-        numbers.append(
-            KeyNumber("In time", format_percent(100 * best.slo_attainment), made.sla and f"within {made.sla}")
-        )
-    beside = tables.differences(runs) if not several else []
-    return _Answer(asked, verdict, f"{where if several else ''}{sentence}.", bool(meeting), beside, numbers)
+        within = made.sla and f"of responses within {made.sla}"
+        numbers.append(KeyNumber("SLO attainment", format_percent(100 * best.slo_attainment), within))
+    return numbers
 
 
 def _engines_answer(runs: Sequence[EngineResult], made: Making) -> _Answer:
     names = ", ".join(dict.fromkeys(run.engine for run in runs))
     asked = _asked([run.rate_per_s for run in runs], names, made)
+    found = engines_verdict(runs)
+    words = _OF_A_LOAD if all(math.isnan(run.summary.slo_attainment) for run in runs) else _OF_SLOS
     stable = [run for run in runs if run.summary.stable]
     if not stable:
-        return _Answer(asked, "not carried", "No engine carries this load; requests wait longer and longer.", False)
+        return _Answer(asked, words[found.state], found.text, _LOOKS[found.state])
     highest = max(run.rate_per_s for run in stable)
-    best = min((run for run in stable if run.rate_per_s == highest), key=lambda run: run.summary.latency["p99"].value)
-    found = best.summary
-    where = f"at {number(highest)}/s " if _several_rates(runs) else ""
-    sentence = (
-        f"{best.engine}, {best.order}: {where}99 % of first tokens within {format_ms(found.ttft['p99'].value)}, whole"
-        f" answers within {format_ms(found.latency['p99'].value)}."
-    )
+    there = [run for run in stable if run.rate_per_s == highest]
+    best = min(there, key=lambda run: run.summary.latency["p99"].value).summary
     numbers = [
-        KeyNumber(title, format_ms(times["mean"].value), f"mean; p99 {format_ms(times['p99'].value)}")
-        for title, times in (
-            ("First token", found.ttft),
-            ("Between tokens", found.tpot),
-            ("Whole answer", found.latency),
+        KeyNumber(f"{title} p99", format_ms(times["p99"].value), f"{meaning}; mean {format_ms(times['mean'].value)}")
+        for title, meaning, times in (
+            ("TTFT", "time to first token", best.ttft),
+            ("TPOT", "time per output token", best.tpot),
+            ("Latency", "of the whole answer", best.latency),
         )
+        if not math.isnan(times["p99"].value)
     ]
-    numbers.append(KeyNumber("Served", f"{found.throughput_per_s:,.3g}/s", f"engine busy {found.utilisation:.0%}"))
-    return _Answer(asked, "carried", sentence, True, (), numbers)
+    busy = f"engine {format_percent(100 * best.utilisation)} busy"
+    numbers.append(KeyNumber("Served", format_rate(best.throughput_per_s), busy))
+    return _Answer(asked, words[found.state], found.text, _LOOKS[found.state], (), numbers)
 
 
 def _asked(rates_per_s: Sequence[float], names: str, made: Making) -> str:
@@ -194,23 +206,23 @@ def _asked(rates_per_s: Sequence[float], names: str, made: Making) -> str:
     if any(math.isnan(rate) for rate in rates):
         load = "A closed loop of users"
     else:
-        load = f"{number(rates[0])}/s" if len(rates) == 1 else f"{number(rates[0])} to {number(rates[-1])}/s"
+        load = " to ".join(format_rate(rate) for rate in dict.fromkeys((rates[0], rates[-1])))
     return f"{load}, {names}" + (f", SLA {made.sla}" if made.sla else "")
 
 
-def _quoted_paths(runs: Sequence[SimResult]) -> list[dict[str, str]]:
+def _nominal_paths(runs: Sequence[SimResult]) -> list[dict[str, str]]:
     return [
         {
             "path": name,
-            "message": "its times are quoted, not measured.",
+            "message": "its times are nominal, not measured.",
             "remedy": "Measure with `latfit profile` on that machine, then `latfit fit`.",
         }
-        for name in dict.fromkeys(name for run in runs for name in run.quoted)
+        for name in dict.fromkeys(name for run in runs for name in run.nominal)
     ]
 
 
 def _notes(runs: Sequence[SimResult] | Sequence[EngineResult]) -> list[dict[str, str]]:
-    notes = dict.fromkeys(text for run in runs for text in run.notes)
+    notes = distinct(text for run in runs for text in run.notes)
     return [{"path": "", "message": text, "remedy": ""} for text in notes]
 
 
@@ -230,7 +242,7 @@ def _path_row(path: ServicePath) -> tuple[str, ...]:
     scatter = (
         "exponential" if path.exponential else "always the same" if path.scatter is None else "as its measured steps"
     )
-    source = "quoted" if path.quoted else "measured"
+    source = "nominal" if path.nominal else "measured"
     largest = count(path.largest)
     return format_ms(float(times[1])), largest, format_ms(float(times[-1])), count(path.servers), scatter, source
 

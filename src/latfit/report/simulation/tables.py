@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from latfit.report import style
 from latfit.report.fit.tables import Table
-from latfit.report.format import count, drawable
+from latfit.report.format import drawable
 from latfit.simulation import EngineResult, Interval, SimResult
 from latfit.stats import FloatArray
-from latfit.units import format_ms, format_percent, number
+from latfit.units import format_ms, format_percent, format_rate, number
 from latfit.validation import JUDGED, Validation, metrics
 
 TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency", "tpot_with_first_ms": "TPOT with first"}
@@ -23,8 +23,9 @@ def validation_table(found: Validation) -> Table:
     """One row a figure: measured, simulated, how far off, and how far it may be."""
     rows = []
     for each in found.figures:
-        judged = "" if each.limit_pct is None else f"{'within' if each.holds else 'NOT within'} {each.limit_pct:g} %"
-        error = "" if math.isnan(each.error_pct) else f"{each.error_pct:+.2f} %"
+        place = "within" if each.holds else "NOT within"
+        judged = "" if each.limit_pct is None else f"{place} {format_percent(each.limit_pct)}"
+        error = "" if math.isnan(each.error_pct) else format_percent(each.error_pct, signed=True)
         rows.append(
             (
                 f"{TITLES[each.metric]} {each.statistic}",
@@ -49,7 +50,8 @@ def validation_figure(found: Validation) -> Figure:
         for which, (label, values) in enumerate((("measured", of_measured), ("simulated", of_simulated))):
             _draw_shares(axes, values[metric][found.scored] / unit, label, which)
         mean = next(each for each in found.figures if (each.metric, each.statistic) == (metric, "mean"))
-        style.dress(axes, f"{TITLES[metric]}: mean {mean.error_pct:+.1f} %", name, "share of requests")
+        title = f"{TITLES[metric]}: mean {format_percent(mean.error_pct, signed=True)}"
+        style.dress(axes, title, f"{TITLES[metric]} [{name}]", "share of requests")
         axes.set_ylim(0, 1)
         style.legend(axes, "lower right")
     return figure
@@ -72,7 +74,7 @@ def engine_tables(runs: Sequence[EngineResult]) -> list[Table]:
     names = {
         "engine": [run.engine for run in runs],
         "order": [run.order for run in runs],
-        "rate": [f"{run.rate_per_s:,.4g}/s" for run in runs],
+        "rate": [format_rate(run.rate_per_s) for run in runs],
     }
     shown = [name for name, column in names.items() if len(set(column)) > 1] or ["engine"]
     alike = ", ".join(column[0] for name, column in names.items() if name not in shown)
@@ -105,7 +107,7 @@ def engine_tables(runs: Sequence[EngineResult]) -> list[Table]:
 def _done(run: EngineResult) -> tuple[str, ...]:
     found = run.summary
     return (
-        f"{found.throughput_per_s:,.3g}/s",
+        format_rate(found.throughput_per_s),
         _share(found.slo_attainment),
         _share(found.utilisation),
         _share(found.kv_usage),
@@ -118,7 +120,7 @@ def _done(run: EngineResult) -> tuple[str, ...]:
 
 
 def _share(value: float) -> str:
-    return "" if math.isnan(value) else f"{100 * value:.0f} %"
+    return "" if math.isnan(value) else format_percent(100 * value)
 
 
 def engine_figure(found: Sequence[EngineResult]) -> Figure:
@@ -126,7 +128,7 @@ def engine_figure(found: Sequence[EngineResult]) -> Figure:
     figure = style.new_figure((12.0, 4.2))
     ttft, waiting, cache = figure.subplots(1, 3)
     for which, result in enumerate(found[: len(style.LINE_COLOURS)]):
-        label = f"{result.engine} {result.order} {result.rate_per_s:,.4g}/s"
+        label = f"{result.engine} {result.order} {format_rate(result.rate_per_s)}"
         colour = style.LINE_COLOURS[which]
         ordered = np.sort(result.first.ttft_ms)
         ttft.step(ordered / 1e3, np.arange(1, len(ordered) + 1) / len(ordered), color=colour, label=label)
@@ -134,9 +136,9 @@ def engine_figure(found: Sequence[EngineResult]) -> Figure:
             seconds = (line.start_ms + (np.arange(len(line.busy)) + 0.5) * line.slice_ms) / 1e3
             waiting.plot(seconds, line.waiting, color=colour, linewidth=1.2)
             cache.plot(seconds, 100 * line.kv_usage, color=colour, linewidth=1.2)
-    style.dress(ttft, "Time to first token", "s", "share of requests")
-    style.dress(waiting, "Waiting requests", "s", "requests")
-    style.dress(cache, "KV blocks in use", "s", "%")
+    style.dress(ttft, "Time to first token", "TTFT [s]", "share of requests")
+    style.dress(waiting, "Waiting requests", "time [s]", "requests")
+    style.dress(cache, "KV blocks in use", "time [s]", "of all blocks [%]")
     ttft.set_ylim(0, 1)
     waiting.set_ylim(bottom=0)
     cache.set_ylim(0, 105)
@@ -182,7 +184,7 @@ def runs_table(runs: Sequence[SimResult]) -> Table:
         )
     columns = ("policy", "settings", "rate", "mean", "p50", "p99", f"on {side}", "batch", "in SLA", "note")
     caption = f"Response times at {rates.pop()}" if len(rates) == 1 else "Response times"
-    return Table(caption + _quoted(runs), columns, rows, words=("settings", "note")).without_empty()
+    return Table(caption + _nominal(runs), columns, rows, words=("settings", "note")).without_empty()
 
 
 def differences(runs: Sequence[SimResult]) -> list[str]:
@@ -211,13 +213,13 @@ def rates_table(runs: Sequence[SimResult]) -> Table:
     asked = {(run.policy, run.rate_per_s) for run in runs}
     rows = []
     for rate in rates:
-        cells = [f"{number(rate)}/s"]
+        cells = [format_rate(rate)]
         for policy in policies:
             run = best.get((policy, rate))
             none = "unstable" if (policy, rate) in asked else ""
             cells.append(none if run is None else number(run.latency["p99"].value, 3))
         rows.append(cells)
-    return Table(f"p99 in ms by rate{_quoted(runs)}", ("rate", *policies), rows)
+    return Table(f"p99 in ms by rate{_nominal(runs)}", ("rate", *policies), rows)
 
 
 def settings_text(run: SimResult) -> str:
@@ -284,7 +286,7 @@ def _over_rates(axes: Any, runs: Sequence[SimResult], title: str) -> None:
     rates = sorted({run.rate_per_s for run in runs})
     if rates[-1] > WIDE * rates[0]:
         style.log_x(axes, *style.padded(rates[0], rates[-1]), style.decimal_ticks)
-    style.dress(axes, title or "99th percentile of response times", "arrivals per second", "p99 in ms")
+    style.dress(axes, title or "99th percentile of response times", "arrival rate [req/s]", "p99 [ms]")
     style.legend(axes)
 
 
@@ -308,7 +310,7 @@ def _side_by_side(axes: Any, runs: Sequence[SimResult], title: str) -> None:
     axes.set_yticks(range(len(runs)), marked)
     axes.set_xlim(0, 1.15 * max(_or_zero(run.latency["p99"].value) or 1.0 for run in runs))
     axes.set_ylim(len(runs) - 0.5, -0.5)
-    style.dress(axes, title or "Median (dot), 90th and 99th percentile (bars)", "response time in ms", "")
+    style.dress(axes, title or "Median (dot), 90th and 99th percentile (bars)", "response time [ms]", "")
 
 
 def _label(run: SimResult) -> str:
@@ -323,15 +325,15 @@ def named(run: SimResult, form: str = "{} ({})") -> str:
     return form.format(run.policy, settings) if settings else run.policy
 
 
-def _quoted(runs: Sequence[SimResult]) -> str:
-    """What the caption says of paths that nobody measured."""
-    names = list(dict.fromkeys(name for run in runs for name in run.quoted))
-    return f" (times of {' and '.join(names)} are quoted, not measured)" if names else ""
+def _nominal(runs: Sequence[SimResult]) -> str:
+    """What the caption says of paths with nominal times."""
+    names = list(dict.fromkeys(name for run in runs for name in run.nominal))
+    return f" (times of {' and '.join(names)} are nominal, not measured)" if names else ""
 
 
 def _rate(run: SimResult) -> str:
     rate = run.rate_per_s
-    return f"{count(run.throughput_per_s)}/s (closed)" if math.isnan(rate) else f"{number(rate)}/s"
+    return f"{format_rate(run.throughput_per_s)} (closed)" if math.isnan(rate) else format_rate(rate)
 
 
 def _half_width(p99: Interval) -> str:

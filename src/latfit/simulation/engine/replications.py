@@ -19,7 +19,7 @@ from latfit.simulation.policies.run import Options, kind_of
 from latfit.workload import OpenLoad, RecordedLoad, Requests, Streams
 
 REQUESTS = 100_000
-"""Of each replication, where nobody says."""
+"""Of each replication by default."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ def simulate_engine(
         warmup = length_of(count, 1, None, reach_in(runs[0].latency_ms)).warm / count
     names = [each.name for each in load.classes] if isinstance(load, OpenLoad) else []
     found = summarise(runs, promise, warmup, names)
-    growing = "Requests wait longer and longer: these latencies are those of this run's length."
+    growing = "Unstable (ρ ≥ 1): latencies reflect the simulated horizon only."
     return EngineResult(
         settings=settings,
         routing=cluster.routing,

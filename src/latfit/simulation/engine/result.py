@@ -42,6 +42,9 @@ MEANS = (
 
 COUNTERS = ("steps", "preemptions", "reused_tokens", "drafted_tokens", "accepted_tokens")
 """Numbers of a run that are added up."""
+FULL = 0.9
+"""Share of the KV cache in use, or of the time spent in steps, from which it is what limits an engine."""
+
 STRETCHES = 60
 """Of a run, over which waits are averaged to see whether they rise."""
 
@@ -125,7 +128,7 @@ class EngineSummary:
         }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class EngineResult:
     """An engine at a load. rate_per_s: arrivals, NaN where they all come at once.  prefill_apart: whether another
     engine prefilled.  first: the first replication."""
@@ -148,6 +151,18 @@ class EngineResult:
         return self.settings.order.name
 
     @property
+    def bottleneck(self) -> str | None:
+        """What keeps the engine from serving more: a limit that is reached, else its steps where it is always busy;
+        None where none is reached."""
+        found, settings = self.summary, self.settings
+        if found.counters["preemptions"] or found.kv_usage > FULL:
+            preempted = f", {found.counters['preemptions']:,} preemptions"
+            return f"the KV cache ({100 * found.kv_usage:.0f} % used{preempted})"
+        if found.batch_size["p90"] >= settings.max_num_seqs:
+            return f"max_num_seqs = {settings.max_num_seqs:,}"
+        return "the time of its steps" if found.utilisation > FULL else None
+
+    @property
     def limits(self) -> dict[str, Any]:
         """What the engine was set to, by the names that serving engines use."""
         return {
@@ -160,8 +175,25 @@ class EngineResult:
             "prefill_apart": self.prefill_apart,
         }
 
+    def row(self) -> dict[str, Any]:
+        """The run as a flat row: times in ms, rates per second, shares from 0 to 1."""
+        found = self.summary
+        row: dict[str, Any] = {"engine": self.engine, "order": self.order, "rate_per_s": self.rate_per_s}
+        for metric in ("ttft", "tpot", "latency"):
+            row |= {f"{metric}_{name}_ms": each.value for name, each in getattr(found, metric).items()}
+        row |= {f"itl_{name}_ms": value for name, value in found.itl.items()}
+        row |= {name: getattr(found, name) for name in (*MEANS, "utilisation", "requests", "replications", "stable")}
+        return {**row, **found.counters, **self.limits, "seed": self.seed}
+
+    def __repr__(self) -> str:
+        state = "" if self.summary.stable else ", unstable"
+        p99 = ", ".join(
+            f"{name} {getattr(self.summary, name)['p99'].value:.4g}" for name in ("ttft", "tpot", "latency")
+        )
+        return f"EngineResult({self.engine}, {self.order}, {self.rate_per_s:.4g} req/s, p99 in ms: {p99}{state})"
+
     def to_json(self) -> dict[str, Any]:
-        """An entry of `simulate --json`."""
+        """An entry of `simulate engine --json`."""
         return {
             "policy": self.engine,
             "engine": self.engine,

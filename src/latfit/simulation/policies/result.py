@@ -122,16 +122,16 @@ class Difference:
         return {"policy": self.policy, "p99_ms": self.p99.value, "ci": [self.p99.low, self.p99.high]}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SimResult:
     """A policy at a load. Times in ms; NaN where a number is not known, as the rate of a closed loop.
 
     latency: by `mean`, `p50`, `p90`, `p99`.  utilisation, share: by path name, the share of time its servers were busy
     and of requests it served.  slo_attainment: share that ended by its deadline, None where nothing was promised.
-    left_out: requests of the warm-up.  quoted: paths whose times nobody measured.  stable: False where the load is
-    above capacity, or response times still grow at the end of the runs.  against: the difference to the first policy of
-    a sweep at this rate.  p99_error: what batches add to the error of p99.  summaries: of the replications; of a sweep
-    they are not kept.
+    warmup_requests: discarded as warm-up.  nominal: paths with nominal times, not measured.  stable: False where the
+    load is above capacity, or response times still grow at the end of the runs.  against: the difference to the
+    baseline, the first policy of a sweep at this rate.  p99_error: what batches add to the error of p99.  summaries: of
+    the replications; of a sweep they are not kept.
     """
 
     policy: str
@@ -149,18 +149,24 @@ class SimResult:
     most_waiting: int
     unserved: int
     replications: int
-    left_out: int
+    warmup_requests: int
     seed: int
     stable: bool
     capacity_per_s: float | None = None
     by_class: Sequence[ClassTimes] = ()
     notes: Sequence[str] = ()
-    quoted: Sequence[str] = ()
+    nominal: Sequence[str] = ()
     against: Difference | None = None
     p99_error: Parts | None = field(default=None, repr=False)
     summaries: Sequence[Summary] = field(default=(), repr=False)
 
+    def __repr__(self) -> str:
+        state = "" if self.stable else ", unstable"
+        shown = ", ".join(f"{name} {each.value:.4g}" for name, each in self.latency.items())
+        return f"SimResult({self.policy}, {self.rate_per_s:.4g} req/s, ms: {shown}{state})"
+
     def to_json(self) -> dict[str, Any]:
+        """An entry of `simulate policies --json`."""
         spans = {name: [each.low, each.high] for name, each in self.latency.items()}
         return {
             "policy": self.policy,
@@ -180,15 +186,15 @@ class SimResult:
             "in_system": {"mean": self.mean_in_system, "most_waiting": self.most_waiting},
             "unserved": self.unserved,
             "replications": self.replications,
-            "left_out": self.left_out,
+            "warmup_requests": self.warmup_requests,
             "batches": {name: each.batches for name, each in self.latency.items()},
             "trusted": {name: each.trusted for name, each in self.latency.items()},
             "seed": self.seed,
             "stable": self.stable,
             "capacity_per_s": self.capacity_per_s,
-            "quoted": list(self.quoted),
+            "nominal": list(self.nominal),
             "notes": list(self.notes),
-            **({"against": self.against.to_json()} if self.against is not None else {}),
+            **({"vs_baseline": self.against.to_json()} if self.against is not None else {}),
         }
 
     @classmethod
@@ -199,9 +205,11 @@ class SimResult:
         for name in counts:
             low, high = map(_number, latency["ci"][name])
             found[name] = Interval(_number(latency[name]), low, high, counts[name], trusted[name])
-        alike = ("policy", "settings", "requests", "slo_attainment", "unserved", "replications", "left_out", "seed")
+        alike = ("policy", "settings", "requests", "slo_attainment", "unserved", "replications", "seed")
         return cls(
-            **{name: document[name] for name in (*alike, "stable", "capacity_per_s", "quoted", "notes")},
+            **{name: document[name] for name in (*alike, "stable", "capacity_per_s", "notes")},
+            nominal=document.get("nominal", document.get("quoted", ())),
+            warmup_requests=document.get("warmup_requests", document.get("left_out", 0)),
             rate_per_s=_number(document["rate_per_s"]),
             throughput_per_s=_number(document["throughput_per_s"]),
             utilisation=_numbers(document["utilisation"]),
@@ -266,13 +274,13 @@ def make_result(policy: Policy, system: System, summaries: Sequence[Summary], as
         most_waiting=max(each.most_waiting for each in summaries),
         unserved=sum(each.unserved for each in summaries),
         replications=len(summaries),
-        left_out=sum(each.warm for each in summaries),
+        warmup_requests=sum(each.warm for each in summaries),
         seed=asked.seed,
         stable=not above and not growing,
         capacity_per_s=capacity * MS_PER_S if capacity is not None and math.isfinite(capacity) else None,
         by_class=_by_class(summaries, asked.classes),
         notes=_notes(policy, summaries, latency, asked, (capacity, growing and not above)),
-        quoted=[path.name for path in system.paths if path.quoted],
+        nominal=[path.name for path in system.paths if path.nominal],
         summaries=tuple(summaries),
     )
 
@@ -311,17 +319,19 @@ def _notes(
     above = capacity is not None and asked.rate >= capacity
     if capacity is not None and above:
         found.append(
-            f"{policy.name} serves at most {capacity * MS_PER_S:,.6g}/s here and {asked.rate * MS_PER_S:,.6g}/s arrive:"
-            " the queue grows without end, and the latencies are those of this run's length."
+            f"{policy.name} at {asked.rate * MS_PER_S:,.6g} req/s is above its capacity of"
+            f" {capacity * MS_PER_S:,.6g} req/s. Unstable (ρ ≥ 1): latencies reflect the simulated horizon only."
         )
     elif growing:
         found.append(
-            "Response times still grow at the end of the runs: the load is above what the policy serves, or the runs"
-            " are too short for it; more requests would tell."
+            "Response times still grow at the end of the runs: the load is above the policy's capacity, or the runs are"
+            " too short. Simulate more --requests."
         )
     unserved, requests = (sum(column) for column in zip(*((s.unserved, s.requests) for s in summaries), strict=True))
     if unserved > LEFT_OVER * requests:
-        found.append(f"{unserved:,} requests were still waiting when no more came: {policy.name} waits for others.")
+        found.append(
+            f"{unserved:,} requests were still queued when arrivals ended: {policy.name} waits to fill a batch."
+        )
     if not above and not growing:
         found += _too_short(summaries, latency, asked)
     return found
@@ -333,23 +343,22 @@ def _too_short(summaries: Sequence[Summary], latency: Mapping[str, Interval], as
     without = [name for name, each in latency.items() if math.isnan(each.high)]
     doubtful = [name for name, each in latency.items() if not each.trusted and name not in without]
     found = []
-    for names, what in ((without, "no interval"), (doubtful, "an interval that is too narrow to be trusted")):
+    for names, what in ((without, "no confidence interval"), (doubtful, "interval too narrow")):
         if not names:
             continue
         needed = max(latency[name].needed for name in names)
-        has = f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} {what}"
+        has = f"{', '.join(names)}: {what}"
         if asked.kind == RECORDED:
-            found.append(f"{has}: the {counted:,} recorded requests are too few, it takes {needed:,}.")
+            found.append(f"{has}, {counted:,} recorded requests of {needed:,} needed.")
         elif asked.kind == VARYING and len(summaries) < SPREAD[0]:
-            found.append(f"{has}: under a load that varies it takes {SPREAD[0]} --replications.")
+            found.append(f"{has}; a varying load needs {SPREAD[0]} --replications.")
         elif needed <= counted:
-            found.append(f"{has}: too much of each run is its start from empty; give fewer and longer runs.")
+            found.append(f"{has}; warm-up takes too much of each run. Use fewer, longer --replications.")
         elif asked.free:
-            found.append(f"{has}: at this load it takes {needed:,} requests, more than the {counted:,} that were run.")
+            found.append(f"{has}, {counted:,} requests of {needed:,} needed at this load.")
         else:
             found.append(
-                f"{has} from the {counted:,} requests that count: at this load it takes {needed:,}."
-                " Leave out --requests for as many."
+                f"{has}, {counted:,} requests of {needed:,} needed at this load. Leave out --requests for as many."
             )
     return found
 

@@ -1,10 +1,9 @@
 """What serves: one or two execution paths, each with its times T(b), its servers and the spread of its times.
 
-Paths come from a hardware profile, or from times that somebody quotes.
+Paths come from a hardware profile, measured or by nominal numbers.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,9 +15,7 @@ from latfit.hardware import (
     GPU_PATHS,
     ExecutionPath,
     HardwareProfile,
-    parse_nominal,
     phase_of,
-    nominal_path as nominal_execution_path,
 )
 from latfit.model import FitResult, StepLatency, StepRatios
 from latfit.policies import PathTimes, Policy
@@ -35,8 +32,8 @@ class ServicePath:
 
     times_ms: typical T(b) in ms (largest + 1, grid) for b = 0 (unused), 1, ... and so many tokens in the batch.
     tokens: the grid (grid,), rising; one entry where requests are alike.  tokens_per_request: of a typical request.
-    exponential: the time is exponential with mean T(b).  scatter: else, the law of the time over T(b), drawn anew for
-    each batch; None where it always is T(b).  quoted: whether nobody measured it.
+    exponential: the time is exponential with mean T(b).  scatter: else, the distribution of the time over T(b), drawn
+    anew for each batch; None where it always is T(b).  nominal: whether its times are nominal, not measured.
     """
 
     name: str
@@ -46,7 +43,7 @@ class ServicePath:
     servers: int = 1
     exponential: bool = False
     scatter: StepRatios | None = None
-    quoted: bool = False
+    nominal: bool = False
 
     def __post_init__(self) -> None:
         times = self.times_ms[1:]
@@ -181,9 +178,7 @@ SERVICES = ("fitted", "deterministic", "exponential")
 LARGEST = 1024
 """Largest batch of a fitted path, whatever was measured."""
 
-MOST_QUOTED = 1 << 20
-
-_NAMED = re.compile(r"(?P<name>[\w-]+)[=:](?P<quote>.*)")
+LARGEST_NOMINAL = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -201,7 +196,7 @@ class Serving:
     def __post_init__(self) -> None:
         if self.service not in SERVICES:
             raise WrongUsage(
-                f"{self.service!r} is no law of service times",
+                f"{self.service!r} is not a service-time distribution",
                 where="--service",
                 remedy=f"Take one of {', '.join(SERVICES)}.",
             )
@@ -209,11 +204,9 @@ class Serving:
             raise WrongUsage("a request has at least one token", where="--tokens-per-request", remedy="Give 1 or more.")
 
 
-def system_of(profile: HardwareProfile, quoted: Sequence[ServicePath], serving: Serving = Serving()) -> System:
-    """The GPU as main path and the CPU beside it; the only path where there is one. Quoted paths replace measured ones
-    of the same name. Raises BadInput, WrongUsage."""
+def system_of(profile: HardwareProfile, serving: Serving = Serving()) -> System:
+    """The GPU as main path and the CPU beside it; the only path where there is one. Raises BadInput, WrongUsage."""
     paths = {name: measured_path(path, serving) for name, path in profile.paths.items()}
-    paths |= {path.name: path for path in quoted}
     if not paths:
         raise BadInput("the hardware profile has no execution path", remedy="Add one with `latfit fit trace.parquet`.")
     unknown = [name for name in serving.servers if name not in paths]
@@ -231,7 +224,7 @@ def system_of(profile: HardwareProfile, quoted: Sequence[ServicePath], serving: 
 def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
     """A path of a profile, for batches up to the largest that was measured.
 
-    A quoted median is served one at a time and taken as exponential, as plans take it: its mean is the median over
+    A nominal median is served one at a time and taken as exponential, as plans take it: its mean is the median over
     ln 2. Only `deterministic` takes it as it stands.
     """
     fit = path.fit
@@ -241,7 +234,11 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
             remedy="Fit it again with `latfit fit`.",
         )
     one_at_a_time = path.nominal is not None and path.nominal.median
-    most = 1 if one_at_a_time else max(1, min(int(fit.domain["B"][1]), LARGEST if path.nominal is None else MOST_QUOTED))
+    most = (
+        1
+        if one_at_a_time
+        else max(1, min(int(fit.domain["B"][1]), LARGEST if path.nominal is None else LARGEST_NOMINAL))
+    )
     made = fitted_path(
         path.name,
         fit,
@@ -251,19 +248,10 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
         spread=serving.service == "fitted",
     )
     exponential = serving.service == "exponential" or (path.nominal is not None and path.nominal.exponential)
-    made = replace(made, exponential=exponential, quoted=bool(fit.data.nominal))
+    made = replace(made, exponential=exponential, nominal=bool(fit.data.nominal))
     if path.nominal is None or not one_at_a_time or serving.service == "deterministic":
         return made
     return replace(made, times_ms=path.nominal.mean_factor() * made.times_ms, exponential=True)
-
-
-def quoted_path(text: str, serving: Serving = Serving()) -> ServicePath:
-    """`gpu:launch=8ms,slope=0.05ms`, `amx:p50=2ms`, short `gpu=8ms+0.05ms*256`, `amx=exp:2ms`: a name, and what
-    `latfit hardware add NAME --quoted` reads. Raises WrongUsage."""
-    named = _NAMED.fullmatch(text.strip())
-    if not named:
-        raise WrongUsage(f"{text!r} is no path", where="--path", remedy="Write gpu:launch=8ms,slope=0.05ms.")
-    return measured_path(nominal_execution_path(named["name"], parse_nominal(named["quote"], "--path")), serving)
 
 
 def to_buckets(times_ms: FloatArray, buckets: Sequence[int]) -> FloatArray:

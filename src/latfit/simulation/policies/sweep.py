@@ -28,7 +28,7 @@ from latfit.dask_cluster import dask_client, finished, result_of
 from latfit.errors import BadInput, SlaOutOfReach, WrongUsage
 from latfit.files import check_writable, dumps, write_whole
 from latfit.policies import POLICIES, SPECIAL, Policy, Settings, Solve, named_policy
-from latfit.simulation.policies.estimate import Parts, error_parts, paired
+from latfit.simulation.policies.estimate import Interval, Parts, error_parts, paired
 from latfit.simulation.policies.result import Difference, SimResult
 from latfit.simulation.policies.run import Options, load_rate, simulate
 from latfit.simulation.policies.service import System, path_times
@@ -133,13 +133,17 @@ def _compared(results: Sequence[SimResult]) -> list[SimResult]:
     first: dict[float, SimResult] = {}
     for result in results:
         base = result if math.isnan(result.rate_per_s) else first.setdefault(result.rate_per_s, result)
-        error, other = base.p99_error, result.p99_error
-        if base is not result and base.stable and result.stable and error is not None and other is not None:
-            gap = paired((base.latency["p99"].value, error), (result.latency["p99"].value, other))
-            found.append(replace(result, against=Difference(base.policy, gap)))
-        else:
-            found.append(result)
+        gap = None if base is result else p99_difference(base, result)
+        found.append(result if gap is None else replace(result, against=Difference(base.policy, gap)))
     return found
+
+
+def p99_difference(base: SimResult, other: SimResult) -> Interval | None:
+    """p99 of another run less that of a base, ms, with its interval; None where either is unstable or keeps no error.
+    Both have to be of one sweep at one rate: on the same random numbers the difference is surer than its parts."""
+    if not base.stable or not other.stable or base.p99_error is None or other.p99_error is None:
+        return None
+    return paired((base.latency["p99"].value, base.p99_error), (other.latency["p99"].value, other.p99_error))
 
 
 def _simulated(

@@ -1,0 +1,270 @@
+"""`simulate_engine`: a serving engine under a load, token by token."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from latfit.api.fits import as_fit
+from latfit.api.hardware import profile_of
+from latfit.api.loads import make_load
+from latfit.api.quantities import Duration, duration, library_verb, rates
+from latfit.api.simulations import Simulation
+from latfit.errors import BadInput, WrongUsage
+from latfit.model import FitResult
+from latfit.simulation import (
+    Cluster,
+    EngineResult,
+    EngineSettings,
+    Options,
+    Order,
+    Progress,
+    Promise,
+    Routing,
+    Speculation,
+    StepCosts,
+    Transfer,
+    simulate_engine as run_engine,
+    step_costs,
+)
+from latfit.validation import no_prefill_warning
+from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad, parse_lengths
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from latfit.report import Making, Rendered, Table, Verdict
+
+Batching = Literal["chunked-prefill", "continuous", "selective", "static"]
+OrderName = Literal["fcfs", "sjf", "slo", "fair", "priority", "switch"]
+Route = Literal["round-robin", "least-loaded", "prefix"]
+EngineService = Literal["fitted", "deterministic"]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class EngineSimulation(Simulation):
+    """Serving engines, each at a load."""
+
+    runs: Sequence[EngineResult]
+    sla_ms: float = math.inf
+
+    @cached_property
+    def answer(self) -> "Verdict":
+        from latfit.report import engines_verdict
+
+        return engines_verdict(self.runs)
+
+    @property
+    def frame(self) -> "DataFrame":
+        import pandas as pd
+
+        return pd.DataFrame([run.row() for run in self.runs])
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        from latfit.report import brief_engine_table, engine_tables
+
+        return [brief_engine_table(self.runs)] if brief else engine_tables(self.runs)
+
+    def plot(self) -> "Figure":
+        from latfit.report import engine_figure
+
+        return engine_figure(self.runs)
+
+    def page(self, made: "Making") -> "Rendered":
+        from latfit.report import engines_page
+
+        return engines_page(self.runs, replace(made, sla_ms=self.sla_ms))
+
+
+@library_verb
+def simulate_engine(
+    fit: Any = None,
+    rate: str | Sequence[str] | None = None,
+    lengths: str | None = None,
+    *,
+    kv_blocks: int | None = None,
+    rate_per_s: float | Sequence[float] | None = None,
+    prefill_fit: Any = None,
+    hardware: Any = "hardware.json",
+    prefill_on: Any = None,
+    transfer: str | None = None,
+    service: EngineService = "fitted",
+    batching: Batching | Sequence[Batching] = "chunked-prefill",
+    order: OrderName | Sequence[OrderName] = "fcfs",
+    engine: Mapping[str, Any] | None = None,
+    length_error: float = 0.0,
+    switch_at: int = 32,
+    ageing: Duration | None = None,
+    arrivals: Any = None,
+    arrival_process: str = "poisson",
+    load_curve: str | Path | None = None,
+    classes: Iterable[str] = (),
+    prompt_lengths: Any = None,
+    tenants: int = 1,
+    replicas: int = 1,
+    route: Route = "round-robin",
+    prefix_share: float = 0.5,
+    ttft: Duration | None = None,
+    tpot: Duration | None = None,
+    sla: Duration | None = None,
+    requests: int | None = None,
+    replications: int = 5,
+    warmup: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> EngineSimulation:
+    """Simulate a serving engine token by token: batching, KV blocks, preemption, orders, replicas.
+
+    fit: step costs, a Fit or a `.fit.json` file; without it the `gpu` path of `hardware`.  prefill_fit: of steps that
+    contain prefill, where they are fitted apart.  rate: "20/s", one or several, with lengths "512:128" (prompt and
+    output tokens), or arrivals: recorded requests, a file or a table.  kv_blocks: of the engine's KV cache.  batching,
+    order: one or several, each is simulated.  engine: further settings, see `engine_settings`.  Further parameters are
+    the options of `latfit simulate engine`. Raises WrongUsage, BadInput; an unstable load is no error.
+    """
+    options = Options(requests, warmup, replications, seed, _limit(sla, "--sla"))
+    promise = Promise(_limit(ttft, "--ttft"), _limit(tpot, "--tpot"), options.sla_ms)
+    routing = Routing(replicas, route, prefix_share)
+    scatter = _scatters(service)
+    costs, unmeasured = _costs(fit, prefill_fit, prefill_on, hardware, scatter=scatter)
+    cluster = _cluster(routing, prefill_on, transfer, scatter=scatter)
+    offered = rates(rate, per_s=rate_per_s)
+    load = make_load(
+        offered,
+        arrivals=arrivals,
+        load_curve=load_curve,
+        arrival_process=arrival_process,
+        classes=classes,
+        prompt_lengths=prompt_lengths,
+    )
+    loads = _loads(load, offered, lengths, prompt_lengths is not None, tenants)
+    made = engine_settings(kv_blocks, batching, **(engine or {}))
+    orders = [Order(name, length_error, _limit(ageing, "--ageing"), switch_at) for name in _several(order)]
+    cases = list(product(loads, (replace(each, order=one) for each in made for one in orders)))
+    runs: list[EngineResult] = []
+    for each, settings in cases:
+        found = run_engine(each, costs, settings, options, promise, cluster)
+        runs.append(replace(found, notes=[*unmeasured, *found.notes]))
+        if progress:
+            progress(len(runs), len(cases))
+    return EngineSimulation(runs, options.sla_ms)
+
+
+def engine_settings(
+    kv_blocks: int | None,
+    batching: str | Sequence[str] = "chunked-prefill",
+    *,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+    block_size: int = 16,
+    long_prefill_token_threshold: int = 0,
+    synchronous: bool = False,
+    start_at: int = 1,
+    decode_first: bool = False,
+    swap: Duration | None = None,
+    prefix_hit_rate: float = 0.0,
+    draft_tokens: int = 0,
+    acceptance: float = 0.7,
+    draft_cost: Duration | None = None,
+) -> list[EngineSettings]:
+    """Settings of each engine, by the options of the command line. Raises WrongUsage."""
+    if kv_blocks is None:
+        raise WrongUsage(
+            "the size of the KV cache is required",
+            where="--kv-blocks",
+            remedy="Look for `GPU KV cache size: ... tokens` in the engine's log and divide by the block size.",
+        )
+    draft_ms = 0.0 if draft_cost is None else duration(draft_cost, "--draft-cost")
+    return [
+        EngineSettings(
+            batching=name,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_blocks=kv_blocks,
+            block_size=block_size,
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            asynchronous=not synchronous,
+            start_at=start_at,
+            prefill_first=not decode_first,
+            swap_ms_per_token=None if swap is None else duration(swap, "--swap"),
+            cached_share=prefix_hit_rate,
+            speculation=Speculation(draft_tokens, acceptance, draft_ms),
+        )
+        for name in _several(batching)
+    ]
+
+
+def _several(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _limit(text: Duration | None, option: str) -> float:
+    """A latency target in ms; infinite where there is none."""
+    return math.inf if text is None else duration(text, option)
+
+
+def _scatters(service: str) -> bool:
+    """Whether steps scatter as measured. Raises WrongUsage."""
+    if service not in ("fitted", "deterministic"):
+        raise WrongUsage(
+            f"steps of an engine are not {service}", where="--service", remedy="Take fitted or deterministic."
+        )
+    return service == "fitted"
+
+
+def _costs(fit: Any, prefill_fit: Any, prefill_on: Any, hardware: Any, *, scatter: bool) -> tuple[StepCosts, list[str]]:
+    """Step costs, and a note on each that was not measured: nominal ones, prefill that the fit has no data on."""
+    notes = []
+    first = prefill_fit if prefill_on is None else prefill_on
+    if fit is not None:
+        name, steps = str(fit)[:200], as_fit(fit).result
+    else:
+        path = profile_of(hardware).first_of(("gpu",))
+        if path is None:
+            raise BadInput("there is no gpu path", where=str(hardware), remedy="Name the engine's fit with --fit.")
+        name, steps = path.label, path.fit
+        if path.nominal is not None:
+            costless = path.nominal.per_token_ms == 0 and first is None
+            free = "; without per_token a prompt costs no more than one token" if costless else ""
+            notes.append(f"{name}: nominal step costs ({path.nominal.text}), not measured{free}.")
+    prefill: FitResult | None = None if prefill_fit is None else as_fit(prefill_fit).result
+    of_prefill = steps if first is None else as_fit(first).result
+    if warning := no_prefill_warning(of_prefill):
+        notes.append(f"{name if first is None else str(first)[:200]}: {warning.message}. {warning.remedy}")
+    return step_costs(steps, prefill, scatter=scatter), notes
+
+
+def _cluster(routing: Routing, prefill_on: Any, transfer: str | None, *, scatter: bool) -> Cluster:
+    """The engines that serve together."""
+    if prefill_on is None:
+        if transfer is not None:
+            raise WrongUsage("nothing is transferred", where="--transfer", remedy="Add --prefill-on FIT.")
+        return Cluster(routing)
+    fixed, _, of_token = (transfer or "0").partition("+")
+    parts = (duration(part or "0", "--transfer", zero=True) for part in (fixed, of_token))
+    return Cluster(routing, step_costs(as_fit(prefill_on).result, scatter=scatter), Transfer(*parts))
+
+
+def _loads(
+    load: OpenLoad | RecordedLoad | ClosedLoad,
+    offered: Sequence[float],
+    lengths: str | None,
+    recorded: bool,
+    users: int,
+) -> list[OpenLoad | RecordedLoad]:
+    """The load at each rate, with the lengths of its requests. recorded: whether prompt lengths come from a file."""
+    if isinstance(load, ClosedLoad):
+        raise WrongUsage("engines take no closed loop", where="--users", remedy="Give --rate or --arrivals.")
+    if isinstance(load, OpenLoad):
+        given = None if lengths is None else parse_lengths(lengths)
+        if given is not None and recorded:
+            raise WrongUsage("lengths are given twice", where="--lengths, --prompt-lengths", remedy="Give one of them.")
+        if given is None and not recorded:
+            raise WrongUsage(
+                "requests have no lengths", where="--rate", remedy="Give --lengths 512:128 or --prompt-lengths FILE."
+            )
+        load = replace(load, users=users, lengths=given or load.lengths)
+    return [load.at_rate(rate) for rate in offered] or [load]
