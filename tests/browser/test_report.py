@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 
 from latfit.report.fit.page import render
 from latfit.report.simulation.page import Making, policies_page
@@ -119,6 +120,29 @@ def test_the_page_itself_renders(chromium: Chromium, page_html: str, tmp_path: P
     chromium("--window-size=1200,2400", f"--screenshot={shot}", report.as_uri())
     assert shot.read_bytes().startswith(b"\x89PNG")
     assert shot.stat().st_size > 100_000
+
+
+@pytest.mark.parametrize(("scheme", "bright"), [(1, True), (0, False)])
+def test_figures_follow_the_colour_scheme(
+    chromium: Chromium, page_html: str, tmp_path: Path, scheme: int, bright: bool
+) -> None:
+    """Where the page is dark nothing is left white, the figures neither; where it is light most of it is."""
+    report = tmp_path / "report.html"
+    report.write_text(page_html, encoding="utf-8")
+    shot = tmp_path / "shot.png"
+    dark = f"--blink-settings=preferredColorScheme={scheme}"
+    chromium(dark, "--window-size=1200,3000", f"--screenshot={shot}", report.as_uri())
+    lightness = imread(shot)[:, :, :3].mean(axis=2)
+    share = float((lightness > 0.9).mean())
+    assert share > 0.7 if bright else share < 0.03
+
+
+def test_printed_on_five_pages(chromium: Chromium, page_html: str, tmp_path: Path) -> None:
+    """Two measured paths with every table and figure, what is folded on the screen included."""
+    report, printed = tmp_path / "report.html", tmp_path / "report.pdf"
+    report.write_text(page_html, encoding="utf-8")
+    chromium("--no-pdf-header-footer", f"--print-to-pdf={printed}", report.as_uri())
+    assert max(int(n) for n in re.findall(rb"/Count (\d+)", printed.read_bytes())) <= 5
 
 
 def test_a_script_in_a_copy_of_the_page_does_not_run(chromium: Chromium, page_html: str, tmp_path: Path) -> None:
