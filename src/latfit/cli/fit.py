@@ -107,7 +107,9 @@ class TargetOptions:
         Path | None, typer.Option("--out", help="The fit file; without it NAME.fit.json in this folder.")
     ] = None
     hardware: HardwareOption = DEFAULT_HARDWARE
-    report: Annotated[Path | None, typer.Option("--report", help="Also write a report into this folder.")] = None
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="DIR", help="Also write a report into this folder.")
+    ] = None
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 when the fit has warnings.")] = False
 
     def file(self, source: str, label: str) -> Path:

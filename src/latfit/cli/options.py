@@ -8,6 +8,7 @@ option is shown, others are accepted. Options for experts are `hidden=True`: acc
 import copy
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
@@ -27,6 +28,9 @@ Verb = Callable[..., None]
 ALL = "--help-all"
 SHORT = 2
 """Letters of an option such as -q."""
+
+NAMES = 22
+"""Columns of help for the names of options, in every panel alike."""
 
 
 def verb(function: Verb) -> Verb:
@@ -110,13 +114,15 @@ class ShownInPanels(TyperCommand):
             if record is not None:
                 argument = parameter.param_type_name == "argument"
                 panel = "Arguments" if argument else getattr(parameter, "rich_help_panel", None) or OutputOptions.panel
-                panels.setdefault(panel, []).append(record)
+                panels.setdefault(panel, []).append(
+                    _plain(*record) if not argument else (record[0].split()[0], record[1])
+                )
         if OutputOptions.panel in panels:
             panels[OutputOptions.panel] = panels.pop(OutputOptions.panel)
         for panel, records in panels.items():
             if records:
                 with formatter.section(panel):
-                    formatter.write_dl(records)
+                    formatter.write_dl([(name.ljust(NAMES), told) for name, told in records], col_max=NAMES)
         if hidden and ALL not in ctx.meta:
             formatter.write_paragraph()
             formatter.write_text(f"{hidden} more for experts: {ctx.command_path} {ALL}")
@@ -138,6 +144,19 @@ def subverb(group: typer.Typer) -> Callable[[Verb], Verb]:
         return function
 
     return add
+
+
+KINDS = {"path": "FILE", "str": "TEXT", "text": "TEXT", "int": "N", "integer": "N", "float": "X"}
+
+
+def _plain(name: str, told: str) -> tuple[str, str]:
+    """A line of help in the words of a command line, whatever a version of Typer calls types and ranges."""
+    option, space, kind = name.rpartition(" ")
+    if kind.upper() == "RANGE" or kind.lower() == "range>":
+        option, space, kind = option.rpartition(" ")
+    kind = re.sub(r"^(?:<list\[|<|\[)|[>\]]+$", "", kind)
+    kind = KINDS.get(kind.lower(), kind) if space else ""
+    return (f"{option} {kind}" if space else name), re.sub(r"; [a-z<>=0-9]*x[<>=0-9]*(?=\])|  \[x>=\d+\]", "", told)
 
 
 @dataclass(frozen=True)
@@ -253,7 +272,7 @@ PercentileOption = Annotated[
     float, typer.Option("--percentile", help="Share of steps, in percent, that must meet the SLA.")
 ]
 LawsOnlyOption = Annotated[
-    bool, typer.Option("--laws-only", help="Responses by exact laws, without scatter: nothing is run or simulated.")
+    bool, typer.Option("--laws-only", help="Response times in closed form, without scatter: nothing is simulated.")
 ]
 TokensOption = Annotated[
     int | None,

@@ -115,7 +115,7 @@ class FileOptions:
     panel: ClassVar[str] = "Files"
     out: Annotated[Path | None, typer.Option("--out", help="File for the plan as JSON.")] = None
     figure: Annotated[Path | None, typer.Option("--figure", help="PNG file for the main picture.")] = None
-    report: Annotated[Path | None, typer.Option("--report", help="Folder for the report page.")] = None
+    report: Annotated[Path | None, typer.Option("--report", metavar="DIR", help="Folder for the report page.")] = None
 
 
 @verb
