@@ -8,6 +8,7 @@ assumption on the shape (Hahn & Meeker 1991, section 5.2).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +82,27 @@ def weighted_quantiles(values: FloatArray, shares: Sequence[float], weights: Flo
     cumulative = np.cumsum(weights[order])
     ranks = np.searchsorted(cumulative, np.asarray(shares) * cumulative[-1] * (1 - 1e-12))
     return [float(value) for value in values[order[np.minimum(ranks, len(values) - 1)]]]
+
+
+MANY = 4096
+SPARSE = 4
+"""Whole numbers are counted where their span is at most so many times their number."""
+
+
+def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """Different values (m,) in rising order, and the number of each of the values (n,) among them: `np.unique`, and by
+    counting, without a sort, where many whole numbers lie close together."""
+    if len(values) < MANY:
+        found, number = np.unique(values, return_inverse=True)
+        return found, number.ravel()
+    low, high = values.min(), values.max()
+    if high - low <= SPARSE * len(values):
+        key = (values - low).astype(np.intp)
+        if values.dtype.kind in "iu" or np.array_equal(key, values - low):
+            seen = np.bincount(key) > 0
+            return np.flatnonzero(seen).astype(values.dtype) + low, (np.cumsum(seen) - 1)[key]
+    found, number = np.unique(values, return_inverse=True)
+    return found, number.ravel()
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput
 from latfit.model import SOURCES, StepTable
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, distinct
 from latfit.trace import WEIGHT, Trace, phases, row_weights, runs_in_time
 
 Found = TypeVar("Found")
@@ -81,8 +81,8 @@ class FitData(Rows):
             few.weights,
             few.single,
             phase=self.phase[rows],
-            cell=np.unique(self.cell[rows], return_inverse=True)[1].ravel(),
-            known_cell=np.unique(self.known_cell[rows], return_inverse=True)[1].ravel(),
+            cell=distinct(self.cell[rows])[1],
+            known_cell=distinct(self.known_cell[rows])[1],
             runs=tuple(run for run in runs if len(run)),
             run=None if self.run is None else self.run[rows],
             times=None if self.times is None else self.times[rows],
@@ -140,10 +140,8 @@ def weights_by_row(trace: Trace) -> FloatArray:
 
 def numbered(columns: list[FloatArray]) -> NDArray[np.intp]:
     """Number of each row's values (n,) among the different ones in order; columns, each (n,), are finite."""
-    order = np.lexsort(tuple(reversed(columns)))
-    new = np.zeros(len(order), dtype=np.intp)
+    key = np.zeros(len(columns[0]), dtype=np.intp)
     for column in columns:
-        new[1:] |= np.diff(column[order]) != 0
-    number = np.empty_like(new)
-    number[order] = np.cumsum(new)
-    return number
+        values, number = distinct(column)
+        key = distinct(key * len(values) + number)[1]
+    return key

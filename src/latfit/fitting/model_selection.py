@@ -44,7 +44,7 @@ from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.levenberg_marquardt import minimise
 from latfit.fitting.solver.objective import Objective, by_cell, remembered
-from latfit.fitting.solver.solve import solve, solved_once
+from latfit.fitting.solver.solve import nearly_solved, solve
 from latfit.model import FAMILY, MOE, Choice, Separable, decode_only, features_of, model_named
 from latfit.stats import FloatArray
 
@@ -94,7 +94,7 @@ def settled(data: Rows, options: FitOptions) -> FitOptions:
     problem = make_problem(few, best)
     if problem.rows <= len(problem.free) or np.ptp(problem.observed) == 0:
         return best
-    problem, found = solved_once(few, best)
+    problem, found = nearly_solved(few, best)
     state, sample = _State(best, problem.theta(found.z), found.cost), _Sample(few, problem.rows, found.f_scale)
     longest = float(few.steps["S"].max())
     for names in ORDER:
@@ -113,7 +113,7 @@ def _without_offset(few: Rows, options: FitOptions) -> FitOptions:
     holds = features_of(problem.steps)["m"] > 0
     if holds.all() or not holds.any() or problem.rows <= len(problem.free):
         return options
-    problem, found = solved_once(few, options)
+    problem, found = nearly_solved(few, options)
     if problem.theta(found.z)[[p.name for p in problem.model.parameters].index(OFFSET)] == 0:
         return options
     other = make_problem(few, held)
@@ -167,8 +167,10 @@ def _tried(sample: _Sample, options: FitOptions, theta: FloatArray, steps: int) 
 
 def _fewer_cells(data: Rows, seed: int) -> Rows:
     """Rows, half drawn evenly and half spread evenly over the order of S."""
-    if len(data) <= SAMPLE_ROWS:
-        return data
+    return data if len(data) <= SAMPLE_ROWS else data.once(("fewer", seed), lambda: _drawn(data, seed))
+
+
+def _drawn(data: Rows, seed: int) -> Rows:
     order = np.argsort(data.steps["S"], kind="stable")
     spread = order[np.linspace(0, len(order) - 1, SAMPLE_ROWS // 2).astype(np.int64)]
     drawn = np.random.default_rng(seed).choice(len(data), SAMPLE_ROWS // 2, replace=False)
@@ -188,7 +190,7 @@ EXACT = 1e-9
 NOT_WORSE = 0.05
 """Points within which an error counts as no worse."""
 
-ROWS = 8000
+ROWS = 4000
 """Rows that are enough to choose on."""
 
 YARDSTICKS = ("linear", "saturation")
@@ -305,7 +307,11 @@ def cross_validated(data: FitData, options: FitOptions, schemes: Sequence[NDArra
     folds = [fold for scheme in schemes for fold in by_fold(scheme)]
     if len(folds) < 2 or min(len(train) for train, _ in folds) <= len(whole.free):
         return None
-    whole, found = solved_once(data, options)
+    few, theta = _fewer_cells(data, options.seed), None
+    if few is not data:
+        problem, found = nearly_solved(few, options)
+        theta = problem.theta(found.z)
+    whole, found = nearly_solved(data, options, theta)
     left_out = held_out(data, options, whole.theta(found.z), folds)
     if left_out is None or left_out.fold[-1] + 1 < len(folds):
         return None

@@ -303,7 +303,16 @@ class FitProblem:
 
     def jacobian(self, z: FloatArray) -> FloatArray:
         """dr/dz (n, free)."""
-        return self.residual_slopes(self.theta(z), self.steps)
+        firsts = self.firsts
+        if 2 * len(firsts) > len(self.cells):
+            return self.residual_slopes(self.theta(z), self.steps)
+        slopes = self.residual_slopes(self.theta(z), StepTable(self.steps).at(firsts))
+        return np.repeat(slopes, np.diff(firsts, append=len(self.cells)), axis=0)
+
+    @cached_property
+    def firsts(self) -> NDArray[np.int64]:
+        """The first row of each run of rows of one cell (m,)."""
+        return np.flatnonzero(np.diff(self.cells, prepend=-1))
 
     def residual_slopes(self, theta: FloatArray, steps: Steps) -> FloatArray:
         """dr/dz (n, free) of any steps."""

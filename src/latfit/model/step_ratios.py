@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.stats import FloatArray, IntArray, by_group, mad_sigma, weighted_quantiles
+from latfit.stats import FloatArray, IntArray, by_group, distinct, mad_sigma, weighted_quantiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class SizeLevels:
         """Level over the curve (n,) at S (n,) tokens; S of any shape."""
         if not len(self.sizes):
             return np.ones(np.shape(S))
-        sizes, at = np.unique(S, return_inverse=True)
+        sizes, at = distinct(np.ravel(S))
         found = sum(w * each.mean(np.log(sizes)) for w, each in self._processes)
         return np.asarray(np.exp(found)[at].reshape(np.shape(S)))
 
@@ -192,15 +192,15 @@ def size_levels(S: FloatArray, ratio: FloatArray, weights: FloatArray, steps_for
     """Levels by size of steps of S tokens (n,) with ratios to the curve (n,), that stand for weights (n,) steps each,
     of which steps_for_one are worth an independent one. Sizes within an eighth of an octave count as one where there
     are more than MOST_SIZES."""
-    sizes = np.unique(S)
-    groups = S if len(sizes) <= MOST_SIZES else np.round(8 * np.log2(S))
-    number = np.unique(groups, return_inverse=True)[1].ravel()
+    sizes, number = distinct(S)
+    if len(sizes) > MOST_SIZES:
+        number = distinct(np.round(8 * np.log2(sizes)))[1][number]
     count = np.bincount(number, weights=weights)
     if len(count) < 2:
         return NO_LEVELS
     logs = np.log(ratio)
-    order = np.lexsort((logs, number))
-    ends = np.searchsorted(number[order], np.arange(len(count) + 1))
+    order = np.argsort(number.astype(np.uint16) if len(count) < 1 << 16 else number, kind="stable")
+    ends = np.concatenate([[0], np.cumsum(np.bincount(number))])
     parts = [order[a:b] for a, b in itertools.pairwise(ends)]
     middle = np.array([weighted_quantiles(logs[rows], (0.5,), weights[rows])[0] for rows in parts])
     off = logs - middle[number]
@@ -397,8 +397,8 @@ def ratios_of(
 ) -> StepRatios:
     """The law of measured ratios (n,), n >= 1, above 0, that stand for weights (n,) steps each. levels: over which the
     ratios are."""
-    rising, number = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True)
-    count = np.bincount(number.ravel(), weights=weights)
+    rising, number = distinct(np.asarray(values, dtype=np.float64))
+    count = np.bincount(number, weights=weights)
     steps = float(count.sum())
     middle = (np.cumsum(count) - count / 2) / steps
     point = np.searchsorted(_edges(steps), middle)

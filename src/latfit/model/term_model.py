@@ -200,9 +200,12 @@ DEPENDENT = 1e-5
 
 def _independent(base: FloatArray, own: FloatArray) -> list[bool]:
     """Which columns of `own` (n, m) are not combinations of `base` (n, k) and the columns kept before them."""
-    directions = np.linalg.qr(_unit(base))[0] if base.shape[1] else base
+    # The triangle has the inner products of the columns, and few rows.
+    together = np.asarray(np.linalg.qr(_unit(np.concatenate([base, own], axis=1)), mode="r"))
+    first, own = together[:, : base.shape[1]], together[:, base.shape[1] :]
+    directions = np.linalg.qr(first)[0] if base.shape[1] else first
     kept = []
-    for column in _unit(own).T:
+    for column in own.T:
         rest = column - directions @ (directions.T @ column)
         rest = rest - directions @ (directions.T @ rest)
         size = float(np.linalg.norm(rest))

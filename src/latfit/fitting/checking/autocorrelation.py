@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData
-from latfit.stats import FloatArray, mad_sigma, weighted_quantile
+from latfit.stats import FloatArray, distinct, mad_sigma, weighted_quantile
 
 FEWEST = 8
 """Steps below which nothing is said of their correlation."""
@@ -154,7 +154,7 @@ def _visits(cells: Sequence[NDArray[np.intp]]) -> int:
 def _by_size(data: FitData) -> bool:
     """Whether a known column of the rows of runs is sorted, up or down or in loops."""
     for column in data.steps.values():
-        ranks = [np.unique(column[run], return_inverse=True)[1].astype(np.float64) for run in data.runs if len(run) > 1]
+        ranks = [distinct(column[run])[1].astype(np.float64) for run in data.runs if len(run) > 1]
         spread = sum(float(np.sum((rank - rank.mean()) ** 2)) for rank in ranks)
         if spread > 0 and sum(float(np.sum(np.diff(rank) ** 2)) for rank in ranks) < SORTED_BELOW * spread:
             return True

@@ -47,7 +47,7 @@ from latfit.fitting.checking.crossval import HeldOut, expanding_in_runs, held_ou
 from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.drift import CERTAIN, LEAST_SHIFT, change_point
 from latfit.fitting.problem import FitOptions
-from latfit.stats import FloatArray, by_group
+from latfit.stats import FloatArray, by_group, distinct
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
 BY_TIME = "split conformal by phase, each part of the time predicted from earlier parts, observed/predicted"
@@ -83,7 +83,7 @@ class Scores:
     @staticmethod
     def of(data: FitData, order: TimeOrder, left_out: HeldOut, ordered: bool) -> "Scores":
         """Of rows of a trace that were left out. ordered: they are rows of a log rather than cells of a grid."""
-        cell = np.unique(data.cell[left_out.rows], return_inverse=True)[1].ravel()
+        cell = distinct(data.cell[left_out.rows])[1]
         score, weight = left_out.log_ratio, left_out.weights
         told = persistence(order.series(left_out.rows, score))
         if ordered or not len(cell):

@@ -33,7 +33,7 @@ Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
 FOLDS = 5
 TRAIN_BELOW = 0.7
 TRAINED = 50_000
-"""Rows that are enough to train on, drawn evenly: what they leave open of a parameter is far below what a fold shows."""
+"""Rows that are enough to train on, drawn evenly: what they leave open is far below what a fold shows."""
 
 BY_CELL = "K-fold over (B,S) cells"
 BY_TIME = "K-fold over contiguous blocks of time"

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData
 from latfit.model import MOST_SIZES, joined_ratios, ratios_of, size_levels
-from latfit.stats import FloatArray, weighted_quantiles
+from latfit.stats import FloatArray, distinct, weighted_quantiles
 
 LEVEL = 0.05
 FEWEST = 40
@@ -55,8 +55,9 @@ def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArr
     """Number of the group (n,), by rising batch, of steps of B requests (n,) whose time is ratio (n,) of the typical
     one; each row stands for weights (n,) independent steps. Sizes within an eighth of an octave stay together where
     there are more than MOST_SIZES."""
-    sizes = B if len(np.unique(B)) <= MOST_SIZES else np.round(8 * np.log2(B))
-    number = np.unique(sizes, return_inverse=True)[1].ravel()
+    sizes, number = distinct(B)
+    if len(sizes) > MOST_SIZES:
+        number = distinct(np.round(8 * np.log2(sizes)))[1][number]
     order = np.argsort(number, kind="stable")
     cuts = np.array(sorted(_cuts(number[order], ratio[order], weights[order])), dtype=np.intp)
     return np.searchsorted(cuts, number, side="right")
@@ -77,7 +78,7 @@ def _cuts(number: NDArray[np.intp], ratio: FloatArray, weights: FloatArray) -> l
 
 def _cut(number: NDArray[np.intp], ratio: FloatArray, weights: FloatArray) -> int | None:
     """The size at which larger batches begin to scatter otherwise than those below it; None where nothing shows it."""
-    known, cell = np.unique(number, return_inverse=True)
+    known, cell = distinct(number)
     below: FloatArray = np.cumsum(np.bincount(cell, weights=weights))
     total = float(below[-1])
     below = below[:-1]
@@ -102,7 +103,7 @@ def _cut(number: NDArray[np.intp], ratio: FloatArray, weights: FloatArray) -> in
 
 def _mid_ranks(ratio: FloatArray, weights: FloatArray) -> FloatArray:
     """Share of the steps (n,) below each, half of those that equal it counted."""
-    number = np.unique(ratio, return_inverse=True)[1].ravel()
+    number = distinct(ratio)[1]
     count = np.bincount(number, weights=weights)
     return np.asarray(((np.cumsum(count) - count / 2) / count.sum())[number])
 

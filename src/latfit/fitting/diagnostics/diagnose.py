@@ -45,7 +45,7 @@ from latfit.fitting.problem import FitProblem, steps_by_row
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.covariance import Uncertainty, relative_error_at
 from latfit.model import Diagnostics, Errors
-from latfit.stats import FloatArray, by_group, error_metrics
+from latfit.stats import FloatArray, by_group, distinct, error_metrics
 
 SHAPIRO_LIMIT = 5000
 LAGS = 10
@@ -226,7 +226,7 @@ def _regimes(data: FitData, log_ratio: FloatArray) -> dict[str, Errors]:
 def lack_of_fit(observed: FloatArray, cell: NDArray[np.intp], residuals: FloatArray, free: int) -> dict[str, Any]:
     """How far the model is from what rows of one cell differ by. observed: T in ms, cell: of each row, residuals:
     ln(observed/predicted), each (n,); free: parameters that were fitted."""
-    cell = np.unique(cell, return_inverse=True)[1].ravel()
+    cell = distinct(cell)[1]
     size = np.bincount(cell)
     repeated = size[cell] > 1
     cells, rows = len(size), len(residuals)

@@ -10,6 +10,7 @@ the rows.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -82,13 +83,38 @@ def solved_once(data: Rows, options: FitOptions) -> tuple[FitProblem, Solution]:
 
     def find() -> tuple[FitProblem, Solution]:
         problem = make_problem(data, options)
-        return problem, solve(problem)
+        return problem, solve(problem, found=data.found.get(("nearly", repr(options))))
 
     return data.once(("solved", repr(options)), find)
 
 
-def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
-    """Minimise the robust cost. warm: a start in z in place of the search for one (refits on parts of the data)."""
+def nearly_solved(data: Rows, options: FitOptions, theta: FloatArray | None = None) -> tuple[FitProblem, Solution]:
+    """The same without the second look for a better valley, from which `solved_once` goes on. theta: parameters (p,)
+    that a fit of some of the rows found, in place of a search."""
+
+    def find() -> tuple[FitProblem, list[Minimum], Solution]:
+        problem = make_problem(data, options)
+        if problem.options.loss == "tukey" or problem.options.solver == "trf" or not problem.free:
+            return problem, [], solve(problem)
+        if theta is not None:
+            return problem, [], solve(problem, warm=problem.coordinates(theta))
+        problem = remembered(problem)
+        rows = by_cell(problem)
+        ends = _finals(rows, _race(problem, _samples(problem, rows)))
+        objective = Objective(rows, _scale(rows, ends[0].z))
+        return problem, ends, _at_the_edge(objective, minimise(objective, ends[0].z))
+
+    if ("solved", repr(options)) in data.found:
+        return solved_once(data, options)
+    problem, _, solution = data.once(("nearly", repr(options)), find)
+    return problem, solution
+
+
+def solve(
+    problem: FitProblem, warm: FloatArray | None = None, found: tuple[Any, list[Minimum], Any] | None = None
+) -> Solution:
+    """Minimise the robust cost. warm: a start in z in place of the search for one (refits on parts of the data).
+    found: what `nearly_solved` found of the problem."""
     problem = remembered(problem)
     if problem.options.loss == "tukey":
         return _tukey(problem, warm)
@@ -101,7 +127,7 @@ def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
     if problem.options.solver == "trf":
         return _plain(problem, rows)
     samples = _samples(problem, rows)
-    ends = _finals(rows, _race(problem, samples))
+    ends = (found[1] if found else []) or _finals(rows, _race(problem, samples))
     for _ in range(RESCUES):
         objective = Objective(rows, _scale(rows, ends[0].z))
         ends = _polished(objective, [end.z for end in ends])

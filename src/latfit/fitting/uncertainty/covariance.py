@@ -21,7 +21,7 @@ A cost parameter that is zero keeps an upper end: with slope g of the cost and v
 cost rises by x^2/(2v) + g x; the end is where that equals 1.92 s^2, half the 95 % point of chi^2 with one degree.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +66,9 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
     if not problem.free:
         return Uncertainty(_fixed_estimates(problem), 1.0, [])
     J = problem.jacobian(solution.z)
-    directions = decompose(*with_priors(problem, solution.z, solution.f_scale, J))
+    firsts = problem.firsts
+    cells = replace(problem.rows_at(firsts), weights=np.add.reduceat(problem.weights, firsts))
+    directions = decompose(*with_priors(cells, solution.z, solution.f_scale, J[firsts]))
     at_low, at_high = solution.z <= problem.lower, solution.z >= problem.upper
     flat = {i for group in directions.flat_groups for i in group}
     interior = np.array([i for i in range(len(solution.z)) if not (at_low[i] or at_high[i])], dtype=int)
@@ -103,9 +105,12 @@ def sandwich_root(
     rows, p = problem.rows, len(interior)
     if p == 0:
         return np.zeros((0, 0)), float(max(rows - 1, 1))
-    told = decompose(J[:, interior], problem.weights)
+    # Rows of one cell have one slope, so that they are gathered before anything is decomposed.
+    loss, w, firsts = problem.options.loss, problem.weights, problem.firsts
+    cells_of = replace(problem.rows_at(firsts), weights=np.add.reduceat(w, firsts))
+    sizes, J = np.diff(firsts, append=len(w)), J[firsts]
+    told = decompose(J[:, interior], cells_of.weights)
     p -= len(told.flat)
-    loss, w = problem.options.loss, problem.weights
     r = problem.residuals(solution.z)
     pull, slope = score_factor(loss, r, solution.f_scale), score_slope(loss, r, solution.f_scale)
     Ji = J[:, interior]
@@ -114,16 +119,16 @@ def sandwich_root(
     correction = 1 + p / rows * spread / mean_slope**2
     score = pull * r
     shift, cells = _cell_variance(problem, score, p)
-    kept = 1 - np.einsum("ij,ij->i", Ji @ told.inverse(), Ji)
+    kept = np.repeat(1 - np.einsum("ij,ij->i", Ji @ told.inverse(), Ji), sizes)
     typical = float(np.sqrt(w @ score**2 / max(rows - p, 1)))
     left_out = np.where(kept > ALONE, score / np.maximum(kept, ALONE), typical)
-    scores = [Ji * (np.sqrt(w) * left_out)[:, None]]
+    scores = [Ji * np.sqrt(np.add.reduceat(w * left_out**2, firsts))[:, None]]
     if shift > 0:
         summed = np.zeros((problem.cells.max() + 1, Ji.shape[1]))
-        np.add.at(summed, problem.cells, Ji * (w * pull)[:, None])
+        np.add.at(summed, cells_of.cells, Ji * np.add.reduceat(w * pull, firsts)[:, None])
         scores.append(np.sqrt(shift) * summed)
     scores.append(solution.f_scale / TUNING[loss] * prior_rows(problem, solution.z, solution.f_scale)[1][:, interior])
-    known, weights = with_priors(problem, solution.z, solution.f_scale, J, mean_slope / correction)
+    known, weights = with_priors(cells_of, solution.z, solution.f_scale, J, mean_slope / correction)
     half = decompose(known[:, interior], weights).root()
     inner = np.linalg.qr(np.concatenate(scores) @ half.T, mode="r")
     return inner @ half * (correction / mean_slope), float(max(cells - p, 1) if shift > 0 else max(rows - p, 1))
