@@ -14,6 +14,7 @@ from latfit.api.loads import make_load
 from latfit.api.quantities import Duration, duration, library_verb, rates
 from latfit.api.simulations import Simulation
 from latfit.errors import BadInput, WrongUsage
+from latfit.hardware import ExecutionPath
 from latfit.model import FitResult
 from latfit.simulation import (
     Cluster,
@@ -47,10 +48,11 @@ EngineService = Literal["fitted", "deterministic"]
 
 @dataclass(frozen=True, repr=False, eq=False)
 class EngineSimulation(Simulation):
-    """Serving engines, each at a load."""
+    """Serving engines, each at a load. subject: model and machine of the steps, where they are known."""
 
     runs: Sequence[EngineResult]
     sla_ms: float = math.inf
+    subject: str = ""
 
     @cached_property
     def answer(self) -> "Verdict":
@@ -77,7 +79,7 @@ class EngineSimulation(Simulation):
     def page(self, made: "Making") -> "Rendered":
         from latfit.report import engines_page
 
-        return engines_page(self.runs, replace(made, sla_ms=self.sla_ms))
+        return engines_page(self.runs, replace(made, sla_ms=self.sla_ms, subject=self.subject))
 
 
 @library_verb
@@ -129,7 +131,7 @@ def simulate_engine(
     promise = Promise(_limit(ttft, "--ttft"), _limit(tpot, "--tpot"), options.sla_ms)
     routing = Routing(replicas, route, prefix_share)
     scatter = _scatters(service)
-    costs, unmeasured = _costs(fit, prefill_fit, prefill_on, hardware, scatter=scatter)
+    costs, unmeasured, subject = _costs(fit, prefill_fit, prefill_on, hardware, scatter=scatter)
     cluster = _cluster(routing, prefill_on, transfer, scatter=scatter)
     offered = rates(rate, per_s=rate_per_s)
     load = make_load(
@@ -150,7 +152,7 @@ def simulate_engine(
         runs.append(replace(found, notes=[*unmeasured, *found.notes]))
         if progress:
             progress(len(runs), len(cases))
-    return EngineSimulation(runs, options.sla_ms)
+    return EngineSimulation(runs, options.sla_ms, subject)
 
 
 def engine_settings(
@@ -215,17 +217,23 @@ def _scatters(service: str) -> bool:
     return service == "fitted"
 
 
-def _costs(fit: Any, prefill_fit: Any, prefill_on: Any, hardware: Any, *, scatter: bool) -> tuple[StepCosts, list[str]]:
-    """Step costs, and a note on each that was not measured: nominal ones, prefill that the fit has no data on."""
+def _costs(
+    fit: Any, prefill_fit: Any, prefill_on: Any, hardware: Any, *, scatter: bool
+) -> tuple[StepCosts, list[str], str]:
+    """Step costs, a note on each that was not measured (nominal ones, prefill that the fit has no data on), and what is
+    known of model and machine."""
+    from latfit.report import what_is_known
+
     notes = []
     first = prefill_fit if prefill_on is None else prefill_on
     if fit is not None:
         name, steps = str(fit)[:200], as_fit(fit).result
+        subject = what_is_known([ExecutionPath("engine", steps)])
     else:
         path = profile_of(hardware).first_of(("gpu",))
         if path is None:
             raise BadInput("there is no gpu path", where=str(hardware), remedy="Name the engine's fit with --fit.")
-        name, steps = path.label, path.fit
+        name, steps, subject = path.label, path.fit, what_is_known([path])
         if path.nominal is not None:
             costless = path.nominal.per_token_ms == 0 and first is None
             free = "; without per_token a prompt costs no more than one token" if costless else ""
@@ -234,7 +242,7 @@ def _costs(fit: Any, prefill_fit: Any, prefill_on: Any, hardware: Any, *, scatte
     of_prefill = steps if first is None else as_fit(first).result
     if warning := no_prefill_warning(of_prefill):
         notes.append(f"{name if first is None else str(first)[:200]}: {warning.message}. {warning.remedy}")
-    return step_costs(steps, prefill, scatter=scatter), notes
+    return step_costs(steps, prefill, scatter=scatter), notes, subject
 
 
 def _cluster(routing: Routing, prefill_on: Any, transfer: str | None, *, scatter: bool) -> Cluster:

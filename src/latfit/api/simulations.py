@@ -140,7 +140,8 @@ class Simulation(ABC):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PolicySimulation(Simulation):
-    """Batching policies on a machine. skipped: why points were left out.  findings, engines: of a study."""
+    """Batching policies on a machine. skipped: why points were left out.  findings, engines: of a study.  subject:
+    model and machine, where they are known."""
 
     runs: Sequence[SimResult]
     system: System
@@ -148,6 +149,7 @@ class PolicySimulation(Simulation):
     skipped: Sequence[str] = ()
     findings: Sequence[Finding] = ()
     engines: ServingStudy | None = None
+    subject: str = ""
 
     @cached_property
     def answer(self) -> "Verdict":
@@ -190,7 +192,7 @@ class PolicySimulation(Simulation):
         from latfit.report import policies_page
 
         claims = [(each.claim, each.found) for each in self.findings]
-        return policies_page(self.runs, self.system, replace(made, sla_ms=self.sla_ms), claims)
+        return policies_page(self.runs, self.system, replace(made, sla_ms=self.sla_ms, subject=self.subject), claims)
 
     def to_json(self) -> dict[str, Any]:
         if self.engines is None:
@@ -263,7 +265,8 @@ def simulate(
     )
     mean, longest = request_tokens(load, by_prompt, tokens_per_request)
     serving = Serving(mean, service, longest, servers or {}, buckets)
-    system = system_of(_machine(hardware, nominal), serving)
+    machine = _machine(hardware, nominal)
+    system = system_of(machine, serving)
     limit = math.inf if sla is None and sla_ms is None else duration(sla, "--sla", sla_ms)
     options = Options(requests, warmup, replications, seed, limit, precision)
     varied = {_setting(key)[0]: [_parsed(key, value) for value in values] for key, values in asked.items()}
@@ -275,7 +278,8 @@ def simulate(
         raise skipped[0]
     _log_events(log, points[0], seed)
     runs = sweep(points, running, out=out, resume=resume, progress=progress)
-    return PolicySimulation(runs, system, limit, list(dict.fromkeys(error.found for error in skipped)))
+    left_out = list(dict.fromkeys(error.found for error in skipped))
+    return PolicySimulation(runs, system, limit, left_out, subject=_subject(machine))
 
 
 def _machine(hardware: Any, nominal: Mapping[str, str] | None) -> HardwareProfile:
@@ -285,6 +289,12 @@ def _machine(hardware: Any, nominal: Mapping[str, str] | None) -> HardwareProfil
     missing = isinstance(hardware, str | Path) and not Path(hardware).exists()
     known = {} if more and missing else profile_of(hardware).paths
     return HardwareProfile({**known, **more})
+
+
+def _subject(machine: HardwareProfile) -> str:
+    from latfit.report import what_is_known
+
+    return what_is_known(machine.paths.values())
 
 
 def _log_events(target: Path | None, point: Point, seed: int) -> None:
@@ -320,7 +330,8 @@ def simulate_study(
     `simulate` does.
     """
     serving = Serving(float(tokens_per_request or 1), service, 0.0, servers or {}, buckets)
-    system = system_of(_machine(hardware, nominal), serving)
+    machine = _machine(hardware, nominal)
+    system = system_of(machine, serving)
     limit = math.inf if sla is None and sla_ms is None else duration(sla, "--sla", sla_ms)
     options = Options(requests, warmup, replications, seed, limit, precision)
     points = policy_points(system, options, solve_optimal)
@@ -328,7 +339,7 @@ def simulate_study(
     limit = points[0].options.sla_ms
     engines = serving_study(system.main, seed)
     found = [*findings(runs, system, limit), *engines.findings]
-    return PolicySimulation(runs, system, limit, (), found, engines)
+    return PolicySimulation(runs, system, limit, (), found, engines, _subject(machine))
 
 
 def solve_optimal(rate: float, T_ms: "FloatArray") -> "DispatchTable":

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from latfit.report import style as style
     from latfit.report.fit import page as page, tables as tables
     from latfit.report.fit.gallery import fit_figure as fit_figure
+    from latfit.report.fit.subject import what_is_known as what_is_known
     from latfit.report.fit.tables import (
         Table as Table,
         comparison_table as comparison_table,

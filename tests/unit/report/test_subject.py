@@ -10,7 +10,7 @@ from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import ExecutionPath, nominal_path
 from latfit.model.fit_parts import DataFacts
 from latfit.model.fit_result import FitResult
-from latfit.report.fit.subject import subject_of, title_of
+from latfit.report.fit.subject import subject_of, title_of, what_is_known
 from latfit.trace.table import Trace
 from tests.unit.report.conftest import planted_rows
 
@@ -43,7 +43,7 @@ def test_columns_of_the_rows_and_the_system_of_the_fit(fit: FitResult) -> None:
     )
     assert title_of([subject_of(path(fit), named)]) == "Inference latency of llama on H100"
     system = replace(fit, provenance={}, data=DataFacts(more={"system": {"hardware": "A40"}}))
-    assert title_of([subject_of(ExecutionPath("gpu", system), None)]) == "Inference latency on A40"
+    assert title_of([subject_of(ExecutionPath("gpu", system), None)]) == "Latency on A40"
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,6 @@ def test_several_paths(fit: FitResult, rows: Trace) -> None:
     nominal = nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms"))
     found = [subject_of(path(fit, **PROFILED), rows), subject_of(nominal, None)]
     assert title_of(found) == "Inference latency of tiny on AMD EPYC"
+    assert what_is_known([path(fit, **PROFILED), nominal]) == "tiny on AMD EPYC"
+    assert what_is_known([nominal]) == ""
     assert found[1].line == "nominal numbers, not measured: launch=12ms,slope=0.05ms"

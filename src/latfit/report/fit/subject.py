@@ -1,6 +1,6 @@
 """What a report is about: model, machine and device of each path, as far as its fit or its rows say them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,18 +41,22 @@ def subject_of(path: ExecutionPath, rows: Trace | None) -> Subject:
     return Subject(path.name, str(model), str(machine), ", ".join(filter(None, (details, measured))))
 
 
-def title_of(subjects: list[Subject]) -> str:
+def title_of(subjects: Sequence[Subject]) -> str:
     """The page's title: model and machine where they are known, else the paths."""
-    models, machines = (list(dict.fromkeys(filter(None, found))) for found in zip(*map(_both, subjects), strict=True))
-    if not models and not machines:
-        return f"Step latency on {', '.join(subject.path for subject in subjects)}"
-    of = f" of {', '.join(models)}" if models else ""
-    on = f" on {', '.join(machines)}" if machines else ""
-    return f"Inference latency{of}{on}"
+    if about := _about(subjects):
+        return f"Inference latency of {about}" if any(subject.model for subject in subjects) else f"Latency {about}"
+    return f"Step latency on {', '.join(subject.path for subject in subjects)}"
 
 
-def _both(subject: Subject) -> tuple[str, str]:
-    return subject.model, subject.machine
+def what_is_known(paths: Iterable[ExecutionPath]) -> str:
+    """`tiny on AMD EPYC`; empty where nobody said it."""
+    return _about([subject_of(path, None) for path in paths])
+
+
+def _about(subjects: Sequence[Subject]) -> str:
+    models = dict.fromkeys(subject.model for subject in subjects if subject.model)
+    machines = dict.fromkeys(subject.machine for subject in subjects if subject.machine)
+    return " ".join(filter(None, (", ".join(models), f"on {', '.join(machines)}" if machines else "")))
 
 
 def _origins(facts: Mapping[str, Any], path: str) -> Iterator[Mapping[str, Any]]:
