@@ -57,7 +57,7 @@ def verb(function: Verb) -> Verb:
 
     @functools.wraps(function)
     def flat(**given: Any) -> None:
-        given = {name: _plain(value) for name, value in given.items()}
+        given = {name: _as_texts(value) for name, value in given.items()}
         grouped = {
             name: group(**{each.name: given.pop(each.name) for each in fields(group) if each.name in given})
             for name, group in groups.items()
@@ -87,7 +87,7 @@ def _with_choices(kind: Any) -> Any:
     return list[StrEnum("Choice", [(name, name) for name in get_args(choices)])] | None  # type: ignore[misc]
 
 
-def _plain(value: Any) -> Any:
+def _as_texts(value: Any) -> Any:
     """A list of choices as the texts they are."""
     return [each.value if isinstance(each, StrEnum) else each for each in value] if isinstance(value, list) else value
 
