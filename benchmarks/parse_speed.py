@@ -1,17 +1,18 @@
-"""How fast a vLLM log becomes a trace, on one thread: beside reading the file, a plain Python `re` loop, and Polars
-and DuckDB on two threads, where they are installed. All of them take the same from a line, and must find the same rows.
+"""How fast a vLLM log becomes a trace: the whole command beside a plain Python `re` loop, and its reading alone beside
+that loop, reading the file, and Polars and DuckDB on two threads, where they are installed. All of them take the same
+from a line, and must find the same rows.
 
 The log is that of three servers that one file was appended to: an older vLLM with coloured names of processes, one
 without colours, and a newer one that logs from the API server; two engines each, start-up lines, and lines of requests.
 """
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.log_loop import CLOCK, NAMES, PATTERN, WHOLE, read_re
 from benchmarks.timing import paired
 from latfit.trace.readers.reader import Options
 from latfit.trace.readers.source import open_source
@@ -26,15 +28,6 @@ from latfit.trace.readers.vllm import reader
 from latfit.trace.table import Trace
 
 THREADS = 2
-PATTERN = (
-    r"\((\w+) pid=\d+\)[^I]*INFO (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d) \[[^\]]*\] (?:(Engine \d+): )?"
-    r"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
-    r"(\d+) generation tokens, iteration elapsed time: (\d+\.\d+) ms( \(dummy\))?(?:, GPU KV cache usage: (\d+\.\d+)%)?"
-)
-CLOCK = ("month", "day", "hour", "minute", "second")
-COUNTS = ("step", "requests", "tokens", "decodes", "decoded")
-NAMES = ("process", *CLOCK, "engine", *COUNTS, "ms", "dummy", "usage")
-WHOLE = CLOCK + COUNTS
 SINGLE = {
     "process": r"\((\w+) pid=",
     **{name: r"INFO " + r"\d\d." * k + r"(\d\d)" for k, name in enumerate(CLOCK)},
@@ -48,13 +41,6 @@ SINGLE = {
     "dummy": r" ms( \(dummy\))",
     "usage": r"KV cache usage: (\d+\.\d+)%",
 }
-COLD = """
-import sys, time
-started = time.perf_counter()
-from latfit.trace.readers import Options, open_source, vllm
-vllm.read(open_source(sys.argv[1]), Options())
-print(time.perf_counter() - started)
-"""
 
 
 def log_lines(lines: int, seed: int = 0) -> Iterator[str]:
@@ -108,29 +94,6 @@ def read_raw(path: Path) -> int:
 def read_latfit(path: Path) -> Trace:
     """What is measured."""
     return reader.read(open_source(path), Options())
-
-
-def read_re(path: Path) -> list[tuple[Any, ...]]:
-    """The loop that people write."""
-    found, rows = re.compile(PATTERN.encode()).search, []
-    with path.open("rb") as stream:
-        for line in stream:
-            match = found(line)
-            if match:
-                process, month, day, hour, minute, second, engine, step, *counts, ms, dummy, usage = match.groups()
-                rows.append(
-                    (
-                        process,
-                        *map(int, (month, day, hour, minute, second)),
-                        engine,
-                        int(step),
-                        *map(int, counts),
-                        float(ms),
-                        dummy is not None,
-                        float(usage) if usage else np.nan,
-                    )
-                )
-    return rows
 
 
 def read_polars(path: Path) -> Any:
@@ -195,33 +158,66 @@ def check(trace: Trace, found: Any) -> None:
     assert (trace["replica"] == theirs.engine.where(theirs.engine.notna(), theirs.process)).all()
 
 
-def compile_seconds(path: Path, cache: Path) -> tuple[float, float]:
-    """Of a first process, which compiles, and of the next, which finds the compiled code on disk."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
-    runs = [subprocess.run([sys.executable, "-c", COLD, str(path)], env=environment, check=True, capture_output=True)]
-    runs += [subprocess.run(runs[0].args, env=environment, check=True, capture_output=True)]
-    return float(runs[0].stdout), float(runs[1].stdout)
+@dataclass(frozen=True)
+class Used:
+    """What a command took: seconds of all its processors, seconds on the clock, and the most memory in MB."""
+
+    processor_s: float
+    wall_s: float
+    peak_mb: float
+
+    def __str__(self) -> str:
+        return f"{self.processor_s:.2f} s of processor time, {self.wall_s:.2f} s, {self.peak_mb:.0f} MB"
+
+
+def used_by(*arguments: str) -> Used:
+    """Run Python with these arguments."""
+    start = time.perf_counter()
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    return Used(usage.ru_utime + usage.ru_stime, wall, usage.ru_maxrss / 1024)
+
+
+def whole_commands(path: Path, folder: Path, pairs: int) -> None:
+    """Print what `latfit ingest` takes, start-up and the written trace included, beside the loop as a command."""
+    ours, theirs = [], []
+    for _ in range(pairs):
+        theirs.append(used_by(str(Path(__file__).with_name("log_loop.py")), str(path)))
+        ours.append(used_by("-m", "latfit", "ingest", str(path), "--out", str(folder / "trace.parquet")))
+    loop, first = (min(runs, key=lambda run: run.processor_s) for runs in (theirs, ours))
+    ratio, wall = first.processor_s / loop.processor_s, first.wall_s / loop.wall_s
+    print(f"whole command, {path.stat().st_size / 1e6:.0f} MB: latfit ingest takes {first}; a re loop {loop}")
+    print(f"  ratio {ratio:.2f} of processor time, {wall:.2f} on the clock; first run here {ours[0].processor_s:.2f} s")
 
 
 def main(smoke: bool = False) -> None:
-    """Print lines and bytes a second, and how many times faster than each peer."""
+    """Print lines and bytes a second, how many times faster than each peer, and what the whole command takes."""
     os.environ["POLARS_MAX_THREADS"] = str(THREADS)  # Polars looks when it is imported
-    lines, pairs = (20_000, 1) if smoke else (2_000_000, 3)
+    sizes, pairs = ((20_000,), 1) if smoke else ((300_000, 2_000_000), 3)
     with tempfile.TemporaryDirectory(prefix="latfit-") as folder:
         path = Path(folder) / "server.log"
-        with path.open("w") as stream:
-            stream.writelines(log_lines(lines))
-        trace = read_latfit(path)
-        lines, size = int(trace.provenance["lines"]), path.stat().st_size
-        print(f"vLLM log: {lines:,} lines, {size / 1e6:.0f} MB, {len(trace):,} steps, {trace.provenance['runs']} runs")
-        seconds = [_seconds(read_latfit, path) for _ in range(pairs)]
-        raw = min(_seconds(read_raw, path) for _ in range(pairs))
-        for name, best in (("latfit, one thread", min(seconds)), ("reading the file", raw)):
-            print(f"  {name}: {lines / best / 1e6:.2f} million lines/s, {size / best / 1e6:,.0f} MB/s")
-        for name, peer in {"re loop": read_re, "Polars": read_polars, "DuckDB": read_duckdb}.items():
-            _compare(name, peer, path, trace, pairs)
-        first, next_one = compile_seconds(path, Path(folder) / "cache")
-        print(f"  a process with imports: {first:.1f} s when it compiles, {next_one:.2f} s after that")
+        for size in sizes:
+            with path.open("w") as stream:
+                stream.writelines(log_lines(size))
+            whole_commands(path, Path(folder), pairs)
+        in_process(path, pairs)
+
+
+def in_process(path: Path, pairs: int) -> None:
+    """Print how fast the log is read, beside all peers."""
+    trace = read_latfit(path)
+    lines, size = int(trace.provenance["lines"]), path.stat().st_size
+    print(f"vLLM log: {lines:,} lines, {size / 1e6:.0f} MB, {len(trace):,} steps, {trace.provenance['runs']} runs")
+    seconds = [_seconds(read_latfit, path) for _ in range(pairs)]
+    raw = min(_seconds(read_raw, path) for _ in range(pairs))
+    for name, best in (("latfit, one thread", min(seconds)), ("reading the file", raw)):
+        print(f"  {name}: {lines / best / 1e6:.2f} million lines/s, {size / best / 1e6:,.0f} MB/s")
+    for name, peer in {"re loop": read_re, "Polars": read_polars, "DuckDB": read_duckdb}.items():
+        _compare(name, peer, path, trace, pairs)
 
 
 def _compare(name: str, peer: Callable[[Path], Any], path: Path, trace: Trace, pairs: int) -> None:

@@ -401,6 +401,12 @@ def slow_rows(log: bytes) -> Iterator[tuple[Any, ...]]:
             )
 
 
+def slow_cut(log: bytes) -> int:
+    """How many steps begin and are not whole."""
+    rests = (WHOLE_STEP.sub(b"|", ANSI.sub(b"", raw)) for raw in log.split(b"\n"))
+    return sum(len(re.findall(rb"Iteration\(\d", rest)) for rest in rests)
+
+
 SLOW_COLUMNS = (
     "step B S T_ms prefill_requests prefill_tokens dummy kv_usage encoder_inputs encoder_embeddings".split()  # noqa: SIM905
 )
@@ -509,6 +515,7 @@ class TestProperties:
         if trace is not None:
             assert_like_slow(trace, rows)
             assert_times_like_slow(trace, rows)
+            assert trace.provenance["cut_lines"] == slow_cut(log)
 
     @given(logs(), st.integers(1, 700))
     @settings(max_examples=100)
@@ -532,6 +539,7 @@ class TestProperties:
         assert (trace is None) == (not rows)
         if trace is not None:
             assert_like_slow(trace, rows)
+            assert trace.provenance["cut_lines"] == slow_cut(log)
 
     @given(st.binary(max_size=300))
     def test_arbitrary_files_raise_only_what_a_user_can_mend(self, content: bytes) -> None:

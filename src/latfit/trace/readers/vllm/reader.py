@@ -119,15 +119,16 @@ def _whole_lines(stream: BinaryIO, size: int) -> Iterator[bytes]:
 
 def _joined(blocks: Sequence[Block]) -> dict[str, Array]:
     """The columns of all blocks, which are emptied on the way: one column at a time is held twice."""
-    columns = {}
+    columns: dict[str, Array] = {}
     lengths = [len(block.columns["engine"]) for block in blocks]
     names = dict.fromkeys(name for block in blocks for name in block.columns)
     for name in sorted(names, key=lambda name: list(ABSENT).index(name) if name in ABSENT else -1):
-        parts = [block.columns.pop(name, None) for block in blocks]
+        kind = next(block.columns[name].dtype for block in blocks if name in block.columns)
+        absent = ABSENT.get(name)
         columns[name] = np.concatenate(
             [
-                np.full(length, ABSENT[name]) if part is None else part
-                for part, length in zip(parts, lengths, strict=True)
+                block.columns.pop(name) if name in block.columns else np.full(length, absent, dtype=kind)
+                for block, length in zip(blocks, lengths, strict=True)
             ]
         )
     return columns

@@ -216,10 +216,12 @@ def _rest(line: Cursor) -> dict[str, Array]:
         part = Cursor(line.block, line.at[rows])
         inputs = part.skip(b", encoder inputs: ").number(COUNT_DIGITS)
         embeddings = part.skip(b", encoder output embeddings: ").number(COUNT_DIGITS)
+        rows, part.at = rows[part.whole], part.at[part.whole]
         for name, values in (("encoder_inputs", inputs), ("encoder_embeddings", embeddings)):
-            columns[name] = np.zeros(len(line.at), dtype=np.int32)
-            columns[name][rows[part.whole]] = values[part.whole]
-        line.at[rows[part.whole]] = part.at[part.whole]
+            if len(rows):
+                columns[name] = np.zeros(len(line.at), dtype=np.int32)
+                columns[name][rows] = values[part.whole]
+        line.at[rows] = part.at
     return columns
 
 
@@ -251,7 +253,7 @@ def _notes(text: bytes, hits: Array, after: Array) -> Iterator[Note]:
     for end in sorted({text.index(b"\n", at) for mark in (START, SIZE) for at in _places(text, mark)}):
         rows = int(np.searchsorted(hits, end))
         line = text[max(text.rfind(b"\n", 0, end) + 1, int(after[rows - 1]) if rows else 0) : end]
-        size = KV_SIZE.search(line)
+        size = KV_SIZE.match(line, line.find(SIZE))
         tokens = int(size[1].replace(b",", b"")) if size else 0
         if START in line or tokens > 0:
             process = PROCESS.match(line)
