@@ -80,7 +80,7 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     from latfit.planning.load.promise import asked_of, promised, promised_rate
     from latfit.planning.load.strategies import Target, machine_of
     from latfit.planning.load.varying import load_from_arrivals
-    from latfit.planning.request import Wishes
+    from latfit.planning.request import PlanRequest
     from latfit.planning.result import Kind, Strategy
     from latfit.trace.table import Trace
 
@@ -94,16 +94,16 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
         return [Outcome("percentile", group, math.nan, math.nan, math.nan, math.nan, 0.0, fit.status.code)]
     profile = HardwareProfile({"gpu": ExecutionPath("gpu", fit)})
     rate = planted.system.arrivals.rate
-    wishes = Wishes(rate=rate, max_batch=planted.system.cap)
+    request = PlanRequest(rate=rate, max_batch=planted.system.cap)
     if planted.load != "poisson":
         moments = np.cumsum(recording(planted.system, seed))
         load = load_from_arrivals(moments, "recording", float(moments[-1] - moments[0]))
-        wishes = Wishes(load=replace(load, rates=np.array([rate])), max_batch=planted.system.cap)
+        request = PlanRequest(load=replace(load, rates=np.array([rate])), max_batch=planted.system.cap)
     at = time.process_time()
     exact = truth_of.truth(planted.system, TRUTH, seed=seed).quantile(Q)
     exact_s = time.process_time() - at
     sla = exact.value * float(np.random.default_rng([seed, 7]).uniform(1.2, 3))
-    asked = asked_of(machine_of(profile, 1, wishes), Target(sla, Q, 1), Strategy(Kind.GREEDY, ("gpu",)), rate)
+    asked = asked_of(machine_of(profile, 1, request), Target(sla, Q, 1), Strategy(Kind.GREEDY, ("gpu",)), rate)
     found = promised(asked)
     if found is None:
         return [Outcome("percentile", group, math.nan, 0, math.inf, exact.value, exact.error, "overloaded by the fit")]
@@ -135,7 +135,7 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
     from latfit.planning.load.cutoff import cutoff_plan
     from latfit.planning.load.promise import asked_of, promised
     from latfit.planning.load.strategies import Target, machine_of
-    from latfit.planning.request import Wishes
+    from latfit.planning.request import PlanRequest
     from latfit.trace.table import Trace
 
     began, rng = time.process_time(), np.random.default_rng([seed, 5])
@@ -156,8 +156,8 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
         if not fit.status.ok:
             return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, fit.status.code)]
     profile = HardwareProfile({"gpu": ExecutionPath("gpu", gpu), "cpu": ExecutionPath("cpu", cpu)})
-    wishes, sla = Wishes(rate=rate, max_batch=system.cap), 6 * system.main.mean_ms(system.cap)
-    target, machine = Target(sla, Q, 1), machine_of(profile, 1, wishes)
+    request, sla = PlanRequest(rate=rate, max_batch=system.cap), 6 * system.main.mean_ms(system.cap)
+    target, machine = Target(sla, Q, 1), machine_of(profile, 1, request)
     both = machine.both
     assert both is not None
     try:

@@ -18,14 +18,21 @@ if TYPE_CHECKING:
         Fit as Fit,
         Hardware as Hardware,
         Plan as Plan,
+        Profile as Profile,
         Report as Report,
+        Simulation as Simulation,
+        Validation as Validation,
         compare as compare,
         fit as fit,
         fit_each as fit_each,
         plan as plan,
+        profile as profile,
         read as read,
         report as report,
+        simulate as simulate,
+        simulate_engine as simulate_engine,
         step_budget as step_budget,
+        validate as validate,
     )
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -43,7 +43,7 @@ def test_nominal_numbers_are_marked_wherever_they_are_used(folder: Path, capsys:
     capsys.readouterr()
     assert latfit("hardware", "show", "-v") == 0
     assert "amx (nominal)" in capsys.readouterr().out
-    assert latfit("plan", "--sla", "20ms", "--rate", "100/s") == 0
+    assert latfit("plan", "--sla", "20ms", "--rate", "100/s", "-v") == 0
     told = capsys.readouterr().out
     assert "nominal numbers (p50=2ms), not measured" in told
     assert "serves 346.6 req/s, not 500 req/s" in " ".join(told.split())

@@ -1,6 +1,7 @@
-"""`latfit plan`: the decision first, the contract, what makes an impossible plan possible, exit codes, pictures."""
+"""`latfit plan`: ten-odd lines, the contract, what makes an impossible plan possible, exit codes, files."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,36 +34,57 @@ def gpu(in_tmp: Path) -> Path:
     return keep(in_tmp, machine(gpu=line(4, 0.1, domain=SMALL)))
 
 
-def test_the_decision_is_in_the_first_three_lines(both: Path, capsys: Captured) -> None:
+def test_the_default_is_the_decision_and_fits_a_terminal(both: Path, capsys: Captured) -> None:
     assert latfit("plan", "--sla", "20ms", "--rate", "100/s") == 0
-    answer, thresholds, load = capsys.readouterr().out.splitlines()[:3]
-    assert answer.startswith("Serve 100 req/s with ")
-    assert "p99 response " in answer
-    assert "B1 = " in thresholds
-    assert "B2 = " in thresholds
-    assert "T_cut = 7.94 ms (proved)" in thresholds
-    assert load.startswith("1 replica needed; capacity ")
-    assert "SLA-bound" in load
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(text.splitlines()) <= 16
+    told = " ".join(text.split())
+    assert told.startswith("Serve 100 req/s with amx, greedy batches: p99 response ")
+    assert re.search(r"B1 = \d+; B2 = \d+; T_cut = 7.94 ms \(proved\) 1 replica needed; capacity [\d.]+ req/s", told)
+    assert "vLLM on gpu: vllm serve --max-num-seqs 64" in told
+    assert "Next: latfit report --sla 20ms --rate 100/s" in told
 
 
-def test_without_a_rate_the_third_line_is_the_engine(gpu: Path, capsys: Captured) -> None:
+def test_verbose_shows_every_table_and_what_is_assumed(both: Path, capsys: Captured) -> None:
+    assert latfit("plan", "--sla", "20ms", "--rate", "100/s", "-v") == 0
+    text = capsys.readouterr().out
+    for caption in ("Strategies for 100 req/s", "Thresholds for a scheduler", "in the event simulation", "Poisson"):
+        assert caption in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "state"),
+    [(("20ms",), 0, "good"), (("1ms",), 5, "bad"), (("20ms", "--laws-only"), 0, "doubt")],
+)
+def test_the_verdict_has_its_colour_on_a_terminal(
+    arguments: tuple[str, ...], code: int, state: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert latfit("hardware", "add", "amx", "--nominal", "p50=1.3863ms") == 0
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr("latfit.cli.output.verdict", lambda text, state: said.append((text, state)))
+    assert latfit("plan", "--rate", "100/s", "--sla", *arguments) == code
+    assert [found for _, found in said] == [state]
+
+
+def test_without_a_rate_the_engine_follows_the_thresholds(gpu: Path, capsys: Captured) -> None:
     assert latfit("plan", "--sla", "8ms") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2].startswith("Engine on gpu: max_num_seqs 40")  # 4 + 0.1 * 40 = 8
+    told = capsys.readouterr().out
+    assert "vLLM on gpu: vllm serve --max-num-seqs 40" in told  # 4 + 0.1 * 40 = 8
 
 
 def test_the_contract_with_a_rate(both: Path, capsys: Captured) -> None:
     assert latfit("plan", "--sla", "20ms", "--rate", "100/s", "--json") == 0
     plan = json.loads(capsys.readouterr().out)
-    promised = {"B1", "B2", "T_cut_ms", "inverse", "settings", "capacity", "feasible", "binding"}
+    promised = {"B1", "B2", "T_cut_ms", "step_limits", "settings", "capacity", "feasible", "binding"}
     assert promised <= set(plan)
-    assert plan["T_cut_ms"]["bound"] == "rigorous"
+    assert plan["T_cut_ms"]["bound"] == "proved"
     assert plan["T_cut_ms"]["value"] == pytest.approx(7.937, abs=2e-3)
-    assert {"poisson", "rigorous", "exact"} <= set(plan["T_cut_ms"]["bounds_ms"])
+    assert {"textbook", "proved", "exact"} <= set(plan["T_cut_ms"]["bounds_ms"])
     assert plan["B1"]["value"] == 7  # 12 + 0.05 B <= 2 B from 6.15 on
     assert {row["rule"] for row in plan["rules"]} == {"optimal", "greedy", "literal", "amortised", "total delay"}
     assert plan["capacity"]["replicas"] == 1
-    assert any(row["chosen"] for row in plan["alternatives"])
+    assert any(row["chosen"] for row in plan["strategies"])
 
 
 def test_a_wait_and_a_transfer_move_B1(both: Path, capsys: Captured) -> None:
@@ -100,7 +122,7 @@ class TestWhatWouldMakeItPossible:
         (["--rate", "0/s"], 2),
         (["--rate", "500"], 2),
         (["--rate", "5/s", "--arrivals", "a.csv"], 2),
-        (["--window", "1min"], 2),
+        (["--arrivals-window", "1min"], 2),
         (["--objective", "p99=1"], 2),
         (["--rate", "5/s", "--objective", "speed=1"], 2),
         (["--rate", "5/s", "--objective", "p99=0"], 2),
@@ -125,16 +147,25 @@ def test_what_a_user_gets_wrong(arguments: list[str], code: int, gpu: Path, caps
 
 def test_a_recorded_load(gpu: Path, capsys: Captured) -> None:
     (gpu / "rates.csv").write_text("t_s,rate_per_s\n" + "".join(f"{60 * i},{500 + 400 * (i % 7)}\n" for i in range(20)))
-    assert latfit("plan", "--sla", "20ms", "--arrivals", "rates.csv") == 0
+    assert latfit("plan", "--sla", "20ms", "--arrivals", "rates.csv", "-v") == 0
     told = capsys.readouterr().out
     assert "Serve 2,900 req/s" in told
     assert "Load of rates.csv" in told
 
 
-def test_pictures(both: Path, capsys: Captured) -> None:
-    assert latfit("plan", "--sla", "20ms", "--rate", "100/s", "--out", "pictures", "--quiet") == 0
-    names = sorted(target.name for target in (both / "pictures").iterdir())
-    assert names == [
-        "plan-cutoff.png", "plan-latency.png", "plan-rate.png", "plan-region-amx.png", "plan-region-gpu.png",
-    ]  # fmt: skip
-    assert all((both / "pictures" / name).read_bytes().startswith(b"\x89PNG") for name in names)
+def test_a_file_a_picture_and_a_page(both: Path, capsys: Captured) -> None:
+    files = ("--out", "plan.json", "--figure", "plan.png", "--report", "page")
+    assert latfit("plan", "--sla", "20ms", "--rate", "100/s", *files, "--json") == 0
+    assert json.loads((both / "plan.json").read_text()) == json.loads(capsys.readouterr().out)
+    assert (both / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert "Serve 100" in (both / "page" / "report.html").read_text()
+
+
+def test_a_transfer_has_a_part_for_each_token(both: Path, capsys: Captured) -> None:
+    """2 ms + 4 tokens of 0.5 ms are 4 ms."""
+    values = []
+    for transfer in ("2ms+0.5ms", "4ms"):
+        options = ("--tokens-per-request", 4, "--transfer", transfer)
+        assert latfit("plan", "--sla", "20ms", *options, "--json") == 0
+        values.append(json.loads(capsys.readouterr().out)["B1"]["value"])
+    assert values[0] == values[1] is not None

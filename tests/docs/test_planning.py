@@ -40,7 +40,7 @@ def test_commands(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_table_of_methods_is_what_is_printed(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     block = next(b for b in re.findall(r"\n\n```\n(.*?)```", PAGE, flags=re.DOTALL) if b.startswith("method"))
     for arguments, _ in examples()[:3]:
-        run(arguments)
+        run([*arguments, "-v"])
     printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for line in block.splitlines():
         assert " ".join(line.split()) in printed

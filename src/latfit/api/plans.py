@@ -33,7 +33,7 @@ class Plan:
 
     result: planning.Plan
     hardware: HardwareProfile = field(default_factory=HardwareProfile)
-    request: planning.Wishes = field(default_factory=planning.Wishes)
+    request: planning.PlanRequest = field(default_factory=planning.PlanRequest)
 
     @property
     def feasible(self) -> bool:
@@ -201,7 +201,7 @@ def plan(
     `arrivals_window`.  tokens_per_request: tokens that a request adds to a step, 1 for decode.  context: cached tokens
     of a request.  max_batch: of the GPU.  transfer ("0.2ms", "2ms+1us" with a part per token), wait: before the GPU
     begins.  launch_share: share of the launch cost in a step from which B2 counts.  ttft, tpot, prompt_tokens: targets
-    for the engine settings.  objective: weights, {"p99": 1, "mean": 0.5}.  laws_only: exact laws, nothing is run.
+    for the engine settings.  objective: weights, {"p99": 1, "mean": 0.5}.  laws_only: closed forms, nothing is simulated.
     seed: of the simulation that verifies the decision.
 
     A plan that nothing can meet comes back with feasible=False and what would make it feasible. Raises BadInput,
@@ -210,7 +210,7 @@ def plan(
     limit_ms = duration(sla, "--sla", sla_ms)
     offered = None if rate is None and rate_per_s is None else per_ms(rate, "--rate", rate_per_s)
     fixed_ms, ms_per_token = (0.0, 0.0) if transfer is None else transfers(transfer)
-    request = planning.Wishes(
+    request = planning.PlanRequest(
         rate=offered,
         load=_load(arrivals, arrivals_window, alone=offered is None),
         replicas=replicas,
@@ -226,7 +226,7 @@ def plan(
     )
     profile = profile_of(paths)
     found = planning.make_plan(
-        profile, limit_ms, percentile=percent(percentile), tokens_per_request=tokens_per_request, wishes=request
+        profile, limit_ms, percentile=percent(percentile), tokens_per_request=tokens_per_request, request=request
     )
     return Plan(found, profile, request)
 
@@ -246,15 +246,14 @@ def step_budget(
 
     paths: what `Hardware` takes; path: which of its paths, where it has several.  sla: "10ms" (or sla_ms=10), kept by
     `percentile` percent of steps.  B: the numbers of requests to tabulate, by default 1, 2, 4, ... up to
-    `max_requests`, by default the largest measured.
+    `max_requests`, which is the largest measured where nothing else is said.
 
     `.table` is a DataFrame (B, S_max), `.trim(least, wanted)` cuts a batch. Raises SlaOutOfReach, WrongUsage.
     """
     limit_ms = duration(sla, "--sla", sla_ms)
-    sizes = None if B is None else tuple([B] if isinstance(B, int) else B)
-    most = max(sizes) if sizes and max_requests is None else max_requests
-    found = planning.step_budget(_one_path(profile_of(paths), path), limit_ms, percent(percentile), max_requests=most)
-    return found if sizes is None else found.at(sizes)
+    machine = _one_path(profile_of(paths), path)
+    found = planning.step_budget(machine, limit_ms, percent(percentile), max_requests=max_requests)
+    return found if B is None else found.at([B] if isinstance(B, int) else list(B))
 
 
 def _one_path(profile: HardwareProfile, name: str | None) -> ExecutionPath:

@@ -14,7 +14,7 @@ from latfit.api.reading import read
 from latfit.errors import LatfitError, WrongUsage
 from latfit.files import check_writable, make_folder
 from latfit.hardware import HardwareProfile
-from latfit.planning import Wishes
+from latfit.planning import PlanRequest
 from latfit.provenance import command_line, utc_now
 from latfit.trace import Trace, read_again
 
@@ -93,7 +93,7 @@ def report(
         rows,
         [] if plan is None else [plan.result],
         percent(percentile),
-        Wishes() if plan is None else plan.request,
+        PlanRequest() if plan is None else plan.request,
         command=command_line(),
         made_at=utc_now(),
         notes=notes,

@@ -13,7 +13,7 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import CPU_PATHS, GPU_PATHS, HardwareProfile, PathLatency, beside_the_fit
 from latfit.planning import wording
 from latfit.planning.engine_settings import engine_flags, engine_settings
-from latfit.planning.request import Wishes
+from latfit.planning.request import PlanRequest
 from latfit.planning.result import Plan, Reach, StepPlan, Threshold, TokenRange
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
@@ -36,30 +36,30 @@ def make_plan(
     *,
     percentile: float = 99.0,
     tokens_per_request: int = 1,
-    wishes: Wishes | None = None,
+    request: PlanRequest | None = None,
 ) -> Plan:
     """Decide for an SLA in ms, met by `percentile` percent of the steps, or of the responses where a rate is given.
 
     tokens_per_request: tokens that each request adds to a step (1: decode). A plan that nothing can meet comes back
     with feasible=False and what would make it feasible. Raises BadInput, WrongUsage.
     """
-    wishes = wishes or Wishes()
+    request = request or PlanRequest()
     _check(profile, sla_ms, percentile, tokens_per_request)
-    paths = _paths(profile, tokens_per_request, wishes.context)
+    paths = _paths(profile, tokens_per_request, request.context)
     levels = {name: levels_for(path, percentile) for name, path in profile.paths.items()}
-    steps, answer = _of_steps(profile, levels, paths, sla_ms, percentile, wishes)
+    steps, answer = _of_steps(profile, levels, paths, sla_ms, percentile, request)
     load = None
-    if wishes.rate_each is not None and steps.feasible:
+    if request.rate_each is not None and steps.feasible:
         from latfit.planning.load.evaluate import load_plan  # brings the compiler, which steps do without
 
-        load = load_plan(profile, sla_ms, percentile, tokens_per_request, wishes)
-        answer = wording.load_answer(load, sla_ms, wishes.replicas)
+        load = load_plan(profile, sla_ms, percentile, tokens_per_request, request)
+        answer = wording.load_answer(load, sla_ms, request.replicas)
     every = list(profile.paths.values())
-    warnings = [*(load.warnings if load else ()), *inherited(every), *_warnings(profile, levels, percentile, wishes)]
+    warnings = [*(load.warnings if load else ()), *inherited(every), *_warnings(profile, levels, percentile, request)]
     if steps.doubts:
         warnings.append(wording.in_doubt(steps.doubts, sla_ms))
     reasons = unsupported(steps, load, every)
-    settings = engine_settings(paths.serving.path, sla_ms, percentile, wishes.serving, wishes.context)
+    settings = engine_settings(paths.serving.path, sla_ms, percentile, request.serving, request.context)
     factor = level_for(paths.serving.path, percentile, paths.serving.phase).factor
     return Plan(
         sla_ms=sla_ms,
@@ -88,10 +88,10 @@ def _of_steps(
     paths: _Paths,
     sla_ms: float,
     percentile: float,
-    wishes: Wishes,
+    request: PlanRequest,
 ) -> tuple[StepPlan, str]:
     """Everything that needs no rate, and its answer."""
-    every, context = profile.paths, wishes.context
+    every, context = profile.paths, request.context
     S_at_B = [row for name, path in every.items() for row in token_ranges(path, sla_ms, levels[name], context)]
     B_at_S = [row for name, path in every.items() for row in batch_ranges(path, sla_ms, levels[name], context)]
     fastest = {name: fastest_step(path, levels[name], context) for name, path in every.items()}
@@ -109,7 +109,7 @@ def _of_steps(
         binding=binding,
         remedy=remedy,
         doubts=[row for path in every.values() for row in doubtful_steps(path, sla_ms, percentile)],
-        **_thresholds(profile, paths, wishes),
+        **_thresholds(profile, paths, request),
     )
     return plan, answer
 
@@ -126,7 +126,7 @@ def _step_answer(
     return wording.step_answer(sla_ms, largest, profile.paths[largest.path].label, level.percentile)
 
 
-def _thresholds(profile: HardwareProfile, paths: _Paths, wishes: Wishes) -> dict[str, Threshold]:
+def _thresholds(profile: HardwareProfile, paths: _Paths, request: PlanRequest) -> dict[str, Threshold]:
     """B1, B2, the knee and the prefill threshold, as far as the paths allow."""
     cpu, gpu = paths.cpu, paths.gpu
     missing = Threshold(None, "", reach=Reach.UNKNOWN)
@@ -134,12 +134,12 @@ def _thresholds(profile: HardwareProfile, paths: _Paths, wishes: Wishes) -> dict
         absent = "gpu" if gpu is None else "amx or cpu"
         missing = Threshold(None, wording.missing_path(list(profile.paths), absent), reach=Reach.UNKNOWN)
     widest = gpu or cpu
-    extra = wishes.transfer_ms + (wishes.wait_ms or 0.0)
+    extra = request.transfer_ms + (request.wait_ms or 0.0)
     both = (cpu, gpu) if cpu is not None and gpu is not None else None
     return {
         "B1": missing if both is None else gpu_threshold(*both, extra_ms=extra),
         "B1_tokens": missing if both is None else prefill_threshold(both[0].path, both[1].path, extra_ms=extra),
-        "B2": missing if gpu is None else amortised_batch(gpu, wishes.launch_share),
+        "B2": missing if gpu is None else amortised_batch(gpu, request.launch_share),
         "knee": missing if widest is None else knee_batch(widest),
     }
 
@@ -153,7 +153,7 @@ def _notes(profile: HardwareProfile) -> list[str]:
 
 
 def _warnings(
-    profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: float, wishes: Wishes
+    profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: float, request: PlanRequest
 ) -> list[LatfitWarning]:
     """What the fits leave open about steps, and what to do about it."""
     found = []
@@ -165,7 +165,7 @@ def _warnings(
             found.append(wording.no_intervals(name))
         elif level.percentile < asked:
             found.append(wording.too_few(name, asked, level.by_phase))
-        if wishes.context is None and path.fit.assumed_context:
+        if request.context is None and path.fit.assumed_context:
             found.append(wording.assumed_context(name, path.fit.assumed_context))
         if not path.fit.knows_prefill and not path.nominal:
             found.append(wording.no_prefill_measured(name))

@@ -58,7 +58,7 @@ class ServingTargets:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PlanRequest:
     """Everything optional about a plan.
 
     rate: requests per ms, for all replicas together.  context: cached tokens of a request.  max_batch: largest batch of

@@ -94,9 +94,9 @@ class RuleChoice:
 class Cutoff:
     """How long a request may wait for the GPU before it goes to the CPU's queue.
 
-    value: the recommended T_cut in ms, None where none meets the SLA.  bound: what backs it: "rigorous" (proved),
+    value: the recommended T_cut in ms, None where none meets the SLA.  bound: what backs it: "proved" (proved),
     "exact" (the law by matrices), "simulated" (the queues run with the measured scatter).  ranges: T_cut that meet the
-    SLA, by method.  bounds_ms: the percentile at `value` (where there is none, at `safest_ms`) by method; "poisson" is
+    SLA, by method.  bounds_ms: the percentile at `value` (where there is none, at `safest_ms`) by method; "textbook" is
     the textbook formula.  holds: the methods whose number is a valid bound or the law itself.  safest_ms: T_cut with
     the least percentile.
     """
@@ -112,7 +112,7 @@ class Cutoff:
     safest_ms: float
     overflow_share: float
     mean_ms: float
-    amx_rate_per_s: float
+    cpu_rate_per_s: float
     service: Mapping[str, Any]
 
     @property
@@ -128,7 +128,7 @@ class Cutoff:
     @property
     def misled(self) -> bool:
         """Whether the textbook formula admits what misses the SLA, or refuses what meets it."""
-        textbook, exact = self.ranges.get("poisson", ()), self.admitted
+        textbook, exact = self.ranges.get("textbook", ()), self.admitted
         ends = [spans[-1][1] if spans else 0.0 for spans in (textbook, exact)]
         return bool(textbook) != bool(exact) or ends[0] > ends[1] * 1.01
 
@@ -427,7 +427,7 @@ class Plan:
             "unsupported": list(self.unsupported),
             "rate_per_s": self.rate_per_s,
             "interval_ms": None if load is None else load.interval_ms,
-            "alternatives": _plain(self.alternatives),
+            "strategies": _plain(self.alternatives),
             "capacity": _plain(self.capacity),
             "checked": None if load is None else load.checked,
             "T_cut_ms": _plain(self.T_cut),
@@ -440,8 +440,8 @@ class Plan:
             "sensitivity": _plain(() if load is None else load.sensitivity),
             "frontier": _plain(() if load is None else load.frontier),
             "fastest_ms": steps.fastest_ms,
-            "inverse": {"S_at_B": _plain(steps.S_at_B), "B_at_S": _plain(steps.B_at_S)},
-            "doubts": _plain(steps.doubts),
+            "step_limits": {"S_at_B": _plain(steps.S_at_B), "B_at_S": _plain(steps.B_at_S)},
+            "steps_in_doubt": _plain(steps.doubts),
             "settings": _plain(self.settings),
             "engines": self.engines,
             "nominal": self.nominal,

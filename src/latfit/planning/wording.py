@@ -21,13 +21,15 @@ NOT_BETTER = "meets the SLA, but not better"
 AS_IT_IS = "as it is"
 TWICE = "twice the rate"
 NO_STRATEGY = "no strategy for this load meets the SLA at any rate"
+LEAST_HEADROOM = 1e-3
 NEARLY = 0.955
 """Share of the stability limit from which that is what ends a load: a queue that is run is tried up to 0.97 of it."""
 
 
 def headroom(margin: float, sla_ms: float) -> str:
     """`41 % headroom to the 20 ms SLA`."""
-    return f"{format_percent(100 * max(margin, 0.0))} headroom to the {format_ms(sla_ms)} SLA"
+    share = format_percent(100 * margin) if margin >= LEAST_HEADROOM else "0 %"
+    return f"{share} headroom to the {format_ms(sla_ms)} SLA"
 
 
 def percentile(value: float | None) -> str:
@@ -253,7 +255,7 @@ def capacity_line(found: Capacity) -> str:
         needed = "No number of replicas serves this load"
     else:
         needed = f"{'1 replica' if found.replicas == 1 else f'{found.replicas:,} replicas'} needed"
-    sure = "" if found.promised_per_s is None else f" ({format_rate(found.promised_per_s, down=True)} for sure)"
+    sure = "" if found.promised_per_s is None else f" (lower bound {format_rate(found.promised_per_s, down=True)})"
     carried = format_rate(found.sustainable_per_s or 0.0, down=True)
     return f"{needed}{price}; capacity {carried} per replica{sure}, {found.binding}."
 
@@ -280,9 +282,9 @@ def _wanted(plan: LoadPlan, sla_ms: float) -> str:
 def _by(plan: LoadPlan, row: Alternative) -> str:
     """What the percentile is from, and its interval."""
     if plan.laws_only:
-        return " (by exact laws only, without scatter; nothing was simulated)"
+        return " (closed form only, without scatter; nothing was simulated)"
     if row.source == "exact":
-        return " (exact law)"
+        return " (exact)"
     return interval_text(plan.interval_ms)
 
 
@@ -346,24 +348,24 @@ def at_the_edge(sla_ms: float, precision: float, inside: float | None, margin: f
     near = f"{precision:.0%}".replace("%", " %")
     return (
         f"The plan is at the edge of {format_ms(sla_ms)}, nearer than the event simulation can tell (to {near})."
-        f" For a promise {way_out}."
+        f" To be sure, {way_out}."
     )
 
 
 def cannot_promise(doubt: str) -> str:
-    return f"Cannot promise it: {doubt}."
+    return f"In doubt: {doubt}."
 
 
 def open_interval(sla_ms: float, asked: float, ends: Interval, points: Sequence[tuple[int, int, str]]) -> str:
     """points: (B, S, path) to measure."""
     low, high = (None if end is None else format_ms(end) for end in ends)
-    text = f"over what the data allow p{asked:g} is {low} to {high or 'without bound'}"
+    text = f"the 95 % interval of p{asked:g} is {low} to {high or 'without an upper end'}"
     named = ", ".join(f"B={B} S={S:,} on {path}" for B, S, path in points)
     more = f"measure these points: {named}" if points else "measure more steps"
-    return f"Cannot promise {format_ms(sla_ms)}: {text}; {more}."
+    return f"In doubt whether {format_ms(sla_ms)} is met: {text}; {more}."
 
 
-LAWS_ONLY_DOUBT = "only laws were asked for, which leave out how steps scatter; without --laws-only the queue is run"
+LAWS_ONLY_DOUBT = "closed forms leave out how steps scatter; without --laws-only the queue is simulated"
 BURSTS_TOO_LONG = "the recorded arrivals are too few to show how long their bursts last"
 NOT_SETTLED = "the load is so near its limit that the simulation was too short to settle"
 
@@ -375,11 +377,8 @@ def unknown_scatter(label: str) -> str:
 def tail_not_seen(steps: tuple[str, str, bool], asked: float, fewest: float, wanted: int) -> str:
     """steps: (path, phase, whether only some batch sizes are meant)."""
     label, phase, some = steps
-    sizes = " with some batch sizes" if some else ""
-    return (
-        f"the tail of {phase} steps on {label}{sizes} beyond p{asked:g} was not seen"
-        f" ({fewest:,.0f} independent steps; {wanted:,} or more could show it)"
-    )
+    sizes = " of some batch sizes" if some else ""
+    return f"{fewest:,.0f} independent {phase} steps{sizes} on {label} cannot show p{asked:g}; {wanted:,} or more can"
 
 
 def slow_steps_decide(label: str, steps: float, slowest: float, part: float) -> LatfitWarning:
@@ -443,15 +442,15 @@ def cutoff_found(
     admitted = f"{spans_text(spans, sla_ms)} {meet} the SLA"
     if bound == "simulated":
         how = "best for the objective" if objective else "the largest"
-        return f"{how} in a run of the queues with the measured scatter; {admitted}"
+        return f"{how} in a simulation of the queues with the measured scatter; {admitted}"
     if objective:
         return f"best for the objective; {admitted}"
-    if bound == "rigorous":
-        return f"the largest that is proved; by the exact law {admitted}"
+    if bound == "proved":
+        return f"the largest that is proved; {admitted} exactly"
     certain = ""
     if proved is not None:
         certain = ", none by proof" if proved[0] is None else f", by proof only up to {format_ms(proved[0])}"
-    return f"the largest by the exact law; {admitted}{certain}"
+    return f"the largest, computed exactly; {admitted}{certain}"
 
 
 def no_cutoff(sla_ms: float, asked: float, best_ms: float) -> str:
@@ -471,7 +470,7 @@ def measured_service(label: str, cv: float) -> str:
 
 def assumed_service(label: str, median_ms: float | None) -> str:
     """median_ms: where that is all that is known of it."""
-    said = f"{label}: nobody measured how its service scatters; taken as exponential"
+    said = f"{label}: its service times were not measured; taken as exponential"
     if median_ms is not None:
         mean, wrong = math.log(2) / median_ms * 1e3, 1e3 / median_ms
         said += f", which with a median of {format_ms(median_ms)} serves {format_rate(mean)}, not {format_rate(wrong)}"
@@ -480,7 +479,7 @@ def assumed_service(label: str, median_ms: float | None) -> str:
 
 def textbook_note(waiting: Cutoff, sla_ms: float) -> str:
     """Where the formula T_cut + ln(1/(1-q))/(mu - lambda_a) differs from what holds."""
-    admits, holds = waiting.ranges.get("poisson", ()), waiting.admitted
+    admits, holds = waiting.ranges.get("textbook", ()), waiting.admitted
     if not admits:
         return "The textbook formula finds no T_cut here, though there are some."
     if not holds:
@@ -493,4 +492,4 @@ def textbook_note(waiting: Cutoff, sla_ms: float) -> str:
 
 def backed_by(bound: str | None) -> str:
     """What a T_cut rests on."""
-    return {"rigorous": "proved", "exact": "by the exact law", "simulated": "by simulation"}.get(bound or "", "")
+    return {"proved": "proved", "exact": "exact", "simulated": "by simulation"}.get(bound or "", "")

@@ -1,18 +1,18 @@
-"""A GPU that serves batches greedily, with waiting cut off at T_cut: who still waits then goes to the AMX queue.
+"""A GPU that serves batches greedily, with waiting cut off at T_cut: who still waits then goes to the CPU queue.
 
 System: Poisson(lambda) arrivals; GPU first come first served with deterministic T(b); a request that still waits at age
-T_cut moves to the AMX, which serves one at a time, FCFS, Exp(mu). p_o is the share that overflows.
+T_cut moves to the CPU, which serves one at a time, FCFS, Exp(mu). p_o is the share that overflows.
 
 GPU side. Whatever survives to a completion arrived in its last min(T_cut, T(b)) ms, so the batches are the chain
 b' = max(1, Poisson(lambda min(T_cut, T(b)))), i.i.d. where T_cut <= T(b) for every b, and
 p_o = sum pi_b lambda (T(b) - T_cut)^+ / sum pi_b (lambda T(b) + p_0). T_cut -> 0 gives Erlang's loss. This needs a
 largest batch that does not bind.
 
-AMX side, three answers of different standing:
-- customary: overflow taken as Poisson(lambda p_o), R ~ T_cut + Exp(mu - lambda p_o). Not a bound in either direction:
+CPU side, three answers of different standing:
+- textbook: overflow taken as Poisson(lambda p_o), R ~ T_cut + Exp(mu - lambda p_o). Not a bound in either direction:
   overflow comes in bursts (Poisson(lambda) inside windows of a GPU service), and requests served by the GPU may be the
-  slower ones. For large t it always underestimates the AMX-served tail.
-- proved, lambda < mu, any largest batch: attach the AMX service to every arrival; the AMX workload is non-decreasing in
+  slower ones. For large t it always underestimates the CPU-served tail.
+- proved, lambda < mu, any largest batch: attach the CPU service to every arrival; the CPU workload is non-decreasing in
   the set of arrivals it gets, so its sojourn is below the one it would have in M/M/1(lambda, mu):
   P(overflow, sojourn > y) <= min(p_o, e^(-(mu - lambda) y)).
 - proved, lambda p_o < mu, i.i.d. batches: backwards in time e^(theta (work - elapsed)) times a function of the phase is
@@ -22,19 +22,19 @@ AMX side, three answers of different standing:
   h = e^(-theta T_cut) lambda/(lambda + theta). The exact law decays at this theta.
 The exact law is in `cutoff_law`.
 
-Exact law of the response with waiting cut off at T_cut (the system of `cutoff`): the AMX queue by the chain of
+Exact law of the response with waiting cut off at T_cut (the system of `cutoff`): the CPU queue by the chain of
 `cutoff_cycle`.
 
-A request that finds k at the AMX stays there for Erlang(k + 1, mu). Where u_k ~ r^k beyond N, so is what it finds, and
+A request that finds k at the CPU stays there for Erlang(k + 1, mu). Where u_k ~ r^k beyond N, so is what it finds, and
 its stay Erlang(N + 1, mu) + Exp(mu (1 - r)).
 
-The number at the AMX behind a GPU with waiting cut off at T_cut (the system of `cutoff`), by matrices.
+The number at the CPU behind a GPU with waiting cut off at T_cut (the system of `cutoff`), by matrices.
 
 Within a GPU service of length T(b) nothing overflows for min(T_cut, T(b)) ms, then overflow is Poisson(lambda) for
-ON = T(b) - T_cut ms. So the AMX is fed in services longer than T_cut only, and whatever waits at the end of such a
-service arrived in its last T_cut ms: the next batch has one law after all of them. The number at the AMX at those ends
+ON = T(b) - T_cut ms. So the CPU is fed in services longer than T_cut only, and whatever waits at the end of such a
+service arrived in its last T_cut ms: the next batch has one law after all of them. The number at the CPU at those ends
 is therefore a Markov chain u, whatever the batches in between. From one end to the next: idling for Exp(lambda) where
-nobody waits, and services up to T_cut, in which the AMX only empties (n departures, as far as there are requests:
+nobody waits, and services up to T_cut, in which the CPU only empties (n departures, as far as there are requests:
 G_b(n) is the law of n until ON begins, joint with the batch b that is then served), then M/M/1 for ON.
 
 M/M/1 from i after t, with S = Poisson(lambda t) - Poisson(mu t), s its law (a Fourier sum) and rho = lambda/mu, by
@@ -50,10 +50,10 @@ its start after some time; longer ON times end in its stationary law.
 
 Which T_cut meets an SLA: a fixed point, since the overflow rate depends on T_cut itself.
 
-F(T_cut) = P(R > SLA) - (1 - q) is not monotone: a small T_cut overloads the AMX, a large one delays the GPU's own
-requests. So F is taken on a grid over (0, SLA], is infinite where the AMX would be overloaded, and each change of sign
+F(T_cut) = P(R > SLA) - (1 - q) is not monotone: a small T_cut overloads the CPU, a large one delays the GPU's own
+requests. So F is taken on a grid over (0, SLA], is infinite where the CPU would be overloaded, and each change of sign
 is bisected. The answer is a list of ranges, and says by which method: the exact law, the proved bound (what it admits
-is certain), or the customary formula, which admits what the system then misses.
+is certain), or the textbook formula, which admits what the system then misses.
 """
 
 import math
@@ -83,31 +83,31 @@ from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
 
 NEXT_TO_NOTHING = 1e-10
-"""Load of the AMX below which the bound's root lies closer to mu than numbers tell."""
+"""Load of the CPU below which the bound's root lies closer to mu than numbers tell."""
 BINDING = 1e-7
 """Chance of more survivors than the largest batch from which on it binds."""
 
 
 @dataclass(frozen=True)
 class OverflowBound:
-    """P(AMX sojourn > y | overflow) <= K e^(-decay y) + (1 - K) e^(-mu y)."""
+    """P(CPU sojourn > y | overflow) <= K e^(-decay y) + (1 - K) e^(-mu y)."""
 
     decay: float
     K: float
-    amx_rate: float
+    cpu_rate: float
 
     def tail(self, y: float) -> float:
         y = max(y, 0.0)
-        return min(1.0, self.K * math.exp(-self.decay * y) + (1 - self.K) * math.exp(-self.amx_rate * y))
+        return min(1.0, self.K * math.exp(-self.decay * y) + (1 - self.K) * math.exp(-self.cpu_rate * y))
 
 
 @dataclass(frozen=True)
 class CutoffQueue:
-    """The GPU side solved, with what the AMX side needs. Rates per ms; `windows` (b,) are min(T_cut, T(b))."""
+    """The GPU side solved, with what the CPU side needs. Rates per ms; `windows` (b,) are min(T_cut, T(b))."""
 
     rate: float
     cutoff_ms: float
-    amx_rate: float
+    cpu_rate: float
     chain: Chain
     windows: FloatArray
     served_later: Residual
@@ -130,8 +130,8 @@ class CutoffQueue:
         """P(served by the GPU and R > x)."""
         return self.served_later.tail(x) + self.served_idle.tail(x)
 
-    def with_amx(self, sojourn_tail: Callable[[float], float]) -> Callable[[float], float]:
-        """P(R > x) over all requests, from y -> P(AMX sojourn > y | overflow)."""
+    def with_cpu(self, sojourn_tail: Callable[[float], float]) -> Callable[[float], float]:
+        """P(R > x) over all requests, from y -> P(CPU sojourn > y | overflow)."""
         share = self.overflow_share
 
         def tail(x: float) -> float:
@@ -140,20 +140,20 @@ class CutoffQueue:
 
         return tail
 
-    def customary_percentile(self, q: float) -> float:
+    def textbook_percentile(self, q: float) -> float:
         """T_cut + ln(1/(1 - q))/(mu - lambda p_o), the formula in circulation. It is not a bound (see the module)."""
-        spare = self.amx_rate - self.overflow_rate
+        spare = self.cpu_rate - self.overflow_rate
         return self.cutoff_ms - math.log1p(-q) / spare if spare > 0 else math.inf
 
-    def customary_tail(self, x: float) -> float:
-        """The customary Poisson overflow for the AMX, with the GPU's tail added; an approximation."""
-        spare = self.amx_rate - self.overflow_rate
-        return self.with_amx(lambda y: math.exp(-spare * y))(x) if spare > 0 else 1.0
+    def textbook_tail(self, x: float) -> float:
+        """The textbook Poisson overflow for the CPU, with the GPU's tail added; an approximation."""
+        spare = self.cpu_rate - self.overflow_rate
+        return self.with_cpu(lambda y: math.exp(-spare * y))(x) if spare > 0 else 1.0
 
     def proved_tail(self) -> Callable[[float], float]:
         """x -> upper bound on P(R > x): the smaller of the two proved bounds. Where neither applies it stays at p_o."""
         bound, share = overflow_bound(self), self.overflow_share
-        spare = self.amx_rate - self.rate
+        spare = self.cpu_rate - self.rate
 
         def sojourn(y: float) -> float:
             best = bound.tail(y) if bound is not None else 1.0
@@ -161,19 +161,19 @@ class CutoffQueue:
                 best = min(best, math.exp(-spare * y) / share)
             return best
 
-        return self.with_amx(sojourn)
+        return self.with_cpu(sojourn)
 
     def proved_percentile(self, q: float) -> float:
         return percentile_of(self.proved_tail(), q)
 
 
-def cutoff_queue(rate: float, cutoff_ms: float, times: ServiceTimes, amx_rate: float) -> CutoffQueue:
-    """Solve the GPU side. rate and amx_rate per ms; amx_rate is 1 / mean AMX service time, taken as exponential.
+def cutoff_queue(rate: float, cutoff_ms: float, times: ServiceTimes, cpu_rate: float) -> CutoffQueue:
+    """Solve the GPU side. rate and cpu_rate per ms; cpu_rate is 1 / mean CPU service time, taken as exponential.
 
     Raises SlaOutOfReach where the largest batch binds (more than 1e-7 of the services leave more survivors).
     """
     rate, cutoff = positive(rate, "rate"), positive(cutoff_ms, "T_cut", "in ms")
-    mu = positive(amx_rate, "AMX rate")
+    mu = positive(cpu_rate, "CPU rate")
     top = poisson_reach(rate * cutoff)
     if times.max_batch is not None and top > times.max_batch:
         top = times.max_batch
@@ -198,11 +198,11 @@ def cutoff_queue(rate: float, cutoff_ms: float, times: ServiceTimes, amx_rate: f
 
 
 def overflow_bound(queue: CutoffQueue) -> OverflowBound | None:
-    """The exponential bound on the AMX sojourn of overflow; None where batches are not i.i.d. or lambda p_o >= mu, or
+    """The exponential bound on the CPU sojourn of overflow; None where batches are not i.i.d. or lambda p_o >= mu, or
     so little arrives that the root is beyond what numbers tell."""
-    if not queue.independent_batches or queue.overflow_rate >= queue.amx_rate:
+    if not queue.independent_batches or queue.overflow_rate >= queue.cpu_rate:
         return None
-    rate, mu, cutoff = queue.rate, queue.amx_rate, queue.cutoff_ms
+    rate, mu, cutoff = queue.rate, queue.cpu_rate, queue.cutoff_ms
     if rate < NEXT_TO_NOTHING * mu:
         return None
     p = queue.chain.p[0]
@@ -256,7 +256,7 @@ RARE = 1e-15
 LARGEST_EXPONENT = 600.0
 LEAST = 1e-15 - 1
 SLOWEST = 1e-9
-"""ln z from which on the AMX is taken as saturated."""
+"""ln z from which on the CPU is taken as saturated."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class Phases:
     is served. `one_short` (S,), `one_long` (L,): which of them that is, as ones and zeros."""
 
     rate: float
-    amx_rate: float
+    cpu_rate: float
     cutoff: float
     short: FloatArray
     on: FloatArray
@@ -307,7 +307,7 @@ def phases_of(queue: CutoffQueue) -> Phases:
     sizes = chain.batches.astype(np.int64)
     return Phases(
         queue.rate,
-        queue.amx_rate,
+        queue.cpu_rate,
         cutoff,
         chain.T[short],
         on,
@@ -321,8 +321,8 @@ def phases_of(queue: CutoffQueue) -> Phases:
 
 
 def decay(phases: Phases, load: float) -> tuple[float, float]:
-    """ln z, and the standard deviation of the change at the AMX in a cycle, as a parabola has it between 0 and ln z."""
-    rate, mu = phases.rate, phases.amx_rate
+    """ln z, and the standard deviation of the change at the CPU in a cycle, as a parabola has it between 0 and ln z."""
+    rate, mu = phases.rate, phases.cpu_rate
 
     def slope(u: float) -> float:
         """ln E z^(change in a cycle)/u at z = e^u, nearly straight and rising. E z^... - 1 is summed over the phases of
@@ -369,7 +369,7 @@ def _visits(phases: Phases, served: FloatArray, unserved: FloatArray, idle: floa
 def cycle_of(phases: Phases, N: int) -> Cycle:
     G = departures(phases, N)
     at_least = phases.share[:, None] - np.cumsum(G, axis=1) + G
-    rho = phases.rate / phases.amx_rate
+    rho = phases.rate / phases.cpu_rate
     felt = np.minimum(phases.on, _memory(phases, N))
     law, mirror = free_moves(phases, felt, N, integrated=False)
     # Row by row: a service that starts its ON with i - n there adds a term with n = i to the next row's.
@@ -385,8 +385,8 @@ def cycle_of(phases: Phases, N: int) -> Cycle:
 
 
 def departures(phases: Phases, N: int) -> FloatArray:
-    """G (L, N + 1): the law of the departures that a full AMX would have had when ON begins, joint with the ON time."""
-    mu, n = phases.amx_rate, np.arange(N + 1.0)
+    """G (L, N + 1): the law of the departures that a full CPU would have had when ON begins, joint with the ON time."""
+    mu, n = phases.cpu_rate, np.arange(N + 1.0)
     none = mu / (phases.rate + mu)
     most = poisson_reach(mu * float(phases.short.max(initial=0.0)))
     in_short = poisson(n[: most + 1], mu * phases.short)
@@ -416,7 +416,7 @@ def departures(phases: Phases, N: int) -> FloatArray:
 def _memory(phases: Phases, N: int) -> float:
     """ms after which M/M/1 has forgotten whether it began with 0 or 2 N: s_t(-k) < e^(-(sqrt mu - sqrt lambda)^2 t)
     rho^(-k/2)."""
-    rate, mu = phases.rate, phases.amx_rate
+    rate, mu = phases.rate, phases.cpu_rate
     if mu <= rate:
         return math.inf
     return (LOG_NEGLIGIBLE + (N + 2) * math.log(mu / rate)) / (math.sqrt(mu) - math.sqrt(rate)) ** 2
@@ -425,7 +425,7 @@ def _memory(phases: Phases, N: int) -> float:
 def free_moves(phases: Phases, spans: FloatArray, N: int, *, integrated: bool) -> tuple[FloatArray, FloatArray]:
     """s_t(k), k = -N..N, and g(m), m = 0..2 N, of each span t (L, 2 N + 1); `integrated`: their integrals over 0..t.
     For rho > 1 g is given as rho^m g(m)."""
-    rate, mu = phases.rate, phases.amx_rate
+    rate, mu = phases.rate, phases.cpu_rate
     rho = rate / mu
     reach = max(2 * N + 3, poisson_reach(max(rate, mu) * float(spans.max())))
     length = 2 ** math.ceil(math.log2(2 * reach + 2))
@@ -466,9 +466,9 @@ def ends(cycle: Cycle, ratio: float) -> FloatArray | None:
 
 
 def seen_by_overflow(cycle: Cycle, u: FloatArray, ratio: float) -> FloatArray:
-    """Law of the number at the AMX that an overflow request finds, 0..N, as u continued by ratio^k."""
+    """Law of the number at the CPU that an overflow request finds, 0..N, as u continued by ratio^k."""
     N, phases = cycle.size, cycle.phases
-    rho = phases.rate / phases.amx_rate
+    rho = phases.rate / phases.cpu_rate
     far = u[N] * ratio ** np.arange(1.0, N + 1)
     ahead = scipy.linalg.hankel(u, np.append(u[N], far))  # u(n + l)
     v = cycle.G @ ahead
@@ -485,9 +485,9 @@ def seen_by_overflow(cycle: Cycle, u: FloatArray, ratio: float) -> FloatArray:
     return np.asarray(seen / (seen.sum() + seen[N] * ratio / (1 - ratio)))
 
 
-def _too_near(amx_rate: float) -> SlaOutOfReach:
+def _too_near(cpu_rate: float) -> SlaOutOfReach:
     return SlaOutOfReach(
-        f"overflow is too near the {amx_rate * 1e3:,.6g}/s that the AMX serves for the exact law",
+        f"overflow is too near the {cpu_rate * 1e3:,.6g}/s that the CPU serves for the exact law",
         where="T_cut",
         remedy="Take another T_cut, or the proved bound.",
     )
@@ -497,16 +497,16 @@ MOST_CYCLE_STATES = 2000
 DEVIATIONS = 14.0
 GROWTH = 2
 NO_OVERFLOW = 1e-12
-"""Share below which nobody overflows; the AMX is then empty for whoever would."""
+"""Share below which nobody overflows; the CPU is then empty for whoever would."""
 
 
 @dataclass(frozen=True)
 class Sojourn:
-    """At the AMX, of a request that finds k there with chance seen[k], k = 0..N, and seen[N] ratio^(k - N) beyond."""
+    """At the CPU, of a request that finds k there with chance seen[k], k = 0..N, and seen[N] ratio^(k - N) beyond."""
 
     seen: FloatArray
     ratio: float
-    amx_rate: float
+    cpu_rate: float
 
     @property
     def beyond(self) -> float:
@@ -514,41 +514,41 @@ class Sojourn:
 
     def tail(self, y: float) -> float:
         N, y = len(self.seen), max(y, 0.0)
-        late = float(self.seen @ scipy.special.gammaincc(np.arange(1.0, N + 1), self.amx_rate * y))
+        late = float(self.seen @ scipy.special.gammaincc(np.arange(1.0, N + 1), self.cpu_rate * y))
         if self.beyond > EDGE:
-            done = float(scipy.special.gammainc(N, self.amx_rate * self.ratio * y)) * self.ratio**-N
-            slow = math.exp(-self.amx_rate * (1 - self.ratio) * y)
-            late += self.beyond * (float(scipy.special.gammaincc(N, self.amx_rate * y)) + slow * done)
+            done = float(scipy.special.gammainc(N, self.cpu_rate * self.ratio * y)) * self.ratio**-N
+            slow = math.exp(-self.cpu_rate * (1 - self.ratio) * y)
+            late += self.beyond * (float(scipy.special.gammaincc(N, self.cpu_rate * y)) + slow * done)
         return late
 
     @property
     def mean_ms(self) -> float:
         N = len(self.seen)
         inside = float(self.seen @ np.arange(1.0, N + 1))
-        return (inside + self.beyond * (N + 1 / (1 - self.ratio))) / self.amx_rate
+        return (inside + self.beyond * (N + 1 / (1 - self.ratio))) / self.cpu_rate
 
 
 @dataclass(frozen=True)
 class CutoffLaw(OverflowLaw):
-    """Response over all requests; also that of those that overflow, from their move to the AMX."""
+    """Response over all requests; also that of those that overflow, from their move to the CPU."""
 
     cutoff_ms: float = math.nan
     sojourn: Sojourn = field(default_factory=lambda: Sojourn(np.ones(1), 0.0, math.nan))
 
 
 def exact_law(queue: CutoffQueue) -> CutoffLaw:
-    """The law of the response over all requests. Raises SlaOutOfReach where the AMX would be overloaded."""
-    if queue.overflow_rate >= queue.amx_rate:
-        stable(queue.overflow_rate, queue.amx_rate, "the AMX queue", "A larger T_cut sends less to the AMX.")
+    """The law of the response over all requests. Raises SlaOutOfReach where the CPU would be overloaded."""
+    if queue.overflow_rate >= queue.cpu_rate:
+        stable(queue.overflow_rate, queue.cpu_rate, "the CPU queue", "A larger T_cut sends less to the CPU.")
     sojourn = _sojourn(queue)
     share = queue.overflow_share
     gpu_mean = queue.served_later.mean_ms + queue.served_idle.mean_ms
     return CutoffLaw(
         mean_ms=gpu_mean + share * (queue.cutoff_ms + sojourn.mean_ms),
-        tail=queue.with_amx(sojourn.tail),
-        utilisation=queue.overflow_rate / queue.amx_rate,
+        tail=queue.with_cpu(sojourn.tail),
+        utilisation=queue.overflow_rate / queue.cpu_rate,
         rate_limit=math.nan,
-        conditions="Poisson arrivals, GPU greedy with a largest batch that does not bind, AMX exponential, both FIFO",
+        conditions="Poisson arrivals, GPU greedy with a largest batch that does not bind, CPU exponential, both FIFO",
         source="matrix method, exact" + ("" if queue.independent_batches else " (batches as a chain)"),
         overflow_share=share,
         cutoff_ms=queue.cutoff_ms,
@@ -557,27 +557,27 @@ def exact_law(queue: CutoffQueue) -> CutoffLaw:
 
 
 def _sojourn(queue: CutoffQueue) -> Sojourn:
-    """What overflow meets at the AMX."""
+    """What overflow meets at the CPU."""
     if queue.overflow_share < NO_OVERFLOW:
-        return Sojourn(np.ones(1), 0.0, queue.amx_rate)
+        return Sojourn(np.ones(1), 0.0, queue.cpu_rate)
     phases = phases_of(queue)
-    log_z, deviation = decay(phases, queue.overflow_rate / queue.amx_rate)
+    log_z, deviation = decay(phases, queue.overflow_rate / queue.cpu_rate)
     ratio = math.exp(-log_z)
     size = min(math.ceil(LOG_NEGLIGIBLE / log_z), math.ceil(DEVIATIONS * deviation)) + FEWEST
     while size <= MOST_CYCLE_STATES:
         cycle = cycle_of(phases, size)
         u = ends(cycle, ratio)
         if u is not None:
-            return Sojourn(seen_by_overflow(cycle, u, ratio), ratio, queue.amx_rate)
+            return Sojourn(seen_by_overflow(cycle, u, ratio), ratio, queue.cpu_rate)
         size = math.ceil(GROWTH * size)
     raise SlaOutOfReach(
-        f"{size:,} states of the AMX are needed for the exact law, above {MOST_CYCLE_STATES:,}",
+        f"{size:,} states of the CPU are needed for the exact law, above {MOST_CYCLE_STATES:,}",
         where="T_cut",
         remedy="Take another T_cut, the proved bound, or a simulation.",
     )
 
 
-Method = Literal["exact", "proved", "customary", "customary with GPU"]
+Method = Literal["exact", "proved", "textbook", "textbook with GPU"]
 
 OVERLOADED = 1.0
 SMALLEST_SHARE = 1e-3
@@ -604,20 +604,20 @@ class Ranges:
 
 
 def feasible_cutoffs(
-    rate: float, times: ServiceTimes, amx_rate: float, sla_ms: float, q: float = 0.99, method: Method = "exact"
+    rate: float, times: ServiceTimes, cpu_rate: float, sla_ms: float, q: float = 0.99, method: Method = "exact"
 ) -> Ranges:
     """T_cut in ms, from a thousandth of the SLA up to it, with the q-quantile of all responses within the SLA.
 
-    rate, amx_rate per ms. No range where there is none. Where a T_cut cannot be judged (the AMX within a hair of its
+    rate, cpu_rate per ms. No range where there is none. Where a T_cut cannot be judged (the CPU within a hair of its
     limit, a largest batch that binds) it is left out.
     """
-    positive(rate, "rate"), positive(amx_rate, "AMX rate"), positive(sla_ms, "SLA", "in ms")
+    positive(rate, "rate"), positive(cpu_rate, "CPU rate"), positive(sla_ms, "SLA", "in ms")
     if not 0 < q < 1:
         raise WrongUsage(f"percentile {q:g} is not between 0 and 1", where="percentile", remedy="Write 0.99.")
 
     def excess(cutoff: float) -> float:
         try:
-            queue = cutoff_queue(rate, cutoff, times, amx_rate)
+            queue = cutoff_queue(rate, cutoff, times, cpu_rate)
             return _late_share(queue, sla_ms, q, method) - (1 - q)
         except SlaOutOfReach:
             return OVERLOADED
@@ -678,19 +678,19 @@ def _edge(excess: Callable[[float], float], low: float, high: float) -> float:
 
 def _late_share(queue: CutoffQueue, sla_ms: float, q: float, method: Method) -> float:
     """P(R > SLA) by the method, right at 1 - q and on the right side of it elsewhere."""
-    if queue.overflow_rate >= queue.amx_rate:
+    if queue.overflow_rate >= queue.cpu_rate:
         return OVERLOADED + 1
     if method == "exact":
-        # Where bounds decide, the law is not needed: nobody leaves the AMX sooner than its own service ends.
-        least = queue.with_amx(lambda y: math.exp(-queue.amx_rate * y))(sla_ms)
+        # Where bounds decide, the law is not needed: nobody leaves the CPU sooner than its own service ends.
+        least = queue.with_cpu(lambda y: math.exp(-queue.cpu_rate * y))(sla_ms)
         if least > 1 - q:
             return least
         most = queue.proved_tail()(sla_ms)
         return most if most <= 1 - q else exact_law(queue).tail(sla_ms)
     if method == "proved":
         return queue.proved_tail()(sla_ms)
-    if method == "customary with GPU":
-        return queue.customary_tail(sla_ms)
-    if method == "customary":
-        return math.exp(-(queue.amx_rate - queue.overflow_rate) * max(sla_ms - queue.cutoff_ms, 0.0))
-    raise WrongUsage(f"method {method!r} is not known", where="method", remedy="Take exact, proved or customary.")
+    if method == "textbook with GPU":
+        return queue.textbook_tail(sla_ms)
+    if method == "textbook":
+        return math.exp(-(queue.cpu_rate - queue.overflow_rate) * max(sla_ms - queue.cutoff_ms, 0.0))
+    raise WrongUsage(f"method {method!r} is not known", where="method", remedy="Take exact, proved or textbook.")

@@ -24,9 +24,9 @@ def paths_table(profile: HardwareProfile, tokens: int = 1, context: float | None
         first, last = (batches.estimate(B) for B in (1, len(batches.batches)))
         price = "" if path.price_per_hour is None else f"{path.price_per_hour:g}/h"
         rows.append((path.name, source, *spans, format_ms(first.typical_ms), format_ms(last.typical_ms), price))
-    columns = ("path", "source", "requests B", "tokens S", "smallest batch", "largest batch", "price")
+    columns = ("path", "source", "B", "S", "smallest", "largest", "price")
     return Table(
-        "Execution paths, and the typical latency of batches", columns, rows, words=("source",)
+        "Execution paths, and the typical latency of the smallest and largest batch", columns, rows, words=("source",)
     ).without_empty()
 
 

@@ -16,7 +16,7 @@ from latfit.planning.load.strategies import Machine
 from latfit.planning.load.varying import load_from_arrivals
 from latfit.planning.load.verify import simulated
 from latfit.planning.plan import make_plan
-from latfit.planning.request import Wishes
+from latfit.planning.request import PlanRequest
 from latfit.planning.result import Cutoff, Plan
 from latfit.policies.policy import Limits, cutoff
 from latfit.queueing import sampled
@@ -44,7 +44,7 @@ STEADY = {"ratios": ratios_of(np.linspace(0.97, 1.03, 2000), np.ones(2000)).to_j
 
 
 def checked(profile: HardwareProfile, sla: float, rate: float) -> Plan:
-    return make_plan(profile, sla, wishes=Wishes(rate=rate))
+    return make_plan(profile, sla, request=PlanRequest(rate=rate))
 
 
 def told(plan: Plan) -> tuple[float, float]:
@@ -62,14 +62,14 @@ def test_one_at_a_time_is_the_closed_form() -> None:
     assert found is not None
     assert found["percentile_ms"] == pytest.approx(np.log(100) / 0.4, abs=2 * (high - low))
     assert (plan.promise, plan.feasible) == ("yes", True)
-    assert "(exact law)" in plan.answer
+    assert "(exact)" in plan.answer
     assert found["holds"] is True
 
 
 def test_the_cutoff_is_the_exact_law() -> None:
     plan = checked(NOMINAL, 20.5, 0.4)
     assert isinstance(plan.T_cut, Cutoff)
-    exact, simulated = plan.T_cut.bounds_ms["exact"], plan.T_cut.bounds_ms["checked"]
+    exact, simulated = plan.T_cut.bounds_ms["exact"], plan.T_cut.bounds_ms["event_simulation"]
     low, high = told(plan)
     assert simulated is not None
     assert exact == pytest.approx(simulated, abs=2 * (high - low))
@@ -83,7 +83,7 @@ def test_steps_that_scatter_are_in_the_plan_and_in_the_simulation() -> None:
     low, high = told(plan)
     assert low * 0.99 <= chosen.percentile_ms <= high * 1.01
     assert plan.promise == "yes"
-    without = make_plan(machine(gpu=line(4, 0.1, domain=SMALL)), 60.0, wishes=Wishes(rate=1.0))
+    without = make_plan(machine(gpu=line(4, 0.1, domain=SMALL)), 60.0, request=PlanRequest(rate=1.0))
     steady = next(row for row in without.alternatives if row.chosen).percentile_ms
     assert steady is not None
     assert steady < 0.8 * low
@@ -92,16 +92,16 @@ def test_steps_that_scatter_are_in_the_plan_and_in_the_simulation() -> None:
 def test_a_plan_that_the_simulation_refutes_is_not_feasible(monkeypatch: pytest.MonkeyPatch) -> None:
     """The event simulation serves the same load with steps that take a tenth longer."""
     profile = machine(gpu=line(4, 0.1, domain=SMALL, intervals=SCATTERED))
-    plan = make_plan(profile, 60.0, wishes=Wishes(rate=1.0))
+    plan = make_plan(profile, 60.0, request=PlanRequest(rate=1.0))
     just = 1.03 * told(plan)[1]
-    assert make_plan(profile, just, wishes=Wishes(rate=1.0)).feasible
+    assert make_plan(profile, just, request=PlanRequest(rate=1.0)).feasible
 
     def slower(each: Machine, *asked: Any) -> Checked | None:
         assert each.gpu is not None
         return simulated(replace(each, gpu=each.gpu.scaled(1.1)), *asked)
 
     monkeypatch.setattr(evaluate, "simulated", slower)
-    refuted = make_plan(profile, just, wishes=Wishes(rate=1.0))
+    refuted = make_plan(profile, just, request=PlanRequest(rate=1.0))
     assert (refuted.promise, refuted.feasible) == ("no", False)
     assert refuted.binding.startswith("the event simulation refutes it")
     assert refuted.answer.startswith("1,000 req/s cannot be served")
@@ -119,13 +119,13 @@ def test_laws_only_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sampled, name, never)
     monkeypatch.setattr(evaluate, "simulated", never)
     profile = machine(gpu=line(4, 0.1, domain=SMALL, intervals=WIDE), cpu=line(0.01, 1.99, intervals=STEADY))
-    plan = make_plan(profile, 20.0, wishes=Wishes(rate=1.0, laws_only=True))
+    plan = make_plan(profile, 20.0, request=PlanRequest(rate=1.0, laws_only=True))
     row = next(row for row in plan.alternatives if row.name == "gpu, greedy batches")
     assert row.percentile_ms == pytest.approx(batch_queue(1.0, linear_times(4, 0.1, 64)).percentile(0.99))
     assert {row.source for row in plan.alternatives} <= {"exact", None}
     assert loaded(plan).checked is None
     assert plan.promise == "in doubt"
-    assert "exact laws only" in plan.answer
+    assert "closed form only" in plan.answer
 
 
 def test_bursts_are_simulated_as_they_were_recorded() -> None:
@@ -133,12 +133,12 @@ def test_bursts_are_simulated_as_they_were_recorded() -> None:
     gaps = np.tile(np.r_[np.full(19, 0.01), 20.0], 400)
     load = load_from_arrivals(np.cumsum(gaps), "bursts", float(gaps.sum() / 2))
     profile = machine(gpu=line(2, 0.1, domain=SMALL, intervals=STEADY))
-    bursts = make_plan(profile, 30.0, wishes=Wishes(load=load))
+    bursts = make_plan(profile, 30.0, request=PlanRequest(load=load))
     low, high = told(bursts)
     late = bursts.alternatives[0].percentile_ms
     assert late is not None
     assert low * 0.98 <= late <= high * 1.02
-    poisson = make_plan(profile, 30.0, wishes=Wishes(rate=load.peak)).alternatives[0].percentile_ms
+    poisson = make_plan(profile, 30.0, request=PlanRequest(rate=load.peak)).alternatives[0].percentile_ms
     assert poisson is not None
     assert abs(late / poisson - 1) > 0.1
 
@@ -152,7 +152,7 @@ def test_what_the_cutoff_carries_is_its_own() -> None:
             "gpu": nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms,max_batch=64")),
         }
     )
-    plan = make_plan(profile, 20.0, wishes=Wishes(rate=0.9))
+    plan = make_plan(profile, 20.0, request=PlanRequest(rate=0.9))
     row = next(each for each in plan.alternatives if "T_cut" in each.name)
     assert row.sustainable_per_s is not None
     times = measured_times(12 + 0.05 * np.arange(1.0, 65))
@@ -163,7 +163,7 @@ def test_what_the_cutoff_carries_is_its_own() -> None:
 
 @pytest.mark.parametrize(("rate", "feasible"), [(50.0, False), (1e-12, True)])
 def test_nothing_is_simulated_without_a_strategy_or_where_requests_never_meet(rate: float, feasible: bool) -> None:
-    plan = make_plan(NOMINAL, 20.0, wishes=Wishes(rate=rate))
+    plan = make_plan(NOMINAL, 20.0, request=PlanRequest(rate=rate))
     assert loaded(plan).checked is None
     assert plan.feasible is feasible
 
@@ -178,7 +178,7 @@ def test_a_plan_at_the_edge_says_how_to_leave_it() -> None:
     amx, gpu = table_path("amx", [2.0], exponential=True), linear_path("gpu", 12, 0.05, 64)
     surer = check(cutoff(float(found[1]), Limits(64, 1)), System(gpu, amx), 0.4, 99.0, 20.0)
     assert surer.holds is True
-    assert make_plan(NOMINAL, 19.6, wishes=Wishes(rate=0.4)).feasible
+    assert make_plan(NOMINAL, 19.6, request=PlanRequest(rate=0.4)).feasible
 
 
 class TestSteadyService:
@@ -195,7 +195,7 @@ class TestSteadyService:
 
     def test_a_cutoff_that_the_exponential_law_denies(self) -> None:
         assert not feasible_cutoffs(0.48, measured_times(12 + 0.05 * np.arange(1.0, 65)), 0.5, 20.0).ranges
-        plan = make_plan(self.profile, 20.0, wishes=Wishes(rate=0.48))
+        plan = make_plan(self.profile, 20.0, request=PlanRequest(rate=0.48))
         assert isinstance(plan.T_cut, Cutoff)
         assert (plan.feasible, plan.T_cut.bound) == (True, "simulated")
         assert plan.T_cut.value is not None
@@ -204,10 +204,10 @@ class TestSteadyService:
         assert self.late(0.48, 1.1 * plan.T_cut.value)[0] > 20.0
 
     def test_nothing_is_called_proved_of_a_measured_cpu(self) -> None:
-        plan = make_plan(self.profile, 20.0, wishes=Wishes(rate=0.3))
+        plan = make_plan(self.profile, 20.0, request=PlanRequest(rate=0.3))
         assert isinstance(plan.T_cut, Cutoff)
-        assert set(plan.T_cut.ranges) == {"poisson", "simulated"}
-        assert "rigorous" not in plan.T_cut.bounds_ms
+        assert set(plan.T_cut.ranges) == {"textbook", "simulated"}
+        assert "proved" not in plan.T_cut.bounds_ms
         simulated = plan.T_cut.bounds_ms["simulated"]
         assert simulated is not None
         low, high = self.late(0.3, plan.T_cut.shown_ms)
@@ -219,7 +219,7 @@ class TestSteadyService:
         wild = ratios_of(np.repeat([0.5, 5.5], [1800, 200]), np.ones(2000))
         cpu = line(0.01, 1.99, domain=SMALL, intervals={"ratios": wild.to_json()})
         profile = HardwareProfile({**machine(cpu=cpu).paths, "gpu": self.gpu})
-        plan = make_plan(profile, 30.0, wishes=Wishes(rate=0.2))
+        plan = make_plan(profile, 30.0, request=PlanRequest(rate=0.2))
         assert isinstance(plan.T_cut, Cutoff)
         assert plan.T_cut.bound == "simulated"
         assert plan.T_cut.service["cv"] == pytest.approx(1.5, abs=0.01)

@@ -5,7 +5,7 @@ import pytest
 
 from latfit.planning.load.curves import cutoff_lines, latency_lines, rate_lines
 from latfit.planning.load.strategies import Target
-from latfit.planning.request import Wishes
+from latfit.planning.request import PlanRequest
 from latfit.queueing.batch import batch_queue
 from latfit.queueing.overflow import cutoff_queue
 from latfit.queueing.service import linear_times
@@ -23,17 +23,17 @@ def test_latency_is_the_fit() -> None:
     assert (fast.x[0], fast.x[-1]) == (1, 64)
 
 
-def test_the_customary_line_is_the_formula() -> None:
-    lines = {row.label: row for row in cutoff_lines(BOTH, TARGET, Wishes(rate=0.1))}
-    x, y = lines["poisson"].x, lines["poisson"].y
+def test_the_textbook_line_is_the_formula() -> None:
+    lines = {row.label: row for row in cutoff_lines(BOTH, TARGET, PlanRequest(rate=0.1))}
+    x, y = lines["textbook"].x, lines["textbook"].y
     share = [cutoff_queue(0.1, float(cutoff), linear_times(12, 0.05, 64), 0.5).overflow_share for cutoff in x]
     assert y == pytest.approx(x + np.log(100) / (0.5 - 0.1 * np.array(share)))
     known = np.isfinite(lines["exact"].y)
-    assert np.all(lines["exact"].y[known] <= lines["rigorous"].y[known] * (1 + 1e-9))
+    assert np.all(lines["exact"].y[known] <= lines["proved"].y[known] * (1 + 1e-9))
 
 
 def test_the_percentile_over_the_rate_is_that_of_the_queue() -> None:
-    line_of = {row.label: row for row in rate_lines(BOTH, TARGET, Wishes(rate=0.1))}
+    line_of = {row.label: row for row in rate_lines(BOTH, TARGET, PlanRequest(rate=0.1))}
     greedy = line_of["gpu, greedy batches"]
     law = batch_queue(float(greedy.x[3]) / 1e3, linear_times(12, 0.05, 64))
     assert greedy.y[3] == pytest.approx(law.percentile(0.99))
@@ -42,4 +42,4 @@ def test_the_percentile_over_the_rate_is_that_of_the_queue() -> None:
 
 
 def test_one_path_has_no_cutoff_to_draw() -> None:
-    assert cutoff_lines(machine(gpu=line(4, 0.1)), TARGET, Wishes(rate=0.1)) == []
+    assert cutoff_lines(machine(gpu=line(4, 0.1)), TARGET, PlanRequest(rate=0.1)) == []

@@ -8,7 +8,7 @@ import pytest
 from latfit.errors import BadInput, WrongUsage
 from latfit.planning.load.varying import load_from_arrivals, read_load, schedule
 from latfit.planning.plan import make_plan
-from latfit.planning.request import Load, Wishes
+from latfit.planning.request import Load, PlanRequest
 from latfit.planning.result import Capacity
 from tests.unit.planning.test_plan import line, machine
 
@@ -42,7 +42,9 @@ def test_a_schedule_carries_every_window_and_no_more_than_needed() -> None:
 
 def test_a_plan_for_a_recording_is_sized_for_its_peak() -> None:
     load = Load(np.array([0.5, 3.1, 1.0]), 6e4, "recording")
-    plan = make_plan(machine(gpu=line(4, 0.1, domain={"B": [1, 64], "S": [1, 64]})), 12.0, wishes=Wishes(load=load))
+    plan = make_plan(
+        machine(gpu=line(4, 0.1, domain={"B": [1, 64], "S": [1, 64]})), 12.0, request=PlanRequest(load=load)
+    )
     assert plan.rate_per_s == pytest.approx(3100)
     assert isinstance(plan.capacity, Capacity)
     assert plan.capacity.load is not None

@@ -11,7 +11,7 @@ from latfit.hardware.profile import ExecutionPath, HardwareProfile
 from latfit.model.fit_result import FitResult
 from latfit.planning.load.promise import Promise, asked_of, promised
 from latfit.planning.load.strategies import Target, machine_of
-from latfit.planning.request import Wishes
+from latfit.planning.request import PlanRequest
 from latfit.planning.result import Kind, Strategy
 from latfit.trace.table import Trace
 
@@ -33,7 +33,7 @@ def measured(seed: int, steps: int = 4500) -> FitResult:
 
 def promise_of(fit: FitResult, rate: float, cap: int) -> Promise:
     profile = HardwareProfile({"gpu": ExecutionPath("gpu", fit)})
-    machine = machine_of(profile, 1, Wishes(rate=rate, max_batch=cap))
+    machine = machine_of(profile, 1, PlanRequest(rate=rate, max_batch=cap))
     found = promised(asked_of(machine, Target(1e3, 0.99, 1), Strategy(Kind.GREEDY, ("gpu",)), rate))
     assert found is not None
     return found

@@ -13,7 +13,7 @@ from latfit.hardware.profile import ExecutionPath
 from latfit.model.fit_parts import Identifiability
 from latfit.planning.engine_settings import engine_settings
 from latfit.planning.plan import make_plan
-from latfit.planning.request import ServingTargets, Wishes
+from latfit.planning.request import PlanRequest, ServingTargets
 from latfit.planning.result import Settings, Unknown
 from latfit.planning.steps.budget import step_budget
 from tests.conftest import REFERENCE
@@ -148,7 +148,7 @@ class TestNames:
         assert plan.engines["sglang"]["kt_gpu_prefill_token_threshold"] == 17
 
     def test_cutoff_is_the_timeout(self) -> None:
-        plan = make_plan(machine(amx=line(0, 2), gpu=line(12, 0.05)), 20.0, wishes=Wishes(rate=0.1))
+        plan = make_plan(machine(amx=line(0, 2), gpu=line(12, 0.05)), 20.0, request=PlanRequest(rate=0.1))
         assert plan.engines["triton"]["default_timeout_microseconds"] == pytest.approx(7937, abs=2)
 
     def test_largest_batch_is_tight(self) -> None:

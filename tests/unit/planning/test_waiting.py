@@ -1,10 +1,10 @@
-"""T_cut in a plan: the published cases, what vouches for the answer, and what the customary formula would have done."""
+"""T_cut in a plan: the published cases, what vouches for the answer, and what the textbook formula would have done."""
 
 import numpy as np
 import pytest
 
 from latfit.planning.plan import make_plan
-from latfit.planning.request import Objective, Wishes
+from latfit.planning.request import Objective, PlanRequest
 from latfit.planning.result import Cutoff, Plan
 from latfit.queueing.overflow import cutoff_queue, exact_law
 from latfit.queueing.service import linear_times
@@ -14,8 +14,8 @@ MACHINE = machine(amx=line(0, 2), gpu=line(12, 0.05))
 """theory G2: the AMX serves 0.5 per ms, GPU steps take 12 + 0.05 b."""
 
 
-def planned(rate: float, **wishes: object) -> tuple[Plan, Cutoff]:
-    plan = make_plan(MACHINE, 20.0, wishes=Wishes(rate=rate, **wishes))  # type: ignore[arg-type]
+def planned(rate: float, **request: object) -> tuple[Plan, Cutoff]:
+    plan = make_plan(MACHINE, 20.0, request=PlanRequest(rate=rate, **request))  # type: ignore[arg-type]
     assert isinstance(plan.T_cut, Cutoff)
     return plan, plan.T_cut
 
@@ -26,40 +26,40 @@ def light() -> tuple[Plan, Cutoff]:
 
 
 def test_published_ranges(light: tuple[Plan, Cutoff]) -> None:
-    """theory G2 at 0.1 per ms: customary up to 10.6136, exact up to 8.056, proved up to 7.93732."""
+    """theory G2 at 0.1 per ms: textbook up to 10.6136, exact up to 8.056, proved up to 7.93732."""
     plan, found = light
     largest = {method: spans[-1][1] for method, spans in found.ranges.items()}
-    assert largest == pytest.approx({"poisson": 10.6136, "exact": 8.056, "rigorous": 7.93732}, rel=2e-4)
+    assert largest == pytest.approx({"textbook": 10.6136, "exact": 8.056, "proved": 7.93732}, rel=2e-4)
     assert found.value == pytest.approx(7.93732, rel=2e-4)
-    assert found.bound == "rigorous"
+    assert found.bound == "proved"
     assert plan.feasible
 
 
-def test_the_customary_formula_would_have_misled(light: tuple[Plan, Cutoff]) -> None:
+def test_the_textbook_formula_would_have_misled(light: tuple[Plan, Cutoff]) -> None:
     """It promises 20 ms at 10.61 ms; the exact law there gives 22.6 (simulated 22.57)."""
     plan, found = light
     assert found.misled
     assert any("textbook formula would admit T_cut up to 10.6 ms" in note for note in plan.notes)
-    admitted = found.ranges["poisson"][-1][1]
+    admitted = found.ranges["textbook"][-1][1]
     law = exact_law(cutoff_queue(0.1, admitted, linear_times(12, 0.05, 256), 0.5))
     assert law.percentile(0.99) == pytest.approx(22.57, abs=0.1)
 
 
 def test_every_method_is_told_and_the_valid_ones_are_marked(light: tuple[Plan, Cutoff]) -> None:
     _, found = light
-    assert set(found.bounds_ms) >= {"poisson", "rigorous", "exact"}
-    assert set(found.holds) == {"rigorous", "exact"}
-    exact, proved = found.bounds_ms["exact"], found.bounds_ms["rigorous"]
+    assert set(found.bounds_ms) >= {"textbook", "proved", "exact"}
+    assert set(found.holds) == {"proved", "exact"}
+    exact, proved = found.bounds_ms["exact"], found.bounds_ms["proved"]
     assert exact is not None
     assert proved is not None
     assert exact <= proved <= 20.0 * (1 + 1e-6)
     assert "gpu" in found.binding
 
 
-def test_a_case_that_the_customary_formula_refuses() -> None:
+def test_a_case_that_the_textbook_formula_refuses() -> None:
     """theory G2 at 0.4 per ms: no T_cut by the formula, [6.028, 7.792] by the exact law."""
     plan, found = planned(0.4)
-    assert list(found.ranges["poisson"]) == []
+    assert list(found.ranges["textbook"]) == []
     assert found.ranges["exact"][0] == pytest.approx((6.028, 7.792), rel=2e-3)
     assert found.bound == "exact"
     assert found.value == pytest.approx(7.792, rel=2e-3)

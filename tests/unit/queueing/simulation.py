@@ -54,7 +54,7 @@ class System:
     max_batch: int
     threshold: int = 1
     cutoff: float = math.inf
-    amx_rate: float = 1.0
+    cpu_rate: float = 1.0
 
     def simulate(
         self, statistic: Callable[[FloatArray, FloatArray], float], n: int = 150_000, replications: int = 15
@@ -65,7 +65,7 @@ class System:
         for seed in range(replications):
             rng = np.random.default_rng([seed, 77])
             arrive = np.cumsum(rng.exponential(1 / self.rate, n))
-            amx = rng.exponential(1 / self.amx_rate, n)
+            amx = rng.exponential(1 / self.cpu_rate, n)
             response, flushed = batch_times(arrive, T, self.threshold, self.cutoff, amx)
             values.append(statistic(response[n // 10 :], flushed[n // 10 :]))
         return Simulated(float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(replications)))

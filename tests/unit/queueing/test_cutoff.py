@@ -22,7 +22,7 @@ from tests.unit.queueing.textbook import amx_percentile, any_batch_percentile
 
 GPU = linear_times(8, 0.05, 256)
 
-# rate, mu, T_cut: p_o, exact p99, exact p99 of the AMX-served, customary, theta, K, proved p99, any largest batch
+# rate, mu, T_cut: p_o, exact p99, exact p99 of the AMX-served, textbook, theta, K, proved p99, any largest batch
 ROWS = [
     (0.2, 0.5, 2, 0.530772, 12.9053, 14.6266, 13.6928, 0.373719, 3.36285, 15.5075, 22.8),
     (0.4, 0.5, 2, 0.659983, 20.8056, 22.6470, 21.5129, 0.225826, 1.82539, 23.2114, 48.0517),
@@ -46,7 +46,7 @@ class TestPublishedRows:
             queue.overflow_share,
             law.percentile(0.99),
             amx_percentile(law, 0.99),
-            queue.customary_percentile(0.99),
+            queue.textbook_percentile(0.99),
             bound.decay,
             bound.K,
             queue.proved_percentile(0.99),
@@ -54,9 +54,9 @@ class TestPublishedRows:
         ]
         assert found == pytest.approx(expected, rel=6e-6)
 
-    def test_the_customary_formula_is_below_the_amx_served(self, row: tuple[float, ...]) -> None:
+    def test_the_textbook_formula_is_below_the_amx_served(self, row: tuple[float, ...]) -> None:
         queue = cutoff_queue(row[0], row[2], GPU, row[1])
-        assert queue.customary_percentile(0.99) < amx_percentile(exact_law(queue), 0.99)
+        assert queue.textbook_percentile(0.99) < amx_percentile(exact_law(queue), 0.99)
 
     def test_the_bound_decays_like_the_exact_law(self, row: tuple[float, ...]) -> None:
         queue = cutoff_queue(row[0], row[2], GPU, row[1])
@@ -90,8 +90,8 @@ class TestSimulation:
         assert system.simulate(lambda r, f: float(np.quantile(r, 0.99))).agrees(law.percentile(0.99))
         assert system.simulate(lambda r, f: float(np.quantile(r[f], 0.9))).agrees(amx_percentile(law, 0.9))
 
-    def test_the_customary_cutoff_misses_its_promise(self) -> None:
-        """SLA 20 ms: at the largest T_cut that the customary formula admits, p99 is above 20."""
+    def test_the_textbook_cutoff_misses_its_promise(self) -> None:
+        """SLA 20 ms: at the largest T_cut that the textbook formula admits, p99 is above 20."""
         for rate, cutoff, missed in ((0.1, 10.6136, 22.57), (0.2, 10.2051, 22.24), (0.3, 9.33272, 21.43)):
             system = System(rate, lambda b: 12 + 0.05 * b, 256, 1, cutoff, 0.5)
             found = system.simulate(lambda r, f: float(np.quantile(r, 0.99)))
@@ -170,9 +170,9 @@ class TestBoundsHold:
 class TestSearch:
     # SLA 20 ms, AMX 0.5/ms, T = 12 + 0.05 b: the smallest (None: the start of the search) and largest T_cut
     SETS = (
-        (0.1, "customary", None, 10.6136, 2e-5),
-        (0.2, "customary", None, 10.2051, 2e-5),
-        (0.3, "customary", None, 9.33272, 2e-5),
+        (0.1, "textbook", None, 10.6136, 2e-5),
+        (0.2, "textbook", None, 10.2051, 2e-5),
+        (0.3, "textbook", None, 9.33272, 2e-5),
         (0.1, "exact", None, 8.056, 1e-4),
         (0.2, "exact", None, 7.969, 1e-4),
         (0.3, "exact", None, 7.895, 1e-4),
@@ -180,10 +180,10 @@ class TestSearch:
         (0.1, "proved", None, 7.93732, 2e-5),
         (0.2, "proved", None, 4.94466, 2e-5),
         (0.3, "proved", None, 1.03384, 2e-5),
-        (0.1, "customary with GPU", None, 8.06132, 2e-5),
-        (0.2, "customary with GPU", None, 7.97980, 2e-5),
-        (0.3, "customary with GPU", None, 7.91854, 2e-5),
-        (0.4, "customary with GPU", 4.90365, 7.84986, 2e-5),
+        (0.1, "textbook with GPU", None, 8.06132, 2e-5),
+        (0.2, "textbook with GPU", None, 7.97980, 2e-5),
+        (0.3, "textbook with GPU", None, 7.91854, 2e-5),
+        (0.4, "textbook with GPU", 4.90365, 7.84986, 2e-5),
     )
 
     @pytest.mark.parametrize(("rate", "method", "low", "high", "tolerance"), SETS)
@@ -194,7 +194,7 @@ class TestSearch:
         assert found.largest == pytest.approx(high, rel=tolerance)
         assert found.smallest == pytest.approx(0.02 if low is None else low, rel=tolerance)
 
-    @pytest.mark.parametrize("method", ["customary", "proved"])
+    @pytest.mark.parametrize("method", ["textbook", "proved"])
     def test_none_where_a_formula_finds_none(self, method: str) -> None:
         found = feasible_cutoffs(0.4, linear_times(12, 0.05, 256), 0.5, 20, 0.99, method)  # type: ignore[arg-type]
         assert found.ranges == ()
@@ -224,7 +224,7 @@ class TestRefusals:
     def test_an_overloaded_amx(self) -> None:
         with pytest.raises(SlaOutOfReach, match="larger T_cut"):
             exact_law(cutoff_queue(2, 1, GPU, 0.5))
-        assert cutoff_queue(2, 1, GPU, 0.5).customary_percentile(0.99) == math.inf
+        assert cutoff_queue(2, 1, GPU, 0.5).textbook_percentile(0.99) == math.inf
         assert overflow_bound(cutoff_queue(2, 1, GPU, 0.5)) is None
         assert cutoff_queue(2, 1, GPU, 0.5).proved_percentile(0.99) == math.inf
 

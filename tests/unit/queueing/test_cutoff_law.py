@@ -39,7 +39,7 @@ def with_integral(Q: FloatArray, t: float) -> tuple[FloatArray, FloatArray]:
 
 def found_by_overflow(queue: CutoffQueue, T: FloatArray, N: int) -> FloatArray:
     """The number at the AMX that an overflow request finds, by the chain of (batch, number at its start)."""
-    rate, mu, cutoff = queue.rate, queue.amx_rate, queue.cutoff_ms
+    rate, mu, cutoff = queue.rate, queue.cpu_rate, queue.cutoff_ms
     Q, D = generators(rate, mu, N)
     idle = rate * np.linalg.inv(rate * np.eye(N + 1) - D)
     B = len(T)
@@ -97,7 +97,7 @@ class TestAllStates:
         assert sojourn.beyond > 1e-5
         expected = found_by_overflow(queue, T, 210)
         assert sojourn.seen == pytest.approx(expected[: len(sojourn.seen)], abs=2e-9)
-        mean = float(expected @ np.arange(1.0, 212)) / queue.amx_rate
+        mean = float(expected @ np.arange(1.0, 212)) / queue.cpu_rate
         assert sojourn.mean_ms == pytest.approx(mean, rel=1e-6)
 
     def test_moves_of_a_cycle(self) -> None:
@@ -144,7 +144,7 @@ class TestTail:
             queue = cutoff_queue(1.0, cutoff, times, 1.0)
             queue = cutoff_queue(1.0, cutoff, times, queue.overflow_rate / load)
             law = exact_law(queue)
-            far = math.log(10) / (queue.amx_rate * (1 - law.sojourn.ratio))
+            far = math.log(10) / (queue.cpu_rate * (1 - law.sojourn.ratio))
             assert amx_percentile(law, 0.999) - amx_percentile(law, 0.99) == pytest.approx(far, rel=1e-6)
             assert law.sojourn.mean_ms == pytest.approx(far / math.log(10), rel=3 * (1 - load) + 1e-4)
 

@@ -122,13 +122,13 @@ def best_threshold(rate: float, times: ServiceTimes, most: int = 4096) -> RuleCo
     return RuleCost(best, mean, 0.0)
 
 
-def any_batch_percentile(rate: float, cutoff_ms: float, times: ServiceTimes, amx_rate: float, q: float) -> float:
+def any_batch_percentile(rate: float, cutoff_ms: float, times: ServiceTimes, cpu_rate: float, q: float) -> float:
     """Proved upper bound in ms on the q-quantile of all responses for any largest batch, binding or not:
-    max(T_cut + T(Bmax), T_cut + ln(1/(1 - q))/(mu - lambda)); infinite unless rate < amx_rate. Needs a max_batch."""
-    if times.max_batch is None or rate >= amx_rate:
+    max(T_cut + T(Bmax), T_cut + ln(1/(1 - q))/(mu - lambda)); infinite unless rate < cpu_rate. Needs a max_batch."""
+    if times.max_batch is None or rate >= cpu_rate:
         return math.inf
     slowest = float(times.table(1, times.max_batch).max())
-    return cutoff_ms + max(slowest, -math.log1p(-q) / (amx_rate - rate))
+    return cutoff_ms + max(slowest, -math.log1p(-q) / (cpu_rate - rate))
 
 
 def amx_percentile(law: CutoffLaw, q: float) -> float:

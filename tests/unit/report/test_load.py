@@ -76,7 +76,7 @@ def with_promise(promise: str) -> Plan:
     """The plan as if that had come out."""
     plan = make_plan(NOMINAL, 20.0, request=PlanRequest(rate=0.1, laws_only=True))
     assert plan.load is not None
-    doubts = ["Cannot promise it: a tail was not seen."] if promise == "in doubt" else []
+    doubts = ["In doubt: a tail was not seen."] if promise == "in doubt" else []
     return replace(plan, load=replace(plan.load, promise=promise, why_in_doubt=doubts))
 
 
@@ -118,7 +118,9 @@ def test_pictures_are_the_plans() -> None:
 
 def test_a_load_that_cannot_be_served_says_what_would() -> None:
     request = PlanRequest(rate=0.9)
-    outline = Outline(render(ReportInput(NOMINAL, plans=[make_plan(NOMINAL, 20.0, request=request)], request=request)).html)
+    outline = Outline(
+        render(ReportInput(NOMINAL, plans=[make_plan(NOMINAL, 20.0, request=request)], request=request)).html
+    )
     assert "SLA not met" in outline.text
     assert "--replicas 2" in outline.text
 

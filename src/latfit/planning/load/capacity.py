@@ -19,7 +19,7 @@ from latfit.planning import wording
 from latfit.planning.load.compare import Judged, cutoff_capacity, highest_near, replicas_within
 from latfit.planning.load.strategies import Machine, System, Target, law_or_none, system_of
 from latfit.planning.load.varying import schedule
-from latfit.planning.request import Objective, Wishes
+from latfit.planning.request import Objective, PlanRequest
 from latfit.planning.result import Alternative, Capacity, Change, FrontierPoint, Kind
 from latfit.queueing import COARSE, ResponseLaw
 
@@ -90,19 +90,19 @@ FASTER = 0.9
 HOUR_S = 3600.0
 
 
-def capacity_of(row: Alternative, wishes: Wishes, promised_per_s: float | None) -> Capacity | None:
-    """The capacity of a strategy; None where it meets the SLA at no rate. The wishes hold a rate or a load."""
-    each = wishes.rate_each
+def capacity_of(row: Alternative, request: PlanRequest, promised_per_s: float | None) -> Capacity | None:
+    """The capacity of a strategy; None where it meets the SLA at no rate. The request hold a rate or a load."""
+    each = request.rate_each
     if row.sustainable_per_s is None or each is None:
         return None
-    rate_s, whole_s = each * 1e3, each * wishes.replicas * 1e3
+    rate_s, whole_s = each * 1e3, each * request.replicas * 1e3
     ranges = [(low, high) for low, high in row.feasible_per_s] or [(0.0, row.sustainable_per_s)]
     needed = replicas_within(ranges, whole_s)
     price = None if row.price_per_hour is None or not row.replicas else row.price_per_hour / row.replicas
     hourly = None if price is None or needed is None else price * needed
     load = None
-    if wishes.load is not None:
-        load = schedule(wishes.load, row.sustainable_per_s / 1e3, price)
+    if request.load is not None:
+        load = schedule(request.load, row.sustainable_per_s / 1e3, price)
     return Capacity(
         system=row.name,
         rate_per_s=rate_s,

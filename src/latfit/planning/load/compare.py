@@ -308,10 +308,10 @@ def _meets(both: Both, rate: float, cutoff_ms: float, target: Target) -> bool:
         return both.law(rate, cutoff_ms, QUICK).tail(target.sla_ms) <= 1 - target.q
     queue = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate)
     allowed, overflow = 1 - target.q, queue.overflow_share
-    if queue.overflow_rate >= queue.amx_rate:
+    if queue.overflow_rate >= queue.cpu_rate:
         return False
     late = queue.gpu_tail(target.sla_ms)
-    if late + overflow * math.exp(-queue.amx_rate * (target.sla_ms - queue.cutoff_ms)) > allowed:
+    if late + overflow * math.exp(-queue.cpu_rate * (target.sla_ms - queue.cutoff_ms)) > allowed:
         return False
     if late + overflow <= allowed or queue.proved_tail()(target.sla_ms) <= allowed:
         return True

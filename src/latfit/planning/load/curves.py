@@ -9,7 +9,7 @@ import numpy as np
 from latfit.errors import SlaOutOfReach
 from latfit.hardware import HardwareProfile, PathLatency
 from latfit.planning.load.strategies import Both, System, Target, law_or_none, machine_of, simple_systems
-from latfit.planning.request import Wishes
+from latfit.planning.request import PlanRequest
 from latfit.queueing import COARSE, cutoff_queue
 from latfit.stats import FloatArray
 
@@ -40,9 +40,9 @@ def latency_lines(profile: HardwareProfile, tokens: int, context: float | None =
     return lines
 
 
-def cutoff_lines(profile: HardwareProfile, target: Target, wishes: Wishes) -> list[Line]:
+def cutoff_lines(profile: HardwareProfile, target: Target, request: PlanRequest) -> list[Line]:
     """The percentile over T_cut by method, at the plan's rate; none without two paths and a rate."""
-    both, rate = machine_of(profile, target.tokens, wishes).both, wishes.rate_each
+    both, rate = machine_of(profile, target.tokens, request).both, request.rate_each
     if both is None or rate is None:
         return []
     cutoffs = np.linspace(target.sla_ms / 100, target.sla_ms, CUTOFFS)
@@ -55,21 +55,21 @@ def cutoff_lines(profile: HardwareProfile, target: Target, wishes: Wishes) -> li
 
 def _by_method(both: Both, rate: float, cutoff_ms: float, q: float) -> dict[str, float]:
     """The percentile at a T_cut by every method that describes the paths; NaN where it gives none."""
-    late = {"poisson": np.nan} | dict.fromkeys(("rigorous", "exact") if both.closed_form else ("simulated",), np.nan)
+    late = {"textbook": np.nan} | dict.fromkeys(("proved", "exact") if both.closed_form else ("simulated",), np.nan)
     with contextlib.suppress(SlaOutOfReach):
         queue = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate)
-        late["poisson"] = queue.customary_percentile(q)
+        late["textbook"] = queue.textbook_percentile(q)
         if both.closed_form:
-            late["rigorous"] = queue.proved_percentile(q)
+            late["proved"] = queue.proved_percentile(q)
     with contextlib.suppress(SlaOutOfReach):
         late["exact" if both.closed_form else "simulated"] = both.law(rate, cutoff_ms, COARSE).percentile(q)
     return late
 
 
-def rate_lines(profile: HardwareProfile, target: Target, wishes: Wishes) -> list[Line]:
+def rate_lines(profile: HardwareProfile, target: Target, request: PlanRequest) -> list[Line]:
     """The percentile over the rate, in requests/s, for every strategy on one path."""
-    machine = machine_of(profile, target.tokens, wishes)
-    rate = wishes.rate_each
+    machine = machine_of(profile, target.tokens, request)
+    rate = request.rate_each
     systems = simple_systems(machine, rate if rate is not None else machine.main.times.rate_limit() / 2)
     return [_over_rate(system, target, rate) for system in systems if np.isfinite(system.rate_limit)]
 

@@ -23,7 +23,7 @@ from latfit.planning.load.cutoff import cutoff_plan
 from latfit.planning.load.promise import Asked, Promise, asked_of, promised, promised_rate, tail_warnings
 from latfit.planning.load.strategies import Machine, Part, Target, cutoff_system, machine_of, simple_systems
 from latfit.planning.load.verify import MARGIN, PRECISION, simulated
-from latfit.planning.request import Wishes
+from latfit.planning.request import PlanRequest
 from latfit.planning.result import (
     FALLS_BACK,
     NEEDS_PATHS,
@@ -57,27 +57,29 @@ class _Question:
     machine: Machine
     rate: float
     target: Target
-    wishes: Wishes
+    request: PlanRequest
 
 
-def load_plan(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: int, wishes: Wishes) -> LoadPlan:
-    """How to serve the wishes' rate within an SLA in ms, for `percentile` percent of the responses."""
-    rate = wishes.rate_each
+def load_plan(
+    profile: HardwareProfile, sla_ms: float, percentile: float, tokens: int, request: PlanRequest
+) -> LoadPlan:
+    """How to serve the requested rate within an SLA in ms, for `percentile` percent of the responses."""
+    rate = request.rate_each
     assert rate is not None
     target = Target(sla_ms, percentile / 100, tokens)
-    ask = _Question(machine_of(profile, tokens, wishes), rate, target, wishes)
+    ask = _Question(machine_of(profile, tokens, request), rate, target, request)
     waiting, laws = _waiting(ask)
     found = _strategies(ask, waiting)
     selected = next((each for each in found if each.row.chosen), None)
     shown = selected or told(max(found, key=lambda each: each.row.sustainable_per_s or 0.0), rate, target)
-    asked = asked_of(ask.machine, target, shown.row.strategy, rate, laws_only=wishes.laws_only)
+    asked = asked_of(ask.machine, target, shown.row.strategy, rate, laws_only=request.laws_only)
     promise = None if selected is None else promised(asked, selected.law)
     checked = (
         None
-        if selected is None or wishes.laws_only
-        else simulated(ask.machine, shown.row.strategy, rate, target, wishes.seed)
+        if selected is None or request.laws_only
+        else simulated(ask.machine, shown.row.strategy, rate, target, request.seed)
     )
-    capacity = capacity_of(shown.row, wishes, _promised_per_s(asked, promise, shown))
+    capacity = capacity_of(shown.row, request, _promised_per_s(asked, promise, shown))
     plan = LoadPlan(
         rate_per_s=rate * 1e3,
         percentile=percentile,
@@ -92,8 +94,8 @@ def load_plan(profile: HardwareProfile, sla_ms: float, percentile: float, tokens
         remedy="" if selected else wording.remedy([each.row for each in found], shown.row, rate * 1e3),
         promise=NO if promise is None else promise.holds(sla_ms),
         interval_ms=None if promise is None else promise.interval,
-        checked=None if checked is None else {"way": shown.row.name, **checked.to_json()},
-        laws_only=wishes.laws_only,
+        checked=None if checked is None else {"strategy": shown.row.name, **checked.to_json()},
+        laws_only=request.laws_only,
         notes=(),
     )
     plan = replace(
@@ -121,7 +123,7 @@ def _strategies(ask: _Question, waiting: Cutoff | Unknown) -> list[Judged]:
         capacity = cutoff_capacity(both, ask.target, least)
         systems.append(cutoff_system(both, waiting.shown_ms))
         ranges.append([(0.0, capacity)] if capacity > 0 else [])
-    return compared(systems, ranges, ask.rate, ask.target, ask.wishes.objective)
+    return compared(systems, ranges, ask.rate, ask.target, ask.request.objective)
 
 
 def _waiting(ask: _Question) -> tuple[Cutoff | Unknown, Mapping[float, ResponseLaw]]:
@@ -129,7 +131,7 @@ def _waiting(ask: _Question) -> tuple[Cutoff | Unknown, Mapping[float, ResponseL
     if (both := ask.machine.both) is None:
         return Unknown(FALLS_BACK), {}
     try:
-        return cutoff_plan(both, ask.rate, ask.target, ask.wishes.objective)
+        return cutoff_plan(both, ask.rate, ask.target, ask.request.objective)
     except SlaOutOfReach as error:
         return Unknown(f"{error.found}. {error.remedy}"), {}
 
@@ -138,7 +140,7 @@ def _with_check(waiting: Cutoff | Unknown, shown: Judged, checked: Checked | Non
     """T_cut with what the event simulation gives for it, where it was simulated."""
     if not isinstance(waiting, Cutoff) or checked is None or shown.row.strategy.kind is not Kind.CUTOFF:
         return waiting
-    return replace(waiting, bounds_ms={**waiting.bounds_ms, "checked": checked.percentile.value})
+    return replace(waiting, bounds_ms={**waiting.bounds_ms, "event_simulation": checked.percentile.value})
 
 
 def _promised_per_s(asked: Asked, promise: Promise | None, shown: Judged) -> float | None:
@@ -169,7 +171,7 @@ def _verified(plan: LoadPlan, ask: _Question, shown: Judged, checked: Checked | 
     aim, both, inside = ask.target.sla_ms * (1 - MARGIN), ask.machine.both, None
     if shown.row.strategy.kind is Kind.CUTOFF and both is not None:
         with contextlib.suppress(SlaOutOfReach):
-            inside = cutoff_plan(both, ask.rate, replace(ask.target, sla_ms=aim), ask.wishes.objective)[0].value
+            inside = cutoff_plan(both, ask.rate, replace(ask.target, sla_ms=aim), ask.request.objective)[0].value
     note = wording.at_the_edge(ask.target.sla_ms, PRECISION, inside, MARGIN, aim)
     return replace(plan, promise=DOUBT, why_in_doubt=[*plan.why_in_doubt, note])
 
@@ -189,12 +191,12 @@ def _threshold(ask: _Question) -> Threshold | Unknown:
 def _extra_ms(ask: _Question, gpu: Part, rate: float) -> float:
     """The transfer, and the wait: the one that was named, or what a request finds at that GPU on average at a rate per
     ms. Raises SlaOutOfReach."""
-    wait = ask.wishes.wait_ms
+    wait = ask.request.wait_ms
     if wait is None:
         law = batch_response(rate, gpu.times, 1, ask.machine.arrivals)
         served = max(1, min(round(getattr(law, "mean_batch", 1.0)), gpu.times.max_batch or 1))
         wait = max(0.0, law.mean_ms - gpu.times(served))
-    return wait + ask.wishes.transfer_ms
+    return wait + ask.request.transfer_ms
 
 
 def _rules(machine: Machine, rate: float) -> list[RuleChoice]:
@@ -215,7 +217,7 @@ def _rules(machine: Machine, rate: float) -> list[RuleChoice]:
 def _frontier(
     ask: _Question, found: Sequence[Judged], laws: Mapping[float, ResponseLaw], shown: Judged
 ) -> list[FrontierPoint]:
-    objective = ask.wishes.objective
+    objective = ask.request.objective
     points = frontier(found, laws, ask.rate, ask.target, objective)
     if objective is not None and objective.throughput > 0 and shown.system.strategy.kind is not Kind.CUTOFF:
         points += best_rate(shown.system, ask.target, objective)
@@ -224,7 +226,7 @@ def _frontier(
 
 def _changes(ask: _Question, shown: Judged) -> list[Change]:
     carried = (shown.row.sustainable_per_s or 0.0) / 1e3
-    now = Situation(ask.machine, ask.rate, ask.wishes.replicas, ask.target, shown.row, carried)
+    now = Situation(ask.machine, ask.rate, ask.request.replicas, ask.target, shown.row, carried)
     return sensitivity(now, _changed_thresholds(ask))
 
 

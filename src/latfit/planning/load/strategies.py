@@ -19,7 +19,7 @@ import numpy as np
 from latfit.errors import SlaOutOfReach
 from latfit.hardware import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile, PathLatency
 from latfit.model import StepRatios
-from latfit.planning.request import Wishes
+from latfit.planning.request import PlanRequest
 from latfit.planning.result import Kind, Strategy
 from latfit.policies import stopping_batch
 from latfit.queueing import (
@@ -184,26 +184,26 @@ class System:
         return None if None in prices else sum(price for price in prices if price is not None)
 
 
-def machine_of(profile: HardwareProfile, tokens: int, wishes: Wishes) -> Machine:
+def machine_of(profile: HardwareProfile, tokens: int, request: PlanRequest) -> Machine:
     """The CPU and the GPU of a profile; a path of another name plays the GPU where there is neither."""
     cpu, gpu = profile.first_of(CPU_PATHS), profile.first_of(GPU_PATHS)
     if cpu is None and gpu is None and profile.paths:
         gpu = next(iter(profile.paths.values()))
 
     def part(path: ExecutionPath, transfer_ms: float, most: int | None) -> Part:
-        latency = PathLatency(path, tokens, wishes.context)
+        latency = PathLatency(path, tokens, request.context)
         B = latency.batches[:most]
         return Part(
             latency,
-            _times(latency.mean_ms(B), None if wishes.laws_only else latency.scatter, transfer_ms),
+            _times(latency.mean_ms(B), None if request.laws_only else latency.scatter, transfer_ms),
             transfer_ms,
         )
 
     return Machine(
         None if cpu is None else part(cpu, 0.0, None),
-        None if gpu is None else part(gpu, wishes.transfer_ms, wishes.max_batch),
-        wishes.arrivals,
-        not wishes.laws_only,
+        None if gpu is None else part(gpu, request.transfer_ms, request.max_batch),
+        request.arrivals,
+        not request.laws_only,
     )
 
 
@@ -221,8 +221,9 @@ def simple_systems(machine: Machine, rate: float) -> list[System]:
     found = [] if machine.gpu is None else _batching(machine.gpu, rate, machine)
     if machine.cpu is not None:
         found.append(_one_at_a_time(machine.cpu, machine.arrivals))
-        # A nominal median says nothing of batches.
-        if machine.cpu.path.nominal is None or not machine.cpu.path.nominal.median:
+        # A nominal median, or mean of an exponential service, says nothing of batches.
+        given = machine.cpu.path.nominal
+        if given is None or not (given.median or given.exponential):
             found += _batching(machine.cpu, rate, machine)
     return found
 

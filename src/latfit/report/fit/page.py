@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from latfit.hardware import ExecutionPath, HardwareProfile
-from latfit.planning import Plan, Settings, PlanRequest
+from latfit.planning import Plan, PlanRequest, Settings
 from latfit.report.fit import tables
 from latfit.report.fit.checks import check_tables
 from latfit.report.fit.gallery import Gallery, comparison, path_gallery
@@ -142,6 +142,7 @@ def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
         "formula": fit.structure.formula,
         "status": fit.status.sentence if measured else tables.trust_sentence(fit),
         "pictures": [shown(picture) for picture in gallery.pictures],
+        "assumed": f"Figures are drawn {fit.assumed_context}." if gallery.pictures and fit.assumed_context else "",
         "left_out": gallery.left_out if measured else (),
         "parameters": tables.parameters(fit),
         "errors": tables.errors(fit) if measured else None,

@@ -11,9 +11,9 @@ from latfit.planning import (
     Cutoff,
     Line,
     Plan,
+    PlanRequest,
     Target,
     Threshold,
-    Wishes,
     backed_by,
     cutoff_lines,
     latency_lines,
@@ -33,22 +33,22 @@ ALTS = {
     "plan-rate": "Percentile of the response over the rate for every strategy on one path, with the SLA",
 }
 METHOD_LABELS = {
-    "poisson": "textbook formula",
-    "rigorous": "proved bound",
-    "exact": "exact law",
+    "textbook": "textbook formula",
+    "proved": "proved bound",
+    "exact": "exact",
     "simulated": "simulation with the measured scatter",
 }
-METHOD_COLOURS = {"poisson": "#d55e00", "rigorous": "#009e73", "exact": "#0072b2", "simulated": "#0072b2"}
+METHOD_COLOURS = {"textbook": "#d55e00", "proved": "#009e73", "exact": "#0072b2", "simulated": "#0072b2"}
 ROOM = 3.0
 """Latencies are drawn up to so many times the SLA."""
 
 
-def plan_pictures(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> list[Picture]:
+def plan_pictures(plan: Plan, profile: HardwareProfile, request: PlanRequest) -> list[Picture]:
     """The pictures of a plan for a load, for a page; none without a load."""
     if plan.rate_per_s is None:
         return []
     found = []
-    for stem, figure in plan_figures(plan, profile, wishes):
+    for stem, figure in plan_figures(plan, profile, request):
         # The feasible steps are in the latency map of each path, and the curves in the comparison of the paths.
         if stem in ALTS:
             title = " ".join(figure.axes[0].get_title(loc="left").split())
@@ -56,9 +56,9 @@ def plan_pictures(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> list[
     return found
 
 
-def plan_figures(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> Iterator[tuple[str, Figure]]:
+def plan_figures(plan: Plan, profile: HardwareProfile, request: PlanRequest) -> Iterator[tuple[str, Figure]]:
     """(name, figure) of each picture."""
-    lines = latency_lines(profile, plan.tokens_per_request, wishes.context)
+    lines = latency_lines(profile, plan.tokens_per_request, request.context)
     yield "plan-latency", latency_figure(plan, lines)
     for name, path in profile.paths.items():
         if path.nominal is None:
@@ -73,16 +73,16 @@ def plan_figures(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> Iterat
         return
     target = Target(plan.sla_ms, plan.percentile / 100, plan.tokens_per_request)
     if isinstance(plan.T_cut, Cutoff):
-        yield "plan-cutoff", cutoff_figure(plan, plan.T_cut, cutoff_lines(profile, target, wishes))
-    yield "plan-rate", rate_figure(plan, rate_lines(profile, target, wishes))
+        yield "plan-cutoff", cutoff_figure(plan, plan.T_cut, cutoff_lines(profile, target, request))
+    yield "plan-rate", rate_figure(plan, rate_lines(profile, target, request))
 
 
-def plan_figure(plan: Plan, profile: HardwareProfile, wishes: Wishes) -> Figure:
+def plan_figure(plan: Plan, profile: HardwareProfile, request: PlanRequest) -> Figure:
     """The main picture: the percentile over the rate, or without a rate the latency of batches."""
     if plan.rate_per_s is None or plan.percentile is None:
-        return latency_figure(plan, latency_lines(profile, plan.tokens_per_request, wishes.context))
+        return latency_figure(plan, latency_lines(profile, plan.tokens_per_request, request.context))
     target = Target(plan.sla_ms, plan.percentile / 100, plan.tokens_per_request)
-    return rate_figure(plan, rate_lines(profile, target, wishes))
+    return rate_figure(plan, rate_lines(profile, target, request))
 
 
 def latency_figure(plan: Plan, lines: Sequence[Line]) -> Figure:
@@ -116,7 +116,7 @@ def cutoff_figure(plan: Plan, found: Cutoff, lines: Sequence[Line]) -> Figure:
     axes = figure.subplots()
     style.dress(axes, cutoff_title(plan, found), "T_cut: longest wait for the GPU [ms]", f"p{found.percentile:g} [ms]")
     for line in lines:
-        dash = "--" if line.label == "poisson" else "-"
+        dash = "--" if line.label == "textbook" else "-"
         axes.plot(line.x, line.y, color=METHOD_COLOURS[line.label], linestyle=dash, label=METHOD_LABELS[line.label])
     _sla(axes, plan.sla_ms)
     if found.value is not None:

@@ -21,13 +21,13 @@ from latfit.report.format import count, counted
 from latfit.units import format_ms, format_percent, format_rate, number
 
 METHOD_WORDS = {
-    "poisson": "textbook formula",
-    "poisson_with_gpu": "textbook, and the GPU's requests",
-    "rigorous": "proved bound",
-    "rigorous_any_batch": "proved, any largest batch",
-    "exact": "exact law",
-    "simulated": "run of the queues with the measured scatter",
-    "checked": "event simulation",
+    "textbook": "textbook formula",
+    "textbook_with_gpu": "textbook, and the GPU's requests",
+    "proved": "proved bound",
+    "proved_any_batch": "proved, any largest batch",
+    "exact": "exact",
+    "simulated": "queue simulation, measured scatter",
+    "event_simulation": "event simulation",
 }
 RULE_WORDS = {
     "optimal": "optimal, by a decision process",
@@ -37,7 +37,7 @@ RULE_WORDS = {
     "total delay": "total delay: T(B) + T(1) - T(B+1) > B/rate",
 }
 NOT_KNOWN = "not known"
-SOURCE_WORDS = {"simulated": "run of the queue", "exact": "exact law"}
+SOURCE_WORDS = {"simulated": "queue simulation", "exact": "exact"}
 MOST_WINDOWS = 12
 MOST_POINTS = 12
 MEANINGS = {
@@ -147,7 +147,7 @@ def checked_table(plan: LoadPlan | None, sla_ms: float) -> Table:
         return Table("", (), ())
     low, high = found["ci"]
     rows = [
-        ("strategy", found["way"]),
+        ("strategy", found["strategy"]),
         (f"p{plan.percentile:g}, simulated", f"{_ms(found['percentile_ms'])} ({_ms(low)} to {_ms(high)}, 95 %)"),
         (f"within {format_ms(sla_ms)}", {True: "yes", False: "no"}.get(found["holds"], "in doubt")),
         ("requests", count(found["requests"])),
@@ -266,7 +266,7 @@ def cutoff_table(plan: Plan) -> Table:
 def _holds(method: str, found: Cutoff) -> str:
     if method == found.bound:
         return "yes, decides"
-    return "yes" if method in (*found.holds, "rigorous_any_batch") else "no"
+    return "yes" if method in (*found.holds, "proved_any_batch") else "no"
 
 
 def rules_table(plan: Plan) -> Table:
@@ -356,7 +356,7 @@ def frontier_table(plan: Plan) -> Table:
             _rate(point.goodput_per_s),
             "" if point.cost is None else number(point.cost),
         )
-        for point in ordered[:MOST_POINTS]
+        for point in (ordered[:MOST_POINTS] if len(ordered) > 1 else ())
     ]
     columns = ("operating point", "rate", _percentile(plan), "mean", "goodput", "objective")
     caption = f"Frontier: no other point has a lower {_percentile(plan)} and a lower mean"

@@ -1,0 +1,170 @@
+"""`latfit.plan`, `latfit.step_budget`, `latfit.report`: the library says what the commands say, in the same units."""
+
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import latfit
+from latfit.api import Fit, Hardware, plan, report, step_budget
+from latfit.cli.app import run
+from latfit.errors import BadInput, FitNotUsable, SlaOutOfReach, WrongUsage
+from latfit.files import dumps
+from latfit.model import FitStatus
+from tests.unit.planning.test_plan import line
+
+SMALL = {"B": [1, 64], "S": [1, 64]}
+CPU = Fit(line(0, 2, domain=SMALL), "cpu")
+GPU = "launch=12ms,slope=0.05ms,max_batch=64,max_tokens=64"
+
+
+@pytest.mark.parametrize("options", [["--rate", "100/s"], [], ["--rate", "100/s", "--percentile", "95", "--laws-only"]])
+def test_the_library_says_what_the_command_says(
+    options: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = {"cpu": CPU, "gpu": GPU}
+    Hardware(paths).save()
+    assert run(["plan", "--sla", "20ms", *options, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    more = {"percentile": "95%", "laws_only": True} if "--laws-only" in options else {}
+    made = plan(paths, "20ms", *options[1:2], **more)
+    assert json.loads(dumps(made.to_json())) == printed
+    assert (made.feasible, made.answer) == (printed["feasible"], printed["answer"])
+
+
+def test_numbers_whose_parameter_says_the_unit() -> None:
+    """M/M/1 at 0.1 per ms with a mean of 2 ms: p99 = ln 100/0.4."""
+    paths = {"amx": "exp:2ms"}
+    one = plan(paths, sla_ms=20, rate_per_s=100, laws_only=True)
+    two = plan(paths, "0.02s", "6000/min", percentile="99%", laws_only=True)
+    assert one.to_json() == two.to_json()
+    (row,) = (row for _, row in one.strategies.iterrows() if row.selected)
+    assert row.p99_ms == pytest.approx(math.log(100) / 0.4)
+    assert row.headroom_pct == pytest.approx(100 * (1 - row.p99_ms / 20))
+
+
+def test_what_a_plan_holds() -> None:
+    made = plan({"cpu": CPU, "gpu": GPU}, "20ms", laws_only=True)
+    assert made.B1 == 7  # 12 + 0.05 B <= 2 B from 6.15 on
+    assert made.T_cut_ms is None
+    assert made.capacity_per_s is None
+    limits = made.limits.set_index(["path", "B"])
+    assert limits.loc[("cpu", 8), "S_min"] == 8
+    assert pd.isna(limits.loc[("cpu", 8), "S_max"])  # its latency does not depend on tokens
+    assert set(made.limits_by_tokens.columns) >= {"path", "S", "B_min", "B_max"}
+    vllm = made.settings.query("engine == 'vllm' and setting == 'max_num_seqs'")
+    assert vllm["value"].tolist() == [64]  # all that was measured: 12 + 0.05 * 64 < 20
+    assert made.strategies.empty
+
+
+def test_under_a_load() -> None:
+    made = plan({"cpu": CPU, "gpu": GPU}, "20ms", "100/s", laws_only=True)
+    assert made.replicas == 1
+    assert made.capacity_per_s is not None
+    assert made.capacity_per_s > 100
+    assert made.state == "doubt"  # closed forms leave out the scatter
+    assert made.promise == "in doubt"
+    assert made.why_in_doubt
+
+
+def test_short_words_for_people() -> None:
+    made = plan({"cpu": CPU, "gpu": GPU}, "20ms", "100/s", laws_only=True)
+    assert repr(made).startswith("Plan(Serve 100 req/s with ")
+    assert max(map(len, (repr(made), repr(Hardware({"cpu": CPU, "gpu": GPU})), repr(made.hardware)))) < 400
+    assert made.summary().splitlines()[0] == made.answer
+    assert "<b>Serve 100 req/s" in made._repr_html_()
+    hostile = Hardware({"<b>": GPU})
+    assert "<td><b>" not in hostile._repr_html_()
+    assert "Serve" not in plan({"cpu": CPU}, "1ms").answer
+
+
+def test_a_picture() -> None:
+    assert plan({"gpu": GPU}, "20ms").plot().axes[0].get_ylabel().endswith("[ms]")
+
+
+def test_arrivals_as_a_table() -> None:
+    table = pd.DataFrame({"t_s": [0.0, 60.0, 120.0], "rate_per_s": [50.0, 100.0, 20.0]})
+    made = plan({"amx": "exp:2ms"}, "20ms", arrivals=table, laws_only=True)
+    assert made.result.rate_per_s == pytest.approx(100.0)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"sla": 20}, "has no unit"),
+            ({"sla": "20"}, "with its unit"),
+            ({"sla": "20ms", "sla_ms": 20}, "given twice"),
+            ({"sla": "20ms", "rate": 500}, "has no unit"),
+            ({"sla": "20ms", "rate": "5/s", "arrivals": "a.csv"}, "contradict"),
+            ({"sla": "20ms", "arrivals_window": "1min"}, "without recorded arrivals"),
+            ({"sla": "20ms", "objective": {"p99": 1}}, "needs a load"),
+            ({"sla": "20ms", "wait": 3}, "has no unit"),
+            ({"sla": "20ms", "percentile": 0.99}, "Was percentile 99 meant"),
+            ({"sla": "20ms", "percentile": "most"}, "is not a percentage"),
+        ],
+    )
+    def test_says_what_to_write(self, options: dict[str, object], words: str) -> None:
+        with pytest.raises(WrongUsage, match=words) as caught:
+            plan({"gpu": GPU}, **options)  # type: ignore[arg-type]
+        assert "--" not in str(caught.value)
+
+    def test_no_machine(self, in_tmp: Path) -> None:
+        with pytest.raises(BadInput, match="no such hardware profile"):
+            plan("none.json", "20ms")
+        with pytest.raises(WrongUsage, match=r'Name it: \{"gpu": "launch=12ms'):
+            plan(GPU, "20ms")
+        with pytest.raises(WrongUsage, match="int does not describe a machine"):
+            plan(3, "20ms")
+        with pytest.raises(BadInput, match="path gpu: float is neither"):
+            plan({"gpu": 1.5}, "20ms")
+        with pytest.raises(WrongUsage, match="path gpu"):
+            plan({"gpu": "fast"}, "20ms")
+        with pytest.raises(BadInput, match="no execution path"):
+            plan({}, "20ms")
+
+    def test_a_fit_that_is_not_usable(self) -> None:
+        with pytest.raises(FitNotUsable):
+            plan(Fit(line(0, 2, status=FitStatus.TOO_FEW_ROWS)), "20ms")
+
+
+class TestStepBudget:
+    def test_tokens_by_requests(self) -> None:
+        """12 + 0.05 B + 0.01 S <= 13 leaves S = 100 - 5 B tokens."""
+        budget = step_budget({"gpu": "launch=12ms,slope=0.05ms,per_token=0.01ms,max_batch=16"}, "13ms", B=[4, 8])
+        assert budget.table["S_max"].tolist() == [80, 60]
+        assert budget.trim(least=[1, 1], wanted=[1, 200]).tokens == (1, 89)
+        assert len(repr(budget)) < 100
+
+    def test_bad_input(self) -> None:
+        paths = {"cpu": CPU, "gpu": GPU}
+        with pytest.raises(WrongUsage, match="several paths"):
+            step_budget(paths, "20ms")
+        with pytest.raises(WrongUsage, match="no path 'npu'"):
+            step_budget(paths, "20ms", path="npu")
+        with pytest.raises(SlaOutOfReach):
+            step_budget(paths, "1ms", path="cpu")
+        with pytest.raises(WrongUsage, match="B of"):
+            step_budget(paths, "20ms", path="cpu", B=[0])
+
+
+def test_a_report_of_a_plan_that_was_made(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = {"cpu": CPU, "gpu": GPU}
+    made = plan(paths, "20ms")
+    written = report(paths, "one", plan=made)
+    assert made.answer.replace(" ms", "\u00a0ms").split(",")[0][:20] in written.html.read_text()
+    Hardware(paths).save()
+    assert run(["report", "--sla", "20ms", "--out", "two", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [Path(name).name for name in printed["figures"]] == [figure.name for figure in written.figures]
+    assert repr(written) == f"Report('one/report.html', {len(written.figures)} figures)"
+    assert set(written.to_json()) == set(printed)
+    with pytest.raises(WrongUsage, match="without an SLA"):
+        report(paths, "three", rate="5/s")
+
+
+def test_the_names_are_shown_by_the_package() -> None:
+    assert {"plan", "step_budget", "report", "Plan", "Hardware", "Report"} <= set(latfit.__all__)
+    assert latfit.plan is plan

@@ -1,0 +1,84 @@
+"""Quantities: what users write, in one unit; numbers whose unit would be a guess are refused with what to write."""
+
+from datetime import timedelta
+
+import pytest
+
+from latfit.api import quantities
+from latfit.errors import WrongUsage, on_command_line
+
+
+@pytest.mark.parametrize(
+    ("value", "ms", "expected"),
+    [("20ms", None, 20.0), ("1.5s", None, 1500.0), (timedelta(seconds=2), None, 2000.0), (None, 20, 20.0)],
+)
+def test_durations(value: object, ms: float | None, expected: float) -> None:
+    assert quantities.duration(value, "--sla", ms) == expected
+
+
+def test_a_pandas_timedelta_is_one() -> None:
+    import pandas as pd
+
+    assert quantities.duration(pd.Timedelta("20ms"), "--sla") == 20.0
+
+
+def test_rates() -> None:
+    assert quantities.rate("500/s") == quantities.rate("0.5/ms") == quantities.rate(None, per_s=500) == 0.5
+    assert quantities.rates(["500/s", "30/min"]) == [0.5, 0.0005]
+    assert quantities.rates(None, per_s=[500, 1000]) == [0.5, 1.0]
+    assert quantities.rates("1/s") == [0.001]
+
+
+@pytest.mark.parametrize(("value", "expected"), [(95, 95.0), ("95%", 95.0), ("99.9 %", 99.9), ("p99", 99.0)])
+def test_percentages(value: float | str, expected: float) -> None:
+    assert quantities.percent(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("2ms", (2.0, 0.0)), ("2ms+1us", (2.0, 1e-3)), ("0+1us", (0.0, 1e-3)), ("0", (0.0, 0.0))]
+)
+def test_transfers(value: str, expected: tuple[float, float]) -> None:
+    assert quantities.transfer(value) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "ms", "words"),
+    [
+        (20, None, "has no unit"),
+        ("20", None, "with its unit"),
+        ("20ms", 20, "given twice"),
+        (None, None, "is not a quantity"),
+        (None, -1, "not above zero"),
+        (None, float("nan"), "is not a quantity"),
+        (timedelta(0), None, "not above zero"),
+        ("-1ms", None, "not above zero"),
+    ],
+)
+def test_what_is_refused(value: object, ms: float | None, words: str) -> None:
+    with pytest.raises(WrongUsage, match=words) as caught:
+        quantities.duration(value, "--sla", ms)
+    assert caught.value.remedy
+
+
+def test_the_remedy_is_what_to_write() -> None:
+    with pytest.raises(WrongUsage) as caught:
+        quantities.duration(20, "--sla")
+    assert 'Write "20ms"' in caught.value.remedy
+    assert "sla_ms" in caught.value.remedy
+
+
+def test_errors_name_parameters_in_a_program_and_options_on_the_command_line() -> None:
+    @quantities.library_verb
+    def ask() -> None:
+        raise WrongUsage("--launch-share is odd", where="--launch-share", remedy="See `latfit plan --help`, --sla.")
+
+    with pytest.raises(WrongUsage) as caught:
+        ask()
+    assert str(caught.value) == "launch_share: launch_share is odd\nSee `latfit plan --help`, sla."
+    typed = on_command_line.set(True)
+    try:
+        with pytest.raises(WrongUsage) as caught:
+            ask()
+    finally:
+        on_command_line.reset(typed)
+    assert caught.value.where == "--launch-share"
