@@ -7,11 +7,12 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
-from latfit.model.fit_result import FitResult
+from latfit.model.fit_result import Estimate, FitResult
+from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
 from latfit.report import style
 from latfit.report.fit import figures, figures as combined, figures as latency_map, gallery, plot_data
-from latfit.report.fit.page import ReportInput
+from latfit.report.fit.page import ReportInput, render
 from latfit.trace.table import Trace
 from tests.unit.report.conftest import fit_of, machine, planted_ms, planted_rows, two_paths
 
@@ -189,6 +190,36 @@ class TestUndrawable:
         broken = {**fit.parameters, "tau_0": replace(fit.parameters["tau_0"], value=float("nan"))}
         found = gallery.path_gallery(machine(cpu=replace(fit, parameters=broken)).paths["cpu"], rows, (), 99.0)
         assert "without a value" in found.left_out[0]
+
+
+class TestContext:
+    """A model that reads cached tokens is drawn at the context that was typical of its trace, and the page says so."""
+
+    @pytest.fixture
+    def reads_context(self, fit: FitResult) -> FitResult:
+        extra = {p.name: Estimate(0.0, None, None, None, p.unit) for p in FAMILY["context"].parameters}
+        return replace(
+            fit,
+            model="context",
+            parameters={**extra, **fit.parameters, **{k: replace(extra[k], value=1e-3) for k in ("tau_K", "tau_L")}},
+            domain={**fit.domain, "context_tokens": [0.0, 32768.0]},
+            typical={"context_tokens": 256.0, "prefill_context_tokens": 0.0},
+        )
+
+    def test_drawn_at_the_typical_context(self, reads_context: FitResult) -> None:
+        """Of B requests one may prefill; the others decode, at 1 µs for each of their 256 cached tokens."""
+        area = plot_data.surface(reads_context)
+        plain = plot_data.surface(replace(reads_context, model="saturation"))
+        dearer = area.T_ms[:, -1] - plain.T_ms[:, -1]
+        assert dearer[np.isfinite(dearer)].max() == pytest.approx(1e-3 * 256 * area.B[-1], rel=0.02)
+        page = render(ReportInput(machine(cpu=reads_context))).html
+        assert "Figures are drawn at the trace" in page
+        assert "256 tokens a request" in page
+
+    def test_not_drawn_where_that_is_not_known(self, reads_context: FitResult) -> None:
+        found = gallery.path_gallery(machine(cpu=replace(reads_context, typical={})).paths["cpu"], None, (), 99.0)
+        assert not found.pictures
+        assert "does not say what is typical" in found.left_out[0]
 
 
 class TestPaths:

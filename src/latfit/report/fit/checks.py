@@ -133,7 +133,7 @@ def influential(fit: FitResult) -> Table:
     """The cells without which predictions would change most."""
     rows = [
         (
-            f"B={number(cell['B'])}, S={count(cell['S'])}",
+            f"B={number(cell['B'])},\u00a0S={count(cell['S'])}",
             count(cell["rows"]),
             format_ms(cell["T_ms"]),
             format_ms(cell["expected_ms"]),

@@ -95,7 +95,7 @@ def promise(plan: Plan) -> str:
     """Which steps the SLA speaks of; with a load, which responses. Paths that know different percentiles say which
     where they are answered for."""
     things = "steps" if plan.rate_per_s is None else f"responses at {format_rate(plan.rate_per_s)}"
-    return f"typical {things}" if plan.percentile is None else f"p{plan.percentile:g} of {things}"
+    return things if plan.percentile is None else f"p{plan.percentile:g} of {things}"
 
 
 def tokens_at_batch(plan: Plan) -> Table:
