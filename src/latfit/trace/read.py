@@ -4,6 +4,7 @@ here.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from glob import glob
@@ -111,10 +112,12 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
     trace = concatenated(parts, [source.name for source in sources])
     implied = {reader.path for reader in readers}
     where = sources[0].name if len(sources) == 1 else f"{len(sources)} files"
-    picked, cleaned = _cleaned(trace, reading, where)
+    with ThreadPoolExecutor(1) as beside:
+        digest = beside.submit(_sha256, sources)
+        picked, cleaned = _cleaned(trace, reading, where)
     path = implied.pop() if len(implied) == 1 else None
     formats = [reader.name for reader in readers]
-    return CleanTrace(sources, _sha256(sources), reading, cleaned, formats, path, picked)
+    return CleanTrace(sources, digest.result(), reading, cleaned, formats, path, picked)
 
 
 def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the table") -> CleanTrace:

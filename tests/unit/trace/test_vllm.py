@@ -23,7 +23,7 @@ from latfit.trace.readers import reader_for
 from latfit.trace.readers.reader import Options
 from latfit.trace.readers.source import open_source
 from latfit.trace.readers.vllm import reader
-from latfit.trace.readers.vllm.steps import SLACK, Cursor
+from latfit.trace.readers.vllm.steps import MOST_ENGINES, SLACK, Cursor, Engines
 from latfit.trace.table import Trace
 
 COUNTS = "0 context requests, 0 context tokens, 20 generation requests, 20 generation tokens"
@@ -246,7 +246,7 @@ class TestRuns:
 
     def test_too_many_engines_or_starts_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="engines"):
-            parsed("".join(step(0, name=f"EngineCore pid={k}") for k in range(reader.MOST_ENGINES + 1)), tmp_path)
+            parsed("".join(step(0, name=f"EngineCore pid={k}") for k in range(MOST_ENGINES + 1)), tmp_path)
         with pytest.raises(BadInput, match="back and forth"):
             parsed("".join(step(1000 * (k % 2)) for k in range(2 * reader.MOST_RUNS + 2)), tmp_path)
 
@@ -335,6 +335,20 @@ class TestSources:
         (tmp_path / "a.log.zst").write_bytes(pa.compress(log, "zstd", asbytes=True))
         for name in ("a.log.gz", "a.log.zst"):
             assert_same(reader.read(open_source(tmp_path / name), Options()), plain)
+
+    @pytest.mark.parametrize("works", [True, False])
+    def test_two_processes_find_what_one_finds(
+        self, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lines = [step(k // 2, name=f"EngineCore_DP{k % 2} pid={k % 2 + 1}", ms=f"{k % 97}.25") for k in range(2000)]
+        later = [step(k, name="EngineCore_DP7 pid=9", tail=" (dummy)") for k in range(500)]
+        log = "".join([START, *lines, capacity("1,234"), START, *later, *lines[::-1]])
+        plain = parsed(log, tmp_path)
+        monkeypatch.setattr(reader, "SHARED_BYTES", 1000)
+        monkeypatch.setattr("os.cpu_count", lambda: 2)
+        if not works:
+            monkeypatch.setattr(reader, "SECOND_HALF", "raise SystemExit(1)")
+        assert_same(parsed(log, tmp_path), plain)
 
     def test_a_log_is_recognised_and_fitted_from(self, tmp_path: Path) -> None:
         (tmp_path / "any.txt").write_text(START + "".join(step(k, ms=f"{10 + k % 7}.5") for k in range(500)))
@@ -441,8 +455,9 @@ def assert_same(one: Trace, other: Trace) -> None:
 
 def scanned(log: bytes, block: int) -> Trace | None:
     """What is read in blocks of so many bytes; None where there is no step."""
+    engines = Engines()
     try:
-        return reader.read_log(io.BytesIO(log), "log", block)
+        return reader.trace_of(reader.blocks_of(io.BytesIO(log), engines, block), engines, "log")
     except BadInput:
         return None
 

@@ -10,9 +10,14 @@ Older versions print it from the engine's process, newer ones from the API serve
 A step is what has all of it up to ` ms`, wherever it stands in its line.
 """
 
+import os
+import pickle
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,7 +26,7 @@ from latfit.errors import BadInput
 from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source
 from latfit.trace.readers.vllm.runs import Run, runs_of, seconds_of
-from latfit.trace.readers.vllm.steps import LABEL_BYTES, NO_TIME, Block, Engines, rank_of, read_block
+from latfit.trace.readers.vllm.steps import LABEL_BYTES, MOST_ENGINES, NO_TIME, Block, Engines, rank_of, read_block
 from latfit.trace.table import Array, Coded, Trace
 
 BLOCK_BYTES = 1 << 20
@@ -30,7 +35,11 @@ BLOCK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 20
 """What is longer without a newline is read in pieces: it is no log."""
 
-MOST_ENGINES = 1024
+SHARED_BYTES = 1 << 27
+"""A file from this size on is read by two processes, which are there in a fifth of a second."""
+
+SECOND_HALF = "import sys; from latfit.trace.readers.vllm.reader import write_blocks; write_blocks(*sys.argv[1:])"
+
 MOST_RUNS = 1 << 16
 
 PHASE_NAMES = np.array(("", "decode", "prefill", "mixed"), dtype=object)
@@ -57,19 +66,71 @@ def read(source: Source, options: Options) -> Trace:
 
     Raises BadInput where there is no step, and where there are more engines than any deployment has.
     """
+    engines = Engines()
     with source.open() as stream:
-        return read_log(stream, source.name, BLOCK_BYTES)
+        cut = _middle(source)
+        if cut is None:
+            return trace_of(blocks_of(stream, engines), engines, source.name)
+        command = [sys.executable, "-P", "-c", SECOND_HALF, str(source.path), str(cut)]
+        with Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL) as process:
+            blocks = blocks_of(stream, engines, most=cut)
+            blocks += _fetched(process, engines) or blocks_of(stream, engines)
+    return trace_of(blocks, engines, source.name)
 
 
-def read_log(stream: BinaryIO, name: str, size: int) -> Trace:
-    """The same of what is called `name`, in blocks of `size` bytes."""
-    engines, blocks, rows = Engines(), [], 0
-    for text in _whole_lines(stream, size):
-        block = read_block(_ANSI.sub(b"", text) if b"\x1b" in text else text, engines)
-        if len(engines.numbers) > MOST_ENGINES:
-            raise _mixed_up(name, f"more than {MOST_ENGINES:,} engines")
-        blocks.append(replace(block, notes=[replace(note, rows=note.rows + rows) for note in block.notes]))
-        rows += len(block.columns["B"])
+def _middle(source: Source) -> int | None:
+    """The beginning of a line about in the middle of a log that two processes share; None where one reads it."""
+    size = source.path.stat().st_size
+    alone = os.cpu_count() in (None, 1) or not sys.executable
+    if alone or source.compression is not None or size < SHARED_BYTES:
+        return None
+    with source.path.open("rb") as stream:
+        stream.seek(size // 2)
+        ended = stream.readline(LONGEST_LINE).endswith(b"\n")
+        return stream.tell() if ended else None
+
+
+def write_blocks(path: str, begin: str) -> None:
+    """Write what `blocks_of` finds behind a place of a file to standard output, for the process that reads the rest."""
+    engines = Engines()
+    with Path(path).open("rb") as stream:
+        stream.seek(int(begin))
+        blocks = blocks_of(stream, engines)
+    pickle.dump((list(engines.numbers), blocks), sys.stdout.buffer, protocol=5)
+
+
+def _fetched(process: "Popen[bytes]", engines: Engines) -> list[Block]:
+    """What another process found, with the engines' numbers of this one; nothing where it failed."""
+    assert process.stdout is not None
+    try:
+        others, blocks = pickle.load(process.stdout)
+    except (EOFError, pickle.UnpicklingError):
+        return []
+    numbers = np.array([engines.number(engine) for engine in others], dtype=np.int16)
+    for block in blocks:
+        block.columns["engine"] = numbers[block.columns["engine"]]
+    return list(blocks)
+
+
+def blocks_of(stream: BinaryIO, engines: Engines, size: int = BLOCK_BYTES, most: int | None = None) -> list[Block]:
+    """What stands in a log, or in its next `most` bytes, in blocks of `size` bytes."""
+    return [
+        read_block(_ANSI.sub(b"", text) if b"\x1b" in text else text, engines)
+        for text in _whole_lines(stream, size, sys.maxsize if most is None else most)
+    ]
+
+
+def trace_of(blocks: Sequence[Block], engines: Engines, name: str) -> Trace:
+    """The steps of all blocks of the log called `name`."""
+    if len(engines.numbers) > MOST_ENGINES:
+        raise _mixed_up(name, f"more than {MOST_ENGINES:,} engines")
+    before = np.cumsum([0, *(len(block.columns["B"]) for block in blocks)]).tolist()
+    notes = [
+        replace(note, rows=note.rows + rows)
+        for block, rows in zip(blocks, before, strict=False)
+        for note in block.notes
+    ]
+    rows = before[-1]
     facts = {
         "format": "vllm",
         "lines": sum(block.lines for block in blocks),
@@ -85,7 +146,6 @@ def read_log(stream: BinaryIO, name: str, size: int) -> Trace:
         )
     columns = _joined(blocks)
     names = [process for process, _ in engines.numbers]
-    notes = [note for block in blocks for note in block.notes]
     runs = runs_of(columns.pop("engine"), columns["step"], [rank_of(process) for process in names], notes)
     if len(runs) > MOST_RUNS:
         raise _mixed_up(name, "step counters that go back and forth")
@@ -100,10 +160,11 @@ def _mixed_up(name: str, what: str) -> BadInput:
     )
 
 
-def _whole_lines(stream: BinaryIO, size: int) -> Iterator[bytes]:
-    """The bytes in pieces that end with a newline, which the last of them may lack and gets."""
+def _whole_lines(stream: BinaryIO, size: int, most: int = sys.maxsize) -> Iterator[bytes]:
+    """The next `most` bytes in pieces that end with a newline, which the last of them may lack and gets."""
     kept = b""
-    while got := stream.read(size):
+    while got := stream.read(min(size, most)):
+        most -= len(got)
         end = got.rfind(b"\n") + 1
         if end > 0:
             yield kept + got[:end]

@@ -98,6 +98,7 @@ DAY_S = 86_400
 NO_TIME = -1
 TIME_BITS = 32
 MOST_PREFIXES = 1 << 16
+MOST_ENGINES = 1024
 MOST_RANKS = 1024
 LABEL_BYTES = 64
 
@@ -143,9 +144,12 @@ class Engines(dict[bytes, int]):
     def __missing__(self, before: bytes) -> int:
         if len(self) >= MOST_PREFIXES:
             self.clear()
-        engine = self.numbers.setdefault(_engine(before), len(self.numbers))
-        self[before] = code = (engine << TIME_BITS) + _time(before) + 1
+        self[before] = code = (self.number(_engine(before)) << TIME_BITS) + _time(before) + 1
         return code
+
+    def number(self, engine: Engine) -> int:
+        """That of an engine, new or known. All above `MOST_ENGINES` have one number: such a log is refused."""
+        return self.numbers.setdefault(engine, min(len(self.numbers), MOST_ENGINES))
 
 
 def read_block(text: bytes, engines: Engines) -> Block:
