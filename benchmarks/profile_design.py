@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from tests.unit.profiling.fake_device import FakeDevice
 
-from latfit.cli.profile import _refit
+from latfit.api.measuring import refit
 from latfit.profiling.adaptive import AdaptiveDesign, Surface, knowledge, rows_to_fit
 from latfit.profiling.devices.numpy_device import NumpyDevice
 from latfit.profiling.devices.protocol import Device
@@ -136,11 +136,11 @@ def errors_at(result: ProfileResult, time_s: float, truth: FloatArray) -> tuple[
         if not sample.warmup and sample.t_s + sample.T_ms / 1e3 <= time_s:
             times[sample.cell].append(sample.T_ms)
     table = cell_columns(result.cells)
-    found = _refit(rows_to_fit(table, times)) if any(times) else None
+    found = refit(rows_to_fit(table, times)) if any(times) else None
     if found is None:
         return np.nan, np.nan
     known = knowledge(found, table, times, result.precision)
-    found = _refit(rows_to_fit(table, times, known.misfit)) or found
+    found = refit(rows_to_fit(table, times, known.misfit)) or found
     error = np.expm1(found.log_ms(table) - np.log(truth))
     return float(np.sqrt(np.mean(error**2))), float(np.median(np.abs(error)))
 
@@ -153,7 +153,7 @@ def compare(machine: Machine, seed: int, longest_s: float) -> Run:
 
     def refit(rows: Trace) -> Surface | None:
         started = time.thread_time()
-        found = _refit(rows)
+        found = refit(rows)
         spent[0] += time.thread_time() - started
         return found
 
@@ -169,7 +169,7 @@ def compare(machine: Machine, seed: int, longest_s: float) -> Run:
 def optimal_share(machine: Machine) -> float:
     """Cost of the design of least summed variance over that of the grid measured alike, for the same variance."""
     table = cell_columns(machine.cells)
-    surface = _refit(table.with_columns(T_ms=machine.truth))
+    surface = refit(table.with_columns(T_ms=machine.truth))
     assert surface is not None
     J, cost = surface.slopes(table), machine.truth / machine.truth.sum()
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tests.unit.profiling.fake_device import FakeDevice
 
-from latfit.cli.profile import _refit as refit
+from latfit.api.measuring import refit
 from latfit.profiling.devices.protocol import Device
 from latfit.profiling.devices.subprocess_device import RemoteDevice
 from latfit.profiling.request import ProfileRequest

@@ -124,13 +124,13 @@ class TestRefused:
             (["--out", "no/such/folder.parquet"], 7, "mkdir"),
         ],
     )
-    def test_with_its_exit_code_and_at_most_three_lines(
+    def test_with_its_exit_code_and_at_most_four_lines(
         self, options: list[str], code: int, found: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert run([*QUICK, *options]) == code
         captured = capsys.readouterr()
         assert found in captured.err
-        assert len(captured.err.strip().splitlines()) <= 3
+        assert len(captured.err.strip().splitlines()) <= 4
         assert captured.out == ""
         assert list(Path.cwd().iterdir()) == []
 

@@ -128,8 +128,8 @@ def _summarised(source: str, options: ReadOptions) -> CleanTrace:
 
 def table_of(source: Any) -> Trace:
     """Columns of a table in memory, under its own names. Raises BadInput for what is no table."""
-    if isinstance(source, CleanTrace):
-        return source.trace
+    if isinstance(inner := getattr(source, "trace", None), Trace):
+        return inner  # of a CleanTrace, a Profile
     if isinstance(source, Trace):
         return source
     if isinstance(source, Mapping):

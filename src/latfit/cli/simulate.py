@@ -10,8 +10,10 @@ simulate = group_of_verbs(
 
     \b
     latfit simulate policies --policy three-stage --policy gpu-only --rate 500/s
-    latfit simulate engine --fit gpu.fit.json --kv-blocks 2588 --rate 2/s --lengths 512:128
-    latfit simulate study --nominal gpu:launch=8ms,slope=0.05ms --nominal amx:p50=2ms
+    latfit simulate engine --fit gpu.fit.json --kv-blocks 2588 --rate 2/s \\
+        --lengths 512:128
+    latfit simulate study --nominal gpu:launch=8ms,slope=0.05ms \\
+        --nominal amx:p50=2ms
     """
 )
 for verb in (policies, engine, study):

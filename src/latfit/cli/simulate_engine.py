@@ -191,12 +191,14 @@ def engine(
     results: ResultOptions = ResultOptions(),
     output: OutputOptions = OutputOptions(),
 ) -> None:
-    """A serving engine, token by token: batching, KV cache, preemption, replicas.
+    """A serving engine, token by token.
 
-    Steps cost what a fit says. Check the engine's limits with `latfit validate` on a measured run first.
+    Batching, KV cache, preemption and replicas are simulated; steps cost what a fit says. Check the engine's limits
+    with `latfit validate` on a measured run first.
 
     \b
-    latfit simulate engine --fit gpu.fit.json --kv-blocks 2588 --rate 2/s --lengths 512:128
+    latfit simulate engine --fit gpu.fit.json --kv-blocks 2588 --rate 2/s \\
+        --lengths 512:128
     """
     from latfit.api import simulate_engine
 

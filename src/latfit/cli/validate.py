@@ -49,7 +49,8 @@ def validate(
     decode steps and of steps that contain prefill are best.
 
     \b
-    latfit validate decode.fit.json run.csv --prefill-fit mixed.fit.json --kv-blocks 2588
+    latfit validate decode.fit.json run.csv --prefill-fit mixed.fit.json \\
+        --kv-blocks 2588
     """
     from latfit.api import validate as compared
     from latfit.files import check_writable, write_bytes, write_json

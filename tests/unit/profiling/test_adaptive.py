@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from latfit.cli.profile import _refit as refit
+from latfit.api.measuring import refit
 from latfit.model.registry import model_named
 from latfit.profiling.adaptive import (
     AdaptiveDesign,

@@ -1,0 +1,265 @@
+"""`profile`: steps of a transformer, measured on this machine."""
+
+import html
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from latfit.api.quantities import Duration, duration, library_verb
+from latfit.api.simulations import State
+from latfit.errors import Interrupted, LatfitError, WrongUsage
+from latfit.files import check_writable
+from latfit.profiling import (
+    Announcement,
+    Journal,
+    Listeners,
+    PathOutcome,
+    ProfileRequest,
+    ProfileResult,
+    Progress,
+    Surface,
+    journal_of,
+    measure,
+    parse_contexts,
+    parse_cpus,
+)
+from latfit.trace import Trace, check_trace_name, write_trace
+from latfit.units import format_ms
+from latfit.warning import LatfitWarning
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+ADAPTIVE_MODEL = "context"
+"""What the adaptive design fits on the way: the structure that reads everything the profiler varies."""
+
+COUNTS = ("rows", "cells", "cells_within_precision", "elapsed_s")
+FINISHED = ("precise", "budget")
+"""Why a run stops that leaves nothing to continue."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Profile:
+    """Measured steps: `.trace` has every sample, and `latfit.fit` takes this object. outcomes: the result of each
+    execution path, with its warnings.  out: the file of the trace, where it was written."""
+
+    trace: Trace
+    outcomes: Sequence[PathOutcome]
+    out: Path | None = None
+
+    @property
+    def frame(self) -> "DataFrame":
+        """A DataFrame, one row a sample: B requests, S tokens, T_ms milliseconds, and what else was varied."""
+        found: DataFrame = self.trace.to_pandas()
+        return found
+
+    @property
+    def warnings(self) -> list[LatfitWarning]:
+        """What makes the measurement less certain."""
+        return [warning for outcome in self.outcomes for warning in outcome.result.warnings]
+
+    @property
+    def interrupted(self) -> bool:
+        return any(outcome.result.interrupted for outcome in self.outcomes)
+
+    @property
+    def state(self) -> State:
+        """In doubt where there is a warning, bad where the run broke off."""
+        if any(outcome.result.stop not in FINISHED for outcome in self.outcomes):
+            return "bad"
+        return "doubt" if self.warnings else "good"
+
+    @property
+    def verdict(self) -> str:
+        """How much was measured, and how well it is known."""
+        return " ".join(_sentence(each, len(self.outcomes) > 1) for each in self.outcomes)
+
+    @property
+    def details(self) -> list[str]:
+        """The range of step times, how processes differ, and cells that did not fit in memory."""
+        return [text for each in self.outcomes for text in _details(each)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit profile --json`: the whole run, and each path by itself under `paths`."""
+        parts = [_path_json(outcome) for outcome in self.outcomes]
+        return {
+            "out": None if self.out is None else str(self.out),
+            **{key: sum(part[key] for part in parts) for key in COUNTS},
+            "interrupted": self.interrupted,
+            "warnings": [each for part in parts for each in part["warnings"]],
+            "limits": [each for part in parts for each in part["limits"]],
+            "paths": {outcome.path: part for outcome, part in zip(self.outcomes, parts, strict=True)},
+        }
+
+    def summary(self) -> str:
+        """The verdict and the warnings, as the command prints them."""
+        return "\n".join([self.verdict, *(f"  ! {each.message} {each.remedy}" for each in self.warnings)])
+
+    def __repr__(self) -> str:
+        return f"Profile: {self.verdict}"
+
+    def _repr_html_(self) -> str:
+        shown = "".join(f"<li>{html.escape(each.message)}</li>" for each in self.warnings)
+        return f"<p><b>{html.escape(self.verdict)}</b></p><ul>{shown}</ul>"
+
+
+@library_verb
+def profile(
+    model: str = "tiny",
+    budget: Duration | None = None,
+    device: str = "auto",
+    *,
+    isa: str = "auto",
+    dtype: str = "auto",
+    layers: int | None = None,
+    kernel: Literal["step", "gemm", "attention"] = "step",
+    engine: Literal["kernels", "transformers"] = "kernels",
+    grid: str | None = None,
+    context: str = "256",
+    history: str = "0",
+    cache: Literal["warm", "cold"] = "warm",
+    threads: int | None = None,
+    pin: str | None = None,
+    processes: int | None = None,
+    graphs: bool = True,
+    design: Literal["auto", "adaptive", "grid"] = "auto",
+    precision: float = 0.03,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    announce: Callable[[Announcement], None] | None = None,
+) -> Profile:
+    """Measure steps of a transformer on this machine.
+
+    model: a preset (tiny, smollm2-135m, ..., llama-3.1-8b) or a HuggingFace config.json.  budget: "60s", which is the
+    default.  device: numpy, openvino, torch-cpu, torch-cuda; auto is all that is there.  out: the trace's file, beside
+    which a journal keeps what is measured until the end; resume: go on with such a run.  Further parameters are the
+    options of `latfit profile`. Raises WrongUsage, BadInput, HardwareMissing, DeviceFailed, TargetNotWritable; a Ctrl-C
+    after the first step ends the run, `interrupted` says so.
+    """
+    request = ProfileRequest(
+        device=device,
+        isa=isa,
+        dtype=dtype,
+        model=model,
+        layers=layers,
+        part=kernel,
+        engine=engine,
+        grid=grid,
+        contexts=parse_contexts(context),
+        histories=parse_contexts(history, option="--history"),
+        cache=cache,
+        threads=threads,
+        pin=parse_cpus(pin),
+        processes=processes,
+        graphs=graphs,
+        budget_ms=duration("60s" if budget is None else budget, "--budget"),
+        design=("adaptive" if budget and not grid else "grid") if design == "auto" else design,
+        precision=precision,
+        seed=seed,
+    )
+    return _run(request, None if out is None else Path(out), resume, Listeners(progress, announce))
+
+
+def _run(request: ProfileRequest, out: Path | None, resume: bool, listeners: Listeners) -> Profile:
+    """Measure; the trace goes into `out`, and until then every visit into a journal beside it."""
+    request.check()
+    if out is None:
+        trace, outcomes = measure(request, listeners=listeners, refit=refit)
+        return Profile(trace, outcomes)
+    check_trace_name(out)
+    check_writable(out)
+    if resume and request.engine != "kernels":
+        raise WrongUsage("an engine's run cannot be continued", where="--resume", remedy="Start it anew without it.")
+    journal = Journal(journal_of(out), request, resume=resume)
+    try:
+        trace, outcomes = measure(request, listeners=listeners, journal=journal, refit=refit)
+        if not len(trace):
+            raise _nothing_measured(outcomes[0].result)
+        with _uninterrupted():
+            write_trace(out, trace)
+    except BaseException:
+        journal.close(finished=not any(record.samples for record in journal.paths.values()), stored=False)
+        raise
+    journal.close(finished=outcomes[-1].result.stop in FINISHED)
+    return Profile(trace, outcomes, out)
+
+
+def refit(cells: Trace) -> Surface | None:
+    """The fit that the adaptive design asks for; fitting and profiling know nothing of each other."""
+    from latfit.fitting import solved
+
+    found = solved(cells, ADAPTIVE_MODEL)
+    return Surface(*found) if found else None
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C must not undo what the first one was promised to keep. Only the main thread is interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _nothing_measured(result: ProfileResult) -> LatfitError:
+    if result.interrupted:
+        return Interrupted("interrupted before the first step", remedy="Nothing was measured, nothing was written.")
+    if result.limits:
+        return WrongUsage(
+            f"no cell fits in memory; {result.limits[0].message}", where="--grid", remedy="Ask for smaller steps."
+        )
+    return WrongUsage(
+        "the budget ended before the first step was measured",
+        where="--budget",
+        remedy="Give more time: 60s is the default.",
+    )
+
+
+def _sentence(outcome: PathOutcome, several: bool) -> str:
+    result = outcome.result
+    measured, steps = sum(result.measured), len(result.samples)
+    known = f"{sum(result.within_precision)} of {measured} cells within ±{100 * result.precision:.3g} %"
+    if (width := result.prediction_half_width) is not None:
+        known = f"{measured} of {len(result.cells)} cells, all predicted within ±{100 * width:.1f} %"
+    name = f"{outcome.path}: " if several else ""
+    return f"{name}Measured {steps:,} steps in {format_ms(result.elapsed_s * 1e3)}: {known}."
+
+
+def _details(outcome: PathOutcome) -> Iterator[str]:
+    result = outcome.result
+    medians = [interval.median for interval, there in zip(result.intervals, result.measured, strict=True) if there]
+    if medians:
+        yield f"Median step times: {format_ms(min(medians))} to {format_ms(max(medians))} on {outcome.device}."
+    if between := result.between_processes:
+        yield (
+            f"Medians vary by {100 * between.sd:.1f} % between {between.processes} processes: step times are known"
+            f" within ±{100 * between.half_width:.1f} % (95 %)."
+        )
+    for limit in result.limits:
+        yield f"Not measured: {limit.cell}: {limit.message}."
+
+
+def _path_json(outcome: PathOutcome) -> dict[str, Any]:
+    result = outcome.result
+    between = result.between_processes
+    return {
+        "device": outcome.device,
+        "rows": len(result.samples),
+        "cells": sum(result.measured),
+        "cells_within_precision": sum(result.within_precision),
+        "elapsed_s": round(result.elapsed_s, 3),
+        "between_processes": between.as_json() if between else None,
+        "prediction_half_width_pct": None if (width := result.prediction_half_width) is None else 100 * width,
+        "warnings": [warning.to_json() for warning in result.warnings],
+        "limits": [limit.as_json() for limit in result.limits],
+    }
