@@ -37,17 +37,25 @@ class MachineOptions:
     price: Annotated[float | None, typer.Option("--price", help="Price an hour, in any one currency.")] = None
 
 
-@subverb(hardware)
-def add(
-    name: Annotated[str, typer.Argument(help="Execution path: amx, gpu, cpu, ...", metavar="PATH")],
-    fit: Annotated[Path | None, typer.Argument(help="A .fit.json file.", metavar="FIT")] = None,
+@dataclass(frozen=True)
+class NumbersOptions:
+    """Where the path goes, and its numbers where there is no fit."""
+
+    panel: ClassVar[str] = "Path"
     nominal: Annotated[
         str | None,
         typer.Option(
             "--nominal", "--quoted", help='Numbers without a measurement: "p50=2ms", "launch=0.5ms,slope=0.02ms".'
         ),
-    ] = None,
-    profile: HardwareOption = DEFAULT_HARDWARE,
+    ] = None
+    hardware: HardwareOption = DEFAULT_HARDWARE
+
+
+@subverb(hardware)
+def add(
+    name: Annotated[str, typer.Argument(help="Execution path: amx, gpu, cpu, ...", metavar="PATH")],
+    fit: Annotated[Path | None, typer.Argument(help="A .fit.json file.", metavar="FIT")] = None,
+    numbers: NumbersOptions = NumbersOptions(),
     machine: MachineOptions = MachineOptions(),
     output: OutputOptions = OutputOptions(),
 ) -> None:
@@ -61,8 +69,9 @@ def add(
     from latfit.api import Hardware
     from latfit.cli.output import note, print_json, say
 
+    profile = numbers.hardware
     known = Hardware(profile) if profile.exists() else Hardware()
-    whole = known.add(name, fit, nominal=nominal, **vars(machine))
+    whole = known.add(name, fit, nominal=numbers.nominal, **vars(machine))
     whole.save(profile)
     if output.json:
         print_json(whole.to_json()["paths"][name])

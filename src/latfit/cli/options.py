@@ -269,7 +269,7 @@ HardwareOption = Annotated[
     Path, typer.Option("--hardware", help="The machine's profile: execution paths with their fits.")
 ]
 PercentileOption = Annotated[
-    float, typer.Option("--percentile", help="Share of steps, in percent, that must meet the SLA.")
+    float, typer.Option("--percentile", help="Percentile that must meet the SLA: of steps, or of responses.")
 ]
 LawsOnlyOption = Annotated[
     bool, typer.Option("--laws-only", help="Response times in closed form, without scatter: nothing is simulated.")

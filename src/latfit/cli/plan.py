@@ -63,14 +63,15 @@ class BatchOptions:
     context: Annotated[
         float | None, typer.Option("--context", help="Cached tokens of a request; without it the trace's median.")
     ] = None
-    max_batch: Annotated[int | None, typer.Option("--max-batch", help="Largest batch of the GPU.")] = None
 
 
 @dataclass(frozen=True)
-class GpuOptions:
-    """What a request pays before the GPU begins."""
+class MachineOptions:
+    """The execution paths, and what a request pays before the GPU begins."""
 
-    panel: ClassVar[str] = "GPU"
+    panel: ClassVar[str] = "Machine"
+    hardware: HardwareOption = DEFAULT_HARDWARE
+    max_batch: Annotated[int | None, typer.Option("--max-batch", help="Largest batch of the GPU.")] = None
     transfer: Annotated[
         str | None,
         typer.Option("--transfer", help="Moving a request to the GPU: fixed, or with a part per token: 2ms+1us."),
@@ -131,10 +132,9 @@ def plan(
     target: TargetOptions = TargetOptions(),
     load: LoadOptions = LoadOptions(),
     batches: BatchOptions = BatchOptions(),
-    gpu: GpuOptions = GpuOptions(),
+    machine: MachineOptions = MachineOptions(),
     engine: EngineOptions = EngineOptions(),
     method: MethodOptions = MethodOptions(),
-    hardware: HardwareOption = DEFAULT_HARDWARE,
     files: FileOptions = FileOptions(),
     output: OutputOptions = OutputOptions(),
 ) -> None:
@@ -149,7 +149,9 @@ def plan(
     from latfit.cli.output import note, print_json, progress_bar
 
     _check_targets(files)
-    options = {**vars(target), **vars(load), **vars(gpu), **vars(engine), **vars(method), **vars(batches)}
+    groups = (target, load, batches, machine, engine, method)
+    options = {name: value for group in groups for name, value in vars(group).items()}
+    hardware = options.pop("hardware")
     tokens = batches.tokens_per_request
     with progress_bar("Planning", quiet=output.silent):
         found = decide(hardware, sla, **{**options, "tokens_per_request": tokens or 1})

@@ -33,13 +33,21 @@ class PlanOptions:
     laws_only: LawsOnlyOption = False
 
 
-@verb
-def report(
-    hardware: HardwareOption = DEFAULT_HARDWARE,
+@dataclass(frozen=True)
+class InputOptions:
+    """What the page is about."""
+
+    panel: ClassVar[str] = "Input"
+    hardware: HardwareOption = DEFAULT_HARDWARE
     trace: Annotated[
         list[Path] | None,
         typer.Option("--trace", help="Measured steps to draw; without it those the fits were made from. Repeatable."),
-    ] = None,
+    ] = None
+
+
+@verb
+def report(
+    inputs: InputOptions = InputOptions(),
     asked: PlanOptions = PlanOptions(),
     out: Annotated[Path, typer.Option("--out", help="Folder for the page and its pictures.")] = DEFAULT_FOLDER,
     output: OutputOptions = OutputOptions(),
@@ -53,7 +61,7 @@ def report(
 
     options = {**vars(asked), "tokens_per_request": asked.tokens_per_request or 1}
     with progress_bar("Writing the report", quiet=output.silent):
-        written = write(hardware, out, trace=trace or None, **options)
+        written = write(inputs.hardware, out, trace=inputs.trace or None, **options)
     for text in written.notes:
         note(text, quiet=output.silent)
     if output.json:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from latfit.units import format_ms
+from latfit.units import format_ms, format_rate
 from latfit.warning import LatfitWarning
 
 NEEDS_RATE = "needs an arrival rate: --rate"
@@ -268,7 +268,7 @@ class FrontierPoint:
     best: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepPlan:
     """Which steps meet the SLA on their own. percentile: the share of them that does, in percent; None where the fits
     only know the typical step.  fastest_ms: the fastest step there is on any path, at that percentile.  doubts: steps
@@ -290,8 +290,11 @@ class StepPlan:
     def feasible(self) -> bool:
         return bool(self.S_at_B or self.B_at_S)
 
+    def __repr__(self) -> str:
+        return f"<StepPlan: B1 {self.B1.value}, B2 {self.B2.value}, {len(self.S_at_B)} limits by B>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class LoadPlan:
     """How to serve a rate. percentile: of responses that meet the SLA, in percent.  promise: "yes", "no", or "in doubt"
     where what the data allow lies on both sides of the SLA, a tail was not seen, or the simulation cannot tell, and
@@ -327,8 +330,12 @@ class LoadPlan:
     def feasible(self) -> bool:
         return self.chosen is not None and self.promise != "no"
 
+    def __repr__(self) -> str:
+        name = "no strategy" if self.chosen is None else self.chosen.name
+        return f"<LoadPlan of {format_rate(self.rate_per_s)}: {name}, promise: {self.promise}>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Plan:
     """What to do under an SLA in ms: for steps, and for a load where there is one.
 
@@ -408,6 +415,9 @@ class Plan:
     @property
     def capacity(self) -> Unknown | Capacity:
         return Unknown(NEEDS_LOAD) if self.load is None else self.load.capacity
+
+    def __repr__(self) -> str:
+        return f"<Plan: {self.answer}>"
 
     def to_json(self) -> dict[str, Any]:
         """Keys are a contract: see `docs/formats.md`."""

@@ -72,7 +72,11 @@ def test_under_a_load() -> None:
 def test_short_words_for_people() -> None:
     made = plan({"cpu": CPU, "gpu": GPU}, "20ms", "100/s", laws_only=True)
     assert repr(made).startswith("Plan(Serve 100 req/s with ")
-    assert max(map(len, (repr(made), repr(Hardware({"cpu": CPU, "gpu": GPU})), repr(made.hardware)))) < 400
+    assert (
+        max(map(len, (repr(made), repr(Hardware({"cpu": CPU, "gpu": GPU})), repr(made.hardware), repr(made.result))))
+        < 400
+    )
+    assert len(repr(made.result.load)) < 200
     assert made.summary().splitlines()[0] == made.answer
     assert "<b>Serve 100 req/s" in made._repr_html_()
     hostile = Hardware({"<b>": GPU})
