@@ -81,4 +81,6 @@ class Evaluation:
         return f"Evaluation: {self.verdict}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>{self.table.to_html(float_format='{:.3g}'.format)}"
+        from latfit.report import evaluation_table, table_html
+
+        return f"<p>{html.escape(repr(self))}</p>{table_html(evaluation_table(self.scores))}"

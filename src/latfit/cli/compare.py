@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from latfit.cli.options import OutputOptions, SeedOption, verb
+from latfit.cli.options import OutputOptions, ReadingOptions, SeedOption, verb
 from latfit.errors import Regression
 from latfit.units import format_percent
 
@@ -19,6 +19,7 @@ def compare(
         list[Path], typer.Argument(help="Fit files, or traces to fit: the first is the baseline.", metavar="A B...")
     ],
     tolerance: Annotated[str, typer.Option("--tolerance", help="Slowdown from which it is a regression.")] = "5%",
+    typed: ReadingOptions = ReadingOptions(),
     seed: SeedOption = 0,
     output: OutputOptions = OutputOptions(),
 ) -> None:
@@ -33,7 +34,7 @@ def compare(
     from latfit.cli.output import print_json, print_table, say, verdict
     from latfit.report import comparison_table
 
-    found = compared(*sources, tolerance=tolerance, seed=seed)
+    found = compared(*sources, tolerance=tolerance, seed=seed, **typed.keywords())
     if output.json:
         print_json(found.to_json())
     else:

@@ -17,7 +17,7 @@ from tests.conftest import planted_trace
 
 @pytest.fixture(scope="module")
 def fit() -> FitResult:
-    return fit_trace(planted_trace(0.1, repeats=40, seed=1))
+    return fit_trace(planted_trace(0.1, repeats=40, seed=1), FitOptions("saturation"))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_a_column_that_the_fit_used_and_nothing_stands_for_has_to_be_given(cache
 
 def test_a_planted_slowdown_is_found(fit: FitResult) -> None:
     trace = planted_trace(0.1, repeats=40, seed=5)
-    slower = fit_trace(trace.with_columns(T_ms=trace["T_ms"] * 1.2))
+    slower = fit_trace(trace.with_columns(T_ms=trace["T_ms"] * 1.2), FitOptions("saturation"))
     found = change(fit, slower)
     assert found.median == pytest.approx(0.2, abs=0.03)
     assert found.least <= found.median <= found.most
@@ -99,7 +99,7 @@ class TestDecodeOnly:
         B, S = np.array([8.0, 8.0, 16.0]), np.array([8.0, 64.0, 512.0])
         found = evaluate(decode, Trace({"B": B, "S": S, "T_ms": 8 + 0.05 * B}))
         assert found["outside_domain"] == 2
-        assert any(note.startswith("2 steps hold prefill") for note in found["notes"])
+        assert any(note.startswith("2 steps contain prefill") for note in found["notes"])
 
     def test_a_request_counts_with_its_token(self, decode: FitResult) -> None:
         """Only tau_B + tau_S is told, planted at 0.05: the slope along S = B, whichever of the two the fit gave it."""
@@ -110,7 +110,7 @@ class TestDecodeOnly:
 
     def test_fits_are_compared_where_both_know_something(self, decode: FitResult) -> None:
         assert change(decode, decode).median == 0
-        mixed = fit_trace(planted_trace(0.02, repeats=5))
+        mixed = fit_trace(planted_trace(0.02, repeats=5), FitOptions("saturation"))
         assert change(decode, mixed).points < 64
 
 
@@ -133,9 +133,9 @@ class TestContext:
 
 def test_the_change_has_an_interval_that_holds_the_planted_one() -> None:
     """Two fits of independent noise: 0.2 lies in the interval, which is some per mille wide (344 rows of 5 %)."""
-    before = fit_trace(planted_trace(0.05, repeats=8, seed=1))
+    before = fit_trace(planted_trace(0.05, repeats=8, seed=1), FitOptions("saturation"))
     trace = planted_trace(0.05, repeats=8, seed=2)
-    found = change(before, fit_trace(trace.with_columns(T_ms=trace["T_ms"] * 1.2)))
+    found = change(before, fit_trace(trace.with_columns(T_ms=trace["T_ms"] * 1.2), FitOptions("saturation")))
     assert found.low is not None
     assert found.high is not None
     assert found.low - 0.01 < 0.2 < found.high + 0.01
