@@ -11,9 +11,10 @@ from latfit.cli.app import run
 from latfit.errors import TargetNotWritable
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import add_path, nominal_path
+from latfit.report.simulation import tables
 from latfit.report.simulation.brief import policies_verdict
 from latfit.report.simulation.page import Making, policies_page
-from latfit.simulation.policies.result import SimResult
+from latfit.simulation.policies.result import ClassTimes, SimResult
 from latfit.simulation.policies.service import System, linear_path, table_path
 from latfit.units import format_ms
 from tests.conftest import ROOT
@@ -81,6 +82,15 @@ class TestAnswer:
 
     def test_nominal_paths_are_marked(self) -> None:
         assert "amx: its times are nominal, not measured." in page([made_result("fixed", 9.0, nominal=["amx"])]).text
+
+    def test_classes_have_a_row_each(self) -> None:
+        times = {"mean": 3.0, "p50": 2.0, "p90": 8.0, "p99": 9.5}
+        found = made_result("fixed", 9.0, by_class=[ClassTimes("chat", times), ClassTimes("batch", times)])
+        assert [list(row) for row in tables.classes_table([found]).rows] == [
+            ["fixed", name, "3 ms", "2 ms", "8 ms", "9.5 ms"] for name in ("chat", "batch")
+        ]
+        assert "Response times by class" in page([found]).text
+        assert "Response times by class" not in page([made_result("fixed", 9.0)]).text
 
     def test_what_was_simulated(self) -> None:
         """T(1) = 8.05 and T(256) = 8 + 0.05 256 = 20.8 ms."""

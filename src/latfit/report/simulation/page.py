@@ -70,13 +70,14 @@ def policies_page(
     alt = f"{title} of {_policies(runs)}. {answer.sentence}"
     picture = Picture("simulation", title, alt, style.png(tables.runs_figure(runs)))
     over_rates = [tables.rates_table(runs)] if several else []
+    by_class = [tables.classes_table(runs)] if any(run.by_class for run in runs) else []
     return _rendered(
         {
             "title": made.titled(f"Simulated batching policies on {' and '.join(path.name for path in system.paths)}"),
             "answer": answer,
             "heading": "Response times",
             "broad": False,
-            "tables": [*over_rates, tables.runs_table(runs)],
+            "tables": [*over_rates, tables.runs_table(runs), *by_class],
             "findings": list(findings),
             "warnings": _nominal_paths(runs) + _notes(runs),
             "machine": paths_table(system),

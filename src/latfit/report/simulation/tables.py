@@ -187,6 +187,23 @@ def runs_table(runs: Sequence[SimResult]) -> Table:
     return Table(caption + _nominal(runs), columns, rows, words=("settings", "note")).without_empty()
 
 
+def classes_table(runs: Sequence[SimResult]) -> Table:
+    """Response times of each class of requests, a row a run and class; no row without classes."""
+    several = len({run.rate_per_s for run in runs}) > 1
+    rows = [
+        (
+            named(run),
+            _rate(run) if several else "",
+            each.name,
+            *(format_ms(each.latency[statistic]) for statistic in ("mean", "p50", "p90", "p99")),
+        )
+        for run in runs
+        for each in run.by_class
+    ]
+    columns = ("policy", "rate", "class", "mean", "p50", "p90", "p99")
+    return Table("Response times by class", columns, rows, words=("class",)).without_empty()
+
+
 def differences(runs: Sequence[SimResult]) -> list[str]:
     """What runs on the same load differ by, in sentences."""
     found = []
