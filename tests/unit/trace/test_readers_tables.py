@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import feather, ipc
 
 from latfit.errors import BadInput
-from latfit.trace.parquet import write_trace
+from latfit.trace.parquet import columns_of, read_parquet, write_trace
 from latfit.trace.readers import table as tabular
 from latfit.trace.readers.reader import Options
 from latfit.trace.readers.source import open_source
@@ -130,6 +130,64 @@ class TestContainers:
     def test_columns_that_contradict_each_other_are_left_to_cleaning(self, tmp_path: Path) -> None:
         trace = table(tmp_path, "B,S,T_ms,prefill_tokens\n4,2,5,9\n0,-1,-5,1\n")
         assert (trace["B"].tolist(), trace["S"].tolist(), trace["T_ms"].tolist()) == ([4, 0], [2, -1], [5, -5])
+
+
+class TestArrow:
+    """Columns pass between Arrow and NumPy by their buffers; Arrow's own conversion is the second method."""
+
+    COLUMNS = pa.table(
+        {
+            "whole": pa.array([1, 2, None, 4]),
+            "small": pa.array([1, 2, 3, 4], pa.uint16()),
+            "real": pa.array([1.5, None, float("nan"), -0.0]),
+            "single": pa.array([1.5, None, 2, 3], pa.float32()),
+            "flag": pa.array([True, False, True, True]),
+            "unknown": pa.array([True, None, False, True]),
+            "text": pa.array(["a", None, "\u00e9", "a"]),
+            "long": pa.array(["a", None, "b", ""], pa.large_string()),
+            "label": pa.array(["x", None, "y", "x"]).dictionary_encode(),
+            "code": pa.array([5, None, 7, 5]).dictionary_encode(),
+            "bytes": pa.array([b"x", b"\xff", None, b""]),
+            "empty": pa.nulls(4),
+        }
+    )
+
+    @pytest.mark.parametrize("rows", [slice(0, 4), slice(1, 4), slice(0, 2), slice(3, 3)])
+    def test_columns_are_what_arrow_makes_of_them(self, rows: slice) -> None:
+        part = self.COLUMNS.slice(rows.start, rows.stop - rows.start)
+        for frame in (part, pa.concat_tables([part, self.COLUMNS])):
+            found = columns_of(frame, "it")
+            for name in frame.column_names:
+                column = frame.column(name)
+                plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+                expected = plain.to_numpy()
+                assert found[name].dtype == expected.dtype, name
+                np.testing.assert_array_equal(found[name], expected, err_msg=name)
+
+    @given(
+        rows=st.lists(st.tuples(st.text(max_size=3), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats())),
+        missing=st.booleans(),
+    )
+    def test_what_is_written_is_read_and_is_plain_text_for_others(
+        self, rows: list[tuple[str, bool, int, float]], missing: bool, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        texts, flags, wholes, reals = ([row[i] for row in rows] for i in range(4))
+        label = np.array([*([None] * len(texts) if missing else texts), "last"], dtype=object)
+        target = tmp_path_factory.getbasetemp() / "written.parquet"
+        columns = {
+            "label": label,
+            "flag": np.array([*flags, True]),
+            "whole": np.array([*wholes, 0], dtype=np.int64),
+            "real": np.array([*reals, 0.5]),
+        }
+        write_trace(target, Trace(columns, {"a": 1}))
+        found = read_parquet(target)
+        assert found.provenance == {"a": 1}
+        for name, column in columns.items():
+            np.testing.assert_array_equal(found[name], column, err_msg=name)
+        frame = pq.read_table(target)
+        assert frame.schema.field("label").type == pa.string()
+        assert frame.column("label").to_pylist() == label.tolist()
 
 
 class TestText:
