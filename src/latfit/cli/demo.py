@@ -1,47 +1,55 @@
-"""`latfit demo`: the whole straight line on this machine, with nothing but the core installed."""
+"""`latfit demo`: profile, fit, plan and report on this machine, with nothing but the core installed."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
-from latfit.cli.options import QuietOption, SeedOption
+from latfit.cli.options import QuietOption, SeedOption, verb
 from latfit.units import format_ms, parse_duration_ms
-
-if TYPE_CHECKING:
-    from latfit.model import FitResult
-
 
 SLA_SHARE = 0.25
 """The demo plans for an SLA of this share of the slowest cell's latency: well inside what it measured."""
 
 
-def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder that everything goes into.")] = Path("reports/demo"),
-    budget: Annotated[str, typer.Option("--budget", help="Time to spend measuring.")] = "60s",
-    seed: SeedOption = 0,
-    quiet: QuietOption = False,
-) -> None:
+@dataclass(frozen=True)
+class DemoOptions:
+    """Where to, how long, how much is said; each step prints what its own command prints."""
+
+    panel: ClassVar[str] = "Demo"
+    out: Annotated[Path, typer.Option("--out", help="Folder that everything goes into.")] = Path("reports/demo")
+    budget: Annotated[str, typer.Option("--budget", help="Time to spend measuring.")] = "60s"
+    seed: SeedOption = 0
+    quiet: QuietOption = False
+
+
+@verb
+def demo(options: DemoOptions = DemoOptions()) -> None:
     """Profile, fit, plan and report on this machine.
 
     The main job end to end, with nothing but the core installed.
+
+    \b
+    latfit demo --out reports/demo
     """
     from latfit.files import make_folder
-    from latfit.model import read_fit
 
-    parse_duration_ms(budget, option="--budget")
+    out, seed = options.out, options.seed
+    parse_duration_ms(options.budget, option="--budget")
     make_folder(out)
     trace, hardware, fitted = out / "trace.parquet", out / "hardware.json", out / "trace.fit.json"
-    quietly = ["--quiet"] if quiet else []
-    _heading(1, "profile", "real transformer steps on this CPU")
-    _do("profile", "--budget", budget, "--out", trace, "--seed", seed, *quietly)
-    _heading(2, "fit", "a latency model to what was measured")
+    quietly = ["--quiet"] if options.quiet else []
+    _heading(1, f"latfit profile --budget {options.budget}")
+    _do("profile", "--budget", options.budget, "--out", trace, "--seed", seed, *quietly)
+    _heading(2, "latfit fit trace.parquet")
     _do("fit", trace, "--hardware", hardware, "--out", fitted, "--seed", seed, *quietly)
-    sla = demo_sla(read_fit(fitted))
-    _heading(3, f"plan --sla {sla}", "what fits under a latency limit")
+    sla = demo_sla(hardware)
+    _heading(3, f"latfit plan --sla {sla}")
     _do("plan", "--sla", sla, "--hardware", hardware, *quietly)
-    _heading(4, "report", "the same as a page and pictures")
+    _heading(4, f"latfit report --sla {sla}")
     _do("report", "--hardware", hardware, "--sla", sla, "--out", out, *quietly)
+    typer.echo(f"\nOpen {out / 'report.html'} in a browser.")
 
 
 def _do(*arguments: object) -> None:
@@ -53,14 +61,21 @@ def _do(*arguments: object) -> None:
         raise typer.Exit(code)
 
 
-def demo_sla(fit: "FitResult") -> str:
-    """A round SLA inside the measured range: 1, 2 or 5 times a power of ten, at most a quarter of the slowest step."""
-    slowest = fit.domain["T_ms"][1] * SLA_SHARE
-    floor = fit.domain["T_ms"][0] * 2
-    steps = [float(f"{digit}e{power}") for power in range(-3, 7) for digit in (1, 2, 5)]
-    chosen = max((step for step in steps if step <= max(slowest, floor)), default=steps[0])
-    return format_ms(max(chosen, floor) if chosen < floor else chosen, 2).replace(" ", "").replace(",", "")
+def demo_sla(hardware: Path) -> str:
+    """A round SLA inside the measured range, at most a quarter of the slowest step, but one that a step can meet."""
+    from latfit.api import plan
+    from latfit.hardware import read_hardware
+
+    (path,) = read_hardware(hardware).paths.values()
+    wanted_ms = path.fit.domain["T_ms"][1] * SLA_SHARE
+    rounded = [float(f"{digit}e{power}") for power in range(-3, 6) for digit in (1, 2, 5)]
+    below = max((each for each in rounded if each <= wanted_ms), default=rounded[0])
+    candidates = [each for each in rounded if each >= below]
+    met = (each for each in candidates if plan(hardware, sla_ms=each).feasible)
+    return format_ms(next(met, candidates[-1]), 2).replace(" ", "").replace(",", "")
 
 
-def _heading(number: int, verb: str, purpose: str) -> None:
-    typer.echo(f"\n[{number}/4] latfit {verb}: {purpose}")
+def _heading(number: int, command: str) -> None:
+    """On a terminal in bold."""
+    typer.echo("")
+    typer.secho(f"[{number}/4] {command}", bold=True)

@@ -186,7 +186,9 @@ def _prediction(result: ProfileResult) -> LatfitWarning | None:
         return None
     return LatfitWarning(
         "prediction_wide",
-        f"Somewhere on the grid the fitted model predicts no better than ±{100 * width:.1f} %.",
+        f"Predictions on the grid are within ±{100 * width:.1f} % only."
+        if width < 1
+        else "The samples do not determine predictions on the whole grid yet.",
         f"Give more than {format_ms(result.budget_s * 1e3)} (--budget), accept a wider --precision than "
         f"{result.precision:g}, or fit richer models (latfit fit --model auto).",
     )

@@ -1,0 +1,214 @@
+"""Simulations and validations of the library: what the commands print, from paths, tables and numbers alike."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from matplotlib.figure import Figure
+
+import latfit
+from latfit.api import simulate_study
+from latfit.api.simulations import SETTINGS
+from latfit.cli.app import run
+from latfit.errors import BadInput, WrongUsage
+from latfit.files import dumps
+from latfit.model import Estimate, FitResult, FitStatus, write_fit
+from latfit.policies import Settings
+from latfit.simulation import EngineSettings, linear_costs, serve
+from latfit.workload import make_requests
+
+Captured = pytest.CaptureFixture[str]
+
+NOMINAL = {"gpu": "8ms+0.05ms*256", "amx": "exp:2ms"}
+PATHS = ["--nominal", "gpu=8ms+0.05ms*256", "--nominal", "amx=exp:2ms"]
+SMALL = {"requests": 3000, "replications": 2}
+AS_TYPED = ["--requests", "3000", "--replications", "2", "--json"]
+
+
+def printed(capsys: Captured, *arguments: str) -> Any:
+    assert run([*arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def same(document: Any, printed: Any) -> bool:
+    """As JSON, to the last bit: NaN is null there."""
+    return bool(json.loads(dumps(document)) == printed)
+
+
+@pytest.fixture
+def fit(in_tmp: Path) -> Path:
+    """T = 8 + 0.05 B + 0.02 S."""
+    values = {"tau_0": 8.0, "tau_B": 0.05, "tau_S": 0.02}
+    parameters = {name: Estimate(value, None, None, None, "ms") for name, value in values.items()}
+    write_fit(in_tmp / "a.fit.json", FitResult("linear", FitStatus.CONVERGED, parameters))
+    return in_tmp / "a.fit.json"
+
+
+def measured() -> pd.DataFrame:
+    """A run of an engine that costs exactly what the fit says."""
+    rng = np.random.default_rng(0)
+    arrival_ms = np.sort(rng.uniform(0, 10_000, 60))
+    requests = make_requests(arrival_ms, rng.integers(10, 300, 60), rng.integers(2, 90, 60))
+    made = serve(requests, linear_costs(8.0, 0.05, 0.02), EngineSettings(kv_blocks=400))
+    columns = (requests.prompt_tokens, requests.output_tokens, made.first_ms / 1e3, made.last_ms / 1e3)
+    names = ("prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
+    return pd.DataFrame({"t_s": arrival_ms / 1e3, **dict(zip(names, columns, strict=True))})
+
+
+class TestPolicies:
+    def test_says_what_the_command_says(self, in_tmp: Path, capsys: Captured) -> None:
+        names = ["--policy", "three-stage", "--policy", "fixed", "--batch", "4"]
+        load = ["--rate", "500/s", "--arrival-process", "gamma:2", "--class", "chat:0.3:50ms", "--class", "batch:0.7"]
+        told = printed(capsys, "simulate", "policies", *names, *load, "--sla", "20ms", *PATHS, *AS_TYPED)
+        found = latfit.simulate(
+            NOMINAL,
+            rate_per_s=500,
+            policy=["three-stage", "fixed"],
+            settings={"batch": 4},
+            arrival_process="gamma:2",
+            classes=["chat:0.3:50ms", "batch:0.7"],
+            sla_ms=20,
+            **SMALL,
+        )
+        assert same(found.to_json(), told)
+
+    def test_a_sweep_says_what_the_command_says(self, in_tmp: Path, capsys: Captured) -> None:
+        sweep = ["--sweep", "rate=100/s,400/s; t-cut=2ms,4ms", "--policy", "cutoff", "--policy", "gpu-only"]
+        told = printed(capsys, "simulate", "policies", *sweep, *PATHS, *AS_TYPED)
+        vary = {"rate": ["100/s", "400/s"], "t_cut": ["2ms", "4ms"]}
+        found = latfit.simulate(NOMINAL, policy=["cutoff", "gpu-only"], vary=vary, **SMALL)
+        assert same(found.to_json(), told)
+
+    def test_a_study_says_what_the_command_says(self, in_tmp: Path, capsys: Captured) -> None:
+        told = printed(capsys, "simulate", "study", "--nominal", "gpu:launch=8ms,slope=0.05ms", *AS_TYPED)
+        found = simulate_study({"gpu": "launch=8ms,slope=0.05ms"}, **SMALL)
+        assert same(found.to_json(), told)
+        assert "Claims of the literature" in found.summary()
+
+    def test_frame_summary_and_figure(self) -> None:
+        found = latfit.simulate(NOMINAL, "500/s", ["three-stage", "gpu-only"], **SMALL)
+        frame = found.frame
+        assert frame["policy"].tolist() == ["three-stage", "gpu-only"]
+        assert {"rate_per_s", "p99_ms", "p99_low_ms", "share_amx", "stable"} <= set(frame.columns)
+        assert frame["p99_ms"].tolist() == [each.latency["p99"].value for each in found.runs]
+        assert found.verdict.startswith("three-stage")
+        assert found.summary().startswith(found.verdict)
+        assert len(repr(found)) < 300
+        assert len(repr(found.runs[0])) < 200
+        assert "<td>gpu-only</td>" in found._repr_html_()
+        assert isinstance(found.plot(), Figure)
+
+    def test_the_best_is_told_with_its_interval(self) -> None:
+        """Greedy batches beat a fixed batch of 8 at 200/s: T(1) = 8.05 ms against a wait for eight arrivals, 40 ms."""
+        many = {"requests": 120_000, "replications": 2}
+        found = latfit.simulate({"gpu": "8ms+0.05ms*16"}, "200/s", ["fixed", "gpu-only"], settings={"batch": 8}, **many)
+        assert found.verdict.startswith("gpu-only is best: p99 ")
+        assert "below fixed." in found.verdict
+        assert found.state == "good"
+
+    def test_unstable_is_bad(self) -> None:
+        """One at a time in 2 ms carries 500/s."""
+        found = latfit.simulate({"cpu": "exp:2ms"}, "600/s", **SMALL)
+        assert (found.state, found.stable) == ("bad", False)
+        assert "600 req/s is above its capacity of 500 req/s" in found.notes[0]
+
+    def test_recorded_requests_in_tables(self, in_tmp: Path) -> None:
+        """A file, a DataFrame and an Arrow table are one load."""
+        frame = pd.DataFrame({"t_s": np.arange(400) / 64, "prompt_tokens": 5, "output_tokens": 3})
+        frame.to_csv("r.csv", index=False)
+        tables = ("r.csv", frame, pa.Table.from_pandas(frame))
+        found = [dumps(latfit.simulate(NOMINAL, arrivals=table).to_json()) for table in tables]
+        assert found[0] == found[1] == found[2]
+
+    def test_settings_are_those_of_policies(self) -> None:
+        assert {name for name, _ in SETTINGS.values()} == set(vars(Settings()))
+
+    @pytest.mark.parametrize(
+        ("asked", "words"),
+        [
+            ({"rate": 500}, "no unit"),
+            ({"rate": "500/s", "settings": {"colour": "red"}}, "'colour' is not a setting"),
+            ({"rate": "500/s", "sla": 20}, "no unit"),
+            ({"rate": "500/s", "by_prompt": True}, "no prompt lengths"),
+            ({}, "no load"),
+        ],
+    )
+    def test_refused(self, asked: dict[str, Any], words: str) -> None:
+        with pytest.raises(WrongUsage, match=words):
+            latfit.simulate(NOMINAL, **asked)
+
+    def test_a_table_without_requests(self) -> None:
+        with pytest.raises(BadInput, match="no columns of request arrivals"):
+            latfit.simulate(NOMINAL, arrivals=pd.DataFrame({"x": [1, 2]}))
+
+
+class TestEngines:
+    def test_says_what_the_command_says(self, fit: Path, capsys: Captured) -> None:
+        engine = ["--fit", "a.fit.json", "--kv-blocks", "400", "--batching", "chunked-prefill", "--engine", "static"]
+        load = ["--rate", "5/s", "--lengths", "64:32", "--ttft-slo", "1s", "--replicas", "2"]
+        apart = ["--synchronous", "--block-size", "32"]
+        told = printed(
+            capsys, "simulate", "engine", *engine, *load, *apart, "--requests", "200", "--replications", "2", "--json"
+        )
+        found = latfit.simulate_engine(
+            latfit.Fit.load(fit),
+            "5/s",
+            "64:32",
+            kv_blocks=400,
+            batching=["chunked-prefill", "static"],
+            engine={"synchronous": True, "block_size": 32},
+            ttft="1s",
+            replicas=2,
+            requests=200,
+            replications=2,
+        )
+        assert same(found.to_json(), told)
+        assert found.frame["engine"].tolist() == ["chunked-prefill", "static"]
+        assert {"ttft_p99_ms", "latency_p50_ms", "throughput_per_s"} <= set(found.frame.columns)
+        assert found.verdict.startswith("Stable at 5 req/s")
+        assert len(repr(found.runs[0])) < 200
+
+    def test_prefill_on_another_machine(self, fit: Path, capsys: Captured) -> None:
+        options = ["--prefill-on", "a.fit.json", "--transfer", "2ms+1us", "--rate", "5/s", "--lengths", "64:32"]
+        sizes = ["--kv-blocks", "400", "--requests", "100", "--json"]
+        told = printed(capsys, "simulate", "engine", "--fit", "a.fit.json", *options, *sizes)
+        found = latfit.simulate_engine(
+            fit, "5/s", "64:32", kv_blocks=400, prefill_on=fit, transfer="2ms+1us", requests=100
+        )
+        assert same(found.to_json()["runs"][0]["ttft_ms"], told["runs"][0]["ttft_ms"])
+
+    def test_what_limits_an_engine(self, fit: Path) -> None:
+        """Room for two requests of 96 tokens; beyond 2 / (32 steps of 8 ms) requests/s they queue for the cache."""
+        found = latfit.simulate_engine(fit, "20/s", "64:32", kv_blocks=14, requests=400, replications=1)
+        assert found.state == "bad"
+        assert "Limited by the KV cache" in found.verdict
+
+
+class TestValidation:
+    def test_says_what_the_command_says(self, fit: Path, capsys: Captured) -> None:
+        measured().to_csv("run.csv", index=False)
+        told = printed(capsys, "validate", "a.fit.json", "run.csv", "--kv-blocks", "400", "--calibrate", "--json")
+        found = latfit.validate(fit, "run.csv", kv_blocks=400, calibrate=True)
+        assert same(found.to_json(), told)
+
+    def test_a_run_in_a_table_agrees_with_itself(self, fit: Path) -> None:
+        found = latfit.validate(fit, measured(), kv_blocks=400)
+        assert (found.agrees, found.state) == (True, "good")
+        judged = found.frame[found.frame["limit_pct"].notna()]
+        assert judged["error_pct"].abs().max() == pytest.approx(0, abs=0.1)
+        assert found.summary().startswith("Simulation agrees")
+        assert isinstance(found.plot(), Figure)
+
+
+def test_a_profile_is_steps_to_fit(in_tmp: Path) -> None:
+    found = latfit.profile(
+        budget="20s", device="numpy", layers=1, grid="B=1,2;S=2,8", context="16", precision=0.5, threads=1, processes=1
+    )
+    assert len(found.frame) == len(found.trace) == found.to_json()["rows"]
+    assert found.to_json()["out"] is None
+    assert list(in_tmp.iterdir()) == []
+    assert latfit.fit(found, model="constant").result.metrics.n > 0
