@@ -1,11 +1,13 @@
 """The tables say what the results say, in words where a number would mislead."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from latfit.model.fit_parts import Baseline, CrossValidation, DataFacts
 from latfit.model.fit_result import FitResult, FitStatus
+from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
 from latfit.report import format
 from latfit.report.fit import tables
@@ -145,6 +147,15 @@ class TestRows:
     def test_nothing_known_but_the_count(self, fit: FitResult) -> None:
         table = tables.rows_used(replace(fit, data=DataFacts(), domain={}))
         assert [list(row) for row in table.rows] == [["used", f"{fit.metrics.n:,}"]]
+
+
+@pytest.mark.parametrize("model", sorted(FAMILY))
+def test_every_letter_of_a_formula_is_explained(model: str) -> None:
+    """Those that are no parameters: by their meaning, or because everyone knows the function."""
+    names = set(re.findall(r"[A-Za-z]\w*", FAMILY[model].formula))
+    open_names = names - {p.name for p in FAMILY[model].parameters} - {"T", "exp", "max", "min", "tile_V"}
+    told = {part.split(":")[0] for part in tables.symbols(FAMILY[model].formula).split("; ")} - {""}
+    assert told == open_names
 
 
 def test_provenance_is_flattened_and_cut() -> None:

@@ -140,6 +140,7 @@ def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
         "name": path.name,
         "model": fit.model,
         "formula": fit.structure.formula,
+        "symbols": tables.symbols(fit.structure.formula),
         "status": fit.status.sentence if measured else tables.trust_sentence(fit),
         "pictures": [shown(picture) for picture in gallery.pictures],
         "assumed": f"Figures are drawn {fit.assumed_context}." if gallery.pictures and fit.assumed_context else "",

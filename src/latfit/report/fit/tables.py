@@ -4,6 +4,7 @@ Tables of what `predict`, `evaluate` and `compare` found, as rows of text.
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -38,6 +39,7 @@ _DROP_REASONS: Mapping[str, str] = {
     "max_t": "slower than the limit that was asked for",
 }
 _LONGEST_FACT = 600
+_NAME = re.compile(r"[A-Za-z]\w*")
 
 
 @dataclass(frozen=True)
@@ -185,10 +187,10 @@ def _two_baselines(fit: FitResult) -> Iterator[Baseline]:
     yield from (fit.baselines.get(name, Baseline()) for name in _BASELINE_NAMES)
 
 
-def _mean_error(seen: Errors, unseen: CrossValidation) -> str:
-    if unseen.mape_pct is not None:
-        return format_percent(unseen.mape_pct)
-    return f"{format_percent(seen.mape_pct)} (in-sample)" if seen.mape_pct is not None else "unknown"
+def _mean_error(in_sample: Errors, held_out: CrossValidation) -> str:
+    if held_out.mape_pct is not None:
+        return format_percent(held_out.mape_pct)
+    return f"{format_percent(in_sample.mape_pct)} (in-sample)" if in_sample.mape_pct is not None else "unknown"
 
 
 def verdict(fit: FitResult) -> str:
@@ -224,6 +226,28 @@ def trust_sentence(fit: FitResult) -> str:
     ]
     against = f" ({', '.join(others)})" if others else ""
     return f"{median}). Cross-validated MAPE {format_percent(held_out)}{against}."
+
+
+_SYMBOLS: Mapping[str, str] = {
+    "B": "requests in the step",
+    "S": "tokens in the step",
+    "m": "1 where the step contains prefill, else 0",
+    "n": "requests that prefill",
+    "D": "requests that decode",
+    "KD": "cached tokens read by decode",
+    "KP": "cached tokens read by prefill",
+    "A": "attention work of prefill, in pairs of tokens",
+    "L": "cached tokens of the longest sequence",
+    "W": "attention work per slot of the machine",
+    "pmax": "a smooth maximum",
+    "tile_Q": "tokens rounded up to whole tiles",
+}
+
+
+def symbols(formula: str) -> str:
+    """What the letters of a formula stand for that are no parameters; T is its latency."""
+    used = set(_NAME.findall(formula))
+    return "; ".join(f"{name}: {meaning}" for name, meaning in _SYMBOLS.items() if name in used)
 
 
 def parameters(fit: FitResult, *, short: bool = False) -> Table:
@@ -268,13 +292,16 @@ def errors(fit: FitResult) -> Table:
     return Table("Errors, and by phase", columns, rows, note=note)
 
 
-def _error_row(name: str, seen: Errors, unseen: CrossValidation) -> tuple[str, ...]:
+def _error_row(name: str, in_sample: Errors, held_out: CrossValidation) -> tuple[str, ...]:
     return (
         name,
-        count(seen.n),
-        *(_or_dash(error) for error in (seen.median_ape_pct, seen.mape_pct, seen.p90_ape_pct, unseen.mape_pct)),
-        "–" if seen.r2 is None or not math.isfinite(seen.r2) else f"{seen.r2:.4f}",
-        *("–" if time is None else format_ms(time) for time in (seen.rmse_ms, seen.mae_ms)),
+        count(in_sample.n),
+        *(
+            _or_dash(error)
+            for error in (in_sample.median_ape_pct, in_sample.mape_pct, in_sample.p90_ape_pct, held_out.mape_pct)
+        ),
+        "–" if in_sample.r2 is None or not math.isfinite(in_sample.r2) else f"{in_sample.r2:.4f}",
+        *("–" if time is None else format_ms(time) for time in (in_sample.rmse_ms, in_sample.mae_ms)),
     )
 
 
