@@ -102,7 +102,7 @@ class TestStraightLine:
     def test_models_with_versions_in_their_names_have_files_of_their_own(self, trace: Path, in_tmp: Path) -> None:
         for name in ("llama-3.1-8b", "llama-3.2-8b"):
             (in_tmp / f"{name}.parquet").write_bytes(trace.read_bytes())
-            assert latfit("fit", f"{name}.parquet", "--model", "linear") == 0
+            assert latfit("fit", f"{name}.parquet", "--model", "linear", "--force") == 0
             assert (in_tmp / f"{name}.fit.json").exists()
 
     def test_answers_about_steps_wait_for_no_compiler(self, trace: Path, in_tmp: Path) -> None:
@@ -190,6 +190,17 @@ class TestExitCodes:
         assert json.loads(printed.out)["status"]["ok"] is False
         assert len(printed.err.strip().splitlines()) == 2
         assert {file.name for file in in_tmp.iterdir()} == {"t.csv"}
+
+    def test_a_fit_far_off_is_4_and_stays_out_of_the_profile(self, trace: Path, in_tmp: Path, capsys: Captured) -> None:
+        """A line through steps of a curve, half of them off by more than the tenth that is allowed."""
+        command = ("fit", trace, "--model", "linear", "--max-error", "10%")
+        assert latfit(*command) == 4
+        assert "above the allowed 10 %" in capsys.readouterr().err
+        assert Path("trace.fit.json").exists()
+        assert not Path("hardware.json").exists()
+        assert latfit(*command, "--force") == 0
+        assert Path("hardware.json").exists()
+        assert latfit("fit", trace, "--max-error", "much") == 2
 
     def test_strict_makes_warnings_4(self, in_tmp: Path, capsys: Captured) -> None:
         decode = planted_trace(0.01, repeats=3)

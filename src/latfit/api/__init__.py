@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from latfit.api.hardware import Hardware as Hardware
     from latfit.api.measuring import Profile as Profile, profile as profile
     from latfit.api.plans import Plan as Plan, plan as plan, step_budget as step_budget
+    from latfit.api.predictions import Predicted as Predicted, predicted as predicted, steps_from as steps_from
     from latfit.api.reading import ReadOptions as ReadOptions, data_line as data_line, read as read
     from latfit.api.reports import Report as Report, report as report
     from latfit.api.simulations import (

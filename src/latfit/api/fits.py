@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from latfit.api.evaluations import Evaluation
 from latfit.api.predictions import grid_of, predicted, steps_from
-from latfit.api.quantities import library_verb
+from latfit.api.quantities import library_verb, percent
 from latfit.api.reading import ReadOptions, data_line, read
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
-from latfit.fitting import DoubtOptions, FitOptions, Sensitivity, evaluate, fit_trace, sensitivity_of
 from latfit.model import FitResult, fit_from_json, read_fit, write_fit
 from latfit.provenance import run_facts
 from latfit.trace import CleanTrace, Trace, check_one_system, data_facts, read_again
@@ -22,6 +21,8 @@ from latfit.warning import LatfitWarning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from latfit.fitting import DoubtOptions, FitOptions, Sensitivity
 
 Ranges = Mapping[str, tuple[float, float]]
 Progress = Callable[[float, int], None]
@@ -92,6 +93,17 @@ class Fit:
             return "bad"
         return "doubt" if self.result.beats_linear is False or self.result.data.nominal else "good"
 
+    @library_verb
+    def kept_out(self, max_error: Any = None) -> LatfitWarning | None:
+        """Why it should not be entered into a machine's profile; None where it may be.
+
+        max_error: the cross-validated error that is allowed, "10%" or 10; without it, one far above the noise floor
+        of the steps or the error of the linear baseline is not.
+        """
+        from latfit.fitting import keeps_out
+
+        return keeps_out(self.result, None if max_error is None else percent(max_error, "--max-error"))
+
     @property
     def model_line(self) -> str:
         """The model, how many of its parameters the data determine, and the range they cover, in a sentence."""
@@ -141,7 +153,7 @@ class Fit:
         every_combination: bool = False,
         strict: bool = False,
     ) -> Any:
-        """Latency of steps, as a DataFrame.
+        """Latency of steps, as a pandas DataFrame.
 
         B: requests, and S: tokens of each step, numbers or arrays that NumPy broadcasts (S without: B, which is
         decode); every_combination: of the values of B with those of S, as far as S >= B. B may also be a table with
@@ -158,7 +170,7 @@ class Fit:
             "prefill_tokens": prefill_tokens,
         }
         steps = steps_from(B, S, given, every_combination=every_combination)
-        return predicted(self.result, steps, level, context, strict=strict)
+        return predicted(self.result, steps, level, context, strict=strict).frame
 
     @library_verb
     def evaluate(self, source: Any, **reading: Unpack[ReadOptions]) -> Evaluation:
@@ -166,18 +178,22 @@ class Fit:
 
         source, reading: as of `latfit.read`. Raises BadInput where the source holds several systems.
         """
+        from latfit.fitting import evaluate
+
         found = read(source, **reading)
         check_one_system(found)
         held_out = self.result.cross_validation.mape_pct
         return Evaluation(evaluate(self.result, found.trace), data_facts(found, {}, found.trace), held_out)
 
     @library_verb
-    def sensitivity(self, B: Any = None, S: Any = None, context: float | None = None) -> Sensitivity:
+    def sensitivity(self, B: Any = None, S: Any = None, context: float | None = None) -> "Sensitivity":
         """What a request or a token more costs, and which term is the largest, on a grid of B and S.
 
         Without B and S over what was measured; `.frame` is the DataFrame. Raises BadInput where no step of the grid
         lies inside what was measured.
         """
+        from latfit.fitting import sensitivity_of
+
         typical = dict(self.result.typical) if context is None else {"context_tokens": float(context)}
         over_B = grid_of(self.result, "B", GRID_B, B)
         decode = S is None and not self.result.knows_prefill
@@ -229,8 +245,9 @@ class Fit:
         return f"Fit ({self.model}){on}: {self.verdict}"
 
     def _repr_html_(self) -> str:
-        shown = self.parameters[["value", "low", "high", "unit", "meaning"]]
-        return f"<p>{html.escape(repr(self))}</p>{shown.to_html(na_rep='', float_format=number)}"
+        from latfit.report import table_html, tables
+
+        return f"<p>{html.escape(repr(self))}</p>{table_html(tables.parameters(self.result, short=True))}"
 
 
 def _with_its_path(result: FitResult, path: str | None) -> Fit:
@@ -348,8 +365,10 @@ def _options(
     bounds: Ranges | None,
     prior: Ranges | None,
     seed: int,
-) -> FitOptions:
+) -> "FitOptions":
     """What was asked for; the rest as `FitOptions` has it. Raises WrongUsage."""
+    from latfit.fitting import FitOptions
+
     named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     return FitOptions(
@@ -357,7 +376,9 @@ def _options(
     )
 
 
-def _doubt(intervals: str | None, bootstrap: int, resample: str | None, progress: Progress | None) -> DoubtOptions:
+def _doubt(intervals: str | None, bootstrap: int, resample: str | None, progress: Progress | None) -> "DoubtOptions":
+    from latfit.fitting import DoubtOptions
+
     given: dict[str, Any] = {
         name: value for name, value in {"intervals": intervals, "scheme": resample}.items() if value is not None
     }
@@ -389,9 +410,11 @@ def _fitted(
     system: Mapping[str, str],
     rows: Trace,
     path: str | None,
-    options: FitOptions,
-    doubt: DoubtOptions,
+    options: "FitOptions",
+    doubt: "DoubtOptions",
 ) -> Fit:
+    from latfit.fitting import fit_trace
+
     origin = {**run_facts(options.seed), "trace": dict(steps.trace.provenance)}
     found = fit_trace(rows, options, doubt=doubt, data=data_facts(steps, system, rows), provenance=origin)
     named = str(rows["path"][0]) if "path" in rows else path or steps.path

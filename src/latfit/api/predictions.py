@@ -1,6 +1,7 @@
 """The steps that a prediction is asked for, and what a fit says of them, as a DataFrame."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,34 @@ def _combinations(B: FloatArray, S: FloatArray) -> dict[str, FloatArray]:
     return {"B": np.array([b for b, _ in pairs]), "S": np.array([s for _, s in pairs])}
 
 
-def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, strict: bool) -> Any:
-    """Typical latency and interval of each step, as a DataFrame. Raises BadInput, WrongUsage."""
-    import pandas as pd
+@dataclass(frozen=True)
+class Predicted:
+    """Latency of steps by column (each (n,)), the level of the interval, and what was taken for granted."""
 
+    columns: Mapping[str, Any]
+    level: float
+    notes: Sequence[str]
+
+    @property
+    def frame(self) -> Any:
+        """A pandas DataFrame with `level` and `notes` as its attributes."""
+        import pandas as pd
+
+        found = pd.DataFrame(dict(self.columns))
+        found.attrs |= {"level": self.level, "notes": list(self.notes)}
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit predict --json`."""
+        rows = zip(*(column.tolist() for column in self.columns.values()), strict=True)
+        return {
+            "rows": [{**dict(zip(self.columns, row, strict=True)), "level": self.level} for row in rows],
+            "notes": list(self.notes),
+        }
+
+
+def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, strict: bool) -> Predicted:
+    """Typical latency and interval of each step. Raises BadInput, WrongUsage."""
     steps = with_context(fit, steps, context)
     found = predict(fit, steps, level)
     if strict and found.outside.any():
@@ -80,19 +105,16 @@ def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, stric
             f"{int(found.outside.sum())} of {len(steps)} steps cannot be predicted ({'; '.join(reasons)})",
             remedy="Ask inside the fit's domain, measure there, or leave out --strict.",
         )
-    frame = pd.DataFrame(
-        {
-            "B": _whole(steps.floats("B")),
-            "S": _whole(steps.floats("S")),
-            "T_ms": found.T_ms,
-            "low_ms": found.low,
-            "high_ms": found.high,
-            "outside_domain": found.outside,
-            "why_outside": found.why_outside,
-        }
-    )
-    frame.attrs |= {"level": level, "notes": list(found.notes)}
-    return frame
+    columns = {
+        "B": _whole(steps.floats("B")),
+        "S": _whole(steps.floats("S")),
+        "T_ms": found.T_ms,
+        "low_ms": found.low,
+        "high_ms": found.high,
+        "outside_domain": found.outside,
+        "why_outside": found.why_outside,
+    }
+    return Predicted(columns, level, found.notes)
 
 
 def _whole(column: FloatArray) -> Any:

@@ -25,6 +25,7 @@ from latfit.errors import FitNotUsable, WrongUsage
 if TYPE_CHECKING:
     from latfit.api import Fit
     from latfit.trace import CleanTrace
+    from latfit.warning import LatfitWarning
 
 ASSUMED_PATH = "gpu"
 """Steps that say nothing of where they ran come from an engine's log, and engines run on GPUs."""
@@ -47,7 +48,8 @@ class ModelOptions:
         ),
     ] = None
     loss: Annotated[
-        Literal["huber", "soft_l1", "tukey", "linear"], typer.Option("--loss", help="Robust loss of the residuals.")
+        Literal["huber", "soft_l1", "tukey", "linear"],
+        typer.Option("--loss", hidden=True, help="Robust loss of the residuals."),
     ] = "huber"
     residuals: Annotated[
         Literal["relative", "absolute"],
@@ -80,7 +82,9 @@ class UncertaintyOptions:
     intervals: Annotated[
         Literal["sandwich", "profile", "bootstrap"],
         typer.Option(
-            "--intervals", help="Of the parameters: from their covariance, the cost itself (slow), or resampled fits."
+            "--intervals",
+            hidden=True,
+            help="Of the parameters: from their covariance, the cost itself (slow), or resampled fits.",
         ),
     ] = "sandwich"
     bootstrap: Annotated[
@@ -107,6 +111,15 @@ class TargetOptions:
         Path | None, typer.Option("--out", help="The fit file; without it NAME.fit.json in this folder.")
     ] = None
     hardware: HardwareOption = DEFAULT_HARDWARE
+    max_error: Annotated[
+        str | None,
+        typer.Option(
+            "--max-error",
+            help="Keep fits of a larger cross-validated error out of the profile: 10%. Without it those far above the"
+            " noise floor or the linear baseline.",
+        ),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Enter the fit into the profile all the same.")] = False
     report: Annotated[
         Path | None, typer.Option("--report", metavar="DIR", help="Also write a report into this folder.")
     ] = None
@@ -122,11 +135,13 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class Stored:
-    """A fit with its file, and its path in the hardware profile; None where it belongs to no machine's."""
+    """A fit with its file, its path in the hardware profile (None where it belongs to no machine's), and why it is
+    kept out of that."""
 
     fit: "Fit"
     file: Path
     path: str | None
+    kept_out: "LatfitWarning | None"
 
 
 @verb
@@ -161,6 +176,7 @@ def fit(
             found,
             targets.file(steps.sources[0].name, found.label),
             None if several_machines else found.path or ASSUMED_PATH,
+            None if targets.force else found.kept_out(targets.max_error),
         )
         for found in fits.values()
     ]
@@ -176,7 +192,7 @@ def fit(
         from latfit.cli.output import note
 
         note(report(targets.hardware, targets.report).summary(), quiet=output.silent)
-    _raise_where_unusable(fits.values(), strict=targets.strict, where=steps.name)
+    _raise_where_unusable(stored, strict=targets.strict, where=steps.name)
 
 
 def _keywords(asked: ModelOptions, doubt: UncertaintyOptions) -> dict[str, Any]:
@@ -251,7 +267,7 @@ def _store(stored: Stored, hardware: Path) -> None:
 
     if stored.fit.ok:
         stored.fit.save(stored.file)
-        if stored.path is not None:
+        if stored.path is not None and stored.kept_out is None:
             add_path(hardware, ExecutionPath(stored.path, stored.fit.result))
 
 
@@ -262,14 +278,17 @@ def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, ve
         _print_overview([each.fit for each in stored])
     else:
         for each in stored:
-            _print_fit(each.fit, several=len(stored) > 1, verbose=verbose)
+            _print_fit(each, several=len(stored) > 1, verbose=verbose)
     print_warnings(notes)
     usable = [each for each in stored if each.fit.ok]
     if not usable:
         return
     files = ", ".join(str(each.file) for each in usable[:FEW])
     more = f" and {len(usable) - FEW} more" if len(usable) > FEW else ""
-    entered = ", ".join(dict.fromkeys(each.path for each in usable if each.path is not None))
+    entered = ", ".join(dict.fromkeys(each.path for each in usable if each.path and each.kept_out is None))
+    if not entered and any(each.kept_out for each in usable):
+        say(f"Wrote {files}{more}. Not entered into {hardware}.")
+        return
     if not entered:
         say(f"Wrote {files}{more}. Not in {hardware}: the systems of --each are not paths of one machine.")
         return
@@ -289,15 +308,16 @@ def _print_overview(fits: Sequence["Fit"]) -> None:
     say(data_line({**facts, "rows_used": sum(found.result.data.rows_used or 0 for found in fits)}))
 
 
-def _print_fit(found: "Fit", *, several: bool, verbose: bool) -> None:
+def _print_fit(stored: Stored, *, several: bool, verbose: bool) -> None:
     """The verdict, what it stands on and what to do about it; verbose: the tables, and every warning."""
     from latfit.api import data_line
     from latfit.cli.output import print_warnings, say, verdict
 
+    found = stored.fit
     if several:
         typer.echo(f"\n{found.label}")
     if found.ok:
-        verdict(found.verdict, found.state)
+        verdict(found.verdict, "bad" if stored.kept_out else found.state)
     say(data_line(found.result.data.to_json()))
     if not found.ok:
         return
@@ -321,11 +341,14 @@ def _print_tables(found: "Fit") -> None:
         print_table(tables.bootstrap_table(found.result))
 
 
-def _raise_where_unusable(fits: "Iterable[Fit]", *, strict: bool, where: str) -> None:
-    for found in fits:
+def _raise_where_unusable(fits: Iterable[Stored], *, strict: bool, where: str) -> None:
+    for each in fits:
+        found = each.fit
         place = f"{where} ({found.label})" if found.label else where
         status, warnings = found.result.status, found.needs_action
         if not found.ok:
             raise FitNotUsable(status.sentence, where=place, remedy=status.remedy)
+        if each.kept_out is not None:
+            raise FitNotUsable(each.kept_out.message, where=place, remedy=each.kept_out.remedy)
         if strict and warnings:
             raise FitNotUsable(f"--strict: {warnings[0].message}", where=place, remedy=warnings[0].remedy)

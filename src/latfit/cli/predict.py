@@ -10,7 +10,7 @@ from latfit.cli.options import OutputOptions, verb
 from latfit.errors import WrongUsage
 
 if TYPE_CHECKING:
-    from latfit.api import Fit
+    from latfit.api import Fit, Predicted
 
 MOST_SHOWN = 16
 """Rows of a table, without --verbose."""
@@ -58,7 +58,7 @@ def predict(
 
     Example: latfit predict trace.fit.json -B 8 -B 32 -S 512
     """
-    from latfit.api import Fit
+    from latfit.api import Fit, predicted, steps_from
 
     found = Fit.load(fit)
     if sensitivity:
@@ -68,28 +68,25 @@ def predict(
         return
     if (steps.data is None) == (not steps.B):
         raise WrongUsage("give either -B (and -S) or --data", remedy="For example: latfit predict FIT -B 8 -S 512")
-    given: dict[str, Any] = {name: value for name, value in vars(steps).items() if name not in ("B", "S", "data")}
-    asked = steps.data or steps.B
-    frame = found.predict(
-        asked, steps.S or None, **given, level=level, every_combination=steps.data is None, strict=strict
-    )
-    _print_predictions(frame, output)
+    given = {name: value for name, value in vars(steps).items() if name not in ("B", "S", "data", "context")}
+    asked = steps_from(steps.data or steps.B, steps.S or None, given, every_combination=steps.data is None)
+    _print_predictions(predicted(found.result, asked, level, steps.context, strict=strict), output)
 
 
-def _print_predictions(frame: Any, output: OutputOptions) -> None:
+def _print_predictions(found: "Predicted", output: OutputOptions) -> None:
     from latfit.cli.output import print_json, print_table, print_warnings, say
     from latfit.report import prediction_table
 
-    level, notes = frame.attrs["level"], frame.attrs["notes"]
-    rows = [{**row, "level": level} for row in frame.to_dict("records")]
+    document = found.to_json()
     if output.json:
-        print_json({"rows": rows, "notes": notes})
+        print_json(document)
         return
+    rows: list[dict[str, Any]] = document["rows"]
     shown = rows if output.verbose else rows[:MOST_SHOWN]
-    print_table(prediction_table(shown, level))
+    print_table(prediction_table(shown, found.level))
     if len(rows) > len(shown):
         say(f"... and {len(rows) - len(shown):,} more: --verbose shows them.")
-    print_warnings(notes, most=None if output.verbose else 3)
+    print_warnings(found.notes, most=None if output.verbose else 3)
 
 
 def _print_sensitivity(fit: "Fit", steps: StepOptions, output: OutputOptions) -> None:

@@ -22,6 +22,7 @@ from latfit.fitting.data import weights_by_row
 from latfit.model import CONTEXT, FitResult, latency_draws, parameter_draws, with_typical_context
 from latfit.stats import FloatArray, error_metrics
 from latfit.trace import PREFILL, UNKNOWN, Trace, phases
+from latfit.units import format_ms
 
 CANNOT_TELL = "No interval beyond the measured tokens: too few values of S to validate an extrapolation."
 
@@ -30,7 +31,7 @@ GRID_SIDE = 25
 NO_PREFILL = "prefill not identified: the fit contains decode steps only"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Predictions:
     """Typical latency, interval ends (NaN where the fit cannot tell) in ms, and why a step lies outside the data (empty
     where it does not); each (n,). notes: what was taken for granted, and why ends are missing."""
@@ -40,6 +41,10 @@ class Predictions:
     high: FloatArray
     why_outside: NDArray[np.object_]
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        span = f", {format_ms(self.T_ms.min())} to {format_ms(self.T_ms.max())}" if len(self.T_ms) else ""
+        return f"Predictions of {len(self.T_ms):,} steps{span}, {int(self.outside.sum()):,} outside the measured range"
 
     @property
     def outside(self) -> NDArray[np.bool_]:

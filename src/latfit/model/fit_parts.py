@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
+from latfit.units import format_percent
+
 JsonObject = Mapping[str, Any]
 
 
@@ -70,7 +72,7 @@ class HeldOutErrors:
         return cls(**_known(cls, document))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CrossValidation:
     """Errors on rows left out by the default scheme, and what harder ones say: later rows, a part of the plane of B and
     S, more tokens. selection: how the model was chosen, of `--model auto`. None where the rows cannot answer."""
@@ -81,6 +83,9 @@ class CrossValidation:
     by_region: HeldOutErrors | None = None
     extrapolation_S: HeldOutErrors | None = None  # noqa: N815 - a key of the file
     selection: JsonObject | None = None
+
+    def __repr__(self) -> str:
+        return f"CrossValidation({self.scheme}, MAPE {format_percent(self.mape_pct)})"
 
     @property
     def mape_pct(self) -> float | None:
@@ -239,7 +244,7 @@ class Drift:
 _TESTS = ("normality", "heteroscedasticity", "autocorrelation", "trend", "lack_of_fit", "influence", "error_parts")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnostics:
     """What the residuals say: tests with their numbers or the reason why there are none, errors by phase (`regimes`),
     runs that drift, cells that the fit hangs on, and what the errors on rows left out consist of. None where nobody
@@ -254,6 +259,9 @@ class Diagnostics:
     influence: JsonObject | None = None
     drift: Drift | None = None
     error_parts: JsonObject | None = None
+
+    def __repr__(self) -> str:
+        return f"Diagnostics of {', '.join(name for name, found in vars(self).items() if found is not None)}"
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {name: test for name in _TESTS if (test := getattr(self, name)) is not None}

@@ -43,13 +43,18 @@ class Limits:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PredictionIntervals:
     """Limits of all steps together and by phase. levels: those that were asked of the steps."""
 
     levels: tuple[float, ...] = ()
     all: Limits = field(default_factory=Limits)
     by_phase: Mapping[str, Limits] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"PredictionIntervals at {', '.join(f'{level:g}' for level in self.levels)} of {', '.join(self.by_phase)}"
+        )
 
     def phases(self, phase: str) -> tuple[str, ...]:
         """The phases whose limits stand for a phase's; empty for all steps together."""

@@ -61,7 +61,7 @@ class CleanOptions:
     most: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cleaned:
     """The rows that a fit may use, how many were read, how many each rule dropped or marked, and the reason by row.
 
@@ -73,6 +73,10 @@ class Cleaned:
     dropped: Mapping[str, int]
     marked: Mapping[str, int] = field(default_factory=dict)
     reasons: NDArray[np.object_] = field(default_factory=lambda: np.empty(0, dtype=object))
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n:,} {reason}" for reason, n in self.dropped.items())
+        return f"{self.trace!r}, of {self.rows_read:,} rows, dropped {counts or 'none'}"
 
     @property
     def rows_used(self) -> int:
@@ -334,7 +338,7 @@ def _places(trace: Trace, name: str) -> IntArray:
     column = trace[name]
     if column.dtype == object:
         code, values = trace.coded(name)
-        return np.asarray(np.unique(np.array(list(map(str, values))), return_inverse=True)[1].ravel()[code])
+        return np.asarray(np.unique(np.array(values, dtype=np.str_), return_inverse=True)[1].ravel()[code])
     whole = column.dtype.kind in "iu" or (column.dtype.kind == "f" and bool(np.all(np.rint(column) == column)))
     if whole and len(column) and float(column.max()) - float(column.min()) < FEW_VALUES:
         return np.asarray((column - column.min()).astype(np.int64))

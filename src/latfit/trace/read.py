@@ -84,8 +84,7 @@ class CleanTrace:
         return len(self.trace)
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{n:,} {reason}" for reason, n in self.dropped.items())
-        return f"{self.trace!r}, read from {self.name}: {self.rows_read:,} rows, dropped {counts or 'none'}"
+        return f"{self.cleaned!r}, from {self.name}"
 
     @cached_property
     def systems(self) -> list[tuple[dict[str, str], Trace]]:

@@ -100,7 +100,6 @@ class TestFit:
             ({"bounds": {"k_B": (1.0, 0.5)}}, WrongUsage, "no range"),
             ({"prior": {"P_max": (60.0, 0.0)}}, WrongUsage, "standard deviation"),
             ({"bootstrap": 3}, WrongUsage, "bootstrap"),
-            ({"where": "B == 1 and S == 1"}, FitNotUsable, "fewer rows"),
         ],
     )
     def test_what_cannot_be_fitted_is_said(
@@ -110,6 +109,17 @@ class TestFit:
             latfit.fit(frame, **options)
         assert words in str(caught.value)
         assert "--" not in caught.value.found
+
+    def test_a_single_step_carries_no_fit(self) -> None:
+        with pytest.raises(FitNotUsable, match="fewer rows"):
+            latfit.fit({"B": [1], "S": [1], "T_ms": [5.0]})
+
+    def test_a_fit_far_off_is_kept_out_of_a_profile(self, frame: pd.DataFrame, fitted: latfit.Fit) -> None:
+        line = latfit.fit(frame, model="linear")
+        found = line.kept_out("10%")
+        assert found is not None
+        assert "above the allowed 10 %" in found.message
+        assert fitted.kept_out(10) is None
 
     def test_several_systems_are_fitted_each(self, in_tmp: Path, capsys: Captured) -> None:
         parts = [planted_trace(0.05, seed=i).with_columns(tp=np.full(43, tp)) for i, tp in enumerate((1, 2))]
