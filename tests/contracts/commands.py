@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 TINY = "sample_traces/cpu_numpy_tiny.parquet"
 OTHER = "sample_traces/cpu_openvino_bf16_smollm2-135m.parquet"
-ENGINE = "--engine chunked-prefill --fit cpu_numpy_tiny.fit.json --kv-blocks 4000 --lengths 64:16"
+ENGINE = "--batching chunked-prefill --fit cpu_numpy_tiny.fit.json --kv-blocks 4000 --lengths 64:16"
 
 COMMANDS = {
     "ingest": f"ingest {TINY} --out ingested.parquet",
@@ -43,10 +43,10 @@ COMMANDS = {
     "plan rate": "plan --sla 20ms --rate 2000/s",
     "plan too much": "plan --sla 20ms --rate 3000/s",
     "plan arrivals": "plan --sla 40ms --arrivals arrivals.csv --window 10s",
-    "simulate": "simulate --policy three-stage --policy gpu-only --rate 3000/s --sla 20ms --requests 4000",
-    "simulate sweep": "simulate --policy cutoff --rate 1000/s --sweep t-cut=1ms,4ms --requests 2000",
-    "simulate engine": f"simulate {ENGINE} --rate 20/s --requests 300",
-    "simulate engines": f"simulate {ENGINE} --engine static --rate 20/s --requests 300 --ttft-slo 1s --replicas 2",
+    "simulate": "simulate policies --policy three-stage --policy gpu-only --rate 3000/s --sla 20ms --requests 4000",
+    "simulate sweep": "simulate policies --policy cutoff --rate 1000/s --sweep t-cut=1ms,4ms --requests 2000",
+    "simulate engine": f"simulate engine {ENGINE} --rate 20/s --requests 300",
+    "simulate engines": f"simulate engine {ENGINE} --batching static --rate 20/s --requests 300 --ttft 1s --replicas 2",
     "validate": "validate cpu_numpy_tiny.fit.json measured.csv --kv-blocks 4000",
     "report": "report --sla 20ms --rate 2000/s --out pages",
     "profile": "profile --device numpy --grid B=1,2;S=1,4 --budget 2s --out profiled.parquet --processes 1",

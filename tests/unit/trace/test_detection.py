@@ -133,7 +133,7 @@ class TestArrivals:
         (tmp_path / "arrivals").write_text(ARRIVALS[kind])
         with pytest.raises(BadInput, match="holds request arrivals, not steps") as caught:
             ingest(tmp_path / "arrivals")
-        assert f"latfit simulate --arrivals {tmp_path / 'arrivals'}" in caught.value.remedy
+        assert f"latfit simulate engine --arrivals {tmp_path / 'arrivals'}" in caught.value.remedy
 
     def test_the_published_files(self, measured_steps: Path) -> None:
         folder = measured_steps.parent

@@ -112,7 +112,9 @@ def brief_runs_table(runs: Sequence[SimResult]) -> Table:
         for run in shown
     ]
     columns = ("policy", "settings", "rate", "p50", "p99", f"on {side}", "in SLA", "note")
-    caption = "Response times" + (f" at {_rate_text(runs[0])}" if len(rates) == 1 else "")
+    names = list(dict.fromkeys(name for run in runs for name in run.nominal))
+    nominal = f" ({' and '.join(names)}: nominal times, not measured)" if names else ""
+    caption = "Response times" + (f" at {_rate_text(runs[0])}" if len(rates) == 1 else "") + nominal
     return Table(caption, columns, rows, words=("settings", "note"), note=note).without_empty()
 
 

@@ -48,8 +48,8 @@ def read(source: Source, options: Options) -> Trace:
     raise BadInput(
         "holds request arrivals, not steps",
         where=source.name,
-        remedy=f"Simulate them on a fit with latfit simulate --arrivals {source.name}; a fit needs a trace of steps.",
+        remedy=f"Simulate them on a fit with latfit simulate engine --arrivals {source.name}; a fit needs a trace of steps.",
     )
 
 
-READER = Reader("arrivals", "request arrivals (for latfit simulate)", recognises, read)
+READER = Reader("arrivals", "request arrivals (for latfit simulate engine)", recognises, read)
