@@ -107,13 +107,12 @@ def _stored(name: str, trace: Trace) -> Any:
         column = column.astype(np.int64)
     if name == "B" and column.dtype.kind == "i":
         column = column.astype(np.int32)
-    if column.dtype.kind == "O":
+    if column.dtype.kind == "O" and set(map(type, column.tolist())) == {str}:
         codes, values = trace.coded(name)
-        if all(isinstance(value, str) for value in values):
-            texts = [value.encode() for value in values]
-            ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-            dictionary = _wrapped(pa.string(), len(texts), ends, np.frombuffer(b"".join(texts), dtype=np.uint8))
-            return pa.DictionaryArray.from_arrays(_wrapped(pa.int32(), len(codes), codes.astype(np.int32)), dictionary)
+        texts = [value.encode() for value in values]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+        dictionary = _wrapped(pa.string(), len(texts), ends, np.frombuffer(b"".join(texts), dtype=np.uint8))
+        return pa.DictionaryArray.from_arrays(_wrapped(pa.int32(), len(codes), codes.astype(np.int32)), dictionary)
     if column.dtype.kind == "b":
         return _wrapped(pa.bool_(), len(column), np.packbits(column, bitorder="little"))
     if column.dtype.kind in "iuf":

@@ -15,7 +15,7 @@ from latfit.trace.columns import BY_NAME, IDENTITY
 from latfit.units import number
 
 Array = NDArray[Any]
-Coded = tuple[Array, list[Any]]
+Coded = tuple[Array, list[str]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,9 +63,11 @@ class Trace:
         return np.asarray(self.columns[name], dtype=np.float64)
 
     def coded(self, name: str) -> Coded:
-        """(number of each row's value (n,), the values by number): looked for once, kept for rows that are selected."""
+        """(number of each row's value (n,), the values by number) as texts: looked for once, kept for selected rows."""
         if name not in self.codes:
             values = self[name].tolist()
+            if set(map(type, values)) != {str}:  # such as lists, which are no labels but may stand in a table
+                values = list(map(str, values))
             known = {value: i for i, value in enumerate(dict.fromkeys(values))}
             self.codes[name] = np.fromiter(map(known.__getitem__, values), np.int32, len(values)), list(known)
         return self.codes[name]

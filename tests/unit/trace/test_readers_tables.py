@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import feather, ipc
 
 from latfit.errors import BadInput
+from latfit.trace.clean import clean
 from latfit.trace.parquet import columns_of, read_parquet, write_trace
 from latfit.trace.readers import table as tabular
 from latfit.trace.readers.reader import Options
@@ -114,6 +115,13 @@ class TestContainers:
     def test_the_first_version_of_feather_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="first version of Feather"):
             table(tmp_path, b"FEA1\0\0\0\0FEA1")
+
+    def test_lists_in_a_column_are_cleaned_and_written(self, tmp_path: Path) -> None:
+        more = np.array([["a"], None, ["b", "c"]], dtype=object)
+        numbers = {name: np.array([1.0, 2.0, 3.0]) for name in ("B", "S", "T_ms", "step")}
+        cleaned = clean(Trace({**numbers, "run": more, "more": more})).trace
+        write_trace(tmp_path / "t.parquet", cleaned)
+        assert pq.read_table(tmp_path / "t.parquet").column("more").to_pylist() == more.tolist()
 
     def test_json_objects_may_differ(self, tmp_path: Path) -> None:
         lines = '{"B": 1, "S": 1, "T_ms": 2.5}\n{"B": 2, "T_ms": "3.5", "tags": [1]}\nnoise\n{"B": 3, "S": null, "T_ms"'
