@@ -31,10 +31,11 @@ def compare(
     Example: latfit compare before.fit.json after.fit.json --tolerance 3%
     """
     from latfit.api import compare as compared
-    from latfit.cli.output import print_json, print_table, say, verdict
+    from latfit.cli.output import print_json, print_table, progress_bar, say, verdict
     from latfit.report import comparison_table
 
-    found = compared(*sources, tolerance=tolerance, seed=seed, **typed.keywords())
+    with progress_bar("Comparing", quiet=output.silent):
+        found = compared(*sources, tolerance=tolerance, seed=seed, **typed.keywords())
     if output.json:
         print_json(found.to_json())
     else:

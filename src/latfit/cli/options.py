@@ -247,7 +247,7 @@ def read_sources(sources: Sequence[str], typed: ReadingOptions, *, quiet: bool) 
     from latfit.api import read
 
     kept = Path(f"{Path(sources[0].rstrip('/')).name.partition('.')[0] or 'trace'}.cells.parquet")
-    with progress_bar("Summarising", quiet=quiet) as advance:
+    with progress_bar("Reading", quiet=quiet) as advance:
         options = typed.keywords()
         options["cells_file"], options["progress"] = kept, advance
         found = read(list(sources), **options)

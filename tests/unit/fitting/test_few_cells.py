@@ -46,7 +46,7 @@ def test_repeats_of_few_cells_do_not_tell_a_high_level() -> None:
     rng = np.random.default_rng(2)
     shared = prediction_intervals(*grid_of(rng, 30, 0.1, 0.005), ordered=False)
     assert shared["ratio_quantiles"]["0.99"] is None
-    assert "measure 99 cells or more" in shared["reason"]
+    assert "measure at least 99 cells" in shared["reason"]
     own = prediction_intervals(*grid_of(rng, 30, 0.0, 0.1), ordered=False)
     assert own["ratio_quantiles"]["0.99"] is not None
     assert "reason" not in own

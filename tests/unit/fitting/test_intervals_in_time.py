@@ -139,12 +139,12 @@ class TestWords:
         found = fit_trace(trace, LINE)
         decode = found.intervals["by_phase"]["decode"]
         assert decode["ratio_quantiles"]["0.95"] is None
-        assert "2,000 steps in a row are worth " in decode["reason"]
-        assert "too few for an interval at" in decode["reason"]
-        assert "separate runs like it or more" in decode["reason"]
+        assert "2,000 steps in a row carry " in decode["reason"]
+        assert "too few for intervals at" in decode["reason"]
+        assert "such runs" in decode["reason"]
         assert n * decode["independent_share"] < 19
         caution = next(warning for warning in found.warnings if warning.code == "autocorrelated")
-        assert "decode: 2,000 steps in a row are worth " in caution.message
+        assert "decode: 2,000 steps in a row carry " in caution.message
         assert "several separate runs" in caution.remedy
 
     def test_several_runs_tell_what_one_cannot(self) -> None:
@@ -155,7 +155,7 @@ class TestWords:
         trace = Trace({**{c: np.concatenate([run[c] for run in runs]) for c in ("B", "S", "T_ms")}, "run": name})
         decode = limits_of(trace)[0]["decode"]
         assert decode["ratio_quantiles"]["0.95"] is not None
-        assert "20,000 steps of 10 runs are worth " in str(decode.get("reason", decode["autocorrelated"]))
+        assert "20,000 steps of 10 runs carry " in str(decode.get("reason", decode["autocorrelated"]))
 
     @pytest.mark.parametrize("times", [True, False])
     def test_mild_correlation_needs_no_word(self, times: bool) -> None:

@@ -267,18 +267,17 @@ def _too_few(scores: Scores) -> str:
     lost = len(_silent(alone)) < len(silent)
     if lost and (not _silent(alone) or MATERIAL * scores.independent < alone.independent):
         runs = max(math.ceil(needed * scores.in_time.runs / scores.independent), scores.in_time.runs + 1)
-        more = f"measure {runs:,} separate runs like {'it' if scores.in_time.runs == 1 else 'them'} or more"
-        return f"{_in_a_row(scores)}, too few for an interval at {levels}: {more}"
+        return f"{_in_a_row(scores)}, too few for intervals at {levels}: measure at least {runs:,} such runs"
     return (
-        f"{scores.steps:,} steps in {scores.cells:,} cells are worth {scores.independent:.0f} independent ones, too few"
-        f" for an interval at {levels}: measure {needed:,} cells or more"
+        f"{scores.steps:,} steps in {scores.cells:,} cells carry {scores.independent:.0f} independent samples, too few"
+        f" for intervals at {levels}: measure at least {needed:,} cells"
     )
 
 
 def _in_a_row(scores: Scores) -> str:
     where = "in a row" if scores.in_time.runs == 1 else f"of {scores.in_time.runs:,} runs"
     return (
-        f"{scores.steps:,} steps {where} are worth {max(scores.independent, 1):.0f} independent ones (autocorrelation"
+        f"{scores.steps:,} steps {where} carry {max(scores.independent, 1):.0f} independent samples (autocorrelation"
         f" {scores.in_time.lag_one:.3g})"
     )
 
@@ -290,7 +289,7 @@ def _autocorrelated(scores: Scores) -> str:
         return ""
     if lost := [level for level in _silent(scores) if level not in _silent(alone)]:
         levels = " and ".join(f"{100 * (2 * level - 1):g} %" for level in lost)
-        return f"{_in_a_row(scores)}, too few for an interval at {levels}"
+        return f"{_in_a_row(scores)}, too few for intervals at {levels}"
     widths = [(_width(scores, level), _width(alone, level)) for level in LEVELS]
     wider = max((wide / narrow for wide, narrow in widths if narrow > 0), default=1.0)
     return f"{_in_a_row(scores)}, and intervals are up to {100 * (wider - 1):.0f} % wider" if wider > WIDER else ""
@@ -376,6 +375,6 @@ def _drift_sentence(by_phase: Mapping[str, Mapping[str, Any]]) -> str:
     if not drifting:
         return ""
     return (
-        f"The latency of {' and '.join(drifting)} steps drifts: limits from earlier steps did not hold as often as they"
-        " say on later ones. Measure again."
+        f"The latency of {' and '.join(drifting)} steps drifts: intervals from earlier steps cover fewer of the later"
+        " ones than stated. Measure again."
     )
