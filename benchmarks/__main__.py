@@ -5,10 +5,12 @@ import sys
 from benchmarks import (
     coverage,
     engine_speed,
+    first_answer,
     fit_speed,
     fit_time,
     optimum,
     parse_speed,
+    planted,
     profile_design,
     profile_quality,
     promises,
@@ -22,6 +24,8 @@ from benchmarks import (
 if __name__ == "__main__":
     smoke = "--smoke" in sys.argv[1:]
     start_up.main(smoke)
+    first_answer.main(smoke)
+    planted.main(smoke)
     fit_time.main(smoke)
     record_overhead.main(smoke)
     profile_quality.main(smoke)

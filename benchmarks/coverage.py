@@ -62,7 +62,7 @@ def parameters_held(data_sets: int, asked: DoubtOptions) -> dict[str, tuple[int,
     found = dict.fromkeys(names, (0, 0))
     for seed in range(data_sets):
         trace = rich_design(3, seed)
-        problem = make_problem(rows_of(trace), FitOptions())
+        problem = make_problem(rows_of(trace), FitOptions("saturation"))
         estimates = doubts(problem, solve(problem), fit_data(trace), asked).uncertainty.estimates
         for name in names:
             known = estimates[name]
@@ -80,11 +80,11 @@ def steps_below(logs: int, drift: float) -> tuple[dict[tuple[str, str], list[flo
         trace, new = log_of_steps(3000, seed), log_of_steps(3000, 10_000 + seed)
         if drift:
             trace, new = log_of_steps(3000, seed, drift), log_of_steps(3000, 10_000 + seed, drift)
-        problem = make_problem(rows_of(trace), FitOptions())
+        problem = make_problem(rows_of(trace), FitOptions("saturation"))
         theta = problem.theta(solve(problem).z)
         left_out, scored = (
-            later_rows(fit_data(trace), FitOptions(), theta),
-            cross_validate(fit_data(trace), FitOptions(), theta),
+            later_rows(fit_data(trace), FitOptions("saturation"), theta),
+            cross_validate(fit_data(trace), FitOptions("saturation"), theta),
         )
         assert left_out is not None
         assert scored is not None

@@ -70,7 +70,7 @@ def compare(rows: int, pairs: int, peers: dict[str, Callable[[FitProblem, float]
     """Print times and costs of one number of rows."""
     trace = synthetic(rows)
     began = time.perf_counter()
-    problem = make_problem(rows_of(trace), FitOptions())
+    problem = make_problem(rows_of(trace), FitOptions("saturation"))
     found = solve(problem)
     first = time.perf_counter() - began
     print(f"fit speed, {rows:,} rows ({len(problem.observed):,} different): first fit {first:.3f} s with compiling")
@@ -78,7 +78,7 @@ def compare(rows: int, pairs: int, peers: dict[str, Callable[[FitProblem, float]
     for name, peer in peers.items():
         try:
             times = paired(
-                lambda: solve(make_problem(rows_of(trace), FitOptions())),
+                lambda: solve(make_problem(rows_of(trace), FitOptions("saturation"))),
                 lambda peer=peer: peer(plain, found.f_scale),  # type: ignore[misc]
                 pairs,
                 time.process_time,

@@ -55,7 +55,7 @@ def main(smoke: bool = False) -> None:
     """Print times and costs for growing numbers of rows, and for the choice among all models at the most."""
     for rows in (1_000,) if smoke else ROWS:
         trace = synthetic(rows)
-        problem = make_problem(rows_of(trace), FitOptions())
+        problem = make_problem(rows_of(trace), FitOptions("saturation"))
         found, plain = solve(problem), as_they_are(problem, trace)
         peer = naive(plain, found.f_scale)
         for model in ("saturation",) if rows < ROWS[-1] else ("saturation", "auto"):

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from latfit.fitting.fit import fit_trace
+from latfit.fitting.problem import FitOptions
 from latfit.model.fit_result import FitResult
 from latfit.model.saturation import Saturation
 from latfit.trace.sketch.build import compress
@@ -79,7 +80,9 @@ def with_pandas(folder: str, rows: int) -> int:
 
 def fit_of_rows(folder: str, rows: int) -> FitResult:
     table = pq.read_table(sorted(Path(folder).glob("*.parquet"))[0], columns=["B", "S", "T_ms"]).slice(0, rows)
-    return fit_trace(Trace({name: table[name].to_numpy().astype(float) for name in table.column_names}))
+    return fit_trace(
+        Trace({name: table[name].to_numpy().astype(float) for name in table.column_names}), FitOptions("saturation")
+    )
 
 
 def fit_of_cells(folder: str, rows: int) -> FitResult:
@@ -87,11 +90,11 @@ def fit_of_cells(folder: str, rows: int) -> FitResult:
     part = Path(folder) / "_part"
     part.mkdir(exist_ok=True)
     pq.write_table(pq.read_table(first).slice(0, rows), part / "rows.parquet")
-    return fit_trace(compress(part).trace)
+    return fit_trace(compress(part).trace, FitOptions("saturation"))
 
 
 def fit_of_all_cells(folder: str) -> FitResult:
-    return fit_trace(compress(folder).trace)
+    return fit_trace(compress(folder).trace, FitOptions("saturation"))
 
 
 def apart(function: Callable[..., Any], *arguments: object) -> Measured:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.fitting.fit import fit_of as fit_of, fit_trace as fit_trace, solved as solved
+    from latfit.fitting.diagnostics.warnings import keeps_out as keeps_out
+    from latfit.fitting.fit import fit_trace as fit_trace, solved as solved
     from latfit.fitting.prediction import Change as Change, change as change, evaluate as evaluate, predict as predict
     from latfit.fitting.problem import FitOptions as FitOptions
     from latfit.fitting.sensitivity import Sensitivity as Sensitivity, sensitivity_of as sensitivity_of

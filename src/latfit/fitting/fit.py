@@ -3,19 +3,17 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from latfit.errors import FitNotUsable
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
 from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate, further_validation
 from latfit.fitting.checking.step_ratios import with_ratios
 from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.diagnostics.diagnose import diagnose
-from latfit.fitting.diagnostics.warnings import cautions, cautions_in_time
-from latfit.fitting.model_selection import resolved
+from latfit.fitting.diagnostics.warnings import AT_THE_FLOOR, FAR_BETTER, cautions, cautions_in_time, floor_of
+from latfit.fitting.model_selection import ROWS, is_auto, resolved, rival
 from latfit.fitting.problem import FitOptions, FitProblem, log_ratios, make_problem
 from latfit.fitting.solver.solve import Solution, solve, solved_once
 from latfit.fitting.uncertainty.covariance import Uncertainty
@@ -31,12 +29,15 @@ from latfit.model import (
     FitStatus,
     Identifiability,
     LatencyModel,
-    read_fit,
     typical_context,
 )
 from latfit.stats import FloatArray, error_metrics
-from latfit.trace import Trace, check_one_machine, ingest
-from latfit.warning import LatfitWarning
+from latfit.trace import Trace
+from latfit.units import format_percent
+from latfit.warning import NO_ACTION, LatfitWarning
+
+CLEARLY = 0.9
+"""Share of an error below which another model predicts clearly better."""
 
 BASELINES = ("constant", "linear", "saturation")
 
@@ -75,8 +76,9 @@ def fit_trace(
     """
     asked = doubt or DoubtOptions()
     check(asked)
-    rows = fit_data(trace)
-    options, selection = resolved(rows, options or FitOptions())
+    rows, wanted = fit_data(trace), options or FitOptions()
+    options, selection = resolved(rows, wanted)
+    options, notes = _supported(rows, options)
     problem = make_problem(rows, options)
     origin = {**(provenance or {}), "fit_options": {**_stated(options), "intervals": asked.intervals}}
     facts = DataFacts.from_json(data or {})
@@ -87,14 +89,63 @@ def fit_trace(
             options.model, status, empty, Errors(problem.rows), domain=domain, data=facts, provenance=origin
         )
     found = _fitted(rows, options, asked)
+    if better := _beaten(found, wanted, len(rows)):
+        notes = [*notes, better]
+        options = _line(options)
+        found = _fitted(rows, options, asked)
+    if not selection:
+        notes = [*notes, *outdone(rows, options, found)]
     return replace(
         found,
+        warnings=[*notes, *found.warnings],
         cross_validation=replace(found.cross_validation, selection=selection or None),
         domain=domain,
         data=facts,
         provenance=origin,
         typical=typical_context(rows.steps, rows.weights),
     )
+
+
+def _supported(data: FitData, options: FitOptions) -> tuple[FitOptions, list[LatfitWarning]]:
+    """The options with a model that the rows can carry, down to a line and a constant, and what to know of that. A user
+    who said something of parameters meant that model."""
+    tried = [options, *([] if _spoken(options) else [_line(options), replace(_line(options), model="constant")])]
+    for each in tried:
+        if _unusable(make_problem(data, each)) is None:
+            missing = _unusable(make_problem(data, _line(options))) if each.model == "constant" else None
+            status = missing or (None if each is options else _unusable(make_problem(data, options)))
+            if status is None:
+                return each, []
+            found = f"{status.sentence} A model of type {each.model} was fitted."
+            return each, [LatfitWarning("model_replaced", found, status.remedy)]
+    return options, []
+
+
+def _line(options: FitOptions) -> FitOptions:
+    return replace(options, model="linear", fixed={}, bounds={}, priors={})
+
+
+def _spoken(options: FitOptions) -> bool:
+    """Whether a user said something of the parameters of one model."""
+    natural = {name for name, value in options.fixed.items() if value != 0}
+    return bool(natural or options.bounds or options.priors)
+
+
+def _beaten(found: FitResult, wanted: FitOptions, rows: int) -> LatfitWarning | None:
+    """Why a line takes the place of a fit: its search had no end and it misses more than the line, or it was chosen on
+    a part of the rows, and on all of them the line predicts better."""
+    line = found.baselines.get("linear")
+    if line is None or line.mape_pct is None or found.metrics.mape_pct is None or _spoken(wanted):
+        return None
+    if found.status is FitStatus.NOT_CONVERGED and line.mape_pct <= found.metrics.mape_pct:
+        why = f"The search for an optimum of {found.model} had no end and a line does no worse, so a line was fitted."
+        return LatfitWarning("model_replaced", why, found.status.remedy)
+    error = found.cross_validation.mape_pct
+    if is_auto(wanted.model) and rows > ROWS and error and line.cv.mape_pct and line.cv.mape_pct < CLEARLY * error:
+        message = f"{found.model} was the best on a part of the rows; on all of them a line predicts better"
+        numbers = f"{format_percent(line.cv.mape_pct)} vs {format_percent(error)}"
+        return LatfitWarning("model_replaced", f"{message} ({numbers}), so the line was fitted.", NO_ACTION)
+    return None
 
 
 def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions) -> FitResult:
@@ -178,6 +229,30 @@ def _not_converged(solution: Solution) -> list[LatfitWarning]:
     return [LatfitWarning("not_converged", FitStatus.NOT_CONVERGED.sentence, FitStatus.NOT_CONVERGED.remedy)]
 
 
+WORTH_A_LOOK_PCT = 3.0
+"""An error in percent above which other models are looked at."""
+
+
+def outdone(data: FitData, options: FitOptions, found: FitResult) -> list[LatfitWarning]:
+    """What another model predicts far better than the one that was named. Nothing where repeats show that no model can,
+    or where the user has said more than a name."""
+    error = found.cross_validation.mape_pct
+    floor = floor_of(found)
+    if error is None or error < WORTH_A_LOOK_PCT or (floor and error < AT_THE_FLOOR * floor) or _spoken(options):
+        return []
+    best = rival(data, options)
+    if best is None or best[1] > FAR_BETTER * error or best[0] == options.model:
+        return []
+    return [
+        LatfitWarning(
+            "better_model",
+            f"{best[0]} predicts held-out steps far better than {options.model}"
+            f" ({format_percent(best[1])} vs {format_percent(error)}).",
+            "Use --model auto, which compares all models.",
+        )
+    ]
+
+
 def _intervals(data: FitData, left_out: HeldOut | None, later: HeldOut | None) -> dict[str, Any]:
     """From later rows predicted by earlier ones where the trace is in time, else from cells left out."""
     if later is not None:
@@ -203,19 +278,6 @@ def _stated(options: FitOptions) -> dict[str, Any]:
         "priors": {name: list(prior) for name, prior in options.priors.items()},
         "weights": options.weights,
     }
-
-
-def fit_of(source: Path, options: FitOptions | None = None) -> FitResult:
-    """The fit in a `.fit.json` file, or a fit of the trace in any other. Raises BadInput, FitNotUsable."""
-    if source.name.endswith(".json"):
-        found = read_fit(source)
-    else:
-        read = ingest(source)
-        check_one_machine(read)
-        found = fit_trace(read.trace, options)
-    if not found.status.ok:
-        raise FitNotUsable(found.status.sentence, where=str(source), remedy=found.status.remedy)
-    return found
 
 
 def solved(cells: Trace, model: str) -> tuple[LatencyModel, FloatArray, tuple[int, ...]] | None:

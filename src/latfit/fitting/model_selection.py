@@ -1,19 +1,22 @@
 """Choosing a model by what it predicts of held-out steps (`--model auto`), and settling what a model leaves open.
 
-Every candidate that the columns can carry is cross-validated on the same folds: cells of a grid, blocks of time of a
-log, and where steps of a grid are repeated also rows drawn freely, because the few cells of a small grid that are left
-out lie mostly at its ends. A candidate's error is the geometric mean of its folds' MAPE, so that one fold that asks far
-outside what was left to fit does not decide for all.
+Every candidate that the columns can carry is cross-validated on the same folds: cells of a grid (each by itself where
+there are few), blocks of time of a log, and where steps of a grid are repeated also rows drawn freely, because the few
+cells of a small grid that are left out lie mostly at its ends. A candidate's error is the geometric mean of its folds'
+MAPE, so that one fold that asks far outside what was left to fit does not decide for all. Of many rows some are enough
+to choose on; whether a line does better on all of them is looked at after the fit.
 
 Errors on one fold are alike for all models, so candidates are compared by their paired differences: with d_i the
 difference of a candidate's and the best one's error on fold i of K, its standard error is sd(d)/sqrt(K). Of all
 candidates within one standard error of the best the one with the fewest free parameters wins (Breiman et al. 1984), but
 it never gives up more than 0.5 points of error, nor a twentieth of it, and is never worse than the better of line and
-saturation model.
+saturation model. The best of many candidates on few rows is best by luck: of n < 300 rows it is two standard errors,
+and 300/n times as much may be given up.
 
 Steps that only decode cannot tell a token from a request (S = B). There only models are compared that put what a step
 costs on its requests, as the line does with tau_S = 0, so that what the fit says of prefill, which it does not claim to
-know, is a lower bound and not a guess.
+know, is a lower bound and not a guess. The saturation model takes their place where it predicts far better: a batch
+whose latency falls as it fills has no other.
 
 The expert-coverage term is a candidate like any other only where the user says `auto+moe`: on dense models it would
 win by a little, for a concavity at few tokens that has nothing to do with experts. Elsewhere it is added to the chosen
@@ -184,11 +187,20 @@ GIVEN_UP = 0.5
 GIVEN_UP_SHARE = 0.05
 """Share of the best error that simplicity may cost at most."""
 
-EXACT = 1e-9
+MANY_ROWS = 300
+"""Rows from which the best of the candidates is best by more than luck."""
+
+ROWS_FOR_EXPERTS = 100
+FAR_BETTER = 0.7
+
+EXACT = 1e-6
 """Error in percent below which a prediction counts as exact."""
 
 NOT_WORSE = 0.05
 """Points within which an error counts as no worse."""
+
+FEW_CELLS = 16
+"""Of so few cells each is left out by itself."""
 
 ROWS = 4000
 """Rows that are enough to choose on."""
@@ -227,6 +239,26 @@ class Selection:
         }
 
 
+RIVALS = ("hinge", "quadratic", "context", "roofline")
+"""Models of auto that a fit is not compared with anyway."""
+
+RIVAL_ROWS = 1000
+
+
+def rival(data: FitData, options: FitOptions) -> tuple[str, float] | None:
+    """(name, cross-validated error in percent) of the model that predicts some of the rows best, by a quick look:
+    choices as they stand, no second look for a better valley, one scheme of folds."""
+    few = data if len(data) <= RIVAL_ROWS else _sample(data, options.seed, RIVAL_ROWS)
+    scheme = assign_folds(few, options.seed)[1]
+    scores = {}
+    for name in set(RIVALS) & set(candidates_for(few)) - {options.model}:
+        own = replace(options, model=name, fixed={}, bounds={}, priors={})
+        if (score := cross_validated(few, own, [scheme])) is not None:
+            scores[name] = score.mape_pct
+    best = min(scores, key=lambda name: scores[name], default=None)
+    return (best, scores[best]) if best else None
+
+
 def is_auto(name: str) -> bool:
     return name in (AUTO, f"{AUTO}{MOE}")
 
@@ -255,11 +287,16 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
     names = _possible(candidates_for(data, options.model.endswith(MOE)), options)
     folds = fold_schemes(sample, options.seed)
     entries = _entered(sample, names, options, folds)
-    if not entries:
-        return Selection("saturation", "Too few different steps to compare models.", _plain(options), {})
-    name = simplest({each: entry.score for each, entry in entries.items()})
+    if not entries or ("linear" in names and "linear" not in entries):
+        name = "linear" if "linear" in names else "saturation"
+        return Selection(name, "Too few different steps to compare models.", replace(options, model=name), {})
+    name = simplest({each: entry.score for each, entry in entries.items()}, len(sample))
+    if decode_only(sample.steps):
+        more = _entered(sample, _possible([*names, "saturation"], options)[len(names) :], options, folds)
+        if more and more["saturation"].score.mape_pct < FAR_BETTER * entries[name].score.mape_pct:
+            entries, name = entries | more, "saturation"
     concave, plain = f"{name}{MOE}", entries[name].score
-    if concave in FAMILY and concave not in names:
+    if concave in FAMILY and concave not in names and len(sample) >= ROWS_FOR_EXPERTS:
         more = _entered(sample, [concave], options, folds)
         if more and _pays(more[concave].score, plain):
             entries, name = entries | more, concave
@@ -294,8 +331,10 @@ def _pays(concave: Score, plain: Score) -> bool:
 
 def fold_schemes(data: FitData, seed: int = 0) -> list[NDArray[np.int64]]:
     """Ways to leave rows out, each a fold number (n,): see the module's head."""
-    schemes = [assign_folds(data, seed)[1]]
     cells = int(data.known_cell.max(initial=-1)) + 1
+    if not data.in_time and 4 <= cells <= FEW_CELLS:
+        return [np.asarray(data.known_cell)]
+    schemes = [assign_folds(data, seed)[1]]
     if not data.in_time and len(data) >= 2 * FOLDS and 2 * cells <= len(data):
         schemes.append(np.random.default_rng(seed).permutation(len(data)) % FOLDS)
     return schemes
@@ -313,10 +352,10 @@ def cross_validated(data: FitData, options: FitOptions, schemes: Sequence[NDArra
         theta = problem.theta(found.z)
     whole, found = nearly_solved(data, options, theta)
     left_out = held_out(data, options, whole.theta(found.z), folds)
-    if left_out is None or left_out.fold[-1] + 1 < len(folds):
+    weight = np.bincount(left_out.fold, left_out.weights, len(folds)) if left_out is not None else np.zeros(1)
+    if left_out is None or not np.all(weight > 0):
         return None
     ape = 100 * np.abs(np.expm1(-left_out.log_ratio))
-    weight = np.bincount(left_out.fold, left_out.weights)
     errors = np.bincount(left_out.fold, left_out.weights * ape) / weight
     mean = float(np.exp(np.mean(np.log(np.maximum(errors, EXACT)))))
     return Score(mean, errors, len(whole.free))
@@ -343,15 +382,16 @@ def _possible(names: Sequence[str], options: FitOptions) -> list[str]:
     return kept
 
 
-def simplest(scores: Mapping[str, Score]) -> str:
+def simplest(scores: Mapping[str, Score], rows: int) -> str:
     """The candidate to choose; see the module's head."""
     best = min(scores.values(), key=lambda score: score.mape_pct)
     ceiling = min([scores[name].mape_pct + NOT_WORSE for name in YARDSTICKS if name in scores], default=np.inf)
-    most = min(GIVEN_UP, GIVEN_UP_SHARE * best.mape_pct)
+    most = min(GIVEN_UP, GIVEN_UP_SHARE * best.mape_pct) * max(1.0, MANY_ROWS / rows)
+    errors = 1.0 if rows >= MANY_ROWS else 2.0
     good = [
         name
         for name, score in scores.items()
-        if score.mape_pct - best.mape_pct <= min(paired_error(score, best), most) and score.mape_pct <= ceiling
+        if score.mape_pct - best.mape_pct <= min(errors * paired_error(score, best), most) and score.mape_pct <= ceiling
     ]
     names = good or [name for name, score in scores.items() if score is best]
     return min(names, key=lambda name: (scores[name].free, scores[name].mape_pct))
@@ -378,12 +418,8 @@ def _reason(name: str, scores: Mapping[str, Score]) -> str:
     )
 
 
-def _plain(options: FitOptions) -> FitOptions:
-    return replace(options, model="saturation")
-
-
-def _sample(data: FitData, seed: int) -> FitData:
-    """At most ROWS rows in their order, drawn evenly."""
-    if len(data) <= ROWS:
+def _sample(data: FitData, seed: int, rows: int = ROWS) -> FitData:
+    """At most so many rows in their order, drawn evenly."""
+    if len(data) <= rows:
         return data
-    return data.sample(np.sort(np.random.default_rng(seed).choice(len(data), ROWS, replace=False)))
+    return data.sample(np.sort(np.random.default_rng(seed).choice(len(data), rows, replace=False)))

@@ -223,10 +223,11 @@ SOLVERS = ("separable", "trf")
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a user may choose. fixed: {parameter: value}; bounds: {parameter: (low, high)}, priors: {parameter: (mean,
-    standard deviation)}, each in the parameter's unit; solver: see SOLVERS; weights: see WEIGHTS."""
+    """What a user may choose. model: a name, or auto (see `model_selection`); fixed: {parameter: value}; bounds:
+    {parameter: (low, high)}, priors: {parameter: (mean, standard deviation)}, each in the parameter's unit; solver: see
+    SOLVERS; weights: see WEIGHTS."""
 
-    model: str = "saturation"
+    model: str = "auto"
     loss: str = "huber"
     residuals: str = "relative"
     fixed: Mapping[str, float] = field(default_factory=dict)

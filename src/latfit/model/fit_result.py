@@ -63,22 +63,22 @@ class FitStatus(Enum):
     TOO_FEW_ROWS = (
         False,
         "There are fewer rows than free parameters.",
-        "Measure more steps, fix parameters with --fix, or use --model constant.",
+        "Measure more steps, or fix parameters with --fix.",
     )
     CONSTANT_LATENCY = (
         False,
         "The latency is constant, so its dependence on B and S cannot be fitted.",
-        "Check which column is T_ms and its unit, or use --model constant.",
+        "Check which column is T_ms and its unit.",
     )
     ONE_CELL = (
         False,
         "All rows have the same B and S.",
-        "Measure other batch sizes and token counts, or use --model constant.",
+        "Measure other batch sizes and token counts.",
     )
     NOT_CONVERGED = (
-        False,
-        "The solver stopped before it found an optimum.",
-        "Try other --bounds, or hold a parameter with --fix.",
+        True,
+        "The fit is usable with caution: the search for the optimum was ended at its step limit.",
+        "Hold a parameter with --fix, or give --bounds; predictions are checked on held-out steps all the same.",
     )
 
     @property

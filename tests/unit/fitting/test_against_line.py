@@ -30,7 +30,7 @@ def decode_log(tau_0: float, noise: float, shared: float, rows: int = 4000, seed
 def test_a_line_with_noise_in_common_pins_nothing_that_bends() -> None:
     """Planted: T = 17 + 0.6 B; any value of a peak or a rate that the fit called known would be wrong."""
     for seed in range(3):
-        found = fit_trace(decode_log(17.0, 0.05, 0.03, seed=seed))
+        found = fit_trace(decode_log(17.0, 0.05, 0.03, seed=seed), FitOptions("saturation"))
         for name in ("P_max", "k_B", "k_S"):
             assert not found.parameters[name].identified, (seed, name)
         tau_0 = found.parameters["tau_0"]
@@ -41,7 +41,7 @@ def test_a_line_with_noise_in_common_pins_nothing_that_bends() -> None:
 
 
 def test_a_curve_is_still_told() -> None:
-    found = fit_trace(planted_trace(0.05, repeats=5))
+    found = fit_trace(planted_trace(0.05, repeats=5), FitOptions("saturation"))
     assert not found.identifiability.line_as_good
     for name in ("P_max", "k_B", "k_S"):
         known = found.parameters[name]
@@ -55,7 +55,7 @@ PARAMETERS = [p.name for p in Saturation().parameters]
 
 def test_it_has_to_gain_more_than_the_standard_error_over_the_folds() -> None:
     """Gains of 2, 4 and 0 % have a mean of 2 % and a standard error of 1.15 %; those of 4, 8 and -9 % 1 % and 5.1 %."""
-    problem = make_problem(rows_of(planted_trace(0.05)), FitOptions())
+    problem = make_problem(rows_of(planted_trace(0.05)), FitOptions("saturation"))
     own = [10.0, 10.0, 10.0]
     assert not as_good(problem, own, Line({}, [10.2, 10.4, 10.0]))
     assert as_good(problem, own, Line({}, [10.4, 10.8, 9.1]))
@@ -65,14 +65,16 @@ def test_it_has_to_gain_more_than_the_standard_error_over_the_folds() -> None:
 def test_where_a_user_took_the_line_away_the_model_has_no_such_limit() -> None:
     trace = planted_trace(0.05)
     for options in (
-        FitOptions(fixed={"tau_S": 0.0}),
-        FitOptions(bounds={"tau_B": (0.1, 0.2)}),
+        FitOptions("saturation", fixed={"tau_S": 0.0}),
+        FitOptions("saturation", bounds={"tau_B": (0.1, 0.2)}),
         FitOptions(model="linear"),
         FitOptions(model="context"),
     ):
         assert not as_good(make_problem(rows_of(trace), options), [1.0, 1.0], Line({}, [1.0, 1.0]))
     assert as_good(
-        make_problem(rows_of(trace), replace(FitOptions(), fixed={"k_S": 1.0})), [1.0, 1.0], Line({}, [1.0, 1.0])
+        make_problem(rows_of(trace), replace(FitOptions("saturation"), fixed={"k_S": 1.0})),
+        [1.0, 1.0],
+        Line({}, [1.0, 1.0]),
     )
 
 
@@ -84,7 +86,9 @@ def test_a_peak_that_measured_decode_steps_leave_open_is_not_called_known(
     """On these data any peak from 18 tokens/ms on fits within 1 % of the best cost."""
     trace = ingest(measured_steps / f"ibm_llm_pilot_{source}.parquet").trace
     decode = trace.select(trace.floats("S") == trace.floats("B"))
-    found = fit_trace(decode, doubt=DoubtOptions(intervals, 200 if intervals == "bootstrap" else 0))
+    found = fit_trace(
+        decode, FitOptions("saturation"), doubt=DoubtOptions(intervals, 200 if intervals == "bootstrap" else 0)
+    )
     assert not found.parameters["P_max"].identified
     assert found.parameters["P_max"].high is None
     assert any("P_max" in group for group in found.identifiability.unidentified)

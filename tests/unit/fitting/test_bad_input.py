@@ -91,25 +91,32 @@ def test_what_is_told_of_an_alias_is_its_sum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("B", "S", "T", "status", "remedy"),
+    ("B", "S", "T", "model", "remedy"),
     [
-        ([1, 2, 4, 8], [1, 20, 40, 80], [5, 6, 7, 8], FitStatus.TOO_FEW_ROWS, "Measure more steps"),
-        ([4] * 20, [64] * 20, range(5, 25), FitStatus.ONE_CELL, "other batch sizes and token counts"),
-        (range(1, 21), range(1, 21), [5] * 20, FitStatus.CONSTANT_LATENCY, "T_ms"),
+        ([1, 2, 4, 8], [1, 20, 40, 80], [5, 6, 7, 8], "linear", "Measure more steps"),
+        ([4] * 20, [64] * 20, range(5, 25), "constant", "other batch sizes and token counts"),
+        (range(1, 21), range(1, 21), [5] * 20, "constant", "T_ms"),
     ],
 )
-def test_what_carries_no_fit_says_so(B: list[int], S: list[int], T: list[int], status: FitStatus, remedy: str) -> None:
-    fit = fit_trace(Trace({name: np.array(list(column), float) for name, column in (("B", B), ("S", S), ("T_ms", T))}))
-    assert fit.status is status
-    assert remedy in fit.status.remedy
-    assert not any(estimate.identified for estimate in fit.parameters.values())
+def test_what_carries_no_more_is_fitted_by_what_it_carries(
+    B: list[int], S: list[int], T: list[int], model: str, remedy: str
+) -> None:
+    trace = Trace({name: np.array(list(column), float) for name, column in (("B", B), ("S", S), ("T_ms", T))})
+    fit = fit_trace(trace, FitOptions("saturation"))
+    assert fit.status.ok
+    assert fit.model == model
+    (caution,) = [caution for caution in fit.warnings if caution.code == "model_replaced"]
+    assert remedy in caution.remedy
 
 
 def test_one_huge_outlier_leaves_the_parameters_where_they_were() -> None:
     clean = planted_trace(0.02, repeats=4)
     T = clean["T_ms"].copy()
     T[10] *= 1e6
-    before, after = fit_trace(clean), fit_trace(clean.with_columns(T_ms=T))
+    before, after = (
+        fit_trace(clean, FitOptions("saturation")),
+        fit_trace(clean.with_columns(T_ms=T), FitOptions("saturation")),
+    )
     for name, known in before.parameters.items():
         if known.identified and known.std_error:
             assert abs(after.parameters[name].value - known.value) < 1.5 * known.std_error, name
@@ -119,8 +126,8 @@ class TestWeights:
     def test_rows_of_weight_zero_are_as_if_they_were_not_there(self) -> None:
         trace = planted_trace(0.02, repeats=3)
         weights = np.where(np.arange(len(trace)) % 5 == 0, 0.0, 1.0)
-        fit = fit_trace(trace.with_columns(**{WEIGHT: weights}))
-        without = fit_trace(trace.select(weights > 0))
+        fit = fit_trace(trace.with_columns(**{WEIGHT: weights}), FitOptions("saturation"))
+        without = fit_trace(trace.select(weights > 0), FitOptions("saturation"))
         assert fit.metrics.n == without.metrics.n
         assert fit.theta == pytest.approx(without.theta, rel=1e-9)
 
@@ -128,7 +135,9 @@ class TestWeights:
     def test_weights_that_count_nothing_are_bad_input(self, weight: float) -> None:
         B, S = rich_design()
         with pytest.raises(BadInput, match=WEIGHT):
-            fit_trace(Trace({"B": B, "S": S, "T_ms": 4 + 0.01 * S, WEIGHT: np.full(len(B), weight)}))
+            fit_trace(
+                Trace({"B": B, "S": S, "T_ms": 4 + 0.01 * S, WEIGHT: np.full(len(B), weight)}), FitOptions("saturation")
+            )
 
 
 def test_a_line_that_misses_points_at_the_model_that_does_not() -> None:

@@ -24,7 +24,7 @@ class TestSpread:
     def test_agrees_with_the_sandwich(self, scheme: str) -> None:
         """Same data, same asymptotics: 400 draws know a standard deviation to 1/sqrt(800) = 3.5 %, and the two ways
         differ by what 43 cells of eight rows leave open; cells as blocks know it to 1/sqrt(86) = 11 %."""
-        problem = make_problem(rows_of(TRACE), FitOptions())
+        problem = make_problem(rows_of(TRACE), FitOptions("saturation"))
         solution = solve(problem)
         stated = uncertainty(problem, solution).estimates
         draws = bootstrap(problem, solution, fit_data(TRACE), resamples=400, scheme=scheme)
@@ -38,7 +38,7 @@ class TestSpread:
     def test_agrees_with_the_sandwich_where_rows_are_many(self, scheme: str) -> None:
         """8,600 rows: one step a resample, whole groups of rows or scores drawn for each."""
         trace = planted_trace(0.03, repeats=200, seed=2)
-        problem = make_problem(rows_of(trace), FitOptions())
+        problem = make_problem(rows_of(trace), FitOptions("saturation"))
         solution = solve(problem)
         draws = bootstrap(problem, solution, fit_data(trace), resamples=400, scheme=scheme)
         for i, (name, known) in enumerate(uncertainty(problem, solution).estimates.items()):
@@ -47,14 +47,14 @@ class TestSpread:
 
     def test_newton_steps_end_where_full_refits_do(self) -> None:
         """One resample written out as a trace and fitted from scratch, with the scale of the loss free."""
-        problem = make_problem(rows_of(TRACE), FitOptions(loss="linear"))
+        problem = make_problem(rows_of(TRACE), FitOptions("saturation", loss="linear"))
         solution = solve(problem)
         rng = np.random.default_rng(5)
         refits = []
         for _ in range(60):
             counts = rng.poisson(1.0, len(TRACE))
             again = make_problem(
-                rows_of(TRACE.select(np.repeat(np.arange(len(TRACE)), counts))), FitOptions(loss="linear")
+                rows_of(TRACE.select(np.repeat(np.arange(len(TRACE)), counts))), FitOptions("saturation", loss="linear")
             )
             refits.append(again.theta(solve(again, warm=again.coordinates(problem.theta(solution.z))).z))
         draws = bootstrap(problem, solution, resamples=400)
@@ -83,26 +83,26 @@ class TestSpread:
 
 class TestDraws:
     def test_the_seed_decides_and_not_the_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        problem = make_problem(rows_of(TRACE), FitOptions())
+        problem = make_problem(rows_of(TRACE), FitOptions("saturation"))
         solution = solve(problem)
         drawn = []
         for seed, threads in ((7, 1), (7, 2), (8, 2)):
             monkeypatch.setattr(module, "THREADS", threads)
-            seeded = replace(problem, options=FitOptions(seed=seed))
+            seeded = replace(problem, options=FitOptions("saturation", seed=seed))
             drawn.append(bootstrap(seeded, solution, resamples=120))
         one, two, other = drawn
         assert np.array_equal(one.theta, two.theta)
         assert not np.array_equal(one.theta, other.theta)
 
     def test_progress_ends_at_all_of_them(self) -> None:
-        problem = make_problem(rows_of(TRACE), FitOptions())
+        problem = make_problem(rows_of(TRACE), FitOptions("saturation"))
         seen: list[tuple[int, int]] = []
         bootstrap(problem, solve(problem), resamples=250, progress=lambda done, of: seen.append((done, of)))
         assert seen[-1] == (250, 250)
         assert seen == sorted(seen)
 
     def test_draws_give_latencies_and_intervals(self) -> None:
-        problem = make_problem(rows_of(TRACE), FitOptions())
+        problem = make_problem(rows_of(TRACE), FitOptions("saturation"))
         solution = solve(problem)
         draws = bootstrap(problem, solution, resamples=100)
         steps = {"B": np.array([8.0, 64.0]), "S": np.array([512.0, 2048.0])}
@@ -115,14 +115,14 @@ class TestDraws:
         assert set(draws.to_json()["parameters"]) == {p.name for p in problem.model.parameters if p.fixed is None}
 
     def test_draws_stay_inside_the_box(self) -> None:
-        problem = make_problem(rows_of(TRACE), FitOptions(bounds={"k_B": (0.149, 0.151)}))
+        problem = make_problem(rows_of(TRACE), FitOptions("saturation", bounds={"k_B": (0.149, 0.151)}))
         draws = bootstrap(problem, solve(problem), resamples=100)
         k_B = draws.theta[:, 4]
         assert k_B.min() >= 0.149 * (1 - 1e-12)
         assert k_B.max() <= 0.151 * (1 + 1e-12)
 
     def test_wrong_scheme(self) -> None:
-        problem = make_problem(rows_of(TRACE), FitOptions())
+        problem = make_problem(rows_of(TRACE), FitOptions("saturation"))
         with pytest.raises(WrongUsage):
             bootstrap(problem, solve(problem), scheme="nonsense")
 
@@ -164,7 +164,9 @@ def test_a_resample_with_flat_directions_stays_where_the_first_order_says() -> N
     rng = np.random.default_rng(3)
     B = rng.integers(1, 65, 6000).astype(float)
     T = (17 + 0.6 * B) * np.exp(0.05 * rng.standard_normal(len(B)))
-    problem = make_problem(rows_of(Trace({"B": B, "S": B, "T_ms": T, "t_s": np.arange(len(B)) * 0.1})), FitOptions())
+    problem = make_problem(
+        rows_of(Trace({"B": B, "S": B, "T_ms": T, "t_s": np.arange(len(B)) * 0.1})), FitOptions("saturation")
+    )
     solution = solve(problem)
     draws = bootstrap(problem, solution, resamples=200)
     steps = {"B": np.array([1.0, 16.0, 64.0]), "S": np.array([1.0, 16.0, 64.0])}

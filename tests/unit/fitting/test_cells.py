@@ -35,7 +35,7 @@ def on_cells(folder: Path, trace: Trace, limit: int = MAX_ATOMS) -> Trace:
 
 
 def estimates(trace: Trace) -> Mapping[str, Estimate]:
-    problem = make_problem(rows_of(trace), FitOptions())
+    problem = make_problem(rows_of(trace), FitOptions("saturation"))
     return uncertainty(problem, solve(problem)).estimates
 
 
@@ -93,7 +93,7 @@ class TestPlanted:
     @pytest.mark.parametrize("loss", ["huber", "linear"])
     def test_estimates_errors_and_quantiles(self, tmp_path: Path, noise: float, loss: str) -> None:
         trace = planted_trace(noise, repeats=150, seed=2)
-        options = FitOptions(loss=loss)
+        options = FitOptions("saturation", loss=loss)
         rows, cells = fit_trace(trace, options), fit_trace(on_cells(tmp_path, trace), options)
         assert_within_a_standard_error(rows.parameters, cells.parameters)
         assert cells.metrics.n == rows.metrics.n == len(trace)
@@ -122,7 +122,7 @@ class TestPlanted:
         times = Saturation().latency_ms(REFERENCE, {"B": B, "S": S}) * np.exp(rng.normal(0, 0.05, len(B)))
         trace = on_cells(tmp_path, Trace({"B": B, "S": S, "T_ms": times}), limit=20_000)
         assert len(trace) <= 40_000
-        fit = fit_trace(trace)
+        fit = fit_trace(trace, FitOptions("saturation"))
         clean = planted_trace(0.0)
         assert np.abs(np.log(fit.latency_ms(clean["B"], clean["S"]) / clean["T_ms"])).max() < 0.01
         for name, truth in zip(fit.parameters, REFERENCE, strict=True):

@@ -102,7 +102,7 @@ class TestInfluence:
     @pytest.mark.parametrize("factor", [0.3, 3.0])
     def test_a_wrong_cell_is_pointed_at(self, factor: float) -> None:
         trace = spoilt(factor)
-        problem = make_problem(rows_of(trace), FitOptions())
+        problem = make_problem(rows_of(trace), FitOptions("saturation"))
         found = influence(problem, solve(problem), fit_data(trace))
         worst = found["standing_alone"][0]
         assert (worst["B"], worst["S"]) == (8, 1024)
@@ -111,18 +111,18 @@ class TestInfluence:
 
     def test_clean_cells_are_not(self) -> None:
         trace = planted_trace(0.02, repeats=4, seed=7)
-        problem = make_problem(rows_of(trace), FitOptions())
+        problem = make_problem(rows_of(trace), FitOptions("saturation"))
         found = influence(problem, solve(problem), fit_data(trace))
         assert found["standing_alone"] == []
         assert all(cell["change_without"] < 0.2 for cell in found["cells"])
 
     def test_leaving_a_cell_out_is_what_a_fit_without_it_says(self) -> None:
         trace = spoilt(0.3)
-        problem = make_problem(rows_of(trace), FitOptions())
+        problem = make_problem(rows_of(trace), FitOptions("saturation"))
         solution = solve(problem)
         found = influence(problem, solution, fit_data(trace))["standing_alone"][0]
         right = (trace["B"] != 8) | (trace["S"] != 1024)
-        again = make_problem(rows_of(trace.select(right)), FitOptions())
+        again = make_problem(rows_of(trace.select(right)), FitOptions("saturation"))
         without = again.model.latency_ms(again.theta(solve(again).z), {"B": np.array([8.0]), "S": np.array([1024.0])})
         assert found["expected_ms"] == pytest.approx(without[0], rel=0.02)
 
@@ -130,7 +130,7 @@ class TestInfluence:
         """One H100 prefill of 128 tokens took longer than those of 256 and 512 tokens."""
         where = "hardware == 'h100-80gb' and model == 'llama2-70b' and tp == 8"
         trace = ingest(measured_steps / "splitwise_a100_h100_tp4_tp8.parquet", Reading(where=where)).trace
-        problem = make_problem(rows_of(trace), FitOptions())
+        problem = make_problem(rows_of(trace), FitOptions("saturation"))
         found = influence(problem, solve(problem), fit_data(trace))
         named = {(cell["B"], cell["S"]) for cell in [*found["impossible"], *found["standing_alone"]]}
         assert (1, 128) in named

@@ -24,7 +24,7 @@ STEPS = {"B": np.array([1.0, 8.0, 64.0]), "S": np.array([64.0, 512.0, 2048.0])}
 
 @pytest.fixture(scope="module")
 def fit() -> FitResult:
-    return fit_trace(TRACE)
+    return fit_trace(TRACE, FitOptions("saturation"))
 
 
 class TestFromCovariance:
@@ -38,7 +38,7 @@ class TestFromCovariance:
                 assert np.std(draws[:, i]) == pytest.approx(known.std_error, rel=0.2), name
 
     def test_predictions_spread_as_the_delta_method_says(self, fit: FitResult) -> None:
-        problem = make_problem(rows_of(TRACE), FitOptions())
+        problem = make_problem(rows_of(TRACE), FitOptions("saturation"))
         solution = solve(problem)
         theta, doubt = problem.theta(solution.z), uncertainty(problem, solution)
         told = relative_error_at(problem, theta, doubt, STEPS)
@@ -49,7 +49,7 @@ class TestFromCovariance:
         """Decode steps: P_max, w_0 and the rates are free to move together, and the draws still predict the steps."""
         B = np.repeat(np.arange(1.0, 65.0), 3)
         noise = np.exp(np.random.default_rng(0).normal(0, 0.01, len(B)))
-        fit = fit_trace(Trace({"B": B, "S": B, "T_ms": (8 + 0.05 * B) * noise}))
+        fit = fit_trace(Trace({"B": B, "S": B, "T_ms": (8 + 0.05 * B) * noise}), FitOptions("saturation"))
         draws = parameter_draws(fit)
         assert draws is not None
         T = latency_draws(fit, draws, B, B)
@@ -58,7 +58,7 @@ class TestFromCovariance:
         assert np.median(T, axis=0) == pytest.approx(fit.latency_ms(B, B), rel=0.005)
 
     def test_the_seed_decides(self) -> None:
-        same, again, other = (fit_trace(TRACE, FitOptions(seed=seed)).draws for seed in (3, 3, 4))
+        same, again, other = (fit_trace(TRACE, FitOptions("saturation", seed=seed)).draws for seed in (3, 3, 4))
         assert same == again
         assert same != other
 
@@ -92,14 +92,20 @@ class TestMethods:
         assert stated.high is not None
         width = stated.high - stated.low
         for intervals in ("profile", "bootstrap"):
-            other = fit_trace(TRACE, doubt=DoubtOptions(intervals, resamples=400)).parameters["P_max"]
+            other = fit_trace(TRACE, FitOptions("saturation"), doubt=DoubtOptions(intervals, resamples=400)).parameters[
+                "P_max"
+            ]
             assert other.value == stated.value
             assert other.low == pytest.approx(stated.low, abs=0.35 * width)
             assert other.high == pytest.approx(stated.high, abs=0.35 * width)
 
     def test_a_bootstrap_is_recorded_and_its_draws_kept(self) -> None:
         seen: list[tuple[int, int]] = []
-        fit = fit_trace(TRACE, doubt=DoubtOptions(resamples=60, progress=lambda done, of: seen.append((done, of))))
+        fit = fit_trace(
+            TRACE,
+            FitOptions("saturation"),
+            doubt=DoubtOptions(resamples=60, progress=lambda done, of: seen.append((done, of))),
+        )
         assert fit.bootstrap["resamples"] == 60
         assert fit.bootstrap["scheme"] == "rows"
         assert fit.draws["source"] == "bootstrap, rows"
@@ -108,12 +114,16 @@ class TestMethods:
 
     def test_a_log_in_time_order_is_resampled_in_blocks(self) -> None:
         logged = TRACE.with_columns(t_s=np.arange(len(TRACE), dtype=float))
-        assert fit_trace(logged, doubt=DoubtOptions(resamples=40)).bootstrap["scheme"] == "block"
+        assert (
+            fit_trace(logged, FitOptions("saturation"), doubt=DoubtOptions(resamples=40)).bootstrap["scheme"] == "block"
+        )
 
     def test_resamples_stay_near_the_estimate(self) -> None:
         """172 steps in 43 cells, k_S unseen: every resample ends in the valley of the estimate, none at the edge of the
         search range."""
-        fit = fit_trace(planted_trace(0.02, repeats=4, seed=3), doubt=DoubtOptions(resamples=300))
+        fit = fit_trace(
+            planted_trace(0.02, repeats=4, seed=3), FitOptions("saturation"), doubt=DoubtOptions(resamples=300)
+        )
         for name in ("P_max", "k_B"):
             low, high = fit.bootstrap["parameters"][name]
             assert 0.7 * fit.parameters[name].value < low < high < 1.4 * fit.parameters[name].value
@@ -124,4 +134,4 @@ class TestMethods:
     )
     def test_what_cannot_be_is_wrong_usage(self, options: DoubtOptions) -> None:
         with pytest.raises(WrongUsage):
-            fit_trace(TRACE, doubt=options)
+            fit_trace(TRACE, FitOptions("saturation"), doubt=options)

@@ -28,7 +28,7 @@ NAMES = [p.name for p in FAMILY["saturation"].parameters]
 
 class TestPlantedTruth:
     def test_noise_free_data_give_the_parameters_back(self) -> None:
-        fit = fit_trace(planted_trace(0.0))
+        fit = fit_trace(planted_trace(0.0), FitOptions("saturation"))
         assert fit.theta == pytest.approx(REFERENCE, rel=1e-4)
         assert (fit.metrics.mape_pct or np.nan) < 1e-4
 
@@ -37,7 +37,7 @@ class TestPlantedTruth:
         the variance of 60 independent sevens at worst, four standard errors are 4 * sqrt(0.95 * 0.05 / 60)."""
         hits = total = 0
         for seed in range(60):
-            problem = make_problem(rows_of(planted_trace(0.03, repeats=3, seed=seed)), FitOptions())
+            problem = make_problem(rows_of(planted_trace(0.03, repeats=3, seed=seed)), FitOptions("saturation"))
             estimates = uncertainty(problem, solve(problem)).estimates
             for name, truth in zip(NAMES, REFERENCE, strict=True):
                 estimate = estimates[name]
@@ -52,7 +52,7 @@ class TestPlantedTruth:
     def test_log_normal_noise_does_not_bias_the_prediction(self) -> None:
         """Residuals (predicted - observed)/observed would end e^(-1.5 s^2) = 13 % low at s = 0.3."""
         clean, noisy = planted_trace(0.0, repeats=200), planted_trace(0.3, repeats=200, seed=5)
-        fit = fit_trace(noisy)
+        fit = fit_trace(noisy, FitOptions("saturation"))
         ratio = fit.latency_ms(clean["B"], clean["S"]) / clean["T_ms"]
         # 7 parameters share 8600 rows: standard error of the mean log ratio about 0.3 sqrt(7/8600)
         assert abs(np.log(ratio).mean()) < 4 * 0.3 * np.sqrt(7 / 8600)
@@ -63,7 +63,10 @@ class TestPlantedTruth:
         spoilt = trace.with_columns(T_ms=np.where(slow, trace["T_ms"] * 10, trace["T_ms"]))
         errors = {
             loss: np.abs(
-                np.log(fit_trace(spoilt, FitOptions(loss=loss)).latency_ms(trace["B"], trace["S"]) / trace["T_ms"])
+                np.log(
+                    fit_trace(spoilt, FitOptions("saturation", loss=loss)).latency_ms(trace["B"], trace["S"])
+                    / trace["T_ms"]
+                )
             ).mean()
             for loss in ("linear", "huber", "soft_l1")
         }
@@ -93,7 +96,7 @@ class TestOptimum:
     @pytest.mark.parametrize("loss", ["linear", "huber", "soft_l1"])
     def test_no_other_start_ends_lower(self, loss: str, residuals: str) -> None:
         problem = make_problem(
-            rows_of(planted_trace(0.1, repeats=2, seed=2)), FitOptions(loss=loss, residuals=residuals)
+            rows_of(planted_trace(0.1, repeats=2, seed=2)), FitOptions("saturation", loss=loss, residuals=residuals)
         )
         found = solve(problem)
         rng = np.random.default_rng(0)
@@ -107,7 +110,9 @@ class TestOptimum:
     def test_repeated_rows_count_as_often_as_they_stand(self) -> None:
         trace = planted_trace(0.05, seed=1)
         thrice = trace.select(np.repeat(np.arange(len(trace)), 3))
-        assert fit_trace(thrice).theta == pytest.approx(fit_trace(trace).theta, rel=1e-5)
+        assert fit_trace(thrice, FitOptions("saturation")).theta == pytest.approx(
+            fit_trace(trace, FitOptions("saturation")).theta, rel=1e-5
+        )
 
     @settings(max_examples=15, deadline=None)
     @given(st.floats(0.01, 100))
@@ -115,7 +120,9 @@ class TestOptimum:
         trace = planted_trace(0.03, repeats=2, seed=7)
         scaled = trace.with_columns(T_ms=trace["T_ms"] * per_ms)
         factors = np.array([per_ms, 1, 1, 1 / per_ms, 1, 1, per_ms, per_ms])
-        assert fit_trace(scaled).theta == pytest.approx(fit_trace(trace).theta * factors, rel=1e-3, abs=1e-9)
+        assert fit_trace(scaled, FitOptions("saturation")).theta == pytest.approx(
+            fit_trace(trace, FitOptions("saturation")).theta * factors, rel=1e-3, abs=1e-9
+        )
 
     def test_cost_of_the_losses_is_scipys(self) -> None:
         residuals = np.array([0.01, -0.2, 0.05, 3.0])
@@ -126,13 +133,15 @@ class TestOptimum:
 
 class TestOptions:
     def test_fixed_parameters_stay(self) -> None:
-        fit = fit_trace(planted_trace(0.02, repeats=3), FitOptions(fixed={"P_max": 55.0, "tau_0": 0.0}))
+        fit = fit_trace(planted_trace(0.02, repeats=3), FitOptions("saturation", fixed={"P_max": 55.0, "tau_0": 0.0}))
         assert fit.parameters["P_max"].value == 55.0
         assert fit.parameters["P_max"].fixed
         assert fit.parameters["tau_0"].value == 0.0
 
     def test_bounds_hold(self) -> None:
-        fit = fit_trace(planted_trace(0.02, repeats=3), FitOptions(bounds={"k_B": (0.3, 0.5), "tau_0": (5.0, 6.0)}))
+        fit = fit_trace(
+            planted_trace(0.02, repeats=3), FitOptions("saturation", bounds={"k_B": (0.3, 0.5), "tau_0": (5.0, 6.0)})
+        )
         rounding = 1e-12
         assert 0.3 - rounding <= fit.parameters["k_B"].value <= 0.5 + rounding
         assert 5.0 - rounding <= fit.parameters["tau_0"].value <= 6.0 + rounding
@@ -141,13 +150,13 @@ class TestOptions:
         "options",
         [
             FitOptions(model="nonsense"),
-            FitOptions(loss="nonsense"),
-            FitOptions(residuals="nonsense"),
-            FitOptions(fixed={"nonsense": 1.0}),
-            FitOptions(bounds={"nonsense": (0, 1)}),
-            FitOptions(fixed={"k_B": 1.0}, bounds={"k_B": (0, 1)}),
-            FitOptions(fixed={"k_B": 0.0}),
-            FitOptions(fixed={"tau_0": -1.0}),
+            FitOptions("saturation", loss="nonsense"),
+            FitOptions("saturation", residuals="nonsense"),
+            FitOptions("saturation", fixed={"nonsense": 1.0}),
+            FitOptions("saturation", bounds={"nonsense": (0, 1)}),
+            FitOptions("saturation", fixed={"k_B": 1.0}, bounds={"k_B": (0, 1)}),
+            FitOptions("saturation", fixed={"k_B": 0.0}),
+            FitOptions("saturation", fixed={"tau_0": -1.0}),
         ],
     )
     def test_what_cannot_be_is_wrong_usage(self, options: FitOptions) -> None:
@@ -172,14 +181,20 @@ class TestHonesty:
         ],
     )
     def test_unusable_data(self, trace: Trace, status: FitStatus) -> None:
-        fit = fit_trace(trace)
+        """A user who holds a parameter means this model and no other."""
+        fit = fit_trace(trace, FitOptions("saturation", fixed={"P_max": 60.0}))
         assert fit.status is status
         assert not fit.status.ok
+        assert not any(each.identified for each in fit.parameters.values())
+
+    def test_one_row_is_not_enough_for_anything(self) -> None:
+        assert fit_trace(steps([1], [1], [5])).status is FitStatus.TOO_FEW_ROWS
 
     def test_decode_only_cannot_tell_requests_from_tokens(self) -> None:
         B = np.repeat(np.arange(1.0, 65.0), 3)
         fit = fit_trace(
-            Trace({"B": B, "S": B, "T_ms": (8 + 0.05 * B) * np.exp(np.random.default_rng(0).normal(0, 0.01, len(B)))})
+            Trace({"B": B, "S": B, "T_ms": (8 + 0.05 * B) * np.exp(np.random.default_rng(0).normal(0, 0.01, len(B)))}),
+            FitOptions("saturation"),
         )
         assert fit.status is FitStatus.PARTLY_IDENTIFIED
         assert not fit.parameters["tau_B"].identified
@@ -191,7 +206,7 @@ class TestHonesty:
     def test_one_batch_size_only(self) -> None:
         S = np.repeat(2.0 ** np.arange(12), 4)
         T = 3 + 0.02 * S * np.exp(np.random.default_rng(0).normal(0, 0.01, len(S)))
-        fit = fit_trace(Trace({"B": np.ones_like(S), "S": S, "T_ms": T}))
+        fit = fit_trace(Trace({"B": np.ones_like(S), "S": S, "T_ms": T}), FitOptions("saturation"))
         assert not fit.parameters["k_B"].identified
         assert fit.parameters["k_B"].low is None
         assert any(re.search(r"B (other than 1|≥ 2)\b", warning.remedy) for warning in fit.warnings)
@@ -199,13 +214,15 @@ class TestHonesty:
     def test_a_straight_line_is_recognised(self) -> None:
         trace = planted_trace(0.0, repeats=4)
         T = (5 + 0.1 * trace["B"] + 0.02 * trace["S"]) * np.exp(np.random.default_rng(1).normal(0, 0.02, len(trace)))
-        assert "line_as_good" in [warning.code for warning in fit_trace(trace.with_columns(T_ms=T)).warnings]
+        assert "line_as_good" in [
+            warning.code for warning in fit_trace(trace.with_columns(T_ms=T), FitOptions("saturation")).warnings
+        ]
 
     def test_one_huge_outlier_is_not_followed(self) -> None:
         trace = planted_trace(0.02, repeats=3)
         T = trace["T_ms"].copy()
         T[10] *= 1e6
-        fit = fit_trace(trace.with_columns(T_ms=T))
+        fit = fit_trace(trace.with_columns(T_ms=T), FitOptions("saturation"))
         inliers = np.arange(len(T)) != 10
         error = np.abs(fit.latency_ms(trace["B"], trace["S"]) / trace["T_ms"] - 1)[inliers]
         assert np.median(error) < 0.03
@@ -218,7 +235,7 @@ class TestHonesty:
         B, extra, T = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            fit = fit_trace(Trace({"B": B, "S": B + extra, "T_ms": T}))
+            fit = fit_trace(Trace({"B": B, "S": B + extra, "T_ms": T}), FitOptions("saturation"))
         assert fit.status.sentence
         if fit.status.ok:
             assert np.all(np.isfinite(fit.latency_ms(B, B + extra)))
@@ -227,7 +244,10 @@ class TestHonesty:
 class TestMeasured:
     def test_splitwise_h100(self, measured_steps: Path) -> None:
         where = "hardware == 'h100-80gb' and model == 'llama2-70b' and tp == 8"
-        fit = fit_trace(ingest(measured_steps / "splitwise_a100_h100_tp4_tp8.parquet", Reading(where=where)).trace)
+        fit = fit_trace(
+            ingest(measured_steps / "splitwise_a100_h100_tp4_tp8.parquet", Reading(where=where)).trace,
+            FitOptions("saturation"),
+        )
         assert 7 <= (fit.metrics.mape_pct or np.nan) <= 8
         assert 10 <= (fit.baselines["linear"].mape_pct or np.nan) <= 12
 
@@ -251,7 +271,7 @@ def test_the_saturation_model_is_never_worse_than_the_line_on_the_same_scale() -
     trace = planted_trace(0.2, repeats=2, seed=11)
     linear = make_problem(rows_of(trace), FitOptions(model="linear"))
     line = solve(linear)
-    saturation = make_problem(rows_of(trace), FitOptions())
+    saturation = make_problem(rows_of(trace), FitOptions("saturation"))
     found = solve(saturation)
     cost = total_cost("huber", saturation.residuals(found.z), line.f_scale, saturation.weights)
     assert cost <= line.cost * (1 + 1e-6)
@@ -259,5 +279,5 @@ def test_the_saturation_model_is_never_worse_than_the_line_on_the_same_scale() -
 
 def test_a_result_is_the_same_for_the_same_seed() -> None:
     trace = planted_trace(0.1, repeats=50)
-    first, second = (fit_trace(trace, FitOptions(seed=3)).to_json() for _ in range(2))
+    first, second = (fit_trace(trace, FitOptions("saturation", seed=3)).to_json() for _ in range(2))
     assert first == second

@@ -139,8 +139,8 @@ class TestMeasured:
         large = 0
         for source in sorted(measured_steps.glob("ibm_*.parquet")):
             trace = ingest(source).trace
-            problem = make_problem(rows_of(trace), FitOptions())
-            left_out = later_rows(fit_data(trace), FitOptions(), problem.theta(solve(problem).z))
+            problem = make_problem(rows_of(trace), FitOptions("saturation"))
+            left_out = later_rows(fit_data(trace), FitOptions("saturation"), problem.theta(solve(problem).z))
             assert left_out is not None
             for found in prediction_intervals(fit_data(trace), left_out, ordered=True)["by_phase"].values():
                 if found["n"] >= 10_000:
@@ -156,8 +156,8 @@ class TestMeasured:
 
     def test_a_grid_is_covered_as_well(self, measured_steps: Path) -> None:
         trace = ingest(measured_steps / "llmservingsim_rtx4090_llama-3.1-8b.parquet").trace
-        problem = make_problem(rows_of(trace), FitOptions())
-        scored = cross_validate(fit_data(trace), FitOptions(), problem.theta(solve(problem).z))
+        problem = make_problem(rows_of(trace), FitOptions("saturation"))
+        scored = cross_validate(fit_data(trace), FitOptions("saturation"), problem.theta(solve(problem).z))
         assert scored is not None
         found = prediction_intervals(fit_data(trace), scored.held_out, ordered=False)["by_phase"]
         assert 0.88 <= found["mixed"]["coverage"]["0.9"] <= 0.92

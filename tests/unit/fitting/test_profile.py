@@ -25,7 +25,7 @@ def noise_free(theta: FloatArray, rows: FloatArray | None = None) -> tuple[FitPr
     B, S = rich_design()
     B, S = (B, S) if rows is None else (B[rows > 0], S[rows > 0])
     trace = Trace({"B": B, "S": S, "T_ms": Saturation().latency_ms(theta, {"B": B, "S": S})})
-    problem = make_problem(rows_of(trace), FitOptions(loss="linear"))
+    problem = make_problem(rows_of(trace), FitOptions("saturation", loss="linear"))
     problem = within(within(problem, "k_S", 1e-9, 1e3), "P_max", 1e-4, 1e13)
     return problem, Solution(problem.coordinates(theta), 0.0, 1.0, True)
 
@@ -74,7 +74,7 @@ class TestAgainstCurvature:
     @pytest.mark.parametrize("name", ["tau_0", "P_max", "k_B"])
     def test_rich_data_give_the_same_interval(self, loss: str, name: str) -> None:
         """Wilks: both are 95 % intervals; with 860 rows they differ by higher-order terms only."""
-        problem = make_problem(rows_of(planted_trace(0.03, repeats=20, seed=3)), FitOptions(loss=loss))
+        problem = make_problem(rows_of(planted_trace(0.03, repeats=20, seed=3)), FitOptions("saturation", loss=loss))
         solution = solve(problem)
         wald = uncertainty(problem, solution).estimates[name]
         interval = profile_interval(problem, solution, name)
@@ -89,7 +89,7 @@ class TestAgainstCurvature:
         theta = REFERENCE.copy()
         theta[6] = 0.0
         T = Saturation().latency_ms(theta, {"B": B, "S": S}) * np.exp(np.random.default_rng(0).normal(0, 0.03, len(B)))
-        problem = make_problem(rows_of(Trace({"B": B, "S": S, "T_ms": T})), FitOptions())
+        problem = make_problem(rows_of(Trace({"B": B, "S": S, "T_ms": T})), FitOptions("saturation"))
         interval = profile_interval(problem, solve(problem), "tau_B")
         assert interval.low is None or interval.low >= 0
         assert interval.high is not None

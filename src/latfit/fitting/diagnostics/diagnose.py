@@ -185,7 +185,8 @@ def diagnose(
         heteroscedasticity(data.B[rows], data.S[rows], residuals),
         *_in_time(data, rows, residuals),
         regimes=_regimes(data, log_ratio),
-        lack_of_fit=lack_of_fit(data.observed[rows], data.cell[rows], residuals, len(problem.free)),
+        lack_of_fit=lack_of_fit(data.observed[rows], data.cell[rows], residuals, len(problem.free))
+        | ({} if (floor := noise_floor(data)) is None else {"noise_floor_pct": floor}),
         influence=hangs_on,
         drift=drifts,
         error_parts=None if left_out is None else error_parts(problem, solution, doubt, data, left_out),
@@ -249,6 +250,26 @@ def lack_of_fit(observed: FloatArray, cell: NDArray[np.intp], residuals: FloatAr
         result |= {"test": "F, between cells against within", "statistic": ratio}
         result["p_value"] = float(fdtrc(cells - free, rows - cells, ratio))
     return result
+
+
+REPEATED = 0.2
+"""Share of the rows that have others like them from which these speak for all."""
+
+
+def noise_floor(data: FitData) -> float | None:
+    """Mean error in percent of a step predicted by the median of the others that agree in all that is known of them:
+    no model can do better. None where too few steps are repeated to tell."""
+    return data.once("noise floor", lambda: _noise_floor(data))
+
+
+def _noise_floor(data: FitData) -> float | None:
+    rows = np.arange(len(data)) if data.single else np.empty(0, dtype=np.intp)
+    repeated = np.bincount(data.known_cell)[data.known_cell[rows]] > 1 if len(rows) else np.zeros(0, dtype=bool)
+    if repeated.sum() < max(MIN_ROWS, REPEATED * len(rows)):
+        return None
+    T = data.observed[repeated]
+    middle = np.exp(_leave_one_out_medians(np.log(T), distinct(data.known_cell[repeated])[1]))
+    return float(np.mean(np.abs(middle - T) / T) * 100)
 
 
 def _leave_one_out_medians(values: FloatArray, cell: NDArray[np.intp]) -> FloatArray:

@@ -7,13 +7,25 @@ from typing import Any
 import numpy as np
 
 from latfit.fitting.data import FitData
+from latfit.fitting.diagnostics.diagnose import noise_floor
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.uncertainty.what_to_measure import other_than
-from latfit.model import Baseline, Combination, Diagnostics, Identifiability, Measurement
+from latfit.model import Baseline, Combination, Diagnostics, FitResult, Identifiability, Measurement
 from latfit.units import format_percent
 from latfit.warning import NO_ACTION, LatfitWarning
 
 LARGE_ERROR_PCT = 15.0
+AT_THE_FLOOR = 1.3
+"""Times the noise floor up to which the noise is what limits a fit."""
+
+EXACT_PCT = 1e-6
+"""Errors below it are rounding."""
+
+LEAST_FLOOR_PCT = 5.0
+"""A noise floor in percent from which it is one to point at."""
+
+FLOORS, LINES = 3.0, 2.0
+"""Times the noise floor, and the linear baseline's error, beyond which a large error keeps a fit out."""
 AS_GOOD_PCT = 0.1
 LEAST_DRIFT = 0.05
 """Share of the residuals' variance from which a change of level within a run is one to point at."""
@@ -44,9 +56,9 @@ def cautions(
     line, constant = held_out.get("linear"), held_out.get("constant")
     enough = FAR_BETTER * error if problem.model.name == "constant" else error + AS_GOOD_PCT
     as_good = line is not None and (line <= enough or identifiability.line_as_good)
-    if line is not None and as_good and problem.model.name != "linear" and error > 0:
+    if line is not None and as_good and problem.model.name != "linear" and error > EXACT_PCT:
         yield _line_is_as_good(line, error)
-    if constant is not None and problem.model.name != "constant" and 0 < constant <= error:
+    if constant is not None and problem.model.name != "constant" and EXACT_PCT < constant <= error:
         yield LatfitWarning(
             "no_better_than_constant",
             f"A constant predicts held-out steps as well ({_versus(constant, error)}): B and S explain nothing.",
@@ -58,7 +70,10 @@ def cautions(
             "The trace contains decode steps only, so prefill is not identifiable.",
             "Measure steps with prefill (S > B) before predicting such steps.",
         )
-    if error > LARGE_ERROR_PCT:
+    floor = noise_floor(data) if error > LEAST_FLOOR_PCT else None
+    if floor and floor > LEAST_FLOOR_PCT and error < AT_THE_FLOOR * floor:
+        yield _at_the_floor(error, floor)
+    elif error > LARGE_ERROR_PCT:
         found = f"The cross-validated MAPE is {format_percent(error)}."
         yield LatfitWarning("large_error", found, _better(error, held_out) or _why_large(data))
 
@@ -83,6 +98,50 @@ def cautions_in_time(intervals: Mapping[str, Any], diagnostics: Diagnostics) -> 
             "Find what changed then (clocks, heat, other load, cached context) and measure again, or fit the rows of"
             " one side; the intervals are those of runs that drift in the same way.",
         )
+
+
+def _at_the_floor(error: float, floor: float) -> LatfitWarning:
+    return LatfitWarning(
+        "noise_floor",
+        f"Noise is the limit: steps that agree in all that is known differ by {format_percent(floor)}, so no model can"
+        f" do better than {format_percent(floor)} on these steps (this one: {format_percent(error)}).",
+        "Measure on a quieter machine, or longer steps; more repeats narrow the intervals, not the error.",
+    )
+
+
+def floor_of(found: FitResult) -> float | None:
+    """The noise floor of a fit's steps in percent; None where too few of them were repeated to tell."""
+    return (found.diagnostics.lack_of_fit or {}).get("noise_floor_pct")
+
+
+def keeps_out(found: FitResult, max_error_pct: float | None = None) -> LatfitWarning | None:
+    """Why a usable fit should not be entered into a hardware profile; None where it may be.
+
+    max_error_pct: the cross-validated error in percent that is allowed. By default an error above 15 % keeps a fit out
+    where it is several times the noise floor of the steps, or twice that of the linear baseline.
+    """
+    error = found.cross_validation.mape_pct or found.metrics.mape_pct
+    if error is None or not found.status.ok:
+        return None
+    line, floor = found.baselines.get("linear"), floor_of(found)
+    by_line = (line.cv.mape_pct or line.mape_pct) if line else None
+    if max_error_pct is not None:
+        why = f"above the allowed {format_percent(max_error_pct)}" if error > max_error_pct else ""
+    elif error <= LARGE_ERROR_PCT:
+        why = ""
+    elif by_line is not None and error > LINES * by_line:
+        why = f"and that of the linear baseline {format_percent(by_line)}"
+    elif floor is not None and error > FLOORS * floor:
+        why = f"and repeats of the same step differ by {format_percent(floor)} only"
+    else:
+        why = ""
+    if not why:
+        return None
+    return LatfitWarning(
+        "kept_out",
+        f"The cross-validated MAPE of {found.model} is {format_percent(error)}, {why}.",
+        "Use --model auto, or enter it all the same with --force.",
+    )
 
 
 def _line_is_as_good(line: float, error: float) -> LatfitWarning:

@@ -4,7 +4,7 @@ A step d minimises g'd + 1/2 d'(H + lambda diag H)d. Coordinates on a bound that
 those whose step crosses a bound are put on it and the others solved again, so that a step ends inside the box. lambda
 falls while the model predicts the gain well and grows when a step fails (Nielsen 1999), or promises nothing although a
 single coordinate does, because the active set was a bad guess. The search ends when the best gain that the model can
-still promise is below a part in 10^12 of the cost, or no step gains.
+still promise is below a part in 10^12 of the cost, or rounding, or no step gains.
 
 Where one step has to be the answer itself (`bounded_step`, for a bootstrap), damping would bias it and a guessed active
 set would not do: it is argmin over low <= d <= high of q(d) = 1/2 d'Hd - g'd. Flat directions of H carry no
@@ -137,7 +137,7 @@ def minimise(
             high = np.minimum(upper - z, reach)
             d = step(here, low, high, damping)
             promised = -(here.gradient @ d + 0.5 * d @ here.curvature @ d)
-            if promised <= (least := gain * abs(here.cost) + 1e-300):
+            if promised <= (least := gain * abs(here.cost) + objective.rows.nothing):
                 if damping >= FIRM or _single(here, low, high) <= least:
                     return Minimum(z, here.cost, True)
                 damping, growth = damping * growth, growth * 2

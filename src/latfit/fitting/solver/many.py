@@ -133,7 +133,7 @@ def _together(descents: Descents, starts: FloatArray, steps: int, gain: float) -
         low, high = np.maximum(part.lower - z[on], -reach), np.minimum(part.upper - z[on], reach)
         d = damped_steps(gradient[on], H[on], low, high, damping[on])
         promised = -(np.einsum("ij,ij->i", gradient[on], d) + 0.5 * np.einsum("ij,ijk,ik->i", d, H[on], d))
-        least = gain * np.abs(cost[on]) + 1e-300
+        least = gain * np.abs(cost[on]) + descents.rows.nothing
         small = ~(promised > least)
         firm = damping[on] >= FIRM
         if small.any():
