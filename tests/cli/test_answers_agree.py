@@ -48,7 +48,7 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         patch.chdir(folder)
         assert run(shlex.split(f"fit {source} --path cpu --out cpu.fit.json --hardware alone.json -q")) == 0
         assert run(shlex.split("hardware add cpu cpu.fit.json")) == 0
-        assert run(shlex.split("hardware add gpu --quoted launch=12ms,slope=0.05ms")) == 0
+        assert run(shlex.split("hardware add gpu --nominal launch=12ms,slope=0.05ms")) == 0
     return request.param, folder
 
 
@@ -116,7 +116,7 @@ def test_engines_are_told_one_largest_batch(percentile: int, fitted: tuple[str, 
     assert seqs <= batch
     within, beyond = limits(ask, percentile, batch, [batch]), limits(ask, percentile, batch + 1, [batch + 1])
     if within[0] is None:  # what predict cannot tell, the plan does not promise
-        assert any("too few independent samples" in note for note in plan["notes"])
+        assert any(found["code"] == "too_few_samples" for found in plan["warnings"])
     else:
         assert within[0] <= sla * (1 + 1e-9)
         assert beyond[0] is None or beyond[0] > sla or plan["step_limits"]["B_at_S"][-1]["B_max"] == batch
@@ -173,7 +173,7 @@ def test_responses_planned_are_responses_simulated(fitted: tuple[str, Path], ask
 
     rate = (0.6 if fitted[0] == "smollm2" else 0.9) * greedy(1)["rate_limit_per_s"]
     planned = greedy(rate)
-    (run,) = ask(f"simulate --policy gpu-only --rate {rate:.6g}/s --hardware alone.json")["runs"]
+    (run,) = ask(f"simulate policies --policy gpu-only --rate {rate:.6g}/s --hardware alone.json")["runs"]
     for said, planned_ms in (("mean", planned["mean_ms"]), ("p99", planned["percentile_ms"])):
         low, high = run["latency_ms"]["ci"][said]
         assert low * 0.98 <= planned_ms <= high * 1.02, said

@@ -2,7 +2,7 @@
 
 They are a linear latency T(B, S) = launch + slope B + per_token S, in ms, or short `8ms+0.05ms*256`: launch, slope and
 largest batch. `exp:2ms` is the mean of an exponential service. `p50=2ms` is a median of one request, served one at a
-time, so that B of them take B times as long. What a median says of the mean depends on the law of the service:
+time, so that B of them take B times as long. What a median says of the mean depends on the distribution of the service:
 an exponential one of median m has mean m/ln 2 = 1.44 m and serves ln 2/m requests per ms, not 1/m (that holds only if
 every service takes the same time). Nominal numbers say nothing about spread, so there are no intervals.
 """

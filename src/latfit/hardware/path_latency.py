@@ -1,9 +1,9 @@
 """How long a batch takes on a path: typical, mean, quantiles and range of a step of requests that are alike.
 
 A fit gives the typical latency T(B, S), factors on it by phase that a new step stays below with a given probability
-(split conformal), and the law of the measured steps' ratios to it. The factors are promises for single steps; mean and
-spread, which queues go by, are those of the law, its tail included. The curves that the data allow are the fit's draws
-of its parameters.
+(split conformal), and the distribution of the measured steps' ratios to it. The factors are promises for single steps;
+mean and spread, which queues go by, are those of the distribution, its tail included. The curves that the data allow
+are the fit's draws of its parameters.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class PathLatency:
 
     @cached_property
     def scatter(self) -> StepRatios | None:
-        """The law of a step's time over its typical one, by its batch; None where nobody measured it."""
+        """The distribution of a step's time over its typical one, by its batch; None where nobody measured it."""
         return self.path.fit.limits.of(self.phase).ratios
 
     @cached_property

@@ -63,7 +63,7 @@ class PlanRequest:
 
     rate: requests per ms, for all replicas together.  context: cached tokens of a request.  max_batch: largest batch of
     the GPU.  transfer_ms, wait_ms: what a request pays before the GPU begins; wait None: as the rate makes it, 0
-    without one.  launch_share: eps of B2.  laws_only: nothing is run; responses by laws in closed form, for Poisson
+    without one.  launch_share: eps of B2.  laws_only: nothing is run; responses by closed forms, for Poisson
     arrivals and steps without scatter.  seed: of the simulation that verifies the decision.
     """
 

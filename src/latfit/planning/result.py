@@ -95,10 +95,10 @@ class Cutoff:
     """How long a request may wait for the GPU before it goes to the CPU's queue.
 
     value: the recommended T_cut in ms, None where none meets the SLA.  bound: what backs it: "proved" (proved),
-    "exact" (the law by matrices), "simulated" (the queues run with the measured scatter).  ranges: T_cut that meet the
-    SLA, by method.  bounds_ms: the percentile at `value` (where there is none, at `safest_ms`) by method; "textbook" is
-    the textbook formula.  holds: the methods whose number is a valid bound or the law itself.  safest_ms: T_cut with
-    the least percentile.
+    "exact" (the distribution by matrices), "simulated" (the queues run with the measured scatter).  ranges: T_cut that
+    meet the SLA, by method.  bounds_ms: the percentile at `value` (where there is none, at `safest_ms`) by method;
+    "textbook" is the textbook formula.  holds: the methods whose number is a valid bound or the distribution itself.
+    safest_ms: T_cut with the least percentile.
     """
 
     value: float | None
@@ -122,7 +122,7 @@ class Cutoff:
 
     @property
     def admitted(self) -> Sequence[tuple[float, float]]:
-        """T_cut that meet the SLA by the law itself: exact, or simulated where steps scatter."""
+        """T_cut that meet the SLA by the distribution itself: exact, or simulated where steps scatter."""
         return self.ranges.get("exact", self.ranges.get("simulated", ()))
 
     @property
@@ -162,8 +162,8 @@ class Alternative:
     rate that meets the SLA, and why it was selected or not. None where the load is unstable or a number is not known.
 
     feasible_per_s: ranges of the rate that meet the SLA; one that begins at 0 has no lower end.  source: "simulated"
-    (the queue run with the scatter of the fit and the arrivals as they come) or "exact" (a law in closed form, where
-    nothing scatters or only laws were asked for).
+    (the queue run with the scatter of the fit and the arrivals as they come) or "exact" (a closed form, where
+    nothing scatters or only closed forms were asked for).
     """
 
     strategy: Strategy
@@ -300,8 +300,8 @@ class LoadPlan:
     where what the data allow lies on both sides of the SLA, a tail was not seen, or the simulation cannot tell, and
     why_in_doubt then says which.  interval_ms: 95 % of the percentile over what the data and the run leave open, None
     where that is nothing.
-    checked: what the event simulation of the decision found, None where there is no decision or only laws were asked
-    for."""
+    checked: what the event simulation of the decision found, None where there is no decision or only closed forms
+    were asked for."""
 
     rate_per_s: float
     percentile: float

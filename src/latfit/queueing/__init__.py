@@ -1,4 +1,4 @@
-"""Response times under load: exact where an exact law exists, else from the queue itself, run."""
+"""Response times under load: exact where an exact distribution exists, else from the queue itself, run."""
 
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     )
     from latfit.queueing.dispatch_mdp import optimal_rule as optimal_rule, rule_costs as rule_costs
     from latfit.queueing.distribution import (
-        OverflowLaw as OverflowLaw,
-        ResponseLaw as ResponseLaw,
+        OverflowDistribution as OverflowDistribution,
+        ResponseDistribution as ResponseDistribution,
         percentile_of as percentile_of,
     )
     from latfit.queueing.overflow import (
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Method as Method,
         Ranges as Ranges,
         cutoff_queue as cutoff_queue,
-        exact_law as exact_law,
+        exact_distribution as exact_distribution,
         feasible_cutoffs as feasible_cutoffs,
         inner_ranges as inner_ranges,
     )
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         scatters as scatters,
         single_response as single_response,
     )
-    from latfit.queueing.sampled import SampledLaw as SampledLaw
+    from latfit.queueing.sampled import SampledDistribution as SampledDistribution
     from latfit.queueing.service import (
         ServiceTimes as ServiceTimes,
         linear_times as linear_times,

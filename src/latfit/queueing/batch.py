@@ -13,8 +13,9 @@ The batch queue without a limit on the batch, by its embedded chain.
 
 A server that becomes idle takes all that wait; if fewer than `threshold` wait it first waits for the missing arrivals
 (threshold 1 is the greedy rule). Arrivals in a service of b are N ~ Poisson(lambda T(b)), so the batches form a Markov
-chain b' = max(threshold, N) with stationary law pi. All N of them are served together, in T(b'), after a residual of
-the service that is uniform on (0, T(b)): the tail of the response is a sum over (b, N), and by renewal and reward
+chain b' = max(threshold, N) with stationary distribution pi. All N of them are served together, in T(b'), after a
+residual of the service that is uniform on (0, T(b)): the tail of the response is a sum over (b, N), and by renewal and
+reward
 
     mean = sum_b pi_b [b T + lambda T^2/2 + sum_(n<threshold) p_n (n + ... + threshold-1)/lambda] / (lambda E[cycle]).
 
@@ -39,12 +40,12 @@ service of one that lasts as long as thousands arrive is followed by all the ful
 What a service of b < B leaves behind are its own arrivals alone, so the chain is watched at the starts of those
 services, nb <= B of them. Between two, the walk visits the states from B on, X (states, nb) times on average:
 (I - P_hh^T) X = P_lh^T with a banded P_hh, for a walk goes down by B and up by few at a time. What the walk and the
-services send below B closes a chain of nb states; its law c gives pi = X c there.
+services send below B closes a chain of nb states; its distribution c gives pi = X c there.
 
 Mean: with w waiting, the integral of the number in system over a service is w T + lambda T^2/2; over the wait for the
 threshold it is (q + ... + threshold-1)/lambda; divided by lambda times the mean cycle it is the mean response.
 
-Law of the response in the batch queue with a largest batch B, first come first served.
+Distribution of the response in the batch queue with a largest batch B, first come first served.
 
 A request that arrives with w of the current service left takes place p = r + N, r left behind at the start of the
 service, N ~ Poisson(lambda (s - w)). Before its own, j = p // B full batches go; in its own it is at place k = p mod B,
@@ -77,7 +78,7 @@ from latfit.queueing.censoring import stationary
 from latfit.queueing.distribution import (
     Idle,
     Residual,
-    ResponseLaw,
+    ResponseDistribution,
     convolved,
     poisson,
     poisson_reach,
@@ -482,7 +483,8 @@ DROPPED = 1e-17
 
 @dataclass(frozen=True)
 class Chain:
-    """Stationary law `pi` of the batch sizes `batches`, their times `T`, and p_N (len(batches), len(arrivals))."""
+    """Stationary distribution `pi` of the batch sizes `batches`, their times `T`, and p_N (len(batches),
+    len(arrivals))."""
 
     rate: float
     threshold: int
@@ -558,7 +560,7 @@ def _settled(rate: float, times: ServiceTimes, threshold: int, centre: int) -> C
     top = FAR if times.max_batch is None else times.max_batch
     steepness = min(max(rate * (times(min(centre + 1, top)) - times(max(centre, 1))), 0.0), 1 - 1e-9)
     spread = math.sqrt(centre / (1 - steepness**2))
-    # Nearly a gamma law of this mean and spread (a square-root diffusion); a Poisson step wide of it on either side.
+    # Nearly a gamma distribution of this mean and spread (square-root diffusion), a Poisson step wider on either side.
     shape = (centre / spread) ** 2
     margin = 9 * math.sqrt(centre) + 25
     low = max(threshold, int(centre * scipy.special.gammaincinv(shape, TINY) / shape - margin))
@@ -643,7 +645,7 @@ def _balance(rate: float, times: ServiceTimes, threshold: int, top: int) -> int 
 def _too_near(rate: float, times: ServiceTimes) -> SlaOutOfReach:
     limit = times.rate_limit()
     return SlaOutOfReach(
-        f"{rate * 1e3:,.6g}/s is too near the limit of {limit * 1e3:,.6g}/s for the exact law,"
+        f"{rate * 1e3:,.6g}/s is too near the limit of {limit * 1e3:,.6g}/s for the exact distribution,"
         " or T(b) has steps at which batches may settle",
         where="rate",
         remedy="Lower the rate by a thousandth, or limit the batch.",
@@ -654,7 +656,7 @@ SOURCE = "embedded Markov chain, exact"
 
 
 @dataclass(frozen=True)
-class BatchLaw(ResponseLaw):
+class BatchDistribution(ResponseDistribution):
     """Also: the mean batch, the share of time the server works (near 1 already at moderate load: not a measure of
     headroom, `utilisation` is), and the threshold of the rule."""
 
@@ -663,11 +665,11 @@ class BatchLaw(ResponseLaw):
     threshold: int = 1
 
 
-def batch_queue(rate: float, times: ServiceTimes, threshold: int = 1) -> BatchLaw:
-    """Exact law of the response in ms. threshold 1 is greedy; rate per ms below `times.rate_limit()`."""
+def batch_queue(rate: float, times: ServiceTimes, threshold: int = 1) -> BatchDistribution:
+    """Exact distribution of the response in ms. threshold 1 is greedy; rate per ms below `times.rate_limit()`."""
     rate, limit = checked_load(rate, times, threshold), times.rate_limit()
     chain = solve_unlimited(rate, times, threshold)
-    law = BatchLaw(
+    law = BatchDistribution(
         mean_ms=math.nan,
         tail=lambda t: 1.0,
         utilisation=rate / limit,

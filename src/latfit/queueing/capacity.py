@@ -1,7 +1,7 @@
 """How much load fits: the highest rate under an SLA, replicas, and the backlog of a load that varies.
 
-A law at a rate comes from the caller (`batch_queue`, `mm1`, ...), so the same search serves every queue. Where steps
-take longer the more they hold, the share of late requests P(R > SLA) of a greedy queue grows with the rate
+A distribution at a rate comes from the caller (`batch_queue`, `mm1`, ...), so the same search serves every queue. Where
+steps take longer the more they hold, the share of late requests P(R > SLA) of a greedy queue grows with the rate
 (`sustainable_rate`). It does not where a larger batch is quicker, nor for a rule that waits to fill batches (its
 latency explodes at low load): there the feasible rates form ranges, which are searched on a grid (`feasible_rates`).
 
@@ -19,13 +19,13 @@ from functools import cache
 import numpy as np
 
 from latfit.errors import SlaOutOfReach, WrongUsage
-from latfit.queueing.distribution import ResponseLaw, positive
+from latfit.queueing.distribution import ResponseDistribution, positive
 from latfit.queueing.overflow import Ranges
 from latfit.queueing.roots import root
 from latfit.stats import FloatArray
 from latfit.units import format_ms
 
-LawAt = Callable[[float], ResponseLaw]
+DistributionAt = Callable[[float], ResponseDistribution]
 
 LIGHTEST = 1e-6
 HEAVIEST = 1 - 1e-4
@@ -67,7 +67,7 @@ class Backlog:
 
 
 def sustainable_rate(
-    law_at: LawAt,
+    law_at: DistributionAt,
     rate_limit: float,
     sla_ms: float,
     q: float = 0.99,
@@ -75,7 +75,7 @@ def sustainable_rate(
     precision: float = 1e-9,
     highest: float = HEAVIEST,
 ) -> Sustainable:
-    """Highest rate with P(R <= sla) >= q. law_at: rate per ms -> law; rate_limit: its stability limit per ms.
+    """Highest rate with P(R <= sla) >= q. law_at: rate per ms -> distribution; rate_limit: its stability limit per ms.
 
     precision: how far below the highest rate the answer may lie, as a share of it; it keeps the SLA in any case.
     highest: share of the limit up to which rates are tried.
@@ -91,7 +91,7 @@ def sustainable_rate(
             where="SLA",
             remedy="Relax the SLA or make the step faster; more replicas do not help.",
         )
-    # From below: laws near the limit are the costly ones.
+    # From below: distributions near the limit are the costly ones.
     for share in (*(probed for probed in PROBED if probed < highest), highest):
         if excess(share * limit) > 0:
             rate = root(excess, low, share * limit, xtol=precision * low, rtol=precision)
@@ -104,16 +104,16 @@ def sustainable_rate(
 
 
 def feasible_rates(
-    law_at: LawAt,
+    law_at: DistributionAt,
     rate_limit: float,
     sla_ms: float,
     q: float = 0.99,
     *,
-    scan_at: LawAt | None = None,
+    scan_at: DistributionAt | None = None,
     highest: float = HEAVIEST,
 ) -> Ranges:
     """All ranges of the rate per ms that meet the SLA, on a grid whose changes are searched; for queues whose latency
-    does not grow with the load. scan_at: a quicker law of the same queue, for the grid."""
+    does not grow with the load. scan_at: a quicker distribution of the same queue, for the grid."""
     limit = positive(rate_limit, "rate limit")
     light = np.geomspace(LOWEST_OF_GRID, 0.5, GRID // 2, endpoint=False)
     grid = np.concatenate([light, 1 - np.geomspace(0.5, 1 - highest, GRID - len(light))]) * limit
@@ -131,7 +131,8 @@ def feasible_rates(
 
 
 def _end(excess: Callable[[float], float], kept: float, missed: float) -> float:
-    """Where a range ends that `kept` is in and `missed` is not; `kept` where the law cannot tell the two apart."""
+    """Where a range ends that `kept` is in and `missed` is not; `kept` where the distribution cannot tell the two
+    apart."""
     if excess(kept) > 0 or excess(missed) <= 0:
         return kept
     low, high = min(kept, missed), max(kept, missed)
@@ -143,7 +144,7 @@ def _end(excess: Callable[[float], float], kept: float, missed: float) -> float:
     return end if excess(end) <= 0 else kept
 
 
-def replicas(rate: float, law_at: LawAt, rate_limit: float, sla_ms: float, q: float = 0.99) -> Replicas:
+def replicas(rate: float, law_at: DistributionAt, rate_limit: float, sla_ms: float, q: float = 0.99) -> Replicas:
     """Smallest n with the q-quantile at rate/n within the SLA (random split)."""
     rate = positive(rate, "rate")
     each = sustainable_rate(law_at, rate_limit, sla_ms, q).rate
@@ -178,7 +179,7 @@ def fluid_backlog(times_ms: FloatArray, rates: FloatArray, capacity: float) -> B
     return Backlog(float(backlog[top]), float(t[top - start]), float(t[top]), float(backlog[top]) / capacity)
 
 
-def _excess(law_at: LawAt, sla_ms: float, q: float) -> Callable[[float], float]:
+def _excess(law_at: DistributionAt, sla_ms: float, q: float) -> Callable[[float], float]:
     x = positive(sla_ms, "SLA", "in ms")
     if not 0 < q < 1:
         raise WrongUsage(f"percentile {q:g} is not between 0 and 1", where="percentile", remedy="Write 0.99.")

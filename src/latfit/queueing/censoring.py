@@ -1,4 +1,5 @@
-"""Stationary laws and visits of Markov chains by censoring: additions, products and quotients of probabilities alone.
+"""Stationary distributions and visits of Markov chains by censoring: additions, products and quotients of probabilities
+alone.
 
 Grassmann, Taksar and Heyman (1985): states are taken out one after the other, the chain being watched on the rest.
 Nothing is ever subtracted (what leaves a state is the sum of where it goes), so every entry keeps its digits, however

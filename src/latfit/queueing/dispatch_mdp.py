@@ -70,9 +70,10 @@ class RuleCost:
 
 @dataclass(frozen=True)
 class _Problem:
-    """States 0..N. Of each batch b = 1..B: `T` (B,), the law of its arrivals `p` (B, J), and (B, N + 1) the `costs` of
-    starting it with q waiting and, where it leaves l of them, `beyond` and `beyond_gain`: what h is above h(N) after it
-    is the first less the gain times the second. `holding` (N + 1,) is the cost rate of n in the system."""
+    """States 0..N. Of each batch b = 1..B: `T` (B,), the distribution of its arrivals `p` (B, J), and (B, N + 1) the
+    `costs` of starting it with q waiting and, where it leaves l of them, `beyond` and `beyond_gain`: what h is above
+    h(N) after it is the first less the gain times the second. `holding` (N + 1,) is the cost rate of n in the
+    system."""
 
     rate: float
     T: FloatArray

@@ -1,7 +1,7 @@
 """The record every queue returns: how long a request takes, from its arrival to its end.
 
-A law is a mean and a tail P(R > t); percentiles follow as the smallest t with P(R > t) <= 1 - q, which is right at
-atoms too (at low load many requests take exactly T(1)). Time is in ms, rates are per ms.
+A distribution is a mean and a tail P(R > t); percentiles follow as the smallest t with P(R > t) <= 1 - q, which is
+right at atoms too (at low load many requests take exactly T(1)). Time is in ms, rates are per ms.
 
 Kinds of requests, by what is left for them to wait, and the tail each adds to P(R > x).
 
@@ -106,12 +106,12 @@ ATOM = 1e-6
 
 
 @dataclass(frozen=True)
-class ResponseLaw:
-    """Law of a response time, with what it was derived from.
+class ResponseDistribution:
+    """Distribution of a response time, with what it was derived from.
 
     mean_ms: mean response.  tail: t in ms -> P(R > t), non-increasing.  utilisation: load over the highest stable
-    load, below 1.  rate_limit: that highest rate per ms.  conditions: when the law holds.  source: the theorem or
-    method.  exact: False for an approximation; a bound says so in `source`.
+    load, below 1.  rate_limit: that highest rate per ms.  conditions: when the distribution holds.  source: the theorem
+    or method.  exact: False for an approximation; a bound says so in `source`.
     """
 
     mean_ms: float
@@ -128,7 +128,7 @@ class ResponseLaw:
 
 
 @dataclass(frozen=True)
-class OverflowLaw(ResponseLaw):
+class OverflowDistribution(ResponseDistribution):
     """Of a system whose requests may overflow to a second server: also the share that does."""
 
     overflow_share: float = math.nan

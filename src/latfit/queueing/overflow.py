@@ -19,10 +19,10 @@ CPU side, three answers of different standing:
   a martingale for the theta with E[e^(kappa ON) omega] = 1, kappa = theta (lambda/(mu - theta) - 1), ON = T(b) - T_cut,
   omega = e^(-theta T_cut), times lambda/(lambda + theta) if the GPU was left empty. Optional stopping gives
   P(sojourn > y | overflow) <= K e^(-theta y) + (1 - K) e^(-mu y), K = (1 - E omega)/(kappa E[ON] h),
-  h = e^(-theta T_cut) lambda/(lambda + theta). The exact law decays at this theta.
-The exact law is in `cutoff_law`.
+  h = e^(-theta T_cut) lambda/(lambda + theta). The exact distribution decays at this theta.
+The exact distribution is in `cutoff_law`.
 
-Exact law of the response with waiting cut off at T_cut (the system of `cutoff`): the CPU queue by the chain of
+Exact distribution of the response with waiting cut off at T_cut (the system of `cutoff`): the CPU queue by the chain of
 `cutoff_cycle`.
 
 A request that finds k at the CPU stays there for Erlang(k + 1, mu). Where u_k ~ r^k beyond N, so is what it finds, and
@@ -32,28 +32,29 @@ The number at the CPU behind a GPU with waiting cut off at T_cut (the system of 
 
 Within a GPU service of length T(b) nothing overflows for min(T_cut, T(b)) ms, then overflow is Poisson(lambda) for
 ON = T(b) - T_cut ms. So the CPU is fed in services longer than T_cut only, and whatever waits at the end of such a
-service arrived in its last T_cut ms: the next batch has one law after all of them. The number at the CPU at those ends
-is therefore a Markov chain u, whatever the batches in between. From one end to the next: idling for Exp(lambda) where
-nobody waits, and services up to T_cut, in which the CPU only empties (n departures, as far as there are requests:
-G_b(n) is the law of n until ON begins, joint with the batch b that is then served), then M/M/1 for ON.
+service arrived in its last T_cut ms: the next batch has one distribution after all of them. The number at the CPU at
+those ends is therefore a Markov chain u, whatever the batches in between. From one end to the next: idling for
+Exp(lambda) where nobody waits, and services up to T_cut, in which the CPU only empties (n departures, as far as there
+are requests: G_b(n) is the distribution of n until ON begins, joint with the batch b that is then served), then M/M/1
+for ON.
 
-M/M/1 from i after t, with S = Poisson(lambda t) - Poisson(mu t), s its law (a Fourier sum) and rho = lambda/mu, by
-reflection: P(i -> j) = s(j - i) + rho^j g(i + j), g(m) = P(S < -m) - rho P(S < -m - 1). Sums over n and b of
-G_b(n) P_b(max(i - n, 0) -> j) have rank one a batch, but for their limits; those follow row by row:
-A(i + 1, j + 1) = A(i, j) + sum_b G_b(i) s_b(j) for the first term, and along the other diagonal for the second.
+M/M/1 from i after t, with S = Poisson(lambda t) - Poisson(mu t), s its distribution (a Fourier sum) and rho =
+lambda/mu, by reflection: P(i -> j) = s(j - i) + rho^j g(i + j), g(m) = P(S < -m) - rho P(S < -m - 1). Sums over n and b
+of G_b(n) P_b(max(i - n, 0) -> j) have rank one a batch, but for their limits; those follow row by row: A(i + 1, j + 1)
+= A(i, j) + sum_b G_b(i) s_b(j) for the first term, and along the other diagonal for the second.
 
 Above the most departures of a cycle u is that of a random walk: u_k ~ r^k, 1/r = z the root of E z^(change in a cycle)
 = 1, with other modes that die away in about fourteen standard deviations of that change. So u is solved on 0..N with
 all states from N on as one, near saturation too; N grows until what the modes leave is below 1e-9. What an overflow
 request finds is the average over ON, by the same formula with int_0^ON s_t dt. Where mu > lambda, M/M/1 has forgotten
-its start after some time; longer ON times end in its stationary law.
+its start after some time; longer ON times end in its stationary distribution.
 
 Which T_cut meets an SLA: a fixed point, since the overflow rate depends on T_cut itself.
 
 F(T_cut) = P(R > SLA) - (1 - q) is not monotone: a small T_cut overloads the CPU, a large one delays the GPU's own
 requests. So F is taken on a grid over (0, SLA], is infinite where the CPU would be overloaded, and each change of sign
-is bisected. The answer is a list of ranges, and says by which method: the exact law, the proved bound (what it admits
-is certain), or the textbook formula, which admits what the system then misses.
+is bisected. The answer is a list of ranges, and says by which method: the exact distribution, the proved bound (what it
+admits is certain), or the textbook formula, which admits what the system then misses.
 """
 
 import math
@@ -69,7 +70,7 @@ from latfit.queueing.batch import MOST_STATES, Chain
 from latfit.queueing.censoring import stationary, visits
 from latfit.queueing.distribution import (
     Idle,
-    OverflowLaw,
+    OverflowDistribution,
     Residual,
     convolved,
     percentile_of,
@@ -181,7 +182,7 @@ def cutoff_queue(rate: float, cutoff_ms: float, times: ServiceTimes, cpu_rate: f
             raise _binding(rate, cutoff, top)
     if top > MOST_STATES:
         raise SlaOutOfReach(
-            f"{top} requests may wait within T_cut: too many for the exact law",
+            f"{top} requests may wait within T_cut: too many for the exact distribution",
             where="T_cut",
             remedy="Lower T_cut or the rate.",
         )
@@ -236,7 +237,7 @@ def overflow_bound(queue: CutoffQueue) -> OverflowBound | None:
 
 def _binding(rate: float, cutoff: float, top: int) -> SlaOutOfReach:
     return SlaOutOfReach(
-        f"{rate * cutoff:.4g} requests arrive within T_cut on average: batches of {top} bind, and the law assumes not",
+        f"{rate * cutoff:.4g} requests arrive within T_cut on average: batches of {top} bind: no exact answer",
         where="max_batch",
         remedy="Raise the largest batch, lower T_cut, or simulate.",
     )
@@ -245,7 +246,7 @@ def _binding(rate: float, cutoff: float, top: int) -> SlaOutOfReach:
 FEWEST = 24
 LOG_NEGLIGIBLE = 34.0
 EDGE = 1e-13
-"""Share of the law above the states kept that needs no form."""
+"""Share of the distribution above the states kept that needs no form."""
 
 STRAIGHT = 1e-9
 """By what share the last states may depart from the geometric tail."""
@@ -385,7 +386,8 @@ def cycle_of(phases: Phases, N: int) -> Cycle:
 
 
 def departures(phases: Phases, N: int) -> FloatArray:
-    """G (L, N + 1): the law of the departures that a full CPU would have had when ON begins, joint with the ON time."""
+    """G (L, N + 1): the distribution of the departures that a full CPU would have had when ON begins, joint with the ON
+    time."""
     mu, n = phases.cpu_rate, np.arange(N + 1.0)
     none = mu / (phases.rate + mu)
     most = poisson_reach(mu * float(phases.short.max(initial=0.0)))
@@ -466,7 +468,7 @@ def ends(cycle: Cycle, ratio: float) -> FloatArray | None:
 
 
 def seen_by_overflow(cycle: Cycle, u: FloatArray, ratio: float) -> FloatArray:
-    """Law of the number at the CPU that an overflow request finds, 0..N, as u continued by ratio^k."""
+    """Distribution of the number at the CPU that an overflow request finds, 0..N, as u continued by ratio^k."""
     N, phases = cycle.size, cycle.phases
     rho = phases.rate / phases.cpu_rate
     far = u[N] * ratio ** np.arange(1.0, N + 1)
@@ -487,7 +489,7 @@ def seen_by_overflow(cycle: Cycle, u: FloatArray, ratio: float) -> FloatArray:
 
 def _too_near(cpu_rate: float) -> SlaOutOfReach:
     return SlaOutOfReach(
-        f"overflow is too near the {cpu_rate * 1e3:,.6g}/s that the CPU serves for the exact law",
+        f"overflow is too near the {cpu_rate * 1e3:,.6g}/s that the CPU serves for the exact distribution",
         where="T_cut",
         remedy="Take another T_cut, or the proved bound.",
     )
@@ -529,15 +531,15 @@ class Sojourn:
 
 
 @dataclass(frozen=True)
-class CutoffLaw(OverflowLaw):
+class CutoffLaw(OverflowDistribution):
     """Response over all requests; also that of those that overflow, from their move to the CPU."""
 
     cutoff_ms: float = math.nan
     sojourn: Sojourn = field(default_factory=lambda: Sojourn(np.ones(1), 0.0, math.nan))
 
 
-def exact_law(queue: CutoffQueue) -> CutoffLaw:
-    """The law of the response over all requests. Raises SlaOutOfReach where the CPU would be overloaded."""
+def exact_distribution(queue: CutoffQueue) -> CutoffLaw:
+    """The distribution of the response over all requests. Raises SlaOutOfReach where the CPU would be overloaded."""
     if queue.overflow_rate >= queue.cpu_rate:
         stable(queue.overflow_rate, queue.cpu_rate, "the CPU queue", "A larger T_cut sends less to the CPU.")
     sojourn = _sojourn(queue)
@@ -571,7 +573,7 @@ def _sojourn(queue: CutoffQueue) -> Sojourn:
             return Sojourn(seen_by_overflow(cycle, u, ratio), ratio, queue.cpu_rate)
         size = math.ceil(GROWTH * size)
     raise SlaOutOfReach(
-        f"{size:,} states of the CPU are needed for the exact law, above {MOST_CYCLE_STATES:,}",
+        f"{size:,} states of the CPU are needed for the exact distribution, above {MOST_CYCLE_STATES:,}",
         where="T_cut",
         remedy="Take another T_cut, the proved bound, or a simulation.",
     )
@@ -681,12 +683,12 @@ def _late_share(queue: CutoffQueue, sla_ms: float, q: float, method: Method) -> 
     if queue.overflow_rate >= queue.cpu_rate:
         return OVERLOADED + 1
     if method == "exact":
-        # Where bounds decide, the law is not needed: nobody leaves the CPU sooner than its own service ends.
+        # Where bounds decide, the distribution is not needed: nobody leaves the CPU sooner than its own service ends.
         least = queue.with_cpu(lambda y: math.exp(-queue.cpu_rate * y))(sla_ms)
         if least > 1 - q:
             return least
         most = queue.proved_tail()(sla_ms)
-        return most if most <= 1 - q else exact_law(queue).tail(sla_ms)
+        return most if most <= 1 - q else exact_distribution(queue).tail(sla_ms)
     if method == "proved":
         return queue.proved_tail()(sla_ms)
     if method == "textbook with GPU":

@@ -1,5 +1,5 @@
-"""The law of a response by the quickest way that is right: in closed form where every service of b takes T(b) and
-arrivals are Poisson, by running the queue where services scatter or arrivals come in bursts (see `sampled`).
+"""The distribution of a response by the quickest way that is right: in closed form where every service of b takes T(b)
+and arrivals are Poisson, by running the queue where services scatter or arrivals come in bursts (see `sampled`).
 """
 
 import math
@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from latfit.queueing.batch import batch_queue
-from latfit.queueing.distribution import ResponseLaw, positive, stable
-from latfit.queueing.overflow import cutoff_queue, exact_law
+from latfit.queueing.distribution import ResponseDistribution, positive, stable
+from latfit.queueing.overflow import cutoff_queue, exact_distribution
 from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
 
@@ -115,7 +115,7 @@ def scatters(times: ServiceTimes) -> bool:
 
 def batch_response(
     rate: float, times: ServiceTimes, threshold: int = 1, arrivals: Arrivals = POISSON, effort: Effort = USUAL
-) -> ResponseLaw:
+) -> ResponseDistribution:
     """Batches on one server that waits for `threshold` (1: greedy). rate per ms. Raises SlaOutOfReach at a rate that is
     not carried."""
     if arrivals.poisson and not scatters(times):
@@ -123,8 +123,10 @@ def batch_response(
     return run_batches(rate, times, threshold, arrivals, effort)
 
 
-def run_batches(rate: float, times: ServiceTimes, threshold: int, arrivals: Arrivals, effort: Effort) -> ResponseLaw:
-    """The same by running the queue, whether its law has a closed form or not."""
+def run_batches(
+    rate: float, times: ServiceTimes, threshold: int, arrivals: Arrivals, effort: Effort
+) -> ResponseDistribution:
+    """The same by running the queue, whether its distribution has a closed form or not."""
     from latfit.queueing.sampled import sampled_queue
 
     return sampled_queue(rate, times, threshold, arrivals, effort)
@@ -132,7 +134,7 @@ def run_batches(rate: float, times: ServiceTimes, threshold: int, arrivals: Arri
 
 def single_response(
     rate: float, times: ServiceTimes, arrivals: Arrivals = POISSON, effort: Effort = USUAL
-) -> ResponseLaw:
+) -> ResponseDistribution:
     """One request at a time, in T(1) on average: exponential where nobody measured how it scatters."""
     if times.scatter is None and arrivals.poisson:
         return mm1(rate, 1 / times(1))
@@ -141,11 +143,11 @@ def single_response(
     return sampled_queue(rate, times.alone(), 1, arrivals, effort)
 
 
-def mm1(rate: float, service_rate: float) -> ResponseLaw:
+def mm1(rate: float, service_rate: float) -> ResponseDistribution:
     """M/M/1, whose response is exponential with rate mu - lambda. rate < service_rate, both per ms."""
     rate, mu = positive(rate, "rate"), positive(service_rate, "service rate")
     stable(rate, mu, "one server")
-    return ResponseLaw(
+    return ResponseDistribution(
         mean_ms=1 / (mu - rate),
         tail=lambda t: math.exp(-(mu - rate) * max(t, 0.0)),
         utilisation=rate / mu,
@@ -162,17 +164,17 @@ def cutoff_response(
     cpu: ServiceTimes,
     arrivals: Arrivals = POISSON,
     effort: Effort = USUAL,
-) -> ResponseLaw:
+) -> ResponseDistribution:
     """GPU + CPU with waiting cut off at T_cut; the CPU serves one at a time, exponential where nobody measured how it
-    scatters. Raises SlaOutOfReach where the CPU is overloaded, or the law in closed form cannot tell."""
+    scatters. Raises SlaOutOfReach where the CPU is overloaded, or the closed form cannot tell."""
     if closed_form(gpu, cpu, arrivals):
-        return exact_law(cutoff_queue(rate, cutoff_ms, gpu, 1 / cpu(1)))
+        return exact_distribution(cutoff_queue(rate, cutoff_ms, gpu, 1 / cpu(1)))
     from latfit.queueing.sampled import sampled_cutoff
 
     return sampled_cutoff(rate, cutoff_ms, gpu, cpu, arrivals, effort)
 
 
 def closed_form(gpu: ServiceTimes, cpu: ServiceTimes, arrivals: Arrivals = POISSON) -> bool:
-    """Whether the law of `cutoff_law`, and with it the proved bounds, describes a GPU and a CPU: Poisson arrivals,
-    steps of the GPU that take T(b), and an exponential service of the CPU."""
+    """Whether the distribution of `cutoff_law`, and with it the proved bounds, describes a GPU and a CPU: Poisson
+    arrivals, steps of the GPU that take T(b), and an exponential service of the CPU."""
     return arrivals.poisson and not scatters(gpu) and cpu.scatter is None

@@ -1,7 +1,7 @@
 """Response times where services scatter, or arrivals are no Poisson stream: the queue itself, run.
 
-With T(b) F in place of T(b), F i.i.d. from a measured law, the chains of `batch_limited` and `cutoff_law` have no
-closed form that would be quicker than the queue: a step that takes fifty times as long leaves hundreds of requests
+With T(b) F in place of T(b), F i.i.d. from a measured distribution, the chains of `batch_limited` and `cutoff_law` have
+no closed form that would be quicker than the queue: a step that takes fifty times as long leaves hundreds of requests
 behind, each with a place in one of many batches of random length. So the queue is run on drawn arrivals and services,
 RUNS times from empty, and what follows is read off the responses of all runs together:
 
@@ -40,7 +40,7 @@ import numpy as np
 from latfit.compiled import compiled, first_beyond
 from latfit.histogram import PIECES, Pool, Sketch, at_most, pooled, sketch_of
 from latfit.model import StepRatios
-from latfit.queueing.distribution import OverflowLaw, positive, stable
+from latfit.queueing.distribution import OverflowDistribution, positive, stable
 from latfit.queueing.responses import POISSON, USUAL, Arrivals, Effort
 from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
@@ -135,9 +135,9 @@ START, LENGTH = 12, 40
 
 
 @dataclass(frozen=True, eq=False)
-class SampledLaw(OverflowLaw):
-    """A law read off runs of the queue. runs: responses of each, one batch; all of them together: `pool`.  settled:
-    whether the runs were as long as the load asks."""
+class SampledDistribution(OverflowDistribution):
+    """A distribution read off runs of the queue. runs: responses of each, one batch; all of them together: `pool`.
+    settled: whether the runs were as long as the load asks."""
 
     runs: tuple[Sketch, ...] = field(default=(), repr=False)
     settled: bool = True
@@ -171,7 +171,7 @@ class SampledLaw(OverflowLaw):
 
 def sampled_queue(
     rate: float, times: ServiceTimes, threshold: int = 1, arrivals: Arrivals = POISSON, effort: Effort = USUAL
-) -> SampledLaw:
+) -> SampledDistribution:
     """The batch queue of `batch_service` with services T(b) F. rate per ms below `times.rate_limit()`; F of mean 1;
     `times.max_batch` is set. Raises SlaOutOfReach above the limit."""
     rate, limit = positive(rate, "rate"), times.rate_limit()
@@ -187,7 +187,7 @@ def sampled_queue(
         served += serve_batches(arrive, T, threshold, points, u, response)
         runs.append(_as_one_batch(response, start))
     pool = pooled(runs)
-    return SampledLaw(
+    return SampledDistribution(
         mean_ms=pool.mean,
         tail=pool.above,
         utilisation=rate / limit,
@@ -208,7 +208,7 @@ def sampled_cutoff(
     cpu: ServiceTimes,
     arrivals: Arrivals = POISSON,
     effort: Effort = USUAL,
-) -> SampledLaw:
+) -> SampledDistribution:
     """GPU + CPU with waiting cut off at T_cut (see `cutoff`); cpu: T(1) of one request at a time, its scatter None for
     an exponential service. Any largest batch, any load that both carry.
 
@@ -231,7 +231,7 @@ def sampled_cutoff(
     load = worked / until
     stable(load / side_ms, 1 / side_ms, "the CPU's queue", "A larger T_cut sends less to it.")
     pool = pooled(runs)
-    return SampledLaw(
+    return SampledDistribution(
         mean_ms=pool.mean,
         tail=pool.above,
         utilisation=load,

@@ -22,7 +22,7 @@ FAR = 2**20
 @dataclass(frozen=True)
 class ServiceTimes:
     """`at`: batches (n,) -> mean T in ms (n,), called with whole numbers >= 1.  max_batch: None for no limit.  scatter:
-    the law of a service's time over T(b), of mean 1 for each b; None where each takes T(b)."""
+    the distribution of a service's time over T(b), of mean 1 for each b; None where each takes T(b)."""
 
     at: Callable[[FloatArray], FloatArray]
     max_batch: int | None = None
@@ -81,7 +81,7 @@ def measured_times(times_ms: FloatArray, scatter: StepRatios | None = None) -> S
 
 @cache
 def exponential_scatter(points: int = 20_000) -> StepRatios:
-    """An exponential law of mean 1 as points, for a service that nobody measured."""
+    """An exponential distribution of mean 1 as points, for a service that nobody measured."""
     shares = (np.arange(points) + 0.5) / points
     return ratios_of(-np.log1p(-shares), np.ones(points)).scaled()
 

@@ -1,16 +1,16 @@
 """How long a batch queue takes from empty, as after a restart, until it is as it will be.
 
 The requests left behind at completions are the chain of `batch_limited`: with w = max(q, threshold) waiting, b =
-min(w, B) go, w - b + Poisson(lambda T(b)) are left, and the step lasts T(b) + (w - q)/lambda on average. v_n is its law
-at the n-th completion, v_0 that of an empty queue. The queue counts as settled at the first n for which two successive
-completions, taken in equal shares, are within total variation 0.1 of the stationary law pi: two, since at low load a
-T(b) that falls makes services short and long in turns, which is a phase and no state of the queue. That distance never
-grows, so the time is the sum over k < n of v_k times the mean lengths.
+min(w, B) go, w - b + Poisson(lambda T(b)) are left, and the step lasts T(b) + (w - q)/lambda on average. v_n is its
+distribution at the n-th completion, v_0 that of an empty queue. The queue counts as settled at the first n for which
+two successive completions, taken in equal shares, are within total variation 0.1 of the stationary distribution pi:
+two, since at low load a T(b) that falls makes services short and long in turns, which is a phase and no state of the
+queue. That distance never grows, so the time is the sum over k < n of v_k times the mean lengths.
 
 A queue with two states that hardly ever change (a T that falls or has steps) comes near pi by one slow mode:
-v_n - pi ~ rho^n d. Once a step moves the law straight at pi, v_(n+1) - v_n = -(1 - rho) (v_n - pi), n follows from the
-logarithm of rho, and the time from the sum of the geometric series. Where nothing moves any more, to 1e-13, and the law
-is not pi, it never will be.
+v_n - pi ~ rho^n d. Once a step moves the distribution straight at pi, v_(n+1) - v_n = -(1 - rho) (v_n - pi), n follows
+from the logarithm of rho, and the time from the sum of the geometric series. Where nothing moves any more, to 1e-13,
+and the distribution is not pi, it never will be.
 """
 
 import math
@@ -25,25 +25,26 @@ from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
 
 NEAR = 0.1
-"""Total variation from the stationary law at which the queue counts as settled."""
+"""Total variation from the stationary distribution at which the queue counts as settled."""
 
 MOST_ENTRIES = 2_000_000
 MOST_PRODUCTS = 300_000_000
 """Multiplications that may be spent: some tenths of a second."""
 
 BEYOND = 1e-4
-"""Share of the stationary law that may lie above the states kept."""
+"""Share of the stationary distribution that may lie above the states kept."""
 
 STRAIGHT = 1e-3
-"""Share of a step's change that may lie beside its direction to the stationary law for the slow mode to be alone."""
+"""Share of a step's change that may lie beside its direction to the stationary distribution for the slow mode to be
+alone."""
 
 ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """States 0..M: `law` (M + 1,) stationary, `lasts` (M + 1,) in ms; laws of the arrivals (nb, M + 1) in services of
-    threshold, ... , and of full batches (arrivals,)."""
+    """States 0..M: `law` (M + 1,) stationary, `lasts` (M + 1,) in ms; distributions of the arrivals (nb, M + 1) in
+    services of threshold, ... , and of full batches (arrivals,)."""
 
     law: FloatArray
     lasts: FloatArray
@@ -53,7 +54,7 @@ class _Steps:
     largest: int
 
     def onward(self, v: FloatArray) -> FloatArray:
-        """The law after one more service; what goes beyond M is kept at M."""
+        """The distribution after one more service; what goes beyond M is kept at M."""
         few = np.zeros(len(self.own))
         few[: self.largest - self.threshold] = v[self.threshold : self.largest]
         few[0] += v[: self.threshold].sum()
@@ -71,7 +72,7 @@ def settling_ms(rate: float, times: ServiceTimes, threshold: int = 1) -> float |
     """ms from empty until the queue is in its stationary state (see the module); infinite where it will never be.
 
     rate per ms, below `times.rate_limit()`; every service takes T(b). None where the chain has too many states, or
-    comes to its law too slowly, to be followed cheaply.
+    comes to its distribution too slowly, to be followed cheaply.
     """
     rate = checked_load(rate, times, threshold)
     try:

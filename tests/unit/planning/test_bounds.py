@@ -7,7 +7,7 @@ import pytest
 
 from latfit.errors import SlaOutOfReach
 from latfit.policies.policy import Limits, cutoff
-from latfit.queueing.overflow import cutoff_queue, exact_law
+from latfit.queueing.overflow import cutoff_queue, exact_distribution
 from latfit.queueing.service import linear_times
 from latfit.simulation.policies.run import Options, check
 from latfit.simulation.policies.service import System, linear_path, table_path
@@ -44,6 +44,6 @@ def test_bounds_stay_above_the_simulation(seed: int) -> None:
     assert queue.proved_percentile(q) >= least
     assert any_batch_percentile(rate, t_cut, times, 1 / mean_amx, q) >= least
     if queue.independent_batches:
-        exact = exact_law(queue).percentile(q)
+        exact = exact_distribution(queue).percentile(q)
         assert exact == pytest.approx(found.value, abs=2 * SURE * (found.high - found.low) / 2)
         assert queue.proved_percentile(q) >= exact * (1 - 1e-9)

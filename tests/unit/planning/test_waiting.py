@@ -6,7 +6,7 @@ import pytest
 from latfit.planning.plan import make_plan
 from latfit.planning.request import Objective, PlanRequest
 from latfit.planning.result import Cutoff, Plan
-from latfit.queueing.overflow import cutoff_queue, exact_law
+from latfit.queueing.overflow import cutoff_queue, exact_distribution
 from latfit.queueing.service import linear_times
 from tests.unit.planning.test_plan import line, loaded, machine
 
@@ -41,7 +41,7 @@ def test_the_textbook_formula_would_have_misled(light: tuple[Plan, Cutoff]) -> N
     assert found.misled
     assert any("textbook formula would admit T_cut up to 10.6 ms" in note for note in plan.notes)
     admitted = found.ranges["textbook"][-1][1]
-    law = exact_law(cutoff_queue(0.1, admitted, linear_times(12, 0.05, 256), 0.5))
+    law = exact_distribution(cutoff_queue(0.1, admitted, linear_times(12, 0.05, 256), 0.5))
     assert law.percentile(0.99) == pytest.approx(22.57, abs=0.1)
 
 
@@ -74,7 +74,9 @@ def test_an_objective_chooses_among_those_that_meet_the_sla() -> None:
     plan, found = planned(0.1, objective=Objective(p99=0.0, mean=1.0))
     assert found.value is not None
     times = linear_times(12, 0.05, 256)
-    means = {cutoff: exact_law(cutoff_queue(0.1, cutoff, times, 0.5)).mean_ms for cutoff in np.linspace(0.1, 8, 24)}
+    means = {
+        cutoff: exact_distribution(cutoff_queue(0.1, cutoff, times, 0.5)).mean_ms for cutoff in np.linspace(0.1, 8, 24)
+    }
     assert found.mean_ms <= min(means.values()) * 1.002
     assert any(point.cost is not None for point in loaded(plan).frontier)
 

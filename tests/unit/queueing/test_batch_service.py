@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.queueing.batch import (
-    BatchLaw,
+    BatchDistribution,
     batch_mean,
     batch_queue,
     response_tail,
@@ -20,7 +20,7 @@ from tests.unit.queueing.simulation import System, mean, p99
 from tests.unit.queueing.textbook import MD1, inoue_bound, tail_decay
 
 
-def integral(law: BatchLaw) -> tuple[float, float]:
+def integral(law: BatchDistribution) -> tuple[float, float]:
     """The mean by the tail, a second derivation of what the law gives by costs a cycle; and how far off it can be: the
     midpoint rule on a function that falls from 1 to 0 is within half a step."""
     t = np.linspace(0, law.percentile(1 - 1e-7), 301)

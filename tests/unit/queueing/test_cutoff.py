@@ -11,7 +11,7 @@ from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.queueing.batch import batch_queue
 from latfit.queueing.overflow import (
     cutoff_queue,
-    exact_law,
+    exact_distribution,
     feasible_cutoffs,
     not_above_zero,
     overflow_bound,
@@ -40,7 +40,7 @@ class TestPublishedRows:
     def test_shares_and_percentiles(self, row: tuple[float, ...]) -> None:
         rate, mu, cutoff, *expected = row
         queue = cutoff_queue(rate, cutoff, GPU, mu)
-        law, bound = exact_law(queue), overflow_bound(queue)
+        law, bound = exact_distribution(queue), overflow_bound(queue)
         assert bound is not None
         found = [
             queue.overflow_share,
@@ -56,7 +56,7 @@ class TestPublishedRows:
 
     def test_the_textbook_formula_is_below_the_amx_served(self, row: tuple[float, ...]) -> None:
         queue = cutoff_queue(row[0], row[2], GPU, row[1])
-        assert queue.textbook_percentile(0.99) < amx_percentile(exact_law(queue), 0.99)
+        assert queue.textbook_percentile(0.99) < amx_percentile(exact_distribution(queue), 0.99)
 
     def test_the_bound_decays_like_the_exact_law(self, row: tuple[float, ...]) -> None:
         queue = cutoff_queue(row[0], row[2], GPU, row[1])
@@ -64,7 +64,7 @@ class TestPublishedRows:
         assert bound is not None
         assert max(0, row[1] - row[0]) < bound.decay < row[1] - queue.overflow_rate
         y1, y2 = 16 / bound.decay, 18 / bound.decay
-        tails = [exact_law(queue).tail(row[2] + y) for y in (y1, y2)]
+        tails = [exact_distribution(queue).tail(row[2] + y) for y in (y1, y2)]
         if tails[1] > 1e-11:  # below, the GPU's rounding is all that is left
             assert math.log(tails[0] / tails[1]) / (y2 - y1) == pytest.approx(bound.decay, rel=0.03)
 
@@ -83,7 +83,7 @@ class TestSimulation:
     def test_shares_means_and_percentiles(
         self, rate: float, mu: float, cutoff: float, tau: float, alpha: float
     ) -> None:
-        law = exact_law(cutoff_queue(rate, cutoff, linear_times(tau, alpha), mu))
+        law = exact_distribution(cutoff_queue(rate, cutoff, linear_times(tau, alpha), mu))
         system = System(rate, lambda b: tau + alpha * b, 200, 1, cutoff, mu)
         assert system.simulate(lambda r, f: float(f.mean())).agrees(law.overflow_share)
         assert system.simulate(lambda r, f: float(r.mean())).agrees(law.mean_ms)
@@ -97,7 +97,7 @@ class TestSimulation:
             found = system.simulate(lambda r, f: float(np.quantile(r, 0.99)))
             assert found.value - 4.5 * found.error > 20
             assert found.value == pytest.approx(missed, rel=0.005)
-            law = exact_law(cutoff_queue(rate, cutoff, linear_times(12, 0.05, 256), 0.5))
+            law = exact_distribution(cutoff_queue(rate, cutoff, linear_times(12, 0.05, 256), 0.5))
             assert found.agrees(law.percentile(0.99))
 
 
@@ -113,7 +113,10 @@ class TestSecondMethod:
         assert queue.overflow_share == pytest.approx(8.05 / 9.05, rel=1e-8)
 
     def test_endless_patience_is_the_batch_queue(self) -> None:
-        law, alone = exact_law(cutoff_queue(2, 60, linear_times(4, 0.1), 0.5)), batch_queue(2, linear_times(4, 0.1))
+        law, alone = (
+            exact_distribution(cutoff_queue(2, 60, linear_times(4, 0.1), 0.5)),
+            batch_queue(2, linear_times(4, 0.1)),
+        )
         assert law.overflow_share < 1e-12
         assert law.mean_ms == pytest.approx(alone.mean_ms, rel=1e-9)
         assert law.percentile(0.99) == pytest.approx(alone.percentile(0.99), rel=1e-9)
@@ -124,7 +127,7 @@ class TestSecondMethod:
             assert queue.gpu_tail(0) + queue.overflow_share == pytest.approx(1, abs=1e-12)
 
     def test_the_mean_is_the_integral_of_the_tail(self) -> None:
-        law = exact_law(cutoff_queue(0.6, 5, GPU, 0.5))
+        law = exact_distribution(cutoff_queue(0.6, 5, GPU, 0.5))
         t = np.linspace(0, law.percentile(1 - 1e-9), 8001)
         area = sum(law.tail(x) for x in (t[1:] + t[:-1]) / 2) * t[1]
         assert abs(area - law.mean_ms) <= t[1] / 2
@@ -139,7 +142,7 @@ class TestBoundsHold:
         times = linear_times(tau, alpha)
         queue = cutoff_queue(rate, share * (tau + alpha), times, mu)
         assume(queue.overflow_rate < 0.97 * mu)
-        law, proved = exact_law(queue), queue.proved_tail()
+        law, proved = exact_distribution(queue), queue.proved_tail()
         for q in (0.5, 0.9, 0.99, 0.999, 0.99999):
             x = law.percentile(q)
             assert proved(x) >= law.tail(x) * (1 - 1e-7) - 1e-11
@@ -150,7 +153,7 @@ class TestBoundsHold:
     @settings(max_examples=25, deadline=None)
     @given(st.floats(0.05, 1), st.floats(1.05, 4), st.floats(0.5, 20))
     def test_the_bound_for_any_largest_batch(self, rate: float, ratio: float, cutoff: float) -> None:
-        law = exact_law(cutoff_queue(rate, cutoff, GPU, ratio * rate))
+        law = exact_distribution(cutoff_queue(rate, cutoff, GPU, ratio * rate))
         assert any_batch_percentile(rate, cutoff, GPU, ratio * rate, 0.99) >= law.percentile(0.99) * (1 - 1e-9)
 
     def test_a_binding_batch_is_bounded_too(self) -> None:
@@ -206,7 +209,9 @@ class TestSearch:
         assert found.smallest is not None
         assert found.largest is not None
         for end in (found.smallest, found.largest):
-            assert exact_law(cutoff_queue(0.4, end, times, 0.5)).percentile(0.99) == pytest.approx(20, rel=1e-4)
+            assert exact_distribution(cutoff_queue(0.4, end, times, 0.5)).percentile(0.99) == pytest.approx(
+                20, rel=1e-4
+            )
         assert 7 in found
         assert 5 not in found
 
@@ -223,7 +228,7 @@ class TestSearch:
 class TestRefusals:
     def test_an_overloaded_amx(self) -> None:
         with pytest.raises(SlaOutOfReach, match="larger T_cut"):
-            exact_law(cutoff_queue(2, 1, GPU, 0.5))
+            exact_distribution(cutoff_queue(2, 1, GPU, 0.5))
         assert cutoff_queue(2, 1, GPU, 0.5).textbook_percentile(0.99) == math.inf
         assert overflow_bound(cutoff_queue(2, 1, GPU, 0.5)) is None
         assert cutoff_queue(2, 1, GPU, 0.5).proved_percentile(0.99) == math.inf

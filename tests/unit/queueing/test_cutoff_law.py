@@ -13,7 +13,7 @@ from latfit.queueing.overflow import (
     cutoff_queue,
     cycle_of,
     decay,
-    exact_law,
+    exact_distribution,
     overflow_bound,
     phases_of,
 )
@@ -82,7 +82,7 @@ class TestAllStates:
         rng = np.random.default_rng(4)
         for load in (0.02, 0.3, 0.5, 0.7):
             queue, T = random_system(rng, kind, load)
-            seen = exact_law(queue).sojourn.seen
+            seen = exact_distribution(queue).sojourn.seen
             expected = found_by_overflow(queue, T, 70)
             n = min(len(seen), 71)
             assert seen[:n] == pytest.approx(expected[:n], abs=1e-8)
@@ -93,7 +93,7 @@ class TestAllStates:
         T = 4 + 0.5 * np.arange(1.0, 9)
         queue = cutoff_queue(0.08, cutoff, measured_times(T), 1.0)
         queue = cutoff_queue(0.08, cutoff, measured_times(T), queue.overflow_rate / 0.9)
-        sojourn = exact_law(queue).sojourn
+        sojourn = exact_distribution(queue).sojourn
         assert sojourn.beyond > 1e-5
         expected = found_by_overflow(queue, T, 210)
         assert sojourn.seen == pytest.approx(expected[: len(sojourn.seen)], abs=2e-9)
@@ -143,7 +143,7 @@ class TestTail:
         for cutoff in (4.0, 10.0):
             queue = cutoff_queue(1.0, cutoff, times, 1.0)
             queue = cutoff_queue(1.0, cutoff, times, queue.overflow_rate / load)
-            law = exact_law(queue)
+            law = exact_distribution(queue)
             far = math.log(10) / (queue.cpu_rate * (1 - law.sojourn.ratio))
             assert amx_percentile(law, 0.999) - amx_percentile(law, 0.99) == pytest.approx(far, rel=1e-6)
             assert law.sojourn.mean_ms == pytest.approx(far / math.log(10), rel=3 * (1 - load) + 1e-4)
@@ -167,7 +167,7 @@ class TestAnySystem:
                 continue
             load = float(rng.choice([0.01, 0.5, 0.95, 0.99, 0.999]))
             try:
-                law = exact_law(cutoff_queue(rate, cutoff, measured_times(T), queue.overflow_rate / load))
+                law = exact_distribution(cutoff_queue(rate, cutoff, measured_times(T), queue.overflow_rate / load))
             except SlaOutOfReach as error:
                 refused += 1
                 assert "states" in error.found

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latfit.errors import SlaOutOfReach
-from latfit.queueing.batch import BatchLaw, batch_mean, batch_queue, solve_limited, solve_unlimited
+from latfit.queueing.batch import BatchDistribution, batch_mean, batch_queue, solve_limited, solve_unlimited
 from latfit.queueing.service import ServiceTimes, measured_times
 from latfit.stats import FloatArray
 from tests.unit.queueing.simulation import System
@@ -139,7 +139,7 @@ class TestSecondMethod:
             assert area(law) == pytest.approx(law.mean_ms, rel=2e-3)
 
 
-def area(law: BatchLaw) -> float:
+def area(law: BatchDistribution) -> float:
     """The integral of the tail by the midpoint rule."""
     t = np.linspace(0, law.percentile(1 - 1e-8), 501)
     return float(sum(law.tail(x) for x in (t[1:] + t[:-1]) / 2) * t[1])

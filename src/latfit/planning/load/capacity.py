@@ -21,20 +21,20 @@ from latfit.planning.load.strategies import Machine, System, Target, law_or_none
 from latfit.planning.load.varying import schedule
 from latfit.planning.request import Objective, PlanRequest
 from latfit.planning.result import Alternative, Capacity, Change, FrontierPoint, Kind
-from latfit.queueing import COARSE, ResponseLaw
+from latfit.queueing import COARSE, ResponseDistribution
 
 RATES = 25
 
 
 def frontier(
     found: Sequence[Judged],
-    waiting: Mapping[float, ResponseLaw],
+    waiting: Mapping[float, ResponseDistribution],
     rate: float,
     target: Target,
     objective: Objective | None,
 ) -> list[FrontierPoint]:
     """Every strategy at the rate (per ms), and GPU + CPU over T_cut, with those marked that nothing beats. waiting: the
-    laws by T_cut."""
+    distributions by T_cut."""
     points, both = [], ""
     for each in found:
         if each.system.strategy.kind is Kind.CUTOFF:
@@ -59,7 +59,7 @@ def best_rate(system: System, target: Target, objective: Objective) -> list[Fron
 
 
 def _point(
-    name: str, rate: float, cutoff: float | None, law: ResponseLaw, target: Target, objective: Objective | None
+    name: str, rate: float, cutoff: float | None, law: ResponseDistribution, target: Target, objective: Objective | None
 ) -> FrontierPoint:
     late = law.percentile(target.q)
     return FrontierPoint(
@@ -145,7 +145,7 @@ class Thresholds:
 
 def sensitivity(now: Situation, B1: Thresholds) -> list[Change]:
     """What a CPU or a GPU a tenth faster, and a doubled rate, change."""
-    # A law that is run is run with less effort here: what counts is its ratio to the one as it is, on the same numbers.
+    # Simulated with less effort here: what counts is the ratio to the distribution as it is, on the same numbers.
     as_it_is, late = _law(now), now.shown.percentile_ms
     shown_over = 1.0 if as_it_is is None or late is None else late / as_it_is.percentile(now.target.q)
     rows = [_change(wording.AS_IT_IS, now, B1.as_it_is, shown_over)]
@@ -159,7 +159,7 @@ def sensitivity(now: Situation, B1: Thresholds) -> list[Change]:
     return rows
 
 
-def _law(now: Situation) -> ResponseLaw | None:
+def _law(now: Situation) -> ResponseDistribution | None:
     system = system_of(now.shown.strategy, now.machine, now.rate)
     return None if system is None else law_or_none(system, now.rate, COARSE)
 

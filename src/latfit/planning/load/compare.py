@@ -24,10 +24,10 @@ from latfit.queueing import (
     HEAVIEST,
     LOWEST_OF_GRID,
     QUICK,
-    ResponseLaw,
-    SampledLaw,
+    ResponseDistribution,
+    SampledDistribution,
     cutoff_queue,
-    exact_law,
+    exact_distribution,
     feasible_rates,
     sustainable_rate,
 )
@@ -70,10 +70,10 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Judged:
-    """A strategy on its machine, its law at the rate (None: overloaded), and what is told of it."""
+    """A strategy on its machine, its distribution at the rate (None: overloaded), and what is told of it."""
 
     system: System
-    law: ResponseLaw | None
+    law: ResponseDistribution | None
     row: Alternative
 
 
@@ -133,16 +133,16 @@ def _kept_to(system: System, high: float, least: float, target: Target) -> float
     return max(high, least)
 
 
-def keeps(law: ResponseLaw | None, target: Target) -> bool:
-    """Whether a law keeps the target, what its own run leaves open included."""
+def keeps(law: ResponseDistribution | None, target: Target) -> bool:
+    """Whether a distribution keeps the target, what its own run leaves open included."""
     if law is None:
         return False
-    late = law.percentile_interval(target.q)[1] if isinstance(law, SampledLaw) else law.percentile(target.q)
+    late = law.percentile_interval(target.q)[1] if isinstance(law, SampledDistribution) else law.percentile(target.q)
     return late <= target.sla_ms * (1 + ROUNDING)
 
 
-def _decisive(system: System, rate: float, target: Target) -> ResponseLaw | None:
-    """The law at a rate, from a longer run where a short one is too near the SLA to tell."""
+def _decisive(system: System, rate: float, target: Target) -> ResponseDistribution | None:
+    """The distribution at a rate, from a longer run where a short one is too near the SLA to tell."""
     law = law_or_none(system, rate)
     if law is None or not system.sampled or abs(law.percentile(target.q) / target.sla_ms - 1) > CLOSE:
         return law
@@ -150,7 +150,7 @@ def _decisive(system: System, rate: float, target: Target) -> ResponseLaw | None
 
 
 def _judged(
-    system: System, law: ResponseLaw | None, rate: float, target: Target, rates: Sequence[tuple[float, float]]
+    system: System, law: ResponseDistribution | None, rate: float, target: Target, rates: Sequence[tuple[float, float]]
 ) -> Judged:
     """rates: ranges per ms within which the system meets the target."""
     capacity = carried(rates, rate)
@@ -197,7 +197,7 @@ def _failure(system: System, late: float | None, rate: float, target: Target) ->
     return ""
 
 
-def _utilisation(system: System, law: ResponseLaw | None, rate: float) -> float | None:
+def _utilisation(system: System, law: ResponseDistribution | None, rate: float) -> float | None:
     """Load over the highest stable load; of a system with a cut-off that of the CPU's queue."""
     if law is not None and system.strategy.kind is Kind.CUTOFF:
         return law.utilisation
@@ -213,7 +213,7 @@ def feasible(system: System, target: Target) -> list[tuple[float, float]]:
     """
     highest = HIGHEST_SAMPLED if system.sampled else HEAVIEST
 
-    def law_at(rate: float) -> ResponseLaw:
+    def law_at(rate: float) -> ResponseDistribution:
         return system.law(rate, COARSE)
 
     try:
@@ -275,7 +275,7 @@ def _searched(meets: Callable[[float], bool], start: float, top: float, precisio
 def cutoff_capacity(both: Both, target: Target, at_least: float) -> float:
     """Rate per ms that GPU + CPU carry within the SLA with the best T_cut at each rate: from a rate that is known to
     be carried (0: none is). Where a batch depends on the one before (T_cut above T(1)) only what bounds decide counts:
-    the law would take too long, so the answer may be low."""
+    the distribution would take too long, so the answer may be low."""
     most = 0.999 * both.rate_limit
     start = at_least if at_least > 0 else both.cpu_rate / 2
 
@@ -302,8 +302,8 @@ def cutoffs(both: Both, sla_ms: float, rate: float) -> Iterator[float]:
 
 
 def _meets(both: Both, rate: float, cutoff_ms: float, target: Target) -> bool:
-    """Whether so few are late, by bounds where the law is in closed form and they decide: whoever overflows is served
-    no faster than by an idle CPU, and at worst all who overflow are late."""
+    """Whether so few are late, by bounds where the distribution is in closed form and they decide: whoever overflows is
+    served no faster than by an idle CPU, and at worst all who overflow are late."""
     if not both.closed_form:
         return both.law(rate, cutoff_ms, QUICK).tail(target.sla_ms) <= 1 - target.q
     queue = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate)
@@ -315,7 +315,7 @@ def _meets(both: Both, rate: float, cutoff_ms: float, target: Target) -> bool:
         return False
     if late + overflow <= allowed or queue.proved_tail()(target.sla_ms) <= allowed:
         return True
-    return queue.independent_batches and exact_law(queue).tail(target.sla_ms) <= allowed
+    return queue.independent_batches and exact_distribution(queue).tail(target.sla_ms) <= allowed
 
 
 def _best(found: Sequence[Judged], rate: float, objective: Objective | None) -> Judged:

@@ -1,14 +1,14 @@
 """T_cut: how long a request may wait for the GPU before it goes to the CPU's queue.
 
 The overflow rate depends on T_cut, so this is a fixed point: which T_cut keep the q-quantile of all responses within
-the SLA (`queueing.overflow`), by the exact law, by the proved bound, and by the textbook formula, which admits what the
-system then misses and refuses what it could do. The answer is the largest T_cut, the most that the GPU may collect: by
-proof where that costs less than a tenth of what the exact law admits, else by the exact law; with an objective, the
-T_cut that is best for it among those that meet the SLA.
+the SLA (`queueing.overflow`), by the exact distribution, by the proved bound, and by the textbook formula, which admits
+what the system then misses and refuses what it could do. The answer is the largest T_cut, the most that the GPU may
+collect: by proof where that costs less than a tenth of what the exact distribution admits, else by the exact
+distribution; with an objective, the T_cut that is best for it among those that meet the SLA.
 
-Exact law and proof hold for Poisson arrivals, a GPU whose steps take T(b) and an exponential CPU service. That is what
-a path of nominal numbers is taken to be; where steps were measured, or arrivals come in bursts, T_cut is found by
-running the two queues with that scatter, and is called simulated: it is the largest that a long run keeps as well.
+Exact distribution and proof hold for Poisson arrivals, a GPU whose steps take T(b) and an exponential CPU service. That
+is what a path of nominal numbers is taken to be; where steps were measured, or arrivals come in bursts, T_cut is found
+by running the two queues with that scatter, and is called simulated: it is the largest that a long run keeps as well.
 """
 
 import math
@@ -33,7 +33,7 @@ from latfit.queueing import (
     Effort,
     Method,
     Ranges,
-    ResponseLaw,
+    ResponseDistribution,
     cutoff_queue,
     feasible_cutoffs,
     inner_ranges,
@@ -51,13 +51,13 @@ RUN, STEPS = 12, 5
 INSIDE = (1.0, 0.99, 0.98, 0.96, 0.92, 0.85)
 """Shares of the largest T_cut of short runs that a long run is asked about, in this order."""
 
-Laws = Mapping[float, ResponseLaw]
+Laws = Mapping[float, ResponseDistribution]
 """T_cut in ms -> the response there."""
 
 
 def cutoff_plan(both: Both, rate: float, target: Target, objective: Objective | None = None) -> tuple[Cutoff, Laws]:
-    """The T_cut for a rate per ms, and the laws over T_cut that it was found with. Raises SlaOutOfReach where none can
-    be judged."""
+    """The T_cut for a rate per ms, and the distributions over T_cut that it was found with. Raises SlaOutOfReach where
+    none can be judged."""
     if not both.closed_form:
         return _by_simulation(both, rate, target, objective)
     times, mu = both.gpu.times, both.cpu_rate
@@ -95,10 +95,10 @@ def cutoff_plan(both: Both, rate: float, target: Target, objective: Objective | 
 
 def _by_simulation(both: Both, rate: float, target: Target, objective: Objective | None) -> tuple[Cutoff, Laws]:
     """T_cut by running the two queues with the scatter that was measured, or arrivals as they were recorded: neither
-    the exact law nor the proved bounds describe those."""
+    the exact distribution nor the proved bounds describe those."""
 
     @cache
-    def law_at(cutoff: float) -> ResponseLaw | None:
+    def law_at(cutoff: float) -> ResponseDistribution | None:
         return _law_or_none(both, rate, cutoff, COARSE)
 
     def excess(cutoff: float) -> float:
@@ -221,14 +221,14 @@ def _probes(sla_ms: float, exact: Ranges) -> list[float]:
     return sorted({*grid, *ends, *inside})
 
 
-def _law_or_none(both: Both, rate: float, cutoff_ms: float, effort: Effort) -> ResponseLaw | None:
+def _law_or_none(both: Both, rate: float, cutoff_ms: float, effort: Effort) -> ResponseDistribution | None:
     try:
         return both.law(rate, cutoff_ms, effort)
     except SlaOutOfReach:
         return None
 
 
-def _bounds(queue: CutoffQueue, law: ResponseLaw, q: float) -> dict[str, float | None]:
+def _bounds(queue: CutoffQueue, law: ResponseDistribution, q: float) -> dict[str, float | None]:
     """The q-quantile by each method, in ms; None where a method gives none."""
     share, spare = queue.overflow_share, queue.cpu_rate - queue.rate
 
@@ -247,7 +247,7 @@ def _bounds(queue: CutoffQueue, law: ResponseLaw, q: float) -> dict[str, float |
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
-def _gpu_share(gpu_tail: Callable[[float], float], law: ResponseLaw, target: Target) -> float:
+def _gpu_share(gpu_tail: Callable[[float], float], law: ResponseDistribution, target: Target) -> float:
     """Share of the late requests that the GPU served, at the SLA or the percentile, whichever is earlier."""
     moment = 0.999 * min(law.percentile(target.q), target.sla_ms)
     return gpu_tail(moment) / max(law.tail(moment), 1e-300)

@@ -2,9 +2,9 @@
 GPU, how much load fits, how sure that is, and what the event simulation says of it.
 
 The headline is what will happen: the percentile of the selected strategy is that of its queue, run with the scatter of
-the fit and the arrivals as they come; where nothing scatters (nominal numbers) the queue has an exact law, which is
-that number without the noise of a run. Exact laws and bounds otherwise only screen and explain. What is selected is
-then simulated event by event, by other code, and is not feasible where that refutes it.
+the fit and the arrivals as they come; where nothing scatters (nominal numbers) the queue has an exact distribution,
+which is that number without the noise of a run. Exact distributions and bounds otherwise only screen and explain. What
+is selected is then simulated event by event, by other code, and is not feasible where that refutes it.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from latfit.planning.result import (
 )
 from latfit.planning.steps.thresholds import gpu_threshold
 from latfit.policies import RULES, stopping_batch
-from latfit.queueing import ResponseLaw, ServiceTimes, batch_response, rule_costs, scatters, settling_ms
+from latfit.queueing import ResponseDistribution, ServiceTimes, batch_response, rule_costs, scatters, settling_ms
 from latfit.simulation import Checked
 from latfit.stats import FloatArray
 from latfit.warning import LatfitWarning
@@ -126,8 +126,8 @@ def _strategies(ask: _Question, waiting: Cutoff | Unknown) -> list[Judged]:
     return compared(systems, ranges, ask.rate, ask.target, ask.request.objective)
 
 
-def _waiting(ask: _Question) -> tuple[Cutoff | Unknown, Mapping[float, ResponseLaw]]:
-    """T_cut, and the laws over it."""
+def _waiting(ask: _Question) -> tuple[Cutoff | Unknown, Mapping[float, ResponseDistribution]]:
+    """T_cut, and the distributions over it."""
     if (both := ask.machine.both) is None:
         return Unknown(FALLS_BACK), {}
     try:
@@ -215,7 +215,7 @@ def _rules(machine: Machine, rate: float) -> list[RuleChoice]:
 
 
 def _frontier(
-    ask: _Question, found: Sequence[Judged], laws: Mapping[float, ResponseLaw], shown: Judged
+    ask: _Question, found: Sequence[Judged], laws: Mapping[float, ResponseDistribution], shown: Judged
 ) -> list[FrontierPoint]:
     objective = ask.request.objective
     points = frontier(found, laws, ask.rate, ask.target, objective)

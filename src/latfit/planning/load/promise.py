@@ -21,7 +21,7 @@ from latfit.hardware import CERTAIN
 from latfit.planning import wording
 from latfit.planning.load.strategies import Machine, Part, System, Target, law_or_none, system_of
 from latfit.planning.result import Interval, Kind, Strategy
-from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseLaw, SampledLaw
+from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseDistribution, SampledDistribution
 from latfit.warning import LatfitWarning
 
 DRAWS, FEWER_DRAWS = 100, 50
@@ -62,13 +62,13 @@ class Asked:
     drawn: Callable[[int], Machine] = field(repr=False)
     laws_only: bool = False
 
-    def law(self, effort: Effort) -> ResponseLaw | None:
-        """Its law on the machine as fitted; None where it is overloaded."""
+    def law(self, effort: Effort) -> ResponseDistribution | None:
+        """Its distribution on the machine as fitted; None where it is overloaded."""
         system = self.system()
         return None if system is None else law_or_none(system, self.rate, effort)
 
-    def quick(self, seed: int | None = None) -> ResponseLaw | None:
-        """Its law by a short run where it has one, for ratios of runs on the same numbers."""
+    def quick(self, seed: int | None = None) -> ResponseDistribution | None:
+        """Its distribution by a short run where it has one, for ratios of runs on the same numbers."""
         system = self.system(seed)
         if system is None or system.run_at is None:
             return None if system is None else law_or_none(system, self.rate, QUICK)
@@ -89,14 +89,14 @@ def asked_of(machine: Machine, target: Target, strategy: Strategy, rate: float, 
     return Asked(machine, target, strategy, rate, cache(machine.drawn), laws_only)
 
 
-def promised(asked: Asked, law: ResponseLaw | None = None) -> Promise | None:
-    """What can be promised of a strategy; None where the load is more than it carries. law: by a long run, where it is
-    known."""
+def promised(asked: Asked, law: ResponseDistribution | None = None) -> Promise | None:
+    """What can be promised of a strategy; None where the load is more than it carries. law: its distribution by a long
+    run, where it is known."""
     law = law or asked.law(FINE)
     return None if law is None else _with_interval(asked, law)
 
 
-def _with_interval(asked: Asked, law: ResponseLaw, draws: int = DRAWS) -> Promise:
+def _with_interval(asked: Asked, law: ResponseDistribution, draws: int = DRAWS) -> Promise:
     value = law.percentile(asked.target.q)
     own = _of_the_run(law, asked.target.q)
     ratios = _ratios(asked, draws)
@@ -127,9 +127,9 @@ def _kept(asked: Asked, rate: float) -> bool:
     return law is not None and _with_interval(there, law, FEWER_DRAWS).holds(asked.target.sla_ms) == "yes"
 
 
-def _of_the_run(law: ResponseLaw, q: float) -> tuple[float, float] | None:
-    """What a simulation leaves open of its percentile; None for a law in closed form."""
-    return law.percentile_interval(q) if isinstance(law, SampledLaw) else None
+def _of_the_run(law: ResponseDistribution, q: float) -> tuple[float, float] | None:
+    """What a simulation leaves open of its percentile; None for a closed form."""
+    return law.percentile_interval(q) if isinstance(law, SampledDistribution) else None
 
 
 def _joined(value: float, end_ms: float, ratio: float) -> float | None:
@@ -160,7 +160,7 @@ def _ratios(asked: Asked, draws: int) -> tuple[float, float] | None:
     return min(float(low), float(low) / centre, 1.0), max(float(high), float(high) / centre, 1.0)
 
 
-def _doubts(asked: Asked, law: ResponseLaw) -> Iterator[str]:
+def _doubts(asked: Asked, law: ResponseDistribution) -> Iterator[str]:
     """Why the percentile is not to be promised: a tail that nobody saw, or runs that were too short."""
     if asked.laws_only:
         yield wording.LAWS_ONLY_DOUBT
@@ -181,7 +181,7 @@ def _doubts(asked: Asked, law: ResponseLaw) -> Iterator[str]:
     arrivals = asked.machine.arrivals
     if not arrivals.poisson and arrivals.grows:
         yield wording.BURSTS_TOO_LONG
-    if isinstance(law, SampledLaw) and not law.settled:
+    if isinstance(law, SampledDistribution) and not law.settled:
         yield wording.NOT_SETTLED
 
 

@@ -8,7 +8,7 @@
 T(b) is the mean step, typical latency times the mean of the measured ratios to it, and single steps scatter as
 measured. Where nobody measured that (a path of nominal numbers), steps of batches take T(b) and a CPU that serves one
 at a time is taken as exponential. A batch is at most the largest measured one, in requests and in tokens, unless a
-smaller one is asked for. Where only laws are asked for, nothing scatters and arrivals are Poisson.
+smaller one is asked for. Where only closed forms are asked for, nothing scatters and arrivals are Poisson.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ from latfit.queueing import (
     USUAL,
     Arrivals,
     Effort,
-    OverflowLaw,
-    ResponseLaw,
+    OverflowDistribution,
+    ResponseDistribution,
     ServiceTimes,
     batch_response,
     closed_form,
@@ -98,19 +98,19 @@ class Both:
     cpu: Part
     arrivals: Arrivals = POISSON
 
-    def law(self, rate: float, cutoff_ms: float, effort: Effort = USUAL) -> ResponseLaw:
-        """The law at a rate per ms and a T_cut. Raises SlaOutOfReach where the CPU is overloaded."""
+    def law(self, rate: float, cutoff_ms: float, effort: Effort = USUAL) -> ResponseDistribution:
+        """The distribution at a rate per ms and a T_cut. Raises SlaOutOfReach where the CPU is overloaded."""
         return cutoff_response(rate, cutoff_ms, self.gpu.times, self.cpu.times, self.arrivals, effort)
 
     def overflow_share(self, rate: float, cutoff_ms: float) -> float:
         """Share of the requests that the CPU serves."""
         law = self.law(rate, cutoff_ms)
-        assert isinstance(law, OverflowLaw)
+        assert isinstance(law, OverflowDistribution)
         return law.overflow_share
 
     @property
     def closed_form(self) -> bool:
-        """Whether the law is exact and the proved bounds hold: see `queueing.responses`."""
+        """Whether the distribution is exact and the proved bounds hold: see `queueing.responses`."""
         return closed_form(self.gpu.times, self.cpu.times, self.arrivals)
 
     @property
@@ -161,19 +161,19 @@ class Machine:
 
 @dataclass(frozen=True)
 class System:
-    """A strategy on a machine. law: (rate per ms, effort) -> law; rate_limit: its stability limit per ms.  rises:
-    whether its responses can only take longer at a higher rate.  sampled: whether its law is read off runs.  run_at:
-    the law of batches at a rate by a short run, which is quicker than one in closed form.  times: of its batches, where
-    it is greedy on one path.  both: the paths of a T_cut.
+    """A strategy on a machine. law: (rate per ms, effort) -> distribution; rate_limit: its stability limit per
+    ms.  rises: whether its responses can only take longer at a higher rate.  sampled: whether its distribution is read
+    off runs.  run_at: the distribution of batches at a rate by a short run, which is quicker than one in closed form.
+    times: of its batches, where it is greedy on one path.  both: the paths of a T_cut.
     """
 
     strategy: Strategy
     parts: tuple[Part, ...]
-    law: Callable[[float, Effort], ResponseLaw] = field(repr=False)
+    law: Callable[[float, Effort], ResponseDistribution] = field(repr=False)
     rate_limit: float
     sampled: bool
     rises: bool = True
-    run_at: Callable[[float], ResponseLaw] | None = None
+    run_at: Callable[[float], ResponseDistribution] | None = None
     times: ServiceTimes | None = None
     both: Both | None = None
 
@@ -231,7 +231,7 @@ def simple_systems(machine: Machine, rate: float) -> list[System]:
 def cutoff_system(both: Both, cutoff_ms: float) -> System:
     """GPU + CPU at one T_cut."""
 
-    def law(rate: float, effort: Effort) -> ResponseLaw:
+    def law(rate: float, effort: Effort) -> ResponseDistribution:
         return both.law(rate, cutoff_ms, effort)
 
     return System(both.strategy(cutoff_ms), (both.gpu, both.cpu), law, both.rate_limit, not both.closed_form, both=both)
@@ -245,7 +245,7 @@ def system_of(strategy: Strategy, machine: Machine, rate: float) -> System | Non
 
 
 def _one_at_a_time(part: Part, arrivals: Arrivals) -> System:
-    def law(rate: float, effort: Effort) -> ResponseLaw:
+    def law(rate: float, effort: Effort) -> ResponseDistribution:
         return single_response(rate, part.times, arrivals, effort)
 
     sampled = part.times.scatter is not None or not arrivals.poisson
@@ -263,10 +263,10 @@ def _batching(part: Part, rate: float, machine: Machine) -> list[System]:
     rises = all(bool(np.all(np.diff(each) >= -ROUNDING * each[:-1])) for each in (whole, whole * times.spread(best)))
 
     def system(kind: Kind, threshold: Callable[[float], int]) -> System:
-        def law(load: float, effort: Effort) -> ResponseLaw:
+        def law(load: float, effort: Effort) -> ResponseDistribution:
             return batch_response(load, times, threshold(load), arrivals, effort)
 
-        def run(load: float) -> ResponseLaw:
+        def run(load: float) -> ResponseDistribution:
             return run_batches(load, times, threshold(load), arrivals, QUICK)
 
         strategy = Strategy(kind, (part.label,))
@@ -279,8 +279,8 @@ def _batching(part: Part, rate: float, machine: Machine) -> list[System]:
     return found
 
 
-def law_or_none(system: System, rate: float, effort: Effort = USUAL) -> ResponseLaw | None:
-    """The law at a rate per ms; None where the system cannot carry it or it cannot be computed."""
+def law_or_none(system: System, rate: float, effort: Effort = USUAL) -> ResponseDistribution | None:
+    """The distribution at a rate per ms; None where the system cannot carry it or it cannot be computed."""
     try:
         return system.law(rate, effort)
     except SlaOutOfReach:

@@ -1,6 +1,7 @@
 """The decision against an event simulation: the selected strategy in the simulator of `latfit simulate`, event by
 event, beside the run of the queue that the plan was made with. Both have the same mean times, the same scatter and the
-same arrivals; the loops that serve requests are two, the draw from a measured law and the histogram of responses one.
+same arrivals; the loops that serve requests are two, the draw from a measured distribution and the histogram of
+responses one.
 
 A path whose scatter nobody knows takes its mean time every time, or an exponential one where the plan assumed that (a
 CPU that serves one request at a time).
