@@ -369,7 +369,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[[Any, str], Any]]] = {
     "t_cut": ("t_cut_ms", _duration),
     "b1": ("B1", lambda value, option: int(value)),
     "max_batch": ("max_batch", lambda value, option: int(value)),
-    "rule": ("rule", lambda value, option: str(value)),
+    "rule": ("rule", lambda value, option: str(value).replace("-", " ")),
     "longest": ("longest_ms", _duration),
     "merge_below": ("merge_below", lambda value, option: int(value)),
     "ageing": ("ageing_ms", _duration),

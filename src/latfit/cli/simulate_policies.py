@@ -35,7 +35,7 @@ class PolicyOptions:
     b1: Annotated[int | None, typer.Option("--b1", help="three-stage: smallest batch for the GPU.")] = None
     max_batch: Annotated[int | None, typer.Option("--max-batch", help="Largest batch on the main path.")] = None
     rule: Annotated[
-        Literal["amortised", "literal", "total delay"] | None,
+        Literal["amortised", "literal", "total-delay"] | None,
         typer.Option("--rule", hidden=True, help="marginal-cost: the rule."),
     ] = None
     longest: Annotated[

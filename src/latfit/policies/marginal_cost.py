@@ -6,7 +6,7 @@ With B requests waiting and the next expected in 1/rate ms:
 - amortised, T(B)/B - T(B+1)/(B+1) > 1/rate: the gain in time a request. For T = tau + alpha B it stops at the smallest
   B with B (B+1) >= rate tau. Of the three the nearest to optimal for the mean (`queueing.dispatch_mdp` says by how
   much).
-- total delay, T(B) + T(1) - T(B+1) > B/rate: what the batch saves against what its members wait. For a straight line
+- total delay, T(B) + T(1) - T(B+1) > B/rate: what the batch saves against what its members wait. For a linear T
   it stops at B >= rate tau.
 
 Scalars in, bool out; no state. T in ms, rate per ms, B >= 1. Ties dispatch.

@@ -55,7 +55,7 @@ class DispatchTable:
 class QueueOrder:
     """Which request is next. Classes count from 0, the most urgent; within a class first come, first served.
 
-    ageing_ms: waiting so long makes up for one class; infinite: a class always goes before the next one.
+    ageing_ms: waiting time worth one class; infinite: strict priority.
     """
 
     ageing_ms: float = math.inf
@@ -63,7 +63,7 @@ class QueueOrder:
     def __post_init__(self) -> None:
         if not self.ageing_ms > 0:
             raise WrongUsage(
-                "ageing must be above zero", where="ageing", remedy="Give the ms that make up for a class."
+                "priority ageing must be above zero", where="ageing", remedy="Give the waiting time worth one class."
             )
 
 

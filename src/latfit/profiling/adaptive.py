@@ -8,7 +8,7 @@ least three times as long as the last fit took.
 Parameters that the fit left at zero are mostly not asked about: visits are chosen as if they were known to be zero,
 which leaves more for the others. A tenth of the time is chosen for all parameters, and all of it once the others are
 known well enough. What is best for a model is blind to what the model lacks, so a twentieth of the time goes to cells
-that were never seen, the cheapest first, until all were. The run ends when the prediction's 95 % interval, with all
+that were never measured, the cheapest first, until all were. The run ends when the prediction's 95 % interval, with all
 parameters, is within the precision at every cell.
 
 The first cells come before any fit. They are chosen by ln det M per cost (D-optimality), for a polynomial in ln B, ln S
@@ -27,7 +27,7 @@ raise its weight by d = w(n + k) - w(n), and by Sherman & Morrison
 
     tr(A M^-1) - tr(A (M + d J J')^-1) = d J' M^-1 A M^-1 J / (1 + d J' M^-1 J).
 
-Because w saturates at 1 / m^2, no cell is repeated for ever, and the more a model misses the more cells are seen.
+Because w saturates at 1 / m^2, no cell is repeated for ever, and the more a model misses the more cells are measured.
 
 Many parameters cannot be below zero, and a fit leaves at zero those that it has no use for. Such a bound helps: its
 parameter's error is cut off on one side. The intervals do not rely on that, and count all parameters.
@@ -179,7 +179,7 @@ ALL_SHARE = 0.1
 
 GROWTH_PER_FIT = 0.1
 MEASURING_PER_FIT = 3.0
-UNSEEN_SHARE = 0.05
+UNMEASURED_SHARE = 0.05
 FIRST_BEYOND_PARAMETERS = 3
 FIRST_WARMUP, LATER_WARMUP = 3.0, 1.5
 """Warm-up of a cell's first visit and of a later one, in its quickest steps, before there were any."""
@@ -197,7 +197,7 @@ class AdaptiveDesign:
         self._guess_ms = np.array(guess_ms, dtype=np.float64)
         self._surface: Surface | None = None
         self._known: tuple[Knowledge, Knowledge] | None = None
-        self._unseen_s = self._all_s = 0.0
+        self._unmeasured_s = self._all_s = 0.0
         self._number = 0
         self._moving_width = math.inf
         self.half_width: float | None = None
@@ -244,13 +244,13 @@ class AdaptiveDesign:
         while True:
             counts = np.array([float(len(run.times_ms(index))) for index in range(len(run.cells))])
             of_all = self._moving_width <= run.precision or self._all_s <= ALL_SHARE * run.elapsed_s()
-            chosen = self._unseen(run, counts) or self._best(run, known[of_all] if known else None, counts)
+            chosen = self._unmeasured(run, counts) or self._best(run, known[of_all] if known else None, counts)
             if chosen is None:
                 return run.elapsed_s() > started_s
             before_s = run.elapsed_s()
             visit(*chosen)
             if not counts[chosen[0]]:
-                self._unseen_s += run.elapsed_s() - before_s
+                self._unmeasured_s += run.elapsed_s() - before_s
             elif of_all:
                 self._all_s += run.elapsed_s() - before_s
             if self._number % VISITS_BETWEEN_ANCHORS == 0:
@@ -274,14 +274,14 @@ class AdaptiveDesign:
                 best = float(rate[index]), index, samples
         return best[1:] if best else None
 
-    def _unseen(self, run: Visits, counts: FloatArray) -> tuple[int, int] | None:
-        """The cheapest cell that was never seen, where its visit is within these cells' share of the time."""
+    def _unmeasured(self, run: Visits, counts: FloatArray) -> tuple[int, int] | None:
+        """The cheapest cell that was never measured, where its visit is within these cells' share of the time."""
         cost = self._cost_ms(run, SAMPLES_PER_VISIT)
-        unseen = np.flatnonzero((counts == 0) & self._payable(run, cost))
-        if not len(unseen):
+        unmeasured = np.flatnonzero((counts == 0) & self._payable(run, cost))
+        if not len(unmeasured):
             return None
-        index = int(unseen[np.argmin(cost[unseen])])
-        within = self._unseen_s + cost[index] / 1e3 <= UNSEEN_SHARE * run.elapsed_s()
+        index = int(unmeasured[np.argmin(cost[unmeasured])])
+        within = self._unmeasured_s + cost[index] / 1e3 <= UNMEASURED_SHARE * run.elapsed_s()
         return (index, SAMPLES_PER_VISIT) if within else None
 
     def _payable(self, run: Visits, cost: FloatArray) -> FloatArray:
@@ -289,7 +289,7 @@ class AdaptiveDesign:
         return np.array([i not in run.limits and cost[i] <= left_ms and run.affordable(i) for i in range(len(cost))])
 
     def _anchored(self, run: Visits, visit: Visitor) -> bool:
-        """Two cells are seen by every process, so that the interval between processes can be told."""
+        """Two cells are measured by every process, so that the interval between processes can be told."""
         for index in sorted(anchor_cells(run)):
             while run.visits[index] < len(run.devices) and run.affordable(index) and index not in run.limits:
                 visit(index)

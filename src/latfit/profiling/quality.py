@@ -1,4 +1,4 @@
-"""Reasons to doubt a run, found in its samples and in what else the machine did.
+"""What makes a run less certain, found in its samples and in what else the machine did.
 
 Drift is tested with a trend that needs no assumption on the noise. A visit of a cell contributes the logarithm r of its
 median time, at the middle t of the visit. Cells differ in level, so both are centred within the cell, and the statistic

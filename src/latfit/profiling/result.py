@@ -76,7 +76,7 @@ def between_processes(log_medians: Sequence[Sequence[float]]) -> BetweenProcesse
     return BetweenProcesses(count, sd, float(t.ppf(0.975, count - 1)) * sd / math.sqrt(count))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProfileResult:
     """A finished run. `elapsed_s` and `budget_s` are on the device's clock; `step_s` is the part spent inside
     steps, `overhead_s` what the harness added around them (the pipe to another process, the clock)."""
@@ -92,6 +92,11 @@ class ProfileResult:
     overhead_s: float = 0.0
     prediction_half_width: float | None = None
     """Of an adaptive run: half width of the 95 % interval of the worst predicted cell, relative."""
+
+    def __repr__(self) -> str:
+        return (
+            f"ProfileResult({len(self.samples):,} steps, {len(self.cells)} cells, {self.elapsed_s:.1f} s, {self.stop})"
+        )
 
     @property
     def interrupted(self) -> bool:
@@ -166,7 +171,7 @@ def to_trace(result: ProfileResult, labels: TraceLabels) -> Trace:
 
 
 def cell_columns(cells: Sequence[StepShape]) -> Trace:
-    """What is known of cells before they are measured, a row each."""
+    """The columns of cells before they are measured, a row each."""
     return Trace(
         {
             "B": _integers([cell.B for cell in cells], np.int32),

@@ -108,7 +108,7 @@ def sensor_facts(first: Reading, last: Reading) -> dict[str, Any]:
 
 
 def sensor_warnings(first: Reading, last: Reading) -> list[LatfitWarning]:
-    """Reasons to doubt a run that lie in its sensors."""
+    """Warnings about a run from its sensors."""
     found = []
     if events := _events(first, last):
         found.append(

@@ -56,10 +56,10 @@ from latfit.simulation.engine.step_cost import (
     Work,
     accepted,
     drawn_ms,
-    law_of,
     level_of,
     of_decode,
     ratio,
+    row_of,
 )
 
 
@@ -242,7 +242,7 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
     B = float(s.i[COUNT])
     computed = captured(B) if o.graphs == 1 else B
     base, of_cached = of_decode(costs.typical[0], computed, computed), costs.typical[0, TAU_K]
-    level, law = level_of(costs.scatter, OF_DECODE, computed), law_of(costs.scatter, OF_DECODE, computed)
+    level, row = level_of(costs.scatter, OF_DECODE, computed), row_of(costs.scatter, OF_DECODE, computed)
     at, made = 0, 0
     while made < steps and s.f[NOW] < until:
         if s.i[SEEN] < s.i[PUSHED] and load.arrival[s.inbox[s.i[SEEN]]] <= s.f[NOW]:
@@ -255,7 +255,7 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
             take(s, s.crossing[at])
         at = at + 1 if at + 1 < o.block_size else 0
         begin = max(s.f[NOW], s.f[BUSY_UNTIL])
-        duration = (base + of_cached * cached) * level * ratio(costs.scatter, s, law) + 0.0
+        duration = (base + of_cached * cached) * level * ratio(costs.scatter, s, row) + 0.0
         end = begin + duration
         count_gaps(s, end - s.f[LAST_END], s.i[COUNT])
         note_step(s, begin, duration, B, B, o.blocks)

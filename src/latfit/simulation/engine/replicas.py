@@ -37,9 +37,7 @@ class Routing:
 
     def __post_init__(self) -> None:
         if self.route not in ROUTES:
-            raise WrongUsage(
-                f"no route is called {self.route!r}", where="--route", remedy=f"One of {', '.join(ROUTES)}."
-            )
+            raise WrongUsage(f"{self.route!r} is not a route", where="--route", remedy=f"One of {', '.join(ROUTES)}.")
         if self.replicas < 1 or not 0 <= self.prefix_share < 1:
             raise WrongUsage(
                 f"{self.replicas} replicas, {self.prefix_share:g} of a prompt shared",

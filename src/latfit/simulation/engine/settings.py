@@ -24,7 +24,7 @@ class Order:
 
     fcfs: the first that came.  sjf: the one with the shortest predicted output, `length_error` being the standard
     deviation of the logarithm of prediction over truth.  slo: the earliest deadline (arrival + the class's).  fair: the
-    user who was served least.  priority: the most urgent class, where `ageing_ms` of waiting make up for one class.
+    user who was served least.  priority: the most urgent class, where `ageing_ms` of waiting are worth one class.
     switch: `slo` while fewer than `switch_at` requests wait, from there on `sjf` within a class.
     """
 
@@ -35,9 +35,7 @@ class Order:
 
     def __post_init__(self) -> None:
         if self.name not in ORDERS:
-            raise WrongUsage(
-                f"no order is called {self.name!r}", where="--order", remedy=f"One of {', '.join(ORDERS)}."
-            )
+            raise WrongUsage(f"{self.name!r} is not an order", where="--order", remedy=f"One of {', '.join(ORDERS)}.")
         if not self.length_error >= 0 or not self.ageing_ms > 0 or self.switch_at < 1:
             raise WrongUsage(
                 "a length error below zero, or an ageing or a switch that is not above it",
@@ -119,7 +117,7 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if self.batching not in ENGINES:
             raise WrongUsage(
-                f"no engine is called {self.batching!r}", where="--engine", remedy=f"One of {', '.join(ENGINES)}."
+                f"{self.batching!r} is not an engine", where="--batching", remedy=f"One of {', '.join(ENGINES)}."
             )
         counts: dict[str, Any] = {
             "max_num_seqs": self.max_num_seqs,
@@ -144,7 +142,7 @@ class EngineSettings:
         if self.batching == "static" and (self.order.name != "fcfs" or self.speculation.draft_tokens):
             raise WrongUsage(
                 "static batches are formed first come first served, without drafts",
-                where="--engine",
+                where="--batching",
                 remedy="Take another engine.",
             )
         if self.batching == "chunked-prefill" and self.max_num_batched_tokens < self.max_num_seqs:

@@ -5,15 +5,15 @@ all, with zeros for the terms that a family lacks. A kernel that sees n, P, KP a
 longest prefill, need not put averages in their place: A = sum p (k + p/2) over the prefill chunks p behind k cached
 tokens, L = max(k + p).
 
-Steps that only decode and steps that hold prefill may have a fit each: kernels for sequences of one token and kernels
+Decode steps and steps that contain prefill may have a fit each: kernels for sequences of one token and kernels
 for sequences of many lengths are different programs, and a fit of both together pays for it in both.
 
 A formula gives the typical step. Where steps scatter, each lasts its cost times the level of its size times a ratio F.
-F is drawn anew for each step from the law of observed over typical time that the fit keeps for the step's phase and
-batch (see `model.step_ratios`); its mean is the measured one, so the mean step is, too, and its tail is that of the
-steps. F is the smallest point whose cumulated share exceeds a uniform number u. A guide (Chen & Asau 1974) names for
-each of GUIDE equal parts of [0, 1) the first point that may be it, so that a draw takes one or two comparisons however
-many points there are.
+F is drawn anew for each step from the distribution of observed over typical time that the fit keeps for the step's
+phase and batch (see `model.step_ratios`); its mean is the measured one, so the mean step is, too, and its tail is that
+of the steps. F is the smallest point whose cumulated share exceeds a uniform number u. A guide (Chen & Asau 1974)
+names for each of GUIDE equal parts of [0, 1) the first point that may be it, so that a draw takes one or two
+comparisons however many points there are.
 
 The level is that of the steps of S tokens in the trace, whatever context they had, so it counts where a cost is one of
 B and S alone. Steps of an engine come with other contexts than those of a trace, and a cost that knows the context is
@@ -75,7 +75,7 @@ def accepted(seed: int, request: int, token: int, drafted: int, rate: float) -> 
 
 CONTEXT = "context_tokens"
 OF_DECODE, OF_PREFILL, OF_MIXED = range(3)
-"""Rows of `level` and `law`."""
+"""Rows of `level` and `row`."""
 
 GUIDE = 1024
 BATCHES = 1025
@@ -89,40 +89,40 @@ _OF_BELOW = 1.0 / (1 << SIZE_SHIFT)
 
 
 class Scatter(NamedTuple):
-    """Laws of the steps: level (3, SIZES + 1) of each phase; law (3, BATCHES) of its batches 0 (unused), 1, ..., the
-    last for all beyond, a row of values and reached (rows, k) of F and of guide (rows, GUIDE). k = 0 where no step
-    scatters."""
+    """Distributions of step times: level (3, SIZES + 1) of each phase; row (3, BATCHES) for its batches 0 (unused), 1,
+    ..., the last for all beyond, into values and reached (rows, k) of F and into guide (rows, GUIDE). k = 0 where no
+    step scatters."""
 
     level: FloatArray
-    law: IntArray
+    row: IntArray
     values: FloatArray
     reached: FloatArray
     guide: IntArray
 
 
 def scatter_of(decode: FitResult, with_prefill: FitResult) -> Scatter:
-    """The laws that the fits keep; a phase without one lasts its cost."""
-    return scatter_from(_law(decode, DECODE), _law(with_prefill, PREFILL), _law(with_prefill, MIXED))
+    """The distributions that the fits keep; a phase without one takes its cost."""
+    return scatter_from(_ratios(decode, DECODE), _ratios(with_prefill, PREFILL), _ratios(with_prefill, MIXED))
 
 
-def _law(fit: FitResult, phase: str) -> StepRatios | None:
-    law = fit.limits.of(phase).ratios
-    return replace(law, levels=NO_LEVELS) if law is not None and CONTEXT in fit.structure.columns else law
+def _ratios(fit: FitResult, phase: str) -> StepRatios | None:
+    found = fit.limits.of(phase).ratios
+    return replace(found, levels=NO_LEVELS) if found is not None and CONTEXT in fit.structure.columns else found
 
 
 def scatter_from(decode: StepRatios | None, prefill: StepRatios | None, mixed: StepRatios | None) -> Scatter:
-    """Laws by phase, None for a phase that lasts its cost."""
-    laws = (decode, prefill, mixed)
-    if all(law is None for law in laws):
+    """Distributions by phase, None for a phase that takes its cost."""
+    phases = (decode, prefill, mixed)
+    if all(each is None for each in phases):
         return NONE
     level, of_batch = np.ones((3, SIZES + 1)), np.zeros((3, BATCHES), dtype=np.int64)
     sizes, batches = _edges(), np.maximum(np.arange(float(BATCHES)), 1.0)
     rows = [(np.ones(1), np.ones(1))]
-    for phase, law in enumerate(laws):
-        if law is not None:
-            level[phase] = law.levels.factors(sizes)
-            of_batch[phase] = len(rows) + law.groups.of(batches)
-            rows += [(part.values, part.reached) for part in law.parts]
+    for phase, found in enumerate(phases):
+        if found is not None:
+            level[phase] = found.levels.factors(sizes)
+            of_batch[phase] = len(rows) + found.groups.of(batches)
+            rows += [(part.values, part.reached) for part in found.parts]
     k = max(len(points) for points, _ in rows)
     values = np.stack([np.pad(points, (0, k - len(points)), "edge") for points, _ in rows])
     reached = np.stack([np.pad(shares, (0, k - len(shares)), "edge") for _, shares in rows])
@@ -161,23 +161,23 @@ def level_of(c: Scatter, phase: int, S: float) -> float:
 
 
 @inner
-def law_of(c: Scatter, phase: int, B: float) -> int:
-    """The row of the law of steps of B requests."""
+def row_of(c: Scatter, phase: int, B: float) -> int:
+    """The row of the distribution of steps of B requests."""
     if c.values.shape[1] == 0:
         return 0
-    return int(c.law[phase, min(int(B), BATCHES - 1)])
+    return int(c.row[phase, min(int(B), BATCHES - 1)])
 
 
 @inner
-def ratio(c: Scatter, s: State, law: int) -> float:
+def ratio(c: Scatter, s: State, row: int) -> float:
     """The next step's F."""
     if c.values.shape[1] == 0:
         return 1.0
     u = sequence(s.stream)
-    at = c.guide[law, int(u * GUIDE)]
-    while c.reached[law, at] <= u:
+    at = c.guide[row, int(u * GUIDE)]
+    while c.reached[row, at] <= u:
         at += 1
-    return float(c.values[law, at])
+    return float(c.values[row, at])
 
 
 TAU_0, TAU_B, TAU_S, TAU_Q, Q, RHO, TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y = range(13)
@@ -212,7 +212,7 @@ class Work(NamedTuple):
 
 
 class StepCosts(NamedTuple):
-    """typical (2, WIDTH): coefficients of steps that only decode, and of steps that hold prefill.  scatter: how single
+    """typical (2, WIDTH): coefficients of decode steps, and of steps that contain prefill.  scatter: how single
     steps lie about them."""
 
     typical: FloatArray
@@ -220,7 +220,7 @@ class StepCosts(NamedTuple):
 
 
 def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter: bool = True) -> StepCosts:
-    """The costs of a fit, or of one for steps that only decode and one for steps that hold prefill. scatter: whether
+    """The costs of a fit, or of one for decode steps and one for steps that contain prefill. scatter: whether
     single steps lie about them as the measured steps of their phase did.
 
     Raises FitNotUsable for a fit without values, WrongUsage for a family that the engine does not know.
@@ -342,8 +342,8 @@ def step_ms(costs: StepCosts, w: Work) -> float:
 def drawn_ms(costs: StepCosts, s: State, w: Work) -> float:
     """Milliseconds of the next step of an engine."""
     phase = phase_row(w.P, w.S)
-    law = law_of(costs.scatter, phase, w.B)
-    return float(step_ms(costs, w) * level_of(costs.scatter, phase, w.S) * ratio(costs.scatter, s, law))
+    row = row_of(costs.scatter, phase, w.B)
+    return float(step_ms(costs, w) * level_of(costs.scatter, phase, w.S) * ratio(costs.scatter, s, row))
 
 
 @inner

@@ -39,7 +39,7 @@ Two policies on the same random numbers are compared by the differences of what 
 which the noise of the load cancels; a share turns into ms by the slope of the percentile over its interval.
 
 Lengths. The reach is measured on a pilot, a run made anew and longer until it has PILOT_REACHES reaches. It rises with
-the load, for M/M/1 about as (1 + rho)/(1 - rho)^2; any service law, batching or burstiness of arrivals shows in it.
+the load, for M/M/1 about as (1 + rho)/(1 - rho)^2; service times, batching and burstiness of arrivals all show in it.
 Runs then have REACHES reaches in all, MANY requests at the least, and leave out WARM reaches each, in which a start
 from empty fades to exp(-WARM/2) of what it was. Runs that turn out too short are made anew, longer.
 """
@@ -177,10 +177,10 @@ def reach_of(parts: Parts, found: float = 0.0) -> float:
             return found
         products = np.concatenate([row[1:] * row[:-1] for row in rows]) / square
         # The error is that of products as they are: two batches with one long queue in common prove little.
-        doubt = math.sqrt(float(products @ products)) / pairs
+        error = math.sqrt(float(products @ products)) / pairs
         r = float(products.sum()) / pairs + 1 / count
         expected = found / parts.length
-        if r - (expected if r < SATURATED else 0.0) > SURE * doubt:
+        if r - (expected if r < SATURATED else 0.0) > SURE * error:
             found = max(found, r * parts.length)
         if count < 2 * RESOLVED:
             return found

@@ -45,7 +45,7 @@ HEAD, TAIL, QUEUED, KNOWN, SIDE_FIRST, SIDE_LAST, SIDE_QUEUED, RETURNING, ISSUED
 CLOCK, LAST, AREA, CLOCKS = range(4)
 
 DETERMINISTIC, EXPONENTIAL, EMPIRICAL = range(3)
-"""Laws of the service time given its typical value."""
+"""Distributions of the service time given its typical value."""
 
 WARMING, MEASURING, DRAINING = range(3)
 NOBODY = -1
@@ -66,8 +66,9 @@ class Load(NamedTuple):
 
 class Machine(NamedTuple):
     """times (2, Bmax + 1, grid) ms by path, batch and tokens in it; grid of tokens; typical (2, Bmax + 1) ms, for the
-    policy; servers (2,); kind (2,) of the service law; of an empirical one the ratios (2, k) to the typical time and
-    the share (2, k) of services up to each; those of batches of b are first[., b]..last[., b] (2, Bmax + 1), rising."""
+    policy; servers (2,); kind (2,) of the service-time distribution; of an empirical one the ratios (2, k) to the
+    typical time and the share (2, k) of services up to each; those of batches of b are first[., b]..last[., b]
+    (2, Bmax + 1), rising."""
 
     times: Any
     grid: Any
@@ -335,7 +336,7 @@ def _next_free(paths, now):  # type: ignore[no-untyped-def]
 
 @inner
 def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-untyped-def]
-    """Typical T of the batch, on straight lines between the tokens of the grid."""
+    """Typical T of the batch, interpolated linearly between the tokens of the grid."""
     lasts = times[path, take, 0]
     if len(grid) > 1:
         total = 0
@@ -352,8 +353,8 @@ def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-un
 
 @inner
 def _factor(kind, ratios, reached, points, u):  # type: ignore[no-untyped-def]
-    """Drawn from the service law by one uniform number a batch, so that runs can share their random numbers. points:
-    the first and the last of the ratios that batches of this size have."""
+    """Drawn from the service-time distribution by one uniform number a batch, so that runs can share their random
+    numbers. points: the first and the last of the ratios that batches of this size have."""
     return -np.log1p(-u) if kind == EXPONENTIAL else ratios[first_beyond(reached, points[0], points[1], u)]
 
 

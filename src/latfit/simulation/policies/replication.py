@@ -1,6 +1,6 @@
 """One run of a policy against a load, and what is kept of it.
 
-Two laws hold on every run, and a run that breaks one is a fault of the simulator, so it stops there:
+Two invariants hold on every run; a run that breaks one is a fault of the simulator, so it stops there:
 every request is served once or still waits, and the integral of the number in system equals the sum of the times in it
 (Little's law for a finite run, without any assumption).
 """

@@ -23,7 +23,7 @@ from latfit.simulation.policies.event_loop import DETERMINISTIC, EMPIRICAL, EXPO
 from latfit.stats import FloatArray
 
 TOKEN_POINTS = 48
-"""Points of the grid of tokens between which T is taken as straight."""
+"""Points of the grid of tokens between which T is interpolated linearly."""
 
 
 @dataclass(frozen=True, eq=False)

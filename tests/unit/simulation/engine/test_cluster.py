@@ -93,7 +93,7 @@ def test_requests_of_one_token_need_no_decoding() -> None:
 
 
 def test_what_cannot_be_routed() -> None:
-    with pytest.raises(WrongUsage, match="no route"):
+    with pytest.raises(WrongUsage, match="is not a route"):
         Routing(2, "random")
     with pytest.raises(WrongUsage, match="replicas"):
         Routing(0)

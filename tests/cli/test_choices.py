@@ -1,0 +1,66 @@
+"""Choices of the command line are those of the rooms, and no command shows more than a reader takes in."""
+
+import re
+from typing import Any
+
+import pytest
+import typer
+
+from latfit.cli.app import app, run
+from latfit.policies import POLICIES, RULES
+from latfit.profiling.devices.protocol import PRECISIONS
+from latfit.profiling.host.isa import CHOICES
+from latfit.profiling.request import CACHES, DEVICES, ENGINES as PROFILED
+from latfit.profiling.shapes import PARTS
+from latfit.simulation.engine.replicas import ROUTES
+from latfit.simulation.engine.settings import ENGINES, ORDERS
+from latfit.simulation.policies.service import SERVICES
+
+MOST_SHOWN = 24
+"""Options of a command, without --help and those for experts."""
+
+
+def commands(group: Any, before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        several = hasattr(command, "list_commands")
+        found |= commands(command, f"{before}{name} ") if several else {f"{before}{name}": command}
+    return found
+
+
+COMMANDS = commands(typer.main.get_command(app))
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "known"),
+    [
+        ("simulate policies", "--policy", POLICIES),
+        ("simulate policies", "--rule", [name.replace(" ", "-") for name in RULES]),
+        ("simulate policies", "--service", SERVICES),
+        ("simulate engine", "--batching", ENGINES),
+        ("simulate engine", "--order", ORDERS),
+        ("simulate engine", "--route", ROUTES),
+        ("validate", "--batching", ENGINES),
+        ("profile", "--device", DEVICES),
+        ("profile", "--isa", CHOICES),
+        ("profile", "--dtype", ("auto", *PRECISIONS)),
+        ("profile", "--kernel", PARTS),
+        ("profile", "--engine", PROFILED),
+        ("profile", "--cache", CACHES),
+    ],
+)
+def test_choices_are_those_of_the_room(
+    command: str, option: str, known: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run([*command.split(), "--help-all"]) == 0
+    found = re.search(rf"^  {option} (\S+\|.*?)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
+    assert found
+    assert set(found[1].split("|")) == set(known)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_shows_few_options(name: str) -> None:
+    shown = [each for each in COMMANDS[name].params if each.param_type_name == "option" and not each.hidden]
+    assert len([each for each in shown if each.name != "help"]) <= MOST_SHOWN
