@@ -105,3 +105,33 @@ class TestCompare:
 
     def test_one_alone_is_wrong_usage(self, fitted: Path) -> None:
         assert latfit("compare", fitted) == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("ingest", "new.parquet", "--out", "clean.parquet"),
+        ("trace", "show", "new.parquet"),
+        ("fit", "new.parquet", "--model", "saturation"),
+        ("fit", "many.parquet", "--model", "linear", "--each", "--force"),
+        ("evaluate", "trace.fit.json", "new.parquet"),
+        ("predict", "trace.fit.json", *(each for B in range(1, 33) for each in ("-B", B))),
+        ("predict", "trace.fit.json", "--sensitivity"),
+        ("compare", "trace.fit.json", "new.parquet", "trace.fit.json"),
+    ],
+    ids=lambda command: " ".join(map(str, command[:2])),
+)
+def test_an_answer_fits_a_terminal(
+    command: tuple[object, ...], fitted: Path, in_tmp: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 lines of 80 columns; --verbose says more."""
+    monkeypatch.setenv("COLUMNS", "80")
+    trace = planted_trace(0.05, repeats=4, seed=9)
+    write_trace(in_tmp / "new.parquet", trace)
+    write_trace(in_tmp / "many.parquet", trace.with_columns(tp=np.tile(np.arange(4.0), 43)))
+    assert latfit(*command) == 0
+    short = capsys.readouterr().out.splitlines()
+    assert len(short) <= 24
+    assert max(map(len, short)) <= 80
+    assert latfit(*command, "-v") == 0
+    assert len(capsys.readouterr().out.splitlines()) >= len(short)
