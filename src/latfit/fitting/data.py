@@ -7,6 +7,7 @@ rows (see `problem`), so whatever asks for time, phase or run asks here.
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -68,6 +69,17 @@ class FitData(Rows):
     @property
     def S(self) -> FloatArray:
         return self.steps["S"]
+
+    @cached_property
+    def by_phase(self) -> dict[str, NDArray[np.bool_]]:
+        """Whether each row (n,) is of a phase, by its name."""
+        found: dict[str, NDArray[np.bool_]] = {}
+        rest = np.ones(len(self), dtype=bool)
+        while rest.any():
+            name = str(self.phase[int(np.argmax(rest))])
+            found[name] = np.asarray(self.phase == name)
+            rest &= ~found[name]
+        return found
 
     def sample(self, rows: NDArray[np.intp]) -> "FitData":
         """Some of the rows, in rising order, with what belongs to them; cells are numbered anew."""

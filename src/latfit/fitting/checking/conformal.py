@@ -183,11 +183,13 @@ def prediction_intervals(
     ordered: the folds follow each other in time, so that limits are checked with earlier folds only.  blocks: rows of
     the whole time, each block predicted from all others; the limits of phases that drift hold for them too.
     """
-    named, order = data.phase, TimeOrder.of(data)
-    by_phase = {}
-    for phase in dict.fromkeys(named[left_out.rows].tolist()):
-        inside = left_out.among(named[left_out.rows] == phase)
-        whole = blocks.among(named[blocks.rows] == phase) if blocks is not None else None
+    order, by_phase = TimeOrder.of(data), {}
+    of_phase = {phase: rows[left_out.rows] for phase, rows in data.by_phase.items()}
+    for phase in sorted(
+        (name for name, rows in of_phase.items() if rows.any()), key=lambda name: of_phase[name].argmax()
+    ):
+        inside = left_out.among(of_phase[phase])
+        whole = blocks.among(data.by_phase[phase][blocks.rows]) if blocks is not None else None
         scores = Scores.of(data, order, inside, ordered)
         drift = _drift(scores, inside, whole) if ordered else {"drift": False}
         wider = Scores.of(data, order, whole, ordered) if drift["drift"] and whole is not None else None

@@ -159,7 +159,7 @@ def with_ratios(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArr
     """The `intervals` of the JSON contract, with `ratios` of all steps and of every phase in them; log_ratio:
     ln(observed/predicted) (n,)."""
     ratio = np.exp(log_ratio)
-    weights, named, B, S = data.weights, data.phase, data.B, data.S
+    weights, B, S = data.weights, data.B, data.S
 
     def law(rows: NDArray[np.bool_], entry: Mapping[str, Any]) -> dict[str, Any] | None:
         """entry: the phase's limits, which know for how many independent steps those count that follow each other."""
@@ -179,6 +179,7 @@ def with_ratios(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArr
         return joined_ratios(laws, np.array(low), np.array(high)).to_json()
 
     by_phase = {
-        phase: {**entry, "ratios": law(named == phase, entry)} for phase, entry in intervals.get("by_phase", {}).items()
+        phase: {**entry, "ratios": law(data.by_phase[phase], entry)}
+        for phase, entry in intervals.get("by_phase", {}).items()
     }
     return {**intervals, "by_phase": by_phase, "ratios": law(np.ones(len(ratio), dtype=bool), intervals)}

@@ -219,7 +219,7 @@ def _in_time(data: FitData, written: NDArray[np.intp], residuals: FloatArray) ->
 
 def _regimes(data: FitData, log_ratio: FloatArray) -> dict[str, Errors]:
     observed, weights, predicted = data.observed, data.weights, data.observed * np.exp(-log_ratio)
-    rows_of = {str(phase): data.phase == phase for phase in np.unique(data.phase)}
+    rows_of = dict(sorted(data.by_phase.items()))
     found = {phase: error_metrics(observed[rows], predicted[rows], weights[rows]) for phase, rows in rows_of.items()}
     return {phase: Errors.from_json(errors) for phase, errors in found.items()}
 
@@ -252,6 +252,7 @@ def lack_of_fit(observed: FloatArray, cell: NDArray[np.intp], residuals: FloatAr
     return result
 
 
+MANY = 100_000
 REPEATED = 0.2
 """Share of the rows that have others like them from which these speak for all."""
 
@@ -263,10 +264,13 @@ def noise_floor(data: FitData) -> float | None:
 
 
 def _noise_floor(data: FitData) -> float | None:
-    rows = np.arange(len(data)) if data.single else np.empty(0, dtype=np.intp)
-    repeated = np.bincount(data.known_cell)[data.known_cell[rows]] > 1 if len(rows) else np.zeros(0, dtype=bool)
-    if repeated.sum() < max(MIN_ROWS, REPEATED * len(rows)):
+    if not data.single:
         return None
+    repeated = np.flatnonzero(np.bincount(data.known_cell)[data.known_cell] > 1)
+    if len(repeated) < max(MIN_ROWS, REPEATED * len(data)):
+        return None
+    if len(repeated) > MANY:  # whole cells, drawn evenly
+        repeated = repeated[data.known_cell[repeated] % (len(repeated) // MANY + 1) == 0]
     T = data.observed[repeated]
     middle = np.exp(_leave_one_out_medians(np.log(T), distinct(data.known_cell[repeated])[1]))
     return float(np.mean(np.abs(middle - T) / T) * 100)
