@@ -10,7 +10,7 @@ from latfit.stats import FloatArray
 from latfit.workload import Recording, Requests, read_requests
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Measured:
     """Requests and when, on the clock of their arrivals, their first and last token appeared (ms, (n,))."""
 
@@ -18,6 +18,9 @@ class Measured:
     first_ms: FloatArray
     last_ms: FloatArray
     source: str = "requests"
+
+    def __repr__(self) -> str:
+        return f"Measured({self.requests!r} from {self.source})"
 
     def __len__(self) -> int:
         return len(self.requests)

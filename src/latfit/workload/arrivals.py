@@ -1,7 +1,8 @@
 """When requests arrive: arrival processes, which draw arrival times in ms, each with a mean rate per ms.
 
 - Poisson: independent exponential gaps.
-- Piecewise: a Poisson process whose rate is linear between given moments, by thinning (Lewis and Shedler 1979): candidates come at the highest rate and each stays with chance rate(t)/highest.
+- Piecewise: a Poisson process whose rate is linear between given moments, by thinning (Lewis and Shedler 1979):
+  candidates come at the highest rate and each stays with chance rate(t)/highest.
 - Gamma: independent gamma gaps with coefficient of variation cv; cv 1 is Poisson, above 1 comes in bursts.
 - Modulated: a Poisson process whose rate jumps between levels that each last an exponential time. Given the path of the
   level, unit-rate arrivals are mapped back through the accumulated rate, which is exact.

@@ -14,7 +14,7 @@ from latfit.stats import FloatArray, IntArray
 SmallIntArray = NDArray[np.int32]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Requests:
     """Columns (n,), contiguous, in order of arrival. Make one with `make_requests`, which checks them.
 
@@ -31,6 +31,10 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self.arrival_ms)
+
+    def __repr__(self) -> str:
+        prompt, output = float(self.prompt_tokens.mean()), float(self.output_tokens.mean())
+        return f"Requests({len(self):,} at {1e3 * self.rate:.4g} req/s, mean {prompt:.4g} + {output:.4g} tokens)"
 
     @property
     def rate(self) -> float:

@@ -25,7 +25,7 @@ Captured = pytest.CaptureFixture[str]
 
 NOMINAL = {"gpu": "8ms+0.05ms*256", "amx": "exp:2ms"}
 PATHS = ["--nominal", "gpu=8ms+0.05ms*256", "--nominal", "amx=exp:2ms"]
-SMALL = {"requests": 3000, "replications": 2}
+SMALL: dict[str, Any] = {"requests": 3000, "replications": 2}
 AS_TYPED = ["--requests", "3000", "--replications", "2", "--json"]
 
 
@@ -104,7 +104,7 @@ class TestPolicies:
 
     def test_the_best_is_told_with_its_interval(self) -> None:
         """Greedy batches beat a fixed batch of 8 at 200/s: T(1) = 8.05 ms against a wait for eight arrivals, 40 ms."""
-        many = {"requests": 120_000, "replications": 2}
+        many: dict[str, Any] = {"requests": 120_000, "replications": 2}
         found = latfit.simulate({"gpu": "8ms+0.05ms*16"}, "200/s", ["fixed", "gpu-only"], settings={"batch": 8}, **many)
         assert found.verdict.startswith("gpu-only is best: p99 ")
         assert "below fixed." in found.verdict
@@ -211,4 +211,4 @@ def test_a_profile_is_steps_to_fit(in_tmp: Path) -> None:
     assert len(found.frame) == len(found.trace) == found.to_json()["rows"]
     assert found.to_json()["out"] is None
     assert list(in_tmp.iterdir()) == []
-    assert latfit.fit(found, model="constant").result.metrics.n > 0
+    assert latfit.fit(found, model="constant").result.metrics.n

@@ -56,7 +56,7 @@ class Counters:
     free_blocks: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class EngineRun:
     """What became of the requests; times in ms on the clock of their arrivals, (n,).
 
@@ -74,6 +74,10 @@ class EngineRun:
     batch_sizes: IntArray
     timelines: tuple[Timeline, ...]
     replica: IntArray
+
+    def __repr__(self) -> str:
+        found = self.counters
+        return f"EngineRun({len(self.requests):,} requests, {found.steps:,} steps, {found.preemptions:,} preemptions)"
 
     @property
     def ttft_ms(self) -> FloatArray:

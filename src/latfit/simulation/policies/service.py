@@ -26,7 +26,7 @@ TOKEN_POINTS = 48
 """Points of the grid of tokens between which T is interpolated linearly."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ServicePath:
     """An execution path as the simulator sees it; make one with the functions of this module.
 
@@ -53,6 +53,11 @@ class ServicePath:
                 where=self.name,
                 remedy="Give T(b) in ms for each batch, or limit the batch to where the fit holds.",
             )
+
+    def __repr__(self) -> str:
+        kind = "nominal" if self.nominal else "measured"
+        first, last = self.typical_ms[1], self.typical_ms[-1]
+        return f"ServicePath({self.name}, {kind}, T(1) = {first:.4g} ms, T({self.largest}) = {last:.4g} ms)"
 
     @property
     def largest(self) -> int:

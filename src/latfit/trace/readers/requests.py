@@ -48,7 +48,7 @@ def read(source: Source, options: Options) -> Trace:
     raise BadInput(
         "holds request arrivals, not steps",
         where=source.name,
-        remedy=f"Simulate them on a fit with latfit simulate engine --arrivals {source.name}; a fit needs a trace of steps.",
+        remedy=f"Simulate them with latfit simulate engine --arrivals {source.name}; a fit needs a trace of steps.",
     )
 
 
