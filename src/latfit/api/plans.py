@@ -7,11 +7,24 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfit import planning
 from latfit.api.hardware import profile_of
 from latfit.api.quantities import Duration, duration, library_verb, percent, rate as per_ms, transfer as transfers
 from latfit.errors import WrongUsage
 from latfit.hardware import ExecutionPath, HardwareProfile
+from latfit.planning import (
+    Capacity,
+    Load,
+    Objective,
+    Plan as PlanRecord,
+    PlanRequest,
+    ServingTargets,
+    StepBudget,
+    load_of,
+    make_plan,
+    parse_objective,
+    read_load,
+    step_budget as budget_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,13 +40,12 @@ WARNINGS = 3
 class Plan:
     """What to do under an SLA. Print it for the answer; DataFrames hold the rest, times in ms, rates per second.
 
-    result: the record (`latfit.planning.Plan`).  hardware, request: what it was made for, None where it was read from
-    JSON.
+    result: the record (`latfit.planning.Plan`).  hardware, request: what it was made for.
     """
 
-    result: planning.Plan
+    result: PlanRecord
     hardware: HardwareProfile = field(default_factory=HardwareProfile)
-    request: planning.PlanRequest = field(default_factory=planning.PlanRequest)
+    request: PlanRequest = field(default_factory=PlanRequest)
 
     @property
     def feasible(self) -> bool:
@@ -70,13 +82,13 @@ class Plan:
     def capacity_per_s(self) -> float | None:
         """Highest rate within the SLA on one replica, in requests/s; None without a rate."""
         found = self.result.capacity
-        return found.sustainable_per_s if isinstance(found, planning.Capacity) else None
+        return found.sustainable_per_s if isinstance(found, Capacity) else None
 
     @property
     def replicas(self) -> int | None:
         """Replicas that the whole rate needs; None without a rate, or where no number serves it."""
         found = self.result.capacity
-        return found.replicas if isinstance(found, planning.Capacity) else None
+        return found.replicas if isinstance(found, Capacity) else None
 
     @property
     def warnings(self) -> "list[LatfitWarning]":
@@ -201,8 +213,8 @@ def plan(
     `arrivals_window`.  tokens_per_request: tokens that a request adds to a step, 1 for decode.  context: cached tokens
     of a request.  max_batch: of the GPU.  transfer ("0.2ms", "2ms+1us" with a part per token), wait: before the GPU
     begins.  launch_share: share of the launch cost in a step from which B2 counts.  ttft, tpot, prompt_tokens: targets
-    for the engine settings.  objective: weights, {"p99": 1, "mean": 0.5}.  laws_only: closed forms, nothing is simulated.
-    seed: of the simulation that verifies the decision.
+    for the engine settings.  objective: weights, {"p99": 1, "mean": 0.5}.  laws_only: closed forms, no
+    simulation.  seed: of the simulation that verifies the decision.
 
     A plan that nothing can meet comes back with feasible=False and what would make it feasible. Raises BadInput,
     FitNotUsable, WrongUsage.
@@ -210,7 +222,7 @@ def plan(
     limit_ms = duration(sla, "--sla", sla_ms)
     offered = None if rate is None and rate_per_s is None else per_ms(rate, "--rate", rate_per_s)
     fixed_ms, ms_per_token = (0.0, 0.0) if transfer is None else transfers(transfer)
-    request = planning.PlanRequest(
+    request = PlanRequest(
         rate=offered,
         load=_load(arrivals, arrivals_window, alone=offered is None),
         replicas=replicas,
@@ -219,13 +231,13 @@ def plan(
         transfer_ms=fixed_ms + ms_per_token * tokens_per_request,
         wait_ms=None if wait is None else duration(wait, "--wait", zero=True),
         launch_share=launch_share,
-        serving=planning.ServingTargets(_optional(ttft, "--ttft"), _optional(tpot, "--tpot"), prompt_tokens),
+        serving=ServingTargets(_optional(ttft, "--ttft"), _optional(tpot, "--tpot"), prompt_tokens),
         objective=_objective(objective, offered is not None or arrivals is not None),
         laws_only=laws_only,
         seed=seed,
     )
     profile = profile_of(paths)
-    found = planning.make_plan(
+    found = make_plan(
         profile, limit_ms, percentile=percent(percentile), tokens_per_request=tokens_per_request, request=request
     )
     return Plan(found, profile, request)
@@ -241,7 +253,7 @@ def step_budget(
     percentile: float | str = 99.0,
     path: str | None = None,
     max_requests: int | None = None,
-) -> planning.StepBudget:
+) -> StepBudget:
     """What fits into a step within an SLA: tokens by number of requests, to cut a candidate batch in microseconds.
 
     paths: what `Hardware` takes; path: which of its paths, where it has several.  sla: "10ms" (or sla_ms=10), kept by
@@ -252,7 +264,7 @@ def step_budget(
     """
     limit_ms = duration(sla, "--sla", sla_ms)
     machine = _one_path(profile_of(paths), path)
-    found = planning.step_budget(machine, limit_ms, percent(percentile), max_requests=max_requests)
+    found = budget_of(machine, limit_ms, percent(percentile), max_requests=max_requests)
     return found if B is None else found.at([B] if isinstance(B, int) else list(B))
 
 
@@ -266,7 +278,7 @@ def _one_path(profile: HardwareProfile, name: str | None) -> ExecutionPath:
     return profile.paths[name]
 
 
-def _load(arrivals: Any, window: Duration | None, *, alone: bool) -> Any:
+def _load(arrivals: Any, window: Duration | None, *, alone: bool) -> Load | None:
     """The load that `arrivals` describes; None without."""
     if arrivals is None:
         if window is not None:
@@ -282,20 +294,20 @@ def _load(arrivals: Any, window: Duration | None, *, alone: bool) -> Any:
         )
     window_ms = _optional(window, "--arrivals-window")
     if isinstance(arrivals, str | Path):
-        return planning.read_load(arrivals, window_ms)
+        return read_load(arrivals, window_ms)
     from latfit.api.reading import TABLE, table_of
 
-    return planning.load_of(table_of(arrivals), TABLE, window_ms)
+    return load_of(table_of(arrivals), TABLE, window_ms)
 
 
-def _objective(objective: str | Mapping[str, float] | None, loaded: bool) -> Any:
+def _objective(objective: str | Mapping[str, float] | None, loaded: bool) -> Objective | None:
     if objective is None:
         return None
     if not loaded:
         raise WrongUsage("an objective needs a load", where="--objective", remedy="Give --rate or --arrivals.")
     if isinstance(objective, str):
-        return planning.parse_objective(objective)
-    return planning.parse_objective(",".join(f"{name}={weight}" for name, weight in objective.items()))
+        return parse_objective(objective)
+    return parse_objective(",".join(f"{name}={weight}" for name, weight in objective.items()))
 
 
 def _optional(value: Duration | None, option: str) -> float | None:

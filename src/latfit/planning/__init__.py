@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from latfit.planning.load.varying import load_of as load_of, read_load as read_load
     from latfit.planning.plan import make_plan as make_plan
     from latfit.planning.request import (
+        Load as Load,
+        Objective as Objective,
         PlanRequest as PlanRequest,
         ServingTargets as ServingTargets,
         parse_objective as parse_objective,

@@ -255,8 +255,9 @@ def capacity_line(found: Capacity) -> str:
         needed = "No number of replicas serves this load"
     else:
         needed = f"{'1 replica' if found.replicas == 1 else f'{found.replicas:,} replicas'} needed"
-    sure = "" if found.promised_per_s is None else f" (lower bound {format_rate(found.promised_per_s, down=True)})"
     carried = format_rate(found.sustainable_per_s or 0.0, down=True)
+    least = carried if found.promised_per_s is None else format_rate(found.promised_per_s, down=True)
+    sure = "" if least == carried else f" (lower bound {least})"
     return f"{needed}{price}; capacity {carried} per replica{sure}, {found.binding}."
 
 
