@@ -221,7 +221,7 @@ def engine(
     )
     if load.arrivals is None and not found.stable:
         raise SlaOutOfReach(
-            "no engine carries this load: requests wait longer and longer",
+            "no engine carries this load: unstable (ρ ≥ 1)",
             where="--rate",
             remedy="Lower the rate, or give more --replicas, --kv-blocks or --max-num-seqs.",
         )

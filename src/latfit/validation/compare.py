@@ -42,7 +42,7 @@ def cautions_about(
         found.append(
             LatfitWarning(
                 "no_context",
-                "the step costs do not depend on context length, which dominates decode steps",
+                "Step costs do not depend on context length, which dominates decode steps",
                 "Fit --model context or roofline to a trace with a context_tokens column.",
             )
         )
@@ -50,7 +50,7 @@ def cautions_about(
         found.append(
             LatfitWarning(
                 "one_fit",
-                "one fit covers decode and prefill steps, whose cost per cached token differs",
+                "One fit covers decode and prefill steps, whose cost per cached token differs",
                 "Fit them separately (--where 'prefill_tokens == 0' and '> 0'), and give the second as --prefill-fit.",
             )
         )
@@ -63,7 +63,7 @@ def cautions_about(
         found.append(
             LatfitWarning(
                 "outside_domain",
-                f"simulated steps reach B = {largest:,}, measured ones B = {measured:,.0f}",
+                f"Simulated steps reach B = {largest:,}, measured ones B = {measured:,.0f}",
                 "Measure larger batches, or lower --max-num-seqs to what the engine had.",
             )
         )
@@ -76,7 +76,7 @@ def no_prefill_warning(fit: FitResult) -> LatfitWarning | None:
         return None
     return LatfitWarning(
         "no_prefill",
-        "the fit has no data on steps with prefill, so TTFT is a lower bound",
+        "The fit has no data on steps with prefill, so TTFT is a lower bound",
         "Fit steps with prefill too, or give a separate fit of them as --prefill-fit.",
     )
 
@@ -89,7 +89,7 @@ def _highest(fit: FitResult, column: str) -> float:
 def _far(fit: FitResult, settings: EngineSettings) -> LatfitWarning:
     return LatfitWarning(
         "far_rows",
-        f"the fit includes rows of up to {_highest(fit, CONTEXT):,.0f} cached tokens, beyond the cache's"
+        f"The fit includes rows of up to {_highest(fit, CONTEXT):,.0f} cached tokens, beyond the cache's"
         f" {settings.cache_tokens:,}: rows that the engine never reaches bias it",
         f"Fit with --where 'context_tokens <= {settings.cache_tokens}'.",
     )
