@@ -39,6 +39,11 @@ if TYPE_CHECKING:
         engines_verdict as engines_verdict,
         policies_verdict as policies_verdict,
     )
+    from latfit.report.simulation.figures import (
+        engine_figure as engine_figure,
+        runs_figure as runs_figure,
+        validation_figure as validation_figure,
+    )
     from latfit.report.simulation.page import (
         PAGE_NAME as PAGE_NAME,
         Making as Making,
@@ -48,12 +53,9 @@ if TYPE_CHECKING:
     )
     from latfit.report.simulation.tables import (
         differences as differences,
-        engine_figure as engine_figure,
         engine_tables as engine_tables,
         rates_table as rates_table,
-        runs_figure as runs_figure,
         runs_table as runs_table,
-        validation_figure as validation_figure,
         validation_table as validation_table,
     )
     from latfit.report.text import table_html as table_html, table_text as table_text

@@ -10,7 +10,7 @@ from latfit.report import layout, style
 from latfit.report.fit.tables import KeyNumber, Table
 from latfit.report.format import count
 from latfit.report.layout import Picture, Rendered, Written
-from latfit.report.simulation import tables
+from latfit.report.simulation import figures, tables
 from latfit.report.simulation.brief import distinct, engines_verdict, policies_verdict
 from latfit.simulation import EngineResult, Interval, ServicePath, SimResult, System
 from latfit.units import format_ms, format_percent, format_rate, number
@@ -68,7 +68,7 @@ def policies_page(
     title = "p99 over the rate" if several else "Median, 90th and 99th percentile of response times"
     answer = _policies_answer(runs, made)
     alt = f"{title} of {_policies(runs)}. {answer.sentence}"
-    picture = Picture("simulation", title, alt, style.png(tables.runs_figure(runs)))
+    picture = Picture("simulation", title, alt, style.png(figures.runs_figure(runs)))
     over_rates = [tables.rates_table(runs)] if several else []
     by_class = [tables.classes_table(runs)] if any(run.by_class for run in runs) else []
     return _rendered(
@@ -92,7 +92,7 @@ def engines_page(runs: Sequence[EngineResult], made: Making) -> Rendered:
     answer = _engines_answer(runs, made)
     title = "Time to first token, waiting requests and KV blocks"
     alt = f"{title} of the first replication of each run. {answer.sentence}"
-    picture = Picture("simulation", title, alt, style.png(tables.engine_figure(runs)))
+    picture = Picture("simulation", title, alt, style.png(figures.engine_figure(runs)))
     return _rendered(
         {
             "title": made.titled("Simulated serving engines"),
