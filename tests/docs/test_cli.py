@@ -1,51 +1,60 @@
-"""docs/cli.md and the commands agree: every command has a section, and what a section names is there."""
+"""docs/cli.md and the commands agree: every command has a section, and each section the table of its options."""
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import typer
 
-from latfit.cli.app import app
-from tests.conftest import ROOT
+from tests.docs.reference import PAGE, SECTION, SHARED, commands, options, written
 
-OPTION = re.compile(r"--[a-z][a-z0-9-]*[a-z0-9]")
-PAGE = (ROOT / "docs" / "cli.md").read_text()
-SECTIONS = {
-    re.match(r"`latfit ([a-z ]*[a-z])", section).group(1): re.sub(r"`python -m [^`]*`", "", section)  # type: ignore[union-attr]
-    for section in PAGE.split("\n## ")[1:]
-}
-
-
-def commands(group: Any, before: str = "") -> Iterator[tuple[str, set[str]]]:
-    """(name, options) of every command."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, f"{before}{name} ")
-        else:
-            told = (option for each in command.params for option in (*each.opts, *each.secondary_opts))
-            yield f"{before}{name}", {option for option in told if option.startswith("--")}
-
-
-COMMANDS = dict(commands(typer.main.get_command(app)))
+COMMANDS = dict(commands())
+TEXT = PAGE.read_text()
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+SHOWN = 24
+"""Options that the help of a command shows at most; the others are for experts."""
 
 
 def test_every_command_has_a_section() -> None:
-    assert sorted(COMMANDS) == sorted(SECTIONS)
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_a_section_names_options_that_are_there(name: str) -> None:
-    assert set(OPTION.findall(SECTIONS[name])) - COMMANDS[name] == set()
-
-
-def test_every_option_is_told_of() -> None:
-    pages = "".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
-    known = {option for options in COMMANDS.values() for option in options}
-    assert known - set(OPTION.findall(pages)) == set()
+    assert [found[1] for found in SECTION.finditer(TEXT)] == [*COMMANDS]
 
 
 def test_the_list_of_commands_names_all() -> None:
-    listed = set(re.findall(r"`([a-z ]+)`", PAGE.split("| to | command |")[1].split("\n\n")[0]))
+    listed = set(re.findall(r"`([a-z ]+)`", TEXT.split("| to | command |")[1].split("\n\n")[0]))
     assert listed == set(COMMANDS)
+
+
+def test_tables_are_those_of_the_commands() -> None:
+    """`python -m tests.docs.reference` writes them anew."""
+    assert written(TEXT) == TEXT
+
+
+def test_prose_names_options_that_are_there() -> None:
+    known = {name for command in COMMANDS.values() for each in command.params for name in each.opts} | SHARED
+    own = re.sub(r"`python -m [^`]*`", "", TEXT)
+    assert set(OPTION.findall(own)) - known == {"--version"} & set(OPTION.findall(own))
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_can_be_taken_in(name: str) -> None:
+    shown = [each for each in options(COMMANDS[name]) if not each.hidden]
+    assert len(shown) <= SHOWN
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_option_says_what_it_does(name: str) -> None:
+    for each in options(COMMANDS[name]):
+        assert each.help, f"{name} {each.opts[0]} says nothing"
+
+
+def test_an_option_means_the_same_in_every_command() -> None:
+    """A name is of one kind everywhere: a flag, a value, or a list of values."""
+    kinds: dict[str, dict[tuple[bool, bool], list[str]]] = {}
+    for name, command in COMMANDS.items():
+        for each in options(command):
+            for option in each.opts:
+                kinds.setdefault(option, {}).setdefault((bool(each.is_flag), bool(each.multiple)), []).append(name)
+    mixed = {option: found for option, found in kinds.items() if len(found) > 1}
+    assert set(mixed) <= MAY_REPEAT, mixed
+
+
+MAY_REPEAT = {"--rate", "--policy", "--order", "--batching", "--engine", "--trace", "--path", "--nominal", "--quoted"}
+"""Options that some commands take several times and others once."""
