@@ -84,7 +84,9 @@ class ResultOptions:
 
     panel: ClassVar[str] = "Results"
     figure: Annotated[Path | None, typer.Option("--figure", help="Draw the runs into a PNG.")] = None
-    report: Annotated[Path | None, typer.Option("--report", help="Folder for a page with figure and tables.")] = None
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="DIR", help="Folder for a page with figure and tables.")
+    ] = None
 
     def check(self) -> None:
         """Raises TargetNotWritable before a long run instead of after it."""
