@@ -346,9 +346,11 @@ def fit_each(
 ) -> dict[str, Fit]:
     """A fit of every system (hardware, model, tp, path) of a source, by its label; see `fit` for the options.
 
-    A fit that cannot be used (`.ok`) is among them and says why. Raises WrongUsage, BadInput.
+    path: the execution path of steps that name none, or of each system by its columns: "{hardware}-tp{tp}". A fit that
+    cannot be used (`.ok`) is among them and says why. Raises WrongUsage, BadInput.
     """
     steps = read(source, **reading)
+    check_paths(path, steps)
     options = _options(model, loss, residuals, weights, solver, fix, bounds, prior, seed)
     doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
     fits = [_fitted(steps, system, rows, path, options, doubt) for system, rows in steps.systems]
@@ -417,5 +419,31 @@ def _fitted(
 
     origin = {**run_facts(options.seed), "trace": dict(steps.trace.provenance)}
     found = fit_trace(rows, options, doubt=doubt, data=data_facts(steps, system, rows), provenance=origin)
-    named = str(rows["path"][0]) if "path" in rows else path or steps.path
+    named = path.format_map(system) if path and NAMED_BY in path else None
+    if named is None:
+        named = str(rows["path"][0]) if "path" in rows else path or steps.path
     return Fit(found, named, rows)
+
+
+NAMED_BY = "{"
+"""What a path has that is named by the columns of its system."""
+
+
+def check_paths(path: str | None, steps: CleanTrace) -> None:
+    """Raises WrongUsage for a path named by columns that the systems have not, or that two of them share."""
+    if path is None or NAMED_BY not in path:
+        return
+    columns = sorted({name for system, _ in steps.systems for name in system})
+    try:
+        named = [path.format_map(system) for system, _ in steps.systems]
+    except (KeyError, ValueError, IndexError, AttributeError):
+        told = f"the columns that tell the systems apart are {', '.join(columns)}" if columns else "there is one system"
+        raise WrongUsage(
+            f"{path!r} names no path here: {told}", where="path", remedy="Write {hardware}-tp{tp}."
+        ) from None
+    if len(set(named)) < len(named):
+        raise WrongUsage(
+            f"{path!r} gives several systems one path",
+            where="path",
+            remedy=f"Name all that tells them apart: {', '.join(f'{{{name}}}' for name in columns)}.",
+        )

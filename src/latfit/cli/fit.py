@@ -105,7 +105,12 @@ class TargetOptions:
         bool, typer.Option("--each", help="Fit every system (hardware, model, tp) in the file by itself.")
     ] = False
     path: Annotated[
-        str | None, typer.Option("--path", help="Execution path of a trace that names none: cpu, amx, gpu, ...")
+        str | None,
+        typer.Option(
+            "--path",
+            help="Execution path of steps that name none: cpu, amx, gpu. With --each '{hardware}-tp{tp}' enters every"
+            " system.",
+        ),
     ] = None
     out: Annotated[
         Path | None, typer.Option("--out", help="The fit file; without it NAME.fit.json in this folder.")
@@ -175,7 +180,7 @@ def fit(
         Stored(
             found,
             targets.file(steps.sources[0].name, found.label),
-            None if several_machines else found.path or ASSUMED_PATH,
+            None if several_machines and "{" not in (targets.path or "") else found.path or ASSUMED_PATH,
             None if targets.force else found.kept_out(targets.max_error),
         )
         for found in fits.values()
@@ -290,7 +295,7 @@ def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, ve
         say(f"Wrote {files}{more}. Not entered into {hardware}.")
         return
     if not entered:
-        say(f"Wrote {files}{more}. Not in {hardware}: the systems of --each are not paths of one machine.")
+        say(f"Wrote {files}{more}. Not in {hardware}: name a path for each with --path '{{hardware}}-tp{{tp}}'.")
         return
     assumed = "" if usable[0].fit.path else " (assumed; --path cpu if it is not)"
     say(f"Wrote {files}{more}; in {hardware} as path {entered}{assumed}.")

@@ -12,6 +12,7 @@ from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate,
 from latfit.fitting.checking.step_ratios import with_ratios
 from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.diagnostics.diagnose import diagnose
+from latfit.fitting.diagnostics.pooled import EXPLAINS_AWAY, pooled_systems
 from latfit.fitting.diagnostics.warnings import AT_THE_FLOOR, FAR_BETTER, cautions, cautions_in_time, floor_of
 from latfit.fitting.model_selection import ROWS, is_auto, resolved, rival
 from latfit.fitting.problem import FitOptions, FitProblem, log_ratios, make_problem
@@ -95,9 +96,14 @@ def fit_trace(
         found = _fitted(rows, options, asked)
     if not selection:
         notes = [*notes, *outdone(rows, options, found)]
+    told = found.warnings
+    if pooled := pooled_systems(trace, rows):
+        # what differs between systems is neither noise nor the model's
+        notes = [pooled.warning(), *notes]
+        told = [each for each in told if each.code not in EXPLAINS_AWAY]
     return replace(
         found,
-        warnings=[*notes, *found.warnings],
+        warnings=[*notes, *told],
         cross_validation=replace(found.cross_validation, selection=selection or None),
         domain=domain,
         data=facts,

@@ -22,6 +22,12 @@ from latfit.stats import FloatArray
 from latfit.trace import Trace
 from latfit.warning import LatfitWarning
 
+POOLED = "pooled_systems"
+"""Code of the warning."""
+
+EXPLAINS_AWAY = ("noise_floor", "large_error")
+"""Codes of warnings that only say again that several systems differ."""
+
 MOST_VALUES = 32
 MOST_NUMBERS = 8
 """Values of a label that is text, and of one that is a number: a count with more is a measure of the step."""
@@ -45,7 +51,7 @@ class Pooled:
     def warning(self) -> LatfitWarning:
         named = f"{self.values[0]} to {self.values[-1]}"
         return LatfitWarning(
-            "pooled_systems",
+            POOLED,
             f"These rows are of several systems: {self.column} ({len(self.values)} values, {named}) explains"
             f" {100 * self.explained:.0f} % of the differences between steps of equal B and S, up to {self.ratio:.2g}"
             " times.",

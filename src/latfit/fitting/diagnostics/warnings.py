@@ -8,6 +8,7 @@ import numpy as np
 
 from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.diagnose import noise_floor
+from latfit.fitting.diagnostics.pooled import POOLED
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.uncertainty.what_to_measure import other_than
 from latfit.model import Baseline, Combination, Diagnostics, FitResult, Identifiability, Measurement
@@ -117,12 +118,15 @@ def floor_of(found: FitResult) -> float | None:
 def keeps_out(found: FitResult, max_error_pct: float | None = None) -> LatfitWarning | None:
     """Why a usable fit should not be entered into a hardware profile; None where it may be.
 
-    max_error_pct: the cross-validated error in percent that is allowed. By default an error above 15 % keeps a fit out
-    where it is several times the noise floor of the steps, or twice that of the linear baseline.
+    Steps of several systems are no path of one. max_error_pct: the cross-validated error in percent that is allowed. By
+    default an error above 15 % keeps a fit out where it is several times the noise floor of the steps, or twice that of
+    the linear baseline.
     """
     error = found.cross_validation.mape_pct or found.metrics.mape_pct
     if error is None or not found.status.ok:
         return None
+    if pooled := next((each for each in found.warnings if each.code == POOLED), None):
+        return pooled
     line, floor = found.baselines.get("linear"), floor_of(found)
     by_line = (line.cv.mape_pct or line.mape_pct) if line else None
     if max_error_pct is not None:
