@@ -264,15 +264,16 @@ def noise_floor(data: FitData) -> float | None:
 
 
 def _noise_floor(data: FitData) -> float | None:
-    if not data.single:
+    rows = _written_out(data)
+    repeated = rows[np.bincount(data.known_cell[rows])[data.known_cell[rows]] > 1]
+    if len(repeated) < max(MIN_ROWS, REPEATED * len(rows)):
         return None
-    repeated = np.flatnonzero(np.bincount(data.known_cell)[data.known_cell] > 1)
-    if len(repeated) < max(MIN_ROWS, REPEATED * len(data)):
-        return None
+    cell = distinct(data.known_cell[repeated])[1]
     if len(repeated) > MANY:  # whole cells, drawn evenly
-        repeated = repeated[data.known_cell[repeated] % (len(repeated) // MANY + 1) == 0]
+        some = cell % (len(repeated) // MANY + 1) == 0
+        repeated, cell = repeated[some], distinct(cell[some])[1]
     T = data.observed[repeated]
-    middle = np.exp(_leave_one_out_medians(np.log(T), distinct(data.known_cell[repeated])[1]))
+    middle = np.exp(_leave_one_out_medians(np.log(T), cell))
     return float(np.mean(np.abs(middle - T) / T) * 100)
 
 
