@@ -22,7 +22,7 @@ LAYER = {
     "policies": 3, "hardware": 3,
     "fitting": 4, "queueing": 4, "simulation": 4, "profiling": 4,
     "planning": 5, "record": 5, "validation": 5,
-    "report": 6,
+    "reporting": 6,
     "api": 7,
     "cli": 8,
 }  # fmt: skip

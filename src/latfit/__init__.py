@@ -6,9 +6,7 @@
 Names are loaded when they are first used; `import latfit` itself loads nothing heavy.
 """
 
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from latfit._face import face
 from latfit._version import __version__
@@ -36,17 +34,8 @@ if TYPE_CHECKING:
         step_budget as step_budget,
         validate as validate,
     )
+    from latfit.errors import LatfitError as LatfitError
+    from latfit.trace import Trace as Trace
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)
 __all__ += ["__version__"]
-
-
-class _Library(ModuleType):
-    """A verb keeps its name where a package bears it too: importing one binds it here, and would hide the verb."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (isinstance(value, ModuleType) and name in __all__):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Library

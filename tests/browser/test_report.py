@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from latfit.report.fit.page import render
-from latfit.report.simulation.page import Making, policies_page
-from tests.unit.report.conftest import two_paths
-from tests.unit.report.test_simulated_page import SYSTEM
+from latfit.reporting.fit.page import render
+from latfit.reporting.simulation.page import Making, policies_page
+from tests.unit.reporting.conftest import two_paths
+from tests.unit.reporting.test_simulated_page import SYSTEM
 from tests.unit.simulation.made import made_result
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from latfit.report import Making, Rendered, Table, Verdict
+    from latfit.reporting import Making, Rendered, Table, Verdict
 
 Batching = Literal["chunked-prefill", "continuous", "selective", "static"]
 OrderName = Literal["fcfs", "sjf", "slo", "fair", "priority", "switch"]
@@ -56,7 +56,7 @@ class EngineSimulation(Simulation):
 
     @cached_property
     def answer(self) -> "Verdict":
-        from latfit.report import engines_verdict
+        from latfit.reporting import engines_verdict
 
         return engines_verdict(self.runs)
 
@@ -72,17 +72,17 @@ class EngineSimulation(Simulation):
         return pd.DataFrame([run.row() for run in self.runs])
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
-        from latfit.report import brief_engine_table, engine_tables
+        from latfit.reporting import brief_engine_table, engine_tables
 
         return [brief_engine_table(self.runs)] if brief else engine_tables(self.runs)
 
     def plot(self) -> "Figure":
-        from latfit.report import engine_figure
+        from latfit.reporting import engine_figure
 
         return engine_figure(self.runs)
 
     def page(self, made: "Making") -> "Rendered":
-        from latfit.report import engines_page
+        from latfit.reporting import engines_page
 
         return engines_page(self.runs, replace(made, sla_ms=self.sla_ms, subject=self.subject))
 
@@ -227,7 +227,7 @@ def _costs(
 ) -> tuple[StepCosts, list[str], str]:
     """Step costs, a note on each that was not measured (nominal ones, prefill that the fit has no data on), and what is
     known of model and machine."""
-    from latfit.report import what_is_known
+    from latfit.reporting import what_is_known
 
     notes = []
     first = prefill_fit if prefill_on is None else prefill_on

@@ -81,6 +81,6 @@ class Evaluation:
         return f"Evaluation: {self.verdict}"
 
     def _repr_html_(self) -> str:
-        from latfit.report import evaluation_table, table_html
+        from latfit.reporting import evaluation_table, table_html
 
         return f"<p>{html.escape(repr(self))}</p>{table_html(evaluation_table(self.scores))}"

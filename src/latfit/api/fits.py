@@ -82,7 +82,7 @@ class Fit:
     @property
     def verdict(self) -> str:
         """Errors in and out of sample, beside the linear baseline and a constant, in a sentence."""
-        from latfit.report import tables
+        from latfit.reporting import tables
 
         return tables.trust_sentence(self.result)
 
@@ -208,7 +208,7 @@ class Fit:
 
     def plot(self) -> "Figure":
         """Latency over (B, S), throughput, and predicted beside measured latency where the steps are at hand."""
-        from latfit.report import fit_figure
+        from latfit.reporting import fit_figure
 
         if not self.ok:
             raise FitNotUsable(self.result.status.sentence, remedy=self.result.status.remedy)
@@ -245,7 +245,7 @@ class Fit:
         return f"Fit ({self.model}){on}: {self.verdict}"
 
     def _repr_html_(self) -> str:
-        from latfit.report import table_html, tables
+        from latfit.reporting import table_html, tables
 
         return f"<p>{html.escape(repr(self))}</p>{table_html(tables.parameters(self.result, short=True))}"
 

@@ -148,7 +148,7 @@ class Hardware:
         }
 
     def _estimates(self, tokens: int, context: float | None) -> dict[str, Any]:
-        from latfit.report import estimates
+        from latfit.reporting import estimates
 
         return {name: estimates(path, tokens, context) for name, path in self.result.paths.items()}
 

@@ -230,9 +230,7 @@ def _sentence(outcome: PathOutcome, several: bool) -> str:
     measured, steps = sum(result.measured), len(result.samples)
     known = f"{sum(result.within_precision)} of {measured} cells within ±{100 * result.precision:.3g} %"
     if (width := result.prediction_half_width) is not None:
-        predicted = (
-            f", all predicted within ±{100 * width:.1f} %" if width < 1 else "; too few to predict the others"
-        )
+        predicted = f", all predicted within ±{100 * width:.1f} %" if width < 1 else "; too few to predict the others"
         known = f"{measured} of {len(result.cells)} cells{predicted}"
     name = f"{outcome.path}: " if several else ""
     return f"{name}Measured {steps:,} steps in {format_ms(result.elapsed_s * 1e3)}: {known}."

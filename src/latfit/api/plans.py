@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from latfit.report import PlanSummary
+    from latfit.reporting import PlanSummary
     from latfit.warning import LatfitWarning
 
 WARNINGS = 3
@@ -137,7 +137,7 @@ class Plan:
 
     @cached_property
     def _told(self) -> "PlanSummary":
-        from latfit.report import plan_summary
+        from latfit.reporting import plan_summary
 
         return plan_summary(self.result)
 
@@ -157,7 +157,7 @@ class Plan:
 
     def plot(self) -> "Figure":
         """The percentile over the rate for every strategy; without a rate the latency of batches, with B1 and B2."""
-        from latfit.report import plan_figure
+        from latfit.reporting import plan_figure
 
         return plan_figure(self.result, self.hardware, self.request)
 

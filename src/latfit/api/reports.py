@@ -68,7 +68,7 @@ def report(
     made already.  trace: measured steps to draw (files, DataFrames, or by path), by default those that the fits were
     made from. Raises BadInput, FitNotUsable, TargetNotWritable, WrongUsage.
     """
-    from latfit.report import page
+    from latfit.reporting import page
 
     profile = profile_of(paths)
     if plan is None and (sla is not None or sla_ms is not None):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from latfit.policies import DispatchTable
-    from latfit.report import Making, Rendered, Table, Verdict
+    from latfit.reporting import Making, Rendered, Table, Verdict
     from latfit.stats import FloatArray
 
 Policy = Literal[
@@ -114,7 +114,7 @@ class Simulation(ABC):
     @property
     def cautions(self) -> list[str]:
         """Of notes that differ in their numbers only the first: those of a summary."""
-        from latfit.report import distinct
+        from latfit.reporting import distinct
 
         return distinct(self.notes)
 
@@ -124,7 +124,7 @@ class Simulation(ABC):
 
     def summary(self) -> str:
         """The verdict, a short table and what limits them, as the command prints them."""
-        from latfit.report import table_text
+        from latfit.reporting import table_text
 
         tables = [table_text(table) for table in self.tables(brief=True)]
         return "\n".join([self.verdict, *tables, *(f"  ! {note}" for note in self.cautions)])
@@ -133,7 +133,7 @@ class Simulation(ABC):
         return f"Simulation of {len(self.runs)} run{'' if len(self.runs) == 1 else 's'}: {self.verdict}"
 
     def _repr_html_(self) -> str:
-        from latfit.report import table_html
+        from latfit.reporting import table_html
 
         return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(map(table_html, self.tables(brief=True)))
 
@@ -153,7 +153,7 @@ class PolicySimulation(Simulation):
 
     @cached_property
     def answer(self) -> "Verdict":
-        from latfit.report import policies_verdict
+        from latfit.reporting import policies_verdict
 
         return policies_verdict(self.runs, self.sla_ms)
 
@@ -164,7 +164,7 @@ class PolicySimulation(Simulation):
         return pd.DataFrame([{k: v for k, v in row_of(run).items() if k not in HIDDEN} for run in self.runs])
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
-        from latfit.report import brief_findings_table, brief_runs_table, rates_table, runs_table
+        from latfit.reporting import brief_findings_table, brief_runs_table, rates_table, runs_table
 
         if brief:
             return [brief_findings_table(self.findings) if self.findings else brief_runs_table(self.runs)]
@@ -178,18 +178,18 @@ class PolicySimulation(Simulation):
     @property
     def details(self) -> list[str]:
         """By how much p99 differs from that of the baseline, the first policy at a rate; a study's findings."""
-        from latfit.report import differences
+        from latfit.reporting import differences
 
         gaps = differences(self.runs) if len(self.runs) <= MOST_ROWS else []
         return [*gaps, *(f"\n{each.claim}\n  {each.found}" for each in self.findings)]
 
     def plot(self) -> "Figure":
-        from latfit.report import runs_figure
+        from latfit.reporting import runs_figure
 
         return runs_figure(self.runs)
 
     def page(self, made: "Making") -> "Rendered":
-        from latfit.report import policies_page
+        from latfit.reporting import policies_page
 
         claims = [(each.claim, each.found) for each in self.findings]
         return policies_page(self.runs, self.system, replace(made, sla_ms=self.sla_ms, subject=self.subject), claims)
@@ -292,7 +292,7 @@ def _machine(hardware: Any, nominal: Mapping[str, str] | None) -> HardwareProfil
 
 
 def _subject(machine: HardwareProfile) -> str:
-    from latfit.report import what_is_known
+    from latfit.reporting import what_is_known
 
     return what_is_known(machine.paths.values())
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from latfit.report import Table
+    from latfit.reporting import Table
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -65,13 +65,13 @@ class Validation:
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
         """The comparison as tables of text; brief: means and errors of the three judged metrics."""
-        from latfit.report import brief_validation_table, validation_table
+        from latfit.reporting import brief_validation_table, validation_table
 
         return [brief_validation_table(self.result) if brief else validation_table(self.result)]
 
     def plot(self) -> "Figure":
         """A matplotlib figure: the distribution of each metric, measured and simulated."""
-        from latfit.report import validation_figure
+        from latfit.reporting import validation_figure
 
         return validation_figure(self.result)
 
@@ -81,7 +81,7 @@ class Validation:
 
     def summary(self) -> str:
         """The verdict, the three metrics and the warnings, as the command prints them."""
-        from latfit.report import table_text
+        from latfit.reporting import table_text
 
         shown = [f"  ! {each.message}. {each.remedy}" for each in self.warnings]
         return "\n".join([self.verdict, *map(table_text, self.tables(brief=True)), *shown])
@@ -90,7 +90,7 @@ class Validation:
         return f"Validation: {self.verdict}"
 
     def _repr_html_(self) -> str:
-        from latfit.report import table_html
+        from latfit.reporting import table_html
 
         return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(map(table_html, self.tables(brief=True)))
 

@@ -32,7 +32,7 @@ def compare(
     """
     from latfit.api import compare as compared
     from latfit.cli.output import print_json, print_table, progress_bar, say, verdict
-    from latfit.report import comparison_table
+    from latfit.reporting import comparison_table
 
     with progress_bar("Comparing", quiet=output.silent):
         found = compared(*sources, tolerance=tolerance, seed=seed, **typed.keywords())

@@ -24,7 +24,7 @@ def evaluate(
     """
     from latfit.api import Fit, data_line
     from latfit.cli.output import print_json, print_table, print_warnings, say, verdict
-    from latfit.report import evaluation_table
+    from latfit.reporting import evaluation_table
 
     found = Fit.load(fit).evaluate(read_sources(source, typed, quiet=output.silent))
     if output.json:

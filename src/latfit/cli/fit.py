@@ -306,7 +306,7 @@ def _print_overview(fits: Sequence["Fit"]) -> None:
     """Fits of many systems, a row each."""
     from latfit.api import data_line
     from latfit.cli.output import print_table, say
-    from latfit.report import fits_table
+    from latfit.reporting import fits_table
 
     print_table(fits_table({found.label: found.result for found in fits}))
     facts = fits[0].result.data.to_json()
@@ -336,7 +336,7 @@ def _print_fit(stored: Stored, *, several: bool, verbose: bool) -> None:
 
 def _print_tables(found: "Fit") -> None:
     from latfit.cli.output import print_table, say
-    from latfit.report import tables
+    from latfit.reporting import tables
 
     say(found.result.status.sentence)
     print_table(tables.parameters(found.result, short=True))

@@ -94,7 +94,7 @@ def show(
     machine's."""
     from latfit.api import Hardware
     from latfit.cli.output import note, print_json, print_table, say
-    from latfit.report import ceilings_table, estimates, estimates_table, paths_table
+    from latfit.reporting import ceilings_table, estimates, estimates_table, paths_table
 
     known = Hardware(profile)
     if not known.result.paths:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from latfit.report import Table
+    from latfit.reporting import Table
     from latfit.warning import LatfitWarning
 
 

@@ -185,7 +185,7 @@ def _write(found: "Plan", files: FileOptions, *, quiet: bool) -> None:
         note(f"Wrote {files.out}.", quiet=quiet)
     if files.figure is not None:
         from latfit.files import write_bytes
-        from latfit.report import style
+        from latfit.reporting import style
 
         write_bytes(files.figure, style.png(found.plot()))
         note(f"Drew {files.figure}.", quiet=quiet)
@@ -198,7 +198,7 @@ def _write(found: "Plan", files: FileOptions, *, quiet: bool) -> None:
 def _print_plan(found: "Plan", output: OutputOptions, next_command: str) -> None:
     """The verdict, thresholds, load, settings, what needs action; verbose: what it assumes and rests on too."""
     from latfit.cli.output import print_table, print_warnings, say, verdict
-    from latfit.report import plan_summary, plan_tables
+    from latfit.reporting import plan_summary, plan_tables
 
     told = plan_summary(found.result)
     verdict(told.verdict, told.state)

@@ -75,7 +75,7 @@ def predict(
 
 def _print_predictions(found: "Predicted", output: OutputOptions) -> None:
     from latfit.cli.output import print_json, print_table, print_warnings, say
-    from latfit.report import prediction_table
+    from latfit.reporting import prediction_table
 
     document = found.to_json()
     if output.json:
@@ -92,7 +92,7 @@ def _print_predictions(found: "Predicted", output: OutputOptions) -> None:
 def _print_sensitivity(fit: "Fit", steps: StepOptions, output: OutputOptions) -> None:
     """Slopes, elasticities and dominant terms on a grid: of what was named, else over the measured range."""
     from latfit.cli.output import print_json, print_table, say
-    from latfit.report import regions_table, sensitivity_table
+    from latfit.reporting import regions_table, sensitivity_table
 
     found: dict[str, Any] = fit.sensitivity(steps.B or None, steps.S or None, steps.context).to_json()
     if output.json:

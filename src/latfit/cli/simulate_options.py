@@ -95,7 +95,7 @@ class ResultOptions:
         if self.figure is not None:
             check_writable(self.figure)
         if self.report is not None:
-            from latfit.report import PAGE_NAME
+            from latfit.reporting import PAGE_NAME
 
             make_folder(self.report)
             check_writable(self.report / PAGE_NAME)
@@ -104,13 +104,13 @@ class ResultOptions:
         """The picture and the page that were asked for."""
         if self.figure is not None:
             from latfit.files import write_bytes
-            from latfit.report import style
+            from latfit.reporting import style
 
             write_bytes(self.figure, style.png(found.plot()))
             note(f"Wrote {self.figure}", quiet=silent)
         if self.report is not None:
             from latfit.provenance import command_line, utc_now
-            from latfit.report import Making, write_page
+            from latfit.reporting import Making, write_page
 
             page = found.page(Making(command_line(), utc_now()))
             note(f"Wrote {write_page(self.report, page).html}", quiet=silent)

@@ -48,7 +48,7 @@ def show(
     read = read_sources(source, typed, quiet=output.silent)
     data, found, notes = data_facts(read, {}, read.trace), coverage_of(read.trace), reading_notes(read)
     if figure is not None:
-        from latfit.report import write_coverage
+        from latfit.reporting import write_coverage
 
         write_coverage(figure, read.trace)
     if output.json:
@@ -65,7 +65,7 @@ def show(
 
 def _print(found: "Coverage", *, verbose: bool) -> None:
     from latfit.cli.output import print_table, print_warnings, say, wrapped
-    from latfit.report import coverage_table
+    from latfit.reporting import coverage_table
 
     print_table(coverage_table(found))
     if found.seconds is not None:

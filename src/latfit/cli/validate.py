@@ -69,7 +69,7 @@ def validate(
     if comparison.out is not None:
         write_json(comparison.out, found.to_json())
     if comparison.figure is not None:
-        from latfit.report import style
+        from latfit.reporting import style
 
         write_bytes(comparison.figure, style.png(found.plot()))
     if output.json:

@@ -1,15 +1,34 @@
-"""The library's names stay what they are, whatever else was imported."""
+"""What `import latfit` shows: few names, each loaded when it is used, none of them that of a package."""
 
 import importlib
+import subprocess
+import sys
+from pathlib import Path
 
 import latfit
-from latfit.api import report
+
+HEAVY = {"numpy", "scipy", "pandas", "matplotlib", "pyarrow", "numba", "statsmodels", "rich", "typer", "jinja2"}
 
 
-def test_a_verb_outlives_the_import_of_a_package_of_its_name() -> None:
-    importlib.import_module("latfit.report")
-    assert latfit.report is report
-    from latfit.report import style
-
-    assert style.DPI > 0
+def test_names_are_few_and_callable() -> None:
+    assert 20 <= len(latfit.__all__) <= 24
     assert all(callable(getattr(latfit, name)) for name in latfit.__all__ if name != "__version__")
+    assert set(latfit.__all__) <= set(dir(latfit))
+
+
+def test_a_verb_outlives_the_import_of_every_package() -> None:
+    """Importing a package binds its name in latfit, and would hide a verb of that name."""
+    for room in Path(latfit.__file__).parent.iterdir():
+        if (room / "__init__.py").exists():
+            importlib.import_module(f"latfit.{room.name}")
+            assert room.name not in latfit.__all__
+
+
+def test_import_loads_nothing_heavy() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "import latfit, sys; print(*sorted(m.partition('.')[0] for m in sys.modules))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not HEAVY & set(told.stdout.split())

@@ -1,0 +1,64 @@
+"""Results as tables, figures and pages."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.reporting import style as style
+    from latfit.reporting.fit import page as page, tables as tables
+    from latfit.reporting.fit.gallery import fit_figure as fit_figure
+    from latfit.reporting.fit.subject import what_is_known as what_is_known
+    from latfit.reporting.fit.tables import (
+        Table as Table,
+        comparison_table as comparison_table,
+        coverage_table as coverage_table,
+        evaluation_table as evaluation_table,
+        fits_table as fits_table,
+        prediction_table as prediction_table,
+        regions_table as regions_table,
+        sensitivity_table as sensitivity_table,
+    )
+    from latfit.reporting.hardware import (
+        ceilings_table as ceilings_table,
+        estimates as estimates,
+        estimates_table as estimates_table,
+        paths_table as paths_table,
+    )
+    from latfit.reporting.layout import Rendered as Rendered, Written as Written
+    from latfit.reporting.plan.figures import plan_figure as plan_figure
+    from latfit.reporting.plan.summary import PlanSummary as PlanSummary, plan_summary as plan_summary
+    from latfit.reporting.plan.tables import plan_tables as plan_tables
+    from latfit.reporting.simulation.brief import (
+        Verdict as Verdict,
+        brief_engine_table as brief_engine_table,
+        brief_findings_table as brief_findings_table,
+        brief_runs_table as brief_runs_table,
+        brief_validation_table as brief_validation_table,
+        distinct as distinct,
+        engines_verdict as engines_verdict,
+        policies_verdict as policies_verdict,
+    )
+    from latfit.reporting.simulation.figures import (
+        engine_figure as engine_figure,
+        runs_figure as runs_figure,
+        validation_figure as validation_figure,
+    )
+    from latfit.reporting.simulation.page import (
+        PAGE_NAME as PAGE_NAME,
+        Making as Making,
+        engines_page as engines_page,
+        policies_page as policies_page,
+        write_page as write_page,
+    )
+    from latfit.reporting.simulation.tables import (
+        differences as differences,
+        engine_tables as engine_tables,
+        rates_table as rates_table,
+        runs_table as runs_table,
+        validation_table as validation_table,
+    )
+    from latfit.reporting.text import table_html as table_html, table_text as table_text
+    from latfit.reporting.trace import write_coverage as write_coverage
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

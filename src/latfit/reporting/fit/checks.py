@@ -1,0 +1,146 @@
+"""What was checked of a fit, as tables: the residual tests, what the error consists of, errors on harder held-out rows,
+what is known of parameters together, and the cells that the fit hangs on."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from latfit.model import FitResult
+from latfit.reporting.fit.tables import Table
+from latfit.reporting.format import count
+from latfit.units import format_ms, format_percent, number
+
+SURE = 0.05
+"""A p-value below this rejects what a test asks."""
+MOST_CELLS = 5
+
+
+def check_tables(fit: FitResult) -> Iterator[Table]:
+    """Every table that has rows."""
+    every = (residual_tests(fit), error_parts(fit), held_out(fit), together(fit), to_measure(fit), influential(fit))
+    return (table for table in every if table.rows)
+
+
+def residual_tests(fit: FitResult) -> Table:
+    """The four tests of ln(observed/predicted): what each supposes, and what came out."""
+    found = fit.diagnostics
+    asked = (
+        ("normality", "normally distributed", found.normality),
+        ("constant spread", "the same spread at every B and S", found.heteroscedasticity),
+        ("autocorrelation", "independent of the steps before", found.autocorrelation),
+        ("trend", "the same level from first to last", found.trend),
+    )
+    rows = [_test(name, hypothesis, test) for name, hypothesis, test in asked if test is not None]
+    columns = ("residuals", "hypothesis", "result", "test", "p-value", "size")
+    return Table("Residual tests", columns, rows, words=("hypothesis", "result", "test", "size")).without_empty()
+
+
+def _test(name: str, hypothesis: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+    if "reason" in found:
+        return (name, hypothesis, f"not tested: {found['reason']}", "", "", "")
+    p = found.get("p_value")
+    answer = "not known" if p is None else "rejected" if p < SURE else "not rejected"
+    return (name, hypothesis, answer, str(found["test"]), _p_value(p), _size(found))
+
+
+def _p_value(p: float | None) -> str:
+    return "" if p is None else "below 0.001" if p < 1e-3 else number(p, 2)
+
+
+def _size(found: Mapping[str, Any]) -> str:
+    """How far off it is: with many rows every test rejects."""
+    if "excess_kurtosis" in found:
+        return f"skewness {number(found['skewness'], 2)}, excess kurtosis {number(found['excess_kurtosis'], 2)}"
+    if "durbin_watson" in found:
+        return f"Durbin-Watson {number(found['durbin_watson'], 2)} (2 without autocorrelation)"
+    if "relative_drift" in found:
+        return f"{format_percent(100 * found['relative_drift'], signed=True)} from first to last"
+    return ""
+
+
+_PARTS = {
+    "model_structure": ("lack of fit (model misspecification)", "another model or another column"),
+    "measurement_noise": ("noise of the measurement", "nothing: no model removes it"),
+    "parameter_uncertainty": ("uncertainty of the parameters", "more measurements"),
+    "structure_and_noise": ("lack of fit and noise together", "measuring cells more than once tells them apart"),
+}
+
+
+def error_parts(fit: FitResult) -> Table:
+    """Shares of the squared error on held-out rows."""
+    found = fit.diagnostics.error_parts or {}
+    rows = [
+        (part, format_percent(100 * found[name]), remedy) for name, (part, remedy) in _PARTS.items() if name in found
+    ]
+    rms = f" (RMS {format_percent(found['rms_pct'])})" if "rms_pct" in found else ""
+    floor = (fit.diagnostics.lack_of_fit or {}).get("floor_mape_pct")
+    note = "" if floor is None else f"Repeats of one cell differ by {format_percent(floor)} on average (MAPE)."
+    caption = f"What the squared error on held-out steps consists of{rms}"
+    return Table(caption, ("part", "share", "what reduces it"), rows, words=("what reduces it",), note=note)
+
+
+def held_out(fit: FitResult) -> Table:
+    """Errors on rows left out by every scheme that the rows allow."""
+    found = fit.cross_validation
+    schemes = [
+        (found.scheme or "folds", found.errors),
+        ("later steps than those that trained", found.expanding_window),
+        ("a region of B and S that did not train", found.by_region),
+    ]
+    if found.extrapolation_S is not None:
+        trained = count(found.extrapolation_S.trained_up_to_S)
+        schemes.append((f"more tokens than trained ({trained} at most)", found.extrapolation_S))
+    rows = [
+        (
+            name,
+            format_percent(errors.median_ape_pct),
+            format_percent(errors.mape_pct),
+            format_percent(errors.p90_ape_pct),
+            format_ms(errors.rmse_ms),
+        )
+        for name, errors in schemes
+        if errors is not None
+    ]
+    return Table("Errors on held-out steps", ("held out", "median error", "MAPE", "p90 error", "RMSE"), rows)
+
+
+def together(fit: FitResult) -> Table:
+    """What is known of parameters that are not separately identifiable."""
+    rows = [
+        (each.expression, number(each.value), f"{number(each.low)} to {number(each.high)}", each.unit)
+        for each in fit.identifiability.combinations
+    ]
+    groups = [", ".join(group) for group in fit.identifiability.unidentified if len(group) > 1]
+    note = f"Not separately identifiable: {'; '.join(groups)}." if groups and rows else ""
+    columns = ("combination", "value", "95 % interval", "unit")
+    return Table("Identified only in combination", columns, rows, words=("unit",), note=note)
+
+
+def to_measure(fit: FitResult) -> Table:
+    """Where more steps would tell most of the parameters."""
+    rows = [
+        (
+            ", ".join(each.parameters),
+            *(f"{number(low)} to {number(high)}" for low, high in (each.B, each.S)),
+            *(format_percent(100 * error) for error in (each.before, each.after)),
+        )
+        for each in fit.identifiability.measure
+    ]
+    columns = ("parameters", "measure B", "S", "standard error now", "then")
+    return Table("What to measure", columns, rows)
+
+
+def influential(fit: FitResult) -> Table:
+    """The cells without which predictions would change most."""
+    rows = [
+        (
+            f"B={number(cell['B'])},\u00a0S={count(cell['S'])}",
+            count(cell["rows"]),
+            format_ms(cell["T_ms"]),
+            format_ms(cell["expected_ms"]),
+            format_percent(100 * cell["change_without"]),
+        )
+        for cell in (fit.diagnostics.influence or {}).get("cells", [])[:MOST_CELLS]
+    ]
+    columns = ("cell", "steps", "measured", "neighbours suggest", "change without it")
+    note = "Change: the largest of any prediction where the cell is left out of the fit."
+    return Table("Most influential cells", columns, rows, note=note)

@@ -1,0 +1,157 @@
+"""The report of a hardware profile and its plans. `render` is pure; `write_report` stores what it gave."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from latfit.hardware import ExecutionPath, HardwareProfile
+from latfit.planning import Plan, PlanRequest, Settings
+from latfit.reporting.fit import tables
+from latfit.reporting.fit.checks import check_tables
+from latfit.reporting.fit.gallery import Gallery, comparison, path_gallery
+from latfit.reporting.fit.subject import subject_of, title_of
+from latfit.reporting.format import file_stem
+from latfit.reporting.hardware import ceilings_table
+from latfit.reporting.layout import Picture, Rendered, Written, making, shown, template, write_rendered
+from latfit.reporting.plan import tables as plan_tables
+from latfit.reporting.plan.figures import plan_pictures
+from latfit.trace import Trace
+from latfit.units import format_ms
+from latfit.warning import LatfitWarning
+
+PAGE_NAME = "report.html"
+
+
+@dataclass(frozen=True)
+class ReportInput:
+    """What a report is made from.
+
+    traces: cleaned rows by path, for the figures that need them.  plans: one for each SLA asked for, percentile: the
+    share of steps in percent that they were asked for, request: what else.  command, made_at: how and when the report
+    was made.  notes: what the reader should know about the making of this report.
+    """
+
+    profile: HardwareProfile
+    traces: Mapping[str, Trace] = field(default_factory=dict)
+    plans: Sequence[Plan] = ()
+    percentile: float = 99.0
+    request: PlanRequest = field(default_factory=PlanRequest)
+    command: str = ""
+    made_at: str = ""
+    notes: Sequence[str] = ()
+
+
+def render(report: ReportInput) -> Rendered:
+    """The report as text and PNG bytes."""
+    prefixes = _prefixes(list(report.profile.paths))
+    galleries = {
+        name: path_gallery(path, report.traces.get(name), report.plans, report.percentile, prefixes[name])
+        for name, path in report.profile.paths.items()
+    }
+    between = comparison(report.profile, report.traces, report.plans)
+    loads = [plan_pictures(plan, report.profile, report.request) for plan in report.plans]
+    warnings = _warnings(report)
+    subjects = [subject_of(path, report.traces.get(name)) for name, path in report.profile.paths.items()]
+    page = template("report.html").render(
+        title=title_of(subjects) if subjects else "Step latency",
+        subjects=[(subject.path, subject.line) for subject in subjects],
+        answers=[_answer(plan, pictures) for plan, pictures in zip(report.plans, loads, strict=True)],
+        trust=tables.trust(report.profile),
+        trust_sentences=[(name, tables.trust_sentence(path.fit)) for name, path in report.profile.paths.items()],
+        warnings=[{"path": "", **warning.to_json()} for warning in warnings if warning.needs_action],
+        remarks=[warning.message for warning in warnings if not warning.needs_action],
+        ceilings=_with_rows(ceilings_table(report.profile)),
+        between=between and shown(between),
+        sections=[_section(path, galleries[name]) for name, path in report.profile.paths.items()],
+        making=making(report.command, report.made_at),
+        notes=report.notes,
+    )
+    overviews = [gallery.overview for gallery in galleries.values() if gallery.overview]
+    singles = [picture for gallery in galleries.values() for picture in gallery.pictures]
+    of_loads = [picture for pictures in loads for picture in pictures]
+    return Rendered(page, [*overviews, *([between] if between else []), *singles, *of_loads])
+
+
+def write_report(folder: Path, report: ReportInput) -> Written:
+    """Render into `folder`, which is made where it is missing. Raises TargetNotWritable."""
+    return write_rendered(folder, PAGE_NAME, render(report))
+
+
+def _prefixes(names: Sequence[str]) -> dict[str, str]:
+    """A file name's start for each path: none for a single path, else one of its own even where names clash."""
+    if len(names) == 1:
+        return {names[0]: ""}
+    stems: dict[str, str] = {}
+    for name in names:
+        stem = file_stem(name)
+        while f"{stem}-" in stems.values():
+            stem += "_"
+        stems[name] = f"{stem}-"
+    return stems
+
+
+def _answer(plan: Plan, pictures: Sequence[Picture]) -> dict[str, Any]:
+    """The plan as the template takes it; where it was made for a load, with what that decides."""
+    load = {"tables": list(plan_tables.load_tables(plan)), "pictures": [shown(picture) for picture in pictures]}
+    steps = (tables.tokens_at_batch(plan), tables.batch_at_tokens(plan), plan_tables.doubts_table(plan))
+    engines = (plan_tables.settings_table(plan), plan_tables.engines_table(plan))
+    return {
+        "sla": format_ms(plan.sla_ms),
+        "promise": tables.promise(plan),
+        "verdict": plan_tables.verdict(plan),
+        "state": {"yes": "", "in doubt": "doubt", "no": "unmet"}[plan.promise],
+        "sentence": plan.answer,
+        "why_in_doubt": plan.why_in_doubt if plan.promise == "in doubt" else (),
+        "limit": plan.binding if plan.feasible else "",
+        "remedy": plan.remedy,
+        "key_numbers": plan_tables.key_numbers(plan),
+        "load": None if plan.rate_per_s is None else load,
+        "steps": [table for table in steps if table.rows],
+        "thresholds": plan_tables.thresholds_table(plan, explained=True),
+        "engines": [table for table in engines if table.rows],
+        "no_engines": "" if isinstance(plan.settings, Settings) else plan.settings.reason,
+        "notes": plan.notes,
+    }
+
+
+def _with_rows(table: tables.Table) -> tables.Table | None:
+    return table if table.rows else None
+
+
+def _warnings(report: ReportInput) -> list[LatfitWarning]:
+    """Those of the plans, which name the most important ones first, then every fit's; of nominal paths a plan says
+    itself what they are."""
+    of_fits = [
+        replace(warning, message=f"{name}: {warning.message}")
+        for name, path in report.profile.paths.items()
+        if path.nominal is None or not report.plans
+        for warning in path.fit.warnings
+    ]
+    return list(dict.fromkeys([*(warning for plan in report.plans for warning in plan.warnings), *of_fits]))
+
+
+def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
+    """A path as the template takes it; of one that was not measured there is nothing to check."""
+    fit, measured = path.fit, path.nominal is None
+    facts = tables.provenance({**_source(path), **fit.provenance})
+    return {
+        "anchor": f"path-{file_stem(path.name)}",
+        "name": path.name,
+        "model": fit.model,
+        "formula": fit.structure.formula,
+        "symbols": tables.symbols(fit.structure.formula),
+        "status": fit.status.sentence if measured else tables.trust_sentence(fit),
+        "pictures": [shown(picture) for picture in gallery.pictures],
+        "assumed": f"Figures are drawn {fit.assumed_context}." if gallery.pictures and fit.assumed_context else "",
+        "left_out": gallery.left_out if measured else (),
+        "parameters": tables.parameters(fit),
+        "errors": tables.errors(fit) if measured else None,
+        "checks": [*check_tables(fit), tables.rows_used(fit)] if measured else [],
+        "provenance": _with_rows(facts),
+    }
+
+
+def _source(path: ExecutionPath) -> dict[str, Any]:
+    facts = path.fit.data.to_json()
+    return {f"rows {key}": facts[key] for key in ("source", "sha256") if key in facts}

@@ -1,0 +1,136 @@
+"""Simulations as figures: policies, serving engines, and measured runs beside simulated ones."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from latfit.reporting import style
+from latfit.reporting.format import drawable
+from latfit.reporting.simulation.tables import TITLES, frontier, or_zero, settings_text
+from latfit.simulation import EngineResult, SimResult
+from latfit.stats import FloatArray
+from latfit.units import format_ms, format_percent, format_rate
+from latfit.validation import JUDGED, Validation, metrics
+
+MOST_LABELLED = 24
+WIDE = 20
+"""Rates that span more than this are drawn on a logarithmic axis."""
+
+
+def validation_figure(found: Validation) -> Figure:
+    """The distribution of each metric over requests, measured and simulated."""
+    figure = style.new_figure((12.0, 4.2))
+    of_measured = metrics(found.measured, found.measured.first_ms, found.measured.last_ms)
+    of_simulated = metrics(found.measured, found.run.first_ms, found.run.last_ms)
+    for axes, metric in zip(figure.subplots(1, 3), JUDGED, strict=True):
+        unit, name = (1e3, "s") if metric != "tpot_ms" else (1.0, "ms")
+        for which, (label, values) in enumerate((("measured", of_measured), ("simulated", of_simulated))):
+            _draw_shares(axes, values[metric][found.scored] / unit, label, which)
+        mean = next(each for each in found.figures if (each.metric, each.statistic) == (metric, "mean"))
+        title = f"{TITLES[metric]}: mean {format_percent(mean.error_pct, signed=True)}"
+        style.dress(axes, title, f"{TITLES[metric]} [{name}]", "share of requests")
+        axes.set_ylim(0, 1)
+        style.legend(axes, "lower right")
+    return figure
+
+
+def engine_figure(found: Sequence[EngineResult]) -> Figure:
+    """Of the first replication of each run: the distribution of TTFT, and waiting requests and KV blocks over time."""
+    figure = style.new_figure((12.0, 4.2))
+    ttft, waiting, cache = figure.subplots(1, 3)
+    for which, result in enumerate(found[: len(style.LINE_COLOURS)]):
+        label = f"{result.engine} {result.order} {format_rate(result.rate_per_s)}"
+        colour = style.LINE_COLOURS[which]
+        ordered = np.sort(result.first.ttft_ms)
+        ttft.step(ordered / 1e3, np.arange(1, len(ordered) + 1) / len(ordered), color=colour, label=label)
+        for line in result.first.timelines:
+            seconds = (line.start_ms + (np.arange(len(line.busy)) + 0.5) * line.slice_ms) / 1e3
+            waiting.plot(seconds, line.waiting, color=colour, linewidth=1.2)
+            cache.plot(seconds, 100 * line.kv_usage, color=colour, linewidth=1.2)
+    style.dress(ttft, "Time to first token", "TTFT [s]", "share of requests")
+    style.dress(waiting, "Waiting requests", "time [s]", "requests")
+    style.dress(cache, "KV blocks in use", "time [s]", "of all blocks [%]")
+    ttft.set_ylim(0, 1)
+    waiting.set_ylim(bottom=0)
+    cache.set_ylim(0, 105)
+    style.legend(ttft, "lower right")
+    return figure
+
+
+def runs_figure(runs: Sequence[SimResult], title: str = "") -> Figure:
+    """p99 over the rate, a line a policy (with its best setting at each rate) where there are several rates; else each
+    run's median and p99."""
+    rates = {run.rate_per_s for run in runs if not math.isnan(run.rate_per_s)}
+    inches = style.SINGLE_INCHES if len(rates) > 1 else (8.0, 1.5 + 0.5 * min(len(runs), MOST_LABELLED))
+    figure = style.new_figure(inches)
+    axes = figure.subplots()
+    if len(rates) > 1:
+        _over_rates(axes, runs, title)
+    else:
+        _side_by_side(axes, list(runs)[:MOST_LABELLED], title)
+    return figure
+
+
+def _draw_shares(axes: Axes, values: FloatArray, label: str, which: int) -> None:
+    """The share of requests at or below each value."""
+    ordered = np.sort(values[np.isfinite(values)])
+    shares = np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
+    colour = style.LINE_COLOURS[which]
+    axes.step(ordered, shares, where="post", color=colour, label=label, linewidth=1.8, linestyle=("-", "--")[which])
+
+
+def _over_rates(axes: Any, runs: Sequence[SimResult], title: str) -> None:
+    policies = list(dict.fromkeys(run.policy for run in runs))
+    shown = frontier(runs)
+    for i, policy in enumerate(policies):
+        line = [run for run in shown if run.policy == policy]
+        colour = style.LINE_COLOURS[i % len(style.LINE_COLOURS)]
+        marker = style.LINE_MARKERS[i % len(style.LINE_MARKERS)]
+        x, y = [run.rate_per_s for run in line], [run.latency["p99"].value for run in line]
+        dashes = "-" if i < len(style.LINE_COLOURS) else "--"
+        axes.plot(x, y, dashes, color=colour, marker=marker, markersize=4, linewidth=1.6, label=drawable(policy))
+        for run in line:
+            p99 = run.latency["p99"]
+            if math.isfinite(p99.high - p99.low):
+                axes.plot([run.rate_per_s] * 2, [p99.low, p99.high], color=colour, linewidth=1.0)
+    tails = [run.latency["p99"].value for run in shown]
+    if tails:
+        style.log_y(axes, *style.padded(min(tails), max(tails)), style.decimal_ticks)
+    rates = sorted({run.rate_per_s for run in runs})
+    if rates[-1] > WIDE * rates[0]:
+        style.log_x(axes, *style.padded(rates[0], rates[-1]), style.decimal_ticks)
+    style.dress(axes, title or "99th percentile of response times", "arrival rate [req/s]", "p99 [ms]")
+    style.legend(axes)
+
+
+def _side_by_side(axes: Any, runs: Sequence[SimResult], title: str) -> None:
+    for i, run in enumerate(runs):
+        p50, p90, p99 = (run.latency[name].value for name in ("p50", "p90", "p99"))
+        colour = style.LINE_COLOURS[0] if run.stable else style.SLA
+        axes.plot([p50, p99], [i, i], color=colour, linewidth=2)
+        axes.plot([p50], [i], "o", color=colour, markersize=6)
+        axes.plot([p90], [i], "|", color=colour, markersize=9, markeredgewidth=2)
+        axes.plot([p99], [i], "|", color=colour, markersize=16, markeredgewidth=2.5)
+        axes.annotate(
+            format_ms(p99),
+            (or_zero(p99), i),
+            xytext=(6, 4),
+            textcoords="offset points",
+            fontsize=9,
+            color=style.INK,
+        )
+    marked = [_label(run) + ("" if run.stable else " (unstable)") for run in runs]
+    axes.set_yticks(range(len(runs)), marked)
+    axes.set_xlim(0, 1.15 * max(or_zero(run.latency["p99"].value) or 1.0 for run in runs))
+    axes.set_ylim(len(runs) - 0.5, -0.5)
+    style.dress(axes, title or "Median (dot), 90th and 99th percentile (bars)", "response time [ms]", "")
+
+
+def _label(run: SimResult) -> str:
+    """Policy and settings, these on a line of their own where both are long."""
+    policy, settings = drawable(run.policy), drawable(settings_text(run))
+    return f"{policy}\n{settings}" if len(policy) + len(settings) > 20 else " ".join(filter(None, (policy, settings)))

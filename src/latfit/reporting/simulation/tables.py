@@ -1,0 +1,236 @@
+"""Simulations as tables: policies, serving engines, and measured runs beside simulated ones."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from latfit.reporting.fit.tables import Table
+from latfit.simulation import EngineResult, Interval, SimResult
+from latfit.units import format_ms, format_percent, format_rate, number
+from latfit.validation import Validation
+
+TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency", "tpot_with_first_ms": "TPOT with first"}
+
+
+def validation_table(found: Validation) -> Table:
+    """One row a figure: measured, simulated, how far off, and how far it may be."""
+    rows = []
+    for each in found.figures:
+        place = "within" if each.holds else "NOT within"
+        judged = "" if each.limit_pct is None else f"{place} {format_percent(each.limit_pct)}"
+        error = "" if math.isnan(each.error_pct) else format_percent(each.error_pct, signed=True)
+        rows.append(
+            (
+                f"{TITLES[each.metric]} {each.statistic}",
+                format_ms(each.measured, 4),
+                format_ms(each.simulated, 4),
+                error,
+                judged,
+            )
+        )
+    counters = found.run.counters
+    caption = f"{len(found.measured):,} requests, {counters.steps:,} steps, {counters.preemptions:,} preemptions"
+    return Table(caption, ("", "measured", "simulated", "error", "verdict"), rows, words=("verdict",))
+
+
+SEEN = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("latency", "p99"))
+DONE = ("served", "in SLO", "busy", "KV", "queue", "preempted", "useful", "Jain", "note")
+
+
+def engine_tables(runs: Sequence[EngineResult]) -> list[Table]:
+    """What requests saw, and what the engine did; a row a run, named by what differs between them."""
+    names = {
+        "engine": [run.engine for run in runs],
+        "order": [run.order for run in runs],
+        "rate": [format_rate(run.rate_per_s) for run in runs],
+    }
+    shown = [name for name, column in names.items() if len(set(column)) > 1] or ["engine"]
+    alike = ", ".join(column[0] for name, column in names.items() if name not in shown)
+    labels = list(zip(*(names[name] for name in shown), strict=True))
+    seen = [
+        (*label, *(format_ms(getattr(run.summary, metric)[statistic].value) for metric, statistic in SEEN))
+        for label, run in zip(labels, runs, strict=True)
+    ]
+    done = [(*label, *_done(run)) for label, run in zip(labels, runs, strict=True)]
+    columns = tuple(f"{TITLES[f'{metric}_ms']} {statistic}" for metric, statistic in SEEN)
+    classes = [
+        (
+            *label,
+            each.name,
+            *(format_ms(times[statistic]) for times in (each.ttft, each.latency) for statistic in ("mean", "p99")),
+            _share(each.slo_attainment),
+        )
+        for label, run in zip(labels, runs, strict=True)
+        for each in run.summary.by_class
+    ]
+    of_class = ("class", "TTFT mean", "TTFT p99", "latency mean", "latency p99", "on time")
+    by_class = [Table("By class", (*shown, *of_class), classes, words=("order", "class"))] if classes else []
+    return [
+        Table(f"What requests saw ({alike})", (*shown, *columns), seen, words=("order",)).without_empty(),
+        Table("What the engine did", (*shown, *DONE), done, words=("order", "note")).without_empty(),
+        *by_class,
+    ]
+
+
+def _done(run: EngineResult) -> tuple[str, ...]:
+    found = run.summary
+    return (
+        format_rate(found.throughput_per_s),
+        _share(found.slo_attainment),
+        _share(found.utilisation),
+        _share(found.kv_usage),
+        f"{found.queue:,.3g}",
+        f"{found.counters['preemptions']:,}",
+        _share(found.useful_share),
+        "" if math.isnan(found.fairness) else f"{found.fairness:.3f}",
+        "" if found.stable else "unstable",
+    )
+
+
+def _share(value: float) -> str:
+    return "" if math.isnan(value) else format_percent(100 * value)
+
+
+_WORDS: Mapping[str, str] = {
+    "t_cut_ms": "T_cut",
+    "window_ms": "wait",
+    "longest_ms": "wait at most",
+    "ageing_ms": "ageing",
+    "merge_below": "merge below",
+}
+
+
+def runs_table(runs: Sequence[SimResult]) -> Table:
+    """One row a run: what the policy was, its response times with the interval of p99, and what the side path did."""
+    rates = {_rate(run) for run in runs}
+    sides = {list(run.share)[-1] for run in runs if len(run.share) > 1}
+    side = sides.pop() if len(sides) == 1 else "side"
+    rows = []
+    for run in runs:
+        latency, attained = run.latency, run.slo_attainment
+        shares = list(run.share.values())
+        rows.append(
+            (
+                run.policy,
+                settings_text(run),
+                _rate(run) if len(rates) > 1 else "",
+                format_ms(latency["mean"].value),
+                format_ms(latency["p50"].value),
+                f"{format_ms(latency['p99'].value)}{_half_width(latency['p99'])}",
+                format_percent(100 * shares[1]) if len(shares) > 1 else "",
+                number(run.batch_size["p50"], 3),
+                "" if attained is None else format_percent(100 * attained),
+                "" if run.stable else "unstable",
+            )
+        )
+    columns = ("policy", "settings", "rate", "mean", "p50", "p99", f"on {side}", "batch", "in SLA", "note")
+    caption = f"Response times at {rates.pop()}" if len(rates) == 1 else "Response times"
+    return Table(caption + _nominal(runs), columns, rows, words=("settings", "note")).without_empty()
+
+
+def classes_table(runs: Sequence[SimResult]) -> Table:
+    """Response times of each class of requests, a row a run and class; no row without classes."""
+    several = len({run.rate_per_s for run in runs}) > 1
+    rows = [
+        (
+            named(run),
+            _rate(run) if several else "",
+            each.name,
+            *(format_ms(each.latency[statistic]) for statistic in ("mean", "p50", "p90", "p99")),
+        )
+        for run in runs
+        for each in run.by_class
+    ]
+    columns = ("policy", "rate", "class", "mean", "p50", "p90", "p99")
+    return Table("Response times by class", columns, rows, words=("class",)).without_empty()
+
+
+def differences(runs: Sequence[SimResult]) -> list[str]:
+    """What runs on the same load differ by, in sentences."""
+    found = []
+    several = len({run.rate_per_s for run in runs}) > 1
+    for run in runs:
+        if run.against is None or math.isnan(run.against.p99.low):
+            continue
+        gap = run.against.p99
+        word = "above" if gap.value > 0 else "below"
+        sure = "" if gap.low > 0 or gap.high < 0 else ", which may be chance"
+        place = f" at {_rate(run)}" if several else ""
+        found.append(
+            f"p99 of {named(run, '{} {}')}{place} is {format_ms(abs(gap.value))} ±"
+            f" {format_ms((gap.high - gap.low) / 2)} {word} that of {run.against.policy}{sure}."
+        )
+    return found
+
+
+def rates_table(runs: Sequence[SimResult]) -> Table:
+    """p99 by rate and policy, of each policy the best of its settings."""
+    policies = list(dict.fromkeys(run.policy for run in runs))
+    best = {(run.policy, run.rate_per_s): run for run in frontier(runs)}
+    rates = sorted({run.rate_per_s for run in runs})
+    asked = {(run.policy, run.rate_per_s) for run in runs}
+    rows = []
+    for rate in rates:
+        cells = [format_rate(rate)]
+        for policy in policies:
+            run = best.get((policy, rate))
+            none = "unstable" if (policy, rate) in asked else ""
+            cells.append(none if run is None else number(run.latency["p99"].value, 3))
+        rows.append(cells)
+    return Table(f"p99 in ms by rate{_nominal(runs)}", ("rate", *policies), rows)
+
+
+def settings_text(run: SimResult) -> str:
+    """`T_cut 2 ms, B1 5`; what is the same for every policy, or has no effect, stays out."""
+    parts = []
+    for name, value in run.settings.items():
+        if (
+            name in ("max_batch", "rate_per_ms")
+            or not value
+            or value == math.inf
+            or (name, value) == ("merge_below", 1)
+        ):
+            continue
+        plain = number(value, 3) if isinstance(value, float) else str(value)
+        shown = format_ms(value) if name.endswith("_ms") else plain
+        parts.append(f"{_WORDS.get(name, name)} {shown}")
+    return ", ".join(parts)
+
+
+def frontier(runs: Sequence[SimResult]) -> list[SimResult]:
+    """Of each policy and rate the stable run with the least p99."""
+    best: dict[tuple[str, str], SimResult] = {}
+    for run in runs:
+        if not run.stable or math.isnan(run.latency["p99"].value):
+            continue
+        # As text: of closed loops the rate is NaN, which is not equal to itself.
+        key = (run.policy, str(run.rate_per_s))
+        if key not in best or run.latency["p99"].value < best[key].latency["p99"].value:
+            best[key] = run
+    return sorted(best.values(), key=lambda run: (run.policy, or_zero(run.rate_per_s)))
+
+
+def named(run: SimResult, form: str = "{} ({})") -> str:
+    """The policy with its settings, if it has any."""
+    settings = settings_text(run)
+    return form.format(run.policy, settings) if settings else run.policy
+
+
+def _nominal(runs: Sequence[SimResult]) -> str:
+    """What the caption says of paths with nominal times."""
+    names = list(dict.fromkeys(name for run in runs for name in run.nominal))
+    return f" (times of {' and '.join(names)} are nominal, not measured)" if names else ""
+
+
+def _rate(run: SimResult) -> str:
+    rate = run.rate_per_s
+    return f"{format_rate(run.throughput_per_s)} (closed)" if math.isnan(rate) else format_rate(rate)
+
+
+def _half_width(p99: Interval) -> str:
+    if not p99.value or math.isnan(p99.high - p99.low):
+        return ""
+    return f" ± {format_percent(50 * (p99.high - p99.low) / p99.value)}"
+
+
+def or_zero(value: float) -> float:
+    return 0.0 if math.isnan(value) else value

@@ -1,0 +1,129 @@
+"""How every figure looks: colours that colour-blind readers tell apart, plain ticks, units, PNG bytes.
+
+Only matplotlib's object interface and the Agg canvas: nothing global changes, no display is needed.
+"""
+
+import io
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from latfit.reporting.format import shorthand
+
+INK = "#1b2733"
+FAINT = "#6b7785"
+GRID = "#e3e8ee"
+SLA = "#c2003d"
+
+PHASE_COLOURS: Mapping[str, str] = {
+    "decode": "#0072b2",
+    "prefill": "#d55e00",
+    "mixed": "#009e73",
+    "": "#44688a",
+}
+PHASE_MARKERS: Mapping[str, str] = {"decode": "o", "prefill": "^", "mixed": "s", "": "o"}
+PHASE_WORDS: Mapping[str, str] = {"": "step"}
+
+LINE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+LINE_MARKERS = ("o", "^", "s", "D", "v", "P")
+
+SINGLE_INCHES = (6.0, 4.4)
+DPI = 160
+
+Place = Literal["best", "upper left", "upper right", "lower right"]
+Ticks = Callable[[float, float], list[float]]
+
+
+def new_figure(inches: tuple[float, float] = SINGLE_INCHES, dpi: int = DPI) -> Figure:
+    """An empty white figure with an Agg canvas and the automatic layout."""
+    figure = Figure(figsize=inches, dpi=dpi, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG, the same bytes for the same figure: no date, no version inside."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", metadata={"Software": None})
+    return stream.getvalue()
+
+
+def dress(axes: Axes, title: str, x: str, y: str, *, width: int = 50) -> None:
+    """Title of so many letters a line, axis labels with units, quiet grid and frame."""
+    axes.set_title(textwrap.fill(title, width), loc="left", fontsize=11, fontweight="bold", color=INK, pad=8)
+    axes.set_xlabel(x, fontsize=10, color=INK)
+    axes.set_ylabel(y, fontsize=10, color=INK)
+    axes.tick_params(labelsize=9.5, colors=INK, length=3)
+    axes.grid(True, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(FAINT)
+
+
+def log_x(axes: Axes, low: float, high: float, ticks: Ticks) -> None:
+    """A logarithmic x axis whose ticks are few and written out."""
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    plain_ticks(axes.xaxis, ticks(low, high))
+
+
+def log_y(axes: Axes, low: float, high: float, ticks: Ticks) -> None:
+    """A logarithmic y axis whose ticks are few and written out."""
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    plain_ticks(axes.yaxis, ticks(low, high))
+
+
+def plain_ticks(axis: Axis, ticks: list[float]) -> None:
+    """Exactly these ticks, as numbers people write."""
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: shorthand(value)))
+
+
+def decimal_ticks(low: float, high: float, most: int = 8) -> list[float]:
+    """1, 2, 5, 10, ... in [low, high]; fewer where they are many, evenly spaced where that leaves under 3."""
+    decades = np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [float(step * 10.0**decade) for decade in decades for step in steps]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= most:
+            return ticks if len(ticks) >= 3 else _linear(low, high)
+    return ticks[:: -(-len(ticks) // most)]
+
+
+def binary_ticks(low: float, high: float, most: int = 8) -> list[float]:
+    """Powers of two in [low, high], every second or third where there are many."""
+    powers = np.arange(np.ceil(np.log2(low)), np.floor(np.log2(high)) + 1)
+    if len(powers) < 3:
+        return _linear(low, high)
+    stride = -(-len(powers) // most)
+    return [float(2.0**power) for power in powers[::stride]]
+
+
+def _linear(low: float, high: float) -> list[float]:
+    ticks = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return [float(tick) for tick in ticks if low <= tick <= high]
+
+
+def padded(low: float, high: float, factor: float = 1.15) -> tuple[float, float]:
+    """Limits of a logarithmic axis with some air."""
+    return low / factor, high * factor
+
+
+def legend(axes: Axes, place: Place = "best", columns: int = 1) -> None:
+    """A legend on a white, slightly transparent ground."""
+    box = axes.legend(loc=place, ncols=columns, fontsize=9, framealpha=0.92, handletextpad=0.5, columnspacing=1.2)
+    box.get_frame().set_edgecolor(GRID)
+    for handle in box.legend_handles:
+        if handle is not None:
+            handle.set_alpha(1.0)

@@ -1,0 +1,139 @@
+"""The part of the page that a load decides: the same numbers as the plan, its pictures, the simulation of it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from latfit.cli.app import run
+from latfit.errors import WrongUsage
+from latfit.files import write_json
+from latfit.hardware.nominal import parse_nominal
+from latfit.hardware.profile import HardwareProfile, nominal_path
+from latfit.planning.plan import make_plan
+from latfit.planning.request import PlanRequest
+from latfit.planning.result import Cutoff, Plan
+from latfit.reporting.fit.page import ReportInput, render
+from latfit.units import format_ms, format_rate
+from tests.unit.reporting.test_page import Outline
+
+NOMINAL = HardwareProfile(
+    {
+        "amx": nominal_path("amx", parse_nominal("p50=1.3862944ms,max_batch=64")),
+        "gpu": nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms,max_batch=64")),
+    }
+)
+WISHES = PlanRequest(rate=0.1)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    plan = make_plan(NOMINAL, 20.0, request=WISHES)
+    return Outline(render(ReportInput(NOMINAL, plans=[plan], request=WISHES)).html).text
+
+
+def test_the_page_says_what_the_plan_says(text: str) -> None:
+    """M/M/1 with mu 0.5 keeps 20 ms up to 0.26974 per ms; T_cut of 7.94 ms is published for this machine."""
+    assert "p99 of responses at 100 req/s" in text
+    assert "269.7 req/s" in text
+    plan = make_plan(NOMINAL, 20.0, request=WISHES)
+    assert isinstance(plan.T_cut, Cutoff)
+    assert plan.T_cut.value is not None
+    for said in (
+        "Strategies for 100 req/s",
+        "proved bound",
+        "Capacity",
+        "1 replica needed",
+        format_ms(plan.T_cut.value),
+    ):
+        assert said in text
+
+
+def test_every_number_is_that_of_the_plans_json(text: str) -> None:
+    """The page and `plan --json` answer the same question with the same numbers, B1 among them."""
+    plan = make_plan(NOMINAL, 20.0, request=WISHES)
+    told = json.loads(json.dumps(plan.to_json()))
+    assert told["answer"] in text
+    assert {"yes": "SLA met", "in doubt": "not proven", "no": "SLA not met"}[told["promise"]] in text
+    chosen = next(row for row in told["strategies"] if row["chosen"])
+    assert f"p99 response{format_ms(chosen['percentile_ms'])}{chosen['name']}" in "".join(text.split("\n"))
+    assert format_rate(told["capacity"]["sustainable_per_s"], down=True) in text
+    for row in told["strategies"]:
+        assert row["percentile_ms"] is None or format_ms(row["percentile_ms"]) in text
+    assert f"T_cut{format_ms(told['T_cut_ms']['value'])}" in "".join(text.split("\n"))
+    # B1 is the one with the wait at the rate, wherever it stands without another word beside it.
+    at_rate = told["B1_at_rate"]["value"] or told["B1"]["value"]
+    cells = text.split("\n")
+    assert {cells[i + 1] for i, cell in enumerate(cells[:-1]) if cell == "B1"} >= {f"{at_rate}"}
+    assert next(row["B1"] for row in told["sensitivity"] if row["change"] == "as it is") == told["B1_at_rate"]["value"]
+    for flags in told["engines"].values():
+        for name, value in flags.items():
+            assert not isinstance(value, int) or isinstance(value, bool) or f"{name}={value}" in text
+
+
+def with_promise(promise: str) -> Plan:
+    """The plan as if that had come out."""
+    plan = make_plan(NOMINAL, 20.0, request=PlanRequest(rate=0.1, laws_only=True))
+    assert plan.load is not None
+    doubts = ["In doubt: a tail was not seen."] if promise == "in doubt" else []
+    return replace(plan, load=replace(plan.load, promise=promise, why_in_doubt=doubts))
+
+
+@pytest.mark.parametrize(
+    ("promise", "says", "looks"),
+    [
+        ("yes", "SLA met", "card answer "),
+        ("in doubt", "SLA met, but not proven", "card answer doubt"),
+        ("no", "SLA not met", "card answer unmet"),
+    ],
+)
+def test_a_verdict_has_three_states(promise: str, says: str, looks: str) -> None:
+    plan = with_promise(promise)
+    outline = Outline(render(ReportInput(NOMINAL, plans=[plan], request=WISHES)).html)
+    assert f"p99 of responses at 100 req/s: {says}\n" in outline.text
+    assert ("div", {"class": looks}) in outline.tags
+    assert ("a tail was not seen" in outline.text) == (promise == "in doubt")
+
+
+def test_the_simulation_is_shown(text: str) -> None:
+    assert "The decision in the event simulation" in text
+    assert "amx (nominal), one at a time" in text
+
+
+def test_quoted_paths_claim_no_accuracy(text: str) -> None:
+    assert "Nominal numbers, not measured: p50=1.3862944ms" in text
+    assert "n = 0" not in text
+
+
+def test_pictures_are_the_plans() -> None:
+    plan = make_plan(NOMINAL, 20.0, request=WISHES)
+    pictures = render(ReportInput(NOMINAL, plans=[plan], request=WISHES)).pictures
+    assert {"plan-cutoff", "plan-rate", "paths"} <= {picture.stem for picture in pictures}
+    assert all(len(picture.alt) > 40 for picture in pictures)
+    without = render(ReportInput(NOMINAL, plans=[make_plan(NOMINAL, 20.0)])).pictures
+    assert not any(picture.stem.startswith("plan-") for picture in without)
+
+
+def test_a_load_that_cannot_be_served_says_what_would() -> None:
+    request = PlanRequest(rate=0.9)
+    outline = Outline(
+        render(ReportInput(NOMINAL, plans=[make_plan(NOMINAL, 20.0, request=request)], request=request)).html
+    )
+    assert "SLA not met" in outline.text
+    assert "--replicas 2" in outline.text
+
+
+def test_from_the_command_line(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(Path("hardware.json"), NOMINAL.to_json())
+    assert run(["report", "--sla", "20ms", "--rate", "100/s", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert "reports/plan-rate.png" in document["figures"]
+    assert "event simulation 11." in Outline(Path(document["html"]).read_text()).text
+
+
+@pytest.mark.parametrize("arguments", [["--rate", "5/s"], ["--sla", "20ms", "--rate", "5"]])
+def test_refused(arguments: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(Path("hardware.json"), NOMINAL.to_json())
+    assert run(["report", *arguments]) == WrongUsage.exit_code
+    assert not Path("reports").exists()

@@ -1,0 +1,245 @@
+"""The page stands alone, escapes everything, and copes with whatever is missing."""
+
+import base64
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from latfit.errors import TargetNotWritable
+from latfit.model.fit_parts import CrossValidation, DataFacts
+from latfit.model.fit_result import FitResult, FitStatus
+from latfit.planning.plan import make_plan
+from latfit.reporting.fit import page
+from latfit.reporting.fit.page import ReportInput, render, write_report
+from latfit.reporting.layout import prose
+from latfit.trace.table import Trace
+from latfit.warning import LatfitWarning
+from tests.unit.reporting.conftest import fit_of, held_out, machine, planted_rows, two_paths
+
+HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Outline(HTMLParser):
+    """Tags with their attributes, text, and whether every tag was closed."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data.replace("\u00a0", " ")
+
+    def attributes(self, name: str) -> list[str]:
+        return [attributes[name] or "" for _, attributes in self.tags if name in attributes]
+
+    def count(self, tag: str) -> int:
+        return sum(found == tag for found, _ in self.tags)
+
+
+@pytest.fixture(scope="module")
+def html(one_path: ReportInput) -> str:
+    return render(one_path).html
+
+
+class TestStandsAlone:
+    def test_nothing_is_fetched(self, html: str) -> None:
+        outline = Outline(html)
+        for source in outline.attributes("src"):
+            assert source.startswith("data:image/png;base64,")
+        for target in outline.attributes("href"):
+            assert target.startswith("#")
+        assert "@import" not in html
+        assert "url(" not in html
+        assert outline.count("script") == outline.count("link") == outline.count("iframe") == 0
+
+    def test_images_are_pictures(self, html: str) -> None:
+        sources = Outline(html).attributes("src")
+        assert len(sources) == 4
+        for source in sources:
+            assert base64.b64decode(source.partition(",")[2]).startswith(b"\x89PNG\r\n")
+
+    def test_every_link_has_its_place(self, html: str) -> None:
+        outline = Outline(html)
+        assert {target[1:] for target in outline.attributes("href")} <= set(outline.attributes("id"))
+        assert len(set(outline.attributes("id"))) == len(outline.attributes("id"))
+
+    def test_every_tag_is_closed(self, html: str) -> None:
+        assert Outline(html).open == []
+
+
+class TestAnswerFirst:
+    def test_the_answer_is_the_first_heading_after_the_title(self, one_path: ReportInput, html: str) -> None:
+        first = re.search(r"<h2[^>]*>(.*?)</h2>", html)
+        assert first is not None
+        assert first.group(1).replace("\u00a0", " ") == one_path.plans[0].answer
+
+    def test_order(self, html: str) -> None:
+        marks = ('id="answer"', 'id="trust"', 'id="limits"', 'id="engines"', "Parameters", "Rows")
+        places = [html.index(mark) for mark in marks]
+        assert places == sorted(places)
+
+    def test_warnings_come_with_their_remedy(self, html: str) -> None:
+        text = Outline(html).text
+        assert "tau_S is not determined by these data. → Measure S up to 16384." in text
+
+    def test_a_hopeless_sla_says_so(self, fit: FitResult, rows: Trace) -> None:
+        profile = machine(cpu=fit)
+        text = Outline(render(ReportInput(profile, {"cpu": rows}, [make_plan(profile, 1.0)])).html).text
+        assert "SLA not met" in text
+        assert "No step meets" in text
+
+    def test_without_an_sla_a_hint(self, fit: FitResult) -> None:
+        html = render(ReportInput(machine(cpu=fit))).html
+        assert "latfit report --sla 20ms" in Outline(html).text
+        assert 'id="limits"' not in html
+
+    def test_several_slas(self, fit: FitResult, rows: Trace) -> None:
+        profile = machine(cpu=fit)
+        plans = [make_plan(profile, sla_ms) for sla_ms in (15.0, 40.0)]
+        outline = Outline(render(ReportInput(profile, {"cpu": rows}, plans)).html)
+        for plan in plans:
+            assert plan.answer in outline.text
+
+
+class TestHostile:
+    def test_labels_are_text(self, rows: Trace) -> None:
+        fit = fit_of(
+            rows,
+            provenance={HOSTILE: {HOSTILE: HOSTILE}},
+            warnings=[LatfitWarning(HOSTILE, HOSTILE, HOSTILE)],
+            data=DataFacts(HOSTILE, dropped={HOSTILE: 3}),
+            cross_validation=CrossValidation(HOSTILE, held_out(4.0, 3.0)),
+        )
+        profile = machine(**{HOSTILE: fit, "gpu": fit})
+        plan = make_plan(profile, 20.0)
+        report = ReportInput(profile, {HOSTILE: rows}, [plan], command=HOSTILE, made_at=HOSTILE, notes=[HOSTILE])
+        outline = Outline(render(report).html)
+        assert outline.count("script") == 0
+        assert all(not name.startswith("on") for _, attributes in outline.tags for name in attributes)
+        assert all(source.startswith("data:image/png") for source in outline.attributes("src"))
+        assert HOSTILE in outline.text
+
+    def test_commands_become_code_without_opening_a_door(self) -> None:
+        assert prose("run `latfit fit <x>` in 20 ms") == "run <code>latfit fit &lt;x&gt;</code> in 20\u00a0ms"
+        assert prose("one ` only <b>") == "one ` only &lt;b&gt;"
+
+    def test_files_stay_in_the_folder(self, rows: Trace, tmp_path: Path) -> None:
+        fit = fit_of(rows)
+        profile = machine(**{"../../up": fit, "..-..-up": fit, "a/b": fit})
+        written = write_report(tmp_path / "out", ReportInput(profile))
+        assert len({figure.resolve() for figure in written.figures}) == len(written.figures) == 10
+        assert {path.parent for path in written.figures} == {tmp_path / "out"}
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+class TestMissing:
+    def test_without_rows_a_sentence_in_their_place(self, fit: FitResult) -> None:
+        outline = Outline(render(ReportInput(machine(cpu=fit))).html)
+        assert outline.count("img") == 2
+        assert "add them with --trace" in outline.text
+
+    def test_a_fit_with_nothing_but_parameters(self, fit: FitResult, rows: Trace) -> None:
+        bare = FitResult("saturation", FitStatus.CONVERGED, fit.parameters)
+        outline = Outline(render(ReportInput(machine(cpu=bare), {"cpu": rows})).html)
+        assert outline.count("img") == 0
+        assert "No figures" in outline.text
+
+    def test_a_fit_that_is_not_usable(self, fit: FitResult, rows: Trace) -> None:
+        failed = replace(fit, status=FitStatus.TOO_FEW_ROWS)
+        assert (
+            FitStatus.TOO_FEW_ROWS.sentence
+            in Outline(render(ReportInput(machine(cpu=failed), {"cpu": rows})).html).text
+        )
+
+    def test_no_path_at_all(self) -> None:
+        assert Outline(render(ReportInput(machine())).html).open == []
+
+    def test_a_trace_without_rows(self, fit: FitResult, rows: Trace) -> None:
+        nothing = rows.select(rows["B"] < 0)
+        assert Outline(render(ReportInput(machine(cpu=fit), {"cpu": nothing})).html).count("img") == 2
+
+
+class TestPaths:
+    def test_a_section_each_and_one_comparison(self) -> None:
+        rendered = render(two_paths())
+        outline = Outline(rendered.html)
+        assert {"path-amx", "path-gpu", "thresholds"} <= set(outline.attributes("id"))
+        stems = [picture.stem for picture in rendered.pictures]
+        assert stems[:3] == ["amx-overview", "gpu-overview", "paths"]
+        assert len(stems) == len(set(stems)) == 11
+
+    def test_not_identified_is_in_words(self, html: str) -> None:
+        assert re.search(r'<th[^>]*>tau_S</th>\s*<td class="number">not identified</td>', html)
+
+
+class TestAccessible:
+    def test_pictures_have_words_and_tables_have_headers(self, html: str) -> None:
+        outline = Outline(html)
+        images = [attributes for tag, attributes in outline.tags if tag == "img"]
+        assert all(len(image["alt"] or "") > 40 for image in images)
+        assert outline.count("caption") == outline.count("table")
+        assert all("scope" in attributes for tag, attributes in outline.tags if tag == "th")
+        assert ("html", {"lang": "en"}) in outline.tags
+        assert outline.count("h1") == 1
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    @pytest.mark.parametrize("colour", ["ink", "quiet", "link", "good", "bad", "warn"])
+    @pytest.mark.parametrize("ground", ["ground", "panel", "stripe", "warn-ground"])
+    def test_contrast(self, scheme: str, colour: str, ground: str) -> None:
+        """WCAG 2.2, 1.4.3: 4.5 to 1 for text."""
+        css = (Path(page.__file__).parents[1] / "templates" / "report.css").read_text()
+        variables = [
+            dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in re.findall(r":root \{([^}]*)\}", css)
+        ]
+        chosen = variables[["light", "dark"].index(scheme)]
+        light, dark = sorted((luminance(chosen[colour]), luminance(chosen[ground])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `#rrggbb`, as WCAG 2.2 defines it."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return float(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+
+
+def test_fifty_thousand_rows_stay_small(fit: FitResult) -> None:
+    many = planted_rows(repeats=1300, noise=0.2)
+    assert len(many) > 50_000
+    assert len(render(ReportInput(machine(cpu=fit), {"cpu": many})).html) < 5_000_000
+
+
+class TestWriting:
+    def test_files_are_what_was_rendered(self, one_path: ReportInput, html: str, tmp_path: Path) -> None:
+        written = write_report(tmp_path / "new" / "folder", one_path)
+        assert written.html.read_text(encoding="utf-8") == html
+        assert [figure.name for figure in written.figures] == [
+            "overview.png",
+            "latency-map.png",
+            "throughput.png",
+            "measured-vs-predicted.png",
+            "residuals.png",
+        ]
+        assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in written.figures)
+
+    def test_a_file_in_the_way_of_the_folder(self, one_path: ReportInput, tmp_path: Path) -> None:
+        (tmp_path / "taken").write_text("mine")
+        with pytest.raises(TargetNotWritable):
+            write_report(tmp_path / "taken", one_path)
+        assert (tmp_path / "taken").read_text() == "mine"

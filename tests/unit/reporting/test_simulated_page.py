@@ -1,0 +1,163 @@
+"""The page of a simulation: stands alone, says who is fastest and by the numbers of the runs, from the command line."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfit.cli.app import run
+from latfit.errors import TargetNotWritable
+from latfit.hardware.nominal import parse_nominal
+from latfit.hardware.profile import add_path, nominal_path
+from latfit.reporting.simulation import tables
+from latfit.reporting.simulation.brief import policies_verdict
+from latfit.reporting.simulation.page import Making, policies_page
+from latfit.simulation.policies.result import ClassTimes, SimResult
+from latfit.simulation.policies.service import System, linear_path, table_path
+from latfit.units import format_ms
+from tests.conftest import ROOT
+from tests.unit.reporting.test_page import HOSTILE, Outline
+from tests.unit.simulation.made import made_result
+
+PATHS = ["--path", "gpu:launch=8ms,slope=0.05ms", "--path", "amx=exp:2ms"]
+SMALL = ["--requests", "3000", "--replications", "2"]
+SYSTEM = System(linear_path("gpu", 8, 0.05, 256), table_path("amx", [2.0], exponential=True, nominal=True))
+
+
+def page(runs: list[SimResult], **made: Any) -> Outline:
+    return Outline(policies_page(runs, SYSTEM, Making(**made)).html)
+
+
+@pytest.fixture
+def sample(in_tmp: Path) -> Path:
+    """What a newcomer has after two commands: the sample CPU, and a GPU that somebody quoted."""
+    trace = str(ROOT / "sample_traces" / "cpu_numpy_tiny.parquet")
+    assert run(["fit", trace, "--path", "cpu", "--model", "linear", "--out", "cpu.fit.json", "--quiet"]) == 0
+    add_path(Path("hardware.json"), nominal_path("gpu", parse_nominal("launch=8ms,slope=0.05ms")))
+    return in_tmp
+
+
+class TestAnswer:
+    def test_the_fastest_comes_first_in_the_words_of_the_command(self) -> None:
+        runs = [made_result("fixed", 40.0), made_result("three-stage", 12.0)]
+        outline = page(runs)
+        assert policies_verdict(runs).text in outline.text
+        assert outline.text.index("three-stage is best: p99 12 ms") < outline.text.index("11 ms to 13 ms (95 %)")
+
+    def test_over_rates_the_highest_that_is_carried_within_the_sla(self) -> None:
+        runs = [
+            made_result("fixed", p99, rate_per_s=rate) for rate, p99 in ((100.0, 12.0), (200.0, 18.0), (300.0, 25.0))
+        ]
+        assert "At 200 req/s, the highest rate within the 20 ms SLA carried here" in page(runs, sla_ms=20.0).text
+        assert "At 300 req/s, the highest rate carried here" in page(runs).text
+
+    @pytest.mark.parametrize(
+        ("sla_ms", "says", "looks"),
+        [
+            (20.0, "SLA met\n", "card answer "),
+            (12.5, "SLA met, but not proven\n", "card answer doubt"),
+            (10.0, "SLA not met\n", "card answer unmet"),
+            (math.inf, "stable\n", "card answer "),
+        ],
+    )
+    def test_a_verdict_has_three_states(self, sla_ms: float, says: str, looks: str) -> None:
+        """A p99 of 12 ms, 95 % between 11 and 13 ms."""
+        outline = page([made_result("fixed", 12.0)], sla_ms=sla_ms)
+        assert f": {says}" in outline.text
+        assert ("div", {"class": looks}) in outline.tags
+
+    def test_what_nothing_carries(self) -> None:
+        outline = page([made_result("fixed", 40.0, stable=False, notes=["The queue grows."])], sla_ms=20.0)
+        assert "Unstable: no policy carries" in outline.text
+        assert "The queue grows." in outline.text
+        assert ("div", {"class": "card answer unmet"}) in outline.tags
+
+    def test_the_title_names_paths_and_what_is_known(self) -> None:
+        assert (
+            "Simulated batching policies on gpu and amx: tiny on EPYC"
+            in page([made_result("fixed", 9.0)], subject="tiny on EPYC").text
+        )
+
+    def test_nominal_paths_are_marked(self) -> None:
+        assert "amx: its times are nominal, not measured." in page([made_result("fixed", 9.0, nominal=["amx"])]).text
+
+    def test_classes_have_a_row_each(self) -> None:
+        times = {"mean": 3.0, "p50": 2.0, "p90": 8.0, "p99": 9.5}
+        found = made_result("fixed", 9.0, by_class=[ClassTimes("chat", times), ClassTimes("batch", times)])
+        assert [list(row) for row in tables.classes_table([found]).rows] == [
+            ["fixed", name, "3 ms", "2 ms", "8 ms", "9.5 ms"] for name in ("chat", "batch")
+        ]
+        assert "Response times by class" in page([found]).text
+        assert "Response times by class" not in page([made_result("fixed", 9.0)]).text
+
+    def test_what_was_simulated(self) -> None:
+        """T(1) = 8.05 and T(256) = 8 + 0.05 256 = 20.8 ms."""
+        text = page([made_result("fixed", 9.0)]).text
+        assert "8.05 ms" in text
+        assert "20.8 ms" in text
+
+
+def test_stands_alone_and_escapes() -> None:
+    outline = page([made_result(HOSTILE, 9.0, notes=[HOSTILE], nominal=[HOSTILE])], command=HOSTILE)
+    assert outline.open == []
+    assert outline.count("script") == outline.count("link") == 0
+    assert all(source.startswith("data:image/png;base64,") for source in outline.attributes("src"))
+    assert {target[1:] for target in outline.attributes("href")} <= set(outline.attributes("id"))
+    assert outline.count("img") == 1
+    assert outline.count("caption") == outline.count("table") == 3
+
+
+class TestCommand:
+    def test_a_newcomers_line(self, sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        asked = ["simulate", "policies", "--policy", "three-stage", "--policy", "fixed", "--rate", "500/s", *SMALL]
+        assert run([*asked, "--report", "out", "--json"]) == 0
+        found = capsys.readouterr()
+        assert found.err == ""
+        runs = json.loads(found.out)["runs"]
+        outline = Outline((sample / "out" / "simulation.html").read_text())
+        for each in runs:
+            assert format_ms(each["latency_ms"]["p99"]) in outline.text
+            assert all(name in outline.text for name in ("B1", "T_cut") if name in each["settings"])
+        assert "as its measured steps" in outline.text
+        assert (sample / "out" / "simulation.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_no_column_is_lost_where_the_window_is_narrow(
+        self, in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "60")
+        rates = ["--rate", "100/s", "--rate", "500/s", "--sla", "20ms"]
+        assert (
+            run(["simulate", "policies", "--policy", "three-stage", "--policy", "fixed", *rates, *PATHS, *SMALL, "-v"])
+            == 0
+        )
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        header = next(line for line in lines if line[:1] == ["policy"])
+        assert header == ["policy", "settings", "rate", "mean", "p50", "p99", "on", "amx", "batch", "in", "SLA"]
+
+    def test_an_engine(self, sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        engine = ["--engine", "chunked-prefill", "--engine", "static", "--fit", "cpu.fit.json", "--kv-blocks", "2588"]
+        load = ["--rate", "2/s", "--lengths", "64:32", "--requests", "200", "--replications", "2"]
+        assert run(["simulate", "engine", *engine, *load, "--report", "out", "--json"]) == 0
+        runs = json.loads(capsys.readouterr().out)["runs"]
+        outline = Outline((sample / "out" / "simulation.html").read_text())
+        assert outline.open == []
+        best = min(runs, key=lambda each: float(each["latency_ms"]["p99"]))
+        assert f"{best['engine']} has the lowest p99 latency" in outline.text
+        assert f"p99 TTFT {format_ms(best['ttft_ms']['p99'])}" in outline.text
+        assert "2,588" in outline.text
+
+    def test_a_study_has_its_findings(self, in_tmp: Path) -> None:
+        small = ["--requests", "2000", "--replications", "2", "--report", "out", "-q"]
+        assert run(["simulate", "study", "--path", "gpu=8ms+0.05ms*16", *PATHS[2:], *small]) == 0
+        assert "45 to 18 ms" in Outline(Path("out/simulation.html").read_text()).text
+
+    def test_a_folder_that_cannot_be_made_is_told_before_the_run(self, in_tmp: Path) -> None:
+        Path("taken").write_text("mine")
+        many = ["--requests", "1000000000"]
+        assert (
+            run(["simulate", "policies", "--rate", "5/s", *PATHS, *many, "--report", "taken"])
+            == TargetNotWritable.exit_code
+        )
+        assert Path("taken").read_text() == "mine"
