@@ -28,8 +28,9 @@ COMMANDS = {
     "ingest": f"ingest {TINY} --out ingested.parquet",
     "trace show": f"trace show {TINY}",
     "fit": f"fit {TINY}",
-    "fit auto": f"fit {OTHER} --path cpu --model auto --out auto.fit.json --hardware other.json",
-    "fit linear": f"fit {OTHER} --model linear --out linear.fit.json --hardware other.json",
+    "fit saturation": f"fit {TINY} --model saturation --out s.fit.json --hardware other.json",
+    "fit context": f"fit {OTHER} --path cpu --force --out auto.fit.json --hardware other.json",
+    "fit linear": f"fit {OTHER} --model linear --force --out linear.fit.json --hardware other.json",
     "fit bootstrap": f"fit {TINY} --model linear --bootstrap 20 --intervals bootstrap --out b.fit.json "
     "--hardware other.json",
     "fit cells": f"fit {TINY} --model linear --cells --out c.fit.json --hardware other.json",
@@ -37,12 +38,12 @@ COMMANDS = {
     "predict sensitivity": "predict cpu_numpy_tiny.fit.json -B 1 -B 8 -S 64 --sensitivity",
     "evaluate": f"evaluate cpu_numpy_tiny.fit.json {TINY}",
     "compare": "compare cpu_numpy_tiny.fit.json linear.fit.json",
-    "hardware add": "hardware add gpu --quoted launch=12ms,slope=0.05ms",
+    "hardware add": "hardware add gpu --nominal launch=12ms,slope=0.05ms",
     "hardware show": "hardware show",
     "plan": "plan --sla 20ms --ttft 100ms --prompt-tokens 64",
     "plan rate": "plan --sla 20ms --rate 2000/s",
     "plan too much": "plan --sla 20ms --rate 3000/s",
-    "plan arrivals": "plan --sla 40ms --arrivals arrivals.csv --window 10s",
+    "plan arrivals": "plan --sla 40ms --arrivals arrivals.csv --arrivals-window 10s",
     "simulate": "simulate policies --policy three-stage --policy gpu-only --rate 3000/s --sla 20ms --requests 4000",
     "simulate sweep": "simulate policies --policy cutoff --rate 1000/s --sweep t-cut=1ms,4ms --requests 2000",
     "simulate engine": f"simulate engine {ENGINE} --rate 20/s --requests 300",
@@ -118,8 +119,8 @@ def help_texts() -> dict[str, str]:
 
     def names(group: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         found = [before]
-        for name, command in getattr(group, "commands", {}).items():
-            found += names(command, (*before, name))
+        for name in group.list_commands(typer.Context(group)) if hasattr(group, "list_commands") else ():
+            found += names(group.get_command(typer.Context(group), name), (*before, name))
         return found
 
     texts = {}
