@@ -72,7 +72,7 @@ def limits(ask: Ask, percentile: int, B: int, S: list[int], **columns: int) -> l
     level = round(2 * percentile / 100 - 1, 9)
     told = "".join(f" --{name.replace('_', '-')} {value}" for name, value in columns.items())
     rows = ask(f"predict cpu.fit.json -B {B} {' '.join(f'-S {s}' for s in S)} --level {level}{told}")["rows"]
-    return [row["high_ms"] for row in rows]
+    return [row["high"] for row in rows]
 
 
 @pytest.mark.parametrize("percentile", PERCENTILES)
@@ -81,7 +81,7 @@ def test_steps_that_a_plan_lets_through_are_those_that_predict_sees_below_the_li
 ) -> None:
     sla = SLA_MS[fitted[0]]
     plan = ask(f"plan --sla {sla}ms --percentile {percentile}")
-    rows = [row for row in plan["step_limits"]["S_at_B"] if row["path"] == "cpu" and row["S_max"] > row["B"]]
+    rows = [row for row in plan["inverse"]["S_at_B"] if row["path"] == "cpu" and row["S_max"] > row["B"]]
     compared = 0
     for row in rows:
         B, S = row["B"], row["S_max"]
@@ -119,7 +119,7 @@ def test_engines_are_told_one_largest_batch(percentile: int, fitted: tuple[str, 
         assert any(found["code"] == "too_few_samples" for found in plan["warnings"])
     else:
         assert within[0] <= sla * (1 + 1e-9)
-        assert beyond[0] is None or beyond[0] > sla or plan["step_limits"]["B_at_S"][-1]["B_max"] == batch
+        assert beyond[0] is None or beyond[0] > sla or plan["inverse"]["B_at_S"][-1]["B_max"] == batch
 
 
 @pytest.mark.parametrize("percentile", PERCENTILES)

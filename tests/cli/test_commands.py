@@ -130,9 +130,9 @@ class TestStraightLine:
         capsys.readouterr()
         assert latfit("plan", "--sla", "30ms", "--json") == 0
         plan = json.loads(capsys.readouterr().out)
-        assert {"B1", "B2", "T_cut_ms", "step_limits", "settings", "capacity", "feasible", "binding"} <= set(plan)
-        assert {"B", "S_min", "S_max"} <= set(plan["step_limits"]["S_at_B"][0])
-        assert {"S", "B_min", "B_max"} <= set(plan["step_limits"]["B_at_S"][0])
+        assert {"B1", "B2", "T_cut_ms", "inverse", "settings", "capacity", "feasible", "binding"} <= set(plan)
+        assert {"B", "S_min", "S_max"} <= set(plan["inverse"]["S_at_B"][0])
+        assert {"S", "B_min", "B_max"} <= set(plan["inverse"]["B_at_S"][0])
         assert plan["B1"]["value"] is None
         assert plan["B1"]["reason"]
 

@@ -110,7 +110,7 @@ class TestDecodeOnly:
         assert (decode["outside_domain"], decode["why_outside"]) == (False, "")
         assert prefill["outside_domain"]
         assert "prefill not identified" in prefill["why_outside"]
-        assert (prefill["low_ms"], prefill["high_ms"]) == (None, None)
+        assert (prefill["low"], prefill["high"]) == (None, None)
         assert latfit("predict", fitted, "-B", 8, "-S", 512, "--strict") == 3
         assert "decode steps only" in capsys.readouterr().err
         assert latfit("predict", fitted, "-B", 8, "--strict") == 0

@@ -76,11 +76,11 @@ def test_without_a_rate_the_engine_follows_the_thresholds(gpu: Path, capsys: Cap
 def test_the_contract_with_a_rate(both: Path, capsys: Captured) -> None:
     assert latfit("plan", "--sla", "20ms", "--rate", "100/s", "--json") == 0
     plan = json.loads(capsys.readouterr().out)
-    promised = {"B1", "B2", "T_cut_ms", "step_limits", "settings", "capacity", "feasible", "binding"}
+    promised = {"B1", "B2", "T_cut_ms", "inverse", "settings", "capacity", "feasible", "binding"}
     assert promised <= set(plan)
-    assert plan["T_cut_ms"]["bound"] == "proved"
+    assert plan["T_cut_ms"]["bound"] == "rigorous"
     assert plan["T_cut_ms"]["value"] == pytest.approx(7.937, abs=2e-3)
-    assert {"textbook", "proved", "exact"} <= set(plan["T_cut_ms"]["bounds_ms"])
+    assert {"poisson", "rigorous", "exact"} <= set(plan["T_cut_ms"]["bounds_ms"])
     assert plan["B1"]["value"] == 7  # 12 + 0.05 B <= 2 B from 6.15 on
     assert {row["rule"] for row in plan["rules"]} == {"optimal", "greedy", "literal", "amortised", "total delay"}
     assert plan["capacity"]["replicas"] == 1

@@ -31,10 +31,10 @@ class TestPredict:
         printed = json.loads(capsys.readouterr().out)
         inside, outside = printed["rows"]
         assert printed["notes"] == []
-        assert set(inside) == {"B", "S", "T_ms", "low_ms", "high_ms", "level", "outside_domain", "why_outside"}
+        assert set(inside) == {"B", "S", "T_ms", "low", "high", "level", "outside_domain", "why_outside"}
         assert inside["why_outside"] == ""
         assert inside["T_ms"] == pytest.approx(18.1885, rel=0.03)
-        assert inside["high_ms"] > inside["T_ms"]
+        assert inside["high"] > inside["T_ms"]
         assert (inside["outside_domain"], outside["outside_domain"]) == (False, True)
 
     def test_every_pair_with_a_token_a_request(self, fitted: Path, capsys: Captured) -> None:

@@ -82,7 +82,7 @@ class Predicted:
         """A pandas DataFrame with `level` and `notes` as its attributes."""
         import pandas as pd
 
-        found = pd.DataFrame(dict(self.columns))
+        found = pd.DataFrame(dict(self.columns)).rename(columns={"low": "low_ms", "high": "high_ms"})
         found.attrs |= {"level": self.level, "notes": list(self.notes)}
         return found
 
@@ -109,8 +109,8 @@ def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, stric
         "B": _whole(steps.floats("B")),
         "S": _whole(steps.floats("S")),
         "T_ms": found.T_ms,
-        "low_ms": found.low,
-        "high_ms": found.high,
+        "low": found.low,
+        "high": found.high,
         "outside_domain": found.outside,
         "why_outside": found.why_outside,
     }

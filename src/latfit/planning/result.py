@@ -94,10 +94,10 @@ class RuleChoice:
 class Cutoff:
     """How long a request may wait for the GPU before it goes to the CPU's queue.
 
-    value: the recommended T_cut in ms, None where none meets the SLA.  bound: what backs it: "proved" (proved),
+    value: the recommended T_cut in ms, None where none meets the SLA.  bound: what backs it: "rigorous" (proved),
     "exact" (the distribution by matrices), "simulated" (the queues run with the measured scatter).  ranges: T_cut that
     meet the SLA, by method.  bounds_ms: the percentile at `value` (where there is none, at `safest_ms`) by method;
-    "textbook" is the textbook formula.  holds: the methods whose number is a valid bound or the distribution itself.
+    "poisson" is the textbook formula.  holds: the methods whose number is a valid bound or the distribution itself.
     safest_ms: T_cut with the least percentile.
     """
 
@@ -128,7 +128,7 @@ class Cutoff:
     @property
     def misled(self) -> bool:
         """Whether the textbook formula admits what misses the SLA, or refuses what meets it."""
-        textbook, exact = self.ranges.get("textbook", ()), self.admitted
+        textbook, exact = self.ranges.get("poisson", ()), self.admitted
         ends = [spans[-1][1] if spans else 0.0 for spans in (textbook, exact)]
         return bool(textbook) != bool(exact) or ends[0] > ends[1] * 1.01
 
@@ -450,7 +450,7 @@ class Plan:
             "sensitivity": _plain(() if load is None else load.sensitivity),
             "frontier": _plain(() if load is None else load.frontier),
             "fastest_ms": steps.fastest_ms,
-            "step_limits": {"S_at_B": _plain(steps.S_at_B), "B_at_S": _plain(steps.B_at_S)},
+            "inverse": {"S_at_B": _plain(steps.S_at_B), "B_at_S": _plain(steps.B_at_S)},
             "steps_in_doubt": _plain(steps.doubts),
             "settings": _plain(self.settings),
             "engines": self.engines,

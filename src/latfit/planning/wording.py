@@ -446,7 +446,7 @@ def cutoff_found(
         return f"{how} in a simulation of the queues with the measured scatter; {admitted}"
     if objective:
         return f"best for the objective; {admitted}"
-    if bound == "proved":
+    if bound == "rigorous":
         return f"the largest that is proved; {admitted} exactly"
     certain = ""
     if proved is not None:
@@ -480,7 +480,7 @@ def assumed_service(label: str, median_ms: float | None) -> str:
 
 def textbook_note(waiting: Cutoff, sla_ms: float) -> str:
     """Where the formula T_cut + ln(1/(1-q))/(mu - lambda_a) differs from what holds."""
-    admits, holds = waiting.ranges.get("textbook", ()), waiting.admitted
+    admits, holds = waiting.ranges.get("poisson", ()), waiting.admitted
     if not admits:
         return "The textbook formula finds no T_cut here, though there are some."
     if not holds:
@@ -493,4 +493,4 @@ def textbook_note(waiting: Cutoff, sla_ms: float) -> str:
 
 def backed_by(bound: str | None) -> str:
     """What a T_cut rests on."""
-    return {"proved": "proved", "exact": "exact", "simulated": "by simulation"}.get(bound or "", "")
+    return {"rigorous": "proved", "exact": "exact", "simulated": "by simulation"}.get(bound or "", "")

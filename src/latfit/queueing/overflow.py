@@ -579,7 +579,7 @@ def _sojourn(queue: CutoffQueue) -> Sojourn:
     )
 
 
-Method = Literal["exact", "proved", "textbook", "textbook with GPU"]
+Method = Literal["exact", "rigorous", "poisson", "poisson with GPU"]
 
 OVERLOADED = 1.0
 SMALLEST_SHARE = 1e-3
@@ -689,10 +689,10 @@ def _late_share(queue: CutoffQueue, sla_ms: float, q: float, method: Method) -> 
             return least
         most = queue.proved_tail()(sla_ms)
         return most if most <= 1 - q else exact_distribution(queue).tail(sla_ms)
-    if method == "proved":
+    if method == "rigorous":
         return queue.proved_tail()(sla_ms)
-    if method == "textbook with GPU":
+    if method == "poisson with GPU":
         return queue.textbook_tail(sla_ms)
-    if method == "textbook":
+    if method == "poisson":
         return math.exp(-(queue.cpu_rate - queue.overflow_rate) * max(sla_ms - queue.cutoff_ms, 0.0))
     raise WrongUsage(f"method {method!r} is not known", where="method", remedy="Take exact, proved or textbook.")

@@ -153,7 +153,8 @@ class TestPredict:
         assert list(zip(found["B"], found["S"], strict=True)) == [(8, 16), (8, 10**6), (32, 10**6)]
         fitted.save("a.fit.json")
         _, document = printed(capsys, "predict", "a.fit.json", "-B", 8, "-B", 32, "-S", 16, "-S", 10**6)
-        assert document["rows"] == [{**row, "level": 0.9} for row in found.to_dict("records")]
+        named = found.rename(columns={"low_ms": "low", "high_ms": "high"})
+        assert document["rows"] == [{**row, "level": 0.9} for row in named.to_dict("records")]
         assert document["notes"] == found.attrs["notes"]
 
     def test_a_table_of_steps(self, fitted: latfit.Fit, frame: pd.DataFrame) -> None:

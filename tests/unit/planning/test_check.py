@@ -206,8 +206,8 @@ class TestSteadyService:
     def test_nothing_is_called_proved_of_a_measured_cpu(self) -> None:
         plan = make_plan(self.profile, 20.0, request=PlanRequest(rate=0.3))
         assert isinstance(plan.T_cut, Cutoff)
-        assert set(plan.T_cut.ranges) == {"textbook", "simulated"}
-        assert "proved" not in plan.T_cut.bounds_ms
+        assert set(plan.T_cut.ranges) == {"poisson", "simulated"}
+        assert "rigorous" not in plan.T_cut.bounds_ms
         simulated = plan.T_cut.bounds_ms["simulated"]
         assert simulated is not None
         low, high = self.late(0.3, plan.T_cut.shown_ms)

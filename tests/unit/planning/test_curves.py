@@ -25,11 +25,11 @@ def test_latency_is_the_fit() -> None:
 
 def test_the_textbook_line_is_the_formula() -> None:
     lines = {row.label: row for row in cutoff_lines(BOTH, TARGET, PlanRequest(rate=0.1))}
-    x, y = lines["textbook"].x, lines["textbook"].y
+    x, y = lines["poisson"].x, lines["poisson"].y
     share = [cutoff_queue(0.1, float(cutoff), linear_times(12, 0.05, 64), 0.5).overflow_share for cutoff in x]
     assert y == pytest.approx(x + np.log(100) / (0.5 - 0.1 * np.array(share)))
     known = np.isfinite(lines["exact"].y)
-    assert np.all(lines["exact"].y[known] <= lines["proved"].y[known] * (1 + 1e-9))
+    assert np.all(lines["exact"].y[known] <= lines["rigorous"].y[known] * (1 + 1e-9))
 
 
 def test_the_percentile_over_the_rate_is_that_of_the_queue() -> None:

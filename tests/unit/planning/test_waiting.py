@@ -29,9 +29,9 @@ def test_published_ranges(light: tuple[Plan, Cutoff]) -> None:
     """theory G2 at 0.1 per ms: textbook up to 10.6136, exact up to 8.056, proved up to 7.93732."""
     plan, found = light
     largest = {method: spans[-1][1] for method, spans in found.ranges.items()}
-    assert largest == pytest.approx({"textbook": 10.6136, "exact": 8.056, "proved": 7.93732}, rel=2e-4)
+    assert largest == pytest.approx({"poisson": 10.6136, "exact": 8.056, "rigorous": 7.93732}, rel=2e-4)
     assert found.value == pytest.approx(7.93732, rel=2e-4)
-    assert found.bound == "proved"
+    assert found.bound == "rigorous"
     assert plan.feasible
 
 
@@ -40,16 +40,16 @@ def test_the_textbook_formula_would_have_misled(light: tuple[Plan, Cutoff]) -> N
     plan, found = light
     assert found.misled
     assert any("textbook formula would admit T_cut up to 10.6 ms" in note for note in plan.notes)
-    admitted = found.ranges["textbook"][-1][1]
+    admitted = found.ranges["poisson"][-1][1]
     law = exact_distribution(cutoff_queue(0.1, admitted, linear_times(12, 0.05, 256), 0.5))
     assert law.percentile(0.99) == pytest.approx(22.57, abs=0.1)
 
 
 def test_every_method_is_told_and_the_valid_ones_are_marked(light: tuple[Plan, Cutoff]) -> None:
     _, found = light
-    assert set(found.bounds_ms) >= {"textbook", "proved", "exact"}
-    assert set(found.holds) == {"proved", "exact"}
-    exact, proved = found.bounds_ms["exact"], found.bounds_ms["proved"]
+    assert set(found.bounds_ms) >= {"poisson", "rigorous", "exact"}
+    assert set(found.holds) == {"rigorous", "exact"}
+    exact, proved = found.bounds_ms["exact"], found.bounds_ms["rigorous"]
     assert exact is not None
     assert proved is not None
     assert exact <= proved <= 20.0 * (1 + 1e-6)
@@ -59,7 +59,7 @@ def test_every_method_is_told_and_the_valid_ones_are_marked(light: tuple[Plan, C
 def test_a_case_that_the_textbook_formula_refuses() -> None:
     """theory G2 at 0.4 per ms: no T_cut by the formula, [6.028, 7.792] by the exact law."""
     plan, found = planned(0.4)
-    assert list(found.ranges["textbook"]) == []
+    assert list(found.ranges["poisson"]) == []
     assert found.ranges["exact"][0] == pytest.approx((6.028, 7.792), rel=2e-3)
     assert found.bound == "exact"
     assert found.value == pytest.approx(7.792, rel=2e-3)

@@ -173,20 +173,20 @@ class TestBoundsHold:
 class TestSearch:
     # SLA 20 ms, AMX 0.5/ms, T = 12 + 0.05 b: the smallest (None: the start of the search) and largest T_cut
     SETS = (
-        (0.1, "textbook", None, 10.6136, 2e-5),
-        (0.2, "textbook", None, 10.2051, 2e-5),
-        (0.3, "textbook", None, 9.33272, 2e-5),
+        (0.1, "poisson", None, 10.6136, 2e-5),
+        (0.2, "poisson", None, 10.2051, 2e-5),
+        (0.3, "poisson", None, 9.33272, 2e-5),
         (0.1, "exact", None, 8.056, 1e-4),
         (0.2, "exact", None, 7.969, 1e-4),
         (0.3, "exact", None, 7.895, 1e-4),
         (0.4, "exact", 6.028, 7.792, 2e-4),
-        (0.1, "proved", None, 7.93732, 2e-5),
-        (0.2, "proved", None, 4.94466, 2e-5),
-        (0.3, "proved", None, 1.03384, 2e-5),
-        (0.1, "textbook with GPU", None, 8.06132, 2e-5),
-        (0.2, "textbook with GPU", None, 7.97980, 2e-5),
-        (0.3, "textbook with GPU", None, 7.91854, 2e-5),
-        (0.4, "textbook with GPU", 4.90365, 7.84986, 2e-5),
+        (0.1, "rigorous", None, 7.93732, 2e-5),
+        (0.2, "rigorous", None, 4.94466, 2e-5),
+        (0.3, "rigorous", None, 1.03384, 2e-5),
+        (0.1, "poisson with GPU", None, 8.06132, 2e-5),
+        (0.2, "poisson with GPU", None, 7.97980, 2e-5),
+        (0.3, "poisson with GPU", None, 7.91854, 2e-5),
+        (0.4, "poisson with GPU", 4.90365, 7.84986, 2e-5),
     )
 
     @pytest.mark.parametrize(("rate", "method", "low", "high", "tolerance"), SETS)
@@ -197,7 +197,7 @@ class TestSearch:
         assert found.largest == pytest.approx(high, rel=tolerance)
         assert found.smallest == pytest.approx(0.02 if low is None else low, rel=tolerance)
 
-    @pytest.mark.parametrize("method", ["textbook", "proved"])
+    @pytest.mark.parametrize("method", ["poisson", "rigorous"])
     def test_none_where_a_formula_finds_none(self, method: str) -> None:
         found = feasible_cutoffs(0.4, linear_times(12, 0.05, 256), 0.5, 20, 0.99, method)  # type: ignore[arg-type]
         assert found.ranges == ()

@@ -55,12 +55,12 @@ def cutoff_lines(profile: HardwareProfile, target: Target, request: PlanRequest)
 
 def _by_method(both: Both, rate: float, cutoff_ms: float, q: float) -> dict[str, float]:
     """The percentile at a T_cut by every method that describes the paths; NaN where it gives none."""
-    late = {"textbook": np.nan} | dict.fromkeys(("proved", "exact") if both.closed_form else ("simulated",), np.nan)
+    late = {"poisson": np.nan} | dict.fromkeys(("rigorous", "exact") if both.closed_form else ("simulated",), np.nan)
     with contextlib.suppress(SlaOutOfReach):
         queue = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate)
-        late["textbook"] = queue.textbook_percentile(q)
+        late["poisson"] = queue.textbook_percentile(q)
         if both.closed_form:
-            late["proved"] = queue.proved_percentile(q)
+            late["rigorous"] = queue.proved_percentile(q)
     with contextlib.suppress(SlaOutOfReach):
         late["exact" if both.closed_form else "simulated"] = both.law(rate, cutoff_ms, COARSE).percentile(q)
     return late

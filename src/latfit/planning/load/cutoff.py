@@ -40,7 +40,7 @@ from latfit.queueing import (
     percentile_of,
 )
 
-METHODS: Mapping[str, Method] = {"textbook": "textbook", "proved": "proved", "exact": "exact"}
+METHODS: Mapping[str, Method] = {"poisson": "poisson", "rigorous": "rigorous", "exact": "exact"}
 """Names in the result, and in `queueing`."""
 
 PROOF_IS_WORTH = 0.9
@@ -82,7 +82,7 @@ def cutoff_plan(both: Both, rate: float, target: Target, objective: Objective | 
         binding=wording.late_requests(both.gpu.label if late >= 0.5 else None, both.cpu.label, law.utilisation),
         percentile=target.percentile,
         bounds_ms=_bounds(queue, law, target.q),
-        holds=("proved", "exact"),
+        holds=("rigorous", "exact"),
         ranges={name: list(spans.ranges) for name, spans in found.items()},
         safest_ms=safest,
         overflow_share=queue.overflow_share,
@@ -129,7 +129,7 @@ def _by_simulation(both: Both, rate: float, target: Target, objective: Objective
         percentile=target.percentile,
         bounds_ms={**_textbook(both, rate, shown, target.q), "simulated": law.percentile(target.q)},
         holds=("simulated",),
-        ranges={"textbook": list(_textbook_ranges(both, rate, target)), "simulated": list(spans)},
+        ranges={"poisson": list(_textbook_ranges(both, rate, target)), "simulated": list(spans)},
         safest_ms=safest,
         overflow_share=share,
         mean_ms=law.mean_ms,
@@ -155,12 +155,12 @@ def _textbook(both: Both, rate: float, cutoff_ms: float, q: float) -> dict[str, 
         value = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate).textbook_percentile(q)
     except SlaOutOfReach:
         return {}
-    return {"textbook": value if math.isfinite(value) else None}
+    return {"poisson": value if math.isfinite(value) else None}
 
 
 def _textbook_ranges(both: Both, rate: float, target: Target) -> Sequence[tuple[float, float]]:
     """T_cut that the formula in circulation admits."""
-    return feasible_cutoffs(rate, both.gpu.times, both.cpu_rate, target.sla_ms, target.q, "textbook").ranges
+    return feasible_cutoffs(rate, both.gpu.times, both.cpu_rate, target.sla_ms, target.q, "poisson").ranges
 
 
 def _safest(laws: Laws, target: Target) -> float:
@@ -192,7 +192,7 @@ def _chosen(
     rate: float,
 ) -> tuple[float | None, str | None, str]:
     """(T_cut, what vouches for it, why)."""
-    exact, proved = found["exact"], found["proved"]
+    exact, proved = found["exact"], found["rigorous"]
     if exact.largest is None:
         best = min(law.percentile(target.q) for law in laws.values())
         return None, None, wording.no_cutoff(target.sla_ms, target.percentile, best)
@@ -201,14 +201,14 @@ def _chosen(
         value = min(inside, key=lambda c: objective.of(laws[c].percentile(target.q), laws[c].mean_ms, rate))
         return (
             value,
-            "proved" if value in proved else "exact",
+            "rigorous" if value in proved else "exact",
             wording.cutoff_found(True, "exact", exact.ranges, target.sla_ms, True),
         )
     if proved.largest is not None and proved.largest >= PROOF_IS_WORTH * exact.largest:
         return (
             proved.largest,
-            "proved",
-            wording.cutoff_found(True, "proved", exact.ranges, target.sla_ms, False),
+            "rigorous",
+            wording.cutoff_found(True, "rigorous", exact.ranges, target.sla_ms, False),
         )
     reason = wording.cutoff_found(True, "exact", exact.ranges, target.sla_ms, False, (proved.largest,))
     return exact.largest, "exact", reason
@@ -237,10 +237,10 @@ def _bounds(queue: CutoffQueue, law: ResponseDistribution, q: float) -> dict[str
         return min(1.0, math.exp(-spare * y) / share) if spare > 0 and share > 0 else 1.0
 
     ways: Mapping[str, Callable[[], float]] = {
-        "textbook": lambda: queue.textbook_percentile(q),
-        "textbook_with_gpu": lambda: percentile_of(queue.textbook_tail, q),
-        "proved": lambda: queue.proved_percentile(q),
-        "proved_any_batch": lambda: percentile_of(queue.with_cpu(anyone), q),
+        "poisson": lambda: queue.textbook_percentile(q),
+        "poisson_with_gpu": lambda: percentile_of(queue.textbook_tail, q),
+        "rigorous": lambda: queue.proved_percentile(q),
+        "rigorous_any_batch": lambda: percentile_of(queue.with_cpu(anyone), q),
         "exact": lambda: law.percentile(q),
     }
     found = {name: way() for name, way in ways.items()}

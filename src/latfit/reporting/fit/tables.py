@@ -363,8 +363,8 @@ def prediction_table(rows: Sequence[Mapping[str, Any]], level: float) -> Table:
             number(row["B"]),
             count(row["S"]),
             format_ms(row["T_ms"], 4),
-            _or_unknown(row["low_ms"]),
-            _or_unknown(row["high_ms"]),
+            _or_unknown(row["low"]),
+            _or_unknown(row["high"]),
             row["why_outside"],
         )
         for row in rows

@@ -21,10 +21,10 @@ from latfit.reporting.format import count, counted
 from latfit.units import format_ms, format_percent, format_rate, number
 
 METHOD_WORDS = {
-    "textbook": "textbook formula",
-    "textbook_with_gpu": "textbook, and the GPU's requests",
-    "proved": "proved bound",
-    "proved_any_batch": "proved, any largest batch",
+    "poisson": "textbook formula",
+    "poisson_with_gpu": "textbook, and the GPU's requests",
+    "rigorous": "proved bound",
+    "rigorous_any_batch": "proved, any largest batch",
     "exact": "exact",
     "simulated": "queue simulation, measured scatter",
     "event_simulation": "event simulation",
@@ -266,7 +266,7 @@ def cutoff_table(plan: Plan) -> Table:
 def _holds(method: str, found: Cutoff) -> str:
     if method == found.bound:
         return "yes, decides"
-    return "yes" if method in (*found.holds, "proved_any_batch") else "no"
+    return "yes" if method in (*found.holds, "rigorous_any_batch") else "no"
 
 
 def rules_table(plan: Plan) -> Table:
