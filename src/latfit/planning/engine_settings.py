@@ -150,10 +150,17 @@ class _Engine:
         return self.factors[MIXED if D else PREFILL] * self.path.fit.latency_ms(**steps)
 
 
+def prices_tokens(path: ExecutionPath) -> bool:
+    """Whether the path knows what tokens beyond one a request cost: nominal numbers may not name it."""
+    return path.nominal is None or path.nominal.per_token_ms > 0
+
+
 def engine_settings(
     path: ExecutionPath, sla_ms: float, percentile: float, serving: ServingTargets, context: float | None = None
 ) -> Settings | Unknown:
     """Settings for the targets; the SLA stands for a missing TPOT. Unknown, with the reason, where none meets them."""
+    if not prices_tokens(path):
+        return Unknown(wording.no_price_of_tokens(path.label))
     phases = (DECODE, PREFILL, MIXED)
     factors = {phase: level_for(path, percentile, phase).factor for phase in phases}
     engine = _Engine(path, factors, context, float(serving.prompt_tokens))

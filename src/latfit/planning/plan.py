@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import CPU_PATHS, GPU_PATHS, HardwareProfile, PathLatency, beside_the_fit
 from latfit.planning import wording
-from latfit.planning.engine_settings import engine_flags, engine_settings
+from latfit.planning.engine_settings import engine_flags, engine_settings, prices_tokens
 from latfit.planning.request import PlanRequest
-from latfit.planning.result import Plan, Reach, StepPlan, Threshold, TokenRange
+from latfit.planning.result import LoadPlan, Plan, Reach, StepPlan, Threshold, TokenRange
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
 from latfit.planning.support import doubtful_steps, inherited, unsupported
@@ -23,11 +23,20 @@ from latfit.warning import LatfitWarning
 
 @dataclass(frozen=True)
 class _Paths:
-    """The paths by the part they play. serving: the one whose settings are given, the GPU where there is one."""
+    """The paths by the part they play. every: all of the profile, in its order."""
 
     cpu: PathLatency | None
     gpu: PathLatency | None
-    serving: PathLatency
+    every: tuple[PathLatency, ...]
+
+    def serving(self, load: LoadPlan | None) -> PathLatency:
+        """The path whose engine settings are given: the one that the load is served on; without a load the GPU, or
+        another that was measured where the GPU's numbers are nominal and name no cost of a token."""
+        chosen = None if load is None else load.chosen
+        if chosen is not None:
+            return next(path for path in self.every if path.label == chosen.strategy.paths[0])
+        ranked = [path for path in (self.gpu, self.cpu, *self.every) if path is not None]
+        return next((path for path in ranked if prices_tokens(path.path)), ranked[0])
 
 
 def make_plan(
@@ -59,15 +68,16 @@ def make_plan(
     if steps.doubts:
         warnings.append(wording.in_doubt(steps.doubts, sla_ms))
     reasons = unsupported(steps, load, every)
-    settings = engine_settings(paths.serving.path, sla_ms, percentile, request.serving, request.context)
-    factor = level_for(paths.serving.path, percentile, paths.serving.phase).factor
+    serving = paths.serving(load)
+    settings = engine_settings(serving.path, sla_ms, percentile, request.serving, request.context)
+    factor = level_for(serving.path, percentile, serving.phase).factor
     return Plan(
         sla_ms=sla_ms,
         tokens_per_request=tokens_per_request,
         steps=steps,
         load=load,
         settings=settings,
-        engines=engine_flags(steps, load, settings, paths.serving.largest_within(sla_ms, factor), sla_ms),
+        engines=engine_flags(steps, load, settings, serving.largest_within(sla_ms, factor), sla_ms),
         answer=wording.not_supported(reasons, answer) if reasons else answer,
         warnings=warnings,
         notes=[*_notes(profile), *(load.notes if load else ())],
@@ -177,7 +187,7 @@ def _paths(profile: HardwareProfile, tokens: int, context: float | None) -> _Pat
         None if path is None else PathLatency(path, tokens, context)
         for path in (profile.first_of(CPU_PATHS), profile.first_of(GPU_PATHS))
     )
-    return _Paths(cpu, gpu, gpu or cpu or PathLatency(next(iter(profile.paths.values())), tokens, context))
+    return _Paths(cpu, gpu, tuple(PathLatency(path, tokens, context) for path in profile.paths.values()))
 
 
 def _check(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: int) -> None:

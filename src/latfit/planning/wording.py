@@ -65,8 +65,12 @@ def no_prefill(labels: Sequence[str]) -> str:
     return f"the fit of {' and of '.join(labels)} contains no prefill; measure some"
 
 
+def no_price_of_tokens(label: str) -> str:
+    return f"{label} names no cost per token (per_token=1us), so prompts would look free"
+
+
 def amortised_from(eps: float, best: int) -> str:
-    return f"from here on {1 - eps:.0%} of the best measured throughput, reached at {best}"
+    return f"from here on {format_percent(100 * (1 - eps))} of the best measured throughput, reached at {best}"
 
 
 def knee(*, at_the_end: bool) -> str:

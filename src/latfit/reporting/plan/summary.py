@@ -40,7 +40,7 @@ def plan_summary(plan: Plan) -> PlanSummary:
     return PlanSummary(
         plan.answer,
         STATES[plan.promise],
-        [*found, _engine(plan)],
+        [*found, _engine(plan)] if plan.feasible else found,
         [*told, *(_sentence(warning) for warning in plan.warnings if warning not in beside)],
         [_sentence(warning) for warning in beside],
     )
