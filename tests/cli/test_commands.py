@@ -180,11 +180,16 @@ class TestExitCodes:
         assert latfit("fit", measured_steps / "vidur_dense_llama-2-7b.parquet") == 3
         assert "--each" in capsys.readouterr().err
 
-    @pytest.mark.parametrize(
-        "rows", ["1,1,5", "4,4,5\n" * 20, "1,1,5\n2,2,5\n4,4,5\n8,8,5\n1,16,5\n2,64,5\n4,256,5\n8,99,5"]
-    )
-    def test_a_fit_that_is_not_usable_is_4_with_json(self, rows: str, in_tmp: Path, capsys: Captured) -> None:
-        (in_tmp / "t.csv").write_text("B,S,T_ms\n" + rows.strip() + "\n")
+    @pytest.mark.parametrize("rows", ["4,4,5\n" * 20, "1,1,5\n2,2,5\n4,4,5\n8,8,5\n1,16,5\n2,64,5\n4,256,5\n8,99,5"])
+    def test_a_latency_that_never_varies_is_a_constant(self, rows: str, in_tmp: Path, capsys: Captured) -> None:
+        (in_tmp / "t.csv").write_text("B,S,T_ms\n" + rows)
+        assert latfit("fit", "t.csv", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["model"] == "constant"
+        assert latfit("predict", "t.fit.json", "-B", 4, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["rows"][0]["T_ms"] == pytest.approx(5.0)
+
+    def test_a_fit_that_is_not_usable_is_4_with_json(self, in_tmp: Path, capsys: Captured) -> None:
+        (in_tmp / "t.csv").write_text("B,S,T_ms\n1,1,5\n")
         assert latfit("fit", "t.csv", "--json") == 4
         printed = capsys.readouterr()
         assert json.loads(printed.out)["status"]["ok"] is False

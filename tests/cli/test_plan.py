@@ -42,7 +42,7 @@ def test_the_default_is_the_decision_and_fits_a_terminal(both: Path, capsys: Cap
     told = " ".join(text.split())
     assert told.startswith("Serve 100 req/s with amx, greedy batches: p99 response ")
     assert re.search(r"B1 = \d+; B2 = \d+; T_cut = 7.94 ms \(proved\) 1 replica needed; capacity [\d.]+ req/s", told)
-    assert "vLLM on gpu: vllm serve --max-num-seqs 64" in told
+    assert re.search(r"vLLM on amx: vllm serve --max-num-seqs \d+", told)  # the path that serves the load
     assert "Next: latfit report --sla 20ms --rate 100/s" in told
 
 

@@ -55,7 +55,7 @@ def test_what_a_plan_holds() -> None:
     assert pd.isna(limits.loc[("cpu", 8), "S_max"])  # its latency does not depend on tokens
     assert set(made.limits_by_tokens.columns) >= {"path", "S", "B_min", "B_max"}
     vllm = made.settings.query("engine == 'vllm' and setting == 'max_num_seqs'")
-    assert vllm["value"].tolist() == [64]  # all that was measured: 12 + 0.05 * 64 < 20
+    assert vllm["value"].tolist() == [10]  # of the CPU, 2 B <= 20: the GPU's nominal numbers price no token
     assert made.strategies.empty
 
 

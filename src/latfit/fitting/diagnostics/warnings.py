@@ -16,6 +16,8 @@ from latfit.units import format_percent
 from latfit.warning import NO_ACTION, LatfitWarning
 
 LARGE_ERROR_PCT = 15.0
+NOISE_PCT = 5.0
+"""Errors of a constant below this are noise about a latency that does not vary."""
 AT_THE_FLOOR = 1.3
 """Times the noise floor up to which the noise is what limits a fit."""
 
@@ -59,10 +61,13 @@ def cautions(
     as_good = line is not None and (line <= enough or identifiability.line_as_good)
     if line is not None and as_good and problem.model.name != "linear" and error > EXACT_PCT:
         yield _line_is_as_good(line, error)
-    if constant is not None and problem.model.name != "constant" and EXACT_PCT < constant <= error:
+    if problem.model.name == "constant":
+        constant = error if line is not None and line > enough else None
+    if constant is not None and max(EXACT_PCT, NOISE_PCT) < constant <= error:
         yield LatfitWarning(
             "no_better_than_constant",
-            f"A constant predicts held-out steps as well ({_versus(constant, error)}): B and S explain nothing.",
+            f"A constant predicts held-out steps as well as any model ({format_percent(constant)} off): B and S explain"
+            " nothing.",
             "Check which columns are B, S and T_ms (--map), and what else decides the latency of these steps.",
         )
     if not identifiability.prefill:
