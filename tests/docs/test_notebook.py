@@ -1,7 +1,5 @@
 """The example notebook runs as it stands, cell by cell, in a kernel of its own."""
 
-import json
-
 import nbformat
 from nbclient import NotebookClient
 
@@ -12,7 +10,7 @@ NOTEBOOK = ROOT / "examples" / "library.ipynb"
 
 def test_the_notebook_runs() -> None:
     """An error in a cell raises CellExecutionError with its traceback."""
-    notebook = nbformat.from_dict(json.loads(NOTEBOOK.read_text()))  # type: ignore[no-untyped-call]
+    notebook = nbformat.reads(NOTEBOOK.read_text(), as_version=4)  # type: ignore[no-untyped-call]
     client = NotebookClient(
         notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}
     )

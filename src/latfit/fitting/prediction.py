@@ -78,8 +78,9 @@ def known_levels(fit: FitResult) -> list[float]:
 
 def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
     """Latency of steps (columns B, S and what else the model reads). Raises BadInput, WrongUsage."""
-    if fit.intervals and not any(math.isclose(level, known) for known in known_levels(fit)):
-        shown = ", ".join(f"{known:g}" for known in known_levels(fit))
+    levels = known_levels(fit) if fit.intervals else []
+    if levels and not any(math.isclose(level, known) for known in levels):
+        shown = ", ".join(f"{known:g}" for known in levels)
         raise WrongUsage(f"the fit has no interval at {level:g}", where="--level", remedy=f"Choose one of: {shown}.")
     T = typical_ms(fit, steps)
     low, high = (np.full(len(steps), np.nan) for _ in range(2))
