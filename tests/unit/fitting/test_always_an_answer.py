@@ -73,7 +73,7 @@ def test_a_constant_says_what_the_data_lack(case: str, said: str) -> None:
 def test_a_named_model_that_loses_names_the_better_one_and_stays_out() -> None:
     rng = np.random.default_rng(1)
     B = rng.integers(1, 33, 400).astype(float)
-    context = B * rng.integers(10, 4000, 400)
+    context = B * rng.integers(10, 4000, 400).astype(float)
     trace = steps(B, B, noisy(2 + 0.01 * B + 2e-4 * context), context_tokens=context)
     fit = fit_trace(trace, FitOptions("saturation"))
     (caution,) = [caution for caution in fit.warnings if caution.code == "better_model"]
