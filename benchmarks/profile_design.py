@@ -151,13 +151,13 @@ def compare(machine: Machine, seed: int, longest_s: float) -> Run:
     )
     full_s, spent = grid.elapsed_s, [0.0]
 
-    def refit(rows: Trace) -> Surface | None:
+    def timed(rows: Trace) -> Surface | None:
         started = time.thread_time()
         found = refit(rows)
         spent[0] += time.thread_time() - started
         return found
 
-    design = AdaptiveDesign(refit, machine.guess_ms)
+    design = AdaptiveDesign(timed, machine.guess_ms)
     adaptive = run_profile(machine.opened(2 * seed + 1), machine.cells, budget_s=full_s, precision=1e-4, design=design)
     of_grid, of_adaptive = (
         np.array([errors_at(result, share * full_s, machine.truth) for share in SHARES]) for result in (grid, adaptive)
