@@ -75,6 +75,8 @@ def format_ms(value_ms: float, digits: int = 3) -> str:
 
 def format_percent(value: float | None, *, signed: bool = False) -> str:
     """A percentage, given in percent: `95 %`, and two significant digits below ten. signed: `+95 %`, for a change."""
+    if signed and value is not None and abs(value) < 0.01:
+        return "0 %"
     if signed and value is not None and value > 0:
         return f"+{format_percent(value)}"
     if value is None or not math.isfinite(value):

@@ -110,7 +110,8 @@ class Fit:
         free = {name: found for name, found in self.result.parameters.items() if not found.fixed}
         silent = [name for name, found in free.items() if not found.identified]
         names = f" (not {', '.join(silent)})" if 0 < len(silent) <= FEW else ""
-        chosen = ", chosen by cross-validation" if self.result.cross_validation.selection else ""
+        compared = self.result.cross_validation
+        chosen = ", chosen by cross-validation" if compared.selection and compared.mape_pct is not None else ""
         spans = [
             f"{name} {number(low)} to {number(high)}"
             for name, (low, high) in self.result.domain.items()

@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def B2(self) -> int | None:
-        """Batch from which the GPU's launch cost is paid off; None where there is none."""
+        """Batch that reaches half of the path's best throughput; None where there is none."""
         return self.result.steps.B2.value
 
     @property

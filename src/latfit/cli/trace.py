@@ -60,7 +60,8 @@ def show(
     print_warnings(notes)
     if figure is not None:
         note(f"Drew {figure}.", quiet=output.quiet)
-    say(f"Next: latfit fit {' '.join(source)}")
+    each = " --each" if len(read.systems) > 1 else ""
+    say(f"Next: latfit fit {' '.join(source)}{each}")
 
 
 def _print(found: "Coverage", *, verbose: bool) -> None:

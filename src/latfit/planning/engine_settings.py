@@ -169,7 +169,8 @@ def engine_settings(
     times = engine.decode_ms(D)
     within = np.flatnonzero(times <= tpot)
     if not len(within):
-        return Unknown(wording.no_decode_step(path.label, tpot, float(times.min())))
+        level, fastest = level_for(path, percentile, DECODE), float(times.min())
+        return Unknown(wording.no_decode_step(path.label, tpot, level.percentile, fastest, fastest / level.factor))
     most = int(D[within[-1]])
     if not path.fit.knows_prefill:
         return _decode_only(path, most, float(times[within[-1]]), tpot, serving)
@@ -177,6 +178,8 @@ def engine_settings(
         return _decode_only(path, most, float(times[within[-1]]), tpot, serving)
     for decoding in _fewer(most):
         found = _with_prefill(engine, decoding, most, tpot, serving)
+        if found is not None and found.max_num_seqs == 1 < most:
+            return Unknown(wording.only_one_decodes(path.label, tpot, most))
         if found is not None:
             return found
     return Unknown(wording.no_chunk(path.label, tpot, serving.prompt_tokens, serving.ttft_ms))

@@ -70,7 +70,7 @@ def no_price_of_tokens(label: str) -> str:
 
 
 def amortised_from(eps: float, best: int) -> str:
-    return f"from here on {format_percent(100 * (1 - eps))} of the best measured throughput, reached at {best}"
+    return f"from here on at least {format_percent(100 * (1 - eps))} of the best throughput, that of {best}"
 
 
 def knee(*, at_the_end: bool) -> str:
@@ -169,8 +169,20 @@ def beyond_measured(label: str, tokens: float) -> str:
 # Settings of engines.
 
 
-def no_decode_step(label: str, tpot_ms: float, fastest_ms: float) -> str:
-    return f"no decode step on {label} meets {format_ms(tpot_ms)}: the fastest takes {format_ms(fastest_ms)}"
+def no_decode_step(label: str, tpot_ms: float, level: float | None, slow_ms: float, typical_ms: float) -> str:
+    """slow_ms: the fastest decode step at the level that the settings are for."""
+    return (
+        f"no decode step on {label} meets {format_ms(tpot_ms)}: the fastest takes {format_ms(slow_ms)} at"
+        f" {percentile(level)} (typical {format_ms(typical_ms)})"
+    )
+
+
+def only_one_decodes(label: str, tpot_ms: float, most: int) -> str:
+    """most: sequences that decode-only steps may hold."""
+    return (
+        f"on {label} a step with prefill meets {format_ms(tpot_ms)} beside one decoding sequence at most"
+        f" (decode alone: {most}); relax the SLA, or serve prefill apart"
+    )
 
 
 def no_chunk(label: str, tpot_ms: float, prompt_tokens: int, ttft_ms: float | None) -> str:

@@ -78,7 +78,7 @@ def cautions(
         )
     floor = noise_floor(data) if error > LEAST_FLOOR_PCT else None
     if floor and floor > LEAST_FLOOR_PCT and error < AT_THE_FLOOR * floor:
-        yield _at_the_floor(error, floor)
+        yield _at_the_floor(error, min(floor, error))
     elif error > LARGE_ERROR_PCT:
         found = f"The cross-validated MAPE is {format_percent(error)}."
         yield LatfitWarning("large_error", found, _better(error, held_out) or _why_large(data))

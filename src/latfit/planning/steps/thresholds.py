@@ -1,4 +1,4 @@
-"""B1 and B2: from which batch the GPU beats the CPU, and from which batch its launch cost is paid off.
+"""B1 and B2: from which batch the GPU beats the CPU, and from which batch a path reaches half of its best throughput.
 
 B1 is the smallest batch with T_gpu(B) + wait + transfer <= T_cpu(B). The two curves may cross never, once or several
 times, so every batch is compared and all winning stretches are returned. Over the tokens of a single prompt the same

@@ -61,7 +61,7 @@ def _thresholds(plan: Plan) -> str:
     if not isinstance(plan.T_cut, Cutoff):
         said.append(f"T_cut: {plan.T_cut.reason}")
     elif plan.T_cut.value is None:
-        said.append("T_cut: none meets the SLA")
+        said.append("T_cut: no value lets GPU and CPU together meet the SLA")
     else:
         said.append(f"T_cut = {format_ms(plan.T_cut.value)} ({backed_by(plan.T_cut.bound)})")
     return "; ".join(said)

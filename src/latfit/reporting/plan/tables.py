@@ -44,7 +44,7 @@ MEANINGS = {
     "B1": "batch from which the GPU is at least as fast as the CPU, without a wait",
     "B1 at this rate": "batch from which the GPU is at least as fast as the CPU, its wait at this rate included",
     "B1 in tokens": "prompt length from which the GPU is at least as fast, for one request",
-    "B2": "batch from which the GPU's launch cost is paid off",
+    "B2": "batch that reaches half of the path's best throughput",
     "knee": "batch with the best throughput per latency, B/T²",
     "T_cut": "queueing timeout: who has waited this long for the GPU goes to the CPU",
 }
