@@ -57,7 +57,8 @@ def _thresholds(plan: Plan) -> str:
             ("", "B1, B2 and T_cut") if steps.B2.value is None else (f"B2 = {count(steps.B2.value)}; ", "B1 and T_cut")
         )
         return f"{own}{others} need two execution paths (`latfit hardware add`)."
-    said = [_named("B1", plan.B1), _named("B2", steps.B2)]
+    waits = " with the wait at this rate" if plan.load is not None and plan.B1.value is not None else ""
+    said = [f"{_named('B1', plan.B1)}{waits}", _named("B2", steps.B2)]
     if not isinstance(plan.T_cut, Cutoff):
         said.append(f"T_cut: {plan.T_cut.reason}")
     elif plan.T_cut.value is None:
