@@ -2,7 +2,7 @@
 SciPy's bare least-squares fit of the same rows in a process of its own.
 
 The first run has an empty cache of compiled code, as after an installation; the second has what the first left. The
-peer reads the rows, starts from the customary guess and runs `scipy.optimize.least_squares` (trf, soft-L1) on the
+peer reads the rows, starts from the textbook guess and runs `scipy.optimize.least_squares` (trf, soft-L1) on the
 saturation form: no intervals, no cross-validation, no choice of a model. Of 15,000 rows on they have context and times.
 
 `python -m benchmarks.first_answer [--smoke]`

@@ -126,7 +126,7 @@ def _without_offset(few: Rows, options: FitOptions) -> FitOptions:
 
 
 def _errors_by_phase(problem: FitProblem, z: FloatArray, holds: NDArray[np.bool_]) -> FloatArray:
-    """Mean absolute residuals of steps that only decode and of those that hold prefill (2,)."""
+    """Mean absolute residuals of steps that only decode and of those that contain prefill (2,)."""
     size = np.abs(problem.residuals(z))
     return np.array([np.average(size[rows], weights=problem.weights[rows]) for rows in (~holds, holds)])
 
@@ -205,7 +205,7 @@ FEW_CELLS = 16
 ROWS = 4000
 """Rows that are enough to choose on."""
 
-YARDSTICKS = ("linear", "saturation")
+REFERENCE_MODELS = ("linear", "saturation")
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ def _possible(names: Sequence[str], options: FitOptions) -> list[str]:
 def simplest(scores: Mapping[str, Score], rows: int) -> str:
     """The candidate to choose; see the module's head."""
     best = min(scores.values(), key=lambda score: score.mape_pct)
-    ceiling = min([scores[name].mape_pct + NOT_WORSE for name in YARDSTICKS if name in scores], default=np.inf)
+    ceiling = min([scores[name].mape_pct + NOT_WORSE for name in REFERENCE_MODELS if name in scores], default=np.inf)
     most = min(GIVEN_UP, GIVEN_UP_SHARE * best.mape_pct) * max(1.0, MANY_ROWS / rows)
     errors = 1.0 if rows >= MANY_ROWS else 2.0
     good = [
@@ -406,12 +406,14 @@ def paired_error(a: Score, b: Score) -> float:
 def _reason(name: str, scores: Mapping[str, Score]) -> str:
     best = min(scores, key=lambda other: scores[other].mape_pct)
     own = scores[name]
-    beside = [f"{other} {scores[other].mape_pct:.1f} %" for other in YARDSTICKS if other in scores and other != name]
-    if name.endswith(MOE) and (without := name.removesuffix(MOE)) in scores and without not in YARDSTICKS:
+    beside = [
+        f"{other} {scores[other].mape_pct:.1f} %" for other in REFERENCE_MODELS if other in scores and other != name
+    ]
+    if name.endswith(MOE) and (without := name.removesuffix(MOE)) in scores and without not in REFERENCE_MODELS:
         beside.append(f"{without} {scores[without].mape_pct:.1f} %")
     against = f" ({', '.join(beside)})" if beside else ""
     if name == best:
-        return f"{name} predicts unseen steps best: {own.mape_pct:.1f} % with {own.free} parameters{against}."
+        return f"{name} predicts held-out steps best: {own.mape_pct:.1f} % with {own.free} parameters{against}."
     return (
         f"{name} is the simplest model within one standard error of the best: {own.mape_pct:.1f} % with {own.free} "
         f"parameters, {best} {scores[best].mape_pct:.1f} % with {scores[best].free}{against}."

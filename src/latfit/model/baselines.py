@@ -1,4 +1,4 @@
-"""The plain models that a richer one has to beat: one number, a straight line, a line with a kink, a line with the
+"""The plain models that a richer one has to beat: one number, a line, a line with a kink, a line with the
 attention of each sequence.
 
 T = tau_0 + tau_B B + tau_S S + b max(S - S_0, 0)   [hinge]

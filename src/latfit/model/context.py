@@ -3,9 +3,9 @@
 T = saturation(B, S) + tau_K (1-m) KD + tau_L m KD + tau_R KP + tau_A A + tau_N n + tau_M m + tau_Y m D
 
 Decoding reads the cached keys and values of every sequence (KD tokens), bound by memory; the same tokens cost more in a
-step that also holds prefill (m = 1), where one kernel for sequences of different lengths reads them, so that step has a
-price of its own. Prefill reads its cached part (KP) and does quadratic attention work A; it pays once a step (tau_M)
-and once a request (tau_N), and every decoding request beside it (tau_Y) pays at least one block of that kernel.
+step that also contains prefill (m = 1), where one kernel for sequences of different lengths reads them, so that step
+has a price of its own. Prefill reads its cached part (KP) and does quadratic attention work A; it pays once a step
+(tau_M) and once a request (tau_N), and every decoding request beside it (tau_Y) pays at least one block of that kernel.
 Features are those of `features`. Every term is non-decreasing in S and convex in it.
 
 Mixture of experts: the expected share of experts that S tokens touch is 1 - (1-k/E)^S = 1 - e^(-k_E S), so reading
@@ -37,7 +37,7 @@ TAU_L = Term(
 )
 TAU_R = Term(Parameter("tau_R", "ms/token", "cached token read by prefill"), lambda f, _: f["KP"], when=with_prefill)
 TAU_N = Term(Parameter("tau_N", "ms/request", "cost of a request in prefill"), lambda f, _: f["n"], when=with_prefill)
-TAU_M = Term(Parameter("tau_M", "ms", "cost of a step that holds prefill"), lambda f, _: f["m"], when=with_prefill)
+TAU_M = Term(Parameter("tau_M", "ms", "cost of a step that contains prefill"), lambda f, _: f["m"], when=with_prefill)
 TAU_Y = Term(
     Parameter("tau_Y", "ms/request", "decoding request in a step with prefill"),
     lambda f, _: f["m"] * f["D"],

@@ -1,11 +1,11 @@
 """What the richer models read of a step, derived from the columns of a trace.
 
 n prefill requests, P prefill tokens, KP cached tokens read by prefill, D = B - n decode rows, KD = context - KP cached
-tokens read by decode, m = 1 where the step holds prefill, else 0. A = P (KP + P/2) / max(n, 1) is the attention work of
-the prefill chunks, sum over chunks of p (c + p/2), with averages standing in for the single lengths, which a step does
-not tell.
+tokens read by decode, m = 1 where the step contains prefill, else 0. A = P (KP + P/2) / max(n, 1) is the attention work
+of the prefill chunks, sum over chunks of p (c + p/2), with averages standing in for the single lengths, which a step
+does not tell.
 
-Where a trace lacks a column: a step with more tokens than requests holds prefill, of one request, and its other
+Where a trace lacks a column: a step with more tokens than requests contains prefill, of one request, and its other
 requests decode; prefill reads no cache; the cached context counts as zero, so that models which need it lose their
 terms for it.
 
@@ -29,7 +29,7 @@ SOURCES = ("B", "S", "prefill_requests", "prefill_tokens", "context_tokens", "pr
 """Columns of a trace that features are derived from."""
 
 MIXED_FROM = 1.5
-"""Tokens a request from which a step counts as one that holds prefill, whatever it says."""
+"""Tokens a request from which a step counts as one that contains prefill, whatever it says."""
 
 FEW = 0.03
 SHORT = 64.0

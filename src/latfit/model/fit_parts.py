@@ -161,7 +161,7 @@ class Identifiability:
     what to measure.
 
     prefill: whether the data say anything of steps that hold some.  singular_values: of the scaled Jacobian (p,).
-    line_as_good: whether a straight line predicts rows left out as well.
+    line_as_good: whether a linear baseline predicts rows left out as well.
     """
 
     condition_number: float | None = None

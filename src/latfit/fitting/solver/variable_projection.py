@@ -331,11 +331,11 @@ def searched_points(problem: FitProblem, f_scale: float, wanted: int) -> list[Fl
 
 
 def naive_points(problem: FitProblem, wanted: int) -> list[FloatArray]:
-    """Starts in z that know nothing of the structure: the customary one, zero, and random ones of order one."""
+    """Starts in z that know nothing of the structure: the textbook one, zero, and random ones of order one."""
     rng = np.random.default_rng(problem.options.seed)
     drawn = rng.normal(0.0, RANDOM_SPREAD, (max(wanted - 1, 0), len(problem.free)))
     drawn[:1] = 0.0
-    first = problem.coordinates(customary(problem))
+    first = problem.coordinates(textbook_start(problem))
     return [first, *(np.clip(np.abs(z) * _signs(problem, z), problem.lower, problem.upper) for z in drawn)]
 
 
@@ -344,7 +344,7 @@ def _signs(problem: FitProblem, z: FloatArray) -> FloatArray:
     return np.where([p.positive for p in problem.free_parameters], np.sign(z), 1.0)
 
 
-def customary(problem: FitProblem) -> FloatArray:
+def textbook_start(problem: FitProblem) -> FloatArray:
     """The start that the saturation model's literature uses, in theta: P_max from the 95th percentile of S/T, rates one
     tenth and one hundredth of the scaled axes, half a low quantile of T as fixed cost. Shapes start in the middle of
     their range, and other coefficients small."""

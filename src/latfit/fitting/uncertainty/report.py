@@ -1,7 +1,7 @@
 """What the data tell of the parameters: which are identified, which only in combination, and what to measure.
 
 Intervals from the curvature are checked against the cost where the data are weak (`verified`), and against what a
-straight line predicts of held-out steps. Intervals take the model at its word: what it does not follow they take for
+linear baseline predicts of held-out steps. Intervals take the model at its word: what it does not follow they take for
 noise that cells do not share. In a log the neighbours in B and in time share it, and over ten thousands of rows a
 valley then seems to have a bottom, which another day's log would put elsewhere. So a model that holds the line as a
 limit has to predict rows left out better than the line: with e_i and l_i the errors of both on fold i of K, the mean of
@@ -35,7 +35,7 @@ WORK = "w_0"
 
 @dataclass(frozen=True)
 class Line:
-    """A straight line through the same rows: its parameters by name, and its error in percent on each fold."""
+    """A linear baseline through the same rows: its parameters by name, and its error in percent on each fold."""
 
     values: Mapping[str, float]
     by_fold: Sequence[float]

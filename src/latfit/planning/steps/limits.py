@@ -2,7 +2,7 @@
 
 A step meets the SLA at a percentile when its typical latency times the upper factor of its phase stays below it, so the
 point inverse is asked with the limit divided by that factor: one for steps that only decode (S = B), another for those
-that hold prefill (S > B). Every request brings a token, so 1 <= B <= S.
+that contain prefill (S > B). Every request brings a token, so 1 <= B <= S.
 
 For the convex models {S : T(B,S) <= limit} and {B : T(B,S) <= limit} are intervals of integers (possibly empty),
 because T restricted to a line is convex (see `saturation`). Neither T nor |T - limit| is monotone, so both ends are
@@ -64,7 +64,7 @@ class Level:
 @dataclass(frozen=True)
 class StepLevels:
     """Levels of a path's steps: of those that only decode, of one that is nothing but a prefill, and of any other that
-    holds prefill."""
+    contains prefill."""
 
     decode: Level
     alone: Level
@@ -145,7 +145,7 @@ def tokens_within(
     at: Curve, B: int, sla_ms: float, levels: StepLevels, *, top: int | None = None, convex: bool
 ) -> list[Range]:
     """Ranges of S from B up to `top` whose steps of B requests meet the SLA; at: S (n,) -> typical ms (n,). A step of
-    S = B is decode, and any other holds prefill."""
+    S = B is decode, and any other contains prefill."""
     limit = sla_ms / levels.of(B).factor
 
     def widened(S: FloatArray) -> FloatArray:
