@@ -113,7 +113,7 @@ class TestPlanTables:
         table = thresholds_table(one_path.plans[0], explained=True)
         assert list(column(table, "value")) == ["knee"]
         assert table.note.count("Not known:") == 2
-        for name in ("B1 (batch from", "B1 in tokens (", "B2 (batch from", "T_cut (queueing timeout"):
+        for name in ("B1 (batch from", "B1 in tokens (", "B2 (batch that", "T_cut (queueing timeout"):
             assert name in table.note
         assert all(column(table, "why").values())
 
