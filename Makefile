@@ -9,6 +9,7 @@ DEVICES := $(VENV)/.devices
 TORCH ?= torch==2.13.0
 
 LOWEST := .venv-lowest
+NO_PANDAS := tests/unit/trace/test_vllm.py::TestNoCompiler::test_reading_and_cleaning_load_neither_numba_nor_pandas
 .PHONY: demo test test-devices test-lowest coverage check lint types bench soak clean
 
 demo: $(CORE)
@@ -28,7 +29,7 @@ test-lowest: $(LOWEST)/.made
 	OPENBLAS_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -n auto -W ignore tests/unit tests/cli tests/docs tests/property \
 		--deselect tests/docs/test_pages.py::test_commands_print_what_is_shown \
 		--deselect tests/docs/test_cli.py::test_tables_are_those_of_the_commands \
-		--deselect tests/unit/trace/test_vllm.py::TestNoCompiler
+		--deselect '$(NO_PANDAS)[table.csv]' --deselect '$(NO_PANDAS)[table.parquet]'
 
 # How much of the code the tests reach; takes about twice as long as they do.
 coverage: $(DEV)

@@ -130,7 +130,7 @@ class TestRefused:
         assert run([*QUICK, *options]) == code
         captured = capsys.readouterr()
         assert found in captured.err
-        assert len(captured.err.strip().splitlines()) <= 4
+        assert len(captured.err.strip().splitlines()) <= 3
         assert captured.out == ""
         assert list(Path.cwd().iterdir()) == []
 

@@ -316,7 +316,8 @@ def fit(
     """
     steps = read(source, **reading)
     check_one_system(steps, "Fit each of them with fit_each, or one of them with where=.")
-    options = _options(model, loss, residuals, weights, solver, fix, bounds, prior, seed)
+    named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
+    options = _options(named, fix, bounds, prior, seed)
     doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
     ((system, rows),) = steps.systems
     found = _fitted(steps, system, rows, path, options, doubt)
@@ -352,27 +353,23 @@ def fit_each(
     """
     steps = read(source, **reading)
     check_paths(path, steps)
-    options = _options(model, loss, residuals, weights, solver, fix, bounds, prior, seed)
+    named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
+    options = _options(named, fix, bounds, prior, seed)
     doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
     fits = [_fitted(steps, system, rows, path, options, doubt) for system, rows in steps.systems]
     return {found.label or found.path or "all": found for found in fits}
 
 
 def _options(
-    model: str | None,
-    loss: str | None,
-    residuals: str | None,
-    weights: str | None,
-    solver: str | None,
+    named: Mapping[str, str | None],
     fix: Mapping[str, float] | None,
     bounds: Ranges | None,
     prior: Ranges | None,
     seed: int,
 ) -> "FitOptions":
-    """What was asked for; the rest as `FitOptions` has it. Raises WrongUsage."""
+    """What was asked for, choices by name; the rest as `FitOptions` has it. Raises WrongUsage."""
     from latfit.fitting import FitOptions
 
-    named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     return FitOptions(
         **given, fixed=dict(fix or {}), bounds=_checked_bounds(bounds), priors=_checked_priors(prior), seed=seed

@@ -157,11 +157,21 @@ def run(arguments: Sequence[str]) -> int:
         typer.echo("latfit: stdout: no space left on the device\nWrite to another place.", err=True)
         return TargetNotWritable.exit_code
     except _CLICK_ERROR as error:
-        error.show()
-        return int(error.exit_code)
+        return _usage(error)
     finally:
         on_command_line.reset(typed)
     return int(code or 0)
+
+
+def _usage(error: Any) -> int:
+    """What the parser refuses, in the form of every other error; a group without a verb shows its help."""
+    context = getattr(error, "ctx", None)
+    if context is None or not error.format_message().strip() or type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return int(error.exit_code)
+    found = error.format_message().replace("Value error, ", "")
+    typer.echo(f"latfit: {found}\nSee {context.command_path} --help.", err=True)
+    return int(error.exit_code)
 
 
 def _drop_what_is_buffered() -> None:

@@ -66,26 +66,28 @@ def pooled_systems(trace: Trace, data: FitData) -> Pooled | None:
     logs = np.log(data.observed)
     coarse = [np.round(PER_OCTAVE * np.log2(data.B)), np.round(PER_OCTAVE * np.log2(data.S))]
     found = []
-    for column, label in _labels(trace).items():
+    for column, (label, names) in _labels(trace).items():
         for cell, least in ((data.known_cell, LEAST_RATIO), (numbered(coarse), LEAST_RATIO_COARSE)):
             told = _explained(logs, cell, label)
             if told is not None:
                 means, explained = told
                 ratio = float(np.exp(means.max() - means.min()))
                 if explained >= EXPLAINS and ratio >= least:
-                    names = np.unique(trace[column].astype(str))[np.argsort(means)]
-                    found.append(Pooled(column, tuple(names.tolist()), ratio, explained))
+                    ordered = tuple(names[i] for i in np.argsort(means))
+                    found.append(Pooled(column, ordered, ratio, explained))
                 break
     return max(found, key=lambda each: each.explained, default=None)
 
 
-def _labels(trace: Trace) -> dict[str, NDArray[np.intp]]:
-    """Columns of few values without a meaning of their own, as numbers of their values (n,)."""
+def _labels(trace: Trace) -> dict[str, tuple[NDArray[np.intp], list[str]]]:
+    """Columns of few values without a meaning of their own: number of each row's value (n,), and the values."""
     found = {}
     for name, column in trace.labels().items():
-        values, number = np.unique(column.astype(str), return_inverse=True)
-        if 1 < len(values) <= (MOST_NUMBERS if column.dtype.kind in "iuf" else MOST_VALUES):
-            found[name] = number.ravel()
+        code, values = trace.coded(name)
+        # the codes of selected rows are those of the whole table
+        present, number = np.unique(code, return_inverse=True)
+        if 1 < len(present) <= (MOST_NUMBERS if column.dtype.kind in "iuf" else MOST_VALUES):
+            found[name] = number.ravel(), [values[i] for i in present]
     return found
 
 

@@ -47,9 +47,9 @@ class StepBudget:
     most: tuple[tuple[int, ...], ...]
     shown: tuple[int, ...] | None = None
 
-    def at(self, B: Sequence[int]) -> "StepBudget":
+    def at(self, B: int | Sequence[int]) -> "StepBudget":
         """The same, with these numbers of requests in its table. Raises WrongUsage."""
-        top = len(self.most[0]) - 1
+        top, B = len(self.most[0]) - 1, [B] if isinstance(B, int) else B
         if not B or min(B) < 1 or max(B) > top:
             raise WrongUsage(f"B of {list(B)}", where="B", remedy=f"Give whole numbers from 1 to {top:,}.")
         return replace(self, shown=tuple(B))

@@ -63,15 +63,8 @@ MANY = 3.0
 def plan_tables(plan: Plan) -> Iterator[Table]:
     """Every table of the plan that has rows."""
     parts = (
-        alternatives_table(plan),
-        checked_table(plan.load, plan.sla_ms),
+        *load_tables(plan),
         thresholds_table(plan),
-        cutoff_table(plan),
-        rules_table(plan),
-        capacity_table(plan),
-        windows_table(plan),
-        sensitivity_table(plan),
-        frontier_table(plan),
         settings_table(plan),
         engines_table(plan),
         doubts_table(plan),
