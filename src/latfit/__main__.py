@@ -1,6 +1,19 @@
-"""`python -m latfit`."""
+"""`latfit`, and `python -m latfit`. Nothing is imported before Ctrl-C ends quietly."""
 
-from latfit.cli.app import main
+import sys
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    try:
+        from latfit.cli.app import main as command
+
+        command()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
 
 if __name__ == "__main__":
     main()

@@ -20,6 +20,9 @@ MS_PER_UNIT: Mapping[str, float] = {
     "h": 3.6e6,
 }
 
+MOST_SEED = 2**32 - 1
+"""Every generator of random numbers takes a seed from 0 to here."""
+
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _DURATION = re.compile(rf"\s*({_NUMBER})\s*([a-zµμ]+)\s*")
 _RATE = re.compile(rf"\s*({_NUMBER})\s*/\s*([a-zµμ]+)\s*")

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
         as_fit as as_fit,
         fit as fit,
         fit_each as fit_each,
-        system_label as system_label,
     )
     from latfit.api.hardware import Hardware as Hardware
     from latfit.api.measuring import Profile as Profile, profile as profile
     from latfit.api.plans import Plan as Plan, plan as plan, step_budget as step_budget
     from latfit.api.predictions import Predicted as Predicted, predicted as predicted, steps_from as steps_from
+    from latfit.api.quantities import Needs as Needs, refuse_idle as refuse_idle
     from latfit.api.reading import ReadOptions as ReadOptions, data_line as data_line, read as read
     from latfit.api.reports import Report as Report, report as report
     from latfit.api.simulations import (
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         simulate as simulate,
         simulate_study as simulate_study,
     )
+    from latfit.api.systems import system_labels as system_labels
     from latfit.api.validations import Validation as Validation, validate as validate
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

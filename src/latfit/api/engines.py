@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from latfit.api.fits import as_fit
 from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load
-from latfit.api.quantities import Duration, duration, library_verb, rates
+from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, rates
 from latfit.api.simulations import Simulation
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
@@ -87,7 +87,67 @@ class EngineSimulation(Simulation):
         return engines_page(self.runs, replace(made, sla_ms=self.sla_ms, subject=self.subject))
 
 
+def _drawn(name: str, *, with_curve: bool = True) -> Needs:
+    """What belongs to requests that are drawn."""
+    if with_curve:
+        return Needs(name, lambda o: o.arrivals is None, "recorded requests have their own")
+    drawn = "the arrivals are recorded or follow a curve"
+    return Needs(name, lambda o: o.arrivals is None and o.load_curve is None, drawn)
+
+
+def _ordered(name: str, *orders: str) -> Needs:
+    either = " or ".join(orders)
+    return Needs(name, lambda o: _any_of(orders, o.order, "fcfs"), f"no order is {either}", f"Add --order {orders[0]}")
+
+
+def _batched(name: str, *ways: str) -> Needs:
+    either = " or ".join(ways)
+    return Needs(
+        name,
+        lambda o: _any_of(ways, o.batching, "chunked-prefill"),
+        f"no batching is {either}",
+        f"Add --batching {ways[0]}",
+    )
+
+
+def _any_of(names: Sequence[str], given: str | Sequence[str] | None, default: str) -> bool:
+    return bool(set(names) & set(_several(given or default)))
+
+
+NOT_STATIC = ("chunked-prefill", "continuous", "selective")
+OF_SETTINGS = (
+    _batched("max_num_batched_tokens", *NOT_STATIC),
+    _batched("long_prefill_token_threshold", "chunked-prefill"),
+    _batched("synchronous", *NOT_STATIC),
+)
+"""What settings of an engine need, a measured one's too."""
+
+OF_ENGINES = (
+    *OF_SETTINGS,
+    _batched("start_at", "continuous", "static"),
+    Needs("start_at", lambda o: not o.decode_first or _any_of(("static",), o.batching, ""), "--decode-first waits"),
+    _batched("decode_first", "continuous"),
+    _batched("swap", "chunked-prefill", "continuous"),
+    _batched("prefix_hit_rate", *NOT_STATIC),
+    Needs("acceptance", lambda o: o.draft_tokens, "nothing is drafted", "Add --draft-tokens 3"),
+    Needs("draft_cost", lambda o: o.draft_tokens, "nothing is drafted", "Add --draft-tokens 3"),
+    _ordered("length_error", "sjf", "switch"),
+    _ordered("switch_at", "switch"),
+    _ordered("ageing", "priority"),
+    Needs("ageing", lambda o: o.classes or o.arrivals is not None, "all requests are of one class", "Add --class"),
+    Needs("route", lambda o: o.replicas != 1, "there is one engine", "Add --replicas 2"),
+    Needs("prefix_share", lambda o: o.route == "prefix", "requests are not routed by prefix", "Add --route prefix"),
+    Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
+    Needs("prefill_fit", lambda o: o.prefill_on is None, "--prefill-on names the engine that prefills"),
+    Needs("transfer", lambda o: o.prefill_on is not None, "nothing is transferred", "Add --prefill-on FIT"),
+    *(_drawn(name) for name in ("lengths", "tenants", "requests", "replications", "warmup")),
+    _drawn("arrival_process", with_curve=False),
+)
+"""What parameters of `simulate_engine` need."""
+
+
 @library_verb
+@only_with(*OF_ENGINES)
 def simulate_engine(
     fit: Any = None,
     rate: str | Sequence[str] | None = None,
@@ -253,8 +313,6 @@ def _costs(
 def _cluster(routing: Routing, prefill_on: Any, transfer: str | None, *, scatter: bool) -> Cluster:
     """The engines that serve together."""
     if prefill_on is None:
-        if transfer is not None:
-            raise WrongUsage("nothing is transferred", where="--transfer", remedy="Add --prefill-on FIT.")
         return Cluster(routing)
     fixed, _, of_token = (transfer or "0").partition("+")
     parts = (duration(part or "0", "--transfer", zero=True) for part in (fixed, of_token))

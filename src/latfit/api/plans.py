@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfit.api.hardware import profile_of
-from latfit.api.quantities import Duration, duration, library_verb, percent, rate as per_ms, transfer as transfers
+from latfit.api.quantities import (
+    Duration,
+    Needs,
+    duration,
+    library_verb,
+    only_with,
+    percent,
+    rate as per_ms,
+    transfer as transfers,
+)
 from latfit.errors import WrongUsage
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.planning import (
@@ -180,7 +189,23 @@ class Plan:
         return f"<p>{'<br>'.join(lines)}</p>"
 
 
+def _loaded(o: Any) -> bool:
+    return o.rate is not None or o.rate_per_s is not None or o.arrivals is not None
+
+
+NO_LOAD = "a plan without a load is for single steps"
+GIVE_LOAD = "Add --rate 500/s"
+OF_PLANS = (
+    *(Needs(name, _loaded, NO_LOAD, GIVE_LOAD) for name in ("replicas", "objective", "laws_only", "seed")),
+    Needs("seed", lambda o: not o.laws_only, "--laws-only draws nothing"),
+    Needs("arrivals_window", lambda o: o.arrivals is not None, "no arrivals are recorded", "Add --arrivals FILE"),
+    Needs("prompt_tokens", lambda o: o.ttft is not None, "there is no target for a first token", "Add --ttft 200ms"),
+)
+"""What parameters of `plan` need."""
+
+
 @library_verb
+@only_with(*OF_PLANS)
 def plan(
     paths: Any,
     sla: Duration | None = None,
@@ -232,7 +257,7 @@ def plan(
         wait_ms=None if wait is None else duration(wait, "--wait", zero=True),
         launch_share=launch_share,
         serving=ServingTargets(_optional(ttft, "--ttft"), _optional(tpot, "--tpot"), prompt_tokens),
-        objective=_objective(objective, offered is not None or arrivals is not None),
+        objective=_objective(objective),
         laws_only=laws_only,
         seed=seed,
     )
@@ -281,10 +306,6 @@ def _one_path(profile: HardwareProfile, name: str | None) -> ExecutionPath:
 def _load(arrivals: Any, window: Duration | None, *, alone: bool) -> Load | None:
     """The load that `arrivals` describes; None without."""
     if arrivals is None:
-        if window is not None:
-            raise WrongUsage(
-                "a window without recorded arrivals", where="--arrivals-window", remedy="Give --arrivals as well."
-            )
         return None
     if not alone:
         raise WrongUsage(
@@ -300,11 +321,9 @@ def _load(arrivals: Any, window: Duration | None, *, alone: bool) -> Load | None
     return load_of(table_of(arrivals), TABLE, window_ms)
 
 
-def _objective(objective: str | Mapping[str, float] | None, loaded: bool) -> Objective | None:
+def _objective(objective: str | Mapping[str, float] | None) -> Objective | None:
     if objective is None:
         return None
-    if not loaded:
-        raise WrongUsage("an objective needs a load", where="--objective", remedy="Give --rate or --arrivals.")
     if isinstance(objective, str):
         return parse_objective(objective)
     return parse_objective(",".join(f"{name}={weight}" for name, weight in objective.items()))

@@ -14,6 +14,8 @@ from latfit.model import CONTEXT, SOURCES, FitResult, with_typical_context
 from latfit.stats import FloatArray
 from latfit.trace import Trace, impossible_steps
 
+FEW = 8
+"""Numbers that an error repeats."""
 NO_STEP = "is no step"
 POSSIBLE = "A step has 2^31 > S >= B >= 1; what prefills is a part of B and of S, and no count is below zero."
 
@@ -47,7 +49,12 @@ def steps_from(B: Any, S: Any, given: Mapping[str, Any], *, every_combination: b
             f"these do not belong together ({error})", where=names, remedy="Give arrays of one shape."
         ) from None
     if not len(flat["B"]):
-        raise WrongUsage("no step has S >= B >= 1", where="-B, -S", remedy="Every request computes at least one token.")
+        B, S = (", ".join(f"{each:g}" for each in np.ravel(np.asarray(wanted[name], float))[:FEW]) for name in "BS")
+        raise WrongUsage(
+            f"no step has S >= B >= 1: B = {B}; S = {S}",
+            where="-B, -S",
+            remedy="A request computes at least one token.",
+        )
     steps = Trace(flat)
     whole = np.logical_and.reduce([np.isfinite(column) for column in flat.values()])
     if (bad := ~whole | impossible_steps(steps)).any():

@@ -4,17 +4,24 @@
 
 A plain number where its unit would be a guess is refused. Errors name options as the command line does (`--sla`); in a
 program they name the parameter (`sla`), which `library_verb` sees to.
+
+A parameter that would do nothing is refused. What each of a verb's needs is a table beside the verb (`only_with`); the
+command line looks into the same tables.
 """
 
 import functools
+import inspect
 import math
+import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
 from latfit.errors import LatfitError, WrongUsage, on_command_line
-from latfit.units import parse_duration_ms, parse_rate_per_ms
+from latfit.units import MOST_SEED, parse_duration_ms, parse_rate_per_ms
 
 Duration = str | timedelta
 P = ParamSpec("P")
@@ -63,12 +70,78 @@ def percent(value: Any, option: str = "--percentile") -> float:
     return float(value)
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a parameter needs in order to do anything: `holds` of all values, a namespace by parameter. why: what is so
+    where it does not hold.  remedy: what to add; it may always be left out instead."""
+
+    name: str
+    holds: Callable[[Any], object]
+    why: str
+    remedy: str = ""
+
+
+class _Values(SimpleNamespace):
+    """Values by parameter; None for what a caller does not have, as the command line has no `rate_per_s`."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def refuse_idle(needs: Sequence[Needs], given: Collection[str], values: Mapping[str, Any]) -> None:
+    """Raises WrongUsage for the first of the `given` parameters that would do nothing beside the others."""
+    found = _Values(**values)
+    for each in needs:
+        if each.name in given and not each.holds(found):
+            option = f"--{each.name.replace('_', '-')}" if len(each.name) > 1 else f"-{each.name}"
+            remedy = f"{each.remedy}, or leave {option} out." if each.remedy else f"Leave {option} out."
+            raise WrongUsage(f"has no effect: {each.why}", where=option, remedy=remedy)
+
+
+SETTINGS = ("settings", "engine")
+"""Parameters that are mappings of further ones."""
+
+
+def only_with(*needs: Needs) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a verb that refuses parameters without what they need. One that has its default is not given; settings
+    count as the verb's own. Where options were typed the command line has looked."""
+
+    def add(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def checked(*given: P.args, **named: P.kwargs) -> R:
+            if not on_command_line.get():
+                bound = dict(zip(parameters, given, strict=False)) | named
+                values: dict[str, Any] = {name: each.default for name, each in parameters.items()} | bound
+                asked = {name for name, value in bound.items() if _differs(value, parameters.get(name))}
+                for inner in (values.get(name) or {} for name in SETTINGS):
+                    settings = {name.replace("-", "_"): value for name, value in inner.items() if value is not None}
+                    asked, values = asked | set(settings), settings | values
+                refuse_idle(needs, asked, values)
+            return function(*given, **named)
+
+        checked.needs = needs  # type: ignore[attr-defined]
+        return checked
+
+    return add
+
+
+def _differs(value: Any, parameter: inspect.Parameter | None) -> bool:
+    if parameter is None:
+        return value is not None
+    if isinstance(value, str | int | float | list | tuple | dict):
+        return bool(value != parameter.default) and value not in ([], (), {})
+    return value is not parameter.default
+
+
 def library_verb(function: Callable[P, R]) -> Callable[P, R]:
     """A verb whose errors name parameters (`tokens_per_request`) rather than options, where a program calls it."""
 
     @functools.wraps(function)
     def verb(*given: P.args, **named: P.kwargs) -> R:
         try:
+            _check_seed(named.get("seed"))
             return function(*given, **named)
         except LatfitError as error:
             if not on_command_line.get():
@@ -77,6 +150,15 @@ def library_verb(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return verb
+
+
+def _check_seed(seed: object) -> None:
+    try:
+        fits = seed is None or 0 <= operator.index(seed) <= MOST_SEED  # type: ignore[arg-type]
+    except TypeError:
+        fits = False
+    if not fits:
+        raise WrongUsage(f"{seed!r} is no seed", where="--seed", remedy=f"Give a whole number from 0 to {MOST_SEED}.")
 
 
 def _one_of(

@@ -9,7 +9,7 @@ from typing import Any
 from latfit.api.fits import Fit
 from latfit.api.hardware import profile_of
 from latfit.api.plans import Plan, plan as make_plan
-from latfit.api.quantities import Duration, library_verb, percent
+from latfit.api.quantities import Duration, Needs, library_verb, only_with, percent
 from latfit.api.reading import read
 from latfit.errors import LatfitError, WrongUsage
 from latfit.files import check_writable, make_folder
@@ -46,7 +46,21 @@ class Report:
         return f'<a href="{escape(str(self.html))}">{escape(self.summary())}</a>'
 
 
+def _planned(o: Any) -> bool:
+    return o.sla is not None or o.sla_ms is not None
+
+
+OF_REPORTS = (
+    *(Needs(name, _planned, "nothing is planned", "Add --sla 20ms") for name in ("rate", "tokens_per_request")),
+    Needs(
+        "laws_only", lambda o: _planned(o) and (o.rate or o.rate_per_s), "no load is planned for", "Add --rate 500/s"
+    ),
+)
+"""What parameters of `report` need."""
+
+
 @library_verb
+@only_with(*OF_REPORTS)
 def report(
     paths: Any = "hardware.json",
     out: str | Path = "reports",

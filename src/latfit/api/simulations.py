@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load, request_tokens
-from latfit.api.quantities import Duration, duration, library_verb, rates
+from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, rates
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.hardware import HardwareProfile, nominal_path, parse_nominal
-from latfit.policies import Settings
+from latfit.policies import POLICIES, Settings
 from latfit.simulation import (
     EngineResult,
     Finding,
@@ -207,7 +207,89 @@ HIDDEN = ("document", "notes", "p99_error")
 """Columns of a sweep's file that say nothing to a reader."""
 
 
+def _duration(value: Any, option: str) -> float:
+    return duration(value, option)
+
+
+SETTINGS: Mapping[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "batch": ("batch", lambda value, option: int(value)),
+    "window": ("window_ms", _duration),
+    "t_cut": ("t_cut_ms", _duration),
+    "b1": ("B1", lambda value, option: int(value)),
+    "max_batch": ("max_batch", lambda value, option: int(value)),
+    "rule": ("rule", lambda value, option: str(value).replace("-", " ")),
+    "longest": ("longest_ms", _duration),
+    "merge_below": ("merge_below", lambda value, option: int(value)),
+    "ageing": ("ageing_ms", _duration),
+}
+"""Settings of policies by name: what they are inside, and how a value is read."""
+
+
+def _used(key: str) -> Needs:
+    """A setting that only some policies have."""
+    inner = SETTINGS[key][0]
+    names = [name for name, policy in POLICIES.items() if inner in policy.settings]
+    why = f"no policy is {' or '.join(names)}"
+    return Needs(key, lambda o: set(names) & set(_names(o)), why, f"Add --policy {names[0]}")
+
+
+def _names(o: Any) -> list[str]:
+    asked = o.policy or "gpu-only"
+    return [asked] if isinstance(asked, str) else list(asked)
+
+
+def _varied(o: Any) -> list[str]:
+    """Names of what is varied."""
+    text = o.sweep or ""
+    names = list(o.vary) if o.vary is not None else [piece.partition("=")[0].strip() for piece in text.split(";")]
+    return [name.replace("-", "_") for name in names if name]
+
+
+def _idle_in_sweep(o: Any) -> list[str]:
+    """What is varied though no policy has it."""
+    inner = {key: SETTINGS[key][0] for key in _varied(o) if key in SETTINGS}
+    used = {"max_batch", "ageing_ms"} | {
+        each for name in _names(o) if name in POLICIES for each in POLICIES[name].settings
+    }
+    return [key for key, name in inner.items() if name not in used]
+
+
+def _not_varied(key: str) -> Needs:
+    return Needs(key, lambda o: key not in _varied(o), "--sweep varies it")
+
+
+NO_FILE = "there is no such file, and --nominal names every path"
+OF_MACHINES = (
+    Needs("hardware", lambda o: not o.nominal or not _is_name(o.hardware) or Path(o.hardware).exists(), NO_FILE),
+    Needs("resume", lambda o: o.out is not None, "there is nothing to resume from", "Name the table with --out"),
+)
+"""What the parameters of a simulated machine need."""
+
+OF_POLICIES = (
+    *OF_MACHINES,
+    *(_used(key) for key in ("batch", "window", "t_cut", "b1", "rule", "longest", "merge_below")),
+    Needs("longest", lambda o: set(_names(o)) != {"split"} or o.merge_below, "nothing waits", "Add --merge-below 4"),
+    Needs("ageing", lambda o: len(o.classes or ()) > 1 or o.arrivals is not None, "there is one class", "Add --class"),
+    *(_not_varied(key) for key in ("rate", *SETTINGS)),
+    *(Needs(key, lambda o: not _idle_in_sweep(o), "no policy has all that it varies") for key in ("sweep", "vary")),
+    Needs(
+        "arrival_process",
+        lambda o: o.arrivals is None and o.load_curve is None and o.users is None,
+        "arrivals follow a file or their users, none are drawn from a process",
+    ),
+    Needs("rate", lambda o: o.users is None, "users send a request when they have an answer"),
+    Needs("think", lambda o: o.users is not None, "there are no users", "Add --users 20"),
+    Needs("by_prompt", lambda o: o.arrivals is not None, "no recorded request has a prompt", "Add --arrivals FILE"),
+)
+"""What parameters of `simulate` need."""
+
+
+def _is_name(hardware: Any) -> bool:
+    return isinstance(hardware, str | Path)
+
+
 @library_verb
+@only_with(*OF_POLICIES)
 def simulate(
     hardware: Any = "hardware.json",
     rate: str | Sequence[str] | None = None,
@@ -303,6 +385,7 @@ def _log_events(target: Path | None, point: Point, seed: int) -> None:
 
 
 @library_verb
+@only_with(*OF_MACHINES)
 def simulate_study(
     hardware: Any = "hardware.json",
     *,
@@ -357,24 +440,6 @@ def policy_settings(given: Mapping[str, Any]) -> Settings:
         if value is not None
     }
     return Settings(**chosen)
-
-
-def _duration(value: Any, option: str) -> float:
-    return duration(value, option)
-
-
-SETTINGS: Mapping[str, tuple[str, Callable[[Any, str], Any]]] = {
-    "batch": ("batch", lambda value, option: int(value)),
-    "window": ("window_ms", _duration),
-    "t_cut": ("t_cut_ms", _duration),
-    "b1": ("B1", lambda value, option: int(value)),
-    "max_batch": ("max_batch", lambda value, option: int(value)),
-    "rule": ("rule", lambda value, option: str(value).replace("-", " ")),
-    "longest": ("longest_ms", _duration),
-    "merge_below": ("merge_below", lambda value, option: int(value)),
-    "ageing": ("ageing_ms", _duration),
-}
-"""Settings of policies by name: what they are inside, and how a value is read."""
 
 
 def _setting(key: str) -> tuple[str, Callable[[Any, str], Any]]:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from latfit.api.engines import engine_settings
+from latfit.api.engines import OF_SETTINGS, engine_settings
 from latfit.api.fits import as_fit
 from latfit.api.loads import recording_of
-from latfit.api.quantities import library_verb
+from latfit.api.quantities import library_verb, only_with
 from latfit.api.simulations import State
 from latfit.errors import WrongUsage
 from latfit.simulation import step_costs
@@ -96,6 +96,7 @@ class Validation:
 
 
 @library_verb
+@only_with(*OF_SETTINGS)
 def validate(
     fit: Any,
     run: Any,

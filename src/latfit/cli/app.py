@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from latfit._version import __version__
-from latfit.errors import LatfitError, TargetNotWritable, WrongUsage, on_command_line
+from latfit.cli import terminal
+from latfit.errors import LatfitError, TargetNotWritable, WrongUsage, first_line, on_command_line
 
 if TYPE_CHECKING:
     from latfit.cli.options import Verb
@@ -129,38 +131,48 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not given or given[0] not in MEASURING:
         for name in ONE_THREAD:
             os.environ.setdefault(name, "1")
-    sys.exit(run(given))
+    terminal.prepare()
+    code = run(given)
+    terminal.quiet_end()
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit code of one command; errors that a user can mend are printed in their own words, without a traceback."""
-    typed = on_command_line.set(True)
+    """Exit code of one command; errors are told in their own words, without a traceback."""
+    typed, streams = on_command_line.set(True), (sys.stdout, sys.stderr)
     try:
+        _check_letters(arguments)
         code = app(args=list(arguments), prog_name="latfit", standalone_mode=False)
         sys.stdout.flush()
+        return int(code or 0)
     except LatfitError as error:
-        typer.echo(f"latfit: {error}", err=True)
+        _tell(str(error))
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        typer.echo("latfit: interrupted", err=True)
         return INTERRUPTED
-    except BrokenPipeError:
-        _drop_what_is_buffered()
+    except (BrokenPipeError, SystemExit):  # Typer exits where a pipe breaks
+        sys.stdout, sys.stderr = streams
+        terminal.drop_output()
         return 0
     except MemoryError as error:
-        typer.echo(f"latfit: out of memory ({error})\nAsk for less at a time: fewer rows, requests or cells.", err=True)
+        _tell(f"out of memory ({error})\nAsk for less at a time: fewer rows, requests or cells.")
         return WrongUsage.exit_code
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        _drop_what_is_buffered()
-        typer.echo("latfit: stdout: no space left on the device\nWrite to another place.", err=True)
-        return TargetNotWritable.exit_code
     except _CLICK_ERROR as error:
         return _usage(error)
+    except Exception as error:  # noqa: BLE001  the last resort: no user is shown a traceback
+        return _unexpected(error)
     finally:
         on_command_line.reset(typed)
-    return int(code or 0)
+
+
+def _check_letters(arguments: Sequence[str]) -> None:
+    """Raises WrongUsage for an argument that no JSON file could hold."""
+    for each in arguments:
+        try:
+            each.encode()
+        except UnicodeError:
+            shown = os.fsencode(each) if isinstance(each, str) else each
+            raise WrongUsage(f"{shown!r} is not UTF-8", remedy="Give a name in UTF-8; rename the file.") from None
 
 
 def _usage(error: Any) -> int:
@@ -170,10 +182,55 @@ def _usage(error: Any) -> int:
         error.show()
         return int(error.exit_code)
     found = error.format_message().replace("Value error, ", "")
-    typer.echo(f"latfit: {found}\nSee {context.command_path} --help.", err=True)
+    _tell(f"{found}\nSee {context.command_path} --help.")
     return int(error.exit_code)
 
 
-def _drop_what_is_buffered() -> None:
-    """stdout cannot take any more; what is still in its buffer must not fail again when the program ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+REFUSED = {errno.ENAMETOOLONG: "Give a shorter name.", errno.ELOOP: "Give a name whose links end somewhere."}
+"""What a name cannot be, and what to do about it."""
+
+
+def _unexpected(error: Exception) -> int:
+    """An error that nobody foresaw: of the file system, in its words; any other is a defect of latfit."""
+    if terminal.interrupted():
+        return INTERRUPTED
+    if terminal.debugging():
+        import traceback
+
+        with suppress(OSError, ValueError):
+            traceback.print_exception(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        return _refused_by_the_system(error)
+    told = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
+    _tell(
+        f"this is a defect of latfit ({told})\n"
+        f"Please report it with the command and its traceback, which {terminal.DEBUG}=1 shows."
+    )
+    return LatfitError.exit_code
+
+
+def _refused_by_the_system(error: OSError) -> int:
+    name = os.fspath(error.filename) if isinstance(error.filename, str | os.PathLike) else None
+    if error.errno in NO_SPACE:
+        terminal.drop_output() if name is None else None
+        _tell(f"{name or 'stdout'}: no space left on the device\nWrite to another place.")
+        return TargetNotWritable.exit_code
+    place = "" if name is None else f"{name[:LONGEST_NAME]}{'...' if len(name) > LONGEST_NAME else ''}: "
+    if error.errno in REFUSED:
+        _tell(f"{place}{os.strerror(error.errno).lower()}\n{REFUSED[error.errno]}")
+        return WrongUsage.exit_code
+    _tell(
+        f"{place}the operating system refused ({error.strerror or error})\nCheck files, permissions and limits of this"
+        f" machine; {terminal.DEBUG}=1 shows the traceback."
+    )
+    return LatfitError.exit_code
+
+
+LONGEST_NAME = 60
+
+
+def _tell(text: str) -> None:
+    """An error on stderr, where there is one."""
+    with suppress(OSError, ValueError):
+        typer.echo(f"latfit: {text}", err=True)

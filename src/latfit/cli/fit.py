@@ -31,6 +31,8 @@ ASSUMED_PATH = "gpu"
 """Steps that say nothing of where they ran come from an engine's log, and engines run on GPUs."""
 FEW = 2
 """Fits that are shown one after another; more of them are rows of a table."""
+MOST = 20
+"""Rows of that table, and systems without a usable fit that are named; --verbose shows all."""
 
 
 @dataclass(frozen=True)
@@ -140,13 +142,24 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class Stored:
-    """A fit with its file, its path in the hardware profile (None where it belongs to no machine's), and why it is
-    kept out of that."""
+    """A fit with the label of its system, its file, its path in the hardware profile (None where it belongs to no
+    machine's), and why it is kept out of that."""
 
     fit: "Fit"
+    label: str
     file: Path
     path: str | None
     kept_out: "LatfitWarning | None"
+
+    @property
+    def refused(self) -> tuple[str, str] | None:
+        """What is wrong with it, and what to do; None where it may be used."""
+        status = self.fit.result.status
+        if status.code == "failed":
+            return self.fit.warnings[0].message, self.fit.warnings[0].remedy
+        if not status.ok:
+            return status.sentence, status.remedy
+        return (self.kept_out.message, self.kept_out.remedy) if self.kept_out else None
 
 
 @verb
@@ -165,7 +178,7 @@ def fit(
     Example: latfit fit server.log --report reports
     """
     from latfit.api import fit_each
-    from latfit.cli.output import print_json, progress_bar
+    from latfit.cli.output import note, print_json, progress_bar
     from latfit.trace import check_one_machine, reading_notes
 
     choices = _keywords(asked, doubt)
@@ -173,31 +186,41 @@ def fit(
     if not targets.each:
         check_one_machine(steps)
     _check_targets(steps, targets)
-    with progress_bar("Fitting", quiet=output.silent) as advance:
-        fits = fit_each(steps, path=targets.path, progress=advance, **choices)
-    several_machines = targets.each and any(set(found.system) - {"path"} for found in fits.values())
-    stored = [
-        Stored(
+    several_machines = targets.each and any(set(system) - {"path"} for system, _ in steps.systems)
+    no_machine = several_machines and "{" not in (targets.path or "")
+    stored: dict[str, Stored] = {}
+
+    def keep(label: str, found: "Fit") -> None:
+        stored[label] = Stored(
             found,
-            targets.file(steps.sources[0].name, found.label),
-            None if several_machines and "{" not in (targets.path or "") else found.path or ASSUMED_PATH,
+            label if found.system else "",
+            targets.file(steps.sources[0].name, label if found.system else ""),
+            None if no_machine else found.path or ASSUMED_PATH,
             None if targets.force else found.kept_out(targets.max_error),
         )
-        for found in fits.values()
-    ]
-    for each in stored:
-        _store(each, targets.hardware)
+        if found.ok:
+            found.save(stored[label].file)
+
+    try:
+        with progress_bar("Fitting", quiet=output.silent) as advance:
+            fits = fit_each(steps, path=targets.path, made=keep, progress=advance, **choices)
+    except KeyboardInterrupt:
+        done = sum(each.fit.ok for each in stored.values())
+        note(f"Stopped: {done:,} fits of {len(steps.systems):,} systems are written.", quiet=output.silent)
+        raise
+    finally:
+        _enter(stored.values(), targets.hardware)
+    made = [stored[label] for label in fits]
     if output.json:
-        documents = {each.fit.label: each.fit.to_json() for each in stored}
+        documents = {each.label: each.fit.to_json() for each in made}
         print_json(next(iter(documents.values())) if len(documents) == 1 else {"fits": documents})
     else:
-        _print(stored, reading_notes(steps), targets.hardware, verbose=output.verbose)
+        _print(made, reading_notes(steps), targets.hardware, verbose=output.verbose)
     if targets.report is not None:
         from latfit.api import report
-        from latfit.cli.output import note
 
         note(report(targets.hardware, targets.report).summary(), quiet=output.silent)
-    _raise_where_unusable(stored, strict=targets.strict, where=steps.name)
+    _raise_where_unusable(made, strict=targets.strict, where=steps.name)
 
 
 def _keywords(asked: ModelOptions, doubt: UncertaintyOptions) -> dict[str, Any]:
@@ -256,31 +279,35 @@ def _without_endings(source: str) -> str:
 
 def _check_targets(steps: "CleanTrace", targets: TargetOptions) -> None:
     """Unwritable targets and a broken hardware profile are found before the work, not after it."""
-    from latfit.api import system_label
+    from latfit.api import system_labels
     from latfit.files import check_writable
     from latfit.hardware import read_hardware
 
-    for system, _ in steps.systems:
-        check_writable(targets.file(steps.sources[0].name, system_label(system)))
+    for label in system_labels([system for system, _ in steps.systems]):
+        check_writable(targets.file(steps.sources[0].name, label))
     check_writable(targets.hardware)
     if targets.hardware.exists():
         read_hardware(targets.hardware)
 
 
-def _store(stored: Stored, hardware: Path) -> None:
+def _enter(stored: Iterable[Stored], hardware: Path) -> None:
+    """The fits that may be used into the hardware profile, all at once."""
     from latfit.hardware import ExecutionPath, add_path
 
-    if stored.fit.ok:
-        stored.fit.save(stored.file)
-        if stored.path is not None and stored.kept_out is None:
-            add_path(hardware, ExecutionPath(stored.path, stored.fit.result))
+    paths = [
+        ExecutionPath(each.path, each.fit.result)
+        for each in stored
+        if each.fit.ok and each.path is not None and each.kept_out is None
+    ]
+    if paths:
+        add_path(hardware, *paths)
 
 
 def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, verbose: bool) -> None:
     from latfit.cli.output import print_warnings, say
 
-    if len(stored) > FEW and not verbose:
-        _print_overview([each.fit for each in stored])
+    if len(stored) > (MOST if verbose else FEW):
+        _print_overview(stored, verbose=verbose)
     else:
         for each in stored:
             _print_fit(each, several=len(stored) > 1, verbose=verbose)
@@ -289,8 +316,9 @@ def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, ve
     if not usable:
         return
     files = ", ".join(str(each.file) for each in usable[:FEW])
-    more = f" and {len(usable) - FEW} more" if len(usable) > FEW else ""
-    entered = ", ".join(dict.fromkeys(each.path for each in usable if each.path and each.kept_out is None))
+    more = f" and {len(usable) - FEW:,} more" if len(usable) > FEW else ""
+    paths = list(dict.fromkeys(each.path for each in usable if each.path and each.kept_out is None))
+    entered = ", ".join(paths[:MOST]) + (f" and {len(paths) - MOST:,} more" if len(paths) > MOST else "")
     if not entered and any(each.kept_out for each in usable):
         say(f"Wrote {files}{more}. Not entered into {hardware}.")
         return
@@ -302,15 +330,22 @@ def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, ve
     say("Next: latfit plan --sla 20ms")
 
 
-def _print_overview(fits: Sequence["Fit"]) -> None:
-    """Fits of many systems, a row each."""
+def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
+    """Fits of many systems, a row each, those that cannot be used last and with their reason."""
     from latfit.api import data_line
-    from latfit.cli.output import print_table, say
+    from latfit.cli.output import print_table, print_warnings, say
     from latfit.reporting import fits_table
 
-    print_table(fits_table({found.label: found.result for found in fits}))
-    facts = fits[0].result.data.to_json()
-    say(data_line({**facts, "rows_used": sum(found.result.data.rows_used or 0 for found in fits)}))
+    refused = [each for each in stored if each.refused]
+    ordered = [*(each for each in stored if not each.refused), *refused]
+    shown = ordered if verbose or len(stored) <= MOST else ordered[:MOST]
+    print_table(fits_table({each.label: each.fit.result for each in shown}))
+    if len(shown) < len(stored):
+        say(f"... and {len(stored) - len(shown):,} more: --verbose shows them.")
+    facts = stored[0].fit.result.data.to_json()
+    say(data_line({**facts, "rows_used": sum(each.fit.result.data.rows_used or 0 for each in stored)}))
+    reasons = [f"{each.label}: {each.refused[0]}" for each in refused if each.refused]
+    print_warnings(reasons, most=None if verbose else MOST)
 
 
 def _print_fit(stored: Stored, *, several: bool, verbose: bool) -> None:
@@ -320,7 +355,7 @@ def _print_fit(stored: Stored, *, several: bool, verbose: bool) -> None:
 
     found = stored.fit
     if several:
-        typer.echo(f"\n{found.label}")
+        typer.echo(f"\n{stored.label}")
     if found.ok:
         verdict(found.verdict, "bad" if stored.kept_out else found.state)
     say(data_line(found.result.data.to_json()))
@@ -346,14 +381,16 @@ def _print_tables(found: "Fit") -> None:
         print_table(tables.bootstrap_table(found.result))
 
 
-def _raise_where_unusable(fits: Iterable[Stored], *, strict: bool, where: str) -> None:
-    for each in fits:
-        found = each.fit
-        place = f"{where} ({found.label})" if found.label else where
-        status, warnings = found.result.status, found.needs_action
-        if not found.ok:
-            raise FitNotUsable(status.sentence, where=place, remedy=status.remedy)
-        if each.kept_out is not None:
-            raise FitNotUsable(each.kept_out.message, where=place, remedy=each.kept_out.remedy)
-        if strict and warnings:
-            raise FitNotUsable(f"--strict: {warnings[0].message}", where=place, remedy=warnings[0].remedy)
+def _raise_where_unusable(fits: Sequence[Stored], *, strict: bool, where: str) -> None:
+    refused = [(each, each.refused) for each in fits if each.refused]
+    if strict:
+        refused += [
+            (each, (f"--strict: {each.fit.needs_action[0].message}", each.fit.needs_action[0].remedy))
+            for each in fits
+            if not each.refused and each.fit.needs_action
+        ]
+    if not refused:
+        return
+    first, (found, remedy) = refused[0]
+    others = f" (and {len(refused) - 1:,} more of {len(fits):,} fits)" if len(refused) > 1 else ""
+    raise FitNotUsable(f"{found}{others}", where=f"{where} ({first.label})" if first.label else where, remedy=remedy)

@@ -3,15 +3,20 @@
 There is one way to declare options: a verb takes a frozen dataclass for each group of them, with the name of its panel
 in the help as a class variable `panel`, and is decorated with `@verb`. Choices are a `Literal`. The first name of an
 option is shown, others are accepted. Options for experts are `hidden=True`: accepted always, shown by `--help-all`.
+
+An option that would do nothing is refused, in one place: `@only_with` names the library's verb, which knows what its
+parameters need (`latfit.api.quantities.Needs`), and adds what only the command line has. What was typed is known from
+the parser, so that an option is refused at its default value too.
 """
 
 import copy
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -19,9 +24,11 @@ import typer
 from typer.core import TyperCommand
 
 from latfit.cli.output import note, progress_bar
+from latfit.errors import WrongUsage
+from latfit.units import MOST_SEED
 
 if TYPE_CHECKING:
-    from latfit.api import ReadOptions
+    from latfit.api import Needs, ReadOptions
     from latfit.trace import CleanTrace
 
 Verb = Callable[..., None]
@@ -69,6 +76,23 @@ def verb(function: Verb) -> Verb:
     return flat
 
 
+def only_with(library: str, *own: "Needs") -> Callable[[Verb], Verb]:
+    """Decorates a verb, below `@verb`, with what its options need: those of the library's verb, and its own."""
+
+    def add(function: Verb) -> Verb:
+        function.needs = lambda: (*_needs_of(library), *own)  # type: ignore[attr-defined]
+        return function
+
+    return add
+
+
+def _needs_of(library: str) -> "Sequence[Needs]":
+    found: Any = import_module("latfit.api")
+    for name in library.split("."):
+        found = getattr(found, name)
+    return tuple(found.needs)
+
+
 def _in_panel(annotation: Any, panel: str | None) -> Any:
     """The annotation of an option with the panel that it is shown in, unless it names one itself."""
     info, kind = annotation.__metadata__[0], _with_choices(annotation.__origin__)
@@ -92,6 +116,15 @@ def _as_texts(value: Any) -> Any:
     return [each.value if isinstance(each, StrEnum) else each for each in value] if isinstance(value, list) else value
 
 
+IN_LIBRARY = {"request_class": "classes", "column_map": "map", "source_format": "format"}
+"""Options whose parameter has another name in the library."""
+
+
+def _refuse_idle_output(typed: Collection[str]) -> None:
+    if {"json", "verbose"} <= set(typed):
+        raise WrongUsage("has no effect: JSON holds everything", where="--verbose", remedy="Leave --verbose out.")
+
+
 class ShownInPanels(TyperCommand):
     """A command whose help shows its options in panels, in the order of declaration, the shared ones last."""
 
@@ -99,6 +132,17 @@ class ShownInPanels(TyperCommand):
         if ALL in args:
             ctx.meta[ALL], args = True, ["--help"]
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        typed = {name for name in ctx.params if ctx.get_parameter_source(name).name not in ("DEFAULT", "DEFAULT_MAP")}
+        names = {IN_LIBRARY.get(name, name) for name in typed}
+        values = {name: _as_texts(value) for name, value in ctx.params.items()}
+        values |= {theirs: values[ours] for ours, theirs in IN_LIBRARY.items() if ours in values}
+        _refuse_idle_output(names)
+        needs = getattr(self.callback, "needs", None)
+        if needs is not None and typed:
+            import_module("latfit.api").refuse_idle(needs(), names, values)
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
@@ -264,7 +308,7 @@ def read_sources(sources: Sequence[str], typed: ReadingOptions, *, quiet: bool) 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and no progress on stderr.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Seed of everything random.")]
 HardwareOption = Annotated[
     Path, typer.Option("--hardware", help="The machine's profile: execution paths with their fits.")
 ]

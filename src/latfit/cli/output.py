@@ -86,9 +86,17 @@ def progress_bar(purpose: str, *, quiet: bool) -> Iterator[Callable[[float, int]
 
 
 def print_json(document: Any) -> None:
+    """On stdout; where its encoding lacks letters, as the escapes that JSON has for them."""
+    import json
+
     from latfit.files import dumps
 
-    typer.echo(dumps(document))
+    text = dumps(document)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeError:
+        text = json.dumps(json.loads(text), indent=1)
+    typer.echo(text)
 
 
 def print_table(table: "Table") -> None:

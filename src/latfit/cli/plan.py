@@ -15,6 +15,7 @@ from latfit.cli.options import (
     PercentileOption,
     SeedOption,
     TokensOption,
+    only_with,
     verb,
 )
 from latfit.errors import SlaOutOfReach
@@ -120,6 +121,7 @@ class FileOptions:
 
 
 @verb
+@only_with("plan")
 def plan(
     sla: Annotated[
         str,

@@ -13,6 +13,7 @@ from latfit.cli.options import (
     OutputOptions,
     PercentileOption,
     TokensOption,
+    only_with,
     verb,
 )
 
@@ -46,6 +47,7 @@ class InputOptions:
 
 
 @verb
+@only_with("report")
 def report(
     inputs: InputOptions = InputOptions(),
     asked: PlanOptions = PlanOptions(),

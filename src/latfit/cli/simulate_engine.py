@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from latfit.cli.options import DEFAULT_HARDWARE, HardwareOption, OutputOptions, SeedOption
+from latfit.cli.options import DEFAULT_HARDWARE, HardwareOption, OutputOptions, SeedOption, only_with
 from latfit.cli.simulate_options import ResultOptions, simulated
 from latfit.cli.simulate_policies import LoadOptions
 from latfit.errors import SlaOutOfReach
@@ -179,6 +179,7 @@ class TargetOptions:
     seed: SeedOption = 0
 
 
+@only_with("simulate_engine")
 def engine(
     limits: EngineOptions = EngineOptions(),
     scheduling: SchedulingOptions = SchedulingOptions(),

@@ -137,8 +137,6 @@ class SweepOptions:
         """Raises WrongUsage."""
         from latfit.simulation import Running
 
-        if self.resume and self.out is None:
-            raise WrongUsage("nothing to resume from", where="--resume", remedy="Name the table with --out.")
         return Running(self.workers, self.backend, self.scheduler)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from latfit.cli.options import OutputOptions, TokensOption
+from latfit.cli.options import OutputOptions, TokensOption, only_with
 from latfit.cli.output import note
 from latfit.cli.simulate_options import MachineOptions, ResultOptions, RunOptions, SweepOptions, simulated
 from latfit.errors import SlaOutOfReach
@@ -129,6 +129,7 @@ class SweepLogOptions:
         return {name.strip(): [each.strip() for each in values.split(",") if each.strip()] for name, _, values in parts}
 
 
+@only_with("simulate")
 def policies(
     policy: PolicyOptions = PolicyOptions(),
     load: LoadOptions = LoadOptions(),

@@ -2,10 +2,11 @@
 
 from dataclasses import asdict
 
-from latfit.cli.options import OutputOptions
+from latfit.cli.options import OutputOptions, only_with
 from latfit.cli.simulate_options import MachineOptions, ResultOptions, RunOptions, SweepOptions, simulated
 
 
+@only_with("simulate_study")
 def study(
     machine: MachineOptions = MachineOptions(),
     run: RunOptions = RunOptions(),

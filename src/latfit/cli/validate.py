@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from latfit.cli.options import OutputOptions, SeedOption, verb
+from latfit.cli.options import OutputOptions, SeedOption, only_with, verb
 from latfit.cli.output import note, print_json, print_table, print_warnings, progress_bar, say, verdict
 from latfit.cli.simulate_engine import EngineOptions, PrefillFitOption
 from latfit.errors import FitNotUsable
@@ -34,6 +34,7 @@ class ComparisonOptions:
 
 
 @verb
+@only_with("validate")
 def validate(
     fit: Annotated[Path, typer.Argument(help="A fit file (NAME.fit.json).", metavar="FIT")],
     requests: Annotated[

@@ -17,6 +17,10 @@ from latfit.trace.table import Trace
 
 Mask = NDArray[np.bool_]
 Literal = str | float
+DEEPEST = 100
+"""Brackets within brackets; each is a few calls deep."""
+SHOWN = 60
+"""Letters of an expression that an error repeats, about the place it is about."""
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -52,6 +56,7 @@ class _Parser:
         self.expression = expression
         self.tokens = self._split()
         self.next = 0
+        self.depth = 0
 
     def parse(self) -> Mask:
         mask = self._either()
@@ -73,8 +78,11 @@ class _Parser:
     def _error(self, reason: str, at: int | None = None) -> WrongUsage:
         if at is None:
             at = self.tokens[self.next][2] if self.next < len(self.tokens) else len(self.expression)
+        begin = 0 if len(self.expression) <= SHOWN else max(0, min(at, len(self.expression)) - SHOWN // 2)
+        shown = self.expression[begin : begin + SHOWN]
+        before, after = "..." if begin else "", "..." if begin + SHOWN < len(self.expression) else ""
         return WrongUsage(
-            f"{reason}, at character {at + 1} of {self.expression!r}",
+            f"{reason}, at character {at + 1} of {before}{shown!r}{after}",
             where="--where",
             remedy="Write comparisons joined by and, or, not, such as: hardware == 'h100' and tp in (4, 8)",
         )
@@ -101,14 +109,21 @@ class _Parser:
         return mask
 
     def _term(self) -> Mask:
-        if self._take("not"):
-            return ~self._term()
-        if self._take("("):
-            mask = self._either()
-            if not self._take(")"):
-                raise self._error("a closing bracket is missing")
-            return mask
-        return self._comparison()
+        negated = False
+        while self._take("not"):
+            negated = not negated
+        mask = self._group() if self._take("(") else self._comparison()
+        return ~mask if negated else mask
+
+    def _group(self) -> Mask:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise self._error(f"more than {DEEPEST} brackets are open")
+        mask = self._either()
+        if not self._take(")"):
+            raise self._error("a closing bracket is missing")
+        self.depth -= 1
+        return mask
 
     def _comparison(self) -> Mask:
         column = self._column()
