@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         simulate as simulate,
         simulate_study as simulate_study,
     )
-    from latfit.api.systems import system_labels as system_labels
     from latfit.api.validations import Validation as Validation, validate as validate
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

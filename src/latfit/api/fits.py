@@ -3,19 +3,29 @@
 import html
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from latfit.api.evaluations import Evaluation
+from latfit.api.many_fits import FitTask, Outcome, all_done, failed
 from latfit.api.predictions import grid_of, predicted, steps_from
 from latfit.api.quantities import library_verb, percent
 from latfit.api.reading import ReadOptions, data_line, read
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
-from latfit.model import FitResult, fit_from_json, read_fit, write_fit
+from latfit.model import DataFacts, FitResult, fit_from_json, read_fit, write_fit
 from latfit.provenance import run_facts
-from latfit.trace import CleanTrace, Trace, check_one_system, data_facts, read_again
+from latfit.trace import (
+    CleanTrace,
+    Trace,
+    check_one_system,
+    data_facts,
+    read_again,
+    system_label,
+    system_labels,
+)
 from latfit.units import number
 from latfit.warning import LatfitWarning
 
@@ -63,7 +73,7 @@ class Fit:
 
     @property
     def label(self) -> str:
-        """Its system as a part of a file's name; empty where the source holds one system."""
+        """Its system as a part of a file's name (see `trace.labels`); empty where the source holds one system."""
         return system_label(self.system)
 
     @property
@@ -162,8 +172,9 @@ class Fit:
         context_tokens: those that the whole step reads.  level: share of steps that the interval is to hold.
         strict: raise BadInput for steps outside what was measured.
 
-        Columns: B, S, T_ms (typical), low_ms, high_ms (NaN where the fit cannot tell), outside_domain, why_outside;
-        `.attrs["notes"]` holds what was taken for granted. Raises WrongUsage, BadInput.
+        Columns: B, S, T_ms (typical), low_ms, high_ms (NaN where the fit cannot tell), outside_domain, why_outside (by
+        how much), why_no_interval (empty where there is one); `.attrs["notes"]` holds what was taken for granted, how
+        far outside the steps lie and why intervals are missing. Raises WrongUsage, BadInput.
         """
         given = {
             "context_tokens": context_tokens,
@@ -257,12 +268,6 @@ def _with_its_path(result: FitResult, path: str | None) -> Fit:
     return found if path else Fit(result, found.system.get("path"))
 
 
-def system_label(system: Mapping[str, str]) -> str:
-    """A system as a part of a file's name: its values, joined by dots."""
-    safe = ("".join(c if c.isalnum() or c in "-_" else "-" for c in value) or "unnamed" for value in system.values())
-    return ".".join(safe)
-
-
 def as_fit(source: Any, *, seed: int = 0, **reading: Unpack[ReadOptions]) -> Fit:
     """A fit from what stands for one: a Fit, a FitResult, a `.fit.json` file; else a fit of what can be read.
 
@@ -319,8 +324,7 @@ def fit(
     named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
     options = _options(named, fix, bounds, prior, seed)
     doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
-    ((system, rows),) = steps.systems
-    found = _fitted(steps, system, rows, path, options, doubt)
+    (found,) = _fitted(steps, path, options, doubt).values()
     if not found.ok:
         status = found.result.status
         raise FitNotUsable(status.sentence, where=steps.name, remedy=status.remedy)
@@ -344,20 +348,22 @@ def fit_each(
     resample: str | None = None,
     seed: int = 0,
     path: str | None = None,
+    made: Callable[[str, Fit], None] | None = None,
     **reading: Unpack[ReadOptions],
 ) -> dict[str, Fit]:
     """A fit of every system (hardware, model, tp, path) of a source, by its label; see `fit` for the options.
 
-    path: the execution path of steps that name none, or of each system by its columns: "{hardware}-tp{tp}". A fit that
-    cannot be used (`.ok`) is among them and says why. Raises WrongUsage, BadInput.
+    path: the execution path of steps that name none, or of each system by its columns: "{hardware}-tp{tp}".  made:
+    called with (label, fit) as each is there, in any order: many are made at once, on all processor cores. A fit that
+    cannot be used (`.ok`) or that an error ended is among them and says why. Raises WrongUsage, BadInput, and the error
+    that ended every one of them.
     """
     steps = read(source, **reading)
     check_paths(path, steps)
     named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
     options = _options(named, fix, bounds, prior, seed)
     doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
-    fits = [_fitted(steps, system, rows, path, options, doubt) for system, rows in steps.systems]
-    return {found.label or found.path or "all": found for found in fits}
+    return _fitted(steps, path, options, doubt, made)
 
 
 def _options(
@@ -407,20 +413,52 @@ def _checked_priors(prior: Ranges | None) -> dict[str, tuple[float, float]]:
 
 def _fitted(
     steps: CleanTrace,
-    system: Mapping[str, str],
-    rows: Trace,
     path: str | None,
     options: "FitOptions",
     doubt: "DoubtOptions",
-) -> Fit:
-    from latfit.fitting import fit_trace
-
+    made: Callable[[str, Fit], None] | None = None,
+) -> dict[str, Fit]:
+    """A fit of each system by its label, in the order of the systems. Raises the error that ended every one of them."""
+    systems = steps.systems
+    labels = system_labels([system for system, _ in systems])
     origin = {**run_facts(options.seed), "trace": dict(steps.trace.provenance)}
-    found = fit_trace(rows, options, doubt=doubt, data=data_facts(steps, system, rows), provenance=origin)
-    named = path.format_map(system) if path and NAMED_BY in path else None
-    if named is None:
-        named = str(rows["path"][0]) if "path" in rows else path or steps.path
-    return Fit(found, named, rows)
+    alone = len(systems) == 1
+
+    def task(number: int) -> FitTask:
+        system, rows = systems[number]
+        inside = doubt if alone else replace(doubt, progress=None)
+        return FitTask(rows, options, inside, data_facts(steps, system, rows), origin)
+
+    fits: dict[int, Fit] = {}
+    errors: dict[int, Exception] = {}
+    with closing(all_done(task, len(systems))) as outcomes:
+        for number, outcome in outcomes:
+            if isinstance(outcome, Exception):
+                errors[number] = outcome
+            system, rows = systems[number]
+            fits[number] = found = Fit(_record(outcome, task(number)), _path_of(steps, system, rows, path), rows)
+            if made is not None:
+                made(labels[number] or found.path or "all", found)
+            if doubt.progress is not None and not alone:
+                doubt.progress(len(fits), len(systems))
+    if len(errors) == len(systems):
+        raise errors[0]
+    return {labels[number] or fits[number].path or "all": fits[number] for number in range(len(systems))}
+
+
+def _record(outcome: Outcome, task: FitTask) -> FitResult:
+    """The fit, or what is told of one that an error ended, with what it would have been made from."""
+    if isinstance(outcome, FitResult):
+        return outcome
+    facts = DataFacts.from_json(task.data)
+    return replace(failed(task.options.model, outcome), data=facts, provenance=task.provenance)
+
+
+def _path_of(steps: CleanTrace, system: Mapping[str, str], rows: Trace, path: str | None) -> str | None:
+    """The execution path that a system's fit belongs to."""
+    if path and NAMED_BY in path:
+        return path.format_map(system)
+    return str(rows["path"][0]) if "path" in rows else path or steps.path
 
 
 NAMED_BY = "{"

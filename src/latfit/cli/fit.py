@@ -279,9 +279,9 @@ def _without_endings(source: str) -> str:
 
 def _check_targets(steps: "CleanTrace", targets: TargetOptions) -> None:
     """Unwritable targets and a broken hardware profile are found before the work, not after it."""
-    from latfit.api import system_labels
     from latfit.files import check_writable
     from latfit.hardware import read_hardware
+    from latfit.trace import system_labels
 
     for label in system_labels([system for system, _ in steps.systems]):
         check_writable(targets.file(steps.sources[0].name, label))

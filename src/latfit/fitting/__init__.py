@@ -7,9 +7,11 @@ from latfit._face import face
 if TYPE_CHECKING:
     from latfit.fitting.diagnostics.warnings import keeps_out as keeps_out
     from latfit.fitting.fit import fit_trace as fit_trace, solved as solved
+    from latfit.fitting.model_selection import is_auto as is_auto
     from latfit.fitting.prediction import Change as Change, change as change, evaluate as evaluate, predict as predict
     from latfit.fitting.problem import FitOptions as FitOptions
     from latfit.fitting.sensitivity import Sensitivity as Sensitivity, sensitivity_of as sensitivity_of
+    from latfit.fitting.shortlist import Shortlist as Shortlist, shortlist_of as shortlist_of
     from latfit.fitting.uncertainty.intervals import DoubtOptions as DoubtOptions
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

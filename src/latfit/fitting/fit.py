@@ -283,6 +283,7 @@ def _stated(options: FitOptions) -> dict[str, Any]:
         "solver": options.solver,
         "priors": {name: list(prior) for name, prior in options.priors.items()},
         "weights": options.weights,
+        **({"candidates": list(options.candidates)} if options.candidates else {}),
     }
 
 

@@ -284,7 +284,9 @@ def candidates_for(data: Rows, experts: bool = False) -> list[str]:
 def select_model(data: FitData, options: FitOptions) -> Selection:
     """The candidate to use for a clean trace of one system. Raises WrongUsage for parameters that no candidate has."""
     sample = _sample(data, options.seed)
-    names = _possible(candidates_for(data, options.model.endswith(MOE)), options)
+    wanted = options.candidates
+    carried = [name for name in candidates_for(data, options.model.endswith(MOE)) if not wanted or name in wanted]
+    names = _possible(carried, options)
     folds = fold_schemes(sample, options.seed)
     entries = _entered(sample, names, options, folds)
     if not entries or ("linear" in names and "linear" not in entries):
@@ -296,7 +298,8 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
         if more and more["saturation"].score.mape_pct < FAR_BETTER * entries[name].score.mape_pct:
             entries, name = entries | more, "saturation"
     concave, plain = f"{name}{MOE}", entries[name].score
-    if concave in FAMILY and concave not in names and len(sample) >= ROWS_FOR_EXPERTS:
+    asked = concave not in names and (not wanted or concave in wanted)
+    if concave in FAMILY and asked and len(sample) >= ROWS_FOR_EXPERTS:
         more = _entered(sample, [concave], options, folds)
         if more and _pays(more[concave].score, plain):
             entries, name = entries | more, concave

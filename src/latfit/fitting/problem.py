@@ -225,7 +225,8 @@ SOLVERS = ("separable", "trf")
 class FitOptions:
     """What a user may choose. model: a name, or auto (see `model_selection`); fixed: {parameter: value}; bounds:
     {parameter: (low, high)}, priors: {parameter: (mean, standard deviation)}, each in the parameter's unit; solver: see
-    SOLVERS; weights: see WEIGHTS."""
+    SOLVERS; weights: see WEIGHTS; candidates: the models that auto compares, without any all that the columns can
+    carry."""
 
     model: str = "auto"
     loss: str = "huber"
@@ -237,6 +238,7 @@ class FitOptions:
     solver: str = "separable"
     priors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     weights: str = "rows"
+    candidates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

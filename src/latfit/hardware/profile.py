@@ -103,10 +103,11 @@ def profile_from_json(document: Any, where: str) -> HardwareProfile:
     )
 
 
-def add_path(target: Path, path: ExecutionPath) -> HardwareProfile:
-    """Enter `path` into the profile at `target`, which is made where there is none; other paths stay as they are."""
-    known = read_hardware(target) if target.exists() else HardwareProfile()
-    profile = known.with_path(path)
+def add_path(target: Path, *paths: ExecutionPath) -> HardwareProfile:
+    """Enter `paths` into the profile at `target`, which is made where there is none; others stay as they are."""
+    profile = read_hardware(target) if target.exists() else HardwareProfile()
+    for path in paths:
+        profile = profile.with_path(path)
     write_json(target, profile.to_json())
     return profile
 

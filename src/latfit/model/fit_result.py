@@ -80,6 +80,7 @@ class FitStatus(Enum):
         "The fit is usable with caution: the search for the optimum was ended at its step limit.",
         "Hold a parameter with --fix, or give --bounds; predictions are checked on held-out steps all the same.",
     )
+    FAILED = (False, "An error ended the fit.", "Fit its steps alone with --where.")
 
     @property
     def ok(self) -> bool:

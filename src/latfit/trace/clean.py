@@ -105,10 +105,13 @@ class Rule:
             return used & self.find(trace, options)
         found = np.zeros(len(trace), dtype=bool)
         system = trace.system_numbers() if self.compares else np.zeros(len(trace), dtype=np.intp)
+        rows = np.flatnonzero(used)
+        rows = rows[np.argsort(system[rows], kind="stable")]
         compared = trace.only(self.columns)
-        for one in np.flatnonzero(np.bincount(system[used])):
-            rows = np.flatnonzero(used & (system == one))
-            found[rows] = self.find(compared if len(rows) == len(trace) else compared.select(rows), options)
+        compared = compared if len(rows) == len(trace) and not system.any() else compared.select(rows)
+        ends = (np.flatnonzero(np.diff(system[rows], append=-1)) + 1).tolist()
+        for begin, end in zip([0, *ends], ends, strict=False):
+            found[rows[begin:end]] = self.find(compared.part(begin, end), options)
         return found
 
     def only_marks(self, options: CleanOptions) -> bool:

@@ -98,18 +98,32 @@ class Trace:
             yield {}, self
             return
         number = self.system_numbers()
-        for one in range(number.max() + 1):
-            rows = np.flatnonzero(number == one)
-            yield {name: str(self[name][rows[0]]) for name in varying}, self.select(rows)
+        order = np.argsort(number, kind="stable")
+        ends = np.cumsum(np.bincount(number))
+        ordered = self.select(order)
+        for begin, end in zip([0, *ends.tolist()], ends.tolist(), strict=False):
+            rows = ordered.part(begin, end)
+            yield {name: str(rows[name][0]) for name in varying}, rows
+
+    def part(self, begin: int, end: int) -> "Trace":
+        """The rows from `begin` to `end`, which are not copied."""
+        # labels of a few rows are sooner looked for again than those of all rows kept with them
+        codes = {
+            name: (code[begin:end], values) for name, (code, values) in self.codes.items() if len(values) <= end - begin
+        }
+        return Trace({name: column[begin:end] for name, column in self.columns.items()}, self.provenance, codes)
 
     def system_numbers(self) -> NDArray[np.intp]:
         """Which system each row belongs to (n,): 0, 1, ... in order of first appearance."""
-        columns = [self[name].tolist() for name in self._identity()]
-        if not columns:
-            return np.zeros(len(self), dtype=np.intp)
-        keys = list(zip(*columns, strict=True))
-        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-        return np.fromiter((number[key] for key in keys), dtype=np.intp, count=len(keys))
+        key = np.zeros(len(self), dtype=np.intp)
+        for name in self._identity():
+            values, place = self._distinct(name)
+            key = np.unique(key * len(values) + place, return_inverse=True)[1].ravel()
+        first = np.full(int(key.max(initial=-1)) + 1, len(key), dtype=np.intp)
+        np.minimum.at(first, key, np.arange(len(key)))
+        rank = np.empty(len(first), dtype=np.intp)
+        rank[np.argsort(first)] = np.arange(len(first))
+        return rank[key]
 
     def labels(self) -> dict[str, Array]:
         """Columns that have no meaning of their own here: what the source brought along."""
@@ -117,7 +131,16 @@ class Trace:
 
     def _identity(self) -> list[str]:
         """The identity columns that vary."""
-        return [name for name in IDENTITY if name in self and len(set(self[name].tolist())) > 1]
+        return [name for name in IDENTITY if name in self and len(self._distinct(name)[0]) > 1]
+
+    def _distinct(self, name: str) -> tuple[Sequence[Any], Array]:
+        """The different values of a column, and which of them each row has (n,). What is not a number is one value."""
+        if self[name].dtype == object:
+            code, values = self.coded(name)
+            there = np.unique(code)  # of selected rows, not every value is there
+            return [values[i] for i in there], np.searchsorted(there, code)
+        distinct, place = np.unique(self[name], return_inverse=True)
+        return distinct.tolist(), place.ravel()
 
 
 def concatenated(parts: Sequence[Trace], names: Sequence[str]) -> Trace:

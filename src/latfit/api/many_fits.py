@@ -1,0 +1,210 @@
+"""Fits of many systems, each on a processor core of its own.
+
+A fit is thousands of short NumPy calls, which threads of one interpreter would make one after another. So processes
+make them: they are sent the rows of a system through a pipe, send back its fit, and end when their pipe does. They are
+started as programs of their own and in a session of their own: they do not import the user's script again, inherit no
+locks, and a Ctrl-C reaches this process alone, which has then kept what is done.
+
+With `auto`, most systems of one source have the same model, and most of the work is to try others. So the first
+`PROBED` systems, drawn from all, are fitted with every candidate. For the others only those remain that won some of
+these, and the references (see `fitting.shortlist`). A system whose held-out error is then above those of the first ones
+is fitted with every candidate too.
+"""
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from subprocess import DEVNULL, PIPE, Popen
+from typing import TYPE_CHECKING, Any
+
+from latfit.errors import LatfitError, first_line
+from latfit.model import FitResult, FitStatus
+from latfit.trace import Trace
+from latfit.warning import LatfitWarning
+
+if TYPE_CHECKING:
+    from latfit.fitting import DoubtOptions, FitOptions, Shortlist
+
+SERVE = "from latfit.api.many_fits import serve; serve()"
+SEVERAL = 8
+"""Systems from which it pays to start processes, which takes each half a second."""
+
+PROBED, MANY = 32, 100
+"""Systems that are fitted with every candidate, and from how many systems on the others are not."""
+
+
+Outcome = FitResult | Exception
+"""A fit, or what ended it."""
+Outcomes = Generator[tuple[int, Outcome]]
+"""Number of a system and what became of it, as it does."""
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """What a process needs to know to fit one system. shortlist: the models to try, None for every one."""
+
+    rows: Trace
+    options: "FitOptions"
+    doubt: "DoubtOptions"
+    data: dict[str, Any]
+    provenance: dict[str, Any]
+    shortlist: "Shortlist | None" = None
+
+    def done(self) -> Outcome:
+        """The fit, or the error that ended it."""
+        from latfit.fitting import fit_trace
+
+        facts: dict[str, Any] = {"doubt": self.doubt, "data": self.data, "provenance": self.provenance}
+        try:
+            if self.shortlist is not None:
+                options = replace(self.options, candidates=self.shortlist.models)
+                found = fit_trace(self.rows, options, **facts)
+                if self.shortlist.holds(found):
+                    return found
+            return fit_trace(self.rows, self.options, **facts)
+        except Exception as error:  # noqa: BLE001  whatever it is, it ends this fit and not the others
+            return error
+
+
+def failed(model: str, error: Exception) -> FitResult:
+    """The record of a fit that an error ended."""
+    told, remedy = f"{type(error).__name__}: {first_line(error)}", FitStatus.FAILED.remedy
+    if isinstance(error, LatfitError):
+        told, remedy = error.found, error.remedy
+    return FitResult(model, FitStatus.FAILED, {}, warnings=[LatfitWarning("failed", told, remedy)])
+
+
+@dataclass
+class _Workers:
+    """Processes that make fits, as many as are waited for at once."""
+
+    free: SimpleQueue["Popen[bytes]"] = field(default_factory=SimpleQueue)
+    running: list["Popen[bytes]"] = field(default_factory=list)
+
+    def fit(self, task: FitTask) -> Outcome:
+        try:
+            process = self.free.get_nowait()
+        except Empty:
+            process = self._started()
+        try:
+            found = _asked(process, task)
+        except (OSError, EOFError, pickle.PickleError):
+            process.kill()
+            return RuntimeError("the process that made the fit has ended")
+        self.free.put(process)
+        return found
+
+    def _started(self) -> "Popen[bytes]":
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        process = Popen(
+            [sys.executable, "-P", "-c", SERVE],
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+        self.running.append(process)
+        return process
+
+    def end(self) -> None:
+        """Kill them: who waits for an answer is told so by the end of the pipe."""
+        for process in self.running:
+            process.kill()
+            process.wait()
+
+
+def _asked(process: "Popen[bytes]", task: FitTask) -> Outcome:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    pickle.dump(task, process.stdin, protocol=5)
+    process.stdin.flush()
+    found: Outcome = pickle.load(process.stdout)
+    return found
+
+
+def serve() -> None:
+    """Make the fits that come in on standard input, until it ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    while True:
+        try:
+            task: FitTask = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        answers.write(_pickled(task.done()))
+        answers.flush()
+
+
+def _pickled(found: Outcome) -> bytes:
+    """What another process can read, also of errors that do not say how they are made again."""
+    try:
+        pickle.loads(content := pickle.dumps(found, protocol=5))
+    except Exception as error:  # noqa: BLE001  what an error of another library is made from, nobody knows
+        return pickle.dumps(RuntimeError(f"{type(found).__name__}: {first_line(error)}"), protocol=5)
+    return content
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def all_done(task: Callable[[int], FitTask], systems: int, workers: int | None = None) -> Outcomes:
+    """What becomes of each system, as it is done. task: what is to be fitted, made when its turn comes.
+
+    workers: processes that fit; without it one a core where the systems are several, else none.
+    """
+    workers = (cores() if systems >= SEVERAL else 1) if workers is None else workers
+    first = _spread(systems) if systems >= MANY and _chooses(task(0)) else []
+    probed: list[FitResult] = []
+    for number, found in _in_parallel(task, first, workers):
+        probed += [found] if isinstance(found, FitResult) else []
+        yield number, found
+    rest = sorted(set(range(systems)) - set(first))
+    yield from _in_parallel(_narrowed(task, probed), rest, workers)
+
+
+def _chooses(task: FitTask) -> bool:
+    from latfit.fitting import is_auto
+
+    return is_auto(task.options.model)
+
+
+def _spread(systems: int) -> list[int]:
+    """Numbers of the systems that are fitted first, evenly from all."""
+    return [(2 * i + 1) * systems // (2 * PROBED) for i in range(PROBED)]
+
+
+def _narrowed(task: Callable[[int], FitTask], probed: Sequence[FitResult]) -> Callable[[int], FitTask]:
+    from latfit.fitting import shortlist_of
+
+    short = shortlist_of(probed)
+    return task if short is None else lambda number: replace(task(number), shortlist=short)
+
+
+def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers: int) -> Outcomes:
+    if workers < 2 or len(numbers) < 2:
+        yield from ((number, task(number).done()) for number in numbers)
+        return
+    started, waiting = _Workers(), iter(numbers)
+    running: dict[Future[Outcome], int] = {}
+    with ThreadPoolExecutor(workers) as threads:
+        try:
+            while True:
+                # one more than are at work, so that none of them waits
+                while len(running) <= workers and (number := next(waiting, None)) is not None:
+                    running[threads.submit(started.fit, task(number))] = number
+                if not running:
+                    return
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(done), done.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            started.end()

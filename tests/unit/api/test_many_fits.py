@@ -1,0 +1,115 @@
+"""Fits of many systems: the same as one by one, on several processes, and what fails is told."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import latfit
+from latfit.api import many_fits
+from latfit.cli.app import run
+from latfit.errors import BadInput, WrongUsage
+from latfit.fitting.problem import FitOptions
+from latfit.fitting.uncertainty.intervals import DoubtOptions
+from latfit.hardware.profile import read_hardware
+from latfit.trace.table import Trace
+
+Captured = pytest.CaptureFixture[str]
+SYSTEMS, ROWS = 12, 24
+
+
+def planted(systems: int = SYSTEMS) -> dict[str, Any]:
+    """T = (i + 1) (3 + 0.1 B + 0.02 S) of system i, rows of all systems in any order."""
+    rng = np.random.default_rng(1)
+    number = rng.permutation(np.repeat(np.arange(systems), ROWS))
+    B = rng.integers(1, 33, len(number))
+    S = B + rng.integers(0, 500, len(number))
+    T = (number + 1) * (3 + 0.1 * B + 0.02 * S) * np.exp(0.01 * rng.standard_normal(len(number)))
+    return {"B": B, "S": S, "T_ms": T, "model": np.array([f"m/{i}" for i in number], dtype=object)}
+
+
+def test_processes_give_the_fits_that_one_gives() -> None:
+    columns = planted()
+    told: list[str] = []
+    progress: list[tuple[float, int]] = []
+    fits = latfit.fit_each(
+        columns,
+        model="linear",
+        made=lambda label, found: told.append(label),
+        progress=lambda *done: progress.append(done),
+    )
+    assert sorted(told) == sorted(fits)
+    assert progress[-1] == (SYSTEMS, SYSTEMS)
+    assert list(fits) == [f"m%2F{i}" for i in dict.fromkeys(int(name[2:]) for name in columns["model"])]
+    for label, found in fits.items():
+        rows = columns["model"] == label.replace("%2F", "/")
+        alone = latfit.fit({name: column[rows] for name, column in columns.items()}, model="linear")
+        assert found.result.parameters == alone.result.parameters
+        scale = int(label.removeprefix("m%2F")) + 1
+        assert found.result.parameters["tau_S"].value == pytest.approx(0.02 * scale, rel=0.05)
+
+
+def test_a_system_that_cannot_be_fitted_does_not_take_the_others_along(in_tmp: Path, capsys: Captured) -> None:
+    columns = planted()
+    few = np.flatnonzero((columns["model"] != "m/3") | (np.cumsum(columns["model"] == "m/3") <= 1))
+    columns = {name: column[few] for name, column in columns.items()}
+    fits = latfit.fit_each(columns, model="linear")
+    assert [label for label, found in fits.items() if not found.ok] == ["m%2F3"]
+    Trace(columns).to_pandas().to_csv("many.csv", index=False)
+    assert run(["fit", "many.csv", "--each", "--model", "linear", "--path", "{model}"]) == 4
+    told = capsys.readouterr()
+    assert "m%2F3: There are fewer rows" in told.out
+    assert len(list(in_tmp.glob("many.*.fit.json"))) == SYSTEMS - 1
+
+
+def test_an_error_in_one_fit_is_recorded_and_one_in_all_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = planted(3)
+    whole = many_fits.FitTask.done
+
+    def done(task: many_fits.FitTask) -> many_fits.Outcome:
+        if task.data["system"] == {"model": "m/1"}:
+            return BadInput("no good", remedy="Make it better.")
+        return whole(task)
+
+    monkeypatch.setattr(many_fits.FitTask, "done", done)
+    fits = latfit.fit_each(columns, model="linear")
+    assert {label: found.ok for label, found in fits.items()} == {"m%2F0": True, "m%2F1": False, "m%2F2": True}
+    assert [each.message for each in fits["m%2F1"].warnings] == ["no good"]
+    with pytest.raises(WrongUsage, match="k_Z"):
+        latfit.fit_each(columns, model="linear", fix={"k_Z": 1.0})
+
+
+def test_what_is_done_stays_when_a_user_stops_it(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Trace(planted()).to_pandas().to_csv("many.csv", index=False)
+    outcomes = many_fits.all_done
+
+    def stopped(*given: Any) -> Any:
+        for done, outcome in enumerate(outcomes(*given)):
+            if done == 5:
+                raise KeyboardInterrupt
+            yield outcome
+
+    monkeypatch.setattr("latfit.api.fits.all_done", stopped)
+    assert run(["fit", "many.csv", "--each", "--model", "linear", "--path", "{model}"]) == 130
+    assert len(list(in_tmp.glob("many.*.fit.json"))) == 5
+    assert len(read_hardware(Path("hardware.json")).paths) == 5
+
+
+def test_a_process_that_dies_costs_its_system_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_fits, "SERVE", "import sys; sys.exit(1)")
+    task = many_fits.FitTask(Trace(planted(1)), FitOptions("linear"), DoubtOptions(), {}, {})
+    outcomes = dict(many_fits.all_done(lambda number: task, 3, workers=2))
+    assert len(outcomes) == 3
+    assert all(isinstance(outcome, RuntimeError) for outcome in outcomes.values())
+
+
+def test_models_that_never_won_are_not_tried_on_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_fits, "MANY", 6)
+    monkeypatch.setattr(many_fits, "PROBED", 3)
+    fits = latfit.fit_each(planted(6), weights="rows")
+    asked = [found.result.provenance["fit_options"].get("candidates") for found in fits.values()]
+    narrowed = [names for names in asked if names]
+    assert all({"constant", "linear", "saturation"} <= set(names) for names in narrowed)
+    assert sum(names is None for names in asked) >= 3
+    assert narrowed
