@@ -1,60 +1,272 @@
-"""Files that appear whole or not at all, and errors of the file system in a user's words."""
+"""Files that appear whole or not at all, and errors of the file system in a user's words.
+
+A file is written beside its place and moved there in one step: after a full disk or a `kill -9` at any moment it holds
+the old content or the new. A file that is read, changed and written back goes through `rewrite`: writers take turns by
+a lock of the system, which ends with its holder, and write only what was made of the content that is still there. Where
+a file system has no locks, that second check is all there is.
+"""
 
 import errno
+import functools
 import json
 import math
 import os
+import stat
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from latfit.errors import BadInput, TargetNotWritable
+from latfit.errors import TargetNotWritable
+from latfit.provenance import command_line
+
+if sys.platform != "win32":
+    import fcntl
 
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 """Read once, while the program has one thread: reading it means setting it for an instant."""
 
+TEMPORARY = (".latfit-", ".part")
+"""How the names of files begin and end that are not in their place yet."""
+STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+ABANDONED_S, ABANDONED_WITHOUT_LOCKS_S = 60.0, 86_400.0
+LOCK = ".latfit.lock"
+"""Beside a file while it is rewritten; says who does it."""
+SAID_AFTER_S, GIVEN_UP_AFTER_S, POLL_S = 2.0, 60.0, 0.005
+TRIES = 100
+
 
 def check_writable(target: Path) -> None:
     """Fail now, before a long run, where `target` could not be written at its end."""
-    folder = target.parent
-    if target.is_dir():
-        raise TargetNotWritable("is a folder", where=str(target), remedy="Name a file inside it.")
-    if not folder.is_dir():
-        raise TargetNotWritable("its folder does not exist", where=str(target), remedy=f"Make it: mkdir -p {folder}")
-    with _file_system_errors(target):
-        descriptor, probe = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.")
-        os.close(descriptor)
-        os.unlink(probe)
+    with file_system_errors(target):
+        place = _place(target)
+        if place.is_dir():
+            raise TargetNotWritable("is a folder", where=str(target), remedy="Name a file inside it.")
+        if not place.parent.is_dir():
+            raise TargetNotWritable(
+                "its folder does not exist", where=str(target), remedy=f"Make it: mkdir -p {place.parent}"
+            )
+        if place.exists() and not os.access(place, os.W_OK):
+            raise TargetNotWritable("is read-only", where=str(target), remedy=f"chmod u+w {target}")
+        if not _is_special(place):
+            with _temporary(place.parent):
+                pass
 
 
 def write_whole(target: Path, write: Callable[[BinaryIO], None]) -> None:
     """Let `write` fill a temporary neighbour of `target`, then move it into place in one step.
 
-    Whatever goes wrong on the way, `target` keeps its old content and no half file stays behind.
+    Whatever goes wrong on the way, `target` keeps its old content and no half file stays behind. A file keeps its mode,
+    a link stays one and its target is replaced. A device or a pipe gets the content when all of it is there.
     """
     check_writable(target)
-    with _file_system_errors(target):
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        partial = Path(name)
+    with file_system_errors(target):
+        _replace(_place(target), write)
+
+
+def rewrite(target: Path, content: Callable[[], str]) -> None:
+    """Replace the text in `target` by `content()`, which reads it, so that no other writer's change in between is lost.
+
+    Writers in one folder take turns. What was changed by others all the same (an editor, a file system without locks)
+    is seen before the new content takes its place, and `content` is called again.
+    """
+    check_writable(target)
+    with file_system_errors(target):
+        place = _place(target)
+        with _turn(place):
+            for _ in range(TRIES):
+                before = _version(place)
+                text = content().encode()
+                if _replace(place, lambda stream: _fill(stream, text), lambda: _version(place) == before):  # noqa: B023
+                    return
+    raise TargetNotWritable(
+        f"changed {TRIES} times while it was written", where=str(target), remedy="End what else writes it."
+    )
+
+
+def lock(descriptor: int) -> bool | None:
+    """Whether this process alone holds the open file from now on, until it closes it or dies.
+
+    None where the file system has no locks.
+    """
+    if sys.platform == "win32":
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _place(target: Path) -> Path:
+    """Where the content of `target` lies: at the end of its links, or an open stream of this process."""
+    if str(target).startswith(STREAMS):
+        return target
+    place = Path(os.path.realpath(target))
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return place
+
+
+def _is_special(place: Path) -> bool:
+    """Whether it is there and cannot be replaced: a device, a pipe, an open stream."""
+    return place.exists() and (not place.is_file() or str(place).startswith(STREAMS))
+
+
+def _replace(place: Path, write: Callable[[BinaryIO], None], allowed: Callable[[], bool] = lambda: True) -> bool:
+    """Put what `write` writes in the place, if that is still allowed once it is written; whether it was."""
+    if _is_special(place):
+        whole = BytesIO()
+        write(whole)
+        with place.open("ab") as stream:
+            stream.write(whole.getbuffer())
+        return True
+    _remove_abandoned(place.parent)
+    with _temporary(place.parent) as (stream, partial):
+        write(stream)
+        stream.flush()
+        _take_after(place, partial)
+        os.fsync(stream.fileno())
+        if not allowed():
+            return False
+        partial.replace(place)
+    _sync_folder(place.parent)
+    return True
+
+
+@contextmanager
+def _temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    """A new file, locked while its writer lives, and gone at the end unless it was moved."""
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix=TEMPORARY[0], suffix=TEMPORARY[1])
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            lock(descriptor)
+            yield stream, Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+@functools.cache
+def _remove_abandoned(folder: Path) -> None:
+    """Temporaries whose writers were killed, once a process: nobody holds them, nobody has written them for a while."""
+    for left in folder.glob("*".join(TEMPORARY)):
+        with suppress(OSError), left.open("r+b") as stream:
+            free = lock(stream.fileno())
+            patience_s = ABANDONED_S if free else ABANDONED_WITHOUT_LOCKS_S
+            if free is not False and time.time() - left.stat().st_mtime > patience_s:
+                left.unlink()
+
+
+def _take_after(place: Path, partial: Path) -> None:
+    """Mode and, as far as the system allows it, owner and group of the file that is replaced."""
+    try:
+        before = place.stat()
+    except FileNotFoundError:
+        partial.chmod(0o666 & ~_UMASK)
+        return
+    if sys.platform != "win32":
+        for owner in ((-1, before.st_gid), (before.st_uid, -1)):
+            with suppress(PermissionError):
+                os.chown(partial, *owner)
+    partial.chmod(stat.S_IMODE(before.st_mode))
+
+
+def _sync_folder(folder: Path) -> None:
+    """A name that was moved is on the disk only when its folder is; some file systems cannot say."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            with os.fdopen(descriptor, "wb") as stream:
-                write(stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            partial.chmod(0o666 & ~_UMASK)
-            partial.replace(target)
+            os.fsync(descriptor)
         finally:
-            partial.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def _version(place: Path) -> tuple[int, int, int] | None:
+    """What differs once somebody has written the file; None where there is none."""
+    try:
+        found = place.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@contextmanager
+def _turn(place: Path) -> Iterator[None]:
+    """This process alone rewrites files in the folder of `place`."""
+    sidecar = place.with_name(LOCK)
+    descriptor = _wait_for(sidecar, place)
+    try:
+        yield
+    finally:
+        # Gone before it is free: who waits for this file sees that it is not the one in the folder any more.
+        with suppress(OSError):
+            sidecar.unlink()
+        os.close(descriptor)
+
+
+def _wait_for(sidecar: Path, place: Path) -> int:
+    """The open lock file, once it is ours. Raises TargetNotWritable where another process keeps it too long."""
+    begun, told = time.monotonic(), False
+    while True:
+        descriptor = _opened(sidecar)
+        try:
+            if _is_ours(descriptor, sidecar):
+                return descriptor
+            holder = os.read(descriptor, 500).decode(errors="replace") or "another process"
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        waited = time.monotonic() - begun
+        if waited > GIVEN_UP_AFTER_S:
+            raise TargetNotWritable(
+                f"is being changed by {holder} for more than {GIVEN_UP_AFTER_S:.0f} s",
+                where=str(place),
+                remedy="Wait for it or end it, then repeat the command.",
+            )
+        if waited > SAID_AFTER_S and not told:
+            import logging
+
+            logging.getLogger(__name__).warning("Waiting for %s, which %s changes.", place, holder)
+            told = True
+        time.sleep(POLL_S)
+
+
+def _opened(sidecar: Path) -> int:
+    try:
+        return os.open(sidecar, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:  # another user's, left by a kill
+        return os.open(sidecar, os.O_RDONLY)
+
+
+def _is_ours(descriptor: int, sidecar: Path) -> bool:
+    """Lock the file if nobody has; that it is still the one in the folder counts, not one that was just removed."""
+    if lock(descriptor) is False:
+        return False
+    try:
+        if not os.path.samestat(os.fstat(descriptor), sidecar.stat()):
+            return False
+    except FileNotFoundError:
+        return False
+    with suppress(OSError):
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} ({command_line()})".encode())
+    return True
+
+
+def _fill(stream: BinaryIO, content: bytes) -> None:
+    stream.write(content)
 
 
 def write_bytes(target: Path, content: bytes) -> None:
-    def fill(stream: BinaryIO) -> None:
-        stream.write(content)
-
-    write_whole(target, fill)
+    write_whole(target, lambda stream: _fill(stream, content))
 
 
 def write_text(target: Path, text: str) -> None:
@@ -70,20 +282,6 @@ def dumps(document: Any) -> str:
     return json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def read_json(source: Path, *, what: str, made_by: str) -> Any:
-    """The document in `source`; `made_by` names the command that makes such a file, for the error."""
-    try:
-        return json.loads(source.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(f"no such {what}", where=str(source), remedy=f"Make one with `{made_by}`.") from None
-    except OSError as error:
-        raise unreadable(source, error) from None
-    except ValueError as error:
-        raise BadInput(
-            f"not a {what} ({error})", where=str(source), remedy=f"Make it again with `{made_by}`."
-        ) from None
-
-
 def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,15 +289,6 @@ def make_folder(folder: Path) -> None:
         raise TargetNotWritable(
             f"the folder cannot be made ({error.strerror})", where=str(folder), remedy="Choose another folder."
         ) from None
-
-
-def unreadable(source: Path, error: OSError) -> BadInput:
-    """The error for a file that is there in name only, or not at all."""
-    if isinstance(error, FileNotFoundError):
-        return BadInput("no such file", where=str(source), remedy="Check the name; paths are relative to this folder.")
-    if isinstance(error, IsADirectoryError):
-        return BadInput("is a folder", where=str(source), remedy="Name a file inside it.")
-    return BadInput(f"cannot be read ({error.strerror or error})", where=str(source), remedy="Check its permissions.")
 
 
 def _finite(value: Any) -> Any:
@@ -115,7 +304,8 @@ def _finite(value: Any) -> Any:
 
 
 @contextmanager
-def _file_system_errors(target: Path) -> Iterator[None]:
+def file_system_errors(target: Path) -> Iterator[None]:
+    """Errors of the system while `target` is written, as TargetNotWritable."""
     try:
         yield
     except OSError as error:

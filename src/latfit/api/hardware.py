@@ -1,7 +1,8 @@
 """What machines can do: execution paths by name, from fits or nominal numbers, as every decision takes them."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial, reduce
 from html import escape
 from pathlib import Path
 from types import MappingProxyType
@@ -15,10 +16,12 @@ from latfit.hardware import (
     ExecutionPath,
     HardwareProfile,
     beside_the_fit,
+    change_hardware,
     nominal_path,
     parse_nominal,
     profile_from_json,
     read_hardware,
+    replacement,
 )
 from latfit.model import FitResult
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 Numbers = Fit | FitResult | ExecutionPath | str | Path
 """What stands for a path: a fit, its file, or nominal numbers such as "launch=12ms,slope=0.05ms"."""
+
+Change = Callable[[HardwareProfile], HardwareProfile]
 
 FIT_FILE = ".json"
 DEFAULT_PATH = "gpu"
@@ -38,14 +43,25 @@ class Hardware:
 
     Made from a mapping of names to fits, `.fit.json` files or nominal numbers ({"cpu": fit, "gpu":
     "launch=12ms,slope=0.05ms"}), from a `hardware.json`, or from a fit alone.  result: the record
-    (`latfit.hardware.HardwareProfile`). Raises BadInput, FitNotUsable, WrongUsage.
+    (`latfit.hardware.HardwareProfile`).  replaced: what `add` replaced, in sentences. Raises BadInput, FitNotUsable,
+    WrongUsage.
     """
 
     result: HardwareProfile
+    replaced: tuple[str, ...] = field(default=(), compare=False)
+    _read: HardwareProfile = field(default_factory=HardwareProfile, compare=False)
+    _source: Path | None = field(default=None, compare=False)
+    _changes: tuple[Change, ...] = field(default=(), compare=False)
 
     @library_verb
     def __init__(self, paths: Any = MappingProxyType({})) -> None:
-        object.__setattr__(self, "result", profile_of(paths))
+        profile = profile_of(paths)
+        source = Path(paths) if isinstance(paths, str | Path) and not str(paths).endswith(".fit.json") else None
+        self._set(result=profile, replaced=(), _read=profile, _source=source, _changes=())
+
+    def _set(self, **fields: Any) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
 
     @library_verb
     def add(
@@ -59,38 +75,49 @@ class Hardware:
         flops_per_token: float | None = None,
         step_bytes: float | None = None,
         price: float | None = None,
+        force: bool = False,
     ) -> "Hardware":
         """The machine with a path entered, or with more known of one that is there.
 
         numbers: a fit or its file.  nominal: numbers that were not measured, "p50=2ms", "launch=0.5ms,slope=0.02ms".
         flops, bandwidth (bytes/s), flops_per_token, step_bytes: what the machine could do at best.  price: an hour's,
-        in any one currency. Raises BadInput, WrongUsage.
+        in any one currency.  force: replace a measured path by nominal numbers or by the fit of another system too;
+        `replaced` says what went. Raises BadInput, WrongUsage.
         """
         if not name.strip():
             raise WrongUsage("a path without a name", where="PATH", remedy="Name it: amx, gpu, cpu, ...")
         if price is not None and not 0 <= price < float("inf"):
             raise WrongUsage(f"a price of {price:g}", where="--price", remedy="Give 0 or more an hour.")
-        path = self._found(name, numbers, nominal)
         ceiling = Ceiling(flops, bandwidth, flops_per_token, step_bytes)
-        return Hardware(self.result.with_path(replace(path, ceiling=ceiling, price_per_hour=price)))
+        if numbers is None and nominal is None:
+            if name not in self.result.paths:
+                raise WrongUsage(
+                    f"nothing to enter for path {name}",
+                    where="FIT",
+                    remedy='Name its .fit.json, or give --nominal "p50=2ms".',
+                )
+            return self._changed(partial(_known_better, name=name, ceiling=ceiling, price=price))
+        path = replace(_path_from(name, numbers, nominal), ceiling=ceiling, price_per_hour=price)
+        old = self.result.paths.get(name)
+        told = replacement(old, path) if old is not None else ""
+        return self._changed(partial(_with_path, path=path, force=force), told)
 
-    def _found(self, name: str, numbers: Numbers | None, nominal: str | None) -> ExecutionPath:
-        """The path of the fit or of the nominal numbers, or the one that is there already."""
-        if numbers is not None and nominal is not None:
-            raise WrongUsage(
-                "a fit and nominal numbers contradict each other", where="--nominal", remedy="Give one of them."
-            )
-        if nominal is not None:
-            return nominal_path(name, parse_nominal(nominal))
-        if numbers is not None:
-            return path_of(name, numbers)
-        if name not in self.result.paths:
-            raise WrongUsage(
-                f"nothing to enter for path {name}",
-                where="FIT",
-                remedy='Name its .fit.json, or give --nominal "p50=2ms".',
-            )
-        return self.result.paths[name]
+    @library_verb
+    def remove(self, name: str) -> "Hardware":
+        """The machine without a path. Raises WrongUsage that names the paths there are."""
+        return self._changed(partial(_without, name=name))
+
+    def _changed(self, change: Change, replaced: str = "") -> "Hardware":
+        """The machine after a change, which is remembered: a file that is saved to gets the same change."""
+        found = Hardware.__new__(Hardware)
+        found._set(
+            result=change(self.result),
+            replaced=(*self.replaced, replaced) if replaced else self.replaced,
+            _read=self._read,
+            _source=self._source,
+            _changes=(*self._changes, change),
+        )
+        return found
 
     @property
     def paths(self) -> "DataFrame":
@@ -152,11 +179,24 @@ class Hardware:
 
         return {name: estimates(path, tokens, context) for name, path in self.result.paths.items()}
 
-    def save(self, target: str | Path = "hardware.json") -> None:
-        """Write the profile whole or not at all. Raises TargetNotWritable."""
-        from latfit.files import write_json
+    @library_verb
+    def save(self, target: str | Path = "hardware.json", *, force: bool = False) -> None:
+        """Enter the paths into the profile at `target`, or make it: whole or not at all, other paths stay.
 
-        write_json(Path(target), self.to_json())
+        Of a machine that was read from `target` only the changes are entered, so that what others have entered there
+        since is kept.  force: replace measured paths of other systems too. Raises TargetNotWritable, WrongUsage,
+        BadInput.
+        """
+        place = Path(target)
+        known = self._source is not None and place.exists() and place.samefile(self._source)
+        read = () if known else self._read.paths.values()
+
+        def change(profile: HardwareProfile) -> HardwareProfile:
+            for path in read:
+                profile = profile.with_path(path, force=force)
+            return reduce(lambda found, step: step(found), self._changes, profile)
+
+        change_hardware(place, change)
 
     def to_json(self) -> dict[str, Any]:
         """The document of `hardware.json`."""
@@ -180,6 +220,15 @@ class Hardware:
             for path in self.result.paths.values()
         )
         return f"<table><tr><th>path</th><th>source</th></tr>{rows}</table>"
+
+
+def check_one_model(profile: HardwareProfile) -> None:
+    """Raises FitNotUsable where the paths of a machine are of different models: no service has both. What host and
+    devices they are measured on may differ: an AMX path and a GPU are of different hardware."""
+    if len(profile.paths) > 1:
+        from latfit.fitting import check_alike
+
+        check_alike({f"path {name}": path.fit for name, path in profile.paths.items()})
 
 
 def profile_of(paths: Any) -> HardwareProfile:
@@ -208,6 +257,33 @@ def profile_of(paths: Any) -> HardwareProfile:
             "nominal numbers of a path without a name", where="paths", remedy=f'Name it: {{"gpu": "{paths}"}}.'
         )
     return read_hardware(Path(paths))
+
+
+def _with_path(profile: HardwareProfile, path: ExecutionPath, force: bool) -> HardwareProfile:
+    return profile.with_path(path, force=force)
+
+
+def _without(profile: HardwareProfile, name: str) -> HardwareProfile:
+    return profile.without(name)
+
+
+def _known_better(profile: HardwareProfile, name: str, ceiling: Ceiling, price: float | None) -> HardwareProfile:
+    """More known of a path that is there, whatever its numbers are by now."""
+    if name not in profile.paths:
+        return profile.without(name)
+    return profile.with_path(replace(profile.paths[name], ceiling=ceiling, price_per_hour=price))
+
+
+def _path_from(name: str, numbers: Numbers | None, nominal: str | None) -> ExecutionPath:
+    """The path of the fit or of the nominal numbers. Raises BadInput, FitNotUsable, WrongUsage."""
+    if numbers is not None and nominal is not None:
+        raise WrongUsage(
+            "a fit and nominal numbers contradict each other", where="--nominal", remedy="Give one of them."
+        )
+    if nominal is not None:
+        return nominal_path(name, parse_nominal(nominal))
+    assert numbers is not None
+    return path_of(name, numbers)
 
 
 def path_of(name: str, numbers: Numbers) -> ExecutionPath:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from latfit.api.quantities import Duration, duration, library_verb
 from latfit.api.simulations import State
-from latfit.errors import Interrupted, LatfitError, WrongUsage
+from latfit.errors import Interrupted, LatfitError, TargetNotWritable, WrongUsage
 from latfit.files import check_writable
 from latfit.profiling import (
     Announcement,
@@ -183,8 +183,13 @@ def _run(request: ProfileRequest, out: Path | None, resume: bool, listeners: Lis
             raise _nothing_measured(outcomes[0].result)
         with _uninterrupted():
             write_trace(out, trace)
-    except BaseException:
-        journal.close(finished=not any(record.samples for record in journal.paths.values()), stored=False)
+    except BaseException as error:
+        kept = journal.steps
+        journal.close(finished=not kept, stored=False)
+        if kept and isinstance(error, TargetNotWritable):
+            first = "Free some space" if "space" in error.found else "Mend that"
+            remedy = f"{first}, then repeat the command with --resume: {kept:,} steps are kept in {journal.file}."
+            raise TargetNotWritable(error.found, where=error.where, remedy=remedy) from None
         raise
     journal.close(finished=outcomes[-1].result.stop in FINISHED)
     return Profile(trace, outcomes, out)

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from latfit.cli.options import QuietOption, SeedOption, verb
+from latfit.errors import WrongUsage
 from latfit.units import format_ms, parse_duration_ms
 
 SLA_SHARE = 0.25
@@ -39,6 +40,7 @@ def demo(options: DemoOptions = DemoOptions()) -> None:
     parse_duration_ms(options.budget, option="--budget")
     make_folder(out)
     trace, hardware, fitted = out / "trace.parquet", out / "hardware.json", out / "trace.fit.json"
+    _check_profile(hardware, trace)
     quietly = ["--quiet"] if options.quiet else []
     _heading(1, f"latfit profile --budget {options.budget}")
     _do("profile", "--budget", options.budget, "--out", trace, "--seed", seed, *quietly)
@@ -51,6 +53,20 @@ def demo(options: DemoOptions = DemoOptions()) -> None:
     _heading(4, f"latfit report --sla {sla}")
     _do("report", "--hardware", hardware, "--sla", sla, "--out", out, *quietly)
     typer.echo(f"\nOpen {out / 'report.html'} in a browser.")
+
+
+def _check_profile(hardware: Path, trace: Path) -> None:
+    """Raises WrongUsage where the folder's profile holds what no demo has entered there: the fit would replace it."""
+    from latfit.hardware import read_hardware
+
+    known = read_hardware(hardware).paths.values() if hardware.exists() else ()
+    other = next((path for path in known if path.fit.data.source != str(trace.resolve())), None)
+    if other is not None:
+        raise WrongUsage(
+            f"path {other.name} in it is not of a demo",
+            where=str(hardware),
+            remedy="Give the demo a folder of its own with --out.",
+        )
 
 
 def _do(*arguments: object, goes_on: bool = False) -> None:

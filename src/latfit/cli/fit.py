@@ -3,8 +3,8 @@
 What users say of parameters is read here: fixed values, ranges and priors by name.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from latfit.cli.options import (
     ReadingOptions,
     SeedOption,
     SourcesArgument,
+    only_with,
     read_sources,
     verb,
 )
@@ -126,7 +127,13 @@ class TargetOptions:
             " noise floor or the linear baseline.",
         ),
     ] = None
-    force: Annotated[bool, typer.Option("--force", help="Enter the fit into the profile all the same.")] = False
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Enter the fit into the profile all the same, and in place of a measurement of another system.",
+        ),
+    ] = False
     report: Annotated[
         Path | None, typer.Option("--report", metavar="DIR", help="Also write a report into this folder.")
     ] = None
@@ -163,6 +170,7 @@ class Stored:
 
 
 @verb
+@only_with("read", "fit_each")
 def fit(
     trace: SourcesArgument,
     asked: ModelOptions = ModelOptions(),
@@ -209,13 +217,13 @@ def fit(
         note(f"Stopped: {done:,} fits of {len(steps.systems):,} systems are written.", quiet=output.silent)
         raise
     finally:
-        _enter(stored.values(), targets.hardware)
+        replaced = _enter(stored, targets.hardware, force=targets.force)
     made = [stored[label] for label in fits]
     if output.json:
         documents = {each.label: each.fit.to_json() for each in made}
         print_json(next(iter(documents.values())) if len(documents) == 1 else {"fits": documents})
     else:
-        _print(made, reading_notes(steps), targets.hardware, verbose=output.verbose)
+        _print(made, [*reading_notes(steps), *replaced], targets.hardware, verbose=output.verbose)
     if targets.report is not None:
         from latfit.api import report
 
@@ -290,17 +298,22 @@ def _check_targets(steps: "CleanTrace", targets: TargetOptions) -> None:
         read_hardware(targets.hardware)
 
 
-def _enter(stored: Iterable[Stored], hardware: Path) -> None:
-    """The fits that may be used into the hardware profile, all at once."""
+def _enter(stored: dict[str, Stored], hardware: Path, *, force: bool) -> Sequence[str]:
+    """The fits that may be used into the hardware profile, all at once; what they replaced there. Those that only force
+    may enter are kept out."""
     from latfit.hardware import ExecutionPath, add_path
 
-    paths = [
-        ExecutionPath(each.path, each.fit.result)
-        for each in stored
+    paths = {
+        label: ExecutionPath(each.path, each.fit.result)
+        for label, each in stored.items()
         if each.fit.ok and each.path is not None and each.kept_out is None
-    ]
-    if paths:
-        add_path(hardware, *paths)
+    }
+    if not paths:
+        return ()
+    entered = add_path(hardware, *paths.values(), force=force)
+    for label, path in paths.items():
+        stored[label] = replace(stored[label], kept_out=entered.refused.get(path.name))
+    return entered.replaced
 
 
 def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, verbose: bool) -> None:

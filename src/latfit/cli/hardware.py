@@ -49,6 +49,9 @@ class NumbersOptions:
         ),
     ] = None
     hardware: HardwareOption = DEFAULT_HARDWARE
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a measured path by nominal numbers or by another system's fit.")
+    ] = False
 
 
 @subverb(hardware)
@@ -62,7 +65,8 @@ def add(
     """Enter a path into the profile, from a fit or from nominal numbers.
 
     A path that is there keeps its ceiling and price where nothing new is said; without a fit and nominal numbers only
-    those change.
+    those change. A new measurement of the same system replaces the old one; --force also replaces a measured path by
+    nominal numbers, or by the fit of another system.
 
     Example: latfit hardware add gpu --nominal "launch=12ms,slope=0.05ms"
     """
@@ -71,7 +75,7 @@ def add(
 
     profile = numbers.hardware
     known = Hardware(profile) if profile.exists() else Hardware()
-    whole = known.add(name, fit, nominal=numbers.nominal, **vars(machine))
+    whole = known.add(name, fit, nominal=numbers.nominal, force=numbers.force, **vars(machine))
     whole.save(profile)
     if output.json:
         print_json(whole.to_json()["paths"][name])
@@ -79,8 +83,32 @@ def add(
     path = whole.result.paths[name]
     source = f"nominal: {path.nominal.text}" if path.nominal else f"the {path.fit.model} fit"
     say(f"Entered path {name} into {profile} ({source}). Paths: {', '.join(whole.result.paths)}.")
+    for sentence in whole.replaced:
+        say(sentence)
     if path.nominal:
         note("Nominal numbers have no spread and are marked wherever they are used.", quiet=output.silent)
+
+
+@subverb(hardware)
+def remove(
+    name: Annotated[str, typer.Argument(help="Execution path: amx, gpu, cpu, ...", metavar="PATH")],
+    profile: HardwareOption = DEFAULT_HARDWARE,
+    output: OutputOptions = OutputOptions(),
+) -> None:
+    """Remove a path from the profile.
+
+    Example: latfit hardware remove amx
+    """
+    from latfit.api import Hardware
+    from latfit.cli.output import print_json, say
+
+    left = Hardware(profile).remove(name)
+    left.save(profile)
+    paths = list(left.result.paths)
+    if output.json:
+        print_json({"hardware": str(profile), "removed": name, "paths": paths})
+        return
+    say(f"Removed path {name} from {profile}. Paths: {', '.join(paths) or 'none'}.")
 
 
 @subverb(hardware)

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
         step_columns as step_columns,
         step_draws as step_draws,
     )
+    from latfit.hardware.precedence import replacement as replacement
     from latfit.hardware.profile import (
         CPU_PATHS as CPU_PATHS,
         GPU_PATHS as GPU_PATHS,
+        Entered as Entered,
         ExecutionPath as ExecutionPath,
         HardwareProfile as HardwareProfile,
         add_path as add_path,
+        change_hardware as change_hardware,
         nominal_path as nominal_path,
         profile_from_json as profile_from_json,
         read_hardware as read_hardware,

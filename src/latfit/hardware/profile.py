@@ -4,16 +4,19 @@ It holds whole fits, not names of files: a plan made from it can be repeated whe
 a measurement holds nominal numbers instead, and is marked as such wherever it is used.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.files import read_json, write_json
+from latfit.files import dumps, rewrite
 from latfit.hardware.ceiling import Ceiling
 from latfit.hardware.nominal import Nominal, parse_nominal
+from latfit.hardware.precedence import differing, refusal, replacement
+from latfit.inputs import read_json
 from latfit.model import FitResult, fit_from_json
+from latfit.warning import LatfitWarning
 
 SCHEMA = "latfit.hardware/1"
 MAKE = "latfit fit trace.parquet"
@@ -60,14 +63,31 @@ class HardwareProfile:
 
     paths: Mapping[str, ExecutionPath] = field(default_factory=dict)
 
-    def with_path(self, path: ExecutionPath) -> "HardwareProfile":
+    def with_path(self, path: ExecutionPath, *, force: bool = False) -> "HardwareProfile":
         """A profile in which `path` stands under its name, new or in place of an older one, whose ceiling and price
-        stay where the new one says nothing of them."""
+        stay where the new one says nothing of them, unless they are of another system.
+
+        Raises WrongUsage where it would replace what only force may (see `precedence.py`).
+        """
         if path.name in self.paths:
             old = self.paths[path.name]
-            price = old.price_per_hour if path.price_per_hour is None else path.price_per_hour
-            path = replace(path, ceiling=old.ceiling.updated(path.ceiling), price_per_hour=price)
+            if not force and (refused := refusal(old, path)):
+                raise WrongUsage(refused.message, remedy=refused.remedy)
+            if not differing(old, path):
+                price = old.price_per_hour if path.price_per_hour is None else path.price_per_hour
+                path = replace(path, ceiling=old.ceiling.updated(path.ceiling), price_per_hour=price)
         return HardwareProfile({**self.paths, path.name: path})
+
+    def without(self, name: str) -> "HardwareProfile":
+        """The profile without a path. Raises WrongUsage that names those there are."""
+        if name not in self.paths:
+            known = ", ".join(self.paths)
+            raise WrongUsage(
+                f"no path {name!r}",
+                where="PATH",
+                remedy=f"There are: {known}." if known else "The profile holds no path.",
+            )
+        return HardwareProfile({known: path for known, path in self.paths.items() if known != name})
 
     def first_of(self, names: tuple[str, ...]) -> ExecutionPath | None:
         """The first path there is among `names`: AMX before plain CPU, for example."""
@@ -103,13 +123,46 @@ def profile_from_json(document: Any, where: str) -> HardwareProfile:
     )
 
 
-def add_path(target: Path, *paths: ExecutionPath) -> HardwareProfile:
-    """Enter `paths` into the profile at `target`, which is made where there is none; others stay as they are."""
-    profile = read_hardware(target) if target.exists() else HardwareProfile()
-    for path in paths:
-        profile = profile.with_path(path)
-    write_json(target, profile.to_json())
-    return profile
+@dataclass(frozen=True)
+class Entered:
+    """A profile with paths newly in it: what they replaced, in sentences, and by name why others were left out."""
+
+    profile: HardwareProfile
+    replaced: tuple[str, ...] = ()
+    refused: Mapping[str, LatfitWarning] = field(default_factory=dict)
+
+
+def add_path(target: Path, *paths: ExecutionPath, force: bool = False) -> Entered:
+    """Enter `paths` into the profile at `target`, which is made where there is none; others stay as they are, and so do
+    those that only force may replace. Several processes may do so at once."""
+    found = Entered(HardwareProfile())
+
+    def entered(profile: HardwareProfile) -> HardwareProfile:
+        nonlocal found
+        replaced: list[str] = []
+        refused: dict[str, LatfitWarning] = {}
+        for path in paths:
+            old = profile.paths.get(path.name)
+            if old is not None and not force and (why := refusal(old, path)):
+                refused[path.name] = why
+                continue
+            replaced += [told] if old is not None and (told := replacement(old, path)) else []
+            profile = profile.with_path(path, force=force)
+        found = Entered(profile, tuple(replaced), refused)
+        return profile
+
+    change_hardware(target, entered)
+    return found
+
+
+def change_hardware(target: Path, change: Callable[[HardwareProfile], HardwareProfile]) -> None:
+    """Replace the profile at `target`, or an empty one where there is none, by what `change` makes of it, so that what
+    others enter meanwhile is kept; `change` may be called again. Raises BadInput, TargetNotWritable, what it raises."""
+
+    def content() -> str:
+        return dumps(change(read_hardware(target) if target.exists() else HardwareProfile()).to_json()) + "\n"
+
+    rewrite(target, content)
 
 
 def _path(name: str, entry: Any, where: str) -> ExecutionPath:

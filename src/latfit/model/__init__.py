@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         read_fit as read_fit,
         write_fit as write_fit,
     )
+    from latfit.model.identity import fitted_identity as fitted_identity
     from latfit.model.registry import FAMILY as FAMILY, MOE as MOE, model_named as model_named
     from latfit.model.saturation import Saturation as Saturation
     from latfit.model.step_ratios import (

@@ -3,18 +3,21 @@
 JSON lines beside the trace. The first says what was asked for; then for each path the cells that were chosen, and after
 every visit its samples, cells without memory and the time used. A line is written in one piece and handed to the system
 at once, so that a killed process leaves whole lines; a torn last one is passed over. A run that ends by itself removes
-its journal; one that was interrupted leaves it, and says in its last line that the trace holds the same.
+its journal; one that was interrupted leaves it, and says in its last line that the trace holds the same. Two runs never
+write one journal: it is locked while its run lives.
 """
 
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latfit.errors import BadInput, WrongUsage
-from latfit.files import unreadable
+from latfit.errors import BadInput, TargetNotWritable, WrongUsage
+from latfit.files import file_system_errors, lock
+from latfit.inputs import unreadable
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import Limit, Sample
 from latfit.profiling.sampler import Earlier, Keep
@@ -52,29 +55,46 @@ class Journal:
     def __init__(self, file: Path, request: ProfileRequest, *, resume: bool) -> None:
         """Begin a journal, or continue the one in `file` (a new one where there is none).
 
-        Raises BadInput for a file that is no journal, WrongUsage where it belongs to another request, or where a run
-        would be lost that nothing else holds.
+        Raises BadInput for a file that is no journal, WrongUsage where it belongs to another request, where a run would
+        be lost that nothing else holds, or goes on; TargetNotWritable.
         """
         self.file = file
         self.paths: dict[int, PathRecord] = {}
         self.started, self.process = utc_now(), os.getpid()
         self._stored = False
-        if file.exists():
-            self._read(_asked(request) if resume else None)
+        with file_system_errors(file):
+            self._stream = file.open("ab", buffering=0)
+        try:
+            self._begin(request, resume=resume)
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def _begin(self, request: ProfileRequest, *, resume: bool) -> None:
+        if lock(self._stream.fileno()) is False:
+            raise WrongUsage(
+                "belongs to a run that goes on",
+                where=str(self.file),
+                remedy="Wait for its end, or write another trace with --out.",
+            )
+        self._read(_asked(request) if resume else None)
         if resume and self.paths:
-            self._stream = file.open("a", encoding="utf-8")
             self._write({})  # ends a torn line
             return
-        if not resume and not self._stored and any(record.samples for record in self.paths.values()):
-            steps = sum(len(record.samples) for record in self.paths.values())
+        if not resume and not self._stored and self.steps:
             raise WrongUsage(
-                f"holds {steps} steps of a run that was cut off",
-                where=str(file),
+                f"holds {self.steps} steps of a run that was cut off",
+                where=str(self.file),
                 remedy="Continue that run with --resume, or delete the file.",
             )
         self.paths = {}
-        self._stream = file.open("w", encoding="utf-8")
+        self._stream.truncate(0)
         self._write({"schema": SCHEMA, "asked": _asked(request), "started": self.started, "process": self.process})
+
+    @property
+    def steps(self) -> int:
+        """How many steps it holds."""
+        return sum(len(record.samples) for record in self.paths.values())
 
     def plan(self, path: int, record: PathRecord) -> None:
         """The cells of a path, before its first step."""
@@ -87,24 +107,27 @@ class Journal:
         """Who is told of every visit on `path`."""
 
         def write(samples: Sequence[Sample], too_large: Sequence[tuple[int, str]], elapsed_s: float) -> None:
-            self.paths[path].samples += samples
             rows = [list(sample) for sample in samples]
             self._write({"path": path, "samples": rows, "too_large": list(too_large), "elapsed_s": elapsed_s})
+            self.paths[path].samples += samples
 
         return write
 
     def close(self, *, finished: bool, stored: bool = True) -> None:
         """Remove the journal of a finished run, leave the other to be continued. stored: the trace holds the same."""
         if stored and not finished:
-            self._write({"stored": True})
-        self._stream.close()
+            with suppress(TargetNotWritable):  # without that line the run is only held to be kept nowhere else
+                self._write({"stored": True})
         if finished:
             self.file.unlink(missing_ok=True)
+        self._stream.close()
 
     def _write(self, document: dict[str, Any]) -> None:
-        line = json.dumps(document) if document else ""
-        self._stream.write(f"{line}\n")
-        self._stream.flush()
+        """Raises TargetNotWritable, such as where the disk is full."""
+        line = f"{json.dumps(document) if document else ''}\n".encode()
+        with file_system_errors(self.file):
+            while line:
+                line = line[self._stream.write(line) or 0 :]
 
     def _read(self, asked: dict[str, Any] | None) -> None:
         """Raises BadInput, and WrongUsage where it was begun for another request than `asked`."""

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     )
     from latfit.trace.columns import PHASES as PHASES
     from latfit.trace.coverage import Coverage as Coverage, coverage_of as coverage_of, reading_notes as reading_notes
+    from latfit.trace.identity import (
+        FACTS as FACTS,
+        Fact as Fact,
+        facts_beside as facts_beside,
+        identity_of as identity_of,
+    )
     from latfit.trace.labels import system_label as system_label, system_labels as system_labels
     from latfit.trace.parquet import (
         check_trace_name as check_trace_name,

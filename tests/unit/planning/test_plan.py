@@ -206,7 +206,7 @@ class TestProfileFile:
         target = tmp_path / "hardware.json"
         add_path(target, ExecutionPath("cpu", line(1, 1)))
         add_path(target, ExecutionPath("gpu", line(2, 1)))
-        profile = add_path(target, ExecutionPath("cpu", line(3, 1)))
+        profile = add_path(target, ExecutionPath("cpu", line(3, 1))).profile
         assert read_hardware(target).to_json() == profile.to_json()
         assert {name: path.fit.theta[0] for name, path in profile.paths.items()} == {"cpu": 3, "gpu": 2}
 

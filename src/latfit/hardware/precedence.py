@@ -1,0 +1,74 @@
+"""Whether an execution path may take the place of one that is there already, and what is said of it.
+
+Nominal numbers never replace a measurement, nor does the measurement of another system: other hardware, another model,
+number type or engine. Whoever means it forces it. A new measurement of the same system replaces the old one. What
+either fit does not say of its system hinders nothing, and is told.
+"""
+
+from typing import TYPE_CHECKING
+
+from latfit.files import dumps
+from latfit.model import fitted_identity
+from latfit.trace import Fact, facts_beside
+from latfit.units import format_percent
+from latfit.warning import LatfitWarning
+
+if TYPE_CHECKING:
+    from latfit.hardware.profile import ExecutionPath
+
+DECIDING = ("hardware", "model", "tp", "dtype", "quantization", "device", "engine")
+"""Facts that tell systems apart; versions, threads and instruction sets change on one machine."""
+FORCE = "Enter it under another name (latfit hardware add NAME FIT), or replace it with --force."
+
+
+def refusal(old: "ExecutionPath", new: "ExecutionPath") -> LatfitWarning | None:
+    """Why `new` must not replace `old` unless that is forced; None where it may."""
+    if old.nominal:
+        return None
+    if new.nominal:
+        why = f"Path {old.name} holds {_told(old)}; nominal numbers do not replace it."
+        return LatfitWarning("measured", why, FORCE)
+    if not (apart := differing(old, new)):
+        return None
+    facts = ", ".join(f"{fact.name} {fact.fitted}, not {fact.found}" for fact in apart)
+    return LatfitWarning("another_system", f"Path {old.name} holds {_told(old)} of another system: {facts}.", FORCE)
+
+
+def replacement(old: "ExecutionPath", new: "ExecutionPath") -> str:
+    """What is replaced, in a sentence; empty where nothing is, because both say the same."""
+    if _numbers(old) == _numbers(new):
+        return ""
+    if old.nominal or new.nominal or differing(old, new):
+        doubt = ""
+    else:
+        known = {fact.name for fact in _facts(old, new) if fact.agreement == "same"}
+        unsaid = [name for name in ("hardware", "model") if name not in known]
+        doubt = f"; that both are of one {' and '.join(unsaid)} is not said by both" if unsaid else ""
+    return f"Path {old.name}: replaces {_told(old)}{doubt}."
+
+
+def differing(old: "ExecutionPath", new: "ExecutionPath") -> list[Fact]:
+    """Facts in which two measured systems differ."""
+    return [fact for fact in _facts(old, new) if fact.name in DECIDING and fact.agreement == "differs"]
+
+
+def _facts(old: "ExecutionPath", new: "ExecutionPath") -> list[Fact]:
+    if old.nominal or new.nominal:
+        return []
+    return facts_beside(fitted_identity(old.fit), fitted_identity(new.fit))
+
+
+def _numbers(path: "ExecutionPath") -> str:
+    return path.nominal.text if path.nominal else dumps(path.fit.to_json())
+
+
+def _told(path: "ExecutionPath") -> str:
+    """`the measurement of 2026-11-01 (saturation, 6 % error)`, `the nominal numbers p50=2ms`."""
+    if path.nominal:
+        return f"the nominal numbers {path.nominal.text}"
+    fit = path.fit
+    origin = fit.provenance.get("trace", {})
+    when = str(origin.get("started") or fit.provenance.get("created") or "").partition("T")[0]
+    error = fit.cross_validation.mape_pct or fit.metrics.mape_pct
+    about = fit.model if error is None else f"{fit.model}, {format_percent(error)} error"
+    return f"the measurement of {when} ({about})" if when else f"the measurement ({about})"
