@@ -63,12 +63,18 @@ def make_load(
         if more:
             where = "--class, --prompt-lengths"
             raise WrongUsage("recorded requests have their own", where=where, remedy="Leave these out.")
-        return RecordedLoad(recording_of(arrivals).requests)
+        recording = recording_of(arrivals)
+        return RecordedLoad(recording.requests, tuple(recording.notes))
     if users is not None:
         return ClosedLoad(users, duration(think, "--think"), **more)
     if load_curve is not None:
         return OpenLoad(read_curve(load_curve), **more)
     return OpenLoad(parse_arrival_process(arrival_process, offered[0]), **more)
+
+
+def notes_of(load: Load) -> Sequence[str]:
+    """What should be known of how its requests were read."""
+    return load.notes if isinstance(load, RecordedLoad) else ()
 
 
 def request_tokens(load: Load | None, by_prompt: bool, tokens_per_request: int | None) -> tuple[float, float]:

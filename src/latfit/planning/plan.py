@@ -80,7 +80,7 @@ def make_plan(
         engines=engine_flags(steps, load, settings, serving.largest_within(sla_ms, factor), sla_ms),
         answer=wording.not_supported(reasons, answer) if reasons else answer,
         warnings=warnings,
-        notes=[*_notes(profile), *(load.notes if load else ())],
+        notes=[*_notes(profile), *(load.notes if load else ()), *(request.load.notes if request.load else ())],
         unsupported=reasons,
         nominal={name: path.nominal.text for name, path in profile.paths.items() if path.nominal},
         ceilings={

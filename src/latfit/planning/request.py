@@ -32,12 +32,13 @@ class Objective:
 @dataclass(frozen=True)
 class Load:
     """A load that varies: rates per ms (n,) at the starts of windows of `window_ms`, from `source`. arrivals: how
-    requests follow each other within a window."""
+    requests follow each other within a window.  notes: what should be known of how it was read."""
 
     rates: FloatArray
     window_ms: float
     source: str
     arrivals: Arrivals = POISSON
+    notes: tuple[str, ...] = ()
 
     @property
     def peak(self) -> float:

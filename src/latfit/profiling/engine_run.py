@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import HardwareMissing, WrongUsage
+from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.protocol import DeviceSettings
 from latfit.profiling.devices.select import PathSpec
-from latfit.profiling.host.machine import LoadWatch, free_memory_bytes, sensible_threads
+from latfit.profiling.host.machine import LoadWatch, sensible_threads
 from latfit.profiling.quality import find_warnings
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import ProfileResult, Sample, StopReason, TraceLabels, to_trace

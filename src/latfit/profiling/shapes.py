@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.files import unreadable
+from latfit.inputs import unreadable
 
 Phase = Literal["decode", "prefill", "mixed"]
 

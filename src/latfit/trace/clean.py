@@ -40,6 +40,12 @@ Q90_TO_Q10 = 2.5631031310892007
 """Distance between the 10th and 90th percentile of a normal sample, in standard deviations."""
 LARGEST = 2**31 - 1
 """Requests or tokens of a step; more are no count."""
+MOST_CACHED = 2**40
+"""Tokens in caches that a step reads; no cache holds a millionth of it."""
+MOST_COUNTED = 2**53
+"""From here on a number does not count any more: the next one is the same."""
+SHORTEST_MS, LONGEST_MS = 1e-9, 1e13
+"""Less than a cycle of a clock, and three hundred years."""
 FEW_VALUES = 2**31
 """Below it a number stands for itself where rows are grouped, and the product of two is a number too."""
 LEAST_SPREAD = 0.02
@@ -150,13 +156,29 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
 def _cleaned_before(trace: Trace) -> Cleaned:
     """Rows of cells stand for steps that were cleaned when the cells were made; the counts are in the provenance.
 
-    Raises BadInput where they stand for none.
+    Raises BadInput where a row is no step, or stands for no number of them, and where all stand for none.
     """
+    weights = np.nan_to_num(trace.floats(WEIGHT), nan=1.0, posinf=np.inf)
+    bad = ~((weights >= 0) & (weights <= MOST_COUNTED))
+    for rule, hit in tried(trace, CleanOptions(), [rule for rule in RULES if rule.necessary]):
+        bad |= hit & rule.necessary
+    if bad.any():
+        raise BadInput(
+            f"row {int(np.argmax(bad)) + 1} is no cell: its B, S, T_ms or {WEIGHT} is impossible ({bad.sum():,} such)",
+            remedy=f"Make the cells again, or leave {WEIGHT} out where each row is one step.",
+        )
     if step_count(trace) == 0:
         raise BadInput(f"{WEIGHT} is zero in every row", remedy=f"Leave {WEIGHT} out where each row is one step.")
     facts = trace.provenance.get("cells", {})
-    read = facts.get("rows_read", step_count(trace))
-    return Cleaned(trace, read, facts.get("dropped", {}), {}, np.full(len(trace), "", dtype=object))
+    read, dropped = facts.get("rows_read"), facts.get("dropped")
+    counts = dropped.items() if isinstance(dropped, dict) else ()
+    return Cleaned(
+        trace,
+        read if isinstance(read, int) else step_count(trace),
+        {str(reason): rows for reason, rows in counts if isinstance(rows, int)},
+        {},
+        np.full(len(trace), "", dtype=object),
+    )
 
 
 def check_not_most(cleaned: Cleaned | Cells, options: CleanOptions, where: str) -> None:
@@ -231,7 +253,8 @@ def shortest_believable_ms(S: FloatArray, T_ms: FloatArray, weights: FloatArray 
 
 
 def _bad_value(trace: Trace, _: CleanOptions) -> Mask:
-    return np.asarray((trace.floats("T_ms") < 0) | impossible_steps(trace))
+    T = trace.floats("T_ms")
+    return np.asarray((T < SHORTEST_MS) | (T > LONGEST_MS) | impossible_steps(trace))
 
 
 def impossible_steps(trace: Trace) -> Mask:
@@ -243,7 +266,10 @@ def impossible_steps(trace: Trace) -> Mask:
             bad |= (trace.floats(part) > whole) | (trace.floats(part) < 0)
     for cached in ("context_tokens", "prefill_context_tokens"):
         if cached in trace:
-            bad |= trace.floats(cached) < 0
+            bad |= (trace.floats(cached) < 0) | (trace.floats(cached) > MOST_CACHED)
+    for counted in ("queued_requests", "step", "rep"):
+        if counted in trace and trace[counted].dtype.kind == "f":
+            bad |= np.abs(trace[counted]) > MOST_COUNTED
     return np.asarray(bad)
 
 
@@ -257,7 +283,7 @@ def _duplicate(trace: Trace, _: CleanOptions) -> Mask:
     rows = np.flatnonzero(again)
     if len(rows):  # the same counter: whether all else is the same
         several = trace.only(ONE_STEP).select(rows)
-        codes = [np.unique(_comparable(one), return_inverse=True)[1].ravel() for one in several.columns.values()]
+        codes = [_places(several, name) for name in several.columns]
         again[rows[np.unique(np.stack(codes, axis=1), axis=0, return_index=True)[1]]] = False
     return again
 
@@ -373,10 +399,6 @@ def _grouped(key: IntArray, order: NDArray[np.intp]) -> NDArray[np.intp]:
     return order
 
 
-def _comparable(column: NDArray[np.generic]) -> NDArray[np.generic]:
-    return column.astype(str) if column.dtype == object else column
-
-
 RULES: tuple[Rule, ...] = (
     Rule("dummy", "empty step that keeps data-parallel engines together", _flagged("dummy"), by_row=True),
     Rule("idle", "the engine had nothing to do", _idle, by_row=True),
@@ -384,7 +406,8 @@ RULES: tuple[Rule, ...] = (
     Rule("zero_time", "no time at all: asynchronous scheduling", _no_time, necessary=True, by_row=True),
     Rule(
         "bad_value",
-        "T < 0, B < 1, S < B or S of 2^31 or more, a part below zero, or a prefill part larger than the whole",
+        "T below 1e-9 or above 1e13 ms, B < 1, S < B or S of 2^31 or more, a part below zero, a prefill part larger than the"
+        " whole, 2^40 cached tokens or more, a counter of 2^53 or more",
         _bad_value,
         necessary=True,
         by_row=True,

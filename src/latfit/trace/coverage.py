@@ -6,6 +6,7 @@ degrees of freedom), which allows for neighbours in time that share their noise.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,8 @@ class Coverage:
 def coverage_of(trace: Trace) -> Coverage:
     """Describe a clean trace of at least one row."""
     B, S = trace.floats("B"), trace.floats("S")
-    known = [name for name in ("B", "S", "T_ms", "context_tokens") if name in trace]
+    named = [name for name in ("B", "S", "T_ms", "context_tokens") if name in trace]
+    known = [name for name in named if np.isfinite(trace.floats(name)).any()]
     runs = runs_in_time(trace) if "t_s" in trace else []
     return Coverage(
         rows=len(trace),
@@ -67,8 +69,7 @@ def coverage_of(trace: Trace) -> Coverage:
 
 
 def phase_counts(trace: Trace) -> dict[str, int]:
-    names, counts = np.unique(phases(trace).astype(str), return_counts=True)
-    return {str(name): int(n) for name, n in zip(names, counts, strict=True)}
+    return dict(sorted(Counter(phases(trace).tolist()).items()))
 
 
 def counter_gaps(trace: Trace) -> int | None:

@@ -11,12 +11,23 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from latfit.errors import BadInput, WrongUsage
-from latfit.files import dumps, unreadable, write_whole
+from latfit.errors import BadInput, WrongUsage, first_line
+from latfit.files import dumps, write_whole
+from latfit.inputs import unreadable
+from latfit.memory import check_memory
 from latfit.trace.columns import BY_NAME, SCHEMA
 from latfit.trace.table import Array, Trace
 
 METADATA_KEY = b"latfit"
+OBJECTS = ("cells", "parts")
+"""Entries of a provenance that are objects themselves."""
+MOST_LETTERS = 250
+"""Of a label, which names something; what is longer is cut."""
+WHOLE = 2**53
+"""From here on float64 skips whole numbers."""
+LARGEST_B = 2**31 - 1
+COPIES = 3
+"""Of a column, in memory at a time."""
 OTHER_TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".xlsx")
 
 
@@ -43,15 +54,34 @@ def read_parquet(source: Path, name: str | None = None) -> Trace:
 
     where = name or str(source)
     try:
-        with source.open("rb") as stream:
-            labels = [field.name for field in pq.read_schema(stream) if pa.types.is_string(field.type)]
-            stream.seek(0)
-            table = pq.ParquetFile(stream, read_dictionary=labels).read()
+        # by its name: Arrow's threads that read a Python file bring the program down where they outlive it
+        with pq.ParquetFile(str(source)) as file:
+            labels = [field.name for field in file.schema_arrow if _is_text(field.type)]
+            check_memory(COPIES * _decoded_bytes(file.metadata), where, "Summarise it with --cells, in flat memory.")
+        with pq.ParquetFile(str(source), read_dictionary=labels) as file:
+            table = file.read()
+    except MemoryError:
+        raise
     except OSError as error:
         raise (unreadable(source, error) if error.errno else _damaged(where, error)) from None
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise _damaged(where, error) from None
     return Trace(columns_of(table, where), _provenance(where, table.schema.metadata))
+
+
+def _decoded_bytes(metadata: Any) -> int:
+    """About what the columns take in memory: what is stored, decompressed, and eight bytes a value."""
+    stored = 0
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        stored += sum(max(group.column(j).total_uncompressed_size, 0) for j in range(group.num_columns))
+    return int(stored + 8 * max(metadata.num_rows, 0) * metadata.num_columns)
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return any(holds(kind) for holds in (types.is_string, types.is_large_string, types.is_binary))
 
 
 def columns_of(table: Any, where: str) -> dict[str, Array]:
@@ -65,10 +95,21 @@ def columns_of(table: Any, where: str) -> dict[str, Array]:
     return {name: _loaded(table.column(i)) for i, name in enumerate(names)}
 
 
+def label(value: str | bytes | None) -> str | None:
+    """A text that can be written and is not too long; a missing one stays so."""
+    if value is None:
+        return None
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    if not text.isascii():
+        text = text.encode(errors="replace").decode()
+    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"
+
+
 def _damaged(where: str, error: Exception) -> BadInput:
-    reason = str(error).splitlines()[0]
     return BadInput(
-        f"not a whole Parquet file ({reason})", where=where, remedy="It may be cut short: copy or make it again."
+        f"not a whole Parquet file ({first_line(error)})",
+        where=where,
+        remedy="It may be cut short: copy or make it again.",
     )
 
 
@@ -76,15 +117,21 @@ def _provenance(where: str, metadata: dict[bytes, bytes] | None) -> dict[str, An
     stored = (metadata or {}).get(METADATA_KEY)
     if stored is None:
         return {}
-    document = json.loads(stored)
-    if document.get("schema") != SCHEMA:
+    try:
+        document = json.loads(stored)
+    except (ValueError, RecursionError):
+        document = None
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != SCHEMA:
         raise BadInput(
-            f"trace schema {document.get('schema')!r} is not {SCHEMA!r}",
+            f"trace schema {str(found)[:MOST_LETTERS]!r} is not {SCHEMA!r}",
             where=where,
             remedy="It comes from another version of latfit: update latfit, or measure again.",
         )
-    provenance: dict[str, Any] = document.get("provenance", {})
-    return provenance
+    provenance = document.get("provenance")
+    if not isinstance(provenance, dict):
+        return {}
+    return {name: fact for name, fact in provenance.items() if name not in OBJECTS or isinstance(fact, dict)}
 
 
 def check_trace_name(target: Path, option: str = "--out") -> None:
@@ -103,13 +150,13 @@ def _stored(name: str, trace: Trace) -> Any:
 
     column = trace[name]
     kind = BY_NAME[name].kind if name in BY_NAME else None
-    if kind == "int" and column.dtype.kind == "f" and np.all(np.mod(column, 1) == 0):
+    if kind == "int" and column.dtype.kind == "f" and np.all(np.abs(column) < WHOLE) and np.all(column == column // 1):
         column = column.astype(np.int64)
-    if name == "B" and column.dtype.kind == "i":
+    if name == "B" and column.dtype.kind == "i" and np.all((column >= -LARGEST_B) & (column <= LARGEST_B)):
         column = column.astype(np.int32)
     if column.dtype.kind == "O" and set(map(type, column.tolist())) == {str}:
         codes, values = trace.coded(name)
-        texts = [value.encode() for value in values]
+        texts = [value.encode(errors="replace") for value in values]
         ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
         dictionary = _wrapped(pa.string(), len(texts), ends, np.frombuffer(b"".join(texts), dtype=np.uint8))
         return pa.DictionaryArray.from_arrays(_wrapped(pa.int32(), len(codes), codes.astype(np.int32)), dictionary)
@@ -139,8 +186,10 @@ def _values(chunk: Any) -> Array:
     import pyarrow as pa
 
     kind, there = chunk.type, slice(chunk.offset, chunk.offset + len(chunk))
-    if pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type):
-        texts: Array = np.array([*chunk.dictionary.to_pylist(), None], dtype=object)
+    if pa.types.is_dictionary(kind) and _is_text(kind.value_type):
+        # Arrow does not look whether texts of a file are UTF-8
+        spelt = [label(value) for value in chunk.dictionary.cast(pa.binary()).to_pylist()]
+        texts: Array = np.array([*spelt, None], dtype=object)
         places = _values(chunk.indices)
         if chunk.null_count:
             places = np.where(np.isnan(places), -1, places).astype(np.intp)

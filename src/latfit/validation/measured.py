@@ -12,12 +12,14 @@ from latfit.workload import Recording, Requests, read_requests
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Measured:
-    """Requests and when, on the clock of their arrivals, their first and last token appeared (ms, (n,))."""
+    """Requests and when, on the clock of their arrivals, their first and last token appeared (ms, (n,)). notes: what
+    should be known of how they were read."""
 
     requests: Requests
     first_ms: FloatArray
     last_ms: FloatArray
     source: str = "requests"
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Measured({self.requests!r} from {self.source})"
@@ -33,7 +35,10 @@ def read_measured(source: str | Path) -> Measured:
 
 
 def as_measured(found: Recording) -> Measured:
-    """A measured run from recorded requests that say when their tokens came. Raises BadInput."""
+    """A measured run from recorded requests that say when their tokens came. Raises BadInput.
+
+    Requests without these moments, or with impossible ones, are left out unless they are the most.
+    """
     if found.first_ms is None or found.last_ms is None:
         raise BadInput(
             "no times of first and last tokens",
@@ -44,11 +49,13 @@ def as_measured(found: Recording) -> Measured:
     arrival = found.requests.arrival_ms
     wrong = ~np.isfinite(found.first_ms) | ~np.isfinite(found.last_ms)
     wrong |= (found.first_ms < arrival) | (found.last_ms < found.first_ms)
-    if wrong.any():
+    what = f"a first token before its arrival, a last one before its first, or no time ({int(wrong.sum())} such)"
+    first = f"request {int(np.argmax(wrong)) + 1} has {what}"
+    if 2 * wrong.sum() >= len(wrong):
         raise BadInput(
-            f"request {int(np.argmax(wrong)) + 1} has a first token before its arrival, a last one before its first, or"
-            f" no time ({int(wrong.sum())} such)",
+            first,
             where=found.source,
             remedy="Leave out requests that failed; arrivals and tokens must be on one clock.",
         )
-    return Measured(found.requests, found.first_ms, found.last_ms, found.source)
+    notes = (*found.notes, f"Left out: {first}") if wrong.any() else tuple(found.notes)
+    return Measured(found.requests.select(~wrong), found.first_ms[~wrong], found.last_ms[~wrong], found.source, notes)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from latfit.workload.recordings import (
         Recording as Recording,
+        moments_ms as moments_ms,
         read_curve as read_curve,
         read_requests as read_requests,
         recorded_in as recorded_in,

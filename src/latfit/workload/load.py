@@ -62,16 +62,17 @@ class OpenLoad:
 
 @dataclass(frozen=True)
 class RecordedLoad:
-    """Logged requests."""
+    """Logged requests. notes: what should be known of how they were read."""
 
     requests: Requests
+    notes: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float:
         return self.requests.rate
 
     def at_rate(self, rate: float) -> "RecordedLoad":
-        return RecordedLoad(self.requests.at_rate(rate))
+        return replace(self, requests=self.requests.at_rate(rate))
 
     def sample(self, count: int, streams: Streams) -> Requests:
         """The first `count` requests, the same in every replication."""

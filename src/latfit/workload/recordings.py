@@ -1,7 +1,8 @@
 """Recorded requests, read from what serving engines and load generators write; the format is told from the content.
 
-Times are counted from the first request. Requests that failed (an error, no output) are left out and counted. Tables
-must be in order of arrival; result files whose records come in order of completion (AIPerf, GuideLLM) are sorted.
+Times are counted from the first request. Requests that failed (an error, no output) and rows without a time or a length
+are left out and counted, unless they are the most. Tables must be in order of arrival; result files whose records come
+in order of completion (AIPerf, GuideLLM) are sorted.
 
 Where a file says when tokens came, the moments of each request's first and last token are kept too. A table says it by
 `first_token_s` and `last_token_s` (on the clock of the arrivals), or by `ttft_s` and `latency_s` (counted from the
@@ -15,6 +16,7 @@ in it:
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.stats import FloatArray
@@ -42,7 +45,9 @@ from latfit.trace import (
     request_format,
 )
 from latfit.workload.arrivals import Piecewise
-from latfit.workload.requests import Requests, make_requests
+from latfit.workload.requests import MOST_TOKENS, Requests, make_requests
+
+_CLOCK = re.compile(r"\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?")
 
 S, MS, NS = 1e3, 1.0, 1e-6
 """Units of time in ms."""
@@ -95,22 +100,38 @@ def recorded_in(table: Trace, name: str = "the table") -> Recording:
 
 def _recording(rows: _Rows, name: str) -> Recording:
     """Checked requests, their times counted from the first one."""
-    time_ms, optional = rows.time_ms, dict(rows.optional)
-    order = np.argsort(time_ms, kind="stable") if rows.sort else np.arange(len(time_ms))
-    if not len(order):
+    time_ms, dropped, notes = rows.time_ms, dict(rows.dropped), list(rows.notes)
+    if not len(time_ms):
         raise BadInput("there is no request in it", where=name, remedy="Give a file with at least one.")
-    start = float(np.nanmin(time_ms)) if not np.all(np.isnan(time_ms)) else 0.0
+    usable = np.isfinite(time_ms) & _is_length(rows.prompt) & _is_length(rows.output)
+    for column in rows.optional.values():
+        usable &= np.isfinite(column) | (column == np.inf)
+    wrong = int(np.count_nonzero(~usable))
+    if wrong and 2 * wrong < len(usable):
+        dropped["unreadable"] = dropped.get("unreadable", 0) + wrong
+        first_row = int(np.argmin(usable)) + 1
+        notes.append(f"{wrong:,} of {len(usable):,} requests have no time or no length (the first is {first_row:,})")
+    else:
+        usable[:] = True  # what is wrong with the first of them is told below
+    order = np.flatnonzero(usable)
+    if rows.sort:
+        order = order[np.argsort(time_ms[order], kind="stable")]
+    finite = time_ms[np.isfinite(time_ms)]
     try:
         requests = make_requests(
-            time_ms[order] - start,
+            time_ms[order] - (finite.min() if len(finite) else 0.0),
             rows.prompt[order],
             rows.output[order],
-            **{key: column[order] for key, column in optional.items()},
+            **{key: column[order] for key, column in rows.optional.items()},
         )
     except BadInput as error:
         raise BadInput(error.found, where=name, remedy=error.remedy) from None
     first, last = (None, None) if rows.spans is None else (requests.arrival_ms + span[order] for span in rows.spans)
-    return Recording(requests, name, rows.dropped, rows.notes, first, last)
+    return Recording(requests, name, dropped, notes, first, last)
+
+
+def _is_length(tokens: FloatArray) -> NDArray[np.bool_]:
+    return np.asarray((tokens >= 1) & (tokens <= MOST_TOKENS))
 
 
 def read_curve(source: str | Path) -> Piecewise:
@@ -150,7 +171,7 @@ def _columns(table: Trace, source: str) -> _Rows:
             remedy=f"Give {'|'.join(TIMES)} in seconds, {'|'.join(PROMPTS)} and {'|'.join(OUTPUTS)}.",
         )
     optional = {name: numbers(table[name]) for name in OPTIONAL if name in table}
-    time_ms = _moments(table, time, S)
+    time_ms = moments_ms(table, time)
     lengths = numbers(table[prompt]), numbers(table[output])
     return _Rows(time_ms, *lengths, optional=optional, spans=_spans(table, time_ms))
 
@@ -171,26 +192,29 @@ def _failed_out(table: Trace, time: str, prompt: str, output: str) -> _Rows:
     answered = numbers(table[output]) >= 1
     kept = table.select(answered)
     dropped = {"no_output": int(np.count_nonzero(~answered))} if not answered.all() else {}
-    return _Rows(_moments(kept, time, S), numbers(kept[prompt]), numbers(kept[output]), dropped)
+    return _Rows(moments_ms(kept, time), numbers(kept[prompt]), numbers(kept[output]), dropped)
 
 
-def _moments(table: Trace, name: str, unit: float) -> FloatArray:
+def moments_ms(table: Trace, name: str) -> FloatArray:
+    """ms (n,) of a column of seconds or of dates, NaN where there is neither."""
     column = table[name]
     if column.dtype.kind == "O":
-        try:
-            column = np.array([_without_zone(text) for text in column.tolist()], dtype="datetime64[ns]")
-        except (ValueError, TypeError, AttributeError):
-            column = numbers(column)
+        clocks = np.array([_without_zone(text) for text in column.tolist()], dtype="datetime64[ns]")
+        column = numbers(column) if np.isnat(clocks).all() else clocks
     if column.dtype.kind == "M":
         known = column[~np.isnat(column)]
         since = np.asarray((column - (known.min() if len(known) else column[:1])) / np.timedelta64(1, "ns"))
         return np.asarray(since * NS, dtype=np.float64)
-    return np.asarray(numbers(column) * unit, dtype=np.float64)
+    return np.asarray(numbers(column) * S, dtype=np.float64)
 
 
-def _without_zone(text: str) -> np.datetime64:
-    """A point in time; all rows of a log share their zone, and only differences count."""
-    return np.datetime64(text.strip().removesuffix("Z").split("+")[0].replace(" ", "T"), "ns")
+def _without_zone(text: Any) -> np.datetime64:
+    """A point in time, NaT for what is none; all rows of a log share their zone, and only differences count."""
+    clock = _CLOCK.match(text) if isinstance(text, str) else None
+    try:
+        return np.datetime64(clock[0].strip().replace(" ", "T") if clock else "NaT", "ns")
+    except ValueError:
+        return np.datetime64("NaT", "ns")
 
 
 def _mooncake(source: Source) -> _Rows:
@@ -242,11 +266,11 @@ def _vllm_bench(source: Source) -> _Rows:
         if not isinstance(prompts, list) or not isinstance(outputs, list):
             break
         failed = errors if isinstance(errors, list) and len(errors) == len(starts) else [""] * len(starts)
-        tokens: Iterable[Any] = [(math.nan, ())] * len(starts)
+        tokens: Iterable[Any] = [(None, None)] * len(starts)
         if isinstance(ttfts, list) and isinstance(gaps, list):
             tokens = zip(ttfts, gaps, strict=False)
         columns = [
-            (float(start), float(prompt), float(output), S * ttft, S * (ttft + sum(between)))
+            (number(start), number(prompt), number(output), S * number(ttft), S * (number(ttft) + _sum(between)))
             for start, prompt, output, error, (ttft, between) in zip(
                 starts, prompts, outputs, failed, tokens, strict=False
             )
@@ -255,6 +279,11 @@ def _vllm_bench(source: Source) -> _Rows:
         dropped = {"failed": len(starts) - len(columns)} if len(columns) < len(starts) else {}
         return _sorted_rows(columns, S, dropped)
     raise BadInput("no result of vllm bench serve in it", where=source.name, remedy="It may be cut short.")
+
+
+def _sum(gaps: Any) -> float:
+    """Of a list of numbers, NaN where it is none."""
+    return math.fsum(map(number, gaps)) if isinstance(gaps, list) else math.nan
 
 
 def _guidellm(source: Source) -> _Rows:
@@ -299,7 +328,8 @@ def _sorted_rows(
     table = np.array(rows, dtype=np.float64).reshape(-1, 5)
     sent, prompt, output, ttft, latency = table.T
     # From the first moment on, before scaling: nanoseconds since 1970 have no digits to spare.
-    start = np.nanmin(sent) if len(sent) and not np.all(np.isnan(sent)) else 0.0
+    finite = sent[np.isfinite(sent)]
+    start = finite.min() if len(finite) else 0.0
     spans = None if np.isnan(ttft + latency).all() else (ttft, latency)
     return _Rows((sent - start) * unit, prompt, output, dropped, notes, spans=spans, sort=True)
 

@@ -13,6 +13,9 @@ from latfit.stats import FloatArray, IntArray
 
 SmallIntArray = NDArray[np.int32]
 
+MOST_TOKENS = 2**31 - 1
+"""Of a request, as of a step."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Requests:
@@ -103,10 +106,11 @@ def make_requests(
     if len(late):
         raise _bad_row(late[0] + 1, "arrives before the one above it", "Sort the requests by arrival.")
     for name in ("prompt_tokens", "output_tokens"):
-        short = np.flatnonzero(columns[name] < 1)
-        if len(short):
-            value = int(columns[name][short[0]])
-            raise _bad_row(short[0], f"has {value} {name}", "A request has one or more of both: drop the row.")
+        wrong = np.flatnonzero((columns[name] < 1) | (columns[name] > MOST_TOKENS))
+        if len(wrong):
+            value = int(columns[name][wrong[0]])
+            remedy = "A request has one or more of both, and fewer than 2^31: drop the row."
+            raise _bad_row(wrong[0], f"has {value} {name}", remedy)
     if np.any(columns["class_id"] < 0):
         raise BadInput("a class is below zero", remedy="Number classes 0, 1, ..., the most urgent first.")
     if not np.all(columns["deadline_ms"] > 0):
@@ -124,6 +128,10 @@ def _column(values: Any, n: int, kind: Any, name: str) -> NDArray[Any]:
         broken = np.flatnonzero(~np.isfinite(column))
         if len(broken):
             raise _bad_row(broken[0], f"has no number in {name}", "Correct or drop it.")
+        most = np.iinfo(kind).max
+        large = np.flatnonzero(np.abs(column) >= most)
+        if len(large):
+            raise _bad_row(large[0], f"has {column[large[0]]:.3g} as {name}", f"Give less than {float(most):.3g}.")
     return np.ascontiguousarray(column, dtype=kind)
 
 

@@ -229,9 +229,10 @@ class TestFolder:
         assert found == dict(clean(trace).dropped) == {"zero_time": 40}
 
     def test_what_no_counter_can_hold_is_named(self, tmp_path: Path) -> None:
-        T = np.array([1.0] * 10 + [1e-20, 1e20])
-        folder = write(tmp_path / "rows", {"B": np.ones(12), "S": np.ones(12), "T_ms": T})
-        assert compress(folder).facts["dropped"] == {"out_of_range": 2}
+        T = np.array([1.0] * 10 + [2e-9, 1e20])
+        B = np.array([1.0] * 10 + [2.0**21, 1.0])
+        folder = write(tmp_path / "rows", {"B": B, "S": B, "T_ms": T})
+        assert compress(folder).facts["dropped"] == {"bad_value": 1, "out_of_range": 1}
 
     def test_columns_units_filters_and_nulls(self, tmp_path: Path) -> None:
         table = {

@@ -7,6 +7,7 @@ the rate exceeds what they carry, and the fluid backlog says how far.
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from latfit.planning.request import Load
 from latfit.queueing import POISSON, Arrivals, dispersions, fluid_backlog
 from latfit.stats import FloatArray
 from latfit.trace import TABLES, TIMES, Trace, numbers, open_source, read_columns
-from latfit.workload import read_requests
+from latfit.workload import moments_ms, read_requests
 
 WINDOWS = 60
 LEAST_A_WINDOW = 30
@@ -125,7 +126,9 @@ def read_load(source: str | Path, window_ms: float | None = None) -> Load:
     table = read_columns(opened, ())
     if _time_of(table) is None:
         # Not a table of moments: one of the other ways in which requests are recorded, or refused by name.
-        return load_from_arrivals(read_requests(opened).requests.arrival_ms, opened.name, window_ms)
+        found = read_requests(opened)
+        load = load_from_arrivals(found.requests.arrival_ms, opened.name, window_ms)
+        return replace(load, notes=tuple(found.notes))
     return load_of(table, opened.name, window_ms)
 
 
@@ -134,10 +137,20 @@ def load_of(table: Trace, name: str, window_ms: float | None = None) -> Load:
     time = _time_of(table)
     if time is None:
         raise BadInput("no column with moments of arrival", where=name, remedy="Give `t_s`, in seconds.")
-    moments = _moments(table, time, name)
+    moments = moments_ms(table, time)
+    known = np.isfinite(moments)
+    wrong = int(np.count_nonzero(~known))
+    first = f"row {int(np.argmin(known)) + 1:,}" if wrong else ""
+    if not len(known) or 2 * wrong >= len(known) or (wrong and RATE in table):
+        where_is = f" ({first})" if wrong else ""
+        raise BadInput(
+            f"a moment is missing or no number{where_is}", where=name, remedy="Correct or leave out the row."
+        )
     if RATE in table:
-        return _given(moments, np.asarray(numbers(table[RATE]), dtype=np.float64), name)
-    return load_from_arrivals(np.sort(moments), name, window_ms)
+        return _given(moments - moments.min(), np.asarray(numbers(table[RATE]), dtype=np.float64), name)
+    load = load_from_arrivals(np.sort(moments[known]), name, window_ms)
+    told = (f"{wrong:,} of {len(known):,} rows have no moment of arrival and are left out (the first is {first})",)
+    return replace(load, notes=told) if wrong else load
 
 
 def _time_of(table: Trace) -> str | None:
@@ -153,21 +166,3 @@ def _given(starts_ms: FloatArray, rates_per_s: FloatArray, name: str) -> Load:
             "a rate is negative or no number, or all are zero", where=name, remedy=f"Give {RATE} of 0 or more."
         )
     return Load(rates_per_s / MS_PER_S, float(steps[0]), name)
-
-
-def _moments(table: Trace, column: str, name: str) -> FloatArray:
-    """Moments in ms, from the first."""
-    values = table[column]
-    if values.dtype.kind == "O":
-        try:
-            values = np.array([str(text).strip()[:29].replace(" ", "T") for text in values.tolist()], "datetime64[ns]")
-        except ValueError:
-            values = numbers(values)
-    if values.dtype.kind == "M":
-        seconds = (values - values.min()) / np.timedelta64(1, "s")
-    else:
-        seconds = np.asarray(numbers(values), dtype=np.float64)
-    if not len(seconds) or not np.all(np.isfinite(seconds)):
-        row = "" if not len(seconds) else f" (row {int(np.argmax(~np.isfinite(seconds))) + 1})"
-        raise BadInput(f"a moment is missing or no number{row}", where=name, remedy="Correct or leave out the row.")
-    return np.asarray((seconds - seconds.min()) * MS_PER_S, dtype=np.float64)

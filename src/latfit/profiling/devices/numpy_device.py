@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
+from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.numpy_step import DecoderStep, DecoderWeights, Float32, KvCache, filled, random_weights
 from latfit.profiling.devices.protocol import DeviceOutOfMemory
 from latfit.profiling.host.blas import blas_facts, find_openblas
-from latfit.profiling.host.machine import free_memory_bytes, sensible_threads
+from latfit.profiling.host.machine import sensible_threads
 from latfit.profiling.shapes import GIB, ModelShape, Part, StepShape, check_fits, step_bytes
 
 INPUT_SETS = 4

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import WrongUsage
+from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.numpy_step import (
     EPS,
     DecoderWeights,
@@ -28,7 +29,7 @@ from latfit.profiling.devices.numpy_step import (
     rotation,
 )
 from latfit.profiling.devices.protocol import DeviceOutOfMemory, DeviceSettings
-from latfit.profiling.host.machine import free_memory_bytes, sensible_threads
+from latfit.profiling.host.machine import sensible_threads
 from latfit.profiling.shapes import GIB, ModelShape, Part, StepShape, check_fits, step_bytes
 
 Node = Any

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from latfit.errors import HardwareMissing, WrongUsage
+from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.protocol import PRECISIONS, Device, DeviceOutOfMemory, DeviceSettings
 from latfit.profiling.devices.subprocess_device import RemoteDevice, Turns
 from latfit.profiling.host.executed_isa import probe, satisfies
 from latfit.profiling.host.isa import cpu_flags, environment_for, missing_for_amx, tile_permission
-from latfit.profiling.host.machine import free_memory_bytes, idle_threads, sensible_threads, usable_cpus
+from latfit.profiling.host.machine import idle_threads, sensible_threads, usable_cpus
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.shapes import PARTS, ModelShape, Part, StepShape
 

@@ -4,9 +4,10 @@ import time
 from typing import Any
 
 from latfit.errors import WrongUsage
+from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.protocol import DeviceOutOfMemory, DeviceSettings
 from latfit.profiling.devices.torch_step import Tensor, TorchStep, random_cache, random_torch_weights
-from latfit.profiling.host.machine import free_memory_bytes, sensible_threads
+from latfit.profiling.host.machine import sensible_threads
 from latfit.profiling.shapes import GIB, ModelShape, StepShape, check_fits, step_bytes
 
 INPUT_SETS = 4

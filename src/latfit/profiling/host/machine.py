@@ -80,18 +80,6 @@ def idle_threads(seconds: float = 0.3) -> int:
     return max(1, min(sensible_threads(), round(len(usable_cpus()) - reading.other_cpus)))
 
 
-def free_memory_bytes() -> int | None:
-    """Memory that can still be taken without swapping, within a container's limit; None where it is not
-    known."""
-    free = _meminfo("MemAvailable")
-    limit = _first_line(Path("/sys/fs/cgroup/memory.max"))
-    used = _first_line(Path("/sys/fs/cgroup/memory.current"))
-    if limit and limit.isdigit() and used and used.isdigit():
-        left = max(0, int(limit) - int(used))
-        return left if free is None else min(free, left)
-    return free
-
-
 def load_average() -> list[float] | None:
     """Mean number of runnable tasks over 1, 5 and 15 minutes."""
     try:

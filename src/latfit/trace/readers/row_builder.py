@@ -65,7 +65,8 @@ def run_names(replicas: Sequence[str], counters: FloatArray) -> list[str]:
 
 def from_start_of_run(seconds: FloatArray, runs: Sequence[str]) -> FloatArray:
     """Seconds since the first row of the same run."""
-    names, index = np.unique(np.array(runs, dtype=object).astype(str), return_inverse=True)
+    names = {run: i for i, run in enumerate(dict.fromkeys(runs))}
+    index = np.fromiter((names[run] for run in runs), np.intp, len(runs))
     first = np.full(len(names), np.inf)
     np.fmin.at(first, index, seconds)
     return np.asarray(seconds - np.where(np.isfinite(first), first, np.nan)[index])

@@ -1,13 +1,12 @@
-"""Where bytes come from: a file or standard input, compressed or not, always bounded.
+"""Where bytes come from: a file, a pipe or standard input, compressed or not, always bounded.
 
 A compressed file is decompressed as a stream. Its size is bounded against archives that are made to explode: beyond
 `SAFE_BYTES` the plain bytes may be at most `MOST_EXPANSION` times the compressed ones, which no log reaches: engine
-logs compress 10 to 30 times.
+logs compress 10 to 30 times. What is read as a whole is bounded by the memory that is free, too.
 """
 
 import io
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,12 +14,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from latfit.errors import BadInput
-from latfit.files import unreadable
+from latfit.inputs import regular_file, spooled, unreadable
+from latfit.memory import GIB, free_memory_bytes
 
 HEAD_BYTES = 1 << 16
 BLOCK_BYTES = 1 << 24
-SAFE_BYTES = 1 << 28
-MOST_EXPANSION = 200
+SAFE_BYTES = 1 << 27
+MOST_EXPANSION = 50
+MEMORY_PER_BYTE = 12
+"""What a table of short numbers takes while it is read, for each byte of its text."""
 
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -54,7 +56,9 @@ class Source:
             return raw
         import pyarrow as pa
 
-        plain = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), self.compression)
+        raw.close()
+        # Arrow opens the file itself: a Python file that its threads read may be gone when the program ends
+        plain = pa.CompressedInputStream(pa.OSFile(str(self.path)), self.compression)
         return cast(BinaryIO, io.BufferedReader(_Bounded(plain, self)))
 
     def blocks(self, size: int = BLOCK_BYTES) -> Iterator[bytes]:
@@ -64,9 +68,20 @@ class Source:
                 yield block
 
     def content(self) -> bytes:
-        """All decompressed bytes; for formats that cannot be read as a stream."""
-        with self.open() as stream:
-            return stream.read()
+        """All decompressed bytes, for formats that are no streams. Raises BadInput where memory is short."""
+        free = free_memory_bytes()
+        most = sys.maxsize if free is None else free // MEMORY_PER_BYTE
+        size, parts = 0, []
+        for block in self.blocks():
+            size += len(block)
+            if size > most:
+                raise BadInput(
+                    f"more than {most / GIB:.2g} GiB of text, whose table has no room in the memory that is free",
+                    where=self.name,
+                    remedy="Read a part of it, or turn it into Parquet and summarise it with --cells.",
+                )
+            parts.append(block)
+        return b"".join(parts)
 
     def _raw(self) -> BinaryIO:
         try:
@@ -111,34 +126,12 @@ class _Bounded(io.RawIOBase):
 
 
 def open_source(name: str | Path) -> Source:
-    """The file called `name`, or standard input for `-`, which is kept in a temporary file until the program ends.
+    """The file called `name`, what comes through the pipe of that name, or standard input for `-`.
 
     Raises BadInput where there is no such file, or nothing in it.
     """
-    if str(name) == "-":
-        return Source("standard input", _spooled(sys.stdin.buffer))
-    path = Path(name)
-    try:
-        empty = path.stat().st_size == 0 and path.is_file()
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise unreadable(path, error) from None
-    if empty:
-        raise BadInput("the file is empty", where=str(path), remedy="Check how it was made, and make it again.")
-    return Source(str(path), path)
-
-
-_SPOOLED: list[Any] = []
-"""Temporary files of standard input; they vanish when the program ends."""
-
-
-def _spooled(stream: BinaryIO) -> Path:
-    kept = tempfile.NamedTemporaryFile(prefix="latfit-stdin-")  # noqa: SIM115  lives as long as the program
-    while block := stream.read(BLOCK_BYTES):
-        kept.write(block)
-    kept.flush()
-    _SPOOLED.append(kept)
-    if kept.tell() == 0:
-        raise BadInput("nothing came in", where="standard input", remedy="Pipe a trace or a log into latfit.")
-    return Path(kept.name)
+    if str(name) != "-":
+        return Source(str(name), regular_file(Path(name)))
+    if sys.stdin is None:
+        raise BadInput("is closed", where="standard input", remedy="Pipe a trace or a log into latfit, or name a file.")
+    return Source("standard input", spooled(sys.stdin.buffer, "standard input"))

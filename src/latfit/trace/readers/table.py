@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from latfit.errors import BadInput
+from latfit.errors import BadInput, first_line
 from latfit.trace.columns import BY_NAME, REQUIRED
-from latfit.trace.parquet import columns_of, read_parquet
+from latfit.trace.parquet import columns_of, label, read_parquet
 from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source
 from latfit.trace.readers.text import Tally, header_of, number, numbers, read_delimited, records, starts_as_json, texts
@@ -164,7 +164,8 @@ def steps_of(found: Trace, options: Options, where: str, *, in_ms: bool = False)
     """A table under the names of its source as steps. in_ms: whether T is known to be. Raises BadInput."""
     named = named_columns(found.columns, options, where)
     columns = {name: _typed(name, column) for name, column in named.columns.items()}
-    columns["T_ms"] = columns["T_ms"] * named.ms_per_unit
+    with np.errstate(over="ignore"):  # what is no time in any unit is dropped by cleaning
+        columns["T_ms"] = columns["T_ms"] * named.ms_per_unit
     if not in_ms:
         check_unit(columns["T_ms"], options, where)
     return Trace(columns, {**found.provenance, **provenance_of(named)})
@@ -184,6 +185,7 @@ def typed_columns(found: Trace, required: Sequence[str], where: str) -> Trace:
             remedy=f"Give a table with the columns {', '.join(required)}.",
         )
     columns = {name: _typed(name, column) for name, column in found.columns.items()}
+    columns |= {name: numbers(columns[name]) for name in required}
     broken = np.logical_or.reduce([~np.isfinite(columns[name]) for name in required])
     if broken.any():
         raise BadInput(
@@ -221,15 +223,19 @@ def _read_binary(source: Source) -> Trace:
         if source.head.startswith(PARQUET_MAGIC):
             return read_parquet(source.path, source.name)
         return Trace(columns_of(_arrow_table(source), source.name))
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        reason = (str(error).splitlines() or ["damaged"])[0][:200]
         raise BadInput(
-            f"not a whole table ({reason})", where=source.name, remedy="It may be cut short: copy or make it again."
+            f"not a whole table ({first_line(error)})",
+            where=source.name,
+            remedy="It may be cut short: copy or make it again.",
         ) from None
 
 
 def _arrow_table(source: Source) -> Any:
     """The table, checked: a damaged one would lead outside its buffers."""
+    import pyarrow as pa
     from pyarrow import ipc
 
     if source.head.startswith(OLD_FEATHER_MAGIC):
@@ -238,7 +244,7 @@ def _arrow_table(source: Source) -> Any:
             where=source.name,
             remedy="Save it again in the second version (or as Parquet).",
         )
-    with source.open() as stream:
+    with pa.OSFile(str(source.path)) as stream:
         is_stream = source.head.startswith(ARROW_STREAM_MAGIC)
         table = (ipc.open_stream if is_stream else ipc.open_file)(stream).read_all()
     table.validate(full=True)
@@ -252,7 +258,7 @@ def _read_json(source: Source) -> Trace:
     for row, record in enumerate(records(source, tally)):
         for name, value in record.items():
             if not isinstance(value, (dict, list)):
-                columns.setdefault(name.strip(), [None] * row)[row:] = [value]
+                columns.setdefault(str(label(name.strip())), [None] * row)[row:] = [value]
         if len(columns) > MOST_COLUMNS:
             raise BadInput(
                 f"has more than {MOST_COLUMNS} different keys",
@@ -289,8 +295,13 @@ def _typed(name: str, column: Array) -> Array:
     if kind == "text":
         return texts(column)
     if kind == "flag":
-        return np.array([value in (True, 1, "true", "True", "1") for value in column.tolist()], dtype=bool)
+        return np.array([is_set(value) for value in column.tolist()], dtype=bool)
     return texts(column) if column.dtype.kind == "O" else column
+
+
+def is_set(value: object) -> bool:
+    """Whether a flag is: true, 1 and their spellings; anything else is not."""
+    return isinstance(value, bool | int | float | str) and value in (True, "true", "True", "1")
 
 
 def _seconds(moments: Array) -> Array:

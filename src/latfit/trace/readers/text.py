@@ -8,22 +8,27 @@ JSON lines are parsed one by one, so that memory is bounded by the longest line.
 import csv
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from latfit.errors import BadInput
-from latfit.trace.parquet import columns_of
-from latfit.trace.readers.source import Source
+from latfit.errors import BadInput, first_line
+from latfit.trace.parquet import columns_of, label
+from latfit.trace.readers.source import HEAD_BYTES, Source
 from latfit.trace.table import Array
 
 MOST_LINE_BYTES = 1 << 26
 MOST_DOCUMENT_BYTES = 1 << 29
 MOST_LABELS = 1 << 16
 
+FEW_NULS = 0.01
+"""Share of bytes."""
+
+_OPENING_QUOTE = re.compile(rb'(^|[,;\t])"')
 _DECODER = json.JSONDecoder()
 
 
@@ -86,13 +91,10 @@ def number(record: Any, *path: str) -> float:
 def text(record: Any, *path: str) -> str:
     """The value under a path of keys as text, empty where there is none."""
     value = member(record, *path)
-    try:
-        return "" if value is None or isinstance(value, (dict, list)) else str(value)
-    except ValueError:
-        return ""  # an integer of more digits than Python turns into text
+    return "" if isinstance(value, (dict, list)) else _text(value)
 
 
-def _plain(raw: bytes) -> str:
+def _plain(raw: bytes | bytearray) -> str:
     return raw.decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
 
 
@@ -118,7 +120,8 @@ def _of_document(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
                 where=source.name,
                 remedy="Turn it into JSON lines, for example with: jq -c '.[]' FILE",
             )
-    plain = _plain(bytes(content))
+    plain = _plain(content)
+    del content
     position = 1 if plain.startswith("[") else 0
     while True:
         while position < len(plain) and plain[position] in " \t\r\n,]":
@@ -172,7 +175,7 @@ def header_of(head: bytes) -> list[str]:
     """The names in the first line; empty where it is not the header of a table."""
     if head.startswith(UTF16_MARKS):
         plain = head[: len(head) & ~1].decode("utf-16", errors="replace")
-    elif b"\0" in head:
+    elif _is_binary(head):
         return []
     else:
         plain = head.decode("utf-8-sig", errors="replace")
@@ -189,25 +192,55 @@ def has_columns(head: bytes, *names: str) -> bool:
     return set(names) <= set(header_of(head))
 
 
+def _is_binary(head: bytes) -> bool:
+    """Whether it is no text: a NUL in its first line, or more than a few behind it, as a machine that went down writes
+    them."""
+    return b"\0" in head.partition(b"\n")[0] or head.count(b"\0") > FEW_NULS * len(head)
+
+
 def read_delimited(source: Source) -> Delimited:
-    """The table. Bytes that are not text become U+FFFD. Raises BadInput where it is not a table."""
+    """The table. Bytes that are not text become U+FFFD; lines of another number of cells are left out and counted.
+
+    Raises BadInput where it is not a table, and where more lines are wrong than right.
+    """
     import pyarrow as pa
 
-    if b"\0" in source.head and not source.head.startswith(UTF16_MARKS):
+    if not source.head.startswith(UTF16_MARKS) and _is_binary(source.head):
         raise _not_a_table(source, "it holds bytes that are no text")
     names = header_of(source.head)
     if twice := next((name for name, times in Counter(names).items() if times > 1), None):
-        raise BadInput(f"two columns are called {twice!r}", where=source.name, remedy="Rename one of them.")
-    skipped: list[str] = []
+        raise BadInput(f"two columns are called {label(twice)!r}", where=source.name, remedy="Rename one of them.")
     try:
-        with source.open() as stream:
-            table = _parsed(stream, source.head, names, skipped)
+        content = _as_utf8(source)
+        table, wrong = _parsed(content)
+        if len(wrong) > table.num_rows:
+            row, cells, expected = _parsed(content, in_order=True)[1][0]
+            counts = (
+                f"row {row} has {cells} cells, the header {expected}; {len(wrong)} of {len(wrong) + table.num_rows}"
+            )
+            raise _not_a_table(source, f"{counts} rows are like that")
+    except MemoryError:
+        raise
     except (pa.ArrowException, ValueError, csv.Error) as error:
-        raise _not_a_table(source, error) from None
-    if skipped and len(skipped) > table.num_rows:
-        raise _not_a_table(source, skipped[0])
-    columns = columns_of(table, source.name)
-    return Delimited({name: _decoded(column) for name, column in columns.items()}, len(skipped))
+        raise _not_a_table(source, first_line(error)) from None
+    return Delimited(columns_of(table, source.name), len(wrong))
+
+
+def _as_utf8(source: Source) -> bytes:
+    """The text, with what is no text replaced, and quotes removed that open a cell and are not closed in their line:
+    they would swallow all lines up to the next one."""
+    content = source.content()
+    if source.head.startswith(UTF16_MARKS):
+        content = content.decode("utf-16", "replace").encode()
+    elif not content.isascii():
+        content = content.decode("utf-8-sig", "replace").encode()
+    if b'"' not in content:
+        return content
+    lines = content.split(b"\n")
+    for i, line in enumerate(lines):
+        if line.count(b'"') % 2:
+            lines[i] = _OPENING_QUOTE.sub(b"\\1", line)
+    return b"\n".join(lines)
 
 
 def numbers(column: Array) -> Array:
@@ -222,51 +255,43 @@ def texts(column: Array) -> Array:
     return np.array([_text(value) for value in column.tolist()], dtype=object)
 
 
-def _parsed(stream: Any, head: bytes, names: list[str], skipped: list[str]) -> Any:
+def _parsed(content: bytes, *, in_order: bool = False) -> tuple[Any, list[tuple[int | None, int, int]]]:
+    """The table, and (row, cells, cells of the header) of each line that is not in it; only in order rows have numbers,
+    counted from 1 behind the header."""
+    import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
-    plain = head.decode("utf-16" if head.startswith(UTF16_MARKS) else "utf-8-sig", errors="replace")
-    lines = plain.split("\n", 2)
+    lines = content[:HEAD_BYTES].decode(errors="replace").lstrip("\ufeff").split("\n", 2)
     delimiter = _delimiter(lines[0])
     # A semicolon separates where the comma marks decimals.
     decimal = "," if delimiter == ";" and len(lines) > 1 and "," in lines[1] else "."
-    reading = arrow_csv.ReadOptions(encoding="utf-16" if head.startswith(UTF16_MARKS) else "utf8")
-    if "\ufffd" in "".join(names):
-        reading.column_names, reading.skip_rows = names, 1
-    return arrow_csv.read_csv(
-        stream,
-        read_options=reading,
-        parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=_counting(skipped)),
+    wrong: list[tuple[int | None, int, int]] = []
+
+    def skip(row: Any) -> str:
+        wrong.append((row.number and row.number - 1, row.actual_columns, row.expected_columns))
+        return "skip"
+
+    table = arrow_csv.read_csv(
+        pa.BufferReader(content),
+        read_options=arrow_csv.ReadOptions(use_threads=not in_order),
+        parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=skip),
         convert_options=arrow_csv.ConvertOptions(
             decimal_point=decimal, auto_dict_encode=True, auto_dict_max_cardinality=MOST_LABELS
         ),
     )
+    return table, wrong
 
 
-def _counting(skipped: list[str]) -> Callable[[Any], str]:
-    def skip(row: Any) -> str:
-        skipped.append(f"a line of {row.actual_columns} cells under a header of {row.expected_columns}")
-        return "skip"
-
-    return skip
-
-
-def _not_a_table(source: Source, reason: object) -> BadInput:
-    first = (str(reason).splitlines() or ["nothing in it"])[0][:200]
+def _not_a_table(source: Source, reason: str) -> BadInput:
     return BadInput(
-        f"not a table ({first})", where=source.name, remedy="Give a trace in Parquet, or CSV with a header line."
+        f"not a table ({reason or 'nothing in it'})",
+        where=source.name,
+        remedy="Give a trace in Parquet, or CSV with a header line.",
     )
 
 
 def _delimiter(line: str) -> str:
     return max(",\t;", key=line.count)
-
-
-def _decoded(column: Array) -> Array:
-    """Arrow gives a column with bytes outside UTF-8 as bytes."""
-    if column.dtype.kind != "O" or not any(isinstance(value, bytes) for value in column.tolist()):
-        return column
-    return texts(column)
 
 
 def _number(value: object) -> float:
@@ -279,9 +304,7 @@ def _number(value: object) -> float:
 
 
 def _text(value: object) -> str:
-    if value is None:
-        return ""
     try:
-        return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
+        return label(value if isinstance(value, str | bytes) or value is None else str(value)) or ""
     except ValueError:
         return ""  # an integer of more digits than Python turns into text

@@ -24,6 +24,7 @@ from latfit.stats import FloatArray
 from latfit.trace.clean import RULES, CleanOptions, tried
 from latfit.trace.columns import BY_NAME, REQUIRED
 from latfit.trace.filter import matching_rows
+from latfit.trace.readers.table import is_set
 from latfit.trace.sketch.histogram import (
     B_LIMIT,
     CONTEXT_LIMIT,
@@ -156,7 +157,9 @@ def _parts_of(filesystem: Any, path: str, column_map: Mapping[str, str]) -> list
             if reason := _column_reason(schema, column_map):
                 return reason
             return _split(path, [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)])
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
         return f"not a whole Parquet file ({first_line(error)})"
 
 
@@ -168,8 +171,12 @@ def _column_reason(schema: Any, column_map: Mapping[str, str]) -> str | None:
         if schema.names.count(theirs) != 1 or _shadowed(name, column_map):
             there = ", ".join(schema.names[:12])
             return f"{'no column' if theirs not in schema.names else 'two columns'} {theirs} (there are {there})"
-    for name in BY_NAME:
+    for name in (*BY_NAME, *LABELS):
         theirs = column_map.get(name, name)
+        if schema.names.count(theirs) > 1:
+            return f"two columns {theirs}"
+        if name in LABELS:
+            continue
         if BY_NAME[name].kind in ("int", "float") and theirs in schema.names:
             kind = schema.field(theirs).type
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
@@ -225,7 +232,9 @@ def summarise(filesystem: Any, part: Part, scan: Scan, level: int = 0) -> Cells:
     try:
         for batch in batches(filesystem, part, _wanted(scan), scan.column_map):
             pool.add(_cells_of(batch, scan, part.path, pool.level))
-    except (pa.ArrowException, OSError) as error:
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
         reason = f"{part.rows:,} rows cannot be read ({first_line(error)})"
         if not scan.skip_unreadable:
             raise unreadable(part.path, reason) from None
@@ -356,4 +365,4 @@ def _flags(column: Any) -> Mask:
 
     if pa.types.is_boolean(column.type):
         return np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
-    return np.array([value in (True, 1, "true", "True", "1") for value in column.to_pylist()], dtype=bool)
+    return np.array([is_set(value) for value in column.to_pylist()], dtype=bool)
