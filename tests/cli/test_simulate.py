@@ -89,14 +89,14 @@ def test_tokens_of_the_prompts(in_tmp: Path, capsys: pytest.CaptureFixture[str])
 def test_sweep_resume_and_figure(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ("--sweep", "rate=100/s,400/s; t-cut=2ms,4ms", "--policy", "cutoff", "--policy", "gpu-only")
     files = ("--out", "runs.parquet", "--figure", "runs.png")
-    runs = simulated("--rate", "1/s", *sweep, *files, *PATHS, *SMALL, capsys=capsys)["runs"]
+    runs = simulated(*sweep, *files, *PATHS, *SMALL, capsys=capsys)["runs"]
     # T_cut is the cut-off's own: greedy batching has one point a rate.
     assert [(each["policy"], each["rate_per_s"]) for each in runs] == [
         *[("cutoff", 100)] * 2, ("gpu-only", 100), *[("cutoff", 400)] * 2, ("gpu-only", 400)
     ]  # fmt: skip
     assert pq.read_table("runs.parquet").num_rows == 6
     assert Path("runs.png").read_bytes().startswith(b"\x89PNG")
-    again = simulated("--rate", "1/s", *sweep, *files, "--resume", *PATHS, *SMALL, capsys=capsys)["runs"]
+    again = simulated(*sweep, *files, "--resume", *PATHS, *SMALL, capsys=capsys)["runs"]
     assert again == runs
 
 
@@ -190,7 +190,7 @@ def test_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--rate", "5/s", "--law", "bursts:4:0.5:1s", *PATHS], 2, "bursts of 4"),
         (["--rate", "5/s", "--class", "chat", *PATHS], 2, "is not a class"),
         (["--rate", "5/s", "--sweep", "colour=red", *PATHS], 2, "'colour' is not a setting"),
-        (["--rate", "5/s", "--sweep", "batch=red", *PATHS], 2, "cannot be read"),
+        (["--rate", "5/s", "--policy", "fixed", "--sweep", "batch=red", *PATHS], 2, "cannot be read"),
         (["--rate", "5/s", "--resume", *PATHS], 2, "nothing to resume"),
         (["--users", "3", "--arrivals", "x.csv", *PATHS], 2, "several kinds of load"),
         (["--rate", "5/s", "--by-prompt", *PATHS], 2, "no prompt lengths"),

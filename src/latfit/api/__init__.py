@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from latfit.api.hardware import Hardware as Hardware
     from latfit.api.measuring import Profile as Profile, profile as profile
     from latfit.api.plans import Plan as Plan, plan as plan, step_budget as step_budget
-    from latfit.api.predictions import Predicted as Predicted, predicted as predicted, steps_from as steps_from
+    from latfit.api.predictions import (
+        Predicted as Predicted,
+        predicted as predicted,
+        refuse_unread as refuse_unread,
+        steps_from as steps_from,
+    )
     from latfit.api.quantities import Needs as Needs, refuse_idle as refuse_idle
     from latfit.api.reading import ReadOptions as ReadOptions, data_line as data_line, read as read
     from latfit.api.reports import Report as Report, report as report

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from latfit.api.fits import Fit, as_fit
-from latfit.api.quantities import library_verb, percent
+from latfit.api.quantities import Needs, library_verb, only_with, percent
 from latfit.api.reading import ReadOptions
 from latfit.errors import WrongUsage
 from latfit.fitting import Change, change
@@ -110,7 +110,21 @@ class Comparison:
         return f"<p>{html.escape(repr(self))}</p>{self.table.to_html(float_format='{:+.1f}'.format)}"
 
 
+FITTED_HERE = ("seed", *ReadOptions.__annotations__)
+OF_COMPARISONS = tuple(
+    Needs(
+        name,
+        lambda o: o.sources is None or not all(str(source).endswith(".json") for source in o.sources),
+        "every source is a fit already, nothing is read or fitted",
+    )
+    for name in FITTED_HERE
+    if name != "progress"
+)
+"""What parameters of `compare` need."""
+
+
 @library_verb
+@only_with(*OF_COMPARISONS)
 def compare(
     *sources: Any,
     tolerance: Any = "5%",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from latfit.api.evaluations import Evaluation
 from latfit.api.many_fits import FitTask, Outcome, all_done, failed
-from latfit.api.predictions import grid_of, predicted, steps_from
-from latfit.api.quantities import library_verb, percent
+from latfit.api.predictions import grid_of, predicted, refuse_unread, steps_from
+from latfit.api.quantities import Needs, library_verb, only_with, percent
 from latfit.api.reading import ReadOptions, data_line, read
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
 from latfit.model import DataFacts, FitResult, fit_from_json, read_fit, write_fit
@@ -37,6 +37,20 @@ if TYPE_CHECKING:
 Ranges = Mapping[str, tuple[float, float]]
 Progress = Callable[[float, int], None]
 State = Literal["good", "doubt", "bad"]
+
+OF_FITS = (
+    Needs("resample", lambda o: o.bootstrap or o.intervals == "bootstrap", "nothing is drawn", "Add --bootstrap 1000"),
+    Needs("max_error", lambda o: not o.force, "--force enters the fit whatever its error"),
+)
+"""What the options of a fit need."""
+
+GRID = "a sensitivity is of the typical latency, on a grid of -B and -S"
+OF_PREDICTIONS = (
+    Needs("S", lambda o: o.B or o.sensitivity or o.data is not None, "there is no -B", "Add -B"),
+    *(Needs(name, lambda o: not o.sensitivity, GRID) for name in ("level", "strict", "context_tokens")),
+    *(Needs(name, lambda o: not o.sensitivity, GRID) for name in ("prefill_requests", "prefill_tokens")),
+)
+"""What the options of a prediction need."""
 
 GRID_B, GRID_S = 5, 6
 """Values of B and S that a sensitivity takes where none are named."""
@@ -151,6 +165,7 @@ class Fit:
         return "\n".join(lines)
 
     @library_verb
+    @only_with(*OF_PREDICTIONS)
     def predict(
         self,
         B: Any = None,
@@ -181,21 +196,24 @@ class Fit:
             "prefill_requests": prefill_requests,
             "prefill_tokens": prefill_tokens,
         }
+        refuse_unread(self.result, {**given, "context": context})
         steps = steps_from(B, S, given, every_combination=every_combination)
         return predicted(self.result, steps, level, context, strict=strict).frame
 
     @library_verb
     def evaluate(self, source: Any, **reading: Unpack[ReadOptions]) -> Evaluation:
-        """How well it predicts steps that it has not seen: errors overall and by phase, coverage of its intervals.
+        """How well it predicts steps that it has not seen: errors overall and by phase, coverage of its intervals; and
+        first whether they are of its machine (`.foreign`, `.machine`).
 
         source, reading: as of `latfit.read`. Raises BadInput where the source holds several systems.
         """
-        from latfit.fitting import evaluate
+        from latfit.fitting import evaluate, same_machine
 
         found = read(source, **reading)
         check_one_system(found)
-        held_out = self.result.cross_validation.mape_pct
-        return Evaluation(evaluate(self.result, found.trace), data_facts(found, {}, found.trace), held_out)
+        machine, held_out = same_machine(self.result, found.trace), self.result.cross_validation.mape_pct
+        scores = {**evaluate(self.result, found.trace), "machine": machine.to_json()}
+        return Evaluation(scores, data_facts(found, {}, found.trace), held_out, machine)
 
     @library_verb
     def sensitivity(self, B: Any = None, S: Any = None, context: float | None = None) -> "Sensitivity":
@@ -206,6 +224,7 @@ class Fit:
         """
         from latfit.fitting import sensitivity_of
 
+        refuse_unread(self.result, {"context": context})
         typical = dict(self.result.typical) if context is None else {"context_tokens": float(context)}
         over_B = grid_of(self.result, "B", GRID_B, B)
         decode = S is None and not self.result.knows_prefill
@@ -288,6 +307,7 @@ def as_fit(source: Any, *, seed: int = 0, **reading: Unpack[ReadOptions]) -> Fit
 
 
 @library_verb
+@only_with(*OF_FITS)
 def fit(
     source: Any,
     *,
@@ -332,6 +352,7 @@ def fit(
 
 
 @library_verb
+@only_with(*OF_FITS)
 def fit_each(
     source: Any,
     *,

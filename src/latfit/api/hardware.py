@@ -161,6 +161,7 @@ class Hardware:
     @library_verb
     def described(self, tokens_per_request: int = 1, context: float | None = None) -> dict[str, Any]:
         """Every path as `latfit hardware show --json` has it. Raises WrongUsage."""
+        refuse_unread_context(self.result, context)
         estimates = self._estimates(tokens_per_request, context)
         return {
             name: {
@@ -229,6 +230,13 @@ def check_one_model(profile: HardwareProfile) -> None:
         from latfit.fitting import check_alike
 
         check_alike({f"path {name}": path.fit for name, path in profile.paths.items()})
+
+
+def refuse_unread_context(profile: HardwareProfile, context: float | None) -> None:
+    """Raises WrongUsage for a context that no path's latency depends on."""
+    if context is not None and not any(path.fit.reads_context for path in profile.paths.values()):
+        why = "has no effect: no path's latency depends on cached tokens"
+        raise WrongUsage(why, where="--context", remedy="Leave --context out, or fit --model context.")
 
 
 def profile_of(paths: Any) -> HardwareProfile:

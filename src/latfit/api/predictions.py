@@ -17,6 +17,8 @@ from latfit.trace import Trace, impossible_steps
 FEW = 8
 """Numbers that an error repeats."""
 NO_STEP = "is no step"
+REASONS = 3
+"""Reasons that a refusal lists."""
 POSSIBLE = "A step has 2^31 > S >= B >= 1; what prefills is a part of B and of S, and no count is below zero."
 
 
@@ -107,9 +109,11 @@ def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, stric
     steps = with_context(fit, steps, context)
     found = predict(fit, steps, level)
     if strict and found.outside.any():
-        reasons = dict.fromkeys(why for why in found.why_outside.tolist() if why)
+        reasons = list(dict.fromkeys(why for why in found.why_outside.tolist() if why))
+        more = f"; and {len(reasons) - REASONS:,} more" if len(reasons) > REASONS else ""
         raise BadInput(
-            f"{int(found.outside.sum())} of {len(steps)} steps cannot be predicted ({'; '.join(reasons)})",
+            f"{int(found.outside.sum()):,} of {len(steps):,} steps cannot be predicted"
+            f" ({'; '.join(reasons[:REASONS])}{more})",
             remedy="Ask inside the fit's domain, measure there, or leave out --strict.",
         )
     columns = {
@@ -120,8 +124,24 @@ def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, stric
         "high": found.high,
         "outside_domain": found.outside,
         "why_outside": found.why_outside,
+        "why_no_interval": found.why_no_interval,
     }
     return Predicted(columns, level, found.notes)
+
+
+PREFILL = ("prefill_requests", "prefill_tokens")
+
+
+def refuse_unread(fit: FitResult, said: Mapping[str, Any]) -> None:
+    """Raises WrongUsage for what is said of steps, by name, though the fit does not depend on it."""
+    unread = {} if fit.reads_context else {"context": "cached tokens", CONTEXT: "cached tokens"}
+    if len(fit.limits.by_phase) <= 1 and set(fit.structure.columns) <= {"B", "S", CONTEXT}:
+        unread |= dict.fromkeys(PREFILL, "prefill")
+    for name, what in unread.items():
+        if said.get(name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            why = f"has no effect: the {fit.model} fit does not depend on {what}"
+            raise WrongUsage(why, where=option, remedy=f"Leave {option} out.")
 
 
 def _whole(column: FloatArray) -> Any:

@@ -107,18 +107,12 @@ def only_with(*needs: Needs) -> Callable[[Callable[P, R]], Callable[P, R]]:
     count as the verb's own. Where options were typed the command line has looked."""
 
     def add(function: Callable[P, R]) -> Callable[P, R]:
-        parameters = inspect.signature(function).parameters
+        signature = inspect.signature(function)
 
         @functools.wraps(function)
         def checked(*given: P.args, **named: P.kwargs) -> R:
             if not on_command_line.get():
-                bound = dict(zip(parameters, given, strict=False)) | named
-                values: dict[str, Any] = {name: each.default for name, each in parameters.items()} | bound
-                asked = {name for name, value in bound.items() if _differs(value, parameters.get(name))}
-                for inner in (values.get(name) or {} for name in SETTINGS):
-                    settings = {name.replace("-", "_"): value for name, value in inner.items() if value is not None}
-                    asked, values = asked | set(settings), settings | values
-                refuse_idle(needs, asked, values)
+                refuse_idle(needs, *_given(signature, given, named))
             return function(*given, **named)
 
         checked.needs = needs  # type: ignore[attr-defined]
@@ -127,12 +121,29 @@ def only_with(*needs: Needs) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return add
 
 
-def _differs(value: Any, parameter: inspect.Parameter | None) -> bool:
-    if parameter is None:
-        return value is not None
+def _given(
+    signature: inspect.Signature, given: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[set[str], dict[str, Any]]:
+    """Names of parameters that differ from their defaults, and the values of all. Raises TypeError as a call does."""
+    bound = signature.bind(*given, **named).arguments
+    values: dict[str, Any] = {name: each.default for name, each in signature.parameters.items()} | bound
+    asked = {name for name, value in bound.items() if _differs(value, signature.parameters[name].default)}
+    for inner in [
+        value for name, value in bound.items() if isinstance(value, Mapping) and _holds_more(signature, name)
+    ]:
+        more = {name.replace("-", "_"): value for name, value in inner.items() if value not in (None, False, (), [])}
+        asked, values = asked | set(more), more | values
+    return asked, values
+
+
+def _holds_more(signature: inspect.Signature, name: str) -> bool:
+    return name in SETTINGS or signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+
+
+def _differs(value: Any, default: Any) -> bool:
     if isinstance(value, str | int | float | list | tuple | dict):
-        return bool(value != parameter.default) and value not in ([], (), {})
-    return value is not parameter.default
+        return bool(value != default) and value not in ([], (), {})
+    return value is not default
 
 
 def library_verb(function: Callable[P, R]) -> Callable[P, R]:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
-from latfit.api.quantities import library_verb
+from latfit.api.quantities import Needs, library_verb, only_with
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import check_writable
 from latfit.trace import (
@@ -59,7 +59,34 @@ class ReadOptions(TypedDict, total=False):
     progress: Callable[[float, int], None] | None
 
 
+def _in_cells(o: Any) -> bool:
+    """Whether a source is summarised into cells."""
+    return bool(o.cells) or any("://" in str(name) or Path(name).is_dir() for name in _names_in(o))
+
+
+def _names_in(o: Any) -> list[str | Path]:
+    given = o.source or o.trace or o.sources  # as the commands call it
+    several = given if isinstance(given, list | tuple) else [given]
+    return [name for name in several if isinstance(name, str | Path)]
+
+
+NO_CELLS = "a file is read here, only cells are made elsewhere"
+OF_READING = (
+    Needs("format", lambda o: not _in_cells(o), "cells are made of Parquet files"),
+    Needs("drop", lambda o: not _in_cells(o), "outliers are not looked for where cells are made"),
+    *(Needs(name, _in_cells, NO_CELLS, "Add --cells, or name a folder") for name in ("backend", "scheduler")),
+    Needs("scheduler", lambda o: o.backend == "dask", "a scheduler belongs to Dask", "Add --backend dask"),
+    Needs(
+        "skip_bad",
+        lambda o: any(Path(name).is_dir() or "://" in str(name) for name in _names_in(o)),
+        "no source is a folder",
+    ),
+)
+"""What the options of reading need."""
+
+
 @library_verb
+@only_with(*OF_READING)
 def read(source: Any, **options: Unpack[ReadOptions]) -> CleanTrace:
     """Clean steps from a source.
 
@@ -75,12 +102,6 @@ def read(source: Any, **options: Unpack[ReadOptions]) -> CleanTrace:
     names: Sequence[str | Path] = [source] if isinstance(source, str | Path) else list(source)
     large = [name for name in names if options.get("cells") or "://" in str(name) or Path(name).is_dir()]
     if not large:
-        if options.get("backend", "local") != "local" or options.get("scheduler") is not None:
-            raise WrongUsage(
-                "only cells are made elsewhere",
-                where="--backend, --scheduler",
-                remedy="Add --cells, or name a folder; a file is read here.",
-            )
         return ingest(names, _reading(options))
     if len(names) > 1:
         raise WrongUsage("several sources cannot be summarised at once", remedy="Put them into one folder and name it.")

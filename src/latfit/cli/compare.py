@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from latfit.cli.options import OutputOptions, ReadingOptions, SeedOption, verb
+from latfit.cli.options import OutputOptions, ReadingOptions, SeedOption, only_with, verb
 from latfit.errors import Regression
 from latfit.units import format_percent
 
@@ -14,6 +14,7 @@ FEW = 4
 
 
 @verb
+@only_with("read", "compare")
 def compare(
     sources: Annotated[
         list[Path], typer.Argument(help="Fit files, or traces to fit: the first is the baseline.", metavar="A B...")

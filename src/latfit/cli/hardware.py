@@ -128,8 +128,9 @@ def show(
     if not known.result.paths:
         raise BadInput("no execution path in it", where=str(profile), remedy="Add one with `latfit hardware add`.")
     tokens = tokens_per_request or 1
+    described = known.described(tokens, context)
     if output.json:
-        print_json({"hardware": str(profile), "paths": known.described(tokens, context)})
+        print_json({"hardware": str(profile), "paths": described})
         return
     print_table(paths_table(known.result, tokens, context))
     if output.verbose:

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfit.cli.options import OutputOptions, ReadingOptions, SourcesArgument, read_sources, verb
+from latfit.cli.options import OutputOptions, ReadingOptions, SourcesArgument, only_with, read_sources, verb
 
 if TYPE_CHECKING:
     from latfit.trace import CleanTrace
 
 
 @verb
+@only_with("read")
 def ingest(
     source: SourcesArgument,
     typed: ReadingOptions = ReadingOptions(),

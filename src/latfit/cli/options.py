@@ -4,8 +4,8 @@ There is one way to declare options: a verb takes a frozen dataclass for each gr
 in the help as a class variable `panel`, and is decorated with `@verb`. Choices are a `Literal`. The first name of an
 option is shown, others are accepted. Options for experts are `hidden=True`: accepted always, shown by `--help-all`.
 
-An option that would do nothing is refused, in one place: `@only_with` names the library's verb, which knows what its
-parameters need (`latfit.api.quantities.Needs`), and adds what only the command line has. What was typed is known from
+An option that would do nothing is refused, in one place: `@only_with` names the library's verbs, which know what their
+parameters need (`latfit.api.quantities.Needs`). What was typed is known from
 the parser, so that an option is refused at its default value too.
 """
 
@@ -76,11 +76,11 @@ def verb(function: Verb) -> Verb:
     return flat
 
 
-def only_with(library: str, *own: "Needs") -> Callable[[Verb], Verb]:
-    """Decorates a verb, below `@verb`, with what its options need: those of the library's verb, and its own."""
+def only_with(*library: str) -> Callable[[Verb], Verb]:
+    """Decorates a verb, below `@verb`, with what its options need, as the library's verbs say."""
 
     def add(function: Verb) -> Verb:
-        function.needs = lambda: (*_needs_of(library), *own)  # type: ignore[attr-defined]
+        function.needs = lambda: [each for name in library for each in _needs_of(name)]  # type: ignore[attr-defined]
         return function
 
     return add
@@ -307,6 +307,9 @@ def read_sources(sources: Sequence[str], typed: ReadingOptions, *, quiet: bool) 
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Go on where a fit is not of the machine or the model at hand.")
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and no progress on stderr.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Seed of everything random.")]
 HardwareOption = Annotated[

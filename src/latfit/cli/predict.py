@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from latfit.cli.options import OutputOptions, verb
+from latfit.cli.options import OutputOptions, only_with, verb
 from latfit.errors import WrongUsage
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class StepOptions:
 
 
 @verb
+@only_with("Fit.predict")
 def predict(
     fit: Annotated[Path, typer.Argument(help="A fit file (NAME.fit.json).", metavar="FIT")],
     steps: StepOptions = StepOptions(),
@@ -58,7 +59,7 @@ def predict(
 
     Example: latfit predict trace.fit.json -B 8 -B 32 -S 512
     """
-    from latfit.api import Fit, predicted, steps_from
+    from latfit.api import Fit, predicted, refuse_unread, steps_from
 
     found = Fit.load(fit)
     if sensitivity:
@@ -69,6 +70,7 @@ def predict(
     if (steps.data is None) == (not steps.B):
         raise WrongUsage("give either -B (and -S) or --data", remedy="For example: latfit predict FIT -B 8 -S 512")
     given = {name: value for name, value in vars(steps).items() if name not in ("B", "S", "data", "context")}
+    refuse_unread(found.result, {**given, "context": steps.context})
     asked = steps_from(steps.data or steps.B, steps.S or None, given, every_combination=steps.data is None)
     _print_predictions(predicted(found.result, asked, level, steps.context, strict=strict), output)
 

@@ -10,6 +10,7 @@ from latfit.cli.options import (
     ReadingOptions,
     SourcesArgument,
     group_of_verbs,
+    only_with,
     read_sources,
     subverb,
 )
@@ -24,6 +25,7 @@ FEW = 3
 
 
 @subverb(trace)
+@only_with("read")
 def show(
     source: SourcesArgument,
     typed: ReadingOptions = ReadingOptions(),

@@ -1,0 +1,194 @@
+"""An option has an effect or is refused, alone and beside any other of its verb: nothing that is typed does nothing.
+
+An effect is a difference in what the command prints as JSON, in its exit code, or in a file. Options of one panel are
+paired here; `python -m benchmarks.soak.option_pairs` takes every two options of a verb.
+"""
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfit.cli.app import run
+from tests.cli.option_values import BASE, given, options_of, prepare
+
+REFUSED = 2
+SPOKEN = (0, 5, 8)
+"""Exit codes of commands that print their answer."""
+
+NOT_RUN = frozenset({"profile", "demo", "simulate study"})
+"""What they print differs from run to run, or they take long."""
+
+INVISIBLE: dict[str, str] = {
+    "--quiet": "takes away notes, of which there may be none",
+    "--verbose": "shows more where there is more",
+    "--workers": "decides how fast it goes, not what comes out",
+    "--allow-drops": "permits what these rows do not need",
+    "--format": "names what auto finds by itself",
+    "--strict": "refuses what these results are not",
+    "--skip-bad": "permits what these files do not need",
+    "--force": "permits what these fits do not need",
+    "--resume": "takes over what a file holds already, which here is nothing",
+}
+"""Options that may rightly leave a result as it is, and why."""
+
+TIMES = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.\d]*(?:Z|\+00:00)?")
+PASSING = frozenset({"provenance", "command", "made_at", "elapsed_s"})
+"""Keys of JSON that say how and when it was made."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended: its code, what it said, and its files."""
+
+    code: int
+    printed: str
+    error: str
+    files: tuple[tuple[str, str], ...]
+
+    @property
+    def refused(self) -> bool:
+        return self.code == REFUSED
+
+    @property
+    def effect(self) -> object:
+        return self.code, self.printed, self.files, self.error if self.code not in SPOKEN else ""
+
+
+class Trials:
+    """Outcomes of command lines, each run once, in copies of a folder of inputs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.inputs, self.place = folder / "inputs", folder / "run"
+        self.known: dict[tuple[str, ...], Outcome] = {}
+        self.inputs.mkdir()
+        before = Path.cwd()
+        os.chdir(self.inputs)
+        with redirect_stdout(io.StringIO()):
+            prepare()
+        os.chdir(before)
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        return self._files(self.inputs)
+
+    def outcome(self, verb: str, *options: Sequence[str]) -> Outcome:
+        shown = [] if any(option[0] in ("--json", "--verbose") for option in options) else ["--json"]
+        line = (*verb.split(), *BASE[verb], *(word for option in options for word in option), *shown)
+        if line not in self.known:
+            self.known[line] = self._run(line)
+        return self.known[line]
+
+    def _run(self, line: Sequence[str]) -> Outcome:
+        shutil.copytree(self.inputs, self.place)
+        before, out, err = Path.cwd(), io.StringIO(), io.StringIO()
+        os.chdir(self.place)
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                code = run(list(line))
+            files = self._files(Path())
+        finally:
+            os.chdir(before)
+            shutil.rmtree(self.place)
+        changed = tuple((name, told) for name, told in files.items() if self.texts.get(name) != told)
+        return Outcome(code, _lasting(out.getvalue()), err.getvalue(), changed)
+
+    @staticmethod
+    def _files(folder: Path) -> dict[str, str]:
+        return {str(file.relative_to(folder)): _told(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def _told(file: Path) -> str:
+    """What a file says, without when it was made."""
+    if file.suffix == ".json":
+        return _lasting(file.read_text())
+    if file.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return str(pq.read_table(file).replace_schema_metadata(None).to_pydict()) if file.stat().st_size else ""
+    if file.suffix == ".html":
+        return TIMES.sub("", file.read_text())
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _lasting(text: str) -> str:
+    try:
+        return json.dumps(_without(json.loads(text)))
+    except ValueError:
+        return TIMES.sub("", text)
+
+
+def _without(document: Any) -> Any:
+    if isinstance(document, dict):
+        return {name: _without(value) for name, value in document.items() if name not in PASSING}
+    return [_without(each) for each in document] if isinstance(document, list) else document
+
+
+def same_panel(verb: str) -> Iterator[tuple[str, str]]:
+    options = options_of(verb)
+    for one, other in itertools.combinations(options, 2):
+        if options[one].rich_help_panel == options[other].rich_help_panel:
+            yield one, other
+
+
+def all_pairs(verb: str) -> Iterator[tuple[str, str]]:
+    return itertools.combinations(options_of(verb), 2)
+
+
+def idle_alone(trials: Trials, verb: str) -> list[str]:
+    """Options that do nothing by themselves and are not refused."""
+    found = []
+    for option in options_of(verb):
+        if option in ("--json", *INVISIBLE):
+            continue
+        alone = trials.outcome(verb, given(verb, option))
+        if not alone.refused and alone.effect == trials.outcome(verb).effect:
+            found.append(f"{verb} {' '.join(given(verb, option))}")
+        elif alone.refused and not _names(alone, option):
+            found.append(f"{verb} {' '.join(given(verb, option))}: refused as {alone.error.splitlines()[0]}")
+    return found
+
+
+def idle_in_pairs(trials: Trials, verb: str, pairs: Iterator[tuple[str, str]]) -> list[str]:
+    """Options that do nothing beside another one and are not refused."""
+    found = []
+    for pair in pairs:
+        one, other = (given(verb, option) for option in pair)
+        both = trials.outcome(verb, one, other)
+        if both.refused:
+            if not any(_names(both, option) for option in pair):
+                found.append(f"{verb} {' '.join([*one, *other])}: refused as {both.error.splitlines()[0]}")
+            continue
+        for option, beside in zip(pair, (other, one), strict=True):
+            without = trials.outcome(verb, beside)
+            visible = option not in INVISIBLE and not {"--json", "--quiet"} & {option}
+            if visible and without.code in SPOKEN and without.effect == both.effect:
+                found.append(f"{verb} {' '.join(beside)}: {option} does nothing")
+    return found
+
+
+def _names(outcome: Outcome, option: str) -> bool:
+    return option in outcome.error
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Trials:
+    return Trials(tmp_path_factory.mktemp("options"))
+
+
+@pytest.mark.parametrize("verb", [verb for verb in BASE if verb not in NOT_RUN])
+def test_an_option_has_an_effect_or_is_refused(trials: Trials, verb: str) -> None:
+    assert trials.outcome(verb).code in SPOKEN, trials.outcome(verb).error
+    assert idle_alone(trials, verb) == []
+    assert idle_in_pairs(trials, verb, same_panel(verb)) == []
