@@ -2,8 +2,8 @@
 
 A file is written beside its place and moved there in one step: after a full disk or a `kill -9` at any moment it holds
 the old content or the new. A file that is read, changed and written back goes through `rewrite`: writers take turns by
-a lock of the system, which ends with its holder, and write only what was made of the content that is still there. Where
-a file system has no locks, that second check is all there is.
+a lock of the system, which ends with its holder, and write only what was made of the content that is still there. On
+file systems without locks the turn is the file that says whose it is.
 """
 
 import errno
@@ -215,9 +215,9 @@ def _wait_for(sidecar: Path, place: Path) -> int:
     """The open lock file, once it is ours. Raises TargetNotWritable where another process keeps it too long."""
     begun, told = time.monotonic(), False
     while True:
-        descriptor = _opened(sidecar)
+        descriptor, made = _opened(sidecar)
         try:
-            if _is_ours(descriptor, sidecar):
+            if _is_ours(descriptor, sidecar, made):
                 return descriptor
             holder = os.read(descriptor, 500).decode(errors="replace") or "another process"
         except BaseException:
@@ -239,16 +239,27 @@ def _wait_for(sidecar: Path, place: Path) -> int:
         time.sleep(POLL_S)
 
 
-def _opened(sidecar: Path) -> int:
+def _opened(sidecar: Path) -> tuple[int, bool]:
+    """The lock file, and whether it was made now."""
+    with suppress(FileExistsError):
+        return os.open(sidecar, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
     try:
-        return os.open(sidecar, os.O_RDWR | os.O_CREAT, 0o666)
-    except PermissionError:  # another user's, left by a kill
-        return os.open(sidecar, os.O_RDONLY)
+        return os.open(sidecar, os.O_RDWR | os.O_CREAT, 0o666), False
+    except PermissionError:  # another user's
+        return os.open(sidecar, os.O_RDONLY), False
 
 
-def _is_ours(descriptor: int, sidecar: Path) -> bool:
-    """Lock the file if nobody has; that it is still the one in the folder counts, not one that was just removed."""
-    if lock(descriptor) is False:
+def _is_ours(descriptor: int, sidecar: Path, made: bool) -> bool:
+    """Lock the file if nobody has; that it is still the one in the folder counts, not one that was just removed.
+
+    Without locks it belongs to who made it, until it is so old that its maker must have been killed.
+    """
+    locked = lock(descriptor)
+    if locked is None and not made:
+        if time.time() - os.fstat(descriptor).st_mtime > GIVEN_UP_AFTER_S / 2:
+            sidecar.unlink(missing_ok=True)
+        return False
+    if locked is False:
         return False
     try:
         if not os.path.samestat(os.fstat(descriptor), sidecar.stat()):
