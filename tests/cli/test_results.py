@@ -30,8 +30,10 @@ class TestPredict:
         assert latfit("predict", fitted, "-B", 8, "-S", 512, "-S", 10**6, "--json") == 0
         printed = json.loads(capsys.readouterr().out)
         inside, outside = printed["rows"]
-        assert printed["notes"] == []
-        assert set(inside) == {"B", "S", "T_ms", "low", "high", "level", "outside_domain", "why_outside"}
+        (note,) = printed["notes"]
+        assert note == "1 of 2 steps lies outside the measured range: S 244× above the measured 4,096."
+        whys = {"outside_domain", "why_outside", "why_no_interval"}
+        assert set(inside) == {"B", "S", "T_ms", "low", "high", "level", *whys}
         assert inside["why_outside"] == ""
         assert inside["T_ms"] == pytest.approx(18.1885, rel=0.03)
         assert inside["high"] > inside["T_ms"]
@@ -78,9 +80,23 @@ class TestEvaluate:
         write_trace(in_tmp / "new.parquet", planted_trace(0.05, repeats=10, seed=9))
         assert latfit("evaluate", fitted, "new.parquet", "--json") == 0
         found = json.loads(capsys.readouterr().out)
-        assert set(found) == {"metrics", "by_phase", "interval_coverage", "outside_domain", "notes"}
+        assert set(found) == {"metrics", "by_phase", "interval_coverage", "outside_domain", "notes", "machine"}
         assert found["metrics"]["n"] == 430
         assert latfit("evaluate", fitted, "new.parquet") == 0
+
+    def test_steps_of_another_machine_are_refused(self, fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+        """Planted 2.3 times slower: the verdict says so first, exit code 4; --force goes on."""
+        trace = planted_trace(0.05, repeats=10, seed=9)
+        write_trace(in_tmp / "slow.parquet", trace.with_columns(T_ms=trace["T_ms"] * 2.3))
+        assert latfit("evaluate", fitted, "slow.parquet") == 4
+        printed = capsys.readouterr()
+        assert printed.out.startswith("These steps are not of the fitted machine: 2.")
+        assert "times slower in decode" in printed.out
+        assert "--force" in printed.err
+        assert latfit("evaluate", fitted, "slow.parquet", "--json") == 4
+        assert json.loads(capsys.readouterr().out)["machine"]["state"] == "other"
+        assert latfit("evaluate", fitted, "slow.parquet", "--force", "-v") == 0
+        assert "Whether they are of one machine" in capsys.readouterr().out
 
     def test_missing_files(self, fitted: Path) -> None:
         assert latfit("evaluate", fitted, "none.parquet") == 3

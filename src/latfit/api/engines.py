@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from latfit.api.fits import as_fit
 from latfit.api.hardware import profile_of
-from latfit.api.loads import make_load
+from latfit.api.loads import make_load, notes_of
 from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, rates
 from latfit.api.simulations import Simulation
 from latfit.errors import BadInput, WrongUsage
@@ -183,6 +183,7 @@ def simulate_engine(
     warmup: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    force: bool = False,
 ) -> EngineSimulation:
     """Simulate a serving engine token by token: batching, KV blocks, preemption, orders, replicas.
 
@@ -196,6 +197,8 @@ def simulate_engine(
     promise = Promise(_limit(ttft, "--ttft"), _limit(tpot, "--tpot"), options.sla_ms)
     routing = Routing(replicas, route, prefix_share)
     scatter = _scatters(service)
+    if not force:
+        check_one_engine(fit, prefill_fit, prefill_on)
     costs, unmeasured, subject = _costs(fit, prefill_fit, prefill_on, hardware, scatter=scatter)
     cluster = _cluster(routing, prefill_on, transfer, scatter=scatter)
     offered = rates(rate, per_s=rate_per_s)
@@ -214,7 +217,7 @@ def simulate_engine(
     runs: list[EngineResult] = []
     for each, settings in cases:
         found = run_engine(each, costs, settings, options, promise, cluster)
-        runs.append(replace(found, notes=[*unmeasured, *found.notes]))
+        runs.append(replace(found, notes=[*unmeasured, *notes_of(load), *found.notes]))
         if progress:
             progress(len(runs), len(cases))
     return EngineSimulation(runs, options.sla_ms, subject)
@@ -308,6 +311,18 @@ def _costs(
     if warning := no_prefill_warning(of_prefill):
         notes.append(f"{name if first is None else str(first)[:200]}: {warning.message}. {warning.remedy}")
     return step_costs(steps, prefill, scatter=scatter), notes, subject
+
+
+def check_one_engine(fit: Any, prefill_fit: Any, prefill_on: Any = None) -> None:
+    """Raises FitNotUsable where the fits of one engine are of different systems, or those of engines that serve
+    together of different models."""
+    named = {"fit": fit, "prefill fit": prefill_fit, "prefill engine": prefill_on}
+    known = {name: as_fit(each).result for name, each in named.items() if each is not None}
+    if len(known) > 1:
+        from latfit.fitting import SYSTEM, check_alike
+
+        check_alike(known)
+        check_alike({name: each for name, each in known.items() if name != "prefill engine"}, SYSTEM)
 
 
 def _cluster(routing: Routing, prefill_on: Any, transfer: str | None, *, scatter: bool) -> Cluster:

@@ -1,11 +1,15 @@
-"""How well a fit predicts steps that it has not seen."""
+"""How well a fit predicts steps that it has not seen, and whether they are of its machine at all."""
 
 import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from latfit.errors import FitNotUsable
 from latfit.units import format_percent
+
+if TYPE_CHECKING:
+    from latfit.fitting import MachineCheck
 
 MUCH_WORSE = 1.5
 """Times the cross-validated error from which an error on other steps puts a fit in doubt."""
@@ -16,21 +20,47 @@ class Evaluation:
     """Errors of a fit on a trace.
 
     scores: the contract of `latfit evaluate --json`.  data: what was read and dropped.  held_out_pct: the fit's own
-    cross-validated error, in percent.
+    cross-validated error, in percent.  machine: whether the steps are of the machine that the fit is of.
     """
 
     scores: Mapping[str, Any]
     data: Mapping[str, Any] = field(default_factory=dict)
     held_out_pct: float | None = None
+    machine: "MachineCheck | None" = None
 
     @property
-    def state(self) -> Literal["good", "doubt"]:
-        """doubt: where the error is far above that of the fit's cross-validation."""
-        found = self.scores["metrics"]["mape_pct"]
-        return "good" if self.held_out_pct is None or found <= MUCH_WORSE * self.held_out_pct else "doubt"
+    def foreign(self) -> bool:
+        """Whether the steps are not of the machine that the fit is of, so that their errors say nothing of the fit."""
+        return bool(self.scores.get("machine", {}).get("state") == "other")
+
+    @property
+    def state(self) -> Literal["good", "doubt", "bad"]:
+        """bad: steps of another machine.  doubt: where that cannot be told or steps have shifted, or the error is far
+        above that of the fit's cross-validation."""
+        if self.foreign:
+            return "bad"
+        found, own = self.scores["metrics"]["mape_pct"], self.held_out_pct
+        sure = self.scores.get("machine", {}).get("state", "same") == "same"
+        return "good" if sure and (own is None or found <= MUCH_WORSE * own) else "doubt"
 
     @property
     def verdict(self) -> str:
+        """Whether the steps are of the fitted machine, where that is not so or not sure; their errors beside the fit's
+        own."""
+        told = self.scores.get("machine", {})
+        return " ".join([*([told["verdict"]] if told.get("state", "same") != "same" else []), self.errors_line])
+
+    def check_machine(self) -> None:
+        """Raises FitNotUsable where the steps are not of the machine that the fit is of."""
+        if self.foreign:
+            raise FitNotUsable(
+                "the fit is not of the machine that these steps were measured on",
+                where=str(self.data.get("source") or "steps"),
+                remedy="Fit the machine's own steps with `latfit fit`; --force scores these all the same.",
+            )
+
+    @property
+    def errors_line(self) -> str:
         """Errors on these steps beside the fit's own, in a sentence."""
         found = self.scores["metrics"]
         known = self.held_out_pct

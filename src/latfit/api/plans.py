@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfit.api.hardware import profile_of
+from latfit.api.hardware import check_one_model, profile_of, refuse_unread_context
 from latfit.api.quantities import (
     Duration,
     Needs,
@@ -229,6 +229,7 @@ def plan(
     objective: str | Mapping[str, float] | None = None,
     laws_only: bool = False,
     seed: int = 0,
+    force: bool = False,
 ) -> Plan:
     """Decide for a latency SLA: per step, or per response (waiting included) where a rate is given.
 
@@ -239,7 +240,8 @@ def plan(
     of a request.  max_batch: of the GPU.  transfer ("0.2ms", "2ms+1us" with a part per token), wait: before the GPU
     begins.  launch_share: share of the launch cost in a step from which B2 counts.  ttft, tpot, prompt_tokens: targets
     for the engine settings.  objective: weights, {"p99": 1, "mean": 0.5}.  laws_only: closed forms, no
-    simulation.  seed: of the simulation that verifies the decision.
+    simulation.  seed: of the simulation that verifies the decision.  force: plan with paths
+    that are of different models.
 
     A plan that nothing can meet comes back with feasible=False and what would make it feasible. Raises BadInput,
     FitNotUsable, WrongUsage.
@@ -262,6 +264,9 @@ def plan(
         seed=seed,
     )
     profile = profile_of(paths)
+    refuse_unread_context(profile, context)
+    if not force:
+        check_one_model(profile)
     found = make_plan(
         profile, limit_ms, percentile=percent(percentile), tokens_per_request=tokens_per_request, request=request
     )

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from latfit.api.hardware import profile_of
-from latfit.api.loads import make_load, request_tokens
+from latfit.api.hardware import check_one_model, profile_of
+from latfit.api.loads import make_load, notes_of, request_tokens
 from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, rates
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.hardware import HardwareProfile, nominal_path, parse_nominal
@@ -279,7 +279,7 @@ OF_POLICIES = (
     ),
     Needs("rate", lambda o: o.users is None, "users send a request when they have an answer"),
     Needs("think", lambda o: o.users is not None, "there are no users", "Add --users 20"),
-    Needs("by_prompt", lambda o: o.arrivals is not None, "no recorded request has a prompt", "Add --arrivals FILE"),
+    Needs("by_prompt", lambda o: o.arrivals is not None, "no prompt lengths are known", "Add --arrivals FILE"),
 )
 """What parameters of `simulate` need."""
 
@@ -323,6 +323,7 @@ def simulate(
     out: Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    force: bool = False,
 ) -> PolicySimulation:
     """Simulate batching policies on one or two execution paths, all on the same random numbers.
 
@@ -347,7 +348,7 @@ def simulate(
     )
     mean, longest = request_tokens(load, by_prompt, tokens_per_request)
     serving = Serving(mean, service, longest, servers or {}, buckets)
-    machine = _machine(hardware, nominal)
+    machine = _machine(hardware, nominal, force=force)
     system = system_of(machine, serving)
     limit = math.inf if sla is None and sla_ms is None else duration(sla, "--sla", sla_ms)
     options = Options(requests, warmup, replications, seed, limit, precision)
@@ -361,16 +362,20 @@ def simulate(
     _log_events(log, points[0], seed)
     runs = sweep(points, running, out=out, resume=resume, progress=progress)
     left_out = list(dict.fromkeys(error.found for error in skipped))
-    return PolicySimulation(runs, system, limit, left_out, subject=_subject(machine))
+    told = [replace(run, notes=[*notes_of(load), *run.notes]) for run in runs]
+    return PolicySimulation(told, system, limit, left_out, subject=_subject(machine))
 
 
-def _machine(hardware: Any, nominal: Mapping[str, str] | None) -> HardwareProfile:
+def _machine(hardware: Any, nominal: Mapping[str, str] | None, *, force: bool) -> HardwareProfile:
     """The machine with paths by nominal numbers, which take the place of those with their names; where there are some
-    its file may be missing."""
+    its file may be missing. force: whether its paths may be of different models."""
     more = {name: nominal_path(name, parse_nominal(text)) for name, text in (nominal or {}).items()}
     missing = isinstance(hardware, str | Path) and not Path(hardware).exists()
     known = {} if more and missing else profile_of(hardware).paths
-    return HardwareProfile({**known, **more})
+    machine = HardwareProfile({**known, **more})
+    if not force:
+        check_one_model(machine)
+    return machine
 
 
 def _subject(machine: HardwareProfile) -> str:
@@ -405,6 +410,7 @@ def simulate_study(
     out: Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    force: bool = False,
 ) -> PolicySimulation:
     """Put claims of the literature on batching to the test: every policy at ten loads up to what the main path
     serves, and serving engines whose steps cost the same.
@@ -413,7 +419,7 @@ def simulate_study(
     `simulate` does.
     """
     serving = Serving(float(tokens_per_request or 1), service, 0.0, servers or {}, buckets)
-    machine = _machine(hardware, nominal)
+    machine = _machine(hardware, nominal, force=force)
     system = system_of(machine, serving)
     limit = math.inf if sla is None and sla_ms is None else duration(sla, "--sla", sla_ms)
     options = Options(requests, warmup, replications, seed, limit, precision)

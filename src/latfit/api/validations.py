@@ -5,14 +5,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from latfit.api.engines import OF_SETTINGS, engine_settings
+from latfit.api.engines import OF_SETTINGS, check_one_engine, engine_settings
 from latfit.api.fits import as_fit
 from latfit.api.loads import recording_of
 from latfit.api.quantities import library_verb, only_with
 from latfit.api.simulations import State
-from latfit.errors import WrongUsage
+from latfit.errors import FitNotUsable, WrongUsage
 from latfit.simulation import step_costs
-from latfit.validation import Validation as Comparison, as_measured, cautions_about, validate as compared
+from latfit.validation import (
+    Validation as Comparison,
+    as_measured,
+    cautions_about,
+    not_of_machine,
+    validate as compared,
+)
 from latfit.warning import LatfitWarning
 
 if TYPE_CHECKING:
@@ -24,10 +30,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Validation:
-    """Measured against simulated TTFT, TPOT and latency. result: the record (`latfit.validation.Validation`)."""
+    """Measured against simulated TTFT, TPOT and latency. result: the record (`latfit.validation.Validation`).  foreign:
+    why the run is not of the machine that the fit is of, empty where it may be."""
 
     result: Comparison
     warnings: Sequence[LatfitWarning] = ()
+    foreign: str = ""
+
+    def check_machine(self) -> None:
+        """Raises FitNotUsable where the run is not of the machine that the fit is of."""
+        if self.foreign:
+            raise FitNotUsable(
+                "the fit is not of the machine that this run was measured on",
+                where=self.result.measured.source,
+                remedy="Check the engine's limits, fit the machine's own steps; --force compares all the same.",
+            )
 
     @property
     def agrees(self) -> bool:
@@ -36,8 +53,8 @@ class Validation:
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence."""
-        return self.result.verdict
+        """The answer in a sentence or two."""
+        return " ".join(filter(None, (self.foreign, self.result.verdict)))
 
     @property
     def state(self) -> State:
@@ -77,7 +94,8 @@ class Validation:
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit validate --json`."""
-        return self.result.to_json() | {"warnings": [asdict(each) for each in self.warnings]}
+        machine = {"foreign": bool(self.foreign), "verdict": self.verdict}
+        return self.result.to_json() | machine | {"warnings": [asdict(each) for each in self.warnings]}
 
     def summary(self) -> str:
         """The verdict, the three metrics and the warnings, as the command prints them."""
@@ -106,6 +124,7 @@ def validate(
     calibrate: bool = False,
     batching: str | Sequence[str] = "chunked-prefill",
     seed: int = 0,
+    force: bool = False,
     **engine: Any,
 ) -> Validation:
     """Simulate a measured serving run and compare TTFT, TPOT and latency with what was measured.
@@ -113,12 +132,17 @@ def validate(
     fit: step costs, a Fit or a `.fit.json` file; prefill_fit: of steps that contain prefill, where they are fitted
     separately.  run: recorded requests with the times of their first and last tokens, a file or a table.  calibrate:
     fit a constant a step and one a token on the first third, and score the rest.  engine: further settings, see
-    `engine_settings`. Raises WrongUsage, BadInput.
+    `engine_settings`.  force: take fits that are of different machines or models together. Whether the run is of the
+    fits' machine is told first (`.foreign`). Raises WrongUsage, BadInput, FitNotUsable.
     """
     settings, *others = engine_settings(kv_blocks, batching, **engine)
     if others:
         raise WrongUsage("one engine was measured", where="--batching", remedy="Give one.")
+    if not force:
+        check_one_engine(fit, prefill_fit)
     fits = as_fit(fit).result, None if prefill_fit is None else as_fit(prefill_fit).result
     measured = as_measured(recording_of(run))
     found = compared(measured, step_costs(*fits), settings, calibration=calibrate, seed=seed)
-    return Validation(found, cautions_about(*fits, found.run, settings))
+    left_out = [LatfitWarning("left_out", note, "Correct these rows, or leave them out.") for note in measured.notes]
+    foreign = not_of_machine([each for each in fits if each is not None], found)
+    return Validation(found, [*left_out, *cautions_about(*fits, found.run, settings)], foreign)

@@ -9,6 +9,7 @@ import typer
 
 from latfit.cli.options import (
     DEFAULT_HARDWARE,
+    ForceOption,
     HardwareOption,
     LawsOnlyOption,
     OutputOptions,
@@ -108,6 +109,7 @@ class MethodOptions:
     panel: ClassVar[str] = "Method"
     laws_only: LawsOnlyOption = False
     seed: SeedOption = 0
+    force: ForceOption = False
 
 
 @dataclass(frozen=True)

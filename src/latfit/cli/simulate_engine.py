@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from latfit.cli.options import DEFAULT_HARDWARE, HardwareOption, OutputOptions, SeedOption, only_with
+from latfit.cli.options import DEFAULT_HARDWARE, ForceOption, HardwareOption, OutputOptions, SeedOption, only_with
 from latfit.cli.simulate_options import ResultOptions, simulated
 from latfit.cli.simulate_policies import LoadOptions
 from latfit.errors import SlaOutOfReach
@@ -128,6 +128,7 @@ class CostOptions:
         Literal["fitted", "deterministic"],
         typer.Option("--service", hidden=True, help="Distribution of step times."),
     ] = "fitted"
+    force: ForceOption = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import typer
 
-from latfit.cli.options import DEFAULT_HARDWARE, HardwareOption, OutputOptions, SchedulerOption, SeedOption
+from latfit.cli.options import DEFAULT_HARDWARE, ForceOption, HardwareOption, OutputOptions, SchedulerOption, SeedOption
 from latfit.cli.output import note, print_json, print_table, print_warnings, progress_bar, verdict
 from latfit.errors import Interrupted, WrongUsage
 
@@ -43,6 +43,7 @@ class MachineOptions:
     buckets: Annotated[
         str | None, typer.Option("--buckets", hidden=True, help="Batch sizes that the main path pads to: 1,2,4,8.")
     ] = None
+    force: ForceOption = False
 
     def asked(self) -> dict[str, Any]:
         """As parameters of the library. Raises WrongUsage."""
@@ -52,6 +53,7 @@ class MachineOptions:
             "service": self.service,
             "servers": dict(_count(text) for text in self.servers or ()),
             "buckets": split(self.buckets, int, "--buckets"),
+            "force": self.force,
         }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from latfit.cli.options import OutputOptions, SeedOption, only_with, verb
+from latfit.cli.options import ForceOption, OutputOptions, SeedOption, only_with, verb
 from latfit.cli.output import note, print_json, print_table, print_warnings, progress_bar, say, verdict
 from latfit.cli.simulate_engine import EngineOptions, PrefillFitOption
 from latfit.errors import FitNotUsable
@@ -42,6 +42,7 @@ def validate(
     ],
     limits: EngineOptions = EngineOptions(),
     comparison: ComparisonOptions = ComparisonOptions(),
+    force: ForceOption = False,
     output: OutputOptions = OutputOptions(),
 ) -> None:
     """Simulate a measured serving run and compare TTFT, TPOT and latency with what was measured.
@@ -65,6 +66,7 @@ def validate(
             prefill_fit=comparison.prefill_fit,
             calibrate=comparison.calibrate,
             seed=comparison.seed,
+            force=force,
             **limits.asked(),
         )
     if comparison.out is not None:
@@ -79,6 +81,8 @@ def validate(
         _show(found, output)
     for written in filter(None, (comparison.out, comparison.figure)):
         note(f"Wrote {written}", quiet=output.silent)
+    if not force:
+        found.check_machine()
     if comparison.strict and not found.agrees:
         raise FitNotUsable(
             "simulated and measured differ",

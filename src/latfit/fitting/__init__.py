@@ -5,6 +5,12 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
+    from latfit.fitting.checking.same_machine import (
+        SYSTEM as SYSTEM,
+        MachineCheck as MachineCheck,
+        check_alike as check_alike,
+        same_machine as same_machine,
+    )
     from latfit.fitting.diagnostics.warnings import keeps_out as keeps_out
     from latfit.fitting.fit import fit_trace as fit_trace, solved as solved
     from latfit.fitting.model_selection import is_auto as is_auto

@@ -33,7 +33,7 @@ from latfit.model import (
     typical_context,
 )
 from latfit.stats import FloatArray, error_metrics
-from latfit.trace import Trace
+from latfit.trace import Trace, identity_of
 from latfit.units import format_percent
 from latfit.warning import NO_ACTION, LatfitWarning
 
@@ -81,7 +81,11 @@ def fit_trace(
     options, selection = resolved(rows, wanted)
     options, notes = _supported(rows, options)
     problem = make_problem(rows, options)
-    origin = {**(provenance or {}), "fit_options": {**_stated(options), "intervals": asked.intervals}}
+    origin = {
+        **(provenance or {}),
+        "identity": identity_of(trace),
+        "fit_options": {**_stated(options), "intervals": asked.intervals},
+    }
     facts = DataFacts.from_json(data or {})
     domain = _domain(rows)
     if status := _unusable(problem):

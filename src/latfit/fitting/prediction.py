@@ -21,11 +21,13 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.fitting.data import weights_by_row
 from latfit.model import CONTEXT, FitResult, latency_draws, parameter_draws, with_typical_context
 from latfit.stats import FloatArray, error_metrics
-from latfit.trace import PREFILL, UNKNOWN, Trace, phases
+from latfit.trace import MIXED, PREFILL, UNKNOWN, Trace, phases
 from latfit.units import format_ms
 
-CANNOT_TELL = "No interval beyond the measured tokens: too few values of S to validate an extrapolation."
-
+CANNOT_TELL = "No interval beyond the measured range: too few values of B or S to validate an extrapolation."
+OUTSIDE = "outside the measured range"
+BIASED = math.log(1.1)
+"""A median of held-out ratios further from one is worth a word."""
 
 GRID_SIDE = 25
 NO_PREFILL = "prefill not identified: the fit contains decode steps only"
@@ -33,13 +35,15 @@ NO_PREFILL = "prefill not identified: the fit contains decode steps only"
 
 @dataclass(frozen=True, repr=False)
 class Predictions:
-    """Typical latency, interval ends (NaN where the fit cannot tell) in ms, and why a step lies outside the data (empty
-    where it does not); each (n,). notes: what was taken for granted, and why ends are missing."""
+    """Typical latency, interval ends (NaN where the fit cannot tell) in ms, why a step lies outside the data, and why
+    it has no interval (empty where it does not, or has one); each (n,). notes: what was taken for granted, how far
+    outside the steps lie, and why ends are missing."""
 
     T_ms: FloatArray
     low: FloatArray
     high: FloatArray
     why_outside: NDArray[np.object_]
+    why_no_interval: NDArray[np.object_]
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -83,21 +87,61 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
         shown = ", ".join(f"{known:g}" for known in levels)
         raise WrongUsage(f"the fit has no interval at {level:g}", where="--level", remedy=f"Choose one of: {shown}.")
     T = typical_ms(fit, steps)
+    low, high, without = _interval(fit, steps, T, level)
+    biased = [_bias(fit, phase) for phase in np.unique(_phases_of(steps)).tolist()]
+    silent = [text for text in dict.fromkeys(without.tolist()) if text and NO_PREFILL not in text]
+    notes = (*outside_note(fit, steps), *taken(fit, steps), *filter(None, biased), *silent)
+    return Predictions(T, low, high, _why_outside(fit, steps), without, notes)
+
+
+def _interval(
+    fit: FitResult, steps: Trace, T: FloatArray, level: float
+) -> tuple[FloatArray, FloatArray, NDArray[np.object_]]:
+    """Ends of the interval in ms, NaN where the fit cannot tell, and why it cannot, in a sentence; each (n,)."""
     low, high = (np.full(len(steps), np.nan) for _ in range(2))
-    named, silent = _phases_of(steps), []
-    for phase in np.unique(named):
+    without = np.full(len(steps), "", dtype=object)
+    named = _phases_of(steps)
+    for phase in map(str, np.unique(named)):
         rows = named == phase
-        lower, upper = _factors(fit, str(phase), round((1 + level) / 2, 9))
+        lower, upper = _factors(fit, phase, round((1 + level) / 2, 9))
         low[rows], high[rows] = T[rows] * lower, T[rows] * upper
         if math.isnan(lower) or math.isnan(upper):
-            silent.append(_why_silent(fit, str(phase), level))
-    why = _why_outside(fit, steps)
-    low[why == NO_PREFILL], high[why == NO_PREFILL] = np.nan, np.nan
-    wider = fit.widening(steps.floats("S"))
-    if np.isnan(wider).any():
-        silent.append(CANNOT_TELL)
-    notes = tuple(dict.fromkeys([*taken(fit, steps), *silent]))
-    return Predictions(T, low / wider, high * wider, why, notes)
+            without[rows] = _why_silent(fit, phase, level)
+    blind = _blind(fit, steps)
+    low[blind], high[blind] = np.nan, np.nan
+    wider = fit.widening(steps.floats("S"), steps.floats("B"))
+    without[np.isnan(wider) & (without == "")] = CANNOT_TELL
+    without[blind] = f"No interval: {NO_PREFILL}."
+    return low / wider, high * wider, without
+
+
+def _blind(fit: FitResult, steps: Trace) -> NDArray[np.bool_]:
+    """Whether each step (n,) contains prefill and the fit knows none."""
+    return np.zeros(len(steps), dtype=bool) if fit.knows_prefill else fit.holds_prefill(**_read(fit, steps))
+
+
+def outside_note(fit: FitResult, steps: Trace) -> list[str]:
+    """How many steps lie outside the measured range and how far, in a sentence; empty where none does."""
+    columns = _read(fit, steps)
+    outside = [np.abs(times) > 0 for times in fit.times_outside(**columns).values()]
+    count = int(np.any(outside, axis=0).sum()) if outside else 0
+    if not count:
+        return []
+    one = len(steps) == 1
+    place = "The step lies" if one else f"{count:,} of {len(steps):,} steps {'lies' if count == 1 else 'lie'}"
+    far = fit.farthest(**columns)
+    return [f"{place} {OUTSIDE}: {far if one or count == 1 else f'up to {far}'}."]
+
+
+def _bias(fit: FitResult, phase: str) -> str:
+    """By how much the model misses most steps of a phase, in a sentence; empty where that is little or unknown."""
+    ends = fit.limits.lower_factor(phase, 0.5), fit.limits.factor(phase, 0.5)
+    if ends[0] is None or ends[1] is None or not (ends[0] > math.exp(BIASED) or ends[1] < math.exp(-BIASED)):
+        return ""
+    return (
+        f"Held-out {phase} steps took {ends[0] if ends[0] > 1 else ends[1]:.2f} times the prediction (median): the"
+        " model is biased there, and its interval says so."
+    )
 
 
 def typical_ms(fit: FitResult, steps: Trace) -> FloatArray:
@@ -124,17 +168,15 @@ def taken(fit: FitResult, steps: Trace) -> list[str]:
 
 def _why_outside(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
     """Why each step (n,) lies outside the data; empty where it does not."""
-    columns = _read(fit, steps)
-    why = np.full(len(steps), "", dtype=object)
-    why[fit.outside_domain(**columns)] = "outside the measured range"
-    if not fit.knows_prefill:
-        why[fit.holds_prefill(**columns)] = NO_PREFILL
+    far = fit.how_far(**_read(fit, steps))
+    why = np.where(far == "", "", OUTSIDE + ": " + far).astype(object)
+    why[_blind(fit, steps)] = NO_PREFILL
     return why
 
 
 def _unknown_prefill(fit: FitResult, trace: Trace) -> list[str]:
     """How many steps a fit of decode steps alone can say nothing of, in a sentence; empty where there are none."""
-    steps = round(float(weights_by_row(trace)[_why_outside(fit, trace) == NO_PREFILL].sum()))
+    steps = round(float(weights_by_row(trace) @ _blind(fit, trace)))
     return (
         [f"{steps:,} steps contain prefill, which is not identified: the fit contains decode steps only."]
         if steps
@@ -143,11 +185,14 @@ def _unknown_prefill(fit: FitResult, trace: Trace) -> list[str]:
 
 
 def _phases_of(steps: Trace) -> NDArray[np.object_]:
-    """The phase of each step (n,): one of a single request that computes several tokens is prefill, whatever else is
-    known."""
+    """The phase of each step (n,): one of a single request that computes several tokens is prefill, and one of fewer
+    than two tokens a request has some that decode beside the prefill, whatever else is known."""
     named = phases(steps).astype(object)
-    alone = (named == UNKNOWN) & (steps.floats("B") == 1)
-    return np.asarray(np.where(alone, PREFILL, named))
+    B, S = steps.floats("B"), steps.floats("S")
+    unknown = named == UNKNOWN
+    named[unknown & (B == 1)] = PREFILL
+    named[unknown & (B > 1) & (S < 2 * B)] = MIXED
+    return named
 
 
 def _why_silent(fit: FitResult, phase: str, level: float) -> str:
@@ -172,13 +217,13 @@ def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
     T = typical_ms(fit, trace)
     coverage, without = {}, []
     for level in known_levels(fit):
-        found = predict(fit, trace, level)
-        known = np.isfinite(found.low) & np.isfinite(found.high)
+        low, high, _ = _interval(fit, trace, T, level)
+        known = np.isfinite(low) & np.isfinite(high)
         if not known.all():
             steps = round(float(weights[~known].sum()))
             without.append(f"{steps:,} steps have no {100 * level:g} % interval and are not counted in its coverage.")
         if known.any():
-            inside = (observed >= found.low) & (observed <= found.high)
+            inside = (observed >= low) & (observed <= high)
             coverage[f"{level:g}"] = float(np.average(inside[known], weights=weights[known]))
     rows_of = {str(phase): named == phase for phase in np.unique(named)}
     return {
@@ -186,7 +231,7 @@ def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
         "by_phase": {phase: error_metrics(observed[rows], T[rows], weights[rows]) for phase, rows in rows_of.items()},
         "interval_coverage": coverage,
         "outside_domain": round(float(weights[fit.outside_domain(**_read(fit, trace))].sum())),
-        "notes": [*taken(fit, trace), *_unknown_prefill(fit, trace), *without],
+        "notes": [*outside_note(fit, trace), *taken(fit, trace), *_unknown_prefill(fit, trace), *without],
     }
 
 

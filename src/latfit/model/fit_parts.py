@@ -48,8 +48,8 @@ class Errors:
 class HeldOutErrors:
     """Errors on rows left out: over all of them, by fold (K,), and mean and spread over the folds.
 
-    regions: error by the region left out.  trained_up_to_S: the most tokens of a step that trained; where folds are
-    such.
+    regions: error by the region left out.  trained_up_to_S, trained_up_to_B: the most tokens, or requests, of a
+    step that trained; where folds are such.
     """
 
     folds: int
@@ -62,9 +62,10 @@ class HeldOutErrors:
     mape_pct_sd: float | None
     regions: Mapping[str, float] | None = None
     trained_up_to_S: float | None = None  # noqa: N815 - a key of the file
+    trained_up_to_B: float | None = None  # noqa: N815 - a key of the file
 
     def to_json(self) -> dict[str, Any]:
-        kinds = ("regions", "trained_up_to_S")
+        kinds = ("regions", "trained_up_to_S", "trained_up_to_B")
         return {name: value for name, value in asdict(self).items() if name not in kinds or value is not None}
 
     @classmethod
@@ -75,13 +76,15 @@ class HeldOutErrors:
 @dataclass(frozen=True, repr=False)
 class CrossValidation:
     """Errors on rows left out by the default scheme, and what harder ones say: later rows, a part of the plane of B and
-    S, more tokens. selection: how the model was chosen, of `--model auto`. None where the rows cannot answer."""
+    S, more tokens, more requests. selection: how the model was chosen, of `--model auto`. None where the rows cannot
+    answer."""
 
     scheme: str | None = None
     errors: HeldOutErrors | None = None
     expanding_window: HeldOutErrors | None = None
     by_region: HeldOutErrors | None = None
     extrapolation_S: HeldOutErrors | None = None  # noqa: N815 - a key of the file
+    extrapolation_B: HeldOutErrors | None = None  # noqa: N815 - a key of the file
     selection: JsonObject | None = None
 
     def __repr__(self) -> str:
@@ -111,7 +114,7 @@ class CrossValidation:
         )
 
 
-_FURTHER = ("expanding_window", "by_region", "extrapolation_S")
+_FURTHER = ("expanding_window", "by_region", "extrapolation_S", "extrapolation_B")
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ therefore has its limits moved outwards by the factor
 
     (1 + e)^(ln(S/S_max) / ln(S_max/S_t)),
 
-which is 1 + e where it lies as far outside as the farthest of the steps that were asked. Where a fit was never asked
-so, it cannot tell.
+which is 1 + e where it lies as far outside as the farthest of the steps that were asked. The same holds for requests;
+of a step that is beyond in both the larger factor counts. Where a fit was never asked so, because too few different
+values are below S_t to tell a slope by, it cannot tell.
 """
 
 import math
@@ -38,14 +39,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput
-from latfit.files import read_json, write_json
+from latfit.files import write_json
+from latfit.inputs import read_json
 from latfit.model.base import LatencyModel, Steps
 from latfit.model.features import CONTEXT, MIXED_FROM, StepTable, with_typical_context
-from latfit.model.fit_parts import Baseline, CrossValidation, DataFacts, Diagnostics, Errors, Identifiability
+from latfit.model.fit_parts import (
+    Baseline,
+    CrossValidation,
+    DataFacts,
+    Diagnostics,
+    Errors,
+    HeldOutErrors,
+    Identifiability,
+)
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
 from latfit.stats import FloatArray
-from latfit.units import format_percent
+from latfit.units import format_percent, number
 from latfit.warning import LatfitWarning
 
 SCHEMA = "latfit.fit/1"
@@ -204,23 +214,66 @@ class FitResult:
         """The limits of single steps, by phase."""
         return intervals_from_json(self.intervals)
 
-    def widening(self, S: FloatArray) -> FloatArray:
-        """Factor (n,) >= 1 on both limits of steps of S tokens; NaN where the fit cannot tell."""
-        known = np.ones(np.shape(S))
-        if "S" not in self.domain:
+    def widening(self, S: FloatArray, B: FloatArray | None = None) -> FloatArray:
+        """Factor (n,) >= 1 on both limits of steps of S tokens and B requests; NaN where the fit cannot tell."""
+        tried = self.cross_validation
+        tokens, requests = tried.extrapolation_S, tried.extrapolation_B
+        wider = self._widened("S", S, tokens, tokens.trained_up_to_S if tokens else None)
+        if B is None:
+            return wider
+        return np.maximum(wider, self._widened("B", B, requests, requests.trained_up_to_B if requests else None))
+
+    def _widened(
+        self, column: str, values: FloatArray, tried: HeldOutErrors | None, trained: float | None
+    ) -> FloatArray:
+        """The same for one column. tried: errors beyond the values up to `trained`, where these trained."""
+        known = np.ones(np.shape(values))
+        if column not in self.domain:
             return known
-        measured = float(self.domain["S"][1])
-        beyond = np.asarray(S) > measured
+        measured = float(self.domain[column][1])
+        beyond = np.asarray(values) > measured
         if not beyond.any():
             return known
-        tried = self.cross_validation.extrapolation_S
-        trained = tried.trained_up_to_S if tried else None
         if not tried or not trained or not 0 < trained < measured:
             known[beyond] = np.nan
             return known
-        distance = np.log(np.asarray(S)[beyond] / measured) / math.log(measured / trained)
+        distance = np.log(np.asarray(values)[beyond] / measured) / math.log(measured / trained)
         known[beyond] = (1 + tried.p90_ape_pct / 100) ** distance
         return known
+
+    def times_outside(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> dict[str, FloatArray]:
+        """By column how many times (n,) a step lies above what was measured, or below (then negative); 0 inside."""
+        found = {}
+        for column, values in {"B": B, "S": S, **context}.items():
+            if column in self.domain:
+                low, high = self.domain[column]
+                x = np.asarray(values, dtype=np.float64)
+                times = np.where(x > high, x / max(high, 1.0), 0.0)
+                found[column] = np.asarray(np.where(x < low, -low / np.maximum(x, 1.0), times))
+        return found
+
+    def how_far(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> "NDArray[np.object_]":
+        """`S 1,000× above the measured 100` of each step (n,) that lies outside, in the column where it lies farthest;
+        empty where it does not."""
+        times = self.times_outside(B, S, **context)
+        found = np.full(np.broadcast_shapes(np.shape(B), np.shape(S)), "", dtype=object)
+        names, each = list(times), np.stack([np.broadcast_to(one, found.shape) for one in times.values()])
+        farthest = np.argmax(np.abs(each), axis=0)
+        for step in np.flatnonzero(np.any(each, axis=0)).tolist():
+            column, much = names[farthest[step]], each[farthest[step], step]
+            low, high = self.domain[column]
+            place = f"above the measured {high:,.0f}" if much > 0 else f"below the measured {low:,.0f}"
+            found[step] = f"{column} {number(abs(much), 3)}× {place}"
+        return found
+
+    def farthest(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> str:
+        """The same of the step that lies farthest outside."""
+        columns = {"B": B, "S": S, **context}
+        far = np.max([np.abs(each) for each in self.times_outside(**columns).values()], axis=0, initial=0.0)
+        if not np.size(far) or not np.max(far):
+            return ""
+        one = int(np.argmax(far))
+        return str(self.how_far(**{name: np.asarray(column)[one : one + 1] for name, column in columns.items()})[0])
 
     def outside_domain(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
         """True (n,) where a step lies outside the box of B, S and other columns that was measured, or contains

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         coverage_table as coverage_table,
         evaluation_table as evaluation_table,
         fits_table as fits_table,
+        machine_table as machine_table,
         prediction_table as prediction_table,
         regions_table as regions_table,
         sensitivity_table as sensitivity_table,

@@ -109,10 +109,16 @@ def _within(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _alike(name: str, one: str, other: str) -> bool:
-    """Whether two names mean the same: alike, or one a part of the other up to a digit that goes on."""
-    short, long = sorted((MAKERS.sub("", text.lower()) for text in (one, other)), key=len)
+    """Whether two names mean the same: alike but for case, marks and makers, or, of hardware and models, one standing
+    as whole words in the other."""
+    short, long = sorted((MAKERS.sub(" ", text.lower()) for text in (one, other)), key=lambda text: len(_plain(text)))
     if name == "dtype":
-        return NUMBER_TYPES.get(short, short) == NUMBER_TYPES.get(long, long)
-    if name not in ("hardware", "model") or not short:
-        return short == long
-    return re.search(rf"(?<!\d){re.escape(short)}(?!\d)", long) is not None
+        return NUMBER_TYPES.get(_plain(short), _plain(short)) == NUMBER_TYPES.get(_plain(long), _plain(long))
+    if name not in ("hardware", "model") or not _plain(short):
+        return _plain(short) == _plain(long)
+    spaced = " *".join(map(re.escape, _plain(short)))
+    return re.search(rf"(?<![a-z0-9]){spaced}(?![a-z0-9])", long) is not None
+
+
+def _plain(text: str) -> str:
+    return text.replace(" ", "")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         cautions_about as cautions_about,
         metrics as metrics,
         no_prefill_warning as no_prefill_warning,
+        not_of_machine as not_of_machine,
         validate as validate,
     )
     from latfit.validation.measured import as_measured as as_measured, read_measured as read_measured

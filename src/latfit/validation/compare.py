@@ -81,6 +81,40 @@ def no_prefill_warning(fit: FitResult) -> LatfitWarning | None:
     )
 
 
+WIDEST = (0.99, 0.95, 0.9)
+"""One-sided levels of the limits of single steps, of which the first counts that a fit knows."""
+
+
+def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
+    """Why a measured run is not of the machine that fits are of, in a sentence; empty where it may be.
+
+    The time per output token is the mean of a request's steps. Where its median over requests is off by more than the
+    limits of single steps allow in every phase, steps take another time, not the queue.
+    """
+    (tpot,) = (each for each in found.figures if each.metric == "tpot_ms" and each.statistic == "p50")
+    ends = [limits for fit in fits for limits in _widest_limits(fit)]
+    if not ends or not tpot.measured > 0 or not tpot.simulated > 0:
+        return ""
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    ratio = tpot.measured / tpot.simulated
+    if low <= ratio <= high:
+        return ""
+    factor = f"{max(ratio, 1 / ratio):.3g} times {'slower' if ratio > 1 else 'faster'}"
+    return (
+        f"This run is not of the fitted machine: {factor} per output token (median) than the fit's steps make, whose"
+        f" own scatter is {low:.2g} to {high:.2g} times."
+    )
+
+
+def _widest_limits(fit: FitResult) -> list[tuple[float, float]]:
+    """The limits of single steps, of every phase that has some."""
+    found = []
+    for phase in fit.limits.by_phase:
+        known = [(fit.limits.lower_factor(phase, level), fit.limits.factor(phase, level)) for level in WIDEST]
+        found += [(low, high) for low, high in known if low is not None and high is not None][:1]
+    return found
+
+
 def _highest(fit: FitResult, column: str) -> float:
     """The end of what was measured; 0 where that is not known."""
     return float(fit.domain[column][1]) if column in fit.domain else 0.0

@@ -139,7 +139,8 @@ class TestFit:
 class TestPredict:
     def test_arrays_broadcast(self, fitted: latfit.Fit) -> None:
         found = fitted.predict(B=[8, 32], S=512)
-        assert list(found.columns) == ["B", "S", "T_ms", "low_ms", "high_ms", "outside_domain", "why_outside"]
+        whys = ["outside_domain", "why_outside", "why_no_interval"]
+        assert list(found.columns) == ["B", "S", "T_ms", "low_ms", "high_ms", *whys]
         truth = Saturation().latency_ms(REFERENCE, {"B": np.array([8.0, 32.0]), "S": np.array([512.0, 512.0])})
         assert found["T_ms"].to_numpy() == pytest.approx(truth, rel=0.03)
         assert (found["low_ms"] < found["T_ms"]).all()
@@ -210,7 +211,8 @@ class TestOtherSteps:
         assert found.table.loc["all", "n"] == 172
         slow = other.with_columns(T_ms=np.asarray(other["T_ms"] * 1.3))
         worse = fitted.evaluate(slow)
-        assert worse.state == "doubt"
+        assert worse.state == "bad"
+        assert worse.foreign
         # of exp(0.05 z) around a fit that is 1.3 times too fast: |1/1.3 - 1| = 23 %
         assert worse.scores["metrics"]["median_ape_pct"] == pytest.approx(23.1, abs=1.5)
         assert "Median error" in repr(worse)

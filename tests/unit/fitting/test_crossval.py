@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from latfit.fitting.checking.crossval import (
     assign_folds,
-    beyond_in_tokens,
+    beyond,
     by_fold,
     cross_validate,
     expanding_in_runs,
@@ -62,10 +62,10 @@ class TestFolds:
 
     def test_extrapolation_trains_on_fewer_tokens(self) -> None:
         trace = planted_trace(0.1)
-        fold = beyond_in_tokens(fit_data(trace))
+        fold = beyond(fit_data(trace), "S")
         assert fold is not None
         assert trace["S"][fold[0]].max() < trace["S"][fold[1]].min()
-        assert beyond_in_tokens(fit_data(trace.select(trace["S"] == 64))) is None
+        assert beyond(fit_data(trace.select(trace["S"] == 64)), "S") is None
 
 
 class TestValidation:

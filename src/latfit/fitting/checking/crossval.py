@@ -7,7 +7,8 @@ Which rows are left out together: the default scheme is one of the first two, th
 * Expanding window: the first half of every run trains, then equal parts of the rest are each predicted from all that
   is earlier.
 * Regions: the plane of ln B and ln S is cut at weighted thirds, and each of the up to nine regions is left out in turn.
-* Extrapolation: rows with few tokens train, rows with many test.
+* Extrapolation: rows with few tokens train, rows with many test; and the same for requests. Rows of fewer than three
+  different values tell no slope, so then nothing is said.
 
 A fold is a pair of index arrays (train, test) into the rows. The loss's scale and every parameter are found anew in
 each fold; only the start and the ranges that parameters are searched in come from the full fit, which saves the search
@@ -18,6 +19,7 @@ folds, and the ratios observed/predicted of the held-out rows, from which `confo
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +28,14 @@ from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, FitProblem, collapsed, log_ratios, make_problem
 from latfit.fitting.solver.solve import refitted_all, solve
 from latfit.model import CrossValidation, HeldOutErrors, Separable, StepTable
-from latfit.stats import FloatArray, error_metrics, weighted_quantile, weighted_quantiles
+from latfit.stats import FloatArray, distinct, error_metrics, weighted_quantile, weighted_quantiles
 
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 FOLDS = 5
 TRAIN_BELOW = 0.7
+FEWEST_VALUES = 3
+"""Different values from which rows tell a slope, and one more by which to doubt it."""
 TRAINED = 50_000
 """Rows that are enough to train on, drawn evenly: what they leave open is far below what a fold shows."""
 
@@ -87,14 +91,15 @@ def regions(data: FitData) -> Iterator[tuple[str, Fold]]:
                 yield f"{label_b}, {label_s}", (np.flatnonzero(~inside), np.flatnonzero(inside))
 
 
-def beyond_in_tokens(data: FitData, share: float = TRAIN_BELOW) -> Fold | None:
-    """Train on rows up to the S that a share of the rows stays at or below, test on the rest; None where none is."""
-    tokens = data.S
-    limit = weighted_quantile(tokens, share, data.weights)
-    if limit >= tokens.max():
-        limit = float(np.max(tokens[tokens < limit], initial=-np.inf))
-    train, test = np.flatnonzero(tokens <= limit), np.flatnonzero(tokens > limit)
-    return (train, test) if len(train) and len(test) else None
+def beyond(data: FitData, column: str, share: float = TRAIN_BELOW) -> Fold | None:
+    """Train on rows up to the S (or B) that a share of the rows stays at or below, test on the rest; None where the
+    former have too few different values to tell how the latency grows."""
+    values = data.steps[column]
+    limit = weighted_quantile(values, share, data.weights)
+    if limit >= values.max():
+        limit = float(np.max(values[values < limit], initial=-np.inf))
+    train, test = np.flatnonzero(values <= limit), np.flatnonzero(values > limit)
+    return (train, test) if len(test) and len(distinct(values[train])[0]) >= FEWEST_VALUES else None
 
 
 def by_fold(fold: NDArray[np.int64]) -> Iterator[Fold]:
@@ -246,7 +251,7 @@ def further_validation(
 ) -> CrossValidation:
     """The scores of the default scheme, and of those harder ones that the rows can answer. later: the expanding
     window's rows, where they have been predicted already."""
-    window = region = beyond = None
+    window = region = None
     if data.in_time:
         later = later or held_out(data, options, theta, expanding_in_runs(data))
         window = scores_of(data, later) if later is not None else None
@@ -255,7 +260,21 @@ def further_validation(
         region = scores_of(data, apart)
         used = [named[number][0] for number in np.unique(apart.fold)]
         region = replace(region, regions=dict(zip(used, region.mape_pct_by_fold, strict=True)))
-    fold = beyond_in_tokens(data)
-    if fold is not None and (further := held_out(data, options, theta, [fold])) is not None:
-        beyond = replace(scores_of(data, further), trained_up_to_S=float(data.S[fold[0]].max()))
-    return replace(scores or CrossValidation(), expanding_window=window, by_region=region, extrapolation_S=beyond)
+    tokens, requests = (_beyond(data, options, theta, column) for column in ("S", "B"))
+    return replace(
+        scores or CrossValidation(),
+        expanding_window=window,
+        by_region=region,
+        extrapolation_S=tokens,
+        extrapolation_B=requests,
+    )
+
+
+def _beyond(data: FitData, options: FitOptions, theta: FloatArray, column: str) -> HeldOutErrors | None:
+    """Errors on rows of more tokens (S), or requests (B), than trained."""
+    fold = beyond(data, column)
+    left_out = None if fold is None else held_out(data, options, theta, [fold])
+    if fold is None or left_out is None:
+        return None
+    trained: dict[str, Any] = {f"trained_up_to_{column}": float(data.steps[column][fold[0]].max())}
+    return replace(scores_of(data, left_out), **trained)

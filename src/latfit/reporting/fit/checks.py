@@ -89,6 +89,9 @@ def held_out(fit: FitResult) -> Table:
     if found.extrapolation_S is not None:
         trained = count(found.extrapolation_S.trained_up_to_S)
         schemes.append((f"more tokens than trained ({trained} at most)", found.extrapolation_S))
+    if found.extrapolation_B is not None:
+        trained = count(found.extrapolation_B.trained_up_to_B)
+        schemes.append((f"more requests than trained ({trained} at most)", found.extrapolation_B))
     rows = [
         (
             name,

@@ -394,6 +394,26 @@ def evaluation_table(found: Mapping[str, Any]) -> Table:
     return Table("Errors", ("steps", "number", "median error", "MAPE", "p90 error", "RMSE"), rows)
 
 
+def machine_table(found: Mapping[str, Any]) -> Table:
+    """What the fit and the steps say of their machine, and how much longer the steps of each phase take."""
+    rows = [(name, fact["fitted"], fact["found"], fact["agreement"]) for name, fact in found["facts"].items()]
+    rows += [
+        (
+            f"latency of {phase} steps",
+            "1",
+            f"{_ratio(shift['ratio'])} ({_ratio(shift['low'])} to {_ratio(shift['high'])}, 99 %)",
+            shift["residuals"],
+        )
+        for phase, shift in found["phases"].items()
+    ]
+    columns = ("", "the fit", "these steps", "agreement")
+    return Table("Whether they are of one machine", columns, rows, words=columns[1:])
+
+
+def _ratio(value: float) -> str:
+    return f"{number(value, 3)}×"
+
+
 def bootstrap_table(fit: FitResult) -> Table:
     """Intervals of resampled fits beside those that the fit states, of parameters that the data tell."""
     found = fit.bootstrap

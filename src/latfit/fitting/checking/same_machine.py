@@ -1,0 +1,270 @@
+"""Whether measured steps are of the machine that a fit is of: by what both say of it, and by how long the steps take.
+
+What is said. Hardware, model, parallelism, number type, quantisation and engine are compared name by name, each the
+same, different, or unknown where one side does not say it. Names are compared without case, marks and makers: "NVIDIA
+A100-SXM4-80GB" is an "a100", and "A10" is not (see `trace.identity`).
+
+What is measured. A step's ratio is s = ln(observed/predicted), and the fit knows how its ratios were on steps left out,
+phase by phase: their median c, and the limits l and u that 98 % of single steps lie between; where it only knows 90 or
+80 % of them, these are moved out from c as those of a normal distribution would be. Only steps inside the measured
+range of every column decide: another load on the same machine extrapolates, which is no other machine. Of the steps of
+a phase, m is the median of s. Its interval comes from order statistics of the n independent steps that they are worth:
+neighbours in time repeat one another (see `autocorrelation`), and so do repeats of a cell (see `conformal`). How many
+of n values lie below the true median has mean n/2 and standard deviation sqrt(n)/2, so with z for 99 % it is
+
+    [q(1/2 - z/(2 sqrt n)), q(1/2 + z/(2 sqrt n))],
+
+of fewer than 7 the range of all. What the data leave open of the fit's parameters moves all steps together: z times the
+standard deviation of m over the fit's draws is added to both sides as independent errors are. The steps are
+
+    off        where that whole interval lies beyond u, or below l, and n >= 2: the median step is further from the
+               prediction than 98 % of single steps of the fitted machine were;
+    shifted    where it lies within, but not about c, and m differs from c by 5 % or more;
+    as fitted  else.
+
+A load of other sizes weighs the model's lack of fit differently: it moves the median by as much as cells differ. That
+is why being off is measured by limits of single steps, which hold for a step whose error is all of its cell, and not by
+the error of the mean: n steps of one cell may all be at the edge of the limits, and beyond it with 2 % probability.
+Where the steps name no cached context and the fit reads it, the limits reach from the latency without any to that with
+the most that was measured.
+
+The verdict. Steps that are off are not of this machine, whatever is said. Where what is said differs, they are not of
+it either, unless they are as fitted, to 10 % for sure, in every phase. Where no phase has steps enough inside the
+measured range, what is said decides, and where that is unknown the answer is that it cannot be told.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import FitNotUsable
+from latfit.fitting.checking.autocorrelation import TimeOrder
+from latfit.fitting.checking.conformal import Scores
+from latfit.fitting.checking.crossval import HeldOut
+from latfit.fitting.data import FitData, fit_data
+from latfit.model import CONTEXT, FitResult, fitted_identity, latency_draws, parameter_draws
+from latfit.stats import FloatArray, weighted_quantiles
+from latfit.trace import Fact, Trace, facts_beside, identity_of
+
+Residuals = Literal["off", "shifted", "as fitted", "too few"]
+State = Literal["same", "shifted", "other", "unknown"]
+
+Z_99 = 2.5758
+LEVELS: Mapping[float, float] = {0.99: 1.0, 0.95: 2.326 / 1.645, 0.9: 2.326 / 1.282}
+"""One-sided levels of the limits, of which the first counts that a fit knows, and by how much a normal distribution
+reaches further to 99 %."""
+FEWEST = 2.0
+"""Independent steps from which all of them outside the limits are no chance: 0.02 squared is 0.04 %."""
+MATERIAL, CLOSE = math.log(1.05), 1.1
+STEPS = 400
+"""Steps, drawn evenly, on which the curves of the fit's draws are compared."""
+SYSTEM = ("hardware", "model", "tp", "dtype", "quantization", "device", "engine")
+"""Facts that fits of one engine share."""
+ADVISORY = ("engine_version", "isa")
+"""Facts that may differ on one machine: said, but no reason to refuse steps that take as long."""
+
+
+@dataclass(frozen=True)
+class PhaseShift:
+    """Steps of a phase inside the measured range. ratio: how many times longer they take than steps of the fitted
+    machine did, with its 99 % interval.  inside: share between the limits that 98 % of single steps of the fitted
+    machine are in, None where it knows none.  independent: how many independent steps they are worth."""
+
+    phase: str
+    steps: int
+    independent: float
+    ratio: float
+    low: float
+    high: float
+    inside: float | None
+    residuals: Residuals
+
+    @property
+    def close(self) -> bool:
+        """Whether the steps take as long as those of the fitted machine, to 10 % for sure."""
+        return self.residuals == "as fitted" and 1 / CLOSE <= self.low and self.high <= CLOSE
+
+    @property
+    def sentence(self) -> str:
+        """`2.3 times slower in decode`, `as fitted in prefill`."""
+        if self.residuals in ("as fitted", "too few"):
+            return f"{self.residuals} in {self.phase}"
+        factor = max(self.ratio, 1 / self.ratio)
+        much = f"{factor:.3g} times" if factor >= 2 else f"{100 * abs(self.ratio - 1):.0f} %"
+        return f"{much} {'slower' if self.ratio > 1 else 'faster'} in {self.phase}"
+
+
+@dataclass(frozen=True)
+class MachineCheck:
+    """What a fit and steps say of whether they are of one machine. measured: steps inside the measured range, of all.
+    assumed: whether the context of the steps was taken for granted."""
+
+    facts: Sequence[Fact]
+    phases: Sequence[PhaseShift]
+    measured: int
+    steps: int
+    assumed: bool = False
+
+    @property
+    def differing(self) -> list[Fact]:
+        """Facts that differ, those that decide and those that are only worth knowing."""
+        return [fact for fact in self.facts if fact.agreement == "differs"]
+
+    @property
+    def state(self) -> State:
+        """same: as fitted.  shifted: further from the fit than chance, within its intervals.  other: not of this
+        machine.  unknown: neither the steps nor what is said of them can tell."""
+        told = [phase for phase in self.phases if phase.residuals != "too few"]
+        found = {phase.residuals for phase in told}
+        differs = any(fact.name not in ADVISORY for fact in self.differing)
+        proven = bool(told) and all(phase.close for phase in told)
+        if "off" in found or (differs and not proven):
+            return "other"
+        if not found:
+            return "unknown"
+        return "shifted" if "shifted" in found or differs else "same"
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence or two."""
+        apart = [f"{_name(fact.name)} differs: {fact.found} vs {fact.fitted}" for fact in self.differing]
+        told = [phase for phase in self.phases if phase.residuals != "too few"]
+        moved = [phase.sentence for phase in told if phase.residuals != "as fitted"]
+        if self.state == "other":
+            return f"These steps are not of the fitted machine: {'; '.join([*moved, *apart])}."
+        if self.state == "unknown":
+            why = (
+                f"none of the {self.steps:,} steps lies inside the fit's measured range"
+                if not self.measured
+                else f"{self.measured:,} of {self.steps:,} steps lie inside the fit's measured range, worth too few"
+                " independent ones"
+            )
+            return f"Whether these steps are of the fitted machine cannot be told: {why}."
+        if self.state == "shifted":
+            within = (
+                [f"{', '.join(moved)}, within the fit's intervals"] if moved else ["they take as long as the fit says"]
+            )
+            return f"These steps may be of the fitted machine: {'; '.join([*within, *apart])}."
+        also = f" ({'; '.join(apart)})" if apart else ""
+        return f"These steps are of the fitted machine, as far as the data tell{also}."
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state": self.state,
+            "verdict": self.verdict,
+            "facts": {fact.name: {**asdict(fact), "agreement": fact.agreement} for fact in self.facts},
+            "phases": {phase.phase: {k: v for k, v in asdict(phase).items() if k != "phase"} for phase in self.phases},
+            "measured_steps": self.measured,
+            "steps": self.steps,
+        }
+
+
+def check_alike(fits: Mapping[str, FitResult], names: Sequence[str] = ("model",)) -> None:
+    """Raises FitNotUsable where fits that are used together say different things of the named facts: steps of two
+    models, say, are no two paths of one service. fits: by what they are called; what one does not say hinders nothing.
+    """
+    known = {name: fitted_identity(fit) for name, fit in fits.items()}
+    for fact in names:
+        said = [(name, facts[fact]) for name, facts in known.items() if facts.get(fact)]
+        for name, value in said[1:]:
+            if Fact(fact, said[0][1], value).agreement == "differs":
+                raise FitNotUsable(
+                    f"{_name(fact)} differs: {said[0][0]} is of {said[0][1]}, {name} of {value}",
+                    where=f"{said[0][0]}, {name}",
+                    remedy="Give fits of one machine and model; --force takes these together all the same.",
+                )
+
+
+def same_machine(fit: FitResult, trace: Trace) -> MachineCheck:
+    """Whether the steps of a clean trace are of the machine that a fit is of."""
+    data = fit_data(trace)
+    steps = {name: data.steps[name] for name in _read_by(fit) if name in data.steps}
+    facts = facts_beside(fitted_identity(fit), identity_of(trace))
+    assumed = fit.reads_context and CONTEXT not in steps
+    total = round(float(data.weights.sum()))
+    if assumed and not fit.typical:
+        return MachineCheck(facts, [], 0, total, assumed)
+    inside = ~fit.outside_domain(**steps)
+    ratio = np.log(data.observed / fit.latency_ms(**steps))
+    phases = [_shift(fit, data, str(phase), inside, ratio) for phase in np.unique(data.phase[inside])]
+    measured = round(float(data.weights[inside].sum()))
+    return MachineCheck(facts, phases, measured, total, assumed)
+
+
+def _shift(fit: FitResult, data: FitData, phase: str, inside: NDArray[np.bool_], ratio: FloatArray) -> PhaseShift:
+    """How the steps of a phase that were measured inside the fit's range differ from its own."""
+    rows = np.flatnonzero(inside & (data.phase == phase))
+    left_out = HeldOut(rows, np.zeros(len(rows), dtype=np.int64), ratio[rows], data.weights[rows])
+    scores = Scores.of(data, TimeOrder.of(data), left_out, data.in_time)
+    n, weights = max(scores.independent, 1e-9), data.weights[rows]
+    limits = _limits(fit, phase)
+    part = min(Z_99 / (2 * math.sqrt(n)), 0.5)
+    middle, low, high = weighted_quantiles(ratio[rows], [0.5, 0.5 - part, 0.5 + part], weights)
+    common = Z_99 * _common_error(fit, data, rows)
+    low, high = middle - math.hypot(middle - low, common), middle + math.hypot(high - middle, common)
+    if limits is None:
+        shown = tuple(math.exp(each) for each in (middle, low, high))
+        return PhaseShift(phase, scores.steps, n, shown[0], shown[1], shown[2], None, "too few")
+    centre, lower, upper = limits
+    reach = _context_reach(fit, data, rows)
+    lower, upper = lower + reach[0], upper + reach[1]
+    share = float(np.average((ratio[rows] >= lower) & (ratio[rows] <= upper), weights=weights))
+    residuals: Residuals = "as fitted"
+    if (low > upper or high < lower) and n >= FEWEST:
+        residuals = "off"
+    elif part == 0.5:
+        residuals = "too few"
+    elif (low > centre + reach[1] or high < centre + reach[0]) and abs(middle - centre) >= MATERIAL:
+        residuals = "shifted"
+    shown = tuple(math.exp(each - centre) for each in (middle, low, high))
+    return PhaseShift(phase, scores.steps, n, shown[0], shown[1], shown[2], share, residuals)
+
+
+def _limits(fit: FitResult, phase: str) -> tuple[float, float, float] | None:
+    """(median, lower, upper 98 % limit) of ln(observed/predicted) of single steps; None where the fit knows none."""
+    own = fit.limits
+    for level, wider in LEVELS.items():
+        lower, upper = own.lower_factor(phase, level), own.factor(phase, level)
+        if lower is not None and upper is not None:
+            ends = [own.lower_factor(phase, 0.5) or 1.0, own.factor(phase, 0.5) or 1.0]
+            centre = float(np.mean(np.log(ends)))
+            return centre, centre + wider * (math.log(lower) - centre), centre + wider * (math.log(upper) - centre)
+    return None
+
+
+def _common_error(fit: FitResult, data: FitData, rows: NDArray[np.intp]) -> float:
+    """Standard deviation of the median ln T of steps over the curves that the fit's data allow."""
+    draws = parameter_draws(fit)
+    if draws is None:
+        return 0.0
+    few = rows[np.linspace(0, len(rows) - 1, min(len(rows), STEPS)).astype(np.intp)]
+    steps = {name: data.steps[name][few] for name in _read_by(fit) if name in data.steps}
+    T = fit.latency_ms(**steps)
+    return float(np.std(np.median(np.log(latency_draws(fit, draws, **steps) / T), axis=1)))
+
+
+def _context_reach(fit: FitResult, data: FitData, rows: NDArray[np.intp]) -> tuple[float, float]:
+    """How far the median of ln T moves to no cached context and to the most that was measured, where steps name none
+    and the fit reads it."""
+    if not fit.reads_context or CONTEXT in data.steps:
+        return 0.0, 0.0
+    steps = {name: data.steps[name][rows] for name in _read_by(fit) if name in data.steps}
+    T, most = fit.latency_ms(**steps), float(fit.domain[CONTEXT][1])
+    ends = (fit.latency_ms(**steps, context_tokens=np.full(len(rows), each)) for each in (0.0, most))
+    low, high = (float(np.median(np.log(end / T))) for end in ends)
+    return min(low, 0.0), max(high, 0.0)
+
+
+def _read_by(fit: FitResult) -> list[str]:
+    """Columns that a fit's model reads and its data had."""
+    return [name for name in dict.fromkeys(("B", "S", *fit.structure.columns)) if name in fit.domain]
+
+
+def _name(fact: str) -> str:
+    return {"tp": "tensor parallelism", "isa": "instruction set", "dtype": "number type"}.get(
+        fact, fact.replace("_", " ")
+    )

@@ -1,0 +1,150 @@
+"""Whether steps are of a fit's machine: planted slowdowns, loads and systems, of which the truth is known."""
+
+import numpy as np
+import pytest
+
+from latfit.errors import FitNotUsable
+from latfit.fitting.checking.same_machine import MachineCheck, check_alike, same_machine
+from latfit.fitting.fit import fit_trace
+from latfit.fitting.problem import FitOptions
+from latfit.model.fit_result import FitResult, fit_from_json
+from latfit.trace.identity import identity_of
+from latfit.trace.table import Trace
+
+NOISE = 0.05
+SYSTEM = {"hardware": "h100", "model": "llama-7b", "tp": "1"}
+
+
+def steps(
+    seed: int, factor: float = 1.0, largest: float = 4096.0, n: int = 400, shared: float = 0.0, **system: str
+) -> Trace:
+    """Steps of T = 5 + 0.05 B + 0.01 S ms, half of them decode, in the order of time, with 5 % noise of which a share
+    is an autoregression of lag-one correlation 0.95."""
+    rng = np.random.default_rng(seed)
+    B = rng.integers(1, 65, n).astype(float)
+    S = np.where(rng.random(n) < 0.5, B, B + np.round(np.exp(rng.uniform(0, np.log(largest - 64), n))))
+    slow, z = np.empty(n), rng.normal(0, 1, n)
+    slow[0] = z[0]
+    for i in range(1, n):
+        slow[i] = 0.95 * slow[i - 1] + np.sqrt(1 - 0.95**2) * z[i]
+    noise = NOISE * (np.sqrt(shared) * slow + np.sqrt(1 - shared) * rng.normal(0, 1, n))
+    columns = {"B": B, "S": S, "T_ms": factor * (5 + 0.05 * B + 0.01 * S) * np.exp(noise), "t_s": np.arange(n) * 0.1}
+    named = {name: np.full(n, value, dtype=object) for name, value in {**SYSTEM, **system}.items() if value}
+    return Trace({**columns, **named})
+
+
+@pytest.fixture(scope="module")
+def fit() -> FitResult:
+    return fit_trace(steps(0, n=2000), FitOptions(model="linear"))
+
+
+def residuals(found: MachineCheck) -> set[str]:
+    return {phase.residuals for phase in found.phases}
+
+
+class TestSteps:
+    def test_the_same_machine_is_never_refused(self, fit: FitResult) -> None:
+        """Of 60 traces of its machine, half of them with noise that neighbours share, none is refused and at most a
+        few are called shifted: the interval of each of two phases is one of 99 %, and 5 % apart at least."""
+        found = [same_machine(fit, steps(seed, shared=0.8 * (seed % 2))).state for seed in range(1, 61)]
+        assert "other" not in found
+        assert found.count("same") >= 57
+
+    @pytest.mark.parametrize("factor", [0.5, 0.8, 1.25, 2.3])
+    def test_another_speed_is_refused(self, fit: FitResult, factor: float) -> None:
+        """98 % of single steps are within 2.33 x 5 % = 12 %; 20 % and more is beyond."""
+        found = [same_machine(fit, steps(seed, factor)) for seed in range(1, 21)]
+        assert {each.state for each in found} == {"other"}
+        ratios = [phase.ratio for each in found for phase in each.phases]
+        assert np.median(ratios) == pytest.approx(factor, rel=0.02)
+        assert all(phase.low < factor < phase.high for each in found[:3] for phase in each.phases)
+
+    def test_a_shift_within_the_intervals_is_told_and_not_refused(self, fit: FitResult) -> None:
+        found = same_machine(fit, steps(1, 1.08))
+        assert found.state == "shifted"
+        assert "slower in decode" in found.verdict
+        assert "within the fit's intervals" in found.verdict
+
+    def test_another_load_is_no_other_machine(self, fit: FitResult) -> None:
+        """Steps four times as large as those measured, of a machine whose latency bends there: only those inside the
+        measured range decide."""
+        more = steps(3, largest=16_384.0)
+        bent = np.where(more["S"] > 4096, 1.5, 1.0) * more["T_ms"]
+        found = same_machine(fit, more.with_columns(T_ms=bent))
+        assert found.state == "same"
+        assert found.measured < found.steps
+
+    def test_steps_that_are_all_outside_cannot_tell(self, fit: FitResult) -> None:
+        more = steps(4, 3.0, largest=65_536.0)
+        found = same_machine(fit, more.select(more["S"] > 8192))
+        assert found.state == "unknown"
+        assert "none of the" in found.verdict
+
+    def test_one_step_cannot_tell(self, fit: FitResult) -> None:
+        assert same_machine(fit, steps(5, 2.0).select(np.arange(1))).state == "unknown"
+
+    def test_neighbours_that_repeat_one_another_count_less(self, fit: FitResult) -> None:
+        """An autoregression of 0.95 is worth one in (1+r)/(1-r) = 39 steps."""
+        alone, shared = (same_machine(fit, steps(6, shared=share, n=2000)).phases[0] for share in (0.0, 1.0))
+        assert shared.independent < alone.independent / 5
+
+
+class TestFacts:
+    def test_what_differs_is_told_with_the_slowdown(self, fit: FitResult) -> None:
+        found = same_machine(fit, steps(1, 2.3, hardware="NVIDIA A100-SXM4-80GB"))
+        assert found.verdict.startswith("These steps are not of the fitted machine: 2.")
+        assert "times slower in decode" in found.verdict
+        assert "hardware differs: NVIDIA A100-SXM4-80GB vs h100" in found.verdict
+
+    def test_another_system_is_refused_even_where_steps_cannot_tell(self, fit: FitResult) -> None:
+        one = steps(5, tp="8").select(np.arange(1))
+        assert same_machine(fit, one).state == "other"
+
+    def test_another_name_of_a_machine_that_is_as_fast_is_told_and_not_refused(self, fit: FitResult) -> None:
+        found = same_machine(fit, steps(1, hardware="H200"))
+        assert found.state == "shifted"
+        assert "hardware differs" in found.verdict
+
+    @pytest.mark.parametrize("name", ["H100", "NVIDIA H100 80GB HBM3", "nvidia-h100"])
+    def test_other_spellings_are_the_same(self, fit: FitResult, name: str) -> None:
+        assert not same_machine(fit, steps(1, hardware=name)).differing
+
+    @pytest.mark.parametrize("name", ["A100", "H1000", "GH100", "H100X", "L4"])
+    def test_other_machines_are_others(self, fit: FitResult, name: str) -> None:
+        assert [fact.name for fact in same_machine(fit, steps(1, hardware=name)).differing] == ["hardware"]
+
+    def test_what_is_not_said_is_unknown(self, fit: FitResult) -> None:
+        found = same_machine(fit, steps(1, hardware="", model="", tp=""))
+        assert {fact.agreement for fact in found.facts} == {"unknown"}
+        assert found.state == "same"
+
+    def test_a_fit_keeps_what_its_trace_says(self, fit: FitResult) -> None:
+        again = fit_from_json(fit.to_json(), "memory")
+        assert again.provenance["identity"] == SYSTEM == identity_of(steps(1))
+
+    def test_an_engine_version_alone_refuses_nothing(self, fit: FitResult) -> None:
+        """Engines are updated on one machine, and then their steps say what it did."""
+        old, new = (steps(seed).with_provenance(vllm=version) for seed, version in ((0, "0.10.0"), (1, "0.11.0")))
+        older = fit_trace(old, FitOptions(model="linear"))
+        found = same_machine(older, new)
+        assert found.state == "same"
+        assert "engine version differs: 0.11.0 vs 0.10.0" in found.verdict
+
+    def test_fits_of_two_models_are_not_used_together(self, fit: FitResult) -> None:
+        other = fit_trace(steps(1, model="llama-70b"), FitOptions(model="linear"))
+        check_alike({"path cpu": fit, "path gpu": fit})
+        with pytest.raises(FitNotUsable, match="model differs: path cpu is of llama-7b, path gpu of llama-70b"):
+            check_alike({"path cpu": fit, "path gpu": other})
+
+
+def test_context_that_is_not_named_is_no_other_machine() -> None:
+    """A fit that reads the context, and steps of the same machine at four times the typical one that do not name it."""
+    rng = np.random.default_rng(0)
+    B = np.tile(np.arange(1.0, 65.0), 12)
+    each = np.tile(np.repeat([100.0, 400.0, 1600.0], 64), 4)
+    T = (5 + 0.02 * B + 2e-4 * each * B) * np.exp(rng.normal(0, 0.02, len(B)))
+    trace = Trace({"B": B, "S": B, "T_ms": T, "context_tokens": each * B})
+    fit = fit_trace(trace, FitOptions(model="context"))
+    few = trace.select(each == 1600).only(["B", "S", "T_ms"])
+    assert same_machine(fit, few).state != "other"
+    assert same_machine(fit, few.with_columns(T_ms=few["T_ms"] * 10)).state == "other"
