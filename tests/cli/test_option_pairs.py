@@ -43,6 +43,9 @@ INVISIBLE: dict[str, str] = {
 }
 """Options that may rightly leave a result as it is, and why."""
 
+TOGETHER = {frozenset({"--prefill-requests", "--prefill-tokens"}): "a step without the one has none of the other"}
+"""Options of which one says what the other says, and why."""
+
 TIMES = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.\d]*(?:Z|\+00:00)?")
 PASSING = frozenset({"provenance", "command", "made_at", "elapsed_s"})
 """Keys of JSON that say how and when it was made."""
@@ -164,6 +167,8 @@ def idle_in_pairs(trials: Trials, verb: str, pairs: Iterator[tuple[str, str]]) -
     """Options that do nothing beside another one and are not refused."""
     found = []
     for pair in pairs:
+        if frozenset(pair) in TOGETHER:
+            continue
         one, other = (given(verb, option) for option in pair)
         both = trials.outcome(verb, one, other)
         if both.refused:

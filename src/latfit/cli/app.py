@@ -152,7 +152,7 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except (BrokenPipeError, SystemExit):  # Typer exits where a pipe breaks
         sys.stdout, sys.stderr = streams
-        terminal.drop_output()
+        terminal.drop_output(sys.stdout, sys.stderr)
         return 0
     except MemoryError as error:
         _tell(f"out of memory ({error})\nAsk for less at a time: fewer rows, requests or cells.")
@@ -171,8 +171,19 @@ def _check_letters(arguments: Sequence[str]) -> None:
         try:
             each.encode()
         except UnicodeError:
-            shown = os.fsencode(each) if isinstance(each, str) else each
-            raise WrongUsage(f"{shown!r} is not UTF-8", remedy="Give a name in UTF-8; rename the file.") from None
+            raw = os.fsencode(each)
+            raise WrongUsage(
+                f"{raw!r} is not UTF-8" if not _is_utf8(raw) else f"{raw.decode()} has letters that this locale lacks",
+                remedy="Give a name in UTF-8; rename the file." if not _is_utf8(raw) else "Set LC_ALL=C.UTF-8.",
+            ) from None
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def _usage(error: Any) -> int:
@@ -213,7 +224,8 @@ def _unexpected(error: Exception) -> int:
 def _refused_by_the_system(error: OSError) -> int:
     name = os.fspath(error.filename) if isinstance(error.filename, str | os.PathLike) else None
     if error.errno in NO_SPACE:
-        terminal.drop_output() if name is None else None
+        if name is None:
+            terminal.drop_output(sys.stdout)
         _tell(f"{name or 'stdout'}: no space left on the device\nWrite to another place.")
         return TargetNotWritable.exit_code
     place = "" if name is None else f"{name[:LONGEST_NAME]}{'...' if len(name) > LONGEST_NAME else ''}: "

@@ -56,12 +56,6 @@ def quiet_end() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def drop_output() -> None:
-    """stdout and stderr cannot take any more; what is still in their buffers must not fail again at the end."""
-    for stream in (sys.stdout, sys.stderr):
-        _drop(stream)
-
-
 class _Stream(io.TextIOWrapper):
     """A text stream that goes nowhere once its reader is gone."""
 
@@ -69,7 +63,9 @@ class _Stream(io.TextIOWrapper):
     def instead_of(cls, stream: TextIO) -> "_Stream":
         if not isinstance(stream, io.TextIOWrapper) or isinstance(stream, cls):
             raise io.UnsupportedOperation
-        encoding, by_line, through = stream.encoding, stream.line_buffering, stream.write_through
+        by_line, through = stream.line_buffering, stream.write_through
+        # Where nobody set a locale Python falls back to ASCII, and terminals know UTF-8.
+        encoding = "utf-8" if codecs.lookup(stream.encoding).name == "ascii" else stream.encoding
         return cls(stream.detach(), encoding, LETTERS, None, by_line, through)
 
     def write(self, text: str) -> int:
@@ -84,6 +80,12 @@ class _Stream(io.TextIOWrapper):
             super().flush()
         except BrokenPipeError:
             _drop(self)
+
+
+def drop_output(*streams: TextIO) -> None:
+    """Streams that cannot take any more go nowhere; what is still in their buffers must not fail again at the end."""
+    for stream in streams:
+        _drop(stream)
 
 
 def _drop(stream: TextIO) -> None:
