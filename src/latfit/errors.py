@@ -5,6 +5,9 @@ from contextvars import ContextVar
 on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
 """Whether errors are read by someone who typed options (`--sla`), rather than by a program's author (`sla`)."""
 
+silent: ContextVar[bool] = ContextVar("silent", default=False)
+"""Whether nothing goes to stderr but errors."""
+
 
 class LatfitError(Exception):
     """Base of every error that latfit raises on purpose.

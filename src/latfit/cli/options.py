@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperCommand
 
 from latfit.cli.output import note, progress_bar
-from latfit.errors import WrongUsage
+from latfit.errors import WrongUsage, silent
 from latfit.units import MOST_SEED
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def verb(function: Verb) -> Verb:
     @functools.wraps(function)
     def flat(**given: Any) -> None:
         given = {name: _as_texts(value) for name, value in given.items()}
+        silent.set(bool(given.get("quiet") or given.get("json")))
         grouped = {
             name: group(**{each.name: given.pop(each.name) for each in fields(group) if each.name in given})
             for name, group in groups.items()

@@ -17,7 +17,8 @@ products of columns are sums over adjacent numbers.
 from collections.abc import Mapping
 
 import numpy as np
-from numba import njit
+
+from latfit.compiled import cached
 
 LARGEST_KEY = float(1 << 62)
 DIGIT = 13
@@ -25,7 +26,7 @@ SHORT = 24
 """Cells up to this many rows are sorted by insertion."""
 
 
-@njit(nogil=True, cache=True)
+@cached(nogil=True)
 def whole_span(column):  # type: ignore[no-untyped-def]
     """(low, number of whole values up to the highest); zero values where one is not whole."""
     low = high = column[0]
@@ -37,14 +38,14 @@ def whole_span(column):  # type: ignore[no-untyped-def]
     return low, high - low + 1.0
 
 
-@njit(nogil=True, cache=True)
+@cached(nogil=True)
 def add_digit(key, column, low, span):  # type: ignore[no-untyped-def]
     """key = key * span + (column - low), in place."""
     for i in range(len(key)):
         key[i] = key[i] * span + np.int64(column[i] - low)
 
 
-@njit(nogil=True, cache=True)
+@cached(nogil=True)
 def counted(key, T, span):  # type: ignore[no-untyped-def]
     """(T by key (n,), first row of each cell in it (m,), key of each cell (m,))."""
     n = len(key)
@@ -69,7 +70,7 @@ def counted(key, T, span):  # type: ignore[no-untyped-def]
     return by_key, starts, keys
 
 
-@njit(nogil=True, cache=True)
+@cached(nogil=True)
 def radix_order(key, largest):  # type: ignore[no-untyped-def]
     """Rows (n,) in the order of their keys, equal keys as they came."""
     n, mask = len(key), (1 << DIGIT) - 1
@@ -91,7 +92,7 @@ def radix_order(key, largest):  # type: ignore[no-untyped-def]
     return order
 
 
-@njit(nogil=True, cache=True)
+@cached(nogil=True)
 def key_starts(key, order):  # type: ignore[no-untyped-def]
     """First row of each run of equal keys (m,) among the ordered rows."""
     m = 0
@@ -106,7 +107,7 @@ def key_starts(key, order):  # type: ignore[no-untyped-def]
     return starts
 
 
-@njit(nogil=True, cache=True)
+@cached(nogil=True)
 def sort_by_value(values, other, place):  # type: ignore[no-untyped-def]
     """Sort values (n,) in place: into n buckets of equal width, crowded ones sorted, then by insertion. other (n,) and
     place (n + 1,) are room to work in."""
@@ -137,7 +138,7 @@ def sort_by_value(values, other, place):  # type: ignore[no-untyped-def]
     insertion(values)
 
 
-@njit(nogil=True, cache=True)
+@cached(nogil=True)
 def insertion(values):  # type: ignore[no-untyped-def]
     """Sort values (n,) in place, quickly where each is near its place."""
     for i in range(1, len(values)):
@@ -148,7 +149,7 @@ def insertion(values):  # type: ignore[no-untyped-def]
         values[at] = value
 
 
-@njit(nogil=True, cache=True)
+@cached(nogil=True)
 def different(by_cell, starts):  # type: ignore[no-untyped-def]
     """Sort T (n,) within its cells, in place, and count equal ones: (T (k,), count (k,), first in each cell (m,))."""
     n, m, k, largest = len(by_cell), len(starts), 0, 0
@@ -181,7 +182,7 @@ BLOCK = 128
 PARAMETERS = 8
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@cached(nogil=True, error_model="numpy")
 def latencies(theta, axes):  # type: ignore[no-untyped-def]
     """T in ms (m,) of cells sorted by B; axes: B, S (m,), and S once more as nodes[at]."""
     B, S, at, nodes = axes
@@ -197,7 +198,7 @@ def latencies(theta, axes):  # type: ignore[no-untyped-def]
     return T
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+@cached(nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 def normal_equations(theta, axes, free, divisor, pull, stiffness):  # type: ignore[no-untyped-def]
     """J'G (p,) and J'KJ (p, p) with J = dT/dtheta / divisor of the free parameters (p,); G, K by cell (m,); axes as
     in `latencies`."""
@@ -246,7 +247,7 @@ def normal_equations(theta, axes, free, divisor, pull, stiffness):  # type: igno
     return gradient, curvature
 
 
-@njit(nogil=True, cache=True)
+@cached(nogil=True)
 def box_step(gradient, H, low, high):  # type: ignore[no-untyped-def]
     """The d in [low, high] (p,) that an active set gives for g'd + d'Hd/2; see `levenberg_marquardt`."""
     p = len(gradient)
@@ -300,7 +301,7 @@ BINS = 4096
 FEW = 4096
 
 
-@njit(nogil=True, cache=True)
+@cached(nogil=True)
 def cell_sums(starts, y, weights, u, s, loss):  # type: ignore[no-untyped-def]
     """(cost, G (m,), K (m,)) of `objective` for rows sorted by cell."""
     m, n = len(starts), len(y)
@@ -338,7 +339,7 @@ def cell_sums(starts, y, weights, u, s, loss):  # type: ignore[no-untyped-def]
     return 0.5 * s * s * total, pull, stiffness
 
 
-@njit(nogil=True, cache=True)
+@cached(nogil=True)
 def weighted_quantile(values, weights, q):  # type: ignore[no-untyped-def]
     """The smallest value with at least a share q of the weight at or below it: `stats.weighted_quantile` without a
     sort. Bins around the wanted one are refined until few values are left in it, and those are sorted."""
@@ -379,7 +380,7 @@ def weighted_quantile(values, weights, q):  # type: ignore[no-untyped-def]
     return inside[order[-1]]
 
 
-@njit(nogil=True, cache=True)
+@cached(nogil=True)
 def extremes(values, low, high, width, bin_):  # type: ignore[no-untyped-def]
     """(lowest, highest) of the values in one of the bins of [low, high]."""
     least, most = high, low
