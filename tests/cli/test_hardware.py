@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from latfit.api import Hardware
 from latfit.cli.app import run
 from latfit.files import dumps
+from latfit.hardware import read_hardware
 from latfit.model.fit_result import write_fit
 from tests.unit.planning.test_plan import line
 
@@ -74,6 +76,80 @@ def test_the_library_says_what_the_command_says(folder: Path, capsys: Captured) 
     assert json.loads(dumps(made.described(4))) == told
     rows = made.batches(4)
     assert rows[rows.path == "gpu"].typical_ms.tolist() == [row["typical_ms"] for row in told["gpu"]["estimates"]]
+
+
+def steps_of(hardware: str, file: Path, slope: float = 0.05) -> None:
+    """A trace of 200 decode steps of 4 + slope B ms on a machine."""
+    rng = np.random.default_rng(0)
+    B = rng.integers(1, 65, 200)
+    T = (4 + slope * B) * rng.lognormal(0, 0.01, 200)
+    rows = (f"{b},{b},{t:.5f},{hardware},llama-3.1-8b" for b, t in zip(B, T, strict=True))
+    file.write_text("\n".join(["B,S,T_ms,hardware,model", *rows]) + "\n")
+
+
+def test_a_fit_replaces_one_of_its_own_system_only(folder: Path, capsys: Captured) -> None:
+    steps_of("H100", folder / "h100.csv")
+    steps_of("A100", folder / "a100.csv")
+    assert latfit("fit", "h100.csv", "--model", "linear") == 0
+    assert "replaces" not in capsys.readouterr().out
+    before = (folder / "hardware.json").read_bytes()
+    assert latfit("fit", "a100.csv", "--model", "linear") == 4
+    told = capsys.readouterr()
+    assert "Not entered into hardware.json" in told.out
+    assert "of another system: hardware H100, not A100" in told.err
+    assert "--force" in told.err
+    assert (folder / "a100.fit.json").exists()
+    assert (folder / "hardware.json").read_bytes() == before
+    assert latfit("hardware", "add", "a100", "a100.fit.json") == 0
+    steps_of("H100", folder / "h100.csv", 0.06)
+    assert latfit("fit", "h100.csv", "--model", "linear") == 0
+    assert "Path gpu: replaces the measurement of 20" in " ".join(capsys.readouterr().out.split())
+    assert latfit("fit", "a100.csv", "--model", "linear", "--force") == 0
+    assert list(read_hardware(folder / "hardware.json").paths) == ["gpu", "a100"]
+
+
+def test_each_enters_what_it_may(folder: Path, capsys: Captured) -> None:
+    for name in ("H100", "A100"):
+        steps_of(name, folder / f"{name}.csv")
+    both = (folder / "H100.csv").read_text() + "".join((folder / "A100.csv").read_text().splitlines(keepends=True)[1:])
+    (folder / "both.csv").write_text(both)
+    assert latfit("fit", "H100.csv", "--model", "linear", "--path", "A100") == 0
+    assert latfit("fit", "both.csv", "--each", "--path", "{hardware}", "--model", "linear") == 4
+    assert "Path A100 holds the measurement of 20" in " ".join(capsys.readouterr().err.split())
+    paths = read_hardware(folder / "hardware.json").paths
+    assert list(paths) == ["A100", "H100"]
+    assert paths["A100"].fit.provenance["identity"]["hardware"] == "H100"
+
+
+def test_nominal_numbers_replace_a_measurement_only_by_force(folder: Path, capsys: Captured) -> None:
+    latfit("hardware", "add", "gpu", "gpu.fit.json")
+    assert latfit("hardware", "add", "gpu", "--nominal", "p50=2ms") == 2
+    assert "nominal numbers do not replace it" in " ".join(capsys.readouterr().err.split())
+    assert latfit("hardware", "add", "gpu", "--nominal", "p50=2ms", "--force") == 0
+    assert "Path gpu: replaces the measurement (linear)." in capsys.readouterr().out
+    assert latfit("hardware", "add", "gpu", "--nominal", "p50=3ms", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["replaced"] == ["Path gpu: replaces the nominal numbers p50=2ms."]
+
+
+def test_a_path_is_removed(folder: Path, capsys: Captured) -> None:
+    latfit("hardware", "add", "gpu", "gpu.fit.json")
+    latfit("hardware", "add", "amx", "--nominal", "p50=2ms")
+    capsys.readouterr()
+    assert latfit("hardware", "remove", "cpu") == 2
+    assert "There are: gpu, amx." in capsys.readouterr().err
+    assert latfit("hardware", "remove", "gpu", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"hardware": "hardware.json", "removed": "gpu", "paths": ["amx"]}
+    assert latfit("hardware", "remove", "amx") == 0
+    assert "Paths: none" in capsys.readouterr().out
+    assert latfit("hardware", "remove", "amx", "--hardware", "none.json") == 3
+
+
+def test_a_demo_replaces_no_path_of_others(folder: Path, capsys: Captured) -> None:
+    latfit("hardware", "add", "gpu", "gpu.fit.json")
+    before = (folder / "hardware.json").read_bytes()
+    assert latfit("demo", "--out", ".") == 2
+    assert "path gpu in it is not of a demo" in capsys.readouterr().err
+    assert (folder / "hardware.json").read_bytes() == before
 
 
 def test_the_default_fits_a_terminal(folder: Path, capsys: Captured) -> None:

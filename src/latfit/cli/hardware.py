@@ -78,7 +78,7 @@ def add(
     whole = known.add(name, fit, nominal=numbers.nominal, force=numbers.force, **vars(machine))
     whole.save(profile)
     if output.json:
-        print_json(whole.to_json()["paths"][name])
+        print_json({**whole.to_json()["paths"][name], "replaced": list(whole.replaced)})
         return
     path = whole.result.paths[name]
     source = f"nominal: {path.nominal.text}" if path.nominal else f"the {path.fit.model} fit"
@@ -121,7 +121,7 @@ def show(
     """Show the paths: source, range, latency of batches; with -v every batch, and the fitted peak beside the
     machine's."""
     from latfit.api import Hardware
-    from latfit.cli.output import note, print_json, print_table, say
+    from latfit.cli.output import note, print_json, print_table, print_warnings, say
     from latfit.reporting import ceilings_table, estimates, estimates_table, paths_table
 
     known = Hardware(profile)
@@ -133,6 +133,7 @@ def show(
         print_json({"hardware": str(profile), "paths": described})
         return
     print_table(paths_table(known.result, tokens, context))
+    print_warnings(known.outside(tokens, context))
     if output.verbose:
         for path in known.result.paths.values():
             typer.echo("")

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
+from latfit.errors import TargetNotWritable
 from latfit.profiling.devices.protocol import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.host.machine import LoadReading
 from latfit.profiling.quality import find_warnings
@@ -217,7 +218,7 @@ def run_profile(
 
     Ctrl-C ends the run and keeps what was measured; a cell without memory becomes a limit. design: which cells, in what
     order; rounds over all of them without it. Raises DeviceFailed, with the partial result in it, where the device
-    breaks.
+    breaks; TargetNotWritable where the journal can take no more.
     """
     devices = tuple(device) if isinstance(device, Sequence) else (device,)
     run = Visits(devices, cells, budget_s, precision, hooks.earlier, hooks.keep)
@@ -233,6 +234,8 @@ def run_profile(
         stop = "precise" if chosen(run, visit) else "budget"
     except KeyboardInterrupt:
         stop = "interrupted"
+    except TargetNotWritable:  # what is measured cannot be kept any more, and no device is to blame
+        raise
     except Exception as error:
         failure = error if isinstance(error, DeviceFailed) else _failure(devices[0], run, error)
         failure.partial = _finished(run, "device_failed", hooks, chosen)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from latfit.trace.table import Trace
 
 FACTS = (
@@ -71,7 +73,10 @@ def facts_beside(fitted: Mapping[str, str], found: Mapping[str, str]) -> list[Fa
 
 def _only(trace: Trace, name: str) -> str:
     """The one value of a column; empty where there are several, or none."""
-    return _agreed(trace.coded(name)[1]) if name in trace and len(trace) else ""
+    if name not in trace or not len(trace):
+        return ""
+    codes, values = trace.coded(name)  # of selected rows with the values of all
+    return _agreed(values[code] for code in np.unique(codes).tolist())
 
 
 def _agreed(values: Any) -> str:

@@ -1,12 +1,15 @@
 """The journal: an interrupted run goes on where it was, whatever became of the last line."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from latfit.errors import BadInput, WrongUsage
+from latfit.cli.app import run
+from latfit.errors import BadInput, TargetNotWritable, WrongUsage
 from latfit.profiling.journal import Journal, journal_of
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.run import measure
@@ -129,3 +132,62 @@ def test_damaged_lines_are_passed_over(file: Path, line: str) -> None:
     steps = interrupted(file)
     file.write_text(f"{file.read_text()}{line}\n")
     assert len(Journal(file, REQUEST, resume=True).paths[0].samples) == steps
+
+
+class Full:
+    """A file on a disk that is full after so many bytes: it takes a part of a line, then nothing."""
+
+    def __init__(self, stream: Any, room: int) -> None:
+        self.stream, self.room = stream, room
+
+    def write(self, line: bytes) -> int:
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part = line[: self.room]
+        self.room -= len(part)
+        taken: int = self.stream.write(part)
+        return taken
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def test_a_full_disk_keeps_all_whole_visits(file: Path) -> None:
+    journal = Journal(file, REQUEST, resume=False)
+    journal._stream = Full(journal._stream, 3000)  # type: ignore[assignment]
+    with pytest.raises(TargetNotWritable, match="no space left"):
+        measure(REQUEST, device=fake(), journal=journal)
+    kept = journal.steps
+    journal.close(finished=False, stored=False)
+    assert kept > 0
+    assert Journal(file, REQUEST, resume=True).steps == kept
+
+
+def test_a_trace_that_cannot_be_written_leaves_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["profile", "--layers", "1", "--grid", "B=1,2;S=2,8", "--context", "16", "--budget", "20s", "--precision"]
+    command += ["0.3", "--threads", "1", "--device", "numpy", "--processes", "1", "--quiet"]
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        assert run(command) == 7
+    told = " ".join(capsys.readouterr().err.split())
+    assert "no space left on the device Free some space, then repeat the command with --resume:" in told
+    assert "steps are kept in trace.parquet.journal" in told
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.parquet.journal"]
+    assert run([*command, "--resume"]) == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.parquet"]
+
+
+def test_two_runs_never_write_one_journal(file: Path) -> None:
+    journal = Journal(file, REQUEST, resume=False)
+    for resume in (False, True):
+        with pytest.raises(WrongUsage, match="a run that goes on"):
+            Journal(file, REQUEST, resume=resume)
+    journal.close(finished=True)
+    assert not file.exists()

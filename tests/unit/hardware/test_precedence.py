@@ -1,0 +1,220 @@
+"""Which path may take the place of which: measured over nominal, the same system over itself, nothing else unforced."""
+
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from latfit.api import Hardware
+from latfit.cli.app import run
+from latfit.errors import WrongUsage
+from latfit.hardware.ceiling import Ceiling
+from latfit.hardware.nominal import parse_nominal
+from latfit.hardware.precedence import refusal, replacement
+from latfit.hardware.profile import ExecutionPath, HardwareProfile, add_path, nominal_path, read_hardware
+from latfit.model import Errors, FitResult
+from latfit.model.fit_result import write_fit
+from tests.unit.planning.test_plan import line
+
+H100 = {"hardware": "NVIDIA H100", "model": "llama-3.1-8b", "tp": "1"}
+
+
+def fitted(slope: float = 0.05, when: str = "2026-11-01T10:00:00+00:00", **identity: str) -> FitResult:
+    return line(
+        8, slope, metrics=Errors(100, mape_pct=6.0), provenance={"created": when, "identity": {**H100, **identity}}
+    )
+
+
+def measured(slope: float = 0.05, **identity: str) -> ExecutionPath:
+    return ExecutionPath("gpu", fitted(slope, **identity))
+
+
+NOMINAL = nominal_path("gpu", parse_nominal("p50=2ms"))
+
+
+class TestRefusal:
+    def test_nominal_numbers_never_replace_a_measurement(self) -> None:
+        found = refusal(measured(), NOMINAL)
+        assert found is not None
+        assert "the measurement of 2026-11-01 (linear, 6 % error)" in found.message
+        assert "--force" in found.remedy
+
+    @pytest.mark.parametrize(
+        ("fact", "other"),
+        [
+            ("hardware", "NVIDIA A100"),
+            ("model", "llama-3.1-70b"),
+            ("tp", "2"),
+            ("dtype", "fp8"),
+            ("engine", "sglang"),
+            ("device", "openvino"),
+        ],
+    )
+    def test_nor_does_another_system(self, fact: str, other: str) -> None:
+        known = {"dtype": "bfloat16", "engine": "vllm", "device": "numpy"}
+        found = refusal(measured(**known), measured(**{**known, fact: other}))
+        assert found is not None
+        assert f"{fact} " in found.message
+        assert f"not {other}" in found.message
+
+    @pytest.mark.parametrize(
+        "changed",
+        [{"hardware": "h100"}, {"engine_version": "0.12"}, {"isa": "avx2"}, {"threads": "1"}, {"tp": ""}],
+    )
+    def test_the_same_system_does(self, changed: dict[str, str]) -> None:
+        old = measured(engine_version="0.11", isa="avx512", threads="2")
+        assert refusal(old, measured(0.06, **changed)) is None
+
+    def test_what_nobody_says_hinders_nothing(self) -> None:
+        unknown = ExecutionPath("gpu", line(8, 0.06))
+        assert refusal(measured(), unknown) is None
+        assert refusal(unknown, measured()) is None
+
+    def test_everything_replaces_nominal_numbers(self) -> None:
+        assert refusal(NOMINAL, measured()) is None
+        assert refusal(NOMINAL, nominal_path("gpu", parse_nominal("p50=3ms"))) is None
+
+
+class TestReplacement:
+    def test_of_a_measurement(self) -> None:
+        told = replacement(measured(), measured(0.06))
+        assert told == "Path gpu: replaces the measurement of 2026-11-01 (linear, 6 % error)."
+
+    def test_of_nominal_numbers(self) -> None:
+        assert replacement(NOMINAL, measured()) == "Path gpu: replaces the nominal numbers p50=2ms."
+
+    def test_the_same_again_replaces_nothing(self) -> None:
+        assert replacement(measured(), measured()) == ""
+        assert replacement(NOMINAL, NOMINAL) == ""
+
+    def test_what_is_not_said_is_told(self) -> None:
+        told = replacement(measured(), ExecutionPath("gpu", line(8, 0.06)))
+        assert "that both are of one hardware and model is not said by both" in told
+
+
+class TestProfile:
+    def test_force_replaces(self) -> None:
+        profile = HardwareProfile({"gpu": measured()})
+        with pytest.raises(WrongUsage, match="another system"):
+            profile.with_path(measured(hardware="A100"))
+        assert profile.with_path(measured(hardware="A100"), force=True).paths["gpu"].fit.provenance["identity"][
+            "hardware"
+        ] == ("A100")
+
+    def test_the_ceiling_and_price_of_another_machine_go(self) -> None:
+        known = replace(measured(), ceiling=Ceiling(flops=1e15), price_per_hour=2.0)
+        profile = HardwareProfile({"gpu": known})
+        same = profile.with_path(measured(0.06)).paths["gpu"]
+        other = profile.with_path(measured(hardware="A100"), force=True).paths["gpu"]
+        assert (same.ceiling.flops, same.price_per_hour) == (1e15, 2.0)
+        assert (other.ceiling.flops, other.price_per_hour) == (None, None)
+
+    def test_paths_are_removed(self) -> None:
+        profile = HardwareProfile({"gpu": measured(), "amx": replace(NOMINAL, name="amx")})
+        assert list(profile.without("gpu").paths) == ["amx"]
+        with pytest.raises(WrongUsage) as caught:
+            profile.without("cpu")
+        assert "gpu, amx" in caught.value.remedy
+
+    def test_of_several_those_that_may_are_entered(self, tmp_path: Path) -> None:
+        target = tmp_path / "hardware.json"
+        add_path(target, measured())
+        entered = add_path(target, measured(model="other"), replace(NOMINAL, name="amx"))
+        assert list(entered.refused) == ["gpu"]
+        assert list(read_hardware(target).paths) == ["gpu", "amx"]
+        assert read_hardware(target).paths["gpu"].fit.provenance["identity"]["model"] == "llama-3.1-8b"
+        entered = add_path(target, measured(0.07))
+        assert entered.replaced == ("Path gpu: replaces the measurement of 2026-11-01 (linear, 6 % error).",)
+
+
+class TestLibrary:
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        target = tmp_path / "hardware.json"
+        Hardware({"gpu": fitted()}).save(target)
+        return target
+
+    def test_what_others_entered_meanwhile_stays(self, file: Path) -> None:
+        mine, theirs = Hardware(file), Hardware(file)
+        theirs.add("amx", nominal="p50=2ms").save(file)
+        mine.add("cpu", nominal="p50=3ms").save(file)
+        assert list(Hardware(file).result.paths) == ["gpu", "amx", "cpu"]
+
+    def test_more_known_of_a_path_that_was_measured_again(self, file: Path) -> None:
+        mine = Hardware(file).add("gpu", price=2.5)
+        Hardware(file).add("gpu", fitted(0.07)).save(file)
+        mine.save(file)
+        path = read_hardware(file).paths["gpu"]
+        assert path.price_per_hour == 2.5
+        assert path.fit.parameters["tau_B"].value == 0.07
+
+    def test_only_force_replaces_a_measurement(self, file: Path) -> None:
+        machine = Hardware(file)
+        with pytest.raises(WrongUsage, match="nominal numbers do not replace it"):
+            machine.add("gpu", nominal="p50=2ms")
+        with pytest.raises(WrongUsage, match="another system"):
+            machine.add("gpu", fitted(model="other"))
+        forced = machine.add("gpu", nominal="p50=2ms", force=True)
+        assert forced.replaced == ("Path gpu: replaces the measurement of 2026-11-01 (linear, 6 % error).",)
+        forced.save(file)
+        assert read_hardware(file).paths["gpu"].nominal is not None
+
+    def test_another_machine_is_not_saved_over_it(self, file: Path) -> None:
+        other = Hardware({"gpu": "p50=2ms", "amx": "p50=3ms"})
+        with pytest.raises(WrongUsage, match="nominal numbers"):
+            other.save(file)
+        assert list(read_hardware(file).paths) == ["gpu"]
+        other.save(file, force=True)
+        assert Hardware(file).to_json() == other.to_json()
+
+    def test_it_is_copied_whole(self, file: Path, tmp_path: Path) -> None:
+        machine = Hardware(file)
+        machine.save(tmp_path / "copy.json")
+        assert (tmp_path / "copy.json").read_bytes() == file.read_bytes()
+        file.unlink()
+        machine.save(file)
+        assert list(Hardware(file).result.paths) == ["gpu"]
+
+    def test_paths_are_removed(self, file: Path) -> None:
+        with pytest.raises(WrongUsage, match="no path 'cpu'"):
+            Hardware(file).remove("cpu")
+        Hardware(file).add("amx", nominal="p50=2ms").remove("gpu").save(file)
+        assert list(Hardware(file).result.paths) == ["amx"]
+
+
+def by_library(file: Path, n: int) -> None:
+    for i in range(n):
+        Hardware(file).add(f"library{i}", nominal="p50=2ms").save(file)
+
+
+def by_command(file: Path, n: int) -> None:
+    for i in range(n):
+        assert run(["hardware", "add", f"command{i}", "--nominal", "p50=2ms", "--hardware", str(file)]) == 0
+
+
+def by_fits(file: Path, n: int) -> None:
+    for i in range(n):
+        add_path(file, replace(measured(), name=f"fit{i}"))
+
+
+def test_processes_at_once_lose_no_path(tmp_path: Path) -> None:
+    file, n = tmp_path / "hardware.json", 15
+    Hardware({"first": "p50=2ms"}).save(file)
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=each, args=(file, n)) for each in (by_library, by_command, by_fits)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(120)
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    expected = {"first"} | {f"{name}{i}" for name in ("library", "command", "fit") for i in range(n)}
+    assert set(read_hardware(file).paths) == expected
+
+
+def test_a_fit_file_says_what_it_is_of(tmp_path: Path) -> None:
+    write_fit(tmp_path / "a.fit.json", fitted())
+    write_fit(tmp_path / "b.fit.json", fitted(hardware="A100"))
+    known = Hardware({"gpu": tmp_path / "a.fit.json"})
+    with pytest.raises(WrongUsage, match="hardware NVIDIA H100, not A100"):
+        known.add("gpu", tmp_path / "b.fit.json")
