@@ -32,8 +32,8 @@ COMMANDS = {
     "fit context": f"fit {OTHER} --path cpu --force --out auto.fit.json --hardware other.json",
     "fit linear": f"fit {OTHER} --model linear --force --out linear.fit.json --hardware other.json",
     "fit bootstrap": f"fit {TINY} --model linear --bootstrap 20 --intervals bootstrap --out b.fit.json "
-    "--hardware other.json",
-    "fit cells": f"fit {TINY} --model linear --cells --out c.fit.json --hardware other.json",
+    "--hardware other.json --force",
+    "fit cells": f"fit {TINY} --model linear --cells --out c.fit.json --hardware other.json --force",
     "predict": "predict cpu_numpy_tiny.fit.json -B 1 -B 8 -S 64 -S 100000",
     "predict sensitivity": "predict cpu_numpy_tiny.fit.json -B 1 -B 8 -S 64 --sensitivity",
     "evaluate": f"evaluate cpu_numpy_tiny.fit.json {TINY}",
@@ -51,6 +51,7 @@ COMMANDS = {
     "validate": "validate cpu_numpy_tiny.fit.json measured.csv --kv-blocks 4000",
     "report": "report --sla 20ms --rate 2000/s --out pages",
     "profile": "profile --device numpy --grid B=1,2;S=1,4 --budget 2s --out profiled.parquet --processes 1",
+    "hardware remove": "hardware remove cpu --hardware other.json",
 }
 """Name -> arguments, in this order: later ones read what earlier ones write."""
 
