@@ -31,7 +31,7 @@ from latfit.simulation import (
     simulate_engine as run_engine,
     step_costs,
 )
-from latfit.validation import no_prefill_warning
+from latfit.validation import no_prefill_warning, outside_warning
 from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad, parse_lengths
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def simulate_engine(
     scatter = _scatters(service)
     if not force:
         check_one_engine(fit, prefill_fit, prefill_on)
-    costs, unmeasured, subject = _costs(fit, prefill_fit, prefill_on, hardware, scatter=scatter)
+    costs, unmeasured, subject, fits = _costs(fit, prefill_fit, prefill_on, hardware, scatter=scatter)
     cluster = _cluster(routing, prefill_on, transfer, scatter=scatter)
     offered = rates(rate, per_s=rate_per_s)
     load = make_load(
@@ -217,7 +217,9 @@ def simulate_engine(
     runs: list[EngineResult] = []
     for each, settings in cases:
         found = run_engine(each, costs, settings, options, promise, cluster)
-        runs.append(replace(found, notes=[*unmeasured, *notes_of(load), *found.notes]))
+        beyond = outside_warning(fits, found.first, settings) if fits else None
+        outside = [f"{beyond.message}. {beyond.remedy}"] if beyond else []
+        runs.append(replace(found, notes=[*unmeasured, *notes_of(load), *outside, *found.notes]))
         if progress:
             progress(len(runs), len(cases))
     return EngineSimulation(runs, options.sla_ms, subject)
@@ -287,9 +289,9 @@ def _scatters(service: str) -> bool:
 
 def _costs(
     fit: Any, prefill_fit: Any, prefill_on: Any, hardware: Any, *, scatter: bool
-) -> tuple[StepCosts, list[str], str]:
-    """Step costs, a note on each that was not measured (nominal ones, prefill that the fit has no data on), and what is
-    known of model and machine."""
+) -> tuple[StepCosts, list[str], str, list[FitResult]]:
+    """Step costs, a note on each that was not measured (nominal ones, prefill that the fit has no data on), what is
+    known of model and machine, and the fits that measured."""
     from latfit.reporting import what_is_known
 
     notes = []
@@ -310,7 +312,8 @@ def _costs(
     of_prefill = steps if first is None else as_fit(first).result
     if warning := no_prefill_warning(of_prefill):
         notes.append(f"{name if first is None else str(first)[:200]}: {warning.message}. {warning.remedy}")
-    return step_costs(steps, prefill, scatter=scatter), notes, subject
+    measured = [each for each in (steps, prefill) if each is not None and not each.data.nominal]
+    return step_costs(steps, prefill, scatter=scatter), notes, subject, measured
 
 
 def check_one_engine(fit: Any, prefill_fit: Any, prefill_on: Any = None) -> None:

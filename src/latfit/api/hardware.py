@@ -15,6 +15,7 @@ from latfit.hardware import (
     Ceiling,
     ExecutionPath,
     HardwareProfile,
+    PathLatency,
     beside_the_fit,
     change_hardware,
     nominal_path,
@@ -174,6 +175,11 @@ class Hardware:
             }
             for name, path in self.result.paths.items()
         }
+
+    def outside(self, tokens_per_request: int = 1, context: float | None = None) -> list[str]:
+        """How far such batches lie outside what was measured, a sentence for each path where some do."""
+        told = [PathLatency(path, tokens_per_request, context).outside for path in self.result.paths.values()]
+        return [text for text in told if text]
 
     def _estimates(self, tokens: int, context: float | None) -> dict[str, Any]:
         from latfit.reporting import estimates

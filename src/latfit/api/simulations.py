@@ -13,7 +13,7 @@ from latfit.api.hardware import check_one_model, profile_of
 from latfit.api.loads import make_load, notes_of, request_tokens
 from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, rates
 from latfit.errors import SlaOutOfReach, WrongUsage
-from latfit.hardware import HardwareProfile, nominal_path, parse_nominal
+from latfit.hardware import HardwareProfile, PathLatency, nominal_path, parse_nominal
 from latfit.policies import POLICIES, Settings
 from latfit.simulation import (
     EngineResult,
@@ -362,7 +362,8 @@ def simulate(
     _log_events(log, points[0], seed)
     runs = sweep(points, running, out=out, resume=resume, progress=progress)
     left_out = list(dict.fromkeys(error.found for error in skipped))
-    told = [replace(run, notes=[*notes_of(load), *run.notes]) for run in runs]
+    outside = [text for path in machine.paths.values() if (text := PathLatency(path, mean).outside)]
+    told = [replace(run, notes=[*notes_of(load), *outside, *run.notes]) for run in runs]
     return PolicySimulation(told, system, limit, left_out, subject=_subject(machine))
 
 

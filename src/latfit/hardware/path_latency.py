@@ -69,6 +69,18 @@ class PathLatency:
         domain = self.path.fit.domain
         return np.arange(1.0, max(min(int(domain["B"][1]), int(domain["S"][1] // self.tokens)), 1) + 1)
 
+    @property
+    def outside(self) -> str:
+        """How far the smallest or the largest of the batches lies outside what was measured, in a sentence; empty where
+        both lie inside, or nobody measured."""
+        if self.path.nominal is not None:
+            return ""
+        steps = self.steps(self.batches[[0, -1]])
+        asked = ("B", "S", *(("context_tokens",) if self.context is not None else ()))
+        far = self.path.fit.farthest(**{name: steps[name] for name in asked})
+        what = "decode steps" if self.tokens <= 1 else f"batches of {self.tokens:,.0f} tokens a request"
+        return f"{self.label}: {what} lie outside the measured range, {far}." if far else ""
+
     def steps(self, B: FloatArray) -> dict[str, FloatArray]:
         """Columns of the steps that batches of B requests are."""
         B = np.asarray(B, dtype=np.float64)

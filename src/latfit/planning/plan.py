@@ -17,7 +17,7 @@ from latfit.planning.request import PlanRequest
 from latfit.planning.result import LoadPlan, Plan, Reach, StepPlan, Threshold, TokenRange
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
-from latfit.planning.support import doubtful_steps, inherited, unsupported
+from latfit.planning.support import doubtful_steps, how_far, inherited, outside, unsupported
 from latfit.warning import LatfitWarning
 
 
@@ -65,6 +65,8 @@ def make_plan(
         answer = wording.load_answer(load, sla_ms, request.replicas)
     every = list(profile.paths.values())
     warnings = [*(load.warnings if load else ()), *inherited(every), *_warnings(profile, levels, percentile, request)]
+    if load:
+        warnings += outside(every, tokens_per_request, request.context)
     if steps.doubts:
         warnings.append(wording.in_doubt(steps.doubts, sla_ms))
     reasons = unsupported(steps, load, every)
@@ -133,7 +135,9 @@ def _step_answer(
         return wording.step_answer(sla_ms, None, "", None)
     own = levels[largest.path]
     level = own.decode if largest.S_max == largest.B else own.of(largest.B)
-    return wording.step_answer(sla_ms, largest, profile.paths[largest.path].label, level.percentile)
+    path = profile.paths[largest.path]
+    far = how_far(path, largest)
+    return wording.step_answer(sla_ms, largest, path.label, level.percentile, outside=bool(far))
 
 
 def _thresholds(profile: HardwareProfile, paths: _Paths, request: PlanRequest) -> dict[str, Threshold]:

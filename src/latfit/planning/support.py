@@ -12,14 +12,14 @@ from each other, are the ones to measure: each decides a part of the boundary.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from latfit.hardware import CERTAIN, ExecutionPath, step_draws
+from latfit.hardware import CERTAIN, ExecutionPath, PathLatency, step_draws
 from latfit.planning import wording
-from latfit.planning.result import Doubt, LoadPlan, StepPlan
+from latfit.planning.result import Doubt, LoadPlan, StepPlan, TokenRange
 from latfit.planning.steps.limits import levels_for
 from latfit.stats import FloatArray
 from latfit.warning import LatfitWarning
@@ -103,8 +103,21 @@ def _reasons(steps: StepPlan, load: LoadPlan | None, path: ExecutionPath) -> Ite
         yield wording.drifted(path.label, shift)
     rows = [row for row in steps.S_at_B if row.path == path.name]
     widest = max(rows, key=lambda row: math.inf if row.S_max is None else row.S_max, default=None)
-    if path.nominal is None and widest is not None and widest.extrapolated:
-        yield wording.beyond_measured(path.label, path.fit.domain["S"][1])
+    if path.nominal is None and widest is not None and (far := how_far(path, widest)):
+        yield wording.beyond_measured(path.label, far)
+
+
+def how_far(path: ExecutionPath, step: TokenRange) -> str:
+    """How far the largest step of a range lies outside what was measured, in B or in S; empty where it does not."""
+    if step.S_max is None:
+        return f"S without an end, measured up to {path.fit.domain['S'][1]:,.0f}"
+    return path.fit.farthest(np.array([float(step.B)]), np.array([float(step.S_max)]))
+
+
+def outside(paths: Iterable[ExecutionPath], tokens: float, context: float | None) -> list[LatfitWarning]:
+    """What batches of a load need that nobody measured."""
+    told = [PathLatency(path, tokens, context).outside for path in paths]
+    return [LatfitWarning("outside_measured", text, wording.MEASURE_THERE) for text in told if text]
 
 
 def drift_of(path: ExecutionPath) -> float | None:

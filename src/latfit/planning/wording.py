@@ -39,16 +39,19 @@ def percentile(value: float | None) -> str:
 # Steps.
 
 
-def step_answer(sla_ms: float, largest: TokenRange | None, label: str, level: float | None) -> tuple[str, str]:
+def step_answer(
+    sla_ms: float, largest: TokenRange | None, label: str, level: float | None, *, outside: bool = False
+) -> tuple[str, str]:
     """The plan of steps in a sentence, and what limits it. largest: the largest step there is, None where every step
-    meets the SLA, at a level in percent (None: the typical step) on the path of that label."""
+    meets the SLA, at a level in percent (None: the typical step) on the path of that label.  outside: whether it lies
+    outside what was measured."""
     if largest is None:
         return f"Every step meets {format_ms(sla_ms)}.", "nothing: the model has no cost that grows with tokens"
     met_by = "the typical step" if level is None else f"{level:g} % of steps"
-    extra = " (beyond the measured range)" if largest.extrapolated else ""
+    extra = ", beyond the measured range" if outside else ""
     answer = (
         f"Within {format_ms(sla_ms)} for {met_by}, {label} computes up to {largest.S_max:,} tokens a step"
-        f" (at B={largest.B}){extra}."
+        f" (at B={largest.B}{extra})."
     )
     binding = f"latency of a step on {label}: one token more than {largest.S_max:,} at B={largest.B} exceeds it"
     return answer, binding
@@ -162,8 +165,12 @@ def drifted(label: str, shift: float) -> str:
     return f"steps on {label} changed by {shift:+.0%} while they were measured"
 
 
-def beyond_measured(label: str, tokens: float) -> str:
-    return f"steps of more than {tokens:,.0f} tokens on {label} were not measured"
+def beyond_measured(label: str, far: str) -> str:
+    """far: how far outside, such as `S 4.4× above the measured 4,096`."""
+    return f"the largest step on {label} was not measured ({far})"
+
+
+MEASURE_THERE = "Measure there, or plan for steps that were measured."
 
 
 # Settings of engines.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         metrics as metrics,
         no_prefill_warning as no_prefill_warning,
         not_of_machine as not_of_machine,
+        outside_warning as outside_warning,
         validate as validate,
     )
     from latfit.validation.measured import as_measured as as_measured, read_measured as read_measured

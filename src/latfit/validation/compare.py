@@ -23,6 +23,7 @@ from latfit.errors import BadInput
 from latfit.model import FitResult
 from latfit.simulation import EngineRun, EngineSettings, StepCosts, calibrated, serve
 from latfit.stats import FloatArray
+from latfit.units import number
 from latfit.validation.calibrate import Constants, calibrate
 from latfit.validation.measured import Measured
 from latfit.warning import LatfitWarning
@@ -57,17 +58,31 @@ def cautions_about(
     if warning := no_prefill_warning(fits[-1]):
         found.append(warning)
     found += [_far(each, settings) for each in fits if _highest(each, CONTEXT) > FAR * settings.cache_tokens][:1]
-    largest = int(run.batch_sizes.nonzero()[0].max())
-    measured = max(_highest(each, "B") for each in fits)
-    if 0 < measured < largest:
-        found.append(
-            LatfitWarning(
-                "outside_domain",
-                f"Simulated steps reach B = {largest:,}, measured ones B = {measured:,.0f}",
-                "Measure larger batches, or lower --max-num-seqs to what the engine had.",
-            )
-        )
+    if warning := outside_warning(fits, run, settings):
+        found.append(warning)
     return found
+
+
+def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> LatfitWarning | None:
+    """How far the simulated steps go beyond what the fits together measured; None where they do not. A prompt that is
+    computed at once makes a step of at least as many tokens."""
+    prompt = int(run.requests.prompt_tokens.max(initial=0))
+    reached = {
+        "B": int(run.batch_sizes.nonzero()[0].max(initial=0)),
+        "S": min(prompt, settings.max_num_batched_tokens),
+    }
+    beyond = []
+    for column, value in reached.items():
+        measured = max(_highest(each, column) for each in fits)
+        if 0 < measured < value:
+            beyond.append(f"{column} = {value:,}, {number(value / measured, 3)}× above the measured {measured:,.0f}")
+    if not beyond:
+        return None
+    return LatfitWarning(
+        "outside_domain",
+        f"Simulated steps lie outside the measured range: {'; '.join(beyond)}",
+        "Measure such steps, or lower --max-num-seqs and --max-num-batched-tokens to what the engine had.",
+    )
 
 
 def no_prefill_warning(fit: FitResult) -> LatfitWarning | None:

@@ -63,3 +63,55 @@ def test_a_wrong_form_is_covered_beyond_its_data() -> None:
     factor = fit.widening(beyond.floats("S"))
     assert np.all((found.low <= T) & (found.high >= T))
     assert np.all(found.high / factor < T)
+
+
+def test_two_cells_tell_no_slope_and_a_step_far_outside_says_how_far() -> None:
+    """Two measured cells of 5 and 9 ms: at S = 100,000 there is no interval, and the step says that it lies 1,000 times
+    outside."""
+    rng = np.random.default_rng(0)
+    S = np.repeat([1.0, 100.0], 40)
+    T = np.where(S == 1, 5.0, 9.0) * np.exp(rng.normal(0, 0.01, len(S)))
+    fit = fit_trace(Trace({"B": np.ones_like(S), "S": S, "T_ms": T}), FitOptions(model="linear"))
+    found = predict(fit, Trace({"B": np.ones(1), "S": np.array([100_000.0])}))
+    assert np.isnan(found.low[0])
+    assert np.isnan(found.high[0])
+    assert found.why_no_interval[0]
+    assert found.why_outside[0] == "outside the measured range: S 1,000× above the measured 100"
+    assert "The step lies outside the measured range: S 1,000× above the measured 100." in found.notes
+
+
+def test_requests_beyond_the_measured_ones_widen_as_tokens_do(line: FitResult) -> None:
+    """Trained up to B = 16 and asked up to 64: 256 is one such distance outside."""
+    beyond = HeldOutErrors(1, 5.0, 5.0, 20.0, 1.0, [5.0], 5.0, None, trained_up_to_B=16.0)
+    fit = replace(
+        line, cross_validation=CrossValidation(extrapolation_B=beyond), domain={"B": [1.0, 64.0], "S": [1.0, 4096.0]}
+    )
+    S = np.full(3, 512.0)
+    assert fit.widening(S, np.array([8.0, 64.0, 256.0])) == pytest.approx([1.0, 1.0, 1.2])
+    silent = replace(fit, cross_validation=CrossValidation())
+    assert np.isnan(silent.widening(S, np.array([8.0, 64.0, 65.0]))).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("B", "S", "told"),
+    [
+        (1.0, 4096.0, ""),
+        (1.0, 8192.0, "S 2× above the measured 4,096"),
+        (2560.0, 8192.0, "B 10× above the measured 256"),
+    ],
+)
+def test_the_farthest_column_is_named(line: FitResult, B: float, S: float, told: str) -> None:
+    assert line.farthest(np.array([B]), np.array([S])) == told
+
+
+def test_a_step_that_must_hold_decoding_requests_is_a_mixed_one() -> None:
+    """Of fewer than two tokens a request some decode, so the limits are those of mixed steps: here 1.4 to 1.6 times the
+    prediction, and the bias is told."""
+    limits = {"0.5": 1.5, "0.95": 1.6}
+    mixed = {"ratio_quantiles": limits, "lower_quantiles": {"0.5": 1.5, "0.95": 1.4}}
+    other = {"ratio_quantiles": {"0.5": 1.0, "0.95": 1.1}, "lower_quantiles": {"0.5": 1.0, "0.95": 0.9}}
+    fit = fit_trace(planted_trace(0.05, repeats=6), FitOptions(model="linear"))
+    fit = replace(fit, intervals={**other, "by_phase": {"decode": other, "mixed": mixed, "prefill": other}})
+    found = predict(fit, Trace({"B": np.array([64.0, 64.0]), "S": np.array([65.0, 64.0])}))
+    assert (found.low / found.T_ms).tolist() == pytest.approx([1.4, 0.9])
+    assert any("1.50 times the prediction" in note for note in found.notes)

@@ -64,6 +64,21 @@ def test_json_and_files(folder: Path, capsys: Captured) -> None:
     assert (folder / "v.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_of_another_machine_is_refused(folder: Path, capsys: Captured) -> None:
+    """Every moment of the run twice as late: a token takes twice as long as the fit's steps make it."""
+    found = json.loads((folder / "a.fit.json").read_text())
+    limits = {"ratio_quantiles": {"0.5": 1.0, "0.95": 1.1}, "lower_quantiles": {"0.5": 1.0, "0.95": 0.9}}
+    found["intervals"] = {**limits, "by_phase": {"decode": limits}}
+    for name in ("tau_0", "tau_B", "tau_S"):
+        found["parameters"][name]["value"] *= 0.4
+    (folder / "fast.fit.json").write_text(json.dumps(found))
+    assert latfit("validate", "fast.fit.json", "run.csv", "--kv-blocks", 400) == 4
+    printed = capsys.readouterr()
+    assert printed.out.startswith("This run is not of the fitted machine: 2.")
+    assert "--force" in printed.err
+    assert latfit("validate", "fast.fit.json", "run.csv", "--kv-blocks", 400, "--force") == 0
+
+
 def test_strict_makes_a_difference_an_error(folder: Path, capsys: Captured) -> None:
     slow = json.loads((folder / "a.fit.json").read_text())
     slow["parameters"]["tau_0"]["value"] = 12.0

@@ -137,7 +137,8 @@ def token_ranges(
         spans = tokens_within(at, B, sla_ms, levels, convex=path.fit.structure.convex)
         for span in spans:
             promised = _promised(path, B, span, (sla_ms, levels), context)
-            found.append(TokenRange(path.name, B, span.low, span.high, _beyond(path, "S", span), promised))
+            beyond = _beyond(path, "S", span) or _beyond(path, "B", Range(B, B))
+            found.append(TokenRange(path.name, B, span.low, span.high, beyond, promised))
     return found
 
 
@@ -191,7 +192,10 @@ def batch_ranges(
         if _one(at, S) <= sla_ms / levels.decode.factor:
             joins = bool(spans) and spans[-1].high == S - 1
             spans = [*spans[:-1], Range(spans[-1].low, S)] if joins else [*spans, Range(S, S)]
-        found += [BatchRange(path.name, S, span.low, span.high, _beyond(path, "B", span)) for span in spans]
+        unmeasured = _beyond(path, "S", Range(S, S))
+        found += [
+            BatchRange(path.name, S, span.low, span.high, unmeasured or _beyond(path, "B", span)) for span in spans
+        ]
     return found
 
 
