@@ -51,6 +51,8 @@ bench: $(DEV)
 # What takes longer than a test run may: accuracy on measured traces (LATFIT_DATA), coverage, speed, scale. See docs.
 soak: $(DEV)
 	$(BIN)/python -m benchmarks.accuracy
+	$(BIN)/python -m benchmarks.soak.writers --n 100
+	$(BIN)/python -m benchmarks.soak.kills --n 300
 	$(BIN)/python -m benchmarks
 
 $(VENV)/.made:
