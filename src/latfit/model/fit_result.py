@@ -411,4 +411,4 @@ def latency_draws(fit: FitResult, draws: FloatArray, B: FloatArray, S: FloatArra
     """Typical latency in ms (n, m) of m steps for each of n parameter vectors (n, p); context as in
     `FitResult.latency_ms`."""
     steps = fit.steps(B, S, **context)
-    return np.stack([fit.structure.latency_ms(theta, steps) for theta in draws])
+    return fit.structure.latency_ms(draws.T[:, :, None], steps)

@@ -147,7 +147,7 @@ def _promised_per_s(asked: Asked, promise: Promise | None, shown: Judged) -> flo
     """The rate that is carried at the slow end of what is left open too."""
     if promise is None or promise.interval is None or promise.doubts:
         return None
-    sure = promised_rate(asked, (shown.row.sustainable_per_s or asked.rate * 1e3) / 1e3)
+    sure = promised_rate(asked, promise, (shown.row.sustainable_per_s or asked.rate * 1e3) / 1e3)
     return None if sure is None else sure * 1e3
 
 

@@ -9,7 +9,7 @@ at right angles to them, by what the simulation itself leaves open.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,11 +22,18 @@ from latfit.planning import wording
 from latfit.planning.load.strategies import Machine, Part, System, Target, law_or_none, system_of
 from latfit.planning.result import Interval, Kind, Strategy
 from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseDistribution, SampledDistribution
+from latfit.stats import FloatArray
 from latfit.warning import LatfitWarning
 
 DRAWS, FEWER_DRAWS = 100, 50
+SLOWEST = 8
+"""Draws that a rate is searched with: the slowest at the plan's rate, which the quantile of all of them is one of at
+most rates. What is found is then asked of FEWER_DRAWS."""
+
 FEW, BISECTIONS = 0.2, 6
 """Share of the rate that is carried by the fit from which a promised one is searched, and how finely."""
+
+ROUNDING = 1e-6
 
 DECIDES = 0.25
 """Share of E[F^2] due to the slowest hundredth of the steps from which their tail decides how long requests wait."""
@@ -35,15 +42,16 @@ DECIDES = 0.25
 @dataclass(frozen=True)
 class Promise:
     """percentile_ms: of the response.  interval: 95 %, None where nothing is left open.  doubts: in sentences, why it
-    is not to be promised whatever the interval."""
+    is not to be promised whatever the interval.  slowest: seeds of the machines that were drawn, the slowest first."""
 
     percentile_ms: float
     interval: Interval | None
     doubts: tuple[str, ...] = ()
+    slowest: tuple[int, ...] = ()
 
     def holds(self, sla_ms: float) -> str:
         """yes, no or in doubt."""
-        limit = sla_ms * (1 + 1e-6)
+        limit = sla_ms * (1 + ROUNDING)
         if self.percentile_ms > limit:
             return "no"
         high = self.percentile_ms if self.interval is None else self.interval[1]
@@ -96,35 +104,59 @@ def promised(asked: Asked, law: ResponseDistribution | None = None) -> Promise |
     return None if law is None else _with_interval(asked, law)
 
 
-def _with_interval(asked: Asked, law: ResponseDistribution, draws: int = DRAWS) -> Promise:
+def _with_interval(asked: Asked, law: ResponseDistribution) -> Promise:
     value = law.percentile(asked.target.q)
     own = _of_the_run(law, asked.target.q)
-    ratios = _ratios(asked, draws)
+    ratios = _ratios(asked, range(DRAWS))
     doubts = tuple(_doubts(asked, law))
     if own is None and ratios is None:
         return Promise(value, None, doubts)
-    low, high = (_joined(value, *ends) for ends in zip(own or (value, value), ratios or (1.0, 1.0), strict=True))
-    return Promise(value, (low, high), doubts)
+    slowest = () if ratios is None else tuple(np.argsort(-ratios, kind="stable").tolist())
+    ends = (1.0, 1.0) if ratios is None else _ends(ratios)
+    low, high = (_joined(value, *each) for each in zip(own or (value, value), ends, strict=True))
+    return Promise(value, (low, high), doubts, slowest)
 
 
-def promised_rate(asked: Asked, most: float) -> float | None:
-    """Rate per ms, up to `most`, that a strategy carries with the slow end of what is left open within the SLA, by
-    bisection; None where there is none, or a tail was not seen."""
-    low, high = FEW * most, most
-    if _kept(asked, high):
-        return high
-    if not _kept(asked, low):
-        return None
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _kept(asked, middle) else (low, middle)
-    return low
+def promised_rate(asked: Asked, promise: Promise, most: float) -> float | None:
+    """Rate per ms, up to `most`, that a strategy carries with the slow end of what is left open within the SLA; None
+    where there is none, or a tail was not seen. promise: at the plan's rate.
+
+    It is bisected with the SLOWEST of the draws there, and lowered until all FEWER_DRAWS keep it.
+    """
+    every = [seed for seed in promise.slowest if seed < FEWER_DRAWS]
+    few = every[:SLOWEST]
+    low, high, step = FEW * most, most, (1 - FEW) * most / 2**BISECTIONS
+    if not _kept(asked, high, few):
+        if not _kept(asked, low, few):
+            return None
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _kept(asked, middle, few) else (low, middle)
+        high = low
+    while not _kept(asked, high, every):
+        high, step = high - step, 2 * step
+        if high < FEW * most:
+            return None
+    return high
 
 
-def _kept(asked: Asked, rate: float) -> bool:
-    there = replace(asked, rate=rate)
+def _kept(asked: Asked, rate: float, seeds: Sequence[int]) -> bool:
+    """Whether the slow end is within the SLA at a rate per ms, of FEWER_DRAWS of which those not asked are quicker than
+    those with these seeds."""
+    there, limit = replace(asked, rate=rate), asked.target.sla_ms * (1 + ROUNDING)
     law = there.law(USUAL)
-    return law is not None and _with_interval(there, law, FEWER_DRAWS).holds(asked.target.sla_ms) == "yes"
+    if law is None or any(_doubts(there, law)):
+        return False
+    value, own = law.percentile(asked.target.q), _of_the_run(law, asked.target.q)
+    end = value if own is None else own[1]
+    if max(value, end) > limit:
+        return False
+    # The ratio at which the slow end meets the SLA.
+    most = math.exp(math.sqrt(max(math.log(limit / value) ** 2 - math.log(end / value) ** 2, 0.0)))
+    ratios = _ratios(there, seeds, most)
+    if ratios is None:
+        return True
+    return _ends(np.concatenate([ratios, np.zeros(FEWER_DRAWS - len(ratios))]))[1] <= most
 
 
 def _of_the_run(law: ResponseDistribution, q: float) -> tuple[float, float] | None:
@@ -140,23 +172,33 @@ def _joined(value: float, end_ms: float, ratio: float) -> float | None:
     return value * math.exp(math.copysign(reach, math.log(ratio) if ratio != 1 else math.log(end_ms / value)))
 
 
-def _ratios(asked: Asked, draws: int) -> tuple[float, float] | None:
-    """2.5 % and 97.5 % quantiles of the percentile over that of the machine as fitted; None where nothing varies."""
+def _ratios(asked: Asked, seeds: Sequence[int], enough: float = math.inf) -> FloatArray | None:
+    """The percentile of each machine drawn over that of the machine as fitted, as many as `seeds`; None where nothing
+    varies. Once more than a share of FEWER_DRAWS is above `enough`, the others count as above it too."""
     known = [part.path.fit.draws.get("values") or part.latency.scatter is not None for part in asked.machine.parts]
     if asked.laws_only or not any(known):
         return None
-    first = asked.quick()
+    found, first = np.full(len(seeds), math.inf), asked.quick()
     if first is None:
-        return 1.0, math.inf
+        return found
     base = first.percentile(asked.target.q)
-    found = []
-    for seed in range(draws):
+    above = 0
+    for place, seed in enumerate(seeds):
         law = asked.quick(seed)
-        found.append(math.inf if law is None else law.percentile(asked.target.q) / base)
-    low, middle, high = np.quantile(found, (CERTAIN[0], 0.5, CERTAIN[1]), method="closest_observation")
+        found[place] = math.inf if law is None else law.percentile(asked.target.q) / base
+        above += found[place] > enough
+        if above > (1 - CERTAIN[1]) * FEWER_DRAWS:
+            break
+    return found
+
+
+def _ends(ratios: FloatArray) -> tuple[float, float]:
+    """2.5 % and 97.5 % quantiles of ratios; those of 0 are of machines that nobody ran, since they are quick."""
+    low, high = np.quantile(ratios, CERTAIN, method="closest_observation")
     # Pieces of a recording lose what reaches from one into the next: where all that is drawn is quicker, or slower,
     # than the machine as fitted, the interval is that about their own middle.
-    centre = float(middle) if math.isfinite(middle) else 1.0
+    middle = float(np.quantile(ratios, 0.5, method="closest_observation"))
+    centre = middle if math.isfinite(middle) and middle > 0 else 1.0
     return min(float(low), float(low) / centre, 1.0), max(float(high), float(high) / centre, 1.0)
 
 
