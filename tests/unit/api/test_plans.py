@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -167,6 +168,25 @@ def test_a_report_of_a_plan_that_was_made(in_tmp: Path, capsys: pytest.CaptureFi
     assert set(written.to_json()) == set(printed)
     with pytest.raises(WrongUsage, match="without an SLA"):
         report(paths, "three", rate="5/s")
+
+
+def test_paths_of_two_models_are_refused_and_never_mixed(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One service runs one model; devices may differ, an AMX path and a GPU do. force goes on."""
+
+    def measured(model: str, hardware: str) -> Fit:
+        identity = {"model": model, "hardware": hardware}
+        return Fit(replace(line(0, 2, domain=SMALL), provenance={"identity": identity}))
+
+    two = {"cpu": measured("llama-7b", "AMD EPYC"), "gpu": measured("llama-70b", "H100")}
+    with pytest.raises(FitNotUsable, match="model differs: path cpu is of llama-7b, path gpu of llama-70b"):
+        plan(two, "20ms")
+    assert plan(two, "20ms", force=True).feasible
+    assert plan({"cpu": measured("llama-7b", "AMD EPYC"), "gpu": measured("meta/Llama-7B", "H100")}, "20ms").feasible
+    Hardware(two).save()
+    assert run(["plan", "--sla", "20ms"]) == 4
+    assert "--force" in capsys.readouterr().err
+    assert run(["simulate", "policies", "--rate", "10/s"]) == 4
+    assert run(["plan", "--sla", "20ms", "--force"]) == 0
 
 
 def test_the_names_are_shown_by_the_package() -> None:
