@@ -83,6 +83,7 @@ def rewrite(target: Path, content: Callable[[], str]) -> None:
                 before = _version(place)
                 text = content().encode()
                 if _replace(place, lambda stream: _fill(stream, text), lambda: _version(place) == before):  # noqa: B023
+                    sync_folder(place.parent)
                     return
     raise TargetNotWritable(
         f"changed {TRIES} times while it was written", where=str(target), remedy="End what else writes it."
@@ -103,6 +104,17 @@ def lock(descriptor: int) -> bool | None:
     except OSError:
         return None
     return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk: before that, a loss of power may bring back what a file was moved over.
+    Some file systems cannot."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _place(target: Path) -> Path:
@@ -137,7 +149,6 @@ def _replace(place: Path, write: Callable[[BinaryIO], None], allowed: Callable[[
         if not allowed():
             return False
         partial.replace(place)
-    _sync_folder(place.parent)
     return True
 
 
@@ -176,16 +187,6 @@ def _take_after(place: Path, partial: Path) -> None:
             with suppress(PermissionError):
                 os.chown(partial, *owner)
     partial.chmod(stat.S_IMODE(before.st_mode))
-
-
-def _sync_folder(folder: Path) -> None:
-    """A name that was moved is on the disk only when its folder is; some file systems cannot say."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _version(place: Path) -> tuple[int, int, int] | None:

@@ -128,7 +128,9 @@ def test_nominal_numbers_replace_a_measurement_only_by_force(folder: Path, capsy
     assert latfit("hardware", "add", "gpu", "--nominal", "p50=2ms", "--force") == 0
     assert "Path gpu: replaces the measurement (linear)." in capsys.readouterr().out
     assert latfit("hardware", "add", "gpu", "--nominal", "p50=3ms", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["replaced"] == ["Path gpu: replaces the nominal numbers p50=2ms."]
+    told = json.loads(capsys.readouterr().out)
+    assert latfit("hardware", "add", "gpu", "--price", "2", "--force") == 2
+    assert told["replaced"] == ["Path gpu: replaces the nominal numbers p50=2ms."]
 
 
 def test_a_path_is_removed(folder: Path, capsys: Captured) -> None:

@@ -97,6 +97,9 @@ class Hardware:
                     where="FIT",
                     remedy='Name its .fit.json, or give --nominal "p50=2ms".',
                 )
+            if force:
+                why = "has no effect: neither a fit nor nominal numbers are entered"
+                raise WrongUsage(why, where="--force", remedy="Leave --force out.")
             return self._changed(partial(_known_better, name=name, ceiling=ceiling, price=price))
         path = replace(_path_from(name, numbers, nominal), ceiling=ceiling, price_per_hour=price)
         old = self.result.paths.get(name)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from latfit.errors import BadInput, TargetNotWritable, WrongUsage
-from latfit.files import file_system_errors, lock
+from latfit.files import file_system_errors, lock, sync_folder
 from latfit.inputs import unreadable
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import Limit, Sample
@@ -119,6 +119,7 @@ class Journal:
             with suppress(TargetNotWritable):  # without that line the run is only held to be kept nowhere else
                 self._write({"stored": True})
         if finished:
+            sync_folder(self.file.parent)  # the trace is there to stay
             self.file.unlink(missing_ok=True)
         self._stream.close()
 
@@ -142,7 +143,7 @@ class Journal:
                     self._check_first(document, asked)
                 elif document:
                     self._take(document)
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
                 if number == 0:
                     raise self._no_journal() from None
 
