@@ -529,15 +529,15 @@ def cases(seeds: Sequence[Seed], seed: int, numbers: Sequence[int]) -> Iterator[
         left = left[done:]
 
 
-def main(n: int = 20_000, seed: int = 1, only: int | None = None, first: int = 0) -> int:
-    """Print the count of each outcome and every failure; 1 where there is one."""
+def main(n: int = 20_000, seed: int = 1, only: int | None = None, kind: str | None = None) -> int:
+    """Print the count of each outcome and every failure; 1 where there is one. kind: of input, all without it."""
     counts: Counter[str] = Counter()
     start, here = time.perf_counter(), Path.cwd()
     with tempfile.TemporaryDirectory(prefix="latfit-mutants-") as folder:
         os.chdir(folder)
         try:
-            seeds = make_seeds()
-            for case in cases(seeds, seed, range(first, first + n) if only is None else [only]):
+            seeds = [each for each in make_seeds() if kind in (None, each.kind)]
+            for case in cases(seeds, seed, range(n) if only is None else [only]):
                 counts[case.kind] += 1
                 if case.kind not in GOOD or only is not None:
                     print(
@@ -554,7 +554,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--only", type=int)
+    parser.add_argument("--kind", choices=list(COMMANDS))
     given = parser.parse_args()
-    sys.exit(main(given.n, given.seed, given.only, given.first))
+    sys.exit(main(given.n, given.seed, given.only, given.kind))

@@ -20,6 +20,8 @@ from latfit.errors import BadInput
 
 MOST_JSON = 1 << 27
 """Bytes of a JSON document that is read at once; a fit has some 60 KiB."""
+DEEPEST = 50
+"""Lists and objects within each other; a hardware profile has eight."""
 MOST_PIPED = 1 << 36
 SILENCE_S = 10.0
 BLOCK_BYTES = 1 << 20
@@ -102,23 +104,31 @@ def read_json(source: Path, *, what: str, made_by: str) -> Any:
                 where=str(source),
                 remedy=f"Check the name, or make one with `{made_by}`.",
             )
-        return _decoded(content)
+        return decode_json(content)
     except BadInput as error:
-        if source.exists():
-            raise
-        raise BadInput(f"no such {what}", where=error.where, remedy=f"Make one with `{made_by}`.") from None
+        found = error.found if source.exists() else f"no such {what}"
+        raise BadInput(found, where=error.where, remedy=f"Make one with `{made_by}`.") from None
     except ValueError as error:
         raise BadInput(
             f"not a {what} ({error})", where=str(source), remedy=f"Make it again with `{made_by}`."
         ) from None
 
 
-def _decoded(content: bytes) -> Any:
-    """Raises ValueError, also for what could not be written again."""
+def decode_json(content: bytes) -> Any:
+    """The document. Raises ValueError, also for what is nested too deep to be worked with or could not be written."""
     try:
         document = json.loads(content.decode())
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    level = [document]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+        ]
+    if level:
+        raise ValueError("it is nested too deep")
     if b"\\ud" in content.lower():
         try:
             json.dumps(document, ensure_ascii=False).encode()

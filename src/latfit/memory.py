@@ -1,5 +1,6 @@
 """How much memory is free, and whether that is enough for what is about to be read."""
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 from latfit.errors import BadInput
 
 GIB = 1 << 30
+MOST_EXPANSION = 1000
+"""Of a column that is compressed inside its file."""
 
 
 def check_memory(needed: float, where: str, remedy: str) -> None:
@@ -18,6 +21,12 @@ def check_memory(needed: float, where: str, remedy: str) -> None:
             where=where,
             remedy=remedy,
         )
+
+
+def absurd_size(error: MemoryError, source: Path) -> bool:
+    """Whether so much was asked for that the file cannot hold it: its sizes are damaged, and no memory would do."""
+    asked = re.search(r"size (\d+)", str(error))
+    return asked is not None and int(asked[1]) > MOST_EXPANSION * source.stat().st_size + GIB
 
 
 def free_memory_bytes() -> int | None:

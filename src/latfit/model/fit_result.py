@@ -52,6 +52,7 @@ from latfit.model.fit_parts import (
     HeldOutErrors,
     Identifiability,
 )
+from latfit.model.kinds import check_kinds
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
 from latfit.stats import FloatArray
@@ -59,6 +60,8 @@ from latfit.units import format_percent, number
 from latfit.warning import LatfitWarning
 
 SCHEMA = "latfit.fit/1"
+MOST_VALUE = 1e60
+"""Of anything that is counted or timed; its powers are numbers still."""
 
 
 class FitStatus(Enum):
@@ -330,7 +333,7 @@ def fit_from_json(document: Any, where: str) -> FitResult:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _not_a_fit(where, f"{type(error).__name__}: {error}") from None
     missing = [p.name for p in FAMILY[model].parameters if p.name not in parameters]
-    unusable = [name for name, estimate in parameters.items() if not math.isfinite(estimate.value)]
+    unusable = [name for name, estimate in parameters.items() if not abs(estimate.value) < MOST_VALUE]
     if status.ok and (missing or unusable):
         raise _not_a_fit(where, f"parameters without a value: {', '.join(missing + unusable)}")
     parts = {name: document.get(name, {}) for name in (*_TYPED, *_PLAIN)}
@@ -343,10 +346,29 @@ def fit_from_json(document: Any, where: str) -> FitResult:
             raise _not_a_fit(where, f"{name}: {type(error).__name__}: {error}") from None
     found = FitResult(model=model, status=status, parameters=parameters, warnings=warnings, **parts)
     try:
+        check_kinds(found)
         intervals_from_json(found.intervals)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _not_a_fit(where, f"intervals: {type(error).__name__}: {error}") from None
+        _check_parts(found)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise _not_a_fit(where, f"{type(error).__name__}: {error}") from None
     return found
+
+
+def _check_parts(fit: FitResult) -> None:
+    """Raises ValueError or TypeError for parts whose entries have more to them than a kind."""
+    for name, span in fit.domain.items():
+        low, high = span
+        if not -MOST_VALUE < low <= high < MOST_VALUE:
+            raise ValueError(f"domain of {name} is {low} to {high}")
+    for name, facts in (*fit.provenance.items(), *fit.data.more.items()):
+        if name in ("identity", "trace", "system", "reading") and not isinstance(facts, dict):
+            raise TypeError(f"{name} is no object")
+    if fit.draws:
+        names, values = fit.draws["parameters"], np.asarray(fit.draws["values"], dtype=np.float64)
+        if len(values) and (values.shape[1:] != (len(names),) or not np.all(np.abs(values) < MOST_VALUE)):
+            raise ValueError("draws do not fit their parameters")
+        if not set(names) <= {p.name for p in fit.structure.parameters}:
+            raise ValueError("draws are of other parameters")
 
 
 _TYPED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {

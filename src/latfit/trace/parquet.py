@@ -5,7 +5,7 @@ pandas first, half a second that most commands have no other use for. Texts pass
 file declares them as plain texts.
 """
 
-import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from latfit.errors import BadInput, WrongUsage, first_line
 from latfit.files import dumps, write_whole
-from latfit.inputs import unreadable
-from latfit.memory import check_memory
+from latfit.inputs import decode_json, unreadable
+from latfit.memory import absurd_size, check_memory
 from latfit.trace.columns import BY_NAME, SCHEMA
 from latfit.trace.table import Array, Trace
 
@@ -26,6 +26,8 @@ MOST_LETTERS = 250
 WHOLE = 2**53
 """From here on float64 skips whole numbers."""
 LARGEST_B = 2**31 - 1
+CHUNK_BYTES = 1 << 20
+"""Read at once of a column."""
 COPIES = 3
 """Of a column, in memory at a time."""
 OTHER_TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".xlsx")
@@ -33,18 +35,38 @@ OTHER_TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".xlsx")
 
 def write_trace(target: Path, trace: Trace) -> None:
     """Write `trace` whole or not at all. Raises TargetNotWritable."""
+    table = _table(trace)
+    _write(target, table.schema, iter([table]), trace.provenance)
+
+
+def write_chunks(
+    target: Path, kinds: Mapping[str, Any], chunks: Iterator[Trace], provenance: Mapping[str, Any]
+) -> None:
+    """Write a trace that comes in parts, whole or not at all. kinds: the Arrow type of each column."""
     import pyarrow as pa
+
+    schema = pa.schema(list(kinds.items()))
+    _write(target, schema, (_table(chunk).select(list(kinds)).cast(schema) for chunk in chunks), provenance)
+
+
+def _write(target: Path, schema: Any, tables: Iterator[Any], provenance: Mapping[str, Any]) -> None:
     import pyarrow.parquet as pq
 
-    metadata = {METADATA_KEY.decode(): dumps({"schema": SCHEMA, "provenance": dict(trace.provenance)})}
-    table = pa.table({name: _stored(name, trace) for name in trace.columns})
+    metadata = {METADATA_KEY.decode(): dumps({"schema": SCHEMA, "provenance": dict(provenance)})}
 
     def write(stream: BinaryIO) -> None:
-        with pq.ParquetWriter(stream, table.schema, compression="zstd", store_schema=False) as writer:
-            writer.write_table(table)
+        with pq.ParquetWriter(stream, schema, compression="zstd", store_schema=False) as writer:
+            for table in tables:
+                writer.write_table(table)
             writer.add_key_value_metadata(metadata)
 
     write_whole(target, write)
+
+
+def _table(trace: Trace) -> Any:
+    import pyarrow as pa
+
+    return pa.table({name: _stored(name, trace) for name in trace.columns})
 
 
 def read_parquet(source: Path, name: str | None = None) -> Trace:
@@ -60,13 +82,29 @@ def read_parquet(source: Path, name: str | None = None) -> Trace:
             check_memory(COPIES * _decoded_bytes(file.metadata), where, "Summarise it with --cells, in flat memory.")
         with pq.ParquetFile(str(source), read_dictionary=labels) as file:
             table = file.read()
-    except MemoryError:
-        raise
     except OSError as error:
-        raise (unreadable(source, error) if error.errno else _damaged(where, error)) from None
+        raise (unreadable(source, error) if error.errno else _damaged(source, where, error)) from None
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise _damaged(where, error) from None
+        raise _damaged(source, where, error) from None
     return Trace(columns_of(table, where), _provenance(where, table.schema.metadata))
+
+
+def chunks_of(source: Path, where: str, rows: int) -> Iterator[Trace]:
+    """Every column of a Parquet file, some rows at a time, with the provenance. Raises BadInput."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(str(source), pre_buffer=False, buffer_size=CHUNK_BYTES) as file:
+            labels = [field.name for field in file.schema_arrow if _is_text(field.type)]
+            origin = _provenance(where, file.schema_arrow.metadata)
+        with pq.ParquetFile(str(source), read_dictionary=labels, pre_buffer=False, buffer_size=CHUNK_BYTES) as file:
+            for batch in file.iter_batches(rows):
+                yield Trace(columns_of(pa.Table.from_batches([batch]), where), origin)
+    except OSError as error:
+        raise (unreadable(source, error) if error.errno else _damaged(source, where, error)) from None
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise _damaged(source, where, error) from None
 
 
 def _decoded_bytes(metadata: Any) -> int:
@@ -105,7 +143,10 @@ def label(value: str | bytes | None) -> str | None:
     return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"
 
 
-def _damaged(where: str, error: Exception) -> BadInput:
+def _damaged(source: Path, where: str, error: Exception) -> Exception:
+    """The error for a file that breaks off or is wrong inside; lack of memory stays what it is."""
+    if isinstance(error, MemoryError) and not absurd_size(error, source):
+        return error
     return BadInput(
         f"not a whole Parquet file ({first_line(error)})",
         where=where,
@@ -118,8 +159,8 @@ def _provenance(where: str, metadata: dict[bytes, bytes] | None) -> dict[str, An
     if stored is None:
         return {}
     try:
-        document = json.loads(stored)
-    except (ValueError, RecursionError):
+        document = decode_json(stored)
+    except ValueError:
         document = None
     found = document.get("schema") if isinstance(document, dict) else None
     if found != SCHEMA:
@@ -150,7 +191,12 @@ def _stored(name: str, trace: Trace) -> Any:
 
     column = trace[name]
     kind = BY_NAME[name].kind if name in BY_NAME else None
-    if kind == "int" and column.dtype.kind == "f" and np.all(np.abs(column) < WHOLE) and np.all(column == column // 1):
+    if (
+        kind == "int"
+        and column.dtype.kind == "f"
+        and np.all(np.abs(column) < WHOLE)
+        and np.all(column == np.rint(column))
+    ):
         column = column.astype(np.int64)
     if name == "B" and column.dtype.kind == "i" and np.all((column >= -LARGEST_B) & (column <= LARGEST_B)):
         column = column.astype(np.int32)

@@ -197,7 +197,11 @@ def _failed_out(table: Trace, time: str, prompt: str, output: str) -> _Rows:
 
 def moments_ms(table: Trace, name: str) -> FloatArray:
     """ms (n,) of a column of seconds or of dates, NaN where there is neither."""
-    column = table[name]
+    found = _moments(table[name])
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def _moments(column: NDArray[Any]) -> FloatArray:
     if column.dtype.kind == "O":
         clocks = np.array([_without_zone(text) for text in column.tolist()], dtype="datetime64[ns]")
         column = numbers(column) if np.isnat(clocks).all() else clocks

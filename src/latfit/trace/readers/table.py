@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import BadInput, first_line
+from latfit.memory import absurd_size, check_memory
 from latfit.trace.columns import BY_NAME, REQUIRED
-from latfit.trace.parquet import columns_of, label, read_parquet
+from latfit.trace.parquet import COPIES, columns_of, label, read_parquet
 from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source
 from latfit.trace.readers.text import Tally, header_of, number, numbers, read_delimited, records, starts_as_json, texts
@@ -163,7 +164,7 @@ def read(source: Source, options: Options) -> Trace:
 def steps_of(found: Trace, options: Options, where: str, *, in_ms: bool = False) -> Trace:
     """A table under the names of its source as steps. in_ms: whether T is known to be. Raises BadInput."""
     named = named_columns(found.columns, options, where)
-    columns = {name: _typed(name, column) for name, column in named.columns.items()}
+    columns = {name: typed(name, column) for name, column in named.columns.items()}
     with np.errstate(over="ignore"):  # what is no time in any unit is dropped by cleaning
         columns["T_ms"] = columns["T_ms"] * named.ms_per_unit
     if not in_ms:
@@ -184,7 +185,7 @@ def typed_columns(found: Trace, required: Sequence[str], where: str) -> Trace:
             where=where,
             remedy=f"Give a table with the columns {', '.join(required)}.",
         )
-    columns = {name: _typed(name, column) for name, column in found.columns.items()}
+    columns = {name: typed(name, column) for name, column in found.columns.items()}
     columns |= {name: numbers(columns[name]) for name in required}
     broken = np.logical_or.reduce([~np.isfinite(columns[name]) for name in required])
     if broken.any():
@@ -223,14 +224,18 @@ def _read_binary(source: Source) -> Trace:
         if source.head.startswith(PARQUET_MAGIC):
             return read_parquet(source.path, source.name)
         return Trace(columns_of(_arrow_table(source), source.name))
-    except MemoryError:
-        raise
+    except MemoryError as error:
+        if not absurd_size(error, source.path):
+            raise
+        raise _not_whole(source, first_line(error)) from None
     except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(
-            f"not a whole table ({first_line(error)})",
-            where=source.name,
-            remedy="It may be cut short: copy or make it again.",
-        ) from None
+        raise _not_whole(source, first_line(error)) from None
+
+
+def _not_whole(source: Source, reason: str) -> BadInput:
+    return BadInput(
+        f"not a whole table ({reason})", where=source.name, remedy="It may be cut short: copy or make it again."
+    )
 
 
 def _arrow_table(source: Source) -> Any:
@@ -246,7 +251,13 @@ def _arrow_table(source: Source) -> Any:
         )
     with pa.OSFile(str(source.path)) as stream:
         is_stream = source.head.startswith(ARROW_STREAM_MAGIC)
-        table = (ipc.open_stream if is_stream else ipc.open_file)(stream).read_all()
+        reader = (ipc.open_stream if is_stream else ipc.open_file)(stream)
+        found, size = [], 0
+        for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
+            found.append(batch)
+            size += batch.nbytes
+            check_memory(COPIES * size, source.name, "Turn it into Parquet and summarise it with --cells.")
+        table = pa.Table.from_batches(found, reader.schema)
     table.validate(full=True)
     return table
 
@@ -287,13 +298,15 @@ def _array(values: list[Any]) -> Array:
     return np.array(values, dtype=object)
 
 
-def _typed(name: str, column: Array) -> Array:
+def typed(name: str, column: Array) -> Array:
     """The column in its declared kind; a label that is not declared keeps numbers and is text otherwise."""
     kind = BY_NAME[name].kind if name in BY_NAME else None
     if kind in ("int", "float"):
         return _seconds(column) if column.dtype.kind == "M" else numbers(column)
     if kind == "text":
         return texts(column)
+    if kind == "flag" and column.dtype.kind == "b":
+        return column
     if kind == "flag":
         return np.array([is_set(value) for value in column.tolist()], dtype=bool)
     return texts(column) if column.dtype.kind == "O" else column

@@ -1,0 +1,195 @@
+"""Files that are damaged or made to hurt: rows are left out and counted, sizes bounded, what was written read again."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from latfit.errors import BadInput
+from latfit.trace.clean import clean
+from latfit.trace.coverage import coverage_of, reading_notes
+from latfit.trace.parquet import MOST_LETTERS, read_parquet, write_trace
+from latfit.trace.read import CleanTrace, ingest
+from latfit.trace.readers import source
+from latfit.trace.sketch.build import compress
+from latfit.trace.table import Trace
+
+ROWS = [f"{b},{b},{9 + b / 10}" for b in range(1, 41)]
+
+
+def csv(folder: Path, *, changed: bytes, at: int = 20) -> CleanTrace:
+    lines = [b"B,S,T_ms", *(row.encode() for row in ROWS)]
+    lines[at + 1] = changed
+    (folder / "t.csv").write_bytes(b"\n".join(lines) + b"\n")
+    return ingest(folder / "t.csv")
+
+
+class TestOneBadRow:
+    @pytest.mark.parametrize(
+        "changed", [b"21,21,5,9,9", b"21,21", b"2\xff1,21,5,9", b'"21,21', b"2\xff1,21,9", b"21,\x00,9", b"x,y,z"]
+    )
+    def test_is_left_out_and_counted(self, changed: bytes, tmp_path: Path) -> None:
+        found = csv(tmp_path, changed=changed)
+        assert len(found) == 39
+        told = found.everything.provenance.get("bad_lines", 0) + found.dropped.get("non_finite", 0)
+        assert told == 1
+        if found.everything.provenance.get("bad_lines"):
+            assert reading_notes(found) == ["1 lines were unreadable and not read."]
+
+    def test_an_open_quote_does_not_swallow_what_follows(self, tmp_path: Path) -> None:
+        assert len(csv(tmp_path, changed=b'21,"21,9')) == 40
+
+    def test_most_rows_are_too_many(self, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text("B,S,T_ms\n1,1,5\n" + "2,2,6,7\n" * 3)
+        with pytest.raises(BadInput, match="row 2 has 4 cells, the header 3; 3 of 4 rows are like that"):
+            ingest(tmp_path / "t.csv")
+
+
+class TestBounds:
+    def test_a_small_file_that_explodes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(source, "SAFE_BYTES", 1 << 12)
+        with gzip.open(tmp_path / "t.csv.gz", "wb") as stream:
+            stream.write(b"B,S,T_ms\n" + b"1,1,5\n" * 100_000)
+        with pytest.raises(BadInput, match="grows to more than 50 times"):
+            ingest(tmp_path / "t.csv.gz")
+
+    def test_a_table_without_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(source, "free_memory_bytes", lambda: 1000)
+        (tmp_path / "t.csv").write_text("B,S,T_ms\n" + "1,1,5\n" * 1000)
+        with pytest.raises(BadInput, match="no room in the memory"):
+            ingest(tmp_path / "t.csv")
+
+    def test_a_parquet_file_without_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("latfit.memory.free_memory_bytes", lambda: 1000)
+        pq.write_table(pa.table({"B": [1] * 99, "S": [1] * 99, "T_ms": [5.0] * 99}), tmp_path / "t.parquet")
+        with pytest.raises(BadInput, match="of memory to read"):
+            read_parquet(tmp_path / "t.parquet")
+
+    def test_lack_of_memory_is_called_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object, **__: object) -> None:
+            raise pa.ArrowMemoryError("malloc of size 999 failed")
+
+        pq.write_table(pa.table({"B": [1], "S": [1], "T_ms": [5.0]}), tmp_path / "t.parquet")
+        monkeypatch.setattr(pq.ParquetFile, "read", full)
+        with pytest.raises(MemoryError, match="size 999"):
+            read_parquet(tmp_path / "t.parquet")
+
+    def test_a_long_label_is_cut(self, tmp_path: Path) -> None:
+        n = 60
+        columns = {"B": [1, 2] * 30, "S": [1, 2] * 30, "T_ms": [5.0, 6.0] * 30}
+        labels = pa.array(["l" * (1 << 20)] * n).dictionary_encode()
+        for name in ("phase", "run", "note"):
+            pq.write_table(pa.table(columns | {name: labels}), tmp_path / "t.parquet")
+            found = ingest(tmp_path / "t.parquet").trace
+            assert {len(value) for value in found[name].tolist()} == {MOST_LETTERS}
+            assert coverage_of(found).rows == n
+
+    def test_bytes_that_are_no_text_are_replaced(self, tmp_path: Path) -> None:
+        labels = pa.array([b"\xff1", b"\xff2"]).view(pa.string())
+        pq.write_table(pa.table({"B": [1, 1], "S": [1, 1], "T_ms": [5.0, 5.0], "run": labels}), tmp_path / "t.parquet")
+        assert read_parquet(tmp_path / "t.parquet")["run"].tolist() == ["\ufffd1", "\ufffd2"]
+
+
+HUGE = st.sampled_from([0.0, -1.0, 1.5, 2.0**31, 2.0**40, 2.0**53, 2.0**63, 1e300, -1e300, np.inf, -np.inf, np.nan])
+COLUMNS = ("B", "S", "T_ms", "context_tokens", "prefill_tokens", "prefill_context_tokens", "queued_requests", "step")
+
+
+class TestLimits:
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+    @given(odd=st.lists(st.tuples(st.sampled_from(COLUMNS), st.integers(0, 19), HUGE), max_size=8))
+    def test_what_was_written_is_read_as_it_was(self, odd: list[tuple[str, int, float]], tmp_path: Path) -> None:
+        columns = {name: np.arange(20.0) % 7 for name in COLUMNS}
+        columns |= {"B": 1 + np.arange(20.0) % 4, "S": 10 + np.arange(20.0), "T_ms": 5 + np.arange(20.0)}
+        for name, row, value in odd:
+            columns[name][row] = value
+        found = clean(Trace(columns))
+        write_trace(tmp_path / "t.parquet", found.trace)
+        again = read_parquet(tmp_path / "t.parquet")
+        for name in found.trace.columns:
+            assert np.array_equal(again.floats(name), found.trace.floats(name), equal_nan=True)
+        second = clean(again)
+        assert "bad_value" not in second.dropped
+        assert "non_finite" not in second.dropped
+
+    @pytest.mark.parametrize("value", [1e300, np.inf, 2.0**41])
+    def test_no_cache_holds_so_much(self, value: float) -> None:
+        context = np.full(20, 100.0)
+        context[3] = value
+        found = clean(Trace({"B": np.ones(20), "S": np.ones(20), "T_ms": np.full(20, 5.0), "context_tokens": context}))
+        assert found.dropped == {"bad_value": 1}
+
+    @pytest.mark.parametrize("value", [1e300, 1e-300, 1e14])
+    def test_no_step_takes_so_long_or_short(self, value: float) -> None:
+        T = np.full(20, 5.0)
+        T[3] = value
+        assert clean(Trace({"B": np.ones(20), "S": np.ones(20), "T_ms": T})).dropped == {"bad_value": 1}
+
+    def test_a_number_that_int64_cannot_hold_stays_what_it_is(self, tmp_path: Path) -> None:
+        write_trace(tmp_path / "t.parquet", Trace({"B": np.array([1e11, 1.0]), "step": np.array([1e300, 1.0])}))
+        again = read_parquet(tmp_path / "t.parquet")
+        assert again["step"].tolist() == [1e300, 1.0]
+        assert again["B"].tolist() == [1e11, 1.0]
+
+
+class TestCells:
+    @pytest.mark.parametrize(
+        ("name", "value"), [("cell_rows", np.inf), ("cell_rows", -1.0), ("B", -3.0), ("T_ms", 0.0)]
+    )
+    def test_that_are_none_are_refused(self, name: str, value: float) -> None:
+        columns = {"B": np.ones(9), "S": np.ones(9), "T_ms": np.full(9, 5.0), "cell_rows": np.full(9, 7.0)}
+        columns[name][4] = value
+        with pytest.raises(BadInput, match="row 5 is no cell"):
+            clean(Trace(columns))
+
+    def test_a_doubled_column_is_named(self, tmp_path: Path) -> None:
+        table = pa.table({"B": [1, 2], "S": [1, 2], "T_ms": [5.0, 6.0], "phase": ["decode", "decode"]})
+        pq.write_table(table.append_column("phase", table["phase"]), tmp_path / "t.parquet")
+        with pytest.raises(BadInput, match="two columns phase"):
+            compress(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    "provenance",
+    [None, [], 1, {"parts": None}, {"cells": 3, "parts": [1]}, {"cells": {"rows_read": "x", "dropped": 1}}],
+)
+def test_a_provenance_of_anything_is_passed_over(provenance: object, tmp_path: Path) -> None:
+    table = pa.table({"B": [1, 2], "S": [1, 2], "T_ms": [5.0, 6.0], "cell_rows": [2.0, 3.0]})
+    stored = json.dumps({"schema": "latfit.trace/1", "provenance": provenance})
+    pq.write_table(table.replace_schema_metadata({"latfit": stored}), tmp_path / "t.parquet")
+    found = ingest(tmp_path / "t.parquet")
+    assert reading_notes(found) == []
+    assert found.rows_read == 5
+
+
+def test_a_flag_that_is_a_list_is_not_set(tmp_path: Path) -> None:
+    table = pa.table({"B": [1, 2], "S": [1, 2], "T_ms": [5.0, 6.0], "warmup": [[1], [1, 2]]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert ingest(tmp_path / "t.parquet").trace["warmup"].tolist() == [False, False]
+
+
+def test_half_a_surrogate_pair_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"B": 1, "S": 1, "T_ms": 5, "run": "\\ud800", "\\udfff": "\\ud800"}\n' * 2)
+    write_trace(tmp_path / "t.parquet", ingest(tmp_path / "t.jsonl").trace)
+    assert read_parquet(tmp_path / "t.parquet")["run"].tolist() == ["?", "?"]
+
+
+def test_parquet_is_read_by_arrow_alone(tmp_path: Path) -> None:
+    """A Python file that Arrow's threads read as the interpreter ends brings the program down, now and then."""
+    pq.write_table(pa.table({"B": [1], "S": [1], "T_ms": [5.0]}), tmp_path / "t.parquet")
+    seen = f"""
+import sys
+opened = []
+sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
+from pathlib import Path
+from latfit.trace.parquet import read_parquet
+read_parquet(Path({str(tmp_path / "t.parquet")!r}))
+sys.exit(any("t.parquet" in name for name in opened))
+"""
+    assert subprocess.run([sys.executable, "-c", seen], check=False).returncode == 0
