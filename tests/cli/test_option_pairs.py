@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +34,8 @@ INVISIBLE: dict[str, str] = {
     "--quiet": "takes away notes, of which there may be none",
     "--verbose": "shows more where there is more",
     "--workers": "decides how fast it goes, not what comes out",
+    "--swap": "acts where requests are preempted, which these may not be",
+    "--backend": "decides where it is computed",
     "--allow-drops": "permits what these rows do not need",
     "--format": "names what auto finds by itself",
     "--strict": "refuses what these results are not",
@@ -43,8 +45,14 @@ INVISIBLE: dict[str, str] = {
 }
 """Options that may rightly leave a result as it is, and why."""
 
-TOGETHER = {frozenset({"--prefill-requests", "--prefill-tokens"}): "a step without the one has none of the other"}
-"""Options of which one says what the other says, and why."""
+TOGETHER = {
+    frozenset({"--prefill-requests", "--prefill-tokens"}): "a step without the one has none of the other",
+    frozenset({"--precision", "--replications"}): "replications are the fewest of a run that is to be precise",
+    frozenset({"--sla", "--ttft"}): "one share of requests is counted that meet all targets",
+    frozenset({"--sla", "--tpot"}): "one share of requests is counted that meet all targets",
+    frozenset({"--ttft", "--tpot"}): "one share of requests is counted that meet all targets",
+}
+"""Options of which one may say what the other says, and why."""
 
 TIMES = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.\d]*(?:Z|\+00:00)?")
 PASSING = frozenset({"provenance", "command", "made_at", "elapsed_s"})
@@ -145,7 +153,7 @@ def same_panel(verb: str) -> Iterator[tuple[str, str]]:
             yield one, other
 
 
-def all_pairs(verb: str) -> Iterator[tuple[str, str]]:
+def all_pairs(verb: str) -> Iterable[tuple[str, str]]:
     return itertools.combinations(options_of(verb), 2)
 
 
@@ -158,12 +166,12 @@ def idle_alone(trials: Trials, verb: str) -> list[str]:
         alone = trials.outcome(verb, given(verb, option))
         if not alone.refused and alone.effect == trials.outcome(verb).effect:
             found.append(f"{verb} {' '.join(given(verb, option))}")
-        elif alone.refused and not _names(alone, option):
+        elif alone.refused and not _named(alone):
             found.append(f"{verb} {' '.join(given(verb, option))}: refused as {alone.error.splitlines()[0]}")
     return found
 
 
-def idle_in_pairs(trials: Trials, verb: str, pairs: Iterator[tuple[str, str]]) -> list[str]:
+def idle_in_pairs(trials: Trials, verb: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
     """Options that do nothing beside another one and are not refused."""
     found = []
     for pair in pairs:
@@ -172,7 +180,7 @@ def idle_in_pairs(trials: Trials, verb: str, pairs: Iterator[tuple[str, str]]) -
         one, other = (given(verb, option) for option in pair)
         both = trials.outcome(verb, one, other)
         if both.refused:
-            if not any(_names(both, option) for option in pair):
+            if not _named(both):
                 found.append(f"{verb} {' '.join([*one, *other])}: refused as {both.error.splitlines()[0]}")
             continue
         for option, beside in zip(pair, (other, one), strict=True):
@@ -183,8 +191,9 @@ def idle_in_pairs(trials: Trials, verb: str, pairs: Iterator[tuple[str, str]]) -
     return found
 
 
-def _names(outcome: Outcome, option: str) -> bool:
-    return option in outcome.error
+def _named(outcome: Outcome) -> bool:
+    """Whether a refusal says which option it is about."""
+    return bool(re.match(r"latfit: (Invalid value for )?'?-", outcome.error))
 
 
 @pytest.fixture(scope="module")

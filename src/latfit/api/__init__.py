@@ -28,7 +28,12 @@ if TYPE_CHECKING:
         steps_from as steps_from,
     )
     from latfit.api.quantities import Needs as Needs, refuse_idle as refuse_idle
-    from latfit.api.reading import ReadOptions as ReadOptions, data_line as data_line, read as read
+    from latfit.api.reading import (
+        ReadOptions as ReadOptions,
+        data_line as data_line,
+        read as read,
+        read_long as read_long,
+    )
     from latfit.api.reports import Report as Report, report as report
     from latfit.api.simulations import (
         PolicySimulation as PolicySimulation,

@@ -12,6 +12,7 @@ from latfit.files import check_writable
 from latfit.trace import (
     CleanOptions,
     CleanTrace,
+    LongTable,
     Reading,
     Scan,
     Trace,
@@ -22,6 +23,7 @@ from latfit.trace import (
     open_source,
     parse_column_map,
     read_columns,
+    table_in_chunks,
     typed_columns,
     write_trace,
 )
@@ -106,6 +108,18 @@ def read(source: Any, **options: Unpack[ReadOptions]) -> CleanTrace:
     if len(names) > 1:
         raise WrongUsage("several sources cannot be summarised at once", remedy="Put them into one folder and name it.")
     return _summarised(str(large[0]), options)
+
+
+@library_verb
+def read_long(source: Sequence[str | Path], **options: Unpack[ReadOptions]) -> LongTable | None:
+    """One long table, cleaned in chunks, so that it can be written without having been in memory as a whole.
+
+    source, options: as of `read`. None where it is not long, no table in plain text or Parquet, or a folder; then
+    `read` it. Raises BadInput, WrongUsage.
+    """
+    if options.get("cells") or options.get("backend", "local") != "local" or options.get("scheduler") is not None:
+        return None
+    return table_in_chunks(source, _reading(options))
 
 
 def _names_files(source: Any) -> bool:

@@ -258,9 +258,19 @@ def _not_varied(key: str) -> Needs:
     return Needs(key, lambda o: key not in _varied(o), "--sweep varies it")
 
 
-NO_FILE = "there is no such file, and --nominal names every path"
+def _adds_paths(o: Any) -> bool:
+    """Whether the machine's file has a path that is not given by nominal numbers."""
+    if not o.nominal:
+        return True
+    if _is_name(o.hardware) and not Path(o.hardware).exists():
+        return False
+    named = {str(each).replace("=", ":").partition(":")[0].strip() for each in o.nominal}
+    return bool(set(profile_of(o.hardware).paths) - named)
+
+
+NO_FILE = "--nominal names every path that is simulated"
 OF_MACHINES = (
-    Needs("hardware", lambda o: not o.nominal or not _is_name(o.hardware) or Path(o.hardware).exists(), NO_FILE),
+    Needs("hardware", _adds_paths, NO_FILE),
     Needs("resume", lambda o: o.out is not None, "there is nothing to resume from", "Name the table with --out"),
 )
 """What the parameters of a simulated machine need."""
@@ -349,6 +359,7 @@ def simulate(
     mean, longest = request_tokens(load, by_prompt, tokens_per_request)
     serving = Serving(mean, service, longest, servers or {}, buckets)
     machine = _machine(hardware, nominal, force=force)
+    _refuse_unread_tokens(machine, tokens_per_request, by_prompt, prompt_lengths)
     system = system_of(machine, serving)
     limit = math.inf if sla is None and sla_ms is None else duration(sla, "--sla", sla_ms)
     options = Options(requests, warmup, replications, seed, limit, precision)
@@ -377,6 +388,21 @@ def _machine(hardware: Any, nominal: Mapping[str, str] | None, *, force: bool) -
     if not force:
         check_one_model(machine)
     return machine
+
+
+def _refuse_unread_tokens(
+    machine: HardwareProfile, tokens_per_request: int | None, by_prompt: bool, prompt_lengths: Any
+) -> None:
+    """Raises WrongUsage for tokens of requests where every path costs the same whatever they are."""
+    given = {
+        "--tokens-per-request": tokens_per_request is not None,
+        "--by-prompt": by_prompt,
+        "--prompt-lengths": prompt_lengths is not None,
+    }
+    read = any(path.nominal is None or path.nominal.per_token_ms for path in machine.paths.values())
+    for option in (name for name, said in given.items() if said and not read):
+        why = "has no effect: every path has nominal numbers without per_token, whatever tokens requests have"
+        raise WrongUsage(why, where=option, remedy=f"Give --nominal with per_token, or leave {option} out.")
 
 
 def _subject(machine: HardwareProfile) -> str:

@@ -28,7 +28,7 @@ def ingest(
 
     Example: latfit ingest server.log --out trace.parquet
     """
-    from latfit.api import data_line
+    from latfit.api import data_line, read_long
     from latfit.cli.output import print_json, print_warnings, say
     from latfit.files import check_writable
     from latfit.provenance import run_facts
@@ -38,12 +38,18 @@ def ingest(
     if dropped is not None:
         check_trace_name(dropped, "--dropped")
     check_writable(out)
-    read = read_sources(source, typed, quiet=output.silent)
+    long = read_long(source, **typed.keywords())
+    read = read_sources(source, typed, quiet=output.silent) if long is None else long.read
+    data, notes = data_facts(read, {}, read.trace), reading_notes(read)
+    facts = {**run_facts(0), "data": data}
     if dropped is not None:
         check_writable(dropped)
-        _write_dropped(dropped, read)
-    data, notes = data_facts(read, {}, read.trace), reading_notes(read)
-    write_trace(out, _with_path(read).with_provenance(ingest={**run_facts(0), "data": data}))
+    if long is not None:
+        long.write(out, dropped, ingest=facts)
+    else:
+        if dropped is not None:
+            _write_dropped(dropped, read)
+        write_trace(out, _with_path(read).with_provenance(ingest=facts))
     if output.json:
         kept = ("rows_read", "rows_used", "dropped", "marked", "formats")
         print_json({**{name: data[name] for name in kept}, "notes": notes, "out": str(out)})

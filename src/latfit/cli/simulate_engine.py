@@ -13,6 +13,7 @@ from latfit.cli.options import DEFAULT_HARDWARE, ForceOption, HardwareOption, Ou
 from latfit.cli.simulate_options import ResultOptions, simulated
 from latfit.cli.simulate_policies import LoadOptions
 from latfit.errors import SlaOutOfReach
+from latfit.units import format_rate
 
 Names = Literal["chunked-prefill", "continuous", "selective", "static"]
 
@@ -221,9 +222,11 @@ def engine(
         results,
         output,
     )
-    if load.arrivals is None and not found.stable:
+    if not found.stable:
+        best = max(found.runs, key=lambda run: run.summary.throughput_per_s)
         raise SlaOutOfReach(
-            "no engine carries this load: unstable (ρ ≥ 1)",
+            f"no engine carries {format_rate(best.rate_per_s)}: {best.engine} serves"
+            f" {format_rate(best.summary.throughput_per_s)}",
             where="--rate",
             remedy="Lower the rate, or give more --replicas, --kv-blocks or --max-num-seqs.",
         )

@@ -10,6 +10,7 @@ from latfit.cli.options import OutputOptions, TokensOption, only_with
 from latfit.cli.output import note
 from latfit.cli.simulate_options import MachineOptions, ResultOptions, RunOptions, SweepOptions, simulated
 from latfit.errors import SlaOutOfReach
+from latfit.units import format_rate
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,11 @@ def policies(
     if sweep.log is not None:
         note(f"Wrote {sweep.log}", quiet=output.silent)
     if not found.stable:
+        best = max(found.runs, key=lambda run: run.capacity_per_s or 0.0)
+        capacity = best.capacity_per_s
+        carried = f"{best.policy} carries {format_rate(capacity)}" if capacity else "response times grow without end"
         raise SlaOutOfReach(
-            "no policy carries this load: " + (*found.runs[0].notes, "unstable")[0],
+            f"no policy carries {format_rate(best.rate_per_s or 0.0)}: {carried}",
             where="--rate",
             remedy="Lower the rate, add servers, or take a policy that uses both paths.",
         )

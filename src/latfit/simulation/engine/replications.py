@@ -6,11 +6,12 @@ simulations of policies; recorded requests and a load that varies have a course 
 part.
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 from latfit.errors import WrongUsage
 from latfit.simulation.engine.replicas import Routing, Transfer, serve_apart, serve_replicas
-from latfit.simulation.engine.result import EngineResult, Promise, summarise
+from latfit.simulation.engine.result import EngineResult, Promise, backlogged, summarise
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts
@@ -66,6 +67,8 @@ def simulate_engine(
         warmup = length_of(count, 1, None, reach_in(runs[0].latency_ms)).warm / count
     names = [each.name for each in load.classes] if isinstance(load, OpenLoad) else []
     found = summarise(runs, promise, warmup, names)
+    if load.rate > 0 and math.isfinite(load.rate) and backlogged(runs):
+        found = replace(found, stable=False)
     growing = "Unstable (ρ ≥ 1): latencies reflect the simulated horizon only."
     return EngineResult(
         settings=settings,

@@ -45,6 +45,9 @@ COUNTERS = ("steps", "preemptions", "reused_tokens", "drafted_tokens", "accepted
 FULL = 0.9
 """Share of the KV cache in use, or of the time spent in steps, from which it is what limits an engine."""
 
+FEWEST = 30
+"""Requests of a run that says something of what the engine carries."""
+BACKLOG = 0.25
 STRETCHES = 60
 """Of a run, over which waits are averaged to see whether they rise."""
 
@@ -302,6 +305,15 @@ def grows(runs: Sequence[EngineRun]) -> bool:
         wait = run.start_ms - run.requests.arrival_ms + run.busy_ms / run.counters.steps
         series.append(np.array([part.mean() for part in np.array_split(wait, STRETCHES)]))
     return rises(series, 0.0)
+
+
+def backlogged(runs: Sequence[EngineRun]) -> bool:
+    """Whether so many requests have not begun when the last one comes that the engine serves fewer than come, which
+    shows in runs too short for waits to rise straight: above capacity by a ratio of r, 1 - 1/r of them wait."""
+    shares = [
+        float(np.mean(run.start_ms > run.requests.arrival_ms.max())) for run in runs if len(run.requests) >= FEWEST
+    ]
+    return bool(shares) and sum(shares) / len(shares) > BACKLOG
 
 
 def statistics(values: FloatArray) -> dict[str, float]:

@@ -265,7 +265,7 @@ def to_buckets(times_ms: FloatArray, buckets: Sequence[int]) -> FloatArray:
     if not len(sizes) or sizes[0] < 1 or sizes[-1] >= times_ms.shape[-1]:
         raise WrongUsage(
             f"buckets {list(buckets)} are not between 1 and the largest batch",
-            where="buckets",
+            where="--buckets",
             remedy="Give the batch sizes that the engine has captured.",
         )
     b = np.arange(sizes[-1] + 1)

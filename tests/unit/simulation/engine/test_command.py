@@ -147,7 +147,7 @@ def test_steps_scatter_as_measured_unless_told_otherwise(folder: Path, capsys: C
         ([*DRAWN, "--rate", "5/s", "--lengths", "0:5"], 2, "--lengths"),
         ([*DRAWN, "--rate", "5/s", "--lengths", "9000:5"], 3, "more than the KV cache holds"),
         ([*DRAWN, "--rate", "5/s", "--fit", "none.fit.json"], 3, "no such fit"),
-        ([*DRAWN, "--rate", "900/s", "--requests", 2000, "--replications", 1], 5, "no engine carries this load"),
+        ([*DRAWN, "--rate", "900/s", "--requests", 2000, "--replications", 1], 5, "no engine carries 900 req/s"),
         ([*RECORDED, "--prefill-on", "amx.fit.json", "--replicas", 2], 2, "--prefill-on"),
     ],
 )
