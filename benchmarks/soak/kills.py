@@ -38,6 +38,7 @@ COMMANDS = {
     "report": "report --out pages",
 }
 EVENLY = 1 / 3
+SAID_EVERY = 25
 AFTER_S = 0.005
 """Longest time from a temporary file to the kill."""
 
@@ -152,7 +153,7 @@ def _wait_for_the_moment(folder: Folder, process: "subprocess.Popen[bytes]", too
         now = set(folder.temporaries())
         which -= bool(now - known)
         known |= now
-        time.sleep(0.0002)
+        time.sleep(0.001)
     time.sleep(rng.uniform(0, AFTER_S))
 
 
@@ -164,6 +165,8 @@ def main(n: int, seed: int = 0) -> int:
     with tempfile.TemporaryDirectory() as place:
         folder = Folder(Path(place))
         for i in range(n):
+            if i and i % SAID_EVERY == 0:
+                print(f"{i} of {n} kills: {len(losses)} losses", flush=True)
             name = rng.choice(list(COMMANDS))
             found = kill(folder, name, i, rng)
             losses += [f"{name}: {loss}" for loss in found.losses]
