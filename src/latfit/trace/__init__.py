@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         identity_of as identity_of,
     )
     from latfit.trace.labels import system_label as system_label, system_labels as system_labels
+    from latfit.trace.long_table import LongTable as LongTable, table_in_chunks as table_in_chunks
     from latfit.trace.parquet import (
         check_trace_name as check_trace_name,
         columns_of as columns_of,

@@ -16,14 +16,14 @@ CPU's steps of a second those of a GPU would be absurdly short.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.stats import FloatArray, IntArray, mad_sigma, weighted_quantile
+from latfit.stats import MAD_TO_SIGMA, FloatArray, IntArray, weighted_quantile
 from latfit.trace.columns import REQUIRED
 from latfit.trace.sketch.histogram import WEIGHT, Cells, step_count
 from latfit.trace.table import Trace
@@ -48,6 +48,8 @@ SHORTEST_MS, LONGEST_MS = 1e-9, 1e13
 """Less than a cycle of a clock, and three hundred years."""
 FEW_VALUES = 2**31
 """Below it a number stands for itself where rows are grouped, and the product of two is a number too."""
+MOST_CELLS = 2**24
+"""Numbers of cells that a table is made for, whether they are there or not."""
 LEAST_SPREAD = 0.02
 """Relative spread below which rows of a cell are as good as equal: 4 and 5 sigma are never less than 8 and 10 %."""
 
@@ -71,14 +73,20 @@ class CleanOptions:
 class Cleaned:
     """The rows that a fit may use, how many were read, how many each rule dropped or marked, and the reason by row.
 
-    reasons: (rows read,) text, empty for rows that are used.  marked: outliers that are still in.
+    fate: for each row read (n,) the number of the rule that dropped it, counted from 1; 0 for rows that are used.
+    marked: outliers that are still in.
     """
 
     trace: Trace
     rows_read: int
     dropped: Mapping[str, int]
     marked: Mapping[str, int] = field(default_factory=dict)
-    reasons: NDArray[np.object_] = field(default_factory=lambda: np.empty(0, dtype=object))
+    fate: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
+
+    @property
+    def reasons(self) -> NDArray[np.object_]:
+        """Why each row read (n,) was dropped; empty for rows that are used."""
+        return np.array(["", *(rule.reason for rule in RULES)], dtype=object)[self.fate]
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n:,} {reason}" for reason, n in self.dropped.items())
@@ -110,11 +118,13 @@ class Rule:
         if self.by_row and not self.compares:
             return used & self.find(trace, options)
         found = np.zeros(len(trace), dtype=bool)
-        system = trace.system_numbers() if self.compares else np.zeros(len(trace), dtype=np.intp)
-        rows = np.flatnonzero(used)
-        rows = rows[np.argsort(system[rows], kind="stable")]
         compared = trace.only(self.columns)
-        compared = compared if len(rows) == len(trace) and not system.any() else compared.select(rows)
+        if not (self.compares and trace.identity()):
+            found[used] = self.find(compared if used.all() else compared.select(used), options) if used.any() else False
+            return found
+        system, rows = trace.system_numbers(), np.flatnonzero(used)
+        rows = rows[np.argsort(system[rows], kind="stable")]
+        compared = compared.select(rows)
         ends = (np.flatnonzero(np.diff(system[rows], append=-1)) + 1).tolist()
         for begin, end in zip([0, *ends], ends, strict=False):
             found[rows[begin:end]] = self.find(compared.part(begin, end), options)
@@ -143,14 +153,15 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
     check_reasons(options)
     if WEIGHT in trace:
         return _cleaned_before(trace)
-    reasons = np.full(len(trace), "", dtype=object)
+    fate = np.zeros(len(trace), dtype=np.uint8)
     dropped: Counter[str] = Counter()
     marked: Counter[str] = Counter()
     for rule, hit in tried(trace, options, RULES):
         (marked if rule.only_marks(options) else dropped)[rule.reason] += int(np.count_nonzero(hit))
         if not rule.only_marks(options):
-            reasons[hit] = rule.reason
-    return Cleaned(trace.select(reasons == ""), len(trace), dict(dropped), dict(marked), reasons)
+            fate[hit] = RULES.index(rule) + 1
+    used = trace.select(fate == 0) if dropped else trace
+    return Cleaned(used, len(trace), dict(dropped), dict(marked), fate)
 
 
 def _cleaned_before(trace: Trace) -> Cleaned:
@@ -177,7 +188,7 @@ def _cleaned_before(trace: Trace) -> Cleaned:
         read if isinstance(read, int) else step_count(trace),
         {str(reason): rows for reason, rows in counts if isinstance(rows, int)},
         {},
-        np.full(len(trace), "", dtype=object),
+        np.zeros(len(trace), dtype=np.uint8),
     )
 
 
@@ -240,15 +251,16 @@ def _hardly_any_time(trace: Trace, _: CleanOptions) -> Mask:
 
 def shortest_believable_ms(S: FloatArray, T_ms: FloatArray, weights: FloatArray | None = None) -> float:
     """Below this no step's time is its own: a share of the smallest median of T over octaves of S; 0 for few rows."""
-    octave = np.frexp(S)[1]
+    octave = np.frexp(S)[1].astype(np.int16)
     usual = []
     for size in np.flatnonzero(np.bincount(octave)):
         T = T_ms[octave == size]
-        of_them = np.ones(len(T)) if weights is None else weights[octave == size]
-        if of_them.sum() < FEW_ROWS:
-            continue
-        middle = (len(T) + 1) // 2 - 1
-        usual.append(np.partition(T, middle)[middle] if weights is None else weighted_quantile(T, 0.5, of_them))
+        if weights is not None:
+            of_them = weights[octave == size]
+            usual += [weighted_quantile(T, 0.5, of_them)] if of_them.sum() >= FEW_ROWS else []
+        elif len(T) >= FEW_ROWS:
+            T.partition(middle := (len(T) + 1) // 2 - 1)  # a copy of some of the rows
+            usual.append(T[middle])
     return TOO_FAST * float(min(usual, default=0.0))
 
 
@@ -277,7 +289,7 @@ def _duplicate(trace: Trace, _: CleanOptions) -> Mask:
     """The same step twice: run, replica, time and counter agree as well as B, S and T. Never B, S and T alone."""
     if "step" not in trace:
         return np.zeros(len(trace), dtype=bool)
-    of_step = _together([_places(trace, name) for name in ("run", "replica", "step") if name in trace])
+    of_step = _together(_places(trace, name) for name in ("run", "replica", "step") if name in trace)
     ordered = np.sort(of_step)
     again = np.isin(of_step, ordered[1:][ordered[1:] == ordered[:-1]])
     rows = np.flatnonzero(again)
@@ -293,7 +305,8 @@ def _cold_start(trace: Trace, options: CleanOptions) -> Mask:
     if "t_s" not in trace or "rep" in trace:
         return found  # a grid marks its own warm-up, and rows without time have no first ones
     excess, sigma = excess_over_cell(trace)
-    stands_out = (excess > np.log(COLD_RATIO)) & (excess > COLD_SIGMA * sigma)
+    stands_out = excess > max(np.log(COLD_RATIO), COLD_SIGMA * sigma)
+    del excess
     for rows in runs_in_time(trace):
         first = rows[: min(COLD_ROWS, len(rows) // 10)]
         slow = stands_out[first]
@@ -318,37 +331,76 @@ def excess_over_cell(trace: Trace) -> tuple[FloatArray, float]:
 
     A cell is one B and S, and one bin of the context (a factor of 1.25) where it is known.
     """
-    columns = [_places(trace, "B"), _places(trace, "S")]
-    if "context_tokens" in trace:
-        bins = np.floor(np.log(np.nan_to_num(trace.floats("context_tokens")) + 1) / np.log(1.25))
-        columns.append(bins.astype(np.int64))
-    cell = _together(columns)
-    excess = np.log(trace.floats("T_ms"))
-    order = _grouped(cell, np.argsort(excess, kind="stable"))
-    start = np.flatnonzero(np.diff(cell[order], prepend=-1))
-    size = np.diff(start, append=len(order))
-    ordered = excess[order]
-    middle = 0.5 * (ordered[start + (size - 1) // 2] + ordered[start + size // 2])
-    ordered -= np.repeat(middle, size)
-    excess[order] = ordered
-    repeated = np.repeat(size >= 3, size)
-    return excess, max(_spread(ordered[repeated]), LEAST_SPREAD) if repeated.any() else LEAST_SPREAD
+    names = ("B", "S", "context_tokens") if "context_tokens" in trace else ("B", "S")
+    # one after another: each column of many rows is as large as the trace's own
+    cell = _together(_context_bins(trace) if name == "context_tokens" else _places(trace, name) for name in names)
+    if int(cell.max(initial=0)) > MOST_CELLS:
+        cell = np.unique(cell, return_inverse=True)[1].ravel()
+    T = trace.floats("T_ms")
+    middle, size = _medians(cell, T)
+    excess = np.log(T)
+    excess -= middle[cell]
+    repeated = (size >= 3)[cell]
+    del cell
+    return excess, max(_spread(excess[repeated]), LEAST_SPREAD) if repeated.any() else LEAST_SPREAD
+
+
+def _context_bins(trace: Trace) -> IntArray:
+    bins = np.array(trace["context_tokens"], dtype=np.float64)
+    np.nan_to_num(bins, copy=False)
+    bins += 1
+    np.log(bins, out=bins)
+    bins /= np.log(1.25)
+    return np.asarray(np.floor(bins, out=bins).astype(np.int32))
+
+
+def _medians(cell: IntArray, T: FloatArray) -> tuple[FloatArray, IntArray]:
+    """Median of ln T and number of rows, by number of cell (0 to the largest).
+
+    Cell and T are sorted as one whole number, the cell in front: the bits of floats above zero are ordered as they are.
+    What has no room are the last bits of T, less than 2^-20 of it for up to 2^30 cells and a T that spans 12 octaves.
+    """
+    bits = T.view(np.uint64)
+    lowest = bits.min(initial=np.uint64(1) << np.uint64(63))
+    span = int(bits.max(initial=0)) - int(lowest)
+    room = 64 - max(int(cell.max(initial=0)).bit_length(), 1)
+    lost = np.uint64(max(span.bit_length() - room, 0))
+    key = bits - lowest
+    key >>= lost
+    front = cell.astype(np.uint64)
+    front <<= np.uint64(room)
+    key |= front
+    del front
+    key.sort()
+    size = np.bincount(cell)
+    start = np.cumsum(size) - size
+    there = np.flatnonzero(size)
+    key &= (np.uint64(1) << np.uint64(room)) - np.uint64(1)
+
+    def ln_T(rows: IntArray) -> FloatArray:
+        return np.asarray(np.log(((key[rows] << lost) + lowest).view(np.float64)))
+
+    begin, rows = start[there], size[there]
+    middle = np.zeros(len(size))
+    middle[there] = 0.5 * (ln_T(begin + (rows - 1) // 2) + ln_T(begin + rows // 2))
+    return middle, size
 
 
 def _spread(excess: FloatArray) -> float:
-    """Robust standard deviation: the larger of what the middle half says and what the middle 80 % say, because a clock
-    with a coarse tick puts most rows exactly on their cell's median."""
-    low, high = np.quantile(excess, [0.1, 0.9])
-    return max(mad_sigma(excess), float(high - low) / Q90_TO_Q10)
+    """Robust standard deviation, in place of `excess`: the larger of what the middle half says and what the middle 80 %
+    say, because a clock with a coarse tick puts most rows exactly on their cell's median."""
+    low, high = np.quantile(excess, [0.1, 0.9], overwrite_input=True)
+    size = np.abs(excess, out=excess)
+    return max(MAD_TO_SIGMA * float(np.quantile(size, 0.5, overwrite_input=True)), float(high - low) / Q90_TO_Q10)
 
 
 def runs_in_time(trace: Trace) -> list[NDArray[np.intp]]:
     """Row numbers of each run (and replica), in time order, then by counter, then as they stood."""
-    run = _together([_places(trace, name) for name in ("run", "replica") if name in trace], len(trace))
+    run = _together((_places(trace, name) for name in ("run", "replica") if name in trace), len(trace))
     order = _grouped(run, np.arange(len(trace)))
     ends = np.flatnonzero(np.diff(run[order])) + 1
     when = [trace.floats(name) for name in ("step", "t_s") if name in trace]
-    if when and not _ascend([column[order] for column in when], ends):
+    if when and not _ascend([column[order] for column in when] if len(ends) else when, ends):
         order = np.lexsort((*when, run))
     return np.split(order, ends)
 
@@ -374,18 +426,23 @@ def _places(trace: Trace, name: str) -> IntArray:
     return np.asarray(np.unique(column, return_inverse=True)[1].ravel())
 
 
-def _together(columns: Sequence[IntArray], rows: int = 0) -> IntArray:
+def _together(columns: Iterable[IntArray], rows: int = 0) -> IntArray:
     """One number for each row's numbers in all columns (n,), ordered by the first, then by the next; 0 for `rows` rows
     where there is no column."""
-    key: IntArray = np.zeros(len(columns[0]) if columns else rows, dtype=np.int64)
+    key: IntArray | None = None
     size = 1
     for column in columns:
         values = int(column.max(initial=0)) + 1
+        if key is None:
+            key, size = column.astype(np.int64), values
+            continue
         if size * values >= FEW_VALUES:
             found, key = np.unique(key, return_inverse=True)
             size, key = len(found), key.ravel()
-        key, size = key * values + column, size * values
-    return key
+        key *= values
+        key += column
+        size *= values
+    return np.zeros(rows, dtype=np.int64) if key is None else key
 
 
 def _grouped(key: IntArray, order: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -406,8 +463,8 @@ RULES: tuple[Rule, ...] = (
     Rule("zero_time", "no time at all: asynchronous scheduling", _no_time, necessary=True, by_row=True),
     Rule(
         "bad_value",
-        "T below 1e-9 or above 1e13 ms, B < 1, S < B or S of 2^31 or more, a part below zero, a prefill part larger than the"
-        " whole, 2^40 cached tokens or more, a counter of 2^53 or more",
+        "T below 1e-9 or above 1e13 ms, B < 1, S < B or S of 2^31 or more, a part below zero, a prefill part larger"
+        " than the whole, 2^40 cached tokens or more, a counter of 2^53 or more",
         _bad_value,
         necessary=True,
         by_row=True,

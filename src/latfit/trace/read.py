@@ -103,8 +103,8 @@ class CleanTrace:
 def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = None) -> CleanTrace:
     """Read, filter and clean one file or several, globs, or `-` for standard input. Raises BadInput, WrongUsage."""
     reading = reading or Reading()
-    _check_unit_name(reading)
-    sources = _opened([names] if isinstance(names, str | Path) else names)
+    check_unit_name(reading)
+    sources = opened([names] if isinstance(names, str | Path) else names)
     readers = [reader_for(source, reading.format) for source in sources]
     options = Options(reading.column_map, reading.unit)
     parts = [reader.read(source, options) for reader, source in zip(readers, sources, strict=True)]
@@ -112,8 +112,8 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
     implied = {reader.path for reader in readers}
     where = sources[0].name if len(sources) == 1 else f"{len(sources)} files"
     with ThreadPoolExecutor(1) as beside:
-        digest = beside.submit(_sha256, sources)
-        picked, cleaned = _cleaned(trace, reading, where)
+        digest = beside.submit(sha256_of_files, sources)
+        picked, cleaned = cleaned_steps(trace, reading, where)
     path = implied.pop() if len(implied) == 1 else None
     formats = [reader.name for reader in readers]
     return CleanTrace(sources, digest.result(), reading, cleaned, formats, path, picked)
@@ -122,25 +122,25 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
 def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the table") -> CleanTrace:
     """A table in memory, under whatever column names, filtered and cleaned. Raises BadInput, WrongUsage."""
     reading = reading or Reading()
-    _check_unit_name(reading)
+    check_unit_name(reading)
     trace = steps_of(table, Options(reading.column_map, reading.unit), name)
-    picked, cleaned = _cleaned(trace, reading, name)
+    picked, cleaned = cleaned_steps(trace, reading, name)
     return CleanTrace((), _sha256_of(table), reading, cleaned, ["table"], None, picked)
 
 
-def _check_unit_name(reading: Reading) -> None:
+def check_unit_name(reading: Reading) -> None:
     if reading.unit is not None and reading.unit not in MS_PER_UNIT:
         raise WrongUsage(f"{reading.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
 
 
-def _cleaned(trace: Trace, reading: Reading, where: str) -> tuple[Trace, Cleaned]:
+def cleaned_steps(trace: Trace, reading: Reading, where: str) -> tuple[Trace, Cleaned]:
     """The rows that were asked for, and what of them a fit may use. Raises BadInput where nothing or little is left."""
     if len(trace) == 0:
         raise BadInput("the table has no rows", where=where, remedy="Check how it was made, and make it again.")
     if reading.where:
         trace = trace.select(matching_rows(trace, reading.where))
         if len(trace) == 0:
-            raise BadInput(f"no row matches {reading.where!r}", where=where, remedy="Correct --where.")
+            raise no_row_matches(reading, where)
     cleaned = clean(trace, reading.cleaning)
     if cleaned.rows_used == 0:
         counts = ", ".join(f"{n} {reason}" for reason, n in cleaned.dropped.items())
@@ -154,7 +154,12 @@ def _cleaned(trace: Trace, reading: Reading, where: str) -> tuple[Trace, Cleaned
     return trace, cleaned
 
 
-def _opened(names: Sequence[str | Path]) -> list[Source]:
+def no_row_matches(reading: Reading, where: str) -> BadInput:
+    """The error for a row filter that keeps nothing."""
+    return BadInput(f"no row matches {reading.where!r}", where=where, remedy="Correct --where.")
+
+
+def opened(names: Sequence[str | Path]) -> list[Source]:
     """A source for each name; a name with wildcards stands for the files that match it, in order."""
     found: list[Source] = []
     for name in names:
@@ -256,7 +261,7 @@ def _sha256_of(table: Trace) -> str:
     return digest.hexdigest()
 
 
-def _sha256(sources: Sequence[Source]) -> str:
+def sha256_of_files(sources: Sequence[Source]) -> str:
     """Digest of the files' bytes, one after another."""
     digest = hashlib.sha256()
     for source in sources:

@@ -93,7 +93,7 @@ class Trace:
 
     def systems(self) -> Iterator[tuple[dict[str, str], "Trace"]]:
         """The trace split by the identity columns that vary: ({column: value}, rows), in order of first appearance."""
-        varying = self._identity()
+        varying = self.identity()
         if not varying:
             yield {}, self
             return
@@ -116,7 +116,7 @@ class Trace:
     def system_numbers(self) -> NDArray[np.intp]:
         """Which system each row belongs to (n,): 0, 1, ... in order of first appearance."""
         key = np.zeros(len(self), dtype=np.intp)
-        for name in self._identity():
+        for name in self.identity():
             values, place = self._distinct(name)
             key = np.unique(key * len(values) + place, return_inverse=True)[1].ravel()
         first = np.full(int(key.max(initial=-1)) + 1, len(key), dtype=np.intp)
@@ -129,7 +129,7 @@ class Trace:
         """Columns that have no meaning of their own here: what the source brought along."""
         return {name: self[name] for name in self.columns if name not in BY_NAME and name not in IDENTITY}
 
-    def _identity(self) -> list[str]:
+    def identity(self) -> list[str]:
         """The identity columns that vary."""
         return [name for name in IDENTITY if name in self and len(self._distinct(name)[0]) > 1]
 

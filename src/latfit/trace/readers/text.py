@@ -211,10 +211,13 @@ def read_delimited(source: Source) -> Delimited:
     if twice := next((name for name, times in Counter(names).items() if times > 1), None):
         raise BadInput(f"two columns are called {label(twice)!r}", where=source.name, remedy="Rename one of them.")
     try:
-        content = _as_utf8(source)
-        table, wrong = _parsed(content)
+        content = source.content()
+        if source.head.startswith(UTF16_MARKS):
+            content = content.decode("utf-16", "replace").encode()
+        content = plain_text(content)
+        table, wrong = parsed(content)
         if len(wrong) > table.num_rows:
-            row, cells, expected = _parsed(content, in_order=True)[1][0]
+            row, cells, expected = parsed(content, in_order=True)[1][0]
             counts = (
                 f"row {row} has {cells} cells, the header {expected}; {len(wrong)} of {len(wrong) + table.num_rows}"
             )
@@ -226,13 +229,10 @@ def read_delimited(source: Source) -> Delimited:
     return Delimited(columns_of(table, source.name), len(wrong))
 
 
-def _as_utf8(source: Source) -> bytes:
-    """The text, with what is no text replaced, and quotes removed that open a cell and are not closed in their line:
-    they would swallow all lines up to the next one."""
-    content = source.content()
-    if source.head.startswith(UTF16_MARKS):
-        content = content.decode("utf-16", "replace").encode()
-    elif not content.isascii():
+def plain_text(content: bytes) -> bytes:
+    """Whole lines of UTF-8, with what is no text replaced, and quotes removed that open a cell and are not closed in
+    their line: they would swallow all lines up to the next one."""
+    if not content.isascii():
         content = content.decode("utf-8-sig", "replace").encode()
     if b'"' not in content:
         return content
@@ -252,10 +252,12 @@ def numbers(column: Array) -> Array:
 
 def texts(column: Array) -> Array:
     """The column as text; what is missing becomes empty."""
+    if column.dtype == object and set(map(type, column.tolist())) == {str}:
+        return column
     return np.array([_text(value) for value in column.tolist()], dtype=object)
 
 
-def _parsed(content: bytes, *, in_order: bool = False) -> tuple[Any, list[tuple[int | None, int, int]]]:
+def parsed(content: bytes, *, in_order: bool = False) -> tuple[Any, list[tuple[int | None, int, int]]]:
     """The table, and (row, cells, cells of the header) of each line that is not in it; only in order rows have numbers,
     counted from 1 behind the header."""
     import pyarrow as pa
