@@ -63,10 +63,12 @@ $(VENV)/.made:
 
 $(CORE): $(VENV)/.made pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python .ci/compile.py
 	touch $@
 
 $(DEV): $(VENV)/.made pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python .ci/compile.py --all
 	touch $(CORE) $@
 
 $(DEVICES): $(DEV)
