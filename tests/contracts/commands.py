@@ -48,7 +48,7 @@ COMMANDS = {
     "simulate sweep": "simulate policies --policy cutoff --rate 1000/s --sweep t-cut=1ms,4ms --requests 2000",
     "simulate engine": f"simulate engine {ENGINE} --rate 20/s --requests 300",
     "simulate engines": f"simulate engine {ENGINE} --batching static --rate 20/s --requests 300 --ttft 1s --replicas 2",
-    "validate": "validate cpu_numpy_tiny.fit.json measured.csv --kv-blocks 4000",
+    "validate": "validate cpu_numpy_tiny.fit.json measured.csv --kv-blocks 4000 --force",
     "report": "report --sla 20ms --rate 2000/s --out pages",
     "profile": "profile --device numpy --grid B=1,2;S=1,4 --budget 2s --out profiled.parquet --processes 1",
     "hardware remove": "hardware remove cpu --hardware other.json",
