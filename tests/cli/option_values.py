@@ -40,7 +40,7 @@ BASE: dict[str, list[str]] = {
     "simulate policies": [*PATHS, "--policy", "three-stage", "--rate", "200/s", "--requests", "500"],
     "simulate engine": [*ENGINE, "--rate", "40/s", "--lengths", "64:8", "--requests", "60", "--replications", "2"],
     "simulate study": [*PATHS, "--requests", "500"],
-    "validate": ["gpu.fit.json", "measured.csv", "--kv-blocks", "4000", "--force"],
+    "validate": ["gpu.fit.json", "measured.csv", "--kv-blocks", "12", "--force"],
     "report": [],
     "profile": ["--device", "numpy", "--grid", "B=1;S=1,2", "--budget", "200ms", "--processes", "1"],
     "demo": [],
@@ -228,7 +228,7 @@ def _quick(steps: dict[str, Any]) -> int:
 
 def _two_systems() -> None:
     """Steps of two machines, with a cold start and a path."""
-    trace = planted_trace(0.03, repeats=2, seed=3)
+    trace = planted_trace(0.03, repeats=8, seed=3)
     rng, n = np.random.default_rng(5), len(trace)
     order = rng.permutation(n)
     steps = {column: trace[column][order] for column in trace.columns}

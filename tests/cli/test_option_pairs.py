@@ -34,6 +34,7 @@ INVISIBLE: dict[str, str] = {
     "--quiet": "takes away notes, of which there may be none",
     "--verbose": "shows more where there is more",
     "--workers": "decides how fast it goes, not what comes out",
+    "--prefill-requests": "tells prefill from mixed steps, which a fit may take together",
     "--swap": "acts where requests are preempted, which these may not be",
     "--backend": "decides where it is computed",
     "--allow-drops": "permits what these rows do not need",

@@ -68,7 +68,11 @@ def predict(
         _print_sensitivity(found, steps, output)
         return
     if (steps.data is None) == (not steps.B):
-        raise WrongUsage("give either -B (and -S) or --data", remedy="For example: latfit predict FIT -B 8 -S 512")
+        raise WrongUsage(
+            "give one of them" if steps.B else "no step is given",
+            where="-B, --data",
+            remedy="For example: latfit predict FIT -B 8 -S 512",
+        )
     given = {name: value for name, value in vars(steps).items() if name not in ("B", "S", "data", "context")}
     refuse_unread(found.result, {**given, "context": steps.context})
     asked = steps_from(steps.data or steps.B, steps.S or None, given, every_combination=steps.data is None)

@@ -40,7 +40,10 @@ class Source:
     @cached_property
     def compression(self) -> str | None:
         with self._raw() as stream:
-            start = stream.read(4)
+            try:
+                start = stream.read(4)
+            except OSError as error:
+                raise unreadable(Path(self.name), error) from None
         return next((kind for magic, kind in _COMPRESSIONS.items() if start.startswith(magic)), None)
 
     @cached_property
