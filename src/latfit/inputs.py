@@ -41,7 +41,11 @@ def regular_file(source: Path) -> Path:
             raise _not_a_file(source, mode)
         if os.fstat(stream.fileno()).st_size == 0:
             # files of the kernel say that they have no bytes, and have some
-            if stream.read(1):
+            try:
+                begun = stream.read(1)
+            except OSError as error:
+                raise unreadable(source, error) from None
+            if begun:
                 stream.seek(0)
                 return spooled(stream, str(source))
             raise BadInput("the file is empty", where=str(source), remedy="Check how it was made, and make it again.")

@@ -40,10 +40,7 @@ class Source:
     @cached_property
     def compression(self) -> str | None:
         with self._raw() as stream:
-            try:
-                start = stream.read(4)
-            except OSError as error:
-                raise unreadable(Path(self.name), error) from None
+            start = stream.read(4)
         return next((kind for magic, kind in _COMPRESSIONS.items() if start.startswith(magic)), None)
 
     @cached_property
