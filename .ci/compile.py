@@ -1,5 +1,5 @@
-"""Fills the cache of compiled code as the first plan would, with --all also as the first engine simulation and large fit;
-says so where there is anything to compile."""
+"""Fills the cache of compiled code as the first plan would, with --all also as the first engine simulation and large
+fit; says so where there is anything to compile."""
 
 import sys
 from pathlib import Path
