@@ -174,7 +174,7 @@ write_whole(Path({str(file)!r}), write)
 def add_lines(file: Path, name: str, n: int, locks: bool) -> None:
     """A writer in a process of its own."""
     if not locks:
-        files.lock = lambda _: None
+        files.lock = lambda descriptor: None
     for i in range(n):
         rewrite(file, lambda: (file.read_text() if file.exists() else "") + f"{name}{i}\n")  # noqa: B023
 

@@ -53,7 +53,7 @@ class TestRefusal:
     )
     def test_nor_does_another_system(self, fact: str, other: str) -> None:
         known = {"dtype": "bfloat16", "engine": "vllm", "device": "numpy"}
-        found = refusal(measured(**known), measured(**{**known, fact: other}))
+        found = refusal(measured(0.05, **known), measured(0.05, **{**known, fact: other}))
         assert found is not None
         assert f"{fact} " in found.message
         assert f"not {other}" in found.message
