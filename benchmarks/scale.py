@@ -11,7 +11,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from latfit.api.fits import fit_each
+from latfit.cli.app import run
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.model.fit_result import FitResult
@@ -76,6 +80,38 @@ def with_pandas(folder: str, rows: int) -> int:
     groups = table.groupby(["B", "S", "context"])["T_ms"]
     groups.quantile([0.1, 0.5, 0.9, 0.99])
     return len(groups.agg(["count", "mean", "var", "min", "max"]))
+
+
+def in_one_file(folder: str) -> str:
+    """The rows that peers read too, in one file."""
+    parts = sorted(Path(folder).glob("rows-*.parquet"))[: max(1, PEER_ROWS // FILE_ROWS)]
+    pq.write_table(pa.concat_tables(map(pq.read_table, parts)), f"{folder}/_all.parquet", compression="zstd")
+    return f"{folder}/_all.parquet"
+
+
+def ingested(file: str) -> None:
+    """The rows of a file as `latfit ingest` reads, cleans and writes them."""
+    with redirect_stdout(StringIO()):
+        code = run(["ingest", file, "--out", f"{file}.clean", "--quiet"])
+    if code:
+        raise SystemExit(f"ingest ended with {code}")
+
+
+def copied(file: str) -> None:
+    """The same rows read and written by pyarrow, which looks at none of them."""
+    pq.write_table(pq.read_table(file), f"{file}.copy", compression="zstd")
+
+
+def systems_fitted(systems: int) -> int:
+    """Fits of `systems` systems of 200 rows each, by `fit_each`; how many can be used."""
+    rng = np.random.default_rng(0)
+    rows = 200 * systems
+    B = rng.integers(1, 65, rows)
+    S = np.where(rng.random(rows) < 0.2, B + rng.integers(1, 2048, rows), B)
+    T = Saturation().latency_ms(THETA, {"B": B.astype(float), "S": S.astype(float)})
+    T = T * np.exp(rng.normal(0, 0.05, rows))
+    names = np.array([f"model-{i}" for i in range(systems)], dtype=object)[np.arange(rows) % systems]
+    return sum(found.ok for found in fit_each({"B": B, "S": S, "T_ms": T, "model": names}).values())
 
 
 def fit_of_rows(folder: str, rows: int) -> FitResult:
@@ -143,6 +179,16 @@ def main(smoke: bool = False, full: bool = False) -> None:
         peer = apart(with_pandas, folder, first)
         per_second = first / peer.seconds / 1e6
         print(f"  pandas groupby, {first:,} of them: {per_second:.2f} million rows/s, peak {peer.peak_mib:,.0f} MiB")
+        file = in_one_file(folder)
+        own, plain = apart(ingested, file), apart(copied, file)
+        ratio = own.seconds / plain.seconds
+        print(f"  ingest of {min(rows, PEER_ROWS):,} rows: {own.seconds:.1f} s, peak {own.peak_mib:,.0f} MiB")
+        print(
+            f"  pyarrow reads and writes them in {plain.seconds:.1f} s ({ratio:.1f} times), {plain.peak_mib:,.0f} MiB"
+        )
+        systems = 12 if smoke else 200
+        each = apart(systems_fitted, systems)
+        print(f"  {each.result} of {systems} systems of 200 rows: {each.seconds / systems:.2f} s each")
         some = min(rows, FIT_ROWS)
         by_row, by_cell = apart(fit_of_rows, folder, some), apart(fit_of_cells, folder, some)
         print(f"  fit on {some:,} rows: {by_row.seconds:.1f} s; on their cells, pass included: {by_cell.seconds:.1f} s")
