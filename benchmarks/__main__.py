@@ -8,6 +8,7 @@ from benchmarks import (
     first_answer,
     fit_speed,
     fit_time,
+    gate,
     optimum,
     parse_speed,
     planted,
@@ -26,6 +27,7 @@ if __name__ == "__main__":
     start_up.main(smoke)
     first_answer.main(smoke)
     planted.main(smoke)
+    gate.main(smoke)
     fit_time.main(smoke)
     record_overhead.main(smoke)
     profile_quality.main(smoke)

@@ -8,6 +8,7 @@ import pytest
 
 from latfit.cli.app import run
 from latfit.trace.parquet import write_trace
+from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 
 Captured = pytest.CaptureFixture[str]
@@ -103,21 +104,91 @@ class TestEvaluate:
         assert latfit("evaluate", "none.fit.json", "trace.parquet") == 3
 
 
+@pytest.fixture
+def runs(fitted: Path, in_tmp: Path) -> Path:
+    """Beside the fitted trace: the same again, one that decodes 30 % slower, and both of two systems in one file."""
+    again = planted_trace(0.05, repeats=10, seed=4)
+    decode = again["B"] == again["S"]
+    slow = again.with_columns(T_ms=np.where(decode, 1.3 * again["T_ms"], again["T_ms"]))
+    write_trace(in_tmp / "again.parquet", again)
+    write_trace(in_tmp / "slow.parquet", slow)
+    for name, second in (("two", again), ("two_slow", slow)):
+        named = [
+            part.with_columns(hardware=np.full(len(part), machine, dtype=object))
+            for machine, part in (("a100", again), ("h100", second))
+        ]
+        both = {column: np.concatenate([part[column] for part in named]) for column in named[0].columns}
+        write_trace(in_tmp / f"{name}.parquet", Trace(both))
+    return in_tmp
+
+
 class TestCompare:
-    def test_a_slower_run_is_8_and_a_faster_one_is_not(self, fitted: Path, in_tmp: Path, capsys: Captured) -> None:
-        trace = planted_trace(0.05, repeats=10, seed=4)
-        write_trace(in_tmp / "slow.parquet", trace.with_columns(T_ms=np.asarray(trace["T_ms"] * 1.3)))
+    def test_slower_decode_is_8_and_a_faster_one_is_not(self, fitted: Path, runs: Path, capsys: Captured) -> None:
         assert latfit("compare", fitted, "slow.parquet", "--json") == 8
-        document = json.loads(capsys.readouterr().out)
-        assert document["compared"][0]["verdict"] == "slower"
-        assert document["compared"][0]["median"] == pytest.approx(0.3, abs=0.03)
+        (found,) = json.loads(capsys.readouterr().out)["compared"]
+        decode, other = found["phases"]
+        assert (found["verdict"], decode["phase"], decode["by"], decode["verdict"]) == (
+            "slower",
+            "decode",
+            "steps",
+            "slower",
+        )
+        assert decode["change_pct"] == pytest.approx(30, abs=3)
+        assert decode["low_pct"] < 30 < decode["high_pct"]
+        assert other["verdict"] == "as fast"
         assert latfit("compare", "slow.parquet", fitted) == 0
-        assert "faster" in capsys.readouterr().out
+        assert "faster in decode" in " ".join(capsys.readouterr().out.split())
         assert latfit("compare", fitted, "slow.parquet", "--tolerance", 50) == 0
 
-    def test_the_same_is_as_fast(self, fitted: Path, capsys: Captured) -> None:
+    def test_the_verdict_names_where(self, fitted: Path, runs: Path, capsys: Captured) -> None:
+        assert latfit("compare", "trace.parquet", "slow.parquet") == 8
+        lines = capsys.readouterr().out.splitlines()
+        assert "slower in decode +30 % (" in " ".join(lines)
+        assert len(lines) <= 10
+        assert latfit("compare", "trace.parquet", "slow.parquet", "--verbose") == 8
+        assert "region" in capsys.readouterr().out
+
+    def test_the_same_is_as_fast(self, fitted: Path, runs: Path, capsys: Captured) -> None:
         assert latfit("compare", fitted, fitted) == 0
+        assert latfit("compare", fitted, "again.parquet") == 0
         assert " is as fast as " in " ".join(capsys.readouterr().out.split())
+
+    def test_fits_whose_steps_are_gone(self, fitted: Path, runs: Path, capsys: Captured) -> None:
+        assert latfit("fit", "slow.parquet", "--out", "slow.fit.json") == 0
+        for name in ("trace", "slow"):
+            (runs / f"{name}.parquet").unlink()
+        capsys.readouterr()
+        assert latfit("compare", fitted, "slow.fit.json") == 8
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "slower in decode" in shown
+        assert "by predictions of the fits" in shown
+
+    def test_each_system_with_its_own(self, runs: Path, capsys: Captured) -> None:
+        assert latfit("compare", "two.parquet", "two_slow.parquet", "--each", "--json") == 8
+        document = json.loads(capsys.readouterr().out)
+        verdicts = {each["system"]: each["verdict"] for each in document["compared"]}
+        assert verdicts == {"a100": "as fast", "h100": "slower"}
+        assert latfit("compare", "two.parquet", "two_slow.parquet", "--where", "hardware == 'a100'") == 0
+        assert latfit("compare", "two.parquet", "two_slow.parquet") == 3
+
+    def test_other_systems_are_told(self, runs: Path, capsys: Captured) -> None:
+        for machine in ("a100", "h100"):
+            assert (
+                latfit(
+                    "fit",
+                    "two.parquet",
+                    "--where",
+                    f"hardware == '{machine}'",
+                    "--out",
+                    f"{machine}.fit.json",
+                    "--path",
+                    machine,
+                )
+                == 0
+            )
+        capsys.readouterr()
+        assert latfit("compare", "a100.fit.json", "h100.fit.json") == 0
+        assert "hardware: a100 vs h100" in " ".join(capsys.readouterr().out.split())
 
     def test_one_alone_is_wrong_usage(self, fitted: Path) -> None:
         assert latfit("compare", fitted) == 2

@@ -1,30 +1,110 @@
-"""Two fits or more side by side, with a verdict on what changed."""
+"""Runs side by side: where one has become slower than the first, phase by phase and by regions of (B, S)."""
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from latfit.api.fits import Fit, as_fit
+from latfit.api.fits import Fit, as_fit, fit, fit_each
 from latfit.api.quantities import Needs, library_verb, only_with, percent
-from latfit.api.reading import ReadOptions
-from latfit.errors import WrongUsage
-from latfit.fitting import Change, change
-from latfit.units import format_percent
+from latfit.api.reading import ReadOptions, read
+from latfit.errors import BadInput, FitNotUsable, WrongUsage
+from latfit.fitting import Change, Measured, PhaseChange, RegionChange, changes_between
+from latfit.model import FitResult, fitted_identity
+from latfit.trace import facts_beside, system_label
+from latfit.units import format_percent, number
+
+NAMED = 3
+"""Regions that a verdict names."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run beside the baseline. source: its name.  system: its label, where several are compared.  change: what was
+    found.  differs: what the two systems differ in, in words."""
+
+    source: str
+    change: Change
+    system: str = ""
+    differs: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.source} ({self.system})" if self.system else self.source
+
+    def sentence(self, baseline: str, tolerance_pct: float) -> str:
+        """The verdict, and where it became slower or faster."""
+        verdict = self.change.verdict(tolerance_pct)
+        told = _told(self.change.phases, tolerance_pct)
+        if verdict == "unclear":
+            return f"Whether {self.name} is as fast as {baseline} cannot be told: {told}."
+        words = {"slower": "slower than", "faster": "faster than", "as fast": "as fast as"}
+        return f"{self.name} is {words[verdict]} {baseline}: {told}."
+
+    def basis(self, tolerance_pct: float) -> str:
+        """What the verdict stands on, in a sentence or two."""
+        by_steps = [phase for phase in self.change.phases if phase.by == "steps"]
+        by_fits = [phase.phase for phase in self.change.phases if phase.by == "fits"]
+        told = []
+        if by_steps:
+            ours, theirs, cells = (
+                sum(getattr(phase.whole, name) for phase in by_steps) for name in ("steps", "baseline_steps", "cells")
+            )
+            told.append(f"{ours:,} steps beside {theirs:,} in {cells:,} common cells")
+        if by_fits:
+            told.append(f"{', '.join(by_fits)} by predictions of the fits")
+        tests = sum(len(phase.tested) for phase in self.change.phases)
+        missing = self.change.only_in_one
+        more = f" Not in both runs: {', '.join(missing)}." if missing else ""
+        return (
+            f"Compared {'; '.join(told)}. Tolerance {format_percent(tolerance_pct)}, {tests} phases and regions"
+            f" tested.{more}"
+        )
+
+    def to_json(self, tolerance_pct: float) -> dict[str, Any]:
+        phases = [
+            {
+                "phase": phase.phase,
+                "by": phase.by,
+                **_region_json(phase.whole, tolerance_pct),
+                "verdict": phase.verdict(tolerance_pct),
+                "regions": [_region_json(region, tolerance_pct) for region in phase.regions],
+            }
+            for phase in self.change.phases
+        ]
+        return {
+            "source": self.source,
+            "system": self.system,
+            "verdict": self.change.verdict(tolerance_pct),
+            "phases": phases,
+            "only_in_one": list(self.change.only_in_one),
+            "differs": list(self.differs),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Compared":
+        phases = [
+            PhaseChange(each["phase"], each["by"], _region(each), [_region(region) for region in each["regions"]])
+            for each in document["phases"]
+        ]
+        change = Change(phases, document["only_in_one"])
+        return cls(document["source"], change, document["system"], document["differs"])
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """The latency of fits against that of the first, the baseline, where both have measured.
+    """Runs beside the first, the baseline, where both have measured.
 
-    names: of the fits, the baseline first.  changes: of each other one, relative.  tolerance_pct: a slowdown from which
-    it is a regression.  fits: the fits themselves, where they are at hand.
+    names: of the sources, the baseline first.  compared: each other one, by system where several are compared.
+    tolerance_pct: a slowdown from which it is a regression.  alone: systems that not every source holds.  fits: of the
+    sources, where they are at hand.
     """
 
     names: Sequence[str]
-    changes: Sequence[Change]
+    compared: Sequence[Compared]
     tolerance_pct: float
+    alone: Sequence[str] = ()
     fits: Sequence[Fit] = field(default=(), compare=False)
 
     @property
@@ -33,75 +113,80 @@ class Comparison:
 
     @property
     def verdicts(self) -> list[str]:
-        """slower, faster or as fast, of each but the baseline."""
-        return [found.verdict(self.tolerance_pct) for found in self.changes]
+        """slower, faster, as fast or unclear, of each but the baseline."""
+        return [each.change.verdict(self.tolerance_pct) for each in self.compared]
 
     @property
     def slower(self) -> list[str]:
-        """Names of those that are slower by more than the tolerance."""
-        return [name for name, found in zip(self.names[1:], self.verdicts, strict=True) if found == "slower"]
+        """Names of those that are slower by more than the tolerance, in one phase or region at least."""
+        pairs = zip(self.compared, self.verdicts, strict=True)
+        return [each.name for each, verdict in pairs if verdict == "slower"]
 
     @property
-    def states(self) -> list[Literal["good", "bad"]]:
-        """bad: a regression; of each but the baseline."""
-        return ["bad" if found == "slower" else "good" for found in self.verdicts]
+    def states(self) -> list[Literal["good", "doubt", "bad"]]:
+        """bad: a regression.  doubt: it cannot be told.  Of each but the baseline."""
+        states: dict[str, Literal["good", "doubt", "bad"]] = {"slower": "bad", "unclear": "doubt"}
+        return [states.get(verdict, "good") for verdict in self.verdicts]
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict on each but the baseline, with the change of the median step and its 95 % interval."""
-        words = {"slower": "slower than", "faster": "faster than", "as fast": "as fast as"}
-        return [
-            f"{name} is {words[verdict]} {self.baseline}: median latency {_signed(found.median)}{_interval(found)}."
-            for name, found, verdict in zip(self.names[1:], self.changes, self.verdicts, strict=True)
-        ]
+        """The verdict on each but the baseline, with the change by phase and its interval."""
+        return [each.sentence(self.baseline, self.tolerance_pct) for each in self.compared]
 
     @property
-    def range_lines(self) -> list[str]:
-        """How single steps changed, of each but the baseline."""
-        return [
-            f"Over {found.points:,} common (B, S) steps: {_signed(found.least)} to {_signed(found.most)}"
-            f" (tolerance {format_percent(self.tolerance_pct)})."
-            for found in self.changes
-        ]
+    def basis(self) -> list[str]:
+        """What each verdict stands on."""
+        return [each.basis(self.tolerance_pct) for each in self.compared]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the systems differ in, and what was not compared."""
+        differ: dict[str, list[str]] = {}
+        for each in self.compared:
+            if each.differs:
+                differ.setdefault("; ".join(each.differs), []).append(each.name)
+        found = [f"The systems differ ({', '.join(names)}): {told}." for told, names in differ.items()]
+        return found + [f"Not in every source, not compared: {', '.join(self.alone)}."] * bool(self.alone)
 
     @property
     def table(self) -> Any:
-        """DataFrame: verdict, change of the median step in percent, its 95 % interval, least and most, by name."""
+        """DataFrame: a row for each phase and region, with its change in percent, its interval and verdict."""
         import pandas as pd
 
-        rows = [
-            {
-                "verdict": verdict,
-                **{
-                    f"{name}_pct": None if value is None else 100 * value
-                    for name, value in vars(found).items()
-                    if name != "points"
-                },
-                "points": found.points,
-            }
-            for found, verdict in zip(self.changes, self.verdicts, strict=True)
-        ]
-        return pd.DataFrame(rows, index=pd.Index(self.names[1:], name="source"))
+        rows = []
+        for each in self.compared:
+            for phase in each.change.phases:
+                for region in phase.tested:
+                    facts = _region_json(region, self.tolerance_pct)
+                    (low_B, high_B), (low_S, high_S) = facts.pop("B"), facts.pop("S")
+                    ends = {"B_low": low_B, "B_high": high_B, "S_low": low_S, "S_high": high_S}
+                    where = "phase" if region is phase.whole else "region"
+                    rows.append(
+                        {"source": each.name, "phase": phase.phase, "of": where, "by": phase.by, **ends, **facts}
+                    )
+        return pd.DataFrame(rows).set_index("source")
 
     def summary(self) -> str:
         """What `latfit compare` prints."""
-        pairs = zip(self.sentences, self.range_lines, strict=True)
-        return "\n".join(line for pair in pairs for line in pair)
+        pairs = zip(self.sentences, self.basis, strict=True)
+        return "\n".join([*(line for pair in pairs for line in pair), *self.notes])
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit compare --json`."""
-        runs = [
-            {"source": name, "verdict": verdict, **vars(found)}
-            for name, found, verdict in zip(self.names[1:], self.changes, self.verdicts, strict=True)
-        ]
-        return {"baseline": self.baseline, "tolerance_pct": self.tolerance_pct, "compared": runs}
+        return {
+            "baseline": self.baseline,
+            "sources": list(self.names[1:]),
+            "tolerance_pct": self.tolerance_pct,
+            "compared": [each.to_json(self.tolerance_pct) for each in self.compared],
+            "alone": list(self.alone),
+        }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Comparison":
         """The comparison in a decoded document, without the fits."""
-        runs = document["compared"]
-        changes = [Change(**{name: run.get(name) for name in Change.__dataclass_fields__}) for run in runs]
-        return cls([document["baseline"], *(run["source"] for run in runs)], changes, document["tolerance_pct"])
+        compared = [Compared.from_json(each) for each in document["compared"]]
+        names = [document["baseline"], *document["sources"]]
+        return cls(names, compared, document["tolerance_pct"], document["alone"])
 
     def __repr__(self) -> str:
         return f"Comparison: {' '.join(self.sentences)}"
@@ -110,7 +195,57 @@ class Comparison:
         return f"<p>{html.escape(repr(self))}</p>{self.table.to_html(float_format='{:+.1f}'.format)}"
 
 
-FITTED_HERE = ("seed", *ReadOptions.__annotations__)
+def _region_json(region: RegionChange, tolerance_pct: float) -> dict[str, Any]:
+    facts = asdict(region)
+    return {**facts, "B": list(region.B), "S": list(region.S), "verdict": region.verdict(tolerance_pct)}
+
+
+def _region(document: Mapping[str, Any]) -> RegionChange:
+    facts = {name: document[name] for name in RegionChange.__dataclass_fields__}
+    return RegionChange(**{**facts, "B": tuple(facts["B"]), "S": tuple(facts["S"])})
+
+
+def _told(phases: Sequence[PhaseChange], tolerance_pct: float) -> str:
+    """`in decode +30 % (+28 % to +32 %); as fast in prefill, mixed`."""
+    slower = [
+        f"{_place(region, phase)} {_changed(region)}" for phase in phases for region in phase.slower(tolerance_pct)
+    ]
+    more = f" and {len(slower) - NAMED} more" if len(slower) > NAMED else ""
+    parts = [f"slower in {', '.join(slower[:NAMED])}{more}"] if slower else []
+    for verdict, words in (("unclear", "not told apart in"), ("faster", "faster in"), ("as fast", "as fast in")):
+        of = [phase for phase in phases if phase.verdict(tolerance_pct) == verdict]
+        if of and slower and verdict == "as fast":
+            parts.append(f"{words} {', '.join(phase.phase for phase in of)}")
+        elif of:
+            parts.append(f"{words} {', '.join(f'{phase.phase} {_changed(phase.whole)}' for phase in of)}")
+    return "; ".join(parts)
+
+
+def _place(region: RegionChange, phase: PhaseChange) -> str:
+    """`decode`, or `mixed at B 16 to 64`."""
+    if region is phase.whole:
+        return phase.phase
+    ends = [("B", region.B, phase.whole.B), ("S", region.S, phase.whole.S)]
+    if region.B == region.S:
+        ends = ends[:1]
+    parts = [
+        f"{name} {number(own[0])}" + f" to {number(own[1])}" * (own[1] > own[0])
+        for name, own, whole in ends
+        if own != whole
+    ]
+    return f"{phase.phase} at {', '.join(parts)}" if parts else f"part of {phase.phase}"
+
+
+def _changed(region: RegionChange) -> str:
+    """`+30 % (+28 % to +32 %)`."""
+    change = format_percent(region.change_pct, signed=True)
+    if region.low_pct is None or region.high_pct is None:
+        return f"{change} (too few steps for an interval)"
+    low, high = (format_percent(end, signed=True) for end in (region.low_pct, region.high_pct))
+    return f"{change} ({low} to {high})"
+
+
+FITTED_HERE = ("seed", "each", "path", *ReadOptions.__annotations__)
 OF_COMPARISONS = tuple(
     Needs(
         name,
@@ -129,26 +264,125 @@ def compare(
     *sources: Any,
     tolerance: Any = "5%",
     names: Sequence[str] | None = None,
+    each: bool = False,
+    path: str | None = None,
     seed: int = 0,
     **reading: Unpack[ReadOptions],
 ) -> Comparison:
-    """The latency of fits against that of the first, where both have measured.
+    """Where runs are slower than the first, phase by phase and by regions of (B, S).
 
-    sources: two or more: fits, fit files, or whatever `latfit.fit` takes.  tolerance: slowdown from which it is a
-    regression, "5%" or 5.  names: of the sources, for the verdict.  reading: as of `latfit.read`, for those that are
-    fitted here. Raises WrongUsage, FitNotUsable, BadInput where the fits have no common range.
+    sources: two or more: fits, fit files, or whatever `latfit.fit` takes. Steps are compared in the cells that both
+    have measured, where they are at hand, else the predictions of the fits.  tolerance: slowdown from which it is a
+    regression, "5%" or 5.  names: of the sources, for the verdict.  each: compare every system (hardware, model, tp,
+    path) with the same one of the baseline.  path: the execution path to compare where a source holds several, and that
+    of steps that name none; with `each` "{hardware}-tp{tp}" says which systems are the same.  reading: as of
+    `latfit.read`. Raises WrongUsage, FitNotUsable, BadInput where the runs have no common range.
     """
     tolerance_pct = percent(tolerance, "--tolerance")
     if not tolerance_pct >= 0:
         raise WrongUsage(f"a tolerance of {tolerance_pct:g} %", where="--tolerance", remedy="Give 0 or more.")
     if len(sources) < 2:
         raise WrongUsage("one fit has nothing to be compared with", remedy="Name two or more.")
-    fits = [as_fit(source, seed=seed, **reading) for source in sources]
     shown = list(names or (_name(source, i) for i, source in enumerate(sources, start=1)))
-    if len(shown) != len(fits):
-        raise WrongUsage(f"{len(shown)} names for {len(fits)} fits", where="--names", remedy="Give a name for each.")
-    changes = [change(fits[0].result, other.result) for other in fits[1:]]
-    return Comparison(shown, changes, tolerance_pct, fits)
+    if len(shown) != len(sources):
+        raise WrongUsage(f"{len(shown)} names for {len(sources)} fits", where="--names", remedy="Give a name for each.")
+    if path and "{" in path and not each:
+        raise WrongUsage(f"{path!r} names several paths", where="--path", remedy="Add --each.")
+    if not each:
+        fits = [_one(source, path, seed, reading) for source in sources]
+        pairs = [(name, "", fits[0], other) for name, other in zip(shown[1:], fits[1:], strict=True)]
+        return _compared(shown, pairs, tolerance_pct, [], fits)
+    systems = [_each(source, path, seed, reading) for source in sources]
+    pairs, alone = _matched(shown, systems, by_path=bool(path and "{" in path))
+    return _compared(shown, pairs, tolerance_pct, alone, [])
+
+
+Pair = tuple[str, str, Fit, Fit]
+"""Name of a source, label of a system, the baseline's fit and the source's."""
+
+
+def _compared(
+    names: Sequence[str], pairs: Sequence[Pair], tolerance_pct: float, alone: Sequence[str], fits: Sequence[Fit]
+) -> Comparison:
+    measured = {id(found): Measured.of(found.result, found.rows()) for pair in pairs for found in pair[2:]}
+    changes = changes_between([(measured[id(first)], measured[id(other)]) for _, _, first, other in pairs])
+    found = [
+        Compared(name, change, system, _differences(first, other))
+        for (name, system, first, other), change in zip(pairs, changes, strict=True)
+    ]
+    return Comparison(names, found, tolerance_pct, alone, fits)
+
+
+def _one(source: Any, path: str | None, seed: int, given: ReadOptions) -> Fit:
+    """The fit of a source of one system, of the path that is asked for where it holds several."""
+    reading = given.copy()
+    if _is_fit(source) or path is None:
+        return as_fit(source, seed=seed, **reading)
+    steps = read(source, **reading)
+    if "path" in steps.trace and len(steps.trace.coded("path")[1]) > 1:
+        asked = " and ".join(filter(None, [reading.get("where") and f"({reading['where']})", f"path == {path!r}"]))
+        reading["where"] = asked
+        steps = read(source, **reading)
+    return fit(steps, seed=seed, path=path)
+
+
+def _each(source: Any, path: str | None, seed: int, reading: ReadOptions) -> list[Fit]:
+    """A usable fit of every system of a source."""
+    if _is_fit(source):
+        return [as_fit(source)]
+    found = fit_each(source, seed=seed, path=path, **reading)
+    usable = [each for each in found.values() if each.ok]
+    if not usable:
+        status = next(iter(found.values())).result.status
+        raise FitNotUsable(status.sentence, remedy=status.remedy)
+    return usable
+
+
+def _matched(names: Sequence[str], systems: Sequence[Sequence[Fit]], *, by_path: bool) -> tuple[list[Pair], list[str]]:
+    """Systems of each source with the same one of the baseline, and the labels of those without one."""
+    keys = [{_key(found, by_path=by_path): found for found in each} for each in systems]
+    pairs = [
+        (name, _label(key), keys[0][key], found)
+        for name, own in zip(names[1:], keys[1:], strict=True)
+        for key, found in own.items()
+        if key in keys[0]
+    ]
+    if not pairs:
+        listed = " vs ".join("; ".join(_label(key) or "unnamed" for key in list(own)[:NAMED]) for own in keys)
+        raise BadInput(
+            f"no system is in two sources: {listed}",
+            remedy="Compare one of each with --where, or say which are the same with --path '{hardware}-tp{tp}'.",
+        )
+    everywhere = set.intersection(*(set(own) for own in keys))
+    alone = sorted({_label(key) for own in keys for key in own if key not in everywhere})
+    return pairs, alone
+
+
+Key = tuple[tuple[str, str], ...]
+
+
+def _key(found: Fit, *, by_path: bool) -> Key:
+    """What a system is known by: hardware, model, tp and path, or the path that its columns name."""
+    if by_path:
+        return (("path", found.path or ""),)
+    known = {**fitted_identity(found.result), **found.system}
+    return tuple((name, known[name]) for name in ("hardware", "model", "tp", "path") if known.get(name))
+
+
+def _label(key: Key) -> str:
+    return system_label(dict(key))
+
+
+def _differences(first: Fit, other: Fit) -> list[str]:
+    """What two systems differ in: `hardware: a100 vs h100`, the baseline first."""
+    facts = facts_beside(fitted_identity(first.result), fitted_identity(other.result))
+    return [
+        f"{fact.name.replace('_', ' ')}: {fact.fitted} vs {fact.found}" for fact in facts if fact.agreement == "differs"
+    ]
+
+
+def _is_fit(source: Any) -> bool:
+    return isinstance(source, Fit | FitResult) or (isinstance(source, str | Path) and str(source).endswith(".json"))
 
 
 def _name(source: Any, position: int) -> str:
@@ -156,13 +390,3 @@ def _name(source: Any, position: int) -> str:
         return str(source)
     path = source.path if isinstance(source, Fit) else None
     return f"{path} ({position})" if path else f"fit {position}"
-
-
-def _signed(share: float) -> str:
-    return format_percent(100 * share, signed=True)
-
-
-def _interval(found: Change) -> str:
-    if found.low is None or found.high is None:
-        return ""
-    return f" (95 % interval {_signed(found.low)} to {_signed(found.high)})"

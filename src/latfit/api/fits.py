@@ -243,9 +243,10 @@ class Fit:
 
         if not self.ok:
             raise FitNotUsable(self.result.status.sentence, remedy=self.result.status.remedy)
-        return fit_figure(self.path or self.model, self.result, self._rows())
+        return fit_figure(self.path or self.model, self.result, self.rows())
 
-    def _rows(self) -> Trace | None:
+    def rows(self) -> Trace | None:
+        """The steps that it was made from, where they are at hand or its source is still the same."""
         if self.trace is not None or not self.source:
             return self.trace
         try:

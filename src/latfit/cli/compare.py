@@ -9,8 +9,10 @@ from latfit.cli.options import OutputOptions, ReadingOptions, SeedOption, only_w
 from latfit.errors import Regression
 from latfit.units import format_percent
 
-FEW = 4
-"""Verdicts that are shown with the range of single steps, without --verbose."""
+FEW = 2
+"""Verdicts that are shown with what they stand on, without --verbose."""
+MOST = 8
+"""Verdicts that are shown, those on regressions first; --verbose shows all."""
 
 
 @verb
@@ -20,35 +22,55 @@ def compare(
         list[Path], typer.Argument(help="Fit files, or traces to fit: the first is the baseline.", metavar="A B...")
     ],
     tolerance: Annotated[str, typer.Option("--tolerance", help="Slowdown from which it is a regression.")] = "5%",
+    each: Annotated[
+        bool,
+        typer.Option("--each", help="Compare every system (hardware, model, tp) with the same one of the baseline."),
+    ] = False,
+    path: Annotated[
+        str | None,
+        typer.Option(
+            "--path",
+            help="Execution path to compare where a source holds several. With --each '{hardware}-tp{tp}' says which"
+            " systems are the same.",
+        ),
+    ] = None,
     typed: ReadingOptions = ReadingOptions(),
     seed: SeedOption = 0,
     output: OutputOptions = OutputOptions(),
 ) -> None:
-    """Compare fits or runs, with a verdict on what changed.
+    """Compare runs, with a verdict on where one became slower.
 
-    The latency of each against the first, where both have measured. Exit code 8 where one is slower by more than the
-    tolerance.
+    Each against the first, phase by phase and by regions of (B, S): in the cells that both have measured where the
+    steps are at hand, else by their fits. Exit code 8 where a phase or region is slower by more than the tolerance, as
+    sure as 95 % for all of them together.
 
-    Example: latfit compare before.fit.json after.fit.json --tolerance 3%
+    Example: latfit compare before.parquet after.parquet --tolerance 3%
     """
     from latfit.api import compare as compared
-    from latfit.cli.output import print_json, print_table, progress_bar, say, verdict
-    from latfit.reporting import comparison_table
+    from latfit.cli.output import print_json, print_table, print_warnings, progress_bar, say, verdict
+    from latfit.reporting import changes_table, comparison_table
 
     with progress_bar("Comparing", quiet=output.silent):
-        found = compared(*sources, tolerance=tolerance, seed=seed, **typed.keywords())
+        found = compared(*sources, tolerance=tolerance, each=each, path=path, seed=seed, **typed.keywords())
     if output.json:
         print_json(found.to_json())
     else:
-        for text, state, single in zip(found.sentences, found.states, found.range_lines, strict=True):
-            verdict(text, state)
-            if output.verbose or len(found.changes) <= FEW:
-                say(single)
-        if output.verbose:
+        order = sorted(range(len(found.compared)), key=lambda i: found.states[i] != "bad")
+        shown = order if output.verbose else order[:MOST]
+        for i in shown:
+            verdict(found.sentences[i], found.states[i])
+            if output.verbose or len(order) <= FEW:
+                say(found.basis[i])
+            if output.verbose:
+                print_table(changes_table(found.compared[i].name, found.compared[i].change, found.tolerance_pct))
+        if len(shown) < len(order):
+            say(f"... and {len(order) - len(shown):,} more: --verbose shows them.")
+        print_warnings(found.notes, most=None if output.verbose else FEW)
+        if output.verbose and found.fits:
             print_table(comparison_table(found.names, [fit.result for fit in found.fits]))
     if found.slower:
+        named = ", ".join(found.slower[:MOST]) + (" and more" if len(found.slower) > MOST else "")
         raise Regression(
-            f"{', '.join(found.slower)}: slower than {found.baseline} by more than"
-            f" {format_percent(found.tolerance_pct)}",
+            f"{named}: slower than {found.baseline} by more than {format_percent(found.tolerance_pct)}",
             remedy="Look at what changed between the runs, or accept it with a larger --tolerance.",
         )

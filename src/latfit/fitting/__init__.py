@@ -5,6 +5,13 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
+    from latfit.fitting.change import (
+        Change as Change,
+        Measured as Measured,
+        PhaseChange as PhaseChange,
+        RegionChange as RegionChange,
+        changes_between as changes_between,
+    )
     from latfit.fitting.checking.same_machine import (
         SYSTEM as SYSTEM,
         MachineCheck as MachineCheck,
@@ -14,7 +21,7 @@ if TYPE_CHECKING:
     from latfit.fitting.diagnostics.warnings import keeps_out as keeps_out
     from latfit.fitting.fit import fit_trace as fit_trace, solved as solved
     from latfit.fitting.model_selection import is_auto as is_auto
-    from latfit.fitting.prediction import Change as Change, change as change, evaluate as evaluate, predict as predict
+    from latfit.fitting.prediction import evaluate as evaluate, predict as predict
     from latfit.fitting.problem import FitOptions as FitOptions
     from latfit.fitting.sensitivity import Sensitivity as Sensitivity, sensitivity_of as sensitivity_of
     from latfit.fitting.shortlist import Shortlist as Shortlist, shortlist_of as shortlist_of

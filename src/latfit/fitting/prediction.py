@@ -1,13 +1,9 @@
-"""A finished fit applied: predictions with intervals, errors on steps it has not seen, and the difference of two fits.
+"""A finished fit applied: predictions with intervals, and errors on steps it has not seen.
 
 A step's interval at level c lies between the lower and the upper factor at (1+c)/2 times its typical latency, those of
 its phase (split conformal; see `model.prediction_intervals` for the rule). The typical latency of a step that does not
 say what it holds is that of decode where S = B, else of one prefill request beside B-1 that decode; one that names no
 cached tokens has the context that is typical of the fit's trace.
-
-Two fits are compared where both have measured: on a geometric grid over the common box of B and S (S >= B), at the
-mean of their typical contexts, decode steps alone where one has measured no others. The verdict is on the median of
-T_other/T_first over that grid; its interval comes from the parameter draws that both fits keep.
 """
 
 import math
@@ -19,7 +15,7 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.fitting.data import weights_by_row
-from latfit.model import CONTEXT, FitResult, latency_draws, parameter_draws, with_typical_context
+from latfit.model import CONTEXT, FitResult
 from latfit.stats import FloatArray, error_metrics
 from latfit.trace import MIXED, PREFILL, UNKNOWN, Trace, phases
 from latfit.units import format_ms
@@ -29,7 +25,6 @@ OUTSIDE = "outside the measured range"
 BIASED = math.log(1.1)
 """A median of held-out ratios further from one is worth a word."""
 
-GRID_SIDE = 25
 NO_PREFILL = "prefill not identified: the fit contains decode steps only"
 
 
@@ -54,25 +49,6 @@ class Predictions:
     def outside(self) -> NDArray[np.bool_]:
         """Whether a step lies outside the data (n,)."""
         return np.asarray(self.why_outside != "")
-
-
-@dataclass(frozen=True)
-class Change:
-    """How the latency of one fit differs from another's: relative, over the common range of both. low, high: 95 %
-    interval of the median, None where a fit keeps no parameter draws."""
-
-    median: float
-    least: float
-    most: float
-    points: int
-    low: float | None = None
-    high: float | None = None
-
-    def verdict(self, tolerance_pct: float) -> str:
-        """`slower` or `faster`, where the median differs by more than the tolerance; else `as fast`."""
-        if abs(self.median) * 100 <= tolerance_pct:
-            return "as fast"
-        return "slower" if self.median > 0 else "faster"
 
 
 def known_levels(fit: FitResult) -> list[float]:
@@ -233,51 +209,6 @@ def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
         "outside_domain": round(float(weights[fit.outside_domain(**_read(fit, trace))].sum())),
         "notes": [*outside_note(fit, trace), *taken(fit, trace), *_unknown_prefill(fit, trace), *without],
     }
-
-
-def change(first: FitResult, other: FitResult) -> Change:
-    """How much slower `other` is than `first` where both have measured. Raises BadInput where that is nowhere."""
-    box = {}
-    for name in ("B", "S"):
-        low = max(fit.domain[name][0] for fit in (first, other))
-        high = min(fit.domain[name][1] for fit in (first, other))
-        if low > high:
-            raise BadInput(
-                f"the fits have no common range of {name}", remedy="Compare fits of steps that overlap in B and in S."
-            )
-        box[name] = np.unique(np.round(np.geomspace(max(low, 1.0), high, GRID_SIDE))).astype(np.float64)
-    B, S = (np.asarray(axis.ravel(), dtype=np.float64) for axis in np.meshgrid(box["B"], box["S"]))
-    kept = np.asarray(S >= B)
-    if not (first.knows_prefill and other.knows_prefill):
-        kept &= ~FitResult.holds_prefill(B, S)
-        S = np.maximum(S, B)
-    if not kept.any():
-        raise BadInput("the fits have no common step (S >= B)", remedy="Compare fits of steps that overlap in B and S.")
-    steps = _at_typical_context(first, other, B[kept], S[kept])
-    ratio = typical_ms(other, steps) / typical_ms(first, steps)
-    ends = _spread(first, other, steps)
-    median, least, most = (float(summary(ratio)) - 1 for summary in (np.median, np.min, np.max))
-    return Change(median, least, most, int(kept.sum()), *ends)
-
-
-def _spread(first: FitResult, other: FitResult, steps: Trace) -> tuple[float | None, float | None]:
-    """95 % interval of the median change, from what the data leave open of both fits' parameters."""
-    drawn = []
-    for fit in (first, other):
-        draws = parameter_draws(fit)
-        if draws is None:
-            return None, None
-        drawn.append(latency_draws(fit, draws, **_read(fit, steps)))
-    low, high = np.quantile(np.median(drawn[1] / drawn[0], axis=1) - 1, [0.025, 0.975])
-    return float(low), float(high)
-
-
-def _at_typical_context(first: FitResult, other: FitResult, B: FloatArray, S: FloatArray) -> Trace:
-    """Steps with one context for both fits: what is typical of them, in the mean of those that say it."""
-    known = [fit.typical for fit in (first, other) if fit.typical]
-    names = {name for typical in known for name in typical}
-    both = {name: float(np.mean([typical[name] for typical in known if name in typical])) for name in names}
-    return Trace(dict(with_typical_context({"B": B, "S": S}, both)))
 
 
 def _factors(fit: FitResult, phase: str, share: float) -> tuple[float, float]:

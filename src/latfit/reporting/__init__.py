@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from latfit.reporting.fit.subject import what_is_known as what_is_known
     from latfit.reporting.fit.tables import (
         Table as Table,
+        changes_table as changes_table,
         comparison_table as comparison_table,
         coverage_table as coverage_table,
         evaluation_table as evaluation_table,

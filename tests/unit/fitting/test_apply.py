@@ -1,4 +1,4 @@
-"""A finished fit applied: predictions, their intervals, errors on unseen steps, and the change between two fits."""
+"""A finished fit applied: predictions, their intervals, and errors on unseen steps."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.prediction import NO_PREFILL, change, evaluate, known_levels, predict, typical_ms
+from latfit.fitting.prediction import NO_PREFILL, evaluate, known_levels, predict, typical_ms
 from latfit.fitting.problem import FitOptions
 from latfit.fitting.sensitivity import sensitivity_of
 from latfit.model.fit_result import FitResult, fit_from_json
@@ -72,19 +72,6 @@ def test_a_column_that_the_fit_used_and_nothing_stands_for_has_to_be_given(cache
         typical_ms(replace(cached, typical={}), Trace({"B": np.ones(1), "S": np.ones(1)}))
 
 
-def test_a_planted_slowdown_is_found(fit: FitResult) -> None:
-    trace = planted_trace(0.1, repeats=40, seed=5)
-    slower = fit_trace(trace.with_columns(T_ms=trace["T_ms"] * 1.2), FitOptions("saturation"))
-    found = change(fit, slower)
-    assert found.median == pytest.approx(0.2, abs=0.03)
-    assert found.least <= found.median <= found.most
-
-
-def test_fits_without_a_common_range_cannot_be_compared(fit: FitResult) -> None:
-    with pytest.raises(BadInput, match="no common"):
-        change(fit, replace(fit, domain={"B": [1000, 2000], "S": [1, 4096]}))
-
-
 class TestDecodeOnly:
     """A fit of decode steps alone: prefill is flagged, has no interval, and the flag survives the file."""
 
@@ -108,11 +95,6 @@ class TestDecodeOnly:
         assert np.diag(found.slopes["dT_dB"]) == pytest.approx([0.05, 0.05], rel=0.05)
         assert np.all(np.isnan(found.slopes["dT_dS"]))
 
-    def test_fits_are_compared_where_both_know_something(self, decode: FitResult) -> None:
-        assert change(decode, decode).median == 0
-        mixed = fit_trace(planted_trace(0.02, repeats=5), FitOptions("saturation"))
-        assert change(decode, mixed).points < 64
-
 
 class TestContext:
     """Steps that name no context have the trace's; those that name one keep it."""
@@ -129,15 +111,3 @@ class TestContext:
         named = Trace({name: np.array([x]) for name, x in (("B", 32.0), ("S", 32.0), ("context_tokens", 12_800.0))})
         assert predict(cached, named).T_ms == pytest.approx([5 + 0.64 + 0.32 + 2e-4 * 12_800], rel=0.02)
         assert predict(cached, named).notes == ()
-
-
-def test_the_change_has_an_interval_that_holds_the_planted_one() -> None:
-    """Two fits of independent noise: 0.2 lies in the interval, which is some per mille wide (344 rows of 5 %)."""
-    before = fit_trace(planted_trace(0.05, repeats=8, seed=1), FitOptions("saturation"))
-    trace = planted_trace(0.05, repeats=8, seed=2)
-    found = change(before, fit_trace(trace.with_columns(T_ms=trace["T_ms"] * 1.2), FitOptions("saturation")))
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low - 0.01 < 0.2 < found.high + 0.01
-    assert 0.002 < found.high - found.low < 0.05
-    assert change(before, replace(before, draws={})).low is None

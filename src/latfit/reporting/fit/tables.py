@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from latfit.fitting import Change
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.model import Baseline, CrossValidation, Errors, Estimate, FitResult
 from latfit.planning import BatchRange, Plan, TokenRange
@@ -472,6 +473,24 @@ def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
     rows.append(("MAPE", *(format_percent(fit.metrics.mape_pct) for fit in fits)))
     rows += [(name, *(column.get(name, "–") for column in values)) for name in known]
     return Table("Side by side", ("", *names), rows)
+
+
+def changes_table(name: str, found: Change, tolerance_pct: float) -> Table:
+    """How a run differs from the baseline, a row for each phase and, below it, its regions."""
+    rows = []
+    for phase in found.phases:
+        for region in phase.tested:
+            ends = [f"{number(low)} to {number(high)}" for low, high in (region.B, region.S)]
+            change = format_percent(region.change_pct, signed=True)
+            low, high = (
+                "–" if end is None else format_percent(end, signed=True) for end in (region.low_pct, region.high_pct)
+            )
+            label = phase.phase if region is phase.whole else "  region"
+            steps = count(region.steps) if phase.by == "steps" else "by fits"
+            rows.append((label, *ends, steps, change, low, high, region.verdict(tolerance_pct)))
+    columns = ("phase", "B", "S", "steps", "change", "low", "high", "verdict")
+    note = "low, high: all lower ends hold at once with 95 %, and so do all upper ends."
+    return Table(name, columns, rows, note=note)
 
 
 def fits_table(fits: Mapping[str, FitResult]) -> Table:

@@ -1,0 +1,165 @@
+"""Whether `compare` can be trusted as a gate: how often it finds a slowdown that is there, and one that is not.
+
+Two runs are drawn from one measured trace: every step keeps its cell (phase, B, S, cached tokens) and takes the time of
+a step of that cell, drawn with replacement; both runs are drawn. Or, where a trace has several visits of each cell, its
+visits are dealt out to the two runs, so that what steps of a visit share stays together. The second run is then slower
+by 0, 5, 10 or 30 % in one phase, or in one region: the steps of more requests, or more or fewer tokens, than half of
+them have. The tolerance is 5 %, which is thus the edge: there at most 5 % may be alarms.
+
+Aims: power of 90 % at 10 %, everything at 30 %; false alarms of at most 5 %.
+`python -m benchmarks.gate [--smoke] [draws]`
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.api import read
+from latfit.fitting import Measured, changes_between, fit_trace
+from latfit.model import FitResult
+from latfit.trace import DECODE, Trace, phases
+
+ROOT = Path(__file__).parent.parent
+SAMPLES = sorted((ROOT / "sample_traces").glob("*.parquet"))
+MEASURED = ROOT.parent / "shared" / "data" / "steps"
+DRAWS = 200
+TOLERANCE_PCT = 5.0
+SLOWDOWNS = (0.05, 0.1, 0.3)
+MOST_ROWS = 4000
+"""Rows of a real log that are compared: a stretch of it."""
+
+Rows = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trace to draw runs from, with its fit, and the cell of each row (n,)."""
+
+    name: str
+    trace: Trace
+    fit: FitResult
+    cell: Rows
+
+    @staticmethod
+    def of(file: Path, where: str | None = None) -> "Source":
+        trace = read(file, where=where).trace
+        if len(trace) > MOST_ROWS:
+            trace = trace.select(np.arange(MOST_ROWS))
+        names = [name for name in ("B", "S", "prefill_tokens", "context_tokens") if name in trace]
+        table = np.stack([trace.floats(name) for name in names])
+        return Source(file.stem, trace, fit_trace(trace), np.unique(table, axis=1, return_inverse=True)[1].ravel())
+
+    def drawn(self, rng: np.random.Generator) -> tuple[Trace, Trace]:
+        """Two runs with the same steps, whose times are drawn within cells."""
+        order, size = np.argsort(self.cell, kind="stable"), np.bincount(self.cell)
+        start = np.cumsum(size) - size
+        T = self.trace.floats("T_ms")
+        return tuple(  # type: ignore[return-value]
+            self.trace.with_columns(
+                T_ms=T[order[start[self.cell] + (rng.random(len(T)) * size[self.cell]).astype(np.intp)]]
+            )
+            for _ in range(2)
+        )
+
+    def dealt(self, rng: np.random.Generator) -> tuple[Trace, Trace]:
+        """Half of each cell's visits in either run. A visit: steps of a cell one after another, or a stretch of a
+        log."""
+        begins = np.diff(self.cell, prepend=-1) != 0
+        visit = np.cumsum(begins) - 1
+        if visit[-1] > len(visit) / 2:  # a log, where no cell stays
+            visit = np.arange(len(visit)) // 50
+            side = rng.permutation(int(visit[-1]) + 1) % 2
+            return self.trace.select(side[visit] == 0), self.trace.select(side[visit] == 1)
+        first = rng.random(int(visit[-1]) + 1)
+        of_visit = self.cell[begins]
+        order = np.lexsort((first, of_visit))
+        size = np.bincount(of_visit)
+        rank = np.empty(len(order), dtype=np.intp)
+        rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
+        side = (rank + rng.integers(0, 2, len(size))[of_visit]) % 2
+        return self.trace.select(side[visit] == 0), self.trace.select(side[visit] == 1)
+
+    def places(self, trace: Trace) -> Mapping[str, Mask]:
+        """The phases and regions of a run that are slowed down."""
+        phase, B, S = phases(trace).astype(str), trace.floats("B"), trace.floats("S")
+        rest = phase != DECODE
+        middle = (np.median(self.trace.floats("B")), np.median(self.trace.floats("S")))
+        found = {str(name): np.asarray(phase == name) for name in np.unique(phase)}
+        found |= {"large B": middle[0] < B, "large S": middle[1] < S, "small S": middle[1] > S}
+        return {name: mask for name, mask in found.items() if mask.any() and (name != "large S" or rest.any())}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: how many draws of all were alarms."""
+
+    source: str
+    runs: str
+    place: str
+    slowdown: float
+    alarms: int
+    draws: int
+
+    @property
+    def share(self) -> float:
+        return self.alarms / self.draws
+
+
+def alarm(fit: FitResult, first: Trace, other: Trace) -> bool:
+    """Whether the second run counts as slower."""
+    (found,) = changes_between([(Measured.of(fit, first), Measured.of(fit, other))])
+    return found.verdict(TOLERANCE_PCT) == "slower"
+
+
+def slowed(trace: Trace, place: Mask, slowdown: float) -> Trace:
+    return trace.with_columns(T_ms=np.where(place, trace.floats("T_ms") * (1 + slowdown), trace.floats("T_ms")))
+
+
+def table(source: Source, runs: str, draws: int) -> Iterator[Row]:
+    """Alarms without a slowdown and with each, in the same draws."""
+    counts: dict[tuple[str, float], int] = {}
+    for seed in range(draws):
+        rng = np.random.default_rng(seed)
+        first, other = source.drawn(rng) if runs == "drawn" else source.dealt(rng)
+        cases = [("nowhere", 0.0, np.zeros(len(other), dtype=bool))]
+        cases += [(name, much, mask) for name, mask in source.places(other).items() for much in SLOWDOWNS]
+        for name, much, mask in cases:
+            counts[name, much] = counts.get((name, much), 0) + alarm(source.fit, first, slowed(other, mask, much))
+    for (name, much), alarms in counts.items():
+        yield Row(source.name, runs, name, much, alarms, draws)
+
+
+def sources(smoke: bool) -> Iterator[Source]:
+    for file in SAMPLES[: 1 if smoke else None]:
+        yield Source.of(file)
+    if MEASURED.is_dir() and not smoke:
+        yield Source.of(MEASURED / "ibm_llm_pilot_llama-7b_h100_tp1.parquet", "run == 'users=16'")
+
+
+def main(smoke: bool = False, draws: int = DRAWS) -> list[Row]:
+    """Print the table; all its rows."""
+    draws = 4 if smoke else draws
+    found: list[Row] = []
+    for source in sources(smoke):
+        for runs in ("drawn", "dealt"):
+            begun = time.process_time()
+            rows = list(table(source, runs, draws))
+            took = (time.process_time() - begun) / draws / len(rows)
+            print(f"{source.name}, times {runs}: {len(source.trace):,} steps, {draws} draws, {1e3 * took:.0f} ms each")
+            print(f"  false alarms {100 * rows[0].share:.1f} %")
+            for place in dict.fromkeys(row.place for row in rows[1:]):
+                shares = [f"{100 * row.slowdown:.0f} %: {100 * row.share:5.1f} %" for row in rows if row.place == place]
+                print(f"  slower in {place:<9} {'   '.join(shares)}")
+            found += rows
+    return found
+
+
+if __name__ == "__main__":
+    counts = [int(text) for text in sys.argv[1:] if text.isdigit()]
+    main("--smoke" in sys.argv[1:], counts[0] if counts else DRAWS)

@@ -1,0 +1,505 @@
+"""How much slower one run is than another: phase by phase, and by regions of (B, S), each with its interval.
+
+By steps, where both runs have measured the same cells. A cell holds steps of one phase that agree in B, S, prefill and
+cached tokens, as far as both runs know them, to a quarter of an octave. Of each step
+
+    y = ln T - ln f,        f the typical latency by the baseline's fit,
+
+which takes off what steps of one cell differ in; f cancels where they agree. Of a cell c with n0 and n1 steps
+
+    d_c = mean(y1) - mean(y0),   var d_c = v_c = phi (s0^2 g0/n0 + s1^2 g1/n1),
+
+where s^2 is the variance within cells and g how many steps in a row are worth an independent one (`autocorrelation`).
+Nothing is clipped: steps of a cell often take one of two times, which a median jumps between and a mean does not, and a
+pause counts by its logarithm. phi >= 1 is what d_c varies beyond that, such as from one visit of a cell to the next; it
+is measured between neighbours,
+
+    phi = median((d_{c+1} - d_c)^2 / (v_{c+1} + v_c)) / 0.4549     (the median of chi-squared with one degree),
+
+in the order of S or in that of B, whichever gives less, so that a slowdown of a region counts as no noise: it shows at
+the region's edge alone. Where cells hold single steps the same differences are all that tells the noise. The change of
+a region is the mean of d_c with weights w_c = 1/v_c, of variance 1/sum(w_c): Student's t, with the degrees of freedom
+of the variances after Satterthwaite.
+
+By fits, where cells do not match: the median of ln(T1/T0) over common steps, in every pair of the parameter draws that
+the two fits keep. To the variance over the draws comes that of each model's lack of fit: what its held-out error
+exceeds the noise floor by, of which a phase has PATCHES independent ones and a region half as many.
+
+Regions. A phase is halved at the median of the common steps in B, and in S, and the halves along the wider of the two
+once more, wherever all parts hold enough cells and steps: at most eight regions, which the data cut. What all cuts
+leave are the strata that variances within cells are of.
+
+The test. A region is slower where the lower end of its interval exceeds the tolerance: H0 is "slower by at most the
+tolerance", so chance alone has to get past it. All phases and regions of a comparison are one family of K, and each end
+of an interval holds with 1 - 0.05/K (Bonferroni): all lower ends hold at once with 95 %, so that at most 5 % of
+comparisons raise a false alarm where something is slower by exactly the tolerance, and far fewer where nothing is. No
+order of tests does better where one region of many is slow, and unlike Holm's this gives intervals.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import BadInput
+from latfit.fitting.checking.autocorrelation import TimeOrder, persistence
+from latfit.fitting.data import FitData, fit_data, numbered
+from latfit.fitting.prediction import read_columns_of, typical_ms
+from latfit.model import FitResult, latency_draws, parameter_draws, with_typical_context
+from latfit.stats import FloatArray, by_group
+from latfit.trace import DECODE, UNKNOWN, Trace
+
+Verdict = Literal["slower", "faster", "as fast", "unclear"]
+Cells = NDArray[np.intp]
+
+LEVEL = 0.95
+"""Probability with which all lower ends of a comparison hold at once, and so all upper ends."""
+KEY = ("B", "S", "prefill_tokens", "context_tokens")
+PER_OCTAVE = 4
+FEWEST_STEPS = 8
+"""Matched steps of each run below which a phase is not compared by steps."""
+MATCHED = 0.5
+"""Share of the steps of a run, within the common range, that have to lie in common cells."""
+FEWEST_CELLS, ENOUGH_STEPS = 5, 40
+"""Cells, and steps of each run, that a region holds at least."""
+FREEDOM, OWN_FREEDOM = 8, 20
+"""Degrees of freedom that a variance needs, and those from which it is a region's own."""
+MEDIAN_CHI2 = 0.45494
+FAR = 700.0
+"""ln of a ratio beyond which there is no number for it."""
+GRID_SIDE = 25
+PATCHES = 4
+"""Parts of a phase over which a model's error is one and the same."""
+MOST_POINTS = 400
+"""Steps of each run on which fits are compared."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One run to compare: its fit, and its steps where they are at hand."""
+
+    fit: FitResult
+    steps: FitData | None = None
+
+    @staticmethod
+    def of(fit: FitResult, trace: Trace | None) -> "Measured":
+        return Measured(fit, None if trace is None else fit_data(trace))
+
+
+@dataclass(frozen=True)
+class RegionChange:
+    """How the latency of steps in a region differs, in percent of the baseline's, with its simultaneous interval
+    (None where too little is measured). B, S: ends of the region.  cells: common ones, or points of fits.
+    baseline_steps, steps: of each run in them; 0 by fits."""
+
+    B: tuple[float, float]
+    S: tuple[float, float]
+    cells: int
+    baseline_steps: int
+    steps: int
+    change_pct: float = 0.0
+    low_pct: float | None = None
+    high_pct: float | None = None
+
+    def overlaps(self, other: "RegionChange") -> bool:
+        return all(max(one[0], two[0]) <= min(one[1], two[1]) for one, two in ((self.B, other.B), (self.S, other.S)))
+
+    def verdict(self, tolerance_pct: float) -> Verdict:
+        """slower, faster: by more than the tolerance, as sure as its interval.  as fast: by no more.  unclear: the
+        interval holds both."""
+        if self.low_pct is None or self.high_pct is None:
+            return "unclear"
+        if self.low_pct > tolerance_pct:
+            return "slower"
+        if self.high_pct < -tolerance_pct:
+            return "faster"
+        return "as fast" if self.high_pct <= tolerance_pct else "unclear"
+
+
+@dataclass(frozen=True)
+class PhaseChange:
+    """The change of a phase as a whole and of its regions, none where it has one alone. by: common cells of steps, or
+    predictions of the fits."""
+
+    phase: str
+    by: Literal["steps", "fits"]
+    whole: RegionChange
+    regions: Sequence[RegionChange] = ()
+
+    @property
+    def tested(self) -> list[RegionChange]:
+        return [self.whole, *self.regions]
+
+    def slower(self, tolerance_pct: float) -> list[RegionChange]:
+        """Where it is slower: the phase as a whole where no region is surely less so, else the surest regions that do
+        not overlap."""
+        found = [region for region in self.tested if region.verdict(tolerance_pct) == "slower"]
+        floor = self.whole.low_pct or 0.0
+        if self.whole in found and all(each.high_pct is None or each.high_pct >= floor for each in self.regions):
+            return [self.whole]
+        named: list[RegionChange] = []
+        for region in sorted(found, key=lambda each: -(each.low_pct or 0.0)):
+            if not any(region.overlaps(other) for other in named):
+                named.append(region)
+        return named
+
+    def verdict(self, tolerance_pct: float) -> Verdict:
+        """slower where any region is; else that of the phase as a whole."""
+        return "slower" if self.slower(tolerance_pct) else self.whole.verdict(tolerance_pct)
+
+
+@dataclass(frozen=True)
+class Change:
+    """How one run differs from the baseline. only_in_one: phases that one of them has not measured."""
+
+    phases: Sequence[PhaseChange]
+    only_in_one: Sequence[str] = ()
+
+    def verdict(self, tolerance_pct: float) -> Verdict:
+        """slower where any phase is, unclear where one may be, faster where one is and none of those; else as fast."""
+        found = {phase.verdict(tolerance_pct) for phase in self.phases}
+        order: tuple[Verdict, ...] = ("slower", "unclear", "faster")
+        return next((verdict for verdict in order if verdict in found), "as fast")
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """ln of the ratio of a region with its standard error and degrees of freedom, and the region without interval."""
+
+    ratio: float
+    error: float
+    freedom: float
+    region: RegionChange
+
+    def at(self, tests: int) -> RegionChange:
+        """With its interval, as one of so many tests."""
+        from scipy.special import stdtrit
+
+        change = 100 * math.expm1(self.ratio)
+        if not math.isfinite(self.error):
+            return replace(self.region, change_pct=change)
+        reach = float(stdtrit(max(self.freedom, 1.0), 1 - (1 - LEVEL) / tests)) * self.error if self.error else 0.0
+        low, high = (100 * math.expm1(min(end, FAR)) for end in (self.ratio - reach, self.ratio + reach))
+        return replace(self.region, change_pct=change, low_pct=low, high_pct=high)
+
+
+@dataclass(frozen=True)
+class _Phase:
+    phase: str
+    by: Literal["steps", "fits"]
+    estimates: Sequence[_Estimate]
+
+    def at(self, tests: int) -> PhaseChange:
+        whole, *regions = (each.at(tests) for each in self.estimates)
+        return PhaseChange(self.phase, self.by, whole, regions)
+
+
+def changes_between(pairs: Sequence[tuple[Measured, Measured]]) -> list[Change]:
+    """How much slower the second run of each pair is than the first, all as one family of tests. Raises BadInput where
+    two runs have nothing in common."""
+    found = [_compared(first, other) for first, other in pairs]
+    tests = sum(len(phase.estimates) for phases, _ in found for phase in phases)
+    return [Change([phase.at(tests) for phase in phases], alone) for phases, alone in found]
+
+
+def _compared(first: Measured, other: Measured) -> tuple[list[_Phase], list[str]]:
+    _check_overlap(first.fit, other.fit)
+    if first.steps is None or other.steps is None:
+        return _by_grid(first.fit, other.fit), []
+    runs = [_common(run, first, other) for run in (first.steps, other.steps)]
+    named = [set(np.unique(run.phase).tolist()) for run in runs]
+    phases = [
+        _by_steps(first.fit, runs, phase) or _by_common_steps(first.fit, other.fit, runs, phase)
+        for phase in sorted(named[0] & named[1])
+    ]
+    compared = [phase for phase in phases if phase is not None]
+    if not compared:
+        raise BadInput(
+            "the runs have no common steps (phase, B, S)", remedy="Compare runs of steps that overlap in B and in S."
+        )
+    return compared, sorted((named[0] | named[1]) - {phase.phase for phase in compared})
+
+
+def _check_overlap(first: FitResult, other: FitResult) -> None:
+    for name in ("B", "S"):
+        low = max(fit.domain[name][0] for fit in (first, other))
+        if low > min(fit.domain[name][1] for fit in (first, other)):
+            raise BadInput(
+                f"the runs have no common range of {name}", remedy="Compare runs of steps that overlap in B and in S."
+            )
+
+
+# By steps ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """The steps of a run as they are compared: columns that both runs know, phases by names that both use, and the
+    share of independent steps."""
+
+    data: FitData
+    columns: Mapping[str, FloatArray]
+    phase: NDArray[np.str_]
+
+
+def _common(data: FitData, first: Measured, other: Measured) -> _Run:
+    assert first.steps is not None
+    assert other.steps is not None
+    names = [name for name in data.steps if name in first.steps.steps and name in other.steps.steps]
+    blind = any(np.any(run.phase == UNKNOWN) for run in (first.steps, other.steps))
+    phase = np.where((data.phase == DECODE) | (not blind), data.phase, UNKNOWN).astype(str)
+    return _Run(data, {name: data.steps[name] for name in names}, phase)
+
+
+def _by_steps(fit: FitResult, runs: Sequence[_Run], phase: str) -> _Phase | None:
+    """A phase by common cells; None where too few steps lie in them."""
+    rows = [np.flatnonzero(run.phase == phase) for run in runs]
+    cells = _cells_of(runs, rows)
+    both = np.intersect1d(cells[0], cells[1])
+    kept = [np.isin(cell, both) for cell in cells]
+    weights = [run.data.weights[row] for run, row in zip(runs, rows, strict=True)]
+    for run, row, keep, weight in zip(runs, rows, kept, weights, strict=True):
+        inside = _inside(run, row, runs)
+        if float(weight[keep].sum()) < max(FEWEST_STEPS, MATCHED * float(weight[inside].sum())):
+            return None
+    sides = [
+        _Side.of(fit, run, row[keep], np.searchsorted(both, cell[keep]))
+        for run, row, keep, cell in zip(runs, rows, kept, cells, strict=True)
+    ]
+    matched = _Matched.of(sides)
+    return _Phase(phase, "steps", [matched.estimate(region) for region in matched.regions])
+
+
+def _cells_of(runs: Sequence[_Run], rows: Sequence[Cells]) -> list[Cells]:
+    """The cell of each row, by numbers that the runs share."""
+    names = [name for name in KEY if name in runs[0].columns]
+    bins = [
+        np.concatenate(
+            [np.round(PER_OCTAVE * np.log2(1 + run.columns[name][row])) for run, row in zip(runs, rows, strict=True)]
+        )
+        for name in names
+    ]
+    cell = numbered(bins)
+    return [cell[: len(rows[0])], cell[len(rows[0]) :]]
+
+
+def _inside(run: _Run, rows: Cells, runs: Sequence[_Run]) -> NDArray[np.bool_]:
+    """Which rows lie in the range of B and S that both runs have measured."""
+    kept = np.ones(len(rows), dtype=bool)
+    for name in ("B", "S"):
+        low = max(float(each.columns[name].min()) for each in runs)
+        high = min(float(each.columns[name].max()) for each in runs)
+        kept &= (run.columns[name][rows] >= low) & (run.columns[name][rows] <= high)
+    return kept
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """What one run says of the common cells, each (m,): steps, mean of y, sum of squares about it, rows, lowest and
+    highest B and S; and the steps that are worth one independent one."""
+
+    size: FloatArray
+    mean: FloatArray
+    squares: FloatArray
+    rows: FloatArray
+    low: Mapping[str, FloatArray]
+    high: Mapping[str, FloatArray]
+    repeat: float
+
+    @staticmethod
+    def of(fit: FitResult, run: _Run, rows: Cells, cell: Cells) -> "_Side":
+        columns = {name: column[rows] for name, column in run.columns.items()}
+        y = np.log(run.data.observed[rows] / typical_ms(fit, Trace(columns)))
+        groups = by_group(y, cell, run.data.weights[rows])
+        series = run.data.once("order of time", lambda: TimeOrder.of(run.data)).series(rows, y - groups.mean[cell])
+        rows_of = np.bincount(cell).astype(np.float64)
+        low, high = ({name: _extreme(columns[name], cell, upper) for name in ("B", "S")} for upper in (False, True))
+        repeat = persistence(series).steps_for_one
+        return _Side(groups.size, groups.mean, groups.squares, rows_of, low, high, repeat)
+
+
+def _extreme(column: FloatArray, cell: Cells, upper: bool) -> FloatArray:
+    """The least or largest value in each cell (m,)."""
+    found = np.full(int(cell.max()) + 1, -math.inf if upper else math.inf)
+    (np.maximum if upper else np.minimum).at(found, cell, column)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Matched:
+    """Common cells: the two runs, regions, d of each cell (m,), v (m,) as derived above, the stratum whose variance it
+    is (m,) and the degrees of freedom of that by stratum."""
+
+    sides: Sequence[_Side]
+    regions: Sequence[Cells]
+    d: FloatArray
+    v: FloatArray
+    stratum: Cells
+    freedom: FloatArray
+
+    @staticmethod
+    def of(sides: Sequence[_Side]) -> "_Matched":
+        """Strata are what the cuts of all regions leave."""
+        place = np.log([sides[0].low[name] * sides[0].high[name] for name in ("B", "S")]) / 2
+        regions = _regions(place, np.minimum(sides[0].size, sides[1].size))
+        d = sides[1].mean - sides[0].mean
+        stratum = numbered([np.isin(np.arange(len(d)), region).astype(np.float64) for region in regions])
+        orders = (np.lexsort((place[0], place[1])), np.lexsort((place[1], place[0])))
+        if any(float((side.rows - 1).sum()) < FREEDOM for side in sides):  # only neighbours tell the noise
+            v = np.asarray(sides[0].repeat / sides[0].size + sides[1].repeat / sides[1].size)
+            known = len(d) > FREEDOM
+            v *= min(float(_gaps(d, v, order).mean()) for order in orders) if known else math.inf
+            return _Matched(sides, regions, d, v, np.zeros(len(d), np.intp), np.array([max(len(d) / 1.5, 1.0)]))
+        first, other = (_within(side, stratum) for side in sides)
+        v = first[0] + other[0]
+        if len(d) > FREEDOM:
+            v *= max(min(float(np.median(_gaps(d, v, order))) for order in orders) / MEDIAN_CHI2, 1.0)
+        least = [np.bincount(stratum, variance) for variance, _ in (first, other)]
+        below = least[0] ** 2 / first[1] + least[1] ** 2 / other[1]
+        freedom = np.where(below > 0, (least[0] + least[1]) ** 2 / np.maximum(below, 1e-300), first[1])
+        return _Matched(sides, regions, d, v, stratum, freedom)
+
+    def estimate(self, cells: Cells) -> _Estimate:
+        v = self.v[cells]
+        w = 1 / v if np.all(v > 0) and np.all(np.isfinite(v)) else np.ones(len(v))
+        ratio = float(w @ self.d[cells] / w.sum())
+        share = np.bincount(self.stratum[cells], w**2 * v, len(self.freedom)) / w.sum() ** 2
+        error = math.sqrt(float(share.sum()))
+        below = float(np.sum(share**2 / self.freedom)) if math.isfinite(error) else 0.0
+        freedom = error**4 / below if below > 0 else 1.0
+        ends = [
+            (
+                min(float(side.low[name][cells].min()) for side in self.sides),
+                max(float(side.high[name][cells].max()) for side in self.sides),
+            )
+            for name in ("B", "S")
+        ]
+        counts = [round(float(side.size[cells].sum())) for side in self.sides]
+        return _Estimate(ratio, error, freedom, RegionChange(ends[0], ends[1], len(cells), counts[0], counts[1]))
+
+
+def _gaps(d: FloatArray, v: FloatArray, order: Cells) -> FloatArray:
+    """Squared differences of neighbours over what v explains of them."""
+    explained = v[order][1:] + v[order][:-1]
+    return np.asarray(np.diff(d[order]) ** 2 / np.maximum(explained, 1e-300))
+
+
+def _within(side: _Side, stratum: Cells) -> tuple[FloatArray, FloatArray]:
+    """Variance of each cell's mean (m,), and its degrees of freedom by stratum; those of all cells for a stratum with
+    too few steps."""
+    own = np.bincount(stratum, side.rows - 1)
+    squares, size, rows = (np.bincount(stratum, each) for each in (side.squares, side.size, side.rows))
+    few = own < OWN_FREEDOM
+    own, squares, size, rows = (np.where(few, each.sum(), each) for each in (own, squares, size, rows))
+    variance = squares / size * rows / own  # a row may stand for several steps
+    return variance[stratum] * side.repeat / side.size, np.maximum(own / side.repeat, 1.0)
+
+
+def _regions(place: FloatArray, weight: FloatArray) -> list[Cells]:
+    """All cells, and the parts of them that are tested by themselves. place: ln B and ln S (2, m).  weight: steps."""
+    everything = np.arange(len(weight))
+    found = [everything]
+    for axis in sorted((0, 1), key=lambda each: -float(np.ptp(place[each]))):
+        found += (halves := _halves(everything, place[axis], weight))
+        if len(found) <= 1 + len(halves):  # the halves along the wider axis, each cut across, or else along
+            for half in halves:
+                found += _halves(half, place[1 - axis], weight) or _halves(half, place[axis], weight)
+    return [part for i, part in enumerate(found) if not any(np.array_equal(part, each) for each in found[:i])]
+
+
+def _halves(part: Cells, along: FloatArray, weight: FloatArray) -> list[Cells]:
+    """The cells below and above the median step along an axis; none where a half would hold too little."""
+    order = part[np.argsort(along[part])]
+    middle = along[order][np.searchsorted(np.cumsum(weight[order]), weight[part].sum() / 2)]
+    for below in (along[part] <= middle, along[part] < middle):
+        halves = [part[below], part[~below]]
+        if all(len(half) >= FEWEST_CELLS and weight[half].sum() >= ENOUGH_STEPS for half in halves):
+            return halves
+    return []
+
+
+# By fits -------------------------------------------------------------------------------------------------------------
+
+
+def _by_common_steps(first: FitResult, other: FitResult, runs: Sequence[_Run], phase: str) -> _Phase | None:
+    """A phase whose cells do not match, by both fits on steps of both runs in the common range; None where either has
+    none there."""
+    parts = []
+    for run in runs:
+        rows = np.flatnonzero(run.phase == phase)
+        rows = rows[_inside(run, rows, runs)]
+        if not len(rows):
+            return None
+        parts.append(rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_POINTS)).astype(np.intp)])
+    columns = {
+        name: np.concatenate([run.columns[name][rows] for run, rows in zip(runs, parts, strict=True)])
+        for name in runs[0].columns
+    }
+    return _predicted(first, other, columns, phase)
+
+
+def _by_grid(first: FitResult, other: FitResult) -> list[_Phase]:
+    """Phases by fits alone, on a geometric grid of their common range, at the mean of their typical contexts."""
+    axes = {}
+    for name in ("B", "S"):
+        low = max(fit.domain[name][0] for fit in (first, other))
+        high = min(fit.domain[name][1] for fit in (first, other))
+        axes[name] = np.unique(np.round(np.geomspace(max(low, 1.0), high, GRID_SIDE))).astype(np.float64)
+    B, S = (np.asarray(axis.ravel(), dtype=np.float64) for axis in np.meshgrid(axes["B"], axes["S"]))
+    prefill = FitResult.holds_prefill(B, S) & (S > B)
+    decode = axes["B"][axes["B"] >= axes["S"][0] / 2]
+    phases = [(DECODE, decode, decode)]
+    if first.knows_prefill and other.knows_prefill:
+        phases.append((UNKNOWN, B[prefill], S[prefill]))
+    known = [fit.typical for fit in (first, other) if fit.typical]
+    names = {name for typical in known for name in typical}
+    typical = {name: float(np.mean([each[name] for each in known if name in each])) for name in names}
+    found = [
+        _predicted(first, other, dict(with_typical_context({"B": B, "S": S}, typical)), phase)
+        for phase, B, S in phases
+        if len(B)
+    ]
+    if not found:
+        raise BadInput("the fits have no common step (S >= B)", remedy="Compare fits of steps that overlap in B and S.")
+    return found
+
+
+def _predicted(first: FitResult, other: FitResult, columns: Mapping[str, FloatArray], phase: str) -> _Phase:
+    """A phase by what both fits say of steps."""
+    place = np.log([columns["B"], columns["S"]])
+    ratio = np.log(typical_ms(other, Trace(columns)) / typical_ms(first, Trace(columns)))
+    drawn = _ratio_draws(first, other, columns)
+    misfit = _lack_of_fit(first) ** 2 + _lack_of_fit(other) ** 2
+    same = first.model == other.model and np.array_equal(first.theta, other.theta)
+    found = []
+    # Points are no measurements: as many as a region has to hold stand for enough of them.
+    for part in _regions(place, np.full(len(ratio), float(ENOUGH_STEPS))):
+        spread = 0.0 if drawn is None else float(np.var(np.median(drawn[:, part], axis=1)))
+        ends = [(float(columns[name][part].min()), float(columns[name][part].max())) for name in ("B", "S")]
+        region = RegionChange(ends[0], ends[1], len(part), 0, 0)
+        patches = PATCHES if len(part) == len(ratio) else PATCHES / 2
+        error = 0.0 if same else math.sqrt(spread + misfit / patches)
+        found.append(_Estimate(float(np.median(ratio[part])), error, math.inf, region))
+    return _Phase(phase, "fits", found)
+
+
+def _ratio_draws(first: FitResult, other: FitResult, columns: Mapping[str, FloatArray]) -> FloatArray | None:
+    """ln of the ratio (draws, n) over what the data leave open of both fits' parameters; None where one keeps none."""
+    drawn = []
+    for fit in (first, other):
+        draws = parameter_draws(fit)
+        if draws is None:
+            return None
+        read = {name: columns[name] for name in dict.fromkeys(["B", "S", *read_columns_of(fit)]) if name in columns}
+        drawn.append(np.log(latency_draws(fit, draws, **read)))
+    return np.asarray(drawn[1] - drawn[0])
+
+
+def _lack_of_fit(fit: FitResult) -> float:
+    """Standard deviation of ln T that a model's error has beyond the noise of repeated steps."""
+    held_out = fit.cross_validation.mape_pct or 0.0
+    floor = (fit.diagnostics.lack_of_fit or {}).get("floor_mape_pct") or 0.0
+    return math.sqrt(max(held_out**2 - floor**2, 0.0)) / 100
