@@ -154,7 +154,7 @@ VALUES: dict[str, list[str]] = {
     "--tolerance": ["50%"],
     "--tpot": ["30ms"],
     "--trace": ["gpu.parquet"],
-    "--transfer": ["1ms"],
+    "--transfer": ["40ms"],
     "--ttft": ["150ms"],
     "--users": ["5"],
     "--wait": ["5ms"],
@@ -170,6 +170,7 @@ VALUES: dict[str, list[str]] = {
 OWN: dict[tuple[str, str], list[str]] = {
     ("fit", "--out"): ["out.fit.json"],
     ("plan", "--out"): ["out.json"],
+    ("plan", "--sla"): ["30ms"],
     ("validate", "--out"): ["out.json"],
     ("report", "--out"): ["page"],
     ("demo", "--out"): ["demo"],

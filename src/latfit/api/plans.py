@@ -195,8 +195,9 @@ def _loaded(o: Any) -> bool:
 
 NO_LOAD = "a plan without a load is for single steps"
 GIVE_LOAD = "Add --rate 500/s"
+LOADS = ("replicas", "objective", "laws_only", "seed", "max_batch")
 OF_PLANS = (
-    *(Needs(name, _loaded, NO_LOAD, GIVE_LOAD) for name in ("replicas", "objective", "laws_only", "seed")),
+    *(Needs(name, _loaded, NO_LOAD, GIVE_LOAD) for name in LOADS),
     Needs("seed", lambda o: not o.laws_only, "--laws-only draws nothing"),
     Needs("arrivals_window", lambda o: o.arrivals is not None, "no arrivals are recorded", "Add --arrivals FILE"),
     Needs("prompt_tokens", lambda o: o.ttft is not None, "there is no target for a first token", "Add --ttft 200ms"),

@@ -51,7 +51,10 @@ def _planned(o: Any) -> bool:
 
 
 OF_REPORTS = (
-    *(Needs(name, _planned, "nothing is planned", "Add --sla 20ms") for name in ("rate", "tokens_per_request")),
+    *(
+        Needs(name, _planned, "nothing is planned", "Add --sla 20ms")
+        for name in ("rate", "percentile", "tokens_per_request")
+    ),
     Needs(
         "laws_only", lambda o: _planned(o) and (o.rate or o.rate_per_s), "no load is planned for", "Add --rate 500/s"
     ),
