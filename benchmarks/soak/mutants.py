@@ -42,7 +42,8 @@ from benchmarks.soak.seeds import (
     make_seeds,
 )
 
-SECONDS = 30
+SECONDS, HANGS_S = 30, 300
+"""Of processor time, whoever else is busy; and by the clock."""
 MOST_BYTES = 1 << 30
 ADDRESS_SPACE = 3 << 30
 CASES_A_PROCESS = 200
@@ -315,6 +316,7 @@ def in_columns(content: bytes, rng: random.Random) -> bytes:
 
     try:
         table = pq.read_table(BytesIO(content))
+        names = table.column_names
     except (pa.ArrowException, OSError, ValueError, MemoryError):
         return in_bytes(content, rng)
     n, place = len(table), rng.randrange(max(table.num_columns, 1))
@@ -322,7 +324,7 @@ def in_columns(content: bytes, rng: random.Random) -> bytes:
         return content
     way = rng.randrange(8)
     if way == 0:
-        table = table.append_column(table.column_names[rng.randrange(table.num_columns)], table.column(place))
+        table = table.append_column(names[rng.randrange(len(names))], table.column(place))
     elif way == 1:
         table = table.remove_column(place)
     elif way == 2:
@@ -342,9 +344,9 @@ def in_columns(content: bytes, rng: random.Random) -> bytes:
         table = table.replace_schema_metadata({b"latfit": stored})
     elif way == 3:
         name = rng.choice(("cell_rows", "", " B", "x\0", "hardware", "tp", "rep", "replica", "idle", "kv_usage"))
-        table = table.rename_columns([*table.column_names[:place], name, *table.column_names[place + 1 :]])
+        table = table.rename_columns([*names[:place], name, *names[place + 1 :]])
     else:
-        table = table.set_column(place, table.column_names[place], _odd_column(table.column(place), n, rng))
+        table = table.set_column(place, names[place], _odd_column(table.column(place), n, rng))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression=rng.choice(("zstd", "snappy", "none")))
     return bytes(sink.getvalue().to_pybytes())
@@ -478,8 +480,10 @@ def outcome(seeds: Sequence[Seed], seed: int, number: int) -> Case:
     """Of one case; the working folder holds the good files."""
     chosen, content, arguments = _case(seeds, seed, number)
     Path(chosen.name).write_bytes(content)
-    signal.signal(signal.SIGALRM, _late)
-    signal.alarm(SECONDS)
+    for sent in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(sent, _late)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.alarm(HANGS_S)
     try:
         kind, words = tried(arguments)
         if kind == "ok":
@@ -487,6 +491,7 @@ def outcome(seeds: Sequence[Seed], seed: int, number: int) -> Case:
     except TooLate:
         kind, words = "timeout", ""
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
     return Case(number, chosen.name, " ".join(arguments), kind, words)
 

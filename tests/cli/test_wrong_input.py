@@ -174,3 +174,17 @@ def test_memory_that_is_not_there(in_tmp: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("latfit.api.simulations.sweep", full)
     assert run(["simulate", "policies", "--policy", "gpu-only", "--rate", "9/s", *PATHS]) == 2
     assert "Unable to allocate 72 TiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("moments", [[0.0], [5.0] * 4])
+def test_requests_that_have_no_rate(moments: list[float], fitted: Path, capsys: Captured) -> None:
+    """One alone, or all at once: they are served, and only what goes by a rate asks for one."""
+    Path("at_once.csv").write_text("t_s,prompt_tokens,output_tokens\n" + "".join(f"{t},10,5\n" for t in moments))
+    given = ["--arrivals", "at_once.csv"]
+    engine = ["simulate", "engine", "--batching", "static", "--kv-blocks", "400", "--fit", "trace.fit.json"]
+    assert run([*engine, *given]) == 0
+    assert capsys.readouterr().out.startswith("Stable: p99")
+    policies = ["simulate", "policies", *PATHS, "--replications", "2", *given]
+    assert run([*policies, "--policy", "cutoff"]) == 2
+    assert "the requests have no rate" in capsys.readouterr().err
+    assert run([*policies, "--policy", "cutoff", "--t-cut", "3ms"]) == 0

@@ -270,14 +270,25 @@ def default_threshold(times: PathTimes) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What a policy by name is made from: arrivals at a rate per ms, the paths' times, settings and largest batches,
-    and what solves the optimal rule."""
+    """What a policy by name is made from: arrivals per ms, the paths' times, settings and largest batches, and what
+    solves the optimal rule."""
 
-    rate: float
+    arrivals: float
     times: PathTimes
     settings: Settings
     limits: Limits
     solve: Solve | None
+
+    @property
+    def rate(self) -> float:
+        """The arrivals per ms that defaults go by. Raises WrongUsage where a load has none."""
+        if not (math.isfinite(self.arrivals) and self.arrivals > 0):
+            raise WrongUsage(
+                "the requests have no rate (one alone, or all at once), and the policy's default goes by it",
+                where="--policy",
+                remedy="Set what the policy goes by (--t-cut, --batch), or take gpu-only, fixed or window.",
+            )
+        return self.arrivals
 
     @property
     def one_ms(self) -> float:

@@ -129,3 +129,31 @@ def test_measured_logs() -> None:
     assert len(read_requests(folder / "raw" / "mooncake_conversation_head.jsonl").requests) == 400
     served = next((folder / "requests").glob("*.csv"))
     assert len(read_requests(served).requests) == 300
+
+
+class TestDamaged:
+    ROWS = "".join(f"{i},9,3\n" for i in range(9))
+
+    @pytest.mark.parametrize("row", ["9,x,3", ",9,3", "9,0,3", "9,9,1e300", "nan,9,3", "9,9,9999999999", "inf,9,3"])
+    def test_one_row_is_left_out_and_told(self, row: str, tmp_path: Path) -> None:
+        (tmp_path / "log").write_text(f"t_s,prompt_tokens,output_tokens\n{self.ROWS}{row}\n")
+        found = read_requests(tmp_path / "log")
+        assert len(found.requests) == 9
+        assert found.dropped == {"unreadable": 1}
+        assert list(found.notes) == ["1 of 10 requests have no time or no length (the first is 10)"]
+
+    @pytest.mark.parametrize("key", ["start_times", "input_lens", "output_lens", "ttfts", "itls"])
+    @pytest.mark.parametrize("odd", [None, "x", [], {}, [None]])
+    def test_a_result_of_vllm_bench_with_gaps(self, key: str, odd: object, tmp_path: Path) -> None:
+        n = 5
+        bench = {"start_times": [1.0 * i for i in range(n)], "input_lens": [9] * n, "output_lens": [3] * n}
+        whole = bench | {"ttfts": [0.1] * n, "itls": [[0.01, 0.01]] * n, "errors": [""] * n}
+        damaged = {**whole, key: [odd, *list(whole[key])[1:]]}
+        (tmp_path / "log").write_text(json.dumps(damaged))
+        assert len(read_requests(tmp_path / "log").requests) >= n - 1
+
+    def test_a_date_that_is_none_among_dates(self, tmp_path: Path) -> None:
+        rows = "".join(f"2023-11-16 18:15:{10 + i}.5,9,3\n" for i in range(9))
+        (tmp_path / "log").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}2023-99-16 18:15:20,9,3\n")
+        found = read_requests(tmp_path / "log")
+        assert found.requests.arrival_ms.tolist() == [1000.0 * i for i in range(9)]

@@ -135,7 +135,7 @@ def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:
         horizon = "latencies reflect the simulated horizon only"
         return Verdict(f"Unstable at {_engine_rates(runs)} (ρ ≥ 1): {horizon}. {_limited(runs[0])}", "bad")
     highest = max(run.rate_per_s for run in stable)
-    at_highest = [run for run in stable if run.rate_per_s == highest]
+    at_highest = [run for run in stable if not run.rate_per_s < highest]  # a load of one request has no rate
     best = min(at_highest, key=lambda run: run.summary.latency["p99"].value)
     found = best.summary
     tails = ", ".join(
@@ -144,7 +144,8 @@ def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:
         if not math.isnan(times["p99"].value)
     )
     who = f"{engine_name(best, runs)} has the lowest p99 latency; " if len(at_highest) > 1 else ""
-    text = f"Stable at {format_rate(highest)}: {who}p99 {tails}. {_limited(best)}"
+    load = f" at {format_rate(highest)}" if math.isfinite(highest) else ""
+    text = f"Stable{load}: {who}p99 {tails}. {_limited(best)}"
     if math.isnan(found.slo_attainment):
         return Verdict(text, "good")
     met = f" SLOs met by {format_percent(100 * found.slo_attainment)} of requests."

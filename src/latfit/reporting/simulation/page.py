@@ -186,7 +186,7 @@ def _engines_answer(runs: Sequence[EngineResult], made: Making) -> _Answer:
     if not stable:
         return _Answer(asked, words[found.state], found.text, _LOOKS[found.state])
     highest = max(run.rate_per_s for run in stable)
-    there = [run for run in stable if run.rate_per_s == highest]
+    there = [run for run in stable if not run.rate_per_s < highest]
     best = min(there, key=lambda run: run.summary.latency["p99"].value).summary
     numbers = [
         KeyNumber(f"{title} p99", format_ms(times["p99"].value), f"{meaning}; mean {format_ms(times['mean'].value)}")
