@@ -49,6 +49,7 @@ INVISIBLE: dict[str, str] = {
 TOGETHER = {
     frozenset({"--prefill-requests", "--prefill-tokens"}): "a step without the one has none of the other",
     frozenset({"--precision", "--replications"}): "replications are the fewest of a run that is to be precise",
+    frozenset({"--kv-blocks", "--block-size"}): "of blocks that are plenty the size does not matter",
     frozenset({"--sla", "--ttft"}): "one share of requests is counted that meet all targets",
     frozenset({"--sla", "--tpot"}): "one share of requests is counted that meet all targets",
     frozenset({"--ttft", "--tpot"}): "one share of requests is counted that meet all targets",
