@@ -24,6 +24,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from copy import deepcopy
 from dataclasses import dataclass
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -274,16 +275,19 @@ def in_json(content: bytes, rng: random.Random) -> bytes:
         places = list(_places(document))
         if places:
             _change(*rng.choice(places), rng)
-    text = ("\n" if many else "").join(
-        json.dumps(each, indent=rng.choice((None, 1)) if not many else None) for each in documents
-    )
+    try:
+        text = ("\n" if many else "").join(
+            json.dumps(each, indent=rng.choice((None, 1)) if not many else None) for each in documents
+        )
+    except RecursionError:  # nested too deep by the first thing that was done to it
+        return torn(content, rng)
     return text.replace('"DEEP"', deep(rng.choice((500, 100_000)))).encode("utf-8", "surrogatepass")
 
 
 def _places(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
     """Every (container, key)."""
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in list(entries)[:60]:
+    for key, inner in list(entries)[:60] if depth < 12 else ():
         # what stands high is chosen as often as what stands deep
         yield from [(value, key)] * max(1, 8 >> depth)
         yield from _places(inner, depth + 1)
@@ -306,7 +310,7 @@ def _change(container: Any, key: Any, rng: random.Random) -> None:
     elif way in (5, 6) and isinstance(container[key], int | float):
         container[key] = rng.choice(NUMBERS)
     else:
-        container[key] = rng.choice(ODD)
+        container[key] = deepcopy(rng.choice(ODD))
 
 
 def in_columns(content: bytes, rng: random.Random) -> bytes:
