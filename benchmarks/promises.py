@@ -119,7 +119,7 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     system = asked.system()
     assert system is not None
     most = carried(feasible(system, asked.target), rate)
-    sure = promised_rate(asked, most) if not why and most > 0 and seed % RATES == 0 else None
+    sure = promised_rate(asked, found, most) if not why and most > 0 and seed % RATES == 0 else None
     if sure is None:
         return [first]
     return [first, _rate_outcome(planted.system, sure, sla, group, seed)]

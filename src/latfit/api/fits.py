@@ -72,7 +72,7 @@ class Fit:
 
     @property
     def model(self) -> str:
-        return self.result.model
+        return self.result.name
 
     @property
     def ok(self) -> bool:

@@ -133,7 +133,7 @@ class Hardware:
                 {
                     "path": path.name,
                     "source": _source(path),
-                    "model": path.fit.model,
+                    "model": path.fit.name,
                     **{
                         f"{name}_{end}": value
                         for name in ("B", "S")
@@ -171,7 +171,7 @@ class Hardware:
             name: {
                 "source": "nominal" if path.nominal else "fitted",
                 "nominal": path.nominal.text if path.nominal else None,
-                "model": path.fit.model,
+                "model": path.fit.name,
                 "price_per_hour": path.price_per_hour,
                 "ceiling": beside_the_fit(path.ceiling, path.fit).to_json() if path.ceiling.known else None,
                 "estimates": [asdict(row) for row in estimates[name]],
@@ -320,4 +320,4 @@ def path_of(name: str, numbers: Numbers) -> ExecutionPath:
 
 def _source(path: ExecutionPath) -> str:
     """`nominal: p50=2ms`, or `saturation fit of 732 steps`."""
-    return f"nominal: {path.nominal.text}" if path.nominal else f"{path.fit.model} fit of {path.fit.metrics.n:,} steps"
+    return f"nominal: {path.nominal.text}" if path.nominal else f"{path.fit.name} fit of {path.fit.metrics.n:,} steps"

@@ -135,7 +135,7 @@ PREFILL = ("prefill_requests", "prefill_tokens")
 def refuse_unread(fit: FitResult, said: Mapping[str, Any]) -> None:
     """Raises WrongUsage for what is said of steps, by name, though the fit does not depend on it."""
     unread = {} if fit.reads_context else {"context": "cached tokens", CONTEXT: "cached tokens"}
-    if len(fit.limits.by_phase) <= 1 and set(fit.structure.columns) <= {"B", "S", CONTEXT}:
+    if len(fit.limits.by_phase) <= 1 and set(fit.columns) <= {"B", "S", CONTEXT}:
         unread |= dict.fromkeys(PREFILL, "prefill")
     for name, what in unread.items():
         if said.get(name) is not None:

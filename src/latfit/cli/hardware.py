@@ -81,7 +81,7 @@ def add(
         print_json({**whole.to_json()["paths"][name], "replaced": list(whole.replaced)})
         return
     path = whole.result.paths[name]
-    source = f"nominal: {path.nominal.text}" if path.nominal else f"the {path.fit.model} fit"
+    source = f"nominal: {path.nominal.text}" if path.nominal else f"the {path.fit.name} fit"
     say(f"Entered path {name} into {profile} ({source}). Paths: {', '.join(whole.result.paths)}.")
     for sentence in whole.replaced:
         say(sentence)

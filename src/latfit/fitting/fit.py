@@ -10,11 +10,12 @@ import numpy as np
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
 from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate, further_validation
 from latfit.fitting.checking.step_ratios import with_ratios
+from latfit.fitting.correction import learnt
 from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.diagnostics.diagnose import diagnose
 from latfit.fitting.diagnostics.pooled import EXPLAINS_AWAY, pooled_systems
 from latfit.fitting.diagnostics.warnings import AT_THE_FLOOR, FAR_BETTER, cautions, cautions_in_time, floor_of
-from latfit.fitting.model_selection import ROWS, is_auto, resolved, rival
+from latfit.fitting.model_selection import ROWS, corrected, is_auto, resolved, rival
 from latfit.fitting.problem import FitOptions, FitProblem, log_ratios, make_problem
 from latfit.fitting.solver.solve import Solution, solve, solved_once
 from latfit.fitting.uncertainty.covariance import Uncertainty
@@ -22,6 +23,7 @@ from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import Line, as_good, as_the_line_says, identifiability_report, told_with_line
 from latfit.model import (
     Baseline,
+    Correction,
     CrossValidation,
     DataFacts,
     Errors,
@@ -30,6 +32,7 @@ from latfit.model import (
     FitStatus,
     Identifiability,
     LatencyModel,
+    StepTable,
     typical_context,
 )
 from latfit.stats import FloatArray, error_metrics
@@ -51,6 +54,7 @@ class _Scored:
     solution: Solution
     metrics: Errors
     validated: Validated | None
+    correction: Correction | None
 
     @property
     def scores(self) -> CrossValidation:
@@ -81,6 +85,10 @@ def fit_trace(
     options, selection = resolved(rows, wanted)
     options, notes = _supported(rows, options)
     problem = make_problem(rows, options)
+    if _unusable(problem) is None:
+        options, corrects = corrected(rows, options, wanted.model)
+        if selection and corrects:
+            selection = {**selection, "reason": f"{selection['reason']} {corrects}"}
     origin = {
         **(provenance or {}),
         "identity": identity_of(trace),
@@ -132,7 +140,7 @@ def _supported(data: FitData, options: FitOptions) -> tuple[FitOptions, list[Lat
 
 
 def _line(options: FitOptions) -> FitOptions:
-    return replace(options, model="linear", fixed={}, bounds={}, priors={})
+    return replace(options, model="linear", fixed={}, bounds={}, priors={}, correction=None)
 
 
 def _spoken(options: FitOptions) -> bool:
@@ -172,7 +180,7 @@ def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions) -> FitResul
     warnings = cautions(problem, data, values, report, error, baselines)
     left_out = best.validated.held_out if best.validated else None
     later = later_rows(data, options, theta)
-    log_ratio = log_ratios(problem, theta, data)
+    log_ratio = _log_ratios(problem, theta, data, best.correction)
     intervals = with_ratios(_intervals(data, left_out, later), data, log_ratio)
     diagnostics = diagnose(problem, best.solution, found, data, log_ratio, later or left_out)
     in_time = cautions_in_time(intervals, diagnostics)
@@ -189,18 +197,42 @@ def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions) -> FitResul
         warnings=[*warnings, *in_time, *_not_converged(best.solution)],
         bootstrap=left_open.bootstrap,
         draws=left_open.draws,
+        correction=best.correction,
     )
 
 
 def _scored(data: FitData, options: FitOptions) -> _Scored:
     problem, solution = solved_once(data, options)
-    predicted = problem.model.latency_ms(problem.theta(solution.z), problem.steps)
-    metrics = Errors.from_json(error_metrics(problem.observed, predicted, problem.weights))
-    return _Scored(problem, solution, metrics, cross_validate(data, options, problem.theta(solution.z)))
+    theta = problem.theta(solution.z)
+    correction = _correction(data, options, problem, theta)
+    predicted = problem.model.latency_ms(theta, problem.steps)
+    if correction is not None:
+        log_ratio = _log_ratios(problem, theta, data, correction)
+        metrics = error_metrics(data.observed, data.observed * np.exp(-log_ratio), data.weights)
+    else:
+        metrics = error_metrics(problem.observed, predicted, problem.weights)
+    return _Scored(problem, solution, Errors.from_json(metrics), cross_validate(data, options, theta), correction)
+
+
+def _correction(data: FitData, options: FitOptions, problem: FitProblem, theta: FloatArray) -> Correction | None:
+    """What the formula misses, learnt from all rows."""
+    if options.correction is None:
+        return None
+
+    def formula(steps: Mapping[str, FloatArray]) -> FloatArray:
+        return problem.model.latency_ms(theta, StepTable(steps))
+
+    return learnt(data, np.arange(len(data)), log_ratios(problem, theta, data), options.correction, formula)
+
+
+def _log_ratios(problem: FitProblem, theta: FloatArray, data: FitData, correction: Correction | None) -> FloatArray:
+    """ln(observed/predicted) (n,) of all rows."""
+    plain = log_ratios(problem, theta, data)
+    return plain if correction is None else plain - correction.of_steps(data.steps)
 
 
 def _baseline(data: FitData, name: str, options: FitOptions) -> _Scored:
-    return _scored(data, replace(options, model=name, fixed={}, bounds={}, priors={}))
+    return _scored(data, replace(options, model=name, fixed={}, bounds={}, priors={}, correction=None))
 
 
 def _told(best: _Scored, doubt: Uncertainty, plain: _Scored | None) -> tuple[Uncertainty, Identifiability]:

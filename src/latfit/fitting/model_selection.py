@@ -2,9 +2,10 @@
 
 Every candidate that the columns can carry is cross-validated on the same folds: cells of a grid (each by itself where
 there are few), blocks of time of a log, and where steps of a grid are repeated also rows drawn freely, because the few
-cells of a small grid that are left out lie mostly at its ends. A candidate's error is the geometric mean of its folds'
-MAPE, so that one fold that asks far outside what was left to fit does not decide for all. Of many rows some are enough
-to choose on; whether a line does better on all of them is looked at after the fit.
+cells of a small grid that are left out lie mostly at its ends. A candidate's error is the geometric mean over its
+folds, so that one fold that asks far outside what was left to fit does not decide for all, and within a fold over the
+phases with 30 rows and more of their MAPE, so that few steps with prefill count as much as many that decode. Of many
+rows some are enough to choose on; whether a line does better on all of them is looked at after the fit.
 
 Errors on one fold are alike for all models, so candidates are compared by their paired differences: with d_i the
 difference of a candidate's and the best one's error on fold i of K, its standard error is sd(d)/sqrt(K). Of all
@@ -42,14 +43,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
-from latfit.fitting.checking.crossval import FOLDS, assign_folds, by_fold, held_out
+from latfit.fitting.checking.crossval import EXACT, FOLDS, assign_folds, by_fold, error_by_phase, held_out
+from latfit.fitting.checking.roughness import chosen_correction
 from latfit.fitting.data import FitData, Rows
+from latfit.fitting.diagnostics.diagnose import noise_floor
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.levenberg_marquardt import minimise
 from latfit.fitting.solver.objective import Objective, by_cell, remembered
-from latfit.fitting.solver.solve import nearly_solved, solve
-from latfit.model import FAMILY, MOE, Choice, Separable, decode_only, features_of, model_named
+from latfit.fitting.solver.solve import nearly_solved, solve, solved_once
+from latfit.model import CORRECTION, FAMILY, MOE, Choice, Separable, decode_only, features_of, model_named
 from latfit.stats import FloatArray
+from latfit.units import format_percent
 
 SAMPLE_ROWS = 2000
 SHORT, LONG = 8, 60
@@ -193,14 +197,14 @@ MANY_ROWS = 300
 ROWS_FOR_EXPERTS = 100
 FAR_BETTER = 0.7
 
-EXACT = 1e-6
-"""Error in percent below which a prediction counts as exact."""
-
 NOT_WORSE = 0.05
 """Points within which an error counts as no worse."""
 
 FEW_CELLS = 16
 """Of so few cells each is left out by itself."""
+
+AT_THE_FLOOR = 1.2
+"""Times the noise floor up to which no correction is looked for."""
 
 ROWS = 4000
 """Rows that are enough to choose on."""
@@ -259,17 +263,46 @@ def rival(data: FitData, options: FitOptions) -> tuple[str, float] | None:
     return (best, scores[best]) if best else None
 
 
+CORRECTED_ON = 10_000
+"""Rows that are enough to choose a correction on."""
+
+
 def is_auto(name: str) -> bool:
-    return name in (AUTO, f"{AUTO}{MOE}")
+    return name.removesuffix(CORRECTION) in (AUTO, f"{AUTO}{MOE}")
 
 
 def resolved(data: FitData, options: FitOptions) -> tuple[FitOptions, dict[str, object]]:
     """Options that name one model with its choices held; for `auto` also why that one: its reason and the candidates'
     scores."""
+    named = replace(options, model=options.model.removesuffix(CORRECTION))
     if not is_auto(options.model):
-        return settled(data, options), {}
-    selection = select_model(data, options)
+        return settled(data, named), {}
+    selection = select_model(data, named)
     return selection.options, {"model": selection.name, "reason": selection.reason, "candidates": selection.table()}
+
+
+def corrected(data: FitData, options: FitOptions, wanted: str) -> tuple[FitOptions, str]:
+    """The options with a correction of what their formula misses, and why in a sentence; without one where the name
+    that was wanted asks for none, or held-out rows do not pay for it."""
+    asked = wanted.endswith(CORRECTION)
+    if not asked and not is_auto(wanted):
+        return options, ""
+    floor = noise_floor(data)
+    few = _sample(data, options.seed, CORRECTED_ON)
+    problem, found = solved_once(few, options)
+    error = 100 * float(np.median(np.abs(problem.residuals(found.z))))
+    if not asked and (error < EXACT or (floor and error < AT_THE_FLOOR * floor)):
+        return options, ""
+    chosen = chosen_correction(few, options, problem.theta(found.z), asked=asked)
+    if chosen is None or chosen.smoothing is None:
+        return options, ""
+    own = replace(options, correction=chosen.smoothing)
+    if few is data:
+        data.once(("corrected", repr(own)), lambda: chosen.held_out)
+    return own, (
+        f"What {options.model} misses is corrected by a table learnt from its residuals: {format_percent(chosen.after)}"
+        f" instead of {format_percent(chosen.before)} on held-out steps, every phase counted alike."
+    )
 
 
 def candidates_for(data: Rows, experts: bool = False) -> list[str]:
@@ -359,7 +392,8 @@ def cross_validated(data: FitData, options: FitOptions, schemes: Sequence[NDArra
     if left_out is None or not np.all(weight > 0):
         return None
     ape = 100 * np.abs(np.expm1(-left_out.log_ratio))
-    errors = np.bincount(left_out.fold, left_out.weights * ape) / weight
+    of_fold = [np.flatnonzero(left_out.fold == number) for number in range(len(folds))]
+    errors = np.array([error_by_phase(data, left_out.rows[rows], ape[rows]) for rows in of_fold])
     mean = float(np.exp(np.mean(np.log(np.maximum(errors, EXACT)))))
     return Score(mean, errors, len(whole.free))
 

@@ -178,7 +178,7 @@ def _why_silent(fit: FitResult, phase: str, level: float) -> str:
 
 def read_columns_of(fit: FitResult) -> list[str]:
     """Columns that a fit's model reads and its data had."""
-    return [name for name in fit.structure.columns if name in ("B", "S") or name in fit.domain]
+    return [name for name in fit.columns if name in ("B", "S") or name in fit.domain]
 
 
 def _read(fit: FitResult, steps: Trace) -> dict[str, FloatArray]:

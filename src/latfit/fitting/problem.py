@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
+from latfit.fitting.correction import Smoothing
 from latfit.fitting.data import Rows, numbered
 from latfit.fitting.solver.loss import RHO
 from latfit.model import LatencyModel, Parameter, Separable, Steps, StepTable, model_named
@@ -226,7 +227,7 @@ class FitOptions:
     """What a user may choose. model: a name, or auto (see `model_selection`); fixed: {parameter: value}; bounds:
     {parameter: (low, high)}, priors: {parameter: (mean, standard deviation)}, each in the parameter's unit; solver: see
     SOLVERS; weights: see WEIGHTS; candidates: the models that auto compares, without any all that the columns can
-    carry."""
+    carry; correction: how what the formula misses is learnt (see `correction`)."""
 
     model: str = "auto"
     loss: str = "huber"
@@ -239,6 +240,12 @@ class FitOptions:
     priors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     weights: str = "rows"
     candidates: tuple[str, ...] = ()
+    correction: Smoothing | None = None
+
+    @property
+    def of_formula(self) -> "FitOptions":
+        """The same without a correction on top of the formula."""
+        return self if self.correction is None else replace(self, correction=None)
 
 
 @dataclass(frozen=True)

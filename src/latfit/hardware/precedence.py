@@ -70,5 +70,5 @@ def _told(path: "ExecutionPath") -> str:
     origin = fit.provenance.get("trace", {})
     when = str(origin.get("started") or fit.provenance.get("created") or "").partition("T")[0]
     error = fit.cross_validation.mape_pct or fit.metrics.mape_pct
-    about = fit.model if error is None else f"{fit.model}, {format_percent(error)} error"
+    about = fit.name if error is None else f"{fit.name}, {format_percent(error)} error"
     return f"the measurement of {when} ({about})" if when else f"the measurement ({about})"

@@ -45,7 +45,7 @@ class ExecutionPath:
         return f"{self.name} (nominal)" if self.nominal else self.name
 
     def __repr__(self) -> str:
-        return f"<ExecutionPath {self.label}: {self.nominal.text if self.nominal else f'{self.fit.model} fit'}>"
+        return f"<ExecutionPath {self.label}: {self.nominal.text if self.nominal else f'{self.fit.name} fit'}>"
 
     def to_json(self) -> dict[str, Any]:
         known = {name: value for name, value in asdict(self.ceiling).items() if value is not None}

@@ -6,8 +6,16 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.model.base import LatencyModel as LatencyModel, Parameter as Parameter, Steps as Steps
+    from latfit.model.correction import (
+        AXES as AXES,
+        CORRECTION as CORRECTION,
+        Correction as Correction,
+        coordinates as coordinates,
+        corners_of as corners_of,
+    )
     from latfit.model.features import (
         CONTEXT as CONTEXT,
+        PREFILL_CONTEXT as PREFILL_CONTEXT,
         SOURCES as SOURCES,
         StepTable as StepTable,
         decode_only as decode_only,

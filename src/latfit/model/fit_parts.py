@@ -48,8 +48,8 @@ class Errors:
 class HeldOutErrors:
     """Errors on rows left out: over all of them, by fold (K,), and mean and spread over the folds.
 
-    regions: error by the region left out.  trained_up_to_S, trained_up_to_B: the most tokens, or requests, of a
-    step that trained; where folds are such.
+    regions: error by the region left out.  by_phase: error of each phase with rows enough to count.  trained_up_to_S,
+    trained_up_to_B: the most tokens, or requests, of a step that trained; where folds are such.
     """
 
     folds: int
@@ -61,11 +61,12 @@ class HeldOutErrors:
     mape_pct_mean: float
     mape_pct_sd: float | None
     regions: Mapping[str, float] | None = None
+    by_phase: Mapping[str, float] | None = None
     trained_up_to_S: float | None = None  # noqa: N815 - a key of the file
     trained_up_to_B: float | None = None  # noqa: N815 - a key of the file
 
     def to_json(self) -> dict[str, Any]:
-        kinds = ("regions", "trained_up_to_S", "trained_up_to_B")
+        kinds = ("regions", "by_phase", "trained_up_to_S", "trained_up_to_B")
         return {name: value for name, value in asdict(self).items() if name not in kinds or value is not None}
 
     @classmethod

@@ -29,7 +29,7 @@ values are below S_t to tell a slope by, it cannot tell.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +42,7 @@ from latfit.errors import BadInput
 from latfit.files import write_json
 from latfit.inputs import read_json
 from latfit.model.base import LatencyModel, Steps
+from latfit.model.correction import CORRECTION, Correction
 from latfit.model.features import CONTEXT, MIXED_FROM, StepTable, with_typical_context
 from latfit.model.fit_parts import (
     Baseline,
@@ -138,7 +139,7 @@ class FitResult:
     """Outcome of a fit. Mappings hold the parts of the JSON contract of the same name.
 
     draws: parameter vectors that the data allow (see `model.fit_result`).  typical: cached tokens a request that the
-    trace had (see `model.features`).
+    trace had (see `model.features`).  correction: what the formula misses, None where nothing was added to it.
     """
 
     model: str
@@ -157,6 +158,7 @@ class FitResult:
     bootstrap: Mapping[str, Any] = field(default_factory=dict)
     draws: Mapping[str, Any] = field(default_factory=dict)
     typical: Mapping[str, float] = field(default_factory=dict)
+    correction: Correction | None = None
 
     def __repr__(self) -> str:
         n, median = self.metrics.n, format_percent(self.metrics.median_ape_pct)
@@ -188,7 +190,22 @@ class FitResult:
 
         Steps that name no `context_tokens` are taken to have the trace's typical context: see `assumed_context`.
         """
-        return self.structure.latency_ms(self.theta, self.steps(B, S, **context))
+        steps = self.steps(B, S, **context)
+        return self.corrected(self.structure.latency_ms(self.theta, steps), steps)
+
+    def corrected(self, T: FloatArray, steps: Steps) -> FloatArray:
+        """Latencies of steps (n,) by the formula, or of several parameter vectors (k, n), with the correction."""
+        return T if self.correction is None else T * np.exp(self.correction.of_steps(steps))
+
+    @property
+    def convex(self) -> bool:
+        """Whether T is convex in S at fixed B and in B at fixed S."""
+        return self.structure.convex and self.correction is None
+
+    @property
+    def name(self) -> str:
+        """The model's name, with what was added to it."""
+        return self.model if self.correction is None else f"{self.model}{CORRECTION}"
 
     def steps(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> Steps:
         """The steps (n,) as the model reads them, with the trace's typical context where they name none."""
@@ -198,7 +215,13 @@ class FitResult:
     @property
     def reads_context(self) -> bool:
         """Whether the latency depends on cached tokens."""
-        return CONTEXT in self.structure.columns and CONTEXT in self.domain
+        return CONTEXT in self.columns and CONTEXT in self.domain
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of steps that the latency depends on."""
+        read = self.correction.columns if self.correction is not None else ()
+        return tuple(dict.fromkeys([*self.structure.columns, *read]))
 
     @property
     def assumed_context(self) -> str | None:
@@ -315,6 +338,7 @@ class FitResult:
             "bootstrap": dict(self.bootstrap),
             "draws": dict(self.draws),
             "typical": dict(self.typical),
+            "correction": self.correction.to_json() if self.correction is not None else None,
         }
 
 
@@ -351,7 +375,10 @@ def fit_from_json(document: Any, where: str) -> FitResult:
         _check_parts(found)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise _not_a_fit(where, f"{type(error).__name__}: {error}") from None
-    return found
+    try:
+        return replace(found, correction=Correction.from_json(document.get("correction")))
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise _not_a_fit(where, f"correction: {type(error).__name__}: {error}") from None
 
 
 def _check_parts(fit: FitResult) -> None:
@@ -433,4 +460,4 @@ def latency_draws(fit: FitResult, draws: FloatArray, B: FloatArray, S: FloatArra
     """Typical latency in ms (n, m) of m steps for each of n parameter vectors (n, p); context as in
     `FitResult.latency_ms`."""
     steps = fit.steps(B, S, **context)
-    return fit.structure.latency_ms(draws.T[:, :, None], steps)
+    return fit.corrected(fit.structure.latency_ms(draws.T[:, :, None], steps), steps)

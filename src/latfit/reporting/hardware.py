@@ -17,7 +17,7 @@ def paths_table(profile: HardwareProfile, tokens: int = 1, context: float | None
     rows = []
     for path in profile.paths.values():
         source = (
-            f"nominal: {path.nominal.text}" if path.nominal else f"{path.fit.model}, {count(path.fit.metrics.n)} steps"
+            f"nominal: {path.nominal.text}" if path.nominal else f"{path.fit.name}, {count(path.fit.metrics.n)} steps"
         )
         spans = [f"{number(low)} to {number(high)}" for low, high in (path.fit.domain[name] for name in ("B", "S"))]
         batches = PathLatency(path, tokens, context)

@@ -39,7 +39,7 @@ def cautions_about(
     """Cautions about the fits (of decoding, and of steps with prefill where it is another) for this run."""
     fits = [fit] if with_prefill is None else [fit, with_prefill]
     found = []
-    if not all(CONTEXT in each.structure.columns for each in fits):
+    if not all(CONTEXT in each.columns for each in fits):
         found.append(
             LatfitWarning(
                 "no_context",

@@ -17,17 +17,18 @@ folds, and the ratios observed/predicted of the held-out rows, from which `confo
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.fitting.correction import Smoothing, learnt
 from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, FitProblem, collapsed, log_ratios, make_problem
 from latfit.fitting.solver.solve import refitted_all, solve
-from latfit.model import CrossValidation, HeldOutErrors, Separable, StepTable
+from latfit.model import Correction, CrossValidation, HeldOutErrors, Separable, StepTable
 from latfit.stats import FloatArray, distinct, error_metrics, weighted_quantile, weighted_quantiles
 
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
@@ -137,7 +138,10 @@ class Validated:
 def cross_validate(data: FitData, options: FitOptions, theta: FloatArray) -> Validated | None:
     """K-fold from the full fit's theta as start; None where too little would be left to fit or to test on."""
     scheme, fold = assign_folds(data, options.seed)
-    left_out = held_out(data, options, theta, by_fold(fold)) if int(fold.max()) > 0 else None
+    if options.correction is not None:
+        left_out = data.found.get(("corrected", repr(options))) or held_out(data, options, theta, by_fold(fold))
+    else:
+        left_out = held_out(data, options, theta, by_fold(fold)) if int(fold.max()) > 0 else None
     if left_out is None or len(left_out.rows) < len(data):
         return None
     return Validated(CrossValidation(scheme, scores_of(data, left_out)), left_out)
@@ -146,6 +150,51 @@ def cross_validate(data: FitData, options: FitOptions, theta: FloatArray) -> Val
 def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
     """Fit each fold's training rows from theta as start and predict its test rows; folds whose training rows are too
     few for the free parameters are passed over. None where no fold is left."""
+    parts = left_out_parts(data, options.of_formula, theta, folds)
+    smoothing = options.correction
+    if smoothing is not None:
+        parts = [
+            replace(part, log_ratio=part.log_ratio - part.learnt(data, smoothing).of_steps(data.steps.at(part.test)))
+            for part in parts
+        ]
+    return joined_parts(data, parts)
+
+
+def joined_parts(data: Rows, parts: Sequence["LeftOut"]) -> HeldOut | None:
+    """The rows of all folds; None where there are none."""
+    if not parts:
+        return None
+    left_out = np.concatenate([part.test for part in parts])
+    fold = np.repeat([part.number for part in parts], [len(part.test) for part in parts])
+    return HeldOut(left_out, fold, np.concatenate([part.log_ratio for part in parts]), data.weights[left_out])
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A fold and the fit of its training rows. log_ratio: ln(observed/predicted) of the test rows."""
+
+    number: int
+    train: NDArray[np.intp]
+    test: NDArray[np.intp]
+    log_ratio: FloatArray
+    problem: FitProblem
+    theta: FloatArray
+
+    def formula(self, steps: Mapping[str, FloatArray]) -> FloatArray:
+        """Latency in ms (n,) of steps by the fit."""
+        return self.problem.model.latency_ms(self.theta, StepTable(steps))
+
+    def missed(self, data: Rows) -> FloatArray:
+        """ln(observed/predicted) of the training rows."""
+        return log_ratios(self.problem, self.theta, data.at(self.train))
+
+    def learnt(self, data: Rows, smoothing: Smoothing) -> Correction:
+        """What the training rows say that the formula misses."""
+        return learnt(data, self.train, self.missed(data), smoothing, self.formula)
+
+
+def left_out_parts(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> list[LeftOut]:
+    """Every fold that its training rows are enough for, with the fit of them."""
     numbered_folds = [(number, *fold) for number, fold in enumerate(folds)]
     whole = make_problem(data, options)
     rows = collapsed(data, whole.model)
@@ -153,33 +202,27 @@ def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable
         parts = [_alone(data, options, theta, fold) for fold in numbered_folds]
     else:
         parts = _together(data, whole, theta, numbered_folds)
-    known = [part for part in parts if part is not None]
-    if not known:
-        return None
-    left_out = np.concatenate([test for test, _, _ in known])
-    fold = np.repeat([number for _, number, _ in known], [len(test) for test, _, _ in known])
-    return HeldOut(left_out, fold, np.concatenate([ratio for _, _, ratio in known]), data.weights[left_out])
+    return [part for part in parts if part is not None]
 
 
 _Numbered = tuple[int, NDArray[np.intp], NDArray[np.intp]]
-_Part = tuple[NDArray[np.intp], int, FloatArray]
 
 
-def _alone(data: Rows, options: FitOptions, theta: FloatArray, fold: _Numbered) -> _Part | None:
-    """(test rows, number, ln(observed/predicted)) of a fold by a problem of its own."""
+def _alone(data: Rows, options: FitOptions, theta: FloatArray, fold: _Numbered) -> LeftOut | None:
+    """A fold by a problem of its own."""
     number, train, test = fold
     if len(train) > TRAINED:
         train = train[np.linspace(0, len(train) - 1, TRAINED).astype(np.int64)]
     problem = make_problem(data.at(train), options)
     if problem.rows <= len(problem.free) or len(test) == 0:
         return None
-    solution = solve(problem, warm=problem.coordinates(theta))
-    return test, number, log_ratios(problem, problem.theta(solution.z), data.at(test))
+    found = problem.theta(solve(problem, warm=problem.coordinates(theta)).z)
+    return LeftOut(number, train, test, log_ratios(problem, found, data.at(test)), problem, found)
 
 
-def _together(data: Rows, whole: FitProblem, theta: FloatArray, folds: Sequence[_Numbered]) -> list[_Part | None]:
+def _together(data: Rows, whole: FitProblem, theta: FloatArray, folds: Sequence[_Numbered]) -> list[LeftOut | None]:
     """The same of several folds at once, in the coordinates and search ranges of all rows."""
-    rows, parts = collapsed(data, whole.model), dict[int, _Part | None]()
+    rows, parts = collapsed(data, whole.model), dict[int, LeftOut | None]()
     assert rows.row_of is not None
     weights, upper, kept = [], [], []
     for fold in folds:
@@ -199,10 +242,11 @@ def _together(data: Rows, whole: FitProblem, theta: FloatArray, folds: Sequence[
     if kept:
         found = refitted_all(whole, whole.coordinates(theta), np.array(weights), np.array(upper))
         by_row = {name: column[rows.row_of] for name, column in whole.steps.items()}
-        for z, (number, _, test) in zip(found, kept, strict=True):
+        for z, (number, train, test) in zip(found, kept, strict=True):
             steps = StepTable({name: column[test] for name, column in by_row.items()})
             predicted = np.maximum(whole.model.latency_ms(whole.theta(z), steps), 1e-300)
-            parts[number] = (test, number, np.log(data.observed[test] / predicted))
+            ratio = np.log(data.observed[test] / predicted)
+            parts[number] = LeftOut(number, train, test, ratio, whole, whole.theta(z))
     return [parts.get(number) for number, _, _ in folds]
 
 
@@ -221,8 +265,31 @@ def _held(data: Rows, whole: FitProblem, train: NDArray[np.intp]) -> set[str] | 
     return (own & costs) - set(whole.fixed)
 
 
+PHASE_ROWS = 30
+"""Steps from which a phase counts by itself."""
+
+
+def counted_phases(data: FitData) -> dict[str, NDArray[np.bool_]]:
+    """Whether each row (n,) is of a phase, of those with rows enough to count by themselves."""
+    return {name: rows for name, rows in data.by_phase.items() if data.weights[rows].sum() >= PHASE_ROWS}
+
+
+def error_by_phase(data: FitData, rows: NDArray[np.intp], ape: FloatArray) -> float:
+    """Geometric mean over the phases of the mean error of rows (k,), ape (k,): so that a few steps with prefill count
+    as much as many that decode."""
+    weights = data.weights[rows]
+    held = [inside[rows] for inside in counted_phases(data).values()]
+    some = [inside for inside in held if inside.any()] or [np.ones(len(rows), dtype=bool)]
+    means = [max(float(np.average(ape[inside], weights=weights[inside])), EXACT) for inside in some]
+    return float(np.exp(np.mean(np.log(means))))
+
+
+EXACT = 1e-6
+"""Error in percent below which a prediction counts as exact."""
+
+
 def scores_of(data: Rows, left_out: HeldOut) -> HeldOutErrors:
-    """The errors of a cross-validation: over all rows left out, by fold, and their spread."""
+    """The errors of a cross-validation: over all rows left out, by fold, by phase, and their spread."""
     observed = data.observed[left_out.rows]
     predicted = observed * np.exp(-left_out.log_ratio)
     whole = error_metrics(observed, predicted, left_out.weights)
@@ -239,7 +306,18 @@ def scores_of(data: Rows, left_out: HeldOut) -> HeldOutErrors:
         mape_pct_by_fold=errors,
         mape_pct_mean=float(np.mean(errors)),
         mape_pct_sd=float(np.std(errors, ddof=1)) if len(errors) > 1 else None,
+        by_phase=_by_phase(data, left_out),
     )
+
+
+def _by_phase(data: Rows, left_out: HeldOut) -> dict[str, float] | None:
+    """Mean error in percent of the rows left out of each phase; None where all are of one."""
+    phases = counted_phases(data) if isinstance(data, FitData) else {}
+    ape, found = 100 * np.abs(np.expm1(-left_out.log_ratio)), {}
+    for name, inside in phases.items():
+        if (rows := inside[left_out.rows]).any():
+            found[name] = float(np.average(ape[rows], weights=left_out.weights[rows]))
+    return found if len(found) > 1 else None
 
 
 def further_validation(

@@ -86,7 +86,7 @@ class PhaseShift:
     @property
     def close(self) -> bool:
         """Whether the steps take as long as those of the fitted machine, to 10 % for sure."""
-        return self.residuals == "as fitted" and 1 / CLOSE <= self.low and self.high <= CLOSE
+        return self.residuals == "as fitted" and self.low >= 1 / CLOSE and self.high <= CLOSE
 
     @property
     def sentence(self) -> str:
@@ -261,7 +261,7 @@ def _context_reach(fit: FitResult, data: FitData, rows: NDArray[np.intp]) -> tup
 
 def _read_by(fit: FitResult) -> list[str]:
     """Columns that a fit's model reads and its data had."""
-    return [name for name in dict.fromkeys(("B", "S", *fit.structure.columns)) if name in fit.domain]
+    return [name for name in dict.fromkeys(("B", "S", *fit.columns)) if name in fit.domain]
 
 
 def _name(fact: str) -> str:

@@ -79,7 +79,9 @@ ROUGHLY, FINELY, EXACTLY = 1e-6, 1e-9, 1e-12
 
 
 def solved_once(data: Rows, options: FitOptions) -> tuple[FitProblem, Solution]:
-    """The problem of fitting rows and its solution, found once for the rows and options."""
+    """The problem of fitting rows and its solution, found once for the rows and options; a correction is no part of
+    it."""
+    options = options.of_formula
 
     def find() -> tuple[FitProblem, Solution]:
         problem = make_problem(data, options)

@@ -137,8 +137,6 @@ def _most_tokens(
         def latency(S: FloatArray, B: int = B, each: float | None = each) -> FloatArray:
             return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, each))
 
-        spans = (
-            tokens_within(latency, B, *wanted, top=tops[1], convex=path.fit.structure.convex) if tops[1] >= B else []
-        )
+        spans = tokens_within(latency, B, *wanted, top=tops[1], convex=path.fit.convex) if tops[1] >= B else []
         found.append(-1 if not spans else spans[-1].high or tops[1])
     return tuple(found)

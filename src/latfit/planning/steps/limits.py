@@ -134,7 +134,7 @@ def token_ranges(
         def at(S: FloatArray, B: int = B) -> FloatArray:
             return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, context))
 
-        spans = tokens_within(at, B, sla_ms, levels, convex=path.fit.structure.convex)
+        spans = tokens_within(at, B, sla_ms, levels, convex=path.fit.convex)
         for span in spans:
             promised = _promised(path, B, span, (sla_ms, levels), context)
             beyond = _beyond(path, "S", span) or _beyond(path, "B", Range(B, B))
@@ -188,7 +188,7 @@ def batch_ranges(
             return path.fit.latency_ms(**step_columns(B, np.full(len(B), float(S)), context))
 
         limit = sla_ms / max(levels.prefill.factor, levels.alone.factor) / float(levels.wider(np.array([float(S)]))[0])
-        spans = feasible_ranges(at, limit, 1, S - 1, convex=path.fit.structure.convex) if S > 1 else []
+        spans = feasible_ranges(at, limit, 1, S - 1, convex=path.fit.convex) if S > 1 else []
         if _one(at, S) <= sla_ms / levels.decode.factor:
             joins = bool(spans) and spans[-1].high == S - 1
             spans = [*spans[:-1], Range(spans[-1].low, S)] if joins else [*spans, Range(S, S)]

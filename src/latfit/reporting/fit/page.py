@@ -138,7 +138,7 @@ def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
     return {
         "anchor": f"path-{file_stem(path.name)}",
         "name": path.name,
-        "model": fit.model,
+        "model": fit.name,
         "formula": fit.structure.formula,
         "symbols": tables.symbols(fit.structure.formula),
         "status": fit.status.sentence if measured else tables.trust_sentence(fit),

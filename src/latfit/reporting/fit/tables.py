@@ -225,7 +225,12 @@ def trust_sentence(fit: FitResult) -> str:
         for name, plain in zip(_BASELINE_NAMES, _two_baselines(fit), strict=True)
         if plain.cv.mape_pct is not None
     ]
-    against = f" ({', '.join(others)})" if others else ""
+    errors = fit.cross_validation.errors
+    phases = [
+        f"{name} {format_percent(error)}" for name, error in ((errors.by_phase if errors else None) or {}).items()
+    ]
+    told = "; ".join(", ".join(each) for each in (phases, others) if each)
+    against = f" ({told})" if told else ""
     return f"{median}). Cross-validated MAPE {format_percent(held_out)}{against}."
 
 
@@ -282,11 +287,11 @@ def _interval(estimate: Estimate) -> str:
 
 def errors(fit: FitResult) -> Table:
     """The model beside the baselines, by every metric, and by phase where it is known."""
-    rows = [_error_row(fit.model, fit.metrics, fit.cross_validation)]
+    rows = [_error_row(fit.name, fit.metrics, fit.cross_validation)]
     for name, plain in fit.baselines.items():
         rows.append(_error_row(_BASELINE_NAMES.get(name, name), plain, plain.cv))
     for phase, found in (fit.diagnostics.regimes or {}).items():
-        rows.append(_error_row(f"{fit.model}, {phase} steps", found, CrossValidation()))
+        rows.append(_error_row(f"{fit.name}, {phase} steps", found, CrossValidation()))
     columns = ("model", "steps", "median error", "MAPE", "p90 error", "cross-validated MAPE", "R²", "RMSE", "MAE")
     held_out = fit.cross_validation
     note = f"Cross-validation: {held_out.errors.folds} folds, {held_out.scheme}." if held_out.errors else ""
@@ -469,7 +474,7 @@ def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
     """Parameters and errors of several fits, one column each."""
     values = [{row[0]: row[1] for row in parameters(fit).rows} for fit in fits]
     known = list(dict.fromkeys(name for column in values for name in column))
-    rows = [("model", *(fit.model for fit in fits)), ("steps", *(count(fit.metrics.n) for fit in fits))]
+    rows = [("model", *(fit.name for fit in fits)), ("steps", *(count(fit.metrics.n) for fit in fits))]
     rows.append(("MAPE", *(format_percent(fit.metrics.mape_pct) for fit in fits)))
     rows += [(name, *(column.get(name, "–") for column in values)) for name in known]
     return Table("Side by side", ("", *names), rows)
@@ -498,7 +503,7 @@ def fits_table(fits: Mapping[str, FitResult]) -> Table:
     rows = [
         (
             name,
-            fit.model if fit.status.ok else "not usable",
+            fit.name if fit.status.ok else "not usable",
             count(fit.metrics.n),
             format_percent(fit.metrics.median_ape_pct),
             *(_or_dash(scores.mape_pct) for scores in (fit.cross_validation, _linear(fit).cv)),

@@ -58,6 +58,7 @@ from latfit.simulation.engine.step_cost import (
     drawn_ms,
     level_of,
     of_decode,
+    of_decoding,
     ratio,
     row_of,
 )
@@ -255,7 +256,8 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
             take(s, s.crossing[at])
         at = at + 1 if at + 1 < o.block_size else 0
         begin = max(s.f[NOW], s.f[BUSY_UNTIL])
-        duration = (base + of_cached * cached) * level * ratio(costs.scatter, s, row) + 0.0
+        typical = (base + of_cached * cached) * of_decoding(costs.table, computed, cached)
+        duration = typical * level * ratio(costs.scatter, s, row) + 0.0
         end = begin + duration
         count_gaps(s, end - s.f[LAST_END], s.i[COUNT])
         note_step(s, begin, duration, B, B, o.blocks)

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from latfit.compiled import entry, inner, rare
 from latfit.errors import FitNotUsable, WrongUsage
-from latfit.model import NO_LEVELS, FitResult, StepRatios
+from latfit.model import AXES, NO_LEVELS, FitResult, StepRatios
 from latfit.simulation.engine.state import State
 from latfit.stats import FloatArray, IntArray
 from latfit.trace import DECODE, MIXED, PREFILL
@@ -107,7 +107,7 @@ def scatter_of(decode: FitResult, with_prefill: FitResult) -> Scatter:
 
 def _ratios(fit: FitResult, phase: str) -> StepRatios | None:
     found = fit.limits.of(phase).ratios
-    return replace(found, levels=NO_LEVELS) if found is not None and CONTEXT in fit.structure.columns else found
+    return replace(found, levels=NO_LEVELS) if found is not None and CONTEXT in fit.columns else found
 
 
 def scatter_from(decode: StepRatios | None, prefill: StepRatios | None, mixed: StepRatios | None) -> Scatter:
@@ -211,12 +211,22 @@ class Work(NamedTuple):
     L: float
 
 
+class Table(NamedTuple):
+    """Corrections of two formulas (see `model.correction`): counts (2, 4) nodes of each axis, 0 where a table does not
+    have it; nodes (2, 4, k), padded; values (2, m), the axes in their order, m = 0 where neither formula has one."""
+
+    counts: IntArray
+    nodes: FloatArray
+    values: FloatArray
+
+
 class StepCosts(NamedTuple):
     """typical (2, WIDTH): coefficients of decode steps, and of steps that contain prefill.  scatter: how single
-    steps lie about them."""
+    steps lie about them.  table: corrections of both."""
 
     typical: FloatArray
     scatter: Scatter = NONE
+    table: Table = Table(np.zeros((2, 4), dtype=np.int64), np.zeros((2, 4, 0)), np.zeros((2, 0)))
 
 
 def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter: bool = True) -> StepCosts:
@@ -227,7 +237,21 @@ def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter
     """
     of_prefill = with_prefill or fit
     typical = np.stack([_coefficients(fit), _coefficients(of_prefill)])
-    return StepCosts(typical, scatter_of(fit, of_prefill) if scatter else NONE)
+    return StepCosts(typical, scatter_of(fit, of_prefill) if scatter else NONE, _table(fit, of_prefill))
+
+
+def _table(*fits: FitResult) -> Table:
+    """The corrections of a fit of decode steps and of one of the others."""
+    found = [fit.correction for fit in fits]
+    counts = np.array([[len(each.nodes.get(name, ())) if each else 0 for name in AXES] for each in found])
+    nodes = np.zeros((2, len(AXES), int(counts.max())))
+    values = np.zeros((2, max(each.values.size if each else 0 for each in found)))
+    for row, each in enumerate(found):
+        if each is not None:
+            values[row, : each.values.size] = each.values.ravel()
+            for axis, name in enumerate(AXES):
+                nodes[row, axis, : counts[row, axis]] = each.nodes.get(name, ())
+    return Table(counts, nodes, values)
 
 
 def linear_costs(tau_0: float, tau_B: float, tau_S: float) -> StepCosts:
@@ -329,13 +353,65 @@ def _of_prefill(c: FloatArray, w: Work) -> float:
     return float(T)
 
 
+@inner
+def _along(t: Table, row: int, axis: int, amount: float) -> tuple[int, float]:
+    """(the node below, the share of the one above) of an amount on an axis."""
+    count = t.counts[row, axis]
+    if count == 0:
+        return 0, 0.0
+    x = np.log1p(amount)
+    low, high = 0, count - 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if t.nodes[row, axis, middle] <= x:
+            low = middle
+        else:
+            high = middle
+    start = t.nodes[row, axis, low]
+    return low, min(max((x - start) / (t.nodes[row, axis, low + 1] - start), 0.0), 1.0)
+
+
+@rare
+def correction(t: Table, row: int, D: float, P: float, held: tuple[float, float]) -> float:
+    """The factor that the table of a formula puts on a step that decodes D requests and computes P prefill tokens;
+    held: tokens of a request that decodes and of one in prefill. See `model.correction`."""
+    i, a = _along(t, row, 0, D)
+    j, b = _along(t, row, 1, P)
+    k, c = _along(t, row, 2, held[0])
+    m, d = _along(t, row, 3, held[1])
+    last = max(t.counts[row, 3], 1)
+    third = last * max(t.counts[row, 2], 1)
+    second = third * max(t.counts[row, 1], 1)
+    g = 0.0
+    for corner in range(8):
+        up, right, on = corner & 1, (corner >> 1) & 1, corner >> 2
+        weight = (a if up else 1.0 - a) * (b if right else 1.0 - b) * (c if on else 1.0 - c)
+        if weight > 0.0:
+            at = (i + up) * second + (j + right) * third + (k + on) * last + m
+            g += weight * t.values[row, at]
+            if d > 0.0:
+                g += weight * d * (t.values[row, at + 1] - t.values[row, at])
+    return float(np.exp(g))
+
+
+@inner
+def of_decoding(t: Table, B: float, cached: float) -> float:
+    """The factor on a step that decodes B requests with so many cached tokens."""
+    return 1.0 if t.values.shape[1] == 0 else float(correction(t, 0, B, 0.0, (cached / max(B, 1.0), 0.0)))
+
+
 @entry
 def step_ms(costs: StepCosts, w: Work) -> float:
     """Milliseconds of a typical step."""
-    c = costs.typical
-    if w.P > 0.0:
-        return float(of_tokens(c[1], w.B, w.S) + _of_prefill(c[1], w))
-    return float(of_decode(c[0], w.B, w.S) + c[0, TAU_K] * w.KD)
+    c, t = costs.typical, costs.table
+    if w.P <= 0.0:
+        D = max(w.B - w.n, 0.0)
+        return float((of_decode(c[0], w.B, w.S) + c[0, TAU_K] * w.KD) * of_decoding(t, D, w.KD))
+    T = of_tokens(c[1], w.B, w.S) + _of_prefill(c[1], w)
+    if t.values.shape[1] > 0:
+        D = max(w.B - w.n, 0.0)
+        T *= correction(t, 1, D, w.P, (w.KD / max(D, 1.0), (w.KP + w.P) / max(w.n, 1.0)))
+    return float(T)
 
 
 @inner

@@ -1,0 +1,376 @@
+"""What a formula misses of a machine, learnt from its residuals.
+
+With r_i = ln(observed_i / formula_i) the correction g (see `model.correction`) is the minimiser over its nodes of
+
+    sum_i w_i rho((r_i - g(x_i)) / s) s^2
+        + roughness * sum_axes integral [(d^2 g / dx_a^2)^2 + LEVEL (dg / dx_a)^2] dx_a + tiny |g|^2,
+
+rho Huber's, s from the median absolute residual: the mean of a Gaussian field with independent differences along the
+axes, so it is kriging of the residuals with a sparse precision matrix (Rue & Held, Gaussian Markov Random Fields,
+2005, ch. 3), and tens of thousands of nodes take a fraction of a second by conjugate gradients. Second differences
+count only between measured steps, where they interpolate; beyond them they would go on along a line, which no data
+support, and first differences go on at the level of the last steps. What noise is, is rough: the roughness is chosen
+by rows held out in the way the formula is checked (see `checking.crossval`), from nearly free to no correction at all.
+
+Far from measured steps g has to vanish. The table holds g u with u = 2^-max(0, d - 1), where d counts the steps of the
+grid, or octaves where these are shorter, to the nearest measured node; its outermost nodes hold zero, an octave beyond
+the last measured step.
+
+Growing any axis adds work, so T must not fall along one. Along an edge of length h, T = formula * e^g rises wherever g
+falls by no more than a = h * (least slope of ln formula on it). Let up be the least table above g with
+up_k >= up_j - a_jk on every edge, and down the largest one below: both hold the inequalities, so their mean does, and
+where g held them already all three agree. g keeps off that mean by half the noise of the rows at most, so that T never
+falls by more than the noise.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.fitting.data import Rows
+from latfit.model import AXES, PREFILL_CONTEXT, Correction, coordinates, corners_of, features_of
+from latfit.stats import MAD_TO_SIGMA, FloatArray
+
+Formula = Callable[[Mapping[str, FloatArray]], FloatArray]
+"""Columns of steps (n,) -> latency in ms (n,)."""
+
+DECODING, PREFILL, CONTEXT, LENGTH = AXES
+
+MOST_NODES = 30_000
+LEARNT_FROM = 50_000
+"""Rows that are enough to learn from, drawn evenly."""
+
+OCTAVE = float(np.log(2.0))
+PER_OCTAVE = (64, 8, 4, 4)
+"""Nodes an octave at most, on grids of one axis, two, three and four."""
+
+DIRECTLY = 4000
+"""Nodes up to which the equations are solved by elimination."""
+
+LEVEL = 0.3
+NEARLY_ZERO = 1e-5
+HUBER = 1.345
+PASSES = 3
+"""Times that the weights of far-off rows are found anew."""
+
+RTOL, MOST_STEPS = 3e-4, 300
+"""Of conjugate gradients, on larger grids."""
+
+SUBDIVIDED = 3
+ROUNDS = 50
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """How a correction is learnt. roughness: the weight of its differences for steps that decode, for those that are
+    nothing but prefill, and for others; 0 where the formula stays as it is.  noise: relative, of the rows about it."""
+
+    roughness: tuple[float, float, float]
+    noise: float
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """nodes: of each axis along which the steps of a trace differ.  constant: what they hold along the others.
+    corners, shares (n, 2^d): the nodes around each step, and their weights."""
+
+    nodes: Mapping[str, FloatArray]
+    constant: Mapping[str, float]
+    corners: NDArray[np.int64]
+    shares: FloatArray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(each) for each in self.nodes.values())
+
+    def part(self, rows: NDArray[np.intp]) -> "Part":
+        """What some of the steps measure."""
+        from scipy.sparse import csr_array
+
+        corners, shares = self.corners[rows], self.shares[rows]
+        ends = np.arange(0, corners.size + 1, corners.shape[1])
+        X = csr_array((shares.ravel(), corners.ravel(), ends), shape=(len(rows), int(np.prod(self.shape))))
+        measured = np.zeros(X.shape[1], dtype=bool)
+        measured[corners[np.arange(len(rows)), np.argmax(shares, axis=1)]] = True
+        return Part(self.nodes, X, measured.reshape(self.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some steps (k,) on a grid of m nodes. X: sparse (k, m), the weights of the nodes in g at each.  measured: nodes
+    that some step is nearest to, shaped as the grid."""
+
+    nodes: Mapping[str, FloatArray]
+    X: Any
+    measured: NDArray[np.bool_]
+
+    @cached_property
+    def across(self) -> Any:
+        return self.X.T.tocsr()
+
+    @cached_property
+    def squares(self) -> Any:
+        return self.X.multiply(self.X).T.tocsr()
+
+    @cached_property
+    def penalty(self) -> Any:
+        """Sparse (m, m): the integrals of the squared differences."""
+        return _penalty(list(self.nodes.values()), self.measured)
+
+
+def grid_of(data: Rows) -> Grid | None:
+    """The grid over the steps of a trace; None where they hardly differ."""
+    return data.once("grid of a correction", lambda: _grid(data))
+
+
+def _grid(data: Rows) -> Grid | None:
+    at = dict(zip(AXES, coordinates(AXES, features_of(data.steps)), strict=True))
+    if PREFILL_CONTEXT not in data.steps:
+        at.pop(LENGTH)  # it would be the number of prefill tokens once more
+    spread = {name: x for name, x in at.items() if np.ptp(x) > 0}
+    if not spread:
+        return None
+    nodes = _nodes(spread)
+    constant = {name: float(np.expm1(x[0])) for name, x in at.items() if name not in spread}
+    return Grid(nodes, constant, *corners_of(nodes, list(spread.values())))
+
+
+def learnt(
+    data: Rows, rows: NDArray[np.intp], log_ratio: FloatArray, smoothing: Smoothing, formula: Formula
+) -> Correction:
+    """The correction that some rows (k,) of a trace teach. log_ratio: ln(observed/formula) of them (k,)."""
+    if len(rows) > LEARNT_FROM:
+        some = np.linspace(0, len(rows) - 1, LEARNT_FROM).astype(np.intp)
+        rows, log_ratio = rows[some], log_ratio[some]
+    grid = grid_of(data)
+    assert grid is not None
+    part = grid.part(rows)
+    found: dict[float, FloatArray] = {}
+    for rough in sorted({*smoothing.roughness} - {0.0}, reverse=True):
+        found[rough] = smoothed(part, log_ratio, data.weights[rows], rough, next(reversed(found.values()), None))
+    g = by_kind(grid, found, smoothing.roughness)
+    return finished(part, g, smoothing.noise, slack(grid, formula, tuple(data.steps)))
+
+
+DECODE_ONLY, PREFILL_ONLY, BOTH = range(3)
+KINDS = (DECODE_ONLY, PREFILL_ONLY, BOTH)
+
+
+def kinds(D: FloatArray, P: FloatArray) -> NDArray[np.int64]:
+    """What steps hold that decode D requests and compute P prefill tokens (n,)."""
+    return np.where(P == 0, DECODE_ONLY, np.where(D == 0, PREFILL_ONLY, BOTH))
+
+
+def by_kind(grid: Grid, found: Mapping[float, FloatArray], roughness: Sequence[float]) -> FloatArray:
+    """g (m,) that has at each node the roughness of its kind of steps; 0: none."""
+    at = dict(zip(grid.nodes, np.meshgrid(*grid.nodes.values(), indexing="ij"), strict=True))
+    some = next(iter(at.values()))
+    D, P = (at.get(name, np.full(some.shape, grid.constant.get(name, 0.0))) for name in (DECODING, PREFILL))
+    kind, g = kinds(D, P).ravel(), np.zeros(some.size)
+    for number, rough in enumerate(roughness):
+        if rough > 0:
+            g[kind == number] = found[rough][kind == number]
+    return g
+
+
+def _nodes(spread: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+    """Nodes at the measured values, farther apart where those are many; one more an octave beyond either end."""
+    values = {name: np.unique(x) for name, x in spread.items()}
+    apart = dict.fromkeys(values, OCTAVE / PER_OCTAVE[len(values) - 1])
+    inner = {name: _thinned(x, apart[name]) for name, x in values.items()}
+    while np.prod([float(len(x) + 2) for x in inner.values()]) > MOST_NODES:
+        longest = max(inner, key=lambda name: len(inner[name]))
+        apart[longest] *= 1.2
+        inner[longest] = _thinned(values[longest], apart[longest])
+    return {name: _padded(x) for name, x in inner.items()}
+
+
+def _thinned(values: FloatArray, apart: float) -> FloatArray:
+    """Rising values that are at least so far apart, first and last among them."""
+    kept = [values[0]]
+    for value in values[1:]:
+        if value - kept[-1] >= apart:
+            kept.append(value)
+    if len(kept) > 1:
+        kept[-1] = values[-1]
+    return np.array(kept)
+
+
+def _padded(x: FloatArray) -> FloatArray:
+    below = [max(0.0, x[0] - OCTAVE)] if x[0] > 0 else []
+    return np.concatenate([below, x, [x[-1] + OCTAVE]])
+
+
+def _penalty(nodes: Sequence[FloatArray], measured: NDArray[np.bool_]) -> Any:
+    from scipy.sparse import csr_array, eye_array, kron
+
+    shape, total = measured.shape, measured.size
+    found = csr_array((total, total))
+    for axis, x in enumerate(nodes):
+        before, after = int(np.prod(shape[:axis])), int(np.prod(shape[axis + 1 :]))
+        if len(x) >= 3:
+            inside = np.logical_or.accumulate(measured, axis) & np.flip(
+                np.logical_or.accumulate(np.flip(measured, axis), axis), axis
+            )
+            triple = np.take(inside, range(len(x) - 2), axis) & np.take(inside, range(2, len(x)), axis)
+            D = kron(kron(eye_array(before), _second(x)), eye_array(after), format="csr")
+            D = D[np.flatnonzero(triple.ravel())]
+            found = found + D.T @ D
+        own = _first(x)
+        found = found + LEVEL * kron(kron(eye_array(before), own.T @ own), eye_array(after), format="csr")
+    return found.tocsr()
+
+
+def _second(x: FloatArray) -> Any:
+    from scipy.sparse import diags_array
+
+    h = np.diff(x)
+    mean = np.sqrt((h[:-1] + h[1:]) / 2)
+    left, right = 1 / h[:-1] / mean, 1 / h[1:] / mean
+    return diags_array([left, -left - right, right], offsets=[0, 1, 2], shape=(len(x) - 2, len(x)))
+
+
+def _first(x: FloatArray) -> Any:
+    from scipy.sparse import diags_array
+
+    scale = 1 / np.sqrt(np.diff(x))
+    return diags_array([-scale, scale], offsets=[0, 1], shape=(len(x) - 1, len(x)))
+
+
+def smoothed(
+    part: Part, log_ratio: FloatArray, weights: FloatArray, roughness: float, start: FloatArray | None = None
+) -> FloatArray:
+    """g (m,) at the nodes from ln(observed/formula) and weights of the steps (k,). start: where to begin."""
+    g, trust = start, np.ones(len(weights))
+    limit = float(np.max(np.abs(log_ratio)))
+    for _ in range(PASSES):
+        g = least_squares(part, log_ratio, weights * trust, roughness, g)
+        off = np.abs(log_ratio - part.X @ g)
+        scale = max(MAD_TO_SIGMA * float(np.median(off)), 1e-6)
+        trust = np.minimum(1.0, HUBER * scale / np.maximum(off, 1e-300))
+    assert g is not None
+    return np.clip(g, -limit, limit)
+
+
+def least_squares(
+    part: Part, log_ratio: FloatArray, weights: FloatArray, roughness: float, start: FloatArray | None = None
+) -> FloatArray:
+    """The same without regard to rows that are far off."""
+    from scipy.sparse import csc_array, diags_array, eye_array
+    from scipy.sparse.linalg import LinearOperator, cg, splu
+
+    X, across, size = part.X, part.across, part.X.shape[1]
+    right = across @ (weights * log_ratio)
+    if size <= DIRECTLY:
+        whole = across @ X.multiply(weights[:, None]) + roughness * part.penalty + NEARLY_ZERO * eye_array(size)
+        return np.asarray(splu(csc_array(whole), permc_spec="MMD_AT_PLUS_A").solve(right))
+
+    def times(v: FloatArray) -> FloatArray:
+        return np.asarray(across @ (weights * (X @ v)) + roughness * (part.penalty @ v) + NEARLY_ZERO * v)
+
+    scaled = diags_array(1 / (part.squares @ weights + roughness * part.penalty.diagonal() + NEARLY_ZERO))
+    matrix = LinearOperator((size, size), times, dtype=np.float64)
+    return np.asarray(cg(matrix, right, x0=start, rtol=RTOL, maxiter=MOST_STEPS, M=scaled)[0])
+
+
+def nearness(part: Part) -> FloatArray:
+    """u, shaped as the grid: how near each node is to the measured ones, one among them."""
+    far = np.where(part.measured, 0.0, np.inf)
+    costs = [np.minimum(np.diff(x) / OCTAVE, 1.0) for x in part.nodes.values()]
+    for _ in range(ROUNDS):
+        before = far.copy()
+        for axis, cost in enumerate(costs):
+            line = np.moveaxis(far, axis, 0)
+            for i in range(1, len(line)):
+                np.minimum(line[i], line[i - 1] + cost[i - 1], out=line[i])
+            for i in range(len(line) - 1, 0, -1):
+                np.minimum(line[i - 1], line[i] + cost[i - 1], out=line[i - 1])
+        if np.array_equal(before, far):
+            break
+    return np.asarray(0.5 ** np.maximum(far - 1.0, 0.0))
+
+
+def finished(part: Part, g: FloatArray, noise: float, allowed: Sequence[FloatArray]) -> Correction:
+    """The table of g (m,): zero far from the measured steps, and no fall of T that noise does not explain."""
+    table = g.reshape(part.measured.shape) * nearness(part)
+    for axis, x in enumerate(part.nodes.values()):
+        line = np.moveaxis(table, axis, 0)
+        line[-1] = 0.0
+        if x[0] > 0:
+            line[0] = 0.0
+    middle = rising(table, allowed)
+    return Correction(part.nodes, np.clip(table, middle - noise / 2, middle + noise / 2))
+
+
+def rising(g: FloatArray, allowed: Sequence[FloatArray]) -> FloatArray:
+    """The mean of the least table above g and the largest below it that fall by no more than is allowed on any edge."""
+    up, down = g.copy(), g.copy()
+    for _ in range(ROUNDS):
+        before = up.copy(), down.copy()
+        for axis, slack in enumerate(allowed):
+            one, other = np.moveaxis(up, axis, 0), np.moveaxis(down, axis, 0)
+            a = np.moveaxis(slack, axis, 0)
+            for i in range(1, len(one)):
+                np.maximum(one[i], one[i - 1] - a[i - 1], out=one[i])
+            for i in range(len(other) - 1, 0, -1):
+                np.minimum(other[i - 1], other[i] + a[i - 1], out=other[i - 1])
+        if np.array_equal(before[0], up) and np.array_equal(before[1], down):
+            break
+    return (up + down) / 2
+
+
+def slack(grid: Grid, formula: Formula, known: Sequence[str]) -> list[FloatArray]:
+    """How far g may fall along each edge so that T still rises all along it, by axis. known: columns of the trace."""
+    found, nodes = [], grid.nodes
+    for axis, (name, x) in enumerate(nodes.items()):
+        h = np.diff(x)
+        inner = (x[:-1, None] + h[:, None] * np.arange(SUBDIVIDED) / SUBDIVIDED).ravel()
+        fine = {**nodes, name: np.append(inner, x[-1])}
+        steps = _steps_at(fine, grid.constant, known)
+        T = np.log(np.maximum(formula(steps), 1e-300)).reshape([len(each) for each in fine.values()])
+        rise = np.moveaxis(np.diff(T, axis=axis), axis, 0)
+        rise = rise.reshape(len(h), SUBDIVIDED, *rise.shape[1:])
+        # between none of something and the least measured of it the formula may jump
+        jumps = (x[:-1] == 0).reshape(-1, *[1] * (rise.ndim - 2))
+        least = np.where(jumps, rise.sum(axis=1), SUBDIVIDED * rise.min(axis=1))
+        allowed = np.moveaxis(np.maximum(least, 0.0), 0, axis)
+        found.append(np.where(_void(nodes, name), np.inf, allowed))
+    return found
+
+
+def _void(nodes: Mapping[str, FloatArray], name: str) -> NDArray[np.bool_]:
+    """Edges along an axis from nodes that no step can be at: context of requests that are not there, more new tokens of
+    a request than it has."""
+    x = dict(zip(nodes, np.meshgrid(*nodes.values(), indexing="ij"), strict=True))
+    void = np.zeros([len(each) for each in nodes.values()], dtype=bool)
+    if name == CONTEXT and DECODING in x:
+        void = x[DECODING] == 0
+    if name == LENGTH and PREFILL in x:
+        void = (x[PREFILL] == 0) | (x[LENGTH] < x[PREFILL])
+    return np.delete(void, -1, axis=list(nodes).index(name))
+
+
+def _steps_at(
+    nodes: Mapping[str, FloatArray], constant: Mapping[str, float], known: Sequence[str]
+) -> dict[str, FloatArray]:
+    """Steps at all nodes (m,), in the columns that a trace knows."""
+    grid = np.meshgrid(*(np.expm1(x) for x in nodes.values()), indexing="ij")
+    of = {name: each.ravel() for name, each in zip(nodes, grid, strict=True)}
+    of |= {name: np.full(grid[0].size, value) for name, value in constant.items()}
+    P = of[PREFILL]
+    n = (P > 0).astype(np.float64)
+    D = np.where((of[DECODING] + n) > 0, of[DECODING], 1.0)
+    KD, KP = of[CONTEXT] * D, np.maximum(of.get(LENGTH, P) - P, 0.0) * n
+    every = {
+        "B": D + n,
+        "S": D + P,
+        "prefill_requests": n,
+        "prefill_tokens": P,
+        "context_tokens": KD + KP,
+        "prefill_context_tokens": KP,
+    }
+    return {name: column for name, column in every.items() if name in known}

@@ -1,0 +1,112 @@
+"""What a formula misses of a machine: a table over what a step holds, and the factor that it puts on the formula.
+
+    T = T_formula(step) * exp(g(x)),
+
+where g is known at the nodes of a grid and multilinear between them. The axes are those of AXES along which the steps
+of the trace differ, each in ln(1 + x): between two nodes g is a weighted mean of at most 2^d of them,
+
+    g(x) = sum over corners of g_corner * prod_a (w_a or 1 - w_a),    w_a = (x_a - low_a)/(high_a - low_a).
+
+The outermost nodes hold about zero and a step beyond them takes theirs, so that far from the measured steps only the
+formula speaks. How the nodes are found: `latfit.fitting.correction`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from latfit.model.features import Features, features_of
+from latfit.stats import FloatArray, IntArray
+
+DECODING, PREFILL, CONTEXT, LENGTH = "decode_requests", "prefill_tokens", "decode_context", "prefill_length"
+
+AXES: Mapping[str, Callable[[Features], FloatArray]] = {
+    DECODING: lambda f: f["D"],
+    PREFILL: lambda f: f["P"],
+    CONTEXT: lambda f: f["KD"] / np.maximum(f["D"], 1.0),
+    LENGTH: lambda f: (f["KP"] + f["P"]) / np.maximum(f["n"], 1.0),
+}
+"""What a step holds, by axis: requests that decode, prefill tokens, cached tokens of a request that decodes, cached and
+new tokens of one in prefill. Growing any of them alone adds work."""
+
+_READS = {
+    DECODING: ("B", "prefill_requests"),
+    PREFILL: ("S", "prefill_tokens"),
+    CONTEXT: ("context_tokens",),
+    LENGTH: ("context_tokens", "prefill_context_tokens"),
+}
+
+DECIMALS = 5
+MOST = 20.0
+"""No formula is off by more than e to it."""
+CORRECTION = "+correction"
+"""What follows the name of a model that has one."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Correction:
+    """nodes: rising values of ln(1 + x) by axis, (m_a,) each.  values: g, shaped by the axes in their order."""
+
+    nodes: Mapping[str, FloatArray]
+    values: FloatArray
+
+    def log_factor(self, features: Features) -> FloatArray:
+        """g (n,) of steps with these features."""
+        corners, shares = corners_of(self.nodes, coordinates(self.nodes, features))
+        return np.asarray((self.values.ravel()[corners] * shares).sum(axis=1))
+
+    def of_steps(self, steps: Mapping[str, FloatArray]) -> FloatArray:
+        """g (n,) of steps in the columns of a trace."""
+        return self.log_factor(features_of(steps))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of a trace that the table reads."""
+        return tuple(name for axis in self.nodes for name in _READS[axis])
+
+    def to_json(self) -> dict[str, Any]:
+        nodes = {name: np.round(values, DECIMALS).tolist() for name, values in self.nodes.items()}
+        return {"nodes": nodes, "log_factor": np.round(self.values, DECIMALS).ravel().tolist()}
+
+    @classmethod
+    def from_json(cls, part: Mapping[str, Any] | None) -> "Correction | None":
+        """The table in a decoded document, None where there is none. Raises ValueError, KeyError, TypeError."""
+        if not part:
+            return None
+        nodes = {str(name): np.asarray(values, dtype=np.float64) for name, values in part["nodes"].items()}
+        values = np.asarray(part["log_factor"], dtype=np.float64)
+        unknown = [name for name in nodes if name not in AXES]
+        if unknown or not nodes:
+            raise ValueError(f"no such axis: {', '.join(unknown) or 'none given'}")
+        if any(each.ndim != 1 or len(each) < 2 or not np.all(np.diff(each) > 0) for each in nodes.values()):
+            raise ValueError("nodes of an axis are two rising numbers or more")
+        shape = tuple(len(each) for each in nodes.values())
+        if values.size != np.prod(shape) or not np.all(np.abs(values) < MOST):
+            raise ValueError(f"log_factor has {values.size:,} numbers for {int(np.prod(shape)):,} nodes")
+        return cls(nodes, values.reshape(shape))
+
+
+def coordinates(names: Iterable[str], features: Features) -> list[FloatArray]:
+    """ln(1 + x) of steps (n,) along each axis."""
+    return [np.log1p(np.maximum(AXES[name](features), 0.0)) for name in names]
+
+
+def corners_of(nodes: Mapping[str, FloatArray], at: list[FloatArray]) -> tuple[IntArray, FloatArray]:
+    """(numbers of the nodes around each point, their shares), (n, 2^d) each; at: coordinates (n,) by axis."""
+    lengths = [len(each) for each in nodes.values()]
+    strides = [int(np.prod(lengths[a + 1 :])) for a in range(len(lengths))]
+    low, part = [], []
+    for x, known, stride in zip(at, nodes.values(), strides, strict=True):
+        i = np.clip(np.searchsorted(known, x, side="right") - 1, 0, len(known) - 2)
+        part.append(np.clip((x - known[i]) / (known[i + 1] - known[i]), 0.0, 1.0))
+        low.append(i * stride)
+    ends = list(itertools.product((0, 1), repeat=len(lengths)))
+    base = np.sum(low, axis=0)
+    corners = np.stack([base + sum(s for s, up in zip(strides, end, strict=True) if up) for end in ends], axis=1)
+    shares = np.stack(
+        [np.prod([w if up else 1.0 - w for w, up in zip(part, end, strict=True)], axis=0) for end in ends], axis=1
+    )
+    return corners, shares

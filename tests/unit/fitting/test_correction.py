@@ -1,0 +1,179 @@
+"""What a formula misses: planted misfits, a second way to solve, brute force for what must rise."""
+
+import numpy as np
+import pytest
+
+from latfit.fitting.checking.roughness import chosen_correction
+from latfit.fitting.correction import NEARLY_ZERO, Smoothing, grid_of, kinds, learnt, least_squares, rising
+from latfit.fitting.data import FitData, fit_data
+from latfit.fitting.fit import fit_trace
+from latfit.fitting.problem import FitOptions
+from latfit.fitting.solver.solve import solved_once
+from latfit.model import FitResult, features_of, fit_from_json
+from latfit.stats import FloatArray
+from latfit.trace import Trace
+
+NOISE = 0.01
+
+
+def steps(n: int, rng: np.random.Generator) -> dict[str, FloatArray]:
+    """Decode and mixed steps of 1 to 64 requests and up to 1,024 prefill tokens."""
+    D = rng.integers(1, 65, n).astype(float)
+    P = np.where(rng.random(n) < 0.5, 0.0, rng.integers(16, 1025, n))
+    return {"B": D + (P > 0), "S": D + P, "prefill_requests": (P > 0).astype(float), "prefill_tokens": P}
+
+
+def truth(columns: dict[str, FloatArray], bump: float = 0.3, wave: bool = False) -> FloatArray:
+    """A line with a step in ln T over prefill tokens (or a wave, so that T falls in places): no formula of latfit's."""
+    T = 5 + 0.05 * columns["B"] + 0.03 * columns["S"]
+    x = np.log1p(columns["prefill_tokens"])
+    return T * np.exp(bump * (np.sin(3 * x) if wave else np.tanh(3 * (x - 5.5))))
+
+
+def measured(n: int = 1500, seed: int = 1, bump: float = 0.3, wave: bool = False) -> Trace:
+    rng = np.random.default_rng(seed)
+    columns = steps(n, rng)
+    return Trace({**columns, "T_ms": truth(columns, bump, wave) * np.exp(rng.normal(0, NOISE, n))})
+
+
+def line(trace: Trace) -> tuple[FitData, FitOptions, FloatArray]:
+    data, options = fit_data(trace), FitOptions("linear")
+    problem, found = solved_once(data, options)
+    return data, options, problem.theta(found.z)
+
+
+def ape(fit: FitResult, columns: dict[str, FloatArray], T: FloatArray) -> float:
+    return 100 * float(np.mean(np.abs(fit.latency_ms(**columns) / T - 1)))
+
+
+@pytest.fixture(scope="module")
+def corrected() -> FitResult:
+    return fit_trace(measured(), FitOptions("linear+correction"))
+
+
+def test_follows_a_planted_misfit_down_to_the_noise(corrected: FitResult) -> None:
+    columns = steps(4000, np.random.default_rng(7))
+    T = truth(columns)
+    plain = fit_trace(measured(), FitOptions("linear"))
+    assert ape(plain, columns, T) > 4
+    assert ape(corrected, columns, T) < 100 * NOISE
+    # of noisy rows that were left out: the noise's own mean error is 0.8 of its standard deviation, and cells at the
+    # step are predicted from neighbours across it
+    error = corrected.cross_validation.mape_pct
+    assert error is not None
+    assert 0.9 < error / (80 * NOISE) < 1.5
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_noise_alone_is_not_followed(seed: int) -> None:
+    data, options, theta = line(measured(600, seed, bump=0.0))
+    chosen = chosen_correction(data, options, theta)
+    assert chosen is not None
+    assert chosen.smoothing is None
+    plain = np.abs(np.expm1(-chosen.held_out.log_ratio)).mean()
+    assert plain == pytest.approx(0.8 * NOISE, rel=0.15)
+
+
+def test_auto_takes_it_where_it_pays_and_says_so() -> None:
+    fit = fit_trace(measured(), FitOptions("auto"))
+    assert fit.name.endswith("+correction")
+    assert "corrected by a table" in (fit.cross_validation.selection or {})["reason"]
+    assert not fit_trace(measured(bump=0.0), FitOptions("auto")).name.endswith("+correction")
+
+
+def test_far_from_the_measured_steps_the_formula_speaks_alone(corrected: FitResult) -> None:
+    far = {"B": np.array([200.0]), "S": np.array([9000.0]), "prefill_requests": np.ones(1)}
+    far["prefill_tokens"] = far["S"] - far["B"] + 1
+    formula = corrected.structure.latency_ms(corrected.theta, corrected.steps(**far))
+    # an octave past the last measured step and further the table holds what keeps T from falling, and no more
+    assert abs(np.log(corrected.latency_ms(**far) / formula))[0] < NOISE
+
+
+@pytest.mark.parametrize("most", [0, 4000])
+def test_the_table_is_the_minimiser_by_dense_algebra(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By elimination, and by conjugate gradients as on large grids."""
+    monkeypatch.setattr("latfit.fitting.correction.DIRECTLY", most)
+    monkeypatch.setattr("latfit.fitting.correction.MOST_STEPS", 5000)
+    monkeypatch.setattr("latfit.fitting.correction.RTOL", 1e-10)
+    data, _, _ = line(measured(200, 3))
+    grid, rows = grid_of(data), np.arange(len(data))
+    assert grid is not None
+    part, wanted = grid.part(rows), np.random.default_rng(0).normal(0, 0.1, len(data))
+    X = part.X.toarray()
+    A = X.T @ X + 0.1 * part.penalty.toarray() + NEARLY_ZERO * np.eye(X.shape[1])
+    expected = X @ np.linalg.solve(A, X.T @ wanted)
+    assert X @ least_squares(part, wanted, np.ones(len(rows)), 0.1) == pytest.approx(expected, abs=1e-6)
+
+
+def test_interpolates_as_scipy_does(corrected: FitResult) -> None:
+    from scipy.interpolate import RegularGridInterpolator
+
+    table = corrected.correction
+    assert table is not None
+    columns = steps(500, np.random.default_rng(5))
+    features = features_of(columns)
+    known = RegularGridInterpolator(list(table.nodes.values()), table.values)
+    axes = {"decode_requests": features["D"], "prefill_tokens": features["P"]}
+    points = np.stack([np.log1p(axes[name]) for name in table.nodes], axis=1)
+    assert table.log_factor(features) == pytest.approx(known(points), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_latency_does_not_fall_as_work_grows_by_more_than_the_noise(seed: int) -> None:
+    """The planted wave falls by a third in places: the table has to refuse that."""
+    trace = measured(800, seed, wave=True)
+    data, options, theta = line(trace)
+    problem, _ = solved_once(data, options)
+    log_ratio = np.log(data.observed / problem.model.latency_ms(theta, data.steps))
+    table = learnt(
+        data,
+        np.arange(len(data)),
+        log_ratio,
+        Smoothing((1e-3, 1e-3, 1e-3), NOISE),
+        lambda columns: problem.model.latency_ms(theta, columns),
+    )
+    P = np.arange(16.0, 4000.0)
+    for D in (1.0, 8.0, 60.0, 150.0):
+        columns = {"B": np.full(len(P), D + 1), "S": D + P, "prefill_requests": np.ones(len(P)), "prefill_tokens": P}
+        T = problem.model.latency_ms(theta, columns) * np.exp(table.of_steps(columns))
+        assert np.max(np.maximum.accumulate(T) / T - 1) < 1.1 * NOISE
+
+
+def test_rising_leaves_alone_what_rises_and_meets_every_edge() -> None:
+    rng = np.random.default_rng(2)
+    g = rng.normal(0, 1, (7, 5, 4))
+    allowed = [rng.uniform(0, 0.3, (6, 5, 4)), rng.uniform(0, 0.3, (7, 4, 4)), rng.uniform(0, 0.3, (7, 5, 3))]
+    found = rising(g, allowed)
+    for axis, slack in enumerate(allowed):
+        assert np.all(np.diff(found, axis=axis) >= -slack - 1e-12)
+    assert np.array_equal(rising(found, allowed), found) or np.allclose(rising(found, allowed), found, atol=1e-12)
+
+
+def test_kinds_of_steps() -> None:
+    assert kinds(np.array([3.0, 0.0, 2.0]), np.array([0.0, 7.0, 9.0])).tolist() == [0, 1, 2]
+
+
+def test_is_stored_with_the_fit(corrected: FitResult) -> None:
+    again = fit_from_json(corrected.to_json(), "here")
+    columns = steps(100, np.random.default_rng(9))
+    assert again.latency_ms(**columns) == pytest.approx(corrected.latency_ms(**columns), rel=1e-4)
+    assert again.name == "linear+correction"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"nodes": {}, "log_factor": []},
+        {"nodes": {"prefill_tokens": [0.0, 1.0]}, "log_factor": [0.0]},
+        {"nodes": {"prefill_tokens": [1.0, 0.0]}, "log_factor": [0.0, 0.0]},
+        {"nodes": {"moon": [0.0, 1.0]}, "log_factor": [0.0, 0.0]},
+        {"nodes": {"prefill_tokens": [0.0, 1.0]}, "log_factor": [0.0, None]},
+        {"nodes": 3},
+        [1],
+    ],
+)
+def test_a_damaged_table_is_named(corrected: FitResult, damage: object) -> None:
+    from latfit.errors import BadInput
+
+    with pytest.raises(BadInput, match="correction"):
+        fit_from_json({**corrected.to_json(), "correction": damage}, "here")
