@@ -32,6 +32,7 @@ BYTES = 8 << 30
 DOCUMENTED = frozenset({0, 2, 3, 4, 5, 6, 7, 8})
 LEFT_OUT = frozenset({"demo"})
 """It measures for a minute and goes through other verbs."""
+SAID_EVERY = 250
 WARM = (
     "ingest",
     "predict",
@@ -170,6 +171,8 @@ def main() -> None:
     counts: Counter[str] = Counter()
     with ThreadPoolExecutor(asked.workers) as pool:
         for line, found in zip(lines, pool.map(lambda each: ended(each, inputs), lines), strict=True):
+            if counts and counts.total() % SAID_EVERY == 0:
+                print(f"{counts.total():,} of {len(lines):,} commands: {_told(counts)}", flush=True)
             counts[found.kind] += 1
             if found.failed:
                 shown = " ".join(repr(each[:60]) if not each.isprintable() or not each else each[:60] for each in line)
@@ -178,8 +181,12 @@ def main() -> None:
                     flush=True,
                 )
     shutil.rmtree(inputs, ignore_errors=True)
-    print(f"{asked.count:,} commands: " + ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items())))
+    print(f"{asked.count:,} commands: {_told(counts)}")
     sys.exit(any(not kind.startswith("exit") for kind in counts))
+
+
+def _told(counts: Counter[str]) -> str:
+    return ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items()))
 
 
 if __name__ == "__main__":
