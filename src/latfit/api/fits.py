@@ -330,8 +330,8 @@ def fit(
     """Fit a latency model to steps of one system, and check it.
 
     source, reading: as of `latfit.read`.  model: "auto" compares all by cross-validation; saturation,
-    saturation-gamma, context, roofline, linear, quadratic, hinge, constant, each also with "+moe".  loss: huber,
-    soft_l1, tukey, linear.  residuals: relative (log of predicted/observed) or absolute (ms).  fix: {"P_max": 60}
+    saturation-gamma, context, roofline, linear, quadratic, hinge, constant, each also with "+moe" or "+correction".
+    loss: huber, soft_l1, tukey, linear.  residuals: relative (log of predicted/observed) or absolute (ms).  fix: {"P_max": 60}
     holds parameters.  bounds: {"k_B": (0.01, 1)}.  prior: {"P_max": (60, 5)}, mean and standard deviation.  weights:
     what counts the same: rows, segment (doublings of S), variance (cells).  intervals: of parameters: sandwich,
     profile or bootstrap.  bootstrap: how many resamples to refit and keep.  path: execution path of steps that name

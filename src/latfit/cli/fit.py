@@ -47,7 +47,7 @@ class ModelOptions:
             "--model",
             metavar="NAME",
             help="auto (chosen by cross-validation), saturation, saturation-gamma, context, roofline, linear,"
-            " quadratic, hinge or constant, each also with +moe.",
+            " quadratic, hinge or constant, each also with +moe or +correction.",
         ),
     ] = None
     loss: Annotated[

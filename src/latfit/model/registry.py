@@ -9,6 +9,7 @@ from latfit.errors import WrongUsage
 from latfit.model.base import LatencyModel
 from latfit.model.baselines import CONSTANT, HINGE, LINEAR, QUADRATIC
 from latfit.model.context import CONTEXT, K_E, TAU_E
+from latfit.model.correction import CORRECTION
 from latfit.model.roofline import ROOFLINE
 from latfit.model.saturation import Saturation, SaturationGamma
 from latfit.model.term_model import Separable
@@ -52,6 +53,8 @@ def model_named(name: str) -> LatencyModel:
     if name not in FAMILY:
         plain = ", ".join(model.name for model in _PLAIN)
         raise WrongUsage(
-            f"no model is called {name!r}", where="--model", remedy=f"Choose one of: {plain}; each also with {MOE}."
+            f"no model is called {name!r}",
+            where="--model",
+            remedy=f"Choose one of: {plain}; each also with {MOE} or {CORRECTION}.",
         )
     return FAMILY[name]

@@ -146,9 +146,13 @@ class TestDamaged:
     @pytest.mark.parametrize("odd", [None, "x", [], {}, [None]])
     def test_a_result_of_vllm_bench_with_gaps(self, key: str, odd: object, tmp_path: Path) -> None:
         n = 5
-        bench = {"start_times": [1.0 * i for i in range(n)], "input_lens": [9] * n, "output_lens": [3] * n}
+        bench: dict[str, list[object]] = {
+            "start_times": [1.0 * i for i in range(n)],
+            "input_lens": [9] * n,
+            "output_lens": [3] * n,
+        }
         whole = bench | {"ttfts": [0.1] * n, "itls": [[0.01, 0.01]] * n, "errors": [""] * n}
-        damaged = {**whole, key: [odd, *list(whole[key])[1:]]}
+        damaged = {**whole, key: [odd, *whole[key][1:]]}
         (tmp_path / "log").write_text(json.dumps(damaged))
         assert len(read_requests(tmp_path / "log").requests) >= n - 1
 
