@@ -406,7 +406,7 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
             raise WrongUsage(
                 f"{parameter.name} = {held:g} is not possible",
                 where="--fix",
-                remedy=f"It is the {parameter.meaning}, {'above' if parameter.positive else 'at least'} zero.",
+                remedy=f"Give a number {'above' if parameter.positive else 'of at least'} zero ({parameter.meaning}).",
             )
 
 

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from latfit.errors import BadInput
 from latfit.files import write_json
 from latfit.inputs import read_json
-from latfit.model.base import LatencyModel, Steps
+from latfit.model.base import LatencyModel, Parameter, Steps
 from latfit.model.correction import CORRECTION, Correction
 from latfit.model.features import CONTEXT, MIXED_FROM, StepTable, with_typical_context
 from latfit.model.fit_parts import (
@@ -357,9 +357,9 @@ def fit_from_json(document: Any, where: str) -> FitResult:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _not_a_fit(where, f"{type(error).__name__}: {error}") from None
     missing = [p.name for p in FAMILY[model].parameters if p.name not in parameters]
-    unusable = [name for name, estimate in parameters.items() if not abs(estimate.value) < MOST_VALUE]
+    unusable = [p.name for p in FAMILY[model].parameters if p.name not in missing and not _possible(p, parameters)]
     if status.ok and (missing or unusable):
-        raise _not_a_fit(where, f"parameters without a value: {', '.join(missing + unusable)}")
+        raise _not_a_fit(where, f"parameters without a possible value: {', '.join(missing + unusable)}")
     parts = {name: document.get(name, {}) for name in (*_TYPED, *_PLAIN)}
     for name, part in parts.items():
         if not isinstance(part, dict):
@@ -376,17 +376,37 @@ def fit_from_json(document: Any, where: str) -> FitResult:
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise _not_a_fit(where, f"{type(error).__name__}: {error}") from None
     try:
-        return replace(found, correction=Correction.from_json(document.get("correction")))
+        found = replace(found, correction=Correction.from_json(document.get("correction")))
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise _not_a_fit(where, f"correction: {type(error).__name__}: {error}") from None
+    T = _at_the_ends(found) if status.ok else np.ones(1)
+    if not np.all((T > 0) & (T < MOST_VALUE)):
+        raise _not_a_fit(where, f"it predicts {T.min():g} to {T.max():g} ms within its measured range")
+    return found
+
+
+def _possible(parameter: Parameter, found: Mapping[str, Estimate]) -> bool:
+    """Whether a parameter has a value that it can have: no cost and no rate is below zero."""
+    value = found[parameter.name].value
+    return 0 <= value < MOST_VALUE and (value > 0 or not parameter.positive)
+
+
+def _at_the_ends(fit: FitResult) -> FloatArray:
+    """Typical latency in ms (4,) at the smallest and the largest B and S that were measured."""
+    ends = [np.asarray(fit.domain.get(column, (1.0, 1.0)), dtype=np.float64) for column in ("B", "S")]
+    B, S = (each.ravel() for each in np.meshgrid(*ends))
+    with np.errstate(all="ignore"):
+        return fit.latency_ms(np.maximum(B, 1.0), np.maximum(S, np.maximum(B, 1.0)))
 
 
 def _check_parts(fit: FitResult) -> None:
     """Raises ValueError or TypeError for parts whose entries have more to them than a kind."""
     for name, span in fit.domain.items():
         low, high = span
-        if not -MOST_VALUE < low <= high < MOST_VALUE:
+        if not 0 <= low <= high < MOST_VALUE:
             raise ValueError(f"domain of {name} is {low} to {high}")
+    if not all(0 <= tokens < MOST_VALUE for tokens in fit.typical.values()):
+        raise ValueError(f"typical is {dict(fit.typical)}")
     for name, facts in (*fit.provenance.items(), *fit.data.more.items()):
         if name in ("identity", "trace", "system", "reading") and not isinstance(facts, dict):
             raise TypeError(f"{name} is no object")

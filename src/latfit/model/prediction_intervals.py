@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from latfit.model.step_ratios import StepRatios, ratios_from_json
+from latfit.model.step_ratios import MOST_RATIO, StepRatios, ratios_from_json
 from latfit.trace import MIXED, PREFILL, UNKNOWN
 
 STANDS_FOR: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -102,7 +102,10 @@ def _limits(entry: Mapping[str, Any]) -> Limits:
 
 
 def _factors(entry: Mapping[str, Any]) -> dict[float, float | None]:
-    return {float(level): None if factor is None else float(factor) for level, factor in entry.items()}
+    found = {float(level): None if factor is None else float(factor) for level, factor in entry.items()}
+    if any(factor is not None and not 1 / MOST_RATIO < factor < MOST_RATIO for factor in found.values()):
+        raise ValueError("limits are not factors above zero")
+    return found
 
 
 def _at(known: Mapping[float, float | None], level: float) -> float | None:

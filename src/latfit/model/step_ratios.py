@@ -185,6 +185,8 @@ class _Process:
         return np.asarray(self.mean(at) + np.linalg.cholesky(left) @ z)
 
 
+MOST_RATIO = 1e60
+"""Of observed over typical time, and one over the least; its square is a number still."""
 NO_LEVELS = SizeLevels(np.empty(0), np.empty(0), np.empty(0))
 
 
@@ -222,7 +224,9 @@ def levels_from_json(document: Mapping[str, Any] | None) -> SizeLevels:
         return NO_LEVELS
     sizes, level, error = (np.asarray(document[name], dtype=np.float64) for name in ("sizes", "log_level", "error"))
     known = sizes.shape == level.shape == error.shape and sizes.ndim == 1
-    if not known or not np.all(np.isfinite(level) & (sizes > 0) & (error > 0)) or np.any(np.diff(sizes) <= 0):
+    most = math.log(MOST_RATIO)
+    usable = (np.abs(level) < most) & (sizes > 0) & (sizes < np.inf) & (error >= LEAST_ERROR / 2) & (error < most)
+    if not known or not np.all(usable) or np.any(np.diff(sizes) <= 0):
         raise ValueError("levels of ratios are not rising sizes with a level and an error each")
     return SizeLevels(sizes, level, error)
 
@@ -432,7 +436,8 @@ def ratios_from_json(document: Mapping[str, Any] | None) -> StepRatios | None:
     values = np.asarray(document["values"], dtype=np.float64)
     weights = np.asarray(document["weights"], dtype=np.float64)
     known = len(values) > 0 and values.shape == weights.shape and values.ndim == 1
-    if not known or not np.all(np.isfinite(values) & (values > 0) & (weights >= 0)) or np.any(np.diff(values) < 0):
+    usable = (values > 1 / MOST_RATIO) & (values < MOST_RATIO) & (weights >= 0) if known else False
+    if not np.all(usable) or np.any(np.diff(values) < 0):
         raise ValueError("ratios are not rising values above zero with a weight each")
     if not abs(float(weights.sum()) - 1) < 1e-6:
         raise ValueError("weights of ratios do not add up to 1")

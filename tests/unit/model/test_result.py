@@ -89,6 +89,34 @@ def test_broken_files_are_bad_input(content: str, tmp_path: Path) -> None:
     assert "latfit fit" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("parameters", "tau_B", "value"), -1.0),
+        (("parameters", "P_max", "value"), 0.0),
+        (("parameters", "tau_S", "value"), 1e59),
+        (("domain", "S"), [-5, 9]),
+        (("typical", "context_tokens"), 1e300),
+        (("intervals", "ratio_quantiles", "0.95"), 1e300),
+        (("intervals", "ratios", "levels", "log_level", 0), 1e6),
+        (("intervals", "ratios", "levels", "error", 0), 1e-320),
+        (("intervals", "ratios", "values", -1), 1e300),
+    ],
+)
+def test_a_fit_of_impossible_numbers_is_refused(
+    fit: FitResult, tmp_path: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    write_fit(tmp_path / "a.fit.json", fit)
+    document = json.loads((tmp_path / "a.fit.json").read_text())
+    inner = document
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (tmp_path / "b.fit.json").write_text(json.dumps(document))
+    with pytest.raises(BadInput, match="not a latfit fit"):
+        read_fit(tmp_path / "b.fit.json")
+
+
 def test_missing_file_names_the_command_that_makes_it(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="latfit fit"):
         read_fit(tmp_path / "none.fit.json")
