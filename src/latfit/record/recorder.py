@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from latfit._version import __version__
 from latfit.files import make_folder
 from latfit.provenance import utc_now
-from latfit.trace import PHASES, Array, Trace, write_trace
+from latfit.trace import PHASES, Array, Trace, period_ms, write_trace
 
 FIELDS = (
     ("t_s", "d", "<f8"),
@@ -111,6 +111,8 @@ def columns(rows: NDArray[Any], labels: Mapping[str, str | int], kv_capacity_tok
         found["context_tokens"] = _rounded(rows["kv_usage"] * kv_capacity_tokens)
     for name in ("queued_requests", "kv_usage", "step", "dummy", "encoder_inputs", "encoder_embeddings"):
         found[name] = rows[name].copy()
+    # The last row's is missing: its successor is in the next file.
+    found["period_ms"] = period_ms(Trace(found))
     for name, value in labels.items():
         found[name] = np.full(len(rows), value)
     return found

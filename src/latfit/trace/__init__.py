@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         columns_of as columns_of,
         write_trace as write_trace,
     )
+    from latfit.trace.period import period_ms as period_ms
     from latfit.trace.read import (
         CleanTrace as CleanTrace,
         Reading as Reading,

@@ -22,6 +22,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("B", "int", True, "requests in the step, >= 1 (fractional where the source only has window means)"),
     Column("S", "int", True, "tokens computed in the step; a decode request computes one"),
     Column("T_ms", "float", True, "latency of the step in milliseconds, > 0"),
+    Column("period_ms", "float", False, "from the step's start to the next one's; missing where the engine paused"),
     Column("t_s", "float", False, "start of the step, seconds from the start of its run"),
     Column("run", "text", False, "one engine start, load level or process; time order means something only within it"),
     Column("path", "text", False, "execution path: cpu, amx, gpu, ..."),

@@ -17,6 +17,7 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.trace.clean import Cleaned, CleanOptions, check_not_most, clean
 from latfit.trace.columns import BY_NAME, IDENTITY
 from latfit.trace.filter import matching_rows
+from latfit.trace.period import with_period
 from latfit.trace.readers import reader_for
 from latfit.trace.readers.reader import Options
 from latfit.trace.readers.source import Source, open_source
@@ -109,6 +110,7 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
     options = Options(reading.column_map, reading.unit)
     parts = [reader.read(source, options) for reader, source in zip(readers, sources, strict=True)]
     trace = concatenated(parts, [source.name for source in sources])
+    trace = with_period(trace)
     implied = {reader.path for reader in readers}
     where = sources[0].name if len(sources) == 1 else f"{len(sources)} files"
     with ThreadPoolExecutor(1) as beside:

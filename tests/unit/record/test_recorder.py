@@ -99,6 +99,19 @@ class TestFiles:
         recorder.close()
         assert read_parquet(files(tmp_path)[0])["t_s"].tolist() == [0.25, 0.75]
 
+    def test_the_period_lasts_until_the_next_step_of_a_file_starts(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Steps of 250 ms end at 0.5, 1.0, 11.0 and 11.4 s; no request is left after the second.
+        now = iter([100.0, 100.5, 101.0, 111.0, 111.4])
+        monkeypatch.setattr("latfit.record.recorder.monotonic", lambda: next(now))
+        recorder = StepRecorder(tmp_path)
+        for step, prefill in enumerate((1, 0, 1, 0)):
+            recorder.add(Step(step, 250.0, prefill, 9 * prefill, 1 - prefill, 1 - prefill, queued_requests=0))
+        recorder.close()
+        found = read_parquet(files(tmp_path)[0])["period_ms"]
+        assert found == pytest.approx([500, np.nan, 400, np.nan], nan_ok=True)
+
     def test_an_idle_engine_is_written_after_a_while(self, tmp_path: Path) -> None:
         recorder = StepRecorder(tmp_path, buffers=Buffers(flush_s=0.05))
         feed(recorder, 3)

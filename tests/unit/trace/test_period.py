@@ -1,0 +1,177 @@
+"""The period of a step, on engines whose pauses and gaps are planted."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from latfit.trace import Trace, ingest, period_ms, write_trace
+from latfit.trace.period import with_period
+from tests.conftest import ROOT
+
+MEASURED = Path(os.environ.get("LATFIT_DATA", ROOT.parent / "shared" / "data")) / "vllm_cpu"
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What an engine did: its steps, when each ended, the host's time behind each, and where it paused."""
+
+    columns: dict[str, Any]
+    ends_ms: Floats
+    host_ms: Floats
+    paused: NDArray[np.bool_]
+
+    def noticed(self, late_ms: Floats) -> Trace:
+        """As a recorder has it that hears of each step's end so late."""
+        t_s = (self.ends_ms + late_ms - self.columns["T_ms"]) / 1e3
+        return Trace({**self.columns, "t_s": t_s}, {"run_started": "2026"})
+
+    def stamped(self) -> Trace:
+        """As a log has it: the whole second of each step's end."""
+        return Trace({**self.columns, "t_s": np.floor(self.ends_ms / 1e3)}, {"format": "vllm"})
+
+    @property
+    def truth(self) -> Floats:
+        return np.asarray(np.where(self.paused, np.nan, self.columns["T_ms"] + self.host_ms), dtype=np.float64)
+
+
+def engine(steps: int = 20_000, rate_per_s: float = 3.0, tokens: int = 40, host_ms: float = 2.0) -> Engine:
+    """Requests come at random, are prefilled in the next step and decode `tokens` steps; after each step the host works
+    for a gamma-distributed time, and where no request is left the engine waits for the next."""
+    rng = np.random.default_rng(5)
+    arrivals = np.cumsum(rng.exponential(1e3 / rate_per_s, steps)).tolist()
+    now, coming = 0.0, 0
+    left: list[int] = []
+    rows: list[tuple[int, int, int, float]] = []
+    ends, hosts, paused = [], [], []
+    for _ in range(steps):
+        pause = not left and arrivals[coming] > now
+        if pause:
+            now = arrivals[coming]
+        if rows:
+            paused.append(pause)
+        new = 0
+        while arrivals[coming] <= now:
+            coming, new = coming + 1, new + 1
+        T = (8.0 + 0.5 * len(left) + 30.0 * new) * rng.lognormal(0, 0.1)
+        rows.append((len(left) + new, len(left) + 100 * new, new, T))
+        left = [one - 1 for one in left if one > 1] + [tokens] * new
+        ends.append(now + T)
+        hosts.append(host_ms * rng.gamma(4.0, 0.25))
+        now += T + hosts[-1]
+    B, S, prefill, took = map(np.array, zip(*rows, strict=True))
+    columns = {"B": B, "S": S, "T_ms": took, "prefill_requests": prefill, "step": np.arange(steps)}
+    return Engine(columns, np.array(ends), np.array(hosts), np.array([*paused, True]))
+
+
+@pytest.fixture(scope="module")
+def truth() -> Engine:
+    return engine()
+
+
+class TestFromMoments:
+    def test_moments_on_time_give_every_period_and_no_pause(self, truth: Engine) -> None:
+        found = period_ms(truth.noticed(np.zeros(len(truth.ends_ms))))
+        going = ~truth.paused
+        assert found[going] == pytest.approx(truth.truth[going], abs=1e-6)
+        # A pause shorter than most gaps looks like one of them.
+        assert np.mean(np.isnan(found[truth.paused])) > 0.97
+
+    def test_late_moments_keep_the_mean_and_no_period_is_below_its_time(self, truth: Engine) -> None:
+        rng = np.random.default_rng(1)
+        late = rng.exponential(3.0, len(truth.ends_ms)) + 200 * (rng.random(len(truth.ends_ms)) < 0.001)
+        trace = truth.noticed(late)
+        found, going = period_ms(trace), ~truth.paused
+        both = going & np.isfinite(found)
+        assert np.mean(both[going]) > 0.99
+        assert np.all(found[both] >= trace["T_ms"][both])
+        assert found[both].mean() == pytest.approx(truth.truth[both].mean(), rel=0.01)
+
+    def test_a_step_that_is_missing_leaves_the_one_before_without_a_period(self, truth: Engine) -> None:
+        trace = truth.noticed(np.zeros(len(truth.ends_ms)))
+        kept = np.arange(len(trace)) % 100 != 50
+        found = period_ms(trace.select(kept))
+        assert np.all(np.isnan(found[np.arange(len(trace))[kept] % 100 == 49]))
+
+    def test_the_chunks_of_a_long_prompt_follow_one_another(self) -> None:
+        n = 200
+        B, prefill = np.ones(n, dtype=int), (np.arange(n) % 10 < 4).astype(int)
+        T = np.full(n, 20.0)
+        # Every tenth step begins a prompt after a pause of a second, three more chunks and decode follow at once.
+        gap = np.where(np.arange(n) % 10 == 9, 1000.0, 1.0 + 0.01 * (np.arange(n) % 7))
+        start = np.concatenate([[0], np.cumsum(T + gap)[:-1]])
+        columns = {"B": B, "S": np.where(prefill, 500, 1), "prefill_requests": prefill, "T_ms": T, "t_s": start / 1e3}
+        found = period_ms(Trace({**columns, "step": np.arange(n)}))
+        pause = np.arange(n) % 10 == 9
+        assert np.all(np.isnan(found[pause]))
+        assert np.mean(np.isfinite(found[~pause])) > 0.9
+        assert np.all(np.isfinite(found[~pause]) | (gap[~pause] > 1.05))
+
+    def test_requests_that_wait_keep_an_engine_going(self) -> None:
+        t_s = np.arange(40) * 0.05
+        columns = {"B": np.ones(40), "S": np.full(40, 64.0), "T_ms": np.full(40, 10.0), "t_s": t_s + 1e-6}
+        queued = np.tile([1, 0], 20)
+        found = period_ms(Trace({**columns, "prefill_requests": np.ones(40), "queued_requests": queued}))
+        assert found[queued == 1] == pytest.approx(50.0, abs=1e-6)
+
+    def test_dummies_and_runs_end_a_stretch(self) -> None:
+        n = 6
+        columns = {"B": np.ones(n), "S": np.ones(n), "T_ms": np.full(n, 5.0), "t_s": 0.0061 * np.arange(n) + 0.001}
+        dummy = np.array([0, 0, 1, 0, 0, 0], dtype=bool)
+        run = np.array(["a"] * 4 + ["b"] * 2, dtype=object)
+        found = period_ms(Trace({**columns, "dummy": dummy, "run": run}))
+        assert np.isfinite(found).tolist() == [True, False, False, False, True, False]
+
+    def test_steps_that_overlap_have_none(self) -> None:
+        n = 100
+        columns = {"B": np.ones(n), "S": np.ones(n), "T_ms": np.full(n, 20.0), "t_s": 0.0101 * np.arange(n)}
+        assert np.all(np.isnan(period_ms(Trace(columns))))
+
+    def test_a_pause_between_decode_steps(self) -> None:
+        n = 1000
+        pause = np.arange(n) % 200 == 199
+        T = np.full(n, 10.0)
+        t = np.concatenate([[0.5], 0.5 + np.cumsum(T + np.where(pause, 5000.0, 1.3))[:-1]])
+        found = period_ms(Trace({"B": np.ones(n), "S": np.ones(n), "T_ms": T, "t_s": t / 1e3}))
+        assert np.array_equal(np.isnan(found[:-1]), pause[:-1])
+
+
+class TestFromWholeSeconds:
+    def test_the_mean_gap_of_busy_seconds(self, truth: Engine) -> None:
+        trace = truth.stamped()
+        found = period_ms(trace) - trace["T_ms"]
+        assert found == pytest.approx(np.full(len(trace), found[0]))
+        # Stretches as many as pauses: the standard error is sqrt(pauses / 6) s over all steps.
+        error = 1e3 * np.sqrt(truth.paused.sum() / 6) / len(trace)
+        assert abs(found[0] - truth.host_ms.mean()) < 4 * error
+
+    def test_few_steps_say_too_little(self) -> None:
+        assert np.all(np.isnan(period_ms(engine(steps=60).stamped())))
+
+
+class TestWhere:
+    def test_only_records_of_engines_have_one(self, truth: Engine) -> None:
+        trace = truth.noticed(np.zeros(len(truth.ends_ms)))
+        assert "period_ms" in with_period(trace)
+        assert "period_ms" not in with_period(Trace(trace.columns))
+        assert "period_ms" not in with_period(Trace(trace.columns, {"parts": {"a": {"run_started": "x"}, "b": {}}}))
+
+    def test_it_is_found_when_files_are_read(self, truth: Engine, tmp_path: Path) -> None:
+        trace = truth.noticed(np.zeros(len(truth.ends_ms)))
+        write_trace(tmp_path / "t.parquet", trace)
+        assert np.array_equal(ingest(tmp_path / "t.parquet").everything["period_ms"], period_ms(trace), equal_nan=True)
+
+
+@pytest.mark.skipif(not MEASURED.exists(), reason="needs the measured run of a vLLM server")
+def test_a_recorded_trace_and_the_log_of_the_same_run_agree() -> None:
+    recorded = ingest(sorted(MEASURED.glob("*.parquet"))).trace
+    logged = ingest(MEASURED / "server_rec1.log.gz").trace
+    gaps = recorded.floats("period_ms") - recorded["T_ms"]
+    mean = float(np.mean(logged.floats("period_ms") - logged["T_ms"]))
+    # Whole seconds at the ends of some 50 stretches over 5,300 steps: 0.54 ms.
+    assert mean == pytest.approx(float(np.nanmean(gaps)), abs=3 * 0.54)
