@@ -1,12 +1,18 @@
 """Whether `compare` can be trusted as a gate: how often it finds a slowdown that is there, and one that is not.
 
-Two runs are drawn from one measured trace: every step keeps its cell (phase, B, S, cached tokens) and takes the time of
-a step of that cell, drawn with replacement; both runs are drawn. Or, where a trace has several visits of each cell, its
-visits are dealt out to the two runs, so that what steps of a visit share stays together. The second run is then slower
-by 0, 5, 10 or 30 % in one phase, or in one region: the steps of more requests, or more or fewer tokens, than half of
-them have. The tolerance is 5 %, which is thus the edge: there at most 5 % may be alarms.
+Two runs are made of one measured trace, in two ways.
 
-Aims: power of 90 % at 10 %, everything at 30 %; false alarms of at most 5 %.
+* Drawn: every step keeps its cell (phase, B, S, cached tokens) and takes the time of a step of that cell, drawn with
+  replacement, in both runs.
+* Dealt: the visits of each cell that has several are dealt out to the two runs, so that what steps of a visit share
+  stays together. Each run holds half of the visits only, and no cell that was visited once; a log is dealt in stretches
+  of 50 steps.
+
+The second run is then slower by 0, 5, 10 or 30 % in one phase, or in one region: the steps of more requests, or more or
+fewer tokens, than half of them have. The tolerance is 5 %, which is thus the edge: there at most 5 % may be alarms.
+
+Aims: power of 90 % at 10 %, everything at 30 %; false alarms of at most 5 %. How far dealt halves can come is a matter
+of how much their visits differ.
 `python -m benchmarks.gate [--smoke] [draws]`
 """
 
@@ -76,13 +82,13 @@ class Source:
             visit = np.arange(len(visit)) // 50
             side = rng.permutation(int(visit[-1]) + 1) % 2
             return self.trace.select(side[visit] == 0), self.trace.select(side[visit] == 1)
-        first = rng.random(int(visit[-1]) + 1)
         of_visit = self.cell[begins]
-        order = np.lexsort((first, of_visit))
+        order = np.lexsort((rng.random(len(of_visit)), of_visit))
         size = np.bincount(of_visit)
         rank = np.empty(len(order), dtype=np.intp)
         rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
         side = (rank + rng.integers(0, 2, len(size))[of_visit]) % 2
+        side[size[of_visit] == 1] = -1
         return self.trace.select(side[visit] == 0), self.trace.select(side[visit] == 1)
 
     def places(self, trace: Trace) -> Mapping[str, Mask]:
@@ -151,11 +157,14 @@ def main(smoke: bool = False, draws: int = DRAWS) -> list[Row]:
             begun = time.process_time()
             rows = list(table(source, runs, draws))
             took = (time.process_time() - begun) / draws / len(rows)
-            print(f"{source.name}, times {runs}: {len(source.trace):,} steps, {draws} draws, {1e3 * took:.0f} ms each")
+            print(
+                f"{source.name}, times {runs}: {len(source.trace):,} steps, {draws} draws, {1e3 * took:.0f} ms each",
+                flush=True,
+            )
             print(f"  false alarms {100 * rows[0].share:.1f} %")
             for place in dict.fromkeys(row.place for row in rows[1:]):
                 shares = [f"{100 * row.slowdown:.0f} %: {100 * row.share:5.1f} %" for row in rows if row.place == place]
-                print(f"  slower in {place:<9} {'   '.join(shares)}")
+                print(f"  slower in {place:<9} {'   '.join(shares)}", flush=True)
             found += rows
     return found
 

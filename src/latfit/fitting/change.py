@@ -9,17 +9,22 @@ which takes off what steps of one cell differ in; f cancels where they agree. Of
 
     d_c = mean(y1) - mean(y0),   var d_c = v_c = phi (s0^2 g0/n0 + s1^2 g1/n1),
 
-where s^2 is the variance within cells and g how many steps in a row are worth an independent one (`autocorrelation`).
-Nothing is clipped: steps of a cell often take one of two times, which a median jumps between and a mean does not, and a
-pause counts by its logarithm. phi >= 1 is what d_c varies beyond that, such as from one visit of a cell to the next; it
-is measured between neighbours,
+where s^2 is the variance of units within cells, by step. Nothing is clipped: steps of a cell often take one of two
+times, which a median jumps between and a mean does not, and a pause counts by its logarithm. What is a unit:
 
-    phi = median((d_{c+1} - d_c)^2 / (v_{c+1} + v_c)) / 0.4549     (the median of chi-squared with one degree),
+* In a log a step is, and g says how many in a row are worth an independent one (`autocorrelation`).
+* In a grid that is measured in repeats, steps one after another in a cell are a visit, and share what the next visit
+  does not. A visit is the unit, and g = 1, where visits of a cell differ by more than steps dealt to them at random
+  would; else a step is. A run with too few visits twice to a cell takes the variance of both runs.
 
-in the order of S or in that of B, whichever gives less, so that a slowdown of a region counts as no noise: it shows at
-the region's edge alone. Where cells hold single steps the same differences are all that tells the noise. The change of
-a region is the mean of d_c with weights w_c = 1/v_c, of variance 1/sum(w_c): Student's t, with the degrees of freedom
-of the variances after Satterthwaite.
+phi >= 1 is what d_c varies beyond that. It is measured between neighbours, by the smaller three quarters of
+(d_{c+1} - d_c)^2 / (v_{c+1} + v_c) in the order of S or in that of B, whichever gives less, so that a slowdown of a
+region counts as no noise: it shows at its edge alone. Where few cells are visited twice, or hold two steps, those
+differences are all that tells the noise. They have (m - 1)/2 degrees of freedom among m cells: with these Student's t
+keeps its level within half a percent in simulations of 4 to 40 cells, in one order or in two.
+
+The change of a region is the mean of d_c with weights w_c = 1/v_c, of variance 1/sum(w_c): Student's t, with the
+degrees of freedom of the variances after Satterthwaite.
 
 By fits, where cells do not match: the median of ln(T1/T0) over common steps, in every pair of the parameter draws that
 the two fits keep. To the variance over the draws comes that of each model's lack of fit: what its held-out error
@@ -67,7 +72,11 @@ FEWEST_CELLS, ENOUGH_STEPS = 5, 40
 """Cells, and steps of each run, that a region holds at least."""
 FREEDOM, OWN_FREEDOM = 8, 20
 """Degrees of freedom that a variance needs, and those from which it is a region's own."""
-MEDIAN_CHI2 = 0.45494
+FEWEST_NEIGHBOURS = 3
+ALIKE = 1.282
+"""Standard deviations from which visits count as different: a test at 10 %."""
+KEPT, KEPT_MEAN = 0.75, 0.368524
+"""Share of squared differences that counts, the smallest ones, and the mean of so many of chi-squared."""
 FAR = 700.0
 """ln of a ratio beyond which there is no number for it."""
 GRID_SIDE = 25
@@ -265,11 +274,10 @@ def _by_steps(fit: FitResult, runs: Sequence[_Run], phase: str) -> _Phase | None
         inside = _inside(run, row, runs)
         if float(weight[keep].sum()) < max(FEWEST_STEPS, MATCHED * float(weight[inside].sum())):
             return None
-    sides = [
-        _Side.of(fit, run, row[keep], np.searchsorted(both, cell[keep]))
-        for run, row, keep, cell in zip(runs, rows, kept, cells, strict=True)
-    ]
-    matched = _Matched.of(sides)
+    rows = [row[keep] for row, keep in zip(rows, kept, strict=True)]
+    found = [np.searchsorted(both, cell[keep]) for cell, keep in zip(cells, kept, strict=True)]
+    sides, known = _sides(fit, runs, rows, found)
+    matched = _Matched.of(sides, known)
     return _Phase(phase, "steps", [matched.estimate(region) for region in matched.regions])
 
 
@@ -298,27 +306,49 @@ def _inside(run: _Run, rows: Cells, runs: Sequence[_Run]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """What one run says of the common cells, each (m,): steps, mean of y, sum of squares about it, rows, lowest and
-    highest B and S; and the steps that are worth one independent one."""
+    """What one run says of the common cells, each (m,): size in steps, mean of y, weighted squares of its units about
+    it, count of units, lowest and highest B and S. repeat: units that are worth an independent one."""
 
     size: FloatArray
     mean: FloatArray
     squares: FloatArray
-    rows: FloatArray
+    units: FloatArray
     low: Mapping[str, FloatArray]
     high: Mapping[str, FloatArray]
     repeat: float
 
     @staticmethod
-    def of(fit: FitResult, run: _Run, rows: Cells, cell: Cells) -> "_Side":
-        columns = {name: column[rows] for name, column in run.columns.items()}
+    def of(fit: FitResult, run: _Run, rows: Cells, cell: Cells, visit: Cells | None) -> "_Side":
+        """visit: of each row, where visits are the units; they weigh what their steps do."""
+        columns, weights = {name: column[rows] for name, column in run.columns.items()}, run.data.weights[rows]
         y = np.log(run.data.observed[rows] / typical_ms(fit, Trace(columns)))
-        groups = by_group(y, cell, run.data.weights[rows])
-        series = run.data.once("order of time", lambda: TimeOrder.of(run.data)).series(rows, y - groups.mean[cell])
-        rows_of = np.bincount(cell).astype(np.float64)
         low, high = ({name: _extreme(columns[name], cell, upper) for name in ("B", "S")} for upper in (False, True))
-        repeat = persistence(series).steps_for_one
-        return _Side(groups.size, groups.mean, groups.squares, rows_of, low, high, repeat)
+        scale, repeat = len(rows) / weights.sum(), 1.0  # a row may stand for several steps
+        if visit is not None:
+            first = np.unique(visit, return_index=True)[1]
+            counts = np.asarray(np.bincount(visit), dtype=np.float64)
+            y, cell, weights = by_group(y, visit, weights).mean, cell[first], counts
+        groups = by_group(y, cell, weights)
+        if visit is None:
+            order = run.data.once("order of time", lambda: TimeOrder.of(run.data))
+            repeat = persistence(order.series(rows, y - groups.mean[cell])).steps_for_one
+        units = np.asarray(np.bincount(cell), dtype=np.float64)
+        return _Side(groups.size, groups.mean, scale * groups.squares, units, low, high, repeat)
+
+    @property
+    def freedom(self) -> float:
+        return float((self.units - 1).sum())
+
+
+def _visits(data: FitData, rows: Cells, cell: Cells) -> Cells:
+    """The visit that each of some rows (m,) is of, from 0 on: rows of a cell one after another."""
+    of_row = np.full(len(data), -1)
+    of_row[rows] = cell
+    visit, count = np.zeros(len(data)), 0
+    for run in data.runs:
+        visit[run] = count + np.cumsum(np.diff(of_row[run], prepend=-2) != 0)
+        count = int(visit[run[-1]]) + 1
+    return numbered([visit[rows]])
 
 
 def _extreme(column: FloatArray, cell: Cells, upper: bool) -> FloatArray:
@@ -326,6 +356,35 @@ def _extreme(column: FloatArray, cell: Cells, upper: bool) -> FloatArray:
     found = np.full(int(cell.max()) + 1, -math.inf if upper else math.inf)
     (np.maximum if upper else np.minimum).at(found, cell, column)
     return found
+
+
+def _sides(
+    fit: FitResult, runs: Sequence[_Run], rows: Sequence[Cells], cells: Sequence[Cells]
+) -> tuple[list[_Side], bool]:
+    """Both runs by cell, and whether their units show all that a cell's mean varies by."""
+    by_step = [_Side.of(fit, run, row, cell, None) for run, row, cell in zip(runs, rows, cells, strict=True)]
+    if all(run.data.in_time for run in runs):
+        return by_step, True
+    if not all(run.data.single for run in runs):
+        return by_step, False
+    visits = [_visits(run.data, row, cell) for run, row, cell in zip(runs, rows, cells, strict=True)]
+    each = zip(runs, rows, cells, visits, strict=True)
+    by_visit = [_Side.of(fit, run, row, cell, visit) for run, row, cell, visit in each]
+    if sum(side.freedom for side in by_visit) < FREEDOM:
+        return by_step, False
+    return (by_visit if _differ(by_step, by_visit) else by_step), True
+
+
+def _differ(by_step: Sequence[_Side], by_visit: Sequence[_Side]) -> bool:
+    """Whether visits of a cell differ by more than its steps would, dealt to them at random: by the share of squares
+    that is between visits, Beta((K-1)/2, (n-K)/2) for n steps in K visits whatever the cell's variance is."""
+    excess = variance = 0.0
+    for step, visit in zip(by_step, by_visit, strict=True):
+        again = (visit.units > 1) & (step.squares > 0)
+        a, b = (visit.units[again] - 1) / 2, (step.units - visit.units)[again] / 2
+        excess += float(np.sum(visit.squares[again] / step.squares[again] - a / (a + b)))
+        variance += float(np.sum(a * b / ((a + b) ** 2 * (a + b + 1))))
+    return variance == 0 or excess > ALIKE * math.sqrt(variance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,25 +400,22 @@ class _Matched:
     freedom: FloatArray
 
     @staticmethod
-    def of(sides: Sequence[_Side]) -> "_Matched":
-        """Strata are what the cuts of all regions leave."""
+    def of(sides: Sequence[_Side], known: bool) -> "_Matched":
+        """Strata are what the cuts of all regions leave. known: whether units show all that a cell's mean varies by."""
         place = np.log([sides[0].low[name] * sides[0].high[name] for name in ("B", "S")]) / 2
         regions = _regions(place, np.minimum(sides[0].size, sides[1].size))
         d = sides[1].mean - sides[0].mean
         stratum = numbered([np.isin(np.arange(len(d)), region).astype(np.float64) for region in regions])
-        orders = (np.lexsort((place[0], place[1])), np.lexsort((place[1], place[0])))
-        if any(float((side.rows - 1).sum()) < FREEDOM for side in sides):  # only neighbours tell the noise
-            v = np.asarray(sides[0].repeat / sides[0].size + sides[1].repeat / sides[1].size)
-            known = len(d) > FREEDOM
-            v *= min(float(_gaps(d, v, order).mean()) for order in orders) if known else math.inf
-            return _Matched(sides, regions, d, v, np.zeros(len(d), np.intp), np.array([max(len(d) / 1.5, 1.0)]))
-        first, other = (_within(side, stratum) for side in sides)
-        v = first[0] + other[0]
-        if len(d) > FREEDOM:
-            v *= max(min(float(np.median(_gaps(d, v, order))) for order in orders) / MEDIAN_CHI2, 1.0)
-        least = [np.bincount(stratum, variance) for variance, _ in (first, other)]
-        below = least[0] ** 2 / first[1] + least[1] ** 2 / other[1]
-        freedom = np.where(below > 0, (least[0] + least[1]) ** 2 / np.maximum(below, 1e-300), first[1])
+        repeated = sum(side.freedom for side in sides) >= FREEDOM
+        v, freedom = _explained(sides, stratum) if repeated else _alone(sides)
+        if len(d) >= (FEWEST_NEIGHBOURS if repeated else FEWEST_CELLS):
+            orders = (np.lexsort((place[0], place[1])), np.lexsort((place[1], place[0])))
+            beyond = min(_scatter(d, v, order) for order in orders)
+            if not repeated or (beyond > 1 and not known):  # neighbours tell the noise
+                stratum, freedom = np.zeros(len(d), np.intp), np.array([(len(d) - 1) / 2])
+            v = v * (max(beyond, 1.0) if repeated else beyond)
+        elif not repeated:
+            v = np.full(len(d), math.inf)
         return _Matched(sides, regions, d, v, stratum, freedom)
 
     def estimate(self, cells: Cells) -> _Estimate:
@@ -381,21 +437,39 @@ class _Matched:
         return _Estimate(ratio, error, freedom, RegionChange(ends[0], ends[1], len(cells), counts[0], counts[1]))
 
 
-def _gaps(d: FloatArray, v: FloatArray, order: Cells) -> FloatArray:
-    """Squared differences of neighbours over what v explains of them."""
-    explained = v[order][1:] + v[order][:-1]
-    return np.asarray(np.diff(d[order]) ** 2 / np.maximum(explained, 1e-300))
+def _scatter(d: FloatArray, v: FloatArray, order: Cells) -> float:
+    """How many times more neighbours differ than v explains: the mean of the lower three quarters of squared
+    differences beside that of chi-squared, so that an edge of a region counts as no noise."""
+    gaps = np.sort(np.diff(d[order]) ** 2 / np.maximum(v[order][1:] + v[order][:-1], 1e-300))
+    return float(gaps[: math.ceil(KEPT * len(gaps))].mean()) / KEPT_MEAN
+
+
+def _alone(sides: Sequence[_Side]) -> tuple[FloatArray, FloatArray]:
+    """v of each cell (m,) but for a factor, from counts alone, and no degrees of freedom."""
+    v = np.asarray(sides[0].repeat / sides[0].size + sides[1].repeat / sides[1].size)
+    return v, np.ones(len(v))
+
+
+def _explained(sides: Sequence[_Side], stratum: Cells) -> tuple[FloatArray, FloatArray]:
+    """v of each cell (m,) by what the units of each run differ by within cells, and its degrees of freedom by stratum
+    after Satterthwaite. A run with too few takes those of both."""
+    both = replace(sides[0], squares=sides[0].squares + sides[1].squares, units=sides[0].units + sides[1].units - 1)
+    own = [_within(side if side.freedom >= FREEDOM else both, stratum) for side in sides]
+    parts = [variance * side.repeat / side.size for (variance, _), side in zip(own, sides, strict=True)]
+    freedoms = [np.maximum(freedom / side.repeat, 1.0) for (_, freedom), side in zip(own, sides, strict=True)]
+    shares = [np.bincount(stratum, part) for part in parts]
+    below = shares[0] ** 2 / freedoms[0] + shares[1] ** 2 / freedoms[1]
+    freedom = np.where(below > 0, (shares[0] + shares[1]) ** 2 / np.maximum(below, 1e-300), freedoms[0])
+    return parts[0] + parts[1], freedom
 
 
 def _within(side: _Side, stratum: Cells) -> tuple[FloatArray, FloatArray]:
-    """Variance of each cell's mean (m,), and its degrees of freedom by stratum; those of all cells for a stratum with
-    too few steps."""
-    own = np.bincount(stratum, side.rows - 1)
-    squares, size, rows = (np.bincount(stratum, each) for each in (side.squares, side.size, side.rows))
+    """Variance of one step of each cell (m,), and its degrees of freedom by stratum; those of all cells for a stratum
+    with too few."""
+    own, squares = (np.asarray(np.bincount(stratum, each), float) for each in (side.units - 1, side.squares))
     few = own < OWN_FREEDOM
-    own, squares, size, rows = (np.where(few, each.sum(), each) for each in (own, squares, size, rows))
-    variance = squares / size * rows / own  # a row may stand for several steps
-    return variance[stratum] * side.repeat / side.size, np.maximum(own / side.repeat, 1.0)
+    own, squares = (np.where(few, each.sum(), each) for each in (own, squares))
+    return (squares / own)[stratum], own
 
 
 def _regions(place: FloatArray, weight: FloatArray) -> list[Cells]:
