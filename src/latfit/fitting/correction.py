@@ -19,8 +19,10 @@ the last measured step.
 Growing any axis adds work, so T must not fall along one. Along an edge of length h, T = formula * e^g rises wherever g
 falls by no more than a = h * (least slope of ln formula on it). Let up be the least table above g with
 up_k >= up_j - a_jk on every edge, and down the largest one below: both hold the inequalities, so their mean does, and
-where g held them already all three agree. g keeps off that mean by half the noise of the rows at most, so that T never
-falls by more than the noise.
+where g held them already all three agree. One node that few steps speak for, or none, would drag all beyond it along;
+so nodes are settled in tiers, the best measured first, and those of each tier keep between the bounds that the tiers
+before leave them. g keeps off that table by half the noise of the rows at most, so that T never falls by more than the
+noise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +48,10 @@ LEARNT_FROM = 50_000
 
 OCTAVE = float(np.log(2.0))
 PER_OCTAVE = (64, 8, 4, 4)
-"""Nodes an octave at most, on grids of one axis, two, three and four."""
+"""Nodes an octave at most, on grids of one axis with several values, two, three and four."""
+
+FEWEST = 4
+"""Values of an axis that count as several."""
 
 DIRECTLY = 4000
 """Nodes up to which the equations are solved by elimination."""
@@ -59,6 +64,9 @@ PASSES = 3
 
 RTOL, MOST_STEPS = 3e-4, 300
 """Of conjugate gradients, on larger grids."""
+
+TIERS = (512, 64, 8, 1, 0)
+"""Steps about a node from which nodes with fewer do not move it where T must not fall."""
 
 SUBDIVIDED = 3
 ROUNDS = 50
@@ -115,6 +123,11 @@ class Part:
     @cached_property
     def squares(self) -> Any:
         return self.X.multiply(self.X).T.tocsr()
+
+    @cached_property
+    def support(self) -> FloatArray:
+        """Steps about each node, shaped as the grid."""
+        return np.asarray(self.X.sum(axis=0)).reshape(self.measured.shape)
 
     @cached_property
     def penalty(self) -> Any:
@@ -180,7 +193,8 @@ def by_kind(grid: Grid, found: Mapping[float, FloatArray], roughness: Sequence[f
 def _nodes(spread: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
     """Nodes at the measured values, farther apart where those are many; one more an octave beyond either end."""
     values = {name: np.unique(x) for name, x in spread.items()}
-    apart = dict.fromkeys(values, OCTAVE / PER_OCTAVE[len(values) - 1])
+    long = sum(len(x) >= FEWEST for x in values.values())
+    apart = dict.fromkeys(values, OCTAVE / PER_OCTAVE[max(long, 1) - 1])
     inner = {name: _thinned(x, apart[name]) for name, x in values.items()}
     while np.prod([float(len(x) + 2) for x in inner.values()]) > MOST_NODES:
         longest = max(inner, key=lambda name: len(inner[name]))
@@ -286,9 +300,9 @@ def nearness(part: Part) -> FloatArray:
         for axis, cost in enumerate(costs):
             line = np.moveaxis(far, axis, 0)
             for i in range(1, len(line)):
-                np.minimum(line[i], line[i - 1] + cost[i - 1], out=line[i])
+                np.minimum(line[i : i + 1], line[i - 1] + cost[i - 1], out=line[i : i + 1])
             for i in range(len(line) - 1, 0, -1):
-                np.minimum(line[i - 1], line[i] + cost[i - 1], out=line[i - 1])
+                np.minimum(line[i - 1 : i], line[i] + cost[i - 1], out=line[i - 1 : i])
         if np.array_equal(before, far):
             break
     return np.asarray(0.5 ** np.maximum(far - 1.0, 0.0))
@@ -302,25 +316,43 @@ def finished(part: Part, g: FloatArray, noise: float, allowed: Sequence[FloatArr
         line[-1] = 0.0
         if x[0] > 0:
             line[0] = 0.0
-    middle = rising(table, allowed)
+    middle = rising(table, allowed, part.support)
     return Correction(part.nodes, np.clip(table, middle - noise / 2, middle + noise / 2))
 
 
-def rising(g: FloatArray, allowed: Sequence[FloatArray]) -> FloatArray:
-    """The mean of the least table above g and the largest below it that fall by no more than is allowed on any edge."""
-    up, down = g.copy(), g.copy()
+def rising(g: FloatArray, allowed: Sequence[FloatArray], support: FloatArray) -> FloatArray:
+    """A table near g that falls by no more than is allowed on any edge; nodes with more support move less."""
+    low, high = np.full(g.shape, -np.inf), np.full(g.shape, np.inf)
+    settled = np.zeros(g.shape, dtype=bool)
+    for least in TIERS:
+        tier = (support >= least) & ~settled
+        if not tier.any():
+            continue
+        settled |= tier
+        within = np.clip(g, low, high)
+        up = carried(np.where(settled, within, -np.inf), allowed)
+        down = -carried(np.where(settled, -within, -np.inf), allowed, backwards=True)
+        middle = (up[settled] + down[settled]) / 2
+        low[settled] = high[settled] = middle
+        low, high = carried(low, allowed), -carried(-high, allowed, backwards=True)
+    return np.clip(g, low, high)
+
+
+def carried(g: FloatArray, allowed: Sequence[FloatArray], backwards: bool = False) -> FloatArray:
+    """The least table above g that falls by no more than is allowed on any edge, seen from the other end where
+    backwards."""
+    found = g.copy()
     for _ in range(ROUNDS):
-        before = up.copy(), down.copy()
+        before = found.copy()
         for axis, slack in enumerate(allowed):
-            one, other = np.moveaxis(up, axis, 0), np.moveaxis(down, axis, 0)
-            a = np.moveaxis(slack, axis, 0)
-            for i in range(1, len(one)):
-                np.maximum(one[i], one[i - 1] - a[i - 1], out=one[i])
-            for i in range(len(other) - 1, 0, -1):
-                np.minimum(other[i - 1], other[i] + a[i - 1], out=other[i - 1])
-        if np.array_equal(before[0], up) and np.array_equal(before[1], down):
+            line, a = np.moveaxis(found, axis, 0), np.moveaxis(slack, axis, 0)
+            if backwards:
+                line, a = line[::-1], a[::-1]
+            for i in range(1, len(line)):
+                np.maximum(line[i : i + 1], line[i - 1] - a[i - 1], out=line[i : i + 1])
+        if np.array_equal(before, found):
             break
-    return (up + down) / 2
+    return found
 
 
 def slack(grid: Grid, formula: Formula, known: Sequence[str]) -> list[FloatArray]:

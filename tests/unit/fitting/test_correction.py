@@ -143,10 +143,40 @@ def test_rising_leaves_alone_what_rises_and_meets_every_edge() -> None:
     rng = np.random.default_rng(2)
     g = rng.normal(0, 1, (7, 5, 4))
     allowed = [rng.uniform(0, 0.3, (6, 5, 4)), rng.uniform(0, 0.3, (7, 4, 4)), rng.uniform(0, 0.3, (7, 5, 3))]
-    found = rising(g, allowed)
+    support = rng.choice([0.0, 0.5, 3.0, 40.0, 1000.0], g.shape)
+    found = rising(g, allowed, support)
     for axis, slack in enumerate(allowed):
         assert np.all(np.diff(found, axis=axis) >= -slack - 1e-12)
-    assert np.array_equal(rising(found, allowed), found) or np.allclose(rising(found, allowed), found, atol=1e-12)
+    assert np.allclose(rising(found, allowed, support), found, atol=1e-12)
+
+
+def test_nodes_without_steps_do_not_drag_measured_ones_along() -> None:
+    g = np.array([0.0, 5.0, 0.1, 0.2, -5.0, 0.3])
+    found = rising(g, [np.zeros(5)], np.array([100.0, 0.0, 100.0, 100.0, 0.0, 100.0]))
+    assert found == pytest.approx([0.0, 0.1, 0.1, 0.2, 0.2, 0.3])
+
+
+def test_an_axis_of_two_values_leaves_the_other_as_fine_as_it_is_alone() -> None:
+    P = np.concatenate([np.arange(64.0, 4096.0, 32.0), [0.0]])
+    D = (P == 0).astype(float)
+    trace = Trace({"B": np.ones(len(P)), "S": D + P, "prefill_tokens": P, "T_ms": 1 + 0.01 * P})
+    with_one_decode, alone = (grid_of(fit_data(trace.select(rows))) for rows in (P >= 0, P > 0))
+    assert with_one_decode is not None
+    assert alone is not None
+    assert len(with_one_decode.nodes["prefill_tokens"]) >= len(alone.nodes["prefill_tokens"])
+
+
+def test_steps_that_differ_in_one_thing_alone_have_a_correction_too() -> None:
+    rng = np.random.default_rng(3)
+    B = rng.integers(1, 257, 600).astype(float)
+    T = (5 + 0.05 * B) * np.exp(0.2 * np.tanh(3 * (np.log1p(B) - 3.5)))
+    fit = fit_trace(
+        Trace({"B": B, "S": B, "T_ms": T * np.exp(rng.normal(0, NOISE, 600))}), FitOptions("linear+correction")
+    )
+    b = np.arange(2.0, 256.0)
+    exact = (5 + 0.05 * b) * np.exp(0.2 * np.tanh(3 * (np.log1p(b) - 3.5)))
+    assert len(fit.correction.nodes if fit.correction else {}) == 1
+    assert ape(fit, {"B": b, "S": b}, exact) < 100 * NOISE
 
 
 def test_kinds_of_steps() -> None:

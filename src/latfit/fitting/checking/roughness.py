@@ -31,7 +31,7 @@ from latfit.fitting.problem import FitOptions
 from latfit.model import features_of
 from latfit.stats import MAD_TO_SIGMA, FloatArray
 
-ROUGHNESS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
+ROUGHNESS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 LEAST_ROWS, LEAST_CELLS = 60, 20
 KIND_ROWS = 30
 PAYS_PCT, PAYS_SHARE = 0.1, 0.02
