@@ -1,55 +1,56 @@
-"""How well each family predicts measured steps it has not seen, beside forests and the floor of repeated cells.
+"""How well measured steps are predicted that were not seen: line, formula, formula with correction, forests, the floor.
 
 `python -m benchmarks.accuracy [FOLDER] [--smoke]`. For every system in a folder of step files (default: the one the
-tests use) and every family: MAPE in 5-fold cross-validation over rows, the same over whole cells or blocks of time, of
-the decoding rows alone, and of steps beyond the 70th percentile of S by a fit below it. A query that a fit does not
-claim to cover (prefill, where it has seen decoding only) is counted as refused, and scored all the same. `auto` chooses
-its form on all rows for the first three columns, and on those below the percentile for the last; every family stands
-beside it also with the expert-coverage term, which it does not choose by itself.
+tests use) one table: MAPE in 5-fold cross-validation over rows, of all steps and by phase; the same over whole cells or
+blocks of time; and of the steps beyond the 70th percentile of S by a fit below it. `physics` is the formula that
+`auto` takes, `+ correction` the same with what `auto` learns on top of it. Which formula is chosen on all rows, and
+beyond the percentile on those below; what is learnt, and how much of it, on the training rows of each fold alone. A
+query that a fit does not claim to cover (prefill, where it has seen decoding only) is counted as refused, and scored.
 
-The floor is the error of each cell's median among its own rows, for cells of at least five rows: no function of B and S
-does better there.
+Coverage: share of the steps within the intervals of 80, 90 and 98 %, by phase, of a fit that has not seen them: a fifth
+of the rows, of a log the last fifth of every run.
+
+The floor is the error of each cell's median among its own rows, for cells of at least five rows: no function of what is
+known of a step does better there.
 """
 
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.checking.crossval import assign_folds
-from latfit.fitting.data import fit_data, rows_of
-from latfit.fitting.model_selection import candidates_for, select_model, settled
-from latfit.fitting.problem import FitOptions, make_problem
-from latfit.fitting.solver.solve import solve
-from latfit.model.features import MIXED_FROM, SOURCES, decode_only, step_features
+from latfit.fitting.checking.crossval import assign_folds, parts_in_time
+from latfit.fitting.correction import learnt
+from latfit.fitting.data import FitData, fit_data
+from latfit.fitting.fit import fit_trace
+from latfit.fitting.model_selection import corrected, select_model
+from latfit.fitting.prediction import predict
+from latfit.fitting.problem import FitOptions, log_ratios
+from latfit.fitting.solver.solve import solved_once
+from latfit.model import SOURCES, StepTable, decode_only
+from latfit.model.features import MIXED_FROM
 from latfit.stats import FloatArray
 from latfit.trace.read import ingest
 from latfit.trace.table import Trace
+from latfit.units import format_percent
 
 DEFAULT = Path(os.environ.get("LATFIT_DATA", "measured")) / "steps"
 FOLDS = 5
-MOST_ROWS = 12_000
+MOST_ROWS = 8_000
 BELOW = 0.7
-SMOKE_ROWS = 300
+SMOKE_ROWS = 200
+COUNTED = 30
+"""Rows from which a phase has a column."""
 
+LEVELS = (0.8, 0.9, 0.98)
 
-@dataclass(frozen=True)
-class Errors:
-    """MAPE in percent of one model on one system."""
-
-    rows: float
-    blocks: float
-    decode: float
-    beyond: float
-    refused: int = 0
-
-    def __str__(self) -> str:
-        refused = f" ({self.refused} refused)" if self.refused else ""
-        return f"{self.rows:7.2f} {self.blocks:7.2f} {self.decode:7.2f} {self.beyond:7.2f}{refused}"
+Predict = Callable[[Trace, Trace], Mapping[str, FloatArray]]
+"""(training rows, rows left out) -> latencies in ms of the latter, by the name of the model."""
 
 
 def systems(folder: Path, smoke: bool) -> Iterator[tuple[str, Trace]]:
@@ -62,85 +63,142 @@ def systems(folder: Path, smoke: bool) -> Iterator[tuple[str, Trace]]:
                 rows = rows.select(np.sort(rng.choice(len(rows), most, replace=False)))
             yield " ".join([source.stem, *key.values()]), rows
             if smoke:
-                break
+                return
 
 
-def fitted(train: Trace, test: Trace, options: FitOptions, warm: FloatArray | None = None) -> FloatArray:
-    """Latencies in ms of the test rows by a fit of the training rows."""
-    problem = make_problem(rows_of(train), options)
-    end = solve(problem, warm=None if warm is None else problem.coordinates(warm))
-    return problem.model.latency_ms(problem.theta(end.z), {name: test.floats(name) for name in problem.steps})
+PHYSICS, CORRECTED = "physics", "physics + correction"
 
 
-def forest(kind: str, train: Trace, test: Trace) -> FloatArray:
-    """Latencies in ms of the test rows by trees on every column, fitted to ln T."""
-    from sklearn.ensemble import (
-        HistGradientBoostingRegressor,
-        RandomForestRegressor,
-    )
+def by_formula(options: FitOptions, train: Trace, test: Trace) -> dict[str, FloatArray]:
+    """Of a line, of a formula, and of the formula with what `auto` learns on top of it."""
+    data, asked = fit_data(train), fit_data(test)
+    found = {}
+    for name, own in (("line", FitOptions(model="linear")), (PHYSICS, options)):
+        problem, end = solved_once(data, own)
+        theta = problem.theta(end.z)
+        found[name] = problem.model.latency_ms(theta, asked.steps)
+    found[CORRECTED] = found[PHYSICS]
+    learns = corrected(data, options, "auto")[0].correction
+    if learns is not None:
 
+        def formula(steps: Mapping[str, FloatArray]) -> FloatArray:
+            return problem.model.latency_ms(theta, StepTable(steps))
+
+        table = learnt(data, np.arange(len(data)), log_ratios(problem, theta, data), learns, formula)
+        found[CORRECTED] = found[PHYSICS] * np.exp(table.of_steps(asked.steps))
+    return found
+
+
+def by_trees(train: Trace, test: Trace) -> dict[str, FloatArray]:
+    """Of trees on every column, fitted to ln T; none where scikit-learn is missing."""
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+    except ImportError:
+        return {}
     names = [name for name in SOURCES if name in train]
     X, unseen = (np.stack([rows.floats(name) for name in names], axis=1) for rows in (train, test))
-    model = (
-        RandomForestRegressor(200, n_jobs=2, random_state=0)
-        if kind == "random forest"
-        else HistGradientBoostingRegressor(random_state=0)
-    )
-    return np.asarray(np.exp(model.fit(X, np.log(train.floats("T_ms"))).predict(unseen)))
+    models = {
+        "random forest": RandomForestRegressor(100, random_state=0),
+        "gradient boosting": HistGradientBoostingRegressor(random_state=0),
+    }
+    target = np.log(train.floats("T_ms"))
+    return {name: np.asarray(np.exp(model.fit(X, target).predict(unseen))) for name, model in models.items()}
+
+
+def floor(data: FitData) -> float:
+    """Error of the medians of steps alike in everything known among themselves; NaN without repeated ones."""
+    cell, observed = data.known_cell, data.observed
+    order = np.argsort(cell, kind="stable")
+    groups = np.split(observed[order], np.flatnonzero(np.diff(cell[order])) + 1)
+    errors = [100 * np.abs(np.median(T) / T - 1) for T in groups if len(T) >= 5]
+    return float(np.concatenate(errors).mean()) if errors else float("nan")
+
+
+def left_out(rows: Trace, fold: NDArray[np.int64], predicting: Sequence[Predict]) -> dict[str, FloatArray]:
+    """Absolute errors in percent (n,) of every row while its fold is left out, by model."""
+    found: dict[str, FloatArray] = {}
+    for number in range(int(fold.max()) + 1):
+        train, test = rows.select(fold != number), rows.select(fold == number)
+        for one in predicting:
+            for name, T in one(train, test).items():
+                found.setdefault(name, np.full(len(rows), np.nan))[fold == number] = ape(T, test)
+    return found
 
 
 def ape(predicted: FloatArray, rows: Trace) -> FloatArray:
     return 100 * np.abs(predicted / rows.floats("T_ms") - 1)
 
 
-def floor(rows: Trace) -> float:
-    """Error of the cells' medians among their own rows; NaN without repeated cells."""
-    if len(rows) == 0:
-        return float("nan")
-    table = np.stack([rows.floats("B"), rows.floats("S")], axis=1)
-    _, cell, count = np.unique(table, axis=0, return_inverse=True, return_counts=True)
-    T, kept = rows.floats("T_ms"), count[cell.ravel()] >= 5
-    errors = [
-        100 * np.abs(np.median(T[cell.ravel() == c]) / T[cell.ravel() == c] - 1) for c in np.unique(cell.ravel()[kept])
-    ]
-    return float(np.concatenate(errors).mean()) if errors else float("nan")
-
-
-def judged(name: str, rows: Trace, folds: list[NDArray[np.int64]], options: FitOptions | None) -> Errors:
-    """All errors of one model; options None for trees."""
-    warm = None
-    if options is not None:
-        problem = make_problem(rows_of(rows), options)
-        warm = problem.theta(solve(problem).z)
-    scores = []
-    for fold in folds:
-        errors = np.full(len(rows), np.nan)
-        for left_out in range(int(fold.max()) + 1):
-            train, test = rows.select(fold != left_out), rows.select(fold == left_out)
-            predicted = forest(name, train, test) if options is None else fitted(train, test, options, warm)
-            errors[fold == left_out] = ape(predicted, test)
-        scores.append(errors)
-    decoding = step_features({each: rows.floats(each) for each in SOURCES if each in rows})["m"] == 0
-    beyond, refused = extrapolated(name, rows, options)
-    decode = float(scores[0][decoding].mean()) if decoding.any() else float("nan")
-    return Errors(float(scores[0].mean()), float(scores[1].mean()), decode, beyond, refused)
-
-
-def extrapolated(name: str, rows: Trace, options: FitOptions | None) -> tuple[float, int]:
-    """(MAPE above the 70th percentile of S by a fit below it, queries that the fit does not claim to cover)."""
+def beyond(rows: Trace, trees: bool) -> tuple[dict[str, float], int]:
+    """(MAPE by model above the 70th percentile of S of a fit below it, queries that the fit does not claim to
+    cover)."""
     S = rows.floats("S")
     limit = float(np.quantile(S, BELOW))
     limit = limit if limit < S.max() else float(S[limit > S].max(initial=0.0))
     train, test = rows.select(limit >= S), rows.select(limit < S)
     if len(train) < 20 or len(test) == 0:
-        return float("nan"), 0
-    if options is None:
-        return float(ape(forest(name, train, test), test).mean()), 0
-    plain = replace(options, fixed={})
-    own = select_model(fit_data(train), plain).options if name == "auto" else settled(rows_of(train), plain)
+        return {}, 0
+    options = select_model(fit_data(train), FitOptions(model="auto")).options
+    found = by_formula(options, train, test) | (by_trees(train, test) if trees else {})
     alone = decode_only({"B": train.floats("B"), "S": train.floats("S")})
     refused = int(np.sum(test.floats("S") > MIXED_FROM * test.floats("B"))) if alone else 0
-    return float(ape(fitted(train, test, own), test).mean()), refused
+    return {name: float(ape(T, test).mean()) for name, T in found.items()}, refused
+
+
+def covered(rows: Trace) -> dict[str, tuple[int, list[float]]]:
+    """By phase: steps that a fit has not seen, and the share of them within its intervals at LEVELS."""
+    data = fit_data(rows)
+    part = parts_in_time(data, FOLDS) if data.in_time else np.random.default_rng(1).permutation(len(rows)) % FOLDS
+    test = rows.select(part == FOLDS - 1)
+    fit = fit_trace(rows.select(part != FOLDS - 1))
+    if not fit.status.ok or not fit.intervals:
+        return {}
+    T, phase, found = test.floats("T_ms"), fit_data(test).phase, dict[str, tuple[int, list[float]]]()
+    for name in np.unique(phase):
+        inside = phase == name
+        shares = []
+        for level in LEVELS:
+            given = predict(fit, test, level)
+            known = inside & np.isfinite(given.low) & np.isfinite(given.high)
+            hit = np.abs(T - (given.low + given.high) / 2) <= (given.high - given.low) / 2
+            shares.append(float(hit[known].mean()) if known.sum() >= COUNTED else float("nan"))
+        found[str(name)] = int(inside.sum()), shares
+    return found
+
+
+@dataclass(frozen=True)
+class Table:
+    """Errors of a system by model and column."""
+
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[float]]
+
+    def __str__(self) -> str:
+        lines = [f"{'MAPE in %':22}" + "".join(f"{name:>9}" for name in self.columns)]
+        for name, values in self.rows.items():
+            lines.append(f"{name:22}" + "".join(f"{value:9.2f}" for value in values))
+        return "\n".join(lines)
+
+
+def judged(rows: Trace, options: FitOptions, trees: bool) -> tuple[Table, int]:
+    """All errors of a system, and how many of the steps beyond are not claimed to be known."""
+    data = fit_data(rows)
+    predicting: list[Predict] = [partial(by_formula, options), *([by_trees] if trees else [])]
+    by_row = np.random.default_rng(0).permutation(len(rows)) % FOLDS
+    free = left_out(rows, by_row, predicting)
+    blocks = left_out(rows, assign_folds(data)[1], predicting)
+    far, refused = beyond(rows, trees)
+    phases = {name: inside for name, inside in data.by_phase.items() if inside.sum() >= COUNTED}
+    columns = ["rows", *phases, "blocks", *(f"{name}/b" for name in phases), "beyond"]
+    table = {
+        name: [
+            *(float(free[name][inside].mean()) for inside in (np.ones(len(rows), dtype=bool), *phases.values())),
+            *(float(blocks[name][inside].mean()) for inside in (np.ones(len(rows), dtype=bool), *phases.values())),
+            far.get(name, float("nan")),
+        ]
+        for name in free
+    }
+    return Table(columns, table), refused
 
 
 def main(smoke: bool = False, folder: Path = DEFAULT) -> None:
@@ -150,25 +208,21 @@ def main(smoke: bool = False, folder: Path = DEFAULT) -> None:
         return
     try:
         import sklearn  # noqa: F401
-
-        trees = ["random forest", "gradient boosting"]
     except ImportError:
-        trees = []
         print("accuracy: forests skipped, scikit-learn is not installed")
     for label, rows in systems(folder, smoke):
-        by_row = np.random.default_rng(0).permutation(len(rows)) % FOLDS
-        folds = [by_row, assign_folds(fit_data(rows))[1]]
-        decoding = rows.select(step_features({each: rows.floats(each) for each in SOURCES if each in rows})["m"] == 0)
-        print(f"\n{label}: {len(rows):,} rows, floor {floor(rows):.2f} %, of decode {floor(decoding):.2f} %")
-        print(f"{'MAPE in %':24} {'rows':>7} {'blocks':>7} {'decode':>7} {'beyond':>7}")
-        chosen = select_model(fit_data(rows), FitOptions(model="auto"))
-        print(f"{f'auto = {chosen.name}':24} {judged('auto', rows, folds, chosen.options)}", flush=True)
-        names = candidates_for(rows_of(rows), experts=True)[1:] if not smoke else ["linear", "context"]
-        for name in names:
-            options = settled(rows_of(rows), FitOptions(model=name))
-            print(f"{name:24} {judged(name, rows, folds, options)}", flush=True)
-        for name in [] if smoke else trees:
-            print(f"{name:24} {judged(name, rows, folds, None)}", flush=True)
+        data = fit_data(rows)
+        options = select_model(data, FitOptions(model="auto")).options
+        table, refused = judged(rows, options, trees=not smoke)
+        print(f"\n{label}: {len(rows):,} rows, physics = {options.model}, floor {format_percent(floor(data))}")
+        print(table)
+        if refused:
+            print(f"beyond: {refused:,} steps refused")
+        for phase, (steps, shares) in covered(rows).items():
+            shown = ", ".join(
+                f"{100 * level:g} %: {100 * share:.1f}" for level, share in zip(LEVELS, shares, strict=True)
+            )
+            print(f"coverage, {steps:,} {phase} steps: {shown}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,151 @@
+"""Whether a fit made on one load serves another: the matrix of loads against loads.
+
+`python -m benchmarks.loads [FOLDER] [--smoke]`. The loads: users of the IBM logs, rates of a recorded vLLM, phases and
+batch ranges of the RTX 4090 table. Every load is cut in half (a log into ten parts in time, every other one), one half
+trains and the other is asked. A cell is the error of a fit of one load, asked for steps of another, divided by the
+error of the fit of that load itself on the same steps; the steps that lie outside the measured range of the fit are
+refused, their share stands behind the ratio, and where fewer than 30 are left the cell is `refused`. The last row is
+of fits that have seen all loads but the one they are asked for. Aim: no ratio above 1.5.
+"""
+
+import gzip
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.fitting.checking.crossval import parts_in_time
+from latfit.fitting.data import fit_data
+from latfit.fitting.fit import fit_trace
+from latfit.model import SOURCES, FitResult
+from latfit.stats import FloatArray
+from latfit.trace.read import ingest
+from latfit.trace.table import Trace
+
+DEFAULT = Path(os.environ.get("LATFIT_DATA", "measured"))
+AIM = 1.5
+MOST_ROWS = 2000
+ASKED = 30
+PARTS = 10
+OTHERS = "all others"
+
+
+def loads(folder: Path) -> Iterator[tuple[str, Mapping[str, Trace]]]:
+    """(system, its rows by load)."""
+    for source in sorted((folder / "steps").glob("ibm*.parquet")):
+        rows = ingest(source).trace
+        runs = sorted(set(rows["run"].tolist()), key=lambda name: int(str(name).rpartition("=")[2]))
+        yield f"{source.stem}, users", {str(name): rows.select(rows["run"] == name) for name in runs}
+    for source in sorted((folder / "steps").glob("*rtx4090*8b.parquet")):
+        rows = ingest(source).trace
+        phase, B = fit_data(rows).phase, rows.floats("B")
+        yield f"{source.stem}, phases", {str(name): rows.select(phase == name) for name in np.unique(phase)}
+        edges = [0.0, *np.quantile(B, [0.25, 0.5, 0.75]).tolist(), float(B.max())]
+        ranges = {
+            f"B {low + 1:g}..{high:g}": (low < B) & (high >= B) for low, high in itertools.pairwise(edges)
+        }
+        yield f"{source.stem}, batch", {name: rows.select(inside) for name, inside in ranges.items() if inside.any()}
+    recorded = folder / "vllm_cpu"
+    if recorded.is_dir():
+        rows = ingest(recorded / "trace-*.parquet").trace
+        yield "vllm_cpu, requests/s", dict(_rates(recorded, rows))
+
+
+def _rates(folder: Path, rows: Trace) -> Iterator[tuple[str, Trace]]:
+    """The steps that a recorder wrote while each run of a load generator went on."""
+    t = rows.floats("t_s")
+    for source in sorted(folder.glob("bench_t*.json.gz")):
+        with gzip.open(source) as file:
+            run = json.load(file)
+        start = min(run["start_times"])
+        inside = (t >= start) & (t <= start + run["duration"])
+        yield f"{run['request_rate']:g}/s", rows.select(inside)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What trains and what is asked."""
+
+    train: Trace
+    asked: Trace
+
+
+def halves(rows: Trace, most: int) -> Load:
+    """Every other part in time of a log, every other row of a table drawn at random."""
+    data = fit_data(rows)
+    part = parts_in_time(data, PARTS) if data.in_time else np.random.default_rng(0).permutation(len(rows))
+    return Load(*(_fewer(rows.select(part % 2 == side), most) for side in (0, 1)))
+
+
+def _fewer(rows: Trace, most: int) -> Trace:
+    if len(rows) <= most:
+        return rows
+    return rows.select(np.sort(np.random.default_rng(0).choice(len(rows), most, replace=False)))
+
+
+def asked(fit: FitResult, rows: Trace) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """(absolute error in percent, whether the fit claims to know the step), each (n,)."""
+    columns = {name: rows.floats(name) for name in SOURCES if name in rows}
+    error = 100 * np.abs(fit.latency_ms(**columns) / rows.floats("T_ms") - 1)
+    return error, ~fit.outside_domain(**columns)
+
+
+def together(parts: Sequence[Trace], most: int) -> Trace:
+    """Rows of several loads."""
+    names = [name for name in parts[0].columns if all(name in part for part in parts)]
+    return _fewer(Trace({name: np.concatenate([part[name] for part in parts]) for name in names}), most)
+
+
+def matrix(by_load: Mapping[str, Trace], most: int) -> tuple[list[str], dict[str, list[str]], list[float]]:
+    """(loads, cells by what trained, ratios)."""
+    known = {name: halves(rows, most) for name, rows in by_load.items() if len(rows) >= 4 * ASKED}
+    fits = {name: fit_trace(load.train) for name, load in known.items()}
+    own = {name: asked(fits[name], load.asked)[0] for name, load in known.items()}
+    ratios: list[float] = []
+
+    def cell(fit: FitResult, name: str) -> str:
+        if not fit.status.ok:
+            return "refused"
+        error, inside = asked(fit, known[name].asked)
+        if inside.sum() < ASKED:
+            return "refused"
+        ratio = float(error[inside].mean() / own[name][inside].mean())
+        ratios.append(ratio)
+        away = 100 * float(np.mean(~inside))
+        return f"{ratio:.2f}" + (f" (-{away:.0f} %)" if away >= 1 else "")
+
+    cells = {
+        one: [f"{own[name].mean():.1f} %" if one == name else cell(fits[one], name) for name in known] for one in known
+    }
+    if len(known) > 2:
+        rest = {name: [load.train for each, load in known.items() if each != name] for name in known}
+        cells[OTHERS] = [cell(fit_trace(together(rest[name], most)), name) for name in known]
+    return list(known), cells, ratios
+
+
+def main(smoke: bool = False, folder: Path = DEFAULT) -> None:
+    """Print a matrix a system: rows trained, columns asked."""
+    if not folder.is_dir():
+        print(f"loads: skipped, no measured steps at {folder}; set LATFIT_DATA")
+        return
+    for label, by_load in loads(folder):
+        kept = dict(list(by_load.items())[:2]) if smoke else by_load
+        names, cells, ratios = matrix(kept, 150 if smoke else MOST_ROWS)
+        above = sum(ratio > AIM for ratio in ratios)
+        print(f"\n{label}: {above} of {len(ratios)} cells above {AIM:g}, worst {max(ratios, default=float('nan')):.2f}")
+        print(f"{'trained on':16}" + "".join(f"{name:>15}" for name in names))
+        for trained, row in cells.items():
+            print(f"{trained:16}" + "".join(f"{each:>15}" for each in row), flush=True)
+        if smoke:
+            break
+
+
+if __name__ == "__main__":
+    given = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    main("--smoke" in sys.argv[1:], Path(given[0]) if given else DEFAULT)
