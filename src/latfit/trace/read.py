@@ -108,7 +108,8 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
     sources = opened([names] if isinstance(names, str | Path) else names)
     readers = [reader_for(source, reading.format) for source in sources]
     options = Options(reading.column_map, reading.unit)
-    parts = [reader.read(source, options) for reader, source in zip(readers, sources, strict=True)]
+    with np.errstate(over="ignore", invalid="ignore"):  # what no step can hold is dropped by cleaning
+        parts = [reader.read(source, options) for reader, source in zip(readers, sources, strict=True)]
     trace = concatenated(parts, [source.name for source in sources])
     trace = with_period(trace)
     implied = {reader.path for reader in readers}

@@ -174,6 +174,14 @@ def test_a_flag_that_is_a_list_is_not_set(tmp_path: Path) -> None:
     assert ingest(tmp_path / "t.parquet").trace["warmup"].tolist() == [False, False]
 
 
+def test_counts_whose_product_is_no_number_are_left_out(tmp_path: Path) -> None:
+    head = "prompt_size,batch_size,token_size,prompt_time,token_time"
+    (tmp_path / "s.csv").write_text(f"{head}\n128,1,128,20,30\n128,2,128,22,31\n1e300,1e300,128,20,30\n")
+    found = ingest(tmp_path / "s.csv")
+    assert len(found) == 4
+    assert sum(found.dropped.values()) == 2
+
+
 def test_half_a_surrogate_pair_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"B": 1, "S": 1, "T_ms": 5, "run": "\\ud800", "\\udfff": "\\ud800"}\n' * 2)
     write_trace(tmp_path / "t.parquet", ingest(tmp_path / "t.jsonl").trace)
