@@ -9,6 +9,7 @@ from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.planning import Plan, PlanRequest, Settings
 from latfit.reporting.fit import tables
 from latfit.reporting.fit.checks import check_tables
+from latfit.reporting.fit.correction import correction_tables
 from latfit.reporting.fit.gallery import Gallery, comparison, path_gallery
 from latfit.reporting.fit.subject import subject_of, title_of
 from latfit.reporting.format import file_stem
@@ -63,7 +64,9 @@ def render(report: ReportInput) -> Rendered:
         remarks=[warning.message for warning in warnings if not warning.needs_action],
         ceilings=_with_rows(ceilings_table(report.profile)),
         between=between and shown(between),
-        sections=[_section(path, galleries[name]) for name, path in report.profile.paths.items()],
+        sections=[
+            _section(path, galleries[name], report.traces.get(name)) for name, path in report.profile.paths.items()
+        ],
         making=making(report.command, report.made_at),
         notes=report.notes,
     )
@@ -131,7 +134,7 @@ def _warnings(report: ReportInput) -> list[LatfitWarning]:
     return list(dict.fromkeys([*(warning for plan in report.plans for warning in plan.warnings), *of_fits]))
 
 
-def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
+def _section(path: ExecutionPath, gallery: Gallery, trace: Trace | None) -> dict[str, Any]:
     """A path as the template takes it; of one that was not measured there is nothing to check."""
     fit, measured = path.fit, path.nominal is None
     facts = tables.provenance({**_source(path), **fit.provenance})
@@ -147,6 +150,7 @@ def _section(path: ExecutionPath, gallery: Gallery) -> dict[str, Any]:
         "left_out": gallery.left_out if measured else (),
         "parameters": tables.parameters(fit),
         "errors": tables.errors(fit) if measured else None,
+        "correction": correction_tables(fit, trace),
         "checks": [*check_tables(fit), tables.rows_used(fit)] if measured else [],
         "provenance": _with_rows(facts),
     }
