@@ -8,7 +8,7 @@ beyond the percentile on those below; what is learnt, and how much of it, on the
 query that a fit does not claim to cover (prefill, where it has seen decoding only) is counted as refused, and scored.
 
 Coverage: share of the steps within the intervals of 80, 90 and 98 %, by phase, of a fit that has not seen them: a fifth
-of the rows, of a log the last fifth of every run.
+of the cells, of a log the last fifth of every run.
 
 The floor is the error of each cell's median among its own rows, for cells of at least five rows: no function of what is
 known of a step does better there.
@@ -148,9 +148,9 @@ def beyond(rows: Trace, trees: bool) -> tuple[dict[str, float], int]:
 def covered(rows: Trace) -> dict[str, tuple[int, list[float]]]:
     """By phase: steps that a fit has not seen, and the share of them within its intervals at LEVELS."""
     data = fit_data(rows)
-    part = parts_in_time(data, FOLDS) if data.in_time else np.random.default_rng(1).permutation(len(rows)) % FOLDS
-    test = rows.select(part == FOLDS - 1)
-    fit = fit_trace(rows.select(part != FOLDS - 1))
+    part = parts_in_time(data, FOLDS) if data.in_time else assign_folds(data, seed=1)[1]
+    test = rows.select(part == part.max())
+    fit = fit_trace(rows.select(part != part.max()))
     if not fit.status.ok or not fit.intervals:
         return {}
     T, phase, found = test.floats("T_ms"), fit_data(test).phase, dict[str, tuple[int, list[float]]]()
@@ -174,9 +174,10 @@ class Table:
     rows: Mapping[str, Sequence[float]]
 
     def __str__(self) -> str:
-        lines = [f"{'MAPE in %':22}" + "".join(f"{name:>9}" for name in self.columns)]
+        wide = [max(9, len(name) + 2) for name in self.columns]
+        lines = [f"{'MAPE in %':22}" + "".join(f"{name:>{w}}" for name, w in zip(self.columns, wide, strict=True))]
         for name, values in self.rows.items():
-            lines.append(f"{name:22}" + "".join(f"{value:9.2f}" for value in values))
+            lines.append(f"{name:22}" + "".join(f"{value:{w}.2f}" for value, w in zip(values, wide, strict=True)))
         return "\n".join(lines)
 
 
