@@ -42,9 +42,12 @@ INVISIBLE: dict[str, str] = {
     "--strict": "refuses what these results are not",
     "--skip-bad": "permits what these files do not need",
     "--force": "permits what these fits do not need",
+    "--each": "takes systems apart, of which these steps may name none",
+    "compare --path": "chooses one of several, and these runs have one",
+    "compare --seed": "decides by which folds a model is chosen, and these are of one model",
     "--resume": "takes over what a file holds already, which here is nothing",
 }
-"""Options that may rightly leave a result as it is, and why."""
+"""Options, of all verbs or of one, that may rightly leave a result as it is, and why."""
 
 TOGETHER = {
     frozenset({"--prefill-requests", "--prefill-tokens"}): "a step without the one has none of the other",
@@ -163,7 +166,7 @@ def idle_alone(trials: Trials, verb: str) -> list[str]:
     """Options that do nothing by themselves and are not refused."""
     found = []
     for option in options_of(verb):
-        if option in ("--json", *INVISIBLE):
+        if option == "--json" or _invisible(verb, option):
             continue
         alone = trials.outcome(verb, given(verb, option))
         if not alone.refused and alone.effect == trials.outcome(verb).effect:
@@ -187,10 +190,14 @@ def idle_in_pairs(trials: Trials, verb: str, pairs: Iterable[tuple[str, str]]) -
             continue
         for option, beside in zip(pair, (other, one), strict=True):
             without = trials.outcome(verb, beside)
-            visible = option not in INVISIBLE and not {"--json", "--quiet"} & {option}
+            visible = option != "--json" and not _invisible(verb, option)
             if visible and without.code in SPOKEN and without.effect == both.effect:
                 found.append(f"{verb} {' '.join(beside)}: {option} does nothing")
     return found
+
+
+def _invisible(verb: str, option: str) -> bool:
+    return option in INVISIBLE or f"{verb} {option}" in INVISIBLE
 
 
 def _named(outcome: Outcome) -> bool:

@@ -390,8 +390,9 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
                 where="--prior",
                 remedy="Give a mean and a standard deviation above zero, and leave out --solver trf.",
             )
-    if both := set(options.fixed) & set(options.bounds):
-        raise WrongUsage(f"{sorted(both)[0]} is both fixed and bounded", where="--fix", remedy="Give one of the two.")
+    for told, given in (("bounded", options.bounds), ("has a prior", options.priors)):
+        if both := set(options.fixed) & set(given):
+            raise WrongUsage(f"{sorted(both)[0]} is fixed and {told}", where="--fix", remedy="Give one of the two.")
     for option, value, known in (
         ("--loss", options.loss, tuple(RHO)),
         ("--residuals", options.residuals, RESIDUALS),
