@@ -1,22 +1,24 @@
 """Runs side by side: where one has become slower than the first, phase by phase and by regions of (B, S)."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from latfit.api.fits import Fit, as_fit, fit, fit_each
+from latfit.api.fits import Fit, Time, as_fit, fit, fit_each
 from latfit.api.quantities import Needs, library_verb, only_with, percent
 from latfit.api.reading import ReadOptions, read
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import Change, Measured, PhaseChange, RegionChange, changes_between
 from latfit.model import FitResult, fitted_identity
-from latfit.trace import facts_beside, system_label
+from latfit.trace import check_one_system, facts_beside, row_weights, system_label
 from latfit.units import format_percent, number
 
 NAMED = 3
 """Regions that a verdict names."""
+FEWEST = 8
+"""Steps below which a source is no run to compare."""
 
 
 @dataclass(frozen=True)
@@ -289,10 +291,11 @@ def compare(
     if path and "{" in path and not each:
         raise WrongUsage(f"{path!r} names several paths", where="--path", remedy="Add --each.")
     if not each:
-        fits = [_one(source, path, seed, reading) for source in sources]
-        pairs = [(name, "", fits[0], other) for name, other in zip(shown[1:], fits[1:], strict=True)]
-        return _compared(shown, pairs, tolerance_pct, [], fits)
-    systems = [_each(source, path, seed, reading) for source in sources]
+        fits = _alike(sources, lambda source, time: [_one(source, path, seed, time, reading)])
+        first, *others = [found for (found,) in fits]
+        pairs = [(name, "", first, other) for name, other in zip(shown[1:], others, strict=True)]
+        return _compared(shown, pairs, tolerance_pct, [], [first, *others])
+    systems = _alike(sources, lambda source, time: _each(source, path, seed, time, reading))
     pairs, alone = _matched(shown, systems, by_path=bool(path and "{" in path))
     return _compared(shown, pairs, tolerance_pct, alone, [])
 
@@ -313,24 +316,45 @@ def _compared(
     return Comparison(names, found, tolerance_pct, alone, fits)
 
 
-def _one(source: Any, path: str | None, seed: int, given: ReadOptions) -> Fit:
+def _alike(sources: Sequence[Any], fitted: Callable[[Any, Time | None], list[Fit]]) -> list[list[Fit]]:
+    """The fits of each source, all of the same time: that of the fits that are there, else the period where every
+    source knows it. Raises BadInput where two fits differ in it."""
+    there = {found.time for source in sources if _is_fit(source) for found in fitted(source, None)}
+    time: Time | None = there.pop() if len(there) == 1 else None
+    if there:
+        raise BadInput(
+            "one fit is of the period of a step, another of the engine's own time",
+            remedy="Fit both with the same --time.",
+        )
+    found = [fitted(source, time) for source in sources]
+    if len({each.time for fits in found for each in fits}) > 1:
+        found = [fitted(source, "compute") for source in sources]
+    return found
+
+
+def _one(source: Any, path: str | None, seed: int, time: Time | None, given: ReadOptions) -> Fit:
     """The fit of a source of one system, of the path that is asked for where it holds several."""
+    if _is_fit(source):
+        return as_fit(source)
     reading = given.copy()
-    if _is_fit(source) or path is None:
-        return as_fit(source, seed=seed, **reading)
     steps = read(source, **reading)
-    if "path" in steps.trace and len(steps.trace.coded("path")[1]) > 1:
+    if path and "path" in steps.trace and len(steps.trace.coded("path")[1]) > 1:
         asked = " and ".join(filter(None, [reading.get("where") and f"({reading['where']})", f"path == {path!r}"]))
         reading["where"] = asked
         steps = read(source, **reading)
-    return fit(steps, seed=seed, path=path)
+    check_one_system(steps, "Compare one of them with --where, or each with the same one of the others with --each.")
+    if len(steps.trace) < FEWEST and row_weights(steps.trace) is None:
+        found = "one step" if len(steps.trace) == 1 else f"{len(steps.trace)} steps"
+        remedy = "Compare runs that hold several steps in each of several cells (B, S)."
+        raise BadInput(f"{found} cannot be compared: a fit needs more", where=steps.name, remedy=remedy)
+    return fit(steps, seed=seed, path=path, time=time)
 
 
-def _each(source: Any, path: str | None, seed: int, reading: ReadOptions) -> list[Fit]:
+def _each(source: Any, path: str | None, seed: int, time: Time | None, reading: ReadOptions) -> list[Fit]:
     """A usable fit of every system of a source."""
     if _is_fit(source):
         return [as_fit(source)]
-    found = fit_each(source, seed=seed, path=path, **reading)
+    found = fit_each(source, seed=seed, path=path, time=time, **reading)
     usable = [each for each in found.values() if each.ok]
     if not usable:
         status = next(iter(found.values())).result.status
@@ -351,7 +375,8 @@ def _matched(names: Sequence[str], systems: Sequence[Sequence[Fit]], *, by_path:
         listed = " vs ".join("; ".join(_label(key) or "unnamed" for key in list(own)[:NAMED]) for own in keys)
         raise BadInput(
             f"no system is in two sources: {listed}",
-            remedy="Compare one of each with --where, or say which are the same with --path '{hardware}-tp{tp}'.",
+            remedy="Compare one of each with --where, or say by which columns they are the same with --path, such as"
+            " '{model}-tp{tp}'.",
         )
     everywhere = set.intersection(*(set(own) for own in keys))
     alone = sorted({_label(key) for own in keys for key in own if key not in everywhere})

@@ -13,11 +13,12 @@ from latfit.api.evaluations import Evaluation
 from latfit.api.many_fits import FitTask, Outcome, all_done, failed
 from latfit.api.predictions import grid_of, predicted, refuse_unread, steps_from
 from latfit.api.quantities import Needs, library_verb, only_with, percent
-from latfit.api.reading import ReadOptions, data_line, read
+from latfit.api.reading import ReadOptions, data_line, host_line, read
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
 from latfit.model import DataFacts, FitResult, fit_from_json, read_fit, write_fit
 from latfit.provenance import run_facts
 from latfit.trace import (
+    PERIOD,
     CleanTrace,
     Trace,
     check_one_system,
@@ -25,6 +26,7 @@ from latfit.trace import (
     read_again,
     system_label,
     system_labels,
+    timed,
 )
 from latfit.units import number
 from latfit.warning import LatfitWarning
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 Ranges = Mapping[str, tuple[float, float]]
 Progress = Callable[[float, int], None]
 State = Literal["good", "doubt", "bad"]
+Time = Literal["compute", "period"]
 
 OF_FITS = (
     Needs("resample", lambda o: o.bootstrap or o.intervals == "bootstrap", "nothing is drawn", "Add --bootstrap 1000"),
@@ -93,6 +96,16 @@ class Fit:
     @property
     def source(self) -> str:
         return self.result.data.source or ""
+
+    @property
+    def time(self) -> Time:
+        """What its T is: "period", from one step to the next, or "compute", the time that the source told."""
+        return "period" if self.result.data.more.get("time") == PERIOD else "compute"
+
+    @property
+    def time_line(self) -> str:
+        """Where the period is more than 5 % above the engine's own time, and what that means, in a sentence."""
+        return host_line(self.result.data.more)
 
     @property
     def warnings(self) -> list[LatfitWarning]:
@@ -158,7 +171,7 @@ class Fit:
 
     def summary(self) -> str:
         """What `latfit fit` prints of it."""
-        lines = [self.verdict, data_line(self.result.data.to_json())]
+        lines = [self.verdict, data_line(self.result.data.to_json()), *filter(None, [self.time_line])]
         if self.ok:
             lines.append(self.model_line)
         lines += [f"{warning.message} {warning.remedy}" for warning in self.needs_action[:FEW]]
@@ -209,7 +222,7 @@ class Fit:
         """
         from latfit.fitting import evaluate, same_machine
 
-        found = read(source, **reading)
+        found = timed(read(source, **reading), self.time)
         check_one_system(found)
         machine, held_out = same_machine(self.result, found.trace), self.result.cross_validation.mape_pct
         scores = {**evaluate(self.result, found.trace), "machine": machine.to_json()}
@@ -288,7 +301,7 @@ def _with_its_path(result: FitResult, path: str | None) -> Fit:
     return found if path else Fit(result, found.system.get("path"))
 
 
-def as_fit(source: Any, *, seed: int = 0, **reading: Unpack[ReadOptions]) -> Fit:
+def as_fit(source: Any, *, seed: int = 0, time: Time | None = None, **reading: Unpack[ReadOptions]) -> Fit:
     """A fit from what stands for one: a Fit, a FitResult, a `.fit.json` file; else a fit of what can be read.
 
     Raises BadInput, FitNotUsable.
@@ -300,7 +313,7 @@ def as_fit(source: Any, *, seed: int = 0, **reading: Unpack[ReadOptions]) -> Fit
     elif isinstance(source, str | Path) and str(source).endswith(".json"):
         found = Fit.load(source)
     else:
-        return fit(source, seed=seed, **reading)
+        return fit(source, seed=seed, time=time, **reading)
     if not found.ok:
         status = found.result.status
         raise FitNotUsable(status.sentence, where=found.source or None, remedy=status.remedy)
@@ -325,22 +338,24 @@ def fit(
     resample: str | None = None,
     seed: int = 0,
     path: str | None = None,
+    time: Time | None = None,
     **reading: Unpack[ReadOptions],
 ) -> Fit:
     """Fit a latency model to steps of one system, and check it.
 
-    source, reading: as of `latfit.read`.  model: "auto" compares all by cross-validation; saturation,
-    saturation-gamma, context, roofline, linear, quadratic, hinge, constant, each also with "+moe" or "+correction".
-    loss: huber, soft_l1, tukey, linear.  residuals: relative (log of predicted/observed) or absolute (ms).  fix: {"P_max": 60}
-    holds parameters.  bounds: {"k_B": (0.01, 1)}.  prior: {"P_max": (60, 5)}, mean and standard deviation.  weights:
-    what counts the same: rows, segment (doublings of S), variance (cells).  intervals: of parameters: sandwich,
-    profile or bootstrap.  bootstrap: how many resamples to refit and keep.  path: execution path of steps that name
-    none.  Parameters are in ms, requests and tokens.
+    source, reading: as of `latfit.read`.  model: "auto" compares all by cross-validation; saturation, saturation-gamma,
+    context, roofline, linear, quadratic, hinge, constant, each also with "+moe" or "+correction".  loss: huber,
+    soft_l1, tukey, linear.  residuals: relative (log of predicted/observed) or absolute (ms).  fix: {"P_max": 60} holds
+    parameters.  bounds: {"k_B": (0.01, 1)}.  prior: {"P_max": (60, 5)}, mean and standard deviation.  weights: what
+    counts the same: rows, segment (doublings of S), variance (cells).  intervals: of parameters: sandwich, profile or
+    bootstrap.  bootstrap: how many resamples to refit and keep.  path: execution path of steps that name none.  time:
+    "compute" takes T_ms as the source tells it, "period" the time from one step to the next, which holds what the host
+    does between them; without it the period where the steps know it.  Parameters are in ms, requests and tokens.
 
     Raises WrongUsage for options that cannot be met, BadInput for a source that cannot be read or holds several
     systems (see `fit_each`), FitNotUsable where the steps cannot carry the model.
     """
-    steps = read(source, **reading)
+    steps = timed(read(source, **reading), time)
     check_one_system(steps, "Fit each of them with fit_each, or one of them with where=.")
     named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
     options = _options(named, fix, bounds, prior, seed)
@@ -370,6 +385,7 @@ def fit_each(
     resample: str | None = None,
     seed: int = 0,
     path: str | None = None,
+    time: Time | None = None,
     made: Callable[[str, Fit], None] | None = None,
     **reading: Unpack[ReadOptions],
 ) -> dict[str, Fit]:
@@ -380,7 +396,7 @@ def fit_each(
     cannot be used (`.ok`) or that an error ended is among them and says why. Raises WrongUsage, BadInput, and the error
     that ended every one of them.
     """
-    steps = read(source, **reading)
+    steps = timed(read(source, **reading), time)
     check_paths(path, steps)
     named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
     options = _options(named, fix, bounds, prior, seed)

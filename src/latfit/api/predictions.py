@@ -12,7 +12,7 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.fitting import predict
 from latfit.model import CONTEXT, SOURCES, FitResult, with_typical_context
 from latfit.stats import FloatArray
-from latfit.trace import Trace, impossible_steps
+from latfit.trace import COMPUTE, PERIOD, Trace, impossible_steps
 
 FEW = 8
 """Numbers that an error repeats."""
@@ -126,7 +126,14 @@ def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, stric
         "why_outside": found.why_outside,
         "why_no_interval": found.why_no_interval,
     }
-    return Predicted(columns, level, found.notes)
+    return Predicted(columns, level, (*found.notes, *_what_time(fit)))
+
+
+def _what_time(fit: FitResult) -> list[str]:
+    """What a latency is, where the fit's steps knew both."""
+    time = str(fit.data.more.get("time"))
+    told = {PERIOD: "Latency is the period: from one step to the next.", COMPUTE: "Latency is compute: no host time."}
+    return [told[time]] if time in told else []
 
 
 PREFILL = ("prefill_requests", "prefill_tokens")

@@ -10,6 +10,7 @@ from latfit.api.quantities import Needs, library_verb, only_with
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import check_writable
 from latfit.trace import (
+    PERIOD,
     CleanOptions,
     CleanTrace,
     LongTable,
@@ -27,7 +28,7 @@ from latfit.trace import (
     typed_columns,
     write_trace,
 )
-from latfit.units import parse_duration_ms
+from latfit.units import format_percent, parse_duration_ms
 
 TABLE = "the table"
 """What errors call a table in memory."""
@@ -220,3 +221,26 @@ def data_line(facts: Mapping[str, Any]) -> str:
         counts = ", ".join(f"{n:,} {reason}" for reason, n in facts.get(word, {}).items())
         parts += [f"{word} {counts}"] if counts else []
     return "; ".join(parts) + "."
+
+
+HOST_SHARE = 0.05
+"""Share of T from which on what the host does is worth telling."""
+
+
+def host_line(facts: Mapping[str, Any]) -> str:
+    """`The period exceeds T_ms by 21 % (decode), …`, from the `data` of a fit; empty where it does not by 5 %."""
+    longer = {}
+    try:
+        for phase, means in facts.get("host", {}).items():
+            share = float(means["period_ms"]) / float(means["T_ms"]) - 1.0
+            longer |= {phase: share} if share > HOST_SHARE else {}
+    except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError):
+        return ""  # of a file that somebody has changed
+    if not longer:
+        return ""
+    shown = ", ".join(f"{format_percent(100 * share)} ({phase})" for phase, share in longer.items())
+    fitted = "The period was fitted" if facts.get("time") == PERIOD else "T_ms was fitted all the same"
+    return (
+        f"The period from one step to the next exceeds T_ms by {shown}: scheduling and output handling, which the"
+        f" engine's own time leaves out. {fitted}."
+    )

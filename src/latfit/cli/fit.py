@@ -62,6 +62,14 @@ class ModelOptions:
         Literal["rows", "segment", "variance"],
         typer.Option("--weights", help="What counts the same: rows, doublings of S, or cells by their variance."),
     ] = "rows"
+    time: Annotated[
+        Literal["compute", "period"] | None,
+        typer.Option(
+            "--time",
+            help="compute: T_ms as the source tells it; period: from one step to the next, with the host's work."
+            " Without it the period where it is known.",
+        ),
+    ] = None
     fix: Annotated[list[str] | None, typer.Option("--fix", help="Hold a parameter: P_max=60. Repeatable.")] = None
     bounds: Annotated[list[str] | None, typer.Option("--bounds", help="Bound a parameter: k_B=0.01:1. Repeatable.")] = (
         None
@@ -372,6 +380,8 @@ def _print_fit(stored: Stored, *, several: bool, verbose: bool) -> None:
     if found.ok:
         verdict(found.verdict, "bad" if stored.kept_out else found.state)
     say(data_line(found.result.data.to_json()))
+    if found.time_line:
+        say(found.time_line)
     if not found.ok:
         return
     say(found.model_line)

@@ -25,7 +25,7 @@ class ComparisonOptions:
     prefill_fit: PrefillFitOption = None
     calibrate: Annotated[
         bool,
-        typer.Option("--calibrate", help="Fit ms per step and per token on the first third, and score the rest."),
+        typer.Option("--calibrate", help="Fit host time per step and ms per token on the first third; score the rest."),
     ] = False
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 4 where simulated and measured differ.")] = False
     seed: SeedOption = 0
@@ -97,9 +97,9 @@ def _show(found: "Validation", output: OutputOptions) -> None:
     result = found.result
     if result.constants is not None:
         say(
-            f"Calibrated on the first {int((~result.scored).sum()):,} requests: {result.constants.step_ms:.4g} ms per"
-            f" step, {1e3 * result.constants.token_ms:.4g} µs per token; scored on the rest. At another load this"
-            " proves little."
+            f"Calibrated on the first {int((~result.scored).sum()):,} requests: host time"
+            f" {result.constants.step_ms:.4g} ms per step, {1e3 * result.constants.token_ms:.4g} µs per token;"
+            " scored on the rest. At another load this proves little."
         )
     typer.echo("")
     for table in found.tables(brief=not output.verbose):

@@ -161,6 +161,8 @@ def _thresholds(profile: HardwareProfile, paths: _Paths, request: PlanRequest) -
 def _notes(profile: HardwareProfile) -> list[str]:
     """What the plan takes the paths for."""
     found = [wording.nominal(name, path.nominal.text) for name, path in profile.paths.items() if path.nominal]
+    times = {name: str(path.fit.data.more.get("time")) for name, path in profile.paths.items()}
+    found += [wording.WHAT_TIME[time].format(name=name) for name, time in times.items() if time in wording.WHAT_TIME]
     if "amx" not in profile.paths and "gpu" in profile.paths and "cpu" in profile.paths:
         found.append(wording.CPU_FOR_AMX)
     return found

@@ -72,12 +72,14 @@ TOLD = ("no_better_than_constant", "large_error", "drift", "autocorrelated")
 
 def inherited(paths: Sequence[ExecutionPath]) -> list[LatfitWarning]:
     """What the fits warn of, with the path's name."""
-    return [
+    told = [
         replace(warning, message=f"{path.name}: {warning.message}")
         for path in paths
         for warning in path.fit.warnings
         if warning.code in TOLD
     ]
+    kernels = [path.name for path in paths if path.fit.data.more.get("host_time") == "none"]
+    return [*told, *map(wording.no_host_time, kernels)]
 
 
 def unsupported(steps: StepPlan, load: LoadPlan | None, paths: Sequence[ExecutionPath]) -> list[str]:

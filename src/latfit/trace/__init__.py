@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     )
     from latfit.trace.period import period_ms as period_ms
     from latfit.trace.read import (
+        COMPUTE as COMPUTE,
+        PERIOD as PERIOD,
         CleanTrace as CleanTrace,
         Reading as Reading,
         check_one_machine as check_one_machine,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         ingest_table as ingest_table,
         parse_column_map as parse_column_map,
         read_again as read_again,
+        timed as timed,
     )
     from latfit.trace.readers.requests import (
         OUTPUTS as OUTPUTS,

@@ -5,7 +5,7 @@ here.
 import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from glob import glob
 from pathlib import Path
@@ -23,7 +23,7 @@ from latfit.trace.readers.reader import Options
 from latfit.trace.readers.source import Source, open_source
 from latfit.trace.readers.table import steps_of
 from latfit.trace.sketch.histogram import step_count
-from latfit.trace.table import Trace, concatenated
+from latfit.trace.table import Trace, concatenated, phases
 from latfit.units import MS_PER_UNIT
 
 
@@ -38,6 +38,13 @@ class Reading:
     cleaning: CleanOptions = field(default_factory=CleanOptions)
 
 
+COMPUTE, PERIOD = "compute", "period"
+"""What T_ms may be."""
+NO_PERIOD = "no_period"
+"""Why a clean row is left out where periods are asked for."""
+MOSTLY = 0.5
+"""Share of the rows that know their period from which on it is taken where nobody says what to take."""
+
 IN_MEMORY = "a table in memory"
 """The source of a fit that was made from no file."""
 
@@ -47,7 +54,8 @@ class CleanTrace:
     """A clean trace with the facts that a fit stores about its data.
 
     formats: the reader of each source.  path: the execution path that the formats imply, where they do.
-    everything: the rows as read, before cleaning.
+    everything: the rows as read, before cleaning.  time: what T_ms is: compute, the time that the source tells, or the
+    period from one step to the next (see `timed`).
     """
 
     sources: Sequence[Source]
@@ -57,6 +65,7 @@ class CleanTrace:
     formats: Sequence[str]
     path: str | None
     everything: Trace
+    time: str = COMPUTE
 
     @property
     def trace(self) -> Trace:
@@ -129,6 +138,50 @@ def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the 
     trace = steps_of(table, Options(reading.column_map, reading.unit), name)
     picked, cleaned = cleaned_steps(trace, reading, name)
     return CleanTrace((), _sha256_of(table), reading, cleaned, ["table"], None, picked)
+
+
+def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
+    """The steps with the period as T_ms, or as they are.
+
+    time: compute, period, or None: the period where most rows know theirs. Rows without one (the engine paused behind
+    them) are left out and counted. Raises BadInput where periods are asked for and there are none.
+    """
+    if time == steps.time or (time is None and steps.time == PERIOD):
+        return steps
+    if steps.time == PERIOD:
+        return timed(replace(steps, cleaned=clean(steps.everything, steps.reading.cleaning), time=COMPUTE), time)
+    trace = steps.trace
+    found = trace.floats("period_ms") if "period_ms" in trace else np.full(len(trace), np.nan)
+    known = (found > 0) & np.isfinite(found)
+    if time == COMPUTE or (time is None and known.mean() < MOSTLY):
+        return steps
+    if not known.any():
+        raise BadInput(
+            "its steps do not say when the next one began",
+            where=steps.name,
+            remedy="Take their own time (--time compute), or give a trace of latfit's recorder or a vLLM log.",
+        )
+    left_out = int(np.count_nonzero(~known))
+    dropped = {**steps.dropped, NO_PERIOD: left_out} if left_out else steps.dropped
+    rows = trace.with_columns(T_ms=found).select(known)
+    return replace(steps, cleaned=replace(steps.cleaned, trace=rows, dropped=dropped), time=PERIOD)
+
+
+def host_times(steps: CleanTrace, system: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """Mean T and mean period in ms by phase, of a system's steps that know both; empty where none does."""
+    rows = steps.everything
+    if "period_ms" not in rows or len(steps.cleaned.fate) != len(rows):
+        return {}
+    used = (steps.cleaned.fate == 0) & (rows.floats("period_ms") > 0)
+    for name, value in system.items():
+        used &= rows[name].astype(str) == value
+    rows = rows.select(used)
+    named = phases(rows).astype(str)
+    means = {}
+    for phase in np.unique(named).tolist():
+        inside = named == phase
+        means[phase] = {name: float(rows.floats(name)[inside].mean()) for name in ("T_ms", "period_ms")}
+    return means
 
 
 def check_unit_name(reading: Reading) -> None:
@@ -220,6 +273,10 @@ def data_facts(ingested: CleanTrace, system: Mapping[str, str], trace: Trace) ->
     """The `data` of a fit's JSON: what was read and how, so that `read_again` finds the same rows."""
     cleaned = ingested.cleaned
     names = [str(source.path.resolve()) for source in ingested.sources]
+    host = host_times(ingested, system)
+    facts: dict[str, Any] = {"time": ingested.time, "host": host} if host else {}
+    if _without_host(trace.provenance):
+        facts["host_time"] = "none"
     return {
         "source": ", ".join(names) or IN_MEMORY,
         "sources": names,
@@ -231,7 +288,17 @@ def data_facts(ingested: CleanTrace, system: Mapping[str, str], trace: Trace) ->
         "marked": dict(cleaned.marked),
         "reading": asdict(ingested.reading),
         "system": dict(system),
+        **facts,
     }
+
+
+def _without_host(provenance: Mapping[str, Any]) -> bool:
+    """Whether a source, or a part of it, is a table of kernels."""
+    parts = provenance.get("parts")
+    several = parts.values() if isinstance(parts, Mapping) else ()
+    return provenance.get("host_time") == "none" or any(
+        isinstance(part, Mapping) and part.get("host_time") == "none" for part in several
+    )
 
 
 def read_again(data: Mapping[str, Any]) -> Trace:
@@ -243,6 +310,7 @@ def read_again(data: Mapping[str, Any]) -> Trace:
     ingested = ingest(names, Reading(**{**stored, "cleaning": CleanOptions(**stored.get("cleaning", {}))}))
     if ingested.sha256 != data.get("sha256"):
         raise BadInput("has changed since the fit was made", where=ingested.name, remedy="Fit it again.")
+    ingested = timed(ingested, data.get("time", COMPUTE))
     system = data.get("system", {})
     for key, rows in ingested.systems:
         if key == system:

@@ -1,8 +1,8 @@
 """Two non-negative constants on top of a fit's step costs, so that a simulated run meets the start of a measured one.
 
-What an engine does between steps (scheduling, sampling, copying tokens to the host) is in no kernel's time; it costs
-a constant for each step, and where several devices exchange activations a constant for each token. Both are searched
-where the squared relative errors of the mean TTFT, TPOT and latency are smallest. All
+What an engine does between steps (scheduling, sampling, copying tokens to the host) is in no kernel's time; this host
+time costs a constant for each step, and where several devices exchange activations a constant for each token. Both
+are searched where the squared relative errors of the mean TTFT, TPOT and latency are smallest. All
 requests are simulated, since later arrivals slow earlier ones, but only the given ones are compared.
 
 The error has small jumps, where a step more or less changes who is preempted, so the search compares values and uses no
@@ -29,7 +29,7 @@ STARTS, DESCENT = 3, 40
 
 @dataclass(frozen=True)
 class Constants:
-    """ms on top of every step and of every token in it; runs: simulations that the search took."""
+    """ms on top of every step (the host time) and of every token in it; runs: simulations that the search took."""
 
     step_ms: float
     token_ms: float

@@ -1,6 +1,7 @@
 """The period of a step, on engines whose pauses and gaps are planted."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from latfit.trace.period import with_period
 from tests.conftest import ROOT
 
 MEASURED = Path(os.environ.get("LATFIT_DATA", ROOT.parent / "shared" / "data")) / "vllm_cpu"
+SERVER = "metrics_rec1.txt"
 Floats = NDArray[np.float64]
 
 
@@ -175,3 +177,16 @@ def test_a_recorded_trace_and_the_log_of_the_same_run_agree() -> None:
     mean = float(np.mean(logged.floats("period_ms") - logged["T_ms"]))
     # Whole seconds at the ends of some 50 stretches over 5,300 steps: 0.54 ms.
     assert mean == pytest.approx(float(np.nanmean(gaps)), abs=3 * 0.54)
+
+
+@pytest.mark.skipif(not MEASURED.exists(), reason="needs the measured run of a vLLM server")
+def test_periods_are_the_latencies_between_tokens_that_the_server_counted() -> None:
+    counted = dict(re.findall(r"inter_token_latency_seconds_(sum|count){.*} (.*)", (MEASURED / SERVER).read_text()))
+    trace = ingest(sorted(MEASURED.glob("*.parquet"))).everything
+    T, period = trace.floats("T_ms"), trace.floats("period_ms")
+    # Between two tokens of a request lie the gap behind one step and the next step.
+    decodes = (trace.floats("B") - trace.floats("prefill_requests"))[1:]
+    between = np.nan_to_num((period - T)[:-1]) + T[1:]
+    server_ms = 1e3 * float(counted["sum"]) / float(counted["count"])
+    assert float(np.average(between, weights=decodes)) == pytest.approx(server_ms, rel=0.002)
+    assert float(np.average(T[1:], weights=decodes)) < 0.9 * server_ms

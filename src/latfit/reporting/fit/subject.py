@@ -38,7 +38,8 @@ def subject_of(path: ExecutionPath, rows: Trace | None) -> Subject:
     )
     details = _agreed(_device(_within(origin, "device")) for origin in origins)
     measured = f"fit of {counted(path.fit.metrics.n, 'step')}" if path.fit.metrics.n is not None else ""
-    return Subject(path.name, str(model), str(machine), ", ".join(filter(None, (details, measured))))
+    time = str(path.fit.data.more.get("time", ""))
+    return Subject(path.name, str(model), str(machine), ", ".join(filter(None, (details, measured, time))))
 
 
 def title_of(subjects: Sequence[Subject]) -> str:

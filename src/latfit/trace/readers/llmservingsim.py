@@ -112,7 +112,9 @@ def read(source: Source, options: Options) -> Trace:
     if "tp" in facts:
         found["tp"] = np.full(len(B), int(facts["tp"]))
     known = {"format": READER.name, "layers": layers, "beyond_tables": int(np.isnan(step_us).sum())}
-    return Trace(found, {**known, "note": "without communication", **Tally(bad=table.bad_lines).facts()})
+    return Trace(
+        found, {**known, "note": "without communication", "host_time": "none", **Tally(bad=table.bad_lines).facts()}
+    )
 
 
 def _dense_us(source: Source, S: FloatArray, layers: int) -> FloatArray:

@@ -51,7 +51,9 @@ def read(source: Source, options: Options) -> Trace:
         found["tp"] = table.columns["num_tensor_parallel_workers"]
     found |= _labels(source, models)
     facts = {"format": READER.name, "statistic": "median", "layers": sorted({int(n) for n in layers.tolist()})}
-    return Trace(found, {**facts, "note": "without attention", **Tally(bad=table.bad_lines).facts()})
+    return Trace(
+        found, {**facts, "note": "without attention", "host_time": "none", **Tally(bad=table.bad_lines).facts()}
+    )
 
 
 def _step_ms(column: Mapping[str, FloatArray], operators: list[str], layers: FloatArray) -> FloatArray:
