@@ -229,7 +229,7 @@ HOST_SHARE = 0.05
 
 def host_line(facts: Mapping[str, Any]) -> str:
     """`The period exceeds T_ms by 21 % (decode), …`, from the `data` of a fit; empty where it does not by 5 %."""
-    longer = {}
+    longer: dict[str, float] = {}
     try:
         for phase, means in facts.get("host", {}).items():
             share = float(means["period_ms"]) / float(means["T_ms"]) - 1.0

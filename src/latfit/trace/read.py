@@ -159,7 +159,8 @@ def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
         raise BadInput(
             "its steps do not say when the next one began",
             where=steps.name,
-            remedy="Take their own time (--time compute), or give a trace of latfit's recorder or a vLLM log.",
+            remedy="Take their own time (--time compute), or give a vLLM log or traces of latfit's recorder, as files"
+            " (FOLDER/*.parquet) and not as a folder or --cells.",
         )
     left_out = int(np.count_nonzero(~known))
     dropped = {**steps.dropped, NO_PERIOD: left_out} if left_out else steps.dropped
