@@ -56,6 +56,7 @@ from latfit.fitting.prediction import read_columns_of, typical_ms
 from latfit.model import FitResult, latency_draws, parameter_draws, with_typical_context
 from latfit.stats import FloatArray, by_group
 from latfit.trace import DECODE, UNKNOWN, Trace
+from latfit.units import number
 
 Verdict = Literal["slower", "faster", "as fast", "unclear"]
 Cells = NDArray[np.intp]
@@ -234,10 +235,12 @@ def _compared(first: Measured, other: Measured) -> tuple[list[_Phase], list[str]
 
 def _check_overlap(first: FitResult, other: FitResult) -> None:
     for name in ("B", "S"):
-        low = max(fit.domain[name][0] for fit in (first, other))
-        if low > min(fit.domain[name][1] for fit in (first, other)):
+        ends = [fit.domain[name] for fit in (first, other)]
+        if max(low for low, _ in ends) > min(high for _, high in ends):
+            of_first, of_other = (f"{number(low)} to {number(high)}" for low, high in ends)
             raise BadInput(
-                f"the runs have no common range of {name}", remedy="Compare runs of steps that overlap in B and in S."
+                f"the runs have no common range of {name}: {of_first} in the first, {of_other} in the other",
+                remedy="Compare runs of steps that overlap in B and in S.",
             )
 
 

@@ -249,6 +249,10 @@ class TestCompare:
         assert found.sentences[0].startswith("after is as fast as before: as fast in decode ")
         assert latfit.compare(fitted, fitted.result).names == ["fit 1", "fit 2"]
 
+    def test_one_step_is_no_run(self, fitted: latfit.Fit) -> None:
+        with pytest.raises(BadInput, match="one step cannot be compared"):
+            latfit.compare(fitted, {"B": [1], "S": [1], "T_ms": [5.0]})
+
     @pytest.mark.parametrize("options", [{"tolerance": "-1%"}, {"tolerance": "much"}, {"names": ["one"]}])
     def test_mistakes(self, options: Any, fitted: latfit.Fit) -> None:
         with pytest.raises(WrongUsage):

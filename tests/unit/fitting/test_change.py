@@ -84,7 +84,7 @@ class TestFits:
 
     def test_nothing_in_common(self, fit: FitResult) -> None:
         far = replace(fit, domain={"B": [1000, 2000], "S": [1, 4096]})
-        with pytest.raises(BadInput, match="no common"):
+        with pytest.raises(BadInput, match=r"no common range of B: 1 to 256 in the first, 1,000 to 2,000 in the other"):
             changes_between([(Measured(fit), Measured(far))])
 
     def test_a_phase_that_one_has_not_measured(self, fit: FitResult) -> None:
@@ -109,6 +109,25 @@ def test_single_steps_tell_no_more_than_their_scatter(fit: FitResult) -> None:
         assert phase.whole.high_pct is not None
         assert phase.whole.low_pct < 30 < phase.whole.high_pct
         assert phase.whole.high_pct - phase.whole.low_pct > 4
+
+
+def visited(visits: int, rng: np.random.Generator) -> Trace:
+    """Four steps in each visit to six cells: what a visit shares scatters by 10 %, its steps by 1 %."""
+    B = np.tile(np.repeat(2.0 ** np.arange(6), 4), visits)
+    T = np.exp(np.repeat(rng.normal(0, 0.1, 6 * visits), 4) + rng.normal(0, 0.01, len(B)))
+    return Trace({"B": B, "S": B, "T_ms": 5 * T})
+
+
+@pytest.mark.parametrize("visits", [1, 3])
+def test_what_steps_of_a_visit_share_is_no_slowdown(visits: int, fit: FitResult) -> None:
+    """Slower by exactly the tolerance: at most one alarm in 20 is expected, more than 6 of 40 come up once in 300
+    tests. By steps alone, 18 of 40 comparisons of runs with one visit to each cell were alarms."""
+    alarms = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        first, other = visited(visits, rng), visited(visits, rng)
+        alarms += alarm(fit, first, slowed(other, np.ones(len(other), dtype=bool), 0.05))
+    assert alarms <= 6
 
 
 def test_too_few_steps_say_nothing() -> None:
