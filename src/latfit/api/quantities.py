@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
@@ -88,9 +89,15 @@ class _Values(SimpleNamespace):
         return None
 
 
+def _said(value: Any) -> Any:
+    """The value, True for arrays and tables, which are neither true nor false: they were given."""
+    plain = value is None or isinstance(value, str | bytes | int | float | Sequence | Mapping | Path)
+    return True if not plain and hasattr(value, "__len__") else value
+
+
 def refuse_idle(needs: Sequence[Needs], given: Collection[str], values: Mapping[str, Any]) -> None:
     """Raises WrongUsage for the first of the `given` parameters that would do nothing beside the others."""
-    found = _Values(**values)
+    found = _Values(**{name: _said(value) for name, value in values.items()})
     for each in needs:
         if each.name in given and not each.holds(found):
             option = f"--{each.name.replace('_', '-')}" if len(each.name) > 1 else f"-{each.name}"

@@ -309,7 +309,7 @@ def read_sources(sources: Sequence[str], typed: ReadingOptions, *, quiet: bool) 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 ForceOption = Annotated[
-    bool, typer.Option("--force", help="Go on where a fit is not of the machine or the model at hand.")
+    bool, typer.Option("--force", hidden=True, help="Go on where a fit is not of the machine or the model at hand.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and no progress on stderr.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Seed of everything random.")]

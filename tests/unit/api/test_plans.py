@@ -47,7 +47,7 @@ def test_numbers_whose_parameter_says_the_unit() -> None:
 
 
 def test_what_a_plan_holds() -> None:
-    made = plan({"cpu": CPU, "gpu": GPU}, "20ms", laws_only=True)
+    made = plan({"cpu": CPU, "gpu": GPU}, "20ms")
     assert made.B1 == 7  # 12 + 0.05 B <= 2 B from 6.15 on
     assert made.T_cut_ms is None
     assert made.capacity_per_s is None
@@ -104,8 +104,8 @@ class TestBadInput:
             ({"sla": "20ms", "sla_ms": 20}, "given twice"),
             ({"sla": "20ms", "rate": 500}, "has no unit"),
             ({"sla": "20ms", "rate": "5/s", "arrivals": "a.csv"}, "contradict"),
-            ({"sla": "20ms", "arrivals_window": "1min"}, "without recorded arrivals"),
-            ({"sla": "20ms", "objective": {"p99": 1}}, "needs a load"),
+            ({"sla": "20ms", "arrivals_window": "1min"}, "no arrivals are recorded"),
+            ({"sla": "20ms", "objective": {"p99": 1}}, "without a load"),
             ({"sla": "20ms", "wait": 3}, "has no unit"),
             ({"sla": "20ms", "percentile": 0.99}, "Was percentile 99 meant"),
             ({"sla": "20ms", "percentile": "most"}, "is not a percentage"),
@@ -166,7 +166,7 @@ def test_a_report_of_a_plan_that_was_made(in_tmp: Path, capsys: pytest.CaptureFi
     assert [Path(name).name for name in printed["figures"]] == [figure.name for figure in written.figures]
     assert repr(written) == f"Report('one/report.html', {len(written.figures)} figures)"
     assert set(written.to_json()) == set(printed)
-    with pytest.raises(WrongUsage, match="without an SLA"):
+    with pytest.raises(WrongUsage, match="nothing is planned"):
         report(paths, "three", rate="5/s")
 
 
