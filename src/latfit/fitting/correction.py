@@ -13,8 +13,8 @@ support, and first differences go on at the level of the last steps. What noise 
 by rows held out in the way the formula is checked (see `checking.crossval`), from nearly free to no correction at all.
 
 Far from measured steps g has to vanish. The table holds g u with u = 2^-max(0, d - 1), where d counts the steps of the
-grid, or octaves where these are shorter, to the nearest measured node; its outermost nodes hold zero, an octave beyond
-the last measured step.
+grid, or octaves where these are shorter, to the nearest measured node; its outermost nodes hold zero, as far beyond the
+last measured step as a few of them are from each other there, an octave at most.
 
 Growing any axis adds work, so T must not fall along one. Along an edge of length h, T = formula * e^g rises wherever g
 falls by no more than a = h * (least slope of ln formula on it). Let up be the least table above g with
@@ -50,6 +50,9 @@ OCTAVE = float(np.log(2.0))
 PER_OCTAVE = (64, 8, 4, 4)
 """Nodes an octave at most, on grids of one axis with several values, two, three and four."""
 
+REACH = 4
+"""Distances between measured values over which a correction goes on beyond the last one, an octave at most."""
+
 FEWEST = 4
 """Values of an axis that count as several."""
 
@@ -60,7 +63,7 @@ LEVEL = 0.3
 NEARLY_ZERO = 1e-5
 HUBER = 1.345
 PASSES = 3
-"""Times that the weights of far-off rows are found anew."""
+"""Solutions, each with the weights of far-off rows that the one before gives."""
 
 RTOL, MOST_STEPS = 3e-4, 300
 """Of conjugate gradients, on larger grids."""
@@ -83,11 +86,13 @@ class Smoothing:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """nodes: of each axis along which the steps of a trace differ.  constant: what they hold along the others.
-    corners, shares (n, 2^d): the nodes around each step, and their weights."""
+    """nodes: of each axis along which the steps of a trace differ.  constant: what they hold along the others.  inside:
+    whether nodes are within what was measured, by axis.  corners, shares (n, 2^d): the nodes around each step, and
+    their weights."""
 
     nodes: Mapping[str, FloatArray]
     constant: Mapping[str, float]
+    inside: Sequence[NDArray[np.bool_]]
     corners: NDArray[np.int64]
     shares: FloatArray
 
@@ -104,7 +109,7 @@ class Grid:
         X = csr_array((shares.ravel(), corners.ravel(), ends), shape=(len(rows), int(np.prod(self.shape))))
         measured = np.zeros(X.shape[1], dtype=bool)
         measured[corners[np.arange(len(rows)), np.argmax(shares, axis=1)]] = True
-        return Part(self.nodes, X, measured.reshape(self.shape))
+        return Part(self.nodes, self.inside, X, measured.reshape(self.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +118,7 @@ class Part:
     that some step is nearest to, shaped as the grid."""
 
     nodes: Mapping[str, FloatArray]
+    inside: Sequence[NDArray[np.bool_]]
     X: Any
     measured: NDArray[np.bool_]
 
@@ -149,7 +155,8 @@ def _grid(data: Rows) -> Grid | None:
         return None
     nodes = _nodes(spread)
     constant = {name: float(np.expm1(x[0])) for name, x in at.items() if name not in spread}
-    return Grid(nodes, constant, *corners_of(nodes, list(spread.values())))
+    inside = [(nodes[name] >= x.min()) & (nodes[name] <= x.max()) for name, x in spread.items()]
+    return Grid(nodes, constant, inside, *corners_of(nodes, list(spread.values())))
 
 
 def learnt(
@@ -191,7 +198,7 @@ def by_kind(grid: Grid, found: Mapping[float, FloatArray], roughness: Sequence[f
 
 
 def _nodes(spread: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    """Nodes at the measured values, farther apart where those are many; one more an octave beyond either end."""
+    """Nodes at the measured values, farther apart where those are many, and some beyond either end."""
     values = {name: np.unique(x) for name, x in spread.items()}
     long = sum(len(x) >= FEWEST for x in values.values())
     apart = dict.fromkeys(values, OCTAVE / PER_OCTAVE[max(long, 1) - 1])
@@ -215,8 +222,18 @@ def _thinned(values: FloatArray, apart: float) -> FloatArray:
 
 
 def _padded(x: FloatArray) -> FloatArray:
-    below = [max(0.0, x[0] - OCTAVE)] if x[0] > 0 else []
-    return np.concatenate([below, x, [x[-1] + OCTAVE]])
+    """Nodes with those beyond either end that hold zero: one as far off as REACH measured values are from each other
+    there, and one at an octave."""
+    below, above = (sorted({min(OCTAVE, REACH * apart), OCTAVE}) for apart in _apart_at_ends(x))
+    low = [x[0] - far for far in reversed(below) if x[0] - far > 0] if x[0] > 0 else []
+    return np.concatenate([[0.0] if x[0] > 0 and x[0] <= OCTAVE else [], low, x, x[-1] + np.array(above)])
+
+
+def _apart_at_ends(x: FloatArray) -> tuple[float, float]:
+    gaps = np.diff(x[x > 0])
+    if len(gaps) == 0:
+        return OCTAVE, OCTAVE
+    return float(np.median(gaps[:REACH])), float(np.median(gaps[-REACH:]))
 
 
 def _penalty(nodes: Sequence[FloatArray], measured: NDArray[np.bool_]) -> Any:
@@ -261,11 +278,12 @@ def smoothed(
     """g (m,) at the nodes from ln(observed/formula) and weights of the steps (k,). start: where to begin."""
     g, trust = start, np.ones(len(weights))
     limit = float(np.max(np.abs(log_ratio)))
-    for _ in range(PASSES):
+    for _ in range(PASSES if start is None else PASSES - 1):
+        if g is not None:
+            off = np.abs(log_ratio - part.X @ g)
+            scale = max(MAD_TO_SIGMA * float(np.median(off)), 1e-6)
+            trust = np.minimum(1.0, HUBER * scale / np.maximum(off, 1e-300))
         g = least_squares(part, log_ratio, weights * trust, roughness, g)
-        off = np.abs(log_ratio - part.X @ g)
-        scale = max(MAD_TO_SIGMA * float(np.median(off)), 1e-6)
-        trust = np.minimum(1.0, HUBER * scale / np.maximum(off, 1e-300))
     assert g is not None
     return np.clip(g, -limit, limit)
 
@@ -311,31 +329,29 @@ def nearness(part: Part) -> FloatArray:
 def finished(part: Part, g: FloatArray, noise: float, allowed: Sequence[FloatArray]) -> Correction:
     """The table of g (m,): zero far from the measured steps, and no fall of T that noise does not explain."""
     table = g.reshape(part.measured.shape) * nearness(part)
-    for axis, x in enumerate(part.nodes.values()):
+    for axis in range(table.ndim):
         line = np.moveaxis(table, axis, 0)
-        line[-1] = 0.0
-        if x[0] > 0:
-            line[0] = 0.0
+        line[~part.inside[axis]] = 0.0
     middle = rising(table, allowed, part.support)
     return Correction(part.nodes, np.clip(table, middle - noise / 2, middle + noise / 2))
 
 
 def rising(g: FloatArray, allowed: Sequence[FloatArray], support: FloatArray) -> FloatArray:
     """A table near g that falls by no more than is allowed on any edge; nodes with more support move less."""
-    low, high = np.full(g.shape, -np.inf), np.full(g.shape, np.inf)
-    settled = np.zeros(g.shape, dtype=bool)
+    found, settled = g.copy(), np.zeros(g.shape, dtype=bool)
     for least in TIERS:
         tier = (support >= least) & ~settled
         if not tier.any():
             continue
+        if settled.any():
+            low = carried(np.where(settled, found, -np.inf), allowed)
+            high = -carried(np.where(settled, -found, -np.inf), allowed, backwards=True)
+            found[tier] = np.clip(g, low, high)[tier]
         settled |= tier
-        within = np.clip(g, low, high)
-        up = carried(np.where(settled, within, -np.inf), allowed)
-        down = -carried(np.where(settled, -within, -np.inf), allowed, backwards=True)
-        middle = (up[settled] + down[settled]) / 2
-        low[settled] = high[settled] = middle
-        low, high = carried(low, allowed), -carried(-high, allowed, backwards=True)
-    return np.clip(g, low, high)
+        up = carried(np.where(settled, found, -np.inf), allowed)
+        down = -carried(np.where(settled, -found, -np.inf), allowed, backwards=True)
+        found[tier] = (up[tier] + down[tier]) / 2
+    return found
 
 
 def carried(g: FloatArray, allowed: Sequence[FloatArray], backwards: bool = False) -> FloatArray:

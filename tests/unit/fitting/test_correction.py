@@ -179,6 +179,18 @@ def test_steps_that_differ_in_one_thing_alone_have_a_correction_too() -> None:
     assert ape(fit, {"B": b, "S": b}, exact) < 100 * NOISE
 
 
+def test_beyond_dense_steps_the_formula_speaks_soon() -> None:
+    P = np.arange(64.0, 2049.0, 16.0)
+    T = (5 + 0.03 * P) * np.where(P > 1500, 1.05, 1.0)
+    columns = {"B": np.ones(len(P)), "S": P, "prefill_tokens": P}
+    fit = fit_trace(Trace({**columns, "T_ms": T}), FitOptions("linear+correction"))
+    far = {name: np.array([1.1 * 2048.0]) for name in ("S", "prefill_tokens")} | {"B": np.ones(1)}
+    plain = fit.structure.latency_ms(fit.theta, {"B": far["B"], "S": far["S"]})
+    assert fit.correction is not None
+    assert abs(fit.correction.of_steps({name: column[-1:] for name, column in columns.items()})[0]) > 0.01
+    assert fit.latency_ms(**far) == pytest.approx(plain, rel=0.005)
+
+
 def test_kinds_of_steps() -> None:
     assert kinds(np.array([3.0, 0.0, 2.0]), np.array([0.0, 7.0, 9.0])).tolist() == [0, 1, 2]
 
