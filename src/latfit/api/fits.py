@@ -43,7 +43,6 @@ Time = Literal["compute", "period"]
 
 OF_FITS = (
     Needs("resample", lambda o: o.bootstrap or o.intervals == "bootstrap", "nothing is drawn", "Add --bootstrap 1000"),
-    Needs("max_error", lambda o: not o.force, "--force enters the fit whatever its error"),
 )
 """What the options of a fit need."""
 
