@@ -48,11 +48,16 @@ types: $(DEV)
 bench: $(DEV)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks --smoke
 
-# What takes longer than a test run may: accuracy on measured traces (LATFIT_DATA), coverage, speed, scale. See docs.
+# What takes longer than a test run may: hours. Attacks, each of which prints the count of every outcome and ends with an
+# error where one is a loss (docs/reliability.md); accuracy on measured traces (LATFIT_DATA), coverage, speed, scale.
 soak: $(DEV)
-	$(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python -m benchmarks.soak.writers --n 100
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.mutants --n 20000
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.options 10000
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.option_pairs
+	$(BIN)/python -m benchmarks.soak.exits --n 500
 	$(BIN)/python -m benchmarks.soak.kills --n 300
+	$(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python -m benchmarks
 
 $(VENV)/.made:
