@@ -159,7 +159,7 @@ VALUES: dict[str, list[str]] = {
     "--transfer": ["40ms"],
     "--ttft": ["150ms"],
     "--users": ["5"],
-    "--wait": ["5ms"],
+    "--wait": ["15ms"],
     "--warmup": ["0.1"],
     "--weights": ["segment"],
     "--window": ["3ms"],
