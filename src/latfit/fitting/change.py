@@ -21,7 +21,7 @@ phi >= 1 is what d_c varies beyond that. It is measured between neighbours, by t
 (d_{c+1} - d_c)^2 / (v_{c+1} + v_c) in the order of S or in that of B, whichever gives less, so that a slowdown of a
 region counts as no noise: it shows at its edge alone. Where few cells are visited twice, or hold two steps, those
 differences are all that tells the noise. They have (m - 1)/2 degrees of freedom among m cells: with these Student's t
-keeps its level within half a percent in simulations of 4 to 40 cells, in one order or in two.
+keeps about its level in simulations of 4 to 40 cells, in one order or in two.
 
 The change of a region is the mean of d_c with weights w_c = 1/v_c, of variance 1/sum(w_c): Student's t, with the
 degrees of freedom of the variances after Satterthwaite.
