@@ -47,9 +47,7 @@ def loads(folder: Path) -> Iterator[tuple[str, Mapping[str, Trace]]]:
         phase, B = fit_data(rows).phase, rows.floats("B")
         yield f"{source.stem}, phases", {str(name): rows.select(phase == name) for name in np.unique(phase)}
         edges = [0.0, *np.quantile(B, [0.25, 0.5, 0.75]).tolist(), float(B.max())]
-        ranges = {
-            f"B {low + 1:g}..{high:g}": (low < B) & (high >= B) for low, high in itertools.pairwise(edges)
-        }
+        ranges = {f"B {low + 1:g}..{high:g}": (low < B) & (high >= B) for low, high in itertools.pairwise(edges)}
         yield f"{source.stem}, batch", {name: rows.select(inside) for name, inside in ranges.items() if inside.any()}
     recorded = folder / "vllm_cpu"
     if recorded.is_dir():
