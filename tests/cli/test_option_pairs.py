@@ -60,6 +60,7 @@ TOGETHER = {
     frozenset({"--kv-blocks", "--block-size"}): "of blocks that are plenty the size does not matter",
     frozenset({"--sla", "--ttft"}): "one share of requests is counted that meet all targets",
     frozenset({"--sla", "--tpot"}): "one share of requests is counted that meet all targets",
+    **{frozenset({"--class", each}): "a class may have a target of its own" for each in ("--sla", "--ttft", "--tpot")},
     frozenset({"--ttft", "--tpot"}): "one share of requests is counted that meet all targets",
 }
 """Options of which one may say what the other says, and why."""
