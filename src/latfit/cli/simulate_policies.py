@@ -182,7 +182,11 @@ def policies(
     if not found.stable:
         best = max(found.runs, key=lambda run: run.capacity_per_s or 0.0)
         capacity = best.capacity_per_s
-        carried = f"{best.policy} carries {format_rate(capacity)}" if capacity else "response times grow without end"
+        carried = (
+            f"{best.policy} carries {format_rate(capacity, down=True)}"
+            if capacity
+            else "response times grow without end"
+        )
         raise SlaOutOfReach(
             f"no policy carries {format_rate(best.rate_per_s or 0.0)}: {carried}",
             where="--rate",

@@ -25,6 +25,10 @@ MOST_LINE_BYTES = 1 << 26
 MOST_DOCUMENT_BYTES = 1 << 29
 MOST_LABELS = 1 << 16
 
+NO_TEXT = bytes({*range(1, 9), *range(14, 27), *range(28, 32)})
+"""Control characters, without those that lay out text, colour it, or are NUL."""
+
+FEW_CONTROLS = 0.02
 FEW_NULS = 0.01
 """Share of bytes."""
 
@@ -194,8 +198,10 @@ def has_columns(head: bytes, *names: str) -> bool:
 
 def _is_binary(head: bytes) -> bool:
     """Whether it is no text: a NUL in its first line, or more than a few behind it, as a machine that went down writes
-    them."""
-    return b"\0" in head.partition(b"\n")[0] or head.count(b"\0") > FEW_NULS * len(head)
+    them; or more than a few of the other bytes that no text holds."""
+    if b"\0" in head.partition(b"\n")[0] or head.count(b"\0") > FEW_NULS * len(head):
+        return True
+    return len(head) - len(head.translate(None, NO_TEXT)) > FEW_CONTROLS * len(head)
 
 
 def read_delimited(source: Source) -> Delimited:
