@@ -432,7 +432,8 @@ def steps_by_row(problem: FitProblem, rows: Rows) -> StepTable:
 def log_ratios(problem: FitProblem, theta: FloatArray, rows: Rows) -> FloatArray:
     """ln(observed/predicted) (n,) of rows for parameters theta (p,)."""
     predicted = np.maximum(problem.model.latency_ms(theta, steps_by_row(problem, rows)), 1e-300)
-    return np.asarray(np.log(rows.observed / predicted))
+    # logarithms first: a latency over a prediction of nothing overflows
+    return np.asarray(np.log(rows.observed) - np.log(predicted))
 
 
 def by_row(problem: FitProblem, rows: Rows) -> FitProblem:

@@ -245,7 +245,7 @@ def _together(data: Rows, whole: FitProblem, theta: FloatArray, folds: Sequence[
         for z, (number, train, test) in zip(found, kept, strict=True):
             steps = StepTable({name: column[test] for name, column in by_row.items()})
             predicted = np.maximum(whole.model.latency_ms(whole.theta(z), steps), 1e-300)
-            ratio = np.log(data.observed[test] / predicted)
+            ratio = np.log(data.observed[test]) - np.log(predicted)
             parts[number] = LeftOut(number, train, test, ratio, whole, whole.theta(z))
     return [parts.get(number) for number, _, _ in folds]
 

@@ -93,7 +93,7 @@ def _left_out(single: FitProblem, solution: Solution, known: Steps, cells: int) 
     which, w = single.cells, single.weights
     predicted = np.maximum(single.model.latency_ms(single.theta(solution.z), single.steps), 1e-300)
     measured = by_group(np.log(single.observed), which, w)
-    apart = by_group(np.log(single.observed / predicted), which, w).mean
+    apart = by_group(np.log(single.observed) - np.log(predicted), which, w).mean
     first = np.unique(which, return_index=True)[1]
     change = np.full(cells, np.nan)
     for c in np.argsort(-_cook(single, solution, cells))[:LEFT_OUT]:
