@@ -5,24 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import typer
 
-from latfit.cli.app import app, run
+from latfit.cli.app import run
 from latfit.trace import Trace, write_trace
 from tests.conftest import planted_trace
+from tests.docs.reference import commands
 
-
-def commands(group: Any, before: str = "") -> dict[str, Any]:
-    """Every verb by its name, those of groups too."""
-    found: dict[str, Any] = {}
-    for name in group.list_commands(None):
-        command = group.get_command(None, name)
-        several = hasattr(command, "list_commands")
-        found |= commands(command, f"{before}{name} ") if several else {f"{before}{name}": command}
-    return found
-
-
-COMMANDS = commands(typer.main.get_command(app))
+COMMANDS = dict(commands())
 
 PATHS = ["--nominal", "gpu:launch=8ms,slope=0.05ms", "--nominal", "amx:p50=2ms"]
 ENGINE = ["--fit", "gpu.fit.json", "--kv-blocks", "14"]

@@ -4,9 +4,8 @@ import re
 from typing import Any
 
 import pytest
-import typer
 
-from latfit.cli.app import app, run
+from latfit.cli.app import run
 from latfit.policies import POLICIES, RULES
 from latfit.profiling.devices.protocol import PRECISIONS
 from latfit.profiling.host.isa import CHOICES
@@ -15,21 +14,13 @@ from latfit.profiling.shapes import PARTS
 from latfit.simulation.engine.replicas import ROUTES
 from latfit.simulation.engine.settings import ENGINES, ORDERS
 from latfit.simulation.policies.service import SERVICES
+from tests.docs.reference import commands
 
 MOST_SHOWN = 24
 """Options of a command, without --help and those for experts."""
 
 
-def commands(group: Any, before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in group.list_commands(None):
-        command = group.get_command(None, name)
-        several = hasattr(command, "list_commands")
-        found |= commands(command, f"{before}{name} ") if several else {f"{before}{name}": command}
-    return found
-
-
-COMMANDS = commands(typer.main.get_command(app))
+COMMANDS = dict(commands())
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,11 @@ class Stored:
     kept_out: "LatfitWarning | None"
 
     @property
+    def shown(self) -> str:
+        """What people call its system: its labels as they stand in the source, which a file's name cannot always."""
+        return " ".join(filter(None, self.fit.system.values())) or self.label
+
+    @property
     def refused(self) -> tuple[str, str] | None:
         """What is wrong with it, and what to do; None where it may be used."""
         status = self.fit.result.status
@@ -360,12 +365,12 @@ def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
     refused = [each for each in stored if each.refused]
     ordered = [*(each for each in stored if not each.refused), *refused]
     shown = ordered if verbose or len(stored) <= MOST else ordered[:MOST]
-    print_table(fits_table({each.label: each.fit.result for each in shown}))
+    print_table(fits_table([(each.shown, each.fit.result) for each in shown]))
     if len(shown) < len(stored):
         say(f"... and {len(stored) - len(shown):,} more: --verbose shows them.")
     facts = stored[0].fit.result.data.to_json()
     say(data_line({**facts, "rows_used": sum(each.fit.result.data.rows_used or 0 for each in stored)}))
-    reasons = [f"{each.label}: {each.refused[0]}" for each in refused if each.refused]
+    reasons = [f"{each.shown}: {each.refused[0]}" for each in refused if each.refused]
     print_warnings(reasons, most=None if verbose else MOST)
 
 
@@ -376,7 +381,7 @@ def _print_fit(stored: Stored, *, several: bool, verbose: bool) -> None:
 
     found = stored.fit
     if several:
-        typer.echo(f"\n{stored.label}")
+        typer.echo(f"\n{stored.shown}")
     if found.ok:
         verdict(found.verdict, "bad" if stored.kept_out else found.state)
     say(data_line(found.result.data.to_json()))
@@ -416,4 +421,4 @@ def _raise_where_unusable(fits: Sequence[Stored], *, strict: bool, where: str) -
         return
     first, (found, remedy) = refused[0]
     others = f" (and {len(refused) - 1:,} more of {len(fits):,} fits)" if len(refused) > 1 else ""
-    raise FitNotUsable(f"{found}{others}", where=f"{where} ({first.label})" if first.label else where, remedy=remedy)
+    raise FitNotUsable(f"{found}{others}", where=f"{where} ({first.shown})" if first.label else where, remedy=remedy)

@@ -312,15 +312,11 @@ def least_squares(
 def nearness(part: Part) -> FloatArray:
     """u, shaped as the grid: how near each node is to the measured ones, one among them."""
     far = np.where(part.measured, 0.0, np.inf)
-    costs = [np.minimum(np.diff(x) / OCTAVE, 1.0) for x in part.nodes.values()]
+    steps = [np.minimum(np.diff(x) / OCTAVE, 1.0) for x in part.nodes.values()]
+    costs = [np.expand_dims(step, [a for a in range(far.ndim) if a != axis]) for axis, step in enumerate(steps)]
     for _ in range(ROUNDS):
-        before = far.copy()
-        for axis, cost in enumerate(costs):
-            line = np.moveaxis(far, axis, 0)
-            for i in range(1, len(line)):
-                np.minimum(line[i : i + 1], line[i - 1] + cost[i - 1], out=line[i : i + 1])
-            for i in range(len(line) - 1, 0, -1):
-                np.minimum(line[i - 1 : i], line[i] + cost[i - 1], out=line[i - 1 : i])
+        before = far
+        far = -carried(carried(-far, costs), costs, backwards=True)
         if np.array_equal(before, far):
             break
     return np.asarray(0.5 ** np.maximum(far - 1.0, 0.0))

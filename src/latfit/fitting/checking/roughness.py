@@ -25,7 +25,7 @@ from latfit.fitting.checking.crossval import (
     joined_parts,
     left_out_parts,
 )
-from latfit.fitting.correction import KINDS, Grid, Smoothing, by_kind, finished, grid_of, kinds, slack, smoothed
+from latfit.fitting.correction import KINDS, Grid, Part, Smoothing, by_kind, finished, grid_of, kinds, slack, smoothed
 from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitOptions
 from latfit.model import features_of
@@ -53,10 +53,14 @@ class Chosen:
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
-    """A fold: g at the nodes for every roughness, and errors in percent (3,) of each kind of rows left out, by
-    roughness, NaN where there are too few; off: their log ratios to the formula with g."""
+    """A fold: what its training rows measure, where its test rows lie, how far g may fall; g at the nodes for every
+    roughness, and errors in percent (3,) of each kind of rows left out, by roughness, NaN where there are too few; off:
+    their log ratios to the formula with g."""
 
     part: LeftOut
+    measured: Part
+    asked: Part
+    allowed: Sequence[FloatArray]
     nodes: Mapping[float, FloatArray]
     off: Mapping[float, FloatArray]
     errors: Mapping[float, FloatArray]
@@ -76,13 +80,14 @@ def chosen_correction(data: FitData, options: FitOptions, theta: FloatArray, *, 
         return None
     features = features_of(data.steps)
     kind = kinds(features["D"], features["P"])
-    counts = np.bincount(kind, data.weights, len(KINDS))
-    tried = [_tried(data, grid, part, np.where(counts >= KIND_ROWS, 1.0, np.nan), kind) for part in parts]
+    counted = np.where(np.bincount(kind, data.weights, len(KINDS)) >= KIND_ROWS, 1.0, np.nan)
+    tried = [_tried(data, grid, part, counted, kind) for part in parts]
     best = _best(tried, asked)
-    left_out = joined_parts(data, [_nested(data, grid, tried, i, asked) for i in range(len(tried))])
+    nested = [_nested(grid, tried, i, asked) for i in range(len(tried))]
+    left_out = joined_parts(data, nested)
     assert left_out is not None
     before = _mean([each.errors[0.0] for each in tried])
-    after = _mean([np.array([each.errors[best[number]][number] for number in KINDS]) for each in tried])
+    after = _mean([counted * _errors(data, part, part.log_ratio, kind) for part in nested])
     smoothing = Smoothing(best, _noise(tried, best)) if any(best) else None
     return Chosen(smoothing, left_out, before, after)
 
@@ -97,26 +102,27 @@ def _tried(data: FitData, grid: Grid, part: LeftOut, counted: FloatArray, kind: 
     for rough in reversed(ROUGHNESS):
         g = nodes[rough] = smoothed(measured, missed, data.weights[rows], rough, g)
         off[rough] = part.log_ratio - asked.X @ finished(measured, g, 0.0, allowed).values.ravel()
+    errors = {rough: counted * _errors(data, part, ratio, kind) for rough, ratio in off.items()}
+    return _Tried(part, measured, asked, allowed, nodes, off, errors, kind[part.test])
+
+
+def _errors(data: FitData, part: LeftOut, log_ratio: FloatArray, kind: NDArray[np.int64]) -> FloatArray:
+    """Mean error in percent (3,) of each kind of a fold's rows, NaN where it has none."""
     own, weights = kind[part.test], data.weights[part.test]
-    errors = {}
-    for rough, ratio in off.items():
-        ape = weights * 100 * np.abs(np.expm1(-ratio))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = np.bincount(own, ape, len(KINDS)) / np.bincount(own, weights, len(KINDS))
-        errors[rough] = np.maximum(mean, EXACT) * counted
-    return _Tried(part, nodes, off, errors, own)
+    ape = 100 * np.abs(np.expm1(-log_ratio))
+    with np.errstate(invalid="ignore"):
+        mean = np.bincount(own, weights * ape, len(KINDS)) / np.bincount(own, weights, len(KINDS))
+    return np.maximum(mean, EXACT)
 
 
-def _nested(data: FitData, grid: Grid, tried: Sequence[_Tried], i: int, asked: bool) -> LeftOut:
+def _nested(grid: Grid, tried: Sequence[_Tried], i: int, asked: bool) -> LeftOut:
     """Fold i at the roughness that the others choose."""
     others = [each for number, each in enumerate(tried) if number != i]
-    own, part = _best(others, asked), tried[i].part
+    own, each = _best(others, asked), tried[i]
     if not any(own):
-        return part
-    g = by_kind(grid, tried[i].nodes, own)
-    allowed = slack(grid, part.formula, tuple(data.steps))
-    table = finished(grid.part(part.train), g, _noise(others, own), allowed).values.ravel()
-    return replace(part, log_ratio=part.log_ratio - grid.part(part.test).X @ table)
+        return each.part
+    table = finished(each.measured, by_kind(grid, each.nodes, own), _noise(others, own), each.allowed).values.ravel()
+    return replace(each.part, log_ratio=each.part.log_ratio - each.asked.X @ table)
 
 
 def _best(tried: Sequence[_Tried], asked: bool) -> Roughness:

@@ -498,8 +498,8 @@ def changes_table(name: str, found: Change, tolerance_pct: float) -> Table:
     return Table(name, columns, rows, note=note)
 
 
-def fits_table(fits: Mapping[str, FitResult]) -> Table:
-    """Fits of many systems, a row each."""
+def fits_table(fits: Sequence[tuple[str, FitResult]]) -> Table:
+    """Fits of many systems, each with what it is called, a row each."""
     rows = [
         (
             name,
@@ -508,7 +508,7 @@ def fits_table(fits: Mapping[str, FitResult]) -> Table:
             format_percent(fit.metrics.median_ape_pct),
             *(_or_dash(scores.mape_pct) for scores in (fit.cross_validation, _linear(fit).cv)),
         )
-        for name, fit in fits.items()
+        for name, fit in fits
     ]
     columns = ("system", "model", "steps", "median error", "CV MAPE", "linear baseline")
     return Table("Fits", columns, rows, note="CV MAPE: cross-validated mean absolute percentage error.")
