@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.data import Rows
-from latfit.model import AXES, PREFILL_CONTEXT, Correction, coordinates, corners_of, features_of
+from latfit.model import AXES, Correction, coordinates, corners_of, features_of
 from latfit.stats import MAD_TO_SIGMA, FloatArray
 
 Formula = Callable[[Mapping[str, FloatArray]], FloatArray]
@@ -136,6 +136,11 @@ class Part:
         return np.asarray(self.X.sum(axis=0)).reshape(self.measured.shape)
 
     @cached_property
+    def near(self) -> FloatArray:
+        """How near each node is to the measured ones, shaped as the grid."""
+        return nearness(self)
+
+    @cached_property
     def penalty(self) -> Any:
         """Sparse (m, m): the integrals of the squared differences."""
         return _penalty(list(self.nodes.values()), self.measured)
@@ -147,14 +152,17 @@ def grid_of(data: Rows) -> Grid | None:
 
 
 def _grid(data: Rows) -> Grid | None:
-    at = dict(zip(AXES, coordinates(AXES, features_of(data.steps)), strict=True))
-    if PREFILL_CONTEXT not in data.steps:
+    features = features_of(data.steps)
+    at = dict(zip(AXES, coordinates(AXES, features), strict=True))
+    if not np.any(features["KP"] > 0):
         at.pop(LENGTH)  # it would be the number of prefill tokens once more
-    spread = {name: x for name, x in at.items() if np.ptp(x) > 0}
+    # of steps that decode nothing the context says no more than that
+    told = {name: x[features["D"] > 0] if name == CONTEXT else x for name, x in at.items()}
+    spread = {name: x for name, x in at.items() if len(told[name]) and np.ptp(told[name]) > 0}
     if not spread:
         return None
     nodes = _nodes(spread)
-    constant = {name: float(np.expm1(x[0])) for name, x in at.items() if name not in spread}
+    constant = {name: float(np.expm1(told[name].max(initial=0.0))) for name in at if name not in spread}
     inside = [(nodes[name] >= x.min()) & (nodes[name] <= x.max()) for name, x in spread.items()]
     return Grid(nodes, constant, inside, *corners_of(nodes, list(spread.values())))
 
@@ -324,7 +332,7 @@ def nearness(part: Part) -> FloatArray:
 
 def finished(part: Part, g: FloatArray, noise: float, allowed: Sequence[FloatArray]) -> Correction:
     """The table of g (m,): zero far from the measured steps, and no fall of T that noise does not explain."""
-    table = g.reshape(part.measured.shape) * nearness(part)
+    table = g.reshape(part.measured.shape) * part.near
     for axis in range(table.ndim):
         line = np.moveaxis(table, axis, 0)
         line[~part.inside[axis]] = 0.0

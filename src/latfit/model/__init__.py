@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     )
     from latfit.model.features import (
         CONTEXT as CONTEXT,
-        PREFILL_CONTEXT as PREFILL_CONTEXT,
         SOURCES as SOURCES,
         StepTable as StepTable,
         decode_only as decode_only,

@@ -219,3 +219,18 @@ def test_a_damaged_table_is_named(corrected: FitResult, damage: object) -> None:
 
     with pytest.raises(BadInput, match="correction"):
         fit_from_json({**corrected.to_json(), "correction": damage}, "here")
+
+
+def test_what_follows_from_other_axes_is_no_axis() -> None:
+    """Equal contexts of all that decode, and prompts without a cached part, say nothing that D and P do not."""
+    columns = steps(300, np.random.default_rng(4))
+    decoding = columns["B"] - columns["prefill_requests"]
+    equal = {**columns, "context_tokens": 256 * decoding, "prefill_context_tokens": np.zeros(300)}
+    grid = grid_of(fit_data(Trace({**equal, "T_ms": truth(columns)})))
+    assert grid is not None
+    assert list(grid.nodes) == ["decode_requests", "prefill_tokens"]
+    assert grid.constant["decode_context"] == pytest.approx(256)
+    varied = {**equal, "context_tokens": decoding * np.random.default_rng(5).integers(1, 999, 300)}
+    grid = grid_of(fit_data(Trace({**varied, "T_ms": truth(columns)})))
+    assert grid is not None
+    assert "decode_context" in grid.nodes

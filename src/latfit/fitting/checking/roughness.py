@@ -3,15 +3,16 @@
 The folds are those that the formula is checked on. In each, g is learnt from what the training rows' own fit misses, at
 every roughness, and asked for the rows left out. Steps that decode, that are nothing but prefill, and that do both lie
 apart on the grid, so each kind with 30 rows and more has a roughness of its own: the one with the least mean absolute
-relative error over the folds, by their geometric mean. A correction has to pay: a kind has one where it is better than
+relative error over the folds, by their geometric mean. Values are tried from smooth to rough, until no kind has gained
+from the last two. A correction has to pay: a kind has one where it is better than
 the formula alone by more than a tenth of a point, 2 % of its error, and the standard error of their paired difference.
 
 Nothing is scored on what chose it: the rows of a fold are predicted at the roughness that the other folds choose, and
 that may be none.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,8 @@ from latfit.fitting.problem import FitOptions
 from latfit.model import features_of
 from latfit.stats import MAD_TO_SIGMA, FloatArray
 
-ROUGHNESS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
+ROUGHNESS = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+PATIENCE = 2
 LEAST_ROWS, LEAST_CELLS = 60, 20
 KIND_ROWS = 30
 PAYS_PCT, PAYS_SHARE = 0.1, 0.02
@@ -61,10 +63,10 @@ class _Tried:
     measured: Part
     asked: Part
     allowed: Sequence[FloatArray]
-    nodes: Mapping[float, FloatArray]
-    off: Mapping[float, FloatArray]
-    errors: Mapping[float, FloatArray]
     kind: NDArray[np.int64]
+    nodes: dict[float, FloatArray] = field(default_factory=dict)
+    off: dict[float, FloatArray] = field(default_factory=dict)
+    errors: dict[float, FloatArray] = field(default_factory=dict)
 
 
 def chosen_correction(data: FitData, options: FitOptions, theta: FloatArray, *, asked: bool = False) -> Chosen | None:
@@ -81,7 +83,12 @@ def chosen_correction(data: FitData, options: FitOptions, theta: FloatArray, *, 
     features = features_of(data.steps)
     kind = kinds(features["D"], features["P"])
     counted = np.where(np.bincount(kind, data.weights, len(KINDS)) >= KIND_ROWS, 1.0, np.nan)
-    tried = [_tried(data, grid, part, counted, kind) for part in parts]
+    tried = [_prepared(data, grid, part, kind) for part in parts]
+    for rough in (0.0, *ROUGHNESS):
+        for each in tried:
+            _try(data, each, rough, counted, kind)
+        if _past_the_best(tried):
+            break
     best = _best(tried, asked)
     nested = [_nested(grid, tried, i, asked) for i in range(len(tried))]
     left_out = joined_parts(data, nested)
@@ -92,18 +99,36 @@ def chosen_correction(data: FitData, options: FitOptions, theta: FloatArray, *, 
     return Chosen(smoothing, left_out, before, after)
 
 
-def _tried(data: FitData, grid: Grid, part: LeftOut, counted: FloatArray, kind: NDArray[np.int64]) -> _Tried:
-    rows, missed = part.train, part.missed(data)
-    measured, asked = grid.part(rows), grid.part(part.test)
+def _prepared(data: FitData, grid: Grid, part: LeftOut, kind: NDArray[np.int64]) -> _Tried:
     allowed = slack(grid, part.formula, tuple(data.steps))
-    nodes: dict[float, FloatArray] = {}
-    off = {0.0: part.log_ratio}
-    g = None
-    for rough in reversed(ROUGHNESS):
-        g = nodes[rough] = smoothed(measured, missed, data.weights[rows], rough, g)
-        off[rough] = part.log_ratio - asked.X @ finished(measured, g, 0.0, allowed).values.ravel()
-    errors = {rough: counted * _errors(data, part, ratio, kind) for rough, ratio in off.items()}
-    return _Tried(part, measured, asked, allowed, nodes, off, errors, kind[part.test])
+    return _Tried(part, grid.part(part.train), grid.part(part.test), allowed, kind[part.test])
+
+
+def _try(data: FitData, fold: _Tried, rough: float, counted: FloatArray, kind: NDArray[np.int64]) -> None:
+    """One roughness, 0 for the formula alone, on one fold."""
+    fold.off[rough] = fold.part.log_ratio
+    if rough > 0:
+        rows, before = fold.part.train, next(reversed(fold.nodes.values()), None)
+        g = fold.nodes[rough] = smoothed(fold.measured, fold.part.missed(data), data.weights[rows], rough, before)
+        fold.off[rough] = fold.off[rough] - fold.asked.X @ finished(fold.measured, g, 0.0, fold.allowed).values.ravel()
+    fold.errors[rough] = counted * _errors(data, fold.part, fold.off[rough], kind)
+
+
+def _past_the_best(tried: Sequence[_Tried]) -> bool:
+    """Whether the last two values of roughness are best for no kind of steps."""
+    values = list(tried[0].errors)
+    means = [_means(tried, number) for number in KINDS]
+    known = [[mean[rough] for rough in values] for mean in means if mean]
+    return len(values) > PATIENCE + 1 and all(int(np.argmin(each)) < len(values) - PATIENCE for each in known)
+
+
+def _means(tried: Sequence[_Tried], number: int) -> dict[float, float]:
+    """Geometric mean over the folds of a kind's error, by roughness; empty where fewer than two folds know it."""
+    errors = {rough: np.array([each.errors[rough][number] for each in tried]) for rough in tried[0].errors}
+    known = np.isfinite(errors[0.0])
+    if known.sum() < 2:
+        return {}
+    return {rough: float(np.exp(np.mean(np.log(each[known])))) for rough, each in errors.items()}
 
 
 def _errors(data: FitData, part: LeftOut, log_ratio: FloatArray, kind: NDArray[np.int64]) -> FloatArray:
@@ -136,13 +161,12 @@ def _best(tried: Sequence[_Tried], asked: bool) -> Roughness:
 
 
 def _best_of(tried: Sequence[_Tried], number: int, asked: bool) -> float | None:
-    errors = {rough: np.array([each.errors[rough][number] for each in tried]) for rough in (0.0, *ROUGHNESS)}
-    known = np.isfinite(errors[0.0])
-    if known.sum() < 2:
+    mean = _means(tried, number)
+    if not mean:
         return None
-    mean = {rough: float(np.exp(np.mean(np.log(each[known])))) for rough, each in errors.items()}
-    best = min(ROUGHNESS, key=lambda rough: mean[rough])
-    gain = (errors[0.0] - errors[best])[known]
+    best = min((rough for rough in mean if rough > 0), key=lambda rough: mean[rough])
+    gain = np.array([each.errors[0.0][number] - each.errors[best][number] for each in tried])
+    gain = gain[np.isfinite(gain)]
     doubt = float(np.std(gain, ddof=1) / np.sqrt(len(gain)))
     pays = mean[0.0] - mean[best] > max(PAYS_PCT, PAYS_SHARE * mean[0.0]) and float(np.mean(gain)) > doubt
     return best if asked or pays else 0.0
