@@ -28,7 +28,7 @@ from numba import config, njit
 from numba.core import caching, runtime
 from numba.misc import appdirs
 
-from latfit.errors import silent
+from latfit.errors import tell
 
 # Parts of numba have types and others not, by version.
 settings: Any = config
@@ -88,9 +88,7 @@ def folder() -> Path | None:
 @cache
 def _announce() -> None:
     """Said once a process, on stderr; a progress bar of the command goes on below it."""
-    if not silent.get():
-        text = ONCE if folder() else EVERY_TIME
-        print(text, file=sys.stderr, flush=True)
+    tell(ONCE if folder() else EVERY_TIME)
 
 
 class _Place:

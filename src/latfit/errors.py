@@ -1,5 +1,6 @@
 """Errors that a user can mend. Each says what was found, where, and what to do, and carries its exit code."""
 
+import sys
 from contextvars import ContextVar
 
 on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
@@ -7,6 +8,12 @@ on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
 
 silent: ContextVar[bool] = ContextVar("silent", default=False)
 """Whether nothing goes to stderr but errors."""
+
+
+def tell(text: str) -> None:
+    """A line for who waits, on stderr at once."""
+    if not silent.get():
+        print(text, file=sys.stderr, flush=True)
 
 
 class LatfitError(Exception):

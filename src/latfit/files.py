@@ -21,7 +21,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from latfit.errors import TargetNotWritable
+from latfit.errors import TargetNotWritable, tell
 from latfit.provenance import command_line
 
 if sys.platform != "win32":
@@ -233,9 +233,7 @@ def _wait_for(sidecar: Path, place: Path) -> int:
                 remedy="Wait for it or end it, then repeat the command.",
             )
         if waited > SAID_AFTER_S and not told:
-            import logging
-
-            logging.getLogger(__name__).warning("Waiting for %s, which %s changes.", place, holder)
+            tell(f"Waiting for {place}, which {holder} changes.")
             told = True
         time.sleep(POLL_S)
 

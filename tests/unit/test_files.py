@@ -240,7 +240,7 @@ rewrite(Path({str(file)!r}), lambda: os.kill(os.getpid(), signal.SIGKILL))
         assert others(file) == []
 
     def test_who_waits_says_for_whom(
-        self, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(files, "SAID_AFTER_S", 0.02)
         monkeypatch.setattr(files, "GIVEN_UP_AFTER_S", 0.1)
@@ -255,7 +255,7 @@ rewrite(Path({str(file)!r}), lambda: os.kill(os.getpid(), signal.SIGKILL))
         rewrite(file, content)
         assert f"process {os.getpid()}" in told["error"]
         assert "Wait for it" in told["error"]
-        (waiting,) = caplog.messages
+        (waiting,) = capsys.readouterr().err.splitlines()
         assert "hardware.json" in waiting
         assert f"process {os.getpid()}" in waiting
         assert file.read_text() == "first"
