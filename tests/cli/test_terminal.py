@@ -15,6 +15,7 @@ import pytest
 
 from latfit.cli import app as cli
 from latfit.cli.app import run
+from latfit.errors import silent
 from latfit.trace import write_trace
 from tests.conftest import planted_trace
 
@@ -90,6 +91,11 @@ def test_ctrl_c_while_modules_load(trace: Path) -> None:
     _, error = begun.communicate(timeout=60)
     assert begun.returncode in (130, -signal.SIGINT)
     assert error == ""
+
+
+def test_quiet_ends_with_its_command(trace: Path, tmp_path: Path) -> None:
+    assert run(["fit", str(trace), "--out", str(tmp_path / "fit.json"), "--quiet"]) == 0
+    assert not silent.get()
 
 
 class TestTheLastResort:

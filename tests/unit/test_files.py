@@ -242,8 +242,8 @@ rewrite(Path({str(file)!r}), lambda: os.kill(os.getpid(), signal.SIGKILL))
     def test_who_waits_says_for_whom(
         self, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(files, "SAID_AFTER_S", 0.02)
-        monkeypatch.setattr(files, "GIVEN_UP_AFTER_S", 0.1)
+        monkeypatch.setattr(files, "SAID_AFTER_S", 0.0)
+        monkeypatch.setattr(files, "GIVEN_UP_AFTER_S", 0.5)
         told: dict[str, Any] = {}
 
         def content() -> str:

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from latfit._version import __version__
 from latfit.cli import terminal
-from latfit.errors import LatfitError, TargetNotWritable, WrongUsage, first_line, on_command_line
+from latfit.errors import LatfitError, TargetNotWritable, WrongUsage, first_line, on_command_line, silent
 
 if TYPE_CHECKING:
     from latfit.cli.options import Verb
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Exit code of one command; errors are told in their own words, without a traceback."""
-    typed, streams = on_command_line.set(True), (sys.stdout, sys.stderr)
+    typed, quiet, streams = on_command_line.set(True), silent.set(False), (sys.stdout, sys.stderr)
     try:
         _check_letters(arguments)
         code = app(args=list(arguments), prog_name="latfit", standalone_mode=False)
@@ -162,6 +162,7 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001  the last resort: no user is shown a traceback
         return _unexpected(error)
     finally:
+        silent.reset(quiet)
         on_command_line.reset(typed)
 
 
