@@ -6,8 +6,19 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.simulation.engine.replicas import Routing as Routing, Transfer as Transfer
-    from latfit.simulation.engine.replications import Cluster as Cluster, simulate_engine as simulate_engine
-    from latfit.simulation.engine.result import EngineResult as EngineResult, Promise as Promise
+    from latfit.simulation.engine.replications import (
+        Cluster as Cluster,
+        Replications as Replications,
+        replicate as replicate,
+        simulate_engine as simulate_engine,
+    )
+    from latfit.simulation.engine.result import (
+        EngineResult as EngineResult,
+        EngineSummary as EngineSummary,
+        Promise as Promise,
+        interval_of as interval_of,
+        meets as meets,
+    )
     from latfit.simulation.engine.run import EngineRun as EngineRun, serve as serve
     from latfit.simulation.engine.settings import (
         EngineSettings as EngineSettings,

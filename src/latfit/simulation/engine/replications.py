@@ -7,11 +7,12 @@ part.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from latfit.errors import WrongUsage
 from latfit.simulation.engine.replicas import Routing, Transfer, serve_apart, serve_replicas
-from latfit.simulation.engine.result import EngineResult, Promise, backlogged, summarise
+from latfit.simulation.engine.result import EngineResult, EngineSummary, Promise, backlogged, summarise
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts
@@ -44,6 +45,50 @@ class Cluster:
         return both.whole(requests)
 
 
+@dataclass(frozen=True, eq=False)
+class Replications:
+    """Runs of an engine at a load. warmup: share of each that is left out of the statistics."""
+
+    load: OpenLoad | RecordedLoad
+    runs: Sequence[EngineRun]
+    warmup: float
+
+    def summary(self, promise: Promise = Promise()) -> EngineSummary:
+        """Statistics over the replications."""
+        names = [each.name for each in self.load.classes] if isinstance(self.load, OpenLoad) else []
+        found = summarise(self.runs, promise, self.warmup, names)
+        return replace(found, stable=found.stable and self.carried)
+
+    @property
+    def carried(self) -> bool:
+        """False where requests pile up until the last one comes."""
+        return not (self.load.rate > 0 and math.isfinite(self.load.rate) and backlogged(self.runs))
+
+
+def replicate(
+    load: OpenLoad | RecordedLoad,
+    costs: StepCosts,
+    settings: EngineSettings,
+    options: Options = Options(),
+    cluster: Cluster = Cluster(),
+    done: Sequence[EngineRun] = (),
+) -> Replications:
+    """Run the replications that are not done yet. Raises BadInput for a request that is larger than the KV cache."""
+    recorded = isinstance(load, RecordedLoad)
+    count = len(load.requests) if isinstance(load, RecordedLoad) else options.requests or REQUESTS
+    runs = list(done)
+    for replication in range(len(runs), 1 if recorded else options.replications):
+        requests = load.sample(count, Streams(options.seed, replication))
+        runs.append(cluster.serve(requests, costs, settings, options.seed + replication))
+    if recorded or (options.warmup is None and kind_of(load) != STEADY):
+        warmup = 0.0
+    elif options.warmup is not None:
+        warmup = options.warmup
+    else:
+        warmup = length_of(count, 1, None, reach_in(runs[0].latency_ms)).warm / count
+    return Replications(load, runs, warmup)
+
+
 def simulate_engine(
     load: OpenLoad | RecordedLoad,
     costs: StepCosts,
@@ -53,30 +98,16 @@ def simulate_engine(
     cluster: Cluster = Cluster(),
 ) -> EngineResult:
     """Run the replications. Raises BadInput for a request that is larger than the KV cache."""
-    recorded = isinstance(load, RecordedLoad)
-    count = len(load.requests) if isinstance(load, RecordedLoad) else options.requests or REQUESTS
-    runs = []
-    for replication in range(1 if recorded else options.replications):
-        requests = load.sample(count, Streams(options.seed, replication))
-        runs.append(cluster.serve(requests, costs, settings, options.seed + replication))
-    if recorded or (options.warmup is None and kind_of(load) != STEADY):
-        warmup = 0.0
-    elif options.warmup is not None:
-        warmup = options.warmup
-    else:
-        warmup = length_of(count, 1, None, reach_in(runs[0].latency_ms)).warm / count
-    names = [each.name for each in load.classes] if isinstance(load, OpenLoad) else []
-    found = summarise(runs, promise, warmup, names)
-    if load.rate > 0 and math.isfinite(load.rate) and backlogged(runs):
-        found = replace(found, stable=False)
+    found = replicate(load, costs, settings, options, cluster)
+    summary = found.summary(promise)
     growing = "Unstable (ρ ≥ 1): latencies reflect the simulated horizon only."
     return EngineResult(
         settings=settings,
         routing=cluster.routing,
         prefill_apart=cluster.prefill is not None,
         rate_per_s=load.rate * 1e3,
-        summary=found,
+        summary=summary,
         seed=options.seed,
-        first=runs[0],
-        notes=() if found.stable else (growing,),
+        first=found.runs[0],
+        notes=() if summary.stable else (growing,),
     )

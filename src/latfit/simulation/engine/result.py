@@ -326,29 +326,30 @@ def statistics(values: FloatArray) -> dict[str, float]:
 
 
 def _joined(times: Sequence[FloatArray]) -> dict[str, Interval]:
-    """Statistics of all replications' times with their intervals; NaN ends for one replication."""
+    """Statistics of all replications' times with their intervals."""
+    kept = [each[np.isfinite(each)] for each in times]
+    return {name: interval_of(kept, PERCENTILES.get(name)) for name in STATISTICS}
+
+
+def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Interval:
+    """Mean, or the quantile below which a share lies, of finite numbers of all replications together, with its
+    interval; NaN ends for one replication."""
     from scipy.special import stdtrit
 
-    kept = [each[np.isfinite(each)] for each in times]
-    together, k = np.concatenate(kept), len(kept)
-    found = statistics(together)
-    if k < 2 or not len(together):
-        return {name: Interval(value, math.nan, math.nan, k) for name, value in found.items()}
-    t = float(stdtrit(k - 1, (1 + LEVEL) / 2))
-    spans = {}
-    for name, value in found.items():
-        share = PERCENTILES.get(name)
-        values = [each if share is None else each <= value for each in kept]
-        sums, centre = np.array([each.sum() for each in values]), np.concatenate(values).mean()
-        errors = (sums - centre * np.array([len(each) for each in kept])) / len(together)
-        half = t * math.sqrt(k / (k - 1) * float(errors @ errors))
-        if share is None:
-            low, high = value - half, value + half
-        else:
-            ends = np.quantile(together, [max(share - half, 0.0), min(share + half, 1.0)])
-            low, high = min(float(ends[0]), value), math.nan if share + half > 1 else float(ends[1])
-        spans[name] = Interval(value, low, high, k)
-    return spans
+    together, k = np.concatenate(times), len(times)
+    if not len(together):
+        return Interval(math.nan, math.nan, math.nan, k)
+    value = float(together.mean() if share is None else np.quantile(together, share))
+    if k < 2:
+        return Interval(value, math.nan, math.nan, k)
+    values = [each if share is None else each <= value for each in times]
+    sums, centre = np.array([each.sum() for each in values]), np.concatenate(values).mean()
+    errors = (sums - centre * np.array([len(each) for each in times])) / len(together)
+    half = float(stdtrit(k - 1, (1 + LEVEL) / 2)) * math.sqrt(k / (k - 1) * float(errors @ errors))
+    if share is None:
+        return Interval(value, value - half, value + half, k)
+    ends = np.quantile(together, [max(share - half, 0.0), min(share + half, 1.0)])
+    return Interval(value, min(float(ends[0]), value), math.nan if share + half > 1 else float(ends[1]), k)
 
 
 def _times(found: Mapping[str, Interval]) -> dict[str, Any]:
