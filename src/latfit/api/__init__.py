@@ -10,7 +10,12 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.api.comparisons import Comparison as Comparison, compare as compare
-    from latfit.api.engines import EngineSimulation as EngineSimulation, simulate_engine as simulate_engine
+    from latfit.api.engines import (
+        EngineSetup as EngineSetup,
+        EngineSimulation as EngineSimulation,
+        engine_settings_of as engine_settings_of,
+        simulate_engine as simulate_engine,
+    )
     from latfit.api.evaluations import Evaluation as Evaluation
     from latfit.api.fits import (
         Fit as Fit,

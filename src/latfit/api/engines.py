@@ -1,4 +1,4 @@
-"""`simulate_engine`: a serving engine under a load, token by token."""
+"""`simulate_engine`: a serving engine under a load, token by token; `engine_settings_of`: how a real one is set up."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,10 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from latfit.api.fits import as_fit
+from latfit.api.fits import Fit, as_fit
 from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load, notes_of
 from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, rates
+from latfit.api.reading import read
 from latfit.api.simulations import Simulation
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
@@ -20,6 +21,7 @@ from latfit.simulation import (
     Cluster,
     EngineResult,
     EngineSettings,
+    KnownSettings,
     Options,
     Order,
     Progress,
@@ -28,9 +30,12 @@ from latfit.simulation import (
     Speculation,
     StepCosts,
     Transfer,
+    known_settings,
     simulate_engine as run_engine,
     step_costs,
 )
+from latfit.trace import CleanTrace, Trace, engine_counts, engine_facts
+from latfit.units import format_percent
 from latfit.validation import no_prefill_warning, outside_warning
 from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad, parse_lengths
 
@@ -48,11 +53,13 @@ EngineService = Literal["fitted", "deterministic"]
 
 @dataclass(frozen=True, repr=False, eq=False)
 class EngineSimulation(Simulation):
-    """Serving engines, each at a load. subject: model and machine of the steps, where they are known."""
+    """Serving engines, each at a load. subject: model and machine of the steps, where they are known.  setup_line: how
+    the engine is set up and who says so, where that is not options alone."""
 
     runs: Sequence[EngineResult]
     sla_ms: float = math.inf
     subject: str = ""
+    setup_line: str = ""
 
     @cached_property
     def answer(self) -> "Verdict":
@@ -129,8 +136,6 @@ OF_ENGINES = (
     _batched("decode_first", "continuous"),
     _batched("swap", "chunked-prefill", "continuous"),
     _batched("prefix_hit_rate", *NOT_STATIC),
-    Needs("acceptance", lambda o: o.draft_tokens, "nothing is drafted", "Add --draft-tokens 3"),
-    Needs("draft_cost", lambda o: o.draft_tokens, "nothing is drafted", "Add --draft-tokens 3"),
     _ordered("length_error", "sjf", "switch"),
     _ordered("switch_at", "switch"),
     _ordered("ageing", "priority"),
@@ -190,8 +195,9 @@ def simulate_engine(
     fit: step costs, a Fit or a `.fit.json` file; without it the `gpu` path of `hardware`.  prefill_fit: of steps that
     contain prefill, where they are fitted apart.  rate: "20/s", one or several, with lengths "512:128" (prompt and
     output tokens), or arrivals: recorded requests, a file or a table.  kv_blocks: of the engine's KV cache.  batching,
-    order: one or several, each is simulated.  engine: further settings, see `engine_settings`.  Further parameters are
-    the options of `latfit simulate engine`. Raises WrongUsage, BadInput; an unstable load is no error.
+    order: one or several, each is simulated.  engine: further settings, see `engine_settings_of`; what is not named the
+    fit's trace may tell.  Further parameters are the options of `latfit simulate engine`.
+    Raises WrongUsage, BadInput; an unstable load is no error.
     """
     options = Options(requests, warmup, replications, seed, _limit(sla, "--sla"))
     promise = Promise(_limit(ttft, "--ttft"), _limit(tpot, "--tpot"), options.sla_ms)
@@ -211,62 +217,162 @@ def simulate_engine(
         prompt_lengths=prompt_lengths,
     )
     loads = _loads(load, offered, lengths, prompt_lengths is not None, tenants)
-    made = engine_settings(kv_blocks, batching, **(engine or {}))
+    setup = engine_settings_of(fits, kv_blocks=kv_blocks, batching=batching, **(engine or {}))
     orders = [Order(name, length_error, _limit(ageing, "--ageing"), switch_at) for name in _several(order)]
-    cases = list(product(loads, (replace(each, order=one) for each in made for one in orders)))
+    cases = list(product(loads, (replace(each, order=one) for each in setup.settings for one in orders)))
     runs: list[EngineResult] = []
     for each, settings in cases:
         found = run_engine(each, costs, settings, options, promise, cluster)
         beyond = outside_warning(fits, found.first, settings) if fits else None
         outside = [f"{beyond.message}. {beyond.remedy}"] if beyond else []
-        runs.append(replace(found, notes=[*unmeasured, *notes_of(load), *outside, *found.notes]))
+        runs.append(replace(found, notes=[*unmeasured, *notes_of(load), *setup.notes, *outside, *found.notes]))
         if progress:
             progress(len(runs), len(cases))
-    return EngineSimulation(runs, options.sla_ms, subject)
+    return EngineSimulation(runs, options.sla_ms, subject, setup.line)
 
 
-def engine_settings(
-    kv_blocks: int | None,
-    batching: str | Sequence[str] = "chunked-prefill",
+USUAL: Mapping[str, Any] = {
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 2048,
+    "block_size": 16,
+    "long_prefill_token_threshold": 0,
+    "synchronous": False,
+    "start_at": 1,
+    "decode_first": False,
+    "swap": None,
+    "prefix_hit_rate": 0.0,
+    "draft_tokens": 0,
+    "acceptance": 0.7,
+    "draft_cost": None,
+}
+"""Settings of an engine that nobody names, by the names of the command line's options."""
+
+GIVEN = "given"
+"""The origin of a setting that an option names."""
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """How an engine is set up. settings: one for each batching.  origin: where each setting comes from that is not the
+    usual one, by option: a file's name, "given", "observed" (counted in the steps), "vLLM's default", "assumed".
+    notes: what should be known."""
+
+    settings: Sequence[EngineSettings]
+    origin: Mapping[str, str]
+    notes: Sequence[str] = ()
+
+    @property
+    def line(self) -> str:
+        """The settings that decide, and where they come from; empty where options name them all."""
+        told = [name for name, source in self.origin.items() if source not in (GIVEN, "assumed")]
+        if not told:
+            return ""
+        one = self.settings[0]
+        parts = [
+            f"{one.kv_blocks:,} KV blocks of {one.block_size}",
+            f"{one.max_num_seqs:,} requests and {one.max_num_batched_tokens:,} tokens a step at most",
+            "asynchronous" if one.asynchronous else "synchronous",
+        ]
+        if one.cached_share:
+            parts.append(f"{format_percent(100 * one.cached_share)} of prompts cached")
+        if one.speculation.draft_tokens:
+            drafts = one.speculation
+            accepted = format_percent(100 * drafts.acceptance)
+            parts.append(f"{drafts.draft_tokens} draft tokens, accepted one after the other with {accepted}")
+        sources = ", ".join(dict.fromkeys(self.origin[name] for name in told))
+        return f"Engine: {', '.join(parts)} (from {sources})."
+
+
+@library_verb
+def engine_settings_of(
+    sources: Any,
     *,
-    max_num_seqs: int = 256,
-    max_num_batched_tokens: int = 2048,
-    block_size: int = 16,
-    long_prefill_token_threshold: int = 0,
-    synchronous: bool = False,
-    start_at: int = 1,
-    decode_first: bool = False,
-    swap: Duration | None = None,
-    prefix_hit_rate: float = 0.0,
-    draft_tokens: int = 0,
-    acceptance: float = 0.7,
-    draft_cost: Duration | None = None,
-) -> list[EngineSettings]:
-    """Settings of each engine, by the options of the command line. Raises WrongUsage."""
-    if kv_blocks is None:
+    kv_blocks: int | None = None,
+    batching: str | Sequence[str] = "chunked-prefill",
+    server: Mapping[str, Any] | None = None,
+    **given: Any,
+) -> EngineSetup:
+    """How the engine is set up that sources tell of: KV blocks, block size, `max_num_seqs`, token budget, scheduling
+    beside the step before, share of prompts found in the prefix cache, drafts and their acceptance.
+
+    sources: a fit of an engine's steps (it keeps what its trace said), a trace, a log, a CleanTrace, several of these,
+    or None.  server: facts by the names of a recorder's provenance, beside those of the sources.  kv_blocks, batching,
+    given: settings that options name, None where they do not; they go before all else. Their names are those of
+    `USUAL`. Raises WrongUsage, also where nobody says how large the KV cache is; BadInput.
+    """
+    several = sources if isinstance(sources, list | tuple) else [] if sources is None else [sources]
+    origins: list[tuple[str, Mapping[str, Any]]] = [] if server is None else [("the server's metrics", server)]
+    counts: dict[str, float] = {}
+    for each in several:
+        name, provenance, did = _told_by(each)
+        origins.append((name, provenance))
+        for key, value in did.items():
+            counts[key] = counts.get(key, 0.0) + value
+    named = {name: value for name, value in {**given, "kv_blocks": kv_blocks}.items() if value is not None}
+    known = known_settings(engine_facts(origins, counts), named.get("block_size"))
+    return _setup(known, named, batching)
+
+
+def _told_by(source: Any) -> tuple[str, Mapping[str, Any], Mapping[str, float]]:
+    """(name, provenance, what the engine did besides) of a trace, or of what a fit keeps of its own."""
+    if isinstance(source, Fit | FitResult) or str(source).endswith(".json"):
+        found = as_fit(source).result
+        provenance, counts = found.provenance.get("trace"), found.data.more.get("engine_counts")
+        numbers = counts.items() if isinstance(counts, Mapping) else ()
+        return (
+            (found.data.source or "the fit").partition(", ")[0],
+            provenance if isinstance(provenance, Mapping) else {},
+            {str(name): float(value) for name, value in numbers if isinstance(value, int | float)},
+        )
+    if isinstance(source, Trace):
+        return "the trace", source.provenance, engine_counts(source)
+    steps = source if isinstance(source, CleanTrace) else read(source)
+    return steps.name, steps.trace.provenance, engine_counts(steps.trace)
+
+
+def _setup(known: KnownSettings, named: Mapping[str, Any], batching: str | Sequence[str]) -> EngineSetup:
+    chosen = {**USUAL, **known.values, **named}
+    if "kv_blocks" not in chosen:
         raise WrongUsage(
             "the size of the KV cache is required",
             where="--kv-blocks",
-            remedy="Look for `GPU KV cache size: ... tokens` in the engine's log and divide by the block size.",
+            remedy="Look for `KV cache size: ... tokens` in the engine's log (GPU or CPU) and divide by the block size:"
+            " 16 tokens unless it is set, 128 on a CPU.",
         )
+    for name in ("acceptance", "draft_cost"):
+        if name in named and not chosen["draft_tokens"]:
+            option = f"--{name.replace('_', '-')}"
+            raise WrongUsage(
+                "has no effect: nothing is drafted",
+                where=option,
+                remedy=f"Add --draft-tokens 3, or leave {option} out.",
+            )
+    names = _several(batching)
+    if "static" in names and "draft_tokens" not in named:
+        chosen["draft_tokens"] = 0
+    settings = [_of_engine(name, chosen) for name in names]
+    origin = {**known.origin, **dict.fromkeys(named, GIVEN)}
+    notes = [note for note in known.notes if not any(f"--{name.replace('_', '-')} " in note for name in named)]
+    return EngineSetup(settings, origin, notes)
+
+
+def _of_engine(batching: str, chosen: Mapping[str, Any]) -> EngineSettings:
+    draft_cost, swap = chosen["draft_cost"], chosen["swap"]
     draft_ms = 0.0 if draft_cost is None else duration(draft_cost, "--draft-cost")
-    return [
-        EngineSettings(
-            batching=name,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kv_blocks=kv_blocks,
-            block_size=block_size,
-            long_prefill_token_threshold=long_prefill_token_threshold,
-            asynchronous=not synchronous,
-            start_at=start_at,
-            prefill_first=not decode_first,
-            swap_ms_per_token=None if swap is None else duration(swap, "--swap"),
-            cached_share=prefix_hit_rate,
-            speculation=Speculation(draft_tokens, acceptance, draft_ms),
-        )
-        for name in _several(batching)
-    ]
+    return EngineSettings(
+        batching=batching,
+        max_num_seqs=chosen["max_num_seqs"],
+        max_num_batched_tokens=chosen["max_num_batched_tokens"],
+        kv_blocks=chosen["kv_blocks"],
+        block_size=chosen["block_size"],
+        long_prefill_token_threshold=chosen["long_prefill_token_threshold"],
+        asynchronous=not chosen["synchronous"],
+        start_at=chosen["start_at"],
+        prefill_first=not chosen["decode_first"],
+        swap_ms_per_token=None if swap is None else duration(swap, "--swap"),
+        cached_share=chosen["prefix_hit_rate"],
+        speculation=Speculation(chosen["draft_tokens"], chosen["acceptance"], draft_ms),
+    )
 
 
 def _several(names: str | Sequence[str]) -> list[str]:

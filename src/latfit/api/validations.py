@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from latfit.api.engines import OF_SETTINGS, check_one_engine, engine_settings
+from latfit.api.engines import OF_SETTINGS, check_one_engine, engine_settings_of
 from latfit.api.fits import as_fit
 from latfit.api.loads import recording_of
 from latfit.api.quantities import library_verb, only_with
@@ -135,7 +135,8 @@ def validate(
     `engine_settings`.  force: take fits that are of different machines or models together. Whether the run is of the
     fits' machine is told first (`.foreign`). Raises WrongUsage, BadInput, FitNotUsable.
     """
-    settings, *others = engine_settings(kv_blocks, batching, **engine)
+    setup = engine_settings_of([fit], kv_blocks=kv_blocks, batching=batching, **engine)
+    settings, *others = setup.settings
     if others:
         raise WrongUsage("one engine was measured", where="--batching", remedy="Give one.")
     if not force:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 
 from latfit.cli.options import DEFAULT_HARDWARE, ForceOption, HardwareOption, OutputOptions, SeedOption, only_with
+from latfit.cli.output import say
 from latfit.cli.simulate_options import ResultOptions, simulated
 from latfit.cli.simulate_policies import LoadOptions
 from latfit.errors import SlaOutOfReach
@@ -20,7 +21,7 @@ Names = Literal["chunked-prefill", "continuous", "selective", "static"]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Limits of an engine; `validate` takes the same."""
+    """Limits of an engine; `validate` takes the same. None: as the fit's trace says, else the usual."""
 
     panel: ClassVar[str] = "Engine"
     batching: Annotated[
@@ -29,25 +30,36 @@ class EngineOptions:
     ] = None
     kv_blocks: Annotated[
         int | None,
-        typer.Option("--kv-blocks", help="Blocks of the KV cache, as the engine resolves them at its start."),
+        typer.Option("--kv-blocks", help="Blocks of the KV cache. Default: what the engine's trace or log says."),
     ] = None
-    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Requests in a step, at most.")] = 256
+    max_num_seqs: Annotated[
+        int | None, typer.Option("--max-num-seqs", help="Requests in a step, at most. Default: the trace's, else 256.")
+    ] = None
     max_num_batched_tokens: Annotated[
-        int, typer.Option("--max-num-batched-tokens", help="Tokens in a step, at most.")
-    ] = 2048
-    block_size: Annotated[int, typer.Option("--block-size", hidden=True, help="Tokens in a block.")] = 16
+        int | None,
+        typer.Option("--max-num-batched-tokens", help="Tokens in a step, at most. Default: the trace's, else 2048."),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        typer.Option("--block-size", hidden=True, help="Tokens in a block. Default: the trace's, else 16."),
+    ] = None
     long_prefill_token_threshold: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--long-prefill-token-threshold", hidden=True, help="Prompt tokens of one request in a step; 0: no limit."
         ),
-    ] = 0
+    ] = None
     synchronous: Annotated[
-        bool, typer.Option("--synchronous", hidden=True, help="Schedule a step after the one before it, not beside it.")
-    ] = False
+        bool | None,
+        typer.Option(
+            "--synchronous/--asynchronous",
+            hidden=True,
+            help="Schedule a step after the one before it, or beside it. Default: as the trace says, else beside it.",
+        ),
+    ] = None
 
     def asked(self) -> dict[str, Any]:
-        """As parameters of `engine_settings`."""
+        """As parameters of `engine_settings_of`."""
         return asdict(self) | {"batching": self.batching or ["chunked-prefill"]}
 
 
@@ -75,12 +87,13 @@ class SchedulingOptions:
 
 @dataclass(frozen=True)
 class SpecialOptions:
-    """Settings that `validate` does not take."""
+    """Settings that few engines have."""
 
     panel: ClassVar[str] = "Engine"
     start_at: Annotated[
-        int, typer.Option("--start-at", hidden=True, help="continuous, static: queue length that starts a prefill.")
-    ] = 1
+        int | None,
+        typer.Option("--start-at", hidden=True, help="continuous, static: queue length that starts a prefill."),
+    ] = None
     decode_first: Annotated[
         bool, typer.Option("--decode-first", hidden=True, help="continuous: prefill only when nothing decodes.")
     ] = False
@@ -89,14 +102,27 @@ class SpecialOptions:
         typer.Option("--swap", hidden=True, help="Swap preempted requests out and in, at this per token: 2us."),
     ] = None
     prefix_hit_rate: Annotated[
-        float, typer.Option("--prefix-hit-rate", hidden=True, help="Share of every prompt that is cached already.")
-    ] = 0.0
+        float | None,
+        typer.Option(
+            "--prefix-hit-rate",
+            hidden=True,
+            help="Share of every prompt that is cached already. Default: as recorded, else 0.",
+        ),
+    ] = None
     draft_tokens: Annotated[
-        int, typer.Option("--draft-tokens", hidden=True, help="Speculative decoding: tokens per draft.")
-    ] = 0
+        int | None,
+        typer.Option(
+            "--draft-tokens", hidden=True, help="Speculative decoding: tokens per draft. Default: the trace's, else 0."
+        ),
+    ] = None
     acceptance: Annotated[
-        float, typer.Option("--acceptance", hidden=True, help="Probability that a draft token is accepted.")
-    ] = 0.7
+        float | None,
+        typer.Option(
+            "--acceptance",
+            hidden=True,
+            help="Probability that a draft token is accepted. Default: as recorded, else 0.7.",
+        ),
+    ] = None
     draft_cost: Annotated[
         str | None, typer.Option("--draft-cost", hidden=True, help="Time per draft token, such as 0.5ms.")
     ] = None
@@ -222,6 +248,8 @@ def engine(
         results,
         output,
     )
+    if found.setup_line and not output.json:
+        say(found.setup_line)
     if not found.stable:
         best = max(found.runs, key=lambda run: run.summary.throughput_per_s)
         raise SlaOutOfReach(

@@ -5,6 +5,10 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
+    from latfit.simulation.engine.real_engine import (
+        KnownSettings as KnownSettings,
+        known_settings as known_settings,
+    )
     from latfit.simulation.engine.replicas import Routing as Routing, Transfer as Transfer
     from latfit.simulation.engine.replications import (
         Cluster as Cluster,

@@ -56,6 +56,11 @@ if TYPE_CHECKING:
         numbers as numbers,
         records as records,
     )
+    from latfit.trace.serving_engine import (
+        EngineFacts as EngineFacts,
+        engine_counts as engine_counts,
+        engine_facts as engine_facts,
+    )
     from latfit.trace.sketch.build import compress as compress
     from latfit.trace.sketch.histogram import WEIGHT as WEIGHT, row_weights as row_weights
     from latfit.trace.sketch.scan import Scan as Scan

@@ -22,6 +22,7 @@ from latfit.trace.readers import reader_for
 from latfit.trace.readers.reader import Options
 from latfit.trace.readers.source import Source, open_source
 from latfit.trace.readers.table import steps_of
+from latfit.trace.serving_engine import engine_counts
 from latfit.trace.sketch.histogram import step_count
 from latfit.trace.table import Trace, concatenated, phases
 from latfit.units import MS_PER_UNIT
@@ -278,6 +279,8 @@ def data_facts(ingested: CleanTrace, system: Mapping[str, str], trace: Trace) ->
     facts: dict[str, Any] = {"time": ingested.time, "host": host} if host else {}
     if _without_host(trace.provenance):
         facts["host_time"] = "none"
+    if counts := engine_counts(trace):
+        facts["engine_counts"] = counts
     return {
         "source": ", ".join(names) or IN_MEMORY,
         "sources": names,

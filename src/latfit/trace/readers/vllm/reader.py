@@ -26,6 +26,7 @@ from latfit.errors import BadInput
 from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source
 from latfit.trace.readers.vllm.runs import Run, runs_of, seconds_of
+from latfit.trace.readers.vllm.start_up import agreed
 from latfit.trace.readers.vllm.steps import LABEL_BYTES, MOST_ENGINES, NO_TIME, Block, Engines, rank_of, read_block
 from latfit.trace.table import Array, Coded, Trace
 
@@ -136,6 +137,7 @@ def trace_of(blocks: Sequence[Block], engines: Engines, name: str) -> Trace:
         "lines": sum(block.lines for block in blocks),
         "iteration_lines": rows,
         "cut_lines": sum(block.cut for block in blocks),
+        **agreed([facts for block in blocks for facts in block.starts]),
     }
     if rows == 0:
         torn = f" ({facts['cut_lines']} are cut short)" if facts["cut_lines"] else ""

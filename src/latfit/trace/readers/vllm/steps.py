@@ -13,9 +13,11 @@ their quotient is what `float` gives.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from latfit.trace.readers.vllm.start_up import MARKS, START, facts_in
 from latfit.trace.table import Array
 
 SLACK = bytes(512)
@@ -109,7 +111,7 @@ CLOCK = re.compile(
     rb".*(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[ T]([01]\d|2[0-3]):([0-5]\d):([0-5]\d)", re.DOTALL
 )  # the last one, as are processes
 KV_SIZE = re.compile(rb" KV cache size: (\d[\d,]{0,20}) tokens")
-START, SIZE = b"Initializing a V1 LLM engine", b" KV cache size: "
+SIZE = b" KV cache size: "
 
 Engine = tuple[bytes, int]
 """Name and process of what writes steps; -1 where the process does not matter or is not said."""
@@ -127,12 +129,14 @@ class Note:
 
 @dataclass(frozen=True)
 class Block:
-    """The steps of a block by column, its lines, how many steps are cut short, and its notes."""
+    """The steps of a block by column, its lines, how many steps are cut short, its notes, and what its lines of an
+    engine's start say."""
 
     columns: dict[str, Array]
     lines: int
     cut: int
     notes: list[Note]
+    starts: list[dict[str, Any]]
 
 
 class Engines(dict[bytes, int]):
@@ -172,7 +176,8 @@ def read_block(text: bytes, engines: Engines) -> Block:
     codes = np.array([engines[before] for before in befores], dtype=np.int64)
     columns["engine"] = (codes >> TIME_BITS).astype(np.int16)
     columns["time"] = ((codes & ((1 << TIME_BITS) - 1)) - 1).astype(np.int32)
-    return Block(columns, int(np.count_nonzero(ends)), int(np.count_nonzero(torn)), list(_notes(text, hits, after)))
+    notes, starts = list(_notes(text, hits, after)), list(_starts(text))
+    return Block(columns, int(np.count_nonzero(ends)), int(np.count_nonzero(torn)), notes, starts)
 
 
 def _steps(block: Array, hits: Array) -> tuple[dict[str, Array], Array, Array]:
@@ -262,6 +267,14 @@ def _notes(text: bytes, hits: Array, after: Array) -> Iterator[Note]:
         if START in line or tokens > 0:
             process = PROCESS.match(line)
             yield Note(rows, rank_of(process[1] if process else b""), 0 if START in line else tokens)
+
+
+def _starts(text: bytes) -> Iterator[dict[str, Any]]:
+    """What the lines of an engine's start say, in their order."""
+    for at in sorted(at for mark in MARKS for at in _places(text, mark)):
+        begin = text.rfind(b"\n", 0, at) + 1
+        if facts := facts_in(text[begin : text.index(b"\n", at)]):
+            yield facts
 
 
 def _places(text: bytes, mark: bytes) -> Iterator[int]:

@@ -1,0 +1,117 @@
+"""What traces say of the serving engine that made their steps: its settings, and what it did besides.
+
+Settings stand in the provenance, where latfit's recorder and the reader of vLLM's logs put them under the same names.
+Several files may say different things: what differs is nobody's word. What the engine did besides (tokens found in the
+prefix cache, drafts, preemptions) is counted in columns and summed here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latfit.trace.table import Trace
+
+COUNTS = (
+    "kv_capacity_tokens", "num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens",
+    "long_prefill_token_threshold", "num_speculative_tokens", "max_model_len", "data_parallel_size",
+)  # fmt: skip
+FLAGS = ("async_scheduling", "enable_chunked_prefill", "enable_prefix_caching")
+NAMES = ("model", "vllm", "device_type")
+MOST = 2**40
+
+SUMMED = (
+    "preemptions",
+    "recomputed_tokens",
+    "prefix_queries",
+    "prefix_hits",
+    "draft_tokens",
+    "accepted_tokens",
+)
+"""Columns whose sums say what an engine did besides computing steps."""
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What sources say of an engine. values: by name; sources: who said each; differing: names on which they differ,
+    with what they say.  did: sums of what it did besides, see `engine_counts`."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    differing: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    did: Mapping[str, float] = field(default_factory=dict)
+
+
+def engine_facts(
+    origins: Sequence[tuple[str, Mapping[str, Any]]], did: Mapping[str, float] | None = None
+) -> EngineFacts:
+    """The facts on which all sources agree that name them. origins: (source's name, provenance), the most trusted
+    first: one that comes from somewhere else than a trace may stand in front."""
+    said: dict[str, dict[Any, list[str]]] = {}
+    for name, provenance in (part for origin in origins for part in _parts(*origin)):
+        for fact, value in _valid(provenance).items():
+            said.setdefault(fact, {}).setdefault(value, []).append(Path(name).name or name)
+        for fact, several in _differing(provenance).items():
+            for value in several:
+                said.setdefault(fact, {}).setdefault(value, []).append(Path(name).name or name)
+    one = {fact: next(iter(values.items())) for fact, values in said.items() if len(values) == 1}
+    return EngineFacts(
+        values={fact: value for fact, (value, _) in one.items()},
+        sources={fact: _named(names) for fact, (_, names) in one.items()},
+        differing={fact: tuple(values) for fact, values in said.items() if len(values) > 1},
+        did=dict(did or {}),
+    )
+
+
+def engine_counts(trace: Trace) -> dict[str, float]:
+    """Sums over steps of what the engine counted besides, and of the requests that decoded; without what no column
+    says. Steps that say nothing count as none."""
+    found = {name: float(np.nansum(trace.floats(name))) for name in SUMMED if name in trace}
+    if found and "prefill_requests" in trace:
+        found["decode_requests"] = float(np.nansum(trace.floats("B") - trace.floats("prefill_requests")))
+    return found
+
+
+def _parts(name: str, provenance: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    parts = provenance.get("parts")
+    if not isinstance(parts, Mapping):
+        return [(name, provenance)]
+    return [(str(part), origin) for part, origin in parts.items() if isinstance(origin, Mapping)]
+
+
+def _valid(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts that are what they should be: files may hold anything."""
+    found: dict[str, Any] = {}
+    capacity = provenance.get("kv_capacity_tokens")
+    if isinstance(capacity, Mapping):  # by engine; they are equal, or the smallest decides
+        sizes = [size for size in capacity.values() if _is_count(size) and size > 0]
+        provenance = {**provenance, "kv_capacity_tokens": min(sizes, default=None)}
+    for name in COUNTS:
+        if _is_count(value := provenance.get(name)) and (value > 0 or name == "num_speculative_tokens"):
+            found[name] = value
+    found |= {name: provenance[name] for name in FLAGS if isinstance(provenance.get(name), bool)}
+    found |= {name: provenance[name] for name in NAMES if isinstance(provenance.get(name), str) and provenance[name]}
+    return found
+
+
+def _differing(provenance: Mapping[str, Any]) -> dict[str, list[Any]]:
+    several = provenance.get("differing")
+    if not isinstance(several, Mapping):
+        return {}
+    known = (*COUNTS, *FLAGS, *NAMES)
+    return {
+        name: [value for value in values if isinstance(value, str | int)]
+        for name, values in several.items()
+        if name in known and isinstance(values, list)
+    }
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
+
+
+def _named(names: Sequence[str]) -> str:
+    different = list(dict.fromkeys(names))
+    return different[0] if len(different) == 1 else f"{different[0]} and {len(different) - 1} more"

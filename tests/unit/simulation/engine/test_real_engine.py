@@ -1,0 +1,68 @@
+"""Settings of a simulated engine from what a real one's traces say."""
+
+import pytest
+
+from latfit.simulation.engine.real_engine import acceptance_of, known_settings
+from latfit.trace.serving_engine import engine_facts
+
+RECORDED = {
+    "vllm": "0.32.0",
+    "block_size": 128,
+    "kv_capacity_tokens": 262_144,
+    "max_num_seqs": 128,
+    "max_num_batched_tokens": 2048,
+    "async_scheduling": False,
+}
+
+
+def test_all_that_a_recorder_says() -> None:
+    found = known_settings(engine_facts([("a.parquet", RECORDED)]))
+    assert found.values == {
+        "kv_blocks": 2048,
+        "block_size": 128,
+        "max_num_seqs": 128,
+        "max_num_batched_tokens": 2048,
+        "synchronous": True,
+    }
+    assert set(found.origin.values()) == {"a.parquet"}
+    assert not found.notes
+
+
+def test_blocks_follow_a_block_size_that_is_given() -> None:
+    assert known_settings(engine_facts([("a", RECORDED)]), 64).values["kv_blocks"] == 4096
+
+
+def test_what_a_log_leaves_out_is_said() -> None:
+    log = {"vllm": "0.32.0", "kv_capacity_tokens": {"Engine 000": 41_408, "Engine 001": 41_600}}
+    found = known_settings(engine_facts([("server.log", log)]))
+    assert (found.values["block_size"], found.values["kv_blocks"]) == (16, 2588)
+    assert [name in note for name, note in zip(("KV block", "max_num_seqs"), found.notes, strict=True)] == [True, True]
+    on_cpu = known_settings(engine_facts([("server.log", {**log, "device_type": "cpu"})]))
+    assert (on_cpu.values["block_size"], on_cpu.values["kv_blocks"], on_cpu.values["max_num_seqs"]) == (128, 323, 128)
+
+
+def test_traces_of_no_engine_say_nothing() -> None:
+    assert known_settings(engine_facts([("sim", {"model": "llama", "format": "vidur"})])).values == {}
+
+
+def test_a_fact_on_which_files_differ_is_nobodys() -> None:
+    other = {**RECORDED, "max_num_seqs": 64}
+    found = known_settings(engine_facts([("a", RECORDED), ("b", other)]))
+    assert found.origin["max_num_seqs"] == "assumed"
+    assert any("128, 64" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("a", "k"), [(0.6, 2), (0.9, 3), (0.05, 8)])
+def test_acceptance_from_the_mean_gain(a: float, k: int) -> None:
+    assert acceptance_of(sum(a**i for i in range(1, k + 1)), k) == pytest.approx(a, abs=1e-9)
+
+
+def test_drafts_and_cached_prompts_as_counted() -> None:
+    """Of 1,000 requests that decoded 960 gained a token: 0.6 + 0.36 of two drafts."""
+    did = {"draft_tokens": 2000.0, "accepted_tokens": 960.0, "decode_requests": 1000.0, "prefix_queries": 400.0}
+    facts = engine_facts([("a", {**RECORDED, "num_speculative_tokens": 2})], {**did, "prefix_hits": 100.0})
+    found = known_settings(facts)
+    assert found.values["draft_tokens"] == 2
+    assert found.values["acceptance"] == pytest.approx(0.6)
+    assert found.values["prefix_hit_rate"] == 0.25
+    assert found.origin["acceptance"] == "observed"

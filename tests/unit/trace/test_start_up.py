@@ -1,0 +1,121 @@
+"""What a vLLM log says of the engine's start, and what it does not."""
+
+from pathlib import Path
+
+import pytest
+
+from latfit.trace.read import ingest
+from latfit.trace.readers.vllm.start_up import agreed, facts_in
+from latfit.trace.serving_engine import engine_counts, engine_facts
+from latfit.trace.table import Trace
+from tests.unit.trace.test_vllm import capacity, step
+
+INIT = (
+    "(EngineCore pid=9) INFO 12-22 21:40:00 [core.py:97] Initializing a V1 LLM engine (v0.32.0) with config: "
+    "model='org/m-8b', speculative_config={speculation}, dtype=torch.bfloat16, max_seq_len=4096, "
+    "tensor_parallel_size=2, pipeline_parallel_size=1, data_parallel_size=1, quantization=None, kv_cache_dtype=auto, "
+    "device_config=cuda, enable_prefix_caching=True, enable_chunked_prefill=True, "
+    "compilation_config={{'compile_ranges_endpoints': [512, 8192], 'x': []}}\n"
+)
+ARGUMENTS = (
+    "(APIServer pid=1) INFO 12-22 21:39:00 [api_utils.py:286] non-default args: {'model': 'org/m-8b', "
+    "'max_num_seqs': 64, 'block_size': 32, 'async_scheduling': False}\n"
+)
+
+
+def log(folder: Path, *lines: str) -> Path:
+    path = folder / "server.log"
+    path.write_text("".join([*lines, *(step(i) for i in range(40))]))
+    return path
+
+
+class TestLines:
+    def test_the_line_of_the_start(self) -> None:
+        found = facts_in(INIT.format(speculation="None").encode())
+        assert found == {
+            "vllm": "0.32.0",
+            "model": "org/m-8b",
+            "dtype": "bfloat16",
+            "max_model_len": 4096,
+            "tp": 2,
+            "pipeline_parallel_size": 1,
+            "data_parallel_size": 1,
+            "quantization": "None",
+            "cache_dtype": "auto",
+            "device_type": "cuda",
+            "enable_prefix_caching": True,
+            "enable_chunked_prefill": True,
+            "num_speculative_tokens": 0,
+            "max_num_batched_tokens": 8192,
+        }
+
+    def test_drafts(self) -> None:
+        drafts = "SpeculativeConfig(method='ngram', model=None, num_spec_tokens=3)"
+        assert facts_in(INIT.format(speculation=drafts).encode())["num_speculative_tokens"] == 3
+
+    def test_arguments_and_older_lines(self) -> None:
+        assert facts_in(ARGUMENTS.encode()) == {
+            "arguments_told": True,
+            "max_num_seqs": 64,
+            "block_size": 32,
+            "async_scheduling": False,
+        }
+        assert facts_in(b"Chunked prefill is enabled with max_num_batched_tokens=2048.") == {
+            "max_num_batched_tokens": 2048
+        }
+        assert facts_in(b"# GPU blocks: 2588, # CPU blocks: 0") == {"num_gpu_blocks": 2588}
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b"Initializing a V1 LLM engine",
+            b"Initializing a V1 LLM engine (v) with config: model='', max_seq_len=99999999999999999999",
+            b"non-default args: {'max_num_seqs': 'many', 'block_size': -1}",
+            b"\xff\xfe GPU blocks: many",
+            b"Initializing a V1 LLM engine compile_ranges_endpoints': [, ,]",
+        ],
+    )
+    def test_torn_lines_say_nothing_wrong(self, line: bytes) -> None:
+        assert not set(facts_in(line)) - {"arguments_told"}
+
+    def test_starts_that_differ(self) -> None:
+        found = agreed([{"max_num_seqs": 64, "tp": 1}, {"max_num_seqs": 128, "tp": 1}])
+        assert found == {"tp": 1, "differing": {"max_num_seqs": [64, 128]}}
+
+
+class TestOfTraces:
+    def test_a_log(self, tmp_path: Path) -> None:
+        read = ingest(log(tmp_path, ARGUMENTS, INIT.format(speculation="None"), capacity("41,408")))
+        found = engine_facts([(read.name, read.trace.provenance)])
+        wanted = {"max_num_seqs": 64, "block_size": 32, "max_num_batched_tokens": 8192, "kv_capacity_tokens": 41408}
+        assert wanted.items() <= found.values.items()
+        assert found.values["async_scheduling"] is False
+        assert set(found.sources.values()) == {"server.log"}
+
+    def test_two_starts_in_one_log(self, tmp_path: Path) -> None:
+        other = ARGUMENTS.replace("64", "16")
+        read = ingest(log(tmp_path, ARGUMENTS, INIT.format(speculation="None"), other, capacity("41,408")))
+        found = engine_facts([(read.name, read.trace.provenance)])
+        assert "max_num_seqs" not in found.values
+        assert found.differing["max_num_seqs"] == (64, 16)
+
+    def test_files_that_agree_and_files_that_do_not(self) -> None:
+        parts = {"/x/a.parquet": {"block_size": 16, "max_num_seqs": 8}, "/x/b.parquet": {"block_size": 16}}
+        found = engine_facts([("two files", {"parts": parts})])
+        assert found.values == {"block_size": 16, "max_num_seqs": 8}
+        assert found.sources == {"block_size": "a.parquet and 1 more", "max_num_seqs": "a.parquet"}
+        parts["/x/b.parquet"]["max_num_seqs"] = 9
+        assert engine_facts([("two files", {"parts": parts})]).differing == {"max_num_seqs": (8, 9)}
+
+    @pytest.mark.parametrize("value", [None, "None", -1, 0, True, 3.5, 2**60, [], {"a": "b"}])
+    def test_what_is_no_count_is_not_said(self, value: object) -> None:
+        assert engine_facts([("x", {"max_num_seqs": value, "kv_capacity_tokens": value})]).values == {}
+
+    def test_sums(self) -> None:
+        import numpy as np
+
+        columns = {"B": [4, 4], "S": [16, 9], "T_ms": [1.0, 1.0], "prefill_requests": [0, 1]}
+        steps = Trace({name: np.array(values) for name, values in columns.items()})
+        assert engine_counts(steps) == {}
+        drafted = steps.with_columns(draft_tokens=np.array([12.0, np.nan]), accepted_tokens=np.array([5, 3]))
+        assert engine_counts(drafted) == {"draft_tokens": 12.0, "accepted_tokens": 8.0, "decode_requests": 7.0}
