@@ -100,31 +100,69 @@ def together(parts: Sequence[Trace], most: int) -> Trace:
     return _fewer(Trace({name: np.concatenate([part[name] for part in parts]) for name in names}), most)
 
 
-def matrix(by_load: Mapping[str, Trace], most: int) -> tuple[list[str], dict[str, list[str]], list[float]]:
-    """(loads, cells by what trained, ratios)."""
-    known = {name: halves(rows, most) for name, rows in by_load.items() if len(rows) >= 4 * ASKED}
-    fits = {name: fit_trace(load.train) for name, load in known.items()}
-    own = {name: asked(fits[name], load.asked)[0] for name, load in known.items()}
+@dataclass(frozen=True)
+class Fitted:
+    """A load's fit, the steps that are asked, and the fit's error in percent on each of them (n,)."""
+
+    fit: FitResult
+    asked: Trace
+    own: FloatArray
+
+
+def fitted(by_load: Mapping[str, Trace], most: int) -> Iterator[tuple[str, Load, Fitted]]:
+    """A fit of every load with rows enough."""
+    for name, rows in by_load.items():
+        if len(rows) >= 4 * ASKED:
+            load = halves(rows, most)
+            fit = fit_trace(load.train)
+            yield name, load, Fitted(fit, load.asked, asked(fit, load.asked)[0])
+
+
+def cell(fit: FitResult, load: Fitted) -> tuple[float | None, str]:
+    """(ratio of the errors of a fit and of the load's own, the same as text); None where it is refused."""
+    if not fit.status.ok:
+        return None, "refused"
+    error, inside = asked(fit, load.asked)
+    if inside.sum() < ASKED:
+        return None, "refused"
+    ratio = float(error[inside].mean() / load.own[inside].mean())
+    away = 100 * float(np.mean(~inside))
+    return ratio, f"{ratio:.2f}" + (f" (-{away:.0f} %)" if away >= 1 else "")
+
+
+def print_matrix(label: str, by_load: Mapping[str, Trace], most: int) -> None:
+    """The loads with their own errors as they are fitted, then a row for each that trained."""
+    print(f"\n{label}")
+    known, trained = {}, {}
+    for name, load, found in fitted(by_load, most):
+        known[name], trained[name] = found, load.train
+        print(
+            f"  {name}: {len(load.train):,} rows trained, {found.fit.model}, own error {found.own.mean():.1f} %",
+            flush=True,
+        )
     ratios: list[float] = []
 
-    def cell(fit: FitResult, name: str) -> str:
-        if not fit.status.ok:
-            return "refused"
-        error, inside = asked(fit, known[name].asked)
-        if inside.sum() < ASKED:
-            return "refused"
-        ratio = float(error[inside].mean() / own[name][inside].mean())
-        ratios.append(ratio)
-        away = 100 * float(np.mean(~inside))
-        return f"{ratio:.2f}" + (f" (-{away:.0f} %)" if away >= 1 else "")
+    def print_row(name: str, fit: FitResult) -> None:
+        cells = [
+            cell(fit, other) if each != name else (None, f"{other.own.mean():.1f} %") for each, other in known.items()
+        ]
+        ratios.extend(ratio for ratio, _ in cells if ratio is not None)
+        print(f"{name:16}" + "".join(f"{text:>15}" for _, text in cells), flush=True)
 
-    cells = {
-        one: [f"{own[name].mean():.1f} %" if one == name else cell(fits[one], name) for name in known] for one in known
-    }
+    print(f"{'trained on':16}" + "".join(f"{name:>15}" for name in known))
+    for name, found in known.items():
+        print_row(name, found.fit)
     if len(known) > 2:
-        rest = {name: [load.train for each, load in known.items() if each != name] for name in known}
-        cells[OTHERS] = [cell(fit_trace(together(rest[name], most)), name) for name in known]
-    return list(known), cells, ratios
+        texts = []
+        for name in known:
+            others = together([rows for each, rows in trained.items() if each != name], most)
+            ratio, text = cell(fit_trace(others), known[name])
+            ratios.extend([] if ratio is None else [ratio])
+            texts.append(text)
+        print(f"{OTHERS:16}" + "".join(f"{text:>15}" for text in texts))
+    above = sum(ratio > AIM for ratio in ratios)
+    worst = max(ratios, default=float("nan"))
+    print(f"{above} of {len(ratios)} cells above {AIM:g}, worst {worst:.2f}", flush=True)
 
 
 def main(smoke: bool = False, folder: Path = DEFAULT) -> None:
@@ -133,13 +171,7 @@ def main(smoke: bool = False, folder: Path = DEFAULT) -> None:
         print(f"loads: skipped, no measured steps at {folder}; set LATFIT_DATA")
         return
     for label, by_load in loads(folder):
-        kept = dict(list(by_load.items())[:2]) if smoke else by_load
-        names, cells, ratios = matrix(kept, 150 if smoke else MOST_ROWS)
-        above = sum(ratio > AIM for ratio in ratios)
-        print(f"\n{label}: {above} of {len(ratios)} cells above {AIM:g}, worst {max(ratios, default=float('nan')):.2f}")
-        print(f"{'trained on':16}" + "".join(f"{name:>15}" for name in names))
-        for trained, row in cells.items():
-            print(f"{trained:16}" + "".join(f"{each:>15}" for each in row), flush=True)
+        print_matrix(label, dict(list(by_load.items())[:2]) if smoke else by_load, 150 if smoke else MOST_ROWS)
         if smoke:
             break
 

@@ -12,6 +12,7 @@ from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate,
 from latfit.fitting.checking.step_ratios import with_ratios
 from latfit.fitting.correction import learnt
 from latfit.fitting.data import FitData, fit_data, rows_of
+from latfit.fitting.diagnostics.contradictions import contradictions
 from latfit.fitting.diagnostics.diagnose import diagnose
 from latfit.fitting.diagnostics.pooled import EXPLAINS_AWAY, pooled_systems
 from latfit.fitting.diagnostics.warnings import AT_THE_FLOOR, FAR_BETTER, cautions, cautions_in_time, floor_of
@@ -81,7 +82,9 @@ def fit_trace(
     """
     asked = doubt or DoubtOptions()
     check(asked)
-    rows, wanted = fit_data(trace), options or FitOptions()
+    everything, wanted = fit_data(trace), options or FitOptions()
+    contradicting = contradictions(everything)
+    rows = contradicting.without(everything) if contradicting else everything
     options, selection = resolved(rows, wanted)
     options, notes = _supported(rows, options)
     problem = make_problem(rows, options)
@@ -109,7 +112,11 @@ def fit_trace(
     if not selection:
         notes = [*notes, *outdone(rows, options, found)]
     told = found.warnings
-    if pooled := pooled_systems(trace, rows):
+    if contradicting:
+        notes = [*contradicting.warnings(everything), *notes]
+        told_of = contradicting.to_json(everything)
+        found = replace(found, diagnostics=replace(found.diagnostics, contradictions=told_of))
+    if pooled := pooled_systems(trace, everything):
         # what differs between systems is neither noise nor the model's
         notes = [pooled.warning(), *notes]
         told = [each for each in told if each.code not in EXPLAINS_AWAY]

@@ -245,14 +245,23 @@ class Drift:
         return cls(**{**_known(cls, document), "runs": runs})
 
 
-_TESTS = ("normality", "heteroscedasticity", "autocorrelation", "trend", "lack_of_fit", "influence", "error_parts")
+_TESTS = (
+    "normality",
+    "heteroscedasticity",
+    "autocorrelation",
+    "trend",
+    "lack_of_fit",
+    "influence",
+    "contradictions",
+    "error_parts",
+)
 
 
 @dataclass(frozen=True, repr=False)
 class Diagnostics:
     """What the residuals say: tests with their numbers or the reason why there are none, errors by phase (`regimes`),
-    runs that drift, cells that the fit hangs on, and what the errors on rows left out consist of. None where nobody
-    looked."""
+    runs that drift, cells that the fit hangs on, steps that contradict those beside them, and what the errors on rows
+    left out consist of. None where nobody looked, or nothing was found."""
 
     normality: JsonObject | None = None
     heteroscedasticity: JsonObject | None = None
@@ -261,6 +270,7 @@ class Diagnostics:
     regimes: Mapping[str, Errors] | None = None
     lack_of_fit: JsonObject | None = None
     influence: JsonObject | None = None
+    contradictions: JsonObject | None = None
     drift: Drift | None = None
     error_parts: JsonObject | None = None
 

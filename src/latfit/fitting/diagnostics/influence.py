@@ -127,27 +127,28 @@ def _beside_neighbours(found: _Cells) -> FloatArray:
     """How far each cell is from the fit, minus the median of that over its nearest cells (m,)."""
     logs = np.stack([np.log1p(np.maximum(column, 0.0)) for column in found.columns.values()], axis=1)
     count = min(NEIGHBOURS, len(logs) - 1)
-    near = _nearest(logs, count) if len(logs) > MANY_CELLS else _nearest_of_few(logs, count)
+    near = nearest(logs, np.arange(len(logs)), count)
     return np.asarray(found.apart - np.median(found.apart[near], axis=1))
 
 
-def _nearest_of_few(logs: FloatArray, count: int) -> NDArray[np.intp]:
-    """The nearest other points (m, count) of points (m, k), by all distances."""
-    apart = np.zeros((len(logs), len(logs)))
-    for column in logs.T:
-        apart += (column[:, None] - column) ** 2
-    np.fill_diagonal(apart, np.inf)
+def nearest(points: FloatArray, asked: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+    """The other points (k, count) nearest to each that is asked for (k,), of points (m, d)."""
+    if len(points) > MANY_CELLS:
+        return _nearest_by_tree(points, asked, count)
+    apart = np.zeros((len(asked), len(points)))
+    for column in points.T:
+        apart += (column[asked, None] - column) ** 2
+    apart[np.arange(len(asked)), asked] = np.inf
     return np.argpartition(apart, count - 1, axis=1)[:, :count]
 
 
-def _nearest(logs: FloatArray, count: int) -> NDArray[np.intp]:
-    """The same by a tree."""
+def _nearest_by_tree(points: FloatArray, asked: NDArray[np.intp], count: int) -> NDArray[np.intp]:
     from scipy.spatial import cKDTree
 
-    _, nearest = cKDTree(logs).query(logs, k=count + 1)
-    other = nearest != np.arange(len(logs))[:, None]
+    _, found = cKDTree(points).query(points[asked], k=count + 1)
+    other = found != asked[:, None]
     other[other.all(axis=1), -1] = False  # of cells at one place the tree may leave out the one that asks
-    return np.asarray(nearest[other].reshape(len(logs), count))
+    return np.asarray(found[other].reshape(len(asked), count))
 
 
 def _impossible(found: _Cells, single: FitProblem) -> list[dict[str, float]]:

@@ -16,8 +16,9 @@ MOST_CELLS = 5
 
 def check_tables(fit: FitResult) -> Iterator[Table]:
     """Every table that has rows."""
-    every = (residual_tests(fit), error_parts(fit), held_out(fit), together(fit), to_measure(fit), influential(fit))
-    return (table for table in every if table.rows)
+    of_errors = (contradicting(fit), residual_tests(fit), error_parts(fit), held_out(fit))
+    of_parameters = (together(fit), to_measure(fit), influential(fit))
+    return (table for table in (*of_errors, *of_parameters) if table.rows)
 
 
 def residual_tests(fit: FitResult) -> Table:
@@ -147,3 +148,22 @@ def influential(fit: FitResult) -> Table:
     columns = ("cell", "steps", "measured", "neighbours suggest", "change without it")
     note = "Change: the largest of any prediction where the cell is left out of the fit."
     return Table("Most influential cells", columns, rows, note=note)
+
+
+def contradicting(fit: FitResult) -> Table:
+    """The steps that lie ten times from those beside them, and what became of them."""
+    found = fit.diagnostics.contradictions or {}
+    facts = ("T_ms", "expected_ms", "left_out")
+    rows = [
+        (
+            ", ".join(f"{name}={number(value)}" for name, value in step.items() if name not in facts),
+            format_ms(step["T_ms"]),
+            format_ms(step["expected_ms"]),
+            "left out of the fit" if step["left_out"] else "kept, as a slow step",
+        )
+        for step in found.get("steps", [])[:MOST_CELLS]
+    ]
+    more = found.get("left_out", 0) + found.get("kept", 0) - len(rows)
+    note = f"And {count(more)} more." if more > 0 else ""
+    columns = ("step", "measured", "those beside suggest", "judged")
+    return Table("Steps that contradict those beside them", columns, rows, words=("judged",), note=note)
