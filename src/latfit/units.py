@@ -23,33 +23,49 @@ MS_PER_UNIT: Mapping[str, float] = {
 MOST_SEED = 2**32 - 1
 """Every generator of random numbers takes a seed from 0 to here."""
 
+BYTES_PER_UNIT: Mapping[str, int] = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", start=1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
+}
+"""`GB` is 10⁹ bytes and `GiB` 2³⁰, as the standards have it. What nvidia-smi and engines print is in MiB and GiB."""
+
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _DURATION = re.compile(rf"\s*({_NUMBER})\s*([a-zµμ]+)\s*")
 _RATE = re.compile(rf"\s*({_NUMBER})\s*/\s*([a-zµμ]+)\s*")
+_SIZE = re.compile(rf"\s*({_NUMBER})\s*([a-zA-Z]+)\s*")
 
 
 def parse_duration_ms(text: str, *, option: str = "duration") -> float:
     """Milliseconds from `20ms`, `1.5s`, `250us`, `2min`. A number without a unit is refused: it could mean either."""
-    value, unit_ms = _parse(_DURATION, text, option, "a duration with its unit, such as 20ms or 1.5s")
+    value, unit_ms = _parse(_DURATION, text, option, "a duration with its unit, such as 20ms or 1.5s", MS_PER_UNIT)
     return value * unit_ms
 
 
 def parse_rate_per_ms(text: str, *, option: str = "rate") -> float:
     """Events per millisecond from `500/s`, `0.5/ms`, `1200/min`."""
-    value, unit_ms = _parse(_RATE, text, option, "a rate with its unit, such as 500/s or 30/min")
+    value, unit_ms = _parse(_RATE, text, option, "a rate with its unit, such as 500/s or 30/min", MS_PER_UNIT)
     return value / unit_ms
 
 
-def _parse(pattern: re.Pattern[str], text: str, option: str, wanted: str) -> tuple[float, float]:
-    """The number, and what its unit is in ms."""
+def parse_bytes(text: str, *, option: str = "memory") -> float:
+    """Bytes from `24GiB`, `81559MiB`, `80GB`. A number without a unit is refused: it could mean any."""
+    value, unit = _parse(_SIZE, text, option, "a size with its unit, such as 24GiB or 80GB", BYTES_PER_UNIT)
+    return value * unit
+
+
+def _parse(
+    pattern: re.Pattern[str], text: str, option: str, wanted: str, units: Mapping[str, float]
+) -> tuple[float, float]:
+    """The number, and what its unit is worth."""
     found = pattern.fullmatch(text)
     unit = found.group(2) if found else ""
-    if not found or unit not in MS_PER_UNIT:
+    if not found or unit not in units:
         raise WrongUsage(f"{text!r} is not {wanted}", where=option, remedy=f"Write {wanted}.")
     value = float(found.group(1))
     if not math.isfinite(value) or value <= 0:
         raise WrongUsage(f"{text!r} is not above zero", where=option, remedy=f"Write {wanted}, above zero.")
-    return value, MS_PER_UNIT[unit]
+    return value, units[unit]
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -74,6 +90,11 @@ def format_ms(value_ms: float, digits: int = 3) -> str:
         if size >= unit:
             return f"{_significant(value_ms / unit, digits)} {name}"
     return f"{_significant(value_ms * 1e3, digits)} µs" if size else "0 ms"
+
+
+def format_bytes(value: float) -> str:
+    """A size of memory in GiB, three significant digits: `5.05 GiB`."""
+    return f"{number(value / 2**30, 3)} GiB"
 
 
 def format_percent(value: float | None, *, signed: bool = False) -> str:

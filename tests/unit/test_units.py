@@ -3,7 +3,16 @@ import math
 import pytest
 
 from latfit.errors import WrongUsage
-from latfit.units import format_ms, format_percent, format_rate, number, parse_duration_ms, parse_rate_per_ms
+from latfit.units import (
+    format_bytes,
+    format_ms,
+    format_percent,
+    format_rate,
+    number,
+    parse_bytes,
+    parse_duration_ms,
+    parse_rate_per_ms,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,6 +25,27 @@ def test_durations(text: str, ms: float) -> None:
 @pytest.mark.parametrize(("text", "rate"), [("500/s", 0.5), ("0.5/ms", 0.5), ("30000/min", 0.5)])
 def test_rates(text: str, rate: float) -> None:
     assert parse_rate_per_ms(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("24GiB", 24 * 2**30), ("81559MiB", 81559 * 2**20), ("80GB", 80e9), ("1.5 TB", 1.5e12), ("7B", 7)],
+)
+def test_sizes_of_memory(text: str, size: float) -> None:
+    assert parse_bytes(text) == pytest.approx(size)
+
+
+@pytest.mark.parametrize("text", ["80", "GiB", "", "80Gb", "80 gigs", "-3GiB", "0GiB", "80GB/s"])
+def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(WrongUsage, match="24GiB"):
+        parse_bytes(text, option="--gpu-memory")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(5.0546875 * 2**30, "5.05 GiB"), (2 * 2**30, "2 GiB"), (2**20, "0.000977 GiB")]
+)
+def test_sizes_are_shown_in_gib(size: float, text: str) -> None:
+    assert format_bytes(size) == text
 
 
 @pytest.mark.parametrize("text", ["20", "ms", "", "20 parsecs", "-3ms", "0ms", "nanms", "1e999s", "20/s"])

@@ -35,6 +35,27 @@ if TYPE_CHECKING:
         TokenRange as TokenRange,
         Unknown as Unknown,
     )
+    from latfit.planning.serving.effects import Effect as Effect, Trade as Trade
+    from latfit.planning.serving.kv_cache import (
+        GpuMemory as GpuMemory,
+        KvCache as KvCache,
+        Served as Served,
+        kv_cache_given as kv_cache_given,
+        kv_cache_in_log as kv_cache_in_log,
+        kv_cache_of as kv_cache_of,
+        model_config as model_config,
+    )
+    from latfit.planning.serving.plan import (
+        ServingPlan as ServingPlan,
+        ServingRequest as ServingRequest,
+        plan_serving as plan_serving,
+    )
+    from latfit.planning.serving.targets import (
+        Goodput as Goodput,
+        Reached as Reached,
+        Targets as Targets,
+        parse_target as parse_target,
+    )
     from latfit.planning.steps.budget import StepBudget as StepBudget, step_budget as step_budget
     from latfit.planning.steps.limits import levels_for as levels_for
     from latfit.planning.wording import (

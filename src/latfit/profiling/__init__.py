@@ -17,5 +17,6 @@ if TYPE_CHECKING:
         measure as measure,
     )
     from latfit.profiling.sampler import Progress as Progress
+    from latfit.profiling.shapes import read_config as read_config
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

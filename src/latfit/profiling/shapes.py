@@ -254,7 +254,7 @@ def from_config(path: Path) -> ModelShape:
     Raises BadInput where the file is missing, is not JSON, lacks a size, or describes what no device here
     computes.
     """
-    config = _read_config(path)
+    config = read_config(path)
     for key, what in _UNSUPPORTED.items():
         if config.get(key):
             raise _bad(path, f"{key} = {config[key]!r} means {what}, which cannot be measured yet")
@@ -294,7 +294,9 @@ def _experts(config: Mapping[str, Any], path: Path) -> tuple[int, int]:
     return (0, 0) if experts == 1 else (experts, active)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """A HuggingFace config.json; of a model that takes more than text, with the sizes of its decoder. Raises
+    BadInput."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

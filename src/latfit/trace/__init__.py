@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         numbers as numbers,
         records as records,
     )
+    from latfit.trace.readers.vllm.reader import start_facts as start_facts
     from latfit.trace.serving_engine import (
         EngineFacts as EngineFacts,
         engine_counts as engine_counts,

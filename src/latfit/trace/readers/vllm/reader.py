@@ -79,6 +79,24 @@ def read(source: Source, options: Options) -> Trace:
     return trace_of(blocks, engines, source.name)
 
 
+def start_facts(source: Source) -> dict[str, Any]:
+    """What a log says of its engine's start, by the names of a recorder's provenance, also where it holds no step.
+
+    `kv_capacity_tokens`: tokens of the KV cache of the last start that says so, the smallest where several workers do.
+    """
+    with source.open() as stream:
+        blocks = blocks_of(stream, Engines())
+    sizes: list[int] = []
+    started = False
+    for note in (note for block in blocks for note in block.notes):
+        if note.tokens and started:
+            sizes = []
+        started = note.tokens == 0
+        sizes += [note.tokens] if note.tokens else []
+    capacity = {"kv_capacity_tokens": min(sizes)} if sizes else {}
+    return {"format": "vllm", **agreed([facts for block in blocks for facts in block.starts]), **capacity}
+
+
 def _middle(source: Source) -> int | None:
     """The beginning of a line about in the middle of a log that two processes share; None where one reads it."""
     size = source.path.stat().st_size

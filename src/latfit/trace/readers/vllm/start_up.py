@@ -17,7 +17,7 @@ from typing import Any
 
 START = b"Initializing a V1 LLM engine"
 ARGUMENTS = b"non-default args: "
-MARKS = (START, ARGUMENTS, b"Chunked prefill is enabled with max_num_batched_tokens=", b" GPU blocks: ")
+MARKS = (START, ARGUMENTS, b"Chunked prefill is enabled with max_num_batched_tokens=", b" blocks: ")
 """A line with one of these says something of an engine's start."""
 
 LONGEST = 200
@@ -45,7 +45,7 @@ NAMES: Mapping[str, bytes] = {
 ENDPOINTS = re.compile(rb"'compile_ranges_(?:endpoints|split_points)': \[([\d, ]{1,200})\]")
 GIVEN_COUNTS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "long_prefill_token_threshold")
 CHUNKED = re.compile(rb"max_num_batched_tokens=(\d{1,9})\b")
-BLOCKS = re.compile(rb" GPU blocks: (\d{1,9})\b")
+BLOCKS = re.compile(rb"# (?:GPU|CUDA|cuda) blocks: (\d{1,9})\b")
 
 
 def facts_in(line: bytes) -> dict[str, Any]:

@@ -1,0 +1,301 @@
+"""Bytes of a model's weights, and of a token in its KV cache, from its Hugging Face config.json.
+
+**KV cache.** Every layer keeps a key and a value of each token: `head_dim` numbers for each KV head. A GPU of `tp`
+holds the KV heads that its query heads read, one at least: with fewer KV heads than GPUs, several hold the same. So
+
+    bytes per token = 2 · layers · max(1, KV heads / tp) · head_dim · bytes of a number,
+
+which is vLLM's page size over its block size, times the layers. Latent attention (MLA) keeps one vector of
+`kv_lora_rank + qk_rope_head_dim` numbers instead, whole on every GPU. A layer with a sliding window is counted like one
+without: where an engine frees what lies behind the window, more requests fit than these bytes say.
+
+**Weights.** A layer has hidden x heads x head_dim weights for Q and as many for the output, hidden x KV heads x
+head_dim each for K and V, and an MLP of three (gated) or two matrices of hidden x intermediate; with experts, as many
+for each of them, and a router. Beside the layers: the embedding, positions that were learned, and the head where it is
+not the embedding. Norms and biases are counted too, so that the published numbers of parameters come out for the
+families of `FAMILIES`. Quantised are the matrices of the layers; the rest keeps 16 bits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from latfit.errors import BadInput, WrongUsage
+
+Config = Mapping[str, Any]
+"""A config.json as read, with `text_config` unfolded (`profiling.read_config`)."""
+
+WHERE = "config.json"
+AUTO = (None, "auto", "")
+
+BYTES: Mapping[str, float] = {
+    "float32": 4, "fp32": 4, "float": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2, "half": 2,
+    "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1,
+}  # fmt: skip
+
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "hidden_size": ("n_embd", "d_model"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
+}
+
+WITHOUT_FORMULA: Mapping[str, str] = {
+    "is_encoder_decoder": "an encoder beside the decoder",
+    "num_kv_shared_layers": "layers that share a KV cache",
+    "index_topk": "an index beside the KV cache",
+    "full_attention_interval": "layers of linear attention",
+    "attn_layer_period": "layers of a state-space model",
+    "layers_block_type": "layers of several kinds",
+    "hybrid_override_pattern": "layers of several kinds",
+    "linear_attn_config": "layers of linear attention",
+}
+WITH_KV_CACHE = ("full_attention", "sliding_attention", "chunked_attention")
+
+
+@dataclass(frozen=True)
+class Family:
+    """How models of one kind are built. gated: an MLP of three matrices.  biased: every matrix has a bias, every norm
+    too.  tied: the embedding serves as head, unless the config says.  positions: learned ones beyond those that the
+    config names, -1 where none are.  norms: of a layer."""
+
+    gated: bool = True
+    biased: bool = False
+    tied: bool = False
+    positions: int = -1
+    norms: int = 2
+
+
+_GPT = Family(gated=False, biased=True, tied=True, positions=0)
+_GEMMA = Family(tied=True)
+
+FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(
+        ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "phi3", "olmo2", "olmoe", "granite",
+         "internlm2", "deepseek_v2", "deepseek_v3"),
+        Family(),
+    ),
+    "gemma": _GEMMA,
+    **dict.fromkeys(("gemma2", "gemma3_text"), Family(tied=True, norms=4)),
+    "gpt2": _GPT,
+    "gpt_bigcode": _GPT,
+    "opt": Family(gated=False, biased=True, tied=True, positions=2),
+    "gpt_neox": Family(gated=False, biased=True),
+    "starcoder2": Family(gated=False, biased=True, tied=True),
+    "phi": Family(gated=False, biased=True, norms=1),
+    "falcon": Family(gated=False, tied=True, norms=1),
+}  # fmt: skip
+"""By `model_type`. Where a model is of another kind, the size of its weights has to be given."""
+
+
+def kv_bytes_per_token(config: Config, dtype: str | None = None, tensor_parallel: int = 1) -> int:
+    """Bytes that a token takes in the KV cache of one GPU.
+
+    dtype: of the cache (`fp8`, `bfloat16`, …); that of the model where it is None or `auto`.  tensor_parallel: GPUs
+    that share the model. Raises BadInput where a size is missing or the model keeps more than keys and values,
+    WrongUsage for a number type that is unknown or GPUs that cannot share the heads.
+    """
+    check_attention(config)
+    width = number_bytes(model_dtype(config) if dtype in AUTO else dtype)
+    layers = _size(config, "num_hidden_layers")
+    if config.get("kv_lora_rank"):
+        return int(layers * (_size(config, "kv_lora_rank") + _size(config, "qk_rope_head_dim")) * width)
+    return int(2 * layers * _kv_heads_of_one(config, tensor_parallel) * _head_dim(config) * width)
+
+
+def check_attention(config: Config) -> None:
+    """Raise BadInput for a model whose memory of a request is not one of keys and values in every layer."""
+    kinds = config.get("layer_types")
+    others = sorted({str(kind) for kind in kinds} - set(WITH_KV_CACHE)) if isinstance(kinds, list) else []
+    found = next((what for key, what in WITHOUT_FORMULA.items() if config.get(key)), ", ".join(others))
+    if found:
+        raise BadInput(
+            f"the model has {found}, whose memory no formula here knows",
+            where=WHERE,
+            remedy="Take the size of the KV cache from the engine's log, or give --kv-blocks.",
+        )
+
+
+def has_sliding_window(config: Config) -> bool:
+    """Whether some layers forget what is further back than their window."""
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        return any(kind != "full_attention" for kind in kinds)
+    return bool(config.get("sliding_window")) and config.get("use_sliding_window", True) is not False
+
+
+def _kv_heads_of_one(config: Config, tensor_parallel: int) -> int:
+    """KV heads on one GPU."""
+    heads, kv_heads = _size(config, "num_attention_heads"), _kv_heads(config)
+    more, less = max(kv_heads, tensor_parallel), min(kv_heads, tensor_parallel)
+    if tensor_parallel < 1 or heads % tensor_parallel or more % less:
+        raise WrongUsage(
+            f"{tensor_parallel} GPUs cannot share {heads} heads with {kv_heads} KV heads",
+            where="--tensor-parallel-size",
+            remedy=f"Give a number that divides {heads}, and divides {kv_heads} or is a multiple of it.",
+        )
+    return max(1, kv_heads // tensor_parallel)
+
+
+def _kv_heads(config: Config) -> int:
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        return 1
+    return _size(config, "num_key_value_heads", _size(config, "num_attention_heads"))
+
+
+def _head_dim(config: Config) -> int:
+    return _size(config, "head_dim", _size(config, "hidden_size") // _size(config, "num_attention_heads"))
+
+
+def model_dtype(config: Config) -> str:
+    """The number type in which an engine serves the model unless told: that of the config, float16 for float32."""
+    said = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    return "float16" if said == "float32" else said
+
+
+def number_bytes(dtype: str | None) -> float:
+    """Bytes of a number. Raises WrongUsage for a type that is unknown."""
+    name = str(dtype).removeprefix("torch.").lower()
+    if name not in BYTES:
+        raise WrongUsage(f"{dtype!r} is no number type", where="dtype", remedy=f"One of {', '.join(BYTES)}.")
+    return BYTES[name]
+
+
+def weight_bytes(config: Config, dtype: str | None = None) -> float:
+    """Bytes of all weights of the model, over all GPUs.
+
+    dtype: of the layers' matrices; where it is None or `auto`, what the config says of its quantisation, else of its
+    numbers. Raises BadInput for a model of a family that is not in `FAMILIES`, WrongUsage for an unknown number type.
+    """
+    layers, rest = _parameters(config)
+    if dtype not in AUTO:
+        width = number_bytes(dtype)
+        return layers * width + rest * max(2.0, width)
+    plain = number_bytes(model_dtype(config))
+    quantised = config.get("quantization_config")
+    return layers * (_quantised_bytes(quantised) if isinstance(quantised, dict) else plain) + rest * max(2.0, plain)
+
+
+def parameter_count(config: Config) -> int:
+    """Parameters of the model, all experts included. Raises BadInput as `weight_bytes`."""
+    return sum(_parameters(config))
+
+
+def _quantised_bytes(said: Mapping[str, Any]) -> float:
+    """Bytes of a quantised weight, with its share of the scale (16 bits) and zero point of its group."""
+    bits = said.get("bits") or said.get("w_bit")
+    for group in (said.get("config_groups") or {}).values():
+        bits = bits or (group.get("weights") or {}).get("num_bits")
+    method = str(said.get("quant_method"))
+    bits = bits or {"fp8": 8, "fbgemm_fp8": 8}.get(method) or (4 if said.get("load_in_4bit") else None)
+    bits = bits or (8 if said.get("load_in_8bit") else None)
+    if not isinstance(bits, int) or not 1 <= bits <= 16:
+        raise BadInput(
+            f"its weights are quantised in a way that is unknown here ({method})",
+            where=WHERE,
+            remedy="Give the size of the weights, as the engine's log has it (`Model loading took … GiB`).",
+        )
+    group_size = said.get("group_size")
+    grouped = isinstance(group_size, int) and group_size > 0
+    return (bits + ((16 + bits) / group_size if grouped and group_size else 0.0)) / 8
+
+
+def _parameters(config: Config) -> tuple[int, int]:
+    """(those of the layers' matrices, all others)."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None:
+        raise BadInput(
+            f"parameters of a model of type {config.get('model_type')!r} cannot be counted",
+            where=WHERE,
+            remedy="Give the size of the weights, as the engine's log has it (`Model loading took … GiB`).",
+        )
+    layers, hidden = _size(config, "num_hidden_layers"), _size(config, "hidden_size")
+    sparse = _sparse_layers(config, layers)
+    mlp = (3 if family.gated else 2) * hidden
+    matrices = layers * _attention(config) + (layers - sparse) * mlp * _intermediate(config)
+    rest = layers * _small(config, family) + hidden * (2 if family.biased else 1)
+    if sparse:
+        experts, width = _experts(config), _size(config, "moe_intermediate_size", _intermediate(config))
+        shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * width
+        matrices += sparse * mlp * (experts * width + shared)
+        rest += sparse * hidden * (experts + bool(config.get("shared_expert_intermediate_size")))
+    return matrices, rest + _embeddings(config, family)
+
+
+def _attention(config: Config) -> int:
+    """Parameters of the attention's matrices in a layer."""
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    if not config.get("kv_lora_rank"):
+        return 2 * hidden * (heads + _kv_heads(config)) * _head_dim(config)
+    latent, rotated, plain, value = (
+        _size(config, name) for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    )
+    rank, query = config.get("q_lora_rank"), heads * (plain + rotated)
+    queries = rank * (hidden + query) if rank else hidden * query
+    return int(queries + hidden * (latent + rotated) + latent * heads * (plain + value) + heads * value * hidden)
+
+
+def _small(config: Config, family: Family) -> int:
+    """Parameters of a layer's norms and biases."""
+    hidden = _size(config, "hidden_size")
+    outputs = (_size(config, "num_attention_heads") + 2 * _kv_heads(config)) * _head_dim(config)
+    if config.get("kv_lora_rank"):
+        return family.norms * hidden + _size(config, "kv_lora_rank") + (config.get("q_lora_rank") or 0)
+    if family.biased:
+        return 2 * family.norms * hidden + outputs + 2 * hidden + _intermediate(config)
+    kind = str(config.get("model_type"))
+    norms = family.norms * hidden * (2 if kind == "falcon" else 1)
+    biases = outputs if kind in ("qwen2", "qwen2_moe") or config.get("attention_bias") else 0
+    return norms + biases + (2 * _head_dim(config) if kind.startswith(("qwen3", "gemma3")) else 0)
+
+
+def _embeddings(config: Config, family: Family) -> int:
+    """Parameters of the embedding, the learned positions and the head."""
+    hidden, vocab = _size(config, "hidden_size"), _size(config, "vocab_size")
+    width = _size(config, "word_embed_proj_dim", hidden)
+    count = vocab * width + (2 * width * hidden if width != hidden else 0)
+    if not config.get("tie_word_embeddings", family.tied):
+        count += vocab * width
+    if family.positions >= 0:
+        places = _size(config, "max_position_embeddings", _size(config, "n_positions", 0))
+        count += (places + family.positions) * hidden
+    return count
+
+
+def _sparse_layers(config: Config, layers: int) -> int:
+    """Layers with routed experts."""
+    if not _experts(config):
+        return 0
+    dense = config.get("mlp_only_layers") or []
+    every = config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1
+    first = config.get("first_k_dense_replace") or 0
+    return sum(layer >= first and layer not in dense and (layer + 1) % every == 0 for layer in range(layers))
+
+
+def _experts(config: Config) -> int:
+    return next(
+        (_size(config, name) for name in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(name)),
+        0,
+    )
+
+
+def step_widths(config: Config) -> tuple[int, int]:
+    """(hidden, numbers between the matrices of the MLPs that a token passes)."""
+    hidden, active = _size(config, "hidden_size"), config.get("num_experts_per_tok")
+    if not _experts(config) or not isinstance(active, int):
+        return hidden, _intermediate(config)
+    return hidden, max(_intermediate(config), active * _size(config, "moe_intermediate_size", _intermediate(config)))
+
+
+def _intermediate(config: Config) -> int:
+    return _size(config, "intermediate_size", 4 * _size(config, "hidden_size"))
+
+
+def _size(config: Config, name: str, default: int | None = None) -> int:
+    """A size of the model, under any name that it has. Raises BadInput where it is missing or no size."""
+    value = next((config[key] for key in (name, *OTHER_NAMES.get(name, ())) if config.get(key) is not None), default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < (0 if value == default else 1):
+        found = f"has no {name}" if value is None else f"{name} = {value!r} is not a whole number above zero"
+        raise BadInput(found, where=WHERE, remedy="Give the Hugging Face config.json of a decoder-only model.")
+    return value
