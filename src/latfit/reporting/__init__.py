@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     )
     from latfit.reporting.layout import Rendered as Rendered, Written as Written
     from latfit.reporting.plan.figures import plan_figure as plan_figure
+    from latfit.reporting.plan.serving import (
+        engine_command as engine_command,
+        serving_figure as serving_figure,
+        serving_page as serving_page,
+        serving_summary as serving_summary,
+        serving_tables as serving_tables,
+    )
     from latfit.reporting.plan.summary import PlanSummary as PlanSummary, plan_summary as plan_summary
     from latfit.reporting.plan.tables import plan_tables as plan_tables
     from latfit.reporting.simulation.brief import (
@@ -54,6 +61,7 @@ if TYPE_CHECKING:
         write_page as write_page,
     )
     from latfit.reporting.simulation.tables import (
+        clocks_table as clocks_table,
         differences as differences,
         engine_tables as engine_tables,
         rates_table as rates_table,

@@ -9,7 +9,11 @@ if TYPE_CHECKING:
         KnownSettings as KnownSettings,
         known_settings as known_settings,
     )
-    from latfit.simulation.engine.replicas import Routing as Routing, Transfer as Transfer
+    from latfit.simulation.engine.replicas import (
+        Routing as Routing,
+        Transfer as Transfer,
+        serve_replicas as serve_replicas,
+    )
     from latfit.simulation.engine.replications import (
         Cluster as Cluster,
         Replications as Replications,
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
         StepCosts as StepCosts,
         calibrated as calibrated,
         linear_costs as linear_costs,
+        scaled_costs as scaled_costs,
         step_costs as step_costs,
     )
     from latfit.simulation.policies.estimate import Interval as Interval

@@ -71,13 +71,14 @@ def replicate(
     settings: EngineSettings,
     options: Options = Options(),
     cluster: Cluster = Cluster(),
-    done: Sequence[EngineRun] = (),
+    numbers: Sequence[int] = (),
 ) -> Replications:
-    """Run the replications that are not done yet. Raises BadInput for a request that is larger than the KV cache."""
+    """Run the replications of these numbers; without them as many as the options say, of recorded requests one. Raises
+    BadInput for a request that is larger than the KV cache."""
     recorded = isinstance(load, RecordedLoad)
     count = len(load.requests) if isinstance(load, RecordedLoad) else options.requests or REQUESTS
-    runs = list(done)
-    for replication in range(len(runs), 1 if recorded else options.replications):
+    runs = []
+    for replication in numbers or range(1 if recorded else options.replications):
         requests = load.sample(count, Streams(options.seed, replication))
         runs.append(cluster.serve(requests, costs, settings, options.seed + replication))
     if recorded or (options.warmup is None and kind_of(load) != STEADY):

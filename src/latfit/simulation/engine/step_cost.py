@@ -261,6 +261,20 @@ def linear_costs(tau_0: float, tau_B: float, tau_S: float) -> StepCosts:
     return StepCosts(c)
 
 
+OF_TIME = (
+    TAU_0, TAU_B, TAU_S, TAU_Q, TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y, ATTENTION, TAU_X, TAU_E, GEMM, HINGE,
+    SAT_W0, SAT_W1, TAU_H, TAU_V, TAU_C, GEMM_B,
+)  # fmt: skip
+"""Coefficients that a cost is proportional to, all together."""
+
+
+def scaled_costs(costs: StepCosts, decode: float, with_prefill: float) -> StepCosts:
+    """The same costs, those of decode steps and those of steps with prefill each times a factor."""
+    changed = costs.typical.copy()
+    changed[np.ix_([0, 1], OF_TIME)] *= np.array([[decode], [with_prefill]])
+    return costs._replace(typical=changed)
+
+
 def calibrated(costs: StepCosts, step_ms: float, token_ms: float) -> StepCosts:
     """The same costs with a constant for every step and one for every token (ms) on top."""
     changed = costs.typical.copy()

@@ -1,0 +1,235 @@
+"""How a number of engines with certain settings keeps the targets under a load: simulated until that is decided.
+
+A configuration is simulated in replications, each with requests of its own. All configurations meet the same requests
+and the same noise (common random numbers), so that they differ by what they are. Replications are added until every
+target lies outside its interval, or one is missed for certain, or `most` are made; then the estimate itself decides. A
+load that the engines do not carry is missed for certain, whatever the figures of a finite run say.
+
+Recorded requests are one course of events, so only the noise of the steps is drawn anew; its intervals say how much of
+a figure is chance of the steps, not how another day would be.
+
+A step that lasts c times as long is a clock that runs c times slower: engines with such steps serve a load of rate r as
+the engines at hand serve a rate of c r, and every time is then c times as long. So one set of step costs answers for
+slower machines, too.
+"""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+
+from latfit.planning.serving.targets import Reached, Targets
+from latfit.simulation import (
+    Cluster,
+    EngineRun,
+    EngineSettings,
+    EngineSummary,
+    Options,
+    Replications,
+    Routing,
+    StepCosts,
+    replicate,
+)
+from latfit.workload import OpenLoad, Poisson, RecordedLoad, RequestClass, Resampled
+
+FIRST, MORE, MOST, VERIFIED = 4, 2, 8, 16
+"""Replications: at first, added at a time, at most in a search, at most of the final answer."""
+
+FEWEST_REQUESTS, MOST_REQUESTS = 3_000, 100_000
+TIMES_HELD = 20
+"""Requests of a replication for every one that is served at a time."""
+
+ALONE = 1_000
+"""Requests that tell how one is served that has an engine to itself, or what an engine serves at most."""
+
+LEAST_SERVED = 0.9
+"""Of the requests that come, where engines at their most serve fewer, which no noise of that figure explains."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Engines that are run: their settings, and how many."""
+
+    settings: EngineSettings
+    replicas: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What a setup makes of a load. scale: of the load that is planned for.  reached: the targets.  carried: False
+    where requests pile up.  largest: requests and tokens of the largest step."""
+
+    setup: Setup
+    scale: float
+    reached: tuple[Reached, ...]
+    carried: bool
+    summary: EngineSummary
+    first: EngineRun
+
+    @property
+    def met(self) -> bool:
+        return self.carried and all(each.met for each in self.reached)
+
+    @property
+    def certain(self) -> bool:
+        """Whether chance does not decide."""
+        if not self.carried:
+            return True
+        if self.met:
+            return all(each.certain for each in self.reached)
+        return any(each.certain and not each.met for each in self.reached)
+
+    @property
+    def tightest(self) -> Reached:
+        """The figure that is nearest to its limit, or farthest above it."""
+        return max(self.reached, key=lambda each: each.ratio)
+
+    @property
+    def ratio(self) -> float:
+        """Of the tightest figure to its limit; infinite where the load is not carried."""
+        return self.tightest.ratio if self.carried else math.inf
+
+
+Load = OpenLoad | RecordedLoad
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@dataclass(eq=False)
+class Evaluator:
+    """Simulates setups under a load, each once. route: how requests find their replica.  count: setups simulated;
+    steps: engine steps made."""
+
+    load: Load
+    costs: StepCosts
+    targets: Targets
+    route: str = "round-robin"
+    seed: int = 0
+    tick: Callable[[int], None] = lambda count: None
+    count: int = 0
+    steps: int = 0
+    requests: int = 0
+    known: dict[tuple[Setup, float, float, bool], Measured] = field(default_factory=dict)
+    floods: dict[EngineSettings, "Saturated"] = field(default_factory=dict)
+
+    @property
+    def rate_per_s(self) -> float:
+        return self.load.rate * 1e3
+
+    def measure(self, setup: Setup, scale: float = 1.0, *, slower: float = 1.0, verify: bool = False) -> Measured:
+        """Simulate until decided; verify: with more replications, as a final answer needs them."""
+        key = (setup, scale, slower, verify)
+        if key not in self.known:
+            load = self.load if scale * slower == 1.0 else self.load.at_rate(self.load.rate * scale * slower)
+            self.known[key] = self._decided(setup, load, scale, slower, VERIFIED if verify else MOST)
+        return self.known[key]
+
+    def each(self, setups: Sequence[Setup], scale: float = 1.0) -> list[Measured]:
+        """Simulate several, side by side."""
+        return self._side_by_side(lambda setup: self.measure(setup, scale), setups)
+
+    def _decided(self, setup: Setup, load: Load, scale: float, slower: float, most: int) -> Measured:
+        # A recorded course of events differs by the noise of single steps alone, of which there are many.
+        alone = isinstance(load, RecordedLoad) and most == MOST
+        count, most = (1, 1) if alone else (FIRST, most)
+        done = self._runs(setup, load, range(count))
+        found = self._judged(setup, scale, done, slower)
+        while not found.certain and count < most:
+            done = replace(done, runs=[*done.runs, *self._runs(setup, load, range(count, count + MORE)).runs])
+            count += MORE
+            found = self._judged(setup, scale, done, slower)
+        self.count += 1
+        self.steps += sum(run.counters.steps for run in done.runs)
+        self.tick(self.count)
+        return found
+
+    def _judged(self, setup: Setup, scale: float, done: Replications, slower: float) -> Measured:
+        summary = done.summary(self.targets.promise)
+        return Measured(
+            setup,
+            scale,
+            self.targets.reached(done.runs, done.warmup, slower),
+            summary.stable,
+            summary,
+            done.runs[0],
+        )
+
+    def _runs(self, setup: Setup, load: Load, which: range) -> Replications:
+        """Replications by number."""
+        cluster = Cluster(Routing(setup.replicas, self.route))
+        options = Options(requests=self.requests or FEWEST_REQUESTS, seed=self.seed)
+
+        def one(number: int) -> Replications:
+            return replicate(load, self.costs, setup.settings, options, cluster, [number])
+
+        found = self._side_by_side(one, list(which))
+        return replace(found[0], runs=[each.runs[0] for each in found])
+
+    def _side_by_side(self, work: Callable[[A], B], items: Sequence[A]) -> list[B]:
+        """The compiled simulators run without the interpreter's lock."""
+        workers = min(len(items), os.cpu_count() or 1)
+        if workers < 2:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(work, items))
+
+    def alone(self, settings: EngineSettings) -> Measured:
+        """A request that has an engine to itself: nothing is ever better than this."""
+        lengths = self.load.lengths if isinstance(self.load, OpenLoad) else _lengths(self.load)
+        classes = self.load.classes if isinstance(self.load, OpenLoad) else (RequestClass(),)
+        rare = OpenLoad(Poisson(1e-9), lengths, classes)
+        options = Options(requests=ALONE, replications=FIRST, seed=self.seed, warmup=0.0)
+        done = replicate(rare, self.costs, settings, options)
+        self.count += 1
+        return self._judged(Setup(settings), 0.0, done, 1.0)
+
+    def saturated(self, settings: EngineSettings) -> "Saturated":
+        """One engine with always enough to do."""
+        if settings in self.floods:
+            return self.floods[settings]
+        lengths = self.load.lengths if isinstance(self.load, OpenLoad) else _lengths(self.load)
+        options = Options(requests=max(ALONE, 6 * settings.max_num_seqs), seed=self.seed, warmup=0.0)
+        done = replicate(OpenLoad(Poisson(1e6), lengths), self.costs, settings, options, numbers=[0])
+        self.floods[settings] = saturated_in(done.runs[0])
+        return self.floods[settings]
+
+    def carries(self, setup: Setup, scale: float = 1.0) -> bool:
+        """Whether the engines could serve as many requests as come, late or not."""
+        served = setup.replicas * self.saturated(setup.settings).requests_per_s
+        return served >= LEAST_SERVED * self.rate_per_s * scale
+
+
+@dataclass(frozen=True)
+class Saturated:
+    """What an engine does that always has enough to do, in the middle of a run, where neither its start nor its end
+    shows. tpot_ms: mean."""
+
+    requests_per_s: float
+    output_tokens_per_s: float
+    tpot_ms: float
+
+
+def saturated_in(run: EngineRun) -> Saturated:
+    """Of a run in which all requests come at once."""
+    order = np.argsort(run.last_ms, kind="stable")
+    kept = order[len(order) // 4 : 3 * len(order) // 4]
+    span_s = float(run.last_ms[kept[-1]] - run.last_ms[kept[0]]) / 1e3
+    tpot = run.tpot_ms[kept]
+    tpot = tpot[np.isfinite(tpot)]
+    tokens = float(run.requests.output_tokens[kept[1:]].sum())
+    return Saturated((len(kept) - 1) / span_s, tokens / span_s, float(tpot.mean()) if len(tpot) else math.nan)
+
+
+def _lengths(load: RecordedLoad) -> Resampled:
+    return Resampled(load.requests.prompt_tokens, load.requests.output_tokens)
+
+
+def requests_for(load: Load, latency_ms: float) -> int:
+    """Requests of a replication, so that what is served at a time changes often in it."""
+    if isinstance(load, RecordedLoad):
+        return len(load.requests)
+    return int(np.clip(TIMES_HELD * load.rate * latency_ms, FEWEST_REQUESTS, MOST_REQUESTS))

@@ -1,0 +1,307 @@
+"""`plan_serving`: how many engines, with which settings, keep what requests are promised; what else they would do."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from latfit.fitting import keeps_out
+from latfit.model import FitResult
+from latfit.planning.serving.effects import Effect, Trade, bears, effects_of, front
+from latfit.planning.serving.evaluate import Evaluator, Load, Measured, requests_for
+from latfit.planning.serving.search import Found, Room, Search
+from latfit.planning.serving.targets import Reached, Targets
+from latfit.simulation import EngineSettings, EngineSummary, StepCosts
+from latfit.units import format_ms, format_percent
+from latfit.validation import outside_warning
+from latfit.warning import LatfitWarning
+from latfit.workload import OpenLoad, RecordedLoad
+
+HOUR_S = 3600.0
+MILLION = 1e6
+
+PLANNED = ("batching", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "kv_blocks")
+FITS_WARN = ("large_error", "no_better_than_constant", "line_as_good", "drift", "decode_only")
+"""Warnings of a fit that a plan repeats."""
+
+
+@dataclass(frozen=True)
+class ServingRequest:
+    """What is planned. start: the settings that the search begins with, those of `fixed` stay.  kv: where the size of
+    the KV cache comes from; empty where it is not known and taken as unlimited.  replicas: that are there, None to
+    find their number.  price_per_hour, watts: of one replica."""
+
+    targets: Targets
+    start: EngineSettings
+    fixed: frozenset[str] = frozenset()
+    kv: str = ""
+    replicas: int | None = None
+    route: str = "round-robin"
+    seed: int = 0
+    price_per_hour: float | None = None
+    watts: float | None = None
+
+
+@dataclass(frozen=True)
+class FitQuality:
+    """How good the step costs of a plan are. error_pct: on unseen steps, mean; by_phase: of each phase."""
+
+    name: str
+    model: str
+    error_pct: float | None
+    by_phase: Mapping[str, float]
+
+    @property
+    def worst_pct(self) -> float:
+        """Of the phases; 0 where nothing is known."""
+        return max([*self.by_phase.values(), self.error_pct or 0.0])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "fit": self.name,
+            "model": self.model,
+            "error_pct": self.error_pct,
+            "error_pct_by_phase": dict(self.by_phase),
+        }
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of the planned engines at the planned load; None where no price, or no power, was given."""
+
+    price_per_hour: float | None = None
+    price_per_million_tokens: float | None = None
+    kwh_per_million_tokens: float | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ServingPlan:
+    """Engines that keep the targets of a load of requests, or why none do.
+
+    what: a request, in words.  reached: the figures beside their limits; where nothing keeps them those of a request
+    alone, or of the engines that were given.  fewer: the same with one engine less.  usual: engines that the settings
+    need that the search began with.  carries: load that these engines keep the targets at, as a ratio of the planned
+    one.  bears: how much longer the steps may take.  tried: configurations simulated.  unsupported: why the data do not
+    support it; empty where they do.
+    """
+
+    request: ServingRequest
+    what: str
+    rate_per_s: float
+    feasible: bool
+    replicas: int | None
+    settings: EngineSettings
+    reached: Sequence[Reached]
+    summary: EngineSummary | None
+    fewer: Sequence[Reached]
+    usual: int | None
+    carries: float
+    bears: float
+    binding: str
+    effects: Sequence[Effect]
+    front: Sequence[Trade]
+    fits: Sequence[FitQuality]
+    cost: Cost
+    tried: int
+    steps: int
+    requests: int
+    warnings: Sequence[LatfitWarning] = ()
+    unsupported: Sequence[str] = ()
+    notes: Sequence[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<ServingPlan: {self.replicas} replicas, {'feasible' if self.feasible else 'not feasible'}>"
+
+    @property
+    def promise(self) -> str:
+        """yes, no or in doubt."""
+        if not self.feasible:
+            return "no"
+        sure = all(each.certain for each in self.reached) and self.bears_the_fit
+        return "yes" if sure and not self.unsupported else "in doubt"
+
+    @property
+    def bears_the_fit(self) -> bool:
+        """Whether the targets are kept with steps that are longer by the error of the fits."""
+        return 100 * (self.bears - 1) >= max((each.worst_pct for each in self.fits), default=0.0)
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """The settings, by the options of `latfit simulate engine`."""
+        settings = self.settings
+        found: dict[str, Any] = {name: getattr(settings, name) for name in PLANNED}
+        return {
+            **found,
+            "block_size": settings.block_size,
+            "order": settings.order.name,
+            "synchronous": not settings.asynchronous,
+            "prefix_hit_rate": settings.cached_share,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys are a contract: see `docs/formats.md`."""
+        return {
+            "kind": "serving",
+            "request": self.what,
+            "rate_per_s": self.rate_per_s,
+            "feasible": self.feasible,
+            "promise": self.promise,
+            "binding": self.binding,
+            "targets": [each.to_json() for each in self.reached],
+            "replicas": {
+                "value": self.replicas if self.feasible else None,
+                "one_fewer": [each.to_json() for each in self.fewer],
+                "with_the_first_settings": self.usual,
+            },
+            "engine": self.engine if self.feasible else None,
+            "route": self.request.route,
+            "kv_cache": self.request.kv or None,
+            "carries": None if math.isnan(self.carries) else self.carries,
+            "highest_rate_per_s": None if math.isnan(self.carries) else self.carries * self.rate_per_s,
+            "steps_may_be_slower_pct": None if math.isnan(self.bears) else 100 * (self.bears - 1),
+            "outcome": None if self.summary is None else self.summary.to_json(),
+            "effects": [each.to_json() for each in self.effects],
+            "pareto": [each.to_json() for each in self.front],
+            "fits": [each.to_json() for each in self.fits],
+            "cost": vars(self.cost),
+            "simulated": {"setups": self.tried, "steps": self.steps, "requests": self.requests},
+            "seed": self.request.seed,
+            "warnings": [each.to_json() for each in self.warnings],
+            "unsupported": list(self.unsupported),
+            "notes": list(self.notes),
+        }
+
+
+def plan_serving(
+    load: Load,
+    costs: StepCosts,
+    fits: Mapping[str, FitResult],
+    request: ServingRequest,
+    tick: Callable[[int], None] = lambda count: None,
+) -> ServingPlan:
+    """Search for the least engines and their settings. fits: what the step costs are made of, by name.
+
+    Raises BadInput for a request that is larger than the KV cache.
+    """
+    evaluator = Evaluator(load, costs, request.targets, request.route, request.seed, tick)
+    alone = evaluator.alone(request.start)
+    evaluator.requests = requests_for(load, alone.summary.latency["mean"].value)
+    room = room_of(load, list(fits.values()), request.fixed)
+    found = Search(evaluator, request.start, room, replicas=request.replicas).run()
+    quality = [quality_of(name, fit) for name, fit in fits.items()]
+    shown = found.best or found.alone
+    outside = outside_warning(list(fits.values()), shown.first, shown.setup.settings) if fits else None
+    unsupported = [text for name, fit in fits.items() for text in _kept_out(name, fit)]
+    warnings = [each for fit in fits.values() for each in fit.warnings if each.code in FITS_WARN]
+    if outside is not None:
+        unsupported.append(f"{outside.message}. {outside.remedy}")
+    met = found.best is not None and found.best.met
+    return ServingPlan(
+        request=request,
+        what=what_of(load),
+        rate_per_s=evaluator.rate_per_s,
+        feasible=met,
+        replicas=shown.setup.replicas if found.best is not None else None,
+        settings=shown.setup.settings,
+        reached=shown.reached,
+        summary=found.best.summary if found.best is not None else None,
+        fewer=found.fewer.reached if found.fewer else (),
+        usual=found.usual,
+        carries=found.carries,
+        bears=bears(evaluator, shown) if met else math.nan,
+        binding=_binding(found, shown),
+        effects=effects_of(evaluator, shown, cache=bool(request.kv), replicas=request.replicas is None) if met else [],
+        front=front(evaluator, shown.setup.settings, room) if met else [],
+        fits=quality,
+        cost=_cost(request, shown),
+        tried=evaluator.count,
+        steps=evaluator.steps,
+        requests=evaluator.requests,
+        warnings=warnings,
+        unsupported=unsupported,
+        notes=_notes(load, request, room),
+    )
+
+
+def room_of(load: Load, fits: Sequence[FitResult], fixed: frozenset[str]) -> Room:
+    """Settings that keep steps within what the fits together measured."""
+    measured = [fit for fit in fits if not fit.data.nominal]
+    most = {name: max((fit.domain[name][1] for fit in measured), default=math.inf) for name in ("B", "S")}
+    longest = int(load.requests.prompt_tokens.max()) if isinstance(load, RecordedLoad) else _longest(load)
+    return Room(fixed, most["B"], most["S"], longest, classes=isinstance(load, OpenLoad) and len(load.classes) > 1)
+
+
+def _longest(load: OpenLoad) -> int:
+    import numpy as np
+
+    return int(load.lengths.lengths(10_000, np.random.default_rng(0))[0].max())
+
+
+def quality_of(name: str, fit: FitResult) -> FitQuality:
+    """The cross-validated error of a fit."""
+    errors = fit.cross_validation.errors
+    return FitQuality(
+        name, fit.model, fit.cross_validation.mape_pct, dict(errors.by_phase) if errors and errors.by_phase else {}
+    )
+
+
+def what_of(load: Load) -> str:
+    """A request of the load in words."""
+    if isinstance(load, RecordedLoad):
+        requests = load.requests
+        prompt, output = float(requests.prompt_tokens.mean()), float(requests.output_tokens.mean())
+        return f"{len(requests):,} recorded requests, mean {prompt:,.0f} prompt and {output:,.0f} output tokens"
+    import numpy as np
+
+    drawn = load.lengths.lengths(10_000, np.random.default_rng(0))
+    prompt, output = (float(each.mean()) for each in drawn)
+    mean = "" if all(int(each.min()) == int(each.max()) for each in drawn) else "mean "
+    return f"a request is {mean}{prompt:,.0f} prompt and {output:,.0f} output tokens"
+
+
+def _kept_out(name: str, fit: FitResult) -> list[str]:
+    found = keeps_out(fit)
+    return [] if found is None else [f"{name}: {found.message}"]
+
+
+def _binding(found: Found, shown: Measured) -> str:
+    """What keeps fewer engines from doing, or any number."""
+    if found.best is None:
+        if not found.alone.met:
+            return f"a request alone has {figure_text(shown.tightest)}"
+        return "no number of engines keeps the targets"
+    if not shown.carried:
+        return "the load is more than the engines serve"
+    return shown.tightest.name
+
+
+def figure_text(each: Reached) -> str:
+    """A figure beside its limit."""
+    if each.unit == "pct":
+        return f"{format_percent(each.value)} of {each.name}, {format_percent(each.limit)} allowed"
+    return f"a {each.name} of {format_ms(each.value)}, {format_ms(each.limit)} asked"
+
+
+def _cost(request: ServingRequest, shown: Measured) -> Cost:
+    tokens_per_hour = shown.summary.output_tokens_per_s * HOUR_S
+    count = shown.setup.replicas
+    price = None if request.price_per_hour is None else request.price_per_hour * count
+    return Cost(
+        price,
+        None if price is None else MILLION * price / tokens_per_hour,
+        None if request.watts is None else MILLION * request.watts * count / 1e3 / tokens_per_hour,
+    )
+
+
+def _notes(load: Load, request: ServingRequest, room: Room) -> list[str]:
+    found = []
+    if not request.kv:
+        found.append("The size of the KV cache is not known and taken as unlimited: give --kv-blocks, or the log.")
+    if math.isfinite(room.most_requests):
+        found.append(
+            f"Settings up to the measured steps were tried: {room.most_requests:,.0f} requests,"
+            f" {room.most_tokens:,.0f} tokens."
+        )
+    if isinstance(load, RecordedLoad):
+        found.append("Recorded arrivals are one course of events: intervals are those of the steps' noise.")
+    return found

@@ -1,0 +1,152 @@
+"""What requests are promised: a limit for a share of them, on the time to the first token (TTFT), the time per further
+token (TPOT) or the latency of the whole answer; or one share that meets all limits together (goodput).
+
+A percentile p is within its limit x where at least p percent of the requests are, so both kinds are shares of requests;
+they differ in whether a request has to meet one limit or all of them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from latfit.errors import WrongUsage
+from latfit.simulation import EngineRun, Promise, interval_of, meets
+from latfit.stats import FloatArray
+from latfit.units import parse_duration_ms
+
+METRICS = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
+"""What is promised, and what it is called."""
+
+USUAL = 99.0
+"""Percent of requests, where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """`percentile` percent of requests have a `metric` of at most limit_ms. group: the class of requests that it is
+    promised to, its number; None for all."""
+
+    metric: str
+    limit_ms: float
+    percentile: float = USUAL
+    group: int | None = None
+    group_name: str = ""
+
+    @property
+    def name(self) -> str:
+        """As people write it: p99 TTFT."""
+        of_class = f" of {self.group_name}" if self.group is not None else ""
+        return f"p{self.percentile:g} {METRICS[self.metric]}{of_class}"
+
+    def times(self, run: EngineRun, warmup: float) -> FloatArray:
+        """The times of one run that count, ms."""
+        first = int(warmup * len(run.requests))
+        found = np.asarray(getattr(run, f"{self.metric}_ms"))[first:]
+        if self.group is not None:
+            found = found[run.requests.class_id[first:] == self.group]
+        return np.asarray(found[np.isfinite(found)])
+
+    def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> "Reached":
+        """What runs make of it, were everything slower by a factor."""
+        found = interval_of([self.times(run, warmup) for run in runs], self.percentile / 100)
+        low, value, high = (each * slower for each in (found.low, found.value, found.high))
+        return Reached(self.name, value, low, high, self.limit_ms)
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """`percent` percent of requests meet all limits."""
+
+    percent: float
+    promise: Promise
+
+    name = "goodput"
+
+    def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> "Reached":
+        """What runs make of it: the share of requests that miss a limit, in percent."""
+        promise = Promise(*(each / slower for each in vars(self.promise).values()))
+        missed = [100.0 * (1.0 - meets(run, promise)[int(warmup * len(run.requests)) :].astype(float)) for run in runs]
+        found = interval_of(missed)
+        return Reached(
+            "requests that miss a limit",
+            found.value,
+            max(found.low, 0.0) if math.isfinite(found.low) else found.low,
+            found.high,
+            100 - self.percent,
+            unit="pct",
+        )
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A promised figure, with its 95 % interval (NaN ends where there is one run), beside its limit."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    limit: float
+    unit: str = "ms"
+
+    @property
+    def ratio(self) -> float:
+        """Of the limit; above 1 where it is missed."""
+        return self.value / self.limit if self.limit > 0 else math.inf if self.value > 0 else 0.0
+
+    @property
+    def met(self) -> bool:
+        return self.value <= self.limit
+
+    @property
+    def certain(self) -> bool:
+        """Whether the limit lies outside the interval."""
+        return self.high <= self.limit if self.met else self.low > self.limit
+
+    def to_json(self) -> dict[str, Any]:
+        interval = None if math.isnan(self.low) else [self.low, self.high]
+        return {
+            "target": self.name,
+            f"value_{self.unit}": self.value,
+            "interval": interval,
+            f"limit_{self.unit}": self.limit,
+            "met": self.met,
+        }
+
+
+@dataclass(frozen=True)
+class Targets:
+    """All that is promised."""
+
+    targets: tuple[Target, ...]
+    goodput: Goodput | None = None
+
+    def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> tuple[Reached, ...]:
+        """The figures of runs beside their limits."""
+        asked: Sequence[Target | Goodput] = self.targets if self.goodput is None else (self.goodput,)
+        return tuple(each.reached(runs, warmup, slower) for each in asked)
+
+    @property
+    def promise(self) -> Promise:
+        """The limits alone, as the simulator counts what meets them."""
+        limits = {each.metric: each.limit_ms for each in self.targets if each.group is None}
+        return Promise(*(limits.get(name, math.inf) for name in METRICS))
+
+
+def parse_target(text: str, metric: str, option: str) -> Target:
+    """`500ms`, or `p95:500ms`. Raises WrongUsage."""
+    share, colon, limit = text.rpartition(":")
+    percentile = USUAL
+    if colon:
+        digits = share.strip().lower().removeprefix("p").removesuffix("%").strip()
+        try:
+            percentile = float(digits)
+        except ValueError:
+            percentile = math.nan
+        if not 0 < percentile < 100:
+            raise WrongUsage(
+                f"{share!r} is not a percentile", where=option, remedy="Write p95:500ms, or 500ms for the 99th."
+            )
+    return Target(metric, parse_duration_ms(limit, option=option), percentile)

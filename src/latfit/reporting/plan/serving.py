@@ -1,0 +1,281 @@
+"""A plan of serving engines: the answer in lines, its tables, the front of throughput against speed, the page."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from latfit.planning import Effect, Reached, ServingPlan
+from latfit.reporting import layout, style
+from latfit.reporting.fit.tables import KeyNumber, Table
+from latfit.reporting.format import count
+from latfit.reporting.layout import Picture, Rendered
+from latfit.reporting.plan.summary import STATES, PlanSummary
+from latfit.reporting.simulation.brief import half_width
+from latfit.reporting.simulation.page import Making
+from latfit.simulation import Interval
+from latfit.units import format_ms, format_percent, format_rate, number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HELPFUL = 3
+"""Changes that are named on a terminal."""
+
+HELPS = 0.95
+"""Of a figure, below which a change helps."""
+
+
+def serving_summary(plan: ServingPlan) -> PlanSummary:
+    """The plan as a command prints it by default."""
+    lines = [_costs(plan)]
+    if plan.summary is not None:
+        lines.append(_of_each(plan))
+    if plan.feasible:
+        lines += [_margin(plan), *_help(plan), *_price(plan), f"Start each: {engine_command(plan)}"]
+    warnings = [f"{each.message} {each.remedy}" for each in plan.warnings]
+    return PlanSummary(verdict(plan), STATES[plan.promise], lines, [*plan.unsupported, *warnings], plan.notes)
+
+
+def verdict(plan: ServingPlan) -> str:
+    """The plan in a sentence."""
+    load = f"{format_rate(plan.rate_per_s)} ({plan.what})"
+    figures = ", ".join(_beside(each) for each in plan.reached)
+    if not plan.feasible:
+        if plan.replicas is None:
+            return f"Cannot be met at any number of replicas: {load}; {plan.binding}."
+        return f"Cannot be met: {engines(plan.replicas)} at {load}: {figures}."
+    text = f"{engines(plan.replicas or 1)} for {load}: {figures}."
+    if plan.unsupported:
+        return f"Not supported by these data: {text}"
+    return text if plan.promise == "yes" else f"In doubt: {text}"
+
+
+def engines(replicas: int) -> str:
+    return "1 replica" if replicas == 1 else f"{count(replicas)} replicas"
+
+
+def _beside(each: Reached) -> str:
+    if each.unit == "pct":
+        return (
+            f"{format_percent(100 - each.value)} of requests meet all limits, {format_percent(100 - each.limit)} asked"
+        )
+    return f"{each.name} {format_ms(each.value)} of {format_ms(each.limit)}"
+
+
+def _costs(plan: ServingPlan) -> str:
+    """How good the step costs are."""
+    told = []
+    for each in plan.fits:
+        phases = ", ".join(f"{name} {format_percent(error)}" for name, error in each.by_phase.items())
+        off = (
+            "error on unseen steps unknown"
+            if each.error_pct is None
+            else (f"{format_percent(each.error_pct)} off on unseen steps" + (f" ({phases})" if phases else ""))
+        )
+        told.append(f"{each.name}, {each.model}, {off}")
+    return f"Step costs: {'; '.join(told)}." if told else "Step costs: nominal numbers, not measured."
+
+
+def _of_each(plan: ServingPlan) -> str:
+    """What one replica does."""
+    found = plan.summary
+    assert found is not None
+    share = plan.replicas or 1
+    cache = f", KV cache {format_percent(100 * found.kv_usage)} used" if plan.request.kv else ""
+    return (
+        f"Each replica: {format_rate(found.throughput_per_s / share)},"
+        f" {number(found.output_tokens_per_s / share, 3)} output tokens/s,"
+        f" {format_percent(100 * found.utilisation)} busy{cache},"
+        f" median batch {number(found.batch_size['p50'])}."
+    )
+
+
+def _margin(plan: ServingPlan) -> str:
+    """What there is to spare, and what one engine less would do."""
+    spare = f"Holds up to {format_rate(plan.carries * plan.rate_per_s, down=True)}"
+    slower = f", or with steps {format_percent(100 * (plan.bears - 1))} slower"
+    if not plan.bears_the_fit:
+        slower += ", which is less than the fit may be off"
+    less = ""
+    if plan.fewer:
+        worst = max(plan.fewer, key=lambda each: each.ratio)
+        less = f" {engines((plan.replicas or 1) - 1).capitalize()}: {_beside(worst)}."
+    return f"{spare}{slower}.{less}"
+
+
+def _help(plan: ServingPlan) -> list[str]:
+    helpful = [each for each in plan.effects if each.after < HELPS * each.before][:HELPFUL]
+    if not helpful:
+        return []
+    first = helpful[0]
+    told = ", ".join(f"{each.change} {_value(each, each.after)}" for each in helpful)
+    return [f"Binding: {first.name}, {_value(first, first.before)} now; with {told}."]
+
+
+def _value(each: Effect, value: float) -> str:
+    return format_percent(value) if each.unit == "pct" else format_ms(value)
+
+
+def _price(plan: ServingPlan) -> list[str]:
+    found = plan.cost
+    told = []
+    if found.price_per_hour is not None:
+        of_tokens = number(found.price_per_million_tokens, 3)
+        told.append(f"{number(found.price_per_hour)} an hour, {of_tokens} a million output tokens")
+    if found.kwh_per_million_tokens is not None:
+        told.append(f"{number(found.kwh_per_million_tokens, 3)} kWh a million output tokens")
+    return [f"Cost: {'; '.join(told)}."] if told else []
+
+
+def engine_command(plan: ServingPlan) -> str:
+    """The command line that starts such an engine."""
+    found = plan.settings
+    words = ["vllm", "serve", "MODEL", "--max-num-seqs", str(found.max_num_seqs)]
+    words += ["--max-num-batched-tokens", str(found.max_num_batched_tokens)]
+    if found.long_prefill_token_threshold:
+        words += ["--long-prefill-token-threshold", str(found.long_prefill_token_threshold)]
+    if found.batching == "continuous":
+        words.append("--no-enable-chunked-prefill")
+    if found.order.name == "priority":
+        words += ["--scheduling-policy", "priority"]
+    if not found.asynchronous:
+        words.append("--no-async-scheduling")
+    return shlex.join(words)
+
+
+def serving_tables(plan: ServingPlan, *, brief: bool = False) -> list[Table]:
+    """Latencies of requests; in full the targets, changes and the front as well."""
+    found = [] if plan.summary is None else [_latencies(plan)]
+    if brief:
+        return found
+    if plan.reached:
+        found.append(_targets_table(plan))
+    if plan.effects:
+        rows = [(each.change, _value(each, each.before), _value(each, each.after)) for each in plan.effects]
+        found.append(Table(f"What would change {plan.effects[0].name}", ("change", "now", "then"), rows))
+    if plan.front:
+        found.append(front_table(plan))
+    return found
+
+
+def _latencies(plan: ServingPlan) -> Table:
+    found = plan.summary
+    assert found is not None
+    rows = [
+        (title, *(f"{format_ms(times[name].value)}{half_width(times[name])}" for name in ("mean", "p50", "p90", "p99")))
+        for title, times in (("TTFT", found.ttft), ("TPOT", found.tpot), ("latency", found.latency))
+        if not math.isnan(times["p99"].value)
+    ]
+    return Table(f"Requests at {format_rate(plan.rate_per_s)}", ("", "mean", "p50", "p90", "p99"), rows)
+
+
+def _targets_table(plan: ServingPlan) -> Table:
+    rows = []
+    for each in plan.reached:
+        interval = Interval(each.value, each.low, each.high)
+        shown = format_percent if each.unit == "pct" else format_ms
+        less = next((other for other in plan.fewer if other.name == each.name), None)
+        rows.append(
+            (
+                each.name,
+                f"{shown(each.value)}{half_width(interval)}",
+                shown(each.limit),
+                "met" if each.met else "missed",
+                "" if less is None else shown(less.value),
+            )
+        )
+    columns = ("target", "reached", "limit", "", "with one replica less")
+    return Table("Targets", columns, rows).without_empty()
+
+
+def front_table(plan: ServingPlan) -> Table:
+    """The settings of which no other is better in throughput and in speed."""
+    rows = [
+        (
+            count(each.max_num_seqs),
+            count(each.max_num_batched_tokens),
+            number(each.speed_per_s, 3),
+            number(each.throughput_per_s, 3),
+            "planned" if each.best else "",
+        )
+        for each in plan.front
+    ]
+    columns = ("max_num_seqs", "max_num_batched_tokens", "tokens/s a user", "tokens/s a replica", "note")
+    note = "Of a replica that always has enough to do; the others give less of both."
+    return Table("Throughput against speed", columns, rows, words=("note",), note=note)
+
+
+def serving_figure(plan: ServingPlan) -> "Figure":
+    """Tokens per second of a replica over those of a user: the front, with the planned settings."""
+    figure = style.new_figure((7.0, 4.6))
+    axes = figure.subplots()
+    speeds = [each.speed_per_s for each in plan.front]
+    totals = [each.throughput_per_s for each in plan.front]
+    axes.plot(speeds, totals, marker="o", color=style.LINE_COLOURS[0], linewidth=1.6)
+    for each in plan.front:
+        if each.best:
+            axes.plot([each.speed_per_s], [each.throughput_per_s], "D", color=style.LINE_COLOURS[1], markersize=10)
+        label = f"{each.max_num_seqs}" + (" (planned)" if each.best else "")
+        axes.annotate(
+            label, (each.speed_per_s, each.throughput_per_s), (5, 5), textcoords="offset points", fontsize=8.5
+        )
+    for target in plan.request.targets.targets:
+        if target.metric == "tpot" and math.isfinite(target.limit_ms):
+            axes.axvline(1e3 / target.limit_ms, color=style.SLA, linestyle="--", linewidth=1.4)
+            place = (1e3 / target.limit_ms, 0.02)
+            axes.annotate(
+                f"TPOT {format_ms(target.limit_ms)}", place, (4, 2), xycoords=("data", "axes fraction"),
+                textcoords="offset points", fontsize=9, color=style.SLA,
+            )  # fmt: skip
+    style.dress(axes, "Throughput against speed, by max_num_seqs", "tokens/s of a user", "output tokens/s of a replica")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    return figure
+
+
+def serving_page(plan: ServingPlan, made: Making) -> Rendered:
+    """The plan as a page."""
+    told = serving_summary(plan)
+    pictures: Sequence[Picture] = []
+    if plan.front:
+        alt = "Output tokens per second of a replica over those of a user, by max_num_seqs."
+        pictures = [Picture("front", "Throughput against speed", alt, style.png(serving_figure(plan)))]
+    words = {"good": "can be met", "doubt": "in doubt", "bad": "cannot be met"}
+    looks = {"good": "", "doubt": "doubt", "bad": "unmet"}
+    answer = {
+        "asked": f"{format_rate(plan.rate_per_s)}, {plan.what}",
+        "verdict": words[told.state],
+        "sentence": told.verdict,
+        "state": looks[told.state],
+        "beside": told.lines,
+        "numbers": _numbers(plan),
+    }
+    rows = [(name, "" if value is None else str(value)) for name, value in plan.engine.items()] if plan.feasible else []
+    html = layout.template("simulated.html").render(
+        title=made.titled("A plan of serving engines"),
+        answer=answer,
+        heading="Latency of requests, and what would change it",
+        broad=False,
+        tables=serving_tables(plan),
+        findings=[],
+        warnings=[{"path": "", "message": text, "remedy": ""} for text in (*told.warnings, *told.others)],
+        machine=Table("Settings of a replica", ("setting", "value"), rows),
+        pictures=[layout.shown(each) for each in pictures],
+        making=layout.making(made.command, made.made_at),
+        notes=(),
+    )
+    return Rendered(html, pictures)
+
+
+def _numbers(plan: ServingPlan) -> list[KeyNumber]:
+    if not plan.feasible:
+        return []
+    found = [KeyNumber("Replicas", count(plan.replicas or 1), f"router {plan.request.route}")]
+    found += [
+        KeyNumber(each.name, format_ms(each.value), f"limit {format_ms(each.limit)}")
+        for each in plan.reached
+        if each.unit == "ms"
+    ]
+    found.append(KeyNumber("Holds up to", format_rate(plan.carries * plan.rate_per_s, down=True), "within the targets"))
+    return found
