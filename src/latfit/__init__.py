@@ -14,6 +14,7 @@ from latfit._version import __version__
 if TYPE_CHECKING:
     from latfit.api import (
         Comparison as Comparison,
+        EnginePlan as EnginePlan,
         Evaluation as Evaluation,
         Fit as Fit,
         Hardware as Hardware,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         fit as fit,
         fit_each as fit_each,
         plan as plan,
+        plan_engine as plan_engine,
         profile as profile,
         read as read,
         report as report,

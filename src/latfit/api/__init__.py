@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from latfit.api.evaluations import Evaluation as Evaluation
     from latfit.api.fits import (
         Fit as Fit,
+        PhaseFits as PhaseFits,
         as_fit as as_fit,
         fit as fit,
         fit_each as fit_each,
+        fit_phases as fit_phases,
     )
     from latfit.api.hardware import Hardware as Hardware
     from latfit.api.measuring import Profile as Profile, profile as profile
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         read_long as read_long,
     )
     from latfit.api.reports import Report as Report, report as report
+    from latfit.api.serving import EnginePlan as EnginePlan, plan_engine as plan_engine
     from latfit.api.simulations import (
         PolicySimulation as PolicySimulation,
         Simulation as Simulation,

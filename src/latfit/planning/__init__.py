@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from latfit.planning.serving.targets import (
         Goodput as Goodput,
         Reached as Reached,
+        RequestTarget as RequestTarget,
         Targets as Targets,
         parse_target as parse_target,
     )

@@ -5,7 +5,7 @@ import math
 from latfit.errors import WrongUsage
 from latfit.units import parse_duration_ms
 from latfit.workload.arrivals import ArrivalProcess, Gamma, Poisson, bursts
-from latfit.workload.lengths import Constant
+from latfit.workload.lengths import Constant, LengthDistribution, Lognormal
 from latfit.workload.load import RequestClass
 
 BURSTS = 3
@@ -43,9 +43,21 @@ def parse_class(text: str) -> RequestClass:
     return RequestClass(share, deadline, name)
 
 
-def parse_lengths(text: str) -> Constant:
-    """Prompt and output tokens in `512:128`. Raises WrongUsage."""
-    prompt, _, output = text.partition(":")
-    if not prompt.isdigit() or not output.isdigit() or not int(prompt) or not int(output):
-        raise WrongUsage(f"{text!r} is not a pair of lengths", where="--lengths", remedy="Write 512:128.")
-    return Constant(int(prompt), int(output))
+def parse_lengths(text: str) -> LengthDistribution:
+    """Prompt and output tokens in `512:128`, the same for all; in `512:128:0.8` as means of a lognormal distribution
+    whose standard deviation is 0.8 of its mean. Raises WrongUsage."""
+    prompt, output, *more = text.split(":") if text.count(":") in (1, 2) else ("", "")
+    try:
+        counts, variation = (int(prompt), int(output)), float(more[0]) if more else 0.0
+    except ValueError:
+        counts, variation = (0, 0), math.nan
+    if min(counts) < 1 or not 0 <= variation < math.inf or (more and not variation):
+        raise WrongUsage(
+            f"{text!r} is not a pair of lengths", where="--lengths", remedy="Write 512:128, or 512:128:0.8."
+        )
+    if not variation:
+        return Constant(*counts)
+    # Of a lognormal variable, mean = exp(m + s^2/2) and (sd/mean)^2 = exp(s^2) - 1.
+    s = math.sqrt(math.log1p(variation**2))
+    m = [math.log(count) - s**2 / 2 for count in counts]
+    return Lognormal((m[0], m[1]), (s, s))

@@ -199,8 +199,11 @@ class Evaluator:
 
     def carries(self, setup: Setup, scale: float = 1.0) -> bool:
         """Whether the engines could serve as many requests as come, late or not."""
-        served = setup.replicas * self.saturated(setup.settings).requests_per_s
-        return served >= LEAST_SERVED * self.rate_per_s * scale
+        return self.used(setup, scale) * LEAST_SERVED <= 1
+
+    def used(self, setup: Setup, scale: float = 1.0) -> float:
+        """The load, as a share of what the engines serve that always have enough to do."""
+        return self.rate_per_s * scale / (setup.replicas * self.saturated(setup.settings).requests_per_s)
 
 
 @dataclass(frozen=True)

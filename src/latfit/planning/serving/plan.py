@@ -79,7 +79,7 @@ class ServingPlan:
     """Engines that keep the targets of a load of requests, or why none do.
 
     what: a request, in words.  reached: the figures beside their limits; where nothing keeps them those of a request
-    alone, or of the engines that were given.  fewer: the same with one engine less.  usual: engines that the settings
+    alone, or of the engines that were given.  used: share of the most that the engines could serve.  fewer: the same with one engine less.  usual: engines that the settings
     need that the search began with.  carries: load that these engines keep the targets at, as a ratio of the planned
     one.  bears: how much longer the steps may take.  tried: configurations simulated.  unsupported: why the data do not
     support it; empty where they do.
@@ -93,6 +93,7 @@ class ServingPlan:
     settings: EngineSettings
     reached: Sequence[Reached]
     summary: EngineSummary | None
+    used: float
     fewer: Sequence[Reached]
     usual: int | None
     carries: float
@@ -159,6 +160,7 @@ class ServingPlan:
             "carries": None if math.isnan(self.carries) else self.carries,
             "highest_rate_per_s": None if math.isnan(self.carries) else self.carries * self.rate_per_s,
             "steps_may_be_slower_pct": None if math.isnan(self.bears) else 100 * (self.bears - 1),
+            "share_of_throughput_used": self.used,
             "outcome": None if self.summary is None else self.summary.to_json(),
             "effects": [each.to_json() for each in self.effects],
             "pareto": [each.to_json() for each in self.front],
@@ -205,6 +207,7 @@ def plan_serving(
         settings=shown.setup.settings,
         reached=shown.reached,
         summary=found.best.summary if found.best is not None else None,
+        used=evaluator.used(shown.setup),
         fewer=found.fewer.reached if found.fewer else (),
         usual=found.usual,
         carries=found.carries,

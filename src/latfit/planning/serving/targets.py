@@ -25,7 +25,7 @@ USUAL = 99.0
 
 
 @dataclass(frozen=True)
-class Target:
+class RequestTarget:
     """`percentile` percent of requests have a `metric` of at most limit_ms. group: the class of requests that it is
     promised to, its number; None for all."""
 
@@ -120,12 +120,12 @@ class Reached:
 class Targets:
     """All that is promised."""
 
-    targets: tuple[Target, ...]
+    targets: tuple[RequestTarget, ...]
     goodput: Goodput | None = None
 
     def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> tuple[Reached, ...]:
         """The figures of runs beside their limits."""
-        asked: Sequence[Target | Goodput] = self.targets if self.goodput is None else (self.goodput,)
+        asked: Sequence[RequestTarget | Goodput] = self.targets if self.goodput is None else (self.goodput,)
         return tuple(each.reached(runs, warmup, slower) for each in asked)
 
     @property
@@ -135,7 +135,7 @@ class Targets:
         return Promise(*(limits.get(name, math.inf) for name in METRICS))
 
 
-def parse_target(text: str, metric: str, option: str) -> Target:
+def parse_target(text: str, metric: str, option: str) -> RequestTarget:
     """`500ms`, or `p95:500ms`. Raises WrongUsage."""
     share, colon, limit = text.rpartition(":")
     percentile = USUAL
@@ -149,4 +149,4 @@ def parse_target(text: str, metric: str, option: str) -> Target:
             raise WrongUsage(
                 f"{share!r} is not a percentile", where=option, remedy="Write p95:500ms, or 500ms for the 99th."
             )
-    return Target(metric, parse_duration_ms(limit, option=option), percentile)
+    return RequestTarget(metric, parse_duration_ms(limit, option=option), percentile)

@@ -86,7 +86,7 @@ def _of_each(plan: ServingPlan) -> str:
     return (
         f"Each replica: {format_rate(found.throughput_per_s / share)},"
         f" {number(found.output_tokens_per_s / share, 3)} output tokens/s,"
-        f" {format_percent(100 * found.utilisation)} busy{cache},"
+        f" {format_percent(100 * plan.used)} of its throughput{cache},"
         f" median batch {number(found.batch_size['p50'])}."
     )
 

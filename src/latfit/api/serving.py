@@ -1,0 +1,395 @@
+"""`plan_engine`: how many serving engines, with which settings, keep what requests are promised."""
+
+import html
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfit.api.engines import EngineSetup, check_one_engine, engine_costs, engine_settings_of, scatters
+from latfit.api.loads import make_load, notes_of, recording_of
+from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, percent, rates
+from latfit.errors import WrongUsage
+from latfit.model import FitResult
+from latfit.planning import (
+    Goodput,
+    GpuMemory,
+    KvCache,
+    RequestTarget,
+    Served,
+    ServingPlan,
+    ServingRequest,
+    Targets,
+    kv_cache_of,
+    model_config as config_in,
+    parse_target,
+    plan_serving,
+)
+from latfit.simulation import Order, Promise
+from latfit.units import parse_bytes
+from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad, fit_lengths, parse_lengths
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from latfit.reporting import Making, PlanSummary, Rendered, Table
+    from latfit.simulation import Progress
+    from latfit.warning import LatfitWarning
+
+UNLIMITED = 50_000_000
+"""KV blocks of an engine whose cache is taken as unlimited."""
+
+AXES = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold")
+"""Settings that stay where they are given."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class EnginePlan:
+    """Serving engines for a load of requests. Print it for the answer; `.frame` has the front of throughput against
+    speed, `.plot()` draws it; `.engine` holds the settings, as `simulate_engine` takes them.
+
+    result: the record (`latfit.planning.ServingPlan`).  subject: model and machine, where they are known.
+    """
+
+    result: ServingPlan
+    subject: str = ""
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the targets can be kept."""
+        return self.result.feasible
+
+    @property
+    def supported(self) -> bool:
+        """Whether the data support the answer."""
+        return not self.result.unsupported
+
+    @property
+    def promise(self) -> str:
+        """yes, no or in doubt."""
+        return self.result.promise
+
+    @property
+    def replicas(self) -> int | None:
+        """Replicas that the load needs; None where no number serves it."""
+        return self.result.replicas if self.feasible else None
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Settings of a replica, by the options of `latfit simulate engine`; empty where nothing keeps the targets."""
+        return self.result.engine if self.feasible else {}
+
+    @property
+    def highest_rate_per_s(self) -> float | None:
+        """The highest rate at which these engines keep the targets; None where nothing does."""
+        return self.result.carries * self.result.rate_per_s if self.feasible else None
+
+    @property
+    def warnings(self) -> "list[LatfitWarning]":
+        return list(self.result.warnings)
+
+    @cached_property
+    def told(self) -> "PlanSummary":
+        """The verdict, its state and the lines below it."""
+        from latfit.reporting import serving_summary
+
+        return serving_summary(self.result)
+
+    @property
+    def verdict(self) -> str:
+        return self.told.verdict
+
+    @property
+    def state(self) -> str:
+        """good (met), doubt (met, but the data do not prove it) or bad (not met)."""
+        return self.told.state
+
+    @cached_property
+    def frame(self) -> "DataFrame":
+        """Settings of which no other is better in both: max_num_seqs, max_num_batched_tokens, speed_per_s (tokens of a
+        user), throughput_per_s (tokens of a replica), best (the planned ones)."""
+        from pandas import DataFrame
+
+        return DataFrame([vars(each) for each in self.result.front])
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        """The results as tables of text."""
+        from latfit.reporting import serving_tables
+
+        return serving_tables(self.result, brief=brief)
+
+    def plot(self) -> "Figure":
+        """Throughput of a replica over the speed of a user. Raises WrongUsage where nothing keeps the targets."""
+        from latfit.reporting import serving_figure
+
+        if not self.feasible:
+            raise WrongUsage(
+                "there is nothing to draw: the targets cannot be met", where="--figure", remedy="Leave it out."
+            )
+        return serving_figure(self.result)
+
+    def page(self, made: "Making") -> "Rendered":
+        """The report page."""
+        from latfit.reporting import serving_page
+
+        return serving_page(self.result, replace(made, subject=self.subject))
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit plan --json`."""
+        return self.result.to_json()
+
+    def save(self, target: str | Path) -> None:
+        """Write it as JSON, whole or not at all. Raises TargetNotWritable."""
+        from latfit.files import write_json
+
+        write_json(Path(target), self.to_json())
+
+    def summary(self) -> str:
+        """The answer as `latfit plan` prints it."""
+        from latfit.reporting import table_text
+
+        tables = [table_text(table) for table in self.tables(brief=True)]
+        return "\n".join(
+            [self.told.verdict, *tables, *self.told.lines, *(f"  ! {each}" for each in self.told.warnings)]
+        )
+
+    def __repr__(self) -> str:
+        return f"EnginePlan({self.verdict})"
+
+    def _repr_html_(self) -> str:
+        from latfit.reporting import table_html
+
+        tables = "".join(map(table_html, self.tables(brief=True)))
+        lines = "<br>".join(map(html.escape, self.told.lines))
+        return f"<p><b>{html.escape(self.verdict)}</b></p>{tables}<p>{lines}</p>"
+
+
+def _of_memory(name: str) -> Needs:
+    return Needs(
+        name,
+        lambda o: o.model_config is not None and o.kv_blocks is None,
+        "the KV cache is not computed from memory",
+        "Add --model-config config.json",
+    )
+
+
+OF_ENGINE_PLANS = (
+    Needs("goodput", lambda o: o.ttft or o.tpot or o.e2e or o.sla, "nothing is promised", "Add --ttft 500ms"),
+    Needs("lengths", lambda o: o.arrivals is None, "recorded requests have their own"),
+    Needs("arrival_process", lambda o: o.arrivals is None, "the arrivals are recorded"),
+    Needs("classes", lambda o: o.arrivals is None, "recorded requests have their own"),
+    Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
+    Needs("route", lambda o: o.replicas != 1, "there is one engine"),
+    Needs("model_config", lambda o: o.kv_blocks is None, "--kv-blocks gives the size of the cache"),
+    *(
+        _of_memory(name)
+        for name in ("gpu_memory", "gpu_memory_utilization", "kv_memory", "kv_dtype", "tensor_parallel")
+    ),
+)
+"""What parameters of `plan_engine` need."""
+
+
+@library_verb
+@only_with(*OF_ENGINE_PLANS)
+def plan_engine(
+    fit: Any = None,
+    rate: str | None = None,
+    lengths: Any = None,
+    *,
+    ttft: Duration | None = None,
+    tpot: Duration | None = None,
+    e2e: Duration | None = None,
+    goodput: float | str | None = None,
+    rate_per_s: float | None = None,
+    arrivals: Any = None,
+    arrival_process: str = "poisson",
+    growth: float | str | None = None,
+    classes: Iterable[str] = (),
+    prefill_fit: Any = None,
+    hardware: Any = "hardware.json",
+    kv_blocks: int | None = None,
+    model_config: Any = None,
+    gpu_memory: str | None = None,
+    gpu_memory_utilization: float = 0.9,
+    kv_memory: str | None = None,
+    kv_dtype: str | None = None,
+    tensor_parallel: int = 1,
+    replicas: int | None = None,
+    route: str = "round-robin",
+    order: str | None = None,
+    batching: str | None = None,
+    engine: Mapping[str, Any] | None = None,
+    price_per_hour: float | None = None,
+    watts: float | None = None,
+    service: str = "fitted",
+    seed: int = 0,
+    progress: "Progress | None" = None,
+    force: bool = False,
+) -> EnginePlan:
+    """Find the least serving engines, and their settings, that keep what requests are promised, by simulation.
+
+    fit: step costs, a Fit or a `.fit.json` file; without it the `gpu` path of `hardware`.  prefill_fit: of steps that
+    contain prefill, where they are fitted apart.  rate: "40/s" for all replicas together, with lengths "2000:300"
+    (prompt and output tokens), "2000:300:0.8" (means, and standard deviation over mean) or a file of requests; or
+    arrivals: recorded requests, a file or a table, at their own rate or scaled to the given one.  growth: "2x" the
+    load.  ttft, tpot, e2e: limits for the first token, per further token and for the whole answer, "500ms" for the 99th
+    percentile or "p95:500ms".  goodput: "99%" of requests meet all limits, in place of a percentile each.  classes:
+    "chat:0.3:2s", the most urgent first; their deadlines are limits of the whole answer.
+
+    kv_blocks: of one engine's KV cache; else as the fit's trace tells, else computed from model_config (a Hugging Face
+    config.json) and memory; else the cache is taken as unlimited.  replicas: how many there are; without it their least
+    number is found.  engine: settings that stay as they are, see `engine_settings_of`; the search chooses among others
+    up to what the fit measured.  price_per_hour, watts: of a replica.
+
+    A plan that nothing can meet comes back with feasible=False. Raises BadInput, FitNotUsable, WrongUsage.
+    """
+    if not force:
+        check_one_engine(fit, prefill_fit)
+    costs, unmeasured, subject, measured = engine_costs(fit, prefill_fit, None, hardware, scatter=scatters(service))
+    several = rates(rate, per_s=rate_per_s)
+    load = _load(several, lengths, arrivals, arrival_process, classes, _growth(growth))
+    targets = _targets(load, {"ttft": ttft, "tpot": tpot, "latency": e2e}, goodput)
+    memory = None
+    if model_config is not None and kv_blocks is None:
+        sizes = (gpu_memory, gpu_memory_utilization, kv_memory)
+        memory = _kv_cache(model_config, sizes, kv_dtype, tensor_parallel)
+    setup, kv = _setup(measured, kv_blocks, memory, batching, engine or {})
+    request = ServingRequest(
+        targets=targets,
+        start=setup.settings[0] if order is None else replace(setup.settings[0], order=Order(order)),
+        fixed=_fixed(engine or {}, batching, order),
+        kv=kv,
+        replicas=replicas,
+        route=route,
+        seed=seed,
+        price_per_hour=price_per_hour,
+        watts=watts,
+    )
+    found = plan_serving(load, costs, _named(measured), request, lambda done: progress(done, 0) if progress else None)
+    notes = [*unmeasured, *notes_of(load), *setup.notes, *found.notes]
+    return EnginePlan(replace(found, notes=notes), subject)
+
+
+def _named(fits: Iterable[FitResult]) -> dict[str, FitResult]:
+    several = list(fits)
+    names = [Path(each.data.source or "fit").name.partition(", ")[0] for each in several]
+    kinds = ("decode", "prefill")
+    if len(set(names)) < len(names):
+        names = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=False)]
+    return dict(zip(names, several, strict=True))
+
+
+def _growth(growth: float | str | None) -> float:
+    """Times the load. Raises WrongUsage."""
+    if growth is None:
+        return 1.0
+    try:
+        found = float(str(growth).strip().lower().removesuffix("x"))
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise WrongUsage(f"{growth!r} is no growth", where="--growth", remedy="Write 2x, or 1.3x.")
+    return found
+
+
+def _load(
+    offered: list[float], lengths: Any, arrivals: Any, process: str, classes: Iterable[str], growth: float
+) -> OpenLoad | RecordedLoad:
+    """The requests, at their rate. Raises WrongUsage."""
+    if arrivals is None and lengths is None:
+        raise WrongUsage("requests have no lengths", where="--rate", remedy="Give --lengths 2000:300, or a file.")
+    load = make_load(offered, arrivals=arrivals, arrival_process=process, classes=classes)
+    if isinstance(load, ClosedLoad):
+        raise AssertionError("no users were given")
+    if isinstance(load, OpenLoad):
+        load = replace(load, lengths=_lengths(lengths))
+    rate = offered[0] if offered else load.rate
+    return load.at_rate(rate * growth) if offered or growth != 1.0 else load
+
+
+def _lengths(lengths: Any) -> Any:
+    """A distribution of `512:128`, or of the requests in a file or table."""
+    text = isinstance(lengths, str) and (":" in lengths or not Path(lengths).exists())
+    return parse_lengths(lengths) if text else fit_lengths(recording_of(lengths).requests)
+
+
+def _targets(
+    load: OpenLoad | RecordedLoad, limits: Mapping[str, Duration | None], goodput: float | str | None
+) -> Targets:
+    """What is promised. Raises WrongUsage where nothing is, or percentiles beside goodput."""
+    options = {"ttft": "--ttft", "tpot": "--tpot", "latency": "--e2e"}
+    found = [
+        parse_target(value, name, options[name])
+        if isinstance(value, str)
+        else RequestTarget(name, duration(value, options[name]))
+        for name, value in limits.items()
+        if value is not None
+    ]
+    if isinstance(load, OpenLoad):
+        found += [
+            RequestTarget("latency", each.deadline_ms, group=number, group_name=each.name or f"class {number}")
+            for number, each in enumerate(load.classes)
+            if math.isfinite(each.deadline_ms)
+        ]
+    if not found:
+        raise WrongUsage(
+            "nothing is promised", where="--ttft, --tpot, --e2e", remedy="Give --ttft 500ms, --tpot 50ms or --e2e 10s."
+        )
+    if goodput is None:
+        return Targets(tuple(found))
+    if any(isinstance(value, str) and ":" in value for value in limits.values()):
+        raise WrongUsage(
+            "percentiles are given beside it", where="--goodput", remedy="Give limits alone: --ttft 500ms."
+        )
+    share = percent(goodput, "--goodput")
+    if not 0 < share < 100:
+        raise WrongUsage(f"{share:g} % of requests", where="--goodput", remedy="Give more than 0 and less than 100 %.")
+    limit = {each.metric: each.limit_ms for each in found if each.group is None}
+    promise = Promise(*(limit.get(name, math.inf) for name in options))
+    return Targets(tuple(found), Goodput(share, promise))
+
+
+def _kv_cache(
+    model_config: Any, sizes: tuple[str | None, float, str | None], kv_dtype: str | None, tensor_parallel: int
+) -> KvCache:
+    gpu, utilisation, kv = sizes
+    config = model_config if isinstance(model_config, Mapping) else config_in(Path(model_config))
+    memory = GpuMemory(
+        None if gpu is None else parse_bytes(gpu, option="--gpu-memory"),
+        utilisation,
+        kv=None if kv is None else parse_bytes(kv, option="--kv-memory"),
+    )
+    return kv_cache_of(config, memory, Served(kv_dtype=kv_dtype, tensor_parallel=tensor_parallel))
+
+
+def _setup(
+    fits: list[FitResult],
+    kv_blocks: int | None,
+    memory: KvCache | None,
+    batching: str | None,
+    engine: Mapping[str, Any],
+) -> tuple[EngineSetup, str]:
+    """The settings that a search begins with, and where the size of the KV cache comes from."""
+    given = dict(engine)
+    if memory is not None:
+        given, kv_blocks = {**given, "block_size": memory.block_size}, memory.blocks
+    names = batching or "chunked-prefill"
+    try:
+        setup = engine_settings_of(fits, kv_blocks=kv_blocks, batching=names, **given)
+    except WrongUsage as error:
+        if error.where != "--kv-blocks" or kv_blocks is not None:
+            raise
+        return engine_settings_of(fits, kv_blocks=UNLIMITED, batching=names, **given), ""
+    if memory is not None:
+        return setup, memory.how
+    return setup, f"{setup.settings[0].kv_blocks:,} blocks ({setup.origin.get('kv_blocks', 'given')})"
+
+
+def _fixed(engine: Mapping[str, Any], batching: str | None, order: str | None) -> frozenset[str]:
+    """Settings that the search leaves alone."""
+    found = {name for name in AXES if engine.get(name) is not None}
+    found |= {"batching"} if batching is not None else set()
+    return frozenset(found | ({"order"} if order is not None else set()))
