@@ -80,30 +80,46 @@ def fit_trace(
     that cannot carry the model gives a result whose status is not ok and says why; it is not an error. Raises
     WrongUsage for options that cannot be met, BadInput for weights below zero.
     """
-    asked = doubt or DoubtOptions()
+    asked, wanted = doubt or DoubtOptions(), options or FitOptions()
     check(asked)
-    everything, wanted = fit_data(trace), options or FitOptions()
+    everything = fit_data(trace)
     contradicting = contradictions(everything)
-    rows = contradicting.without(everything) if contradicting else everything
+    found = _chosen(contradicting.without(everything) if contradicting else everything, wanted, asked)
+    found = replace(
+        found,
+        data=DataFacts.from_json(data or {}),
+        provenance={**(provenance or {}), "identity": identity_of(trace), **found.provenance},
+    )
+    if not found.status.ok:
+        return found
+    told = found.warnings
+    if contradicting:
+        told = [*contradicting.warnings(everything), *told]
+        steps = contradicting.to_json(everything)
+        found = replace(found, diagnostics=replace(found.diagnostics, contradictions=steps))
+    if pooled := pooled_systems(trace, everything):
+        # what differs between systems is neither noise nor the model's
+        told = [pooled.warning(), *(each for each in told if each.code not in EXPLAINS_AWAY)]
+    return replace(found, warnings=told)
+
+
+def _chosen(rows: FitData, wanted: FitOptions, asked: DoubtOptions) -> FitResult:
+    """The fit of the model that is wanted, or of one that takes its place, with how it was chosen."""
     options, selection = resolved(rows, wanted)
     options, notes = _supported(rows, options)
     problem = make_problem(rows, options)
-    if _unusable(problem) is None:
+    status = _unusable(problem)
+    if status is None:
         options, corrects = corrected(rows, options, wanted.model)
         if selection and corrects:
             selection = {**selection, "reason": f"{selection['reason']} {corrects}"}
-    origin = {
-        **(provenance or {}),
-        "identity": identity_of(trace),
-        "fit_options": {**_stated(options), "intervals": asked.intervals},
+    facts: dict[str, Any] = {
+        "domain": _domain(rows),
+        "provenance": {"fit_options": {**_stated(options), "intervals": asked.intervals}},
     }
-    facts = DataFacts.from_json(data or {})
-    domain = _domain(rows)
-    if status := _unusable(problem):
+    if status:
         empty = {p.name: Estimate(math.nan, None, None, None, p.unit, False) for p in problem.model.parameters}
-        return FitResult(
-            options.model, status, empty, Errors(problem.rows), domain=domain, data=facts, provenance=origin
-        )
+        return FitResult(options.model, status, empty, Errors(problem.rows), **facts)
     found = _fitted(rows, options, asked)
     if better := _beaten(found, wanted, len(rows)):
         notes = [*notes, better]
@@ -111,23 +127,12 @@ def fit_trace(
         found = _fitted(rows, options, asked)
     if not selection:
         notes = [*notes, *outdone(rows, options, found)]
-    told = found.warnings
-    if contradicting:
-        notes = [*contradicting.warnings(everything), *notes]
-        told_of = contradicting.to_json(everything)
-        found = replace(found, diagnostics=replace(found.diagnostics, contradictions=told_of))
-    if pooled := pooled_systems(trace, everything):
-        # what differs between systems is neither noise nor the model's
-        notes = [pooled.warning(), *notes]
-        told = [each for each in told if each.code not in EXPLAINS_AWAY]
     return replace(
         found,
-        warnings=[*notes, *told],
+        warnings=[*notes, *found.warnings],
         cross_validation=replace(found.cross_validation, selection=selection or None),
-        domain=domain,
-        data=facts,
-        provenance=origin,
         typical=typical_context(rows.steps, rows.weights),
+        **facts,
     )
 
 

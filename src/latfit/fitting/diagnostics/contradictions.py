@@ -92,7 +92,11 @@ class Contradictions:
             found.append(LatfitWarning("impossible_steps", message, remedy))
         if not self.impossible.all():
             message = f"{_steps(~self.impossible)} far slower than those beside: {_told(data, self, ~self.impossible)}."
-            remedy = f"{NO_ACTION} They count in the tail, and the loss bounds what they do to the formula."
+            remedy = (
+                "They count in the tail: where they should not, measure again, or leave them out with --drop outlier."
+            )
+            if data.in_time:
+                remedy = f"{NO_ACTION} They count in the tail, and the loss bounds what they do to the formula."
             found.append(LatfitWarning("slow_steps", message, remedy))
         return found
 
