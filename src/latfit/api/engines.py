@@ -126,11 +126,6 @@ OF_SETTINGS = (
     _batched("max_num_batched_tokens", *NOT_STATIC),
     _batched("long_prefill_token_threshold", "chunked-prefill"),
     _batched("synchronous", *NOT_STATIC),
-)
-"""What settings of an engine need, a measured one's too."""
-
-OF_ENGINES = (
-    *OF_SETTINGS,
     _batched("start_at", "continuous", "static"),
     Needs("start_at", lambda o: not o.decode_first or _any_of(("static",), o.batching, ""), "--decode-first waits"),
     _batched("decode_first", "continuous"),
@@ -139,9 +134,14 @@ OF_ENGINES = (
     _ordered("length_error", "sjf", "switch"),
     _ordered("switch_at", "switch"),
     _ordered("ageing", "priority"),
-    Needs("ageing", lambda o: o.classes or o.arrivals is not None, "all requests are of one class", "Add --class"),
     Needs("route", lambda o: o.replicas != 1, "there is one engine", "Add --replicas 2"),
     Needs("prefix_share", lambda o: o.route == "prefix", "requests are not routed by prefix", "Add --route prefix"),
+)
+"""What settings of an engine need, a measured one's too."""
+
+OF_ENGINES = (
+    *OF_SETTINGS,
+    Needs("ageing", lambda o: o.classes or o.arrivals is not None, "all requests are of one class", "Add --class"),
     Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
     Needs("prefill_fit", lambda o: o.prefill_on is None, "--prefill-on names the engine that prefills"),
     Needs("transfer", lambda o: o.prefill_on is not None, "nothing is transferred", "Add --prefill-on FIT"),
@@ -202,10 +202,10 @@ def simulate_engine(
     options = Options(requests, warmup, replications, seed, _limit(sla, "--sla"))
     promise = Promise(_limit(ttft, "--ttft"), _limit(tpot, "--tpot"), options.sla_ms)
     routing = Routing(replicas, route, prefix_share)
-    scatter = _scatters(service)
+    scatter = scatters(service)
     if not force:
         check_one_engine(fit, prefill_fit, prefill_on)
-    costs, unmeasured, subject, fits = _costs(fit, prefill_fit, prefill_on, hardware, scatter=scatter)
+    costs, unmeasured, subject, fits = engine_costs(fit, prefill_fit, prefill_on, hardware, scatter=scatter)
     cluster = _cluster(routing, prefill_on, transfer, scatter=scatter)
     offered = rates(rate, per_s=rate_per_s)
     load = make_load(
@@ -218,7 +218,7 @@ def simulate_engine(
     )
     loads = _loads(load, offered, lengths, prompt_lengths is not None, tenants)
     setup = engine_settings_of(fits, kv_blocks=kv_blocks, batching=batching, **(engine or {}))
-    orders = [Order(name, length_error, _limit(ageing, "--ageing"), switch_at) for name in _several(order)]
+    orders = [order_of(name, length_error, ageing, switch_at) for name in _several(order)]
     cases = list(product(loads, (replace(each, order=one) for each in setup.settings for one in orders)))
     runs: list[EngineResult] = []
     for each, settings in cases:
@@ -384,7 +384,12 @@ def _limit(text: Duration | None, option: str) -> float:
     return math.inf if text is None else duration(text, option)
 
 
-def _scatters(service: str) -> bool:
+def order_of(name: str, length_error: float, ageing: Duration | None, switch_at: int) -> Order:
+    """An order by the names of the command line. Raises WrongUsage."""
+    return Order(name, length_error, _limit(ageing, "--ageing"), switch_at)
+
+
+def scatters(service: str) -> bool:
     """Whether steps scatter as measured. Raises WrongUsage."""
     if service not in ("fitted", "deterministic"):
         raise WrongUsage(
@@ -393,7 +398,7 @@ def _scatters(service: str) -> bool:
     return service == "fitted"
 
 
-def _costs(
+def engine_costs(
     fit: Any, prefill_fit: Any, prefill_on: Any, hardware: Any, *, scatter: bool
 ) -> tuple[StepCosts, list[str], str, list[FitResult]]:
     """Step costs, a note on each that was not measured (nominal ones, prefill that the fit has no data on), what is

@@ -2,12 +2,15 @@
 
 import html
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
 
 from latfit.api.evaluations import Evaluation
 from latfit.api.many_fits import FitTask, Outcome, all_done, failed
@@ -18,11 +21,13 @@ from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
 from latfit.model import DataFacts, FitResult, fit_from_json, read_fit, write_fit
 from latfit.provenance import run_facts
 from latfit.trace import (
+    DECODE,
     PERIOD,
     CleanTrace,
     Trace,
     check_one_system,
     data_facts,
+    phases,
     read_again,
     system_label,
     system_labels,
@@ -401,6 +406,70 @@ def fit_each(
     options = _options(named, fix, bounds, prior, seed)
     doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
     return _fitted(steps, path, options, doubt, made)
+
+
+@dataclass(frozen=True)
+class PhaseFits:
+    """Step costs of an engine. decode: of steps of decoding, or of all where prefill is None.  prefill: of steps that
+    contain prefill.  notes: rows that were left out, and why there is one fit."""
+
+    decode: Fit
+    prefill: Fit | None
+    notes: Sequence[str] = ()
+
+    @property
+    def results(self) -> list[FitResult]:
+        """The records of one fit or of both."""
+        return [each.result for each in (self.decode, self.prefill) if each is not None]
+
+
+@library_verb
+def fit_phases(
+    source: Any,
+    *,
+    cache_tokens: int | None = None,
+    model: str | None = None,
+    seed: int = 0,
+    time: Time | None = None,
+    **reading: Unpack[ReadOptions],
+) -> PhaseFits:
+    """Fits of an engine's steps for a simulation of it: those of decoding apart from those that contain prefill, whose
+    cached tokens cost another time.
+
+    source, reading: as of `latfit.read`.  cache_tokens: what the KV cache holds; steps with more cached tokens, which
+    the engine never makes, are left out.  model, seed, time: as of `latfit.fit`. Where one of the phases has too few
+    steps there is one fit of all. Raises BadInput, FitNotUsable.
+    """
+    steps = timed(read(source, **reading), time)
+    check_one_system(steps)
+    trace, notes = steps.trace, []
+    kept = np.ones(len(trace), dtype=bool)
+    if cache_tokens is not None and "context_tokens" in trace:
+        kept = ~(trace.floats("context_tokens") > cache_tokens)
+        if not kept.all():
+            notes.append(
+                f"{np.count_nonzero(~kept):,} of {len(kept):,} steps are left out: more cached tokens than the KV cache"
+                f" holds ({cache_tokens:,})."
+            )
+    decodes = phases(trace) == DECODE
+
+    def of(rows: NDArray[np.bool_]) -> Fit:
+        part = replace(steps, cleaned=replace(steps.cleaned, trace=trace.select(rows & kept)))
+        return fit(part, model=model, seed=seed, time=steps.time)  # type: ignore[arg-type]
+
+    parts = {"decode": decodes, "prefill": ~decodes}
+    few = [name for name, rows in parts.items() if np.count_nonzero(rows & kept) < FEWEST]
+    if not few:
+        try:
+            return PhaseFits(of(decodes), of(~decodes), notes)
+        except FitNotUsable as error:
+            few = [f"either phase ({error.found})"]
+    notes.append(f"Too few steps of {' and '.join(few)} for a fit of each phase: all steps are fitted together.")
+    return PhaseFits(of(np.ones(len(trace), dtype=bool)), None, notes)
+
+
+FEWEST = 20
+"""Steps of a phase that are fitted apart."""
 
 
 def _options(

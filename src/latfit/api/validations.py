@@ -2,21 +2,37 @@
 
 import html
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfit.api.engines import OF_SETTINGS, check_one_engine, engine_settings_of
-from latfit.api.fits import as_fit
+from latfit.api.engines import (
+    OF_SETTINGS,
+    EngineService,
+    EngineSetup,
+    OrderName,
+    Route,
+    check_one_engine,
+    engine_settings_of,
+    order_of,
+    scatters,
+)
+from latfit.api.fits import Fit, PhaseFits, Time, as_fit, fit_phases
 from latfit.api.loads import recording_of
-from latfit.api.quantities import library_verb, only_with
+from latfit.api.quantities import Duration, Needs, library_verb, only_with
+from latfit.api.reading import read
 from latfit.api.simulations import State
 from latfit.errors import FitNotUsable, WrongUsage
-from latfit.simulation import step_costs
+from latfit.model import FitResult
+from latfit.simulation import Routing, step_costs
 from latfit.validation import (
+    Asked,
+    Measured,
     Validation as Comparison,
     as_measured,
     cautions_about,
     not_of_machine,
+    read_server,
     validate as compared,
 )
 from latfit.warning import LatfitWarning
@@ -31,11 +47,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, repr=False, eq=False)
 class Validation:
     """Measured against simulated TTFT, TPOT and latency. result: the record (`latfit.validation.Validation`).  foreign:
-    why the run is not of the machine that the fit is of, empty where it may be."""
+    why the run is not of the machine that the fit is of, empty where it may be.  setup: how the engine is set up."""
 
     result: Comparison
     warnings: Sequence[LatfitWarning] = ()
     foreign: str = ""
+    setup: EngineSetup | None = None
 
     def check_machine(self) -> None:
         """Raises FitNotUsable where the run is not of the machine that the fit is of."""
@@ -48,7 +65,8 @@ class Validation:
 
     @property
     def agrees(self) -> bool:
-        """Whether every mean is within 2 %, every p90 and p99 within 4 % of what was measured."""
+        """Whether every mean is within 2 %, every p90 and p99 within 4 % of what was measured; where the server's
+        counts are known, whether the means are within 2 % of its engine's."""
         return self.result.agrees
 
     @property
@@ -82,9 +100,12 @@ class Validation:
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
         """The comparison as tables of text; brief: means and errors of the three judged metrics."""
-        from latfit.reporting import brief_validation_table, validation_table
+        from latfit.reporting import brief_validation_table, clocks_table, validation_table
 
-        return [brief_validation_table(self.result) if brief else validation_table(self.result)]
+        clocks = [clocks_table(self.result)] if self.result.clocks else []
+        if brief:
+            return clocks or [brief_validation_table(self.result)]
+        return [*clocks, validation_table(self.result)]
 
     def plot(self) -> "Figure":
         """A matplotlib figure: the distribution of each metric, measured and simulated."""
@@ -95,14 +116,20 @@ class Validation:
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit validate --json`."""
         machine = {"foreign": bool(self.foreign), "verdict": self.verdict}
-        return self.result.to_json() | machine | {"warnings": [asdict(each) for each in self.warnings]}
+        origin = {"settings_from": {} if self.setup is None else dict(self.setup.origin)}
+        return self.result.to_json() | machine | origin | {"warnings": [asdict(each) for each in self.warnings]}
 
     def summary(self) -> str:
         """The verdict, the three metrics and the warnings, as the command prints them."""
         from latfit.reporting import table_text
 
         shown = [f"  ! {each.message}. {each.remedy}" for each in self.warnings]
-        return "\n".join([self.verdict, *map(table_text, self.tables(brief=True)), *shown])
+        return "\n".join([self.verdict, *map(table_text, self.tables(brief=True)), *filter(None, [self.line]), *shown])
+
+    @property
+    def line(self) -> str:
+        """How the engine is set up and who says so, where that is not options alone."""
+        return "" if self.setup is None else self.setup.line
 
     def __repr__(self) -> str:
         return f"Validation: {self.verdict}"
@@ -113,37 +140,128 @@ class Validation:
         return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(map(table_html, self.tables(brief=True)))
 
 
+def _a_fit(source: Any) -> bool:
+    """Whether step costs are fitted already."""
+    if isinstance(source, list | tuple) and len(source) == 1:
+        source = source[0]
+    return isinstance(source, Fit | FitResult | PhaseFits) or str(source).endswith(".json")
+
+
+OF_VALIDATION = (
+    *OF_SETTINGS,
+    *(
+        Needs(name, lambda o: not _a_fit(o.fit), "the steps are fitted already", "Name the trace instead of the fit")
+        for name in ("model", "time", "where")
+    ),
+    Needs("prefill_fit", lambda o: _a_fit(o.fit), "the trace has steps with prefill of its own", "Name fits"),
+    Needs(
+        "metrics_before", lambda o: o.metrics_after is not None, "there is no text from after", "Add --metrics-after"
+    ),
+)
+"""What parameters of `validate` need."""
+
+
 @library_verb
-@only_with(*OF_SETTINGS)
+@only_with(*OF_VALIDATION)
 def validate(
     fit: Any,
     run: Any,
     *,
     kv_blocks: int | None = None,
     prefill_fit: Any = None,
+    model: str | None = None,
+    time: Time | None = None,
+    where: str | None = None,
+    metrics_before: str | Path | None = None,
+    metrics_after: str | Path | None = None,
     calibrate: bool = False,
+    service: EngineService = "fitted",
     batching: str | Sequence[str] = "chunked-prefill",
+    order: OrderName | Sequence[OrderName] = "fcfs",
+    length_error: float = 0.0,
+    switch_at: int = 32,
+    ageing: Duration | None = None,
+    replicas: int = 1,
+    route: Route = "round-robin",
+    prefix_share: float = 0.5,
     seed: int = 0,
     force: bool = False,
     **engine: Any,
 ) -> Validation:
     """Simulate a measured serving run and compare TTFT, TPOT and latency with what was measured.
 
-    fit: step costs, a Fit or a `.fit.json` file; prefill_fit: of steps that contain prefill, where they are fitted
-    separately.  run: recorded requests with the times of their first and last tokens, a file or a table.  calibrate:
-    fit a constant a step and one a token on the first third, and score the rest.  engine: further settings, see
-    `engine_settings`.  force: take fits that are of different machines or models together. Whether the run is of the
-    fits' machine is told first (`.foreign`). Raises WrongUsage, BadInput, FitNotUsable.
+    fit: traces or logs of the engine, whose steps are fitted here, decoding apart from steps with prefill, with model,
+    time and where as of `latfit.fit`; or step costs, a Fit or a `.fit.json` file, and prefill_fit of steps that contain
+    prefill.  run: recorded requests with the times of their first and last tokens, a file or a table.  metrics_before,
+    metrics_after: `/metrics` of the server as text files; with them the simulation is held to what the server counted.
+    calibrate: fit a constant a step and one a token on the first third, and score the rest.  kv_blocks, batching,
+    order, replicas, engine: settings of the engine as of `simulate_engine`; what is not named comes from the traces and
+    the metrics.  force: take fits that are of different machines or models together. Whether the run is of the fits'
+    machine is told first (`.foreign`). Raises WrongUsage, BadInput, FitNotUsable.
     """
-    setup = engine_settings_of([fit], kv_blocks=kv_blocks, batching=batching, **engine)
-    settings, *others = setup.settings
-    if others:
-        raise WrongUsage("one engine was measured", where="--batching", remedy="Give one.")
-    if not force:
-        check_one_engine(fit, prefill_fit)
-    fits = as_fit(fit).result, None if prefill_fit is None else as_fit(prefill_fit).result
+    server = None if metrics_after is None else read_server(metrics_after, metrics_before)
     measured = as_measured(recording_of(run))
-    found = compared(measured, step_costs(*fits), settings, calibration=calibrate, seed=seed)
-    left_out = [LatfitWarning("left_out", note, "Correct these rows, or leave them out.") for note in measured.notes]
-    foreign = not_of_machine([each for each in fits if each is not None], found)
-    return Validation(found, [*left_out, *cautions_about(*fits, found.run, settings)], foreign)
+    known = {
+        "kv_blocks": kv_blocks,
+        "batching": batching,
+        "server": None if server is None else server.facts,
+        **engine,
+    }
+    if _a_fit(fit):
+        fits = _given_fits(fit, prefill_fit)
+        if not force:
+            check_one_engine(*(each and each.result for each in (fits.decode, fits.prefill)))
+        setup = engine_settings_of(fits.results, **known)
+    else:
+        steps = read(fit) if where is None else read(fit, where=where)
+        setup = engine_settings_of(steps, **known)
+        fits = fit_phases(steps, cache_tokens=setup.settings[0].cache_tokens, model=model, seed=seed, time=time)
+    orders = [order] if isinstance(order, str) else list(order)
+    if len(setup.settings) != 1 or len(orders) != 1:
+        raise WrongUsage("one engine was measured", where="--batching, --order", remedy="Give one.")
+    settings = replace(setup.settings[0], order=order_of(orders[0], length_error, ageing, switch_at))
+    how = Asked(calibrate, seed, Routing(replicas, route, prefix_share), server)
+    costs = step_costs(*fits.results, scatter=scatters(service))
+    found = compared(measured, costs, settings, how)
+    notes = [*_left_out(measured), *_of_the_server(found, len(measured)), *_of_setup(setup, fits)]
+    cautions = cautions_about(*_pair(fits), found.run, settings)
+    return Validation(found, [*notes, *cautions], not_of_machine(fits.results, found), setup)
+
+
+def _given_fits(fit: Any, prefill_fit: Any) -> PhaseFits:
+    if isinstance(fit, list | tuple):
+        (fit,) = fit
+    if isinstance(fit, PhaseFits):
+        return fit
+    return PhaseFits(as_fit(fit), None if prefill_fit is None else as_fit(prefill_fit))
+
+
+def _pair(fits: PhaseFits) -> tuple[FitResult, FitResult | None]:
+    return fits.decode.result, None if fits.prefill is None else fits.prefill.result
+
+
+def _left_out(measured: Measured) -> list[LatfitWarning]:
+    return [LatfitWarning("left_out", note, "Correct these rows, or leave them out.") for note in measured.notes]
+
+
+MOST_STRANGERS = 0.02
+"""Share of requests by which what a server counted may differ from the run."""
+
+
+def _of_the_server(found: Comparison, requests: int) -> list[LatfitWarning]:
+    """Where the server counted other requests than those of the run."""
+    server = found.server
+    if server is None or abs(server.requests - requests) <= MOST_STRANGERS * requests:
+        return []
+    return [
+        LatfitWarning(
+            "other_requests",
+            f"The server counted {server.requests:,} finished requests, the run has {requests:,}",
+            "Save /metrics right before and after the run, with nothing else on the server.",
+        )
+    ]
+
+
+def _of_setup(setup: EngineSetup, fits: PhaseFits) -> list[LatfitWarning]:
+    notes = (*setup.notes, *fits.notes)
+    return [LatfitWarning("engine_setup", note.rstrip("."), "Give options where this is not so.") for note in notes]

@@ -95,8 +95,8 @@ class SpecialOptions:
         typer.Option("--start-at", hidden=True, help="continuous, static: queue length that starts a prefill."),
     ] = None
     decode_first: Annotated[
-        bool, typer.Option("--decode-first", hidden=True, help="continuous: prefill only when nothing decodes.")
-    ] = False
+        bool | None, typer.Option("--decode-first", hidden=True, help="continuous: prefill only when nothing decodes.")
+    ] = None
     swap: Annotated[
         str | None,
         typer.Option("--swap", hidden=True, help="Swap preempted requests out and in, at this per token: 2us."),
@@ -133,6 +133,12 @@ PrefillFitOption = Annotated[
 ]
 
 
+ServiceOption = Annotated[
+    Literal["fitted", "deterministic"],
+    typer.Option("--service", hidden=True, help="Distribution of step times."),
+]
+
+
 @dataclass(frozen=True)
 class CostOptions:
     """What a step costs."""
@@ -151,10 +157,7 @@ class CostOptions:
         str | None,
         typer.Option("--transfer", hidden=True, help="KV transfer between them: fixed plus per token, 2ms+1us."),
     ] = None
-    service: Annotated[
-        Literal["fitted", "deterministic"],
-        typer.Option("--service", hidden=True, help="Distribution of step times."),
-    ] = "fitted"
+    service: ServiceOption = "fitted"
     force: ForceOption = False
 
 

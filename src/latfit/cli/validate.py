@@ -1,14 +1,21 @@
 """`latfit validate`: a measured serving run beside its simulation."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
 from latfit.cli.options import ForceOption, OutputOptions, SeedOption, only_with, verb
 from latfit.cli.output import note, print_json, print_table, print_warnings, progress_bar, say, verdict
-from latfit.cli.simulate_engine import EngineOptions, PrefillFitOption
+from latfit.cli.simulate_engine import (
+    EngineOptions,
+    PrefillFitOption,
+    ReplicaOptions,
+    SchedulingOptions,
+    ServiceOption,
+    SpecialOptions,
+)
 from latfit.errors import FitNotUsable
 
 if TYPE_CHECKING:
@@ -22,7 +29,13 @@ class ComparisonOptions:
     """How the two are compared."""
 
     panel: ClassVar[str] = "Comparison"
-    prefill_fit: PrefillFitOption = None
+    metrics_after: Annotated[
+        Path | None,
+        typer.Option("--metrics-after", help="The server's /metrics after the run: compare with its engine's counts."),
+    ] = None
+    metrics_before: Annotated[
+        Path | None, typer.Option("--metrics-before", help="... and before it. Default: from the server's start on.")
+    ] = None
     calibrate: Annotated[
         bool,
         typer.Option("--calibrate", help="Fit host time per step and ms per token on the first third; score the rest."),
@@ -33,24 +46,49 @@ class ComparisonOptions:
     figure: Annotated[Path | None, typer.Option("--figure", help="Draw measured and simulated into a PNG.")] = None
 
 
+@dataclass(frozen=True)
+class StepOptions:
+    """Where step costs come from."""
+
+    panel: ClassVar[str] = "Step costs"
+    prefill_fit: PrefillFitOption = None
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Model to fit to the trace's steps. Default: auto.")
+    ] = None
+    time: Annotated[
+        Literal["compute", "period"] | None,
+        typer.Option("--time", hidden=True, help="What to fit, as for latfit fit. Default: the period where known."),
+    ] = None
+    where: Annotated[str | None, typer.Option("--where", help='Use only steps for which this holds: "tp == 8".')] = None
+    service: ServiceOption = "fitted"
+
+
 @verb
 @only_with("validate")
 def validate(
-    fit: Annotated[Path, typer.Argument(help="A fit file (NAME.fit.json).", metavar="FIT")],
-    requests: Annotated[
-        Path, typer.Argument(help="The measured run: arrivals, lengths, first and last token.", metavar="REQUESTS")
+    fit: Annotated[
+        list[str],
+        typer.Argument(help="Traces or logs of the engine, or a fit file (NAME.fit.json).", metavar="TRACE|FIT"),
     ],
+    requests: Annotated[
+        Path, typer.Argument(help="The measured run: arrivals, lengths, first and last token.", metavar="RUN")
+    ],
+    costs: StepOptions = StepOptions(),
     limits: EngineOptions = EngineOptions(),
+    scheduling: SchedulingOptions = SchedulingOptions(),
+    special: SpecialOptions = SpecialOptions(),
+    replicas: ReplicaOptions = ReplicaOptions(),
     comparison: ComparisonOptions = ComparisonOptions(),
     force: ForceOption = False,
     output: OutputOptions = OutputOptions(),
 ) -> None:
     """Simulate a measured serving run and compare TTFT, TPOT and latency with what was measured.
 
-    The same arrivals go through a simulated engine with the given limits and step costs from the fit. Separate fits of
-    decode steps and of steps that contain prefill are best.
+    The same arrivals go through a simulated engine. Step costs are fitted to a trace or log of the engine, which also
+    says how it is set up; options go before that.
 
     \b
+    latfit validate server.log run.json --metrics-before 0.txt --metrics-after 1.txt
     latfit validate decode.fit.json run.csv --prefill-fit mixed.fit.json \\
         --kv-blocks 2588
     """
@@ -59,15 +97,20 @@ def validate(
 
     for target in filter(None, (comparison.out, comparison.figure)):
         check_writable(target)
-    with progress_bar("Simulating", quiet=output.silent):
+    with progress_bar("Fitting and simulating", quiet=output.silent):
         found = compared(
             fit,
             requests,
-            prefill_fit=comparison.prefill_fit,
+            metrics_after=comparison.metrics_after,
+            metrics_before=comparison.metrics_before,
             calibrate=comparison.calibrate,
             seed=comparison.seed,
             force=force,
+            **asdict(costs),
             **limits.asked(),
+            **(asdict(scheduling) | {"order": scheduling.order or ["fcfs"]}),
+            **asdict(special),
+            **asdict(replicas),
         )
     if comparison.out is not None:
         write_json(comparison.out, found.to_json())
@@ -87,7 +130,7 @@ def validate(
         raise FitNotUsable(
             "simulated and measured differ",
             where=str(requests),
-            remedy="Check --kv-blocks first, then fit decode and prefill separately (--prefill-fit), then --calibrate.",
+            remedy="Check how the engine was set up first (--kv-blocks), then give a trace of it, then --calibrate.",
         )
 
 
@@ -104,6 +147,8 @@ def _show(found: "Validation", output: OutputOptions) -> None:
     typer.echo("")
     for table in found.tables(brief=not output.verbose):
         print_table(table)
+    if found.line:
+        say(found.line)
     if output.verbose:
         for name, meaning in found.to_json()["definitions"].items():
             typer.echo(f"  {name.removesuffix('_ms')}: {meaning}")

@@ -89,7 +89,8 @@ def _valid(provenance: Mapping[str, Any]) -> dict[str, Any]:
         sizes = [size for size in capacity.values() if _is_count(size) and size > 0]
         provenance = {**provenance, "kv_capacity_tokens": min(sizes, default=None)}
     for name in COUNTS:
-        if _is_count(value := provenance.get(name)) and (value > 0 or name == "num_speculative_tokens"):
+        value: Any = provenance.get(name)
+        if _is_count(value) and (value > 0 or name == "num_speculative_tokens"):
             found[name] = value
     found |= {name: provenance[name] for name in FLAGS if isinstance(provenance.get(name), bool)}
     found |= {name: provenance[name] for name in NAMES if isinstance(provenance.get(name), str) and provenance[name]}

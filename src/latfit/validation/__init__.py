@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from latfit.validation.compare import (
         DEFINITIONS as DEFINITIONS,
         JUDGED as JUDGED,
+        Asked as Asked,
         Validation as Validation,
         cautions_about as cautions_about,
         metrics as metrics,
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
         outside_warning as outside_warning,
         validate as validate,
     )
-    from latfit.validation.measured import as_measured as as_measured, read_measured as read_measured
+    from latfit.validation.measured import (
+        Measured as Measured,
+        as_measured as as_measured,
+        read_measured as read_measured,
+    )
+    from latfit.validation.server import ServerRun as ServerRun, read_server as read_server
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

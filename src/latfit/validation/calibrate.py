@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.simulation import EngineSettings, StepCosts, calibrated, serve
+from latfit.simulation import EngineSettings, Routing, StepCosts, calibrated, serve_replicas
 from latfit.stats import FloatArray
 from latfit.validation.measured import Measured
 
@@ -37,17 +37,22 @@ class Constants:
 
 
 def calibrate(
-    measured: Measured, costs: StepCosts, settings: EngineSettings, given: NDArray[np.bool_], seed: int = 0
+    measured: Measured,
+    costs: StepCosts,
+    settings: EngineSettings,
+    given: NDArray[np.bool_],
+    seed: int = 0,
+    routing: Routing = Routing(),
 ) -> Constants:
     """The constants that fit the given requests (n,) best."""
-    bare = serve(measured.requests, costs, settings, seed)
+    bare = serve_replicas(measured.requests, costs, settings, routing, seed)
     scale = bare.busy_ms / np.array([bare.counters.steps, max(bare.counters.computed_tokens, 1)])
     target = _means(measured, measured.first_ms, measured.last_ms, given)
     tried: dict[tuple[float, float], float] = {}
 
     def error(x: FloatArray) -> float:
         step_ms, token_ms = (np.maximum(x, 0.0) * scale).tolist()
-        made = serve(measured.requests, calibrated(costs, step_ms, token_ms), settings, seed)
+        made = serve_replicas(measured.requests, calibrated(costs, step_ms, token_ms), settings, routing, seed)
         off = float(np.sum((_means(measured, made.first_ms, made.last_ms, given) / target - 1.0) ** 2))
         tried[step_ms, token_ms] = off
         # Outside the box, the distance to it decides: the simplex comes back.

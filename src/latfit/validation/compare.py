@@ -9,11 +9,14 @@ Definitions, from the arrival of a request (the engine's queue time) on:
 
 Every figure is taken over requests, measured and simulated alike; the error is simulated / measured - 1. The verdict
 holds each mean to 2 % and each 90th and 99th percentile to 4 %. Warnings say what in a fit biases the simulation.
+
+Where the server's own counts of the run are given (`server.py`), the verdict holds the means to what its engine
+counted, to 2 % too: what a client measures has the network, HTTP and the load generator in it besides.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,11 +24,12 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput
 from latfit.model import FitResult
-from latfit.simulation import EngineRun, EngineSettings, StepCosts, calibrated, serve
+from latfit.simulation import EngineRun, EngineSettings, Routing, StepCosts, calibrated, serve_replicas
 from latfit.stats import FloatArray
-from latfit.units import number
+from latfit.units import format_ms, format_percent, number
 from latfit.validation.calibrate import Constants, calibrate
 from latfit.validation.measured import Measured
+from latfit.validation.server import ServerRun
 from latfit.warning import LatfitWarning
 
 CONTEXT = "context_tokens"
@@ -52,7 +56,15 @@ def cautions_about(
             LatfitWarning(
                 "one_fit",
                 "One fit covers decode and prefill steps, whose cost per cached token differs",
-                "Fit them separately (--where 'prefill_tokens == 0' and '> 0'), and give the second as --prefill-fit.",
+                "Give the trace instead of the fit, or fit them separately and give the second as --prefill-fit.",
+            )
+        )
+    if any(each.data.more.get("host_time") == "none" for each in fits):
+        found.append(
+            LatfitWarning(
+                "no_host_time",
+                "The steps are sums of kernels and hold no host time, so every figure is a lower bound",
+                "Fit steps of a recorded engine, or add its host time with --calibrate.",
             )
         )
     if warning := no_prefill_warning(fits[-1]):
@@ -181,9 +193,40 @@ class Figure:
         return self.limit_pct is None or abs(self.error_pct) <= self.limit_pct
 
 
+@dataclass(frozen=True)
+class Clocks:
+    """The mean of one metric in ms as the client, the server and its engine have it, and simulated; see `server.py`.
+    quantiles: {name: (edges of the server's bucket, simulated)}."""
+
+    metric: str
+    client: float
+    server: float
+    engine: float
+    simulated: float
+    quantiles: Mapping[str, tuple[tuple[float, float], float]]
+
+    @property
+    def error_pct(self) -> float:
+        """Simulated against the engine's own."""
+        return 100.0 * (self.simulated / self.engine - 1.0) if self.engine > 0 else math.nan
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.error_pct) <= LIMITS["mean"]
+
+    def to_json(self) -> dict[str, Any]:
+        means = {"client": self.client, "server": self.server, "engine": self.engine, "simulated": self.simulated}
+        buckets = {
+            name: {"above": low, "up_to": high, "simulated": simulated}
+            for name, ((low, high), simulated) in self.quantiles.items()
+        }
+        return {**means, "error_pct": self.error_pct, "quantiles": buckets}
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Validation:
-    """The comparison. scored (n,): the requests it is over, all of them or those after the calibrated third."""
+    """The comparison. scored (n,): the requests it is over, all of them or those after the calibrated third.  server:
+    what the server counted, and clocks: each judged metric beside it, where that is known."""
 
     measured: Measured
     run: EngineRun
@@ -191,17 +234,21 @@ class Validation:
     figures: Sequence[Figure]
     scored: NDArray[np.bool_]
     constants: Constants | None
+    server: ServerRun | None = None
+    clocks: Sequence[Clocks] = ()
 
     def __repr__(self) -> str:
         return f"Validation({self.verdict})"
 
     @property
     def agrees(self) -> bool:
-        return all(figure.holds for figure in self.figures)
+        return all(each.holds for each in self.clocks or self.figures)
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """One sentence; two where the server's counts are known."""
+        if self.clocks:
+            return self._against_server()
         off = [each for each in self.figures if not each.holds]
         of = f"{int(self.scored.sum()):,} requests"
         if not off:
@@ -211,6 +258,17 @@ class Validation:
             f"Simulation differs from the measured run: {len(off)} of"
             f" {sum(each.limit_pct is not None for each in self.figures)} figures are outside tolerance, worst"
             f" {NAMES[worst.metric]} {worst.statistic} {worst.error_pct:+.1f} % ({of})."
+        )
+
+    def _against_server(self) -> str:
+        errors = [f"{NAMES[each.metric]} {format_percent(each.error_pct, signed=True)}" for each in self.clocks]
+        ttft, tpot = self.clocks[:2]
+        client = format_percent(100 * (tpot.client / tpot.server - 1), signed=True) if tpot.server > 0 else "unknown"
+        return (
+            f"Simulation {'agrees with' if self.agrees else 'differs from'} the server's engine: means"
+            f" {', '.join(errors)} ({len(self.measured):,} requests). The client's mean TTFT is"
+            f" {_longer(ttft.client - ttft.server)} than the server's, its TPOT {client}; the server's TTFT is"
+            f" {_longer(ttft.server - ttft.engine)} than its engine's."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -234,10 +292,18 @@ class Validation:
                 "token_ms": constants.token_ms,
                 "requests": int((~self.scored).sum()),
             },
+            "server": None
+            if self.server is None
+            else {
+                "requests": self.server.requests,
+                "counts": dict(self.server.counts),
+                "metrics": {each.metric: each.to_json() for each in self.clocks},
+                "source": self.server.source,
+            },
             "engine": {
                 "steps": self.run.counters.steps,
                 "preemptions": self.run.counters.preemptions,
-                "utilisation": self.run.busy_ms / self.run.makespan_ms,
+                "utilisation": self.run.busy_ms / self.run.makespan_ms / len(self.run.timelines),
                 "kv_blocks": self.settings.kv_blocks,
                 "max_num_seqs": self.settings.max_num_seqs,
                 "max_num_batched_tokens": self.settings.max_num_batched_tokens,
@@ -246,16 +312,32 @@ class Validation:
         }
 
 
-def validate(
-    measured: Measured, costs: StepCosts, settings: EngineSettings, *, calibration: bool = False, seed: int = 0
-) -> Validation:
-    """Simulate the measured arrivals and compare. calibration: fit two constants on the first third, score the rest.
+def _longer(ms: float) -> str:
+    return f"{format_ms(abs(ms))} {'longer' if ms >= 0 else 'shorter'}"
 
-    Raises BadInput for a request that is larger than the KV cache, or too few requests to calibrate with.
-    """
+
+@dataclass(frozen=True)
+class Asked:
+    """calibration: fit two constants on the first third, score the rest.  routing: among equal engines.  server: what
+    the server counted of the run."""
+
+    calibration: bool = False
+    seed: int = 0
+    routing: Routing = field(default_factory=Routing)
+    server: ServerRun | None = None
+
+
+def validate(
+    measured: Measured,
+    costs: StepCosts,
+    settings: EngineSettings,
+    how: Asked = Asked(),
+) -> Validation:
+    """Simulate the measured arrivals and compare. Raises BadInput for a request that is larger than the KV
+    cache, or too few requests to calibrate with."""
     scored = np.ones(len(measured), dtype=bool)
     constants = None
-    if calibration:
+    if how.calibration:
         if len(measured) < FEWEST:
             raise BadInput(
                 f"{len(measured)} requests are too few to calibrate with and to score",
@@ -263,10 +345,44 @@ def validate(
                 remedy=f"Give {FEWEST} or more, or leave out --calibrate.",
             )
         scored = np.arange(len(measured)) >= len(measured) // 3
-        constants = calibrate(measured, costs, settings, ~scored, seed)
+        constants = calibrate(measured, costs, settings, ~scored, how.seed, how.routing)
         costs = calibrated(costs, constants.step_ms, constants.token_ms)
-    run = serve(measured.requests, costs, settings, seed)
-    return Validation(measured, run, settings, _figures(measured, run, scored), scored, constants)
+    run = serve_replicas(measured.requests, costs, settings, how.routing, how.seed)
+    clocks = [] if how.server is None else _clocks(measured, run, how.server)
+    figures = _figures(measured, run, scored)
+    return Validation(measured, run, settings, figures, scored, constants, how.server, clocks)
+
+
+def _clocks(measured: Measured, run: EngineRun, server: ServerRun) -> list[Clocks]:
+    client, simulated = (
+        metrics(measured, first, last)
+        for first, last in ((measured.first_ms, measured.last_ms), (run.first_ms, run.last_ms))
+    )
+    of_server, of_engine = server.server_ms(), server.engine_ms()
+    weight = np.ones(len(measured))
+    if server.of_tokens:  # a mean over tokens, of which each request has as many as it generates after the first
+        weight = np.maximum(measured.requests.output_tokens - 1.0, 0.0)
+    return [
+        Clocks(
+            metric,
+            _mean(client[metric], weight if metric == "tpot_ms" else None),
+            of_server[metric],
+            of_engine[metric],
+            _mean(simulated[metric], weight if metric == "tpot_ms" else None),
+            {
+                name: (server.quantile_ms(metric, int(name[1:]) / 100), _statistic(simulated[metric], name))
+                for name in STATISTICS[1:]
+            },
+        )
+        for metric in JUDGED
+    ]
+
+
+def _mean(values: FloatArray, weight: FloatArray | None) -> float:
+    known = np.isfinite(values)
+    if not known.any() or (weight is not None and not weight[known].sum() > 0):
+        return math.nan
+    return float(np.average(values[known], weights=None if weight is None else weight[known]))
 
 
 FEWEST = 30

@@ -11,6 +11,8 @@ from latfit.model.fit_result import Estimate, FitResult, FitStatus, write_fit
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import linear_costs
+from latfit.trace.parquet import write_trace
+from latfit.trace.table import Trace
 from latfit.workload.requests import make_requests
 
 Captured = pytest.CaptureFixture[str]
@@ -102,3 +104,71 @@ def test_strict_makes_a_difference_an_error(folder: Path, capsys: Captured) -> N
 def test_mistakes_are_told(folder: Path, capsys: Captured, arguments: list[object], code: int, said: str) -> None:
     assert latfit("validate", "a.fit.json", *arguments) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.fixture
+def recorded(folder: Path) -> Path:
+    """Steps of the engine of the run, some with more cached tokens than it holds, and what it said at its start."""
+    rng = np.random.default_rng(4)
+    n = 600
+    prefill = np.where(rng.random(n) < 0.4, rng.integers(8, 200, n), 0)
+    decode = rng.integers(1, 40, n)
+    B, S = decode + (prefill > 0), decode + prefill
+    context = decode * rng.integers(50, 250, n)
+    T = np.exp(rng.normal(0, 0.02, n)) * (8.0 + 0.05 * B + 0.02 * S)
+    T[context > 399 * 16] *= 5  # steps of another engine
+    columns = {
+        "B": B,
+        "S": S,
+        "T_ms": T,
+        "prefill_requests": (prefill > 0).astype(int),
+        "prefill_tokens": prefill,
+        "context_tokens": context,
+    }
+    settings = {"vllm": "0.32.0", "block_size": 16, "kv_capacity_tokens": 6400, "max_num_seqs": 256}
+    told = {**settings, "max_num_batched_tokens": 2048, "async_scheduling": True, "run_started": "2026-01-01"}
+    write_trace(folder / "engine.parquet", Trace({name: np.asarray(c) for name, c in columns.items()}, told))
+    return folder
+
+
+class TestByItself:
+    def test_steps_are_fitted_and_the_engine_is_known(self, recorded: Path, capsys: Captured) -> None:
+        assert latfit("validate", "engine.parquet", "run.csv", "--model", "linear", "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["agrees"] is True
+        assert found["engine"]["kv_blocks"] == 400
+        assert found["settings_from"]["max_num_seqs"] == "engine.parquet"
+        left_out = [each["message"] for each in found["warnings"] if each["code"] == "engine_setup"]
+        assert len(left_out) == 1
+        assert "more cached tokens than the KV cache holds (6,384)" in left_out[0]
+
+    def test_options_go_before_what_the_trace_says(self, recorded: Path, capsys: Captured) -> None:
+        given = ("--force", "--kv-blocks", 300, "--synchronous", "--draft-tokens", 2, "--order", "sjf", "--replicas", 2)
+        assert latfit("validate", "engine.parquet", "run.csv", "--model", "linear", *given, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["engine"]["kv_blocks"] == 300
+        assert {name for name, source in found["settings_from"].items() if source == "given"} == {
+            "kv_blocks",
+            "synchronous",
+            "draft_tokens",
+        }
+
+    def test_the_engine_is_told_in_a_line(self, recorded: Path, capsys: Captured) -> None:
+        assert latfit("validate", "engine.parquet", "run.csv", "--model", "linear") == 0
+        assert "Engine: 400 KV blocks of 16, 256 requests" in capsys.readouterr().out.replace("\n", " ")
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["engine.parquet", "run.csv", "--prefill-fit", "a.fit.json"], "--prefill-fit"),
+            (["a.fit.json", "run.csv", "--kv-blocks", 400, "--model", "linear"], "--model"),
+            (["engine.parquet", "run.csv", "--metrics-before", "x.txt"], "--metrics-before"),
+            (["engine.parquet", "run.csv", "--acceptance", 0.5], "nothing is drafted"),
+            (["engine.parquet", "run.csv", "--order", "sjf", "--order", "fcfs"], "one engine was measured"),
+        ],
+    )
+    def test_what_does_not_go_together(
+        self, recorded: Path, capsys: Captured, arguments: list[object], said: str
+    ) -> None:
+        assert latfit("validate", *arguments) == 2
+        assert said in capsys.readouterr().err

@@ -12,7 +12,7 @@ from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts, calibrated, linear_costs, step_costs
 from latfit.trace.read import ingest
-from latfit.validation.compare import Figure, validate
+from latfit.validation.compare import Asked, Figure, validate
 from latfit.validation.measured import Measured, read_measured
 from latfit.workload.requests import make_requests
 
@@ -59,7 +59,7 @@ def test_an_engine_with_more_overhead_is_told_apart() -> None:
 @pytest.mark.parametrize(("step_ms", "token_ms"), [(1.5, 0.0), (0.0, 0.01), (0.0, 0.0)])
 def test_calibration_finds_planted_constants(step_ms: float, token_ms: float) -> None:
     """Within 2 % of a step of 40 requests (10.8 ms), which is what the means are held to; and the rest is met."""
-    found = validate(planted(calibrated(COSTS, step_ms, token_ms)), COSTS, LIMITS, calibration=True)
+    found = validate(planted(calibrated(COSTS, step_ms, token_ms)), COSTS, LIMITS, Asked(calibration=True))
     assert found.constants is not None
     assert found.constants.step_ms >= 0
     assert found.constants.token_ms >= 0
@@ -71,7 +71,7 @@ def test_calibration_finds_planted_constants(step_ms: float, token_ms: float) ->
 
 def test_too_few_to_calibrate_with() -> None:
     with pytest.raises(BadInput, match="too few"):
-        validate(planted(COSTS, 20), COSTS, LIMITS, calibration=True)
+        validate(planted(COSTS, 20), COSTS, LIMITS, Asked(calibration=True))
 
 
 def test_a_figure_is_judged_by_its_own_limit() -> None:

@@ -32,6 +32,23 @@ def validation_table(found: Validation) -> Table:
     return Table(caption, ("", "measured", "simulated", "error", "verdict"), rows, words=("verdict",))
 
 
+def clocks_table(found: Validation) -> Table:
+    """Means of a run as the client, the server and its engine have them, and simulated."""
+    rows = [
+        (
+            TITLES[each.metric],
+            *(format_ms(value) for value in (each.client, each.server, each.engine, each.simulated)),
+            format_percent(each.error_pct, signed=True),
+            "ok" if each.holds else "differs",
+        )
+        for each in found.clocks
+    ]
+    counters = found.run.counters
+    caption = f"{len(found.measured):,} requests, {counters.steps:,} steps, {counters.preemptions:,} preemptions"
+    columns = ("mean", "client", "server", "engine", "simulated", "error", "verdict")
+    return Table(caption, columns, rows, words=("verdict",))
+
+
 SEEN = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("latency", "p99"))
 DONE = ("served", "in SLO", "busy", "KV", "queue", "preempted", "useful", "Jain", "note")
 

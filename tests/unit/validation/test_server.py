@@ -1,0 +1,136 @@
+"""What a server counted of a run: texts written by hand from planted requests, and what a simulation is held to."""
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit.errors import BadInput
+from latfit.simulation.engine.run import serve
+from latfit.simulation.engine.settings import EngineSettings
+from latfit.simulation.engine.step_cost import linear_costs
+from latfit.validation.compare import Asked, validate
+from latfit.validation.measured import Measured
+from latfit.validation.server import read_server
+from latfit.workload.requests import make_requests
+from tests.conftest import ROOT
+
+MEASURED = Path(os.environ.get("LATFIT_DATA", ROOT.parent / "shared" / "data")) / "vllm_cpu"
+LABELS = 'engine="0",model_name="m"'
+EDGES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+def histogram(name: str, seconds: np.ndarray) -> str:
+    lines = [f'vllm:{name}_bucket{{{LABELS},le="{edge}"}} {float(np.count_nonzero(seconds <= edge))}' for edge in EDGES]
+    lines.append(f'vllm:{name}_bucket{{{LABELS},le="+Inf"}} {float(len(seconds))}')
+    lines += [
+        f"vllm:{name}_count{{{LABELS}}} {float(len(seconds))}",
+        f"vllm:{name}_sum{{{LABELS}}} {float(seconds.sum())!r}",
+    ]
+    return "\n".join([f"# TYPE vllm:{name} histogram", *lines, f"vllm:{name}_created{{{LABELS}}} 1.7e+09"]) + "\n"
+
+
+def text(ttft: np.ndarray, tpot: np.ndarray, latency: np.ndarray, front: float = 0.02) -> str:
+    """`/metrics` of a server whose API process takes `front` seconds of each TTFT."""
+    parts = {
+        "time_to_first_token_seconds": ttft,
+        "request_time_per_output_token_seconds": tpot,
+        "e2e_request_latency_seconds": latency,
+        "request_queue_time_seconds": np.zeros(len(ttft)),
+        "request_prefill_time_seconds": ttft - front,
+        "request_inference_time_seconds": latency - front,
+    }
+    cache = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="600",kv_cache_size_tokens="9600",{LABELS}}} 1.0\n'
+    more = f"vllm:num_preemptions_total{{{LABELS}}} 3.0\nprocess_cpu_seconds_total 12.0\n"
+    return "".join(histogram(name, values) for name, values in parts.items()) + cache + more
+
+
+TTFT, TPOT, LATENCY = np.array([0.1, 0.2, 0.6]), np.array([0.01, 0.02, 0.03]), np.array([1.0, 2.0, 4.0])
+
+
+class TestTexts:
+    def test_means_and_buckets(self, tmp_path: Path) -> None:
+        (tmp_path / "1.txt").write_text(text(TTFT, TPOT, LATENCY))
+        found = read_server(tmp_path / "1.txt")
+        assert found.requests == 3
+        assert found.server_ms() == pytest.approx({"ttft_ms": 300.0, "tpot_ms": 20.0, "latency_ms": 7000 / 3})
+        assert found.engine_ms() == pytest.approx({"ttft_ms": 280.0, "tpot_ms": 20.0, "latency_ms": 7000 / 3 - 20})
+        assert found.quantile_ms("ttft_ms", 0.5) == (100.0, 250.0)
+        assert found.quantile_ms("ttft_ms", 0.99) == (500.0, 1000.0)
+        assert found.counts["preemptions"] == 3.0
+        assert found.facts == {"block_size": 16, "num_gpu_blocks": 600, "kv_capacity_tokens": 9600}
+
+    def test_only_what_came_between_two_texts(self, tmp_path: Path) -> None:
+        (tmp_path / "0.txt").write_text(text(TTFT[:1], TPOT[:1], LATENCY[:1]))
+        with gzip.open(tmp_path / "1.txt.gz", "wt") as stream:
+            stream.write(text(TTFT, TPOT, LATENCY))
+        found = read_server(tmp_path / "1.txt.gz", tmp_path / "0.txt")
+        assert found.requests == 2
+        assert found.server_ms() == pytest.approx({"ttft_ms": 400.0, "tpot_ms": 25.0, "latency_ms": 3000.0})
+        assert found.quantile_ms("latency_ms", 0.5) == (1000.0, 2500.0)
+
+    def test_a_version_without_the_engines_own_times(self, tmp_path: Path) -> None:
+        names = ("time_to_first_token_seconds", "time_per_output_token_seconds", "e2e_request_latency_seconds")
+        parts = zip(names, (TTFT, TPOT, LATENCY), strict=True)
+        (tmp_path / "1.txt").write_text("".join(histogram(name, values) for name, values in parts))
+        found = read_server(tmp_path / "1.txt")
+        assert found.engine_ms() == found.server_ms()
+        assert found.of_tokens
+
+    @pytest.mark.parametrize(
+        ("before", "after", "said"),
+        [
+            (None, "t_s,prompt_tokens\n0,1\n", "holds no metrics of vLLM"),
+            (None, "vllm:num_requests_running{} 3\n", "no finished request"),
+            (text(TTFT, TPOT, LATENCY), text(TTFT[:1], TPOT[:1], LATENCY[:1]), "below those of the text from before"),
+            (text(TTFT, TPOT, LATENCY), text(TTFT, TPOT, LATENCY), "no request finished between"),
+            (None, "\x00\xff vllm:{{{ NaN\nvllm:x_count nan\n", "no finished request"),
+        ],
+    )
+    def test_what_is_wrong_is_told(self, tmp_path: Path, before: str | None, after: str, said: str) -> None:
+        (tmp_path / "1.txt").write_text(after)
+        if before is not None:
+            (tmp_path / "0.txt").write_text(before)
+        with pytest.raises(BadInput, match=said):
+            read_server(tmp_path / "1.txt", None if before is None else tmp_path / "0.txt")
+
+    def test_a_real_servers(self) -> None:
+        """What `vllm bench serve` reported of the same 125 requests is later by the client's own delay."""
+        if not MEASURED.exists():
+            pytest.skip(f"no metrics at {MEASURED}; set LATFIT_DATA")
+        found = read_server(MEASURED / "metrics_t5_1.txt.gz", MEASURED / "metrics_t5_0.txt.gz")
+        assert found.requests == 125
+        assert found.server_ms() == pytest.approx({"ttft_ms": 201.6, "tpot_ms": 18.83, "latency_ms": 1110.0}, rel=1e-3)
+        assert found.engine_ms() == pytest.approx({"ttft_ms": 159.8, "tpot_ms": 18.83, "latency_ms": 1068.6}, rel=1e-3)
+        assert found.facts["block_size"] == 128
+        assert found.facts["kv_capacity_tokens"] == 262_144
+
+
+COSTS = linear_costs(8.0, 0.05, 0.02)
+LIMITS = EngineSettings(kv_blocks=600, max_num_seqs=64, max_num_batched_tokens=512)
+
+
+def test_the_simulation_is_held_to_the_engine_and_the_client_told_apart(tmp_path: Path) -> None:
+    """The client sees every moment 50 ms late, and each token 2 ms later than the one before; the server 20 ms."""
+    rng = np.random.default_rng(3)
+    requests = make_requests(np.sort(rng.uniform(0, 15e3, 90)), rng.integers(20, 400, 90), rng.integers(2, 90, 90))
+    run = serve(requests, COSTS, LIMITS)
+    late = 50.0 + 2.0 * (requests.output_tokens - 1)
+    measured = Measured(requests, run.first_ms + 50.0, run.last_ms + late)
+    (tmp_path / "1.txt").write_text(
+        text((run.ttft_ms + 20.0) / 1e3, run.tpot_ms / 1e3, (run.latency_ms + 20.0) / 1e3, 0.02)
+    )
+    found = validate(measured, COSTS, LIMITS, Asked(server=read_server(tmp_path / "1.txt")))
+    assert found.agrees
+    assert not validate(measured, COSTS, LIMITS).agrees
+    ttft, tpot, latency = found.clocks
+    assert [ttft.error_pct, tpot.error_pct, latency.error_pct] == pytest.approx([0, 0, 0], abs=1e-9)
+    assert ttft.client - ttft.server == pytest.approx(30.0)
+    assert tpot.client - tpot.server == pytest.approx(2.0)
+    assert "30 ms longer than the server's" in found.verdict
+    assert "20 ms longer than its engine's" in found.verdict
+    (low, high), simulated = ttft.quantiles["p99"]
+    assert low <= simulated + 20.0 <= high
+    assert found.to_json()["server"]["metrics"]["ttft_ms"]["engine"] == pytest.approx(run.ttft_ms.mean())
