@@ -98,8 +98,11 @@ def _prefill(columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]
 
 
 def decode_only(steps: Mapping[str, FloatArray], weights: FloatArray | None = None) -> bool:
-    """Whether the steps say nothing of prefill: under 3 % hold more than 1.5 tokens a request, none of them 64."""
+    """Whether the steps say nothing of prefill: under 3 % hold more than 1.5 tokens a request, none of them 64; or all
+    say that they prefill nothing, and what they compute besides are drafts."""
     B, S = steps["B"], steps["S"]
+    if "prefill_tokens" in steps and not np.any(steps["prefill_tokens"]):
+        return True
     holds = S > MIXED_FROM * B
     share = float(np.average(holds, weights=weights))
     return share < FEW and not bool(np.any(S[holds] >= SHORT))

@@ -5,13 +5,15 @@ to a writer thread through a queue that the number of blocks bounds. Everything 
 context, compression) happens there, on whole blocks. Where no block is free, because the disk is slower than the engine
 or stands still, new rows are dropped and counted until one is. Nothing that goes wrong here ever reaches the engine.
 
-Memory: `max_pending + 2` blocks of `rows_per_file` rows of 73 bytes, touched only as they fill, and some 800 bytes a
-row while one file is written.
+Memory: `max_pending + 2` blocks of `rows_per_file` rows of 101 bytes, touched only as they fill, and some 800 bytes a
+row while one file is written. Disk: without a bound, or as much as is to be kept: then the oldest files of recorders
+in the folder go once there are more.
 """
 
 import logging
 import math
 import os
+import re
 import secrets
 import struct
 import threading
@@ -30,7 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit._version import __version__
-from latfit.files import make_folder
+from latfit.errors import LatfitError
+from latfit.files import check_writable, make_folder
 from latfit.provenance import utc_now
 from latfit.trace import PHASES, Array, Trace, period_ms, write_trace
 
@@ -47,6 +50,11 @@ FIELDS = (
     ("encoder_inputs", "i", "<i4"),
     ("encoder_embeddings", "q", "<i8"),
     ("dummy", "?", "?"),
+    ("preemptions", "i", "<i4"),
+    ("prefix_queries", "q", "<i8"),
+    ("prefix_hits", "q", "<i8"),
+    ("draft_tokens", "i", "<i4"),
+    ("accepted_tokens", "i", "<i4"),
 )
 """Name, code for `struct`, type for NumPy: the same bytes seen from either side. After the time, those of `Step`."""
 
@@ -55,7 +63,12 @@ ROW_TYPE = np.dtype([(name, kind) for name, _, kind in FIELDS])
 
 
 class Step(NamedTuple):
-    """A step as the engine knows it: its number, how long it took, what it held, and what waited meanwhile."""
+    """A step as the engine knows it: its number, how long it took, what it held, and what waited meanwhile.
+
+    preemptions: requests that lost their cache.  prefix_queries, prefix_hits: prompt tokens of requests that were
+    admitted, and those of them found in the prefix cache.  draft_tokens, accepted_tokens: drafted for requests that
+    decoded, and accepted.
+    """
 
     step: int
     T_ms: float
@@ -68,9 +81,14 @@ class Step(NamedTuple):
     encoder_inputs: int = 0
     encoder_embeddings: int = 0
     dummy: bool = False
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
-Row = tuple[int, float, int, int, int, int, int, float, int, int, bool]
+Row = tuple[int, float, int, int, int, int, int, float, int, int, bool, int, int, int, int, int]
 """The values of a `Step`, which is one; a plain tuple is made in a third of the time."""
 
 
@@ -93,6 +111,18 @@ class Block:
         return np.frombuffer(self.memory[self.written : until], dtype=ROW_TYPE)
 
 
+BESIDES = (
+    "encoder_inputs",
+    "encoder_embeddings",
+    "preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "draft_tokens",
+    "accepted_tokens",
+)
+"""Counts of a step that its cost does not depend on."""
+
+
 def columns(rows: NDArray[Any], labels: Mapping[str, str | int], kv_capacity_tokens: int | None) -> dict[str, Array]:
     """Trace columns of packed rows; every file has the same ones, so that a folder of files reads as one table."""
     prefill, decode = rows["prefill_requests"], rows["decode_requests"]
@@ -109,7 +139,7 @@ def columns(rows: NDArray[Any], labels: Mapping[str, str | int], kv_capacity_tok
     }
     if kv_capacity_tokens is not None:
         found["context_tokens"] = _rounded(rows["kv_usage"] * kv_capacity_tokens)
-    for name in ("queued_requests", "kv_usage", "step", "dummy", "encoder_inputs", "encoder_embeddings"):
+    for name in ("queued_requests", "kv_usage", "step", "dummy", *BESIDES):
         found[name] = rows[name].copy()
     # The last row's is missing: its successor is in the next file.
     found["period_ms"] = period_ms(Trace(found))
@@ -126,15 +156,20 @@ def _rounded(tokens: NDArray[np.float64]) -> Array:
 
 @dataclass(frozen=True)
 class Buffers:
-    """A file is written every `rows_per_file` rows, or after `flush_s` seconds with the rows there are; `max_pending`
-    full blocks may wait for the disk."""
+    """A file is written every `rows_per_file` rows, or after `flush_s` seconds with the rows there are, the first one
+    after `first_s`, so that what is wrong shows soon. `max_pending` full blocks may wait for the disk. `keep_bytes`: of
+    recorders' files in the folder, beyond which the oldest are deleted; None for all."""
 
     rows_per_file: int = 65_536
     max_pending: int = 4
     flush_s: float = 300.0
+    first_s: float = 10.0
+    keep_bytes: float | None = None
 
 
 CLOSE_S = 10.0
+OURS = re.compile(r"trace-\d{8}T\d{6}Z-[0-9a-f]{6}-.*-\d{6,}\.parquet")
+"""What recorders call their files; no other is ever deleted."""
 
 _pack_into = ROW.pack_into
 _ROW_BYTES = ROW.size
@@ -143,16 +178,17 @@ _ROW_BYTES = ROW.size
 class StepRecorder:
     """Records one engine's steps into `folder` as `trace-<run>-<replica>-<number>.parquet`.
 
-    `labels` become columns, `facts` provenance. `add` is for one thread; `close` and the end of the process write what
-    is pending.
+    `labels` become columns, `facts` provenance, `advice` what is told with problems of the folder. `add` is for one
+    thread; `close` and the end of the process write what is pending.
 
     run: label of this recorder's life; a forked child gets its own.  rows_written, rows_dropped, rows_refused (what was
-    given were not numbers): counts so far; each file's provenance has the last two.
+    given were not numbers), files_deleted: counts so far; each file's provenance has all but the first.
     """
 
     run: str
     rows_written: int
     rows_refused: int
+    files_deleted: int
     _block: Block | None
     _thread: threading.Thread | None
 
@@ -165,6 +201,7 @@ class StepRecorder:
         facts: Mapping[str, Any] | None = None,
         buffers: Buffers = Buffers(),
         log: logging.Logger | None = None,
+        advice: str = "",
     ) -> None:
         self.folder = folder
         self.replica = replica
@@ -174,7 +211,8 @@ class StepRecorder:
         self._rows_per_file = max(1, buffers.rows_per_file)
         self._blocks = max(0, buffers.max_pending) + 2
         self._block_bytes = self._rows_per_file * _ROW_BYTES
-        self._flush_s = buffers.flush_s
+        self._buffers = buffers
+        self._advice = f"; {advice}" if advice else ""
         self._log = log or logging.getLogger(__name__)
         _import_writer()
         self._begin_run()
@@ -207,6 +245,19 @@ class StepRecorder:
         self.rows_refused += 1
         self._say_once("refused", "latfit could not record a step (%s: %s)", type(error).__name__, error)
 
+    def check_folder(self) -> bool:
+        """Whether a file can be made in the folder, which is made where it is missing; what is wrong is logged."""
+        try:
+            make_folder(self.folder)
+            check_writable(self._file(0))
+        except (LatfitError, OSError) as error:
+            self._say_of_folder(error)
+            return False
+        return True
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"trace-{self.run}-{self.replica}-{number:06d}.parquet"
+
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Write what is pending and stop; give up after `timeout_s` where the disk does not answer. Never raises."""
         try:
@@ -224,7 +275,7 @@ class StepRecorder:
         self._full.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._say_once("close", "latfit's trace is incomplete: %s does not answer", self.folder)
+            self._say_once("close", "latfit's trace is incomplete: %s does not answer%s", self.folder, self._advice)
         if self._at_exit is not None:
             self._at_exit.cancel()
 
@@ -234,7 +285,7 @@ class StepRecorder:
         # The random part keeps apart processes that start in one second, in containers where each is process 1.
         self.run = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
         self.started = started.isoformat(timespec="milliseconds")
-        self.rows_written = self.rows_refused = 0
+        self.rows_written = self.rows_refused = self.files_deleted = 0
         # One counter a thread: `+=` on a shared one may lose counts.
         self._dropped = self._lost = 0
         self._origin = monotonic()
@@ -274,14 +325,19 @@ class StepRecorder:
         self._dropped += 1
         if not self._closed:
             self._say_once(
-                "drop", "latfit drops steps of its trace: %s is slower than the engine, or stands still", self.folder
+                "drop",
+                "latfit drops steps of its trace: %s is slower than the engine, or stands still%s",
+                self.folder,
+                self._advice,
             )
 
     def _write_until_closed(self, full: "SimpleQueue[Block | None]") -> None:
+        wait_s = min(self._buffers.first_s, self._buffers.flush_s)
         while True:
             try:
-                block = full.get(timeout=self._flush_s)
+                block = full.get(timeout=wait_s)
             except Empty:
+                wait_s = self._buffers.flush_s
                 if (filling := self._block) is not None:
                     self._write_rows(filling)
                 continue
@@ -302,14 +358,41 @@ class StepRecorder:
             labels = {**self.labels, "run": self.run, "replica": self.replica}
             trace = Trace(columns(rows, labels, self.kv_capacity_tokens), self._provenance())
             make_folder(self.folder)
-            write_trace(self.folder / f"trace-{self.run}-{self.replica}-{self._number:06d}.parquet", trace)
+            write_trace(self._file(self._number), trace)
         except Exception as error:  # noqa: BLE001  a thread that dies would stop the recording for good
-            self._say_once("write", "latfit cannot write its trace: %s", str(error).replace("\n", " "))
+            self._say_of_folder(error)
             return False
         self._number += 1
         self.rows_written += len(rows)
         block.written = until
+        self._delete_oldest()
         return True
+
+    def _delete_oldest(self) -> None:
+        """Keep to `keep_bytes` in the folder; the file that was just written stays."""
+        keep = self._buffers.keep_bytes
+        if keep is None:
+            return
+        last = self._file(self._number - 1).name
+        try:
+            files = [entry for entry in os.scandir(self.folder) if OURS.fullmatch(entry.name)]
+            sizes = {entry.path: entry.stat().st_size for entry in files}
+            excess = sum(sizes.values()) - keep
+            for entry in sorted(files, key=lambda entry: (entry.stat().st_mtime_ns, entry.name)):
+                if excess <= 0:
+                    return
+                if entry.name != last:
+                    Path(entry.path).unlink(missing_ok=True)
+                    self.files_deleted += 1
+                    excess -= sizes[entry.path]
+        except OSError as error:  # such as a file that another recorder has deleted meanwhile: the next one counts anew
+            if not isinstance(error, FileNotFoundError):
+                self._say_once("keep", "latfit cannot delete old traces: %s%s", error, self._advice)
+
+    def _say_of_folder(self, error: BaseException) -> None:
+        """Without the remedies for people who named a file: here a folder was named."""
+        found = f"{error.where}: {error.found}" if isinstance(error, LatfitError) else str(error)
+        self._say_once("write", "latfit cannot write its trace: %s%s", found.replace("\n", " "), self._advice)
 
     def _provenance(self) -> dict[str, Any]:
         return {
@@ -323,6 +406,7 @@ class StepRecorder:
             "kv_capacity_tokens": self.kv_capacity_tokens,
             "rows_dropped_so_far": self.rows_dropped,
             "rows_refused_so_far": self.rows_refused,
+            "files_deleted_so_far": self.files_deleted,
         }
 
     def _say_once(self, about: str, message: str, *values: object) -> None:

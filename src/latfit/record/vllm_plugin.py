@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfit.errors import WrongUsage
 from latfit.record.recorder import Buffers, StepRecorder
+from latfit.units import parse_bytes
 
 FLAG = "--enable-logging-iteration-details"
 
@@ -61,7 +63,8 @@ class LatfitStatLogger(StatLoggerBase):
                 log.info("latfit records nothing: set LATFIT_TRACE_DIR to a folder for its traces")
                 return
             self.recorder = _recorder(settings, vllm_config, engine_index)
-            log.info("latfit records the steps of engine %d into %s", engine_index, settings.folder)
+            if self.recorder.check_folder():
+                log.info("latfit records the steps of engine %d into %s", engine_index, settings.folder)
             self._flag = getattr(vllm_config.observability_config, "enable_logging_iteration_details", None)
             if self._flag is False:
                 self._say_flag()
@@ -69,6 +72,14 @@ class LatfitStatLogger(StatLoggerBase):
                 log.warning(
                     "vLLM schedules asynchronously: the times it gives to latfit may miss a part of each step; "
                     "start it with --no-async-scheduling to measure"
+                )
+            server, servers = _api_server(vllm_config)
+            if servers > 1:
+                log.warning(
+                    "API server %d of %d: each is told of a part of the engines' steps, and none of the others; "
+                    "start one (--api-server-count 1) to measure",
+                    server + 1,
+                    servers,
                 )
         except Exception as error:  # noqa: BLE001  a server that starts matters more than its trace
             log.warning("latfit records nothing (%s: %s)", type(error).__name__, error)
@@ -94,6 +105,8 @@ class LatfitStatLogger(StatLoggerBase):
                 if self._flag is None:
                     self._say_flag()
                 return
+            prefix = getattr(scheduler_stats, "prefix_cache_stats", None)
+            drafts = getattr(scheduler_stats, "spec_decoding_stats", None)
             recorder.add(
                 (
                     details.iteration_index,
@@ -107,6 +120,11 @@ class LatfitStatLogger(StatLoggerBase):
                     details.num_encoder_inputs,
                     details.num_encoder_output_tokens,
                     details.is_dummy,
+                    getattr(iteration_stats, "num_preempted_reqs", 0),
+                    0 if prefix is None else prefix.queries,
+                    0 if prefix is None else prefix.hits,
+                    0 if drafts is None else drafts.num_draft_tokens,
+                    0 if drafts is None else drafts.num_accepted_tokens,
                 )
             )
         except Exception as error:  # noqa: BLE001  see the module's text
@@ -144,6 +162,7 @@ def settings_from(environment: Mapping[str, str]) -> Settings | None:
         int(_number(environment, "LATFIT_TRACE_ROWS", usual.rows_per_file, 1, 10_000_000)),
         int(_number(environment, "LATFIT_TRACE_PENDING", usual.max_pending, 0, 1000)),
         _number(environment, "LATFIT_TRACE_SECONDS", usual.flush_s, 1, 86_400),
+        keep_bytes=_size(environment, "LATFIT_TRACE_KEEP"),
     )
     return Settings(Path(folder).expanduser(), buffers, environment.get("LATFIT_TRACE_PATH", "").strip() or None)
 
@@ -178,6 +197,7 @@ def _recorder(settings: Settings, config: Any, engine_index: int) -> StepRecorde
         },
         facts=_facts(config),
         log=log,
+        advice="set LATFIT_TRACE_DIR to a folder that this process can write",
     )
     recorder.kv_capacity_tokens = kv_capacity_tokens(config)
     return recorder
@@ -186,14 +206,46 @@ def _recorder(settings: Settings, config: Any, engine_index: int) -> StepRecorde
 def _facts(config: Any) -> dict[str, Any]:
     """Settings of the engine that decide its latency, as far as this version of vLLM has them."""
     wanted = {
-        "scheduler_config": ("async_scheduling", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),
+        "scheduler_config": (
+            "async_scheduling",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "long_prefill_token_threshold",
+            "enable_chunked_prefill",
+        ),
         "parallel_config": ("pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
         "cache_config": ("block_size", "enable_prefix_caching", "cache_dtype"),
         "model_config": ("max_model_len", "dtype", "quantization"),
+        "device_config": ("device_type",),
     }
     found = {name: getattr(getattr(config, part, None), name, None) for part, names in wanted.items() for name in names}
     plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in found.items()}
-    return {"source": "vllm stat logger", "vllm": _vllm_version(), **plain}
+    server, servers = _api_server(config)
+    return {
+        "source": "vllm stat logger",
+        "vllm": _vllm_version(),
+        **plain,
+        "num_speculative_tokens": _draft_tokens(config),
+        "api_server": server,
+        "api_servers": servers,
+    }
+
+
+def _draft_tokens(config: Any) -> int | None:
+    """Tokens of a draft, 0 without speculative decoding, None where this version does not say."""
+    drafts = getattr(config, "speculative_config", None)
+    if drafts is None:
+        return 0 if hasattr(config, "speculative_config") else None
+    tokens = getattr(drafts, "num_speculative_tokens", None)
+    return tokens if isinstance(tokens, int) else None
+
+
+def _api_server(config: Any) -> tuple[int, int]:
+    """Which of how many API servers this process is: each is told of the steps whose tokens it sends."""
+    parallel = getattr(config, "parallel_config", None)
+    servers = getattr(parallel, "_api_process_count", 1)
+    server = getattr(parallel, "_api_process_rank", 0)
+    return (max(server, 0), servers) if isinstance(server, int) and isinstance(servers, int) else (0, 1)
 
 
 def _hardware() -> str | None:
@@ -211,6 +263,16 @@ def _vllm_version() -> str | None:
     except (ImportError, AttributeError):
         return None
     return version
+
+
+def _size(environment: Mapping[str, str], name: str) -> float | None:
+    """Bytes of `20GB`; None where nothing is said, or what makes no sense."""
+    text = environment.get(name, "").strip()
+    try:
+        return parse_bytes(text, option=name) if text else None
+    except WrongUsage:
+        log.warning("latfit: %s=%r is not a size such as 20GB; all files are kept", name, text)
+        return None
 
 
 def _number(environment: Mapping[str, str], name: str, default: float, low: float, high: float) -> float:

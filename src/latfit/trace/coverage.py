@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from latfit.stats import FloatArray
 from latfit.trace.clean import excess_over_cell, runs_in_time
 from latfit.trace.read import CleanTrace
+from latfit.trace.serving_engine import engine_notes
 from latfit.trace.table import Trace, phases
 
 BATCHES = 20
@@ -95,6 +96,7 @@ def reading_notes(read: CleanTrace) -> list[str]:
         )
     if gaps := counter_gaps(read.everything):
         notes.append(f"The engine's counter skips {gaps:,} steps: lines are missing from the log.")
+    notes += engine_notes(read.everything)
     for key, text in (("cut_lines", "cut short"), ("bad_lines", "unreadable")):
         if n := sum(_counts(read.everything.provenance, key)):
             notes.append(f"{n:,} lines were {text} and not read.")

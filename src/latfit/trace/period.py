@@ -29,14 +29,12 @@ the n steps' T) / n with a standard error of sqrt(stretches / 6) / n seconds. Ea
 gap, if the error is below a twentieth of the mean T; else the stamps say too little.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from latfit.stats import FloatArray
 from latfit.trace.clean import LONGEST_MS, runs_in_time
+from latfit.trace.serving_engine import is_record
 from latfit.trace.table import Trace
 
 Mask = NDArray[np.bool_]
@@ -54,20 +52,12 @@ STRETCH_JUMP_S = 2.0
 
 def with_period(trace: Trace) -> Trace:
     """The trace with a column `period_ms` where it is an engine's record of one step after another; else as it is."""
-    if "period_ms" in trace or not (trace.provenance and _is_record(trace.provenance)):
+    if "period_ms" in trace or not is_record(trace.provenance):
         return trace
     if not all(name in trace for name in ("t_s", "step", "T_ms", "B", "S")):
         return trace
     found = period_ms(trace)
     return trace.with_columns(period_ms=found) if np.isfinite(found).any() else trace
-
-
-def _is_record(provenance: Mapping[str, Any]) -> bool:
-    """Whether it is of latfit's recorder or of an engine's log, and of nothing else besides."""
-    parts = provenance.get("parts")
-    if isinstance(parts, Mapping):
-        return bool(parts) and all(isinstance(part, Mapping) and _is_record(part) for part in parts.values())
-    return "run_started" in provenance or provenance.get("format") == "vllm"
 
 
 def period_ms(trace: Trace) -> FloatArray:

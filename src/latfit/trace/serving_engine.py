@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from latfit.trace.table import Trace
+from latfit.units import format_percent
 
 COUNTS = (
     "kv_capacity_tokens", "num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens",
@@ -65,6 +66,14 @@ def engine_facts(
     )
 
 
+def is_record(provenance: Mapping[str, Any]) -> bool:
+    """Whether it is of latfit's recorder or of an engine's log, and of nothing else besides."""
+    parts = provenance.get("parts")
+    if isinstance(parts, Mapping):
+        return bool(parts) and all(isinstance(part, Mapping) and is_record(part) for part in parts.values())
+    return "run_started" in provenance or provenance.get("format") == "vllm"
+
+
 def engine_counts(trace: Trace) -> dict[str, float]:
     """Sums over steps of what the engine counted besides, and of the requests that decoded; without what no column
     says. Steps that say nothing count as none."""
@@ -72,6 +81,36 @@ def engine_counts(trace: Trace) -> dict[str, float]:
     if found and "prefill_requests" in trace:
         found["decode_requests"] = float(np.nansum(trace.floats("B") - trace.floats("prefill_requests")))
     return found
+
+
+def engine_notes(trace: Trace) -> list[str]:
+    """What users should know of what an engine did besides, and of what its record leaves out."""
+    facts, did = engine_facts([("", trace.provenance)]), engine_counts(trace)
+    notes = []
+    if k := facts.values.get("num_speculative_tokens", 0):
+        accepted = did.get("accepted_tokens", 0.0), did.get("draft_tokens", 0.0)
+        share = f", of which {format_percent(100 * accepted[0] / accepted[1])} were accepted" if accepted[1] else ""
+        notes.append(f"Speculative decoding: up to {k} tokens drafted for each request that decodes{share}.")
+    if did.get("preemptions"):
+        notes.append(f"{did['preemptions']:,.0f} requests were preempted.")
+    if did.get("recomputed_tokens"):
+        notes.append(
+            f"{did['recomputed_tokens']:,.0f} tokens were computed again after preemption, which vLLM counts as"
+            " generation: they count as prefill here."
+        )
+    if did.get("prefix_hits") and did.get("prefix_queries"):
+        share = format_percent(100 * did["prefix_hits"] / did["prefix_queries"])
+        notes.append(f"{share} of the prompt tokens were found in the prefix cache and not computed.")
+    parts = [origin for _, origin in _parts("", trace.provenance)]
+    servers = max((origin.get("api_servers", 1) for origin in parts if _is_count(origin.get("api_servers"))), default=1)
+    if servers > 1:
+        notes.append(
+            f"The engine's steps went to {servers} API servers, each of which recorded a part of them: periods from one"
+            " step to the next are not known. Record with one API server."
+        )
+    if any(origin.get("host_time") == "none" for origin in parts):
+        notes.append("The steps are sums of kernels and hold no host time, as scheduling and output handling take.")
+    return notes
 
 
 def _parts(name: str, provenance: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -3,7 +3,7 @@ ways to look at what was recorded."""
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,29 @@ class IterationDetails:
 
 
 @dataclass
+class PrefixCacheStats:
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+    preempted_requests: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+
+@dataclass
+class SpecDecodingStats:
+    num_spec_tokens: int
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
+@dataclass
+class IterationStats:
+    num_preempted_reqs: int = 0
+
+
+@dataclass
 class SchedulerStats:
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
@@ -37,6 +60,8 @@ class SchedulerStats:
     current_wave: int = 0
     kv_cache_usage: float = 0.0
     iteration_details: IterationDetails | None = None
+    prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
+    spec_decoding_stats: SpecDecodingStats | None = None
 
 
 CAPACITY_TOKENS = 100_000

@@ -166,6 +166,48 @@ class TestFiles:
         assert [row for part in read for row in zip(*(part[name].tolist() for name in COLUMNS_FED), strict=True)] == fed
 
 
+class TestTheDisk:
+    def test_the_first_file_comes_soon(self, tmp_path: Path) -> None:
+        recorder = StepRecorder(tmp_path, buffers=Buffers(first_s=0.02, flush_s=3600))
+        feed(recorder, 3)
+        until(lambda: recorder.rows_written == 3)
+        feed(recorder, 2, start=3)
+        recorder.close()
+        assert [len(read_parquet(file)) for file in files(tmp_path)] == [3, 2]
+
+    def test_the_oldest_files_of_recorders_go(self, tmp_path: Path) -> None:
+        """Those of an earlier run first; what no recorder wrote stays, and so does the file just written."""
+        before = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=10))
+        feed(before, 10)
+        before.close()
+        (tmp_path / "trace-mine.parquet").write_bytes(b"x" * 100_000)
+        size = files(tmp_path)[0].stat().st_size
+        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=10, keep_bytes=2.5 * size))
+        feed(recorder, 50)
+        recorder.close()
+        assert [file.name for file in files(tmp_path)] == [
+            f"trace-{recorder.run}-0-000003.parquet",
+            f"trace-{recorder.run}-0-000004.parquet",
+            "trace-mine.parquet",
+        ]
+        assert recorder.files_deleted == 4
+        assert read_parquet(files(tmp_path)[1]).provenance["files_deleted_so_far"] == 3
+
+    def test_a_bound_below_a_file_keeps_the_last(self, tmp_path: Path) -> None:
+        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=10, keep_bytes=1.0))
+        feed(recorder, 30)
+        recorder.close()
+        assert [file.name for file in files(tmp_path)] == [f"trace-{recorder.run}-0-000002.parquet"]
+
+    def test_a_folder_is_tried_and_what_is_wrong_is_said(self, tmp_path: Path, caplog: Any) -> None:
+        assert StepRecorder(tmp_path / "new").check_folder()
+        assert list((tmp_path / "new").iterdir()) == []
+        (tmp_path / "file").touch()
+        recorder = StepRecorder(tmp_path / "file" / "folder", advice="choose another")
+        assert not recorder.check_folder()
+        assert "choose another" in caplog.text
+
+
 class TestTheEngineComesFirst:
     def test_a_standing_disk_drops_rows_and_counts_them(self, disk: Disk, tmp_path: Path, caplog: Any) -> None:
         recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=10, max_pending=2))

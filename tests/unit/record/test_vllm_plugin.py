@@ -19,7 +19,15 @@ from latfit.trace.parquet import read_parquet
 from latfit.trace.read import ingest
 from latfit.trace.table import Trace
 from tests.conftest import REFERENCE, ROOT
-from tests.unit.record.engine import CAPACITY_TOKENS, SchedulerStats, config, engine_loop
+from tests.unit.record.engine import (
+    CAPACITY_TOKENS,
+    IterationStats,
+    PrefixCacheStats,
+    SchedulerStats,
+    SpecDecodingStats,
+    config,
+    engine_loop,
+)
 
 
 @pytest.fixture
@@ -78,6 +86,27 @@ class TestSteps:
         trace = recorded(folder)
         assert [trace[name][0] for name in ("dummy", "encoder_inputs", "encoder_embeddings")] == [True, 3, 900]
 
+    def test_what_the_engine_did_besides(self, folder: Path) -> None:
+        """Preemptions, prompt tokens found in the prefix cache, drafts and those accepted."""
+        drafts = SpecDecodingStats(3, num_drafts=4, num_draft_tokens=12, num_accepted_tokens=7)
+        (stats,) = engine_loop(1)
+        stats.prefix_cache_stats, stats.spec_decoding_stats = PrefixCacheStats(2, 900, 512, 1, 70, 64), drafts
+        plugin = LatfitStatLogger(config())
+        plugin.record(stats, IterationStats(num_preempted_reqs=2))
+        plugin.close()
+        trace = recorded(folder)
+        names = ("preemptions", "prefix_queries", "prefix_hits", "draft_tokens", "accepted_tokens")
+        assert [trace[name].tolist() for name in names] == [[2], [900], [512], [12], [7]]
+
+    def test_a_vllm_without_these_statistics(self, folder: Path) -> None:
+        (stats,) = engine_loop(1)
+        kept = {name: value for name, value in vars(stats).items() if not name.endswith(("_cache_stats", "ing_stats"))}
+        plugin = LatfitStatLogger(config())
+        plugin.record(SimpleNamespace(**kept), SimpleNamespace())
+        plugin.close()
+        assert plugin.recorder is not None
+        assert (plugin.recorder.rows_written, plugin.recorder.rows_refused) == (1, 0)
+
     def test_what_is_recorded_can_be_read_and_fitted(self, folder: Path) -> None:
         """The loop's latency is the reference model without noise, so the fit has to give its parameters back."""
         plugin = LatfitStatLogger(config())
@@ -109,7 +138,7 @@ class TestWhatIsMissing:
         plugin.record(SchedulerStats())
         plugin.close()
         assert warnings(caplog) == []
-        assert not folder.exists()
+        assert list(folder.iterdir()) == []
 
     def test_the_missing_flag_is_named_once(self, folder: Path, caplog: Any) -> None:
         plugin = LatfitStatLogger(config(observability_config={"enable_logging_iteration_details": False}))
@@ -129,6 +158,37 @@ class TestWhatIsMissing:
     def test_asynchronous_scheduling_is_warned_of(self, folder: Path, caplog: Any) -> None:
         LatfitStatLogger(config(scheduler_config={"async_scheduling": True}))
         assert ["--no-async-scheduling" in line for line in warnings(caplog)] == [True]
+
+
+class TestTheFolder:
+    def test_it_is_tried_before_the_first_step(self, folder: Path, monkeypatch: Any, caplog: Any) -> None:
+        blocked = folder.parent / "file"
+        blocked.touch()
+        monkeypatch.setenv("LATFIT_TRACE_DIR", str(blocked / "folder"))
+        LatfitStatLogger(config())
+        (line,) = warnings(caplog)
+        assert "cannot write its trace" in line
+        assert "set LATFIT_TRACE_DIR" in line
+        assert "--out" not in line
+        assert "records the steps" not in caplog.text
+
+    def test_drafts_and_servers_stand_in_the_provenance(self, folder: Path, caplog: Any) -> None:
+        several = config(parallel_config={"_api_process_count": 3, "_api_process_rank": 1})
+        several.speculative_config = SimpleNamespace(num_speculative_tokens=4)
+        plugin = LatfitStatLogger(several, engine_index=1)
+        plugin.record(next(engine_loop(1)))
+        plugin.close()
+        origin = recorded(folder).provenance
+        told = {name: origin[name] for name in ("num_speculative_tokens", "api_server", "api_servers", "replica")}
+        assert told == {"num_speculative_tokens": 4, "api_server": 1, "api_servers": 3, "replica": "1"}
+        assert ["API server 2 of 3" in line for line in warnings(caplog)] == [True]
+
+    @pytest.mark.parametrize(("text", "kept"), [("20GB", 20e9), ("", None), ("a lot", None), ("5", None)])
+    def test_how_much_is_kept(self, folder: Path, caplog: Any, text: str, kept: float | None) -> None:
+        settings = settings_from({"LATFIT_TRACE_DIR": "x", "LATFIT_TRACE_KEEP": text})
+        assert settings is not None
+        assert settings.buffers.keep_bytes == kept
+        assert len(warnings(caplog)) == (text != "" and kept is None)
 
 
 class TestTheServerComesFirst:
