@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from latfit.api.engines import EngineSetup, check_one_engine, engine_costs, engine_settings_of, scatters
 from latfit.api.loads import make_load, notes_of, recording_of
+from latfit.api.plans import OF_PLANS
 from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, percent, rates
-from latfit.errors import WrongUsage
+from latfit.errors import BadInput, WrongUsage
 from latfit.model import FitResult
 from latfit.planning import (
     Goodput,
@@ -190,6 +192,66 @@ OF_ENGINE_PLANS = (
     ),
 )
 """What parameters of `plan_engine` need."""
+
+
+OF_BATCHES = (
+    "percentile", "objective", "arrivals_window", "context", "max_batch", "transfer", "wait", "launch_share",
+    "prompt_tokens", "laws_only", "tokens_per_request",
+)  # fmt: skip
+"""What belongs to plans of steps and batches."""
+
+OF_ENGINES = (
+    "e2e", "goodput", "lengths", "growth", "arrival_process", "classes", "fit", "prefill_fit", "kv_blocks",
+    "model_config", "gpu_memory", "gpu_memory_utilization", "kv_memory", "kv_dtype", "tensor_parallel", *AXES,
+    "block_size", "synchronous", "prefix_hit_rate", "batching", "order", "route", "price_per_hour", "watts",
+)  # fmt: skip
+"""What belongs to plans of serving engines."""
+
+
+def plans_engines(o: Any) -> bool:
+    """Whether options describe serving engines: requests have lengths, or limits that only requests have. Raises
+    WrongUsage for recorded lengths that a plan of batches would ignore, BadInput for a file that cannot be read."""
+    if o.lengths is not None or o.e2e is not None or o.goodput is not None:
+        return True
+    if o.sla is None:
+        return o.ttft is not None or o.tpot is not None
+    if o.arrivals is None or o.tokens_per_request is not None or not _has_lengths(o.arrivals):
+        return False
+    if o.ttft is not None or o.tpot is not None:
+        return True
+    raise WrongUsage(
+        f"{o.arrivals} has the lengths of its requests, which a plan of batches does not use",
+        where="--arrivals",
+        remedy="Give --ttft 500ms --tpot 50ms or --e2e 10s to plan serving engines for these requests, or"
+        " --tokens-per-request 1 to count every request as one unit of a batch.",
+    )
+
+
+def _has_lengths(arrivals: Any) -> bool:
+    """Whether a file or table holds requests with prompt and output tokens."""
+    try:
+        return bool(len(recording_of(arrivals).requests))
+    except BadInput:
+        return False
+
+
+def _of_kind(engines: bool, each: Needs) -> Needs:
+    """A need that counts for one kind of plan."""
+    return Needs(each.name, lambda o: plans_engines(o) != engines or each.holds(o), each.why, each.remedy)
+
+
+PLANS = SimpleNamespace(
+    needs=(
+        *(Needs(name, lambda o: not plans_engines(o), "serving engines are planned") for name in OF_BATCHES),
+        *(
+            Needs(name, plans_engines, "steps or batches are planned", "Add --lengths 2000:300 --ttft 500ms")
+            for name in OF_ENGINES
+        ),
+        *(_of_kind(False, each) for each in OF_PLANS),
+        *(_of_kind(True, each) for each in OF_ENGINE_PLANS),
+    )
+)
+"""What the options of `latfit plan` need, which plans both."""
 
 
 @library_verb

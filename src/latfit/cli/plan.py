@@ -1,9 +1,10 @@
-"""`latfit plan`: what fits under an SLA, how to run a load within it, from which batch the GPU pays."""
+"""`latfit plan`: how many serving engines keep what requests are promised, and with which settings; what fits under an
+SLA, how to run a load of batches within it, from which batch the GPU pays."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -19,10 +20,10 @@ from latfit.cli.options import (
     only_with,
     verb,
 )
-from latfit.errors import SlaOutOfReach
+from latfit.errors import FitNotUsable, SlaOutOfReach, WrongUsage
 
 if TYPE_CHECKING:
-    from latfit.api import Plan
+    from latfit.api import EnginePlan, Plan
 
 MOST_WARNINGS = 3
 
@@ -53,7 +54,10 @@ class LoadOptions:
         str | None,
         typer.Option("--arrivals-window", "--window", help="Length of the windows that --arrivals is cut into."),
     ] = None
-    replicas: Annotated[int, typer.Option("--replicas", help="Replicas that share the load.")] = 1
+    replicas: Annotated[
+        int | None,
+        typer.Option("--replicas", min=1, help="Replicas that share the load. Default: 1; of engines the least."),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -89,17 +93,128 @@ class MachineOptions:
 
 
 @dataclass(frozen=True)
-class EngineOptions:
-    """Targets for the settings of a serving engine."""
+class PromiseOptions:
+    """What requests of a serving engine are promised."""
 
-    panel: ClassVar[str] = "Engine"
+    panel: ClassVar[str] = "Serving engines: targets"
     ttft: Annotated[
-        str | None, typer.Option("--ttft", "--ttft-slo", help="Target for the first token of a prompt.")
+        str | None, typer.Option("--ttft", "--ttft-slo", help="Limit of the time to first token: 500ms, or p95:500ms.")
     ] = None
     tpot: Annotated[
-        str | None, typer.Option("--tpot", "--tpot-slo", help="Target between tokens; without it the SLA.")
+        str | None, typer.Option("--tpot", "--tpot-slo", help="Limit of the time per further token: 50ms, or p95:50ms.")
     ] = None
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of a prompt, for --ttft.")] = 512
+    e2e: Annotated[str | None, typer.Option("--e2e", help="Limit of the whole answer's latency: 10s, or p95:10s.")] = (
+        None
+    )
+    goodput: Annotated[
+        str | None,
+        typer.Option("--goodput", help="Share of requests that meet all limits, such as 99%."),
+    ] = None
+    prompt_tokens: Annotated[
+        int, typer.Option("--prompt-tokens", hidden=True, help="Tokens of a prompt, for --ttft beside --sla.")
+    ] = 512
+
+
+@dataclass(frozen=True)
+class TrafficOptions:
+    """The requests of serving engines."""
+
+    panel: ClassVar[str] = "Serving engines: traffic"
+    lengths: Annotated[
+        str | None,
+        typer.Option("--lengths", help="Prompt and output tokens: 2000:300, 2000:300:0.8 (they vary), or a file."),
+    ] = None
+    growth: Annotated[str | None, typer.Option("--growth", help="Times the load: 2x.")] = None
+    arrival_process: Annotated[
+        str,
+        typer.Option("--arrival-process", "--law", hidden=True, help="poisson; gamma:CV; bursts:TIMES:SHARE:LENGTH."),
+    ] = "poisson"
+    request_class: Annotated[
+        list[str] | None,
+        typer.Option("--class", hidden=True, help="NAME:SHARE[:DEADLINE], the most urgent first: chat:0.3:2s."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ReplicaOptions:
+    """A serving engine, and several."""
+
+    panel: ClassVar[str] = "Serving engines: replicas"
+    fit: Annotated[
+        Path | None, typer.Option("--fit", help="Fit of the engine's steps. Default: the gpu path of --hardware.")
+    ] = None
+    prefill_fit: Annotated[
+        Path | None, typer.Option("--prefill-fit", hidden=True, help="A separate fit of steps that contain prefill.")
+    ] = None
+    kv_blocks: Annotated[
+        int | None,
+        typer.Option("--kv-blocks", help="Blocks of the KV cache. Default: what the engine's trace or log says."),
+    ] = None
+    model_config: Annotated[
+        Path | None,
+        typer.Option("--model-config", help="The model's config.json: the KV cache is computed."),
+    ] = None
+    gpu_memory: Annotated[
+        str | None, typer.Option("--gpu-memory", help="Memory of a GPU as nvidia-smi says it: 81559MiB.")
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float, typer.Option("--gpu-memory-utilization", hidden=True, help="Share of it that the engine takes.")
+    ] = 0.9
+    kv_memory: Annotated[
+        str | None, typer.Option("--kv-memory", hidden=True, help="Memory of the KV cache itself: 4GiB.")
+    ] = None
+    kv_dtype: Annotated[str | None, typer.Option("--kv-dtype", hidden=True, help="Numbers of the KV cache: fp8.")] = (
+        None
+    )
+    tensor_parallel: Annotated[
+        int, typer.Option("--tensor-parallel", min=1, hidden=True, help="GPUs that hold the model together.")
+    ] = 1
+    max_num_seqs: Annotated[
+        int | None, typer.Option("--max-num-seqs", min=1, hidden=True, help="Keep this one; without it it is searched.")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option("--max-num-batched-tokens", min=1, hidden=True, help="Keep this one.")
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        int | None, typer.Option("--long-prefill-token-threshold", min=0, hidden=True, help="Keep this one.")
+    ] = None
+    block_size: Annotated[
+        int | None, typer.Option("--block-size", min=1, hidden=True, help="Tokens in a block of the KV cache.")
+    ] = None
+    synchronous: Annotated[
+        bool | None,
+        typer.Option("--synchronous/--asynchronous", hidden=True, help="Schedule a step after the one before it."),
+    ] = None
+    prefix_hit_rate: Annotated[
+        float | None, typer.Option("--prefix-hit-rate", hidden=True, help="Share of every prompt that is cached.")
+    ] = None
+    batching: Annotated[
+        Literal["chunked-prefill", "continuous"] | None,
+        typer.Option("--batching", hidden=True, help="Keep this one."),
+    ] = None
+    order: Annotated[
+        Literal["fcfs", "sjf", "slo", "priority"] | None,
+        typer.Option("--order", hidden=True, help="Keep this order of waiting requests."),
+    ] = None
+    route: Annotated[
+        str, typer.Option("--route", hidden=True, help="How requests find their replica, as in simulate engine.")
+    ] = "round-robin"
+    price_per_hour: Annotated[
+        float | None, typer.Option("--price-per-hour", min=0, help="Price of a replica, for the cost of tokens.")
+    ] = None
+    watts: Annotated[float | None, typer.Option("--watts", min=0, hidden=True, help="Power of a replica.")] = None
+
+    def asked(self) -> dict[str, Any]:
+        """As parameters of `plan_engine`."""
+        found = asdict(self)
+        engine = {name: found.pop(name) for name in OF_ENGINE}
+        return {**found, "engine": {name: value for name, value in engine.items() if value is not None}}
+
+
+OF_ENGINE = (
+    "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "block_size", "synchronous",
+    "prefix_hit_rate",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,48 +238,171 @@ class FileOptions:
 
 
 @verb
-@only_with("plan")
+@only_with("PLANS")
 def plan(
     sla: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--sla",
             help="Latency SLA, such as 20ms: per step, or per request when --rate is given.",
             rich_help_panel="Target",
         ),
-    ],
+    ] = None,
     target: TargetOptions = TargetOptions(),
     load: LoadOptions = LoadOptions(),
     batches: BatchOptions = BatchOptions(),
     machine: MachineOptions = MachineOptions(),
-    engine: EngineOptions = EngineOptions(),
+    promise: PromiseOptions = PromiseOptions(),
+    traffic: TrafficOptions = TrafficOptions(),
+    engines: ReplicaOptions = ReplicaOptions(),
     method: MethodOptions = MethodOptions(),
     files: FileOptions = FileOptions(),
     output: OutputOptions = OutputOptions(),
 ) -> None:
     """Say what fits under a latency SLA, and how to run a load within it.
 
-    Without a rate: which steps meet the SLA, thresholds, engine settings. With a rate, responses with their waiting:
-    strategy, T_cut, capacity, replicas, verified by an event simulation. Exit code 5 where the SLA cannot be met.
+    With requests that have lengths: how many serving engines keep the limits of TTFT, TPOT and latency, and their
+    settings, searched by simulation.
 
-    Example: latfit plan --sla 20ms --rate 500/s
+    Without lengths: which steps meet the SLA, thresholds, engine settings; with a rate, responses of batches with their
+    waiting: strategy, T_cut, capacity, replicas. Exit code 5: it cannot be met; 4: the data do not support it.
+
+    \b
+    latfit plan --rate 40/s --lengths 2000:300 --ttft 500ms --tpot 50ms
+    latfit plan --sla 20ms --rate 500/s
     """
+    _check_targets(files)
+    values = {name: value for group in (load, promise, traffic, engines) for name, value in vars(group).items()}
+    if _of_engines(values | {"sla": sla, "tokens_per_request": batches.tokens_per_request}):
+        _plan_engines(sla, load, machine.hardware, (promise, traffic, engines), method, files, output)
+        return
+    if sla is None:
+        raise WrongUsage(
+            "there is no target",
+            where="--sla",
+            remedy="Give --sla 20ms, or for requests with lengths --ttft 500ms --tpot 50ms.",
+        )
+    _plan_batches(sla, (target, load, batches, machine, method), promise, files, output)
+
+
+def _of_engines(values: dict[str, Any]) -> bool:
+    """Whether serving engines are planned, by the options."""
+    from types import SimpleNamespace
+
+    from latfit.api import plans_engines
+
+    return plans_engines(SimpleNamespace(**values))
+
+
+def _plan_engines(
+    sla: str | None,
+    load: LoadOptions,
+    hardware: Path,
+    groups: tuple[PromiseOptions, TrafficOptions, ReplicaOptions],
+    method: MethodOptions,
+    files: FileOptions,
+    output: OutputOptions,
+) -> None:
+    """Serving engines for requests with lengths."""
+    from latfit.api import plan_engine
+    from latfit.cli.output import print_json, progress_bar
+
+    promise, traffic, engines = groups
+    if sla is not None and promise.e2e is not None:
+        raise WrongUsage("the limit of an answer is given twice", where="--sla, --e2e", remedy="Give one of them.")
+    asked = asdict(traffic)
+    with progress_bar("Simulating", quiet=output.silent) as advance:
+        found = plan_engine(
+            rate=load.rate,
+            arrivals=load.arrivals,
+            replicas=load.replicas,
+            hardware=hardware,
+            ttft=promise.ttft,
+            tpot=promise.tpot,
+            e2e=promise.e2e or sla,
+            goodput=promise.goodput,
+            classes=asked.pop("request_class") or (),
+            seed=method.seed,
+            force=method.force,
+            progress=advance,
+            **asked,
+            **engines.asked(),
+        )
+    if output.json:
+        print_json(found.to_json())
+    else:
+        _print_engines(found, output)
+    _write_engines(found, files, quiet=output.silent)
+    if not found.feasible:
+        raise SlaOutOfReach(
+            f"no plan keeps the targets: {found.result.binding}",
+            where="--ttft, --tpot, --e2e",
+            remedy="Give wider limits, a lower --rate, or faster steps.",
+        )
+    if not found.supported:
+        raise FitNotUsable(
+            f"the plan is not supported by these data: {found.result.unsupported[0]}",
+            where="--fit",
+            remedy="Measure such steps, or fit a better model (latfit fit).",
+        )
+
+
+def _print_engines(found: "EnginePlan", output: OutputOptions) -> None:
+    """The verdict, latencies, what they rest on and what would help; verbose: every table."""
+    from latfit.cli.output import print_table, print_warnings, say, verdict
+
+    verdict(found.told.verdict, found.told.state)
+    for table in found.tables(brief=not output.verbose):
+        typer.echo("")
+        print_table(table)
+    typer.echo("")
+    for line in found.told.lines:
+        say(line)
+    print_warnings(found.told.warnings, most=None if output.verbose else MOST_WARNINGS)
+    for text in found.told.others:
+        say(text)
+
+
+def _write_engines(found: "EnginePlan", files: FileOptions, *, quiet: bool) -> None:
+    from latfit.cli.output import note
+
+    if files.out is not None:
+        found.save(files.out)
+        note(f"Wrote {files.out}.", quiet=quiet)
+    if files.figure is not None and found.feasible:
+        from latfit.files import write_bytes
+        from latfit.reporting import style
+
+        write_bytes(files.figure, style.png(found.plot()))
+        note(f"Drew {files.figure}.", quiet=quiet)
+    if files.report is not None:
+        from latfit.provenance import command_line, utc_now
+        from latfit.reporting import Making, write_page
+
+        page = found.page(Making(command_line(), utc_now()))
+        note(f"Wrote {write_page(files.report, page).html}", quiet=quiet)
+
+
+def _plan_batches(
+    sla: str, groups: tuple[Any, ...], promise: PromiseOptions, files: FileOptions, output: OutputOptions
+) -> None:
+    """Steps, or a load of requests that are alike, on the machine's paths."""
     from latfit.api import plan as decide
     from latfit.cli.output import note, print_json, progress_bar
 
-    _check_targets(files)
-    groups = (target, load, batches, machine, engine, method)
+    _, load, batches, machine, _ = groups
     options = {name: value for group in groups for name, value in vars(group).items()}
     hardware = options.pop("hardware")
-    tokens = batches.tokens_per_request
+    options |= {"ttft": promise.ttft, "tpot": promise.tpot, "prompt_tokens": promise.prompt_tokens}
+    options |= {"tokens_per_request": batches.tokens_per_request or 1, "replicas": load.replicas or 1}
     with progress_bar("Planning", quiet=output.silent):
-        found = decide(hardware, sla, **{**options, "tokens_per_request": tokens or 1})
-    if tokens is None:
+        found = decide(hardware, sla, **options)
+    if batches.tokens_per_request is None:
         note("Planned for decode, one token a request; --tokens-per-request changes that.", quiet=output.silent)
     if output.json:
         print_json(found.to_json())
     else:
-        _print_plan(found, output, _next_command(sla, load, hardware, files))
+        _print_plan(found, output, _next_command(sla, load, machine.hardware, files))
     _write(found, files, quiet=output.silent)
     if not found.feasible:
         raise SlaOutOfReach(found.result.binding, where=f"--sla {sla}", remedy=found.result.remedy)

@@ -62,7 +62,7 @@ def make_plan(
         from latfit.planning.load.evaluate import load_plan  # brings the compiler, which steps do without
 
         load = load_plan(profile, sla_ms, percentile, tokens_per_request, request)
-        answer = wording.load_answer(load, sla_ms, request.replicas)
+        answer = wording.load_answer(load, sla_ms, request.replicas, tokens_per_request)
     every = list(profile.paths.values())
     warnings = [*(load.warnings if load else ()), *inherited(every), *_warnings(profile, levels, percentile, request)]
     if load:

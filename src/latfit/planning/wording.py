@@ -298,9 +298,10 @@ def capacity_line(found: Capacity) -> str:
     return f"{needed}{price}; capacity {carried} per replica{sure}, {found.binding}."
 
 
-def load_answer(plan: LoadPlan, sla_ms: float, replicas: int) -> str:
-    """The decision in a sentence."""
-    row, each = plan.chosen, format_rate(plan.rate_per_s)
+def load_answer(plan: LoadPlan, sla_ms: float, replicas: int, tokens: int) -> str:
+    """The decision in a sentence, with what a request is: so many tokens of a batch."""
+    unit = "1 token" if tokens == 1 else f"{tokens:,} tokens"
+    row, each = plan.chosen, f"{format_rate(plan.rate_per_s)} of {unit} each"
     each += f" on each of {replicas} replicas" if replicas > 1 else ""
     if row is None or row.percentile_ms is None or row.margin is None:
         return f"{each} cannot be served within {_wanted(plan, sla_ms)}: {least(plan.alternatives)}."

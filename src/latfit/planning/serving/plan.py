@@ -79,10 +79,10 @@ class ServingPlan:
     """Engines that keep the targets of a load of requests, or why none do.
 
     what: a request, in words.  reached: the figures beside their limits; where nothing keeps them those of a request
-    alone, or of the engines that were given.  used: share of the most that the engines could serve.  fewer: the same with one engine less.  usual: engines that the settings
-    need that the search began with.  carries: load that these engines keep the targets at, as a ratio of the planned
-    one.  bears: how much longer the steps may take.  tried: configurations simulated.  unsupported: why the data do not
-    support it; empty where they do.
+    alone, or of the engines that were given.  used: share of the most that the engines could serve.  fewer: the same
+    with one engine less.  usual: engines that the settings need that the search began with.  carries: load that these
+    engines keep the targets at, as a ratio of the planned one.  bears: how much longer the steps may take.  tried:
+    configurations simulated.  unsupported: why the data do not support it; empty where they do.
     """
 
     request: ServingRequest

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 HELPFUL = 3
 """Changes that are named on a terminal."""
 
+NOTHING_PCT = 0.5
+
 HELPS = 0.95
 """Of a figure, below which a change helps."""
 
@@ -94,9 +96,10 @@ def _of_each(plan: ServingPlan) -> str:
 def _margin(plan: ServingPlan) -> str:
     """What there is to spare, and what one engine less would do."""
     spare = f"Holds up to {format_rate(plan.carries * plan.rate_per_s, down=True)}"
-    slower = f", or with steps {format_percent(100 * (plan.bears - 1))} slower"
+    bears = 100 * (plan.bears - 1)
+    slower = f", or with steps {format_percent(bears)} slower" if bears >= NOTHING_PCT else ", but with no slower steps"
     if not plan.bears_the_fit:
-        slower += ", which is less than the fit may be off"
+        slower += ": the fit may be off by more"
     less = ""
     if plan.fewer:
         worst = max(plan.fewer, key=lambda each: each.ratio)
