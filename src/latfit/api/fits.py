@@ -343,6 +343,7 @@ def fit(
     seed: int = 0,
     path: str | None = None,
     time: Time | None = None,
+    window_means: bool = False,
     **reading: Unpack[ReadOptions],
 ) -> Fit:
     """Fit a latency model to steps of one system, and check it.
@@ -354,7 +355,8 @@ def fit(
     counts the same: rows, segment (doublings of S), variance (cells).  intervals: of parameters: sandwich, profile or
     bootstrap.  bootstrap: how many resamples to refit and keep.  path: execution path of steps that name none.  time:
     "compute" takes T_ms as the source tells it, "period" the time from one step to the next, which holds what the host
-    does between them; without it the period where the steps know it.  Parameters are in ms, requests and tokens.
+    does between them; without it the period where the steps know it.  window_means: the rows are means over windows,
+    though no column says so.  Parameters are in ms, requests and tokens.
 
     Raises WrongUsage for options that cannot be met, BadInput for a source that cannot be read or holds several
     systems (see `fit_each`), FitNotUsable where the steps cannot carry the model.
@@ -362,7 +364,7 @@ def fit(
     steps = timed(read(source, **reading), time)
     check_one_system(steps, "Fit each of them with fit_each, or one of them with where=.")
     named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
-    options = _options(named, fix, bounds, prior, seed)
+    options = replace(_options(named, fix, bounds, prior, seed), window_means=window_means)
     doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
     (found,) = _fitted(steps, path, options, doubt).values()
     if not found.ok:
@@ -390,6 +392,7 @@ def fit_each(
     seed: int = 0,
     path: str | None = None,
     time: Time | None = None,
+    window_means: bool = False,
     made: Callable[[str, Fit], None] | None = None,
     **reading: Unpack[ReadOptions],
 ) -> dict[str, Fit]:
@@ -403,7 +406,7 @@ def fit_each(
     steps = timed(read(source, **reading), time)
     check_paths(path, steps)
     named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
-    options = _options(named, fix, bounds, prior, seed)
+    options = replace(_options(named, fix, bounds, prior, seed), window_means=window_means)
     doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
     return _fitted(steps, path, options, doubt, made)
 

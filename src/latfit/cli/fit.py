@@ -70,6 +70,13 @@ class ModelOptions:
             " Without it the period where it is known.",
         ),
     ] = None
+    window_means: Annotated[
+        bool,
+        typer.Option(
+            "--window-means",
+            help="The rows are means over the steps of windows, though no column says so (window_ms, B_sd, ...).",
+        ),
+    ] = False
     fix: Annotated[list[str] | None, typer.Option("--fix", help="Hold a parameter: P_max=60. Repeatable.")] = None
     bounds: Annotated[list[str] | None, typer.Option("--bounds", help="Bound a parameter: k_B=0.01:1. Repeatable.")] = (
         None

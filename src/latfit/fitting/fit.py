@@ -10,7 +10,7 @@ import numpy as np
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
 from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate, further_validation
 from latfit.fitting.checking.step_ratios import with_ratios
-from latfit.fitting.correction import learnt
+from latfit.fitting.correction import Formula, learnt
 from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.diagnostics.contradictions import contradictions
 from latfit.fitting.diagnostics.diagnose import diagnose
@@ -22,6 +22,7 @@ from latfit.fitting.solver.solve import Solution, solve, solved_once
 from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import Line, as_good, as_the_line_says, identifiability_report, told_with_line
+from latfit.fitting.windows import LINEAR, Windows, windows_of
 from latfit.model import (
     Baseline,
     Correction,
@@ -84,7 +85,12 @@ def fit_trace(
     check(asked)
     everything = fit_data(trace)
     contradicting = contradictions(everything)
-    found = _chosen(contradicting.without(everything) if contradicting else everything, wanted, asked)
+    rows = contradicting.without(everything) if contradicting else everything
+    if windows := windows_of(trace, everything, wanted.window_means):
+        kept = np.delete(np.arange(len(everything)), contradicting.left_out) if contradicting else np.arange(len(rows))
+        found = _of_windows(rows, windows.at(kept), wanted, asked)
+    else:
+        found = _chosen(rows, wanted, asked)
     found = replace(
         found,
         data=DataFacts.from_json(data or {}),
@@ -103,13 +109,39 @@ def fit_trace(
     return replace(found, warnings=told)
 
 
-def _chosen(rows: FitData, wanted: FitOptions, asked: DoubtOptions) -> FitResult:
-    """The fit of the model that is wanted, or of one that takes its place, with how it was chosen."""
+WINDOW_ROUNDS, AS_BEFORE = 8, 1e-3
+"""Fits to the latencies of mean steps, which end where none of them changes by more than a share of it."""
+
+
+def _of_windows(rows: FitData, windows: Windows, wanted: FitOptions, asked: DoubtOptions) -> FitResult:
+    """The fit of rows that are means over windows (see `windows`)."""
+    excess = np.zeros(len(rows))
+    of_means = rows
+    if not windows.known:
+        if is_auto(wanted.model):
+            wanted = replace(wanted, model="auto", candidates=LINEAR)
+    else:
+        options = wanted
+        for number in range(WINDOW_ROUNDS):
+            if number < 2:
+                options = _supported(of_means, resolved(of_means, wanted)[0])[0]
+            problem, end = solved_once(of_means, options)
+            before, excess = excess, windows.log_excess(formula_of(problem, problem.theta(end.z)))
+            of_means = replace(rows, observed=rows.observed * np.exp(-excess), found={})
+            if np.max(np.abs(excess - before)) < AS_BEFORE:
+                break
+    found = _chosen(of_means, wanted, asked, steps=False)
+    return replace(found, warnings=[windows.warning(found.model, excess), *found.warnings])
+
+
+def _chosen(rows: FitData, wanted: FitOptions, asked: DoubtOptions, *, steps: bool = True) -> FitResult:
+    """The fit of the model that is wanted, or of one that takes its place, with how it was chosen. steps: whether the
+    rows are single ones, which know enough to correct it."""
     options, selection = resolved(rows, wanted)
     options, notes = _supported(rows, options)
     problem = make_problem(rows, options)
     status = _unusable(problem)
-    if status is None:
+    if status is None and steps:
         options, corrects = corrected(rows, options, wanted.model)
         if selection and corrects:
             selection = {**selection, "reason": f"{selection['reason']} {corrects}"}
@@ -231,10 +263,17 @@ def _correction(data: FitData, options: FitOptions, problem: FitProblem, theta: 
     if options.correction is None:
         return None
 
+    log_ratio = log_ratios(problem, theta, data)
+    return learnt(data, np.arange(len(data)), log_ratio, options.correction, formula_of(problem, theta))
+
+
+def formula_of(problem: FitProblem, theta: FloatArray) -> Formula:
+    """Latency in ms (n,) of the columns of steps, by parameters theta (p,)."""
+
     def formula(steps: Mapping[str, FloatArray]) -> FloatArray:
         return problem.model.latency_ms(theta, StepTable(steps))
 
-    return learnt(data, np.arange(len(data)), log_ratios(problem, theta, data), options.correction, formula)
+    return formula
 
 
 def _log_ratios(problem: FitProblem, theta: FloatArray, data: FitData, correction: Correction | None) -> FloatArray:
@@ -332,6 +371,7 @@ def _stated(options: FitOptions) -> dict[str, Any]:
         "priors": {name: list(prior) for name, prior in options.priors.items()},
         "weights": options.weights,
         **({"candidates": list(options.candidates)} if options.candidates else {}),
+        **({"window_means": True} if options.window_means else {}),
     }
 
 

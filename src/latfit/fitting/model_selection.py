@@ -326,7 +326,7 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
         name = "linear" if "linear" in names else "saturation"
         return Selection(name, "Too few different steps to compare models.", replace(options, model=name), {})
     name = simplest({each: entry.score for each, entry in entries.items()}, len(sample))
-    if decode_only(sample.steps):
+    if decode_only(sample.steps) and (not wanted or "saturation" in wanted):
         more = _entered(sample, _possible([*names, "saturation"], options)[len(names) :], options, folds)
         if more and more["saturation"].score.mape_pct < FAR_BETTER * entries[name].score.mape_pct:
             entries, name = entries | more, "saturation"

@@ -227,7 +227,8 @@ class FitOptions:
     """What a user may choose. model: a name, or auto (see `model_selection`); fixed: {parameter: value}; bounds:
     {parameter: (low, high)}, priors: {parameter: (mean, standard deviation)}, each in the parameter's unit; solver: see
     SOLVERS; weights: see WEIGHTS; candidates: the models that auto compares, without any all that the columns can
-    carry; correction: how what the formula misses is learnt (see `correction`)."""
+    carry; window_means: whether the rows are means over windows though no column says so (see `windows`); correction:
+    how what the formula misses is learnt (see `correction`)."""
 
     model: str = "auto"
     loss: str = "huber"
@@ -240,6 +241,7 @@ class FitOptions:
     priors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     weights: str = "rows"
     candidates: tuple[str, ...] = ()
+    window_means: bool = False
     correction: Smoothing | None = None
 
     @property

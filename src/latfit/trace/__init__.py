@@ -7,6 +7,7 @@ from latfit._face import face
 if TYPE_CHECKING:
     from latfit.trace.clean import (
         CleanOptions as CleanOptions,
+        are_window_means as are_window_means,
         impossible_steps as impossible_steps,
         runs_in_time as runs_in_time,
     )

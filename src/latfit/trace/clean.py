@@ -195,8 +195,8 @@ def _cleaned_before(trace: Trace) -> Cleaned:
 def check_not_most(cleaned: Cleaned | Cells, options: CleanOptions, where: str) -> None:
     """A trace that loses more than half of its rows, or all, is not what it seems. Raises BadInput."""
     lost = cleaned.rows_read - cleaned.rows_used
-    warm_up = cleaned.dropped.get("cold_start", 0)
-    few = options.most or 2 * (lost - warm_up) <= cleaned.rows_read - warm_up
+    expected = cleaned.dropped.get("cold_start", 0) + cleaned.dropped.get("idle", 0)
+    few = options.most or 2 * (lost - expected) <= cleaned.rows_read - expected
     if few and (cleaned.rows_used or not cleaned.rows_read):
         return
     counts = ", ".join(f"{n:,} {reason}" for reason, n in cleaned.dropped.items())
@@ -232,8 +232,25 @@ def _flagged(*names: str) -> Callable[[Trace, CleanOptions], Mask]:
 
 
 def _idle(trace: Trace, options: CleanOptions) -> Mask:
-    empty = (trace.floats("B") == 0) & (trace.floats("S") == 0)
+    B, S = trace.floats("B"), trace.floats("S")
+    empty = (B == 0) & (S == 0)
+    if are_window_means(trace):
+        empty |= B < 1
     return np.asarray(_flagged("idle")(trace, options) | empty)
+
+
+OF_WINDOWS = ("window_ms", "window_steps", "B_sd", "S_sd")
+
+
+def are_window_means(trace: Trace) -> bool:
+    """Whether rows are means over the steps of a window: a column tells of windows, or most rows have a fraction of a
+    request. Rows of cells are not."""
+    if WEIGHT in trace:
+        return False
+    if any(np.any(trace.floats(name) > 0) for name in OF_WINDOWS if name in trace):
+        return True
+    B = trace.floats("B")
+    return bool(np.mean((np.rint(B) != B) & np.isfinite(B)) > 0.5) if len(B) else False
 
 
 def _non_finite(trace: Trace, _: CleanOptions) -> Mask:
@@ -458,7 +475,7 @@ def _grouped(key: IntArray, order: NDArray[np.intp]) -> NDArray[np.intp]:
 
 RULES: tuple[Rule, ...] = (
     Rule("dummy", "empty step that keeps data-parallel engines together", _flagged("dummy"), by_row=True),
-    Rule("idle", "the engine had nothing to do", _idle, by_row=True),
+    Rule("idle", "the engine had nothing to do, or less than one request over a window", _idle, by_row=True),
     Rule("non_finite", "B, S or T missing, infinite or not a number", _non_finite, necessary=True, by_row=True),
     Rule("zero_time", "no time at all: asynchronous scheduling", _no_time, necessary=True, by_row=True),
     Rule(

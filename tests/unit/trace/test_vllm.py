@@ -599,3 +599,37 @@ class TestNoCompiler:
         )
         command = [sys.executable, "-c", code, str(tmp_path / name), str(tmp_path / "out.parquet")]
         assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+def windows_log(running: list[int], generated: list[float], prompt: float = 400.0) -> str:
+    """Lines of every ten seconds, without iteration lines."""
+    return "".join(
+        f"(APIServer pid=1) INFO 11-22 12:{second // 60:02}:{second % 60:02} [loggers.py:335] Engine 000: Avg prompt"
+        f" throughput: {prompt} tokens/s, Avg generation throughput: {tokens} tokens/s, Running: {requests} reqs,"
+        " Waiting: 3 reqs, GPU KV cache usage: 12.5%, Prefix cache hit rate: 0.0%\n"
+        for second, requests, tokens in zip(range(0, 3600, 10), running, generated, strict=False)
+    )
+
+
+class TestWindows:
+    def test_ten_seconds_are_a_row(self, tmp_path: Path) -> None:
+        """32 requests that get 1,600 tokens a second take 20 ms a step, and 400 prompt tokens a second are 8 a step."""
+        trace = parsed(windows_log([32] * 4, [1600.0] * 4), tmp_path)
+        assert len(trace) == 3
+        np.testing.assert_allclose(trace["B"], 32)
+        np.testing.assert_allclose(trace["T_ms"], 20)
+        np.testing.assert_allclose(trace["S"], 40)
+        np.testing.assert_allclose(trace["window_ms"], 10_000)
+        np.testing.assert_allclose(trace["window_steps"], 500)
+        assert trace["queued_requests"].tolist() == [3, 3, 3]
+        assert trace["t_s"].tolist() == [0, 10, 20]
+
+    def test_idle_and_unsteady_windows_are_told_apart(self, tmp_path: Path) -> None:
+        log = windows_log([30, 32, 0, 0, 8, 16, 16], [1600.0, 1550.0, 600.0, 0.0, 90.0, 500.0, 800.0])
+        trace = parsed(log, tmp_path)
+        assert trace["idle"].tolist() == [False, True, True, True, False]
+        assert trace.provenance["unsteady"] == 1
+        np.testing.assert_allclose(trace["T_ms"][[0, -1]], [31 / 1550 * 1e3, 20])
+
+    def test_iteration_lines_go_before_them(self, tmp_path: Path) -> None:
+        assert "window_ms" not in parsed(windows_log([32] * 4, [1600.0] * 4) + NEW, tmp_path)

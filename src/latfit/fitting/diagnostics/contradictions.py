@@ -58,11 +58,14 @@ class Contradictions:
     expected: FloatArray
     impossible: NDArray[np.bool_]
 
+    @property
+    def left_out(self) -> NDArray[np.intp]:
+        """The rows that no fit may use."""
+        return self.rows[self.impossible]
+
     def without(self, data: FitData) -> FitData:
         """The rows that a fit may use."""
-        if not self.impossible.any():
-            return data
-        return data.sample(np.delete(np.arange(len(data)), self.rows[self.impossible]))
+        return data.sample(np.delete(np.arange(len(data)), self.left_out)) if len(self.left_out) else data
 
     def to_json(self, data: FitData) -> dict[str, Any]:
         """`contradictions` of the diagnostics: the steps, those farthest off first."""

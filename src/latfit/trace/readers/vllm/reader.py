@@ -7,7 +7,8 @@ Older versions print it from the engine's process, newer ones from the API serve
     (APIServer pid=1) INFO 12-22 21:44:40 [loggers.py:199] Engine 000: Iteration(12): … time: 25.10 ms (dummy),
         GPU KV cache usage: 41.2%, encoder inputs: 4, encoder output embeddings: 3520
 
-A step is what has all of it up to ` ms`, wherever it stands in its line.
+A step is what has all of it up to ` ms`, wherever it stands in its line. Where no line tells of a step, those of every
+ten seconds are read (see `windows`).
 """
 
 import os
@@ -28,6 +29,7 @@ from latfit.trace.readers.source import Source
 from latfit.trace.readers.vllm.runs import Run, runs_of, seconds_of
 from latfit.trace.readers.vllm.start_up import agreed
 from latfit.trace.readers.vllm.steps import LABEL_BYTES, MOST_ENGINES, NO_TIME, Block, Engines, rank_of, read_block
+from latfit.trace.readers.vllm.windows import windows_of_log
 from latfit.trace.table import Array, Coded, Trace
 
 BLOCK_BYTES = 1 << 20
@@ -63,7 +65,7 @@ def recognises(head: bytes) -> bool:
 
 
 def read(source: Source, options: Options) -> Trace:
-    """Every step of the log, also empty ones. `options` are for tables, and change nothing here.
+    """Every step of the log, also empty ones, or its windows. `options` are for tables, and change nothing here.
 
     Raises BadInput where there is no step, and where there are more engines than any deployment has.
     """
@@ -71,11 +73,19 @@ def read(source: Source, options: Options) -> Trace:
     with source.open() as stream:
         cut = _middle(source)
         if cut is None:
-            return trace_of(blocks_of(stream, engines), engines, source.name)
-        command = [sys.executable, "-P", "-c", SECOND_HALF, str(source.path), str(cut)]
-        with Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL) as process:
-            blocks = blocks_of(stream, engines, most=cut)
-            blocks += _fetched(process, engines) or blocks_of(stream, engines)
+            blocks = blocks_of(stream, engines)
+        else:
+            command = [sys.executable, "-P", "-c", SECOND_HALF, str(source.path), str(cut)]
+            with Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL) as process:
+                blocks = blocks_of(stream, engines, most=cut)
+                blocks += _fetched(process, engines) or blocks_of(stream, engines)
+    if not any(len(block.columns["B"]) for block in blocks):
+        with source.open() as stream:
+            windows = windows_of_log(
+                _ANSI.sub(b"", line) for text in _whole_lines(stream, BLOCK_BYTES) for line in text.split(b"\n")
+            )
+        if windows is not None:
+            return windows
     return trace_of(blocks, engines, source.name)
 
 
