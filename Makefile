@@ -57,6 +57,7 @@ soak: $(DEV)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.option_pairs
 	$(BIN)/python -m benchmarks.soak.exits --n 500
 	$(BIN)/python -m benchmarks.soak.kills --n 300
+	$(BIN)/python -m benchmarks.soak.interrupts --n 100
 	$(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python -m benchmarks
 

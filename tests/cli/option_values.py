@@ -108,8 +108,8 @@ VALUES: dict[str, list[str]] = {
     "--percentile": ["95"],
     "--policy": ["cutoff", "window"],
     "--precision": ["0.2"],
-    "--prefill-fit": ["again.fit.json"],
-    "--prefill-on": ["again.fit.json"],
+    "--prefill-fit": ["slow.fit.json"],
+    "--prefill-on": ["slow.fit.json"],
     "--prefill-requests": ["0"],
     "--prefill-tokens": ["0"],
     "--prefix-hit-rate": ["0.5"],
@@ -162,6 +162,7 @@ OWN: dict[tuple[str, str], list[str]] = {
     ("fit", "--out"): ["out.fit.json"],
     ("plan", "--out"): ["out.json"],
     ("plan", "--sla"): ["30ms"],
+    ("plan", "--rate"): ["400/s"],
     ("validate", "--out"): ["out.json"],
     ("report", "--out"): ["page"],
     ("demo", "--out"): ["demo"],
@@ -191,7 +192,7 @@ def given(verb: str, option: str, which: int = 0) -> list[str]:
 def prepare() -> None:
     """Small inputs in the working folder: traces, fits, machines, requests."""
     machine = ["--quiet", "--force", "--hardware"]
-    for name, seed, slower in (("gpu", 0, 1.0), ("again", 2, 1.0), ("other", 1, 1.4)):
+    for name, seed, slower in (("gpu", 0, 1.0), ("again", 2, 1.0), ("slow", 3, 1.8), ("other", 1, 1.4)):
         trace = planted_trace(0.03, repeats=2, seed=seed)
         steps = {column: trace[column] for column in trace.columns}
         steps["T_ms"] = steps["T_ms"] * slower
@@ -206,11 +207,13 @@ def prepare() -> None:
     _two_systems()
     Path("steps.csv").write_text("B,S\n1,1\n4,16\n")
     Path("curve.csv").write_text("t_s,rate_per_s\n0,100\n5,300\n10,100\n")
-    Path("many.csv").write_text("\n".join(["t_s", *(f"{0.02 * i:.3f}" for i in range(2000))]) + "\n")
-    rows = [f"{0.05 * i:.2f},{40 + i % 7},{9 + i % 3}" for i in range(120)]
+    Path("many.csv").write_text("\n".join(["t_s", *(f"{0.0025 * i:.4f}" for i in range(2000))]) + "\n")
+    rows = [f"{0.05 * i:.2f},{40 + i % 7},{9 + i % 3}" for i in range(800)]
     Path("arrivals.csv").write_text("\n".join(["t_s,prompt_tokens,output_tokens", *rows]) + "\n")
     head = "t_s,prompt_tokens,output_tokens,scheduled_s,first_token_s,last_token_s"
-    rows = [f"{0.2 * i:.1f},{40 + i},9,{0.2 * i:.1f},{0.2 * i + 0.05:.2f},{0.2 * i + 0.3:.1f}" for i in range(60)]
+    rows = [
+        f"{0.2 * i:.1f},{40 + i},{9 + i % 3},{0.2 * i:.1f},{0.2 * i + 0.05:.2f},{0.2 * i + 0.3:.1f}" for i in range(60)
+    ]
     Path("measured.csv").write_text("\n".join([head, *rows]) + "\n")
 
 

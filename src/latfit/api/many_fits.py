@@ -15,7 +15,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from subprocess import DEVNULL, PIPE, Popen
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from latfit.errors import LatfitError, first_line
 from latfit.model import FitResult, FitStatus
+from latfit.threads import on_threads
 from latfit.trace import Trace
 from latfit.warning import LatfitWarning
 
@@ -195,8 +196,8 @@ def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers
         return
     started, waiting = _Workers(), iter(numbers)
     running: dict[Future[Outcome], int] = {}
-    with ThreadPoolExecutor(workers) as threads:
-        try:
+    try:
+        with on_threads(workers) as threads:
             while True:
                 # one more than are at work, so that none of them waits
                 while len(running) <= workers and (number := next(waiting, None)) is not None:
@@ -205,6 +206,5 @@ def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers
                     return
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(done), done.result()
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
-            started.end()
+    finally:
+        started.end()

@@ -37,6 +37,7 @@ from latfit.simulation import (
     system_of,
     write_events,
 )
+from latfit.workload import RecordedLoad
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -356,11 +357,14 @@ def simulate(
         classes=classes,
         prompt_lengths=prompt_lengths,
     )
+    if requests is not None and isinstance(load, RecordedLoad) and requests > len(load.requests):
+        few = f"{requests:,} requests are asked for, and {len(load.requests):,} are recorded"
+        raise WrongUsage(few, where="--requests", remedy="Leave --requests out for all of them.")
     mean, longest = request_tokens(load, by_prompt, tokens_per_request)
     serving = Serving(mean, service, longest, servers or {}, buckets)
-    machine = _machine(hardware, nominal, force=force)
+    machine = _machine(hardware, nominal)
     _refuse_unread_tokens(machine, tokens_per_request, by_prompt, prompt_lengths)
-    system = system_of(machine, serving)
+    system = _system(machine, serving, force=force)
     limit = math.inf if sla is None and sla_ms is None else duration(sla, "--sla", sla_ms)
     options = Options(requests, warmup, replications, seed, limit, precision)
     varied = {_setting(key)[0]: [_parsed(key, value) for value in values] for key, values in asked.items()}
@@ -378,16 +382,21 @@ def simulate(
     return PolicySimulation(told, system, limit, left_out, subject=_subject(machine))
 
 
-def _machine(hardware: Any, nominal: Mapping[str, str] | None, *, force: bool) -> HardwareProfile:
+def _machine(hardware: Any, nominal: Mapping[str, str] | None) -> HardwareProfile:
     """The machine with paths by nominal numbers, which take the place of those with their names; where there are some
-    its file may be missing. force: whether its paths may be of different models."""
+    its file may be missing."""
     more = {name: nominal_path(name, parse_nominal(text)) for name, text in (nominal or {}).items()}
     missing = isinstance(hardware, str | Path) and not Path(hardware).exists()
     known = {} if more and missing else profile_of(hardware).paths
-    machine = HardwareProfile({**known, **more})
+    return HardwareProfile({**known, **more})
+
+
+def _system(machine: HardwareProfile, serving: Serving, *, force: bool) -> System:
+    """The paths of a machine that serve. force: whether they may be of different models."""
+    system = system_of(machine, serving)
     if not force:
-        check_one_model(machine)
-    return machine
+        check_one_model(HardwareProfile({path.name: machine.paths[path.name] for path in system.paths}))
+    return system
 
 
 def _refuse_unread_tokens(
@@ -446,8 +455,8 @@ def simulate_study(
     `simulate` does.
     """
     serving = Serving(float(tokens_per_request or 1), service, 0.0, servers or {}, buckets)
-    machine = _machine(hardware, nominal, force=force)
-    system = system_of(machine, serving)
+    machine = _machine(hardware, nominal)
+    system = _system(machine, serving, force=force)
     limit = math.inf if sla is None and sla_ms is None else duration(sla, "--sla", sla_ms)
     options = Options(requests, warmup, replications, seed, limit, precision)
     points = policy_points(system, options, solve_optimal)

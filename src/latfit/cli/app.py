@@ -133,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os.environ.setdefault(name, "1")
     terminal.prepare()
     code = run(given)
+    if terminal.interrupted():
+        terminal.end_at_once(code)
     terminal.quiet_end()
     sys.exit(code)
 

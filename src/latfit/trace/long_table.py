@@ -9,7 +9,6 @@ count from the first; a column of numbers in one chunk and of texts in another; 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.threads import on_threads
 from latfit.trace.columns import BY_NAME, IDENTITY
 from latfit.trace.filter import matching_rows
 from latfit.trace.parquet import WHOLE, chunks_of, columns_of, write_chunks, write_trace
@@ -253,7 +253,7 @@ def table_in_chunks(names: Sequence[str | Path], reading: Reading) -> LongTable 
         raise no_row_matches(reading, source.name)
     if not chunks.in_ms:
         check_unit(trace["T_ms"], chunks.options, source.name)
-    with ThreadPoolExecutor(1) as beside:
+    with on_threads(1) as beside:
         digest = beside.submit(sha256_of_files, sources)
         _, cleaned = cleaned_steps(trace, replace(reading, where=None), source.name)
     fate = np.zeros(survey.rows, dtype=np.uint8)

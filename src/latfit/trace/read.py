@@ -4,7 +4,6 @@ here.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from glob import glob
@@ -14,16 +13,18 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import BadInput, WrongUsage
+from latfit.threads import on_threads
 from latfit.trace.clean import Cleaned, CleanOptions, check_not_most, clean
 from latfit.trace.columns import BY_NAME, IDENTITY
 from latfit.trace.filter import matching_rows
-from latfit.trace.period import with_period
+from latfit.trace.period import COMPUTE, MOSTLY, NO_PERIOD, PERIOD, no_periods, with_period
 from latfit.trace.readers import reader_for
 from latfit.trace.readers.reader import Options
 from latfit.trace.readers.source import Source, open_source
 from latfit.trace.readers.table import steps_of
+from latfit.trace.recompute import with_recompute
 from latfit.trace.serving_engine import engine_counts
-from latfit.trace.sketch.histogram import step_count
+from latfit.trace.sketch.histogram import WEIGHT, step_count
 from latfit.trace.table import Trace, concatenated, phases
 from latfit.units import MS_PER_UNIT
 
@@ -38,13 +39,6 @@ class Reading:
     where: str | None = None
     cleaning: CleanOptions = field(default_factory=CleanOptions)
 
-
-COMPUTE, PERIOD = "compute", "period"
-"""What T_ms may be."""
-NO_PERIOD = "no_period"
-"""Why a clean row is left out where periods are asked for."""
-MOSTLY = 0.5
-"""Share of the rows that know their period from which on it is taken where nobody says what to take."""
 
 IN_MEMORY = "a table in memory"
 """The source of a fit that was made from no file."""
@@ -121,15 +115,15 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
     with np.errstate(over="ignore", invalid="ignore"):  # what no step can hold is dropped by cleaning
         parts = [reader.read(source, options) for reader, source in zip(readers, sources, strict=True)]
     trace = concatenated(parts, [source.name for source in sources])
-    trace = with_period(trace)
+    trace = with_period(with_recompute(trace))
     implied = {reader.path for reader in readers}
     where = sources[0].name if len(sources) == 1 else f"{len(sources)} files"
-    with ThreadPoolExecutor(1) as beside:
+    with on_threads(1) as beside:
         digest = beside.submit(sha256_of_files, sources)
         picked, cleaned = cleaned_steps(trace, reading, where)
     path = implied.pop() if len(implied) == 1 else None
     formats = [reader.name for reader in readers]
-    return CleanTrace(sources, digest.result(), reading, cleaned, formats, path, picked)
+    return CleanTrace(sources, digest.result(), reading, cleaned, formats, path, picked, _time_in_cells(trace))
 
 
 def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the table") -> CleanTrace:
@@ -138,7 +132,13 @@ def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the 
     check_unit_name(reading)
     trace = steps_of(table, Options(reading.column_map, reading.unit), name)
     picked, cleaned = cleaned_steps(trace, reading, name)
-    return CleanTrace((), _sha256_of(table), reading, cleaned, ["table"], None, picked)
+    return CleanTrace((), _sha256_of(table), reading, cleaned, ["table"], None, picked, _time_in_cells(trace))
+
+
+def _time_in_cells(trace: Trace) -> str:
+    """What T is in a trace of cells, which say it; compute in any other."""
+    cells = trace.provenance.get("cells") if WEIGHT in trace else None
+    return PERIOD if isinstance(cells, Mapping) and cells.get("time") == PERIOD else COMPUTE
 
 
 def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
@@ -149,6 +149,10 @@ def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
     """
     if time == steps.time or (time is None and steps.time == PERIOD):
         return steps
+    if WEIGHT in steps.trace and steps.time == PERIOD:
+        raise BadInput(
+            "its cells were made of periods", where=steps.name, remedy="Make them again with --time compute."
+        )
     if steps.time == PERIOD:
         return timed(replace(steps, cleaned=clean(steps.everything, steps.reading.cleaning), time=COMPUTE), time)
     trace = steps.trace
@@ -157,12 +161,7 @@ def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
     if time == COMPUTE or (time is None and known.mean() < MOSTLY):
         return steps
     if not known.any():
-        raise BadInput(
-            "its steps do not say when the next one began",
-            where=steps.name,
-            remedy="Take their own time (--time compute), or give a vLLM log or traces of latfit's recorder, as files"
-            " (FOLDER/*.parquet) and not as a folder or --cells.",
-        )
+        raise no_periods(steps.name)
     left_out = int(np.count_nonzero(~known))
     dropped = {**steps.dropped, NO_PERIOD: left_out} if left_out else steps.dropped
     rows = trace.with_columns(T_ms=found).select(known)
@@ -172,6 +171,9 @@ def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
 def host_times(steps: CleanTrace, system: Mapping[str, str]) -> dict[str, dict[str, float]]:
     """Mean T and mean period in ms by phase, of a system's steps that know both; empty where none does."""
     rows = steps.everything
+    cells = rows.provenance.get("cells")
+    if WEIGHT in rows and isinstance(cells, Mapping) and isinstance(cells.get("host"), Mapping):
+        return {str(phase): dict(means) for phase, means in cells["host"].items() if isinstance(means, Mapping)}
     if "period_ms" not in rows or len(steps.cleaned.fate) != len(rows):
         return {}
     used = (steps.cleaned.fate == 0) & (rows.floats("period_ms") > 0)

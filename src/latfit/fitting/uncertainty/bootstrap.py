@@ -31,7 +31,6 @@ Flat directions are not explored by that: their parameters are not identified an
 """
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +48,7 @@ from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.model import KEPT, LatencyModel, Steps
 from latfit.stats import FloatArray
+from latfit.threads import on_threads
 
 COMPARED = 120
 MISSES = 0.1
@@ -330,7 +330,7 @@ def bootstrap(
     generators = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(len(batches))]
     drawn = np.empty((resamples, len(solution.z)))
     done = 0
-    with ThreadPoolExecutor(max_workers=THREADS) as pool:
+    with on_threads(THREADS) as pool:
         jobs = [pool.submit(sample.draw, count, rng) for (_, count), rng in zip(batches, generators, strict=True)]
         for (start, count), job in zip(batches, jobs, strict=True):
             drawn[start : start + count] = job.result()

@@ -39,7 +39,6 @@ from latfit.workload import (
     CLASSES,
     LENGTHS,
     SERVICE,
-    THINKING,
     ClosedLoad,
     Load as AnyLoad,
     OpenLoad,
@@ -112,9 +111,7 @@ def draw(load: AnyLoad, requests: int, warmup: float, system: System, streams: S
     ids = draw_classes(load.classes, n, streams.generator(CLASSES)) if len(load.classes) > 1 else nobody
     think, users = none, 0
     if isinstance(load, ClosedLoad):
-        rng = streams.generator(THINKING)
-        think = load.think_ms * (rng.standard_exponential(n) if load.exponential else np.ones(n))
-        users = load.users
+        think, users = load.thinking(n, streams), load.users
     return Drawn(Load(arrive, tokens, ids, deadlines, think, users, _warm(n, warmup)), deadlines, len(load.classes))
 
 

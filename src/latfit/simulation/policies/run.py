@@ -8,7 +8,6 @@ replications are, where nobody asked, follows from the load (`latfit.simulation.
 
 import math
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +38,7 @@ from latfit.simulation.policies.estimate import (
 from latfit.simulation.policies.replication import FEWEST, check_paths, draw, run
 from latfit.simulation.policies.result import Asked, SimResult, make_result
 from latfit.simulation.policies.service import System
+from latfit.threads import on_threads
 from latfit.workload import ClosedLoad, Load, OpenLoad, Piecewise, Poisson, RecordedLoad, Streams
 
 MOST_BATCHES = 4096
@@ -222,12 +222,9 @@ class _Work:
             for number in numbers:
                 note(self.one(length, number))
             return found
-        pool = ThreadPoolExecutor(self.threads)
-        try:
+        with on_threads(self.threads) as pool:
             for summary in pool.map(lambda number: self.one(length, number), numbers):
                 note(summary)
-        finally:
-            pool.shutdown(cancel_futures=True)
         return found
 
 

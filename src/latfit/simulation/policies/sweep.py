@@ -15,7 +15,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from latfit.simulation.policies.estimate import Interval, Parts, error_parts, pa
 from latfit.simulation.policies.result import Difference, SimResult
 from latfit.simulation.policies.run import Options, load_rate, simulate
 from latfit.simulation.policies.service import System, path_times
+from latfit.threads import on_threads
 from latfit.workload import ClosedLoad, Load
 
 BACKENDS = ("local", "dask")
@@ -158,17 +159,13 @@ def _simulated(
         return
     workers = running.workers or os.cpu_count() or 1
     # Few points leave processors idle: these take replications of one.
-    threads = max(1, workers // max(1, len(left)))
-    with ThreadPoolExecutor(workers) as pool:
-        waiting = {pool.submit(run_point, points[i], threads, partial(begun, i)): i for i in left}
-        try:
-            while waiting:
-                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in sorted(done, key=lambda future: waiting[future]):
-                    yield waiting.pop(future), future.result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    each = max(1, workers // max(1, len(left)))
+    with on_threads(workers) as pool:
+        waiting = {pool.submit(run_point, points[i], each, partial(begun, i)): i for i in left}
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in sorted(done, key=lambda future: waiting[future]):
+                yield waiting.pop(future), future.result()
 
 
 class _Table:

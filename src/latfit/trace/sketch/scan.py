@@ -5,13 +5,15 @@ All footers are read first: what is not a trace is found before the long pass, a
 is some row groups of one file; within it rows come in batches. Files whose name starts with `_` or `.` are markers of
 the programs that wrote the folder and are passed over.
 
+Files of latfit's recorder are read as they are elsewhere: tokens computed again after preemption count as prefill, and
+T is the period where that is asked for, both found within a batch.
+
 Cleaning is `trace/clean.py`'s, for the rules that can be decided from a row alone. Duplicates and a cold start that
 nobody marked need the order of rows and are not looked for: here rows come in any order.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,15 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput, first_line
 from latfit.stats import FloatArray
+from latfit.threads import on_threads
 from latfit.trace.clean import RULES, CleanOptions, tried
 from latfit.trace.columns import BY_NAME, REQUIRED
 from latfit.trace.filter import matching_rows
-from latfit.trace.readers.table import is_set
+from latfit.trace.parquet import provenance_of
+from latfit.trace.period import COMPUTE, NO_PERIOD, PERIOD, with_period
+from latfit.trace.readers.table import PARQUET_MAGIC, is_set
+from latfit.trace.recompute import with_recompute
+from latfit.trace.serving_engine import is_record
 from latfit.trace.sketch.histogram import (
     B_LIMIT,
     CONTEXT_LIMIT,
@@ -37,7 +44,7 @@ from latfit.trace.sketch.histogram import (
     Pool,
     atoms_of,
 )
-from latfit.trace.table import Array, Trace
+from latfit.trace.table import Array, Trace, phases
 from latfit.units import MS_PER_UNIT
 
 PART_ROWS = 4 << 20
@@ -77,7 +84,7 @@ def open_dataset(source: str | Path, column_map: Mapping[str, str], filesystem: 
     """
     filesystem, root = _located(source, filesystem)
     paths = _files(filesystem, root, str(source))
-    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+    with on_threads(FOOTERS_AT_ONCE) as pool:
         found = list(pool.map(partial(_parts_of, filesystem, column_map=column_map), paths))
     parts = tuple(part for parts_or_reason in found if isinstance(parts_or_reason, list) for part in parts_or_reason)
     unreadable = tuple((path, reason) for path, reason in zip(paths, found, strict=True) if isinstance(reason, str))
@@ -85,18 +92,54 @@ def open_dataset(source: str | Path, column_map: Mapping[str, str], filesystem: 
 
 
 def batches(filesystem: Any, part: Part, wanted: Sequence[str], column_map: Mapping[str, str]) -> Iterator[Any]:
-    """Record batches of a part with those of the `wanted` columns that the file has, under latfit's names."""
+    """Record batches of a part with those of the `wanted` columns that the file has, under latfit's names; of a record
+    with its periods."""
     import pyarrow.parquet as pq
 
     with filesystem.open_input_file(part.path) as stream:
         file = pq.ParquetFile(stream, buffer_size=STREAM_BYTES)
         present = set(file.schema_arrow.names)
-        theirs = {name: column_map.get(name, name) for name in wanted}
+        origin = _origin(part.path, file.schema_arrow.metadata)
+        recorded = is_record(origin)
+        theirs = {name: column_map.get(name, name) for name in (*wanted, *(OF_RECORDS if recorded else ()))}
         names = [name for name in theirs if theirs[name] in present and not _shadowed(name, column_map)]
         for row_group in part.row_groups:
             columns = list(dict.fromkeys(theirs[name] for name in names))
             for batch in file.iter_batches(BATCH_ROWS, row_groups=[row_group], columns=columns):
-                yield batch.select([theirs[name] for name in names]).rename_columns(names)
+                found = batch.select([theirs[name] for name in names]).rename_columns(names)
+                yield _as_read(found, origin) if recorded else found
+
+
+def _origin(path: str, metadata: Any) -> Mapping[str, Any]:
+    try:
+        return provenance_of(path, metadata)
+    except BadInput:
+        return {}
+
+
+def _as_read(batch: Any, origin: Mapping[str, Any]) -> Any:
+    """A batch of a record as its file is read: recomputed tokens as prefill, and periods."""
+    import pyarrow as pa
+
+    columns: dict[str, Array] = {}
+    for name in batch.schema.names:
+        column = batch.column(name)
+        if name in ("run", "replica"):
+            codes = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+            columns[name] = _floats(codes.indices.cast(pa.float64()))
+        elif name == "phase":
+            columns[name] = np.array(column.to_pylist(), dtype=object)
+        elif name in FLAGS:
+            columns[name] = _flags(column)
+        elif name in (*NUMBERS, *OF_RECORDS):
+            columns[name] = _floats(column)
+    trace = with_period(with_recompute(Trace(columns, origin)))
+    for name in ("prefill_requests", "prefill_tokens", "phase", "period_ms"):
+        if name in trace and trace[name] is not columns.get(name):
+            values = pa.array(trace[name])
+            place = batch.schema.get_field_index(name)
+            batch = batch.append_column(name, values) if place < 0 else batch.set_column(place, name, values)
+    return batch
 
 
 def _shadowed(name: str, column_map: Mapping[str, str]) -> bool:
@@ -152,6 +195,8 @@ def _parts_of(filesystem: Any, path: str, column_map: Mapping[str, str]) -> list
 
     try:
         with filesystem.open_input_file(path) as stream:
+            if stream.read(len(PARQUET_MAGIC)) != PARQUET_MAGIC:
+                return "no Parquet file, of which cells are made"
             footer = pq.ParquetFile(stream)
             schema, metadata = footer.schema_arrow, footer.metadata
             if reason := _column_reason(schema, column_map):
@@ -202,6 +247,10 @@ Mask = NDArray[np.bool_]
 
 NUMBERS = ("B", "S", "T_ms", "context_tokens", "prefill_requests", "prefill_tokens")
 FLAGS = ("dummy", "idle", "warmup")
+OF_RECORDS = ("t_s", "step", "run", "replica", "queued_requests", "draft_tokens", "period_ms")
+"""Columns that are read of records besides."""
+LONGEST_US = 1 << 40
+"""Sums of so many steps as a batch has stay below 2^63."""
 MOST_LABELS = 256
 ROW_RULES = tuple(rule for rule in RULES if rule.by_row)
 
@@ -210,7 +259,8 @@ ROW_RULES = tuple(rule for rule in RULES if rule.by_row)
 class Scan:
     """What to read and how: column map, unit of T, row filter, cleaning; at most `limit` atoms are held.
 
-    skip_unreadable: leave out what cannot be read as a trace, and count it, instead of failing at the first.
+    skip_unreadable: leave out what cannot be read as a trace, and count it, instead of failing at the first.  time:
+    what T is, compute or period; None: the period where most steps know theirs.
     """
 
     column_map: Mapping[str, str] = field(default_factory=dict)
@@ -219,6 +269,7 @@ class Scan:
     cleaning: CleanOptions = field(default_factory=CleanOptions)
     limit: int = MAX_ATOMS
     skip_unreadable: bool = False
+    time: str | None = COMPUTE
 
 
 def summarise(filesystem: Any, part: Part, scan: Scan, level: int = 0) -> Cells:
@@ -265,6 +316,16 @@ def _cells_of(batch: Any, scan: Scan, path: str, level: int) -> Cells:
     if scan.unit:
         trace = trace.with_columns(T_ms=trace["T_ms"] * MS_PER_UNIT[scan.unit])
     used, dropped = _cleaned(trace, scan.cleaning)
+    host: dict[str, tuple[int, int, int]] = {}
+    if "period_ms" in batch.schema.names:
+        period = _floats(batch.column("period_ms"))
+        known = used & (period > 0) & (period < np.exp(LOG_T_LIMIT))
+        host = _host_of(batch, trace, period, known)
+        if scan.time == PERIOD:
+            dropped[NO_PERIOD] = int(np.count_nonzero(used & ~known))
+            trace, used = trace.with_columns(T_ms=period), known
+    elif scan.time == PERIOD:
+        dropped[NO_PERIOD], used = int(np.count_nonzero(used)), np.zeros(len(trace), dtype=bool)
     atoms = {}
     for label, members in _labels(batch, path):
         mask = used if members is None else used & members
@@ -274,7 +335,36 @@ def _cells_of(batch: Any, scan: Scan, path: str, level: int) -> Cells:
         B, S, T = (trace.floats(name)[rows] for name in ("B", "S", "T_ms"))
         context = trace["context_tokens"][rows] if "context_tokens" in trace else None
         atoms[label] = atoms_of(B, S, T, context, level)
-    return Cells(atoms, level, scan.limit, len(trace), dropped)
+    return Cells(atoms, level, scan.limit, len(trace), dropped, host=host)
+
+
+def _host_of(batch: Any, trace: Trace, period: FloatArray, known: Mask) -> dict[str, tuple[int, int, int]]:
+    """By phase: steps that know their period, and the sums of T and of the period in µs."""
+    columns = {name: trace[name] for name in trace.columns if name in ("B", "S", "prefill_tokens")}
+    if "phase" in batch.schema.names:
+        columns["phase"] = np.array(batch.column("phase").to_pylist(), dtype=object)
+    named = phases(Trace(columns).select(known))
+    T_us, period_us = (np.rint(np.minimum(1e3 * each[known], LONGEST_US)) for each in (trace["T_ms"], period))
+    found = {}
+    for phase in dict.fromkeys(named.tolist()):
+        rows = named == phase
+        found[phase] = (int(rows.sum()), int(T_us[rows].sum()), int(period_us[rows].sum()))
+    return found
+
+
+def share_with_period(dataset: Dataset, scan: Scan) -> float:
+    """Of clean steps at the beginning of some parts, the share that knows its period."""
+    known = used = 0
+    for part in dataset.parts[:: max(len(dataset.parts) // PARTS_LOOKED_AT, 1)]:
+        for batch in batches(dataset.filesystem, part, _wanted(scan), scan.column_map):
+            found = _cells_of(batch, replace(scan, time=COMPUTE), part.path, 0)
+            used += found.rows_used
+            known += sum(steps for steps, _, _ in found.host.values())
+            break
+    return known / used if used else 0.0
+
+
+PARTS_LOOKED_AT = 8
 
 
 def _cleaned(trace: Trace, options: CleanOptions) -> tuple[Mask, dict[str, int]]:

@@ -1,0 +1,77 @@
+"""Ctrl-C in commands that work on several cores: they end with 130, without a traceback or a process left behind, and
+what they had done is there."""
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.soak.interrupts import INTERRUPTED, processes_of, started
+from pyarrow.parquet import read_table
+
+from latfit.cli.app import run
+from latfit.hardware import read_hardware
+from latfit.model import read_fit
+from latfit.trace import Trace, write_trace
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are looked for in /proc")
+
+SYSTEMS = 60
+
+
+def interrupted(command: str, when: Callable[[], object]) -> str:
+    """Stderr of a command that is interrupted once something is so, and that then leaves no process behind."""
+    mark = str(uuid.uuid4())
+    child = started(Path.cwd(), command, mark)
+    try:
+        while not when():
+            assert child.poll() is None, child.communicate()
+            time.sleep(0.01)
+        os.killpg(child.pid, signal.SIGINT)
+        told = child.communicate(timeout=60)[1].decode()
+    finally:
+        child.kill()
+    assert child.returncode in INTERRUPTED, told
+    assert "Traceback" not in told
+    assert processes_of(mark) == []
+    return told
+
+
+def test_fits_of_many_systems_that_are_done_are_kept(in_tmp: Path) -> None:
+    rng = np.random.default_rng(0)
+    number = np.repeat(np.arange(SYSTEMS), 40)
+    B = rng.integers(1, 65, len(number)).astype(np.float64)
+    T = (1 + number % 5) * (3 + 0.05 * B) * rng.lognormal(0, 0.03, len(B))
+    write_trace(Path("many.parquet"), Trace({"B": B, "S": B, "T_ms": T, "model": number.astype(str)}))
+    told = interrupted("fit many.parquet --each --path {model}", lambda: list(Path.cwd().glob("many.*.fit.json")))
+    assert "Stopped: " in told
+    done = [read_fit(file) for file in Path.cwd().glob("many.*.fit.json")]
+    assert 1 <= len(done) < SYSTEMS
+    assert len(read_hardware(Path("hardware.json")).paths) <= len(done)
+    left = {file.name for file in Path.cwd().iterdir() if ".fit.json" not in file.name}
+    assert left <= {"many.parquet", "hardware.json"}
+
+
+def test_a_sweep_goes_on_from_the_runs_that_are_done(in_tmp: Path) -> None:
+    asked = (
+        "simulate policies --nominal gpu:launch=8ms,slope=0.05ms --policy gpu-only --rate 100/s --requests 300000"
+        f" --quiet --out runs.parquet --sweep max-batch={','.join(map(str, range(4, 44)))}"
+    )
+    assert "--resume" in interrupted(asked, Path("runs.parquet").exists)
+    done = read_table("runs.parquet").column("max_batch").to_pylist()
+    assert 1 <= len(done) < 40
+    again = asked.partition("max-batch=")[0] + f"max-batch={done[0]} --resume"
+    assert run(again.split()) == 0
+    assert read_table("runs.parquet").column("max_batch").to_pylist() == done[:1]
+
+
+def test_a_long_replication_is_not_waited_for(in_tmp: Path) -> None:
+    begun = time.monotonic()
+    interrupted(
+        "simulate policies --nominal gpu:launch=8ms,slope=0.05ms --policy gpu-only --rate 100/s --requests 100000000",
+        lambda: time.monotonic() - begun > 4,
+    )
