@@ -127,10 +127,6 @@ class Part:
         return self.X.T.tocsr()
 
     @cached_property
-    def squares(self) -> Any:
-        return self.X.multiply(self.X).T.tocsr()
-
-    @cached_property
     def support(self) -> FloatArray:
         """Steps about each node, shaped as the grid."""
         return np.asarray(self.X.sum(axis=0)).reshape(self.measured.shape)
@@ -300,21 +296,38 @@ def least_squares(
     part: Part, log_ratio: FloatArray, weights: FloatArray, roughness: float, start: FloatArray | None = None
 ) -> FloatArray:
     """The same without regard to rows that are far off."""
-    from scipy.sparse import csc_array, diags_array, eye_array
-    from scipy.sparse.linalg import LinearOperator, cg, splu
+    from scipy.sparse import csc_array, eye_array
 
-    X, across, size = part.X, part.across, part.X.shape[1]
-    right = across @ (weights * log_ratio)
-    if size <= DIRECTLY:
-        whole = across @ X.multiply(weights[:, None]) + roughness * part.penalty + NEARLY_ZERO * eye_array(size)
-        return np.asarray(splu(csc_array(whole), permc_spec="MMD_AT_PLUS_A").solve(right))
+    X, size = part.X, part.X.shape[1]
+    right = part.across @ (weights * log_ratio)
+    measured = part.across @ X.multiply(weights[:, None])
+    whole = measured + roughness * part.penalty + NEARLY_ZERO * eye_array(size)
+    if size > DIRECTLY:
+        return conjugate_gradients(whole.tocsr(), right, start)
+    from scipy.sparse.linalg import splu
 
-    def times(v: FloatArray) -> FloatArray:
-        return np.asarray(across @ (weights * (X @ v)) + roughness * (part.penalty @ v) + NEARLY_ZERO * v)
+    return np.asarray(splu(csc_array(whole), permc_spec="MMD_AT_PLUS_A").solve(right))
 
-    scaled = diags_array(1 / (part.squares @ weights + roughness * part.penalty.diagonal() + NEARLY_ZERO))
-    matrix = LinearOperator((size, size), times, dtype=np.float64)
-    return np.asarray(cg(matrix, right, x0=start, rtol=RTOL, maxiter=MOST_STEPS, M=scaled)[0])
+
+def conjugate_gradients(matrix: Any, right: FloatArray, start: FloatArray | None) -> FloatArray:
+    """About the solution (m,) of a sparse positive definite system, scaled by its diagonal. One matrix for rows and
+    penalty: their products one after the other, as an operator of SciPy's, cost twice as much."""
+    x = np.zeros_like(right) if start is None else start.copy()
+    scale, least = 1 / matrix.diagonal(), RTOL * float(np.linalg.norm(right))
+    off = right - matrix @ x
+    scaled = scale * off
+    way, size = scaled, float(off @ scaled)
+    for _ in range(MOST_STEPS):
+        if float(np.linalg.norm(off)) <= least:
+            break
+        ahead = matrix @ way
+        share = size / float(way @ ahead)
+        x += share * way
+        off -= share * ahead
+        scaled = scale * off
+        before, size = size, float(off @ scaled)
+        way = scaled + (size / before) * way
+    return x
 
 
 def nearness(part: Part) -> FloatArray:

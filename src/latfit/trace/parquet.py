@@ -86,7 +86,7 @@ def read_parquet(source: Path, name: str | None = None) -> Trace:
         raise (unreadable(source, error) if error.errno else _damaged(source, where, error)) from None
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise _damaged(source, where, error) from None
-    return Trace(columns_of(table, where), _provenance(where, table.schema.metadata))
+    return Trace(columns_of(table, where), provenance_of(where, table.schema.metadata))
 
 
 def chunks_of(source: Path, where: str, rows: int) -> Iterator[Trace]:
@@ -97,7 +97,7 @@ def chunks_of(source: Path, where: str, rows: int) -> Iterator[Trace]:
     try:
         with pq.ParquetFile(str(source), pre_buffer=False, buffer_size=CHUNK_BYTES) as file:
             labels = [field.name for field in file.schema_arrow if _is_text(field.type)]
-            origin = _provenance(where, file.schema_arrow.metadata)
+            origin = provenance_of(where, file.schema_arrow.metadata)
         with pq.ParquetFile(str(source), read_dictionary=labels, pre_buffer=False, buffer_size=CHUNK_BYTES) as file:
             for batch in file.iter_batches(rows):
                 yield Trace(columns_of(pa.Table.from_batches([batch]), where), origin)
@@ -154,7 +154,8 @@ def _damaged(source: Path, where: str, error: Exception) -> Exception:
     )
 
 
-def _provenance(where: str, metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+def provenance_of(where: str, metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """The provenance in a file's metadata, empty where it is not latfit's. Raises BadInput for another schema."""
     stored = (metadata or {}).get(METADATA_KEY)
     if stored is None:
         return {}
@@ -234,15 +235,16 @@ def _values(chunk: Any) -> Array:
     kind, there = chunk.type, slice(chunk.offset, chunk.offset + len(chunk))
     if pa.types.is_dictionary(kind) and _is_text(kind.value_type):
         # Arrow does not look whether texts of a file are UTF-8
-        spelt = [label(value) for value in chunk.dictionary.cast(pa.binary()).to_pylist()]
+        plain = pa.large_binary() if pa.types.is_large_string(kind.value_type) else pa.binary()
+        spelt = [label(value) for value in chunk.dictionary.view(plain).to_pylist()]
         texts: Array = np.array([*spelt, None], dtype=object)
         places = _values(chunk.indices)
         if chunk.null_count:
             places = np.where(np.isnan(places), -1, places).astype(np.intp)
         labels: Array = texts[places]
         return labels
-    plain = pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
-    if plain and len(chunk):
+    numeric = pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
+    if numeric and len(chunk):
         mask, content = chunk.buffers()
         numbers: Array = np.frombuffer(content, dtype=kind.to_pandas_dtype(), count=there.stop)[there]
         if not chunk.null_count:
