@@ -16,7 +16,7 @@ from latfit.api.evaluations import Evaluation
 from latfit.api.many_fits import FitTask, Outcome, all_done, failed
 from latfit.api.predictions import grid_of, predicted, refuse_unread, steps_from
 from latfit.api.quantities import Needs, library_verb, only_with, percent
-from latfit.api.reading import ReadOptions, data_line, host_line, read
+from latfit.api.reading import ReadOptions, data_line, host_line, read_timed
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
 from latfit.model import DataFacts, FitResult, fit_from_json, read_fit, write_fit
 from latfit.provenance import run_facts
@@ -31,7 +31,6 @@ from latfit.trace import (
     read_again,
     system_label,
     system_labels,
-    timed,
 )
 from latfit.units import number
 from latfit.warning import LatfitWarning
@@ -226,7 +225,7 @@ class Fit:
         """
         from latfit.fitting import evaluate, same_machine
 
-        found = timed(read(source, **reading), self.time)
+        found = read_timed(source, self.time, reading)
         check_one_system(found)
         machine, held_out = same_machine(self.result, found.trace), self.result.cross_validation.mape_pct
         scores = {**evaluate(self.result, found.trace), "machine": machine.to_json()}
@@ -361,7 +360,7 @@ def fit(
     Raises WrongUsage for options that cannot be met, BadInput for a source that cannot be read or holds several
     systems (see `fit_each`), FitNotUsable where the steps cannot carry the model.
     """
-    steps = timed(read(source, **reading), time)
+    steps = read_timed(source, time, reading)
     check_one_system(steps, "Fit each of them with fit_each, or one of them with where=.")
     named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
     options = replace(_options(named, fix, bounds, prior, seed), window_means=window_means)
@@ -403,7 +402,7 @@ def fit_each(
     cannot be used (`.ok`) or that an error ended is among them and says why. Raises WrongUsage, BadInput, and the error
     that ended every one of them.
     """
-    steps = timed(read(source, **reading), time)
+    steps = read_timed(source, time, reading)
     check_paths(path, steps)
     named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
     options = replace(_options(named, fix, bounds, prior, seed), window_means=window_means)
@@ -443,7 +442,7 @@ def fit_phases(
     the engine never makes, are left out.  model, seed, time: as of `latfit.fit`. Where one of the phases has too few
     steps there is one fit of all. Raises BadInput, FitNotUsable.
     """
-    steps = timed(read(source, **reading), time)
+    steps = read_timed(source, time, reading)
     check_one_system(steps)
     trace, notes = steps.trace, []
     kept = np.ones(len(trace), dtype=bool)

@@ -10,6 +10,7 @@ from latfit.api.quantities import Needs, library_verb, only_with
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import check_writable
 from latfit.trace import (
+    COMPUTE,
     PERIOD,
     CleanOptions,
     CleanTrace,
@@ -25,6 +26,7 @@ from latfit.trace import (
     parse_column_map,
     read_columns,
     table_in_chunks,
+    timed,
     typed_columns,
     write_trace,
 )
@@ -43,7 +45,8 @@ class ReadOptions(TypedDict, total=False):
     drop slower steps, "300ms".  allow_drops: accept that more than half of the rows is dropped.  cells: summarise a
     file into weighted cells, in flat memory; folders always are.  cells_file: keep the cells there, so that a report
     finds them again.  backend, scheduler: where cells are made, "local" or "dask".  skip_bad: leave out unreadable
-    files of a folder.  progress: called with (done, of).
+    files of a folder.  cells_time: what T is in cells, as of `latfit.fit`; "auto": the period where most steps know
+    theirs. Elsewhere T is what the source tells, and the period a column beside it.  progress: called with (done, of).
     """
 
     map: Mapping[str, str] | str | None
@@ -59,6 +62,7 @@ class ReadOptions(TypedDict, total=False):
     backend: Literal["local", "dask"]
     scheduler: str | None
     skip_bad: bool
+    cells_time: Literal["compute", "period", "auto"]
     progress: Callable[[float, int], None] | None
 
 
@@ -98,7 +102,7 @@ def read(source: Any, **options: Unpack[ReadOptions]) -> CleanTrace:
     before.  options: see `ReadOptions`. Returns the steps (`.frame` is the DataFrame: B requests, S tokens, T_ms
     milliseconds, one row a step) and what was dropped and why. Raises BadInput, WrongUsage.
     """
-    if isinstance(source, CleanTrace) and not set(options) - {"progress"}:
+    if isinstance(source, CleanTrace) and not set(options) - {"progress", "cells_time"}:
         return source
     if isinstance(source, CleanTrace | Trace) or not _names_files(source):
         return ingest_table(table_of(source), _reading(options))
@@ -109,6 +113,12 @@ def read(source: Any, **options: Unpack[ReadOptions]) -> CleanTrace:
     if len(names) > 1:
         raise WrongUsage("several sources cannot be summarised at once", remedy="Put them into one folder and name it.")
     return _summarised(str(large[0]), options)
+
+
+def read_timed(source: Any, time: Literal["compute", "period"] | None, options: ReadOptions) -> CleanTrace:
+    """As `read`, with T as `time` says; None: the period where most steps know theirs."""
+    given: ReadOptions = {**options, "cells_time": time or "auto"}
+    return timed(read(source, **given), time)
 
 
 @library_verb
@@ -146,8 +156,14 @@ def _summarised(source: str, options: ReadOptions) -> CleanTrace:
     asked, target = _reading(options), options.get("cells_file")
     if target is not None:
         check_writable(target)
+    time = options.get("cells_time", COMPUTE)
     scan = Scan(
-        asked.column_map, asked.unit, asked.where, asked.cleaning, skip_unreadable=options.get("skip_bad", False)
+        asked.column_map,
+        asked.unit,
+        asked.where,
+        asked.cleaning,
+        skip_unreadable=options.get("skip_bad", False),
+        time=None if time == "auto" else time,
     )
     found = compress(
         source,

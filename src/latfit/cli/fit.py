@@ -210,7 +210,7 @@ def fit(
     from latfit.trace import check_one_machine, reading_notes
 
     choices = _keywords(asked, doubt)
-    steps = read_sources(trace, typed, quiet=output.silent)
+    steps = read_sources(trace, typed, quiet=output.silent, time=asked.time or "auto")
     if not targets.each:
         check_one_machine(steps)
     _check_targets(steps, targets)

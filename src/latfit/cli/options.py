@@ -287,14 +287,21 @@ class ReadingOptions:
         }
 
 
-def read_sources(sources: Sequence[str], typed: ReadingOptions, *, quiet: bool) -> "CleanTrace":
-    """The sources read and cleaned; a folder or an address of object storage as cells, which are kept in a file."""
+def read_sources(
+    sources: Sequence[str],
+    typed: ReadingOptions,
+    *,
+    quiet: bool,
+    time: Literal["compute", "period", "auto"] = "compute",
+) -> "CleanTrace":
+    """The sources read and cleaned; a folder or an address of object storage as cells, which are kept in a file. time:
+    what T is in cells."""
     from latfit.api import read
 
     kept = Path(f"{Path(sources[0].rstrip('/')).name.partition('.')[0] or 'trace'}.cells.parquet")
     with progress_bar("Reading", quiet=quiet) as advance:
         options = typed.keywords()
-        options["cells_file"], options["progress"] = kept, advance
+        options["cells_file"], options["progress"], options["cells_time"] = kept, advance, time
         found = read(list(sources), **options)
     cells = found.trace.provenance.get("cells", {})
     if found.sources[0].path == kept and sources[0] != str(kept):

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
         columns_of as columns_of,
         write_trace as write_trace,
     )
-    from latfit.trace.period import period_ms as period_ms
+    from latfit.trace.period import COMPUTE as COMPUTE, PERIOD as PERIOD, period_ms as period_ms
     from latfit.trace.read import (
-        COMPUTE as COMPUTE,
-        PERIOD as PERIOD,
         CleanTrace as CleanTrace,
         Reading as Reading,
         check_one_machine as check_one_machine,

@@ -11,7 +11,9 @@ CPU's steps of a second those of a GPU would be absurdly short.
 * `cold_start`: the first steps of a run compile and capture. Each row is compared with the median of its (B,S) cell
   over all rows, in logarithms, against the spread that rows have about their cell's median: it stands out when it is
   1.5 times slower and four robust standard deviations away. The cold start is the longest beginning of a run, at most
-  100 rows and a tenth of it, of which at least half stand out, the last one included.
+  100 rows and a tenth of it, of which at least half stand out, the last one included. A first step whose cell has no
+  other row stands out when it takes five times what nine tenths of the steps of its kind take that have half to twice
+  its requests and its tokens.
 * `outlier`: rows five robust standard deviations from the median of their cell.
 """
 
@@ -35,6 +37,9 @@ FEW_ROWS = 5
 COLD_RATIO = 1.5
 COLD_SIGMA = 4.0
 COLD_ROWS = 100
+COLD_ALONE = 5.0
+COLD_RUNS = 100
+"""Runs whose first step is looked at beside steps that are like it, not equal."""
 OUTLIER_SIGMA = 5.0
 Q90_TO_Q10 = 2.5631031310892007
 """Distance between the 10th and 90th percentile of a normal sample, in standard deviations."""
@@ -324,7 +329,11 @@ def _cold_start(trace: Trace, options: CleanOptions) -> Mask:
     excess, sigma = excess_over_cell(trace)
     stands_out = excess > max(np.log(COLD_RATIO), COLD_SIGMA * sigma)
     del excess
-    for rows in runs_in_time(trace):
+    runs, T = runs_in_time(trace), trace.floats("T_ms")
+    usual = float(np.median(T[:: max(len(T) // 1000, 1)])) if len(T) else 0.0
+    for begin in [int(rows[0]) for rows in runs[:COLD_RUNS] if len(rows) >= 10]:
+        stands_out[begin] |= T[begin] > COLD_ALONE * usual and _slow_without_equal(trace, begin)
+    for rows in runs:
         first = rows[: min(COLD_ROWS, len(rows) // 10)]
         slow = stands_out[first]
         share = np.cumsum(slow) / np.arange(1, len(slow) + 1)
@@ -332,6 +341,18 @@ def _cold_start(trace: Trace, options: CleanOptions) -> Mask:
         if len(ends):
             found[first[: ends[-1] + 1]] = True
     return found
+
+
+def _slow_without_equal(trace: Trace, row: int) -> bool:
+    """Whether a step that is the only one of its cell takes far longer than those like it."""
+    B, S, T = trace.floats("B"), trace.floats("S"), trace.floats("T_ms")
+    alike = ((S > B) == (S[row] > B[row])) & (np.maximum(B / B[row], B[row] / B) <= 2)
+    alike &= np.maximum(S / S[row], S[row] / S) <= 2
+    alike[row] = False
+    equal = alike & (B[row] == B) & (S[row] == S)
+    if equal.any() or np.count_nonzero(alike) < FEW_ROWS:
+        return False
+    return bool(T[row] > COLD_ALONE * np.quantile(T[alike], 0.9))
 
 
 def _too_slow(trace: Trace, options: CleanOptions) -> Mask:

@@ -32,12 +32,20 @@ gap, if the error is below a twentieth of the mean T; else the stamps say too li
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.errors import BadInput
 from latfit.stats import FloatArray
 from latfit.trace.clean import LONGEST_MS, runs_in_time
 from latfit.trace.serving_engine import is_record
 from latfit.trace.table import Trace
 
 Mask = NDArray[np.bool_]
+
+COMPUTE, PERIOD = "compute", "period"
+"""What T_ms may be."""
+NO_PERIOD = "no_period"
+"""Why a clean row is left out where periods are asked for."""
+MOSTLY = 0.5
+"""Share of the rows that know their period from which on it is taken where nobody says what to take."""
 
 SURE_SHARE, FEW_SURE = 0.95, 20
 """Share of the gaps without a pause that others are held against, and from how many on."""
@@ -48,6 +56,15 @@ MOST_ERROR = 0.05
 """Standard error of a mean gap from whole seconds, as a share of the mean T."""
 STRETCH_JUMP_S = 2.0
 """Two stamps further apart than this and the step between them are no stretch."""
+
+
+def no_periods(where: str) -> BadInput:
+    """The error where periods are asked for and no step has one."""
+    return BadInput(
+        "its steps do not say when the next one began",
+        where=where,
+        remedy="Take their own time (--time compute), or give a vLLM log or traces of latfit's recorder.",
+    )
 
 
 def with_period(trace: Trace) -> Trace:

@@ -64,6 +64,18 @@ class TestColdStart:
         shuffled = trace.select(np.random.default_rng(3).permutation(len(trace)))
         assert clean(shuffled).dropped == {"cold_start": 7}
 
+    @pytest.mark.parametrize(("slower", "dropped"), [(40.0, {"cold_start": 1}), (3.0, {})])
+    def test_a_first_step_without_its_equal(self, slower: float, dropped: dict[str, int]) -> None:
+        """A prompt of 195 tokens that no other step has, beside prompts of about as many: 40 times their time is no
+        step, three times may be one."""
+        rng = np.random.default_rng(0)
+        prompt = rng.choice(np.setdiff1d(np.arange(100, 390), [195]), 60, replace=False)
+        S = np.concatenate([[195], np.ones(300, dtype=np.int64), prompt])
+        T = (8.0 + 0.05 * S) * np.exp(rng.normal(0, 0.02, len(S)))
+        T[0] *= slower
+        steps = {"B": np.ones(len(S), dtype=np.int64), "S": S, "T_ms": T, "t_s": np.cumsum(T) / 1e3}
+        assert clean(Trace(steps)).dropped == dropped
+
     def test_slow_steps_in_the_middle_are_no_cold_start(self) -> None:
         assert clean(changed(serving_log(), slice(500, 507), 4)).dropped == {}
 

@@ -18,6 +18,7 @@ from latfit.dask_cluster import dask_client, finished, result_of
 from latfit.errors import BadInput, WrongUsage
 from latfit.trace.clean import CleanOptions, check_not_most, check_reasons, shortest_believable_ms
 from latfit.trace.columns import IDENTITY
+from latfit.trace.period import COMPUTE, MOSTLY, PERIOD, no_periods
 from latfit.trace.sketch.histogram import (
     LADDER,
     RELATIVE_ERROR,
@@ -31,7 +32,7 @@ from latfit.trace.sketch.histogram import (
     weighted_rows,
     without,
 )
-from latfit.trace.sketch.scan import Dataset, Scan, open_dataset, summarise, unreadable
+from latfit.trace.sketch.scan import Dataset, Scan, open_dataset, share_with_period, summarise, unreadable
 from latfit.trace.table import Trace
 from latfit.units import MS_PER_UNIT
 
@@ -103,6 +104,7 @@ def compress(
     dataset = open_dataset(source, scan.column_map, filesystem)
     if dataset.unreadable and not scan.skip_unreadable:
         raise unreadable(*dataset.unreadable[0])
+    scan = _with_time(scan, dataset, str(source))
     if backend == "dask":
         cells = summarise_on_cluster(dataset, scan, scheduler, progress)
     else:
@@ -110,7 +112,28 @@ def compress(
     cells = replace(cells, unreadable=tuple(sorted({*cells.unreadable, *dataset.unreadable})))
     cells = _without_absurd_times(cells, scan.cleaning)
     _check_used(cells, scan, str(source))
-    return Compressed(cells, _facts(cells, str(source), dataset))
+    return Compressed(cells, _facts(cells, str(source), dataset) | _host_facts(cells, scan))
+
+
+def _with_time(scan: Scan, dataset: Dataset, where: str) -> Scan:
+    """What T is, decided before the pass. Raises BadInput where periods are asked for and no step has one."""
+    if scan.time == COMPUTE:
+        return scan
+    share = share_with_period(dataset, scan)
+    if scan.time == PERIOD and share == 0:
+        raise no_periods(where)
+    return replace(scan, time=PERIOD if scan.time == PERIOD or share >= MOSTLY else COMPUTE)
+
+
+def _host_facts(cells: Cells, scan: Scan) -> dict[str, Any]:
+    """What T is, and the means of T and of the period by phase, of steps that know theirs."""
+    if not cells.host:
+        return {}
+    means = {
+        phase: {"T_ms": T / steps / 1e3, "period_ms": period / steps / 1e3}
+        for phase, (steps, T, period) in sorted(cells.host.items())
+    }
+    return {"time": scan.time, "host": means}
 
 
 def _summarise_here(dataset: Dataset, scan: Scan, progress: Progress | None) -> Cells:

@@ -106,7 +106,8 @@ class Atoms:
 class Cells:
     """Atoms by label, the level of `LADDER` they are at, the rows that were read, and those dropped by reason.
 
-    limit: atoms held at most, as far as the ladder goes.  unreadable: (file, reason) of what was skipped.
+    limit: atoms held at most, as far as the ladder goes.  unreadable: (file, reason) of what was skipped.  host: by
+    phase, of steps that know their period: how many, and the sums of T and of the period in µs.
     """
 
     atoms: Mapping[Label, Atoms] = field(default_factory=dict)
@@ -115,6 +116,7 @@ class Cells:
     rows_read: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     unreadable: tuple[tuple[str, str], ...] = ()
+    host: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(map(len, self.atoms.values()))
@@ -142,7 +144,11 @@ def merged(parts: Sequence[Cells]) -> Cells:
         level += 1
         atoms = {label: group_.cut(level) for label, group_ in atoms.items()}
     unreadable = tuple(sorted({file for part in parts for file in part.unreadable}))
-    return Cells(atoms, level, limit, sum(part.rows_read for part in parts), dropped, unreadable)
+    host: dict[str, tuple[int, int, int]] = {}
+    for phase, (steps, T, period) in ((phase, sums) for part in parts for phase, sums in part.host.items()):
+        before = host.get(phase, (0, 0, 0))
+        host[phase] = (before[0] + steps, before[1] + T, before[2] + period)
+    return Cells(atoms, level, limit, sum(part.rows_read for part in parts), dropped, unreadable, host)
 
 
 class Pool:
