@@ -48,6 +48,7 @@ MODULES = (
     "queueing/sampled",
     "simulation/engine/loop",
     "simulation/engine/queue",
+    "simulation/engine/router",
     "simulation/engine/scheduler",
     "simulation/engine/state",
     "simulation/engine/statistics",

@@ -53,16 +53,20 @@ class Engine:
 
     def run(self) -> None:
         while self.coming or self.waiting or self.running:
-            self.let_go()
-            while self.coming and self.coming[0].arrival <= self.now:
-                self.waiting.append(self.coming.pop(0))
-            planned = self.plan()
-            if planned:
-                self.make(planned)
-            elif self.busy_until > self.now:
-                self.now = self.busy_until
-            elif not self.running and not self.waiting and self.coming:
-                self.now = max(self.now, self.coming[0].arrival)
+            self.tick()
+
+    def tick(self) -> None:
+        """Plan at `now`: a step, or on to the next moment at which there may be one."""
+        self.let_go()
+        while self.coming and self.coming[0].arrival <= self.now:
+            self.waiting.append(self.coming.pop(0))
+        planned = self.plan()
+        if planned:
+            self.make(planned)
+        elif self.busy_until > self.now:
+            self.now = self.busy_until
+        elif not self.running and not self.waiting and self.coming:
+            self.now = max(self.now, self.coming[0].arrival)
 
     def let_go(self) -> None:
         for one in list(self.running):

@@ -12,23 +12,32 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from latfit.errors import WrongUsage
+from latfit.stats import FloatArray
 from latfit.workload.arrivals import ArrivalProcess
 from latfit.workload.lengths import Constant, LengthDistribution
-from latfit.workload.random_streams import ARRIVALS, CLASSES, LENGTHS, Streams
+from latfit.workload.random_streams import ARRIVALS, CLASSES, LENGTHS, THINKING, Streams
 from latfit.workload.requests import Requests, make_requests
 
 
 @dataclass(frozen=True)
 class RequestClass:
-    """A share of the requests that is served under its own promise; classes are listed the most urgent first."""
+    """A share of the requests that is served under its own promise; classes are listed the most urgent first.
+    deadline_ms: of the whole response; ttft_ms, tpot_ms: until the first token, and for each one after it."""
 
     share: float = 1.0
     deadline_ms: float = math.inf
     name: str = ""
+    ttft_ms: float = math.inf
+    tpot_ms: float = math.inf
 
     def __post_init__(self) -> None:
-        if not self.share > 0 or not self.deadline_ms > 0:
+        if not min(self.share, self.deadline_ms, self.ttft_ms, self.tpot_ms) > 0:
             raise WrongUsage("a class's share and deadline must be above zero", where="class", remedy="Correct them.")
+
+    @property
+    def promised(self) -> bool:
+        """Whether its requests are promised anything."""
+        return any(math.isfinite(each) for each in (self.deadline_ms, self.ttft_ms, self.tpot_ms))
 
 
 @dataclass(frozen=True)
@@ -51,13 +60,7 @@ class OpenLoad:
     def sample(self, count: int, streams: Streams) -> Requests:
         """`count` requests, or fewer where the load ends."""
         arrival_ms = self.arrivals.times_ms(count, streams.generator(ARRIVALS))
-        n = len(arrival_ms)
-        prompt, output = self.lengths.lengths(n, streams.generator(LENGTHS))
-        rng = streams.generator(CLASSES)
-        class_id = draw_classes(self.classes, n, rng) if len(self.classes) > 1 else np.zeros(n, np.int32)
-        user_id = rng.integers(0, self.users, n, dtype=np.int32) if self.users > 1 else np.zeros(n, np.int32)
-        deadlines = np.array([each.deadline_ms for each in self.classes])[class_id]
-        return make_requests(arrival_ms, prompt, output, class_id=class_id, user_id=user_id, deadline_ms=deadlines)
+        return _drawn(self, arrival_ms, streams)
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,30 @@ class ClosedLoad:
                 "a closed loop needs a user and a think time that is not negative", where="load", remedy="Give both."
             )
 
+    def sample(self, count: int, streams: Streams) -> Requests:
+        """`count` requests, numbered as they are sent: the first one of each user, then one for every answer. When they
+        arrive is for the service to say; here it is 0, and the users are those of the first requests, in turn."""
+        found = _drawn(self, np.zeros(count), streams)
+        return replace(found, user_id=np.arange(count, dtype=np.int32) % self.users)
+
+    def thinking(self, count: int, streams: Streams) -> FloatArray:
+        """How long a user thinks before each request (count,), ms."""
+        drawn = streams.generator(THINKING).standard_exponential(count) if self.exponential else np.ones(count)
+        return np.asarray(self.think_ms * drawn)
+
 
 Load = OpenLoad | RecordedLoad | ClosedLoad
+
+
+def _drawn(load: OpenLoad | ClosedLoad, arrival_ms: FloatArray, streams: Streams) -> Requests:
+    """Requests with these arrivals (n,), lengths, classes and users."""
+    n = len(arrival_ms)
+    prompt, output = load.lengths.lengths(n, streams.generator(LENGTHS))
+    rng = streams.generator(CLASSES)
+    class_id = draw_classes(load.classes, n, rng) if len(load.classes) > 1 else np.zeros(n, np.int32)
+    user_id = rng.integers(0, load.users, n, dtype=np.int32) if load.users > 1 else np.zeros(n, np.int32)
+    deadlines = np.array([each.deadline_ms for each in load.classes])[class_id]
+    return make_requests(arrival_ms, prompt, output, class_id=class_id, user_id=user_id, deadline_ms=deadlines)
 
 
 def draw_classes(

@@ -12,7 +12,7 @@ same operations on the clock in the same order, so that not one bit differs; req
 
 import numpy as np
 
-from latfit.compiled import entry, inner
+from latfit.compiled import entry, inner, rare
 from latfit.simulation.engine.queue import absorb, peek
 from latfit.simulation.engine.scheduler import blocks_to_admit, plan
 from latfit.simulation.engine.state import (
@@ -23,6 +23,7 @@ from latfit.simulation.engine.state import (
     CONTINUOUS,
     COUNT,
     DRAFTED,
+    ENDED,
     EXTRA,
     FAIR,
     FCFS,
@@ -38,14 +39,17 @@ from latfit.simulation.engine.state import (
     PREFILL_TOKENS,
     PUSHED,
     SEEN,
+    SENT,
     STACK,
     STEADY,
+    STUCK,
     TOKENS,
     WAITING,
     Limits,
     Load,
     State,
     put_back,
+    send_all,
     take,
 )
 from latfit.simulation.engine.statistics import count_gaps, note_step
@@ -68,6 +72,23 @@ from latfit.simulation.engine.step_cost import (
 def advance(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
     """Plan and make every step that is planned before `until`. 0 when all that was pushed is done, 1 when `until` came
     first, 2 when something waits that can never run."""
+    return int(run_until(o, load, costs, s, until))
+
+
+@rare
+def run_until(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
+    """As `advance`, in compiled code. Where engines share a source, `until` comes forward to the first request that is
+    sent meanwhile."""
+    while True:
+        answer = _steps(o, load, costs, s, until)
+        if answer != ENDED:
+            return int(answer)
+        until = min(until, send_all(o, load, s))
+
+
+@inner
+def _steps(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
+    """As `advance`, but ENDED after a step in which requests of users who wait for them have ended."""
     stuck = 0
     while s.f[NOW] < until:
         release(o, s)
@@ -79,12 +100,14 @@ def advance(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> 
         if work.B > 0:
             execute(o, load, costs, s, work)
             stuck = 0
+            if load.users > 0 and s.i[FINISHED] > s.i[SENT]:
+                return ENDED
         elif s.f[BUSY_UNTIL] > s.f[NOW]:
             s.f[NOW] = s.f[BUSY_UNTIL]
         elif s.i[COUNT] > 0 or s.i[PREEMPTIONS] > preemptions or s.i[WAITING] > 0:
             stuck += 1
             if stuck > 4:
-                return 2
+                return STUCK
         elif s.i[SEEN] < s.i[PUSHED]:
             s.f[NOW] = max(s.f[NOW], load.arrival[s.inbox[s.i[SEEN]]])
         else:

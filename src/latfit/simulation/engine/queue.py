@@ -5,16 +5,21 @@ order, so priority with ageing is a fixed key, arrival - (levels above the lowes
 In fair order the next request is the oldest of the user who was served least (Sheng et al., Fairness in Serving Large
 Language Models, 2024); a user who comes back after an absence starts level with the least served of those who wait.
 Two keys: below `switch_at` waiting requests the first decides, from there on the second.
+By deadline: the earliest first (earliest deadline first, Liu and Layland 1973). Whose deadline has passed is before all
+others already, and of these the earliest deadline says nothing any more: where many are late it would be first come
+first served. So of the late ones the most urgent class goes first, and within it the one that came first.
 """
 
 from latfit.compiled import inner, rare
 from latfit.simulation.engine.state import (
+    DEADLINE,
     FAIR,
     FCFS,
     HEAD,
     HEAP,
     HEAP_2,
     KEYED,
+    NOW,
     PUSHED,
     SEEN,
     STACK,
@@ -35,7 +40,7 @@ def absorb(o: Limits, load: Load, s: State, now: float) -> int:
     while s.i[SEEN] < s.i[PUSHED] and load.arrival[s.inbox[s.i[SEEN]]] <= now:
         r = s.inbox[s.i[SEEN]]
         s.i[SEEN] += 1
-        if o.order == KEYED or o.order == SWITCH:
+        if o.order == KEYED or o.order == SWITCH or o.order == DEADLINE:
             push(s.heap, s.i[HEAP], load.key, r)
             s.i[HEAP] += 1
         if o.order == SWITCH:
@@ -60,6 +65,12 @@ def peek(o: Limits, load: Load, s: State) -> int:
         return int(s.heap[0])
     if o.order == FAIR:
         return int(s.user_head[_least_served(s)])
+    if o.order == DEADLINE:
+        while s.i[HEAP] > 0 and load.key[s.heap[0]] <= s.f[NOW]:
+            push(s.heap_2, s.i[HEAP_2], load.key_2, heap_pop(s.heap, s.i[HEAP], load.key))
+            s.i[HEAP] -= 1
+            s.i[HEAP_2] += 1
+        return int(s.heap_2[0] if s.i[HEAP_2] > 0 else s.heap[0])
     if s.i[WAITING] < o.switch_at:
         _drop_taken(s, s.heap, HEAP, load.key)
         return int(s.heap[0])
@@ -75,7 +86,10 @@ def pop(o: Limits, load: Load, s: State, r: int) -> None:
         s.i[STACK] -= 1
     elif o.order == FCFS:
         s.i[HEAD] += 1
-    elif o.order == KEYED:
+    elif o.order == DEADLINE and s.i[HEAP_2] > 0:
+        heap_pop(s.heap_2, s.i[HEAP_2], load.key_2)
+        s.i[HEAP_2] -= 1
+    elif o.order == KEYED or o.order == DEADLINE:
         heap_pop(s.heap, s.i[HEAP], load.key)
         s.i[HEAP] -= 1
     elif o.order == FAIR:

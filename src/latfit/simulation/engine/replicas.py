@@ -1,29 +1,58 @@
 """Several engines: replicas behind a router, and prefill apart from decoding.
 
-Replicas are equal and independent between arrivals. At each arrival every replica is brought up to that moment, and the
-router chooses. round-robin: in turn. least-loaded: the one with the fewest requests in it, the first of equals. prefix:
-the one that a request's user last went to, whose cache holds the start of the prompt, unless that one has `slack`
-requests more than the least loaded (then that one, which has the prefix from then on).
+Replicas are equal and independent between arrivals. round-robin: in turn. Other routes look at the replicas when a
+request comes (see `router`). prefix: the one that a request's user last went to, whose cache holds the start of the
+prompt, unless that one has `slack` requests more than the least loaded (then that one, which has the prefix from then
+on). Users who wait for their answers keep to one replica in round-robin, and are routed anew with every request else.
 
 Apart: one engine prefills and gives the first token; the keys and values travel at `transfer_ms_per_token`; another
 engine decodes the rest. The decoding engine knows the request from the moment its cache has arrived. This is also how a
 CPU prefills for a GPU: only the step costs of the first engine differ.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.simulation.engine.loop import advance
-from latfit.simulation.engine.run import Counters, EngineRun, finish, load_of, run_of, serve
+from latfit.simulation.engine.router import (
+    LEAST_LOADED,
+    PREDICTED,
+    PREFIX,
+    ROUND_ROBIN,
+    SHORTEST_QUEUE,
+    Router,
+    serve_routed,
+)
+from latfit.simulation.engine.run import Counters, EngineRun, coming, finish, load_of, never_runs, run_of, serve
 from latfit.simulation.engine.settings import EngineSettings, check_fits
-from latfit.simulation.engine.state import COUNT, PUSHED, SEEN, WAITING, Limits, Load, State, new_state
+from latfit.simulation.engine.state import (
+    COUNTERS,
+    ISSUED,
+    PUSHED,
+    SHARED,
+    STRIDE,
+    STUCK,
+    Limits,
+    Load,
+    SmallIntArray,
+    State,
+    engines_of,
+    new_state,
+    new_states,
+)
 from latfit.simulation.engine.step_cost import StepCosts
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, IntArray
 from latfit.workload import Requests
 
-ROUTES = ("round-robin", "least-loaded", "prefix")
+ROUTES = {
+    "round-robin": ROUND_ROBIN,
+    "least-loaded": LEAST_LOADED,
+    "shortest-queue": SHORTEST_QUEUE,
+    "prefix": PREFIX,
+    "predicted-latency": PREDICTED,
+}
 
 
 @dataclass(frozen=True)
@@ -47,71 +76,60 @@ class Routing:
 
 
 def serve_replicas(
-    requests: Requests, costs: StepCosts, settings: EngineSettings, routing: Routing, seed: int = 0
+    requests: Requests,
+    costs: StepCosts,
+    settings: EngineSettings,
+    routing: Routing,
+    seed: int = 0,
+    think_ms: FloatArray | None = None,
 ) -> EngineRun:
-    """Run equal engines behind a router until every request is done; raises as `serve` does."""
+    """Run equal engines behind a router until every request is done; think_ms and errors as in `serve`."""
     if routing.replicas == 1 and routing.route != "prefix":
-        return serve(requests, costs, settings, seed)
+        return serve(requests, costs, settings, seed, think_ms)
     if settings.batching == "static" and routing.route != "round-robin":
         raise WrongUsage("static batches are routed in turn only", where="--route", remedy="Take round-robin.")
     check_fits(requests, settings)
-    limits, load = settings.limits(seed), load_of(requests, settings, seed)
-    states = [new_state(limits, load, engine=i) for i in range(routing.replicas)]
-    replica = np.zeros(len(requests), dtype=np.int64)
-    router = _Router(routing, int(requests.user_id.max(initial=0)) + 1)
-    for r, moment in enumerate(requests.arrival_ms.tolist()):
-        if routing.route != "round-robin":
-            for state in states:
-                _bring_up(limits, load, costs, state, moment)
-        chosen, held = router.choose(r, int(requests.user_id[r]), states)
-        if held:
-            share = int(routing.prefix_share * requests.prompt_tokens[r]) // settings.block_size
-            load.cached[r] = max(int(load.cached[r]), share * settings.block_size)
-        replica[r] = chosen
-        _push(states[chosen], r)
-    for state in states:
-        if state.i[PUSHED]:
-            finish(limits, load, costs, state)
-    return run_of(requests, limits, states, replica)
+    limits, load = settings.limits(seed), load_of(requests, settings, seed, think_ms)
+    first = coming(load)
+    source, counts = np.zeros(len(requests), dtype=np.int32), np.zeros(COUNTERS, dtype=np.int64)
+    source[: len(first)] = first
+    counts[[PUSHED, ISSUED, STRIDE, SHARED]] = len(first), load.users, 1, 1
+    states = new_states(limits, load, routing.replicas, source, counts)
+    engines = engines_of(states)
+    if routing.route == "round-robin":
+        replica = _in_turn(limits, load, costs, engines, first)
+    else:
+        router = _router(routing, load)
+        if serve_routed(limits, load, costs, states, router) == STUCK:
+            raise never_runs()
+        replica = router.replica
+    return run_of(requests, limits, engines, replica, load)
 
 
-class _Router:
-    """Who goes where, and what is known of it."""
-
-    def __init__(self, routing: Routing, users: int) -> None:
-        self.routing = routing
-        self.home: list[set[int]] = [set() for _ in range(users)]
-        self.last = [-1] * users
-
-    def choose(self, r: int, user: int, states: list[State]) -> tuple[int, bool]:
-        """(replica, whether it holds the start of the prompt)."""
-        if self.routing.route == "round-robin":
-            return r % len(states), False
-        loads = [_in_system(state) for state in states]
-        least = int(np.argmin(loads))
-        if self.routing.route == "least-loaded":
-            return least, False
-        before = self.last[user]
-        chosen = before if before >= 0 and loads[before] <= loads[least] + self.routing.slack else least
-        held = chosen in self.home[user]
-        self.last[user] = chosen
-        self.home[user].add(chosen)
-        return chosen, held
+def _in_turn(limits: Limits, load: Load, costs: StepCosts, engines: Sequence[State], first: SmallIntArray) -> IntArray:
+    """Serve request r on engine r modulo the number of engines, which is how users, too, are spread over them: each
+    stays where it is. first: the requests whose arrival is known. Returns the engine (n,) of each."""
+    spread = min(len(engines), load.users) if load.users else len(engines)
+    for k, state in enumerate(engines[:spread]):
+        own = first[first % spread == k]
+        state.inbox[: len(own)] = own
+        state.i[[PUSHED, ISSUED, STRIDE]] = len(own), load.users + (k - load.users) % spread, spread
+        if len(own):
+            finish(limits, load, costs, state._replace(source=state.inbox, source_i=state.i))
+    return np.arange(len(load.arrival)) % spread
 
 
-def _in_system(state: State) -> int:
-    """Requests that wait or run, those that are pushed but not seen yet included."""
-    return int(state.i[WAITING] + state.i[COUNT] + state.i[PUSHED] - state.i[SEEN])
-
-
-def _bring_up(limits: Limits, load: Load, costs: StepCosts, state: State, moment: float) -> None:
-    if state.i[PUSHED]:
-        advance(limits, load, costs, state, moment)
-
-
-def _push(state: State, r: int) -> None:
-    state.inbox[state.i[PUSHED]] = r
-    state.i[PUSHED] += 1
+def _router(routing: Routing, load: Load) -> Router:
+    users = int(load.user.max()) + 1
+    return Router(
+        route=ROUTES[routing.route],
+        slack=routing.slack,
+        share=routing.prefix_share,
+        output=float(load.output.mean()),
+        replica=np.zeros(len(load.arrival), dtype=np.int64),
+        last=np.full(users, -1, dtype=np.int32),
+        home=np.zeros((users, routing.replicas), dtype=np.int8),
+    )
 
 
 @dataclass(frozen=True)
@@ -177,7 +195,7 @@ def serve_apart(
     limits, load = settings[1].limits(seed), _given(handed, settings[1], seed)
     state = new_state(limits, load, np.arange(len(rows), dtype=np.int32), engine=1)
     finish(limits, load, costs[1], state)
-    decode = run_of(handed, limits, [state], np.zeros(len(rows), dtype=np.int64))
+    decode = run_of(handed, limits, [state], np.zeros(len(rows), dtype=np.int64), load)
     last = prefill.last_ms.copy()
     last[rows] = decode.last_ms
     return Apart(prefill, decode, prefill.first_ms, last)

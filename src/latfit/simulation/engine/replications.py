@@ -3,7 +3,8 @@
 Replication r draws its load from (seed, r) alone, so that engines with one seed meet the same requests. Recorded
 requests are run once. The start of a run is left out of the statistics of a steady load until it is forgotten, as in
 simulations of policies; recorded requests and a load that varies have a course of their own, of which the start is a
-part.
+part. Of users who wait for their answers the rate is what they sent, and the end of a run, where some have no further
+request to send, counts no more than its start.
 """
 
 import math
@@ -18,10 +19,14 @@ from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts
 from latfit.simulation.policies.estimate import STEADY, length_of, reach_in
 from latfit.simulation.policies.run import Options, kind_of
-from latfit.workload import OpenLoad, RecordedLoad, Requests, Streams
+from latfit.stats import FloatArray
+from latfit.workload import ClosedLoad, Load, RecordedLoad, Requests, Streams
 
 REQUESTS = 100_000
 """Of each replication by default."""
+
+SENT_LEAST, SENT_FIRST = 5, 2
+"""Requests of each user in a closed loop, and how many of them the start counts, at least."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +42,19 @@ class Cluster:
         if self.prefill is not None and self.routing.replicas > 1:
             raise WrongUsage("replicas prefill for themselves", where="--prefill-on", remedy="Leave out --replicas.")
 
-    def serve(self, requests: Requests, costs: StepCosts, settings: EngineSettings, seed: int = 0) -> EngineRun:
-        """One run of all engines; raises as `serve` does."""
+    def serve(
+        self,
+        requests: Requests,
+        costs: StepCosts,
+        settings: EngineSettings,
+        seed: int = 0,
+        think_ms: FloatArray | None = None,
+    ) -> EngineRun:
+        """One run of all engines; think_ms and errors as in `serve`."""
         if self.prefill is None:
-            return serve_replicas(requests, costs, settings, self.routing, seed)
+            return serve_replicas(requests, costs, settings, self.routing, seed, think_ms)
+        if think_ms is not None:
+            raise WrongUsage("prefill apart takes no closed loop", where="--users", remedy="Give --rate or --arrivals.")
         both = serve_apart(requests, (self.prefill, costs), (settings, settings), self.transfer, seed)
         return both.whole(requests)
 
@@ -49,24 +63,26 @@ class Cluster:
 class Replications:
     """Runs of an engine at a load. warmup: share of each that is left out of the statistics."""
 
-    load: OpenLoad | RecordedLoad
+    load: Load
     runs: Sequence[EngineRun]
     warmup: float
 
     def summary(self, promise: Promise = Promise()) -> EngineSummary:
         """Statistics over the replications."""
-        names = [each.name for each in self.load.classes] if isinstance(self.load, OpenLoad) else []
-        found = summarise(self.runs, promise, self.warmup, names)
+        classes = () if isinstance(self.load, RecordedLoad) else self.load.classes
+        found = summarise(self.runs, promise, self.warmup, classes)
         return replace(found, stable=found.stable and self.carried)
 
     @property
     def carried(self) -> bool:
-        """False where requests pile up until the last one comes."""
-        return not (self.load.rate > 0 and math.isfinite(self.load.rate) and backlogged(self.runs))
+        """False where requests pile up until the last one comes, which those of users who wait for answers do not."""
+        return isinstance(self.load, ClosedLoad) or not (
+            self.load.rate > 0 and math.isfinite(self.load.rate) and backlogged(self.runs)
+        )
 
 
 def replicate(
-    load: OpenLoad | RecordedLoad,
+    load: Load,
     costs: StepCosts,
     settings: EngineSettings,
     options: Options = Options(),
@@ -76,22 +92,41 @@ def replicate(
     """Run the replications of these numbers; without them as many as the options say, of recorded requests one. Raises
     BadInput for a request that is larger than the KV cache."""
     recorded = isinstance(load, RecordedLoad)
-    count = len(load.requests) if isinstance(load, RecordedLoad) else options.requests or REQUESTS
+    count = _count(load, options)
     runs = []
     for replication in numbers or range(1 if recorded else options.replications):
-        requests = load.sample(count, Streams(options.seed, replication))
-        runs.append(cluster.serve(requests, costs, settings, options.seed + replication))
+        streams = Streams(options.seed, replication)
+        requests = load.sample(count, streams)
+        think = load.thinking(count, streams) if isinstance(load, ClosedLoad) else None
+        runs.append(cluster.serve(requests, costs, settings, options.seed + replication, think))
     if recorded or (options.warmup is None and kind_of(load) != STEADY):
         warmup = 0.0
     elif options.warmup is not None:
         warmup = options.warmup
     else:
         warmup = length_of(count, 1, None, reach_in(runs[0].latency_ms)).warm / count
+        if isinstance(load, ClosedLoad):
+            warmup = min(max(warmup, SENT_FIRST * load.users / count), 0.5)
     return Replications(load, runs, warmup)
 
 
+def _count(load: Load, options: Options) -> int:
+    """Requests of a replication. Raises WrongUsage where users would be left without one."""
+    if isinstance(load, RecordedLoad):
+        return len(load.requests)
+    if not isinstance(load, ClosedLoad):
+        return options.requests or REQUESTS
+    if options.requests is not None and options.requests < SENT_LEAST * load.users:
+        raise WrongUsage(
+            f"{options.requests:,} requests of {load.users:,} users",
+            where="--requests",
+            remedy=f"Give {SENT_LEAST * load.users:,} or more: {SENT_LEAST} of each user.",
+        )
+    return options.requests or max(REQUESTS, 4 * SENT_LEAST * load.users)
+
+
 def simulate_engine(
-    load: OpenLoad | RecordedLoad,
+    load: Load,
     costs: StepCosts,
     settings: EngineSettings,
     options: Options = Options(),
@@ -106,8 +141,9 @@ def simulate_engine(
         settings=settings,
         routing=cluster.routing,
         prefill_apart=cluster.prefill is not None,
-        rate_per_s=load.rate * 1e3,
+        rate_per_s=summary.throughput_per_s if isinstance(load, ClosedLoad) else load.rate * 1e3,
         summary=summary,
+        users=load.users if isinstance(load, ClosedLoad) else 0,
         seed=options.seed,
         first=found.runs[0],
         notes=() if summary.stable else (growing,),

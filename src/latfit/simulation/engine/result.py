@@ -7,6 +7,9 @@ served alike, 1/n where one gets everything. Goodput counts requests that met al
 Means and percentiles are those of all requests of all replications together. Intervals come from what the independent
 replications add to their error (Student's t): of a percentile x, with s the standard error of the share of requests at
 or below x, they are read off at the shares p -+ t s. One replication has none.
+
+Users who wait for their answers are all there until one of them has sent the last request there is. Rates of a closed
+loop are those of the requests that ended between the end of the warm-up and that moment.
 """
 
 import math
@@ -22,6 +25,7 @@ from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.policies.estimate import Interval, rises
 from latfit.stats import FloatArray
+from latfit.workload import RequestClass
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 STATISTICS = ("mean", *PERCENTILES)
@@ -72,6 +76,7 @@ class ClassOutcome:
     name: str
     requests: int
     ttft: Mapping[str, float]
+    tpot: Mapping[str, float]
     latency: Mapping[str, float]
     slo_attainment: float
 
@@ -80,6 +85,7 @@ class ClassOutcome:
             "class": self.name,
             "requests": self.requests,
             "ttft_ms": dict(self.ttft),
+            "tpot_ms": dict(self.tpot),
             "latency_ms": dict(self.latency),
             "slo_attainment": self.slo_attainment,
         }
@@ -134,7 +140,7 @@ class EngineSummary:
 @dataclass(frozen=True, eq=False, repr=False)
 class EngineResult:
     """An engine at a load. rate_per_s: arrivals, NaN where they all come at once.  prefill_apart: whether another
-    engine prefilled.  first: the first replication."""
+    engine prefilled.  first: the first replication.  users: of a closed loop, who send what is served, else 0."""
 
     settings: EngineSettings
     routing: Routing
@@ -144,6 +150,7 @@ class EngineResult:
     seed: int
     first: EngineRun
     notes: Sequence[str] = ()
+    users: int = 0
 
     @property
     def engine(self) -> str:
@@ -186,7 +193,8 @@ class EngineResult:
             row |= {f"{metric}_{name}_ms": each.value for name, each in getattr(found, metric).items()}
         row |= {f"itl_{name}_ms": value for name, value in found.itl.items()}
         row |= {name: getattr(found, name) for name in (*MEANS, "utilisation", "requests", "replications", "stable")}
-        return {**row, **found.counters, **self.limits, "seed": self.seed}
+        users = {"users": self.users} if self.users else {}
+        return {**row, **found.counters, **self.limits, **users, "seed": self.seed}
 
     def __repr__(self) -> str:
         state = "" if self.summary.stable else ", unstable"
@@ -202,6 +210,7 @@ class EngineResult:
             "engine": self.engine,
             "order": self.order,
             "rate_per_s": self.rate_per_s,
+            **({"users": self.users} if self.users else {}),
             **self.summary.to_json(),
             "share": {"engine": 1.0},
             "settings": self.limits,
@@ -211,14 +220,19 @@ class EngineResult:
 
 
 def summarise(
-    runs: Sequence[EngineRun], promise: Promise = Promise(), warmup: float = 0.0, classes: Sequence[str] = ()
+    runs: Sequence[EngineRun],
+    promise: Promise = Promise(),
+    warmup: float = 0.0,
+    classes: Sequence[RequestClass] = (),
 ) -> EngineSummary:
     """Statistics of replications of one engine. warmup: share of the requests at the start of each run that is left out
-    of what is said of requests.  classes: their names, as far as they have any."""
-    warm = [int(warmup * len(run.requests)) for run in runs]
-    singles = [_single(run, promise, left_out) for run, left_out in zip(runs, warm, strict=True)]
+    of what is said of requests.  classes: as far as more than their deadlines is known."""
+    counted = [counted_in(run, warmup) for run in runs]
+    met = [meets(run, promise, classes) for run in runs]
+    promised = promise.given or any(each.promised for each in classes)
+    singles = [_single(*each, promised=promised) for each in zip(runs, met, counted, strict=True)]
     latency, ttft, tpot = (
-        _joined([getattr(run, name)[left_out:] for run, left_out in zip(runs, warm, strict=True)])
+        _joined([getattr(run, name)[rows] for run, rows in zip(runs, counted, strict=True)])
         for name in ("latency_ms", "ttft_ms", "tpot_ms")
     )
     return EngineSummary(
@@ -230,23 +244,43 @@ def summarise(
         itl={name: _mean([run.itl[name] for run in runs]) for name in (*STATISTICS, "max")},
         **{name: _mean([each[name] for each in singles]) for name in (*MEANS, "utilisation")},
         batch_size=_batch_sizes(runs),
-        by_class=_by_class(runs, promise, warmup, classes),
+        by_class=_by_class(runs, met, counted, [each.name for each in classes]),
         counters={name: int(sum(getattr(run.counters, name) for run in runs)) for name in COUNTERS},
-        stable=not grows(runs),
+        stable=bool(runs[0].users) or not grows(runs),
     )
 
 
-def _single(run: EngineRun, promise: Promise, warm: int) -> dict[str, float]:
-    span_s = run.makespan_ms / 1e3
+def counted_in(run: EngineRun, warmup: float) -> slice:
+    """The requests, in order of arrival, after the share of the warm-up; of a closed loop those that were sent while
+    all users were there."""
+    end = len(run.requests)
+    if run.users:
+        end = max(int(np.searchsorted(run.requests.arrival_ms, _all_there_until(run), side="right")), 1)
+    return slice(int(warmup * end), end)
+
+
+def _all_there_until(run: EngineRun) -> float:
+    """When the first user of a closed loop had an answer and nothing more to send, ms."""
+    last = np.full(run.users, -math.inf)
+    np.maximum.at(last, run.requests.user_id, run.last_ms)
+    return float(last.min())
+
+
+def _single(run: EngineRun, met: NDArray[np.bool_], counted: slice, *, promised: bool) -> dict[str, float]:
+    """Numbers of a run. met (n,): who got what was promised."""
+    span_s, ended = run.makespan_ms / 1e3, np.ones(len(run.requests), dtype=bool)
+    if run.users:
+        start, end = float(run.requests.arrival_ms[counted.start]), _all_there_until(run)
+        ended = (run.last_ms > start) & (run.last_ms <= end)
+        span_s = (end - start) / 1e3
     replicas = len(run.timelines)
-    met = meets(run, promise)
-    promised = promise.given or bool(np.isfinite(run.requests.deadline_ms).any())
+    promised = promised or bool(np.isfinite(run.requests.deadline_ms).any())
     of_use = float((run.requests.prompt_tokens + run.requests.output_tokens - 1).sum())
     return {
-        "throughput_per_s": len(run.requests) / span_s,
-        "output_tokens_per_s": run.counters.generated_tokens / span_s,
-        "goodput_per_s": float(met.sum()) / span_s,
-        "slo_attainment": float(met[warm:].mean()) if promised else math.nan,
+        "throughput_per_s": float(ended.sum()) / span_s,
+        "output_tokens_per_s": float(run.requests.output_tokens[ended].sum()) / span_s,
+        "goodput_per_s": float(met[ended].sum()) / span_s,
+        "slo_attainment": float(met[counted].mean()) if promised else math.nan,
         "fairness": jain(run),
         "useful_share": of_use / run.counters.computed_tokens,
         "utilisation": run.busy_ms / (run.makespan_ms * replicas),
@@ -255,35 +289,43 @@ def _single(run: EngineRun, promise: Promise, warm: int) -> dict[str, float]:
     }
 
 
-def _by_class(runs: Sequence[EngineRun], promise: Promise, warmup: float, names: Sequence[str]) -> list[ClassOutcome]:
+def _by_class(
+    runs: Sequence[EngineRun], met: Sequence[NDArray[np.bool_]], counted: Sequence[slice], names: Sequence[str]
+) -> list[ClassOutcome]:
     """Each class over all replications; nothing where there is one class."""
-    kept = [np.arange(len(run.requests)) >= int(warmup * len(run.requests)) for run in runs]
 
     def of_all(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        return np.concatenate([column[rows] for column, rows in zip(columns, kept, strict=True)])
+        return np.concatenate([column[rows] for column, rows in zip(columns, counted, strict=True)])
 
-    classes = of_all([run.requests.class_id for run in runs])
-    ttft, latency = of_all([run.ttft_ms for run in runs]), of_all([run.latency_ms for run in runs])
-    met = of_all([meets(run, promise) for run in runs])
+    classes, kept = of_all([run.requests.class_id for run in runs]), of_all(met)
+    ttft, tpot, latency = (
+        of_all([getattr(run, name) for run in runs]) for name in ("ttft_ms", "tpot_ms", "latency_ms")
+    )
     found = [(int(each), classes == each) for each in np.unique(classes)]
     return [
         ClassOutcome(
             (names[each] if each < len(names) else "") or f"class {each}",
             int(rows.sum()),
             statistics(ttft[rows]),
+            statistics(tpot[rows]),
             statistics(latency[rows]),
-            float(met[rows].mean()),
+            float(kept[rows].mean()),
         )
         for each, rows in found
         if len(found) > 1
     ]
 
 
-def meets(run: EngineRun, promise: Promise) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """True (n,) where a request got what it was promised, its own deadline included."""
+def meets(run: EngineRun, promise: Promise, classes: Sequence[RequestClass] = ()) -> NDArray[np.bool_]:
+    """True (n,) where a request got what it was promised, its own deadline and what its class was promised included."""
+    several = classes or (RequestClass(),)
+    known = np.minimum(run.requests.class_id, len(several) - 1)
+    ttft, tpot = (
+        np.minimum(limit, np.array([getattr(each, name) for each in several])[known])
+        for name, limit in (("ttft_ms", promise.ttft_ms), ("tpot_ms", promise.tpot_ms))
+    )
     on_time = run.latency_ms <= np.minimum(run.requests.deadline_ms, promise.latency_ms)
-    paced = ~(run.tpot_ms > promise.tpot_ms)
-    return np.asarray(on_time & paced & (run.ttft_ms <= promise.ttft_ms))
+    return np.asarray(on_time & ~(run.tpot_ms > tpot) & (run.ttft_ms <= ttft))
 
 
 def jain(run: EngineRun) -> float:

@@ -4,29 +4,32 @@ run = serve(requests, step_costs(fit), EngineSettings(kv_blocks=2588))
 run.ttft_ms.mean()
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from latfit.errors import BadInput
 from latfit.simulation.engine.loop import advance
 from latfit.simulation.engine.scheduler import advance_static
-from latfit.simulation.engine.settings import EngineSettings, check_fits
+from latfit.simulation.engine.settings import NEVER_MS, EngineSettings, check_fits
 from latfit.simulation.engine.state import (
     ACCEPTED,
     BUSY,
     COMPUTED,
     DRAFTED,
     FREE,
+    ISSUED,
     PREEMPTIONS,
     PREFILL_STEPS,
     PREFILL_TOKENS,
     REUSED,
     STATIC,
     STEPS,
+    STUCK,
     TOKENS,
     Limits,
     Load,
+    SmallIntArray,
     State,
     new_state,
 )
@@ -34,8 +37,6 @@ from latfit.simulation.engine.statistics import Timeline, gap_summary, timeline_
 from latfit.simulation.engine.step_cost import StepCosts
 from latfit.stats import FloatArray, IntArray
 from latfit.workload import Requests
-
-STUCK = 2
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class EngineRun:
     """What became of the requests; times in ms on the clock of their arrivals, (n,).
 
     start_ms: when the step began that first computed something of it.  first_ms, last_ms: when its first and its last
-    token appeared.  busy_ms: time in steps, of all replicas.  itl: gaps between tokens by quantile name.
+    token appeared.  busy_ms: time in steps, of all replicas.  itl: gaps between tokens by quantile name.  users: who
+    sent the next request when they had an answer; 0 where arrivals did not depend on answers.
     """
 
     requests: Requests
@@ -74,6 +76,7 @@ class EngineRun:
     batch_sizes: IntArray
     timelines: tuple[Timeline, ...]
     replica: IntArray
+    users: int = 0
 
     def __repr__(self) -> str:
         found = self.counters
@@ -102,19 +105,32 @@ class EngineRun:
 
 
 def serve(
-    requests: Requests, costs: StepCosts, settings: EngineSettings = EngineSettings(), seed: int = 0
+    requests: Requests,
+    costs: StepCosts,
+    settings: EngineSettings = EngineSettings(),
+    seed: int = 0,
+    think_ms: FloatArray | None = None,
 ) -> EngineRun:
-    """Run one engine until every request is done. costs: see `step_costs`.
+    """Run one engine until every request is done. costs: see `step_costs`.  think_ms (n,): where users send a request
+    when they have an answer, the time before each; see `ClosedLoad.sample`.
 
     Raises BadInput for no request, or one that is larger than the KV cache.
     """
     if not len(requests):
         raise BadInput("there is no request", where="requests", remedy="Give at least one.")
     check_fits(requests, settings)
-    load, limits = load_of(requests, settings, seed), settings.limits(seed)
-    state = new_state(limits, load, np.arange(len(requests), dtype=np.int32))
+    load, limits = load_of(requests, settings, seed, think_ms), settings.limits(seed)
+    state = new_state(limits, load, coming(load))
+    state.i[ISSUED] = load.users
     finish(limits, load, costs, state)
-    return run_of(requests, limits, [state], np.zeros(len(requests), dtype=np.int64))
+    return run_of(requests, limits, [state], np.zeros(len(requests), dtype=np.int64), load)
+
+
+def coming(load: Load) -> SmallIntArray:
+    """Requests whose arrival is known beforehand, in the order in which they come."""
+    if not load.users:
+        return np.arange(len(load.arrival), dtype=np.int32)
+    return np.argsort(load.arrival[: load.users], kind="stable").astype(np.int32)
 
 
 def finish(limits: Limits, load: Load, costs: StepCosts, state: State) -> None:
@@ -122,36 +138,39 @@ def finish(limits: Limits, load: Load, costs: StepCosts, state: State) -> None:
     if limits.batching == STATIC:
         advance_static(limits, load, costs, state)
     elif advance(limits, load, costs, state, np.inf) == STUCK:
-        raise BadInput(
-            "a request waits for KV blocks that never become free",
-            where="requests",
-            remedy="Give more --kv-blocks, or fewer watermark blocks.",
-        )
+        raise never_runs()
 
 
-def run_of(requests: Requests, limits: Limits, states: list[State], replica: IntArray) -> EngineRun:
-    """The outcome of one engine or several, of which each request (n,) went to one."""
-    start, first, last = (
-        _of_each([getattr(state, name) for state in states], replica) for name in ("start", "first", "last")
+def never_runs() -> BadInput:
+    """What is raised where something waits that can never run."""
+    return BadInput(
+        "a request waits for KV blocks that never become free",
+        where="requests",
+        remedy="Give more --kv-blocks, or fewer watermark blocks.",
     )
+
+
+def run_of(requests: Requests, limits: Limits, states: list[State], replica: IntArray, load: Load) -> EngineRun:
+    """The outcome of one engine or of several with one source, of which each request (n,) went to one."""
+    found = states[0]
+    order: IntArray | slice = slice(None)
+    if load.users:
+        order = np.argsort(load.arrival, kind="stable")
+        requests = replace(requests, arrival_ms=load.arrival, user_id=load.user).select(order)
     counted = np.sum([state.i for state in states], axis=0)
     return EngineRun(
         requests=requests,
-        start_ms=start,
-        first_ms=first,
-        last_ms=last,
+        start_ms=found.start[order],
+        first_ms=found.first[order],
+        last_ms=found.last[order],
         counters=counters_of(counted),
         busy_ms=float(sum(state.f[BUSY] for state in states)),
         itl=gap_summary(states),
         batch_sizes=np.sum([state.batch for state in states], axis=0),
         timelines=tuple(timeline_of(limits, state) for state in states),
-        replica=replica,
+        replica=replica[order],
+        users=load.users,
     )
-
-
-def _of_each(columns: list[FloatArray], replica: IntArray) -> FloatArray:
-    """The value of each request (n,) from the engine that it went to."""
-    return columns[0] if len(columns) == 1 else np.stack(columns)[replica, np.arange(len(replica))]
 
 
 def counters_of(i: IntArray) -> Counters:
@@ -169,20 +188,29 @@ def counters_of(i: IntArray) -> Counters:
     )
 
 
-def load_of(requests: Requests, settings: EngineSettings, seed: int) -> Load:
-    """The requests as the core reads them."""
-    key, key_2 = settings.order.keys(requests, seed)
+def load_of(requests: Requests, settings: EngineSettings, seed: int, think_ms: FloatArray | None = None) -> Load:
+    """The requests as the core reads them. think_ms: see `serve`."""
+    arrival, user, users = requests.arrival_ms, requests.user_id, 0
+    if think_ms is not None:
+        users, user = int(user.max()) + 1, user.copy()
+        arrival = np.zeros(len(requests))
+        arrival[:users] = think_ms[:users]
+        requests = replace(requests, arrival_ms=arrival)
+    span = NEVER_MS if users else float(arrival[-1] - arrival[0]) if len(arrival) else 0.0
+    key, key_2 = settings.order.keys(requests, seed, span)
     block = settings.block_size
     cached = np.zeros(len(requests), dtype=np.int32)
     if settings.cached_share > 0:
         cached[:] = settings.cached_share * requests.prompt_tokens // block * block
     return Load(
-        arrival=requests.arrival_ms,
+        arrival=arrival,
         prompt=requests.prompt_tokens,
         output=requests.output_tokens,
         cached=cached,
         given=np.zeros(len(requests), dtype=np.int32),
         key=key,
         key_2=key_2,
-        user=requests.user_id,
+        user=user,
+        think=np.empty(0) if think_ms is None else think_ms,
+        users=users,
     )

@@ -34,7 +34,9 @@ from latfit.simulation.engine.state import (
     PREFILL_STEPS,
     PREFILL_TOKENS,
     PUSHED,
+    QUEUED,
     REUSED,
+    SEEN,
     SELECTIVE,
     TOKENS,
     WAITING,
@@ -44,6 +46,7 @@ from latfit.simulation.engine.state import (
     blocks_for,
     put_back,
     reclaim,
+    send_next,
     surviving,
     take,
 )
@@ -54,8 +57,9 @@ from latfit.simulation.engine.step_cost import StepCosts, Work, drawn_ms
 @entry
 def advance_static(o: Limits, load: Load, costs: StepCosts, s: State) -> int:
     """Serve all requests of the inbox in batches; 0 as `advance` answers when all is done."""
-    head, n = 0, s.i[PUSHED]
-    while head < n:
+    head = 0
+    while head < s.i[PUSHED]:
+        n = s.i[PUSHED]
         start_at = min(head + o.start_at, n) - 1
         now = max(s.f[NOW], load.arrival[s.inbox[start_at]])
         arrived = head
@@ -63,7 +67,7 @@ def advance_static(o: Limits, load: Load, costs: StepCosts, s: State) -> int:
             arrived += 1
         size, prompt, output = _fitting(o, load, s, head, arrived)
         s.f[NOW] = now
-        s.i[COUNT], s.i[WAITING] = size, arrived - head - size
+        s.i[COUNT], s.i[WAITING], s.i[SEEN] = size, arrived - head - size, head + size
         s.i[FREE] = o.blocks - size * blocks_for(prompt + output - 1, o.block_size)
         _make_batch(o, load, costs, s, (head, size, prompt, output))
         head += size
@@ -110,6 +114,8 @@ def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[
                 s.last[r] = end
                 s.i[FINISHED] += 1
                 left -= 1
+                if load.users > 0:
+                    send_next(o, load, s, r, end)
         if step > 0:
             count_gaps(s, duration, made)
         note_step(s, begin, duration, B, float(made), o.blocks)
@@ -210,6 +216,7 @@ def preempt(o: Limits, s: State, i: int) -> None:
     s.last[r] = s.token_at[i]
     s.preempted[r] += 1
     push_front(s, r)
+    s.i[QUEUED] += s.known[i]
     if o.swap == 1:
         s.kept[r] = s.comp[i]
         s.f[EXTRA] += o.swap_ms * s.comp[i]
@@ -237,6 +244,7 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
         if not whole:
             chunk = min(min(left, o.long_prefill) if o.long_prefill > 0 else left, budget)
         pop(o, load, s, r)
+        s.i[QUEUED] -= known if s.preempted[r] > 0 else left
         _enter(o, load, s, r, known, comp)
         i = s.i[COUNT] - 1
         room = blocks_for(known if whole else comp + chunk, o.block_size)

@@ -7,7 +7,18 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.simulation.engine.state import CHUNKED, CONTINUOUS, FAIR, FCFS, KEYED, SELECTIVE, STATIC, SWITCH, Limits
+from latfit.simulation.engine.state import (
+    CHUNKED,
+    CONTINUOUS,
+    DEADLINE,
+    FAIR,
+    FCFS,
+    KEYED,
+    SELECTIVE,
+    STATIC,
+    SWITCH,
+    Limits,
+)
 from latfit.stats import FloatArray
 from latfit.workload import Requests
 
@@ -15,7 +26,9 @@ ENGINES = ("chunked-prefill", "continuous", "selective", "static")
 ORDERS = ("fcfs", "sjf", "slo", "fair", "priority", "switch")
 
 _BATCHING = {"chunked-prefill": CHUNKED, "continuous": CONTINUOUS, "selective": SELECTIVE, "static": STATIC}
-_ORDER = {"fcfs": FCFS, "sjf": KEYED, "slo": KEYED, "priority": KEYED, "fair": FAIR, "switch": SWITCH}
+_ORDER = {"fcfs": FCFS, "sjf": KEYED, "slo": DEADLINE, "priority": KEYED, "fair": FAIR, "switch": SWITCH}
+
+NEVER_MS = 1e12
 
 
 @dataclass(frozen=True)
@@ -23,9 +36,10 @@ class Order:
     """Who of the waiting requests comes next; preempted ones always come before all others.
 
     fcfs: the first that came.  sjf: the one with the shortest predicted output, `length_error` being the standard
-    deviation of the logarithm of prediction over truth.  slo: the earliest deadline (arrival + the class's).  fair: the
-    user who was served least.  priority: the most urgent class, where `ageing_ms` of waiting are worth one class.
-    switch: `slo` while fewer than `switch_at` requests wait, from there on `sjf` within a class.
+    deviation of the logarithm of prediction over truth.  slo: the earliest deadline (arrival + the class's), and of
+    those that are late already the most urgent class.  fair: the user who was served least.  priority: the most urgent
+    class, where `ageing_ms` of waiting are worth one class.  switch: the earliest deadline while fewer than `switch_at`
+    requests wait, from there on `sjf` within a class.
     """
 
     name: str = "fcfs"
@@ -43,27 +57,31 @@ class Order:
                 remedy="Correct the number.",
             )
 
-    def keys(self, requests: Requests, seed: int) -> tuple[FloatArray, FloatArray]:
-        """What orders the requests (n,), lower first; the second key is for `switch`, where many wait. Empty where the
-        order asks for none."""
+    @property
+    def timed(self) -> bool:
+        """Whether the keys count from the arrival."""
+        return self.name in ("slo", "priority", "switch")
+
+    def keys(self, requests: Requests, seed: int, span_ms: float) -> tuple[FloatArray, FloatArray]:
+        """What orders the requests (n,), lower first; the second key is for `switch`, where many wait, and for those
+        that are late in `slo`. Empty where the order asks for none. span_ms: from the first arrival to the last."""
         arrival, output = requests.arrival_ms, requests.output_tokens
         if _ORDER[self.name] in (FCFS, FAIR):
             return np.empty(0), np.empty(0)
         if self.name == "priority":
             level = requests.class_id.astype(np.float64)
-            span = float(arrival[-1] - arrival[0]) + 1.0 if len(arrival) else 1.0
             # Ageing that outlasts the whole run is none: whole classes go before each other.
-            worth = min(self.ageing_ms, span)
+            worth = min(self.ageing_ms, span_ms + 1.0)
             return np.asarray(arrival + level * worth, dtype=np.float64), arrival
         noise = np.random.default_rng([seed, 1]).normal(0.0, 1.0, len(output))
         predicted = np.asarray(output * np.exp(self.length_error * noise), dtype=np.float64)
         if self.name == "sjf":
             return np.asarray(predicted), arrival
-        deadline = arrival + np.where(np.isfinite(requests.deadline_ms), requests.deadline_ms, 1e12)
+        deadline = arrival + np.where(np.isfinite(requests.deadline_ms), requests.deadline_ms, NEVER_MS)
         if self.name == "switch":
             longest = float(predicted.max(initial=0.0)) + 1.0
             return deadline, np.asarray(requests.class_id * longest + predicted, dtype=np.float64)
-        return deadline, arrival
+        return deadline, np.asarray(requests.class_id * (span_ms + 1.0) + arrival, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -178,6 +196,7 @@ class EngineSettings:
             seed=seed,
             fast=int(self.fast),
             graphs=int(self.padded_graphs),
+            timed=int(self.order.timed),
             accept=self.speculation.acceptance,
             draft_ms=self.speculation.draft_ms,
             swap_ms=self.swap_ms_per_token or 0.0,

@@ -10,9 +10,13 @@ at the young end, its last ones in front: they are taken first. What matters of 
 segment (owner, count) stands for a row of them. While a preempted request waits, the blocks of its segment that are
 still there hold the front of its sequence, and it takes them back when it resumes. Segments without an owner that lie
 next to each other are one.
+
+Requests that users send one after the other have no arrival until the one before has ended: then the user thinks, and
+the next request takes its place in the source, a queue of requests that will come in order of arrival. The source is
+the engine's own inbox, or that of a router which several engines share.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +27,19 @@ from latfit.workload import SERVICE, Streams
 
 SmallIntArray = NDArray[np.int32]
 CHUNKED, SELECTIVE, CONTINUOUS, STATIC = range(4)
-FCFS, KEYED, FAIR, SWITCH = range(4)
+FCFS, KEYED, FAIR, SWITCH, DEADLINE = range(5)
 
 (
     COUNT, FREE, PUSHED, SEEN, HEAD, STACK, HEAP, HEAP_2, WAITING, OLDEST, NEWEST, STEPS, PREEMPTIONS, FINISHED,
-    STEADY, PREFILL_STEPS, PREFILL_TOKENS, TOKENS, REUSED, DRAFTED, ACCEPTED, FULLEST, COMPUTED,
-) = range(23)  # fmt: skip
-"""Counters in `State.i`. FREE blocks; PUSHED, SEEN, HEAD: how far the inbox is filled, arrived, and taken (FCFS)."""
+    STEADY, PREFILL_STEPS, PREFILL_TOKENS, TOKENS, REUSED, DRAFTED, ACCEPTED, FULLEST, COMPUTED, QUEUED, SENT, ISSUED,
+    STRIDE, SHARED, COUNTERS,
+) = range(29)  # fmt: skip
+"""Counters in `State.i`. FREE blocks; PUSHED, SEEN, HEAD: how far the inbox is filled, arrived, and taken (FCFS).
+QUEUED: tokens that wait, counted in by a router. SENT: how many of those who finished have sent their next request. Of
+the source: the request that is sent next is number ISSUED, the one after it STRIDE
+further on; SHARED is 1 where several engines fill it."""
 
-NOW, BUSY_UNTIL, BUSY, LAST_END, EXTRA, GAPS, GAPS_MAX, SLICE, ORIGIN = range(9)
+NOW, BUSY_UNTIL, BUSY, LAST_END, EXTRA, GAPS, GAPS_MAX, SLICE, ORIGIN, TIMES = range(10)
 """Times in `State.f`, ms. NOW: when the next step is planned. EXTRA: swapping to add to the step being planned."""
 
 GAP_SHIFT = 45
@@ -43,12 +51,15 @@ SLICES = 512
 SPENT, RUN, WAIT, USED, MADE = range(5)
 """Rows of the timeline, each weighted by the time of the steps that begin in a slice; MADE counts generated tokens."""
 
+STUCK, ENDED = 2, 3
+"""What the core answers where something waits that can never run, and after a step in which a user got an answer."""
+
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 """Service of a user in fair order: a token generated counts as two of the prompt."""
 
 
 class Limits(NamedTuple):
-    """Settings as numbers; see `EngineSettings`."""
+    """Settings as numbers; see `EngineSettings`. timed: 1 where the order's key counts from the arrival."""
 
     batching: int
     order: int
@@ -68,6 +79,7 @@ class Limits(NamedTuple):
     seed: int
     fast: int
     graphs: int
+    timed: int
     accept: float
     draft_ms: float
     swap_ms: float
@@ -75,7 +87,9 @@ class Limits(NamedTuple):
 
 class Load(NamedTuple):
     """The requests, each (n,). cached: tokens at the front whose cache is shared; given: tokens generated elsewhere.
-    key, key_2: empty where the order asks for none."""
+    key, key_2: empty where the order asks for none.  think: time before each is sent, empty where arrivals are known;
+    users: who send them, 0 where arrivals are known. Of requests that users have not sent, arrival, user and key are
+    written down when they are."""
 
     arrival: FloatArray
     prompt: IntArray
@@ -85,11 +99,14 @@ class Load(NamedTuple):
     key: FloatArray
     key_2: FloatArray
     user: SmallIntArray
+    think: FloatArray
+    users: int
 
 
 class State(NamedTuple):
     """Everything that changes. Slots: rid, known, comp, gen, cap, fin, chunk, token_at. By request: gen_of, segment,
-    kept, preempted, first, last, start, and what the order of waiting needs.  stream (1,): of the steps' ratios."""
+    kept, preempted, first, last, start, and what the order of waiting needs.  stream (1,): of the steps' ratios.
+    source, source_i: requests that users will send, and its counters."""
 
     i: IntArray
     f: FloatArray
@@ -124,64 +141,138 @@ class State(NamedTuple):
     batch: IntArray
     timeline: FloatArray
     stream: NDArray[np.uint64]
+    source: SmallIntArray
+    source_i: IntArray
 
 
 def new_state(limits: Limits, load: Load, inbox: SmallIntArray | None = None, engine: int = 0) -> State:
     """An idle engine. inbox: the requests that will come, in order of arrival; None for one that is filled later.
     engine: which one of several, each of which has random numbers of its own."""
+    own = _of_engine(limits, load, engine)
+    if inbox is not None:
+        own["inbox"][: len(inbox)] = inbox
+        own["i"][PUSHED] = len(inbox)
+    return State(**own, **_of_requests(limits, load), source=own["inbox"], source_i=own["i"])
+
+
+def new_states(limits: Limits, load: Load, engines: int, source: SmallIntArray, source_i: IntArray) -> State:
+    """Idle engines with one source: what belongs to an engine is a row (engines, ...), what belongs to a request is
+    shared by all, as each request is in one of them."""
+    own = [_of_engine(limits, load, engine) for engine in range(engines)]
+    rows = {name: np.stack([each[name] for each in own]) for name in own[0]}
+    return State(**rows, **_of_requests(limits, load), source=source, source_i=source_i)
+
+
+def _of_engine(limits: Limits, load: Load, engine: int) -> dict[str, Any]:
+    """Arrays of one engine."""
     n = len(load.arrival)
     slots = max(min(limits.max_num_seqs, n), 1) + 1
-    keyed, fair, switch = (limits.order == kind for kind in (KEYED, FAIR, SWITCH))
+    fair, two = limits.order == FAIR, limits.order in (SWITCH, DEADLINE)
     users = int(load.user.max()) + 1 if fair and n else 1
-    counters, times = _ints(23), np.zeros(9)
+    counters, times = _ints(COUNTERS), np.zeros(TIMES)
     counters[FREE] = limits.blocks
     counters[NEWEST] = 1
-    counters[PUSHED] = 0 if inbox is None else len(inbox)
-    start = float(load.arrival[0]) if n else 0.0
+    counters[STRIDE] = 1
+    start = float(load.arrival[: max(load.users, 1)].min()) if n else 0.0
     times[[NOW, BUSY_UNTIL, LAST_END, ORIGIN]] = start, start, -np.inf, start
     times[SLICE] = 1.0
     segments = 4 * slots + 64
     owner, count = _ints(segments, -1), _ints(segments)
     count[0] = limits.blocks
-    return State(
-        i=counters,
-        f=times,
-        rid=_ints(slots),
-        known=_ints(slots),
-        comp=_ints(slots),
-        gen=_ints(slots),
-        cap=_ints(slots),
-        fin=_ints(slots),
-        chunk=_ints(slots),
-        token_at=np.zeros(slots),
-        inbox=inbox if inbox is not None else np.zeros(n, dtype=np.int32),
-        stack=_ints(slots),
-        heap=_ints(n if keyed or switch else 1),
-        heap_2=_ints(n if switch else 1),
-        taken=np.zeros(n if switch else 1, dtype=np.int8),
-        user_head=_ints(users, -1),
-        user_tail=_ints(users, -1),
-        served=_ints(users),
-        after=_ints(n if fair else 1, -1),
-        gen_of=load.given.copy(),
-        segment=np.full(n, -1, dtype=np.int32),
-        kept=np.zeros(n, dtype=np.int32),
-        preempted=np.zeros(n, dtype=np.int32),
-        first=np.full(n, np.nan),
-        last=np.full(n, np.nan),
-        start=np.full(n, np.nan),
-        seg_owner=owner,
-        seg_count=count,
-        crossing=_ints(limits.block_size),
-        gaps=_ints(GAP_BINS),
-        batch=_ints(slots + 1),
-        timeline=np.zeros((5, SLICES)),
-        stream=Streams(limits.seed).generator(SERVICE, engine).integers(2**64, size=1, dtype=np.uint64),
-    )
+    return {
+        "i": counters,
+        "f": times,
+        **{name: _ints(slots) for name in ("rid", "known", "comp", "gen", "cap", "fin", "chunk", "stack")},
+        "token_at": np.zeros(slots),
+        "inbox": np.zeros(n, dtype=np.int32),
+        "heap": _ints(n if two or limits.order == KEYED else 1),
+        "heap_2": _ints(n if two else 1),
+        "user_head": _ints(users, -1),
+        "user_tail": _ints(users, -1),
+        "served": _ints(users),
+        "seg_owner": owner,
+        "seg_count": count,
+        "crossing": _ints(limits.block_size),
+        "gaps": _ints(GAP_BINS),
+        "batch": _ints(slots + 1),
+        "timeline": np.zeros((5, SLICES)),
+        "stream": Streams(limits.seed).generator(SERVICE, engine).integers(2**64, size=1, dtype=np.uint64),
+    }
+
+
+def _of_requests(limits: Limits, load: Load) -> dict[str, Any]:
+    """Arrays by request."""
+    n = len(load.arrival)
+    return {
+        "taken": np.zeros(n if limits.order == SWITCH else 1, dtype=np.int8),
+        "after": _ints(n if limits.order == FAIR else 1, -1),
+        "gen_of": load.given.copy(),
+        "segment": np.full(n, -1, dtype=np.int32),
+        "kept": np.zeros(n, dtype=np.int32),
+        "preempted": np.zeros(n, dtype=np.int32),
+        "first": np.full(n, np.nan),
+        "last": np.full(n, np.nan),
+        "start": np.full(n, np.nan),
+    }
 
 
 def _ints(size: int, value: int = 0) -> IntArray:
     return np.full(size, value, dtype=np.int64)
+
+
+def engines_of(states: State) -> list[State]:
+    """The engines that are made by `new_states`, each with the source that all share."""
+    columns: dict[str, Any] = states._asdict()
+    own = [name for name, column in columns.items() if column.ndim > 1]
+    return [states._replace(**{name: columns[name][k] for name in own}) for k in range(len(states.i))]
+
+
+@inner
+def one_of(states: State, k: int) -> State:
+    """Engine k of `engines_of`, in compiled code."""
+    a = states
+    return State(
+        a.i[k], a.f[k], a.rid[k], a.known[k], a.comp[k], a.gen[k], a.cap[k], a.fin[k], a.chunk[k], a.token_at[k],
+        a.inbox[k], a.stack[k], a.heap[k], a.heap_2[k], a.taken, a.user_head[k], a.user_tail[k], a.served[k], a.after,
+        a.gen_of, a.segment, a.kept, a.preempted, a.first, a.last, a.start, a.seg_owner[k], a.seg_count[k],
+        a.crossing[k], a.gaps[k], a.batch[k], a.timeline[k], a.stream[k], a.source, a.source_i,
+    )  # fmt: skip
+
+
+@rare
+def send_next(o: Limits, load: Load, s: State, r: int, end: float) -> None:
+    """The user whose request r has ended thinks, and sends the next one, if there is one."""
+    i = s.source_i
+    q = i[ISSUED]
+    if q >= len(load.arrival):
+        return
+    i[ISSUED] = q + i[STRIDE]
+    moment = end + load.think[q]
+    load.arrival[q], load.user[q] = moment, load.user[r]
+    if o.timed == 1:
+        load.key[q] += moment
+    if o.order == DEADLINE:
+        load.key_2[q] += moment
+    at = i[PUSHED]
+    while at > i[SEEN] and load.arrival[s.source[at - 1]] > moment:
+        s.source[at] = s.source[at - 1]
+        at -= 1
+    s.source[at] = q
+    i[PUSHED] += 1
+
+
+@rare
+def send_all(o: Limits, load: Load, s: State) -> float:
+    """The users whose requests have ended in the last step think, and send their next ones. When the next request comes
+    to a source that is shared, infinite for one that is not."""
+    for i in range(s.i[COUNT]):
+        if s.chunk[i] > 0 and s.fin[i] == 1 + o.asynchronous:
+            send_next(o, load, s, s.rid[i], s.f[LAST_END])
+    s.i[SENT] = s.i[FINISHED]
+    counts = s.source_i
+    if counts[SHARED] == 0 or counts[SEEN] == counts[PUSHED]:
+        return np.inf
+    return float(load.arrival[s.source[counts[SEEN]]])
 
 
 @inner

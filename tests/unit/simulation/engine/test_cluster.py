@@ -101,3 +101,38 @@ def test_what_cannot_be_routed() -> None:
         serve_replicas(some(), COSTS, replace(LIMITS, batching="static"), Routing(2, "least-loaded"))
     with pytest.raises(WrongUsage, match="below zero"):
         Transfer(-1.0)
+
+
+def test_the_shortest_queue_counts_tokens_and_not_requests() -> None:
+    """One long prompt, of 40 steps, is more than four short ones."""
+    requests = make_requests([0.0, 1.0, 2.0, 3.0, 4.0], [10_000, 20, 20, 20, 20], [50] * 5)
+    limits = replace(LIMITS, kv_blocks=2000)
+    by_tokens = serve_replicas(requests, COSTS, limits, Routing(2, "shortest-queue"))
+    by_requests = serve_replicas(requests, COSTS, limits, Routing(2, "least-loaded"))
+    assert by_tokens.replica.tolist() == [0, 1, 1, 1, 1]
+    assert by_requests.replica.tolist() == [0, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("second", [600, 3000])
+def test_the_predicted_latency_is_that_of_the_costs(second: int) -> None:
+    """Both engines prefill, 1,000 tokens the one and `second` the other: the next prompt goes where the rest takes less
+    time, which is where its first token comes sooner, as both ways show."""
+    limits = replace(LIMITS, kv_blocks=2000)
+    arrivals = [0.0, 0.0, 5.0]
+    run = serve_replicas(
+        make_requests(arrivals, [1000, second, 300], [40, 40, 2]), COSTS, limits, Routing(2, "predicted-latency")
+    )
+    assert run.replica.tolist() == [0, 1, 1 if second < 1000 else 0]
+    ways = [
+        serve(make_requests([0.0, 5.0], [prompt, 300], [40, 2]), COSTS, limits).ttft_ms[1] for prompt in (1000, second)
+    ]
+    assert run.ttft_ms[2] == min(ways)
+
+
+def test_a_full_engine_is_predicted_to_be_late() -> None:
+    """No slot is free in the first for as long as its requests generate; the second has a prompt to compute."""
+    limits = replace(LIMITS, max_num_seqs=2)
+    requests = make_requests([0.0, 1.0, 2.0, 300.0, 301.0], [8, 2000, 8, 1000, 8], [400, 2, 400, 2, 2])
+    run = serve_replicas(requests, COSTS, limits, Routing(2, "predicted-latency"))
+    assert run.replica.tolist()[:4] == [0, 1, 0, 1]
+    assert run.replica[4] == 1
