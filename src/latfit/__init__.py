@@ -14,7 +14,6 @@ from latfit._version import __version__
 if TYPE_CHECKING:
     from latfit.api import (
         Comparison as Comparison,
-        EnginePlan as EnginePlan,
         Evaluation as Evaluation,
         Fit as Fit,
         Hardware as Hardware,

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         engine_settings_of as engine_settings_of,
         simulate_engine as simulate_engine,
     )
-    from latfit.api.evaluations import Evaluation as Evaluation
     from latfit.api.fits import (
         Fit as Fit,
         PhaseFits as PhaseFits,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from latfit.api.measuring import Profile as Profile, profile as profile
     from latfit.api.plans import Plan as Plan, plan as plan, step_budget as step_budget
     from latfit.api.predictions import (
+        Evaluation as Evaluation,
         Predicted as Predicted,
         predicted as predicted,
         refuse_unread as refuse_unread,
@@ -42,7 +42,12 @@ if TYPE_CHECKING:
         read_long as read_long,
     )
     from latfit.api.reports import Report as Report, report as report
-    from latfit.api.serving import EnginePlan as EnginePlan, plan_engine as plan_engine
+    from latfit.api.serving import (
+        PLANS as PLANS,
+        EnginePlan as EnginePlan,
+        plan_engine as plan_engine,
+        plans_engines as plans_engines,
+    )
     from latfit.api.simulations import (
         PolicySimulation as PolicySimulation,
         Simulation as Simulation,

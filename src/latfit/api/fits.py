@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.api.evaluations import Evaluation
 from latfit.api.many_fits import FitTask, Outcome, all_done, failed
-from latfit.api.predictions import grid_of, predicted, refuse_unread, steps_from
+from latfit.api.predictions import Evaluation, grid_of, predicted, refuse_unread, steps_from
 from latfit.api.quantities import Needs, library_verb, only_with, percent
 from latfit.api.reading import ReadOptions, data_line, host_line, read_timed
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage

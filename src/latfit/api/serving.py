@@ -28,10 +28,11 @@ from latfit.planning import (
     model_config as config_in,
     parse_target,
     plan_serving,
+    scaled as scaled_load,
 )
 from latfit.simulation import Order, Promise
 from latfit.units import parse_bytes
-from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad, fit_lengths, parse_lengths
+from latfit.workload import ClosedLoad, Load, RecordedLoad, fit_lengths, parse_lengths
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -182,6 +183,8 @@ OF_ENGINE_PLANS = (
     Needs("goodput", lambda o: o.ttft or o.tpot or o.e2e or o.sla, "nothing is promised", "Add --ttft 500ms"),
     Needs("lengths", lambda o: o.arrivals is None, "recorded requests have their own"),
     Needs("arrival_process", lambda o: o.arrivals is None, "the arrivals are recorded"),
+    Needs("arrival_process", lambda o: o.users is None, "users send when they have an answer"),
+    Needs("think", lambda o: o.users is not None, "there are no users", "Add --users 20"),
     Needs("classes", lambda o: o.arrivals is None, "recorded requests have their own"),
     Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
     Needs("route", lambda o: o.replicas != 1, "there is one engine"),
@@ -201,9 +204,9 @@ OF_BATCHES = (
 """What belongs to plans of steps and batches."""
 
 OF_ENGINES = (
-    "e2e", "goodput", "lengths", "growth", "arrival_process", "classes", "fit", "prefill_fit", "kv_blocks",
-    "model_config", "gpu_memory", "gpu_memory_utilization", "kv_memory", "kv_dtype", "tensor_parallel", *AXES,
-    "block_size", "synchronous", "prefix_hit_rate", "batching", "order", "route", "price_per_hour", "watts",
+    "e2e", "goodput", "lengths", "growth", "users", "think", "arrival_process", "classes", "fit", "prefill_fit",
+    "kv_blocks", "model_config", "gpu_memory", "gpu_memory_utilization", "kv_memory", "kv_dtype", "tensor_parallel",
+    *AXES, "block_size", "synchronous", "prefix_hit_rate", "batching", "order", "route", "price_per_hour", "watts",
 )  # fmt: skip
 """What belongs to plans of serving engines."""
 
@@ -211,7 +214,7 @@ OF_ENGINES = (
 def plans_engines(o: Any) -> bool:
     """Whether options describe serving engines: requests have lengths, or limits that only requests have. Raises
     WrongUsage for recorded lengths that a plan of batches would ignore, BadInput for a file that cannot be read."""
-    if o.lengths is not None or o.e2e is not None or o.goodput is not None:
+    if any(each is not None for each in (o.lengths, o.e2e, o.goodput, o.users)):
         return True
     if o.sla is None:
         return o.ttft is not None or o.tpot is not None
@@ -269,6 +272,8 @@ def plan_engine(
     arrivals: Any = None,
     arrival_process: str = "poisson",
     growth: float | str | None = None,
+    users: int | None = None,
+    think: Duration = "1s",
     classes: Iterable[str] = (),
     prefill_fit: Any = None,
     hardware: Any = "hardware.json",
@@ -297,7 +302,8 @@ def plan_engine(
     contain prefill, where they are fitted apart.  rate: "40/s" for all replicas together, with lengths "2000:300"
     (prompt and output tokens), "2000:300:0.8" (means, and standard deviation over mean) or a file of requests; or
     arrivals: recorded requests, a file or a table, at their own rate or scaled to the given one.  growth: "2x" the
-    load.  ttft, tpot, e2e: limits for the first token, per further token and for the whole answer, "500ms" for the 99th
+    load.  users: who send a request each, wait for its end, think for about `think`, and send the next, with lengths.
+     ttft, tpot, e2e: limits for the first token, per further token and for the whole answer, "500ms" for the 99th
     percentile or "p95:500ms".  goodput: "99%" of requests meet all limits, in place of a percentile each.  classes:
     "chat:0.3:2s", the most urgent first; their deadlines are limits of the whole answer.
 
@@ -312,7 +318,10 @@ def plan_engine(
         check_one_engine(fit, prefill_fit)
     costs, unmeasured, subject, measured = engine_costs(fit, prefill_fit, None, hardware, scatter=scatters(service))
     several = rates(rate, per_s=rate_per_s)
-    load = _load(several, lengths, arrivals, arrival_process, classes, _growth(growth))
+    load = make_load(
+        several, arrivals=arrivals, users=users, think=think, arrival_process=arrival_process, classes=classes
+    )
+    load = _at_load(load, several, lengths, _growth(growth))
     targets = _targets(load, {"ttft": ttft, "tpot": tpot, "latency": e2e}, goodput)
     memory = None
     if model_config is not None and kv_blocks is None:
@@ -357,17 +366,17 @@ def _growth(growth: float | str | None) -> float:
     return found
 
 
-def _load(
-    offered: list[float], lengths: Any, arrivals: Any, process: str, classes: Iterable[str], growth: float
-) -> OpenLoad | RecordedLoad:
-    """The requests, at their rate. Raises WrongUsage."""
-    if arrivals is None and lengths is None:
-        raise WrongUsage("requests have no lengths", where="--rate", remedy="Give --lengths 2000:300, or a file.")
-    load = make_load(offered, arrivals=arrivals, arrival_process=process, classes=classes)
-    if isinstance(load, ClosedLoad):
-        raise AssertionError("no users were given")
-    if isinstance(load, OpenLoad):
+def _at_load(load: Load, offered: list[float], lengths: Any, growth: float) -> Load:
+    """The load with its lengths, at its rate. Raises WrongUsage."""
+    if not isinstance(load, RecordedLoad):
+        if lengths is None:
+            where = "--users" if isinstance(load, ClosedLoad) else "--rate"
+            raise WrongUsage("requests have no lengths", where=where, remedy="Give --lengths 2000:300, or a file.")
         load = replace(load, lengths=_lengths(lengths))
+    if isinstance(load, ClosedLoad):
+        if offered:
+            raise WrongUsage("several kinds of load", where="--rate, --users", remedy="Give one.")
+        return scaled_load(load, growth)
     rate = offered[0] if offered else load.rate
     return load.at_rate(rate * growth) if offered or growth != 1.0 else load
 
@@ -378,9 +387,7 @@ def _lengths(lengths: Any) -> Any:
     return parse_lengths(lengths) if text else fit_lengths(recording_of(lengths).requests)
 
 
-def _targets(
-    load: OpenLoad | RecordedLoad, limits: Mapping[str, Duration | None], goodput: float | str | None
-) -> Targets:
+def _targets(load: Load, limits: Mapping[str, Duration | None], goodput: float | str | None) -> Targets:
     """What is promised. Raises WrongUsage where nothing is, or percentiles beside goodput."""
     options = {"ttft": "--ttft", "tpot": "--tpot", "latency": "--e2e"}
     found = [
@@ -390,7 +397,7 @@ def _targets(
         for name, value in limits.items()
         if value is not None
     ]
-    if isinstance(load, OpenLoad):
+    if not isinstance(load, RecordedLoad):
         found += [
             RequestTarget("latency", each.deadline_ms, group=number, group_name=each.name or f"class {number}")
             for number, each in enumerate(load.classes)

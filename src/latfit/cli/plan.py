@@ -125,6 +125,10 @@ class TrafficOptions:
         typer.Option("--lengths", help="Prompt and output tokens: 2000:300, 2000:300:0.8 (they vary), or a file."),
     ] = None
     growth: Annotated[str | None, typer.Option("--growth", help="Times the load: 2x.")] = None
+    users: Annotated[
+        int | None, typer.Option("--users", min=1, help="Users who send a request, wait for its end, and think.")
+    ] = None
+    think: Annotated[str, typer.Option("--think", hidden=True, help="How long they think, on average.")] = "1s"
     arrival_process: Annotated[
         str,
         typer.Option("--arrival-process", "--law", hidden=True, help="poisson; gamma:CV; bursts:TIMES:SHARE:LENGTH."),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Unknown as Unknown,
     )
     from latfit.planning.serving.effects import Effect as Effect, Trade as Trade
+    from latfit.planning.serving.evaluate import scaled as scaled
     from latfit.planning.serving.kv_cache import (
         GpuMemory as GpuMemory,
         KvCache as KvCache,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         EngineResult as EngineResult,
         EngineSummary as EngineSummary,
         Promise as Promise,
+        counted_in as counted_in,
         interval_of as interval_of,
         meets as meets,
     )

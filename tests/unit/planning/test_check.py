@@ -104,7 +104,7 @@ def test_a_plan_that_the_simulation_refutes_is_not_feasible(monkeypatch: pytest.
     refuted = make_plan(profile, just, request=PlanRequest(rate=1.0))
     assert (refuted.promise, refuted.feasible) == ("no", False)
     assert refuted.binding.startswith("the event simulation refutes it")
-    assert refuted.answer.startswith("1,000 req/s cannot be served")
+    assert refuted.answer.startswith("1,000 req/s of 1 token each cannot be served")
     assert "--sla" in refuted.remedy
     assert not any(row.chosen for row in refuted.alternatives)
 

@@ -17,7 +17,7 @@ from latfit.planning.serving.evaluate import Evaluator, Measured, Setup
 from latfit.planning.serving.search import Room
 from latfit.simulation import EngineSettings, scaled_costs
 from latfit.stats import IntArray
-from latfit.workload import LengthDistribution, OpenLoad, RecordedLoad
+from latfit.workload import LengthDistribution, Load, RecordedLoad
 
 FASTER = 0.8
 """Time of the steps that a change makes faster."""
@@ -93,9 +93,9 @@ class Shorter:
         return _shortened(prompt, self.share), output
 
 
-def shorter(load: OpenLoad | RecordedLoad, share: float) -> OpenLoad | RecordedLoad:
+def shorter(load: Load, share: float) -> Load:
     """The same requests with prompts of a share of their length."""
-    if isinstance(load, OpenLoad):
+    if not isinstance(load, RecordedLoad):
         return replace(load, lengths=Shorter(load.lengths, share))
     requests = load.requests
     return replace(load, requests=replace(requests, prompt_tokens=_shortened(requests.prompt_tokens, share)))

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -34,7 +35,16 @@ from latfit.simulation import (
     StepCosts,
     replicate,
 )
-from latfit.workload import OpenLoad, Poisson, RecordedLoad, RequestClass, Resampled
+from latfit.workload import (
+    ClosedLoad,
+    LengthDistribution,
+    Load,
+    OpenLoad,
+    Poisson,
+    RecordedLoad,
+    RequestClass,
+    Resampled,
+)
 
 FIRST, MORE, MOST, VERIFIED = 4, 2, 8, 16
 """Replications: at first, added at a time, at most in a search, at most of the final answer."""
@@ -94,7 +104,6 @@ class Measured:
         return self.tightest.ratio if self.carried else math.inf
 
 
-Load = OpenLoad | RecordedLoad
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -113,18 +122,22 @@ class Evaluator:
     count: int = 0
     steps: int = 0
     requests: int = 0
+    alone_ms: float = 0.0
     known: dict[tuple[Setup, float, float, bool], Measured] = field(default_factory=dict)
     floods: dict[EngineSettings, "Saturated"] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def rate_per_s(self) -> float:
+        """Requests that come; of users who wait for answers those that they would send if nobody else did."""
+        if isinstance(self.load, ClosedLoad):
+            return 1e3 * self.load.users / (self.load.think_ms + self.alone_ms)
         return self.load.rate * 1e3
 
     def measure(self, setup: Setup, scale: float = 1.0, *, slower: float = 1.0, verify: bool = False) -> Measured:
         """Simulate until decided; verify: with more replications, as a final answer needs them."""
         key = (setup, scale, slower, verify)
         if key not in self.known:
-            load = self.load if scale * slower == 1.0 else self.load.at_rate(self.load.rate * scale * slower)
+            load = scaled(self.load, scale, slower)
             self.known[key] = self._decided(setup, load, scale, slower, VERIFIED if verify else MOST)
         return self.known[key]
 
@@ -179,9 +192,8 @@ class Evaluator:
 
     def alone(self, settings: EngineSettings) -> Measured:
         """A request that has an engine to itself: nothing is ever better than this."""
-        lengths = self.load.lengths if isinstance(self.load, OpenLoad) else _lengths(self.load)
-        classes = self.load.classes if isinstance(self.load, OpenLoad) else (RequestClass(),)
-        rare = OpenLoad(Poisson(1e-9), lengths, classes)
+        classes = (RequestClass(),) if isinstance(self.load, RecordedLoad) else self.load.classes
+        rare = OpenLoad(Poisson(1e-9), lengths_of(self.load), classes)
         options = Options(requests=ALONE, replications=FIRST, seed=self.seed, warmup=0.0)
         done = replicate(rare, self.costs, settings, options)
         self.count += 1
@@ -191,15 +203,14 @@ class Evaluator:
         """One engine with always enough to do."""
         if settings in self.floods:
             return self.floods[settings]
-        lengths = self.load.lengths if isinstance(self.load, OpenLoad) else _lengths(self.load)
         options = Options(requests=max(ALONE, 6 * settings.max_num_seqs), seed=self.seed, warmup=0.0)
-        done = replicate(OpenLoad(Poisson(1e6), lengths), self.costs, settings, options, numbers=[0])
+        done = replicate(OpenLoad(Poisson(1e6), lengths_of(self.load)), self.costs, settings, options, numbers=[0])
         self.floods[settings] = saturated_in(done.runs[0])
         return self.floods[settings]
 
     def carries(self, setup: Setup, scale: float = 1.0) -> bool:
-        """Whether the engines could serve as many requests as come, late or not."""
-        return self.used(setup, scale) * LEAST_SERVED <= 1
+        """Whether the engines could serve as many requests as come, late or not; users wait until they do."""
+        return isinstance(self.load, ClosedLoad) or self.used(setup, scale) * LEAST_SERVED <= 1
 
     def used(self, setup: Setup, scale: float = 1.0) -> float:
         """The load, as a share of what the engines serve that always have enough to do."""
@@ -227,12 +238,25 @@ def saturated_in(run: EngineRun) -> Saturated:
     return Saturated((len(kept) - 1) / span_s, tokens / span_s, float(tpot.mean()) if len(tpot) else math.nan)
 
 
-def _lengths(load: RecordedLoad) -> Resampled:
-    return Resampled(load.requests.prompt_tokens, load.requests.output_tokens)
+def lengths_of(load: Load) -> LengthDistribution:
+    """What the lengths of requests are drawn from; recorded ones, with replacement."""
+    if isinstance(load, RecordedLoad):
+        return Resampled(load.requests.prompt_tokens, load.requests.output_tokens)
+    return load.lengths
+
+
+def scaled(load: Load, scale: float, slower: float = 1.0) -> Load:
+    """The load times `scale`, on a clock that runs slower: more users or requests, and less time between them."""
+    if scale * slower == 1.0:
+        return load
+    if isinstance(load, ClosedLoad):
+        return replace(load, users=max(round(load.users * scale), 1), think_ms=load.think_ms / slower)
+    return load.at_rate(load.rate * scale * slower)
 
 
 def requests_for(load: Load, latency_ms: float) -> int:
     """Requests of a replication, so that what is served at a time changes often in it."""
     if isinstance(load, RecordedLoad):
         return len(load.requests)
-    return int(np.clip(TIMES_HELD * load.rate * latency_ms, FEWEST_REQUESTS, MOST_REQUESTS))
+    held = load.users if isinstance(load, ClosedLoad) else load.rate * latency_ms
+    return int(np.clip(TIMES_HELD * held, FEWEST_REQUESTS, MOST_REQUESTS))

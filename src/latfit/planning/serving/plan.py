@@ -5,20 +5,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from latfit.fitting import keeps_out
 from latfit.model import FitResult
 from latfit.planning.serving.effects import Effect, Trade, bears, effects_of, front
-from latfit.planning.serving.evaluate import Evaluator, Load, Measured, requests_for
+from latfit.planning.serving.evaluate import Evaluator, Measured, lengths_of, requests_for
 from latfit.planning.serving.search import Found, Room, Search
 from latfit.planning.serving.targets import Reached, Targets
 from latfit.simulation import EngineSettings, EngineSummary, StepCosts
+from latfit.stats import IntArray
 from latfit.units import format_ms, format_percent
 from latfit.validation import outside_warning
 from latfit.warning import LatfitWarning
-from latfit.workload import OpenLoad, RecordedLoad
+from latfit.workload import ClosedLoad, Load, RecordedLoad
 
 HOUR_S = 3600.0
 MILLION = 1e6
+DRAWN = 10_000
+"""Requests whose lengths tell those of all."""
 
 PLANNED = ("batching", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "kv_blocks")
 FITS_WARN = ("large_error", "no_better_than_constant", "line_as_good", "drift", "decode_only")
@@ -78,16 +83,18 @@ class Cost:
 class ServingPlan:
     """Engines that keep the targets of a load of requests, or why none do.
 
-    what: a request, in words.  reached: the figures beside their limits; where nothing keeps them those of a request
-    alone, or of the engines that were given.  used: share of the most that the engines could serve.  fewer: the same
-    with one engine less.  usual: engines that the settings need that the search began with.  carries: load that these
-    engines keep the targets at, as a ratio of the planned one.  bears: how much longer the steps may take.  tried:
-    configurations simulated.  unsupported: why the data do not support it; empty where they do.
+    what: a request, in words.  rate_per_s: of users in a closed loop what they send.  reached: the figures beside their
+    limits; where nothing keeps them those of a request alone, or of the engines that were given.  used: share of the
+    most that the engines could serve.  fewer: the same with one engine less.  usual: engines that the settings need
+    that the search began with.  carries: load that these engines keep the targets at, as a ratio of the planned one.
+    bears: how much longer the steps may take.  tried: configurations simulated.  unsupported: why the data do not
+    support it; empty where they do.
     """
 
     request: ServingRequest
     what: str
     rate_per_s: float
+    users: int | None
     feasible: bool
     replicas: int | None
     settings: EngineSettings
@@ -145,6 +152,7 @@ class ServingPlan:
             "kind": "serving",
             "request": self.what,
             "rate_per_s": self.rate_per_s,
+            "users": self.users,
             "feasible": self.feasible,
             "promise": self.promise,
             "binding": self.binding,
@@ -187,7 +195,8 @@ def plan_serving(
     """
     evaluator = Evaluator(load, costs, request.targets, request.route, request.seed, tick)
     alone = evaluator.alone(request.start)
-    evaluator.requests = requests_for(load, alone.summary.latency["mean"].value)
+    evaluator.alone_ms = alone.summary.latency["mean"].value
+    evaluator.requests = requests_for(load, evaluator.alone_ms)
     room = room_of(load, list(fits.values()), request.fixed)
     found = Search(evaluator, request.start, room, replicas=request.replicas).run()
     quality = [quality_of(name, fit) for name, fit in fits.items()]
@@ -201,13 +210,14 @@ def plan_serving(
     return ServingPlan(
         request=request,
         what=what_of(load),
-        rate_per_s=evaluator.rate_per_s,
+        rate_per_s=_rate(load, shown),
+        users=load.users if isinstance(load, ClosedLoad) else None,
         feasible=met,
         replicas=shown.setup.replicas if found.best is not None else None,
         settings=shown.setup.settings,
         reached=shown.reached,
         summary=found.best.summary if found.best is not None else None,
-        used=evaluator.used(shown.setup),
+        used=_used(evaluator, shown),
         fewer=found.fewer.reached if found.fewer else (),
         usual=found.usual,
         carries=found.carries,
@@ -226,18 +236,30 @@ def plan_serving(
     )
 
 
+def _rate(load: Load, shown: Measured) -> float:
+    """Requests per second."""
+    return shown.summary.throughput_per_s if isinstance(load, ClosedLoad) else load.rate * 1e3
+
+
+def _used(evaluator: Evaluator, shown: Measured) -> float:
+    """Share of what the engines serve at most that they serve; above 1 where more comes."""
+    setup = shown.setup
+    return _rate(evaluator.load, shown) / (setup.replicas * evaluator.saturated(setup.settings).requests_per_s)
+
+
 def room_of(load: Load, fits: Sequence[FitResult], fixed: frozenset[str]) -> Room:
     """Settings that keep steps within what the fits together measured."""
     measured = [fit for fit in fits if not fit.data.nominal]
     most = {name: max((fit.domain[name][1] for fit in measured), default=math.inf) for name in ("B", "S")}
-    longest = int(load.requests.prompt_tokens.max()) if isinstance(load, RecordedLoad) else _longest(load)
-    return Room(fixed, most["B"], most["S"], longest, classes=isinstance(load, OpenLoad) and len(load.classes) > 1)
+    classes = not isinstance(load, RecordedLoad) and len(load.classes) > 1
+    return Room(fixed, most["B"], most["S"], int(_lengths_drawn(load)[0].max()), classes)
 
 
-def _longest(load: OpenLoad) -> int:
-    import numpy as np
-
-    return int(load.lengths.lengths(10_000, np.random.default_rng(0))[0].max())
+def _lengths_drawn(load: Load) -> tuple[IntArray, IntArray]:
+    """Prompt and output tokens of many requests."""
+    if isinstance(load, RecordedLoad):
+        return load.requests.prompt_tokens, load.requests.output_tokens
+    return lengths_of(load).lengths(DRAWN, np.random.default_rng(0))
 
 
 def quality_of(name: str, fit: FitResult) -> FitQuality:
@@ -250,16 +272,12 @@ def quality_of(name: str, fit: FitResult) -> FitQuality:
 
 def what_of(load: Load) -> str:
     """A request of the load in words."""
+    drawn = _lengths_drawn(load)
+    prompt, output = (f"{each.mean():,.0f}" for each in drawn)
     if isinstance(load, RecordedLoad):
-        requests = load.requests
-        prompt, output = float(requests.prompt_tokens.mean()), float(requests.output_tokens.mean())
-        return f"{len(requests):,} recorded requests, mean {prompt:,.0f} prompt and {output:,.0f} output tokens"
-    import numpy as np
-
-    drawn = load.lengths.lengths(10_000, np.random.default_rng(0))
-    prompt, output = (float(each.mean()) for each in drawn)
+        return f"{len(load.requests):,} recorded requests, mean {prompt} prompt and {output} output tokens"
     mean = "" if all(int(each.min()) == int(each.max()) for each in drawn) else "mean "
-    return f"a request is {mean}{prompt:,.0f} prompt and {output:,.0f} output tokens"
+    return f"a request is {mean}{prompt} prompt and {output} output tokens"
 
 
 def _kept_out(name: str, fit: FitResult) -> list[str]:

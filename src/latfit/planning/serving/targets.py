@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.simulation import EngineRun, Promise, interval_of, meets
+from latfit.simulation import EngineRun, Promise, counted_in, interval_of, meets
 from latfit.stats import FloatArray
 from latfit.units import parse_duration_ms
 
@@ -43,10 +43,10 @@ class RequestTarget:
 
     def times(self, run: EngineRun, warmup: float) -> FloatArray:
         """The times of one run that count, ms."""
-        first = int(warmup * len(run.requests))
-        found = np.asarray(getattr(run, f"{self.metric}_ms"))[first:]
+        counted = counted_in(run, warmup)
+        found = np.asarray(getattr(run, f"{self.metric}_ms"))[counted]
         if self.group is not None:
-            found = found[run.requests.class_id[first:] == self.group]
+            found = found[run.requests.class_id[counted] == self.group]
         return np.asarray(found[np.isfinite(found)])
 
     def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> "Reached":
@@ -68,7 +68,7 @@ class Goodput:
     def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> "Reached":
         """What runs make of it: the share of requests that miss a limit, in percent."""
         promise = Promise(*(each / slower for each in vars(self.promise).values()))
-        missed = [100.0 * (1.0 - meets(run, promise)[int(warmup * len(run.requests)) :].astype(float)) for run in runs]
+        missed = [100.0 * (1.0 - meets(run, promise)[counted_in(run, warmup)].astype(float)) for run in runs]
         found = interval_of(missed)
         return Reached(
             "requests that miss a limit",

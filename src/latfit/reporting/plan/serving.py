@@ -41,7 +41,7 @@ def serving_summary(plan: ServingPlan) -> PlanSummary:
 
 def verdict(plan: ServingPlan) -> str:
     """The plan in a sentence."""
-    load = f"{format_rate(plan.rate_per_s)} ({plan.what})"
+    load = f"{offered(plan)} ({plan.what})"
     figures = ", ".join(_beside(each) for each in plan.reached)
     if not plan.feasible:
         if plan.replicas is None:
@@ -51,6 +51,13 @@ def verdict(plan: ServingPlan) -> str:
     if plan.unsupported:
         return f"Not supported by these data: {text}"
     return text if plan.promise == "yes" else f"In doubt: {text}"
+
+
+def offered(plan: ServingPlan) -> str:
+    """The load in words."""
+    if plan.users is None:
+        return format_rate(plan.rate_per_s)
+    return "1 user" if plan.users == 1 else f"{count(plan.users)} users"
 
 
 def engines(replicas: int) -> str:
@@ -95,7 +102,7 @@ def _of_each(plan: ServingPlan) -> str:
 
 def _margin(plan: ServingPlan) -> str:
     """What there is to spare, and what one engine less would do."""
-    spare = f"Holds up to {format_rate(plan.carries * plan.rate_per_s, down=True)}"
+    spare = f"Holds up to {highest(plan)}"
     bears = 100 * (plan.bears - 1)
     slower = f", or with steps {format_percent(bears)} slower" if bears >= NOTHING_PCT else ", but with no slower steps"
     if not plan.bears_the_fit:
@@ -105,6 +112,13 @@ def _margin(plan: ServingPlan) -> str:
         worst = max(plan.fewer, key=lambda each: each.ratio)
         less = f" {engines((plan.replicas or 1) - 1).capitalize()}: {_beside(worst)}."
     return f"{spare}{slower}.{less}"
+
+
+def highest(plan: ServingPlan) -> str:
+    """The most that the engines keep the targets at."""
+    if plan.users is None:
+        return format_rate(plan.carries * plan.rate_per_s, down=True)
+    return f"{int(plan.carries * plan.users):,} users"
 
 
 def _help(plan: ServingPlan) -> list[str]:
@@ -247,7 +261,7 @@ def serving_page(plan: ServingPlan, made: Making) -> Rendered:
     words = {"good": "can be met", "doubt": "in doubt", "bad": "cannot be met"}
     looks = {"good": "", "doubt": "doubt", "bad": "unmet"}
     answer = {
-        "asked": f"{format_rate(plan.rate_per_s)}, {plan.what}",
+        "asked": f"{offered(plan)}, {plan.what}",
         "verdict": words[told.state],
         "sentence": told.verdict,
         "state": looks[told.state],
@@ -280,5 +294,5 @@ def _numbers(plan: ServingPlan) -> list[KeyNumber]:
         for each in plan.reached
         if each.unit == "ms"
     ]
-    found.append(KeyNumber("Holds up to", format_rate(plan.carries * plan.rate_per_s, down=True), "within the targets"))
+    found.append(KeyNumber("Holds up to", highest(plan), "within the targets"))
     return found

@@ -1,0 +1,174 @@
+"""The least engines and their settings, against queues that are computed without the simulator and against every
+setting tried."""
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from latfit.planning.serving.evaluate import Evaluator, Setup, saturated_in
+from latfit.planning.serving.search import Room, Search
+from latfit.planning.serving.targets import Goodput, RequestTarget, Targets
+from latfit.simulation import (
+    Cluster,
+    EngineSettings,
+    Options,
+    Promise,
+    Routing,
+    StepCosts,
+    linear_costs,
+    serve,
+    simulate_engine,
+)
+from latfit.stats import FloatArray
+from latfit.workload import Constant, Gamma, OpenLoad, Poisson, RecordedLoad, make_requests
+
+SERVICE_MS = 10.0
+ONE = EngineSettings(max_num_seqs=1, kv_blocks=1001, asynchronous=False, padded_graphs=False)
+EVERYTHING = frozenset({"max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order"})
+FIXED = Room(fixed=EVERYTHING)
+
+
+def lindley(gaps: FloatArray, service_ms: float) -> FloatArray:
+    """Responses (n,) of a single server: W = max(W + S - A, 0), in closed form over the running minimum."""
+    walk = np.concatenate([[0.0], np.cumsum(service_ms - gaps[1:])])
+    return np.asarray(walk - np.minimum.accumulate(np.minimum(walk, 0.0)) + service_ms)
+
+
+def p99_in_turn(rate: float, replicas: int, cv2: float = 1.0, n: int = 2_000_000) -> float:
+    """p99 of responses where every replica gets each n-th request: its gaps are sums of `replicas` gaps."""
+    rng = np.random.default_rng(7)
+    gaps = rng.gamma(replicas / cv2, cv2 / rate, n)
+    return float(np.quantile(lindley(gaps, SERVICE_MS)[n // 100 :], 0.99))
+
+
+def single_servers(rate: float, limit_ms: float, load: OpenLoad | None = None) -> Evaluator:
+    """One token a request, one request a step, always as long."""
+    found = Evaluator(
+        load or OpenLoad(Poisson(rate)),
+        linear_costs(SERVICE_MS, 0.0, 0.0),
+        Targets((RequestTarget("ttft", limit_ms),)),
+    )
+    found.requests = 60_000
+    return found
+
+
+@pytest.mark.parametrize(("rate", "limit_ms"), [(0.45, 25.0), (0.45, 60.0), (0.93, 25.0)])
+def test_the_least_replicas_of_single_servers(rate: float, limit_ms: float) -> None:
+    expected = next(r for r in range(1, 50) if r > rate * SERVICE_MS and p99_in_turn(rate, r) <= limit_ms)
+    found = Search(single_servers(rate, limit_ms), ONE, FIXED).run()
+    assert found.best is not None
+    assert found.best.setup.replicas == expected
+    assert found.fewer is not None
+    assert not found.fewer.met
+
+
+def test_bursty_arrivals_need_more() -> None:
+    rate, limit_ms, cv = 0.45, 40.0, 2.0
+    expected = next(r for r in range(5, 50) if p99_in_turn(rate, r, cv**2) <= limit_ms)
+    found = Search(single_servers(rate, limit_ms, OpenLoad(Gamma(rate, cv))), ONE, FIXED).run()
+    assert found.best is not None
+    assert abs(found.best.setup.replicas - expected) <= (0 if p99_in_turn(rate, expected) < 0.97 * limit_ms else 1)
+    poisson = Search(single_servers(rate, limit_ms), ONE, FIXED).run()
+    assert poisson.best is not None
+    assert poisson.best.setup.replicas < found.best.setup.replicas
+
+
+def test_the_highest_load_of_a_single_server_is_where_its_tail_reaches_the_limit() -> None:
+    evaluator = single_servers(0.05, 60.0)
+    search = Search(evaluator, ONE, FIXED)
+    carried = search.highest(Setup(ONE), 1.0)
+    # Within the precision of the search, and of a tail that rises steeply there.
+    assert p99_in_turn(0.05 * carried * 0.97, 1) <= 60.0
+    assert p99_in_turn(0.05 * carried * 1.05, 1) >= 60.0
+
+
+def test_a_replica_that_always_has_work_serves_one_request_a_step() -> None:
+    assert single_servers(0.05, 60.0).saturated(ONE).requests_per_s == pytest.approx(1e3 / SERVICE_MS, rel=1e-9)
+
+
+COSTS = StepCosts(linear_costs(8.0, 0.15, 0.02).typical)
+START = EngineSettings(max_num_seqs=8, max_num_batched_tokens=4096, kv_blocks=4000)
+TRAFFIC = OpenLoad(Poisson(0.02), Constant(600, 60))
+
+
+def brute_force(targets: Targets, sequences: tuple[int, ...], budgets: tuple[int, ...]) -> int:
+    """The least replicas with which any of the settings keeps the targets in a long simulation."""
+    best = 100
+    for each, budget in product(sequences, budgets):
+        settings = replace(START, max_num_seqs=each, max_num_batched_tokens=budget)
+        for replicas in range(1, best):
+            options = Options(requests=12_000, replications=3, seed=11)
+            run = simulate_engine(TRAFFIC, COSTS, settings, options, cluster=Cluster(Routing(replicas)))
+            figures = {"ttft": run.summary.ttft, "tpot": run.summary.tpot, "latency": run.summary.latency}
+            within = all(figures[one.metric]["p99"].value <= one.limit_ms for one in targets.targets)
+            if run.summary.stable and within:
+                best = replicas
+                break
+    return best
+
+
+@pytest.mark.parametrize("limits", [{"ttft": 400.0, "tpot": 60.0}, {"ttft": 60.0, "tpot": 40.0}, {"latency": 1500.0}])
+def test_settings_and_replicas_are_those_of_trying_everything(limits: dict[str, float]) -> None:
+    targets = Targets(tuple(RequestTarget(name, limit) for name, limit in limits.items()))
+    sequences, budgets = (8, 16, 32, 64, 128), (256, 512, 1024, 2048, 4096)
+    expected = brute_force(targets, sequences, budgets)
+    evaluator = Evaluator(TRAFFIC, COSTS, targets)
+    evaluator.requests = 6_000
+    room = Room(frozenset({"batching", "order", "long_prefill_token_threshold"}), 128, 4096, 600)
+    found = Search(evaluator, START, room).run()
+    assert found.best is not None
+    assert found.best.setup.replicas == expected
+    assert found.usual is None or found.usual >= expected
+    assert found.carries >= 0.97
+
+
+def test_nothing_keeps_what_a_request_alone_does_not() -> None:
+    """600 tokens of prompt take 8 + 0.15 + 12 ms at the least."""
+    evaluator = Evaluator(TRAFFIC, COSTS, Targets((RequestTarget("ttft", 20.0),)))
+    found = Search(evaluator, START, Room(longest=600)).run()
+    assert found.best is None
+    assert found.alone.tightest.value >= 20.15
+
+
+def test_slower_steps_are_a_slower_clock() -> None:
+    """Steps that take 1.3 times as long, once as a clock and once as costs."""
+    targets = Targets((RequestTarget("ttft", 500.0), RequestTarget("tpot", 60.0)))
+    as_clock = Evaluator(TRAFFIC, COSTS, targets)
+    as_costs = Evaluator(TRAFFIC, StepCosts(1.3 * COSTS.typical), targets)
+    one = as_clock.measure(Setup(START, 3), slower=1.3)
+    other = as_costs.measure(Setup(START, 3))
+    for ours, theirs in zip(one.reached, other.reached, strict=True):
+        assert ours.value == pytest.approx(theirs.value, rel=1e-6)
+        assert (ours.met, ours.limit) == (theirs.met, theirs.limit)
+
+
+def test_goodput_counts_requests_that_meet_all() -> None:
+    """Half of the requests are long: they take four times as long, and each limit catches other ones."""
+    requests = make_requests(np.arange(400) * 1000.0, 1, np.tile([10, 40], 200))
+    load = RecordedLoad(requests)
+    promise = Promise(latency_ms=300.0)
+    target = RequestTarget("latency", 300.0)
+    evaluator = Evaluator(load, linear_costs(10.0, 0, 0), Targets((target,), Goodput(99.0, promise)))
+    found = evaluator.measure(Setup(ONE))
+    assert found.reached[0].value == 50.0
+    assert not found.met
+    kept = Evaluator(load, linear_costs(10.0, 0, 0), Targets((target,), Goodput(40.0, promise)))
+    assert kept.measure(Setup(ONE)).met
+
+
+def test_a_run_cut_at_both_ends_tells_the_throughput() -> None:
+    requests = make_requests(np.zeros(1000), 1, 20)
+    settings = replace(ONE, max_num_seqs=10)
+    run = serve(requests, linear_costs(5.0, 0.5, 0.0), settings)
+    # Ten requests a step of 10 ms, 20 steps each.
+    assert saturated_in(run).requests_per_s == pytest.approx(10 / (20 * 10.0) * 1e3, rel=0.03)
+    assert saturated_in(run).tpot_ms == pytest.approx(10.0, rel=1e-6)
+
+
+def test_overload_is_never_met_however_wide_the_limits() -> None:
+    evaluator = single_servers(0.12, 1e9)
+    assert not evaluator.measure(Setup(ONE)).met
+    assert math.isinf(evaluator.measure(Setup(ONE)).ratio)
