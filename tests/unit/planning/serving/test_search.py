@@ -147,7 +147,7 @@ def test_slower_steps_are_a_slower_clock() -> None:
 
 def test_goodput_counts_requests_that_meet_all() -> None:
     """Half of the requests are long: they take four times as long, and each limit catches other ones."""
-    requests = make_requests(np.arange(400) * 1000.0, 1, np.tile([10, 40], 200))
+    requests = make_requests(1000.0 * np.arange(400.0), 1, np.tile([10, 40], 200))
     load = RecordedLoad(requests)
     promise = Promise(latency_ms=300.0)
     target = RequestTarget("latency", 300.0)
