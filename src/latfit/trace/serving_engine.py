@@ -91,6 +91,10 @@ def engine_notes(trace: Trace) -> list[str]:
         accepted = did.get("accepted_tokens", 0.0), did.get("draft_tokens", 0.0)
         share = f", of which {format_percent(100 * accepted[0] / accepted[1])} were accepted" if accepted[1] else ""
         notes.append(f"Speculative decoding: up to {k} tokens drafted for each request that decodes{share}.")
+    elif "num_speculative_tokens" not in facts.values and (most := _tokens_of_decoding(trace)) > 1:
+        notes.append(
+            f"Requests that decode compute up to {most} tokens a step: drafts, which the record does not name."
+        )
     if did.get("preemptions"):
         notes.append(f"{did['preemptions']:,.0f} requests were preempted.")
     if did.get("recomputed_tokens"):
@@ -111,6 +115,17 @@ def engine_notes(trace: Trace) -> list[str]:
     if any(origin.get("host_time") == "none" for origin in parts):
         notes.append("The steps are sums of kernels and hold no host time, as scheduling and output handling take.")
     return notes
+
+
+def _tokens_of_decoding(trace: Trace) -> int:
+    """Tokens a request of an engine's decode steps, where most of them have more than one."""
+    if not is_record(trace.provenance) or "prefill_tokens" not in trace:
+        return 1
+    B, S = trace.floats("B"), trace.floats("S")
+    decodes = (trace.floats("prefill_tokens") == 0) & (B >= 1) & (S >= B)
+    if not decodes.any() or np.mean(S[decodes] > B[decodes]) <= 0.5:
+        return 1
+    return int(np.ceil(np.max(S[decodes] / B[decodes])))
 
 
 def _parts(name: str, provenance: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
