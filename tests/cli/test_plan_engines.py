@@ -1,0 +1,204 @@
+"""`latfit plan` for requests with lengths: its answer stands where the simulator of engines is asked the same."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import latfit
+from latfit.cli.app import run
+from latfit.trace import Trace, write_trace
+
+Captured = pytest.CaptureFixture[str]
+
+LOAD = ("--rate", "12/s", "--lengths", "300:40")
+LIMITS = ("--ttft", "600ms", "--tpot", "40ms")
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fit of T = 9 + 0.2 B + 0.03 S, measured up to 64 requests and 2,048 tokens."""
+    folder = tmp_path_factory.mktemp("engine")
+    B, S = (axis.ravel() for axis in np.meshgrid(2.0 ** np.arange(7), 2.0 ** np.arange(12)))
+    B, S = B[S >= B].repeat(4), S[S >= B].repeat(4)
+    T = (9 + 0.2 * B + 0.03 * S) * np.exp(np.random.default_rng(0).normal(0, 0.01, len(B)))
+    write_trace(folder / "steps.parquet", Trace({"B": B, "S": S, "T_ms": T}))
+    line = ["fit", str(folder / "steps.parquet"), "--model", "linear", "--quiet", "--path", "gpu"]
+    line += ["--out", str(folder / "engine.fit.json"), "--hardware", str(folder / "hardware.json")]
+    assert run(line) == 0
+    return folder / "engine.fit.json"
+
+
+def planned(fit: Path, capsys: Captured, *more: str, load: Sequence[str] = LOAD, code: int = 0) -> dict[str, Any]:
+    line = ["plan", "--fit", str(fit), *load, *LIMITS, "--kv-blocks", "4000", "--json", *more]
+    assert run(line) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_simulator_of_engines_gives_the_same_figures(fitted: Path, capsys: Captured) -> None:
+    """The settings as they stand, the same requests and the same seed: the same numbers to the last digit."""
+    found = planned(fitted, capsys)
+    engine = dict(found["engine"])
+    batching, kv_blocks, order = engine.pop("batching"), engine.pop("kv_blocks"), engine.pop("order")
+    again = latfit.simulate_engine(
+        fitted,
+        "12/s",
+        "300:40",
+        kv_blocks=kv_blocks,
+        batching=batching,
+        order=order,
+        engine=engine,
+        replicas=found["replicas"]["value"],
+        route=found["route"],
+        requests=found["simulated"]["requests"],
+        replications=found["outcome"]["replications"],
+        seed=found["seed"],
+    )
+    run = again.to_json()["runs"][0]
+    for metric in ("ttft_ms", "tpot_ms", "latency_ms"):
+        assert run[metric] == found["outcome"][metric]
+    reached = {each["target"]: each["value_ms"] for each in found["targets"]}
+    assert reached == {"p99 TTFT": run["ttft_ms"]["p99"], "p99 TPOT": run["tpot_ms"]["p99"]}
+
+
+def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> None:
+    found = planned(fitted, capsys, load=("--rate", "60/s", "--lengths", "300:40"))
+    count = found["replicas"]["value"]
+    assert count > 1
+    assert all(each["met"] for each in found["targets"])
+    assert not all(each["met"] for each in found["replicas"]["one_fewer"])
+    given = planned(
+        fitted, capsys, "--replicas", str(count - 1), load=("--rate", "60/s", "--lengths", "300:40"), code=5
+    )
+    assert given["feasible"] is False
+    assert given["engine"] is None
+
+
+def test_the_answer_fits_a_screen_and_names_the_command(fitted: Path, capsys: Captured) -> None:
+    assert run(["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--kv-blocks", "4000"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(text.splitlines()) <= 24
+    told = " ".join(text.split())
+    assert told.startswith("1 replica for 12 req/s (a request is 300 prompt and 40 output tokens): p99 TTFT ")
+    assert "Start each: vllm serve MODEL --max-num-seqs " in told
+    assert "off on unseen steps" in told
+
+
+def test_what_cannot_be_met_has_no_settings(fitted: Path, capsys: Captured) -> None:
+    """A prompt of 300 tokens takes 9 + 0.2 + 9 ms alone."""
+    line = ["plan", "--fit", str(fitted), *LOAD, "--ttft", "15ms", "--kv-blocks", "4000"]
+    assert run(line) == 5
+    out, err = capsys.readouterr()
+    assert out.startswith("Cannot be met at any number of replicas")
+    assert "a request alone has a p99 TTFT of" in " ".join(out.split())
+    assert "vllm serve" not in out
+    assert "15 ms asked" in err
+
+
+def test_beyond_what_was_measured_is_not_supported(fitted: Path, capsys: Captured) -> None:
+    """Twice as many tokens a step as any that was measured, because somebody asks for them."""
+    more = ("--max-num-batched-tokens", "4096")
+    found = planned(fitted, capsys, *more, load=("--rate", "3/s", "--lengths", "4000:20"), code=4)
+    assert found["promise"] == "in doubt"
+    assert any("above the measured" in each for each in found["unsupported"])
+
+
+def test_recorded_lengths_are_used_or_refused_in_words(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+    rows = [f"{0.05 * i:.2f},{200 + i % 90},{30 + i % 20}" for i in range(1200)]
+    Path("day.csv").write_text("\n".join(["t_s,prompt_tokens,output_tokens", *rows]) + "\n")
+    hardware = ("--hardware", str(fitted.parent / "hardware.json"))
+    assert run(["plan", "--sla", "2s", "--arrivals", "day.csv", *hardware]) == 2
+    assert "has the lengths of its requests" in capsys.readouterr().err
+    assert run(["plan", "--sla", "2s", "--arrivals", "day.csv", "--tokens-per-request", "1", *hardware]) in (0, 5)
+    capsys.readouterr()
+    found = planned(fitted, capsys, load=("--arrivals", "day.csv"))
+    assert "1,200 recorded requests, mean 244 prompt and 40 output tokens" in found["request"]
+    assert found["rate_per_s"] == pytest.approx(20.0, rel=1e-3)
+    faster = planned(fitted, capsys, load=("--arrivals", "day.csv", "--rate", "50/s"))
+    assert faster["rate_per_s"] == pytest.approx(50.0)
+    grown = planned(fitted, capsys, "--growth", "2.5x", load=("--arrivals", "day.csv"))
+    assert grown["rate_per_s"] == pytest.approx(50.0, rel=1e-3)
+    assert grown["targets"][0]["value_ms"] == pytest.approx(faster["targets"][0]["value_ms"], rel=0.02)
+
+
+def test_users_who_wait_for_their_answers(fitted: Path, capsys: Captured) -> None:
+    """Their rate is their number over the time of a cycle (Little's law)."""
+    found = planned(fitted, capsys, load=("--users", "40", "--think", "2s", "--lengths", "300:40"))
+    outcome = found["outcome"]
+    cycle_s = 2.0 + outcome["latency_ms"]["mean"] / 1e3
+    assert outcome["throughput_per_s"] == pytest.approx(40 / cycle_s, rel=0.05)
+    assert found["users"] == 40
+
+
+def test_classes_have_limits_of_their_own(fitted: Path, capsys: Captured) -> None:
+    more = ("--class", "chat:0.3:1500ms", "--class", "batch:0.7:20s")
+    found = planned(fitted, capsys, *more)
+    names = [each["target"] for each in found["targets"]]
+    assert {"p99 latency of chat", "p99 latency of batch"} <= set(names)
+
+
+def test_goodput_in_place_of_percentiles(fitted: Path, capsys: Captured) -> None:
+    found = planned(fitted, capsys, "--goodput", "99%")
+    (target,) = found["targets"]
+    assert target["met"]
+    assert target["limit_pct"] == pytest.approx(1.0)
+    # What misses a limit is the rest of what the simulator counts as attained.
+    assert target["value_pct"] == pytest.approx(100 * (1 - found["outcome"]["slo_attainment"]), abs=0.05)
+
+
+def test_an_unknown_cache_is_said(fitted: Path, capsys: Captured) -> None:
+    assert run(["plan", "--fit", str(fitted), *LOAD, *LIMITS]) == 0
+    assert "KV cache is not known and taken as unlimited" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_cache_computed_from_memory_limits(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+    """2 (K and V) x 32 layers x 8 heads x 128 x 2 bytes = 128 KiB a token, so 1 GiB holds 512 blocks of 16."""
+    config = {
+        "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    Path("config.json").write_text(json.dumps(config))
+    line = ["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--json", "--model-config", "config.json"]
+    assert run([*line, "--kv-memory", "1GiB"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["engine"]["kv_blocks"] == 512
+    assert "131,072 bytes per token" in found["kv_cache"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--rate", "5/s", "--ttft", "1s"], "requests have no lengths"),
+        (["--rate", "5/s", "--lengths", "300:40"], "nothing is promised"),
+        (["--lengths", "300:40", "--ttft", "1s"], "no load is given"),
+        (["--rate", "5/s", "--lengths", "x:40", "--ttft", "1s"], "is not a pair of lengths"),
+        (["--rate", "5/s", "--lengths", "300:40:-1", "--ttft", "1s"], "is not a pair of lengths"),
+        (["--rate", "5/s", "--lengths", "300:40", "--ttft", "p101:1s"], "is not a percentile"),
+        (["--rate", "5/s", "--lengths", "300:40", "--e2e", "1s", "--sla", "2s"], "given twice"),
+        (["--rate", "5/s", "--lengths", "300:40", "--e2e", "1s", "--growth", "no"], "is no growth"),
+        (["--rate", "5/s", "--lengths", "300:40", "--e2e", "1s", "--context", "9"], "has no effect"),
+        (["--rate", "5/s", "--lengths", "300:40", "--ttft", "p95:1s", "--goodput", "99%"], "percentiles are given"),
+        (["--rate", "5/s", "--users", "5", "--lengths", "300:40", "--ttft", "1s"], "several kinds of load"),
+        (["--sla", "20ms", "--watts", "700"], "steps or batches are planned"),
+        (["--rate", "5/s", "--lengths", "300:40", "--e2e", "1s", "--kv-memory", "1GiB"], "has no effect"),
+        ([], "there is no target"),
+    ],
+)
+def test_what_is_refused(arguments: list[str], told: str, fitted: Path, capsys: Captured) -> None:
+    assert (
+        run(["plan", *(["--fit", str(fitted)] if "--sla" not in arguments[:1] and arguments else []), *arguments]) == 2
+    )
+    assert told in capsys.readouterr().err
+
+
+def test_files_are_written(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+    line = ["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--kv-blocks", "4000"]
+    assert run([*line, "--out", "plan.json", "--figure", "front.png", "--report", "page", "--quiet"]) == 0
+    assert json.loads(Path("plan.json").read_text())["kind"] == "serving"
+    assert Path("front.png").read_bytes().startswith(b"\x89PNG")
+    assert "1 replica for 12 req/s" in Path("page/simulation.html").read_text()
