@@ -58,6 +58,7 @@ TOGETHER = {
     frozenset({"--force", "--max-error"}): "--force is what is added once --max-error has refused",
     frozenset({"--precision", "--replications"}): "replications are the fewest of a run that is to be precise",
     frozenset({"--kv-blocks", "--block-size"}): "of blocks that are plenty the size does not matter",
+    frozenset({"--kv-blocks", "--order"}): "where blocks are plenty nobody waits, and there is nothing to order",
     frozenset({"--sla", "--ttft"}): "one share of requests is counted that meet all targets",
     frozenset({"--sla", "--tpot"}): "one share of requests is counted that meet all targets",
     **{frozenset({"--class", each}): "a class may have a target of its own" for each in ("--sla", "--ttft", "--tpot")},

@@ -18,7 +18,7 @@ from latfit.stats import FloatArray
 from latfit.trace.clean import excess_over_cell, runs_in_time
 from latfit.trace.read import CleanTrace
 from latfit.trace.serving_engine import engine_notes
-from latfit.trace.table import Trace, phases
+from latfit.trace.table import DECODE, Trace, phases
 
 BATCHES = 20
 T_99 = 2.878
@@ -139,14 +139,14 @@ def _change(series: FloatArray) -> tuple[float, float]:
 def _missing(trace: Trace) -> Iterator[str]:
     """What a good fit would want and these rows lack."""
     B, S = trace.floats("B"), trace.floats("S")
-    sizes = np.unique(B)
-    prefill = S[S > B]
+    sizes, decodes = np.unique(B), phases(trace) == DECODE
+    prefill = S[(S > B) & ~decodes]
     if len(sizes) == 1:
         yield f"one batch size only (B={sizes[0]:g}): the effect of batching is not identifiable"
     elif len(sizes) < 4 or sizes[-1] < 8 * sizes[0]:
         shown = ", ".join(f"{size:g}" for size in sizes[:6])
         yield f"few batch sizes ({shown}): measure B = 1, 2, 4, ... as far as it is used"
-    if not np.any(S == B):
+    if not decodes.any():
         yield "no decode steps (S = B)"
     if len(prefill) == 0:
         yield "no prefill steps (S > B): cost per request and per token are not separately identifiable"

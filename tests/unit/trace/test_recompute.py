@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from latfit.trace.coverage import coverage_of
 from latfit.trace.recompute import with_recompute
+from latfit.trace.serving_engine import engine_notes
 from latfit.trace.table import Trace
 
 RECORD = {"run_started": "2026-01-01T00:00:00", "source": "vllm stat logger"}
@@ -51,6 +53,19 @@ def test_what_was_computed_again_is_found(k: int, told: bool) -> None:
     decodes = found["phase"] == "decode"
     assert (found["S"][decodes] <= found["B"][decodes] * (1 + k)).all()
     assert found["prefill_requests"].dtype == trace["prefill_requests"].dtype
+
+
+def test_what_is_told_of_drafts() -> None:
+    """They are decode steps, of three drafts each; the engine says so, or the steps do."""
+    trace, _ = engine(3, 12)
+    found = with_recompute(trace.with_provenance(num_speculative_tokens=3))
+    told = " ".join(engine_notes(found.with_columns(accepted_tokens=trace["draft_tokens"] // 3)))
+    assert "up to 3 tokens drafted" in told
+    assert "33 % were accepted" in told
+    assert f"{found['recomputed_tokens'].sum():,} tokens were computed again" in told
+    assert "no decode steps (S = B)" not in coverage_of(found).missing
+    (silent,) = engine_notes(engine(3, 0)[0])
+    assert "up to 4 tokens a step" in silent
 
 
 def test_without_drafts_recorded_each_other_request_has_all_of_them() -> None:
