@@ -89,19 +89,21 @@ POISSON = Arrivals()
 @dataclass(frozen=True)
 class Effort:
     """How much is run. runs: from empty each.  shortest, longest: requests of a run, which lasts as the load asks
-    between them.  seed: of everything drawn."""
+    between them.  seed: of everything drawn.  apart: whether runs are counted apart, which tells how sure a percentile
+    is and takes as long as the runs where these are short."""
 
     runs: int = 20
     shortest: int = 50_000
     longest: int = 400_000
     seed: int = SEED
+    apart: bool = True
 
 
 USUAL = Effort()
 COARSE = Effort(shortest=20_000, longest=80_000)
 """For the points of a search."""
 
-QUICK = Effort(shortest=6_000, longest=24_000)
+QUICK = Effort(shortest=6_000, longest=24_000, apart=False)
 """For a first look, and for ratios of runs on the same numbers."""
 
 FINE = Effort(shortest=100_000, longest=1_600_000)

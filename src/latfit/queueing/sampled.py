@@ -180,12 +180,13 @@ def sampled_queue(
     points = _points(times.scatter, len(T) - 1)
     wanted = relaxation(rate / limit, len(T) - 1, times.scatter, arrivals)
     start, n = _length(wanted, _first_wave(rate, T, rate / limit), effort)
-    runs, response, served = [], np.empty(n), 0
+    responses, served = _Responses(effort, n, start), 0
     for run in range(effort.runs):
         arrive = _moments(arrivals, rate, n, effort.seed, run)
         u = _uniform(n, effort.seed, run)[0]
-        served += serve_batches(arrive, T, threshold, points, u, response)
-        runs.append(_as_one_batch(response, start))
+        served += serve_batches(arrive, T, threshold, points, u, responses.room)
+        responses.take()
+    runs = responses.sketches
     pool = pooled(runs)
     return SampledDistribution(
         mean_ms=pool.mean,
@@ -195,7 +196,7 @@ def sampled_queue(
         conditions=f"{arrivals.label}, FIFO, one server, batches up to {len(T) - 1}, T(b) times the measured scatter",
         source=f"simulated, {pool.size:,} requests",
         exact=False,
-        runs=tuple(runs),
+        runs=runs,
         settled=n - start >= LENGTH * wanted,
         mean_batch=effort.runs * n / served,
     )
@@ -218,18 +219,19 @@ def sampled_cutoff(
     T, side_ms = _table(gpu), cpu(1)
     wanted = relaxation(min(rate / (gpu.rate_limit() + 1 / side_ms), 0.99), len(T) - 1, gpu.scatter, arrivals)
     start, n = _length(max(wanted, relaxation(0.9, 1, cpu.scatter, arrivals)), 0.0, effort)
-    runs, response, aside = [], np.empty(n), np.zeros(n, dtype=np.bool_)
+    responses, aside = _Responses(effort, n, start), np.zeros(n, dtype=np.bool_)
     main, side = (T, _points(gpu.scatter, len(T) - 1)), (side_ms, _points(cpu.scatter, 1))
     worked = until = overflow = 0.0
     for run in range(effort.runs):
         arrive = _moments(arrivals, rate, n, effort.seed, run)
         u = _uniform(n, effort.seed, run)
-        worked += serve_with_cutoff(arrive, cutoff, main, side, u, (response, aside))
+        worked += serve_with_cutoff(arrive, cutoff, main, side, u, (responses.room, aside))
         until += float(arrive[-1])
         overflow += float(aside[start:].mean())
-        runs.append(_as_one_batch(response, start))
+        responses.take()
     load = worked / until
     stable(load / side_ms, 1 / side_ms, "the CPU's queue", "A larger T_cut sends less to it.")
+    runs = responses.sketches
     pool = pooled(runs)
     return SampledDistribution(
         mean_ms=pool.mean,
@@ -239,7 +241,7 @@ def sampled_cutoff(
         conditions=f"{arrivals.label}, both FIFO, measured scatter",
         source=f"simulated, {pool.size:,} requests",
         exact=False,
-        runs=tuple(runs),
+        runs=runs,
         settled=n - start >= LENGTH * wanted,
         overflow_share=overflow / effort.runs,
     )
@@ -264,8 +266,34 @@ def _length(wanted: float, wave: float, effort: Effort) -> tuple[int, int]:
     return min(int(start) + n // 50, n // 2), n
 
 
+class _Responses:
+    """The responses of runs of n requests, `start` of them left out. room: where those of the next run go (n,)."""
+
+    def __init__(self, effort: Effort, n: int, start: int) -> None:
+        self._start, self._apart, self._taken = start, effort.apart, 0
+        self._rooms = np.empty((1 if effort.apart else effort.runs, n))
+        self._sketches: list[Sketch] = []
+
+    @property
+    def room(self) -> FloatArray:
+        return np.asarray(self._rooms[0 if self._apart else self._taken])
+
+    def take(self) -> None:
+        """The run in the room has ended."""
+        if self._apart:
+            self._sketches.append(_as_one_batch(self.room, self._start))
+        else:
+            self.room[: self._start] = np.nan
+            self._taken += 1
+
+    @property
+    def sketches(self) -> tuple[Sketch, ...]:
+        """One a run, or one of all together where they are not told apart."""
+        return tuple(self._sketches) if self._apart else (_as_one_batch(self._rooms.ravel(), 0),)
+
+
 def _as_one_batch(response: FloatArray, start: int) -> Sketch:
-    """The responses (n,) in ms of a run from `start` on."""
+    """The responses (n,) in ms from `start` on."""
     return sketch_of(response, start, PIECES * math.ceil(len(response) / PIECES))
 
 

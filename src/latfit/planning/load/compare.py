@@ -64,6 +64,9 @@ CLOSE = 0.05
 LOWERED = 0.005
 """Share by which a rate is lowered that a long run finds too high, twice as much each time."""
 
+CLOSED = 0.02
+"""Share of a rate within which it is closed in on."""
+
 SAME = 1e-3
 ROUNDING = 1e-6
 
@@ -127,10 +130,21 @@ def _kept_to(system: System, high: float, least: float, target: Target) -> float
             at = cutoff_system(system.both, cutoff)
         return keeps(law_or_none(at, rate, FINE), target)
 
-    step = LOWERED
+    return highest_kept(kept, high, least, LOWERED * high)
+
+
+def highest_kept(kept: Callable[[float], bool], high: float, least: float, step: float) -> float:
+    """A rate from `high` down that is kept, `least` where none above it is: lowered by steps that double, and raised
+    again by halves of the last one until CLOSED are left of it, so that it does not hang on where the steps fell."""
+    missed = high
     while high > least and not kept(high):
-        high, step = high * (1 - step), 2 * step
-    return max(high, least)
+        missed, high, step = high, high - step, 2 * step
+    if high <= least:
+        return least
+    while missed - high > CLOSED * high:
+        middle = (missed + high) / 2
+        missed, high = (missed, middle) if kept(middle) else (middle, high)
+    return high
 
 
 def keeps(law: ResponseDistribution | None, target: Target) -> bool:

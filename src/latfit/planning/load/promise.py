@@ -19,6 +19,7 @@ import numpy as np
 from latfit.errors import SlaOutOfReach
 from latfit.hardware import CERTAIN
 from latfit.planning import wording
+from latfit.planning.load.compare import highest_kept
 from latfit.planning.load.strategies import Machine, Part, System, Target, law_or_none, system_of
 from latfit.planning.result import Interval, Kind, Strategy
 from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseDistribution, SampledDistribution
@@ -133,11 +134,8 @@ def promised_rate(asked: Asked, promise: Promise, most: float) -> float | None:
             middle = (low + high) / 2
             low, high = (middle, high) if _kept(asked, middle, few) else (low, middle)
         high = low
-    while not _kept(asked, high, every):
-        high, step = high - step, 2 * step
-        if high < FEW * most:
-            return None
-    return high
+    found = highest_kept(lambda rate: _kept(asked, rate, every), high, FEW * most, step)
+    return None if found <= FEW * most else found
 
 
 def _kept(asked: Asked, rate: float, seeds: Sequence[int]) -> bool:
