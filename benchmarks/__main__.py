@@ -3,12 +3,14 @@
 import sys
 
 from benchmarks import (
+    accuracy,
     coverage,
     engine_speed,
     first_answer,
     fit_speed,
     fit_time,
     gate,
+    loads,
     optimum,
     parse_speed,
     planted,
@@ -40,4 +42,6 @@ if __name__ == "__main__":
     engine_speed.main(smoke)
     sim_speed.main(smoke)
     promises.main(smoke)
+    accuracy.main(smoke)
+    loads.main(smoke)
     simulated_intervals.main(smoke)

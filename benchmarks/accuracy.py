@@ -43,7 +43,7 @@ DEFAULT = Path(os.environ.get("LATFIT_DATA", "measured")) / "steps"
 FOLDS = 5
 MOST_ROWS = 8_000
 BELOW = 0.7
-SMOKE_ROWS = 200
+SMOKE_ROWS, SMOKE_FOLDS = 100, 2
 COUNTED = 30
 """Rows from which a phase has a column."""
 
@@ -181,13 +181,14 @@ class Table:
         return "\n".join(lines)
 
 
-def judged(rows: Trace, options: FitOptions, trees: bool) -> tuple[Table, int]:
+def judged(rows: Trace, options: FitOptions, smoke: bool) -> tuple[Table, int]:
     """All errors of a system, and how many of the steps beyond are not claimed to be known."""
+    trees, folds = not smoke, SMOKE_FOLDS if smoke else FOLDS
     data = fit_data(rows)
     predicting: list[Predict] = [partial(by_formula, options), *([by_trees] if trees else [])]
-    by_row = np.random.default_rng(0).permutation(len(rows)) % FOLDS
+    by_row = np.random.default_rng(0).permutation(len(rows)) % folds
     free = left_out(rows, by_row, predicting)
-    blocks = left_out(rows, assign_folds(data)[1], predicting)
+    blocks = left_out(rows, assign_folds(data)[1] % folds, predicting)
     far, refused = beyond(rows, trees)
     phases = {name: inside for name, inside in data.by_phase.items() if inside.sum() >= COUNTED}
     columns = ["rows", *phases, "blocks", *(f"{name}/b" for name in phases), "beyond"]
@@ -214,7 +215,7 @@ def main(smoke: bool = False, folder: Path = DEFAULT) -> None:
     for label, rows in systems(folder, smoke):
         data = fit_data(rows)
         options = select_model(data, FitOptions(model="auto")).options
-        table, refused = judged(rows, options, trees=not smoke)
+        table, refused = judged(rows, options, smoke)
         print(f"\n{label}: {len(rows):,} rows, physics = {options.model}, floor {format_percent(floor(data))}")
         print(table)
         if refused:

@@ -8,9 +8,7 @@ refused, their share stands behind the ratio, and where fewer than 30 are left t
 of fits that have seen all loads but the one they are asked for. Aim: no ratio above 1.5.
 """
 
-import gzip
 import itertools
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +31,7 @@ AIM = 1.5
 MOST_ROWS = 2000
 ASKED = 30
 PARTS = 10
+PAUSE_S = 4.0
 OTHERS = "all others"
 
 
@@ -52,18 +51,16 @@ def loads(folder: Path) -> Iterator[tuple[str, Mapping[str, Trace]]]:
     recorded = folder / "vllm_cpu"
     if recorded.is_dir():
         rows = ingest(recorded / "trace-*.parquet").trace
-        yield "vllm_cpu, requests/s", dict(_rates(recorded, rows))
+        yield "vllm_cpu, requests/s", dict(_rates(rows))
 
 
-def _rates(folder: Path, rows: Trace) -> Iterator[tuple[str, Trace]]:
-    """The steps that a recorder wrote while each run of a load generator went on."""
+def _rates(rows: Trace) -> Iterator[tuple[str, Trace]]:
+    """The steps of each run of a load generator, with pauses between them."""
+    rows = rows.select(np.argsort(rows.floats("t_s"), kind="stable"))
     t = rows.floats("t_s")
-    for source in sorted(folder.glob("bench_t*.json.gz")):
-        with gzip.open(source) as file:
-            run = json.load(file)
-        start = min(run["start_times"])
-        inside = (t >= start) & (t <= start + run["duration"])
-        yield f"{run['request_rate']:g}/s", rows.select(inside)
+    for part in np.split(np.arange(len(t)), np.flatnonzero(np.diff(t) > PAUSE_S) + 1):
+        begun, seconds = rows.floats("prefill_requests")[part].sum(), t[part[-1]] - t[part[0]]
+        yield f"{begun / max(seconds, 1.0):.1f}/s", rows.select(part)
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ class Fitted:
 def fitted(by_load: Mapping[str, Trace], most: int) -> Iterator[tuple[str, Load, Fitted]]:
     """A fit of every load with rows enough."""
     for name, rows in by_load.items():
-        if len(rows) >= 4 * ASKED:
+        if len(rows) >= 3 * ASKED:
             load = halves(rows, most)
             fit = fit_trace(load.train)
             yield name, load, Fitted(fit, load.asked, asked(fit, load.asked)[0])

@@ -100,12 +100,15 @@ def outside_note(fit: FitResult, steps: Trace) -> list[str]:
     """How many steps lie outside the measured range and how far, in a sentence; empty where none does."""
     columns = _read(fit, steps)
     outside = [np.abs(times) > 0 for times in fit.times_outside(**columns).values()]
-    count = int(np.any(outside, axis=0).sum()) if outside else 0
+    unlike = fit.unlike(**columns) & ~_blind(fit, steps)
+    count = int(np.any([*outside, unlike], axis=0).sum())
     if not count:
         return []
     one = len(steps) == 1
     place = "The step lies" if one else f"{count:,} of {len(steps):,} steps {'lies' if count == 1 else 'lie'}"
     far = fit.farthest(**columns)
+    if not far:
+        return [f"{place} {OUTSIDE}: few steps like {'it' if one or count == 1 else 'them'}."]
     return [f"{place} {OUTSIDE}: {far if one or count == 1 else f'up to {far}'}."]
 
 
@@ -146,6 +149,7 @@ def _why_outside(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
     """Why each step (n,) lies outside the data; empty where it does not."""
     far = fit.how_far(**_read(fit, steps))
     why = np.where(far == "", "", OUTSIDE + ": " + far).astype(object)
+    why[fit.unlike(**_read(fit, steps)) & (why == "")] = f"{OUTSIDE}: few steps like it"
     why[_blind(fit, steps)] = NO_PREFILL
     return why
 

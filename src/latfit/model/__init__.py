@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         ratios_of as ratios_of,
         size_levels as size_levels,
     )
+    from latfit.model.support import support_of as support_of
     from latfit.model.term_model import Choice as Choice, Separable as Separable
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -56,6 +56,7 @@ from latfit.model.fit_parts import (
 from latfit.model.kinds import check_kinds
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
+from latfit.model.support import check_support, kinds_of, supported
 from latfit.stats import FloatArray
 from latfit.units import format_percent, number
 from latfit.warning import LatfitWarning
@@ -140,6 +141,7 @@ class FitResult:
 
     draws: parameter vectors that the data allow (see `model.fit_result`).  typical: cached tokens a request that the
     trace had (see `model.features`).  correction: what the formula misses, None where nothing was added to it.
+    support: where in the plane of B and S steps of either kind were measured (see `model.support`).
     """
 
     model: str
@@ -159,6 +161,7 @@ class FitResult:
     draws: Mapping[str, Any] = field(default_factory=dict)
     typical: Mapping[str, float] = field(default_factory=dict)
     correction: Correction | None = None
+    support: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         n, median = self.metrics.n, format_percent(self.metrics.median_ape_pct)
@@ -302,8 +305,8 @@ class FitResult:
         return str(self.how_far(**{name: np.asarray(column)[one : one + 1] for name, column in columns.items()})[0])
 
     def outside_domain(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
-        """True (n,) where a step lies outside the box of B, S and other columns that was measured, or contains
-        prefill and the data none."""
+        """True (n,) where a step lies outside the box of B, S and other columns that was measured, or where in it few
+        steps of its kind were, or contains prefill and the data none."""
         outside = np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)), dtype=bool)
         if not self.knows_prefill:
             outside |= self.holds_prefill(B, S, **context)
@@ -311,7 +314,21 @@ class FitResult:
             if column in self.domain:
                 low, high = self.domain[column]
                 outside |= (np.asarray(values) < low) | (np.asarray(values) > high)
-        return outside
+        return outside | self.unlike(B, S, **context)
+
+    def unlike(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
+        """True (n,) where few or none of the measured steps of the same kind had such B and S together."""
+        if not self.support:
+            return np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)), dtype=bool)
+        B, S = np.broadcast_arrays(B, S)
+        here = B.ravel(), S.ravel(), np.broadcast_to(self.kinds(B, S, **context), B.shape).ravel()
+        return ~supported(self.support, *here).reshape(B.shape)
+
+    @classmethod
+    def kinds(cls, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.str_]:
+        """What steps (n,) hold, by the names of `model.support`."""
+        requests = context.get("prefill_requests")
+        return kinds_of(np.asarray(B), cls.holds_prefill(B, S, **context), requests)
 
     @staticmethod
     def holds_prefill(B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
@@ -339,6 +356,7 @@ class FitResult:
             "draws": dict(self.draws),
             "typical": dict(self.typical),
             "correction": self.correction.to_json() if self.correction is not None else None,
+            "support": {kind: list(ends) for kind, ends in self.support.items()},
         }
 
 
@@ -405,6 +423,7 @@ def _check_parts(fit: FitResult) -> None:
         low, high = span
         if not 0 <= low <= high < MOST_VALUE:
             raise ValueError(f"domain of {name} is {low} to {high}")
+    check_support(fit.support)
     if not all(0 <= tokens < MOST_VALUE for tokens in fit.typical.values()):
         raise ValueError(f"typical is {dict(fit.typical)}")
     for name, facts in (*fit.provenance.items(), *fit.data.more.items()):
@@ -426,7 +445,7 @@ _TYPED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "diagnostics": Diagnostics.from_json,
     "data": DataFacts.from_json,
 }
-_PLAIN = ("intervals", "domain", "provenance", "bootstrap", "draws", "typical")
+_PLAIN = ("intervals", "domain", "provenance", "bootstrap", "draws", "typical", "support")
 
 
 def read_fit(source: Path) -> FitResult:

@@ -32,7 +32,7 @@ def test_the_contract_of_the_json(fit: FitResult) -> None:
     assert set(document) == {
         "schema", "model", "status", "parameters", "metrics", "cross_validation", "baselines", "identifiability",
         "diagnostics", "intervals", "domain", "data", "provenance", "warnings",
-        "bootstrap", "draws", "typical", "correction",
+        "bootstrap", "draws", "typical", "correction", "support",
     }  # fmt: skip
     assert set(document["parameters"]) == {"tau_0", "w_0", "w_1", "P_max", "k_B", "k_S", "tau_B", "tau_S"}
     assert {"value", "std_error", "low", "high", "unit", "identified"} <= set(document["parameters"]["P_max"])
