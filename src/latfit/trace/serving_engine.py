@@ -36,11 +36,12 @@ SUMMED = (
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What sources say of an engine. values: by name; sources: who said each; differing: names on which they differ,
-    with what they say.  did: sums of what it did besides, see `engine_counts`."""
+    """What sources say of an engine. values: by name; sources: who said each, files: all of them; differing: names on
+    which they differ, with what they say.  did: sums of what it did besides, see `engine_counts`."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+    files: Sequence[str] = ()
     differing: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     did: Mapping[str, float] = field(default_factory=dict)
 
@@ -61,6 +62,7 @@ def engine_facts(
     return EngineFacts(
         values={fact: value for fact, (value, _) in one.items()},
         sources={fact: _named(names) for fact, (_, names) in one.items()},
+        files=list(dict.fromkeys(name for _, names in one.values() for name in names)),
         differing={fact: tuple(values) for fact, values in said.items() if len(values) > 1},
         did=dict(did or {}),
     )

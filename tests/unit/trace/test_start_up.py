@@ -92,6 +92,16 @@ class TestOfTraces:
         assert found.values["async_scheduling"] is False
         assert set(found.sources.values()) == {"server.log"}
 
+    def test_a_log_of_windows(self, tmp_path: Path) -> None:
+        """Without iteration lines: the same start, and a row every ten seconds."""
+        line = "(APIServer pid=1) INFO 12-22 21:{m:02}:{s:02} [loggers.py:335] Engine 000: Avg prompt throughput: 9.0 "
+        line += "tokens/s, Avg generation throughput: 160.0 tokens/s, Running: 8 reqs, Waiting: 0 reqs, GPU KV cache\n"
+        path = tmp_path / "server.log"
+        windows = [line.format(m=40 + i // 6, s=10 * (i % 6)) for i in range(20)]
+        path.write_text("".join([ARGUMENTS, INIT.format(speculation="None"), capacity("41,408"), *windows]))
+        found = engine_facts([("server.log", ingest(path).trace.provenance)]).values
+        assert (found["kv_capacity_tokens"], found["max_num_seqs"], found["block_size"]) == (41_408, 64, 32)
+
     def test_two_starts_in_one_log(self, tmp_path: Path) -> None:
         other = ARGUMENTS.replace("64", "16")
         read = ingest(log(tmp_path, ARGUMENTS, INIT.format(speculation="None"), other, capacity("41,408")))
@@ -104,6 +114,7 @@ class TestOfTraces:
         found = engine_facts([("two files", {"parts": parts})])
         assert found.values == {"block_size": 16, "max_num_seqs": 8}
         assert found.sources == {"block_size": "a.parquet and 1 more", "max_num_seqs": "a.parquet"}
+        assert found.files == ["a.parquet", "b.parquet"]
         parts["/x/b.parquet"]["max_num_seqs"] = 9
         assert engine_facts([("two files", {"parts": parts})]).differing == {"max_num_seqs": (8, 9)}
 

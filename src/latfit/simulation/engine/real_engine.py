@@ -28,10 +28,12 @@ DEFAULT, ASSUMED = "vLLM's default", "assumed"
 @dataclass(frozen=True)
 class KnownSettings:
     """values: parameters of an engine by the names of its options (`kv_blocks`, `max_num_seqs`, `synchronous`, ...).
-    origin: where each comes from: a file's name, `vLLM's default`, or `assumed`.  notes: what should be known."""
+    origin: where each comes from: a file's name, `vLLM's default`, `observed` in the steps, or `assumed`.  files: all
+    that said something.  notes: what should be known."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)
+    files: Sequence[str] = ()
     notes: Sequence[str] = ()
 
 
@@ -73,7 +75,7 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
             "The engine ran without chunked prefill; chunked-prefill splits prompts that the budget has no room for."
         )
     _take_observed(facts, values, origin)
-    return KnownSettings(values, origin, notes)
+    return KnownSettings(values, origin, facts.files, notes)
 
 
 def _with_defaults(values: dict[str, Any], origin: dict[str, str], device: str) -> None:

@@ -85,7 +85,7 @@ def read(source: Source, options: Options) -> Trace:
                 _ANSI.sub(b"", line) for text in _whole_lines(stream, BLOCK_BYTES) for line in text.split(b"\n")
             )
         if windows is not None:
-            return windows
+            return windows.with_provenance(**_of_starts(blocks))
     return trace_of(blocks, engines, source.name)
 
 
@@ -95,7 +95,10 @@ def start_facts(source: Source) -> dict[str, Any]:
     `kv_capacity_tokens`: tokens of the KV cache of the last start that says so, the smallest where several workers do.
     """
     with source.open() as stream:
-        blocks = blocks_of(stream, Engines())
+        return _of_starts(blocks_of(stream, Engines()))
+
+
+def _of_starts(blocks: Sequence[Block]) -> dict[str, Any]:
     sizes: list[int] = []
     started = False
     for note in (note for block in blocks for note in block.notes):
