@@ -30,7 +30,7 @@ from latfit.planning import (
     plan_serving,
     scaled as scaled_load,
 )
-from latfit.simulation import Order, Promise
+from latfit.simulation import EngineSettings, Order, Promise
 from latfit.units import parse_bytes
 from latfit.workload import ClosedLoad, Load, RecordedLoad, fit_lengths, parse_lengths
 
@@ -328,9 +328,10 @@ def plan_engine(
         sizes = (gpu_memory, gpu_memory_utilization, kv_memory)
         memory = _kv_cache(model_config, sizes, kv_dtype, tensor_parallel)
     setup, kv = _setup(measured, kv_blocks, memory, batching, engine or {})
+    start = _within_measured(setup, measured)
     request = ServingRequest(
         targets=targets,
-        start=setup.settings[0] if order is None else replace(setup.settings[0], order=Order(order)),
+        start=start if order is None else replace(start, order=Order(order)),
         fixed=_fixed(engine or {}, batching, order),
         kv=kv,
         replicas=replicas,
@@ -455,6 +456,18 @@ def _setup(
     if memory is not None:
         return setup, memory.how
     return setup, f"{setup.settings[0].kv_blocks:,} blocks ({setup.origin.get('kv_blocks', 'given')})"
+
+
+def _within_measured(setup: EngineSetup, fits: list[FitResult]) -> EngineSettings:
+    """The settings that a search begins with; usual ones that nobody named no larger than the measured steps."""
+    start = setup.settings[0]
+    most = [max((fit.domain[name][1] for fit in fits), default=math.inf) for name in ("B", "S")]
+    for name, largest in zip(("max_num_seqs", "max_num_batched_tokens"), most, strict=True):
+        if name not in setup.origin and getattr(start, name) > largest:
+            start = replace(start, **{name: int(2 ** math.floor(math.log2(max(largest, 1))))})
+    if start.max_num_batched_tokens < start.max_num_seqs:
+        start = replace(start, max_num_batched_tokens=start.max_num_seqs)
+    return start
 
 
 def _fixed(engine: Mapping[str, Any], batching: str | None, order: str | None) -> frozenset[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HELPFUL = 3
 """Changes that are named on a terminal."""
 
-NOTHING_PCT = 0.5
+NOTHING_PCT, NEAR = 0.5, 0.04
 
 HELPS = 0.95
 """Of a figure, below which a change helps."""
@@ -92,9 +92,11 @@ def _of_each(plan: ServingPlan) -> str:
     assert found is not None
     share = plan.replicas or 1
     cache = f", KV cache {format_percent(100 * found.kv_usage)} used" if plan.request.kv else ""
+    # What comes, not what a finite run served from its first arrival to its last token.
+    rate = plan.rate_per_s / share
     return (
-        f"Each replica: {format_rate(found.throughput_per_s / share)},"
-        f" {number(found.output_tokens_per_s / share, 3)} output tokens/s,"
+        f"Each replica: {format_rate(rate)},"
+        f" {number(rate * found.output_tokens_per_s / found.throughput_per_s, 3)} output tokens/s,"
         f" {format_percent(100 * plan.used)} of its throughput{cache},"
         f" median batch {number(found.batch_size['p50'])}."
     )
@@ -117,8 +119,14 @@ def _margin(plan: ServingPlan) -> str:
 def highest(plan: ServingPlan) -> str:
     """The most that the engines keep the targets at."""
     if plan.users is None:
-        return format_rate(plan.carries * plan.rate_per_s, down=True)
+        return format_rate(_down(plan.carries * plan.rate_per_s), down=True)
     return f"{int(plan.carries * plan.users):,} users"
+
+
+def _down(value: float) -> float:
+    """To three digits, of which the search knows two."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.floor(value / unit + 1e-9) * unit
 
 
 def _help(plan: ServingPlan) -> list[str]:
@@ -230,9 +238,12 @@ def serving_figure(plan: ServingPlan) -> "Figure":
     speeds = [each.speed_per_s for each in plan.front]
     totals = [each.throughput_per_s for each in plan.front]
     axes.plot(speeds, totals, marker="o", color=style.LINE_COLOURS[0], linewidth=1.6)
+    best = next(each for each in plan.front if each.best)
+    axes.plot([best.speed_per_s], [best.throughput_per_s], "D", color=style.LINE_COLOURS[1], markersize=10)
     for each in plan.front:
-        if each.best:
-            axes.plot([each.speed_per_s], [each.throughput_per_s], "D", color=style.LINE_COLOURS[1], markersize=10)
+        beside = abs(each.speed_per_s - best.speed_per_s) < NEAR * max(speeds)
+        if beside and not each.best:
+            continue  # two labels would cover each other
         label = f"{each.max_num_seqs}" + (" (planned)" if each.best else "")
         axes.annotate(
             label, (each.speed_per_s, each.throughput_per_s), (5, 5), textcoords="offset points", fontsize=8.5
