@@ -2,8 +2,9 @@
 
 n prefill requests, P prefill tokens, KP cached tokens read by prefill, D = B - n decode rows, KD = context - KP cached
 tokens read by decode, m = 1 where the step contains prefill, else 0. A = P (KP + P/2) / max(n, 1) is the attention work
-of the prefill chunks, sum over chunks of p (c + p/2), with averages standing in for the single lengths, which a step
-does not tell.
+of the prefill chunks, sum over chunks of p (c + p/2), and L the tokens of the longest of them, max (c + p); averages
+stand in for the single lengths where a step does not tell them: L = (KP + P) / max(n, 1). A trace may know A and L
+(`prefill_attention`, `longest_prefill`).
 
 Where a trace lacks a column: a step with more tokens than requests contains prefill, of one request, and its other
 requests decode; prefill reads no cache; the cached context counts as zero, so that models which need it lose their
@@ -23,9 +24,18 @@ from numpy.typing import NDArray
 from latfit.stats import FloatArray, weighted_quantile
 
 Features = Mapping[str, FloatArray]
-"""B, S, n, P, m, D, KP, KD, A of steps, each (n,); A in token pairs, the others in requests or tokens."""
+"""B, S, n, P, m, D, KP, KD, A, L of steps, each (n,); A in token pairs, the others in requests or tokens."""
 
-SOURCES = ("B", "S", "prefill_requests", "prefill_tokens", "context_tokens", "prefill_context_tokens")
+SOURCES = (
+    "B",
+    "S",
+    "prefill_requests",
+    "prefill_tokens",
+    "context_tokens",
+    "prefill_context_tokens",
+    "prefill_attention",
+    "longest_prefill",
+)
 """Columns of a trace that features are derived from."""
 
 MIXED_FROM = 1.5
@@ -83,7 +93,8 @@ def step_features(columns: Mapping[str, FloatArray]) -> Features:
         "D": np.maximum(B - n, 0.0),
         "KP": KP,
         "KD": np.maximum(context - KP, 0.0),
-        "A": P * (KP + P / 2) / np.maximum(n, 1.0),
+        "A": columns.get("prefill_attention", P * (KP + P / 2) / np.maximum(n, 1.0)),
+        "L": columns.get("longest_prefill", (KP + P) / np.maximum(n, 1.0)),
     }
 
 

@@ -70,9 +70,9 @@ def tiles(S: FloatArray, Q: float, rho: float) -> FloatArray:
 
 
 def _longest(f: Features) -> FloatArray:
-    """L: tokens of the longest single sequence in a step with prefill, by averages; zero elsewhere."""
-    of_prefill = (f["KP"] + f["P"]) / np.maximum(f["n"], 1.0)
-    return np.asarray(f["m"] * np.maximum(of_prefill, f["KD"] / np.maximum(f["D"], 1.0)))
+    """Tokens of the longest single sequence in a step with prefill, of those that decode by their average; zero
+    elsewhere."""
+    return np.asarray(f["m"] * np.maximum(f["L"], f["KD"] / np.maximum(f["D"], 1.0)))
 
 
 def _work(f: Features, s: Shapes) -> FloatArray:

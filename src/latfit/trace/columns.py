@@ -31,6 +31,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("prefill_tokens", "int", False, "tokens of S that belong to prefill"),
     Column("context_tokens", "int", False, "cached tokens read by the whole step; never part of S"),
     Column("prefill_context_tokens", "int", False, "cached tokens read on behalf of prefill requests"),
+    Column("prefill_attention", "float", False, "sum over prefill chunks p behind k cached tokens of p (k + p/2)"),
+    Column("longest_prefill", "float", False, "the largest k + p of them, in tokens"),
     Column("queued_requests", "int", False, "requests waiting while the step ran"),
     Column("kv_usage", "float", False, "share of the KV cache in use, 0 to 1"),
     Column("replica", "text", False, "engine or data-parallel rank"),

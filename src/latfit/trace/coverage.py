@@ -100,6 +100,11 @@ def reading_notes(read: CleanTrace) -> list[str]:
     for key, text in (("cut_lines", "cut short"), ("bad_lines", "unreadable")):
         if n := sum(_counts(read.everything.provenance, key)):
             notes.append(f"{n:,} lines were {text} and not read.")
+    if n := sum(_counts(read.everything.provenance, "refused_lists")):
+        notes.append(
+            f"{n:,} steps hold lists of other requests than their own, as merged records do: attention is taken by"
+            " averages."
+        )
     return notes
 
 

@@ -152,6 +152,19 @@ class TestDynamo:
             "t_s": [0],
         }
 
+    def test_lists_of_requests(self, tmp_path: Path) -> None:
+        """Two prefills (200 and 56 tokens behind 64 and none) beside three that decode; a merged record has more."""
+        event = json.loads(FPM)
+        done = event["event"]["fpm"]["scheduled_requests"]
+        done["extend_lengths"], done["past_kv_lengths"] = [200, 56, 1, 1, 1], [64, 0, 300, 300, 424]
+        merged = json.loads(json.dumps(event))
+        merged["event"]["fpm"]["scheduled_requests"]["extend_lengths"] = [200, 56, 1, 1, 1] * 2
+        trace = read(dynamo.READER, tmp_path, json.dumps(event) + "\n" + json.dumps(merged))
+        assert trace["prefill_attention"][0] == 200 * (64 + 100) + 56 * 28
+        assert trace["longest_prefill"][0] == 264
+        assert np.isnan(trace["prefill_attention"][1])
+        assert trace.provenance["refused_lists"] == 1
+
     def test_without_its_envelope(self, tmp_path: Path) -> None:
         bare = json.dumps(json.loads(FPM)["event"])
         assert read(dynamo.READER, tmp_path, bare)["S"].tolist() == [259]

@@ -12,6 +12,7 @@ import numpy as np
 
 from latfit.stats import FloatArray
 from latfit.trace.readers.reader import Options, Reader
+from latfit.trace.readers.request_lists import EXTEND, LONGEST, PAST, WORK, facts_of, request_terms
 from latfit.trace.readers.row_builder import Gathered, from_start_of_run, no_steps, refuse_table_options, run_names
 from latfit.trace.readers.source import Source
 from latfit.trace.readers.text import (
@@ -91,6 +92,8 @@ def _read_lines(source: Source) -> Trace:
         facts["note"] = "sampled: steps between the samples are missing; DYN_FPM_MODE=full keeps them all"
     else:
         facts["lost_steps"] = _lost(runs, rows.numbers("step"))
+    if WORK in columns:
+        facts |= facts_of(columns[WORK], rows.numbers("B"))
     return Trace(columns, facts)
 
 
@@ -102,8 +105,11 @@ def _add(rows: Gathered, event: dict[str, Any]) -> None:
     wall_s = number(fpm, "wall_time")
     waiting = number(fpm, "queued_requests", "num_prefill_requests")
     paused = number(fpm, "queued_requests", "num_decode_requests")
+    work, longest = request_terms(done.get(EXTEND), done.get(PAST), prefill + decode, prefill_tokens + decode)
     rows.add(
         {
+            WORK: work,
+            LONGEST: longest,
             "B": prefill + decode,
             "S": prefill_tokens + decode,
             "T_ms": wall_s * MS_PER_UNIT["s"],

@@ -17,6 +17,7 @@ from latfit.memory import absurd_size, check_memory
 from latfit.trace.columns import BY_NAME, REQUIRED
 from latfit.trace.parquet import COPIES, columns_of, label, read_parquet
 from latfit.trace.readers.reader import Options, Reader
+from latfit.trace.readers.request_lists import EXTEND, PAST, with_request_terms
 from latfit.trace.readers.source import Source
 from latfit.trace.readers.text import Tally, header_of, number, numbers, read_delimited, records, starts_as_json, texts
 from latfit.trace.table import Array, Trace
@@ -164,12 +165,13 @@ def read(source: Source, options: Options) -> Trace:
 def steps_of(found: Trace, options: Options, where: str, *, in_ms: bool = False) -> Trace:
     """A table under the names of its source as steps. in_ms: whether T is known to be. Raises BadInput."""
     named = named_columns(found.columns, options, where)
-    columns = {name: typed(name, column) for name, column in named.columns.items()}
+    listed, refused = with_request_terms(named.columns)
+    columns = {name: typed(name, column) for name, column in listed.items()}
     with np.errstate(over="ignore"):  # what is no time in any unit is dropped by cleaning
         columns["T_ms"] = columns["T_ms"] * named.ms_per_unit
     if not in_ms:
         check_unit(columns["T_ms"], options, where)
-    return Trace(columns, {**found.provenance, **provenance_of(named)})
+    return Trace(columns, {**found.provenance, **provenance_of(named), **refused})
 
 
 def read_columns(source: Source, required: Sequence[str]) -> Trace:
@@ -263,12 +265,12 @@ def _arrow_table(source: Source) -> Any:
 
 
 def _read_json(source: Source) -> Trace:
-    """Flat objects as columns; a value that is itself an object or a list is left out."""
+    """Flat objects as columns; a value that is itself an object or a list is left out, but lists of requests."""
     tally = Tally()
     columns: dict[str, list[Any]] = {}
     for row, record in enumerate(records(source, tally)):
         for name, value in record.items():
-            if not isinstance(value, (dict, list)):
+            if not isinstance(value, (dict, list)) or name in (EXTEND, PAST):
                 columns.setdefault(str(label(name.strip())), [None] * row)[row:] = [value]
         if len(columns) > MOST_COLUMNS:
             raise BadInput(
@@ -295,7 +297,9 @@ def _array(values: list[Any]) -> Array:
         return np.array(values, dtype=np.int64)
     if kinds <= {int, float, type(None)} and kinds & {int, float}:
         return np.array([number(value) for value in values], dtype=np.float64)
-    return np.array(values, dtype=object)
+    found = np.empty(len(values), dtype=object)  # filled as it is: lists of one length are no second dimension
+    found[:] = values
+    return found
 
 
 def typed(name: str, column: Array) -> Array:
