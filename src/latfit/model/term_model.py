@@ -11,6 +11,7 @@ are stored as fixed ones, so that a record of values is enough to predict with.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,22 +71,22 @@ class Separable:
     columns: tuple[str, ...] = ("B", "S")
     convex: bool = False
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """Those of the saturation form, then coefficients, shapes, choices."""
         own = (tuple(t.parameter for t in self.terms), tuple(s.parameter for s in self.shapes))
         return (*self._base_parameters, *own[0], *own[1], *(choice.parameter for choice in self.choices))
 
-    @property
+    @cached_property
     def rates(self) -> tuple[tuple[str, str], ...]:
         own = tuple((shape.parameter.name, shape.rate_of) for shape in self.shapes if shape.rate_of)
         return (*(self.base.rates if self.base else ()), *own)
 
-    @property
+    @cached_property
     def outer(self) -> tuple[str, ...]:
         return (*(self.base.outer if self.base else ()), *self._outer_names)
 
-    @property
+    @cached_property
     def _base_parameters(self) -> tuple[Parameter, ...]:
         return self.base.parameters if self.base else ()
 
@@ -99,8 +100,8 @@ class Separable:
         front, coefficients, shapes = self._split(theta)
         seen = features_of(steps)
         total = self.base.latency_ms(front, steps) if self.base else np.zeros((*theta.shape[1:-1], len(seen["S"])))
-        for c, term in zip(coefficients, self.terms, strict=True):
-            if np.any(c):
+        for c, term, used in zip(coefficients, self.terms, _used(coefficients), strict=True):
+            if used:
                 total = total + c * term.column(seen, shapes)
         return total
 
@@ -112,15 +113,11 @@ class Separable:
             slopes[:first] = np.moveaxis(self.base.gradient(front, steps), -1, 0)
         for j, term in enumerate(self.terms, start=first):
             slopes[j] = term.column(seen, shapes)
-        for j, shape in enumerate(self.shapes, start=first + len(self.terms)):
-            self._add_slope(slopes[j], shape.parameter.name, coefficients, (seen, shapes))
+        for c, term, used in zip(coefficients, self.terms, _used(coefficients), strict=True):
+            for j, shape in enumerate(self.shapes, start=first + len(self.terms)):
+                if used and shape.parameter.name in term.slopes:
+                    slopes[j] += c * term.slopes[shape.parameter.name](seen, shapes)
         return np.moveaxis(slopes, 0, -1)
-
-    def _add_slope(self, total: FloatArray, shape: str, coefficients: FloatArray, at: tuple[Features, Shapes]) -> None:
-        """Add dT/dshape to a total (..., n)."""
-        for c, term in zip(coefficients, self.terms, strict=True):
-            if shape in term.slopes and np.any(c):
-                total += c * term.slopes[shape](*at)
 
     def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
         seen, shapes = features_of(steps), self._named(outer[self._in_base :])
@@ -173,7 +170,7 @@ class Separable:
         middle |= {c.parameter.name: c.parameter.fixed or 0.0 for c in self.choices}
         return {name: given.get(name, value) for name, value in middle.items()}
 
-    @property
+    @cached_property
     def _outer_names(self) -> tuple[str, ...]:
         return (*(s.parameter.name for s in self.shapes), *(choice.parameter.name for choice in self.choices))
 
@@ -184,12 +181,19 @@ class Separable:
     def _named(self, values: FloatArray) -> Shapes:
         """Shapes as they are, and choices, which no two vectors differ in, as numbers."""
         named = dict(zip(self._outer_names, values, strict=True))
-        return named | {c.parameter.name: float(np.ravel(named[c.parameter.name])[0]) for c in self.choices}
+        return named | {c.parameter.name: float(named[c.parameter.name].item(0)) for c in self.choices}
 
     def _split(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, Shapes]:
         first = len(self._base_parameters)
         middle = first + len(self.terms)
         return theta[:first], theta[first:middle], self._named(theta[middle:])
+
+
+def _used(coefficients: FloatArray) -> list[bool]:
+    """Which coefficients (m,), or any of several vectors of them (m, k, 1), are not zero."""
+    if coefficients.ndim == 1:
+        return [c != 0 for c in coefficients.tolist()]
+    return [bool(used) for used in (coefficients != 0).reshape(len(coefficients), -1).any(axis=1)]
 
 
 NEVER_HELD = ("tau_0", "tau_B", "tau_S")
