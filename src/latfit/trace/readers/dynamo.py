@@ -12,7 +12,7 @@ import numpy as np
 
 from latfit.stats import FloatArray
 from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.request_lists import EXTEND, LONGEST, PAST, WORK, facts_of, request_terms
+from latfit.trace.readers.request_lists import EXTEND, LONGEST, PAST, WORK, filled, request_terms
 from latfit.trace.readers.row_builder import Gathered, from_start_of_run, no_steps, refuse_table_options, run_names
 from latfit.trace.readers.source import Source
 from latfit.trace.readers.text import (
@@ -93,7 +93,8 @@ def _read_lines(source: Source) -> Trace:
     else:
         facts["lost_steps"] = _lost(runs, rows.numbers("step"))
     if WORK in columns:
-        facts |= facts_of(columns[WORK], rows.numbers("B"))
+        columns, refused = filled(columns)
+        facts |= refused
     return Trace(columns, facts)
 
 

@@ -4,7 +4,7 @@
 Of a step with chunks p behind k cached tokens two sums are kept, which averages over requests only approximate: the
 attention work of its prefill A = sum p (k + p/2), and its longest prefill L = max (k + p). A request that computes one
 token decodes. Lists that are not of as many requests and tokens as the step says (several records merged into one, or
-cut short) are not taken: both are missing then, and such steps are counted.
+cut short) are not taken: such steps are counted, and have what averages make of their totals, or nothing.
 """
 
 from collections.abc import Mapping
@@ -44,10 +44,18 @@ def with_request_terms(columns: Mapping[str, Array]) -> tuple[dict[str, Array], 
     B, S = (np.asarray(found[name], dtype=np.float64).tolist() for name in ("B", "S"))
     lists = zip(columns[EXTEND].tolist(), columns[PAST].tolist(), B, S, strict=True)
     terms: FloatArray = np.array([request_terms(*row) for row in lists], dtype=np.float64).reshape(-1, 2)
-    return {**found, WORK: terms[:, 0], LONGEST: terms[:, 1]}, facts_of(terms[:, 0], np.array(B))
+    return filled({**found, WORK: terms[:, 0], LONGEST: terms[:, 1]})
 
 
-def facts_of(work: FloatArray, B: FloatArray) -> dict[str, int]:
-    """How many steps with requests have no sum, where others have one."""
-    refused = int(np.count_nonzero(np.isnan(work) & (B > 0)))
-    return {REFUSED: refused} if refused else {}
+def filled(columns: dict[str, Array]) -> tuple[dict[str, Array], dict[str, int]]:
+    """Columns of steps with averages where lists were refused, and how many were, as a fact."""
+    refused = np.isnan(columns[WORK]) & (np.asarray(columns["B"], dtype=np.float64) > 0)
+    if not refused.any():
+        return columns, {}
+    totals = ("prefill_requests", "prefill_tokens", "prefill_context_tokens")
+    if all(name in columns for name in totals):
+        n, P, KP = (np.asarray(columns[name], dtype=np.float64) for name in totals)
+        n = np.maximum(n, 1.0)
+        columns[WORK] = np.where(refused, P * (KP + P / 2) / n, columns[WORK])
+        columns[LONGEST] = np.where(refused, (KP + P) / n, columns[LONGEST])
+    return columns, {REFUSED: int(np.count_nonzero(refused))}
