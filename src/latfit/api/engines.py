@@ -37,7 +37,7 @@ from latfit.simulation import (
 from latfit.trace import CleanTrace, Trace, engine_counts, engine_facts
 from latfit.units import format_percent
 from latfit.validation import no_prefill_warning, outside_warning
-from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad, parse_lengths
+from latfit.workload import ClosedLoad, Load, OpenLoad, RecordedLoad, parse_lengths
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 Batching = Literal["chunked-prefill", "continuous", "selective", "static"]
 OrderName = Literal["fcfs", "sjf", "slo", "fair", "priority", "switch"]
-Route = Literal["round-robin", "least-loaded", "prefix"]
+Route = Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"]
 EngineService = Literal["fitted", "deterministic"]
 
 
@@ -79,9 +79,9 @@ class EngineSimulation(Simulation):
         return pd.DataFrame([run.row() for run in self.runs])
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
-        from latfit.reporting import brief_engine_table, engine_tables
+        from latfit.reporting import brief_engine_table, engine_classes, engine_tables
 
-        return [brief_engine_table(self.runs)] if brief else engine_tables(self.runs)
+        return [brief_engine_table(self.runs), *engine_classes(self.runs)] if brief else engine_tables(self.runs)
 
     def plot(self) -> "Figure":
         from latfit.reporting import engine_figure
@@ -139,6 +139,7 @@ OF_SETTINGS = (
 )
 """What settings of an engine need, a measured one's too."""
 
+WHO_WAIT = "users send a request when they have an answer"
 OF_ENGINES = (
     *OF_SETTINGS,
     Needs("ageing", lambda o: o.classes or o.arrivals is not None, "all requests are of one class", "Add --class"),
@@ -147,6 +148,8 @@ OF_ENGINES = (
     Needs("transfer", lambda o: o.prefill_on is not None, "nothing is transferred", "Add --prefill-on FIT"),
     *(_drawn(name) for name in ("lengths", "tenants", "requests", "replications", "warmup")),
     _drawn("arrival_process", with_curve=False),
+    *(Needs(name, lambda o: o.users is None, WHO_WAIT) for name in ("rate", "arrival_process", "tenants")),
+    Needs("think", lambda o: o.users is not None, "there are no users", "Add --users 20"),
 )
 """What parameters of `simulate_engine` need."""
 
@@ -174,6 +177,8 @@ def simulate_engine(
     arrivals: Any = None,
     arrival_process: str = "poisson",
     load_curve: str | Path | None = None,
+    users: int | None = None,
+    think: Duration = "1s",
     classes: Iterable[str] = (),
     prompt_lengths: Any = None,
     tenants: int = 1,
@@ -194,7 +199,8 @@ def simulate_engine(
 
     fit: step costs, a Fit or a `.fit.json` file; without it the `gpu` path of `hardware`.  prefill_fit: of steps that
     contain prefill, where they are fitted apart.  rate: "20/s", one or several, with lengths "512:128" (prompt and
-    output tokens), or arrivals: recorded requests, a file or a table.  kv_blocks: of the engine's KV cache.  batching,
+    output tokens), or arrivals: recorded requests, a file or a table, or users: who send a request each, wait for its
+    end, `think`, and send the next, with lengths.  kv_blocks: of the engine's KV cache.  batching,
     order: one or several, each is simulated.  engine: further settings, see `engine_settings_of`; what is not named the
     fit's trace may tell.  Further parameters are the options of `latfit simulate engine`.
     Raises WrongUsage, BadInput; an unstable load is no error.
@@ -212,6 +218,8 @@ def simulate_engine(
         offered,
         arrivals=arrivals,
         load_curve=load_curve,
+        users=users,
+        think=think,
         arrival_process=arrival_process,
         classes=classes,
         prompt_lengths=prompt_lengths,
@@ -247,6 +255,9 @@ USUAL: Mapping[str, Any] = {
 }
 """Settings of an engine that nobody names, by the names of the command line's options."""
 
+MOST_FILES = 2
+"""Files that are named where settings come from."""
+
 GIVEN = "given"
 """The origin of a setting that an option names."""
 
@@ -255,17 +266,17 @@ GIVEN = "given"
 class EngineSetup:
     """How an engine is set up. settings: one for each batching.  origin: where each setting comes from that is not the
     usual one, by option: a file's name, "given", "observed" (counted in the steps), "vLLM's default", "assumed".
-    notes: what should be known."""
+    notes: what should be known.  files: all that told something."""
 
     settings: Sequence[EngineSettings]
     origin: Mapping[str, str]
     notes: Sequence[str] = ()
+    files: Sequence[str] = ()
 
     @property
     def line(self) -> str:
         """The settings that decide, and where they come from; empty where options name them all."""
-        told = [name for name, source in self.origin.items() if source not in (GIVEN, "assumed")]
-        if not told:
+        if not self.files or all(source in (GIVEN, "assumed") for source in self.origin.values()):
             return ""
         one = self.settings[0]
         parts = [
@@ -279,8 +290,8 @@ class EngineSetup:
             drafts = one.speculation
             accepted = format_percent(100 * drafts.acceptance)
             parts.append(f"{drafts.draft_tokens} draft tokens, accepted one after the other with {accepted}")
-        sources = ", ".join(dict.fromkeys(self.origin[name] for name in told))
-        return f"Engine: {', '.join(parts)} (from {sources})."
+        more = f" and {len(self.files) - MOST_FILES} more" if len(self.files) > MOST_FILES else ""
+        return f"Engine: {', '.join(parts)} (from {', '.join(self.files[:MOST_FILES])}{more})."
 
 
 @library_verb
@@ -353,7 +364,7 @@ def _setup(known: KnownSettings, named: Mapping[str, Any], batching: str | Seque
     settings = [_of_engine(name, chosen) for name in names]
     origin = {**known.origin, **dict.fromkeys(named, GIVEN)}
     notes = [note for note in known.notes if not any(f"--{name.replace('_', '-')} " in note for name in named)]
-    return EngineSetup(settings, origin, notes)
+    return EngineSetup(settings, origin, notes, known.files)
 
 
 def _of_engine(batching: str, chosen: Mapping[str, Any]) -> EngineSettings:
@@ -448,23 +459,21 @@ def _cluster(routing: Routing, prefill_on: Any, transfer: str | None, *, scatter
     return Cluster(routing, step_costs(as_fit(prefill_on).result, scatter=scatter), Transfer(*parts))
 
 
-def _loads(
-    load: OpenLoad | RecordedLoad | ClosedLoad,
-    offered: Sequence[float],
-    lengths: str | None,
-    recorded: bool,
-    users: int,
-) -> list[OpenLoad | RecordedLoad]:
+def _loads(load: Load, offered: Sequence[float], lengths: str | None, recorded: bool, tenants: int) -> Sequence[Load]:
     """The load at each rate, with the lengths of its requests. recorded: whether prompt lengths come from a file."""
-    if isinstance(load, ClosedLoad):
-        raise WrongUsage("engines take no closed loop", where="--users", remedy="Give --rate or --arrivals.")
-    if isinstance(load, OpenLoad):
+    if not isinstance(load, RecordedLoad):
         given = None if lengths is None else parse_lengths(lengths)
         if given is not None and recorded:
             raise WrongUsage("lengths are given twice", where="--lengths, --prompt-lengths", remedy="Give one of them.")
         if given is None and not recorded:
             raise WrongUsage(
-                "requests have no lengths", where="--rate", remedy="Give --lengths 512:128 or --prompt-lengths FILE."
+                "requests have no lengths",
+                where="--users" if isinstance(load, ClosedLoad) else "--rate",
+                remedy="Give --lengths 512:128 or --prompt-lengths FILE.",
             )
-        load = replace(load, users=users, lengths=given or load.lengths)
+        load = replace(load, lengths=given or load.lengths)
+    if isinstance(load, ClosedLoad):
+        return [load]
+    if isinstance(load, OpenLoad):
+        load = replace(load, users=tenants)
     return [load.at_rate(rate) for rate in offered] or [load]

@@ -37,7 +37,7 @@ from latfit.simulation import (
     system_of,
     write_events,
 )
-from latfit.workload import RecordedLoad
+from latfit.workload import Load, RecordedLoad
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -360,6 +360,7 @@ def simulate(
     if requests is not None and isinstance(load, RecordedLoad) and requests > len(load.requests):
         few = f"{requests:,} requests are asked for, and {len(load.requests):,} are recorded"
         raise WrongUsage(few, where="--requests", remedy="Leave --requests out for all of them.")
+    _refuse_tokens_of_classes(load)
     mean, longest = request_tokens(load, by_prompt, tokens_per_request)
     serving = Serving(mean, service, longest, servers or {}, buckets)
     machine = _machine(hardware, nominal)
@@ -397,6 +398,17 @@ def _system(machine: HardwareProfile, serving: Serving, *, force: bool) -> Syste
     if not force:
         check_one_model(HardwareProfile({path.name: machine.paths[path.name] for path in system.paths}))
     return system
+
+
+def _refuse_tokens_of_classes(load: Load) -> None:
+    """Raises WrongUsage for a class that is promised times of tokens, of which policies know nothing."""
+    several = () if isinstance(load, RecordedLoad) else load.classes
+    if any(min(each.ttft_slo_ms, each.tpot_slo_ms) < math.inf for each in several):
+        raise WrongUsage(
+            "policies answer requests as a whole, without a first token",
+            where="--class",
+            remedy="Give the deadline of a response: chat:0.3:sla=2s.",
+        )
 
 
 def _refuse_unread_tokens(

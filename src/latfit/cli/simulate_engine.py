@@ -181,7 +181,8 @@ class ReplicaOptions:
     panel: ClassVar[str] = "Engine"
     replicas: Annotated[int, typer.Option("--replicas", help="Equal engines behind a router.")] = 1
     route: Annotated[
-        Literal["round-robin", "least-loaded", "prefix"], typer.Option("--route", help="Routing among replicas.")
+        Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"],
+        typer.Option("--route", help="Routing among replicas."),
     ] = "round-robin"
     prefix_share: Annotated[
         float,

@@ -74,13 +74,22 @@ class LoadOptions:
             help="poisson; gamma:CV (bursty if CV > 1); bursts:TIMES:SHARE:LENGTH, such as bursts:4:0.1:1s.",
         ),
     ] = "poisson"
+    users: Annotated[
+        int | None,
+        typer.Option("--users", hidden=True, min=1, help="Closed loop: users with one request each at a time."),
+    ] = None
+    think: Annotated[str, typer.Option("--think", hidden=True, help="Closed loop: mean think time.")] = "1s"
     load_curve: Annotated[
         Path | None,
         typer.Option("--load-curve", hidden=True, help="Table (t_s, rate_per_s) of a rate that varies and repeats."),
     ] = None
     request_class: Annotated[
         list[str] | None,
-        typer.Option("--class", hidden=True, help="NAME:SHARE[:DEADLINE], the most urgent first: chat:0.3:50ms."),
+        typer.Option(
+            "--class",
+            hidden=True,
+            help="NAME:SHARE[:DEADLINE], most urgent first: chat:0.3:50ms; of engines also chat:0.3:ttft=1s,tpot=50ms.",
+        ),
     ] = None
     prompt_lengths: Annotated[
         Path | None,
@@ -102,10 +111,6 @@ class MoreLoadOptions:
     by_prompt: Annotated[
         bool, typer.Option("--by-prompt", hidden=True, help="With --arrivals: a request's tokens are its prompt's.")
     ] = False
-    users: Annotated[
-        int | None, typer.Option("--users", hidden=True, help="Closed loop: users with one request each at a time.")
-    ] = None
-    think: Annotated[str, typer.Option("--think", hidden=True, help="Closed loop: mean think time.")] = "1s"
 
 
 @dataclass(frozen=True)

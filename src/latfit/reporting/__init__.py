@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from latfit.reporting.simulation.tables import (
         clocks_table as clocks_table,
         differences as differences,
+        engine_classes as engine_classes,
         engine_tables as engine_tables,
         rates_table as rates_table,
         runs_table as runs_table,

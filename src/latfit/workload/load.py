@@ -22,22 +22,17 @@ from latfit.workload.requests import Requests, make_requests
 @dataclass(frozen=True)
 class RequestClass:
     """A share of the requests that is served under its own promise; classes are listed the most urgent first.
-    deadline_ms: of the whole response; ttft_ms, tpot_ms: until the first token, and for each one after it."""
+    deadline_ms: of the whole response; ttft_slo_ms, tpot_slo_ms: until the first token, and for each one after it."""
 
     share: float = 1.0
     deadline_ms: float = math.inf
     name: str = ""
-    ttft_ms: float = math.inf
-    tpot_ms: float = math.inf
+    ttft_slo_ms: float = math.inf
+    tpot_slo_ms: float = math.inf
 
     def __post_init__(self) -> None:
-        if not min(self.share, self.deadline_ms, self.ttft_ms, self.tpot_ms) > 0:
+        if not min(self.share, self.deadline_ms, self.ttft_slo_ms, self.tpot_slo_ms) > 0:
             raise WrongUsage("a class's share and deadline must be above zero", where="class", remedy="Correct them.")
-
-    @property
-    def promised(self) -> bool:
-        """Whether its requests are promised anything."""
-        return any(math.isfinite(each) for each in (self.deadline_ms, self.ttft_ms, self.tpot_ms))
 
 
 @dataclass(frozen=True)
@@ -124,8 +119,12 @@ def _drawn(load: OpenLoad | ClosedLoad, arrival_ms: FloatArray, streams: Streams
     rng = streams.generator(CLASSES)
     class_id = draw_classes(load.classes, n, rng) if len(load.classes) > 1 else np.zeros(n, np.int32)
     user_id = rng.integers(0, load.users, n, dtype=np.int32) if load.users > 1 else np.zeros(n, np.int32)
-    deadlines = np.array([each.deadline_ms for each in load.classes])[class_id]
-    return make_requests(arrival_ms, prompt, output, class_id=class_id, user_id=user_id, deadline_ms=deadlines)
+    deadlines, ttft, tpot = (
+        np.array([getattr(each, name) for each in load.classes])[class_id]
+        for name in ("deadline_ms", "ttft_slo_ms", "tpot_slo_ms")
+    )
+    found = make_requests(arrival_ms, prompt, output, class_id=class_id, user_id=user_id, deadline_ms=deadlines)
+    return replace(found, ttft_slo_ms=ttft, tpot_slo_ms=tpot)
 
 
 def draw_classes(

@@ -8,6 +8,9 @@ from latfit.workload.arrivals import ArrivalProcess, Gamma, Poisson, bursts
 from latfit.workload.lengths import Constant, LengthDistribution, Lognormal
 from latfit.workload.load import RequestClass
 
+PROMISED = {"ttft": "ttft_slo_ms", "tpot": "tpot_slo_ms", "sla": "deadline_ms"}
+"""What a class is promised, by the names of the options that promise it to all."""
+
 BURSTS = 3
 """Numbers of `bursts:TIMES:SHARE:LENGTH`."""
 
@@ -33,14 +36,21 @@ def parse_arrival_process(text: str, rate: float) -> ArrivalProcess:
 
 
 def parse_class(text: str) -> RequestClass:
-    """`NAME:SHARE[:DEADLINE]`. Raises WrongUsage."""
-    name, *rest = text.split(":")
+    """`NAME:SHARE`, `NAME:SHARE:DEADLINE`, or `NAME:SHARE:ttft=300ms,tpot=50ms,sla=2s` with any of the three. Raises
+    WrongUsage."""
+    name, _, rest = text.partition(":")
+    share, _, promised = rest.partition(":")
+    remedy = "Write chat:0.3:50ms, or chat:0.3:ttft=300ms,tpot=50ms."
+    limits: dict[str, float] = {}
     try:
-        share = float(rest[0])
-    except (ValueError, IndexError):
-        raise WrongUsage(f"{text!r} is not a class", where="--class", remedy="Write chat:0.3:50ms.") from None
-    deadline = parse_duration_ms(rest[1], option="--class") if len(rest) > 1 else math.inf
-    return RequestClass(share, deadline, name)
+        for each in promised.split(",") if promised else ():
+            what, named, value = each.partition("=")
+            limits[PROMISED[what.strip()] if named else "deadline_ms"] = parse_duration_ms(
+                value if named else what, option="--class"
+            )
+        return RequestClass(float(share), name=name, **limits)
+    except (ValueError, KeyError):
+        raise WrongUsage(f"{text!r} is not a class", where="--class", remedy=remedy) from None
 
 
 def parse_lengths(text: str) -> LengthDistribution:

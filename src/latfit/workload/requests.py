@@ -22,7 +22,8 @@ class Requests:
     """Columns (n,), contiguous, in order of arrival. Make one with `make_requests`, which checks them.
 
     arrival_ms: not decreasing.  prompt_tokens, output_tokens: 1 or more.  class_id: 0 for the most urgent class.
-    user_id: whose request it is.  deadline_ms: how long after its arrival it should be done; infinite for none.
+    user_id: whose request it is.  deadline_ms: how long after its arrival it should be done.  ttft_slo_ms, tpot_slo_ms:
+    what is promised of its first token, and of each one after it. All three are infinite for none.
     """
 
     arrival_ms: FloatArray
@@ -31,6 +32,8 @@ class Requests:
     class_id: SmallIntArray
     user_id: SmallIntArray
     deadline_ms: FloatArray
+    ttft_slo_ms: FloatArray
+    tpot_slo_ms: FloatArray
 
     def __len__(self) -> int:
         return len(self.arrival_ms)
@@ -72,6 +75,8 @@ class Requests:
             self.class_id,
             self.user_id,
             self.deadline_ms,
+            self.ttft_slo_ms,
+            self.tpot_slo_ms,
         )
 
 
@@ -97,6 +102,8 @@ def make_requests(
         "class_id": _column(class_id, n, np.int32, "class_id"),
         "user_id": _column(user_id, n, np.int32, "user_id"),
         "deadline_ms": _column(deadline_ms, n, np.float64, "deadline_ms"),
+        "ttft_slo_ms": np.full(n, math.inf),
+        "tpot_slo_ms": np.full(n, math.inf),
     }
     if n == 0:
         raise BadInput("there is no request", remedy="Give at least one.")

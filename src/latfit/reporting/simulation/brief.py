@@ -145,7 +145,8 @@ def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:
     )
     who = f"{engine_name(best, runs)} has the lowest p99 latency; " if len(at_highest) > 1 else ""
     load = f" at {format_rate(highest)}" if math.isfinite(highest) else ""
-    text = f"Stable{load}: {who}p99 {tails}. {_limited(best)}"
+    start = f"{best.users:,} users are served {format_rate(highest)}" if best.users else f"Stable{load}"
+    text = f"{start}: {who}p99 {tails}. {_limited(best)}"
     if math.isnan(found.slo_attainment):
         return Verdict(text, "good")
     met = f" SLOs met by {format_percent(100 * found.slo_attainment)} of requests."

@@ -53,8 +53,8 @@ SEEN = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("
 DONE = ("served", "in SLO", "busy", "KV", "queue", "preempted", "useful", "Jain", "note")
 
 
-def engine_tables(runs: Sequence[EngineResult]) -> list[Table]:
-    """What requests saw, and what the engine did; a row a run, named by what differs between them."""
+def _told_apart(runs: Sequence[EngineResult]) -> tuple[list[str], list[tuple[str, ...]], str]:
+    """What differs between runs, its values by run, and what is alike."""
     names = {
         "engine": [run.engine for run in runs],
         "order": [run.order for run in runs],
@@ -62,30 +62,41 @@ def engine_tables(runs: Sequence[EngineResult]) -> list[Table]:
     }
     shown = [name for name, column in names.items() if len(set(column)) > 1] or ["engine"]
     alike = ", ".join(column[0] for name, column in names.items() if name not in shown)
-    labels = list(zip(*(names[name] for name in shown), strict=True))
+    return shown, list(zip(*(names[name] for name in shown), strict=True)), alike
+
+
+def engine_tables(runs: Sequence[EngineResult]) -> list[Table]:
+    """What requests saw, and what the engine did; a row a run, named by what differs between them."""
+    shown, labels, alike = _told_apart(runs)
     seen = [
         (*label, *(format_ms(getattr(run.summary, metric)[statistic].value) for metric, statistic in SEEN))
         for label, run in zip(labels, runs, strict=True)
     ]
     done = [(*label, *_done(run)) for label, run in zip(labels, runs, strict=True)]
     columns = tuple(f"{TITLES[f'{metric}_ms']} {statistic}" for metric, statistic in SEEN)
-    classes = [
+    return [
+        Table(f"What requests saw ({alike})", (*shown, *columns), seen, words=("order",)).without_empty(),
+        Table("What the engine did", (*shown, *DONE), done, words=("order", "note")).without_empty(),
+        *engine_classes(runs),
+    ]
+
+
+def engine_classes(runs: Sequence[EngineResult]) -> list[Table]:
+    """What requests of each class saw, a row a run and class; no table where there is one class."""
+    shown, labels, _ = _told_apart(runs)
+    rows = [
         (
-            *label,
+            *(label if len(runs) > 1 else ()),
             each.name,
-            *(format_ms(times[statistic]) for times in (each.ttft, each.latency) for statistic in ("mean", "p99")),
+            *(format_ms(times[name]) for times in (each.ttft, each.tpot, each.latency) for name in ("p50", "p99")),
             _share(each.slo_attainment),
         )
         for label, run in zip(labels, runs, strict=True)
         for each in run.summary.by_class
     ]
-    of_class = ("class", "TTFT mean", "TTFT p99", "latency mean", "latency p99", "on time")
-    by_class = [Table("By class", (*shown, *of_class), classes, words=("order", "class"))] if classes else []
-    return [
-        Table(f"What requests saw ({alike})", (*shown, *columns), seen, words=("order",)).without_empty(),
-        Table("What the engine did", (*shown, *DONE), done, words=("order", "note")).without_empty(),
-        *by_class,
-    ]
+    columns = ("class", "TTFT p50", "p99", "TPOT p50", "p99", "latency p50", "p99", "in SLO")
+    names = (*(shown if len(runs) > 1 else ()), *columns)
+    return [Table("By class", names, rows, words=("order", "class"))] if rows else []
 
 
 def _done(run: EngineResult) -> tuple[str, ...]:

@@ -69,8 +69,8 @@ class Replications:
 
     def summary(self, promise: Promise = Promise()) -> EngineSummary:
         """Statistics over the replications."""
-        classes = () if isinstance(self.load, RecordedLoad) else self.load.classes
-        found = summarise(self.runs, promise, self.warmup, classes)
+        names = [] if isinstance(self.load, RecordedLoad) else [each.name for each in self.load.classes]
+        found = summarise(self.runs, promise, self.warmup, names)
         return replace(found, stable=found.stable and self.carried)
 
     @property

@@ -25,7 +25,6 @@ from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.policies.estimate import Interval, rises
 from latfit.stats import FloatArray
-from latfit.workload import RequestClass
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 STATISTICS = ("mean", *PERCENTILES)
@@ -58,7 +57,7 @@ STRETCHES = 60
 
 @dataclass(frozen=True)
 class Promise:
-    """What a request is promised, ms; infinite for nothing. A request's own deadline counts for its latency, too."""
+    """What a request is promised, ms; infinite for nothing. What its class is promised counts, too."""
 
     ttft_ms: float = math.inf
     tpot_ms: float = math.inf
@@ -223,14 +222,16 @@ def summarise(
     runs: Sequence[EngineRun],
     promise: Promise = Promise(),
     warmup: float = 0.0,
-    classes: Sequence[RequestClass] = (),
+    classes: Sequence[str] = (),
 ) -> EngineSummary:
     """Statistics of replications of one engine. warmup: share of the requests at the start of each run that is left out
-    of what is said of requests.  classes: as far as more than their deadlines is known."""
+    of what is said of requests.  classes: their names, as far as they have any."""
     counted = [counted_in(run, warmup) for run in runs]
-    met = [meets(run, promise, classes) for run in runs]
-    promised = promise.given or any(each.promised for each in classes)
-    singles = [_single(*each, promised=promised) for each in zip(runs, met, counted, strict=True)]
+    met = [meets(run, promise) for run in runs]
+    kept = [
+        np.where(promise.given | np.isfinite(_shortest(run)), got, math.nan) for run, got in zip(runs, met, strict=True)
+    ]
+    singles = [_single(*each, promised=promise.given) for each in zip(runs, met, counted, strict=True)]
     latency, ttft, tpot = (
         _joined([getattr(run, name)[rows] for run, rows in zip(runs, counted, strict=True)])
         for name in ("latency_ms", "ttft_ms", "tpot_ms")
@@ -244,7 +245,7 @@ def summarise(
         itl={name: _mean([run.itl[name] for run in runs]) for name in (*STATISTICS, "max")},
         **{name: _mean([each[name] for each in singles]) for name in (*MEANS, "utilisation")},
         batch_size=_batch_sizes(runs),
-        by_class=_by_class(runs, met, counted, [each.name for each in classes]),
+        by_class=_by_class(runs, kept, counted, classes),
         counters={name: int(sum(getattr(run.counters, name) for run in runs)) for name in COUNTERS},
         stable=bool(runs[0].users) or not grows(runs),
     )
@@ -274,7 +275,7 @@ def _single(run: EngineRun, met: NDArray[np.bool_], counted: slice, *, promised:
         ended = (run.last_ms > start) & (run.last_ms <= end)
         span_s = (end - start) / 1e3
     replicas = len(run.timelines)
-    promised = promised or bool(np.isfinite(run.requests.deadline_ms).any())
+    promised = promised or bool(np.isfinite(_shortest(run)).any())
     of_use = float((run.requests.prompt_tokens + run.requests.output_tokens - 1).sum())
     return {
         "throughput_per_s": float(ended.sum()) / span_s,
@@ -289,10 +290,16 @@ def _single(run: EngineRun, met: NDArray[np.bool_], counted: slice, *, promised:
     }
 
 
+def _shortest(run: EngineRun) -> FloatArray:
+    """The shortest time that each request (n,) is promised for anything."""
+    own = run.requests
+    return np.asarray(np.minimum(np.minimum(own.deadline_ms, own.ttft_slo_ms), own.tpot_slo_ms))
+
+
 def _by_class(
-    runs: Sequence[EngineRun], met: Sequence[NDArray[np.bool_]], counted: Sequence[slice], names: Sequence[str]
+    runs: Sequence[EngineRun], met: Sequence[FloatArray], counted: Sequence[slice], names: Sequence[str]
 ) -> list[ClassOutcome]:
-    """Each class over all replications; nothing where there is one class."""
+    """Each class over all replications; nothing where there is one class. met: NaN where nothing was promised."""
 
     def of_all(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return np.concatenate([column[rows] for column, rows in zip(columns, counted, strict=True)])
@@ -316,16 +323,12 @@ def _by_class(
     ]
 
 
-def meets(run: EngineRun, promise: Promise, classes: Sequence[RequestClass] = ()) -> NDArray[np.bool_]:
-    """True (n,) where a request got what it was promised, its own deadline and what its class was promised included."""
-    several = classes or (RequestClass(),)
-    known = np.minimum(run.requests.class_id, len(several) - 1)
-    ttft, tpot = (
-        np.minimum(limit, np.array([getattr(each, name) for each in several])[known])
-        for name, limit in (("ttft_ms", promise.ttft_ms), ("tpot_ms", promise.tpot_ms))
-    )
-    on_time = run.latency_ms <= np.minimum(run.requests.deadline_ms, promise.latency_ms)
-    return np.asarray(on_time & ~(run.tpot_ms > tpot) & (run.ttft_ms <= ttft))
+def meets(run: EngineRun, promise: Promise) -> NDArray[np.bool_]:
+    """True (n,) where a request got what it was promised, and what its class was."""
+    asked = run.requests
+    on_time = run.latency_ms <= np.minimum(asked.deadline_ms, promise.latency_ms)
+    paced = ~(run.tpot_ms > np.minimum(asked.tpot_slo_ms, promise.tpot_ms))
+    return np.asarray(on_time & paced & (run.ttft_ms <= np.minimum(asked.ttft_slo_ms, promise.ttft_ms)))
 
 
 def jain(run: EngineRun) -> float:

@@ -36,10 +36,11 @@ class Order:
     """Who of the waiting requests comes next; preempted ones always come before all others.
 
     fcfs: the first that came.  sjf: the one with the shortest predicted output, `length_error` being the standard
-    deviation of the logarithm of prediction over truth.  slo: the earliest deadline (arrival + the class's), and of
-    those that are late already the most urgent class.  fair: the user who was served least.  priority: the most urgent
-    class, where `ageing_ms` of waiting are worth one class.  switch: the earliest deadline while fewer than `switch_at`
-    requests wait, from there on `sjf` within a class.
+    deviation of the logarithm of prediction over truth.  slo: the earliest deadline (arrival + what its class is
+    promised, for the first token or the response, whichever is shorter), and of those that are late already the most
+    urgent class.  fair: the user who was served least.  priority: the most urgent class, where `ageing_ms` of waiting
+    are worth one class.  switch: the earliest deadline while fewer than `switch_at` requests wait, from there on `sjf`
+    within a class.
     """
 
     name: str = "fcfs"
@@ -77,7 +78,7 @@ class Order:
         predicted = np.asarray(output * np.exp(self.length_error * noise), dtype=np.float64)
         if self.name == "sjf":
             return np.asarray(predicted), arrival
-        deadline = arrival + np.where(np.isfinite(requests.deadline_ms), requests.deadline_ms, NEVER_MS)
+        deadline = arrival + np.minimum(np.minimum(requests.deadline_ms, requests.ttft_slo_ms), NEVER_MS)
         if self.name == "switch":
             longest = float(predicted.max(initial=0.0)) + 1.0
             return deadline, np.asarray(requests.class_id * longest + predicted, dtype=np.float64)

@@ -143,7 +143,11 @@ def test_steps_scatter_as_measured_unless_told_otherwise(folder: Path, capsys: C
         ([*RECORDED, "--acceptance", 2, "--draft-tokens", 2], 2, "--draft-tokens"),
         ([*RECORDED, "--service", "exponential"], 2, "'exponential' is not one of"),
         ([*DRAWN], 2, "--rate"),
-        ([*DRAWN, "--users", 3], 2, "--users"),
+        ([*DRAWN, "--users", 3, "--rate", "5/s"], 2, "--rate"),
+        ([*DRAWN, "--users", 300, "--requests", 500], 2, "5 of each user"),
+        ([*DRAWN, "--users", 3, "--prefill-on", "amx.fit.json"], 2, "no closed loop"),
+        ([*RECORDED, "--users", 3], 2, "several kinds of load"),
+        ([*DRAWN, "--rate", "5/s", "--class", "chat:0.3:speed=4ms"], 2, "is not a class"),
         ([*DRAWN, "--rate", "5/s", "--lengths", "0:5"], 2, "--lengths"),
         ([*DRAWN, "--rate", "5/s", "--lengths", "9000:5"], 3, "more than the KV cache holds"),
         ([*DRAWN, "--rate", "5/s", "--fit", "none.fit.json"], 3, "no such fit"),
@@ -154,3 +158,31 @@ def test_steps_scatter_as_measured_unless_told_otherwise(folder: Path, capsys: C
 def test_mistakes_are_told(folder: Path, capsys: Captured, arguments: list[object], code: int, said: str) -> None:
     assert latfit(*arguments) == code
     assert said in capsys.readouterr().err
+
+
+def test_users_who_wait_for_answers(folder: Path, capsys: Captured) -> None:
+    """One user alone: 33 steps of 8 + 0.05 + 0.02 ms, 64 prompt tokens in the first, then a second of thinking."""
+    asked = ("--users", 1, "--think", "1s", "--requests", 3000, "--replications", 2, "--service", "deterministic")
+    assert latfit(*DRAWN, *asked, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    alone = 32 * (8 + 0.07) + 63 * 0.02
+    assert found["latency_ms"]["mean"] == pytest.approx(alone)
+    assert found["rate_per_s"] == found["throughput_per_s"] == pytest.approx(1e3 / (1e3 + alone), rel=0.05)
+    assert found["users"] == 1
+    assert latfit(*DRAWN, "--users", 40, "--replicas", 2, "--route", "shortest-queue", "--requests", 2000) == 0
+    assert "40 users are served" in capsys.readouterr().out
+
+
+def test_every_class_has_its_own_promise(folder: Path, capsys: Captured) -> None:
+    classes = ("--class", "chat:0.3:ttft=100ms,tpot=50ms", "--class", "mail:0.4:sla=20s", "--class", "batch:0.3")
+    asked = ("--rate", "30/s", "--requests", 600, "--replications", 1, "--max-num-seqs", 4, "--order", "slo")
+    latfit(*DRAWN, *asked, *classes, "--json")
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    chat, mail, batch = found["by_class"]
+    assert chat["ttft_ms"]["p99"] < mail["ttft_ms"]["p99"] < batch["ttft_ms"]["p99"]
+    assert 0 <= chat["slo_attainment"] <= 1
+    assert batch["slo_attainment"] is None
+    latfit(*DRAWN, *asked, *classes)
+    shown = capsys.readouterr().out
+    assert "By class" in shown
+    assert "mail" in shown
