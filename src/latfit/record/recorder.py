@@ -178,11 +178,12 @@ _ROW_BYTES = ROW.size
 class StepRecorder:
     """Records one engine's steps into `folder` as `trace-<run>-<replica>-<number>.parquet`.
 
-    `labels` become columns, `facts` provenance, `advice` what is told with problems of the folder. `add` is for one
-    thread; `close` and the end of the process write what is pending.
+    `labels` become columns, `facts` provenance. `add` is for one thread; `close` and the end of the process write what
+    is pending.
 
-    run: label of this recorder's life; a forked child gets its own.  rows_written, rows_dropped, rows_refused (what was
-    given were not numbers), files_deleted: counts so far; each file's provenance has all but the first.
+    advice: told with problems of the folder.  run: label of this recorder's life; a forked child gets its own.
+    rows_written, rows_dropped, rows_refused (what was given were not numbers), files_deleted: counts so far; each
+    file's provenance has all but the first.
     """
 
     run: str
@@ -201,7 +202,6 @@ class StepRecorder:
         facts: Mapping[str, Any] | None = None,
         buffers: Buffers = Buffers(),
         log: logging.Logger | None = None,
-        advice: str = "",
     ) -> None:
         self.folder = folder
         self.replica = replica
@@ -212,7 +212,7 @@ class StepRecorder:
         self._blocks = max(0, buffers.max_pending) + 2
         self._block_bytes = self._rows_per_file * _ROW_BYTES
         self._buffers = buffers
-        self._advice = f"; {advice}" if advice else ""
+        self.advice = ""
         self._log = log or logging.getLogger(__name__)
         _import_writer()
         self._begin_run()
@@ -275,7 +275,9 @@ class StepRecorder:
         self._full.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._say_once("close", "latfit's trace is incomplete: %s does not answer%s", self.folder, self._advice)
+            self._say_once(
+                "close", "latfit's trace is incomplete: %s does not answer%s", self.folder, self._with_advice
+            )
         if self._at_exit is not None:
             self._at_exit.cancel()
 
@@ -328,7 +330,7 @@ class StepRecorder:
                 "drop",
                 "latfit drops steps of its trace: %s is slower than the engine, or stands still%s",
                 self.folder,
-                self._advice,
+                self._with_advice,
             )
 
     def _write_until_closed(self, full: "SimpleQueue[Block | None]") -> None:
@@ -387,12 +389,12 @@ class StepRecorder:
                     excess -= sizes[entry.path]
         except OSError as error:  # such as a file that another recorder has deleted meanwhile: the next one counts anew
             if not isinstance(error, FileNotFoundError):
-                self._say_once("keep", "latfit cannot delete old traces: %s%s", error, self._advice)
+                self._say_once("keep", "latfit cannot delete old traces: %s%s", error, self._with_advice)
 
     def _say_of_folder(self, error: BaseException) -> None:
         """Without the remedies for people who named a file: here a folder was named."""
         found = f"{error.where}: {error.found}" if isinstance(error, LatfitError) else str(error)
-        self._say_once("write", "latfit cannot write its trace: %s%s", found.replace("\n", " "), self._advice)
+        self._say_once("write", "latfit cannot write its trace: %s%s", found.replace("\n", " "), self._with_advice)
 
     def _provenance(self) -> dict[str, Any]:
         return {
@@ -408,6 +410,10 @@ class StepRecorder:
             "rows_refused_so_far": self.rows_refused,
             "files_deleted_so_far": self.files_deleted,
         }
+
+    @property
+    def _with_advice(self) -> str:
+        return f"; {self.advice}" if self.advice else ""
 
     def _say_once(self, about: str, message: str, *values: object) -> None:
         if about not in self._said:

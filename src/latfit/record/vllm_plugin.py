@@ -197,8 +197,8 @@ def _recorder(settings: Settings, config: Any, engine_index: int) -> StepRecorde
         },
         facts=_facts(config),
         log=log,
-        advice="set LATFIT_TRACE_DIR to a folder that this process can write",
     )
+    recorder.advice = "set LATFIT_TRACE_DIR to a folder that this process can write"
     recorder.kv_capacity_tokens = kv_capacity_tokens(config)
     return recorder
 

@@ -203,7 +203,8 @@ class TestTheDisk:
         assert StepRecorder(tmp_path / "new").check_folder()
         assert list((tmp_path / "new").iterdir()) == []
         (tmp_path / "file").touch()
-        recorder = StepRecorder(tmp_path / "file" / "folder", advice="choose another")
+        recorder = StepRecorder(tmp_path / "file" / "folder")
+        recorder.advice = "choose another"
         assert not recorder.check_folder()
         assert "choose another" in caplog.text
 
