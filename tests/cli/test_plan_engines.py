@@ -136,10 +136,31 @@ def test_users_who_wait_for_their_answers(fitted: Path, capsys: Captured) -> Non
 
 
 def test_classes_have_limits_of_their_own(fitted: Path, capsys: Captured) -> None:
-    more = ("--class", "chat:0.3:1500ms", "--class", "batch:0.7:20s")
+    more = ("--class", "chat:0.3:ttft=300ms,sla=1500ms", "--class", "batch:0.7:20s")
     found = planned(fitted, capsys, *more)
-    names = [each["target"] for each in found["targets"]]
-    assert {"p99 latency of chat", "p99 latency of batch"} <= set(names)
+    limits = {each["target"]: each["limit_ms"] for each in found["targets"]}
+    assert limits == {
+        "p99 TTFT": 600.0,
+        "p99 TPOT": 40.0,
+        "p99 TTFT of chat": 300.0,
+        "p99 latency of chat": 1500.0,
+        "p99 latency of batch": 20_000.0,
+    }
+    by_class = {each["class"]: each for each in found["outcome"]["by_class"]}
+    values = {each["target"]: each["value_ms"] for each in found["targets"]}
+    assert values["p99 TTFT of chat"] == by_class["chat"]["ttft_ms"]["p99"]
+    assert values["p99 latency of batch"] == by_class["batch"]["latency_ms"]["p99"]
+
+
+def test_limits_that_recorded_requests_bring_along_count(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+    """Every tenth request wants its answer before any engine could give it."""
+    rows = [f"{0.2 * i:.2f},200,30,{100 if i % 10 == 0 else 60000}" for i in range(500)]
+    Path("day.csv").write_text("\n".join(["t_s,prompt_tokens,output_tokens,deadline_ms", *rows]) + "\n")
+    line = ["plan", "--fit", str(fitted), "--arrivals", "day.csv", "--kv-blocks", "4000", "--json"]
+    assert run([*line, "--goodput", "85%"]) == 0
+    assert json.loads(capsys.readouterr().out)["targets"][0]["value_pct"] == pytest.approx(10.0)
+    assert run([*line, "--ttft", "1s"]) == 5
+    capsys.readouterr()
 
 
 def test_goodput_in_place_of_percentiles(fitted: Path, capsys: Captured) -> None:

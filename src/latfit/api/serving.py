@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from latfit.api.engines import EngineSetup, check_one_engine, engine_costs, engine_settings_of, scatters
 from latfit.api.loads import make_load, notes_of, recording_of
 from latfit.api.plans import OF_PLANS
@@ -16,6 +18,7 @@ from latfit.api.quantities import Duration, Needs, duration, library_verb, only_
 from latfit.errors import BadInput, WrongUsage
 from latfit.model import FitResult
 from latfit.planning import (
+    USUAL,
     Goodput,
     GpuMemory,
     KvCache,
@@ -32,7 +35,7 @@ from latfit.planning import (
 )
 from latfit.simulation import EngineSettings, Order, Promise
 from latfit.units import parse_bytes
-from latfit.workload import ClosedLoad, Load, RecordedLoad, fit_lengths, parse_lengths
+from latfit.workload import ClosedLoad, Load, RecordedLoad, Requests, fit_lengths, parse_lengths
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -180,7 +183,12 @@ def _of_memory(name: str) -> Needs:
 
 
 OF_ENGINE_PLANS = (
-    Needs("goodput", lambda o: o.ttft or o.tpot or o.e2e or o.sla, "nothing is promised", "Add --ttft 500ms"),
+    Needs(
+        "goodput",
+        lambda o: o.ttft or o.tpot or o.e2e or o.sla or o.classes or o.arrivals is not None,
+        "nothing is promised",
+        "Add --ttft 500ms",
+    ),
     Needs("lengths", lambda o: o.arrivals is None, "recorded requests have their own"),
     Needs("arrival_process", lambda o: o.arrivals is None, "the arrivals are recorded"),
     Needs("arrival_process", lambda o: o.users is None, "users send when they have an answer"),
@@ -400,26 +408,42 @@ def _targets(load: Load, limits: Mapping[str, Duration | None], goodput: float |
     ]
     if not isinstance(load, RecordedLoad):
         found += [
-            RequestTarget("latency", each.deadline_ms, group=number, group_name=each.name or f"class {number}")
+            RequestTarget(name, limit, group=number, group_name=each.name or f"class {number}")
             for number, each in enumerate(load.classes)
-            if math.isfinite(each.deadline_ms)
+            for name, limit in (("ttft", each.ttft_slo_ms), ("tpot", each.tpot_slo_ms), ("latency", each.deadline_ms))
+            if math.isfinite(limit)
         ]
+    own = Goodput(USUAL, Promise()) if isinstance(load, RecordedLoad) and _limited(load.requests) else None
+    if own is not None and not found:
+        return Targets((), own if goodput is None else Goodput(_share(goodput), Promise()))
     if not found:
         raise WrongUsage(
             "nothing is promised", where="--ttft, --tpot, --e2e", remedy="Give --ttft 500ms, --tpot 50ms or --e2e 10s."
         )
     if goodput is None:
-        return Targets(tuple(found))
+        return Targets(tuple(found), own=own)
     if any(isinstance(value, str) and ":" in value for value in limits.values()):
         raise WrongUsage(
             "percentiles are given beside it", where="--goodput", remedy="Give limits alone: --ttft 500ms."
         )
-    share = percent(goodput, "--goodput")
-    if not 0 < share < 100:
-        raise WrongUsage(f"{share:g} % of requests", where="--goodput", remedy="Give more than 0 and less than 100 %.")
     limit = {each.metric: each.limit_ms for each in found if each.group is None}
     promise = Promise(*(limit.get(name, math.inf) for name in options))
-    return Targets(tuple(found), Goodput(share, promise))
+    return Targets(tuple(found), Goodput(_share(goodput), promise))
+
+
+def _share(goodput: float | str) -> float:
+    """Percent. Raises WrongUsage."""
+    found = percent(goodput, "--goodput")
+    if not 0 < found < 100:
+        raise WrongUsage(f"{found:g} % of requests", where="--goodput", remedy="Give more than 0 and less than 100 %.")
+    return found
+
+
+def _limited(requests: Requests) -> bool:
+    """Whether any request says by when it should be done."""
+    return any(
+        bool(np.isfinite(each).any()) for each in (requests.ttft_slo_ms, requests.tpot_slo_ms, requests.deadline_ms)
+    )
 
 
 def _kv_cache(
@@ -461,13 +485,18 @@ def _setup(
 def _within_measured(setup: EngineSetup, fits: list[FitResult]) -> EngineSettings:
     """The settings that a search begins with; usual ones that nobody named no larger than the measured steps."""
     start = setup.settings[0]
-    most = [max((fit.domain[name][1] for fit in fits), default=math.inf) for name in ("B", "S")]
-    for name, largest in zip(("max_num_seqs", "max_num_batched_tokens"), most, strict=True):
-        if name not in setup.origin and getattr(start, name) > largest:
-            start = replace(start, **{name: int(2 ** math.floor(math.log2(max(largest, 1))))})
-    if start.max_num_batched_tokens < start.max_num_seqs:
-        start = replace(start, max_num_batched_tokens=start.max_num_seqs)
-    return start
+    sequences, tokens = start.max_num_seqs, start.max_num_batched_tokens
+    if "max_num_seqs" not in setup.origin:
+        sequences = _power_within(fits, "B", sequences)
+    if "max_num_batched_tokens" not in setup.origin:
+        tokens = max(_power_within(fits, "S", tokens), sequences)
+    return replace(start, max_num_seqs=sequences, max_num_batched_tokens=tokens)
+
+
+def _power_within(fits: list[FitResult], column: str, usual: int) -> int:
+    """The usual number, or the largest power of two that was measured where that is less."""
+    most = max((fit.domain[column][1] for fit in fits), default=math.inf)
+    return usual if usual <= most else int(2 ** math.floor(math.log2(max(most, 1))))
 
 
 def _fixed(engine: Mapping[str, Any], batching: str | None, order: str | None) -> frozenset[str]:

@@ -135,7 +135,11 @@ class TrafficOptions:
     ] = "poisson"
     request_class: Annotated[
         list[str] | None,
-        typer.Option("--class", hidden=True, help="NAME:SHARE[:DEADLINE], the most urgent first: chat:0.3:2s."),
+        typer.Option(
+            "--class",
+            hidden=True,
+            help="NAME:SHARE[:LIMITS], the most urgent first: chat:0.3:ttft=1s,sla=9s.",
+        ),
     ] = None
 
 

@@ -42,7 +42,6 @@ from latfit.workload import (
     OpenLoad,
     Poisson,
     RecordedLoad,
-    RequestClass,
     Resampled,
 )
 
@@ -55,6 +54,9 @@ TIMES_HELD = 20
 
 ALONE = 1_000
 """Requests that tell how one is served that has an engine to itself, or what an engine serves at most."""
+
+RARE = 1e-9
+"""Requests a ms that never meet."""
 
 LEAST_SERVED = 0.9
 """Of the requests that come, where engines at their most serve fewer, which no noise of that figure explains."""
@@ -192,12 +194,19 @@ class Evaluator:
 
     def alone(self, settings: EngineSettings) -> Measured:
         """A request that has an engine to itself: nothing is ever better than this."""
-        classes = (RequestClass(),) if isinstance(self.load, RecordedLoad) else self.load.classes
-        rare = OpenLoad(Poisson(1e-9), lengths_of(self.load), classes)
         options = Options(requests=ALONE, replications=FIRST, seed=self.seed, warmup=0.0)
-        done = replicate(rare, self.costs, settings, options)
+        done = replicate(self._rare(), self.costs, settings, options)
         self.count += 1
         return self._judged(Setup(settings), 0.0, done, 1.0)
+
+    def _rare(self) -> Load:
+        """Requests so far apart that none meets another."""
+        if not isinstance(self.load, RecordedLoad):
+            return OpenLoad(Poisson(RARE), self.load.lengths, self.load.classes)
+        count = len(self.load.requests)
+        rows = np.sort(np.random.default_rng(self.seed).permutation(count)[:ALONE])
+        apart = replace(self.load.requests.select(rows), arrival_ms=np.arange(len(rows)) / RARE)
+        return replace(self.load, requests=apart)
 
     def saturated(self, settings: EngineSettings) -> "Saturated":
         """One engine with always enough to do."""

@@ -24,6 +24,9 @@ PRECISION = 1.03
 
 GALLOP = 1.15
 MOST_REPLICAS = 100_000
+IDLE = 64
+"""Times the engines without which the load is not carried, at which they are idle and more of them change nothing."""
+
 ROUNDS = 3
 
 SEQUENCES = tuple(2**k for k in range(2, 13))
@@ -134,12 +137,13 @@ class Search:
     def least(self, settings: EngineSettings, guess: int | None = None) -> Measured | None:
         """The least engines with these settings; None where more of them do not help."""
         at = guess or self._guess(settings)
+        most = min(self.most_replicas, max(IDLE, IDLE * at))
         found, step, low = self._at(settings, at), max(1, round(at * (GALLOP - 1))), 0
         while not found.met:
             low = at
-            if at >= self.most_replicas:
+            if at >= most:
                 return None
-            at, step = min(at + step, self.most_replicas), 2 * step
+            at, step = min(at + step, most), 2 * step
             found = self._at(settings, at)
         step = max(1, round(at * (GALLOP - 1)))
         while low == 0 and at > 1:
@@ -228,7 +232,7 @@ class Search:
             return None
         count = found.setup.replicas
         found = self.evaluator.measure(Setup(settings, count), verify=True)
-        while not found.met and count < self.most_replicas:
+        while not found.met and count < IDLE * found.setup.replicas:
             count += 1
             found = self.evaluator.measure(Setup(settings, count), verify=True)
         return found

@@ -7,7 +7,7 @@ they differ in whether a request has to meet one limit or all of them.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,9 @@ class Goodput:
     def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> "Reached":
         """What runs make of it: the share of requests that miss a limit, in percent."""
         promise = Promise(*(each / slower for each in vars(self.promise).values()))
-        missed = [100.0 * (1.0 - meets(run, promise)[counted_in(run, warmup)].astype(float)) for run in runs]
+        missed = [
+            100.0 * (1.0 - meets(_sooner(run, slower), promise)[counted_in(run, warmup)].astype(float)) for run in runs
+        ]
         found = interval_of(missed)
         return Reached(
             "requests that miss a limit",
@@ -78,6 +80,13 @@ class Goodput:
             100 - self.percent,
             unit="pct",
         )
+
+
+def _sooner(run: EngineRun, slower: float) -> EngineRun:
+    """The run with the limits of its requests as they are on a clock that runs slower."""
+    own = run.requests
+    limits = {name: getattr(own, name) / slower for name in ("ttft_slo_ms", "tpot_slo_ms", "deadline_ms")}
+    return run if slower == 1.0 else replace(run, requests=replace(own, **limits))
 
 
 @dataclass(frozen=True)
@@ -118,14 +127,17 @@ class Reached:
 
 @dataclass(frozen=True)
 class Targets:
-    """All that is promised."""
+    """All that is promised: percentiles, or goodput in their place. own: what recorded requests say of themselves,
+    beside the percentiles."""
 
     targets: tuple[RequestTarget, ...]
     goodput: Goodput | None = None
+    own: Goodput | None = None
 
     def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> tuple[Reached, ...]:
         """The figures of runs beside their limits."""
-        asked: Sequence[RequestTarget | Goodput] = self.targets if self.goodput is None else (self.goodput,)
+        asked: list[RequestTarget | Goodput] = [*self.targets] if self.goodput is None else [self.goodput]
+        asked += [self.own] if self.own is not None and self.goodput is None else []
         return tuple(each.reached(runs, warmup, slower) for each in asked)
 
     @property
