@@ -148,7 +148,7 @@ def _why_not(fit: FitResult) -> str | None:
         return "the fit has parameters without a value"
     if not all(len(fit.domain.get(name, ())) == 2 for name in ("B", "S")):
         return "the fit does not say which B and S it was made from"
-    others = [name for name in fit.columns if name not in ("B", "S")]
+    others = [name for name in fit.columns if name not in ("B", "S") and name in fit.domain]
     if others and not (fit.reads_context and fit.typical):
         return f"the model also needs {', '.join(others)}, and the fit does not say what is typical of them"
     return None

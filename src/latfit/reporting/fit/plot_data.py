@@ -98,7 +98,7 @@ class BatchLatency:
 
 def agreement(fit: FitResult, trace: Trace) -> Agreement:
     """The rows of a cleaned trace against the fit."""
-    context = {name: trace.floats(name) for name in fit.columns if name not in ("B", "S")}
+    context = {name: trace.floats(name) for name in fit.columns if name not in ("B", "S") and name in trace}
     measured = trace.floats("T_ms")
     predicted = fit.latency_ms(trace.floats("B"), trace.floats("S"), **context)
     return Agreement(measured, predicted, _phases(trace), error_metrics(measured, predicted))
