@@ -11,6 +11,8 @@ axes, so it is kriging of the residuals with a sparse precision matrix (Rue & He
 count only between measured steps, where they interpolate; beyond them they would go on along a line, which no data
 support, and first differences go on at the level of the last steps. What noise is, is rough: the roughness is chosen
 by rows held out in the way the formula is checked (see `checking.crossval`), from nearly free to no correction at all.
+Kernels work on whole tiles, so T jumps where a tile of tokens is full. Where steps are measured so finely that this
+shows, there are nodes on both sides of it, and no second difference counts across.
 
 Far from measured steps g has to vanish. The table holds g u with u = 2^-max(0, d - 1), where d counts the steps of the
 grid, or octaves where these are shorter, to the nearest measured node; its outermost nodes hold zero, as far beyond the
@@ -18,8 +20,8 @@ last measured step as a few of them are from each other there, an octave at most
 
 Growing any axis adds work, so T must not fall along one. Along an edge of length h, T = formula * e^g rises wherever g
 falls by no more than a = h * (least slope of ln formula on it). The nearest table that does so, weighted by the steps
-about each node, is an isotonic regression of g plus the sum of a along each line: exact for one axis by pooling adjacent
-violators, for several by Dykstra's (1983) projections onto each in turn, of which a few are made.
+about each node, is an isotonic regression of g plus the sum of a along each line: exact for one axis by pooling
+adjacent violators, for several by Dykstra's (1983) projections onto each in turn, of which a few are made.
 
 What is left is mended exactly. Let up be the least table above g with up_k >= up_j - a_jk on every edge, and down the
 largest one below: both hold the inequalities, so their mean does, and where g held them already all three agree. One
@@ -58,6 +60,9 @@ REACH = 4
 
 FEWEST = 4
 """Values of an axis that count as several."""
+
+TILE, ALONE = 64.0, 0.9
+"""Tokens of which kernels work on whole multiples; share of the steps that have to decode alike for tiles to show."""
 
 DIRECTLY = 4000
 """Nodes up to which the equations are solved by elimination."""
@@ -168,6 +173,8 @@ def _grid(data: Rows) -> Grid | None:
     if not spread:
         return None
     nodes = _nodes(spread)
+    if PREFILL in nodes and _tiles_show(features, nodes):
+        nodes[PREFILL] = _with_risers(nodes[PREFILL], float(np.median(features["D"][features["P"] > 0])))
     constant = {name: float(np.expm1(told[name].max(initial=0.0))) for name in at if name not in spread}
     inside = [(nodes[name] >= x.min()) & (nodes[name] <= x.max()) for name, x in spread.items()]
     return Grid(nodes, constant, inside, *corners_of(nodes, list(spread.values())))
@@ -243,6 +250,29 @@ def _padded(x: FloatArray) -> FloatArray:
     return np.concatenate([[0.0] if x[0] > 0 and x[0] <= OCTAVE else [], low, x, x[-1] + np.array(above)])
 
 
+def _tiles_show(features: Mapping[str, FloatArray], nodes: Mapping[str, FloatArray]) -> bool:
+    """Whether steps with prefill are fine enough along their tokens to show tiles, with hardly any decoding beside."""
+    P, D = features["P"][features["P"] > 0], features["D"][features["P"] > 0]
+    long = [name for name, x in nodes.items() if len(x) - 2 >= FEWEST]
+    alone = bool(np.mean(np.median(D) == D) >= ALONE)
+    return long == [PREFILL] and alone and len(np.unique(P)) >= float(P.max()) / TILE
+
+
+def _with_risers(x: FloatArray, decoding: float) -> FloatArray:
+    """The nodes, and those on both sides of where a tile of tokens is full, as far as there are nodes on both sides."""
+    full = np.arange(1.0, np.floor(np.expm1(x[-2]) / TILE) + 1) * TILE - decoding
+    both = np.log1p(np.concatenate([full, full + 1.0]))
+    inner = both[(both > x[1]) & (both < x[-2])]
+    found = np.sort(np.concatenate([x, inner]))
+    return np.asarray(found[np.append(True, np.diff(found) > 1e-9)])
+
+
+def _risers(x: FloatArray) -> NDArray[np.bool_]:
+    """Edges (m-1,) between such a pair of nodes: no step lies within."""
+    P = np.expm1(x)
+    return np.asarray((np.diff(P) < 1.0 + 1e-6) & (P[:-1] > TILE / 2))
+
+
 def _apart_at_ends(x: FloatArray) -> tuple[float, float]:
     gaps = np.diff(x[x > 0])
     if len(gaps) == 0:
@@ -273,16 +303,18 @@ def _penalty(nodes: Sequence[FloatArray], measured: NDArray[np.bool_]) -> Any:
 def _second(x: FloatArray) -> Any:
     from scipy.sparse import diags_array
 
-    h = np.diff(x)
+    h, riser = np.diff(x), _risers(x)
+    smooth = np.where(riser[:-1] | riser[1:], 0.0, 1.0)
     mean = np.sqrt((h[:-1] + h[1:]) / 2)
-    left, right = 1 / h[:-1] / mean, 1 / h[1:] / mean
+    left, right = smooth / h[:-1] / mean, smooth / h[1:] / mean
     return diags_array([left, -left - right, right], offsets=[0, 1, 2], shape=(len(x) - 2, len(x)))
 
 
 def _first(x: FloatArray) -> Any:
     from scipy.sparse import diags_array
 
-    scale = 1 / np.sqrt(np.diff(x))
+    h = np.diff(x)
+    scale = 1 / np.sqrt(np.where(_risers(x), np.maximum(h, OCTAVE / PER_OCTAVE[0]), h))
     return diags_array([-scale, scale], offsets=[0, 1], shape=(len(x) - 1, len(x)))
 
 
@@ -393,7 +425,7 @@ def _along_lines(g: FloatArray, slack: FloatArray, weights: FloatArray, axis: in
 
 
 def pooled(z: FloatArray, weights: FloatArray) -> FloatArray:
-    """Lines (k, m) that rise, nearest to z (k, m) by weighted squares: neighbours that fall are pooled at their mean."""
+    """Lines (k, m) that rise, nearest to z (k, m) by weighted squares: adjacent violators are pooled at their mean."""
     lines = np.arange(len(z))
     value, weight, size = np.zeros_like(z), np.zeros_like(z), np.zeros(z.shape, dtype=np.intp)
     top = np.full(len(z), -1)
@@ -460,8 +492,9 @@ def slack(grid: Grid, formula: Formula, known: Sequence[str]) -> list[FloatArray
         T = np.log(np.maximum(formula(steps), 1e-300)).reshape([len(each) for each in fine.values()])
         rise = np.moveaxis(np.diff(T, axis=axis), axis, 0)
         rise = rise.reshape(len(h), SUBDIVIDED, *rise.shape[1:])
-        # between none of something and the least measured of it the formula may jump
-        jumps = (x[:-1] == 0).reshape(-1, *[1] * (rise.ndim - 2))
+        # between none of something and the least measured of it the formula may jump, and at the end of a tile
+        whole = (x[:-1] == 0) | (_risers(x) if name == PREFILL else False)
+        jumps = whole.reshape(-1, *[1] * (rise.ndim - 2))
         least = np.where(jumps, rise.sum(axis=1), SUBDIVIDED * rise.min(axis=1))
         allowed = np.moveaxis(np.maximum(least, 0.0), 0, axis)
         found.append(np.where(_void(nodes, name), np.inf, allowed))

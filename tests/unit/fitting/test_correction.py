@@ -1,10 +1,12 @@
 """What a formula misses: planted misfits, a second way to solve, brute force for what must rise."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from latfit.fitting.checking.roughness import chosen_correction
-from latfit.fitting.correction import NEARLY_ZERO, Smoothing, grid_of, kinds, learnt, least_squares, rising
+from latfit.fitting.correction import NEARLY_ZERO, Smoothing, grid_of, kinds, learnt, least_squares, pooled, rising
 from latfit.fitting.data import FitData, fit_data
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
@@ -234,3 +236,35 @@ def test_what_follows_from_other_axes_is_no_axis() -> None:
     grid = grid_of(fit_data(Trace({**varied, "T_ms": truth(columns)})))
     assert grid is not None
     assert "decode_context" in grid.nodes
+
+
+def test_lines_are_pooled_as_an_isotonic_regression_is() -> None:
+    """Against the minimax formula: the largest over begins of the least over ends of the mean between."""
+    rng = np.random.default_rng(0)
+    z, w = rng.normal(size=(5, 12)).cumsum(axis=1) * 0.3, rng.uniform(0.1, 3.0, (5, 12))
+    found = pooled(z, w)
+    for line in range(5):
+        for i in range(12):
+            means = [
+                [float(np.average(z[line, a : b + 1], weights=w[line, a : b + 1])) for b in range(i, 12)]
+                for a in range(i + 1)
+            ]
+            assert found[line, i] == pytest.approx(max(min(row) for row in means))
+
+
+def test_jumps_at_full_tiles_are_followed() -> None:
+    """Whole tiles of 64 tokens, each with a height of its own: steps left out are predicted like their tile."""
+    rng = np.random.default_rng(1)
+    S = np.arange(8.0, 2049.0, 8.0)
+    height = np.cumsum(rng.uniform(0.0, 1.2, 40))
+    truth = 5 + height[np.ceil(S / 64).astype(int) - 1]
+    T = truth * np.exp(rng.normal(0, 0.01, len(S)))
+    asked = np.zeros(len(S), dtype=bool)
+    asked[rng.choice(len(S), 50, replace=False)] = True
+    fit = fit_trace(Trace({"B": np.ones(len(S)), "S": S, "T_ms": T}).select(~asked), FitOptions("roofline+correction"))
+    error = np.abs(fit.latency_ms(np.ones(50), S[asked]) / truth[asked] - 1)
+    plain = replace(fit, correction=None).latency_ms(np.ones(50), S[asked])
+    assert np.mean(error) < 0.012
+    assert np.mean(error) < 0.6 * np.mean(np.abs(plain / truth[asked] - 1))
+    every = fit.latency_ms(np.ones(2041), np.arange(8.0, 2049.0))
+    assert np.all(np.diff(np.log(every)) > -0.03)
