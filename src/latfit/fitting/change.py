@@ -27,8 +27,12 @@ The change of a region is the mean of d_c with weights w_c = 1/v_c, of variance 
 degrees of freedom of the variances after Satterthwaite.
 
 By fits, where cells do not match: the median of ln(T1/T0) over common steps, in every pair of the parameter draws that
-the two fits keep. To the variance over the draws comes that of each model's lack of fit: what its held-out error
-exceeds the noise floor by, of which a phase has PATCHES independent ones and a region half as many.
+the two fits keep. To the variance over the draws comes that of what each formula misses. Its held-out error of the
+phase, where repeats explain a part of it, leaves a mean absolute error e of the formula, and e sqrt(pi/2) is the
+standard deviation of a normal error. What a formula misses is smooth, so that all of a region may share it: the median
+over many points is taken to be no surer than one of them,
+
+    var r = var over draws + (pi/2) (e0^2 + e1^2).
 
 Regions. A phase is halved at the median of the common steps in B, and in S, and the halves along the wider of the two
 once more, wherever all parts hold enough cells and steps: at most eight regions, which the data cut. What all cuts
@@ -81,8 +85,6 @@ KEPT, KEPT_MEAN = 0.75, 0.368524
 FAR = 700.0
 """ln of a ratio beyond which there is no number for it."""
 GRID_SIDE = 25
-PATCHES = 4
-"""Parts of a phase over which a model's error is one and the same."""
 MOST_POINTS = 400
 """Steps of each run on which fits are compared."""
 
@@ -549,7 +551,7 @@ def _predicted(first: FitResult, other: FitResult, columns: Mapping[str, FloatAr
     place = np.log([columns["B"], columns["S"]])
     ratio = np.log(typical_ms(other, Trace(columns)) / typical_ms(first, Trace(columns)))
     drawn = _ratio_draws(first, other, columns)
-    misfit = _lack_of_fit(first) ** 2 + _lack_of_fit(other) ** 2
+    misfit = _lack_of_fit(first, phase) ** 2 + _lack_of_fit(other, phase) ** 2
     same = first.model == other.model and np.array_equal(first.theta, other.theta)
     found = []
     # Points are no measurements: as many as a region has to hold stand for enough of them.
@@ -557,14 +559,16 @@ def _predicted(first: FitResult, other: FitResult, columns: Mapping[str, FloatAr
         spread = 0.0 if drawn is None else float(np.var(np.median(drawn[:, part], axis=1)))
         ends = [(float(columns[name][part].min()), float(columns[name][part].max())) for name in ("B", "S")]
         region = RegionChange(ends[0], ends[1], len(part), 0, 0)
-        patches = PATCHES if len(part) == len(ratio) else PATCHES / 2
-        error = 0.0 if same else math.sqrt(spread + misfit / patches)
+        error = 0.0 if same else math.sqrt(spread + misfit)
         found.append(_Estimate(float(np.median(ratio[part])), error, math.inf, region))
     return _Phase(phase, "fits", found)
 
 
 def _ratio_draws(first: FitResult, other: FitResult, columns: Mapping[str, FloatArray]) -> FloatArray | None:
-    """ln of the ratio (draws, n) over what the data leave open of both fits' parameters; None where one keeps none."""
+    """ln of the ratio (draws, n) over what the data leave open of both fits' parameters; None where one keeps none.
+
+    Both may have drawn by the same random numbers, which would cancel: those of the second are put in another order.
+    """
     drawn = []
     for fit in (first, other):
         draws = parameter_draws(fit)
@@ -572,11 +576,13 @@ def _ratio_draws(first: FitResult, other: FitResult, columns: Mapping[str, Float
             return None
         read = {name: columns[name] for name in dict.fromkeys(["B", "S", *read_columns_of(fit)]) if name in columns}
         drawn.append(np.log(latency_draws(fit, draws, **read)))
-    return np.asarray(drawn[1] - drawn[0])
+    order = np.random.default_rng(0).permutation(len(drawn[1]))
+    return np.asarray(drawn[1][order] - drawn[0])
 
 
-def _lack_of_fit(fit: FitResult) -> float:
-    """Standard deviation of ln T that a model's error has beyond the noise of repeated steps."""
-    held_out = fit.cross_validation.mape_pct or 0.0
+def _lack_of_fit(fit: FitResult, phase: str) -> float:
+    """Standard deviation of ln T that a model's error has in a phase beyond the noise of repeated steps."""
+    errors = fit.cross_validation.errors
+    held_out = (errors.by_phase or {}).get(phase, errors.mape_pct) if errors else 0.0
     floor = (fit.diagnostics.lack_of_fit or {}).get("floor_mape_pct") or 0.0
-    return math.sqrt(max(held_out**2 - floor**2, 0.0)) / 100
+    return math.sqrt(math.pi / 2 * max(held_out**2 - floor**2, 0.0)) / 100

@@ -285,7 +285,8 @@ def corrected(data: FitData, options: FitOptions, wanted: str) -> tuple[FitOptio
     """The options with a correction of what their formula misses, and why in a sentence; without one where the name
     that was wanted asks for none, or held-out rows do not pay for it."""
     asked = wanted.endswith(CORRECTION)
-    if not asked and not is_auto(wanted):
+    left_out = options.candidates and CORRECTION not in options.candidates
+    if not asked and (left_out or not is_auto(wanted)):
         return options, ""
     floor = noise_floor(data)
     few = _sample(data, options.seed, CORRECTED_ON)

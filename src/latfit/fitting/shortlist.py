@@ -1,23 +1,24 @@
 """Which models are worth trying on many systems of one source, as a few of them tell.
 
-With n systems probed, a model is kept that won at least a tenth of them; constant, line and saturation model always
-are, which every fit is compared with. A system of the same kind as those probed has a larger held-out error than all n
-of them with probability 1/(n + 1): one that has is looked at with every model, because it may be of another kind.
+With n systems probed, a model is kept that won at least a tenth of them, and so is a correction of what models miss;
+constant and line always are. A system of the same kind as those probed has a larger held-out error than all n of them
+with probability 1/(n + 1): one that has is looked at with every model, because it may be of another kind.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from latfit.fitting.fit import BASELINES
-from latfit.model import FitResult
+from latfit.model import CORRECTION, FitResult
 
 WON_SHARE = 0.1
+ALWAYS = ("constant", "linear")
 
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Names of the models to try, and the largest cross-validated error in percent of the systems that chose them."""
+    """Names of the models to try, with CORRECTION where one is, and the largest cross-validated error in percent of the
+    systems that chose them."""
 
     models: tuple[str, ...]
     error_pct: float
@@ -32,6 +33,7 @@ def shortlist_of(probed: Sequence[FitResult]) -> Shortlist | None:
     """The models that some systems leave for the others of their source; None where none of them could be compared."""
     compared = [found for found in probed if found.cross_validation.selection and found.cross_validation.mape_pct]
     won = Counter(found.model for found in compared)
-    chosen = [name for name, times in won.items() if times >= WON_SHARE * len(compared)]
+    won[CORRECTION] = sum(found.correction is not None for found in compared)
+    chosen = [name for name, times in won.items() if times and times >= WON_SHARE * len(compared)]
     errors = [found.cross_validation.mape_pct or 0.0 for found in compared]
-    return Shortlist(tuple(dict.fromkeys([*BASELINES, *chosen])), max(errors)) if errors else None
+    return Shortlist(tuple(dict.fromkeys([*ALWAYS, *chosen])), max(errors)) if errors else None

@@ -81,6 +81,22 @@ class TestBounds:
         with pytest.raises(MemoryError, match="size 999"):
             read_parquet(tmp_path / "t.parquet")
 
+    def test_no_damaged_footer_ends_the_process(self, tmp_path: Path) -> None:
+        """Some made Arrow abort it."""
+        write_trace(tmp_path / "t.parquet", Trace({name: np.array([1.0, 2.0]) for name in ("B", "S", "T_ms")}))
+        program = (
+            "import sys; from pathlib import Path; from latfit.errors import BadInput\n"
+            "from latfit.trace.parquet import read_parquet\n"
+            "file = Path(sys.argv[1]); whole = file.read_bytes()\n"
+            "start = len(whole) - 8 - int.from_bytes(whole[-8:-4], 'little')\n"
+            "for at in range(start, start + 64):\n"
+            "    file.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1:])\n"
+            "    try: read_parquet(file)\n"
+            "    except BadInput: pass\n"
+        )
+        ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "t.parquet")], capture_output=True)
+        assert ended.returncode == 0, ended.stderr.decode()
+
     def test_a_long_label_is_cut(self, tmp_path: Path) -> None:
         n = 60
         columns = {"B": [1, 2] * 30, "S": [1, 2] * 30, "T_ms": [5.0, 6.0] * 30}
