@@ -40,6 +40,10 @@ FEWEST_VALUES = 3
 TRAINED = 50_000
 """Rows that are enough to train on, drawn evenly: what they leave open is far below what a fold shows."""
 
+TESTED, TOGETHER = 40_000, 1000
+"""Rows of a fold that are enough to test on, and how many of them stay neighbours, so that it is still seen what those
+share."""
+
 BY_CELL = "K-fold over (B,S) cells"
 BY_TIME = "K-fold over contiguous blocks of time"
 
@@ -142,7 +146,7 @@ def cross_validate(data: FitData, options: FitOptions, theta: FloatArray) -> Val
         left_out = data.found.get(("corrected", repr(options))) or held_out(data, options, theta, by_fold(fold))
     else:
         left_out = held_out(data, options, theta, by_fold(fold)) if int(fold.max()) > 0 else None
-    if left_out is None or len(left_out.rows) < len(data):
+    if left_out is None or len(np.unique(left_out.fold)) <= int(fold.max()):
         return None
     return Validated(CrossValidation(scheme, scores_of(data, left_out)), left_out)
 
@@ -195,7 +199,7 @@ class LeftOut:
 
 def left_out_parts(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> list[LeftOut]:
     """Every fold that its training rows are enough for, with the fit of them."""
-    numbered_folds = [(number, *fold) for number, fold in enumerate(folds)]
+    numbered_folds = [(number, train, _tested(test)) for number, (train, test) in enumerate(folds)]
     whole = make_problem(data, options)
     rows = collapsed(data, whole.model)
     if rows.row_of is None or options.loss == "tukey" or len(whole.free) == 0:
@@ -203,6 +207,15 @@ def left_out_parts(data: Rows, options: FitOptions, theta: FloatArray, folds: It
     else:
         parts = _together(data, whole, theta, numbered_folds)
     return [part for part in parts if part is not None]
+
+
+def _tested(rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The rows (n,) of a fold, or pieces of them, spread evenly, where they are more than enough."""
+    if len(rows) <= TESTED:
+        return rows
+    piece = np.arange(len(rows)) // TOGETHER
+    kept = np.linspace(0, piece[-1], TESTED // TOGETHER).astype(np.int64)
+    return rows[np.isin(piece, kept)]
 
 
 _Numbered = tuple[int, NDArray[np.intp], NDArray[np.intp]]

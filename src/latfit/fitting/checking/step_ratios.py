@@ -50,6 +50,9 @@ MATTERS = 2.0
 
 LEAST_P = 1e-300
 
+MOST_ROWS = 200_000
+"""Rows that are enough to see how steps scatter."""
+
 
 def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
     """Number of the group (n,), by rising batch, of steps of B requests (n,) whose time is ratio (n,) of the typical
@@ -155,17 +158,26 @@ def hypergeometric(steps: int, slowest: int, drawn: FloatArray, seen: FloatArray
     return np.asarray(np.log(np.clip(2 * np.minimum(*tails) / mass.sum(axis=1), LEAST_P, 1.0)))
 
 
+def _enough(rows: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Numbers of the rows (n,) that are true, or of as many of them as scatter needs, drawn evenly."""
+    found = np.flatnonzero(rows)
+    if len(found) <= MOST_ROWS:
+        return found
+    return found[np.linspace(0, len(found) - 1, MOST_ROWS).astype(np.int64)]
+
+
 def with_ratios(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArray) -> Mapping[str, Any]:
     """The `intervals` of the JSON contract, with `ratios` of all steps and of every phase in them; log_ratio:
     ln(observed/predicted) (n,)."""
     ratio = np.exp(log_ratio)
     weights, B, S = data.weights, data.B, data.S
 
-    def law(rows: NDArray[np.bool_], entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    def law(asked: NDArray[np.bool_], entry: Mapping[str, Any]) -> dict[str, Any] | None:
         """entry: the phase's limits, which know for how many independent steps those count that follow each other."""
-        if not rows.any():
+        if not asked.any():
             return None
         share = float(entry.get("in_time_share", 1.0))
+        rows = _enough(asked)
         levels = size_levels(S[rows], ratio[rows], weights[rows], 1 / share)
         about = ratio[rows] / levels.factors(S[rows])
         group = batch_groups(B[rows], about, share * weights[rows])

@@ -228,6 +228,9 @@ def lack_of_fit(observed: FloatArray, cell: NDArray[np.intp], residuals: FloatAr
     """How far the model is from what rows of one cell differ by. observed: T in ms, cell: of each row, residuals:
     ln(observed/predicted), each (n,); free: parameters that were fitted."""
     cell = distinct(cell)[1]
+    if len(cell) > WRITTEN_OUT:  # whole cells, drawn evenly
+        some = cell % (len(cell) // MANY + 1) == 0
+        observed, residuals, cell = observed[some], residuals[some], distinct(cell[some])[1]
     size = np.bincount(cell)
     repeated = size[cell] > 1
     cells, rows = len(size), len(residuals)
