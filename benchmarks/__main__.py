@@ -13,6 +13,7 @@ from benchmarks import (
     loads,
     optimum,
     parse_speed,
+    plan_search,
     planted,
     profile_design,
     profile_quality,
@@ -41,6 +42,7 @@ if __name__ == "__main__":
     optimum.main(smoke)
     engine_speed.main(smoke)
     sim_speed.main(smoke)
+    plan_search.main(smoke)
     promises.main(smoke)
     accuracy.main(smoke)
     loads.main(smoke)

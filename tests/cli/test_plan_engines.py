@@ -223,3 +223,22 @@ def test_files_are_written(fitted: Path, in_tmp: Path, capsys: Captured) -> None
     assert json.loads(Path("plan.json").read_text())["kind"] == "serving"
     assert Path("front.png").read_bytes().startswith(b"\x89PNG")
     assert "1 replica for 12 req/s" in Path("page/simulation.html").read_text()
+
+
+def test_a_recorded_public_hour(fitted: Path, measured_steps: Path, capsys: Captured) -> None:
+    """The Azure conversations of 2023: with one replica less the simulator of engines misses the target that the plan
+    says it misses, and none with the planned ones."""
+    arrivals = measured_steps.parent / "arrivals" / "azure2023_conv.csv"
+    load = ("--arrivals", str(arrivals))
+    more = ("--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--long-prefill-token-threshold", "0")
+    found = planned(fitted, capsys, *more, "--batching", "chunked-prefill", load=load)
+    count = found["replicas"]["value"]
+    for replicas, within in ((count, True), (count - 1, False)):
+        once = latfit.simulate_engine(
+            fitted,
+            arrivals=arrivals,
+            kv_blocks=4000,
+            engine={"max_num_seqs": 64, "max_num_batched_tokens": 2048},
+            replicas=replicas,
+        ).to_json()["runs"][0]
+        assert (once["ttft_ms"]["p99"] <= 600 and once["tpot_ms"]["p99"] <= 40) == within
