@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         refuse_unread as refuse_unread,
         steps_from as steps_from,
     )
-    from latfit.api.quantities import Needs as Needs, refuse_idle as refuse_idle
+    from latfit.api.quantities import Needs as Needs, refuse_idle as refuse_idle, values_of as values_of
     from latfit.api.reading import (
         ReadOptions as ReadOptions,
         data_line as data_line,

@@ -1,25 +1,29 @@
 """`simulate_engine`: a serving engine under a load, token by token; `engine_settings_of`: how a real one is set up."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from latfit.api.fits import Fit, as_fit
 from latfit.api.hardware import profile_of
-from latfit.api.loads import make_load, notes_of
-from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, rates
+from latfit.api.loads import make_load, notes_of, recording_of
+from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, rates, values_of
 from latfit.api.reading import read
-from latfit.api.simulations import Simulation
+from latfit.api.simulations import NOTHING_TO_RESUME, Simulation, not_varied
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
 from latfit.model import FitResult
 from latfit.simulation import (
+    MOST_POINTS,
     Cluster,
+    EnginePoint,
     EngineResult,
+    EngineRun,
     EngineSettings,
     KnownSettings,
     Options,
@@ -27,15 +31,16 @@ from latfit.simulation import (
     Progress,
     Promise,
     Routing,
+    Running,
     Speculation,
     StepCosts,
     Transfer,
     known_settings,
-    simulate_engine as run_engine,
+    simulate_points,
     step_costs,
 )
 from latfit.trace import CleanTrace, Trace, engine_counts, engine_facts
-from latfit.units import format_percent
+from latfit.units import format_percent, format_rate
 from latfit.validation import no_prefill_warning, outside_warning
 from latfit.workload import ClosedLoad, Load, OpenLoad, RecordedLoad, parse_lengths
 
@@ -49,6 +54,8 @@ Batching = Literal["chunked-prefill", "continuous", "selective", "static"]
 OrderName = Literal["fcfs", "sjf", "slo", "fair", "priority", "switch"]
 Route = Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"]
 EngineService = Literal["fitted", "deterministic"]
+FEW = 4
+"""Runs of which a terminal shows every class."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -81,12 +88,25 @@ class EngineSimulation(Simulation):
     def tables(self, *, brief: bool = False) -> "list[Table]":
         from latfit.reporting import brief_engine_table, engine_classes, engine_tables
 
-        return [brief_engine_table(self.runs), *engine_classes(self.runs)] if brief else engine_tables(self.runs)
+        if not brief:
+            return engine_tables(self.runs)
+        return [brief_engine_table(self.runs), *(engine_classes(self.runs) if len(self.runs) <= FEW else [])]
 
     def plot(self) -> "Figure":
         from latfit.reporting import engine_figure
 
         return engine_figure(self.runs)
+
+    @property
+    def would_carry(self) -> str:
+        """What would carry a load that no run does, in a sentence."""
+        best = max(self.runs, key=lambda run: run.summary.throughput_per_s)
+        each = best.summary.throughput_per_s / best.routing.replicas
+        if best.prefill_apart or not best.rate_per_s > 0:
+            return "Lower the rate, or give more --kv-blocks or --max-num-seqs."
+        needed = math.floor(best.rate_per_s / each) + 1
+        carried = f"--replicas {needed} would carry it, at {format_rate(each, down=True)} each"
+        return f"{carried}; or lower the rate, or give more --kv-blocks or --max-num-seqs."
 
     def page(self, made: "Making") -> "Rendered":
         from latfit.reporting import engines_page
@@ -140,8 +160,9 @@ OF_SETTINGS = (
 """What settings of an engine need, a measured one's too."""
 
 WHO_WAIT = "users send a request when they have an answer"
-OF_ENGINES = (
+_IN_ONE_CASE = (
     *OF_SETTINGS,
+    *(Needs(name, lambda o: o.draft_tokens != 0, "nothing is drafted") for name in ("acceptance", "draft_cost")),
     Needs("ageing", lambda o: o.classes or o.arrivals is not None, "all requests are of one class", "Add --class"),
     Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
     Needs("prefill_fit", lambda o: o.prefill_on is None, "--prefill-on names the engine that prefills"),
@@ -150,6 +171,58 @@ OF_ENGINES = (
     _drawn("arrival_process", with_curve=False),
     *(Needs(name, lambda o: o.users is None, WHO_WAIT) for name in ("rate", "arrival_process", "tenants")),
     Needs("think", lambda o: o.users is not None, "there are no users", "Add --users 20"),
+)
+"""What parameters of one simulation need."""
+
+
+def _yes(text: str) -> bool:
+    return {"yes": True, "true": True, "no": False, "false": False}[text.lower()]
+
+
+AXES: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("rate", "users", "think", "lengths", "tenants", "batching", "order"), str),
+    **dict.fromkeys(("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"), int),
+    **dict.fromkeys(("long_prefill_token_threshold", "start_at", "draft_tokens", "switch_at", "replicas"), int),
+    **dict.fromkeys(("users", "tenants"), int),
+    **dict.fromkeys(("prefix_hit_rate", "acceptance", "length_error", "prefix_share"), float),
+    **dict.fromkeys(("swap", "draft_cost", "ageing", "route"), str),
+    **dict.fromkeys(("synchronous", "decode_first"), _yes),
+}
+"""What a sweep of engines varies, and how a value is read."""
+
+
+def _axes(vary: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
+    """What is varied, by parameter, the rate first. Raises WrongUsage."""
+    found: dict[str, list[Any]] = {}
+    for asked, values in sorted(vary.items(), key=lambda item: item[0] != "rate"):
+        name = asked.replace("-", "_")
+        if name not in AXES:
+            known = ", ".join(sorted(each.replace("_", "-") for each in AXES))
+            raise WrongUsage(f"{asked!r} is no setting of engines", where="--sweep", remedy=f"Vary {known}.")
+        try:
+            found[name] = [AXES[name](str(value)) for value in values]
+        except (ValueError, KeyError):
+            what = "yes and no" if AXES[name] is _yes else "numbers"
+            raise WrongUsage(f"{asked} takes {what}", where="--sweep", remedy="Correct its values.") from None
+    return found
+
+
+def _cases_of(o: Any) -> Iterator[Any]:
+    """All parameters, once for each combination of what is varied."""
+    axes = _axes(o.vary or values_of(o.sweep))
+    for values in product(*axes.values()):
+        yield type(o)(**{**vars(o), **dict(zip(axes, values, strict=True))})
+
+
+def _in_any_case(need: Needs) -> Needs:
+    """A parameter has an effect in a sweep where it has one in any of its cases."""
+    return replace(need, holds=lambda o: any(need.holds(each) for each in _cases_of(o)))
+
+
+OF_ENGINES = (
+    *(not_varied(name) for name in AXES),
+    *map(_in_any_case, _IN_ONE_CASE),
+    NOTHING_TO_RESUME,
 )
 """What parameters of `simulate_engine` need."""
 
@@ -192,6 +265,10 @@ def simulate_engine(
     replications: int = 5,
     warmup: float | None = None,
     seed: int = 0,
+    vary: Mapping[str, Iterable[Any]] | None = None,
+    running: Running = Running(),
+    out: Path | None = None,
+    resume: bool = False,
     progress: Progress | None = None,
     force: bool = False,
 ) -> EngineSimulation:
@@ -202,41 +279,91 @@ def simulate_engine(
     output tokens), or arrivals: recorded requests, a file or a table, or users: who send a request each, wait for its
     end, `think`, and send the next, with lengths.  kv_blocks: of the engine's KV cache.  batching,
     order: one or several, each is simulated.  engine: further settings, see `engine_settings_of`; what is not named the
-    fit's trace may tell.  Further parameters are the options of `latfit simulate engine`.
+    fit's trace may tell.  vary: lists of values by name, {"replicas": [1, 2], "rate": ["10/s"]}, see `AXES`, to be
+    combined; out: a Parquet file with a row each.  Further parameters are the options of `latfit simulate engine`.
     Raises WrongUsage, BadInput; an unstable load is no error.
     """
+    given = dict(locals())
     options = Options(requests, warmup, replications, seed, _limit(sla, "--sla"))
     promise = Promise(_limit(ttft, "--ttft"), _limit(tpot, "--tpot"), options.sla_ms)
-    routing = Routing(replicas, route, prefix_share)
     scatter = scatters(service)
     if not force:
         check_one_engine(fit, prefill_fit, prefill_on)
     costs, unmeasured, subject, fits = engine_costs(fit, prefill_fit, prefill_on, hardware, scatter=scatter)
-    cluster = _cluster(routing, prefill_on, transfer, scatter=scatter)
-    offered = rates(rate, per_s=rate_per_s)
-    load = make_load(
-        offered,
-        arrivals=arrivals,
-        load_curve=load_curve,
-        users=users,
-        think=think,
-        arrival_process=arrival_process,
-        classes=classes,
-        prompt_lengths=prompt_lengths,
-    )
-    loads = _loads(load, offered, lengths, prompt_lengths is not None, tenants)
-    setup = engine_settings_of(fits, kv_blocks=kv_blocks, batching=batching, **(engine or {}))
-    orders = [order_of(name, length_error, ageing, switch_at) for name in _several(order)]
-    cases = list(product(loads, (replace(each, order=one) for each in setup.settings for one in orders)))
-    runs: list[EngineResult] = []
-    for each, settings in cases:
-        found = run_engine(each, costs, settings, options, promise, cluster)
-        beyond = outside_warning(fits, found.first, settings) if fits else None
-        outside = [f"{beyond.message}. {beyond.remedy}"] if beyond else []
-        runs.append(replace(found, notes=[*unmeasured, *notes_of(load), *setup.notes, *outside, *found.notes]))
-        if progress:
-            progress(len(runs), len(cases))
-    return EngineSimulation(runs, options.sla_ms, subject, setup.line)
+    apart = _cluster(prefill_on, transfer, scatter=scatter)
+    axes = _axes(vary or {})
+    offered = rates(axes.pop("rate", None), "--sweep rate") or rates(rate, per_s=rate_per_s)
+    given |= {
+        "arrivals": None if arrivals is None else recording_of(arrivals),
+        "prompt_lengths": None if prompt_lengths is None else recording_of(prompt_lengths),
+        **dict.fromkeys(USUAL),
+        **(engine or {}),
+    }
+    cases = _distinct(given, {"rate": offered or [None], **_as_axes(batching, order), **axes}, vary or {})
+    loads: dict[tuple[Any, ...], Load] = {}
+    points, line = [], ""
+    for case, labels in cases:
+        setup = engine_settings_of(fits, **{name: case[name] for name in ("kv_blocks", "batching", *USUAL)})
+        line = line or setup.line
+        ordered = order_of(case["order"], case["length_error"], case["ageing"], case["switch_at"])
+        load = _load(case, loads)
+        points.append(
+            EnginePoint(
+                load=load,
+                costs=costs,
+                settings=replace(setup.settings[0], order=ordered),
+                options=options,
+                promise=promise,
+                cluster=replace(apart, routing=Routing(case["replicas"], case["route"], case["prefix_share"])),
+                labels=labels,
+                told=partial(_told, [*unmeasured, *notes_of(load), *setup.notes], fits),
+                whole=not vary and out is None and running.backend == "local",
+            )
+        )
+    runs = simulate_points(points, running, out=out, resume=resume, progress=progress)
+    return EngineSimulation(runs, options.sla_ms, subject, line)
+
+
+def _told(known: Sequence[str], fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> list[str]:
+    """What should be known of a run, after what is known of all."""
+    beyond = outside_warning(fits, run, settings) if fits else None
+    return [*known, *([f"{beyond.message}. {beyond.remedy}"] if beyond else [])]
+
+
+def _as_axes(batching: str | Sequence[str], order: str | Sequence[str]) -> dict[str, list[Any]]:
+    return {"batching": _several(batching), "order": _several(order)}
+
+
+def _distinct(
+    given: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], vary: Mapping[str, Any]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """All parameters, and what is varied of them, of each combination; one of those that differ only by what has no
+    effect there. Raises WrongUsage for what has none anywhere."""
+    names = [name.replace("-", "_") for name in vary]
+    if math.prod(len(values) for values in axes.values()) > MOST_POINTS:
+        raise WrongUsage(f"more than {MOST_POINTS:,} points", where="--sweep", remedy="Give fewer values of each.")
+    found: dict[tuple[Any, ...], tuple[dict[str, Any], dict[str, Any]]] = {}
+    idle: dict[str, str] = {}
+    for values in product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        case = {**given, **chosen}
+        if case["draft_tokens"] == 0 and "draft_tokens" in names:
+            case |= {"acceptance": None, "draft_cost": None}
+        without = {
+            need.name: need.why
+            for need in reversed(_IN_ONE_CASE)
+            if need.name in names and not need.holds(SimpleNamespace(**case))
+        }
+        idle |= without
+        labels = {name: value for name, value in chosen.items() if name in names and name not in without}
+        key = tuple(chosen[name] for name in axes if name not in without)
+        found.setdefault((*sorted(without), *key), ({**case, **{name: given[name] for name in without}}, labels))
+    for name in names:
+        if name != "rate" and not any(name in labels for _, labels in found.values()):
+            raise WrongUsage(
+                f"{name.replace('_', '-')} has no effect: {idle[name]}", where="--sweep", remedy="Leave it out."
+            )
+    return list(found.values())
 
 
 USUAL: Mapping[str, Any] = {
@@ -450,17 +577,31 @@ def check_one_engine(fit: Any, prefill_fit: Any, prefill_on: Any = None) -> None
         check_alike({name: each for name, each in known.items() if name != "prefill engine"}, SYSTEM)
 
 
-def _cluster(routing: Routing, prefill_on: Any, transfer: str | None, *, scatter: bool) -> Cluster:
-    """The engines that serve together."""
+def _cluster(prefill_on: Any, transfer: str | None, *, scatter: bool) -> Cluster:
+    """One engine that serves, and one that prefills for it where there is one."""
     if prefill_on is None:
-        return Cluster(routing)
+        return Cluster()
     fixed, _, of_token = (transfer or "0").partition("+")
     parts = (duration(part or "0", "--transfer", zero=True) for part in (fixed, of_token))
-    return Cluster(routing, step_costs(as_fit(prefill_on).result, scatter=scatter), Transfer(*parts))
+    return Cluster(Routing(), step_costs(as_fit(prefill_on).result, scatter=scatter), Transfer(*parts))
 
 
-def _loads(load: Load, offered: Sequence[float], lengths: str | None, recorded: bool, tenants: int) -> Sequence[Load]:
-    """The load at each rate, with the lengths of its requests. recorded: whether prompt lengths come from a file."""
+LOADS = ("rate", "users", "think", "lengths", "tenants")
+"""What a load depends on, of what a sweep varies."""
+
+
+def _load(case: Mapping[str, Any], known: dict[tuple[Any, ...], Load]) -> Load:
+    """The load of a case, with the lengths of its requests; known: loads so far."""
+    key = tuple(case[name] for name in LOADS)
+    if key not in known:
+        known[key] = _made_load(case)
+    return known[key]
+
+
+def _made_load(case: Mapping[str, Any]) -> Load:
+    rate, lengths, recorded = case["rate"], case["lengths"], case["prompt_lengths"] is not None
+    names = ("arrivals", "load_curve", "users", "think", "arrival_process", "classes", "prompt_lengths")
+    load = make_load([] if rate is None else [rate], **{name: case[name] for name in names})
     if not isinstance(load, RecordedLoad):
         given = None if lengths is None else parse_lengths(lengths)
         if given is not None and recorded:
@@ -473,7 +614,7 @@ def _loads(load: Load, offered: Sequence[float], lengths: str | None, recorded: 
             )
         load = replace(load, lengths=given or load.lengths)
     if isinstance(load, ClosedLoad):
-        return [load]
+        return load
     if isinstance(load, OpenLoad):
-        load = replace(load, users=tenants)
-    return [load.at_rate(rate) for rate in offered] or [load]
+        load = replace(load, users=case["tenants"])
+    return load if rate is None else load.at_rate(rate)

@@ -105,6 +105,30 @@ def refuse_idle(needs: Sequence[Needs], given: Collection[str], values: Mapping[
             raise WrongUsage(f"has no effect: {each.why}", where=option, remedy=remedy)
 
 
+def values_of(sweep: str | None) -> dict[str, list[str]]:
+    """Names with their values from `replicas=1..4; rate=10/s,20/s`. Raises WrongUsage."""
+    found: dict[str, list[str]] = {}
+    for piece in (each for each in (sweep or "").split(";") if each.strip()):
+        name, _, texts = (part.strip() for part in piece.partition("="))
+        values = [value for text in texts.split(",") if text.strip() for value in _range(text.strip())]
+        if not values or name in found:
+            what = "has no value" if not values else "stands twice"
+            raise WrongUsage(f"{name!r} {what}", where="--sweep", remedy="Write 'replicas=1..4; rate=10/s,20/s'.")
+        found[name] = values
+    return found
+
+
+def _range(text: str) -> list[str]:
+    """`1..4` as 1, 2, 3, 4; anything else as it is. Raises WrongUsage."""
+    low, dots, high = text.partition("..")
+    if not dots or not (low.isdigit() and high.isdigit()):
+        return [text]
+    if not 0 <= int(high) - int(low) < MOST_IN_RANGE:
+        raise WrongUsage(f"{text!r} is no range", where="--sweep", remedy="Write the lower end first: 1..4.")
+    return [str(value) for value in range(int(low), int(high) + 1)]
+
+
+MOST_IN_RANGE = 10_000
 SETTINGS = ("settings", "engine")
 """Parameters that are mappings of further ones."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from latfit.api.hardware import check_one_model, profile_of
 from latfit.api.loads import make_load, notes_of, request_tokens
-from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, rates
+from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, rates, values_of
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.hardware import HardwareProfile, PathLatency, nominal_path, parse_nominal
 from latfit.policies import POLICIES, Settings
@@ -239,24 +239,22 @@ def _names(o: Any) -> list[str]:
     return [asked] if isinstance(asked, str) else list(asked)
 
 
-def _varied(o: Any) -> list[str]:
+def varied_names(o: Any) -> list[str]:
     """Names of what is varied."""
-    text = o.sweep or ""
-    names = list(o.vary) if o.vary is not None else [piece.partition("=")[0].strip() for piece in text.split(";")]
-    return [name.replace("-", "_") for name in names if name]
+    return [name.replace("-", "_") for name in (o.vary if o.vary is not None else values_of(o.sweep))]
 
 
 def _idle_in_sweep(o: Any) -> list[str]:
     """What is varied though no policy has it."""
-    inner = {key: SETTINGS[key][0] for key in _varied(o) if key in SETTINGS}
+    inner = {key: SETTINGS[key][0] for key in varied_names(o) if key in SETTINGS}
     used = {"max_batch", "ageing_ms"} | {
         each for name in _names(o) if name in POLICIES for each in POLICIES[name].settings
     }
     return [key for key, name in inner.items() if name not in used]
 
 
-def _not_varied(key: str) -> Needs:
-    return Needs(key, lambda o: key not in _varied(o), "--sweep varies it")
+def not_varied(key: str) -> Needs:
+    return Needs(key, lambda o: key not in varied_names(o), "--sweep varies it")
 
 
 def _adds_paths(o: Any) -> bool:
@@ -269,10 +267,13 @@ def _adds_paths(o: Any) -> bool:
     return bool(set(profile_of(o.hardware).paths) - named)
 
 
+NOTHING_TO_RESUME = Needs(
+    "resume", lambda o: o.out is not None, "there is nothing to resume from", "Name the table with --out"
+)
 NO_FILE = "--nominal names every path that is simulated"
 OF_MACHINES = (
     Needs("hardware", _adds_paths, NO_FILE),
-    Needs("resume", lambda o: o.out is not None, "there is nothing to resume from", "Name the table with --out"),
+    NOTHING_TO_RESUME,
 )
 """What the parameters of a simulated machine need."""
 
@@ -281,7 +282,7 @@ OF_POLICIES = (
     *(_used(key) for key in ("batch", "window", "t_cut", "b1", "rule", "longest", "merge_below")),
     Needs("longest", lambda o: set(_names(o)) != {"split"} or o.merge_below, "nothing waits", "Add --merge-below 4"),
     Needs("ageing", lambda o: len(o.classes or ()) > 1 or o.arrivals is not None, "there is one class", "Add --class"),
-    *(_not_varied(key) for key in ("rate", *SETTINGS)),
+    *(not_varied(key) for key in ("rate", *SETTINGS)),
     *(Needs(key, lambda o: not _idle_in_sweep(o), "no policy has all that it varies") for key in ("sweep", "vary")),
     Needs(
         "arrival_process",

@@ -11,7 +11,7 @@ import typer
 
 from latfit.cli.options import DEFAULT_HARDWARE, ForceOption, HardwareOption, OutputOptions, SeedOption, only_with
 from latfit.cli.output import say
-from latfit.cli.simulate_options import ResultOptions, simulated
+from latfit.cli.simulate_options import ResultOptions, SweepOptions, simulated
 from latfit.cli.simulate_policies import LoadOptions
 from latfit.errors import SlaOutOfReach
 from latfit.units import format_rate
@@ -209,6 +209,17 @@ class TargetOptions:
         ),
     ] = None
     seed: SeedOption = 0
+    sweep: Annotated[
+        str | None,
+        typer.Option("--sweep", help="Settings to vary: 'rate=10/s,20/s; replicas=1..4; max-num-seqs=64,128'."),
+    ] = None
+
+    def asked(self) -> dict[str, Any]:
+        """As parameters of the library."""
+        from latfit.api import values_of
+
+        found = asdict(self)
+        return found | {"vary": values_of(found.pop("sweep")) or None}
 
 
 @only_with("simulate_engine")
@@ -222,6 +233,7 @@ def engine(
     traffic: TrafficOptions = TrafficOptions(),
     target: TargetOptions = TargetOptions(),
     results: ResultOptions = ResultOptions(),
+    table: SweepOptions = SweepOptions(),
     output: OutputOptions = OutputOptions(),
 ) -> None:
     """A serving engine, token by token.
@@ -235,7 +247,7 @@ def engine(
     """
     from latfit.api import simulate_engine
 
-    settings = limits.asked() | asdict(special)
+    settings, running = limits.asked() | asdict(special), table.running()
     found = simulated(
         lambda advance: simulate_engine(
             batching=settings.pop("batching"),
@@ -247,10 +259,14 @@ def engine(
             **asdict(cost),
             **load.asked(),
             **asdict(traffic),
-            **asdict(target),
+            **target.asked(),
+            running=running,
+            out=table.out,
+            resume=table.resume,
         ),
         results,
         output,
+        table.out,
     )
     if found.setup_line and not output.json:
         say(found.setup_line)
@@ -259,6 +275,6 @@ def engine(
         raise SlaOutOfReach(
             f"no engine carries {format_rate(best.rate_per_s)}: {best.engine} serves"
             f" {format_rate(best.summary.throughput_per_s)}",
-            where="--rate",
-            remedy="Lower the rate, or give more --replicas, --kv-blocks or --max-num-seqs.",
+            where="--rate" if load.arrivals is None else "--arrivals",
+            remedy=found.would_carry,
         )

@@ -129,11 +129,6 @@ class SweepLogOptions:
         Path | None, typer.Option("--log", hidden=True, help="Event log of the first 1,000 requests of run 1 (CSV).")
     ] = None
 
-    def vary(self) -> dict[str, list[str]]:
-        """Names with their values."""
-        parts = [piece.partition("=") for piece in (self.sweep or "").split(";") if piece.strip()]
-        return {name.strip(): [each.strip() for each in values.split(",") if each.strip()] for name, _, values in parts}
-
 
 @only_with("simulate")
 def policies(
@@ -154,7 +149,7 @@ def policies(
     \b
     latfit simulate policies --policy three-stage --policy gpu-only --rate 500/s
     """
-    from latfit.api import simulate
+    from latfit.api import simulate, values_of
 
     if more.tokens_per_request is None and not (more.by_prompt or load.prompt_lengths or machine.nominal):
         text = "Each request adds one token to a batch (decode); --tokens-per-request changes that."
@@ -164,7 +159,7 @@ def policies(
         lambda advance: simulate(
             policy=policy.policy or ["gpu-only"],
             settings=policy.settings(),
-            vary=sweep.vary(),
+            vary=values_of(sweep.sweep),
             precision=sweep.precision,
             log=sweep.log,
             running=running,

@@ -41,6 +41,13 @@ if TYPE_CHECKING:
         scaled_costs as scaled_costs,
         step_costs as step_costs,
     )
+    from latfit.simulation.engine.sweep import EnginePoint as EnginePoint
+    from latfit.simulation.points import (
+        MOST_POINTS as MOST_POINTS,
+        Progress as Progress,
+        Running as Running,
+        simulate_points as simulate_points,
+    )
     from latfit.simulation.policies.estimate import Interval as Interval
     from latfit.simulation.policies.result import (
         SimResult as SimResult,
@@ -63,8 +70,6 @@ if TYPE_CHECKING:
     from latfit.simulation.policies.sweep import (
         Grid as Grid,
         Point as Point,
-        Progress as Progress,
-        Running as Running,
         p99_difference as p99_difference,
         points_of as points_of,
         row_of as row_of,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from latfit.reporting.fit.tables import Table
-from latfit.reporting.simulation.tables import TITLES, frontier, named, rates_table, settings_text
+from latfit.reporting.simulation.tables import TITLES, frontier, named, rates_table, settings_text, varied
 from latfit.simulation import EngineResult, Finding, Interval, SimResult, p99_difference
 from latfit.units import format_ms, format_percent, format_rate, number
 from latfit.validation import JUDGED, Validation
@@ -161,6 +161,7 @@ def engine_name(run: EngineResult, runs: Sequence[EngineResult]) -> str:
     """By what differs between the runs."""
     names = [run.engine] if len({each.engine for each in runs}) > 1 else []
     names += [run.order] if len({each.order for each in runs}) > 1 else []
+    names += [f"{name} {value}" for name, value in varied(run).items()]
     return ", ".join(names) or run.engine
 
 

@@ -39,10 +39,15 @@ def validation_figure(found: Validation) -> Figure:
 
 
 def engine_figure(found: Sequence[EngineResult]) -> Figure:
-    """Of the first replication of each run: the distribution of TTFT, and waiting requests and KV blocks over time."""
+    """Of the first replication of each run: the distribution of TTFT, and waiting requests and KV blocks over time. Of
+    a sweep, which keeps none: what each run serves, and how soon."""
     figure = style.new_figure((12.0, 4.2))
+    if any(result.first is None for result in found):
+        return _engine_sweep(figure, found)
     ttft, waiting, cache = figure.subplots(1, 3)
     for which, result in enumerate(found[: len(style.LINE_COLOURS)]):
+        if result.first is None:
+            continue
         label = f"{result.engine} {result.order} {format_rate(result.rate_per_s)}"
         colour = style.LINE_COLOURS[which]
         ordered = np.sort(result.first.ttft_ms)
@@ -58,6 +63,22 @@ def engine_figure(found: Sequence[EngineResult]) -> Figure:
     waiting.set_ylim(bottom=0)
     cache.set_ylim(0, 105)
     style.legend(ttft, "lower right")
+    return figure
+
+
+def _engine_sweep(figure: Figure, found: Sequence[EngineResult]) -> Figure:
+    """p99 of TTFT, TPOT and latency over what is served; runs that do not carry their load are hollow."""
+    for axes, metric in zip(figure.subplots(1, 3), ("ttft", "tpot", "latency"), strict=True):
+        for stable in (True, False):
+            runs = [run.summary for run in found if run.summary.stable == stable]
+            x = [run.output_tokens_per_s for run in runs]
+            y = [getattr(run, metric)["p99"].value for run in runs]
+            colour = style.LINE_COLOURS[0]
+            label = "carried" if stable else "unstable"
+            axes.plot(x, y, "o", color=colour, markerfacecolor=colour if stable else "none", label=label)
+        style.dress(axes, f"{TITLES[f'{metric}_ms']} p99", "output tokens/s", "[ms]")
+        axes.set_ylim(bottom=0)
+    style.legend(axes)
     return figure
 
 

@@ -53,6 +53,11 @@ SEEN = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("
 DONE = ("served", "in SLO", "busy", "KV", "queue", "preempted", "useful", "Jain", "note")
 
 
+def varied(run: EngineResult) -> Mapping[str, object]:
+    """The settings that a sweep varied, those apart that every run is named by."""
+    return {name: value for name, value in run.labels.items() if name not in ("rate", "batching", "order")}
+
+
 def _told_apart(runs: Sequence[EngineResult]) -> tuple[list[str], list[tuple[str, ...]], str]:
     """What differs between runs, its values by run, and what is alike."""
     names = {
@@ -60,6 +65,8 @@ def _told_apart(runs: Sequence[EngineResult]) -> tuple[list[str], list[tuple[str
         "order": [run.order for run in runs],
         "rate": [format_rate(run.rate_per_s) for run in runs],
     }
+    swept = dict.fromkeys(name for run in runs for name in varied(run))
+    names |= {name: [str(varied(run).get(name, "")) for run in runs] for name in swept}
     shown = [name for name, column in names.items() if len(set(column)) > 1] or ["engine"]
     alike = ", ".join(column[0] for name, column in names.items() if name not in shown)
     return shown, list(zip(*(names[name] for name in shown), strict=True)), alike

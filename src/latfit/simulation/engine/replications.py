@@ -134,8 +134,14 @@ def simulate_engine(
     cluster: Cluster = Cluster(),
 ) -> EngineResult:
     """Run the replications. Raises BadInput for a request that is larger than the KV cache."""
-    found = replicate(load, costs, settings, options, cluster)
-    summary = found.summary(promise)
+    return result_of(replicate(load, costs, settings, options, cluster), settings, options, promise, cluster)
+
+
+def result_of(
+    found: Replications, settings: EngineSettings, options: Options, promise: Promise, cluster: Cluster
+) -> EngineResult:
+    """What came of the replications."""
+    load, summary = found.load, found.summary(promise)
     growing = "Unstable (ρ ≥ 1): latencies reflect the simulated horizon only."
     return EngineResult(
         settings=settings,

@@ -14,7 +14,7 @@ loop are those of the requests that ended between the end of the warm-up and tha
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,16 @@ class ClassOutcome:
             "slo_attainment": self.slo_attainment,
         }
 
+    @staticmethod
+    def from_json(known: Mapping[str, Any]) -> "ClassOutcome":
+        """As `to_json` wrote it."""
+        ttft, tpot, latency = (
+            {name: _number(value) for name, value in known[f"{metric}_ms"].items()}
+            for metric in ("ttft", "tpot", "latency")
+        )
+        attained = _number(known["slo_attainment"])
+        return ClassOutcome(known["class"], known["requests"], ttft, tpot, latency, attained)
+
 
 @dataclass(frozen=True)
 class EngineSummary:
@@ -135,11 +145,45 @@ class EngineSummary:
             "stable": self.stable,
         }
 
+    @staticmethod
+    def from_json(known: Mapping[str, Any]) -> "EngineSummary":
+        """As `to_json` wrote it."""
+        numbers: dict[str, Any] = {name: _number(known[name]) for name in MEANS}
+        times: dict[str, Any] = {
+            name: _intervals(known[f"{name}_ms"], known["replications"]) for name in ("latency", "ttft", "tpot")
+        }
+        return EngineSummary(
+            requests=known["requests"],
+            replications=known["replications"],
+            **times,
+            itl={name: _number(value) for name, value in known["itl_ms"].items()},
+            **numbers,
+            utilisation=_number(known["utilisation"]["engine"]),
+            batch_size=known["batch_size"],
+            by_class=[ClassOutcome.from_json(each) for each in known["by_class"]],
+            counters={name: known[name] for name in COUNTERS},
+            stable=known["stable"],
+        )
+
+
+def _number(value: float | None) -> float:
+    """JSON has no NaN."""
+    return math.nan if value is None else value
+
+
+def _intervals(known: Mapping[str, Any], replications: int) -> dict[str, Interval]:
+    found = {}
+    for name in STATISTICS:
+        low, high = known["ci"][name] or (None, None)
+        found[name] = Interval(_number(known[name]), _number(low), _number(high), replications)
+    return found
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EngineResult:
     """An engine at a load. rate_per_s: arrivals, NaN where they all come at once.  prefill_apart: whether another
-    engine prefilled.  first: the first replication.  users: of a closed loop, who send what is served, else 0."""
+    engine prefilled.  first: the first replication, which a sweep does not keep.  users: of a closed loop, who send
+    what is served, else 0.  labels: what a sweep varied."""
 
     settings: EngineSettings
     routing: Routing
@@ -147,9 +191,10 @@ class EngineResult:
     rate_per_s: float
     summary: EngineSummary
     seed: int
-    first: EngineRun
+    first: EngineRun | None = None
     notes: Sequence[str] = ()
     users: int = 0
+    labels: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def engine(self) -> str:
@@ -193,7 +238,7 @@ class EngineResult:
         row |= {f"itl_{name}_ms": value for name, value in found.itl.items()}
         row |= {name: getattr(found, name) for name in (*MEANS, "utilisation", "requests", "replications", "stable")}
         users = {"users": self.users} if self.users else {}
-        return {**row, **found.counters, **self.limits, **users, "seed": self.seed}
+        return {**row, **found.counters, **self.limits, **self.labels, **users, "seed": self.seed}
 
     def __repr__(self) -> str:
         state = "" if self.summary.stable else ", unstable"
@@ -212,7 +257,7 @@ class EngineResult:
             **({"users": self.users} if self.users else {}),
             **self.summary.to_json(),
             "share": {"engine": 1.0},
-            "settings": self.limits,
+            "settings": {**self.limits, **self.labels},
             "seed": self.seed,
             "notes": list(self.notes),
         }
