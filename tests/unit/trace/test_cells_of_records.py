@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import latfit
-from latfit.api import read
+from latfit.api import engine_settings_of, read
 from latfit.cli.app import run
 from latfit.errors import BadInput
 from latfit.trace.parquet import write_trace
@@ -42,7 +42,8 @@ def folder(tmp_path: Path) -> Path:
             "run": np.full(n, "r", dtype=object),
             "replica": np.full(n, "0", dtype=object),
         }
-        origin = {"run_started": "x", "run": "r", "num_speculative_tokens": 0}
+        origin = {"run_started": "x", "run": "r", "num_speculative_tokens": 0, "block_size": 16, "max_num_seqs": 64}
+        origin |= {"kv_capacity_tokens": 6400, "async_scheduling": False}
         (tmp_path / "traces").mkdir(exist_ok=True)
         write_trace(tmp_path / "traces" / f"{file}.parquet", Trace(columns, origin))
     return tmp_path / "traces"
@@ -78,6 +79,13 @@ def test_a_fit_says_what_it_took(folder: Path) -> None:
     assert own.time == "compute"
     assert found.predict(B=4)["T_ms"][0] == pytest.approx(1.2 * own.predict(B=4)["T_ms"][0], rel=0.01)
     assert found.evaluate(folder).summary()
+
+
+def test_cells_know_the_engine(folder: Path) -> None:
+    found = engine_settings_of(latfit.fit(folder, model="linear"))
+    assert (found.settings[0].kv_blocks, found.settings[0].max_num_seqs) == (400, 64)
+    assert not found.settings[0].asynchronous
+    assert set(found.origin.values()) == {found.files[0], "assumed"}
 
 
 def test_commands(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

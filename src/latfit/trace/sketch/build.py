@@ -7,7 +7,7 @@ On a cluster, parts become cells where the workers are, and cells are merged in 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from latfit.trace.sketch.histogram import (
     weighted_rows,
     without,
 )
-from latfit.trace.sketch.scan import Dataset, Scan, open_dataset, share_with_period, summarise, unreadable
+from latfit.trace.sketch.scan import Dataset, Scan, engine_of, open_dataset, share_with_period, summarise, unreadable
 from latfit.trace.table import Trace
 from latfit.units import MS_PER_UNIT
 
@@ -74,15 +74,16 @@ BACKENDS = ("local", "dask")
 
 @dataclass(frozen=True)
 class Compressed:
-    """The cells of a source, and the facts of the pass that a fit stores."""
+    """The cells of a source, the facts of the pass that a fit stores, and what records say of their engine."""
 
     cells: Cells
     facts: Mapping[str, Any]
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def trace(self) -> Trace:
         """Rows with weights (column `cell_rows`) that fit as the rows read would, with the facts as provenance."""
-        return weighted_rows(self.cells).with_provenance(cells=dict(self.facts))
+        return weighted_rows(self.cells).with_provenance(**{**self.engine, "cells": dict(self.facts)})
 
 
 def compress(
@@ -112,7 +113,8 @@ def compress(
     cells = replace(cells, unreadable=tuple(sorted({*cells.unreadable, *dataset.unreadable})))
     cells = _without_absurd_times(cells, scan.cleaning)
     _check_used(cells, scan, str(source))
-    return Compressed(cells, _facts(cells, str(source), dataset) | _host_facts(cells, scan))
+    facts = _facts(cells, str(source), dataset) | _host_facts(cells, scan)
+    return Compressed(cells, facts, engine_of(dataset) if cells.host else {})
 
 
 def _with_time(scan: Scan, dataset: Dataset, where: str) -> Scan:

@@ -31,7 +31,7 @@ from latfit.trace.parquet import provenance_of
 from latfit.trace.period import COMPUTE, NO_PERIOD, PERIOD, with_period
 from latfit.trace.readers.table import PARQUET_MAGIC, is_set
 from latfit.trace.recompute import with_recompute
-from latfit.trace.serving_engine import is_record
+from latfit.trace.serving_engine import engine_facts, is_record
 from latfit.trace.sketch.histogram import (
     B_LIMIT,
     CONTEXT_LIMIT,
@@ -362,6 +362,18 @@ def share_with_period(dataset: Dataset, scan: Scan) -> float:
             known += sum(steps for steps, _, _ in found.host.values())
             break
     return known / used if used else 0.0
+
+
+def engine_of(dataset: Dataset) -> dict[str, Any]:
+    """What some of the files say of the engine that made them, where they agree."""
+    import pyarrow.parquet as pq
+
+    origins = []
+    for part in dataset.parts[:: max(len(dataset.parts) // PARTS_LOOKED_AT, 1)]:
+        with dataset.filesystem.open_input_file(part.path) as stream:
+            origins.append((part.path, _origin(part.path, pq.read_schema(stream).metadata)))
+    records = [(path, origin) for path, origin in origins if is_record(origin)]
+    return dict(engine_facts(records).values)
 
 
 PARTS_LOOKED_AT = 8
