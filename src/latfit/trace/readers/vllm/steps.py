@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.trace.readers.vllm.start_up import MARKS, START, facts_in
+from latfit.trace.readers.vllm.start_up import ARGUMENTS, MARKS, START, facts_in
 from latfit.trace.table import Array
 
 SLACK = bytes(512)
@@ -176,7 +176,8 @@ def read_block(text: bytes, engines: Engines) -> Block:
     codes = np.array([engines[before] for before in befores], dtype=np.int64)
     columns["engine"] = (codes >> TIME_BITS).astype(np.int16)
     columns["time"] = ((codes & ((1 << TIME_BITS) - 1)) - 1).astype(np.int32)
-    notes, starts = list(_notes(text, hits, after)), list(_starts(text))
+    notes = list(_notes(text, hits, after))
+    starts = list(_starts(text)) if notes or ARGUMENTS in text else []  # lines of a start stand together
     return Block(columns, int(np.count_nonzero(ends)), int(np.count_nonzero(torn)), notes, starts)
 
 
