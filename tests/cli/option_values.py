@@ -180,6 +180,7 @@ OWN: dict[tuple[str, str], list[str]] = {
     ("hardware add", "--nominal"): ["p50=2ms"],
     ("plan", "--arrivals"): ["many.csv"],
     ("simulate engine", "--requests"): ["70"],
+    ("simulate engine", "--sweep"): ["max-num-seqs=1,3"],
 }
 """Values of an option that has others elsewhere."""
 

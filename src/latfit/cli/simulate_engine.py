@@ -147,7 +147,9 @@ class CostOptions:
     fit: Annotated[
         Path | None, typer.Option("--fit", help="Fit of the engine's steps. Default: the gpu path of --hardware.")
     ] = None
-    prefill_fit: PrefillFitOption = None
+    prefill_fit: Annotated[
+        Path | None, typer.Option("--prefill-fit", hidden=True, help="A separate fit of steps that contain prefill.")
+    ] = None
     hardware: HardwareOption = DEFAULT_HARDWARE
     prefill_on: Annotated[
         Path | None,

@@ -71,12 +71,13 @@ class LoadOptions:
         typer.Option(
             "--arrival-process",
             "--law",
+            hidden=True,
             help="poisson; gamma:CV (bursty if CV > 1); bursts:TIMES:SHARE:LENGTH, such as bursts:4:0.1:1s.",
         ),
     ] = "poisson"
     users: Annotated[
         int | None,
-        typer.Option("--users", hidden=True, min=1, help="Closed loop: users with one request each at a time."),
+        typer.Option("--users", hidden=True, help="Closed loop: users with one request each at a time."),
     ] = None
     think: Annotated[str, typer.Option("--think", hidden=True, help="Closed loop: mean think time.")] = "1s"
     load_curve: Annotated[
