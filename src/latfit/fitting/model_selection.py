@@ -44,7 +44,8 @@ from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
 from latfit.fitting.checking.crossval import EXACT, FOLDS, assign_folds, by_fold, error_by_phase, held_out
-from latfit.fitting.checking.roughness import chosen_correction
+from latfit.fitting.checking.roughness import KIND_ROWS, chosen_correction
+from latfit.fitting.correction import KINDS, kinds
 from latfit.fitting.data import FitData, Rows
 from latfit.fitting.diagnostics.diagnose import noise_floor
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
@@ -291,7 +292,7 @@ def corrected(data: FitData, options: FitOptions, wanted: str) -> tuple[FitOptio
     floor = noise_floor(data)
     few = _sample(data, options.seed, CORRECTED_ON)
     problem, found = solved_once(few, options)
-    error = 100 * float(np.median(np.abs(problem.residuals(found.z))))
+    error = _worst_kind(problem, np.abs(problem.residuals(found.z)))
     if not asked and (error < EXACT or (floor and error < AT_THE_FLOOR * floor)):
         return options, ""
     chosen = chosen_correction(few, options, problem.theta(found.z), asked=asked)
@@ -304,6 +305,16 @@ def corrected(data: FitData, options: FitOptions, wanted: str) -> tuple[FitOptio
         f"What {options.model} misses is corrected by a table learnt from its residuals: {format_percent(chosen.after)}"
         f" instead of {format_percent(chosen.before)} on held-out steps, every phase counted alike."
     )
+
+
+def _worst_kind(problem: FitProblem, size: FloatArray) -> float:
+    """The largest median in percent of the sizes of residuals (n,) among the kinds of steps with rows enough: few with
+    prefill may be far off where most decode and are at the floor."""
+    seen = features_of(problem.steps)
+    kind = kinds(seen["D"], seen["P"])
+    count = np.bincount(kind, problem.weights, len(KINDS))
+    medians = [float(np.median(size[kind == number])) for number in KINDS if count[number] >= KIND_ROWS]
+    return 100 * max(medians, default=float(np.median(size)))
 
 
 def candidates_for(data: Rows, experts: bool = False) -> list[str]:
