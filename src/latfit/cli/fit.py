@@ -32,6 +32,8 @@ ASSUMED_PATH = "gpu"
 """Steps that say nothing of where they ran come from an engine's log, and engines run on GPUs."""
 FEW = 2
 """Fits that are shown one after another; more of them are rows of a table."""
+SLA_MS, QUICKER = 20.0, 0.05
+"""The SLA that a plan is suggested for, and the share of steps that it is to leave room for at least."""
 MOST = 20
 """Rows of that table, and systems without a usable fit that are named; --verbose shows all."""
 
@@ -360,7 +362,21 @@ def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, ve
         return
     assumed = "" if usable[0].fit.path else " (assumed; --path cpu if it is not)"
     say(f"Wrote {files}{more}; in {hardware} as path {entered}{assumed}.")
-    say("Next: latfit plan --sla 20ms")
+    say(f"Next: latfit plan --sla {_within_reach(usable[0].fit)}")
+
+
+def _within_reach(fit: "Fit") -> str:
+    """An SLA for steps that the fitted machine can keep: 20ms, or what is twice its quicker steps, in round numbers."""
+    import math
+
+    import numpy as np
+
+    from latfit.units import format_ms
+
+    rows = fit.rows()
+    wanted = SLA_MS if rows is None else max(SLA_MS, 2 * float(np.quantile(rows["T_ms"], QUICKER)))
+    power = 10.0 ** math.floor(math.log10(wanted))
+    return format_ms(next(step * power for step in (1, 2, 5, 10) if step * power >= wanted)).replace(" ", "")
 
 
 def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:

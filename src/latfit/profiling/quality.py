@@ -189,8 +189,8 @@ def _prediction(result: ProfileResult) -> LatfitWarning | None:
         f"Predictions on the grid are within ±{100 * width:.1f} % only."
         if width < 1
         else "The samples do not determine predictions on the whole grid yet.",
-        f"Give more than {format_ms(result.budget_s * 1e3)} (--budget), accept a wider --precision than "
-        f"{result.precision:g}, or fit richer models (latfit fit --model auto).",
+        f"Give more than {format_ms(result.budget_s * 1e3)} (--budget), or accept a wider --precision than "
+        f"{result.precision:g}.",
     )
 
 

@@ -11,7 +11,7 @@ count from the first; a column of numbers in one chunk and of texts in another; 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,10 +168,12 @@ class _Chunks:
                 yield chunk
             return
         tally, rows = Tally(), 0
-        with self.source.path.open("rb") as stream:
+        with self.source.path.open("rb") as stream, on_threads(1) as ahead:
             header = stream.readline()
-            while block := stream.read(CHUNK_BYTES):
-                table, wrong = parsed(plain_text(header + block + stream.readline()))
+            following = ahead.submit(_next_of, stream, header)
+            while found := following.result():
+                table, wrong = found
+                following = ahead.submit(_next_of, stream, header)
                 tally.bad += len(wrong)
                 rows += table.num_rows
                 if tally.bad > rows:
@@ -179,6 +181,12 @@ class _Chunks:
                 if table.num_rows:
                     yield Trace(columns_of(table, self.source.name))
         self.facts |= tally.facts()
+
+
+def _next_of(stream: BinaryIO, header: bytes) -> tuple[Any, Sequence[object]] | None:
+    """The next part of a file as a table, with the lines that are not in it; None at its end."""
+    block = stream.read(CHUNK_BYTES)
+    return parsed(plain_text(header + block + stream.readline())) if block else None
 
 
 @dataclass(frozen=True)

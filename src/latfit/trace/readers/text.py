@@ -242,10 +242,14 @@ def plain_text(content: bytes) -> bytes:
         content = content.decode("utf-8-sig", "replace").encode()
     if b'"' not in content:
         return content
+    letters = np.frombuffer(content, dtype=np.uint8)
+    line_of = np.searchsorted(np.flatnonzero(letters == ord("\n")), np.flatnonzero(letters == ord('"')))
+    unclosed = np.flatnonzero(np.bincount(line_of) % 2)
+    if not len(unclosed):
+        return content
     lines = content.split(b"\n")
-    for i, line in enumerate(lines):
-        if line.count(b'"') % 2:
-            lines[i] = _OPENING_QUOTE.sub(b"\\1", line)
+    for i in unclosed:
+        lines[i] = _OPENING_QUOTE.sub(b"\\1", lines[i])
     return b"\n".join(lines)
 
 
