@@ -19,6 +19,7 @@ from latfit.trace.parquet import MOST_LETTERS, read_parquet, write_trace
 from latfit.trace.read import CleanTrace, ingest
 from latfit.trace.readers import source
 from latfit.trace.sketch.build import compress
+from latfit.trace.sketch.scan import Scan
 from latfit.trace.table import Trace
 
 ROWS = [f"{b},{b},{9 + b / 10}" for b in range(1, 41)]
@@ -80,6 +81,21 @@ class TestBounds:
         monkeypatch.setattr(pq.ParquetFile, "read", full)
         with pytest.raises(MemoryError, match="size 999"):
             read_parquet(tmp_path / "t.parquet")
+
+    def test_times_next_to_nothing_are_in_another_unit(self, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text("B,S,T_ms\n" + "1,1,1e-320\n" * 5)
+        with pytest.raises(BadInput, match="looks like s, not ms"):
+            ingest(tmp_path / "t.csv")
+
+    def test_damaged_pages_are_told_of_cells_too(self, tmp_path: Path) -> None:
+        rng = np.random.default_rng(0)
+        B = rng.integers(1, 100, 5000).astype(float)
+        write_trace(tmp_path / "t.parquet", Trace({"B": B, "S": B, "T_ms": rng.lognormal(2, 0.1, 5000)}))
+        content = bytearray((tmp_path / "t.parquet").read_bytes())
+        content[100 : len(content) // 2] = bytes(len(content) // 2 - 100)
+        (tmp_path / "t.parquet").write_bytes(content)
+        with pytest.raises(BadInput, match="cannot be read"):
+            compress(tmp_path / "t.parquet", Scan(time=None))
 
     def test_no_damaged_footer_ends_the_process(self, tmp_path: Path) -> None:
         """Some made Arrow abort it."""

@@ -5,6 +5,7 @@ only where one column fits and none has latfit's name. The unit of T comes from 
 or is milliseconds; a median that no step takes in that unit asks for --unit.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def check_unit(T_ms: Array, options: Options, where: str) -> None:
     median = float(np.median(positive))
     if SHORTEST_MS <= median <= LONGEST_MS:
         return
-    likely = min(("s", "us", "ns"), key=lambda unit: abs(np.log(median * MS_PER_UNIT[unit] / TYPICAL_MS)))
+    likely = min(("s", "us", "ns"), key=lambda unit: abs(math.log(median) + math.log(MS_PER_UNIT[unit] / TYPICAL_MS)))
     raise BadInput(
         f"the median step takes {format_ms(median)}: T looks like {likely}, not ms",
         where=where,

@@ -13,6 +13,7 @@ nobody marked need the order of rows and are not looked for: here rows come in a
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -353,14 +354,18 @@ def _host_of(batch: Any, trace: Trace, period: FloatArray, known: Mask) -> dict[
 
 
 def share_with_period(dataset: Dataset, scan: Scan) -> float:
-    """Of clean steps at the beginning of some parts, the share that knows its period."""
+    """Of clean steps at the beginning of some parts, the share that knows its period. What is wrong with a part, the
+    pass over all of them says."""
+    import pyarrow as pa
+
     known = used = 0
     for part in dataset.parts[:: max(len(dataset.parts) // PARTS_LOOKED_AT, 1)]:
-        for batch in batches(dataset.filesystem, part, _wanted(scan), scan.column_map):
-            found = _cells_of(batch, replace(scan, time=COMPUTE), part.path, 0)
-            used += found.rows_used
-            known += sum(steps for steps, _, _ in found.host.values())
-            break
+        with suppress(pa.ArrowException, OSError, ValueError):
+            batch = next(batches(dataset.filesystem, part, _wanted(scan), scan.column_map), None)
+            if batch is not None:
+                found = _cells_of(batch, replace(scan, time=COMPUTE), part.path, 0)
+                used += found.rows_used
+                known += sum(steps for steps, _, _ in found.host.values())
     return known / used if used else 0.0
 
 
