@@ -408,6 +408,9 @@ def _case(seeds: Sequence[Seed], seed: int, number: int) -> tuple[Seed, bytes, l
     return chosen, content, [chosen.name if word == "FILE" else word for word in command]
 
 
+SAID_EVERY = 500
+
+
 class TooLate(BaseException):
     """The time of a case is over."""
 
@@ -548,15 +551,20 @@ def main(n: int = 20_000, seed: int = 1, only: int | None = None, kind: str | No
             seeds = [each for each in make_seeds() if kind in (None, each.kind)]
             for case in cases(seeds, seed, range(n) if only is None else [only]):
                 counts[case.kind] += 1
+                if counts.total() % SAID_EVERY == 0:
+                    print(f"{counts.total():,} of {n:,}: {_told(counts)}", flush=True)
                 if case.kind not in GOOD or only is not None:
                     print(
                         f"{case.kind}: case {case.number}, {case.seed}: latfit {case.command}\n{case.words}", flush=True
                     )
         finally:
             os.chdir(here)
-    told = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
-    print(f"{sum(counts.values()):,} damaged files: {told} ({time.perf_counter() - start:.0f} s)")
+    print(f"{counts.total():,} damaged files: {_told(counts)} ({time.perf_counter() - start:.0f} s)")
     return int(any(kind not in GOOD for kind in counts))
+
+
+def _told(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
 
 
 if __name__ == "__main__":
