@@ -42,12 +42,12 @@ if TYPE_CHECKING:
         FitStatus as FitStatus,
         StepLatency as StepLatency,
         fit_from_json as fit_from_json,
+        fitted_identity as fitted_identity,
         latency_draws as latency_draws,
         parameter_draws as parameter_draws,
         read_fit as read_fit,
         write_fit as write_fit,
     )
-    from latfit.model.identity import fitted_identity as fitted_identity
     from latfit.model.registry import FAMILY as FAMILY, MOE as MOE, model_named as model_named
     from latfit.model.saturation import Saturation as Saturation
     from latfit.model.step_ratios import (

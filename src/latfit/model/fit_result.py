@@ -500,3 +500,13 @@ def latency_draws(fit: FitResult, draws: FloatArray, B: FloatArray, S: FloatArra
     `FitResult.latency_ms`."""
     steps = fit.steps(B, S, **context)
     return fit.corrected(fit.structure.latency_ms(draws.T[:, :, None], steps), steps)
+
+
+def fitted_identity(fit: FitResult) -> dict[str, str]:
+    """What a fit remembers of the system that its steps were measured on."""
+    from latfit.trace import Trace, identity_of
+
+    if "identity" in fit.provenance:
+        return dict(fit.provenance["identity"])
+    known = identity_of(Trace({}, fit.provenance.get("trace", {})))
+    return {**known, **{name: str(value) for name, value in fit.data.more.get("system", {}).items()}}
