@@ -117,7 +117,7 @@ def test_recorded_lengths_are_used_or_refused_in_words(fitted: Path, in_tmp: Pat
     assert run(["plan", "--sla", "2s", "--arrivals", "day.csv", "--tokens-per-request", "1", *hardware]) in (0, 5)
     capsys.readouterr()
     found = planned(fitted, capsys, load=("--arrivals", "day.csv"))
-    assert "1,200 recorded requests, mean 244 prompt and 40 output tokens" in found["request"]
+    assert "1,200 recorded requests, mean 244 prompt and 39.5 output tokens" in found["request"]
     assert found["rate_per_s"] == pytest.approx(20.0, rel=1e-3)
     faster = planned(fitted, capsys, load=("--arrivals", "day.csv", "--rate", "50/s"))
     assert faster["rate_per_s"] == pytest.approx(50.0)

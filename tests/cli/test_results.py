@@ -154,6 +154,9 @@ class TestCompare:
         assert " is as fast as " in " ".join(capsys.readouterr().out.split())
 
     def test_fits_whose_steps_are_gone(self, fitted: Path, runs: Path, capsys: Captured) -> None:
+        """All steps 30 % slower, so that both fits follow theirs and their doubt is small."""
+        trace = planted_trace(0.05, repeats=10, seed=4)
+        write_trace(runs / "slow.parquet", trace.with_columns(T_ms=1.3 * trace["T_ms"]))
         assert latfit("fit", "slow.parquet", "--out", "slow.fit.json") == 0
         for name in ("trace", "slow"):
             (runs / f"{name}.parquet").unlink()

@@ -386,6 +386,12 @@ def _at_load(load: Load, offered: list[float], lengths: Any, growth: float) -> L
         if offered:
             raise WrongUsage("several kinds of load", where="--rate, --users", remedy="Give one.")
         return scaled_load(load, growth)
+    if isinstance(load, RecordedLoad) and not load.rate > 0:
+        raise BadInput(
+            "the requests have no rate: there is one, or all come at once",
+            where="--arrivals",
+            remedy="Give a recording of two or more, at different times.",
+        )
     rate = offered[0] if offered else load.rate
     return load.at_rate(rate * growth) if offered or growth != 1.0 else load
 
@@ -456,7 +462,10 @@ def _kv_cache(
         utilisation,
         kv=None if kv is None else parse_bytes(kv, option="--kv-memory"),
     )
-    return kv_cache_of(config, memory, Served(kv_dtype=kv_dtype, tensor_parallel=tensor_parallel))
+    try:
+        return kv_cache_of(config, memory, Served(kv_dtype=kv_dtype, tensor_parallel=tensor_parallel))
+    except BadInput as error:
+        raise BadInput(error.found, where=str(model_config)[:200], remedy=error.remedy) from None
 
 
 def _setup(

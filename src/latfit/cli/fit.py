@@ -85,7 +85,7 @@ class ModelOptions:
     )
     prior: Annotated[
         list[str] | None,
-        typer.Option("--prior", help="Prior of a parameter, mean and standard deviation: P_max=60:5. Repeatable."),
+        typer.Option("--prior", hidden=True, help="Prior of a parameter, mean and deviation: P_max=60:5. Repeatable."),
     ] = None
     solver: Annotated[
         Literal["separable", "trf"],

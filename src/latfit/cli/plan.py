@@ -52,7 +52,7 @@ class LoadOptions:
     ] = None
     arrivals_window: Annotated[
         str | None,
-        typer.Option("--arrivals-window", "--window", help="Length of the windows that --arrivals is cut into."),
+        typer.Option("--arrivals-window", "--window", hidden=True, help="Windows that --arrivals is cut into."),
     ] = None
     replicas: Annotated[
         int | None,
@@ -67,7 +67,8 @@ class BatchOptions:
     panel: ClassVar[str] = "Batches"
     tokens_per_request: TokensOption = None
     context: Annotated[
-        float | None, typer.Option("--context", help="Cached tokens of a request; without it the trace's median.")
+        float | None,
+        typer.Option("--context", hidden=True, help="Cached tokens of a request. Default: the median."),
     ] = None
 
 
@@ -77,10 +78,10 @@ class MachineOptions:
 
     panel: ClassVar[str] = "Machine"
     hardware: HardwareOption = DEFAULT_HARDWARE
-    max_batch: Annotated[int | None, typer.Option("--max-batch", help="Largest batch of the GPU.")] = None
+    max_batch: Annotated[int | None, typer.Option("--max-batch", hidden=True, help="Largest batch of the GPU.")] = None
     transfer: Annotated[
         str | None,
-        typer.Option("--transfer", help="Moving a request to the GPU: fixed, or with a part per token: 2ms+1us."),
+        typer.Option("--transfer", hidden=True, help="Moving a request to the GPU, also per token: 2ms+1us."),
     ] = None
     wait: Annotated[
         str | None,
@@ -108,7 +109,7 @@ class PromiseOptions:
     )
     goodput: Annotated[
         str | None,
-        typer.Option("--goodput", help="Share of requests that meet all limits, such as 99%."),
+        typer.Option("--goodput", hidden=True, help="Share of requests that meet all limits, such as 99%."),
     ] = None
     prompt_tokens: Annotated[
         int, typer.Option("--prompt-tokens", hidden=True, help="Tokens of a prompt, for --ttft beside --sla.")
@@ -160,10 +161,10 @@ class ReplicaOptions:
     ] = None
     model_config: Annotated[
         Path | None,
-        typer.Option("--model-config", help="The model's config.json: the KV cache is computed."),
+        typer.Option("--model-config", hidden=True, help="The model's config.json: the KV cache is computed."),
     ] = None
     gpu_memory: Annotated[
-        str | None, typer.Option("--gpu-memory", help="Memory of a GPU as nvidia-smi says it: 81559MiB.")
+        str | None, typer.Option("--gpu-memory", hidden=True, help="Memory of a GPU as nvidia-smi says it: 81559MiB.")
     ] = None
     gpu_memory_utilization: Annotated[
         float, typer.Option("--gpu-memory-utilization", hidden=True, help="Share of it that the engine takes.")
@@ -208,7 +209,8 @@ class ReplicaOptions:
         str, typer.Option("--route", hidden=True, help="How requests find their replica, as in simulate engine.")
     ] = "round-robin"
     price_per_hour: Annotated[
-        float | None, typer.Option("--price-per-hour", min=0, help="Price of a replica, for the cost of tokens.")
+        float | None,
+        typer.Option("--price-per-hour", min=0, hidden=True, help="Price of a replica."),
     ] = None
     watts: Annotated[float | None, typer.Option("--watts", min=0, hidden=True, help="Power of a replica.")] = None
 
@@ -345,7 +347,7 @@ def _plan_engines(
         raise SlaOutOfReach(
             f"no plan keeps the targets: {found.result.binding}",
             where="--ttft, --tpot, --e2e",
-            remedy="Give wider limits, a lower --rate, or faster steps.",
+            remedy=f"Give {'more --replicas, ' if load.replicas else ''}wider limits, a lower --rate, or faster steps.",
         )
     if not found.supported:
         raise FitNotUsable(

@@ -12,7 +12,9 @@ side, from all but at most one of them. So
 
 * a latency that falls or bends is not accused: the cells beside fall with it, or lie between;
 * nor one that jumps, to however many times as much: of the cells behind a jump each has others behind it beside it. A
-  cell that lies alone beyond all others along some axis may stand behind a jump, so it has to be off by FACTOR twice.
+  cell that lies alone beyond all others along some axis may stand behind a jump, so it has to be off by FACTOR twice;
+* nor are times that scatter by as much everywhere: a cell has to be off by DEVIATIONS of what cells differ by from
+  those beside them, too.
 
 Cells found are no neighbours any more, and the rest is looked at again until none is found: two that stand side by side
 do not vouch for each other.
@@ -37,6 +39,10 @@ from latfit.warning import NO_ACTION, LatfitWarning
 
 FACTOR = 8.0
 """Times the latency beside it: ten, less what noise and the trend may take from them."""
+
+MAD, DEVIATIONS, SOME = 0.6745, 5.0, 1000
+"""Median absolute over standard deviation of normal numbers; how many standard deviations from the cells beside a cell
+has to be; cells that tell that deviation."""
 
 NEIGHBOURS = 6
 FEWEST_CELLS = 10
@@ -180,7 +186,11 @@ def _alone_in_cell(r: FloatArray, middle: FloatArray, cell: NDArray[np.intp], ce
 
 def _beside(x: FloatArray, r: FloatArray) -> FloatArray:
     """What the cells beside say r (m,) should be, of cells that contradict them; NaN of all others."""
-    found, limit = np.full(len(r), np.nan), np.log(FACTOR) * np.where(_alone_at_an_end(x), 2.0, 1.0)
+    # Where cells differ from those beside them by as much anyhow, none of them is an exception.
+    some = np.arange(0, len(r), len(r) // SOME + 1)
+    beside = np.median(r[nearest(x, some, NEIGHBOURS)], axis=1)
+    least_off = max(np.log(FACTOR), DEVIATIONS / MAD * float(np.median(np.abs(r[some] - beside))))
+    found, limit = np.full(len(r), np.nan), least_off * np.where(_alone_at_an_end(x), 2.0, 1.0)
     # of two cells that differ by so much one is half as far from the middle of all
     far = np.abs(r - np.median(r)) > limit / 2
     while True:

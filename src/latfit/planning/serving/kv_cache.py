@@ -192,7 +192,7 @@ def _usable(memory: GpuMemory) -> float:
         raise WrongUsage(
             "neither GPU memory nor that of the KV cache is given",
             where="KV cache",
-            remedy="Give one of them, or the KV blocks that the engine's log says.",
+            remedy="Give --gpu-memory 24564MiB or --kv-memory 4GiB, or the --kv-blocks that the engine's log says.",
         )
     return memory.gpu * memory.utilisation
 

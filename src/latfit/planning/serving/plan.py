@@ -15,13 +15,14 @@ from latfit.planning.serving.search import Found, Room, Search
 from latfit.planning.serving.targets import Reached, Targets
 from latfit.simulation import EngineSettings, EngineSummary, StepCosts
 from latfit.stats import IntArray
-from latfit.units import format_ms, format_percent
+from latfit.units import format_ms, format_percent, number
 from latfit.validation import outside_warning
 from latfit.warning import LatfitWarning
 from latfit.workload import ClosedLoad, Load, RecordedLoad
 
 HOUR_S = 3600.0
 MILLION = 1e6
+FEW_TOKENS = 100
 DRAWN = 10_000
 """Requests whose lengths tell those of all."""
 
@@ -85,7 +86,8 @@ class ServingPlan:
 
     what: a request, in words.  rate_per_s: of users in a closed loop what they send.  reached: the figures beside their
     limits; where nothing keeps them those of a request alone, or of the engines that were given.  used: share of the
-    most that the engines could serve.  fewer: the same with one engine less.  usual: engines that the settings need
+    most that the engines could serve.  fewer: the same with one engine less, fewer_carry: whether it carries
+    the load.  usual: engines that the settings need
     that the search began with.  carries: load that these engines keep the targets at, as a ratio of the planned one.
     bears: how much longer the steps may take.  tried: configurations simulated.  unsupported: why the data do not
     support it; empty where they do.
@@ -102,6 +104,7 @@ class ServingPlan:
     summary: EngineSummary | None
     used: float
     fewer: Sequence[Reached]
+    fewer_carry: bool
     usual: int | None
     carries: float
     bears: float
@@ -160,6 +163,7 @@ class ServingPlan:
             "replicas": {
                 "value": self.replicas if self.feasible else None,
                 "one_fewer": [each.to_json() for each in self.fewer],
+                "one_fewer_overloaded": not self.fewer_carry,
                 "with_the_first_settings": self.usual,
             },
             "engine": self.engine if self.feasible else None,
@@ -204,6 +208,7 @@ def plan_serving(
     outside = outside_warning(list(fits.values()), shown.first, shown.setup.settings) if fits else None
     unsupported = [text for name, fit in fits.items() for text in _kept_out(name, fit)]
     warnings = [each for fit in fits.values() for each in fit.warnings if each.code in FITS_WARN]
+    warnings += _beyond_context(load, list(fits.values()), shown.setup.settings)
     if outside is not None:
         unsupported.append(f"{outside.message}. {outside.remedy}")
     met = found.best is not None and found.best.met
@@ -219,6 +224,7 @@ def plan_serving(
         summary=found.best.summary if found.best is not None else None,
         used=_used(evaluator, shown),
         fewer=found.fewer.reached if found.fewer else (),
+        fewer_carry=found.fewer is None or found.fewer.carried,
         usual=found.usual,
         carries=found.carries,
         bears=bears(evaluator, shown) if met else math.nan,
@@ -252,7 +258,8 @@ def room_of(load: Load, fits: Sequence[FitResult], fixed: frozenset[str]) -> Roo
     measured = [fit for fit in fits if not fit.data.nominal]
     most = {name: max((fit.domain[name][1] for fit in measured), default=math.inf) for name in ("B", "S")}
     classes = not isinstance(load, RecordedLoad) and len(load.classes) > 1
-    return Room(fixed, most["B"], most["S"], int(_lengths_drawn(load)[0].max()), classes)
+    prompt, output = _lengths_drawn(load)
+    return Room(fixed, most["B"], most["S"], int(prompt.max()), int((prompt + output).max()), classes)
 
 
 def _lengths_drawn(load: Load) -> tuple[IntArray, IntArray]:
@@ -266,14 +273,15 @@ def quality_of(name: str, fit: FitResult) -> FitQuality:
     """The cross-validated error of a fit."""
     errors = fit.cross_validation.errors
     return FitQuality(
-        name, fit.model, fit.cross_validation.mape_pct, dict(errors.by_phase) if errors and errors.by_phase else {}
+        name, fit.name, fit.cross_validation.mape_pct, dict(errors.by_phase) if errors and errors.by_phase else {}
     )
 
 
 def what_of(load: Load) -> str:
     """A request of the load in words."""
     drawn = _lengths_drawn(load)
-    prompt, output = (f"{each.mean():,.0f}" for each in drawn)
+    means = [float(each.mean()) for each in drawn]
+    prompt, output = (number(mean, 3) if mean < FEW_TOKENS else f"{mean:,.0f}" for mean in means)
     if isinstance(load, RecordedLoad):
         return f"{len(load.requests):,} recorded requests, mean {prompt} prompt and {output} output tokens"
     mean = "" if all(int(each.min()) == int(each.max()) for each in drawn) else "mean "
@@ -293,6 +301,8 @@ def _binding(found: Found, shown: Measured) -> str:
         return "no number of engines keeps the targets"
     if not shown.carried:
         return "the load is more than the engines serve"
+    if not shown.met:
+        return ", ".join(figure_text(each) for each in shown.reached if not each.met)
     return shown.tightest.name
 
 
@@ -301,6 +311,22 @@ def figure_text(each: Reached) -> str:
     if each.unit == "pct":
         return f"{format_percent(each.value)} of {each.name}, {format_percent(each.limit)} allowed"
     return f"a {each.name} of {format_ms(each.value)}, {format_ms(each.limit)} asked"
+
+
+def _beyond_context(load: Load, fits: Sequence[FitResult], settings: EngineSettings) -> list[LatfitWarning]:
+    """Prompts that are computed in chunks read what is cached of them; whether such steps were measured."""
+    longest = int(_lengths_drawn(load)[0].max())
+    measured = max((fit.domain.get("prefill_context_tokens", (0.0, 0.0))[1] for fit in fits), default=math.inf)
+    if longest - settings.max_num_batched_tokens <= measured or longest <= settings.max_num_batched_tokens:
+        return []
+    return [
+        LatfitWarning(
+            "outside_measured",
+            f"Prompts of up to {longest:,} tokens are computed in chunks; prefill behind more than {measured:,.0f}"
+            " cached tokens was not measured.",
+            "Measure such steps, or plan with shorter prompts.",
+        )
+    ]
 
 
 def _cost(request: ServingRequest, shown: Measured) -> Cost:

@@ -13,8 +13,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from latfit.errors import WrongUsage
 from latfit.planning.serving.evaluate import Evaluator, Measured, Setup
 from latfit.simulation import EngineSettings, Order
+from latfit.units import format_rate
 
 GAIN = 1.03
 """Load that a setting has to carry more than the one at hand for certain does not, as a ratio."""
@@ -23,7 +25,9 @@ PRECISION = 1.03
 """Of the highest load that is carried, as a ratio."""
 
 GALLOP = 1.15
-MOST_REPLICAS = 100_000
+MOST_TOGETHER = 64
+"""Engines that are simulated together."""
+
 IDLE = 64
 """Times the engines without which the load is not carried, at which they are idle and more of them change nothing."""
 
@@ -38,12 +42,13 @@ CHUNKS = (0, 256, 512, 1024, 2048)
 @dataclass(frozen=True)
 class Room:
     """What may be tried. fixed: settings that are given.  most_requests, most_tokens: of a measured step.  longest: the
-    longest prompt.  classes: whether requests are of several."""
+    longest prompt.  longest_sequence: prompt and output.  classes: whether requests are of several."""
 
     fixed: frozenset[str] = frozenset()
     most_requests: float = math.inf
     most_tokens: float = math.inf
     longest: int = 0
+    longest_sequence: int = 0
     classes: bool = False
 
     def alternatives(self, at: EngineSettings, axis: str) -> list[EngineSettings]:
@@ -66,7 +71,7 @@ class Room:
 
     def _budgets(self, at: EngineSettings) -> Iterator[EngineSettings]:
         for tokens in BUDGETS:
-            whole = at.batching == "chunked-prefill" or tokens >= self.longest
+            whole = at.batching == "chunked-prefill" or tokens >= self.longest_sequence
             if at.max_num_seqs <= tokens <= max(self.most_tokens, at.max_num_seqs) and whole:
                 yield replace(at, max_num_batched_tokens=tokens)
 
@@ -77,8 +82,8 @@ class Room:
 
     def _batchings(self, at: EngineSettings) -> Iterator[EngineSettings]:
         yield replace(at, batching="chunked-prefill")
-        # Without chunks a prompt has to fit into a step.
-        if at.max_num_batched_tokens >= self.longest:
+        # Without chunks engines ask that a whole sequence fits into a step.
+        if at.max_num_batched_tokens >= self.longest_sequence:
             yield replace(at, batching="continuous", long_prefill_token_threshold=0)
 
     def _orders(self, at: EngineSettings) -> Iterator[EngineSettings]:
@@ -110,7 +115,7 @@ class Search:
     evaluator: Evaluator
     start: EngineSettings
     room: Room = Room()
-    most_replicas: int = MOST_REPLICAS
+    most_replicas: int = 16 * MOST_TOGETHER
     replicas: int | None = None
     tried: list[Measured] = field(default_factory=list)
 
@@ -239,8 +244,16 @@ class Search:
 
     def _guess(self, settings: EngineSettings) -> int:
         """Engines without which the load is not carried."""
-        throughput = self.evaluator.saturated(settings).requests_per_s
-        return min(max(1, math.ceil(self.evaluator.rate_per_s / throughput)), self.most_replicas)
+        rate = self.evaluator.rate_per_s
+        found = max(1, math.ceil(rate / self.evaluator.saturated(settings).requests_per_s))
+        if found > MOST_TOGETHER:
+            share = math.ceil(found / MOST_TOGETHER)
+            raise WrongUsage(
+                f"{format_rate(rate)} need {found:,} replicas or more; {MOST_TOGETHER} are simulated together",
+                where="--rate",
+                remedy=f"Plan one of {share} parts (--rate {rate / share:.4g}/s) and take {share} times its replicas.",
+            )
+        return found
 
     def _at(self, settings: EngineSettings, replicas: int) -> Measured:
         found = self.evaluator.measure(Setup(settings, replicas))

@@ -138,7 +138,16 @@ class Targets:
         """The figures of runs beside their limits."""
         asked: list[RequestTarget | Goodput] = [*self.targets] if self.goodput is None else [self.goodput]
         asked += [self.own] if self.own is not None and self.goodput is None else []
-        return tuple(each.reached(runs, warmup, slower) for each in asked)
+        found = tuple(each.reached(runs, warmup, slower) for each in asked)
+        # Requests of one token have no time per further token, and so keep any limit of it.
+        told = tuple(each for each in found if not math.isnan(each.value))
+        if found and not told:
+            raise WrongUsage(
+                "no request has what is promised: there is no second token",
+                where="--tpot",
+                remedy="Give --ttft or --e2e.",
+            )
+        return told
 
     @property
     def promise(self) -> Promise:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from latfit.planning import Effect, Reached, ServingPlan
+from latfit.planning import MOST_SLOWER, Effect, Reached, ServingPlan
 from latfit.reporting import layout, style
 from latfit.reporting.fit.tables import KeyNumber, Table
 from latfit.reporting.format import count
@@ -107,12 +107,16 @@ def _margin(plan: ServingPlan) -> str:
     spare = f"Holds up to {highest(plan)}"
     bears = 100 * (plan.bears - 1)
     slower = f", or with steps {format_percent(bears)} slower" if bears >= NOTHING_PCT else ", but with no slower steps"
+    if plan.bears > MOST_SLOWER:
+        slower = f", or with steps {MOST_SLOWER:g} times as long"
     if not plan.bears_the_fit:
         slower += ": the fit may be off by more"
     less = ""
     if plan.fewer:
         worst = max(plan.fewer, key=lambda each: each.ratio)
-        less = f" {engines((plan.replicas or 1) - 1).capitalize()}: {_beside(worst)}."
+        enough = "would do, " if plan.fewer_carry and worst.met else ""
+        told = enough + _beside(worst) if plan.fewer_carry else "overloaded"
+        less = f" {engines((plan.replicas or 1) - 1).capitalize()}: {told}."
     return f"{spare}{slower}.{less}"
 
 
@@ -161,7 +165,7 @@ def engine_command(plan: ServingPlan) -> str:
     if found.long_prefill_token_threshold:
         words += ["--long-prefill-token-threshold", str(found.long_prefill_token_threshold)]
     if found.batching == "continuous":
-        words.append("--no-enable-chunked-prefill")
+        words += ["--no-enable-chunked-prefill", "--max-model-len", str(found.max_num_batched_tokens)]
     if found.order.name == "priority":
         words += ["--scheduling-policy", "priority"]
     if not found.asynchronous:
@@ -207,7 +211,7 @@ def _targets_table(plan: ServingPlan) -> Table:
                 f"{shown(each.value)}{half_width(interval)}",
                 shown(each.limit),
                 "met" if each.met else "missed",
-                "" if less is None else shown(less.value),
+                "" if less is None else shown(less.value) if plan.fewer_carry else "overloaded",
             )
         )
     columns = ("target", "reached", "limit", "", "with one replica less")
@@ -227,7 +231,7 @@ def front_table(plan: ServingPlan) -> Table:
         for each in plan.front
     ]
     columns = ("max_num_seqs", "max_num_batched_tokens", "tokens/s a user", "tokens/s a replica", "note")
-    note = "Of a replica that always has enough to do; the others give less of both."
+    note = "Of a replica that always has enough to do; others than these and the planned ones give less of both."
     return Table("Throughput against speed", columns, rows, words=("note",), note=note)
 
 
