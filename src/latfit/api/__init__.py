@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     )
     from latfit.api.hardware import Hardware as Hardware
     from latfit.api.measuring import Profile as Profile, profile as profile
-    from latfit.api.plans import Plan as Plan, plan as plan, step_budget as step_budget
+    from latfit.api.plans import (
+        PLANS as PLANS,
+        Plan as Plan,
+        plan as plan,
+        plans_engines as plans_engines,
+        step_budget as step_budget,
+    )
     from latfit.api.predictions import (
         Evaluation as Evaluation,
         Predicted as Predicted,
@@ -42,12 +48,7 @@ if TYPE_CHECKING:
         read_long as read_long,
     )
     from latfit.api.reports import Report as Report, report as report
-    from latfit.api.serving import (
-        PLANS as PLANS,
-        EnginePlan as EnginePlan,
-        plan_engine as plan_engine,
-        plans_engines as plans_engines,
-    )
+    from latfit.api.serving import EnginePlan as EnginePlan, plan_engine as plan_engine
     from latfit.api.simulations import (
         PolicySimulation as PolicySimulation,
         Simulation as Simulation,

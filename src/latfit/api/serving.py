@@ -6,15 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from latfit.api.engines import EngineSetup, check_one_engine, engine_costs, engine_settings_of, scatters
 from latfit.api.loads import make_load, notes_of, recording_of
-from latfit.api.plans import OF_PLANS
-from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, percent, rates
+from latfit.api.plans import AXES, OF_ENGINE_PLANS
+from latfit.api.quantities import Duration, duration, library_verb, only_with, percent, rates
 from latfit.errors import BadInput, WrongUsage
 from latfit.model import FitResult
 from latfit.planning import (
@@ -47,9 +46,6 @@ if TYPE_CHECKING:
 
 UNLIMITED = 50_000_000
 """KV blocks of an engine whose cache is taken as unlimited."""
-
-AXES = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold")
-"""Settings that stay where they are given."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -171,98 +167,6 @@ class EnginePlan:
         tables = "".join(map(table_html, self.tables(brief=True)))
         lines = "<br>".join(map(html.escape, self.told.lines))
         return f"<p><b>{html.escape(self.verdict)}</b></p>{tables}<p>{lines}</p>"
-
-
-def _of_memory(name: str) -> Needs:
-    return Needs(
-        name,
-        lambda o: o.model_config is not None and o.kv_blocks is None,
-        "the KV cache is not computed from memory",
-        "Add --model-config config.json",
-    )
-
-
-OF_ENGINE_PLANS = (
-    Needs(
-        "goodput",
-        lambda o: o.ttft or o.tpot or o.e2e or o.sla or o.classes or o.arrivals is not None,
-        "nothing is promised",
-        "Add --ttft 500ms",
-    ),
-    Needs("lengths", lambda o: o.arrivals is None, "recorded requests have their own"),
-    Needs("arrival_process", lambda o: o.arrivals is None, "the arrivals are recorded"),
-    Needs("arrival_process", lambda o: o.users is None, "users send when they have an answer"),
-    Needs("think", lambda o: o.users is not None, "there are no users", "Add --users 20"),
-    Needs("classes", lambda o: o.arrivals is None, "recorded requests have their own"),
-    Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
-    Needs("route", lambda o: o.replicas != 1, "there is one engine"),
-    Needs("model_config", lambda o: o.kv_blocks is None, "--kv-blocks gives the size of the cache"),
-    *(
-        _of_memory(name)
-        for name in ("gpu_memory", "gpu_memory_utilization", "kv_memory", "kv_dtype", "tensor_parallel")
-    ),
-)
-"""What parameters of `plan_engine` need."""
-
-
-OF_BATCHES = (
-    "percentile", "objective", "arrivals_window", "context", "max_batch", "transfer", "wait", "launch_share",
-    "prompt_tokens", "laws_only", "tokens_per_request",
-)  # fmt: skip
-"""What belongs to plans of steps and batches."""
-
-OF_ENGINES = (
-    "e2e", "goodput", "lengths", "growth", "users", "think", "arrival_process", "classes", "fit", "prefill_fit",
-    "kv_blocks", "model_config", "gpu_memory", "gpu_memory_utilization", "kv_memory", "kv_dtype", "tensor_parallel",
-    *AXES, "block_size", "synchronous", "prefix_hit_rate", "batching", "order", "route", "price_per_hour", "watts",
-)  # fmt: skip
-"""What belongs to plans of serving engines."""
-
-
-def plans_engines(o: Any) -> bool:
-    """Whether options describe serving engines: requests have lengths, or limits that only requests have. Raises
-    WrongUsage for recorded lengths that a plan of batches would ignore, BadInput for a file that cannot be read."""
-    if any(each is not None for each in (o.lengths, o.e2e, o.goodput, o.users)):
-        return True
-    if o.sla is None:
-        return o.ttft is not None or o.tpot is not None
-    if o.arrivals is None or o.tokens_per_request is not None or not _has_lengths(o.arrivals):
-        return False
-    if o.ttft is not None or o.tpot is not None:
-        return True
-    raise WrongUsage(
-        f"{o.arrivals} has the lengths of its requests, which a plan of batches does not use",
-        where="--arrivals",
-        remedy="Give --ttft 500ms --tpot 50ms or --e2e 10s to plan serving engines for these requests, or"
-        " --tokens-per-request 1 to count every request as one unit of a batch.",
-    )
-
-
-def _has_lengths(arrivals: Any) -> bool:
-    """Whether a file or table holds requests with prompt and output tokens."""
-    try:
-        return bool(len(recording_of(arrivals).requests))
-    except BadInput:
-        return False
-
-
-def _of_kind(engines: bool, each: Needs) -> Needs:
-    """A need that counts for one kind of plan."""
-    return Needs(each.name, lambda o: plans_engines(o) != engines or each.holds(o), each.why, each.remedy)
-
-
-PLANS = SimpleNamespace(
-    needs=(
-        *(Needs(name, lambda o: not plans_engines(o), "serving engines are planned") for name in OF_BATCHES),
-        *(
-            Needs(name, plans_engines, "steps or batches are planned", "Add --lengths 2000:300 --ttft 500ms")
-            for name in OF_ENGINES
-        ),
-        *(_of_kind(False, each) for each in OF_PLANS),
-        *(_of_kind(True, each) for each in OF_ENGINE_PLANS),
-    )
-)
-"""What the options of `latfit plan` need, which plans both."""
 
 
 @library_verb

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.trace.readers.vllm.start_up import ARGUMENTS, MARKS, START, facts_in
+from latfit.trace.readers.vllm.start_up import MARKS, START, facts_in
 from latfit.trace.table import Array
 
 SLACK = bytes(512)
@@ -177,7 +177,7 @@ def read_block(text: bytes, engines: Engines) -> Block:
     columns["engine"] = (codes >> TIME_BITS).astype(np.int16)
     columns["time"] = ((codes & ((1 << TIME_BITS) - 1)) - 1).astype(np.int32)
     notes = list(_notes(text, hits, after))
-    starts = list(_starts(text)) if notes or ARGUMENTS in text else []  # lines of a start stand together
+    starts = list(_starts(text)) if any(mark in text for mark in MARKS) else []
     return Block(columns, int(np.count_nonzero(ends)), int(np.count_nonzero(torn)), notes, starts)
 
 
