@@ -106,6 +106,27 @@ class TestValidation:
             scores.append(scores_of(rows_of(rows), found).mape_pct)
         assert scores[0] == pytest.approx(scores[1], rel=1e-6)
 
+    def test_a_part_of_many_rows_tells_the_errors_of_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Folds of 7,000, 2,000 and 1,000 rows, of which the large one has three times the error: a row of each counts
+        as much as where all are tested."""
+        rng = np.random.default_rng(0)
+        fold = np.repeat([0, 1, 2], [7000, 2000, 1000])
+        B = rng.integers(1, 65, len(fold)).astype(float)
+        T = (5 + 0.1 * B) * np.exp(rng.normal(0, np.where(fold == 0, 0.15, 0.05)))
+        rows, options = rows_of(Trace({"B": B, "S": B, "T_ms": T})), FitOptions(model="linear")
+        theta = np.array([5.0, 0.1, 0.0])
+        every = held_out(rows, options, theta, by_fold(fold))
+        monkeypatch.setattr("latfit.fitting.checking.crossval.TESTED", 1000)
+        monkeypatch.setattr("latfit.fitting.checking.crossval.TOGETHER", 10)
+        part = held_out(rows, options, theta, by_fold(fold))
+        assert every is not None
+        assert part is not None
+        assert np.bincount(part.fold).tolist() == [2100, 600, 300]
+        assert len(every.rows) == len(fold)
+        scores = [scores_of(rows, found) for found in (every, part)]
+        assert scores[1].mape_pct == pytest.approx(scores[0].mape_pct, rel=0.04)
+        assert scores[0].mape_pct == pytest.approx(100 * math.sqrt(2 / math.pi) * (0.7 * 0.15 + 0.3 * 0.05), rel=0.05)
+
     @settings(max_examples=30, deadline=None)
     @given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8), st.floats(0.1, 10)), min_size=1, max_size=30))
     def test_any_rows_give_scores_or_nothing_without_a_warning(self, rows: list[tuple[int, int, float]]) -> None:

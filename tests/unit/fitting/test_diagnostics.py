@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from latfit.fitting.checking.crossval import cross_validate
 from latfit.fitting.data import fit_data, rows_of
@@ -160,8 +160,23 @@ class TestErrorParts:
         assert found["structure_and_noise"] + found["parameter_uncertainty"] == pytest.approx(1)
 
 
+def test_some_cells_of_many_tell_what_all_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 batch sizes with six S each, of which the first holds most of the rows and scatters three times as much."""
+    cell = np.repeat(np.arange(120), np.where(np.arange(120) % 6 == 0, 500, 10))
+    residuals = np.random.default_rng(0).normal(0, np.where(cell % 6 == 0, 0.15, 0.05))
+    every = lack_of_fit(np.exp(residuals), cell, residuals, 3)
+    monkeypatch.setattr("latfit.fitting.diagnostics.diagnose.WRITTEN_OUT", 2000)
+    monkeypatch.setattr("latfit.fitting.diagnostics.diagnose.MANY", 2000)
+    part = lack_of_fit(np.exp(residuals), cell, residuals, 3)
+    assert part["cells"] == every["cells"] / 6
+    assert part["repeated_rows"] == pytest.approx(every["repeated_rows"] / 6, rel=0.25)
+    for name in ("floor_mape_pct", "model_mape_pct"):
+        assert part[name] == pytest.approx(every[name], rel=0.1)
+
+
 class TestDegenerate:
     @settings(max_examples=30, deadline=None)
+    @example([(3, 0, 0.25), (3, 4, 0.25), (4, 0, 4.0), (4, 0, 4.0)])  # the loss bounds every row
     @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.floats(0.1, 10)), min_size=4, max_size=30))
     def test_any_rows_are_explained_without_a_warning(self, rows: list[tuple[int, int, float]]) -> None:
         columns = [np.array(column, dtype=float) for column in zip(*rows, strict=True)]

@@ -17,6 +17,7 @@ folds, and the ratios observed/predicted of the held-out rows, from which `confo
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,8 +42,8 @@ TRAINED = 50_000
 """Rows that are enough to train on, drawn evenly: what they leave open is far below what a fold shows."""
 
 TESTED, TOGETHER = 40_000, 1000
-"""Rows of a fold that are enough to test on, and how many of them stay neighbours, so that it is still seen what those
-share."""
+"""Rows of a fold, in the mean over folds, that are enough to test on, and how many of them stay neighbours, so that it
+is still seen what those share."""
 
 BY_CELL = "K-fold over (B,S) cells"
 BY_TIME = "K-fold over contiguous blocks of time"
@@ -199,7 +200,7 @@ class LeftOut:
 
 def left_out_parts(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> list[LeftOut]:
     """Every fold that its training rows are enough for, with the fit of them."""
-    numbered_folds = [(number, train, _tested(test)) for number, (train, test) in enumerate(folds)]
+    numbered_folds = _with_enough([(number, *fold) for number, fold in enumerate(folds)])
     whole = make_problem(data, options)
     rows = collapsed(data, whole.model)
     if rows.row_of is None or options.loss == "tukey" or len(whole.free) == 0:
@@ -209,16 +210,22 @@ def left_out_parts(data: Rows, options: FitOptions, theta: FloatArray, folds: It
     return [part for part in parts if part is not None]
 
 
-def _tested(rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The rows (n,) of a fold, or pieces of them, spread evenly, where they are more than enough."""
-    if len(rows) <= TESTED:
-        return rows
-    piece = np.arange(len(rows)) // TOGETHER
-    kept = np.linspace(0, piece[-1], TESTED // TOGETHER).astype(np.int64)
-    return rows[np.isin(piece, kept)]
-
-
 _Numbered = tuple[int, NDArray[np.intp], NDArray[np.intp]]
+
+
+def _with_enough(folds: Sequence[_Numbered]) -> list[_Numbered]:
+    """The folds with all their test rows, or where these are more than enough, with the same share of each fold's in
+    pieces that are spread evenly: a mean over rows weighs the folds as before."""
+    most, rows = TESTED * len(folds), sum(len(test) for _, _, test in folds)
+    if rows <= most:
+        return list(folds)
+
+    def some(test: NDArray[np.intp]) -> NDArray[np.intp]:
+        pieces = math.ceil(len(test) / TOGETHER)
+        kept = np.linspace(0, pieces - 1, max(1, round(pieces * most / rows))).astype(np.int64)
+        return test[np.isin(np.arange(len(test)) // TOGETHER, kept)]
+
+    return [(number, train, some(test)) for number, train, test in folds]
 
 
 def _alone(data: Rows, options: FitOptions, theta: FloatArray, fold: _Numbered) -> LeftOut | None:

@@ -228,8 +228,8 @@ def lack_of_fit(observed: FloatArray, cell: NDArray[np.intp], residuals: FloatAr
     """How far the model is from what rows of one cell differ by. observed: T in ms, cell: of each row, residuals:
     ln(observed/predicted), each (n,); free: parameters that were fitted."""
     cell = distinct(cell)[1]
-    if len(cell) > WRITTEN_OUT:  # whole cells, drawn evenly
-        some = cell % (len(cell) // MANY + 1) == 0
+    if len(cell) > WRITTEN_OUT:
+        some = _of_some_cells(cell)
         observed, residuals, cell = observed[some], residuals[some], distinct(cell[some])[1]
     size = np.bincount(cell)
     repeated = size[cell] > 1
@@ -272,12 +272,21 @@ def _noise_floor(data: FitData) -> float | None:
     if len(repeated) < max(MIN_ROWS, REPEATED * len(rows)):
         return None
     cell = distinct(data.known_cell[repeated])[1]
-    if len(repeated) > MANY:  # whole cells, drawn evenly
-        some = cell % (len(repeated) // MANY + 1) == 0
+    if len(repeated) > MANY:
+        some = _of_some_cells(cell)
         repeated, cell = repeated[some], distinct(cell[some])[1]
     T = data.observed[repeated]
     middle = np.exp(_leave_one_out_medians(np.log(T), cell))
     return float(np.mean(np.abs(middle - T) / T) * 100)
+
+
+def _of_some_cells(cell: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Which rows (n,) belong to some of the cells, drawn evenly in the order of their sizes: a few large ones may hold
+    most of the rows. About MANY rows do."""
+    size = np.bincount(cell)
+    kept = np.zeros(len(size), dtype=bool)
+    kept[np.argsort(size, kind="stable")[:: len(cell) // MANY + 1]] = True
+    return np.asarray(kept[cell])
 
 
 def _leave_one_out_medians(values: FloatArray, cell: NDArray[np.intp]) -> FloatArray:

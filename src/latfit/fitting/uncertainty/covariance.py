@@ -114,7 +114,8 @@ def sandwich_root(
     r = problem.residuals(solution.z)
     pull, slope = score_factor(loss, r, solution.f_scale), score_slope(loss, r, solution.f_scale)
     Ji = J[:, interior]
-    mean_slope = float(w @ slope) / rows
+    # Where the loss bounds every row, nothing tells the slope: then it is that of one row which is not bounded.
+    mean_slope = max(float(w @ slope), 1.0) / rows
     spread = float(w @ (slope - mean_slope) ** 2) / rows
     correction = 1 + p / rows * spread / mean_slope**2
     score = pull * r
