@@ -338,39 +338,18 @@ def least_squares(
     part: Part, log_ratio: FloatArray, weights: FloatArray, roughness: float, start: FloatArray | None = None
 ) -> FloatArray:
     """The same without regard to rows that are far off."""
-    from scipy.sparse import csc_array, csr_array, eye_array
+    from scipy.sparse import csc_array, csr_array, diags_array, eye_array
+    from scipy.sparse.linalg import cg, splu
 
     X, size = part.X, part.X.shape[1]
     right = part.across @ (weights * log_ratio)
     weighted = csr_array((X.data * np.repeat(weights, np.diff(X.indptr)), X.indices, X.indptr), shape=X.shape)
-    measured = part.across @ weighted
-    whole = measured + roughness * part.penalty + NEARLY_ZERO * eye_array(size)
-    if size > DIRECTLY:
-        return conjugate_gradients(whole.tocsr(), right, start)
-    from scipy.sparse.linalg import splu
-
-    return np.asarray(splu(csc_array(whole), permc_spec="MMD_AT_PLUS_A").solve(right))
-
-
-def conjugate_gradients(matrix: Any, right: FloatArray, start: FloatArray | None) -> FloatArray:
-    """About the solution (m,) of a sparse positive definite system, scaled by its diagonal. One matrix for rows and
-    penalty: their products one after the other, as an operator of SciPy's, cost twice as much."""
-    x = np.zeros_like(right) if start is None else start.copy()
-    scale, least = 1 / matrix.diagonal(), RTOL * float(np.linalg.norm(right))
-    off = right - matrix @ x
-    scaled = scale * off
-    way, size = scaled, float(off @ scaled)
-    for _ in range(MOST_STEPS):
-        if float(np.linalg.norm(off)) <= least:
-            break
-        ahead = matrix @ way
-        share = size / float(way @ ahead)
-        x += share * way
-        off -= share * ahead
-        scaled = scale * off
-        before, size = size, float(off @ scaled)
-        way = scaled + (size / before) * way
-    return x
+    # one matrix for rows and penalty: as an operator that multiplies by one after the other it takes twice the time
+    whole = part.across @ weighted + roughness * part.penalty + NEARLY_ZERO * eye_array(size)
+    if size <= DIRECTLY:
+        return np.asarray(splu(csc_array(whole), permc_spec="MMD_AT_PLUS_A").solve(right))
+    scaled = diags_array(1 / whole.diagonal())
+    return np.asarray(cg(whole.tocsr(), right, x0=start, rtol=RTOL, maxiter=MOST_STEPS, M=scaled)[0])
 
 
 def nearness(part: Part) -> FloatArray:
@@ -425,7 +404,8 @@ def _along_lines(g: FloatArray, slack: FloatArray, weights: FloatArray, axis: in
 
 
 def pooled(z: FloatArray, weights: FloatArray) -> FloatArray:
-    """Lines (k, m) that rise, nearest to z (k, m) by weighted squares: adjacent violators are pooled at their mean."""
+    """Lines (k, m) that rise, nearest to z (k, m) by weighted squares: adjacent violators are pooled at their mean. All
+    lines at once: SciPy's isotonic regression of each takes six times as long."""
     lines = np.arange(len(z))
     value, weight, size = np.zeros_like(z), np.zeros_like(z), np.zeros(z.shape, dtype=np.intp)
     top = np.full(len(z), -1)

@@ -64,6 +64,19 @@ def test_planted_steps_are_found_and_only_they(truth: str, noise: float) -> None
     np.testing.assert_array_equal(found_in(trace), planted)
 
 
+@pytest.mark.parametrize("truth", TRUTHS)
+def test_planted_steps_are_found_in_noise_of_a_fifth(truth: str) -> None:
+    """As far off as five standard deviations more than is asked of a cell at an end."""
+    trace, planted = with_planted(grid(truth, 0.2), [200.0, 1 / 200, 1000.0, 1 / 1000])
+    np.testing.assert_array_equal(found_in(trace), planted)
+
+
+def test_times_that_scatter_everywhere_contradict_nothing() -> None:
+    """A tenth, or ten times, of what is beside: where cells do that by themselves, none is an exception."""
+    for seed in range(5):
+        assert len(found_in(grid("saturating", 1.2, seed))) == 0
+
+
 def test_two_side_by_side_do_not_vouch_for_each_other() -> None:
     clean = grid("saturating", 0.03)
     B, S, T = (clean.floats(name) for name in ("B", "S", "T_ms"))

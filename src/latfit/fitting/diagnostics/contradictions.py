@@ -33,16 +33,15 @@ from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.influence import nearest
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, mad_sigma
 from latfit.units import format_ms, number
 from latfit.warning import NO_ACTION, LatfitWarning
 
 FACTOR = 8.0
 """Times the latency beside it: ten, less what noise and the trend may take from them."""
 
-MAD, DEVIATIONS, SOME = 0.6745, 5.0, 1000
-"""Median absolute over standard deviation of normal numbers; how many standard deviations from the cells beside a cell
-has to be; cells that tell that deviation."""
+DEVIATIONS, SOME = 5.0, 1000
+"""How many standard deviations from the cells beside a cell has to be; cells that tell that deviation."""
 
 NEIGHBOURS = 6
 FEWEST_CELLS = 10
@@ -189,7 +188,7 @@ def _beside(x: FloatArray, r: FloatArray) -> FloatArray:
     # Where cells differ from those beside them by as much anyhow, none of them is an exception.
     some = np.arange(0, len(r), len(r) // SOME + 1)
     beside = np.median(r[nearest(x, some, NEIGHBOURS)], axis=1)
-    least_off = max(np.log(FACTOR), DEVIATIONS / MAD * float(np.median(np.abs(r[some] - beside))))
+    least_off = max(np.log(FACTOR), DEVIATIONS * mad_sigma(r[some] - beside))
     found, limit = np.full(len(r), np.nan), least_off * np.where(_alone_at_an_end(x), 2.0, 1.0)
     # of two cells that differ by so much one is half as far from the middle of all
     far = np.abs(r - np.median(r)) > limit / 2
