@@ -633,3 +633,15 @@ class TestWindows:
 
     def test_iteration_lines_go_before_them(self, tmp_path: Path) -> None:
         assert "window_ms" not in parsed(windows_log([32] * 4, [1600.0] * 4) + NEW, tmp_path)
+
+    def test_windows_go_on_over_the_turn_of_a_year(self, tmp_path: Path) -> None:
+        log = windows_log([32] * 6, [1600.0] * 6).splitlines(keepends=True)
+        turned = [line.replace("11-22 12:00:", "12-31 23:59:") for line in log[3:]]
+        turned += [line.replace("11-22 12:00:", "01-01 00:00:") for line in log[:3]]
+        assert parsed("".join(turned), tmp_path)["t_s"].tolist() == [0, 10, 20, 30, 40]
+
+    def test_numbers_that_are_none_are_no_windows(self, tmp_path: Path) -> None:
+        log = windows_log([32] * 5, [1600.0] * 5).splitlines(keepends=True)
+        log[2] = log[2].replace("1600.0", "16.0.0")
+        log[3] = log[3].replace("11-22", "99-99")
+        assert len(parsed("".join(log), tmp_path)) == 1

@@ -28,7 +28,7 @@ COUNTS: Mapping[str, bytes] = {
     "tp": rb"\btensor_parallel_size=(\d{1,6})\b",
     "pipeline_parallel_size": rb"\bpipeline_parallel_size=(\d{1,6})\b",
     "data_parallel_size": rb"\bdata_parallel_size=(\d{1,6})\b",
-    "num_speculative_tokens": rb"speculative_config=SpeculativeConfig\([^)]*num_spec_tokens=(\d{1,3})\)",
+    "num_speculative_tokens": rb"speculative_config=SpeculativeConfig\([^)]{0,1000}num_spec_tokens=(\d{1,3})\)",
 }
 FLAGS: Mapping[str, bytes] = {
     "enable_prefix_caching": rb"\benable_prefix_caching=(True|False)\b",

@@ -11,13 +11,12 @@ their quotient is what `float` gives.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from latfit.trace.readers.vllm.start_up import MARKS, START, facts_in
+from latfit.trace.readers.vllm.start_up import MARKS as OF_START, START, facts_in
 from latfit.trace.table import Array
 
 SLACK = bytes(512)
@@ -112,6 +111,8 @@ CLOCK = re.compile(
 )  # the last one, as are processes
 KV_SIZE = re.compile(rb" KV cache size: (\d[\d,]{0,20}) tokens")
 SIZE = b" KV cache size: "
+MARKS = (*OF_START, SIZE)
+SHORTEST_MARK = min(map(len, MARKS))
 
 Engine = tuple[bytes, int]
 """Name and process of what writes steps; -1 where the process does not matter or is not said."""
@@ -156,6 +157,11 @@ class Engines(dict[bytes, int]):
         return self.numbers.setdefault(engine, min(len(self.numbers), MOST_ENGINES))
 
 
+def engines_and_times(codes: Array) -> tuple[Array, Array]:
+    """The engine's number and the time (n,) of what `Engines` makes of texts."""
+    return (codes >> TIME_BITS).astype(np.int16), ((codes & ((1 << TIME_BITS) - 1)) - 1).astype(np.int32)
+
+
 def read_block(text: bytes, engines: Engines) -> Block:
     """All steps in `text`, which is whole lines, as they follow one another; two may stand in one line."""
     block = np.frombuffer(text + SLACK, dtype=np.uint8)
@@ -170,15 +176,14 @@ def read_block(text: bytes, engines: Engines) -> Block:
     behind = np.zeros(len(hits), dtype=np.intp)  # the last step, which may stand in the same line
     behind[1:] = np.maximum.accumulate(np.where(whole, after, 0))[:-1]
     torn = ~whole & (hits >= behind) & (block[hits + len("Iteration(")] - ZERO < 10)
-    begins = np.maximum(np.maximum(begins, behind), hits - LOOK_BACK)[whole]
+    lines, begins = begins[whole], np.maximum(np.maximum(begins, behind), hits - LOOK_BACK)[whole]
     hits, after = hits[whole], after[whole]
     befores = [text[begin:hit] for begin, hit in zip(begins.tolist(), hits.tolist(), strict=True)]
     codes = np.array([engines[before] for before in befores], dtype=np.int64)
-    columns["engine"] = (codes >> TIME_BITS).astype(np.int16)
-    columns["time"] = ((codes & ((1 << TIME_BITS) - 1)) - 1).astype(np.int32)
-    notes = list(_notes(text, hits, after))
-    starts = list(_starts(text)) if any(mark in text for mark in MARKS) else []
-    return Block(columns, int(np.count_nonzero(ends)), int(np.count_nonzero(torn)), notes, starts)
+    columns["engine"], columns["time"] = engines_and_times(codes)
+    found = Block(columns, int(np.count_nonzero(ends)), int(np.count_nonzero(torn)), [], [])
+    _add_starts(found, text, lines, after)
+    return found
 
 
 def _steps(block: Array, hits: Array) -> tuple[dict[str, Array], Array, Array]:
@@ -258,31 +263,22 @@ def _usage(block: Array, at: Array) -> tuple[Array, Array, Array]:
     return joined[0], joined[1], joined[2]
 
 
-def _notes(text: bytes, hits: Array, after: Array) -> Iterator[Note]:
-    """The start-up lines of engines; what stands before a step in its line is none."""
-    for end in sorted({text.index(b"\n", at) for mark in (START, SIZE) for at in _places(text, mark)}):
-        rows = int(np.searchsorted(hits, end))
-        line = text[max(text.rfind(b"\n", 0, end) + 1, int(after[rows - 1]) if rows else 0) : end]
-        size = KV_SIZE.match(line, line.find(SIZE))
-        tokens = int(size[1].replace(b",", b"")) if size else 0
-        if START in line or tokens > 0:
-            process = PROCESS.match(line)
-            yield Note(rows, rank_of(process[1] if process else b""), 0 if START in line else tokens)
-
-
-def _starts(text: bytes) -> Iterator[dict[str, Any]]:
-    """What the lines of an engine's start say, in their order."""
-    for at in sorted(at for mark in MARKS for at in _places(text, mark)):
-        begin = text.rfind(b"\n", 0, at) + 1
-        if facts := facts_in(text[begin : text.index(b"\n", at)]):
-            yield facts
-
-
-def _places(text: bytes, mark: bytes) -> Iterator[int]:
-    at = text.find(mark)
-    while at >= 0:
-        yield at
-        at = text.find(mark, at + 1)
+def _add_starts(block: Block, text: bytes, lines: Array, after: Array) -> None:
+    """What lines of an engine's start say. lines: where those of the steps begin; after: where the steps end. Of most
+    logs nothing is left between two steps; what stands before a step in its line is none."""
+    begins, ends = np.append(0, after), np.append(lines, len(text))
+    for rows in np.flatnonzero(ends - begins > SHORTEST_MARK).tolist():
+        between = text[begins[rows] : ends[rows]]
+        if not any(mark in between for mark in MARKS):
+            continue
+        for line in between.split(b"\n"):
+            if facts := facts_in(line):
+                block.starts.append(facts)
+            size = KV_SIZE.match(line, line.find(SIZE))
+            tokens = int(size[1].replace(b",", b"")) if size else 0
+            if START in line or tokens > 0:
+                process = PROCESS.match(line)
+                block.notes.append(Note(rows, rank_of(process[1] if process else b""), 0 if START in line else tokens))
 
 
 def _engine(before: bytes) -> Engine:

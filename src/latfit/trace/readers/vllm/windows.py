@@ -16,12 +16,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from latfit.trace.readers.vllm.steps import DAY_S
+from latfit.trace.readers.vllm.runs import seconds_of
+from latfit.trace.readers.vllm.steps import LOOK_BACK, Engines, engines_and_times, rank_of
 from latfit.trace.table import Trace
 
-LINE = re.compile(
-    rb"(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d) [^\n]*?(?:Engine (\d+): )?Avg prompt throughput: ([\d.]+) tokens/s,"
-    rb" Avg generation throughput: ([\d.]+) tokens/s, Running: (\d+) reqs, Waiting: (\d+) reqs"
+MARK = b"Avg prompt throughput: "
+TOLD = re.compile(
+    rb"Avg prompt throughput: (\d{1,12}(?:\.\d{1,6})?) tokens/s, Avg generation throughput: (\d{1,12}(?:\.\d{1,6})?)"
+    rb" tokens/s, Running: (\d{1,9}) reqs, Waiting: (\d{1,9}) reqs"
 )
 LONGEST_S = 120.0
 """Lines farther apart are no neighbours."""
@@ -31,18 +33,20 @@ UNSTEADY = 1 / 3
 
 def windows_of_log(lines: Iterator[bytes]) -> Trace | None:
     """The windows of all engines; None where no line tells of one."""
+    known, codes, told = Engines(), [], []
+    for line in lines:
+        at = line.find(MARK)
+        if at >= 0 and (found := TOLD.match(line, at)):
+            codes.append(known[line[max(at - LOOK_BACK, 0) : at]])
+            told.append(tuple(map(float, found.groups())))
+    engines, times = engines_and_times(np.array(codes, dtype=np.int64))
+    names = [str(max(rank_of(name), 0)) for name, _ in known.numbers]
     before: dict[int, tuple[float, float]] = {}
     unsteady = 0
     rows: list[tuple[float, ...]] = []
-    engines: list[str] = []
-    for line in lines:
-        found = LINE.search(line)
-        if found is None:
-            continue
-        month, day, hour, minute, second = map(int, found.groups()[:5])
-        engine = int(found[6] or 0)
-        prompt, generated, running, waiting = (float(found[i]) for i in range(7, 11))
-        now = ((month * 31 + day) * DAY_S) + hour * 3600.0 + minute * 60.0 + second
+    runs: list[str] = []
+    for engine, now, each in zip(engines.tolist(), seconds_of(times).tolist(), told, strict=True):
+        prompt, generated, running, waiting = each
         start, running_then = before.get(engine, (now, 0.0))
         before[engine] = now, running
         if not 0 < now - start <= LONGEST_S:
@@ -54,13 +58,13 @@ def windows_of_log(lines: Iterator[bytes]) -> Trace | None:
             continue
         T_s = B / generated if busy else 0.0
         rows.append((start, (now - start) * 1e3, B, max(B, (prompt + generated) * T_s), 1e3 * T_s, waiting, not busy))
-        engines.append(str(engine))
+        runs.append(names[engine])
     if not rows:
         return None
     t_s, window_ms, B, S, T, waiting, idle = np.array(rows).T
     columns = {"B": B, "S": S, "T_ms": T, "t_s": t_s - t_s.min(), "window_ms": window_ms, "queued_requests": waiting}
     steps = np.divide(window_ms, T, out=np.zeros_like(T), where=T > 0)
     return Trace(
-        {**columns, "window_steps": steps, "idle": idle > 0, "run": np.array(engines, dtype=object)},
+        {**columns, "window_steps": steps, "idle": idle > 0, "run": np.array(runs, dtype=object)},
         {"format": "vllm", "windows": len(rows), "unsteady": unsteady},
     )
