@@ -428,6 +428,7 @@ def engine_settings_of(
     kv_blocks: int | None = None,
     batching: str | Sequence[str] = "chunked-prefill",
     server: Mapping[str, Any] | None = None,
+    usual: Mapping[str, Any] = USUAL,
     **given: Any,
 ) -> EngineSetup:
     """How the engine is set up that sources tell of: KV blocks, block size, `max_num_seqs`, token budget, scheduling
@@ -436,7 +437,8 @@ def engine_settings_of(
     sources: a fit of an engine's steps (it keeps what its trace said), a trace, a log, a CleanTrace, several of these,
     or None.  server: facts by the names of a recorder's provenance, beside those of the sources.  kv_blocks, batching,
     given: settings that options name, None where they do not; they go before all else. Their names are those of
-    `USUAL`. Raises WrongUsage, also where nobody says how large the KV cache is; BadInput.
+    `USUAL`.  usual: settings that nobody names. Raises WrongUsage, also where nobody says how large the KV cache is;
+    BadInput.
     """
     several = sources if isinstance(sources, list | tuple) else [] if sources is None else [sources]
     origins: list[tuple[str, Mapping[str, Any]]] = [] if server is None else [("the server's metrics", server)]
@@ -448,7 +450,7 @@ def engine_settings_of(
             counts[key] = counts.get(key, 0.0) + value
     named = {name: value for name, value in {**given, "kv_blocks": kv_blocks}.items() if value is not None}
     known = known_settings(engine_facts(origins, counts), named.get("block_size"))
-    return _setup(known, named, batching)
+    return _setup(known, named, batching, usual)
 
 
 def _told_by(source: Any) -> tuple[str, Mapping[str, Any], Mapping[str, float]]:
@@ -468,8 +470,10 @@ def _told_by(source: Any) -> tuple[str, Mapping[str, Any], Mapping[str, float]]:
     return steps.name, steps.trace.provenance, engine_counts(steps.trace)
 
 
-def _setup(known: KnownSettings, named: Mapping[str, Any], batching: str | Sequence[str]) -> EngineSetup:
-    chosen = {**USUAL, **known.values, **named}
+def _setup(
+    known: KnownSettings, named: Mapping[str, Any], batching: str | Sequence[str], usual: Mapping[str, Any]
+) -> EngineSetup:
+    chosen = {**usual, **known.values, **named}
     if "kv_blocks" not in chosen:
         raise WrongUsage(
             "the size of the KV cache is required",

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from latfit.api.hardware import check_one_model, profile_of, refuse_unread_context
-from latfit.api.loads import recording_of
 from latfit.api.quantities import (
     Duration,
     Needs,
@@ -20,7 +19,7 @@ from latfit.api.quantities import (
     rate as per_ms,
     transfer as transfers,
 )
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import WrongUsage
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.planning import (
     Capacity,
@@ -257,30 +256,10 @@ OF_ENGINES = (
 
 
 def plans_engines(o: Any) -> bool:
-    """Whether options describe serving engines: requests have lengths, or limits that only requests have. Raises
-    WrongUsage for recorded lengths that a plan of batches would ignore, BadInput for a file that cannot be read."""
+    """Whether options describe serving engines: requests have lengths, or limits that only requests have."""
     if any(each is not None for each in (o.lengths, o.e2e, o.goodput, o.users)):
         return True
-    if o.sla is None:
-        return o.ttft is not None or o.tpot is not None
-    if o.arrivals is None or o.tokens_per_request is not None or not _has_lengths(o.arrivals):
-        return False
-    if o.ttft is not None or o.tpot is not None:
-        return True
-    raise WrongUsage(
-        f"{o.arrivals} has the lengths of its requests, which a plan of batches does not use",
-        where="--arrivals",
-        remedy="Give --ttft 500ms --tpot 50ms or --e2e 10s to plan serving engines for these requests, or"
-        " --tokens-per-request 1 to count every request as one unit of a batch.",
-    )
-
-
-def _has_lengths(arrivals: Any) -> bool:
-    """Whether a file or table holds requests with prompt and output tokens."""
-    try:
-        return bool(len(recording_of(arrivals).requests))
-    except BadInput:
-        return False
+    return o.sla is None and (o.ttft is not None or o.tpot is not None)
 
 
 def _of_kind(engines: bool, each: Needs) -> Needs:
@@ -315,7 +294,7 @@ def plan(
     arrivals: Any = None,
     arrivals_window: Duration | None = None,
     replicas: int = 1,
-    tokens_per_request: int = 1,
+    tokens_per_request: int | None = None,
     context: float | None = None,
     max_batch: int | None = None,
     transfer: str | None = None,
@@ -334,9 +313,10 @@ def plan(
     paths: as for `Hardware`: {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}, a `hardware.json`, a fit.  sla: "20ms"
     (or sla_ms=20), kept by `percentile` percent.  rate: "500/s" (or rate_per_s=500) for all `replicas` together, or
     `arrivals`: a file or table of moments (t_s) or of a rate over time (t_s, rate_per_s), cut into windows of
-    `arrivals_window`.  tokens_per_request: tokens that a request adds to a step, 1 for decode.  context: cached tokens
-    of a request.  max_batch: of the GPU.  transfer ("0.2ms", "2ms+1us" with a part per token), wait: before the GPU
-    begins.  launch_share: share of the launch cost in a step from which B2 counts.  ttft, tpot, prompt_tokens: targets
+    `arrivals_window`.  tokens_per_request: tokens that a request adds to a step, by default 1, as in decode; recorded
+    lengths are refused without it.  context: cached tokens of a request.  max_batch: of the GPU.  transfer ("0.2ms",
+    "2ms+1us" with a part per token), wait: before the GPU begins.  launch_share: share of the launch cost in a step
+    from which B2 counts.  ttft, tpot, prompt_tokens: targets
     for the engine settings.  objective: weights, {"p99": 1, "mean": 0.5}.  laws_only: closed forms, no
     simulation.  seed: of the simulation that verifies the decision.  force: plan with paths
     that are of different models.
@@ -346,14 +326,15 @@ def plan(
     """
     limit_ms = duration(sla, "--sla", sla_ms)
     offered = None if rate is None and rate_per_s is None else per_ms(rate, "--rate", rate_per_s)
+    tokens = 1 if tokens_per_request is None else tokens_per_request
     fixed_ms, ms_per_token = (0.0, 0.0) if transfer is None else transfers(transfer)
     request = PlanRequest(
         rate=offered,
-        load=_load(arrivals, arrivals_window, alone=offered is None),
+        load=_load(arrivals, arrivals_window, alone=offered is None, alike=tokens_per_request is not None),
         replicas=replicas,
         context=context,
         max_batch=max_batch,
-        transfer_ms=fixed_ms + ms_per_token * tokens_per_request,
+        transfer_ms=fixed_ms + ms_per_token * tokens,
         wait_ms=None if wait is None else duration(wait, "--wait", zero=True),
         launch_share=launch_share,
         serving=ServingTargets(_optional(ttft, "--ttft"), _optional(tpot, "--tpot"), prompt_tokens),
@@ -365,9 +346,7 @@ def plan(
     refuse_unread_context(profile, context)
     if not force:
         check_one_model(profile)
-    found = make_plan(
-        profile, limit_ms, percentile=percent(percentile), tokens_per_request=tokens_per_request, request=request
-    )
+    found = make_plan(profile, limit_ms, percentile=percent(percentile), tokens_per_request=tokens, request=request)
     return Plan(found, profile, request)
 
 
@@ -406,8 +385,8 @@ def _one_path(profile: HardwareProfile, name: str | None) -> ExecutionPath:
     return profile.paths[name]
 
 
-def _load(arrivals: Any, window: Duration | None, *, alone: bool) -> Load | None:
-    """The load that `arrivals` describes; None without."""
+def _load(arrivals: Any, window: Duration | None, *, alone: bool, alike: bool) -> Load | None:
+    """The load that `arrivals` describes; None without. alike: as in `read_load`."""
     if arrivals is None:
         return None
     if not alone:
@@ -418,10 +397,10 @@ def _load(arrivals: Any, window: Duration | None, *, alone: bool) -> Load | None
         )
     window_ms = _optional(window, "--arrivals-window")
     if isinstance(arrivals, str | Path):
-        return read_load(arrivals, window_ms)
+        return read_load(arrivals, window_ms, alike=alike)
     from latfit.api.reading import TABLE, table_of
 
-    return load_of(table_of(arrivals), TABLE, window_ms)
+    return load_of(table_of(arrivals), TABLE, window_ms, alike=alike)
 
 
 def _objective(objective: str | Mapping[str, float] | None) -> Objective | None:

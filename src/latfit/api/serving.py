@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latfit.api.engines import EngineSetup, check_one_engine, engine_costs, engine_settings_of, scatters
+from latfit.api.engines import USUAL, EngineSetup, check_one_engine, engine_costs, engine_settings_of, scatters
 from latfit.api.loads import make_load, notes_of, recording_of
 from latfit.api.plans import AXES, OF_ENGINE_PLANS
 from latfit.api.quantities import Duration, duration, library_verb, only_with, percent, rates
 from latfit.errors import BadInput, WrongUsage
 from latfit.model import FitResult
 from latfit.planning import (
-    USUAL,
+    USUAL_PERCENT,
     Goodput,
     GpuMemory,
     KvCache,
@@ -302,7 +302,7 @@ def _at_load(load: Load, offered: list[float], lengths: Any, growth: float) -> L
 
 def _lengths(lengths: Any) -> Any:
     """A distribution of `512:128`, or of the requests in a file or table."""
-    text = isinstance(lengths, str) and (":" in lengths or not Path(lengths).exists())
+    text = isinstance(lengths, str) and (":" in lengths or not (Path(lengths).suffix or Path(lengths).exists()))
     return parse_lengths(lengths) if text else fit_lengths(recording_of(lengths).requests)
 
 
@@ -323,7 +323,7 @@ def _targets(load: Load, limits: Mapping[str, Duration | None], goodput: float |
             for name, limit in (("ttft", each.ttft_slo_ms), ("tpot", each.tpot_slo_ms), ("latency", each.deadline_ms))
             if math.isfinite(limit)
         ]
-    own = Goodput(USUAL, Promise()) if isinstance(load, RecordedLoad) and _limited(load.requests) else None
+    own = Goodput(USUAL_PERCENT, Promise()) if isinstance(load, RecordedLoad) and _limited(load.requests) else None
     if own is not None and not found:
         return Targets((), own if goodput is None else Goodput(_share(goodput), Promise()))
     if not found:
@@ -384,15 +384,13 @@ def _setup(
     if memory is not None:
         given, kv_blocks = {**given, "block_size": memory.block_size}, memory.blocks
     names = batching or "chunked-prefill"
-    try:
-        setup = engine_settings_of(fits, kv_blocks=kv_blocks, batching=names, **given)
-    except WrongUsage as error:
-        if error.where != "--kv-blocks" or kv_blocks is not None:
-            raise
-        return engine_settings_of(fits, kv_blocks=UNLIMITED, batching=names, **given), ""
+    usual = {**USUAL, "kv_blocks": UNLIMITED}
+    setup = engine_settings_of(fits, kv_blocks=kv_blocks, batching=names, usual=usual, **given)
     if memory is not None:
         return setup, memory.how
-    return setup, f"{setup.settings[0].kv_blocks:,} blocks ({setup.origin.get('kv_blocks', 'given')})"
+    if "kv_blocks" not in setup.origin:
+        return setup, ""
+    return setup, f"{setup.settings[0].kv_blocks:,} blocks ({setup.origin['kv_blocks']})"
 
 
 def _within_measured(setup: EngineSetup, fits: list[FitResult]) -> EngineSettings:

@@ -20,6 +20,15 @@ from latfit.cli.options import (
     only_with,
     verb,
 )
+from latfit.cli.simulate_engine import (
+    BlockSizeOption,
+    FitOption,
+    HiddenPrefillFitOption,
+    KvBlocksOption,
+    LongPrefillOption,
+    PrefixHitOption,
+    SynchronousOption,
+)
 from latfit.errors import FitNotUsable, SlaOutOfReach, WrongUsage
 
 if TYPE_CHECKING:
@@ -149,16 +158,9 @@ class ReplicaOptions:
     """A serving engine, and several."""
 
     panel: ClassVar[str] = "Serving engines: replicas"
-    fit: Annotated[
-        Path | None, typer.Option("--fit", help="Fit of the engine's steps. Default: the gpu path of --hardware.")
-    ] = None
-    prefill_fit: Annotated[
-        Path | None, typer.Option("--prefill-fit", hidden=True, help="A separate fit of steps that contain prefill.")
-    ] = None
-    kv_blocks: Annotated[
-        int | None,
-        typer.Option("--kv-blocks", help="Blocks of the KV cache. Default: what the engine's trace or log says."),
-    ] = None
+    fit: FitOption = None
+    prefill_fit: HiddenPrefillFitOption = None
+    kv_blocks: KvBlocksOption = None
     model_config: Annotated[
         Path | None,
         typer.Option("--model-config", hidden=True, help="The model's config.json: the KV cache is computed."),
@@ -184,19 +186,10 @@ class ReplicaOptions:
     max_num_batched_tokens: Annotated[
         int | None, typer.Option("--max-num-batched-tokens", min=1, hidden=True, help="Keep this one.")
     ] = None
-    long_prefill_token_threshold: Annotated[
-        int | None, typer.Option("--long-prefill-token-threshold", min=0, hidden=True, help="Keep this one.")
-    ] = None
-    block_size: Annotated[
-        int | None, typer.Option("--block-size", min=1, hidden=True, help="Tokens in a block of the KV cache.")
-    ] = None
-    synchronous: Annotated[
-        bool | None,
-        typer.Option("--synchronous/--asynchronous", hidden=True, help="Schedule a step after the one before it."),
-    ] = None
-    prefix_hit_rate: Annotated[
-        float | None, typer.Option("--prefix-hit-rate", hidden=True, help="Share of every prompt that is cached.")
-    ] = None
+    long_prefill_token_threshold: LongPrefillOption = None
+    block_size: BlockSizeOption = None
+    synchronous: SynchronousOption = None
+    prefix_hit_rate: PrefixHitOption = None
     batching: Annotated[
         Literal["chunked-prefill", "continuous"] | None,
         typer.Option("--batching", hidden=True, help="Keep this one."),
@@ -283,7 +276,7 @@ def plan(
     """
     _check_targets(files)
     values = {name: value for group in (load, promise, traffic, engines) for name, value in vars(group).items()}
-    if _of_engines(values | {"sla": sla, "tokens_per_request": batches.tokens_per_request}):
+    if _of_engines(values | {"sla": sla}):
         _plan_engines(sla, load, machine.hardware, (promise, traffic, engines), method, files, output)
         return
     if sla is None:
@@ -404,7 +397,7 @@ def _plan_batches(
     options = {name: value for group in groups for name, value in vars(group).items()}
     hardware = options.pop("hardware")
     options |= {"ttft": promise.ttft, "tpot": promise.tpot, "prompt_tokens": promise.prompt_tokens}
-    options |= {"tokens_per_request": batches.tokens_per_request or 1, "replicas": load.replicas or 1}
+    options |= {"replicas": load.replicas or 1}
     with progress_bar("Planning", quiet=output.silent):
         found = decide(hardware, sla, **options)
     if batches.tokens_per_request is None:

@@ -18,6 +18,43 @@ from latfit.units import format_rate
 
 Names = Literal["chunked-prefill", "continuous", "selective", "static"]
 
+KvBlocksOption = Annotated[
+    int | None,
+    typer.Option("--kv-blocks", help="Blocks of the KV cache. Default: what the engine's trace or log says."),
+]
+BlockSizeOption = Annotated[
+    int | None,
+    typer.Option("--block-size", hidden=True, help="Tokens in a block. Default: the trace's, else 16."),
+]
+LongPrefillOption = Annotated[
+    int | None,
+    typer.Option(
+        "--long-prefill-token-threshold", hidden=True, help="Prompt tokens of one request in a step; 0: no limit."
+    ),
+]
+SynchronousOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--synchronous/--asynchronous",
+        hidden=True,
+        help="Schedule a step after the one before it, or beside it. Default: as the trace says, else beside it.",
+    ),
+]
+PrefixHitOption = Annotated[
+    float | None,
+    typer.Option(
+        "--prefix-hit-rate",
+        hidden=True,
+        help="Share of every prompt that is cached already. Default: as recorded, else 0.",
+    ),
+]
+FitOption = Annotated[
+    Path | None, typer.Option("--fit", help="Fit of the engine's steps. Default: the gpu path of --hardware.")
+]
+HiddenPrefillFitOption = Annotated[
+    Path | None, typer.Option("--prefill-fit", hidden=True, help="A separate fit of steps that contain prefill.")
+]
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -28,10 +65,7 @@ class EngineOptions:
         list[Names] | None,
         typer.Option("--batching", "--engine", help="chunked-prefill is vLLM's. Repeatable in simulate engine."),
     ] = None
-    kv_blocks: Annotated[
-        int | None,
-        typer.Option("--kv-blocks", help="Blocks of the KV cache. Default: what the engine's trace or log says."),
-    ] = None
+    kv_blocks: KvBlocksOption = None
     max_num_seqs: Annotated[
         int | None, typer.Option("--max-num-seqs", help="Requests in a step, at most. Default: the trace's, else 256.")
     ] = None
@@ -39,24 +73,9 @@ class EngineOptions:
         int | None,
         typer.Option("--max-num-batched-tokens", help="Tokens in a step, at most. Default: the trace's, else 2048."),
     ] = None
-    block_size: Annotated[
-        int | None,
-        typer.Option("--block-size", hidden=True, help="Tokens in a block. Default: the trace's, else 16."),
-    ] = None
-    long_prefill_token_threshold: Annotated[
-        int | None,
-        typer.Option(
-            "--long-prefill-token-threshold", hidden=True, help="Prompt tokens of one request in a step; 0: no limit."
-        ),
-    ] = None
-    synchronous: Annotated[
-        bool | None,
-        typer.Option(
-            "--synchronous/--asynchronous",
-            hidden=True,
-            help="Schedule a step after the one before it, or beside it. Default: as the trace says, else beside it.",
-        ),
-    ] = None
+    block_size: BlockSizeOption = None
+    long_prefill_token_threshold: LongPrefillOption = None
+    synchronous: SynchronousOption = None
 
     def asked(self) -> dict[str, Any]:
         """As parameters of `engine_settings_of`."""
@@ -101,14 +120,7 @@ class SpecialOptions:
         str | None,
         typer.Option("--swap", hidden=True, help="Swap preempted requests out and in, at this per token: 2us."),
     ] = None
-    prefix_hit_rate: Annotated[
-        float | None,
-        typer.Option(
-            "--prefix-hit-rate",
-            hidden=True,
-            help="Share of every prompt that is cached already. Default: as recorded, else 0.",
-        ),
-    ] = None
+    prefix_hit_rate: PrefixHitOption = None
     draft_tokens: Annotated[
         int | None,
         typer.Option(
@@ -144,12 +156,8 @@ class CostOptions:
     """What a step costs."""
 
     panel: ClassVar[str] = "Step costs"
-    fit: Annotated[
-        Path | None, typer.Option("--fit", help="Fit of the engine's steps. Default: the gpu path of --hardware.")
-    ] = None
-    prefill_fit: Annotated[
-        Path | None, typer.Option("--prefill-fit", hidden=True, help="A separate fit of steps that contain prefill.")
-    ] = None
+    fit: FitOption = None
+    prefill_fit: HiddenPrefillFitOption = None
     hardware: HardwareOption = DEFAULT_HARDWARE
     prefill_on: Annotated[
         Path | None,

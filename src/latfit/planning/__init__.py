@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         plan_serving as plan_serving,
     )
     from latfit.planning.serving.targets import (
-        USUAL as USUAL,
+        USUAL_PERCENT as USUAL_PERCENT,
         Goodput as Goodput,
         Reached as Reached,
         RequestTarget as RequestTarget,

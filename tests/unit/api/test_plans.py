@@ -192,3 +192,13 @@ def test_paths_of_two_models_are_refused_and_never_mixed(in_tmp: Path, capsys: p
 def test_the_names_are_shown_by_the_package() -> None:
     assert {"plan", "step_budget", "report", "Plan", "Hardware", "Report"} <= set(latfit.__all__)
     assert latfit.plan is plan
+
+
+def test_recorded_lengths_are_never_ignored() -> None:
+    """A table of requests with lengths is no load of batches, unless somebody says what a request counts."""
+    requests = {"t_s": [0.01 * i for i in range(300)], "prompt_tokens": [9] * 300, "output_tokens": [5] * 300}
+    with pytest.raises(WrongUsage, match="has the lengths of its requests"):
+        plan({"gpu": GPU}, "200ms", arrivals=pd.DataFrame(requests))
+    assert plan({"gpu": GPU}, "200ms", arrivals=pd.DataFrame(requests), tokens_per_request=1, laws_only=True)
+    moments = pd.DataFrame({"t_s": requests["t_s"]})
+    assert plan({"gpu": GPU}, "200ms", arrivals=moments, laws_only=True)

@@ -18,7 +18,7 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.planning.request import Load
 from latfit.queueing import POISSON, Arrivals, dispersions, fluid_backlog
 from latfit.stats import FloatArray
-from latfit.trace import TABLES, TIMES, Trace, numbers, open_source, read_columns
+from latfit.trace import OUTPUTS, PROMPTS, TABLES, TIMES, Trace, numbers, open_source, read_columns
 from latfit.workload import moments_ms, read_requests
 
 WINDOWS = 60
@@ -116,25 +116,30 @@ WRITTEN_TIMES = tuple(columns[0] for columns in TABLES)
 """Columns of production logs: points in time, or seconds."""
 
 
-def read_load(source: str | Path, window_ms: float | None = None) -> Load:
+def read_load(source: str | Path, window_ms: float | None = None, *, alike: bool = True) -> Load:
     """The load in a table: a row a request with its moment (`t_s`, `arrived_at`, in seconds), or a row a window with
     `t_s` and `rate_per_s`, windows of the same length; or any other recording that the simulator reads.
 
-    Raises BadInput, WrongUsage.
+    alike: whether somebody said what every request adds to a batch, whatever lengths are recorded. Raises BadInput,
+    and WrongUsage for lengths that would be ignored without a word.
     """
     opened = open_source(source)
     table = read_columns(opened, ())
     if _time_of(table) is None:
         # Not a table of moments: one of the other ways in which requests are recorded, or refused by name.
         found = read_requests(opened)
+        if not alike:
+            raise _lengths_ignored(opened.name)
         load = load_from_arrivals(found.requests.arrival_ms, opened.name, window_ms)
         return replace(load, notes=tuple(found.notes))
-    return load_of(table, opened.name, window_ms)
+    return load_of(table, opened.name, window_ms, alike=alike)
 
 
-def load_of(table: Trace, name: str, window_ms: float | None = None) -> Load:
-    """The load in a table's columns; name: what errors call it. Raises BadInput, WrongUsage."""
+def load_of(table: Trace, name: str, window_ms: float | None = None, *, alike: bool = True) -> Load:
+    """The load in a table's columns; name: what errors call it.  alike, errors: as in `read_load`."""
     time = _time_of(table)
+    if not alike and _has_lengths(table):
+        raise _lengths_ignored(name)
     if time is None:
         raise BadInput("no column with moments of arrival", where=name, remedy="Give `t_s`, in seconds.")
     moments = moments_ms(table, time)
@@ -151,6 +156,20 @@ def load_of(table: Trace, name: str, window_ms: float | None = None) -> Load:
     load = load_from_arrivals(np.sort(moments[known]), name, window_ms)
     told = (f"{wrong:,} of {len(known):,} rows have no moment of arrival and are left out (the first is {first})",)
     return replace(load, notes=told) if wrong else load
+
+
+def _has_lengths(table: Trace) -> bool:
+    written = any(set(columns) <= set(table.columns) for columns in TABLES)
+    return written or all(any(name in table for name in group) for group in (PROMPTS, OUTPUTS))
+
+
+def _lengths_ignored(name: str) -> WrongUsage:
+    return WrongUsage(
+        f"{name} has the lengths of its requests, which a plan of batches does not use",
+        where="--arrivals",
+        remedy="To plan serving engines for these requests, give --ttft 500ms --tpot 50ms or --e2e 10s in place of"
+        " --sla; to count every request as one unit of a batch, add --tokens-per-request 1.",
+    )
 
 
 def _time_of(table: Trace) -> str | None:

@@ -58,26 +58,20 @@ def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: b
         changed.append((f"{count + 1} replicas", evaluator, replace(setup, replicas=count + 1)))
     for name, decode, prefill in (("prefill 20 % faster", 1.0, FASTER), ("decode 20 % faster", FASTER, 1.0)):
         costs = scaled_costs(evaluator.costs, decode, prefill)
-        changed.append((name, replace_evaluator(evaluator, costs=costs), setup))
+        changed.append((name, evaluator.elsewhere(evaluator.load, costs), setup))
     if cache:
         larger = replace(settings, kv_blocks=int(settings.kv_blocks * MORE_CACHE))
         changed.append(("KV cache 50 % larger", evaluator, replace(setup, settings=larger)))
     if settings.cached_share < CACHED:
         shared = replace(settings, cached_share=CACHED)
         changed.append(("30 % of each prompt cached", evaluator, replace(setup, settings=shared)))
-    changed.append(("prompts 20 % shorter", replace_evaluator(evaluator, load=shorter(load, FASTER)), setup))
+    changed.append(("prompts 20 % shorter", evaluator.elsewhere(shorter(load, FASTER), evaluator.costs), setup))
     figure = best.tightest
     found = []
     for change, by, to in changed:
-        measured = by.measure(to)
-        after = next(each for each in measured.reached if each.name == figure.name)
+        after = next(each for each in by.measure(to).reached if each.name == figure.name)
         found.append(Effect(change, figure.name, figure.value, after.value, figure.unit))
     return sorted(found, key=lambda each: each.after)
-
-
-def replace_evaluator(evaluator: Evaluator, **changes: Any) -> Evaluator:
-    """The evaluator of another world, with simulations of its own."""
-    return replace(evaluator, known={}, floods={}, **changes)
 
 
 @dataclass(frozen=True)

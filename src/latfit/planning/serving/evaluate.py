@@ -16,7 +16,6 @@ slower machines, too.
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -35,6 +34,7 @@ from latfit.simulation import (
     StepCosts,
     replicate,
 )
+from latfit.threads import on_threads
 from latfit.workload import (
     ClosedLoad,
     LengthDistribution,
@@ -70,7 +70,7 @@ class Setup:
 @dataclass(frozen=True, eq=False)
 class Measured:
     """What a setup makes of a load. scale: of the load that is planned for.  reached: the targets.  carried: False
-    where requests pile up.  largest: requests and tokens of the largest step."""
+    where requests pile up.  first: the first run."""
 
     setup: Setup
     scale: float
@@ -107,10 +107,18 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
+@dataclass
+class Work:
+    """Setups simulated, and engine steps made."""
+
+    setups: int = 0
+    steps: int = 0
+
+
 @dataclass(eq=False)
 class Evaluator:
-    """Simulates setups under a load, each once. route: how requests find their replica.  count: setups simulated;
-    steps: engine steps made."""
+    """Simulates setups under a load, each once. route: how requests find their replica.  requests: of a replication.
+    alone_ms: latency of a request that is alone.  work: what was done, shared with evaluators of other worlds."""
 
     load: Load
     costs: StepCosts
@@ -118,8 +126,7 @@ class Evaluator:
     route: str = "round-robin"
     seed: int = 0
     tick: Callable[[int], None] = lambda count: None
-    count: int = 0
-    steps: int = 0
+    work: Work = field(default_factory=Work)
     requests: int = 0
     alone_ms: float = 0.0
     known: dict[tuple[Setup, float, float, bool], Measured] = field(default_factory=dict)
@@ -140,29 +147,36 @@ class Evaluator:
             self.known[key] = self._decided(setup, load, scale, slower, VERIFIED if verify else MOST)
         return self.known[key]
 
+    def elsewhere(self, load: Load, costs: StepCosts) -> "Evaluator":
+        """An evaluator of another load or other step costs."""
+        return replace(self, load=load, costs=costs, known={}, floods={})
+
     def each(self, setups: Sequence[Setup], scale: float = 1.0) -> list[Measured]:
         """Simulate several, side by side."""
         return self._side_by_side(lambda setup: self.measure(setup, scale), setups)
 
     def _decided(self, setup: Setup, load: Load, scale: float, slower: float, most: int) -> Measured:
-        # A recorded course of events differs by the noise of single steps alone, of which there are many.
-        alone = isinstance(load, RecordedLoad) and most == MOST
-        count, most = (1, 1) if alone else (FIRST, most)
+        # A recorded course of events differs by the noise of single steps alone, of which there are many. What is not
+        # carried is decided, and run to be shown.
+        once = isinstance(load, RecordedLoad) and most == MOST
+        if once or not self.carries(setup, scale * slower):
+            most = 1
+        count = min(FIRST, most)
         done = self._runs(setup, load, range(count))
         found = self._judged(setup, scale, done, slower)
         while not found.certain and count < most:
             done = replace(done, runs=[*done.runs, *self._runs(setup, load, range(count, count + MORE)).runs])
             count += MORE
             found = self._judged(setup, scale, done, slower)
-        self.count += 1
-        self.steps += sum(run.counters.steps for run in done.runs)
-        self.tick(self.count)
+        self.work.setups += 1
+        self.work.steps += sum(run.counters.steps for run in done.runs)
+        self.tick(self.work.setups)
         return found
 
     def _judged(self, setup: Setup, scale: float, done: Replications, slower: float) -> Measured:
         summary = done.summary(self.targets.promise)
         # A run ends before a load that is a little too large has piled up.
-        carried = summary.stable and (scale == 0.0 or self.carries(setup, scale * slower))
+        carried = summary.stable and self.carries(setup, scale * slower)
         return Measured(
             setup,
             scale,
@@ -188,15 +202,17 @@ class Evaluator:
         workers = min(len(items), os.cpu_count() or 1)
         if workers < 2:
             return [work(item) for item in items]
-        with ThreadPoolExecutor(workers) as pool:
+        with on_threads(workers) as pool:
             return list(pool.map(work, items))
 
     def alone(self, settings: EngineSettings) -> Measured:
         """A request that has an engine to itself: nothing is ever better than this."""
-        options = Options(requests=ALONE, replications=FIRST, seed=self.seed, warmup=0.0)
-        done = replicate(self._rare(), self.costs, settings, options)
-        self.count += 1
-        return self._judged(Setup(settings), 0.0, done, 1.0)
+        key = (Setup(settings), 0.0, 1.0, False)
+        if key not in self.known:
+            options = Options(requests=ALONE, replications=FIRST, seed=self.seed, warmup=0.0)
+            self.known[key] = self._judged(*key[:2], replicate(self._rare(), self.costs, settings, options), 1.0)
+            self.work.setups += 1
+        return self.known[key]
 
     def _rare(self) -> Load:
         """Requests so far apart that none meets another."""

@@ -233,8 +233,8 @@ def plan_serving(
         front=front(evaluator, shown.setup.settings, room) if met else [],
         fits=quality,
         cost=_cost(request, shown),
-        tried=evaluator.count,
-        steps=evaluator.steps,
+        tried=evaluator.work.setups,
+        steps=evaluator.work.steps,
         requests=evaluator.requests,
         warnings=warnings,
         unsupported=unsupported,
@@ -341,9 +341,8 @@ def _cost(request: ServingRequest, shown: Measured) -> Cost:
 
 
 def _notes(load: Load, request: ServingRequest, room: Room) -> list[str]:
-    found = []
-    if not request.kv:
-        found.append("The size of the KV cache is not known and taken as unlimited: give --kv-blocks, or the log.")
+    unknown = "The size of the KV cache is not known and taken as unlimited: give --kv-blocks, or the log."
+    found = [f"KV cache: {request.kv}." if request.kv else unknown]
     if math.isfinite(room.most_requests):
         found.append(
             f"Settings up to the measured steps were tried: {room.most_requests:,.0f} requests,"

@@ -11,7 +11,7 @@ settings that would make larger ones are not tried.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from latfit.errors import WrongUsage
 from latfit.planning.serving.evaluate import Evaluator, Measured, Setup
@@ -25,11 +25,17 @@ PRECISION = 1.03
 """Of the highest load that is carried, as a ratio."""
 
 GALLOP = 1.15
-MOST_TOGETHER = 64
-"""Engines that are simulated together."""
+"""First step of a search for a number, as a ratio."""
 
-IDLE = 64
-"""Times the engines without which the load is not carried, at which they are idle and more of them change nothing."""
+LEAST_SCALE = 1e-6
+"""Of the planned load, below which no load is looked for, nor above its inverse."""
+
+MOST_TOGETHER = 64
+"""Engines without which a load is not carried, of a plan that is searched as a whole."""
+
+MOST_REPLICAS, IDLE = 256, 64
+"""Engines that are simulated at most, and times those without which the load is not carried: then they are idle, and
+more of them change nothing."""
 
 ROUNDS = 3
 
@@ -73,7 +79,10 @@ class Room:
         for tokens in BUDGETS:
             whole = at.batching == "chunked-prefill" or tokens >= self.longest_sequence
             if at.max_num_seqs <= tokens <= max(self.most_tokens, at.max_num_seqs) and whole:
-                yield replace(at, max_num_batched_tokens=tokens)
+                chunk = at.long_prefill_token_threshold
+                # A chunk as large as the budget limits nothing.
+                chunk = chunk if chunk < tokens or "long_prefill_token_threshold" in self.fixed else 0
+                yield replace(at, max_num_batched_tokens=tokens, long_prefill_token_threshold=chunk)
 
     def _chunks(self, at: EngineSettings) -> Iterator[EngineSettings]:
         for tokens in CHUNKS if at.batching == "chunked-prefill" else ():
@@ -115,9 +124,7 @@ class Search:
     evaluator: Evaluator
     start: EngineSettings
     room: Room = Room()
-    most_replicas: int = 16 * MOST_TOGETHER
     replicas: int | None = None
-    tried: list[Measured] = field(default_factory=list)
 
     def run(self) -> Found:
         """Search; at a given number of engines for settings alone."""
@@ -142,7 +149,7 @@ class Search:
     def least(self, settings: EngineSettings, guess: int | None = None) -> Measured | None:
         """The least engines with these settings; None where more of them do not help."""
         at = guess or self._guess(settings)
-        most = min(self.most_replicas, max(IDLE, IDLE * at))
+        most = min(MOST_REPLICAS, IDLE * at)
         found, step, low = self._at(settings, at), max(1, round(at * (GALLOP - 1))), 0
         while not found.met:
             low = at
@@ -169,20 +176,15 @@ class Search:
 
     def highest(self, setup: Setup, known: float) -> float:
         """The highest load, as a ratio of the planned one, at which the targets are kept; `known` is tried first."""
-        low, high, factor = 0.0, math.inf, GALLOP
-        at = known
+        low, high, factor, at = 0.0, math.inf, GALLOP, known
         while math.isinf(high) or low == 0.0:
-            if self.evaluator.measure(setup, at).met:
-                low = at
-                at *= factor
-            else:
-                high = at
-                at /= factor
-            factor = factor**1.5
-            if at < 1e-6 or at > 1e6:
+            if not LEAST_SCALE < at < 1 / LEAST_SCALE:
                 return low
-            if low > 0.0 and not math.isinf(high):
-                break
+            if self.evaluator.measure(setup, at).met:
+                low, at = at, at * factor
+            else:
+                high, at = at, at / factor
+            factor = factor**1.5
         while high / low > PRECISION:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if self.evaluator.measure(setup, middle).met else (low, middle)
@@ -214,10 +216,7 @@ class Search:
         return at, load
 
     def _tried(self, setups: Sequence[Setup], scale: float) -> list[Measured]:
-        able = [each for each in setups if self.evaluator.carries(each, scale)]
-        found = self.evaluator.each(able, scale)
-        self.tried += found
-        return found
+        return self.evaluator.each([each for each in setups if self.evaluator.carries(each, scale)], scale)
 
     def _best_alone(self) -> Measured:
         """How a request does alone with the first settings that keep the targets then, else with the best ones."""
@@ -235,11 +234,10 @@ class Search:
         found = self.least(settings, guess)
         if found is None:
             return None
-        count = found.setup.replicas
-        found = self.evaluator.measure(Setup(settings, count), verify=True)
-        while not found.met and count < IDLE * found.setup.replicas:
-            count += 1
+        for count in range(found.setup.replicas, MOST_REPLICAS + 1):
             found = self.evaluator.measure(Setup(settings, count), verify=True)
+            if found.met:
+                break
         return found
 
     def _guess(self, settings: EngineSettings) -> int:
@@ -256,9 +254,7 @@ class Search:
         return found
 
     def _at(self, settings: EngineSettings, replicas: int) -> Measured:
-        found = self.evaluator.measure(Setup(settings, replicas))
-        self.tried.append(found)
-        return found
+        return self.evaluator.measure(Setup(settings, replicas))
 
 
 def _count(found: Measured | None) -> int | None:

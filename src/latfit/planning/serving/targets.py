@@ -20,7 +20,7 @@ from latfit.units import parse_duration_ms
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 """What is promised, and what it is called."""
 
-USUAL = 99.0
+USUAL_PERCENT = 99.0
 """Percent of requests, where nothing else is said."""
 
 
@@ -31,7 +31,7 @@ class RequestTarget:
 
     metric: str
     limit_ms: float
-    percentile: float = USUAL
+    percentile: float = USUAL_PERCENT
     group: int | None = None
     group_name: str = ""
 
@@ -159,7 +159,7 @@ class Targets:
 def parse_target(text: str, metric: str, option: str) -> RequestTarget:
     """`500ms`, or `p95:500ms`. Raises WrongUsage."""
     share, colon, limit = text.rpartition(":")
-    percentile = USUAL
+    percentile = USUAL_PERCENT
     if colon:
         digits = share.strip().lower().removeprefix("p").removesuffix("%").strip()
         try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HELPFUL = 3
 """Changes that are named on a terminal."""
 
-NOTHING_PCT, NEAR = 0.5, 0.04
+NOTHING_PCT, NEAR_PCT, NEAR = 0.5, 0.05, 0.04
 
 HELPS = 0.95
 """Of a figure, below which a change helps."""
@@ -66,9 +66,8 @@ def engines(replicas: int) -> str:
 
 def _beside(each: Reached) -> str:
     if each.unit == "pct":
-        return (
-            f"{format_percent(100 - each.value)} of requests meet all limits, {format_percent(100 - each.limit)} asked"
-        )
+        digits = 4 if abs(each.value - each.limit) > NEAR_PCT else 7
+        return f"{100 - each.value:.{digits}g} % of requests meet all limits, {100 - each.limit:.4g} % asked"
     return f"{each.name} {format_ms(each.value)} of {format_ms(each.limit)}"
 
 
