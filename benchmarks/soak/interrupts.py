@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.soak.kills import CHECKS
+from benchmarks.soak.kills import LATFIT, losses_in, started
 from latfit.files import TEMPORARY
 from latfit.trace import Trace, write_trace
 
@@ -43,7 +43,6 @@ SLOW_S = 2.0
 LONGEST_S = 60.0
 SAID_EVERY = 20
 MARK = "LATFIT_SOAK"
-LATFIT = str(Path(sys.executable).with_name("latfit"))
 INTERRUPTED = (130, -signal.SIGINT)
 """A process that a signal ended is 130 to a shell too; Python ends so where code in a string was interrupted."""
 START_S = 0.15
@@ -76,23 +75,15 @@ def prepare(place: Path) -> None:
     subprocess.run([LATFIT, *fitted.split()], cwd=place, check=True, capture_output=True)
 
 
-def started(place: Path, command: str, mark: str) -> subprocess.Popen[bytes]:
+def marked(place: Path, command: str, mark: str) -> subprocess.Popen[bytes]:
     """A command in a process group of its own, with a mark in its environment."""
-    return subprocess.Popen(
-        [LATFIT, *command.split()],
-        cwd=place,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", MARK: mark},
-        start_new_session=True,
-        preexec_fn=_as_at_a_terminal,
-    )
+    return started(place, command, env={MARK: mark}, start_new_session=True, preexec_fn=_as_at_a_terminal)
 
 
 def stopped(place: Path, name: str, wait_s: float) -> Stopped:
     """Run a command and press Ctrl-C after a time."""
     mark = str(uuid.uuid4())
-    process = started(place, COMMANDS[name], mark)
+    process = marked(place, COMMANDS[name], mark)
     try:
         process.wait(wait_s)
     except subprocess.TimeoutExpired:
@@ -125,13 +116,7 @@ def _wrong(place: Path, code: int, took_s: float, told: str, mark: str) -> list[
         found.append(f"{len(left)} processes left")
         for number in left:
             os.kill(number, signal.SIGKILL)
-    for file in place.rglob("*"):
-        check = next((check for ending, check in CHECKS.items() if file.name.endswith(ending)), None)
-        try:
-            if check and file.name != "sweep.parquet":
-                check(file)
-        except Exception as error:  # noqa: BLE001  whatever is wrong with a file is a loss
-            found.append(f"{file.name}: {error}")
+    found += losses_in(file for file in place.rglob("*") if file.name != "sweep.parquet")
     return found + [f"{file.name} is left" for file in place.rglob("*".join(TEMPORARY))]
 
 

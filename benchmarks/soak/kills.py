@@ -16,10 +16,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +39,7 @@ COMMANDS = {
     "profile": PROFILE,
     "report": "report --out pages",
 }
+LATFIT = str(Path(sys.executable).with_name("latfit"))
 EVENLY = 1 / 3
 SAID_EVERY = 25
 AFTER_S = 0.005
@@ -50,6 +53,25 @@ class Killed:
     ended: bool
     changed: bool
     losses: tuple[str, ...]
+
+
+def started(place: Path, command: str, **more: Any) -> subprocess.Popen[bytes]:
+    """A command at work in a folder. more: as subprocess takes them."""
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **more.pop("env", {})}
+    return subprocess.Popen([LATFIT, *command.split()], cwd=place, stdout=DEVNULL, stderr=PIPE, env=environment, **more)
+
+
+def losses_in(files: Iterable[Path]) -> list[str]:
+    """What is wrong with files of latfit's."""
+    found = []
+    for file in files:
+        check = next((check for ending, check in CHECKS.items() if file.name.endswith(ending)), None)
+        try:
+            if check:
+                check(file)
+        except Exception as error:  # noqa: BLE001  whatever is wrong with a file is a loss
+            found.append(f"{file.name}: {error}")
+    return found
 
 
 class Folder:
@@ -69,18 +91,9 @@ class Folder:
             self.took_s[name] = time.monotonic() - began
         self.took_s["hardware remove"] = self.took_s["hardware add"]
 
-    def start(self, command: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "latfit", *command.split()],
-            cwd=self.place,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )
-
     def finish(self, command: str) -> str:
         """What is wrong with a command that nobody kills; empty where nothing is."""
-        process = self.start(command)
+        process = started(self.place, command)
         _, told = process.communicate()
         return f"{command}: exit {process.returncode}: {told.decode()[:300]}" if process.returncode else ""
 
@@ -117,7 +130,7 @@ def kill(folder: Folder, name: str, i: int, rng: random.Random) -> Killed:
     if name == "hardware remove":
         folder.finish("hardware add gone --nominal p50=2ms")
     before, paths = folder.files(), set(read_hardware(folder.place / "hardware.json").paths)
-    process = folder.start(COMMANDS[name].format(i=i))
+    process = started(folder.place, COMMANDS[name].format(i=i))
     _wait_for_the_moment(folder, process, folder.took_s[name], rng)
     ended = process.poll() is not None
     if not ended:
@@ -125,13 +138,7 @@ def kill(folder: Folder, name: str, i: int, rng: random.Random) -> Killed:
     process.communicate()
     after = folder.files()
     losses = [f"{file.name} is gone" for file in before.keys() - after.keys()]
-    for file in after:
-        check = next((check for ending, check in CHECKS.items() if file.name.endswith(ending)), None)
-        try:
-            if check:
-                check(file)
-        except Exception as error:  # noqa: BLE001  whatever is wrong with a file is a loss
-            losses.append(f"{file.name}: {error}")
+    losses += losses_in(after)
     gone = paths - set(read_hardware(folder.place / "hardware.json").paths) - {"gone"}
     losses += [f"path {path} is gone" for path in gone]
     if (folder.place / "profiled.parquet.journal").exists():
