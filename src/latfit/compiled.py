@@ -165,6 +165,9 @@ compiled: Callable[..., Any] = cached(**_COMMON)
 entry: Callable[..., Any] = cached(**_WITHOUT_ARRAYS, forceinline=True)
 """For the function of a core that Python calls."""
 
+shared: Callable[..., Any] = cached(**_WITHOUT_ARRAYS)
+"""The same for one that another core calls, too: it is linked to that one, not copied into it."""
+
 inner: Callable[..., Any] = cached(**_INNER, forceinline=True)
 """For what only other functions of a core call."""
 

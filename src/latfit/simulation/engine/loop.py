@@ -12,7 +12,7 @@ same operations on the clock in the same order, so that not one bit differs; req
 
 import numpy as np
 
-from latfit.compiled import entry, inner, rare
+from latfit.compiled import inner, shared
 from latfit.simulation.engine.queue import absorb, peek
 from latfit.simulation.engine.scheduler import blocks_to_admit, plan
 from latfit.simulation.engine.state import (
@@ -39,7 +39,6 @@ from latfit.simulation.engine.state import (
     PREFILL_TOKENS,
     PUSHED,
     SEEN,
-    SENT,
     STACK,
     STEADY,
     STUCK,
@@ -68,17 +67,11 @@ from latfit.simulation.engine.step_cost import (
 )
 
 
-@entry
+@shared
 def advance(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
     """Plan and make every step that is planned before `until`. 0 when all that was pushed is done, 1 when `until` came
-    first, 2 when something waits that can never run."""
-    return int(run_until(o, load, costs, s, until))
-
-
-@rare
-def run_until(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
-    """As `advance`, in compiled code. Where engines share a source, `until` comes forward to the first request that is
-    sent meanwhile."""
+    first, 2 when something waits that can never run. Where engines share a source, `until` comes forward to the first
+    request that is sent meanwhile."""
     while True:
         answer = _steps(o, load, costs, s, until)
         if answer != ENDED:
@@ -98,9 +91,10 @@ def _steps(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> i
         preemptions = s.i[PREEMPTIONS]
         work = plan(o, load, s)
         if work.B > 0:
+            finished = s.i[FINISHED]
             execute(o, load, costs, s, work)
             stuck = 0
-            if load.users > 0 and s.i[FINISHED] > s.i[SENT]:
+            if load.users > 0 and s.i[FINISHED] > finished:
                 return ENDED
         elif s.f[BUSY_UNTIL] > s.f[NOW]:
             s.f[NOW] = s.f[BUSY_UNTIL]

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.compiled import entry, inner, rare
-from latfit.simulation.engine.loop import run_until
+from latfit.simulation.engine.loop import advance
 from latfit.simulation.engine.state import (
     BUSY_UNTIL,
     COUNT,
@@ -73,13 +73,13 @@ def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router:
         if load.users > 0:
             k, until = _plans_next(load, states)
             if k >= 0 and until[0] < moment:
-                if run_until(o, load, costs, one_of(states, k), min(until[1], moment)) == STUCK:
+                if advance(o, load, costs, one_of(states, k), min(until[1], moment)) == STUCK:
                     return STUCK
                 continue
         else:
             for k in range(engines):
                 if states.i[k, PUSHED] > 0:
-                    answer = run_until(o, load, costs, one_of(states, k), moment)
+                    answer = advance(o, load, costs, one_of(states, k), moment)
                     if answer == STUCK and moment == np.inf:
                         return STUCK
         if moment == np.inf:

@@ -31,13 +31,12 @@ FCFS, KEYED, FAIR, SWITCH, DEADLINE = range(5)
 
 (
     COUNT, FREE, PUSHED, SEEN, HEAD, STACK, HEAP, HEAP_2, WAITING, OLDEST, NEWEST, STEPS, PREEMPTIONS, FINISHED,
-    STEADY, PREFILL_STEPS, PREFILL_TOKENS, TOKENS, REUSED, DRAFTED, ACCEPTED, FULLEST, COMPUTED, QUEUED, SENT, ISSUED,
-    STRIDE, SHARED, COUNTERS,
-) = range(29)  # fmt: skip
+    STEADY, PREFILL_STEPS, PREFILL_TOKENS, TOKENS, REUSED, DRAFTED, ACCEPTED, FULLEST, COMPUTED, QUEUED, ISSUED, STRIDE,
+    SHARED, COUNTERS,
+) = range(28)  # fmt: skip
 """Counters in `State.i`. FREE blocks; PUSHED, SEEN, HEAD: how far the inbox is filled, arrived, and taken (FCFS).
-QUEUED: tokens that wait, counted in by a router. SENT: how many of those who finished have sent their next request. Of
-the source: the request that is sent next is number ISSUED, the one after it STRIDE
-further on; SHARED is 1 where several engines fill it."""
+QUEUED: tokens that wait, counted in by a router. Of the source: the request that is sent next is number ISSUED, the one
+after it STRIDE further on; SHARED is 1 where several engines fill it."""
 
 NOW, BUSY_UNTIL, BUSY, LAST_END, EXTRA, GAPS, GAPS_MAX, SLICE, ORIGIN, TIMES = range(10)
 """Times in `State.f`, ms. NOW: when the next step is planned. EXTRA: swapping to add to the step being planned."""
@@ -268,7 +267,6 @@ def send_all(o: Limits, load: Load, s: State) -> float:
     for i in range(s.i[COUNT]):
         if s.chunk[i] > 0 and s.fin[i] == 1 + o.asynchronous:
             send_next(o, load, s, s.rid[i], s.f[LAST_END])
-    s.i[SENT] = s.i[FINISHED]
     counts = s.source_i
     if counts[SHARED] == 0 or counts[SEEN] == counts[PUSHED]:
         return np.inf
