@@ -23,6 +23,8 @@ REFUSED = "refused_lists"
 
 def request_terms(extend: Any, past: Any, B: float, S: float) -> tuple[float, float]:
     """(A in token pairs, L in tokens) of a step of B requests and S tokens; NaN where the lists are not of it."""
+    if extend is None or past is None:
+        return np.nan, np.nan
     try:
         p, k = (np.asarray(each, dtype=np.float64).ravel() for each in (extend, past))
     except (TypeError, ValueError):

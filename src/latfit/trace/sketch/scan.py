@@ -108,7 +108,7 @@ def batches(filesystem: Any, part: Part, wanted: Sequence[str], column_map: Mapp
             columns = list(dict.fromkeys(theirs[name] for name in names))
             for batch in file.iter_batches(BATCH_ROWS, row_groups=[row_group], columns=columns):
                 found = batch.select([theirs[name] for name in names]).rename_columns(names)
-                yield _as_read(found, origin) if recorded else found
+                yield _as_read(found, origin, part.path) if recorded else found
 
 
 def _origin(path: str, metadata: Any) -> Mapping[str, Any]:
@@ -118,7 +118,7 @@ def _origin(path: str, metadata: Any) -> Mapping[str, Any]:
         return {}
 
 
-def _as_read(batch: Any, origin: Mapping[str, Any]) -> Any:
+def _as_read(batch: Any, origin: Mapping[str, Any], path: str) -> Any:
     """A batch of a record as its file is read: recomputed tokens as prefill, and periods."""
     import pyarrow as pa
 
@@ -129,7 +129,8 @@ def _as_read(batch: Any, origin: Mapping[str, Any]) -> Any:
             codes = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
             columns[name] = _floats(codes.indices.cast(pa.float64()))
         elif name == "phase":
-            columns[name] = np.array(column.to_pylist(), dtype=object)
+            texts, index = _texts(batch, name, path)
+            columns[name] = np.array(texts, dtype=object)[index]
         elif name in FLAGS:
             columns[name] = _flags(column)
         elif name in (*NUMBERS, *OF_RECORDS):
@@ -321,7 +322,7 @@ def _cells_of(batch: Any, scan: Scan, path: str, level: int) -> Cells:
     if "period_ms" in batch.schema.names:
         period = _floats(batch.column("period_ms"))
         known = used & (period > 0) & (period < np.exp(LOG_T_LIMIT))
-        host = _host_of(batch, trace, period, known)
+        host = _host_of(trace, _phases_of(batch, trace, path), period, known)
         if scan.time == PERIOD:
             dropped[NO_PERIOD] = int(np.count_nonzero(used & ~known))
             trace, used = trace.with_columns(T_ms=period), known
@@ -339,17 +340,25 @@ def _cells_of(batch: Any, scan: Scan, path: str, level: int) -> Cells:
     return Cells(atoms, level, scan.limit, len(trace), dropped, host=host)
 
 
-def _host_of(batch: Any, trace: Trace, period: FloatArray, known: Mask) -> dict[str, tuple[int, int, int]]:
-    """By phase: steps that know their period, and the sums of T and of the period in µs."""
-    columns = {name: trace[name] for name in trace.columns if name in ("B", "S", "prefill_tokens")}
+def _phases_of(batch: Any, trace: Trace, path: str) -> tuple[list[str], Array]:
+    """The different phases of a batch, and the number of each row's."""
     if "phase" in batch.schema.names:
-        columns["phase"] = np.array(batch.column("phase").to_pylist(), dtype=object)
-    named = phases(Trace(columns).select(known))
-    T_us, period_us = (np.rint(np.minimum(1e3 * each[known], LONGEST_US)) for each in (trace["T_ms"], period))
+        return _texts(batch, "phase", path)
+    named = phases(trace).tolist()
+    texts = list(dict.fromkeys(named))
+    return texts, np.array([texts.index(name) for name in named], dtype=np.int64)
+
+
+def _host_of(
+    trace: Trace, phases_of_rows: tuple[list[str], Array], period: FloatArray, known: Mask
+) -> dict[str, tuple[int, int, int]]:
+    """By phase: steps that know their period, and the sums of T and of the period in µs."""
+    T_us, period_us = (np.rint(np.minimum(1e3 * each, LONGEST_US)) for each in (trace["T_ms"], period))
     found = {}
-    for phase in dict.fromkeys(named.tolist()):
-        rows = named == phase
-        found[phase] = (int(rows.sum()), int(T_us[rows].sum()), int(period_us[rows].sum()))
+    for number, phase in enumerate(phases_of_rows[0]):
+        rows = known & (phases_of_rows[1] == number)
+        if rows.any():
+            found[phase] = int(rows.sum()), int(T_us[rows].sum()), int(period_us[rows].sum())
     return found
 
 
