@@ -180,7 +180,7 @@ def _yes(text: str) -> bool:
 
 
 AXES: Mapping[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("rate", "users", "think", "lengths", "tenants", "batching", "order"), str),
+    **dict.fromkeys(("rate", "think", "lengths", "batching", "order"), str),
     **dict.fromkeys(("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"), int),
     **dict.fromkeys(("long_prefill_token_threshold", "start_at", "draft_tokens", "switch_at", "replicas"), int),
     **dict.fromkeys(("users", "tenants"), int),
@@ -359,7 +359,7 @@ def _distinct(
         key = tuple(chosen[name] for name in axes if name not in without)
         found.setdefault((*sorted(without), *key), ({**case, **{name: given[name] for name in without}}, labels))
     for name in names:
-        if name != "rate" and not any(name in labels for _, labels in found.values()):
+        if not any(name in labels for _, labels in found.values()):
             raise WrongUsage(
                 f"{name.replace('_', '-')} has no effect: {idle[name]}", where="--sweep", remedy="Leave it out."
             )

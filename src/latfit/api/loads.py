@@ -66,7 +66,7 @@ def make_load(
         recording = recording_of(arrivals)
         return RecordedLoad(recording.requests, tuple(recording.notes))
     if users is not None:
-        return ClosedLoad(users, duration(think, "--think"), **more)
+        return ClosedLoad(users, duration(think, "--think", zero=True), **more)
     if load_curve is not None:
         return OpenLoad(read_curve(load_curve), **more)
     return OpenLoad(parse_arrival_process(arrival_process, offered[0]), **more)

@@ -31,8 +31,8 @@ class RequestClass:
     tpot_slo_ms: float = math.inf
 
     def __post_init__(self) -> None:
-        if not min(self.share, self.deadline_ms, self.ttft_slo_ms, self.tpot_slo_ms) > 0:
-            raise WrongUsage("a class's share and deadline must be above zero", where="class", remedy="Correct them.")
+        if not all(each > 0 for each in (self.share, self.deadline_ms, self.ttft_slo_ms, self.tpot_slo_ms)):
+            raise WrongUsage("a class's share and limits must be above zero", where="--class", remedy="Correct them.")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ class ClosedLoad:
     def __post_init__(self) -> None:
         if self.users < 1 or not math.isfinite(self.think_ms) or self.think_ms < 0:
             raise WrongUsage(
-                "a closed loop needs a user and a think time that is not negative", where="load", remedy="Give both."
+                "a closed loop needs a user and a think time that is not negative",
+                where="--users, --think",
+                remedy="Give one user or more, and 0ms or more to think.",
             )
 
     def sample(self, count: int, streams: Streams) -> Requests:

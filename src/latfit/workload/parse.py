@@ -39,15 +39,16 @@ def parse_class(text: str) -> RequestClass:
     """`NAME:SHARE`, `NAME:SHARE:DEADLINE`, or `NAME:SHARE:ttft=300ms,tpot=50ms,sla=2s` with any of the three. Raises
     WrongUsage."""
     name, _, rest = text.partition(":")
-    share, _, promised = rest.partition(":")
+    share, limited, promised = rest.partition(":")
     remedy = "Write chat:0.3:50ms, or chat:0.3:ttft=300ms,tpot=50ms."
     limits: dict[str, float] = {}
     try:
-        for each in promised.split(",") if promised else ():
-            what, named, value = each.partition("=")
-            limits[PROMISED[what.strip()] if named else "deadline_ms"] = parse_duration_ms(
-                value if named else what, option="--class"
-            )
+        for each in promised.split(",") if limited else ():
+            what, named, value = each.rpartition("=")
+            limit = PROMISED[what.strip() if named else "sla"]
+            if limit in limits:
+                raise WrongUsage(f"{text!r} gives one limit twice", where="--class", remedy=remedy)
+            limits[limit] = parse_duration_ms(value, option="--class")
         return RequestClass(float(share), name=name, **limits)
     except (ValueError, KeyError):
         raise WrongUsage(f"{text!r} is not a class", where="--class", remedy=remedy) from None

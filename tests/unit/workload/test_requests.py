@@ -86,6 +86,8 @@ class TestLoads:
                 ClosedLoad(users, think)
         with pytest.raises(WrongUsage):
             RequestClass(0)
+        with pytest.raises(WrongUsage):
+            RequestClass(ttft_slo_ms=math.nan)
 
 
 class TestLengths:

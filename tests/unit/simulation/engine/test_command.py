@@ -148,6 +148,10 @@ def test_steps_scatter_as_measured_unless_told_otherwise(folder: Path, capsys: C
         ([*DRAWN, "--users", 3, "--prefill-on", "amx.fit.json"], 2, "no closed loop"),
         ([*RECORDED, "--users", 3], 2, "several kinds of load"),
         ([*DRAWN, "--rate", "5/s", "--class", "chat:0.3:speed=4ms"], 2, "is not a class"),
+        ([*DRAWN, "--rate", "5/s", "--class", "chat:0.3:ttft=4ms,ttft=5ms"], 2, "one limit twice"),
+        ([*DRAWN, "--rate", "5/s", "--class", "chat:0.3:"], 2, "is not a duration"),
+        ([*DRAWN, "--rate", "5/s", "--class", "chat:0.3:=4ms"], 2, "is not a class"),
+        ([*DRAWN, "--users", 0], 2, "--users, --think"),
         ([*DRAWN, "--rate", "5/s", "--lengths", "0:5"], 2, "--lengths"),
         ([*DRAWN, "--rate", "5/s", "--lengths", "9000:5"], 3, "more than the KV cache holds"),
         ([*DRAWN, "--rate", "5/s", "--fit", "none.fit.json"], 3, "no such fit"),
@@ -169,6 +173,10 @@ def test_users_who_wait_for_answers(folder: Path, capsys: Captured) -> None:
     assert found["latency_ms"]["mean"] == pytest.approx(alone)
     assert found["rate_per_s"] == found["throughput_per_s"] == pytest.approx(1e3 / (1e3 + alone), rel=0.05)
     assert found["users"] == 1
+    restless = (*asked[:3], "0ms", *asked[4:])
+    assert latfit(*DRAWN, *restless, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert found["throughput_per_s"] == pytest.approx(1e3 / alone, rel=1e-3)
     assert latfit(*DRAWN, "--users", 40, "--replicas", 2, "--route", "shortest-queue", "--requests", 2000) == 0
     assert "40 users are served" in capsys.readouterr().out
 

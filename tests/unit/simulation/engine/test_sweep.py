@@ -78,6 +78,7 @@ def test_texts_of_a_sweep() -> None:
     [
         ({"prefix_share": [0.1, 0.2]}, "not routed by prefix"),
         ({"route": ["prefix"]}, "there is one engine"),
+        ({"users": [2, 4], "rate": ["5/s"]}, "rate has no effect: users"),
         ({"ageing": ["1s", "2s"]}, "no order is priority"),
         ({"start_at": [1, 4]}, "no batching is continuous"),
         ({"acceptance": [0.1, 0.2], "draft_tokens": [0]}, "nothing is drafted"),
