@@ -68,7 +68,9 @@ def _told_apart(runs: Sequence[EngineResult]) -> tuple[list[str], list[tuple[str
     swept = dict.fromkeys(name for run in runs for name in varied(run))
     names |= {name: [str(varied(run).get(name, "")) for run in runs] for name in swept}
     shown = [name for name, column in names.items() if len(set(column)) > 1] or ["engine"]
-    alike = ", ".join(column[0] for name, column in names.items() if name not in shown)
+    alike = ", ".join(
+        f"{name} {column[0]}" if name in swept else column[0] for name, column in names.items() if name not in shown
+    )
     return shown, list(zip(*(names[name] for name in shown), strict=True)), alike
 
 
