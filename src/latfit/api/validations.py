@@ -199,6 +199,12 @@ def validate(
     the metrics.  force: take fits that are of different machines or models together. Whether the run is of the fits'
     machine is told first (`.foreign`). Raises WrongUsage, BadInput, FitNotUsable.
     """
+    if calibrate and metrics_after is not None:
+        raise WrongUsage(
+            "constants are fitted to some of the client's times, and the server counts all requests",
+            where="--calibrate, --metrics-after",
+            remedy="Give one of them.",
+        )
     server = None if metrics_after is None else read_server(metrics_after, metrics_before)
     measured = as_measured(recording_of(run))
     known = {

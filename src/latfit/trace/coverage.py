@@ -99,7 +99,7 @@ def reading_notes(read: CleanTrace) -> list[str]:
     notes += engine_notes(read.everything)
     for key, text in (("cut_lines", "cut short"), ("bad_lines", "unreadable")):
         if n := sum(_counts(read.everything.provenance, key)):
-            notes.append(f"{n:,} lines were {text} and not read.")
+            notes.append(f"{n:,} line{' was' if n == 1 else 's were'} {text} and not read.")
     if n := sum(_counts(read.everything.provenance, "refused_lists")):
         notes.append(
             f"{n:,} steps hold lists of other requests than their own, as merged records do: attention is taken by"

@@ -149,9 +149,10 @@ def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
     """
     if time == steps.time or (time is None and steps.time == PERIOD):
         return steps
-    if WEIGHT in steps.trace and steps.time == PERIOD:
+    if WEIGHT in steps.trace and time is not None:
+        made = "periods" if steps.time == PERIOD else "the steps' own times"
         raise BadInput(
-            "its cells were made of periods", where=steps.name, remedy="Make them again with --time compute."
+            f"its cells were made of {made}", where=steps.name, remedy=f"Make them again with --time {time}."
         )
     if steps.time == PERIOD:
         return timed(replace(steps, cleaned=clean(steps.everything, steps.reading.cleaning), time=COMPUTE), time)

@@ -98,6 +98,8 @@ def test_commands(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "made of periods" in capsys.readouterr().err
     assert run(["fit", "traces/0.parquet", "--cells", "--model", "linear", "--time", "compute", "--force"]) == 0
     assert "T_ms was fitted all the same" in " ".join(capsys.readouterr().out.split())
+    assert run(["fit", "0.cells.parquet", "--model", "linear", "--time", "period"]) == 3
+    assert "made of the steps' own times" in capsys.readouterr().err
 
 
 def test_steps_that_know_no_period(folder: Path) -> None:

@@ -42,7 +42,7 @@ class TestOneBadRow:
         told = found.everything.provenance.get("bad_lines", 0) + found.dropped.get("non_finite", 0)
         assert told == 1
         if found.everything.provenance.get("bad_lines"):
-            assert reading_notes(found) == ["1 lines were unreadable and not read."]
+            assert reading_notes(found) == ["1 line was unreadable and not read."]
 
     def test_an_open_quote_does_not_swallow_what_follows(self, tmp_path: Path) -> None:
         assert len(csv(tmp_path, changed=b'21,"21,9')) == 40

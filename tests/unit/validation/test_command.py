@@ -163,6 +163,10 @@ class TestByItself:
             (["engine.parquet", "run.csv", "--prefill-fit", "a.fit.json"], "--prefill-fit"),
             (["a.fit.json", "run.csv", "--kv-blocks", 400, "--model", "linear"], "--model"),
             (["engine.parquet", "run.csv", "--metrics-before", "x.txt"], "--metrics-before"),
+            (
+                ["engine.parquet", "run.csv", "--metrics-after", "x.txt", "--calibrate"],
+                "the server counts all requests",
+            ),
             (["engine.parquet", "run.csv", "--acceptance", 0.5], "nothing is drafted"),
             (["engine.parquet", "run.csv", "--order", "sjf", "--order", "fcfs"], "one engine was measured"),
         ],
