@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from latfit.errors import WrongUsage
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
 from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate, further_validation
 from latfit.fitting.checking.step_ratios import with_ratios
@@ -24,6 +25,7 @@ from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import Line, as_good, as_the_line_says, identifiability_report, told_with_line
 from latfit.fitting.windows import LINEAR, Windows, windows_of
 from latfit.model import (
+    CORRECTION,
     Baseline,
     Correction,
     CrossValidation,
@@ -115,7 +117,13 @@ WINDOW_ROUNDS, AS_BEFORE = 8, 1e-3
 
 
 def _of_windows(rows: FitData, windows: Windows, wanted: FitOptions, asked: DoubtOptions) -> FitResult:
-    """The fit of rows that are means over windows (see `windows`)."""
+    """The fit of rows that are means over windows (see `windows`). Raises WrongUsage for a correction of them."""
+    if wanted.model.endswith(CORRECTION):
+        raise WrongUsage(
+            f"the rows are means over windows, which do not know enough for {CORRECTION}",
+            where="--model",
+            remedy=f"Leave {CORRECTION} out, or record single steps.",
+        )
     excess = np.zeros(len(rows))
     of_means = rows
     if not windows.known:

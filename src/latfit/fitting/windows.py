@@ -5,11 +5,11 @@ where f bends:
 
     E f(x) = f(mu) + 1/2 sum_ij f_ij(mu) cov(x_i, x_j) + ...,
 
-so a curve through the means is off by half its curvature times the variance within windows: 8 % at the corner of a
-roofline for batches that scatter like Poisson's. Let q = E f(x) / f(mu), by the f that was fitted so far. Then T/q is
-what a step of mean size takes, and rows of T/q are fitted as steps are. At the fixed point of doing so again the
-residual is ln T - ln E f(x), which is zero in the mean at the truth: the fit is consistent, and means of what is linear
-stay as they are.
+so a curve through the means is off by half its curvature times the variance within windows, and at a sharp corner by
+0.4 standard deviations times the change of slope: a tenth for max(16, B) and batches that scatter like Poisson's. Let
+q = E f(x) / f(mu), by the f that was fitted so far. Then T/q is what a step of mean size takes, and rows of T/q are
+fitted as steps are. At the fixed point of doing so again the residual is ln T - ln E f(x), which is zero in the mean at
+the truth: the fit is consistent, and means of what is linear stay as they are.
 
 E f is a sum over points. For one variable of mean mu and standard deviation s, with c = s/mu, two points
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from latfit.errors import WrongUsage
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.fitting.windows import Windows
@@ -97,6 +98,11 @@ def test_without_a_spread_only_what_is_linear_is_claimed() -> None:
     assert "B_sd" in warning.remedy
     named = fit_trace(trace, FitOptions("roofline"))
     assert "the bends of roofline may be those of the windows" in named.warnings[0].message
+
+
+def test_a_correction_of_windows_is_refused() -> None:
+    with pytest.raises(WrongUsage, match=r"means over windows.*\+correction"):
+        fit_trace(decode_windows(30), FitOptions("roofline+correction"))
 
 
 def test_whole_numbers_are_steps_unless_a_user_says_otherwise() -> None:
