@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from latfit.api.fits import Fit, as_fit
 from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load, notes_of, recording_of
-from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, rates, values_of
+from latfit.api.quantities import (
+    Duration,
+    Needs,
+    duration,
+    library_verb,
+    only_with,
+    rates,
+    transfer as transfers,
+    values_of,
+)
 from latfit.api.reading import read
 from latfit.api.simulations import NOTHING_TO_RESUME, Simulation, not_varied
 from latfit.errors import BadInput, WrongUsage
@@ -585,9 +594,8 @@ def _cluster(prefill_on: Any, transfer: str | None, *, scatter: bool) -> Cluster
     """One engine that serves, and one that prefills for it where there is one."""
     if prefill_on is None:
         return Cluster()
-    fixed, _, of_token = (transfer or "0").partition("+")
-    parts = (duration(part or "0", "--transfer", zero=True) for part in (fixed, of_token))
-    return Cluster(Routing(), step_costs(as_fit(prefill_on).result, scatter=scatter), Transfer(*parts))
+    moved = Transfer() if transfer is None else Transfer(*transfers(transfer))
+    return Cluster(Routing(), step_costs(as_fit(prefill_on).result, scatter=scatter), moved)
 
 
 LOADS = ("rate", "users", "think", "lengths", "tenants")

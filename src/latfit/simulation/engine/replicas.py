@@ -67,11 +67,11 @@ class Routing:
     def __post_init__(self) -> None:
         if self.route not in ROUTES:
             raise WrongUsage(f"{self.route!r} is not a route", where="--route", remedy=f"One of {', '.join(ROUTES)}.")
-        if self.replicas < 1 or not 0 <= self.prefix_share < 1:
+        if self.replicas < 1:
+            raise WrongUsage(f"{self.replicas} replicas", where="--replicas", remedy="Give 1 or more.")
+        if not 0 <= self.prefix_share < 1:
             raise WrongUsage(
-                f"{self.replicas} replicas, {self.prefix_share:g} of a prompt shared",
-                where="--replicas",
-                remedy="Give one replica or more, and a share below 1.",
+                f"{self.prefix_share:g} of a prompt", where="--prefix-share", remedy="Give 0 or more, below 1."
             )
 
 
