@@ -144,3 +144,15 @@ def test_a_line_that_misses_points_at_the_model_that_does_not() -> None:
     fit = fit_trace(planted_trace(0.02, repeats=3), FitOptions(model="linear"))
     (caution,) = [caution for caution in fit.warnings if caution.code == "large_error"]
     assert "--model saturation" in caution.remedy
+
+
+def test_only_a_model_without_context_is_told_of_it() -> None:
+    """Times scatter by half; `saturation` reads B and S alone, `roofline` the cached tokens, too."""
+    rng = np.random.default_rng(0)
+    B = rng.integers(1, 65, 400).astype(float)
+    context = B * rng.integers(10, 4000, 400)
+    T = (5 + 0.2 * B + 2e-4 * context) * np.exp(rng.normal(0, 0.5, 400))
+    trace = Trace({"B": B, "S": B, "T_ms": T, "context_tokens": context})
+    for model, told in (("saturation", True), ("roofline", False)):
+        warnings = fit_trace(trace, FitOptions(model=model)).warnings
+        assert any("does not use it" in each.remedy for each in warnings) == told

@@ -11,7 +11,7 @@ from latfit.fitting.diagnostics.diagnose import noise_floor
 from latfit.fitting.diagnostics.pooled import POOLED
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.uncertainty.what_to_measure import other_than
-from latfit.model import Baseline, Combination, Diagnostics, FitResult, Identifiability, Measurement
+from latfit.model import CONTEXT, Baseline, Combination, Diagnostics, FitResult, Identifiability, Measurement
 from latfit.units import format_percent
 from latfit.warning import NO_ACTION, LatfitWarning
 
@@ -81,7 +81,7 @@ def cautions(
         yield _at_the_floor(error, min(floor, error))
     elif error > LARGE_ERROR_PCT:
         found = f"The cross-validated MAPE is {format_percent(error)}."
-        yield LatfitWarning("large_error", found, _better(error, held_out) or _why_large(data))
+        yield LatfitWarning("large_error", found, _better(error, held_out) or _why_large(data, problem.model.columns))
 
 
 def cautions_in_time(intervals: Mapping[str, Any], diagnostics: Diagnostics) -> Iterator[LatfitWarning]:
@@ -219,11 +219,12 @@ def _better(error: float, scores: Mapping[str, float]) -> str:
     return f"Use --model {best} ({format_percent(scores[best])}), or --model auto, which compares all models."
 
 
-def _why_large(data: FitData) -> str:
-    if "context_tokens" in data.steps and np.ptp(data.steps["context_tokens"]) > 0:
+def _why_large(data: FitData, columns: Sequence[str]) -> str:
+    """columns: what the model reads of a step."""
+    if CONTEXT not in columns and CONTEXT in data.steps and np.ptp(data.steps[CONTEXT]) > 0:
         return (
-            "The cached context varies and this model does not use it: try --model auto, or fit rows of similar context"
-            " with --where."
+            "The cached context varies and this model does not use it: leave out --model, or fit rows of similar"
+            " context with --where."
         )
     if data.run is not None and len(np.unique(data.run)) > 1:
         return "Check the residuals by run in the report: the runs may differ in more than B and S."
