@@ -372,7 +372,9 @@ def _write_engines(found: "EnginePlan", files: FileOptions, *, quiet: bool) -> N
     if files.out is not None:
         found.save(files.out)
         note(f"Wrote {files.out}.", quiet=quiet)
-    if files.figure is not None and found.feasible:
+    if files.figure is not None and not found.feasible:
+        note(f"{files.figure} is not drawn: there are no settings to show.", quiet=quiet)
+    elif files.figure is not None:
         from latfit.files import write_bytes
         from latfit.reporting import style
 
