@@ -134,14 +134,14 @@ def simulate_engine(
     cluster: Cluster = Cluster(),
 ) -> EngineResult:
     """Run the replications. Raises BadInput for a request that is larger than the KV cache."""
-    return result_of(replicate(load, costs, settings, options, cluster), settings, options, promise, cluster)
+    found = replicate(load, costs, settings, options, cluster)
+    return replace(result_of(load, found.summary(promise), settings, options, cluster), first=found.runs[0])
 
 
 def result_of(
-    found: Replications, settings: EngineSettings, options: Options, promise: Promise, cluster: Cluster
+    load: Load, summary: EngineSummary, settings: EngineSettings, options: Options, cluster: Cluster
 ) -> EngineResult:
-    """What came of the replications."""
-    load, summary = found.load, found.summary(promise)
+    """What came of the replications, without any of them."""
     growing = "Unstable (ρ ≥ 1): latencies reflect the simulated horizon only."
     return EngineResult(
         settings=settings,
@@ -151,6 +151,5 @@ def result_of(
         summary=summary,
         users=load.users if isinstance(load, ClosedLoad) else 0,
         seed=options.seed,
-        first=found.runs[0],
         notes=() if summary.stable else (growing,),
     )

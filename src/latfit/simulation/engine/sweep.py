@@ -42,11 +42,14 @@ class EnginePoint:
     def run(self, threads: int, begun: Callable[[float], None] | None) -> EngineResult:
         """The result; see `SweepPoint`."""
         found = self._replicated(threads)
-        result = result_of(found, self.settings, self.options, self.promise, self.cluster)
+        result = self._result(found.summary(self.promise))
         first = found.runs[0]
         told = self.told(first, self.settings) if self.told else ()
-        kept = first if self.whole else None
-        return replace(result, first=kept, notes=[*told, *result.notes], labels=self.labels)
+        return replace(result, first=first if self.whole else None, notes=[*told, *result.notes])
+
+    def _result(self, summary: EngineSummary) -> EngineResult:
+        found = result_of(self.load, summary, self.settings, self.options, self.cluster)
+        return replace(found, labels=self.labels)
 
     def _replicated(self, threads: int) -> Replications:
         def some(numbers: Sequence[int]) -> Replications:
@@ -64,14 +67,4 @@ class EnginePoint:
 
     def restored(self, row: Row) -> EngineResult:
         known = json.loads(row["document"])
-        return EngineResult(
-            settings=self.settings,
-            routing=self.cluster.routing,
-            prefill_apart=self.cluster.prefill is not None,
-            rate_per_s=float(known["rate_per_s"]),
-            summary=EngineSummary.from_json(known),
-            seed=self.options.seed,
-            notes=known["notes"],
-            users=int(known.get("users", 0)),
-            labels=self.labels,
-        )
+        return replace(self._result(EngineSummary.from_json(known)), notes=known["notes"])
