@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from latfit.errors import WrongUsage
 from latfit.record.recorder import Buffers, StepRecorder
+from latfit.trace import path_on
 from latfit.units import parse_bytes
 
 FLAG = "--enable-logging-iteration-details"
 
-GPU_DEVICES = ("cuda", "rocm", "xpu")
 
 # A child of vLLM's logger: what is said appears among vLLM's own lines.
 log = logging.getLogger("vllm.latfit")
@@ -190,7 +190,7 @@ def _recorder(settings: Settings, config: Any, engine_index: int) -> StepRecorde
         replica=str(engine_index),
         buffers=settings.buffers,
         labels={
-            "path": settings.path or ("gpu" if device in GPU_DEVICES else device),
+            "path": settings.path or path_on(device),
             "hardware": _hardware() or device,
             "model": str(getattr(config.model_config, "model", "unknown")),
             "tp": int(config.parallel_config.tensor_parallel_size),

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         EngineFacts as EngineFacts,
         engine_counts as engine_counts,
         engine_facts as engine_facts,
+        path_on as path_on,
     )
     from latfit.trace.sketch.build import compress as compress
     from latfit.trace.sketch.histogram import WEIGHT as WEIGHT, row_weights as row_weights

@@ -19,11 +19,11 @@ from latfit.trace.columns import BY_NAME, IDENTITY
 from latfit.trace.filter import matching_rows
 from latfit.trace.period import COMPUTE, MOSTLY, NO_PERIOD, PERIOD, no_periods, with_period
 from latfit.trace.readers import reader_for
-from latfit.trace.readers.reader import Options
+from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source, open_source
 from latfit.trace.readers.table import steps_of
 from latfit.trace.recompute import with_recompute
-from latfit.trace.serving_engine import engine_counts
+from latfit.trace.serving_engine import engine_counts, path_on
 from latfit.trace.sketch.histogram import WEIGHT, step_count
 from latfit.trace.table import Trace, concatenated, phases
 from latfit.units import MS_PER_UNIT
@@ -116,7 +116,7 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
         parts = [reader.read(source, options) for reader, source in zip(readers, sources, strict=True)]
     trace = concatenated(parts, [source.name for source in sources])
     trace = with_period(with_recompute(trace))
-    implied = {reader.path for reader in readers}
+    implied = {_path_of(reader, part) for reader, part in zip(readers, parts, strict=True)}
     where = sources[0].name if len(sources) == 1 else f"{len(sources)} files"
     with on_threads(1) as beside:
         digest = beside.submit(sha256_of_files, sources)
@@ -124,6 +124,12 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
     path = implied.pop() if len(implied) == 1 else None
     formats = [reader.name for reader in readers]
     return CleanTrace(sources, digest.result(), reading, cleaned, formats, path, picked, _time_in_cells(trace))
+
+
+def _path_of(reader: Reader, part: Trace) -> str | None:
+    """The path that a format implies, and the device that an engine names where it is another one."""
+    device = part.provenance.get("device_type")
+    return path_on(device) if reader.path is not None and isinstance(device, str) else reader.path
 
 
 def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the table") -> CleanTrace:

@@ -21,6 +21,7 @@ COUNTS = (
 )  # fmt: skip
 FLAGS = ("async_scheduling", "enable_chunked_prefill", "enable_prefix_caching")
 NAMES = ("model", "vllm", "device_type")
+GPU_DEVICES = ("cuda", "rocm", "xpu")
 MOST = 2**40
 
 SUMMED = (
@@ -66,6 +67,11 @@ def engine_facts(
         differing={fact: tuple(values) for fact, values in said.items() if len(values) > 1},
         did=dict(did or {}),
     )
+
+
+def path_on(device: str) -> str:
+    """The execution path of an engine on a device as vLLM names it: gpu, else that name."""
+    return "gpu" if device in GPU_DEVICES else device
 
 
 def is_record(provenance: Mapping[str, Any]) -> bool:

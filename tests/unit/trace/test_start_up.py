@@ -92,6 +92,11 @@ class TestOfTraces:
         assert found.values["async_scheduling"] is False
         assert set(found.sources.values()) == {"server.log"}
 
+    @pytest.mark.parametrize(("device", "path"), [("cuda", "gpu"), ("xpu", "gpu"), ("cpu", "cpu")])
+    def test_the_path_is_that_of_the_device(self, tmp_path: Path, device: str, path: str) -> None:
+        start = INIT.format(speculation="None").replace("device_config=cuda", f"device_config={device}")
+        assert ingest(log(tmp_path, start)).path == path
+
     def test_a_log_of_windows(self, tmp_path: Path) -> None:
         """Without iteration lines: the same start, and a row every ten seconds."""
         line = "(APIServer pid=1) INFO 12-22 21:{m:02}:{s:02} [loggers.py:335] Engine 000: Avg prompt throughput: 9.0 "
