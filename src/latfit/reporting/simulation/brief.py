@@ -263,7 +263,7 @@ def _rate(run: SimResult) -> float:
 
 def _rate_text(run: SimResult) -> str:
     if math.isnan(run.throughput_per_s):
-        return "one request"  # no rate without a second
+        return "one request" if run.requests == 1 else f"{run.requests:,} requests at once"
     if math.isnan(run.rate_per_s):
         return f"{format_rate(run.throughput_per_s)} (closed loop)"
     return format_rate(run.rate_per_s)
