@@ -346,13 +346,12 @@ def _cold_start(trace: Trace, options: CleanOptions) -> Mask:
 def _slow_without_equal(trace: Trace, row: int) -> bool:
     """Whether a step that is the only one of its cell takes far longer than those like it."""
     B, S, T = trace.floats("B"), trace.floats("S"), trace.floats("T_ms")
+    if np.count_nonzero((B[row] == B) & (S[row] == S)) > 1:
+        return False
     alike = ((S > B) == (S[row] > B[row])) & (np.maximum(B / B[row], B[row] / B) <= 2)
     alike &= np.maximum(S / S[row], S[row] / S) <= 2
     alike[row] = False
-    equal = alike & (B[row] == B) & (S[row] == S)
-    if equal.any() or np.count_nonzero(alike) < FEW_ROWS:
-        return False
-    return bool(T[row] > COLD_ALONE * np.quantile(T[alike], 0.9))
+    return bool(np.count_nonzero(alike) >= FEW_ROWS and T[row] > COLD_ALONE * np.quantile(T[alike], 0.9))
 
 
 def _too_slow(trace: Trace, options: CleanOptions) -> Mask:
