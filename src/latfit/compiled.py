@@ -48,7 +48,7 @@ MODULES = (
     "queueing/sampled",
     "simulation/engine/loop",
     "simulation/engine/queue",
-    "simulation/engine/router",
+    "simulation/engine/cluster/router",
     "simulation/engine/scheduler",
     "simulation/engine/state",
     "simulation/engine/statistics",

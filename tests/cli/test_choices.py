@@ -11,7 +11,7 @@ from latfit.profiling.devices.protocol import PRECISIONS
 from latfit.profiling.host.isa import CHOICES
 from latfit.profiling.request import CACHES, DEVICES, ENGINES as PROFILED
 from latfit.profiling.shapes import PARTS
-from latfit.simulation.engine.replicas import ROUTES
+from latfit.simulation.engine.cluster.replicas import ROUTES
 from latfit.simulation.engine.settings import ENGINES, ORDERS
 from latfit.simulation.policies.service import SERVICES
 from tests.docs.reference import commands

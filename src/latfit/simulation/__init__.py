@@ -9,7 +9,7 @@ if TYPE_CHECKING:
         KnownSettings as KnownSettings,
         known_settings as known_settings,
     )
-    from latfit.simulation.engine.replicas import (
+    from latfit.simulation.engine.cluster.replicas import (
         Routing as Routing,
         Transfer as Transfer,
         serve_replicas as serve_replicas,

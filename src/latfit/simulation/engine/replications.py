@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from latfit.errors import WrongUsage
-from latfit.simulation.engine.replicas import Routing, Transfer, serve_apart, serve_replicas
+from latfit.simulation.engine.cluster.replicas import Routing, Transfer, serve_apart, serve_replicas
 from latfit.simulation.engine.result import EngineResult, EngineSummary, Promise, backlogged, summarise
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.simulation.engine.router import (
+from latfit.simulation.engine.cluster.router import (
     LEAST_LOADED,
     PREDICTED,
     PREFIX,
