@@ -82,7 +82,7 @@ class TestTexts:
     @pytest.mark.parametrize(
         ("before", "after", "said"),
         [
-            (None, "t_s,prompt_tokens\n0,1\n", "holds no metrics of vLLM"),
+            (None, "t_s,prompt_tokens\n0,1\n", "holds no metrics of vLLM, SGLang"),
             (None, "vllm:num_requests_running{} 3\n", "no finished request"),
             (text(TTFT, TPOT, LATENCY), text(TTFT[:1], TPOT[:1], LATENCY[:1]), "below those of the text from before"),
             (text(TTFT, TPOT, LATENCY), text(TTFT, TPOT, LATENCY), "no request finished between"),

@@ -1,0 +1,12 @@
+"""What running serving engines publish of themselves: read, asked for over HTTP, compared from moment to moment."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.metrics.interval import Interval as Interval, between as between
+    from latfit.metrics.server import Reading as Reading, Server as Server, Unanswered as Unanswered
+    from latfit.metrics.state import Buckets as Buckets, ServerState as ServerState, read_state as read_state
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)
