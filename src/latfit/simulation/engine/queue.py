@@ -40,6 +40,7 @@ def absorb(o: Limits, load: Load, s: State, now: float) -> int:
     while s.i[SEEN] < s.i[PUSHED] and load.arrival[s.inbox[s.i[SEEN]]] <= now:
         r = s.inbox[s.i[SEEN]]
         s.i[SEEN] += 1
+        s.seen[r] = now
         if o.order == KEYED or o.order == SWITCH or o.order == DEADLINE:
             push(s.heap, s.i[HEAP], load.key, r)
             s.i[HEAP] += 1

@@ -109,7 +109,7 @@ def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[
         for k in range(head, head + size):
             r = s.inbox[k]
             if step == 0:
-                s.start[r], s.first[r] = begin, end
+                s.seen[r], s.start[r], s.first[r] = load.arrival[r], begin, end
             if load.output[r] == step + 1:
                 s.last[r] = end
                 s.i[FINISHED] += 1

@@ -104,7 +104,7 @@ class Load(NamedTuple):
 
 class State(NamedTuple):
     """Everything that changes. Slots: rid, known, comp, gen, cap, fin, chunk, token_at. By request: gen_of, segment,
-    kept, preempted, first, last, start, and what the order of waiting needs.  stream (1,): of the steps' ratios.
+    kept, preempted, first, last, start, seen, and what the order of waiting needs.  stream (1,): of the steps' ratios.
     source, source_i: requests that users will send, and its counters."""
 
     i: IntArray
@@ -133,6 +133,7 @@ class State(NamedTuple):
     first: FloatArray
     last: FloatArray
     start: FloatArray
+    seen: FloatArray
     seg_owner: IntArray
     seg_count: IntArray
     crossing: IntArray
@@ -212,6 +213,7 @@ def _of_requests(limits: Limits, load: Load) -> dict[str, Any]:
         "first": np.full(n, np.nan),
         "last": np.full(n, np.nan),
         "start": np.full(n, np.nan),
+        "seen": np.full(n, np.nan),
     }
 
 
@@ -233,8 +235,8 @@ def one_of(states: State, k: int) -> State:
     return State(
         a.i[k], a.f[k], a.rid[k], a.known[k], a.comp[k], a.gen[k], a.cap[k], a.fin[k], a.chunk[k], a.token_at[k],
         a.inbox[k], a.stack[k], a.heap[k], a.heap_2[k], a.taken, a.user_head[k], a.user_tail[k], a.served[k], a.after,
-        a.gen_of, a.segment, a.kept, a.preempted, a.first, a.last, a.start, a.seg_owner[k], a.seg_count[k],
-        a.crossing[k], a.gaps[k], a.batch[k], a.timeline[k], a.stream[k], a.source, a.source_i,
+        a.gen_of, a.segment, a.kept, a.preempted, a.first, a.last, a.start, a.seen, a.seg_owner[k],
+        a.seg_count[k], a.crossing[k], a.gaps[k], a.batch[k], a.timeline[k], a.stream[k], a.source, a.source_i,
     )  # fmt: skip
 
 
