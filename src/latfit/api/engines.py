@@ -22,7 +22,7 @@ from latfit.api.quantities import (
     transfer as transfers,
     values_of,
 )
-from latfit.api.reading import read
+from latfit.api.reading import read, table_of
 from latfit.api.simulations import NOTHING_TO_RESUME, Simulation, not_varied
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
@@ -41,14 +41,17 @@ from latfit.simulation import (
     Promise,
     Routing,
     Running,
+    Scaling,
+    Schedule,
     Speculation,
     StepCosts,
     Transfer,
     known_settings,
+    parse_autoscaler,
     simulate_points,
     step_costs,
 )
-from latfit.trace import CleanTrace, Trace, engine_counts, engine_facts
+from latfit.trace import CleanTrace, Trace, engine_counts, engine_facts, open_source, read_columns
 from latfit.units import format_percent, format_rate
 from latfit.validation import no_prefill_warning, outside_warning
 from latfit.workload import ClosedLoad, Load, OpenLoad, RecordedLoad, parse_lengths
@@ -111,6 +114,8 @@ class EngineSimulation(Simulation):
         """What would carry a load that no run does, in a sentence."""
         best = max(self.runs, key=lambda run: run.summary.throughput_per_s)
         each = best.summary.throughput_per_s / best.routing.replicas
+        if best.routing.scaling is not None:
+            return "Ask for more replicas, or sooner; or lower the rate."
         if best.prefill_apart or not best.rate_per_s > 0:
             return "Lower the rate, or give more --kv-blocks or --max-num-seqs."
         needed = math.floor(best.rate_per_s / each) + 1
@@ -163,7 +168,12 @@ OF_SETTINGS = (
     _ordered("length_error", "sjf", "switch"),
     _ordered("switch_at", "switch"),
     _ordered("ageing", "priority"),
-    Needs("route", lambda o: o.replicas != 1, "there is one engine", "Add --replicas 2"),
+    Needs(
+        "route",
+        lambda o: o.replicas != 1 or getattr(o, "autoscale", None) or getattr(o, "replicas_at", None) is not None,
+        "there is one engine",
+        "Add --replicas 2",
+    ),
     Needs("prefix_share", lambda o: o.route == "prefix", "requests are not routed by prefix", "Add --route prefix"),
 )
 """What settings of an engine need, a measured one's too."""
@@ -180,6 +190,22 @@ _IN_ONE_CASE = (
     _drawn("arrival_process", with_curve=False),
     *(Needs(name, lambda o: o.users is None, WHO_WAIT) for name in ("rate", "arrival_process", "tenants")),
     Needs("think", lambda o: o.users is not None, "there are no users", "Add --users 20"),
+    *(
+        need
+        for name in ("autoscale", "replicas_at")
+        for need in (
+            Needs(name, lambda o: o.users is None, WHO_WAIT),
+            Needs(name, lambda o: o.prefill_on is None, "--prefill-on names the engine that prefills"),
+        )
+    ),
+    Needs("replicas", lambda o: o.replicas_at is None, "--replicas-at says how many"),
+    Needs("autoscale", lambda o: o.replicas_at is None, "--replicas-at says how many"),
+    Needs(
+        "start_up",
+        lambda o: o.autoscale is not None or o.replicas_at is not None,
+        "replicas neither come nor go",
+        "Add --autoscale requests:20:1..8",
+    ),
 )
 """What parameters of one simulation need."""
 
@@ -194,7 +220,7 @@ AXES: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("long_prefill_token_threshold", "start_at", "draft_tokens", "switch_at", "replicas"), int),
     **dict.fromkeys(("users", "tenants"), int),
     **dict.fromkeys(("prefix_hit_rate", "acceptance", "length_error", "prefix_share"), float),
-    **dict.fromkeys(("swap", "draft_cost", "ageing", "route"), str),
+    **dict.fromkeys(("swap", "draft_cost", "ageing", "route", "autoscale", "start_up"), str),
     **dict.fromkeys(("synchronous", "decode_first"), _yes),
 }
 """What a sweep of engines varies, and how a value is read."""
@@ -267,6 +293,9 @@ def simulate_engine(
     replicas: int = 1,
     route: Route = "round-robin",
     prefix_share: float = 0.5,
+    replicas_at: Any = None,
+    autoscale: str | None = None,
+    start_up: Duration | None = None,
     ttft: Duration | None = None,
     tpot: Duration | None = None,
     sla: Duration | None = None,
@@ -288,8 +317,11 @@ def simulate_engine(
     output tokens), or arrivals: recorded requests, a file or a table, or users: who send a request each, wait for its
     end, `think`, and send the next, with lengths.  kv_blocks: of the engine's KV cache.  batching,
     order: one or several, each is simulated.  engine: further settings, see `engine_settings_of`; what is not named the
-    fit's trace may tell.  vary: lists of values by name, {"replicas": [1, 2], "rate": ["10/s"]}, see `AXES`, to be
-    combined; out: a Parquet file with a row each.  Further parameters are the options of `latfit simulate engine`.
+    fit's trace may tell.  replicas_at: how many replicas from when on, pairs (seconds, replicas), a file or a table
+    with t_s and replicas.  autoscale: a rule, "requests:20:1..8" for 20 requests a replica and 1 to 8 of them, see
+    `parse_autoscaler`.  start_up: from asking for a replica until it serves.  vary: lists of values by name,
+    {"replicas": [1, 2], "rate": ["10/s"]}, see `AXES`, to be combined; out: a Parquet file with a row each.  Further
+    parameters are the options of `latfit simulate engine`.
     Raises WrongUsage, BadInput; an unstable load is no error.
     """
     given = dict(locals())
@@ -305,6 +337,7 @@ def simulate_engine(
     given |= {
         "arrivals": None if arrivals is None else recording_of(arrivals),
         "prompt_lengths": None if prompt_lengths is None else recording_of(prompt_lengths),
+        "replicas_at": None if replicas_at is None else schedule_of(replicas_at),
         **dict.fromkeys(USUAL),
         **(engine or {}),
     }
@@ -323,7 +356,7 @@ def simulate_engine(
                 settings=replace(setup.settings[0], order=ordered),
                 options=options,
                 promise=promise,
-                cluster=replace(apart, routing=Routing(case["replicas"], case["route"], case["prefix_share"])),
+                cluster=replace(apart, routing=_routing(case)),
                 labels=labels,
                 told=partial(_told, [*unmeasured, *notes_of(load), *setup.notes], fits),
                 whole=not vary and out is None and running.backend == "local",
@@ -588,6 +621,47 @@ def check_one_engine(fit: Any, prefill_fit: Any, prefill_on: Any = None) -> None
 
         check_alike(known)
         check_alike({name: each for name, each in known.items() if name != "prefill engine"}, SYSTEM)
+
+
+def schedule_of(given: Any) -> Schedule:
+    """How many replicas from when on, of pairs (seconds, replicas), a file or a table with columns t_s and replicas.
+    Raises BadInput, WrongUsage."""
+    if isinstance(given, Schedule):
+        return given
+    if isinstance(given, str | Path):
+        table = read_columns(open_source(given), ("t_s", "replicas"))
+    elif isinstance(given, list | tuple):
+        import numpy as np
+
+        table = Trace({name: np.array([row[place] for row in given]) for place, name in enumerate(("t_s", "replicas"))})
+    else:
+        table = table_of(given)
+    missing = [name for name in ("t_s", "replicas") if name not in table]
+    if missing:
+        raise BadInput(f"no column {missing[0]}", where=str(given)[:200], remedy="Give t_s and replicas.")
+    moments, counts = table.floats("t_s"), table.floats("replicas")
+    if not (counts == counts.astype(int)).all():
+        raise BadInput("replicas are not whole", where=str(given)[:200], remedy="Give whole numbers.")
+    return Schedule(tuple((1e3 * moments).tolist()), tuple(counts.astype(int).tolist()))
+
+
+def _routing(case: Mapping[str, Any]) -> Routing:
+    """The router of a case, with how its replicas come and go. Raises WrongUsage."""
+    scaling: Scaling | None = case["replicas_at"]
+    replicas, start_up = case["replicas"], case["start_up"]
+    if case["autoscale"] is not None:
+        scaling = parse_autoscaler(case["autoscale"])
+        replicas = max(replicas, scaling.least)
+    elif isinstance(scaling, Schedule):
+        replicas = scaling.replicas[0]
+    if scaling is not None and start_up is None:
+        raise WrongUsage(
+            "how long a replica takes to start is required",
+            where="--start-up",
+            remedy="Give --start-up 2min: from asking for one until it serves.",
+        )
+    start_up_ms = 0.0 if start_up is None else duration(start_up, "--start-up", zero=True)
+    return Routing(replicas, case["route"], case["prefix_share"], scaling=scaling, start_up_ms=start_up_ms)
 
 
 def _cluster(prefill_on: Any, transfer: str | None, *, scatter: bool) -> Cluster:

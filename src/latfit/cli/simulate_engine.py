@@ -198,6 +198,22 @@ class ReplicaOptions:
         float,
         typer.Option("--prefix-share", hidden=True, help="prefix: share of a prompt that a user's replica has cached."),
     ] = 0.5
+    replicas_at: Annotated[
+        Path | None,
+        typer.Option("--replicas-at", hidden=True, help="Table (t_s, replicas): how many are asked for from when on."),
+    ] = None
+    autoscale: Annotated[
+        str | None,
+        typer.Option(
+            "--autoscale",
+            hidden=True,
+            help="Rule for them, METRIC:TARGET:LEAST..MOST: requests:20:1..8, waiting:2:1..8, kv:70%:1..8:15s:5min.",
+        ),
+    ] = None
+    start_up: Annotated[
+        str | None,
+        typer.Option("--start-up", hidden=True, help="From asking for a replica until it serves, such as 2min."),
+    ] = None
 
 
 @dataclass(frozen=True)

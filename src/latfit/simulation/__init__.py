@@ -5,14 +5,20 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.simulation.engine.real_engine import (
-        KnownSettings as KnownSettings,
-        known_settings as known_settings,
+    from latfit.simulation.engine.cluster.fleet import (
+        Autoscaler as Autoscaler,
+        Scaling as Scaling,
+        Schedule as Schedule,
+        parse_autoscaler as parse_autoscaler,
     )
     from latfit.simulation.engine.cluster.replicas import (
         Routing as Routing,
         Transfer as Transfer,
         serve_replicas as serve_replicas,
+    )
+    from latfit.simulation.engine.real_engine import (
+        KnownSettings as KnownSettings,
+        known_settings as known_settings,
     )
     from latfit.simulation.engine.replications import (
         Cluster as Cluster,

@@ -195,9 +195,18 @@ def _one_engine(run: EngineResult) -> Table:
     ]
     caption = (
         f"{run.engine}, {run.order}: {format_rate(found.throughput_per_s)} served,"
-        f" {number(found.output_tokens_per_s)} output tokens/s"
+        f" {number(found.output_tokens_per_s)} output tokens/s{_coming_and_going(run)}"
     )
     return Table(caption, ("", "mean", "p50", "p90", "p99"), rows)
+
+
+def _coming_and_going(run: EngineResult) -> str:
+    """How many replicas there were, where that changed."""
+    if run.first is None or run.first.scaled is None:
+        return ""
+    serving, first = run.first.scaled[1], run.first
+    hours = f"{number(run.summary.replica_hours, 3)} replica-hours"
+    return f", {serving.min():.0f} to {serving.max():.0f} replicas, {number(first.replicas, 3)} in the mean, {hours}"
 
 
 def _limited(run: EngineResult) -> str:

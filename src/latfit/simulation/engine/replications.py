@@ -2,9 +2,9 @@
 
 Replication r draws its load from (seed, r) alone, so that engines with one seed meet the same requests. Recorded
 requests are run once. The start of a run is left out of the statistics of a steady load until it is forgotten, as in
-simulations of policies; recorded requests and a load that varies have a course of their own, of which the start is a
-part. Of users who wait for their answers the rate is what they sent, and the end of a run, where some have no further
-request to send, counts no more than its start.
+simulations of policies; recorded requests, a load that varies, and replicas that come and go have a course of their
+own, of which the start is a part. Of users who wait for their answers the rate is what they sent, and the end of a run,
+where some have no further request to send, counts no more than its start.
 """
 
 import math
@@ -39,7 +39,7 @@ class Cluster:
     transfer: Transfer = field(default_factory=Transfer)
 
     def __post_init__(self) -> None:
-        if self.prefill is not None and self.routing.replicas > 1:
+        if self.prefill is not None and (self.routing.replicas > 1 or self.routing.scaling is not None):
             raise WrongUsage("replicas prefill for themselves", where="--prefill-on", remedy="Leave out --replicas.")
 
     def serve(
@@ -99,7 +99,8 @@ def replicate(
         requests = load.sample(count, streams)
         think = load.thinking(count, streams) if isinstance(load, ClosedLoad) else None
         runs.append(cluster.serve(requests, costs, settings, options.seed + replication, think))
-    if recorded or (options.warmup is None and kind_of(load) != STEADY):
+    course = kind_of(load) != STEADY or cluster.routing.scaling is not None
+    if recorded or (options.warmup is None and course):
         warmup = 0.0
     elif options.warmup is not None:
         warmup = options.warmup

@@ -40,6 +40,7 @@ MEANS = (
     "useful_share",
     "kv_usage",
     "queue",
+    "replica_hours",
 )
 """Numbers of a run that are averaged over replications."""
 
@@ -51,6 +52,7 @@ FULL = 0.9
 FEWEST = 30
 """Requests of a run that says something of what the engine carries."""
 BACKLOG = 0.25
+HOUR_MS = 3.6e6
 STRETCHES = 60
 """Of a run, over which waits are averaged to see whether they rise."""
 
@@ -123,6 +125,7 @@ class EngineSummary:
     useful_share: float
     kv_usage: float
     queue: float
+    replica_hours: float
     utilisation: float
     batch_size: Mapping[str, float]
     by_class: Sequence[ClassOutcome]
@@ -219,6 +222,8 @@ class EngineResult:
     @property
     def limits(self) -> dict[str, Any]:
         """What the engine was set to, by the names that serving engines use."""
+        scaling = self.routing.scaling
+        start_up = {} if scaling is None else {**scaling.to_json(), "start_up_s": self.routing.start_up_ms / 1e3}
         return {
             "max_num_seqs": self.settings.max_num_seqs,
             "max_num_batched_tokens": self.settings.max_num_batched_tokens,
@@ -227,6 +232,7 @@ class EngineResult:
             "replicas": self.routing.replicas,
             "route": self.routing.route,
             "prefill_apart": self.prefill_apart,
+            **start_up,
         }
 
     def row(self) -> dict[str, Any]:
@@ -249,6 +255,9 @@ class EngineResult:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `simulate engine --json`."""
+        changes = None
+        if self.first is not None and self.first.scaled is not None:
+            changes = [{"t_s": t / 1e3, "serving": int(n), "asked_for": int(m)} for t, n, m in self.first.scaled.T]
         return {
             "policy": self.engine,
             "engine": self.engine,
@@ -257,6 +266,7 @@ class EngineResult:
             **({"users": self.users} if self.users else {}),
             **self.summary.to_json(),
             "share": {"engine": 1.0},
+            **({} if changes is None else {"replicas_over_time": changes}),
             "settings": {**self.limits, **self.labels},
             "seed": self.seed,
             "notes": list(self.notes),
@@ -319,7 +329,6 @@ def _single(run: EngineRun, met: NDArray[np.bool_], counted: slice, *, promised:
         start, end = float(run.requests.arrival_ms[counted.start]), _all_there_until(run)
         ended = (run.last_ms > start) & (run.last_ms <= end)
         span_s = (end - start) / 1e3
-    replicas = len(run.timelines)
     promised = promised or bool(np.isfinite(_shortest(run)).any())
     of_use = float((run.requests.prompt_tokens + run.requests.output_tokens - 1).sum())
     return {
@@ -329,9 +338,10 @@ def _single(run: EngineRun, met: NDArray[np.bool_], counted: slice, *, promised:
         "slo_attainment": float(met[counted].mean()) if promised else math.nan,
         "fairness": jain(run),
         "useful_share": of_use / run.counters.computed_tokens,
-        "utilisation": run.busy_ms / (run.makespan_ms * replicas),
-        "kv_usage": _over_time(run, "kv_usage") / replicas,
+        "utilisation": run.busy_ms / run.replica_ms,
+        "kv_usage": _kv_usage(run),
         "queue": _over_time(run, "waiting"),
+        "replica_hours": run.replica_ms / HOUR_MS,
     }
 
 
@@ -456,6 +466,15 @@ def _over_time(run: EngineRun, name: str) -> float:
         if weights.sum() > 0:
             total += float(np.nansum(getattr(line, name) * weights) / weights.sum())
     return total
+
+
+def _kv_usage(run: EngineRun) -> float:
+    """The share of the KV cache in use, of a replica in the mean; of those that come and go while they make steps."""
+    if run.scaled is None:
+        return _over_time(run, "kv_usage") / len(run.timelines)
+    weights = [line.busy * line.slice_ms for line in run.timelines]
+    used = sum(float(np.nansum(line.kv_usage * each)) for line, each in zip(run.timelines, weights, strict=True))
+    return used / sum(float(each.sum()) for each in weights)
 
 
 def _batch_sizes(runs: Sequence[EngineRun]) -> dict[str, float]:

@@ -4,6 +4,7 @@ run = serve(requests, step_costs(fit), EngineSettings(kv_blocks=2588))
 run.ttft_ms.mean()
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,12 +62,16 @@ class Counters:
 class EngineRun:
     """What became of the requests; times in ms on the clock of their arrivals, (n,).
 
-    start_ms: when the step began that first computed something of it.  first_ms, last_ms: when its first and its last
-    token appeared.  busy_ms: time in steps, of all replicas.  itl: gaps between tokens by quantile name.  users: who
-    sent the next request when they had an answer; 0 where arrivals did not depend on answers.
+    seen_ms: when the scheduler first knew of it, behind the step that ran when it came.  start_ms: when the step began
+    that first computed something of it.  first_ms, last_ms: when its first and its last token appeared.  busy_ms: time
+    in steps, of all replicas.  itl: gaps between tokens by quantile name.  users: who sent the next request when they
+    had an answer; 0 where arrivals did not depend on answers.  replica_ms: time that replicas were there, of all
+    together.  scaled (3, k): where replicas came and went, moments, and from each on how
+    many requests were routed to and how many were asked for; None where they were always there.
     """
 
     requests: Requests
+    seen_ms: FloatArray
     start_ms: FloatArray
     first_ms: FloatArray
     last_ms: FloatArray
@@ -77,6 +82,8 @@ class EngineRun:
     timelines: tuple[Timeline, ...]
     replica: IntArray
     users: int = 0
+    replica_ms: float = math.nan
+    scaled: FloatArray | None = None
 
     def __repr__(self) -> str:
         found = self.counters
@@ -102,6 +109,11 @@ class EngineRun:
     def makespan_ms(self) -> float:
         """First arrival to last token."""
         return float(self.last_ms.max() - self.requests.arrival_ms[0])
+
+    @property
+    def replicas(self) -> float:
+        """How many were there, in the mean."""
+        return self.replica_ms / self.makespan_ms
 
 
 def serve(
@@ -158,8 +170,9 @@ def run_of(requests: Requests, limits: Limits, states: list[State], replica: Int
         order = np.argsort(load.arrival, kind="stable")
         requests = replace(requests, arrival_ms=load.arrival, user_id=load.user).select(order)
     counted = np.sum([state.i for state in states], axis=0)
-    return EngineRun(
+    run = EngineRun(
         requests=requests,
+        seen_ms=found.seen[order],
         start_ms=found.start[order],
         first_ms=found.first[order],
         last_ms=found.last[order],
@@ -171,6 +184,7 @@ def run_of(requests: Requests, limits: Limits, states: list[State], replica: Int
         replica=replica[order],
         users=load.users,
     )
+    return replace(run, replica_ms=len(states) * run.makespan_ms)
 
 
 def counters_of(i: IntArray) -> Counters:

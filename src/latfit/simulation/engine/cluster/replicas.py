@@ -4,6 +4,7 @@ Replicas are equal and independent between arrivals. round-robin: in turn. Other
 request comes (see `router`). prefix: the one that a request's user last went to, whose cache holds the start of the
 prompt, unless that one has `slack` requests more than the least loaded (then that one, which has the prefix from then
 on). Users who wait for their answers keep to one replica in round-robin, and are routed anew with every request else.
+Replicas may come and go (see `fleet`).
 
 Apart: one engine prefills and gives the first token; the keys and values travel at `transfer_ms_per_token`; another
 engine decodes the rest. The decoding engine knows the request from the moment its cache has arrived. This is also how a
@@ -16,7 +17,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from latfit.errors import WrongUsage
+from latfit.simulation.engine.cluster.fleet import LOGGED, Autoscaler, Scaling, new_fleet, paid_ms
 from latfit.simulation.engine.cluster.router import (
+    FULL,
     LEAST_LOADED,
     PREDICTED,
     PREFIX,
@@ -57,12 +60,15 @@ ROUTES = {
 
 @dataclass(frozen=True)
 class Routing:
-    """replicas behind a route; prefix_share: of a prompt that a replica holds which served the user before."""
+    """replicas behind a route; prefix_share: of a prompt that a replica holds which served the user before.  scaling:
+    how replicas come and go, `replicas` being those at the start; start_up_ms: from asking for one until it serves."""
 
     replicas: int = 1
     route: str = "round-robin"
     prefix_share: float = 0.5
     slack: int = 8
+    scaling: Scaling | None = None
+    start_up_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if self.route not in ROUTES:
@@ -72,6 +78,13 @@ class Routing:
         if not 0 <= self.prefix_share < 1:
             raise WrongUsage(
                 f"{self.prefix_share:g} of a prompt", where="--prefix-share", remedy="Give 0 or more, below 1."
+            )
+        rule = self.scaling
+        if isinstance(rule, Autoscaler) and not rule.least <= self.replicas <= rule.most:
+            raise WrongUsage(
+                f"{self.replicas} replicas at the start, {rule.least} to {rule.most} allowed",
+                where="--replicas",
+                remedy="Start with a number that --autoscale allows.",
             )
 
 
@@ -84,26 +97,63 @@ def serve_replicas(
     think_ms: FloatArray | None = None,
 ) -> EngineRun:
     """Run equal engines behind a router until every request is done; think_ms and errors as in `serve`."""
-    if routing.replicas == 1 and routing.route != "prefix":
+    if routing.replicas == 1 and routing.route != "prefix" and routing.scaling is None:
         return serve(requests, costs, settings, seed, think_ms)
-    if settings.batching == "static" and routing.route != "round-robin":
+    if settings.batching == "static" and (routing.route != "round-robin" or routing.scaling is not None):
         raise WrongUsage("static batches are routed in turn only", where="--route", remedy="Take round-robin.")
     check_fits(requests, settings)
-    limits, load = settings.limits(seed), load_of(requests, settings, seed, think_ms)
+    limits = settings.limits(seed)
+    if routing.scaling is not None:
+        if think_ms is not None:
+            raise WrongUsage(
+                "replicas come and go with requests that come by themselves, not with users who wait",
+                where="--users",
+                remedy="Give --rate or --arrivals.",
+            )
+        return _serve_scaled(requests, costs, settings, routing, seed)
+    load = load_of(requests, settings, seed, think_ms)
     first = coming(load)
-    source, counts = np.zeros(len(requests), dtype=np.int32), np.zeros(COUNTERS, dtype=np.int64)
-    source[: len(first)] = first
-    counts[[PUSHED, ISSUED, STRIDE, SHARED]] = len(first), load.users, 1, 1
-    states = new_states(limits, load, routing.replicas, source, counts)
+    states = _idle(limits, load, routing.replicas, first)
     engines = engines_of(states)
     if routing.route == "round-robin":
         replica = _in_turn(limits, load, costs, engines, first)
     else:
-        router = _router(routing, load)
+        router = _router(routing, load, routing.replicas)
         if serve_routed(limits, load, costs, states, router) == STUCK:
             raise never_runs()
         replica = router.replica
     return run_of(requests, limits, engines, replica, load)
+
+
+def _idle(limits: Limits, load: Load, engines: int, first: SmallIntArray) -> State:
+    """Engines that share a source, which holds the requests whose arrival is known."""
+    source, counts = np.zeros(len(load.arrival), dtype=np.int32), np.zeros(COUNTERS, dtype=np.int64)
+    source[: len(first)] = first
+    counts[[PUSHED, ISSUED, STRIDE, SHARED]] = len(first), load.users, 1, 1
+    return new_states(limits, load, engines, source, counts)
+
+
+def _serve_scaled(
+    requests: Requests, costs: StepCosts, settings: EngineSettings, routing: Routing, seed: int
+) -> EngineRun:
+    """Replicas that come and go. Places for them are as many as replicas at a time, and more where some still drain."""
+    assert routing.scaling is not None
+    limits, places, answer = settings.limits(seed), routing.scaling.most, FULL
+    while answer == FULL:
+        load = load_of(requests, settings, seed)
+        states, router = _idle(limits, load, places, coming(load)), _router(routing, load, places)
+        answer = serve_routed(limits, load, costs, states, router)
+        places *= 2
+    if answer == STUCK:
+        raise never_runs()
+    run = run_of(requests, limits, engines_of(states), router.replica, load)
+    fleet = router.fleet
+    seen = fleet.i[LOGGED]
+    return replace(
+        run,
+        replica_ms=paid_ms(fleet, states, float(run.last_ms.max())),
+        scaled=fleet.log[:, :seen].copy(),
+    )
 
 
 def _in_turn(limits: Limits, load: Load, costs: StepCosts, engines: Sequence[State], first: SmallIntArray) -> IntArray:
@@ -119,8 +169,9 @@ def _in_turn(limits: Limits, load: Load, costs: StepCosts, engines: Sequence[Sta
     return np.arange(len(load.arrival)) % spread
 
 
-def _router(routing: Routing, load: Load) -> Router:
+def _router(routing: Routing, load: Load, places: int) -> Router:
     users = int(load.user.max()) + 1
+    span = (float(load.arrival.min()), float(load.arrival.max()))
     return Router(
         route=ROUTES[routing.route],
         slack=routing.slack,
@@ -128,7 +179,8 @@ def _router(routing: Routing, load: Load) -> Router:
         output=float(load.output.mean()),
         replica=np.zeros(len(load.arrival), dtype=np.int64),
         last=np.full(users, -1, dtype=np.int32),
-        home=np.zeros((users, routing.replicas), dtype=np.int8),
+        home=np.zeros((users, places), dtype=np.int8),
+        fleet=new_fleet(routing.scaling, routing.start_up_ms, routing.replicas, places, span),
     )
 
 
@@ -160,8 +212,9 @@ class Apart:
         for run in runs:
             sizes[: len(run.batch_sizes)] += run.batch_sizes
         totals = {each.name: sum(getattr(run.counters, each.name) for run in runs) for each in fields(Counters)}
-        return EngineRun(
+        run = EngineRun(
             requests=requests,
+            seen_ms=self.prefill.seen_ms,
             start_ms=self.prefill.start_ms,
             first_ms=self.first_ms,
             last_ms=self.last_ms,
@@ -172,6 +225,7 @@ class Apart:
             timelines=tuple(line for run in runs for line in run.timelines),
             replica=np.zeros(len(requests), dtype=np.int64),
         )
+        return replace(run, replica_ms=len(run.timelines) * run.makespan_ms)
 
 
 def serve_apart(

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.compiled import entry, inner, rare
+from latfit.simulation.engine.cluster.fleet import CROWDED, UP, Fleet, change, in_turn, next_change
 from latfit.simulation.engine.loop import advance
 from latfit.simulation.engine.state import (
     BUSY_UNTIL,
@@ -46,11 +47,15 @@ from latfit.stats import IntArray
 
 ROUND_ROBIN, LEAST_LOADED, SHORTEST_QUEUE, PREFIX, PREDICTED = range(5)
 
+FULL = 4
+"""What the router answers where replicas that come and go find no place."""
+
 
 class Router(NamedTuple):
     """route: its number.  slack: requests that an engine with the prefix may have more than the least loaded one.
     share: of a prompt that such an engine holds.  output: mean output tokens.  replica (n,): where each request went.
-    last (users,): the engine that a user went to last, -1 for none; home (users, engines): 1 where it has been."""
+    last (users,): the engine that a user went to last, -1 for none; home (users, engines): 1 where it has been.
+    fleet: which engines are there."""
 
     route: int
     slack: int
@@ -59,34 +64,44 @@ class Router(NamedTuple):
     replica: IntArray
     last: SmallIntArray
     home: NDArray[np.int8]
+    fleet: Fleet
 
 
 @entry
 def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router: Router) -> int:
-    """Route and serve all requests of the source; 0 when all is done, 2 when something waits that can never run."""
-    source, counts = states.source, states.source_i
-    engines = states.i.shape[0]
+    """Route and serve all requests of the source; 0 when all is done, 2 when something waits that can never run, 4 when
+    the fleet has no place for a replica that is asked for."""
+    source, counts, fleet = states.source, states.source_i, router.fleet
     while True:
         moment = np.inf
         if counts[SEEN] < counts[PUSHED]:
             moment = load.arrival[source[counts[SEEN]]]
+        changes = next_change(fleet)
+        changed = changes <= moment and moment < np.inf
+        if changed:
+            moment = changes
         if load.users > 0:
             k, until = _plans_next(load, states)
             if k >= 0 and until[0] < moment:
                 if advance(o, load, costs, one_of(states, k), min(until[1], moment)) == STUCK:
                     return STUCK
                 continue
-        else:
-            for k in range(engines):
+        elif router.route != ROUND_ROBIN or changed or moment == np.inf:
+            for k in range(states.i.shape[0]):
                 if states.i[k, PUSHED] > 0:
                     answer = advance(o, load, costs, one_of(states, k), moment)
                     if answer == STUCK and moment == np.inf:
                         return STUCK
+        if changed:
+            change(o, fleet, states, moment)
+            if fleet.i[CROWDED] > 0:
+                return FULL
+            continue
         if moment == np.inf:
             return 0
         r = source[counts[SEEN]]
         counts[SEEN] += 1
-        k = _choose(o, load, costs, states, router, r)
+        k = in_turn(fleet) if router.route == ROUND_ROBIN else _choose(o, load, costs, states, router, r)
         router.replica[r] = k
         states.inbox[k, states.i[k, PUSHED]] = r
         states.i[k, PUSHED] += 1
@@ -116,6 +131,8 @@ def _choose(o: Limits, load: Load, costs: StepCosts, states: State, router: Rout
     """The engine for request r, which from then on knows the request's prefix."""
     chosen, least = 0, np.inf
     for k in range(states.i.shape[0]):
+        if router.fleet.phase[k] != UP:
+            continue
         s = one_of(states, k)
         if router.route == SHORTEST_QUEUE:
             found = float(_outstanding(s))
@@ -129,7 +146,7 @@ def _choose(o: Limits, load: Load, costs: StepCosts, states: State, router: Rout
         return chosen
     user = load.user[r]
     before = router.last[user]
-    if before >= 0 and _in_system(one_of(states, before)) <= least + router.slack:
+    if before >= 0 and router.fleet.phase[before] == UP and _in_system(one_of(states, before)) <= least + router.slack:
         chosen = before
     if router.home[user, chosen] == 1:
         held = int(router.share * load.prompt[r]) // o.block_size * o.block_size

@@ -1,0 +1,302 @@
+"""Replicas that come and go: by a schedule, or by a rule that looks at the load, compiled.
+
+A replica is asked for, starts for a fixed time, and then is routed to. One that is sent away is routed to no more, ends
+the requests that it has, and is gone; its place is taken again only when it has. Those that still start are sent away
+first, then the youngest. A replica is paid for from when it is asked for until it is gone.
+
+The rule is that of Kubernetes' horizontal autoscaler for a metric that is shared out among replicas (its defaults:
+every 15 s, a tolerance of 0.1, a window of 300 s). Every so often the metric is added up over the replicas that are
+routed to, and total / target, rounded up, is what is recommended, between the least and the most; within the tolerance
+of what was asked for, that stays. More replicas are asked for at once, fewer only as many as the highest recommendation
+within the window. Metrics: requests that wait or run, those that wait, or the share of KV blocks in use.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from latfit.compiled import inner, rare
+from latfit.errors import WrongUsage
+from latfit.simulation.engine.state import (
+    BUSY_UNTIL,
+    COUNT,
+    FREE,
+    LAST_END,
+    PUSHED,
+    SEEN,
+    WAITING,
+    Limits,
+    State,
+)
+from latfit.stats import FloatArray, IntArray
+from latfit.units import parse_duration_ms
+
+METRICS = {"requests": 0, "waiting": 1, "kv": 2}
+TOLERANCE = 0.1
+
+ABSENT, STARTING, UP, DRAINING = range(4)
+"""What a place for a replica holds."""
+
+ASKED, NEXT, TICK, BORN, LOGGED, TURN, CROWDED = range(7)
+"""Counters in `Fleet.i`. ASKED: replicas that start or are routed to.  NEXT: row of the schedule.  TICK: looks of the
+rule.  BORN: replicas that were ever asked for.  LOGGED: rows of the log.  TURN: the place that was routed to last.
+CROWDED: 1 once no place was free."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`replicas[i]` are asked for from moments_ms[i] on, counted from the first arrival; the first ones are there from
+    the start."""
+
+    moments_ms: tuple[float, ...]
+    replicas: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip(self.moments_ms, self.moments_ms[1:], strict=False))
+        if not self.moments_ms or self.moments_ms[0] != 0 or not rising or len(self.moments_ms) != len(self.replicas):
+            raise WrongUsage(
+                "the moments do not rise from 0 on",
+                where="--replicas-at",
+                remedy="Give t_s from 0 on, in rising order, and replicas at each.",
+            )
+        if min(self.replicas) < 1:
+            raise WrongUsage("a time without any replica", where="--replicas-at", remedy="Give 1 or more at all times.")
+
+    @property
+    def most(self) -> int:
+        return max(self.replicas)
+
+    def to_json(self) -> dict[str, Any]:
+        """Moments in s, counted from the first arrival."""
+        return {"replicas_at": [[at / 1e3, count] for at, count in zip(self.moments_ms, self.replicas, strict=True)]}
+
+
+@dataclass(frozen=True)
+class Autoscaler:
+    """The rule: `target` of a metric for each replica, between `least` and `most` of them."""
+
+    metric: str
+    target: float
+    most: int
+    least: int = 1
+    every_ms: float = 15_000.0
+    cool_down_ms: float = 300_000.0
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS or not 0 < self.target < math.inf:
+            raise WrongUsage(
+                f"no target of {', '.join(METRICS)}",
+                where="--autoscale",
+                remedy="Write requests:20:1..8, waiting:2:1..8 or kv:70%:1..8.",
+            )
+        if not 1 <= self.least <= self.most:
+            raise WrongUsage(
+                f"{self.least} to {self.most} replicas",
+                where="--autoscale",
+                remedy="Write 1..8, the least first.",
+            )
+        if not self.every_ms > 0 or not self.cool_down_ms >= 0:
+            raise WrongUsage("a time below zero", where="--autoscale", remedy="Write requests:20:1..8:15s:5min.")
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is written."""
+        times = f"{self.every_ms / 1e3:g}s:{self.cool_down_ms / 1e3:g}s"
+        return {"autoscale": f"{self.metric}:{self.target:g}:{self.least}..{self.most}:{times}"}
+
+
+Scaling = Schedule | Autoscaler
+
+RULE = re.compile(r"(\w+):([^:]+):(\d+)\.\.(\d+)(?::([^:]+))?(?::([^:]+))?")
+
+
+def parse_autoscaler(text: str) -> Autoscaler:
+    """`requests:20:1..8`, a metric, its target and the replicas allowed; more: how often it looks, and for how long the
+    highest recommendation counts, `kv:70%:1..8:15s:5min`. Raises WrongUsage."""
+    found = RULE.fullmatch(text.strip())
+    if found is None:
+        raise WrongUsage(
+            f"{text!r} is no rule", where="--autoscale", remedy="Write requests:20:1..8, waiting:2:1..8 or kv:70%:1..8."
+        )
+    metric, target, least, most, every, cool = found.groups()
+    number = float(target.removesuffix("%")) / (100 if target.endswith("%") else 1) if _is_number(target) else math.nan
+    times = {"every_ms": every, "cool_down_ms": cool}
+    given = {name: parse_duration_ms(value, option="--autoscale") for name, value in times.items() if value is not None}
+    return Autoscaler(metric, number, int(most), int(least), **given)
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\d+(\.\d*)?%?", text) is not None
+
+
+class Fleet(NamedTuple):
+    """rule (5,): metric (-1 for none), target, least, most, ms between looks.  start_ms: from asking to serving.
+    moments, counts: the schedule.  recent: the last recommendations.  By place: phase, born, since (asked for),
+    ready, ended (sent away), paid ms.  log (3, c): moments, replicas that are routed to, and asked for."""
+
+    i: IntArray
+    rule: FloatArray
+    start_ms: float
+    moments: FloatArray
+    counts: IntArray
+    recent: IntArray
+    phase: IntArray
+    born: IntArray
+    since: FloatArray
+    ready: FloatArray
+    ended: FloatArray
+    paid: FloatArray
+    log: FloatArray
+
+
+def new_fleet(scaling: Scaling | None, start_ms: float, first: int, places: int, span: tuple[float, float]) -> Fleet:
+    """`first` replicas that are there, in `places`. span: the first and the last arrival, ms."""
+    rule, looks = np.array([-1.0, 0.0, 0.0, 0.0, np.inf]), 0
+    moments, counts, recent = np.empty(0), np.empty(0, dtype=np.int64), 1
+    if isinstance(scaling, Schedule):
+        moments, counts = np.array(scaling.moments_ms[1:]), np.array(scaling.replicas[1:], dtype=np.int64)
+    elif scaling is not None:
+        rule = np.array([METRICS[scaling.metric], scaling.target, scaling.least, scaling.most, scaling.every_ms])
+        looks = math.ceil(span[1] / scaling.every_ms)
+        recent = 1 + math.floor(scaling.cool_down_ms / scaling.every_ms)
+    phase, born = np.zeros(places, dtype=np.int64), np.arange(places, dtype=np.int64)
+    phase[:first] = UP
+    log = np.zeros((3, 2 + 2 * (len(moments) + looks)))
+    log[:, 0] = 0.0, first, first
+    counters = np.zeros(7, dtype=np.int64)
+    counters[[ASKED, BORN, LOGGED, TURN]] = first, first, 1, places - 1
+    since = np.full(places, span[0])
+    zeros = np.zeros((3, places))
+    return Fleet(
+        counters, rule, start_ms, moments, counts, np.full(recent, -1, dtype=np.int64),
+        phase, born, since, zeros[0], zeros[1], zeros[2], log,
+    )  # fmt: skip
+
+
+@inner
+def next_change(f: Fleet) -> float:
+    """When replicas are asked for, are ready, or the rule looks; infinite for never."""
+    found = (f.i[TICK] + 1) * f.rule[4] if f.rule[0] >= 0 else np.inf
+    if f.i[NEXT] < len(f.moments):
+        found = min(found, f.moments[f.i[NEXT]])
+    for k in range(len(f.phase)):
+        if f.phase[k] == STARTING:
+            found = min(found, f.ready[k])
+    return float(found)
+
+
+@rare
+def change(o: Limits, f: Fleet, states: State, now: float) -> None:
+    """What happens at `now`; the engines are brought up to it."""
+    asked = f.i[ASKED]
+    if f.i[NEXT] < len(f.moments) and f.moments[f.i[NEXT]] <= now:
+        asked = f.counts[f.i[NEXT]]
+        f.i[NEXT] += 1
+    if f.rule[0] >= 0 and (f.i[TICK] + 1) * f.rule[4] <= now:
+        asked = _recommended(o, f, states)
+        f.i[TICK] += 1
+    while f.i[ASKED] > asked:
+        _send_away(f, now)
+    while f.i[ASKED] < asked and f.i[CROWDED] == 0:
+        _start(f, states, now)
+    for k in range(len(f.phase)):
+        if f.phase[k] == STARTING and f.ready[k] <= now:
+            f.phase[k] = UP
+    up = 0
+    for k in range(len(f.phase)):
+        up += f.phase[k] == UP
+    at = f.i[LOGGED] - 1
+    if f.log[1, at] != up or f.log[2, at] != f.i[ASKED]:
+        if f.log[0, at] < now and at + 1 < f.log.shape[1]:
+            at += 1
+            f.i[LOGGED] += 1
+        f.log[0, at], f.log[1, at], f.log[2, at] = now, up, f.i[ASKED]
+
+
+@inner
+def _recommended(o: Limits, f: Fleet, states: State) -> int:
+    """What the rule asks for."""
+    total, asked = 0.0, f.i[ASKED]
+    for k in range(len(f.phase)):
+        if f.phase[k] == UP:
+            i = states.i[k]
+            if f.rule[0] == 2:
+                total += (o.blocks - i[FREE]) / o.blocks
+            else:
+                total += i[WAITING] + i[PUSHED] - i[SEEN] + (i[COUNT] if f.rule[0] == 0 else 0)
+    found = int(np.ceil(total / f.rule[1] - 1e-9))
+    if abs(total / (f.rule[1] * asked) - 1.0) <= TOLERANCE:
+        found = asked
+    found = int(min(max(found, f.rule[2]), f.rule[3]))
+    f.recent[f.i[TICK] % len(f.recent)] = found
+    if found >= asked:
+        return found
+    most = found
+    for each in f.recent:
+        most = max(most, each)
+    return int(min(most, asked))
+
+
+@inner
+def _send_away(f: Fleet, now: float) -> None:
+    """One replica less: one that starts, else the youngest."""
+    chosen = -1
+    for k in range(len(f.phase)):
+        if f.phase[k] == STARTING or f.phase[k] == UP:
+            younger = chosen >= 0 and f.phase[k] == f.phase[chosen] and f.born[k] > f.born[chosen]
+            if chosen < 0 or f.phase[k] < f.phase[chosen] or younger:
+                chosen = k
+    f.i[ASKED] -= 1
+    if f.phase[chosen] == STARTING:
+        f.phase[chosen] = ABSENT
+        f.paid[chosen] += now - f.since[chosen]
+        return
+    f.phase[chosen] = DRAINING
+    f.ended[chosen] = now
+
+
+@inner
+def _start(f: Fleet, states: State, now: float) -> None:
+    """One replica more, in a place that is free."""
+    for k in range(len(f.phase)):
+        if f.phase[k] == DRAINING and _drained(states, k, now):
+            f.phase[k] = ABSENT
+            f.paid[k] += max(f.ended[k], states.f[k, LAST_END]) - f.since[k]
+        if f.phase[k] == ABSENT:
+            f.phase[k], f.since[k], f.ready[k] = STARTING, now, now + f.start_ms
+            f.born[k] = f.i[BORN]
+            f.i[BORN] += 1
+            f.i[ASKED] += 1
+            return
+    f.i[CROWDED] = 1
+
+
+@inner
+def _drained(states: State, k: int, now: float) -> bool:
+    i = states.i[k]
+    waits = i[WAITING] + i[COUNT] + i[PUSHED] - i[SEEN]
+    return bool(waits == 0 and states.f[k, BUSY_UNTIL] <= now)
+
+
+@inner
+def in_turn(f: Fleet) -> int:
+    """The place after the last one that is routed to."""
+    k = f.i[TURN]
+    while True:
+        k = k + 1 if k + 1 < len(f.phase) else 0
+        if f.phase[k] == UP:
+            f.i[TURN] = k
+            return int(k)
+
+
+def paid_ms(fleet: Fleet, states: State, end_ms: float) -> float:
+    """Time of all replicas together until the end of a run."""
+    total = fleet.paid.copy()
+    for k, phase in enumerate(fleet.phase):
+        if phase == DRAINING:
+            total[k] += max(fleet.ended[k], states.f[k, LAST_END]) - fleet.since[k]
+        elif phase != ABSENT:
+            total[k] += end_ms - fleet.since[k]
+    return float(total.sum())
