@@ -13,6 +13,7 @@ from benchmarks import (
     loads,
     optimum,
     parse_speed,
+    peer_simulators,
     plan_search,
     planted,
     profile_design,
@@ -41,6 +42,7 @@ if __name__ == "__main__":
     fit_speed.main(smoke)
     optimum.main(smoke)
     engine_speed.main(smoke)
+    peer_simulators.main(smoke)
     sim_speed.main(smoke)
     plan_search.main(smoke)
     promises.main(smoke)
