@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         read_long as read_long,
     )
     from latfit.api.reports import Report as Report, report as report
+    from latfit.api.running.recording import Recorded as Recorded, record_server as record_server
     from latfit.api.serving import EnginePlan as EnginePlan, plan_engine as plan_engine
     from latfit.api.simulations import (
         PolicySimulation as PolicySimulation,

@@ -33,6 +33,7 @@ VERBS = {
     "Start": {"demo": "Measure, fit, plan and report on this machine, all at once."},
     "Measure": {
         "profile": "Measure transformer steps on this machine.",
+        "record": "Record a running engine from outside, by its /metrics.",
         "ingest": "Read engine logs and tables into a clean trace.",
         "trace": "Show what a trace covers before it is fitted.",
     },

@@ -17,6 +17,9 @@ B is known at both ends besides, so what it scattered by within the window is ta
 lines from one end to the other whose mean is B: 0 where it stood still. (On recorded steps of a real server, cut into
 seconds: 0.82 in the mean, where the steps themselves had 0.87.)
 
+Triton counts executions, the samples in them and, for each request, how long it was computed: B is samples by
+executions, T the mean over requests, and the engine need not be busy.
+
 What these counters do not tell: parts of a prompt before its last, which count with it and, where nobody decodes beside
 them, are no step; and what preempted requests compute again.
 """
@@ -118,17 +121,25 @@ class Interval:
     @property
     def was_busy(self) -> bool:
         """Whether the engine can be taken to have worked all the time."""
-        if min(self.first.waiting, self.last.waiting) > 0:
+        if min(self.first.waiting, self.last.waiting) > 0 or self.of_executions:
             return True
         if min(self.first.running, self.last.running) <= 0:
             return False
         return math.isnan(self.worked) or self.worked >= BUSY
+
+    @property
+    def of_executions(self) -> bool:
+        """Whether what is counted are executions of any model, without tokens."""
+        return "samples" in self.last.counters
 
     def mean_step(self) -> dict[str, float] | None:
         """The mean step as columns of a trace; None where there was none, or the counters do not tell."""
         N, window_ms = self.steps, self.seconds * MS_PER_S
         if not N > 0:
             return None
+        if self.of_executions:
+            B, T_ms = max(self.count("samples") / N, 1.0), self.count("compute_ms") / max(self.finished, 1.0)
+            return {"B": B, "S": B, "T_ms": T_ms, "window_ms": window_ms, "window_steps": N}
         drafted, accepted = (_or_zero(self.count(name)) for name in ("draft_tokens", "accepted_tokens"))
         D = max(self.decode_tokens - accepted, 0.0) / N
         B = D + self.first_tokens / N

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
 from io import BytesIO
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -90,6 +90,19 @@ class Server:
     def read(self) -> Reading:
         """One more. Raises Unanswered."""
         return self._read(self.places[0])
+
+    def readings(self, every_s: float, duration_s: float) -> "Iterator[Reading | Unanswered]":
+        """Readings at even distances, the first at once; where one is not answered, why. A slow answer takes the place
+        of those that were due meanwhile. Raises BadInput where already the first is none."""
+        begun = monotonic()
+        yield self.first()
+        due = 0
+        while (due := max(due + 1, int((monotonic() - begun) / every_s))) * every_s <= duration_s + 1e-9:
+            sleep(max(0.0, begun + due * every_s - monotonic()))
+            try:
+                yield self.read()
+            except Unanswered as error:
+                yield error
 
     def settings(self) -> dict[str, Any]:
         """What it tells of its settings besides, by the names of a recorder's provenance; empty where nothing."""

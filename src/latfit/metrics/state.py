@@ -107,7 +107,7 @@ def state_of(lines: Iterable[bytes], name: str) -> ServerState:
             own = {
                 key.removeprefix(prefix): _one_of_ranks(each) for key, each in found.items() if key.startswith(prefix)
             }
-            if own:
+            if own.keys() & known_names(engine):
                 return _state(engine, _busiest_model(own) if engine is TRITON else own)
     raise BadInput(
         f"holds no metrics of {', '.join(each.name for each in ENGINES[:-1])} or {ENGINES[-1].name}",
@@ -118,6 +118,13 @@ def state_of(lines: Iterable[bytes], name: str) -> ServerState:
 
 
 Own = Mapping[str, Sequence[Sample]]
+
+
+def known_names(engine: Engine) -> set[str]:
+    """The names that are read of an engine."""
+    kinds = [engine.gauges, engine.counters, engine.facts]
+    single = {_name(each).name for kind in kinds for names in kind.values() for each in names}
+    return single | {f"{_name(each).name}_count" for names in engine.histograms.values() for each in names}
 
 
 def _one_of_ranks(samples: Sequence[Sample]) -> list[Sample]:

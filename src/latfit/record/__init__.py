@@ -1,5 +1,12 @@
-"""Recording steps while an engine runs: rows go into buffers in the engine's thread, files are written beside it."""
+"""Steps of running engines, recorded: single ones inside the engine's process, into buffers and files written beside
+it; means over windows from outside."""
 
-from latfit.record.recorder import Buffers, Step, StepRecorder
+from typing import TYPE_CHECKING
 
-__all__ = ["Buffers", "Step", "StepRecorder"]
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.record.polling import MetricsRecorder as MetricsRecorder, texts_beside as texts_beside
+    from latfit.record.recorder import Buffers as Buffers, Step as Step, StepRecorder as StepRecorder
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -1,0 +1,1 @@
+"""Verbs on a machine or an engine that runs: recorded, examined, watched."""

@@ -1,0 +1,194 @@
+"""`record_server`: a running engine's `/metrics` as a trace of windows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfit.api.quantities import Duration, duration as in_ms, library_verb
+from latfit.api.simulations import State
+from latfit.errors import BadInput, WrongUsage
+from latfit.files import check_writable
+from latfit.metrics import Interval, Server
+from latfit.record import MetricsRecorder, texts_beside
+from latfit.trace import check_trace_name
+from latfit.units import format_ms, format_percent, number
+from latfit.warning import LatfitWarning
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from latfit.trace import Trace
+
+LEAST_EVERY_MS = 100.0
+MANY_UNANSWERED = 0.05
+SLOW = 0.1
+"""Share of a window that a reading may take."""
+
+Progress = Callable[[float, float, Interval | None], None]
+"""Told with each reading: seconds so far, seconds asked for, and what happened since the one before."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Recorded:
+    """Windows of a running engine. server: its address.  interrupted: whether the user ended it before its time."""
+
+    trace: "Trace"
+    server: str
+    engine: str
+    out: Path
+    counts: dict[str, Any]
+    slowest_s: float
+    interrupted: bool = False
+
+    @property
+    def used(self) -> int:
+        """Windows in which the engine worked all the time."""
+        return int((~self.trace["idle"].astype(bool)).sum())
+
+    @property
+    def state(self) -> State:
+        if not self.used:
+            return "bad"
+        return "doubt" if self.warnings else "good"
+
+    @property
+    def verdict(self) -> str:
+        """How much was recorded."""
+        steps = number(float(self.trace.floats("window_steps").sum()), 6)
+        if not self.used:
+            return f"{len(self.trace):,} windows of {self.engine}, and in none did it work all the time."
+        busy = self.trace.select(~self.trace["idle"].astype(bool))
+        spans = [f"{name} {_span(busy.floats(name))}" for name in ("B", "S")]
+        return (
+            f"{len(self.trace):,} windows of {self.engine}, {steps} steps: {', '.join(spans)}, {_times(busy)} a step."
+        )
+
+    @property
+    def warnings(self) -> list[LatfitWarning]:
+        """What makes the windows less certain."""
+        found = []
+        counts, idle = self.counts, len(self.trace) - self.used
+        if idle:
+            share = format_percent(100 * idle / len(self.trace))
+            message = f"In {idle:,} windows ({share}) the engine had nothing to do for a part of the time: not used"
+            found.append(LatfitWarning("idle", message, "No action needed: a busier time tells more."))
+        if counts["unanswered"] > MANY_UNANSWERED * counts["polls"]:
+            message = f"{counts['unanswered']:,} of {counts['polls']:,} readings were not answered"
+            found.append(
+                LatfitWarning("unanswered", message, "Look whether the server was up; ask less often (--every).")
+            )
+        if counts["restarts"]:
+            message = f"The server started again {counts['restarts']} times; windows across it are left out"
+            found.append(LatfitWarning("restarted", message, "The texts of /metrics are those of its last run."))
+        if counts["preempted_windows"]:
+            message = f"{counts['preempted_windows']:,} windows in which requests were preempted are left out"
+            found.append(LatfitWarning("preempted", message, "Give more KV cache, or record single steps."))
+        if len(self.trace) and self.slowest_s * 1e3 > SLOW * float(self.trace.floats("window_ms").min()):
+            message = (
+                f"The server took up to {format_ms(1e3 * self.slowest_s)} to answer, which blurs the ends of windows"
+            )
+            found.append(LatfitWarning("slow_answers", message, "Ask less often: --every 10s."))
+        return found
+
+    @property
+    def next(self) -> list[str]:
+        """Commands that make use of it."""
+        fit, (before, after) = self.out.with_suffix(".fit.json"), texts_beside(self.out)
+        path = "" if "path" in self.trace else " --path gpu"
+        return [
+            f"latfit fit {self.out}{path}",
+            f"latfit doctor {self.server} --fit {fit}",
+            f"latfit validate {fit} RUN.json --metrics-before {before} --metrics-after {after}",
+        ]
+
+    @property
+    def frame(self) -> "DataFrame":
+        """A row a window."""
+        return self.trace.to_pandas()
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit record --json`."""
+        before, after = texts_beside(self.out)
+        return {
+            "out": str(self.out),
+            "metrics_before": str(before),
+            "metrics_after": str(after),
+            "server": self.server,
+            "engine": self.engine,
+            **self.counts,
+            "busy_windows": self.used,
+            "steps": float(self.trace.floats("window_steps").sum()),
+            "interrupted": self.interrupted,
+            "warnings": [each.to_json() for each in self.warnings],
+        }
+
+    def __repr__(self) -> str:
+        return f"Recorded: {self.verdict}"
+
+
+def _span(values: Any) -> str:
+    return f"{number(float(values.min()), 3)} to {number(float(values.max()), 3)}"
+
+
+def _times(trace: "Trace") -> str:
+    T = trace.floats("T_ms")
+    return f"{format_ms(float(T.min()))} to {format_ms(float(T.max()))}"
+
+
+COUNTED = ("windows", "preempted_windows", "polls", "unanswered", "restarts")
+
+
+@library_verb
+def record_server(
+    url: str,
+    *,
+    duration: Duration = "10min",
+    every: Duration = "1s",
+    out: str | Path = "trace.parquet",
+    path: str | None = None,
+    progress: Progress | None = None,
+) -> Recorded:
+    """Record a running engine from outside: its `/metrics`, polled, as means over windows.
+
+    url: of vLLM, SGLang, or Triton's metrics.  duration: how long; Ctrl-C ends it earlier, with what there is.  every:
+    how often.  out: the trace; the first and last text of `/metrics` go beside it.  path: label of the execution path,
+    such as gpu. Raises WrongUsage, BadInput (nobody answers, the engine counts no steps, or it made none),
+    TargetNotWritable.
+    """
+    long_ms, every_ms = in_ms(duration, "--duration"), in_ms(every, "--every")
+    if every_ms < LEAST_EVERY_MS or long_ms < every_ms:
+        raise WrongUsage(
+            f"every {format_ms(every_ms)} for {format_ms(long_ms)}",
+            where="--every, --duration",
+            remedy=f"Ask every {format_ms(LEAST_EVERY_MS)} or less often, and for longer than that.",
+        )
+    target = Path(out)
+    for place in (target, *texts_beside(target)):
+        check_writable(place)
+    check_trace_name(target)
+    server = Server(url)
+    recorder = MetricsRecorder(target, {} if path is None else {"path": path}, server.settings())
+    slowest, interrupted = 0.0, False
+    try:
+        for told in server.readings(every_ms / 1e3, long_ms / 1e3):
+            since = recorder.take(told)
+            slowest = max(slowest, getattr(told, "took_s", 0.0))
+            if progress is not None and recorder.last is not None:
+                progress(recorder.last.t_s, long_ms / 1e3, since)
+    except KeyboardInterrupt:
+        interrupted = True
+    if recorder.last is None:
+        raise KeyboardInterrupt
+    recorder.write()
+    if not recorder.rows:
+        raise BadInput(
+            "the engine made no step in this time"
+            if not recorder.preempted
+            else "requests were preempted in all windows",
+            where=str(server),
+            remedy="Record while it serves requests.",
+        )
+    trace = recorder.trace()
+    counts = {name: trace.provenance[name] for name in COUNTED}
+    return Recorded(trace, str(server), recorder.last.state.engine, target, counts, slowest, interrupted)
