@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         ServingRequest as ServingRequest,
         plan_serving as plan_serving,
     )
+    from latfit.planning.serving.schedule import SchedulePlan as SchedulePlan
     from latfit.planning.serving.targets import (
         USUAL_PERCENT as USUAL_PERCENT,
         Goodput as Goodput,

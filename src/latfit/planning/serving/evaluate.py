@@ -31,6 +31,7 @@ from latfit.simulation import (
     Options,
     Replications,
     Routing,
+    Schedule,
     StepCosts,
     replicate,
 )
@@ -61,10 +62,18 @@ RARE = 1e-9
 
 @dataclass(frozen=True)
 class Setup:
-    """Engines that are run: their settings, and how many."""
+    """Engines that are run: their settings, and how many; with a schedule those at its start, and how long one takes to
+    start."""
 
     settings: EngineSettings
     replicas: int = 1
+    schedule: Schedule | None = None
+    start_up_ms: float = 0.0
+
+    @property
+    def most(self) -> int:
+        """At a time."""
+        return self.replicas if self.schedule is None else self.schedule.most
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +127,8 @@ class Work:
 @dataclass(eq=False)
 class Evaluator:
     """Simulates setups under a load, each once. route: how requests find their replica.  requests: of a replication.
-    alone_ms: latency of a request that is alone.  work: what was done, shared with evaluators of other worlds."""
+    alone_ms: latency of a request that is alone.  lead: where the load is a part of another, the share of its requests
+    that are there for those behind them alone.  work: what was done, shared with evaluators of other worlds."""
 
     load: Load
     costs: StepCosts
@@ -129,6 +139,7 @@ class Evaluator:
     work: Work = field(default_factory=Work)
     requests: int = 0
     alone_ms: float = 0.0
+    lead: float | None = None
     known: dict[tuple[Setup, float, float, bool], Measured] = field(default_factory=dict)
     floods: dict[EngineSettings, "Saturated"] = field(default_factory=dict)
 
@@ -153,7 +164,7 @@ class Evaluator:
 
     def each(self, setups: Sequence[Setup], scale: float = 1.0) -> list[Measured]:
         """Simulate several, side by side."""
-        return self._side_by_side(lambda setup: self.measure(setup, scale), setups)
+        return self.side_by_side(lambda setup: self.measure(setup, scale), setups)
 
     def _decided(self, setup: Setup, load: Load, scale: float, slower: float, most: int) -> Measured:
         # A recorded course of events differs by the noise of single steps alone, of which there are many. What is not
@@ -176,11 +187,11 @@ class Evaluator:
     def _judged(self, setup: Setup, scale: float, done: Replications, slower: float) -> Measured:
         summary = done.summary(self.targets.promise)
         # A run ends before a load that is a little too large has piled up.
-        carried = summary.stable and self.carries(setup, scale * slower)
+        carried = self.lead is not None or (summary.stable and self.carries(setup, scale * slower))
         return Measured(
             setup,
             scale,
-            self.targets.reached(done.runs, done.warmup, slower),
+            self.targets.reached(done.runs, done.warmup if self.lead is None else self.lead, slower),
             carried,
             summary,
             done.runs[0],
@@ -188,16 +199,17 @@ class Evaluator:
 
     def _runs(self, setup: Setup, load: Load, which: range) -> Replications:
         """Replications by number."""
-        cluster = Cluster(Routing(setup.replicas, self.route))
+        routing = Routing(setup.replicas, self.route, scaling=setup.schedule, start_up_ms=setup.start_up_ms)
+        cluster = Cluster(routing)
         options = Options(requests=self.requests or FEWEST_REQUESTS, seed=self.seed)
 
         def one(number: int) -> Replications:
             return replicate(load, self.costs, setup.settings, options, cluster, [number])
 
-        found = self._side_by_side(one, list(which))
+        found = self.side_by_side(one, list(which))
         return replace(found[0], runs=[each.runs[0] for each in found])
 
-    def _side_by_side(self, work: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    def side_by_side(self, work: Callable[[A], B], items: Sequence[A]) -> list[B]:
         """The compiled simulators run without the interpreter's lock."""
         workers = min(len(items), os.cpu_count() or 1)
         if workers < 2:
@@ -234,11 +246,11 @@ class Evaluator:
 
     def carries(self, setup: Setup, scale: float = 1.0) -> bool:
         """Whether the engines could serve as many requests as come, late or not; users wait until they do."""
-        return isinstance(self.load, ClosedLoad) or self.used(setup, scale) < 1
+        return isinstance(self.load, ClosedLoad) or self.lead is not None or self.used(setup, scale) < 1
 
     def used(self, setup: Setup, scale: float = 1.0) -> float:
         """The load, as a share of what the engines serve that always have enough to do."""
-        return self.rate_per_s * scale / (setup.replicas * self.saturated(setup.settings).requests_per_s)
+        return self.rate_per_s * scale / (setup.most * self.saturated(setup.settings).requests_per_s)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,204 @@
+"""A schedule of engines for a recorded day, beside a number of them that is always there.
+
+The recording is cut into windows. Each is given the least engines with which the requests that come in it keep the
+targets, simulated with those that came shortly before it, and never more than the number that keeps them all the time.
+An engine is asked for its start-up time ahead of the window that needs it: at any moment as many as the windows need
+that begin within the start-up time. Then the whole recording is run so, and every window that misses a target, because
+of what the one before left over, is given one engine more, until the targets are kept. A constant number is such a
+schedule, so there always is one.
+"""
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from latfit.planning.serving.evaluate import Evaluator, Measured, Setup
+from latfit.planning.serving.targets import Reached
+from latfit.simulation import EngineRun, EngineSettings, Schedule
+from latfit.stats import FloatArray
+from latfit.workload import RecordedLoad
+
+LEAD = 5.0
+"""Latencies of a request alone before a window, of whose requests it begins with."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a recording, from t_s on, and the engines that it is given."""
+
+    t_s: float
+    rate_per_s: float
+    replicas: int
+
+
+@dataclass(frozen=True, eq=False)
+class SchedulePlan:
+    """Engines that come and go. asked: from when on how many are asked for.  hours, fixed_hours: that are paid, with it
+    and with the number that is always there; kept, fixed_kept: share of requests within all limits."""
+
+    window_s: float
+    start_up_s: float
+    windows: Sequence[Window]
+    asked: Schedule
+    reached: Sequence[Reached]
+    met: bool
+    hours: float
+    fixed_hours: float
+    kept: float
+    fixed_kept: float
+    price_per_million_tokens: float | None = None
+    fixed_price_per_million_tokens: float | None = None
+
+    @property
+    def saved(self) -> float:
+        """Share of the replica-hours of the fixed number that it does without."""
+        return 1 - self.hours / self.fixed_hours
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "window_s": self.window_s,
+            "start_up_s": self.start_up_s,
+            "windows": [vars(each) for each in self.windows],
+            **self.asked.to_json(),
+            "targets": [each.to_json() for each in self.reached],
+            "feasible": self.met,
+            "replica_hours": self.hours,
+            "slo_attainment": self.kept,
+            "price_per_million_tokens": self.price_per_million_tokens,
+            "fixed": {
+                "replica_hours": self.fixed_hours,
+                "slo_attainment": self.fixed_kept,
+                "price_per_million_tokens": self.fixed_price_per_million_tokens,
+            },
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Day:
+    """A recording cut into windows: edges (k + 1,) in ms, and the first request of each (k + 1,)."""
+
+    load: RecordedLoad
+    edges: FloatArray
+    rows: Sequence[int]
+    start_up_ms: float
+
+    @property
+    def windows(self) -> int:
+        return len(self.rows) - 1
+
+    def part(self, window: int, lead_ms: float) -> tuple[RecordedLoad, float]:
+        """The requests of a window with those shortly before it; the share that these are."""
+        arrival = self.load.requests.arrival_ms
+        first, last = self.rows[window], self.rows[window + 1]
+        begin = int(np.searchsorted(arrival, self.edges[window] - lead_ms))
+        # Half a request more, so that rounding the share gives these rows again.
+        share = (first - begin + 0.5) / (last - begin) if first > begin else 0.0
+        return RecordedLoad(self.load.requests.select(slice(begin, last))), share
+
+    def asked(self, counts: Sequence[int]) -> Schedule:
+        """From when on how many are asked for, that each window has its number from its beginning on."""
+        begins = self.edges[:-1].tolist()
+        moments = sorted({0.0, *(max(each - self.start_up_ms, 0.0) for each in begins), *begins[1:]})
+        needed = []
+        for at in moments:
+            first = bisect.bisect_right(begins, at) - 1
+            last = bisect.bisect_right(begins, at + self.start_up_ms) - 1
+            needed.append(max(counts[first : last + 1]))
+        kept = [k for k in range(len(moments)) if k == 0 or needed[k] != needed[k - 1]]
+        return Schedule(tuple(moments[k] for k in kept), tuple(needed[k] for k in kept))
+
+
+def day_of(load: RecordedLoad, window_ms: float, start_up_ms: float) -> Day:
+    """The recording in windows; what is left at its end is part of the last one."""
+    arrival = load.requests.arrival_ms
+    count = max(math.floor(float(arrival[-1] - arrival[0]) / window_ms), 1)
+    edges = arrival[0] + window_ms * np.arange(count + 1)
+    edges[-1] = max(edges[-1], arrival[-1])
+    rows = [*np.searchsorted(arrival, edges[:-1]).tolist(), len(arrival)]
+    return Day(load, edges, rows, start_up_ms)
+
+
+def schedule_engines(evaluator: Evaluator, best: Measured, day: Day, price_per_hour: float | None) -> SchedulePlan:
+    """The schedule beside the planned number, which is `best`."""
+    settings, most = best.setup.settings, best.setup.replicas
+    counts = evaluator.side_by_side(lambda k: _least(evaluator, settings, day, k, most), range(day.windows))
+    found = _measured(evaluator, settings, day, counts)
+    while not _kept(evaluator, found, day, counts, most):
+        missed = [k for k in range(day.windows) if counts[k] < most and not _window_met(evaluator, found, day, k)]
+        for k in missed or [k for k in range(day.windows) if counts[k] < most]:
+            counts[k] += 1
+        found = _measured(evaluator, settings, day, counts)
+    setup = found.setup
+    found = evaluator.measure(setup, verify=True)
+    arrival = day.load.requests.arrival_ms
+    spans = np.diff(day.edges) / 1e3
+    windows = [
+        Window(float((day.edges[k] - arrival[0]) / 1e3), float((day.rows[k + 1] - day.rows[k]) / spans[k]), counts[k])
+        for k in range(day.windows)
+    ]
+    hours, fixed_hours = found.summary.replica_hours, best.summary.replica_hours
+    prices = [
+        None if price_per_hour is None else 1e6 * price_per_hour * each / tokens
+        for each, tokens in ((hours, _tokens(found)), (fixed_hours, _tokens(best)))
+    ]
+    return SchedulePlan(
+        window_s=float(spans[0]),
+        start_up_s=day.start_up_ms / 1e3,
+        windows=windows,
+        asked=day.asked(counts),
+        reached=found.reached,
+        met=found.met,
+        hours=hours,
+        fixed_hours=fixed_hours,
+        kept=found.summary.slo_attainment,
+        fixed_kept=best.summary.slo_attainment,
+        price_per_million_tokens=prices[0],
+        fixed_price_per_million_tokens=prices[1],
+    )
+
+
+def _tokens(found: Measured) -> float:
+    return float(found.first.requests.output_tokens.sum())
+
+
+def _least(evaluator: Evaluator, settings: EngineSettings, day: Day, window: int, most: int) -> int:
+    """The least engines with which a window's requests keep the targets; `most` where none less do."""
+    if day.rows[window + 1] == day.rows[window]:
+        return 1
+    part, lead = day.part(window, LEAD * evaluator.alone_ms)
+    own = replace(evaluator.elsewhere(part, evaluator.costs), lead=lead)
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if own.measure(Setup(settings, middle)).met else (middle, high)
+    return high
+
+
+def _measured(evaluator: Evaluator, settings: EngineSettings, day: Day, counts: Sequence[int]) -> Measured:
+    asked = day.asked(counts)
+    return evaluator.measure(Setup(settings, asked.replicas[0], asked, day.start_up_ms))
+
+
+def _kept(evaluator: Evaluator, found: Measured, day: Day, counts: Sequence[int], most: int) -> bool:
+    """Whether the targets are kept over all, and in every window that could have more engines."""
+    if min(counts) >= most:
+        return True
+    return found.met and all(counts[k] >= most or _window_met(evaluator, found, day, k) for k in range(day.windows))
+
+
+def _window_met(evaluator: Evaluator, found: Measured, day: Day, window: int) -> bool:
+    """Whether a window's requests keep the targets in a run of all."""
+    rows = slice(day.rows[window], day.rows[window + 1])
+    if rows.start == rows.stop:
+        return True
+    return all(each.met for each in evaluator.targets.reached([_part_of(found.first, rows)], 0.0))
+
+
+def _part_of(run: EngineRun, rows: slice) -> EngineRun:
+    """A run's requests in a row, with what became of them."""
+    times = {name: getattr(run, name)[rows] for name in ("start_ms", "first_ms", "last_ms", "replica")}
+    return replace(run, requests=run.requests.select(rows), **times)
