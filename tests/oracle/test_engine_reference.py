@@ -99,7 +99,7 @@ def test_the_short_cut_changes_not_one_bit(options: EngineSettings) -> None:
     requests, options = crowded(options)
     costs = linear_costs(3.1, 0.07, 0.013)
     fast, slow = (serve(requests, costs, replace(options, fast=way)) for way in (True, False))
-    for column in ("start_ms", "first_ms", "last_ms", "batch_sizes"):
+    for column in ("seen_ms", "start_ms", "first_ms", "last_ms", "batch_sizes"):
         np.testing.assert_array_equal(getattr(fast, column), getattr(slow, column))
     assert fast.counters == slow.counters
     assert fast.busy_ms == slow.busy_ms
@@ -117,7 +117,8 @@ def test_requests_tokens_and_blocks_are_conserved(options: EngineSettings) -> No
     requests, options = crowded(options)
     run = serve(requests, linear_costs(3.1, 0.07, 0.013), options)
     assert np.all(np.isfinite(run.last_ms))
-    assert np.all(run.start_ms >= requests.arrival_ms)
+    assert np.all(run.seen_ms >= requests.arrival_ms)
+    assert np.all(run.start_ms >= run.seen_ms)
     assert np.all(run.first_ms > run.start_ms)
     assert np.all(run.last_ms >= run.first_ms)
     assert run.counters.generated_tokens == int(requests.output_tokens.sum())

@@ -32,7 +32,9 @@ from latfit.validation import (
     as_measured,
     cautions_about,
     not_of_machine,
+    not_together,
     read_server,
+    starts_of,
     validate as compared,
 )
 from latfit.warning import LatfitWarning
@@ -218,8 +220,10 @@ def validate(
         if not force:
             check_one_engine(*(each and each.result for each in (fits.decode, fits.prefill)))
         setup = engine_settings_of(fits.results, **known)
+        starts = [start for each in fits.results for start in starts_of(each.provenance.get("trace") or {})]
     else:
         steps = read(fit) if where is None else read(fit, where=where)
+        starts = starts_of(steps.trace.provenance, steps.trace)
         setup = engine_settings_of(steps, **known)
         fits = fit_phases(steps, cache_tokens=setup.settings[0].cache_tokens, model=model, seed=seed, time=time)
     orders = [order] if isinstance(order, str) else list(order)
@@ -229,7 +233,9 @@ def validate(
     how = Asked(calibrate, seed, Routing(replicas, route, prefix_share), server)
     costs = step_costs(*fits.results, scatter=scatters(service))
     found = compared(measured, costs, settings, how)
-    notes = [*_left_out(measured), *_of_the_server(found, len(measured)), *_of_setup(setup, fits)]
+    apart = not_together(starts, measured, None if server is None else server.started_s)
+    told = filter(None, [apart])
+    notes = [*told, *_left_out(measured), *_of_the_server(found, len(measured)), *_of_setup(setup, fits)]
     cautions = cautions_about(*_pair(fits), found.run, settings)
     return Validation(found, [*notes, *cautions], not_of_machine(fits.results, found), setup)
 

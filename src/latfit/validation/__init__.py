@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         as_measured as as_measured,
         read_measured as read_measured,
     )
+    from latfit.validation.same_start import not_together as not_together, starts_of as starts_of
     from latfit.validation.server import ServerRun as ServerRun, read_server as read_server
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -11,7 +11,8 @@ Every figure is taken over requests, measured and simulated alike; the error is 
 holds each mean to 2 % and each 90th and 99th percentile to 4 %. Warnings say what in a fit biases the simulation.
 
 Where the server's own counts of the run are given (`server.py`), the verdict holds the means to what its engine
-counted, to 2 % too: what a client measures has the network, HTTP and the load generator in it besides.
+counted, to 2 % too: what a client measures has the network, HTTP and the load generator in it besides. The engine
+counts a request from when its scheduler has it, behind the step that ran when it came, and so is it simulated there.
 """
 
 import math
@@ -195,8 +196,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Clocks:
-    """The mean of one metric in ms as the client, the server and its engine have it, and simulated; see `server.py`.
-    quantiles: {name: (edges of the server's bucket, simulated)}."""
+    """The mean of one metric in ms as the client, the server and its engine have it, and simulated on the engine's
+    clock; see `server.py`.  quantiles, simulated on the server's: {name: (edges of the server's bucket, simulated)}."""
 
     metric: str
     client: float
@@ -358,6 +359,7 @@ def _clocks(measured: Measured, run: EngineRun, server: ServerRun) -> list[Clock
         metrics(measured, first, last)
         for first, last in ((measured.first_ms, measured.last_ms), (run.first_ms, run.last_ms))
     )
+    of_scheduler = metrics(measured, run.first_ms, run.last_ms, run.seen_ms) if server.has_engine else simulated
     of_server, of_engine = server.server_ms(), server.engine_ms()
     weight = np.ones(len(measured))
     if server.of_tokens:  # a mean over tokens, of which each request has as many as it generates after the first
@@ -368,7 +370,7 @@ def _clocks(measured: Measured, run: EngineRun, server: ServerRun) -> list[Clock
             _mean(client[metric], weight if metric == "tpot_ms" else None),
             of_server[metric],
             of_engine[metric],
-            _mean(simulated[metric], weight if metric == "tpot_ms" else None),
+            _mean(of_scheduler[metric], weight if metric == "tpot_ms" else None),
             {
                 name: (server.quantile_ms(metric, int(name[1:]) / 100), _statistic(simulated[metric], name))
                 for name in STATISTICS[1:]
@@ -398,9 +400,12 @@ def _figures(measured: Measured, run: EngineRun, scored: NDArray[np.bool_]) -> l
     ]
 
 
-def metrics(measured: Measured, first_ms: FloatArray, last_ms: FloatArray) -> dict[str, FloatArray]:
-    """Each metric of `DEFINITIONS` by request (n,), NaN where a request has none."""
-    arrival, output = measured.requests.arrival_ms, measured.requests.output_tokens
+def metrics(
+    measured: Measured, first_ms: FloatArray, last_ms: FloatArray, since_ms: FloatArray | None = None
+) -> dict[str, FloatArray]:
+    """Each metric of `DEFINITIONS` by request (n,), NaN where a request has none. since_ms (n,): counted from then on
+    and not from the arrivals."""
+    arrival, output = measured.requests.arrival_ms if since_ms is None else since_ms, measured.requests.output_tokens
     more = np.where(output > 1, output - 1, np.nan)
     return {
         "ttft_ms": first_ms - arrival,

@@ -13,13 +13,15 @@ from latfit.workload import Recording, Requests, read_requests
 @dataclass(frozen=True, eq=False, repr=False)
 class Measured:
     """Requests and when, on the clock of their arrivals, their first and last token appeared (ms, (n,)). notes: what
-    should be known of how they were read."""
+    should be known of how they were read.  began_s: when the first request came, in seconds since 1970, None where that
+    is not told."""
 
     requests: Requests
     first_ms: FloatArray
     last_ms: FloatArray
     source: str = "requests"
     notes: tuple[str, ...] = ()
+    began_s: float | None = None
 
     def __repr__(self) -> str:
         return f"Measured({self.requests!r} from {self.source})"
@@ -58,4 +60,5 @@ def as_measured(found: Recording) -> Measured:
             remedy="Leave out requests that failed; arrivals and tokens must be on one clock.",
         )
     notes = (*found.notes, f"Left out: {first}") if wrong.any() else tuple(found.notes)
-    return Measured(found.requests.select(~wrong), found.first_ms[~wrong], found.last_ms[~wrong], found.source, notes)
+    kept = found.requests.select(~wrong)
+    return Measured(kept, found.first_ms[~wrong], found.last_ms[~wrong], found.source, notes, found.began_s)

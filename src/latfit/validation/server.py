@@ -9,13 +9,16 @@ Three clocks tell of a request:
 - the server's: TTFT, TPOT and latency from the moment that its API process has the request, tokenising it included.
 - the engine's: queue, prefill and decode time, from when the scheduler has it to when a step gave its token. What the
   engine makes of a request, and what a simulation of its steps is held against: TTFT = queue + prefill, latency =
-  queue + inference, TPOT as the server has it, whose distances of tokens are the engine's own.
+  queue + inference, TPOT as the server has it, whose distances of tokens are the engine's own. vLLM's scheduler takes
+  requests between two steps, so that the rest of the step that runs when one comes is in none of these.
 
-Client - server is the network and the load generator, server - engine is tokenising, passing on and HTTP.
+Client - server is the network and the load generator; server - engine is tokenising, passing on, and that rest.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +35,14 @@ COUNTS = ("preemptions", "prefix_queries", "prefix_hits", "draft_tokens", "accep
 @dataclass(frozen=True, repr=False)
 class ServerRun:
     """What a server says of a run. times: histograms in ms, by `TIMES`; counts: by `COUNTS`; facts: settings, by the
-    names of a recorder's provenance."""
+    names of a recorder's provenance.  started_s: when its counters were made, in seconds since 1970, None where it does
+    not tell."""
 
     times: Mapping[str, Buckets]
     counts: Mapping[str, float]
     facts: Mapping[str, Any]
     source: str
+    started_s: float | None = None
 
     @property
     def requests(self) -> int:
@@ -57,10 +62,15 @@ class ServerRun:
         means = {"ttft_ms": self.times["ttft"].mean, "tpot_ms": self.tpot.mean}
         return {**means, "latency_ms": self.times["latency"].mean}
 
+    @property
+    def has_engine(self) -> bool:
+        """Whether it tells the engine's own times."""
+        return all(name in self.times for name in ("queue", "prefill", "inference"))
+
     def engine_ms(self) -> dict[str, float]:
         """Mean TTFT, TPOT and latency of the engine alone; of the server where it does not tell the engine's."""
         found = self.server_ms()
-        if all(name in self.times for name in ("queue", "prefill", "inference")):
+        if self.has_engine:
             queue, prefill, inference = (self.times[name].mean for name in ("queue", "prefill", "inference"))
             found |= {"ttft_ms": queue + prefill, "latency_ms": queue + inference}
         return found
@@ -92,4 +102,15 @@ def read_server(after: str | Path, before: str | Path | None = None) -> ServerRu
             remedy="Save http://SERVER/metrics before and after the run.",
         )
     counts = {name: run.count(name) for name in COUNTS if name in last.counters}
-    return ServerRun(times, counts, last.facts, Path(after).name)
+    return ServerRun(times, counts, last.facts, Path(after).name, _started_s(after))
+
+
+_CREATED = re.compile(rb"vllm:\w{1,100}_created(?:\{[^}]{0,20000}\})?\s+(\d{1,12}(?:\.\d{1,20})?(?:e\+\d\d)?)\s*")
+MOST_LINES = 1_000_000
+
+
+def _started_s(source: str | Path) -> float | None:
+    """The first moment at which a counter of vLLM was made."""
+    with open_source(source).open() as stream:
+        found = [float(told[1]) for line in islice(stream, MOST_LINES) if (told := _CREATED.fullmatch(line))]
+    return min(found, default=None)

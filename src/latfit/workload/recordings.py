@@ -19,7 +19,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ _CLOCK = re.compile(r"\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?")
 
 S, MS, NS = 1e3, 1.0, 1e-6
 """Units of time in ms."""
+OF_1970_S = 1e9
+"""Times above this count from 1970: no machine has been up for thirty years."""
 
 OPTIONAL = ("class_id", "user_id", "deadline_ms")
 MOMENTS = ("first_token_s", "last_token_s")
@@ -61,7 +64,8 @@ SPANS = (("ttft_s", "latency_s", S), ("ttft_ms", "latency_ms", MS))
 @dataclass(frozen=True, eq=False)
 class Recording:
     """Requests from a file; what was left out, by reason; what else should be known. first_ms, last_ms (n,): moments of
-    the first and the last token on the clock of the arrivals, NaN where one is not told, None where none is.
+    the first and the last token on the clock of the arrivals, NaN where one is not told, None where none is.  began_s:
+    when the first request came, in seconds since 1970, None where the file does not tell.
     """
 
     requests: Requests
@@ -70,12 +74,13 @@ class Recording:
     notes: Sequence[str] = ()
     first_ms: FloatArray | None = None
     last_ms: FloatArray | None = None
+    began_s: float | None = None
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Unchecked columns: time in ms, lengths; whether they are in order of arrival, optional columns, and ms from the
-    arrival to the first and to the last token."""
+    """Unchecked columns: time in ms, lengths; whether they are in order of arrival, optional columns, ms from the
+    arrival to the first and to the last token, and when it began."""
 
     time_ms: FloatArray
     prompt: FloatArray
@@ -85,6 +90,7 @@ class _Rows:
     optional: Mapping[str, Any] = field(default_factory=dict)
     spans: tuple[FloatArray, FloatArray] | None = None
     sort: bool = False
+    began_s: float | None = None
 
 
 def read_requests(source: str | Path | Source) -> Recording:
@@ -127,7 +133,7 @@ def _recording(rows: _Rows, name: str) -> Recording:
     except BadInput as error:
         raise BadInput(error.found, where=name, remedy=error.remedy) from None
     first, last = (None, None) if rows.spans is None else (requests.arrival_ms + span[order] for span in rows.spans)
-    return Recording(requests, name, dropped, notes, first, last)
+    return Recording(requests, name, dropped, notes, first, last, rows.began_s)
 
 
 def _is_length(tokens: FloatArray) -> NDArray[np.bool_]:
@@ -281,8 +287,17 @@ def _vllm_bench(source: Source) -> _Rows:
             if not error and output
         ]
         dropped = {"failed": len(starts) - len(columns)} if len(columns) < len(starts) else {}
-        return _sorted_rows(columns, S, dropped)
+        return replace(_sorted_rows(columns, S, dropped), began_s=_began_s(record))
     raise BadInput("no result of vllm bench serve in it", where=source.name, remedy="It may be cut short.")
+
+
+def _began_s(record: Mapping[str, Any]) -> float | None:
+    """When a benchmark began that ended at its `date`, which is in the zone of the client; taken for this machine's."""
+    try:
+        ended = datetime.strptime(record["date"], "%Y%m%d-%H%M%S")
+        return ended.timestamp() - float(record["duration"])
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
+        return None
 
 
 def _sum(gaps: Any) -> float:
@@ -335,7 +350,8 @@ def _sorted_rows(
     finite = sent[np.isfinite(sent)]
     start = finite.min() if len(finite) else 0.0
     spans = None if np.isnan(ttft + latency).all() else (ttft, latency)
-    return _Rows((sent - start) * unit, prompt, output, dropped, notes, spans=spans, sort=True)
+    began_s = float(start * unit / S) if start * unit / S > OF_1970_S else None
+    return _Rows((sent - start) * unit, prompt, output, dropped, notes, spans=spans, sort=True, began_s=began_s)
 
 
 READERS: Mapping[str, Callable[[Source], _Rows]] = {

@@ -44,6 +44,13 @@ def test_an_asynchronous_engine_sees_arrivals_one_step_later() -> None:
     assert told(requests, replace(PLAIN, asynchronous=True)).first_ms[1] == 30.0
 
 
+def test_a_scheduler_sees_what_came_during_a_step_when_it_plans_the_next() -> None:
+    """A slot is free at 30 ms; the second request comes at 5 ms, during a step from 0 to 10, and waits from 10 on."""
+    run = told(make_requests([0.0, 5.0], [4, 4], [3, 1]), replace(PLAIN, max_num_seqs=1))
+    assert run.seen_ms.tolist() == [0.0, 10.0]
+    assert run.start_ms.tolist() == [0.0, 30.0]
+
+
 def test_the_last_one_in_is_preempted_and_recomputed() -> None:
     """Two blocks of 4 tokens each: both fit with prompts of 4; at the fifth token the second gives way and starts over
     after the first has ended: its 5 known tokens are then one prefill, cut by nothing."""
