@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         engine_settings_of as engine_settings_of,
         simulate_engine as simulate_engine,
     )
+    from latfit.api.exports import export as export
     from latfit.api.fits import (
         Fit as Fit,
         PhaseFits as PhaseFits,
@@ -48,6 +49,11 @@ if TYPE_CHECKING:
         read_long as read_long,
     )
     from latfit.api.reports import Report as Report, report as report
+    from latfit.api.running.examination import Examination as Examination, examine_server as examine_server
+    from latfit.api.running.machine import (
+        MachineExamination as MachineExamination,
+        examine_machine as examine_machine,
+    )
     from latfit.api.running.recording import Recorded as Recorded, record_server as record_server
     from latfit.api.serving import EnginePlan as EnginePlan, plan_engine as plan_engine
     from latfit.api.simulations import (

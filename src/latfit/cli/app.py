@@ -30,7 +30,10 @@ _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 """Base of the parser's own errors, wherever this version of Typer keeps its Click."""
 
 VERBS = {
-    "Start": {"demo": "Measure, fit, plan and report on this machine, all at once."},
+    "Start": {
+        "demo": "Measure, fit, plan and report on this machine, all at once.",
+        "doctor": "Say what this machine lacks, or what binds a running engine.",
+    },
     "Measure": {
         "profile": "Measure transformer steps on this machine.",
         "record": "Record a running engine from outside, by its /metrics.",
@@ -46,6 +49,7 @@ VERBS = {
     "Decide": {
         "hardware": "Execution paths by name: measured fits, nominal numbers.",
         "plan": "Batch limits, engine settings, capacity, replicas under an SLA.",
+        "export": "A plan as settings of vLLM, SGLang, TensorRT-LLM, Triton, ...",
     },
     "Simulate": {
         "simulate": "Simulate batching policies or a serving engine.",

@@ -5,6 +5,12 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
+    from latfit.metrics.diagnosis import (
+        Diagnosis as Diagnosis,
+        Lever as Lever,
+        diagnose as diagnose,
+        tpot_ms as tpot_ms,
+    )
     from latfit.metrics.interval import Interval as Interval, between as between
     from latfit.metrics.server import Reading as Reading, Server as Server, Unanswered as Unanswered
     from latfit.metrics.state import Buckets as Buckets, ServerState as ServerState, read_state as read_state

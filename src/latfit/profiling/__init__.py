@@ -7,6 +7,7 @@ from latfit._face import face
 if TYPE_CHECKING:
     from latfit.profiling.adaptive import Surface as Surface
     from latfit.profiling.grid import parse_contexts as parse_contexts, parse_cpus as parse_cpus
+    from latfit.profiling.host.inventory import Inventory as Inventory, inventory as inventory
     from latfit.profiling.journal import Journal as Journal, journal_of as journal_of
     from latfit.profiling.request import ProfileRequest as ProfileRequest
     from latfit.profiling.result import ProfileResult as ProfileResult

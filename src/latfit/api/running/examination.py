@@ -1,0 +1,201 @@
+"""`examine_server`: what binds a running engine, and what would help it."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from latfit.api.quantities import Duration, Needs, duration as in_ms, library_verb, only_with
+from latfit.api.running.what_if import Outcome, WhatIf, fitted_engine
+from latfit.api.simulations import State
+from latfit.errors import BadInput
+from latfit.metrics import Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
+from latfit.units import format_ms, format_percent, format_rate, number
+
+EVERY_S = 1.0
+FEWEST_READINGS = 2
+BINDING = {
+    "idle": "is idle",
+    "sequences": "is bound by its sequence limit",
+    "kv_cache": "is bound by its KV cache",
+    "token_budget": "is bound by its token budget",
+    "steps": "has no limit that binds",
+    "unknown": "has a queue that its counters do not explain",
+}
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Examination:
+    """A running engine over some seconds. diagnosis: what its counters prove; what_if: settings moved on a fitted
+    engine, None without a fit; seen: from the first reading to the last."""
+
+    server: str
+    diagnosis: Diagnosis
+    seen: Interval
+    what_if: WhatIf | None = None
+
+    @property
+    def verdict(self) -> str:
+        """What binds, in a sentence."""
+        return f"{self.diagnosis.engine} at {self.server} {BINDING[self.diagnosis.binding]}."
+
+    @property
+    def state(self) -> State:
+        """Bad where requests wait, in doubt where nobody can tell why or nothing ran."""
+        return {"steps": "good", "idle": "doubt", "unknown": "doubt"}.get(self.diagnosis.binding, "bad")  # type: ignore[return-value]
+
+    @property
+    def load(self) -> str:
+        """What it did, in a line."""
+        told = self.diagnosis.figures
+        parts = [f"{format_rate(told['arrived_per_s'])} come"]
+        if math.isfinite(told["prompt_tokens"]):
+            parts[0] += f" with {number(told['prompt_tokens'], 3)} + {number(told['output_tokens'], 3)} tokens"
+        parts.append(f"{number(told['generated_per_s'], 3)} tokens/s")
+        if math.isfinite(told["T_ms"]):
+            parts.append(f"{format_ms(told['T_ms'])} a step of B = {number(told['B'], 3)}, S = {number(told['S'], 3)}")
+        times = {"TTFT": told["ttft_ms"], "of it queue": told["queue_ms"], "TPOT": told["tpot_ms"]}
+        parts += [f"{name} {format_ms(value)}" for name, value in times.items() if math.isfinite(value)]
+        return f"In {number(told['seconds'], 3)} s: {', '.join(parts)} (means)."
+
+    @property
+    def lines(self) -> list[str]:
+        """The answer below the verdict."""
+        found = [self.diagnosis.why]
+        if self.diagnosis.binding == "idle":
+            return found
+        found.append(self.load)
+        found += [f"{each.setting}: {each.why}" for each in self.diagnosis.levers]
+        return [*found, *self._simulated()]
+
+    def _simulated(self) -> list[str]:
+        what_if = self.what_if
+        if what_if is None:
+            return ["By how much a setting helps only a fit tells: --fit FIT (latfit record makes the trace of one)."]
+        if what_if.now is None:
+            return ["Too few requests ended to simulate their load: look for longer (--duration 1min)."]
+        off = f"Simulated TPOT {format_ms(what_if.now.tpot_ms)}, {format_percent(100 * what_if.error, signed=True)}"
+        off += f" of the measured {format_ms(what_if.measured_tpot_ms)}"
+        if not what_if.believed:
+            return [f"{off}: the fit or the settings are not this engine's, so what a change does is not told."]
+        told = [f"{off}. What a change would do, simulated:"]
+        for each in what_if.changes:
+            effect = each.effect(what_if.now)
+            shown = "does nothing" if effect == "nothing" else f"{effect}: {each.told(what_if.now)}"
+            told.append(f"  {each.setting} {number(_present(what_if, each))} -> {number(each.value)} {shown}")
+        return told
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit doctor URL --json`."""
+        document = {"server": self.server, "verdict": self.verdict, **self.diagnosis.to_json(), "simulated": None}
+        what_if = self.what_if
+        if what_if is None:
+            return document
+        now = what_if.now
+        changes = [] if now is None or not what_if.believed else what_if.changes
+        return document | {
+            "simulated": {
+                "now": None if now is None else now.to_json(),
+                "tpot_error_pct": 100 * what_if.error,
+                "believed": what_if.believed,
+                "changes": [{**each.to_json(), "effect": each.effect(now)} for each in changes if now is not None],
+                "settings_from": dict(what_if.engine.setup.origin),
+                "notes": list(what_if.engine.notes),
+            }
+        }
+
+    def summary(self) -> str:
+        """The answer as `latfit doctor` prints it."""
+        return "\n".join([self.verdict, *self.lines])
+
+    def __repr__(self) -> str:
+        return f"Examination: {self.verdict}"
+
+
+def _present(what_if: WhatIf, change: Outcome) -> int:
+    found: int = getattr(what_if.engine.settings, change.setting)
+    return found
+
+
+OF_EXAMINATION = (
+    Needs("prefill_fit", lambda o: o.fit is not None, "there is no fit of decode steps", "Add --fit FIT"),
+    Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
+    *(
+        Needs(name, lambda o: o.fit is not None or o.hardware is not None, "nothing is simulated", "Add --fit FIT")
+        for name in ("kv_blocks", "block_size", "ttft", "tpot", "seed")
+    ),
+)
+"""What parameters of `examine_server` need."""
+
+
+@library_verb
+@only_with(*OF_EXAMINATION)
+def examine_server(
+    url: str,
+    *,
+    fit: Any = None,
+    prefill_fit: Any = None,
+    hardware: Any = None,
+    duration: Duration = "10s",
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    kv_blocks: int | None = None,
+    block_size: int | None = None,
+    ttft: Duration | None = None,
+    tpot: Duration | None = None,
+    seed: int = 0,
+    progress: Callable[[float, float], None] | None = None,
+) -> Examination:
+    """What binds a running engine, which setting would help, and which would do nothing.
+
+    url: of the server.  duration: how long it is read.  Counters alone prove what binds; with a fit (or hardware, whose
+    gpu path is taken) the load that was seen is simulated with settings moved.  max_num_seqs, max_num_batched_tokens,
+    kv_blocks, block_size: as the engine has them, where it does not say so.  ttft, tpot: limits that requests should
+    keep. Raises WrongUsage, BadInput, FitNotUsable.
+    """
+    server = Server(url)
+    given = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    wanted_s = in_ms(duration, "--duration") / 1e3
+    readings = list(_of_one_run(server, min(EVERY_S, wanted_s / 2), wanted_s, progress))
+    if len(readings) < FEWEST_READINGS:
+        raise BadInput("stopped answering, or started again", where=str(server), remedy="Try again once it is up.")
+    facts = {**server.settings(), **readings[-1].state.facts}
+    limits = {name: value for name, value in {**facts, **_known(given)}.items() if name in given}
+    seen, diagnosis = between(readings[0], readings[-1]), diagnose(readings, limits)
+    if fit is None and hardware is None:
+        return Examination(str(server), diagnosis, seen)
+    settings = _known({**given, "kv_blocks": kv_blocks, "block_size": block_size, "prefix_hit_rate": _cached(seen)})
+    engine = fitted_engine(fit, prefill_fit, hardware, diagnosis, facts, settings)
+    return Examination(str(server), diagnosis, seen, WhatIf(engine, seen, *slo_of(ttft, tpot), seed))
+
+
+def slo_of(ttft: Duration | None, tpot: Duration | None) -> tuple[float, float]:
+    """Limits in ms, infinite without."""
+    limits = [math.inf if each is None else in_ms(each, name) for each, name in ((ttft, "--ttft"), (tpot, "--tpot"))]
+    return limits[0], limits[1]
+
+
+def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _cached(seen: Interval) -> float | None:
+    """Share of prompt tokens found in the prefix cache."""
+    queries, hits = seen.count("prefix_queries"), seen.count("prefix_hits")
+    return hits / queries if queries > 0 and 0 < hits < queries else None
+
+
+def _of_one_run(
+    server: Server, every_s: float, wanted_s: float, progress: Callable[[float, float], None] | None
+) -> Iterator[Reading]:
+    """Readings of a server that did not start again among them; those before it are dropped by starting over."""
+    first: Reading | None = None
+    for told in server.readings(every_s, wanted_s):
+        if isinstance(told, Unanswered):
+            continue
+        if first is not None and told.state.fell_below(first.state):
+            return
+        first = first or told
+        if progress is not None:
+            progress(told.t_s - first.t_s, wanted_s)
+        yield told

@@ -1,0 +1,66 @@
+"""`examine_machine`: what this machine has, and what is missing for which feature."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from latfit.profiling import Inventory, inventory
+from latfit.units import format_bytes, number
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class MachineExamination:
+    """What a machine has, and what is missing for which feature."""
+
+    found: Inventory
+
+    @cached_property
+    def verdict(self) -> str:
+        """How much can be done here."""
+        ready = sum(each.ready for each in self.found.features)
+        return f"{ready} of {len(self.found.features)} features are ready on this machine."
+
+    @property
+    def lines(self) -> list[str]:
+        """The machine, then a line a feature."""
+        machine, isa = self.found.machine, self.found.isa
+        usable = machine["affinity"] or []
+        no_amx = f"; no AMX: {isa['amx']}" if isa["amx"] else ""
+        shared = "" if len(usable) == machine["cores"] else f", {len(usable)} of them usable"
+        quota = "" if machine["cpu_quota"] is None else f", a quota of {number(machine['cpu_quota'], 3)}"
+        sizes = [machine["memory_bytes"], self.found.free_bytes]
+        memory, free = (format_bytes(size) if size else "unknown" for size in sizes)
+        gpus = [
+            f"{gpu.name}{f', {format_bytes(gpu.memory_bytes)}' if gpu.memory_bytes else ''}" for gpu in self.found.gpus
+        ]
+        versions = [f"{name} {version}" for name, version in self.found.packages.items() if version]
+        return [
+            f"CPU: {machine['cpu']}, {machine['cores']} cores{shared}{quota}.",
+            f"Instructions: {', '.join(name for name, why in isa.items() if not why) or 'none known'}{no_amx}.",
+            f"Memory: {memory}, {free} free. GPU: {'; '.join(gpus) or 'none found'}.",
+            f"{machine['os']}, Python {machine['python']}; {', '.join(versions) or 'no extras installed'}.",
+        ]
+
+    @property
+    def features(self) -> list[str]:
+        """A line each: ready, or what is missing and what mends it."""
+        return [
+            f"ready: {each.name}" if each.ready else f"missing: {each.name}: {each.missing}. {each.remedy}"
+            for each in self.found.features
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit doctor --json`."""
+        return self.found.to_json()
+
+    def summary(self) -> str:
+        """As `latfit doctor` prints it."""
+        return "\n".join([self.verdict, *self.lines, *self.features])
+
+    def __repr__(self) -> str:
+        return f"MachineExamination: {self.verdict}"
+
+
+def examine_machine() -> MachineExamination:
+    """What this machine has and what is missing for which feature; nothing is measured and nothing heavy imported."""
+    return MachineExamination(inventory())

