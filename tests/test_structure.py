@@ -21,7 +21,7 @@ LAYER = {
     "model": 2,
     "policies": 3, "hardware": 3,
     "fitting": 4, "queueing": 4, "simulation": 4, "profiling": 4,
-    "planning": 5, "record": 5, "validation": 5,
+    "planning": 5, "exporting": 5, "live": 5, "record": 5, "validation": 5,
     "reporting": 6,
     "api": 7,
     "cli": 8,

@@ -43,7 +43,7 @@ def _remade(kind: type[LatfitError], found: str, where: str | None, remedy: str)
     return kind(found, where=where, remedy=remedy)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What another library says of an error, short enough for a line of ours."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 

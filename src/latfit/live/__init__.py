@@ -1,0 +1,25 @@
+"""Requests served live: a router whose policies are those of the simulator, and the executors that run its batches."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.live.executor import (
+        Executor as Executor,
+        ExecutorFailed as ExecutorFailed,
+        ExecutorLost as ExecutorLost,
+        ExecutorTimedOut as ExecutorTimedOut,
+        ProcessExecutor as ProcessExecutor,
+        ThreadExecutor as ThreadExecutor,
+    )
+    from latfit.live.router import (
+        Closed as Closed,
+        NoPath as NoPath,
+        QueueFull as QueueFull,
+        Router as Router,
+        RouterOptions as RouterOptions,
+    )
+    from latfit.live.waiting import Request as Request
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

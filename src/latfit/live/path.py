@@ -1,0 +1,100 @@
+"""A path of the live router: its executor, which of its servers are busy until when, and a breaker.
+
+The breaker is closed while batches succeed. After FAILURES in a row, or one batch that timed out or lost its worker, it
+is open: no batch goes there for a while, twice as long each time in a row. Then one batch is let through; what becomes
+of it closes or opens the breaker. That batch has the time limit of every batch, so the breaker cannot stay half open.
+"""
+
+import math
+from collections.abc import Sequence
+
+from latfit.live.executor import Executor
+from latfit.stats import FloatArray
+
+FAILURES = 3
+COOL_DOWN_MS, LONGEST_COOL_DOWN_MS = 500.0, 30_000.0
+NEAR_MS = 1e-3
+"""A busy server that should have ended is taken to end this soon."""
+
+SLOW, LEAST_TIMEOUT_MS = 20.0, 1000.0
+"""A batch may take so many times its typical time, and this long at least."""
+
+
+class LivePath:
+    """times_ms (largest + 1,): typical T(b); 0 where nobody knows.  timeout_ms: of a batch, None for SLOW times T."""
+
+    def __init__(self, executor: Executor, times_ms: FloatArray, timeout_ms: float | None) -> None:
+        self.executor, self.name = executor, executor.name
+        self.times_ms = times_ms
+        self._timeout_ms = timeout_ms
+        self._ends = [-math.inf] * executor.servers
+        self._busy = [False] * executor.servers
+        self._lost = [False] * executor.servers
+        self._failures = self._openings = 0
+        self._open_until = -math.inf
+        self._trying = False
+        self.batches = self.requests = self.failed_batches = 0
+        self.busy_ms = 0.0
+
+    def timeout_ms(self, batch: int) -> float:
+        if self._timeout_ms is not None:
+            return self._timeout_ms
+        return max(SLOW * float(self.times_ms[batch]), LEAST_TIMEOUT_MS)
+
+    def up(self, now: float) -> bool:
+        """Whether a batch may be sent, now or when a server is free. After the cool-down one may, to try."""
+        return now >= self._open_until and not self._trying and not all(self._lost)
+
+    def opens_again_ms(self) -> float:
+        """When the breaker lets a batch through; -inf while it is closed."""
+        return self._open_until
+
+    def free_ms(self, now: float) -> float:
+        """When a server is next free, as far as typical times tell; not above now where one is idle."""
+        soonest = math.inf
+        for busy, lost, ends in zip(self._busy, self._lost, self._ends, strict=True):
+            if not lost:
+                soonest = min(soonest, max(ends, now + NEAR_MS) if busy else min(ends, now))
+        return soonest
+
+    def occupy(self, now: float, batch: int) -> int:
+        """The number of the server that begins a batch: of those idle, the one idle longest."""
+        server = min((k for k, busy in enumerate(self._busy) if not busy), key=self._ends.__getitem__)
+        self._busy[server], self._ends[server] = True, now + float(self.times_ms[batch])
+        self._trying = self._openings > 0
+        self.batches += 1
+        self.requests += batch
+        return server
+
+    def lose(self, server: int) -> None:
+        """A server that comes back when its executor has recovered, if it does."""
+        self._lost[server] = True
+
+    def release(self, server: int, now: float) -> None:
+        self._busy[server], self._lost[server], self._ends[server] = False, False, now
+
+    def succeeded(self) -> None:
+        self._failures = self._openings = 0
+        self._trying = False
+        self._open_until = -math.inf
+
+    def failed(self, now: float, *, at_once: bool) -> None:
+        """at_once: the batch timed out or its worker died; the next one would wait in vain."""
+        self.failed_batches += 1
+        self._trying = False
+        self._failures += 1
+        if at_once or self._openings or self._failures >= FAILURES:
+            cool_down = min(COOL_DOWN_MS * 2**self._openings, LONGEST_COOL_DOWN_MS)
+            self._openings = min(self._openings + 1, 16)
+            self._open_until = now + cool_down
+            self._failures = 0
+
+
+def times_table(paths: Sequence[LivePath]) -> FloatArray:
+    """T(b) (2, largest + 1) ms of both paths, as policies see it; infinite beyond a path's largest batch."""
+    import numpy as np
+
+    table = np.full((2, max(len(path.times_ms) for path in paths)), np.inf)
+    for row, path in zip(table, paths, strict=False):
+        row[: len(path.times_ms)] = path.times_ms
+    return table

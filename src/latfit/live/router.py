@@ -1,0 +1,406 @@
+"""The router: requests come in one by one, a policy forms batches of them, and one or two executors run these.
+
+Every decision is that of `latfit.policies.decide`, the compiled function that the simulator asks, of a view that is
+filled in the same order: services end first, then requests arrive, then the policy is asked until it waits. A policy
+that waits says until when, and at how many waiting it wants to be asked again; in between, a request costs an append.
+
+Where the simulator knows when a server is next free, the router takes the typical time of the batch that runs there,
+and of one that should have ended that it ends now. Where a path is not up (`LivePath`), requests go by the other: the
+policy's main path, served greedily, or the side path alone. Every request ends once: with its output, with an error
+that says why, or cancelled by its sender.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from latfit.errors import LatfitError, WrongUsage
+from latfit.live.executor import Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, failure
+from latfit.live.path import LivePath, times_table
+from latfit.live.waiting import Request, State, WaitingRoom
+from latfit.policies import (
+    DUE,
+    MAIN,
+    MAIN_FREE,
+    MOVE,
+    NOW,
+    OLDEST,
+    SERVE_MAIN,
+    SIDE,
+    SIDE_FREE,
+    SIDE_WAITING,
+    WAIT,
+    WAITING,
+    Policy,
+    decide,
+)
+from latfit.policies.codes import ANY, SERVE_SIDE, VIEW
+from latfit.stats import FloatArray
+
+
+class QueueFull(LatfitError):
+    """As many wait as may; the sender is told at once."""
+
+
+class NoPath(LatfitError):
+    """No path has served anything for a while, and none may be tried now."""
+
+
+class Closed(LatfitError):
+    """The router takes no more requests."""
+
+
+@dataclass(frozen=True)
+class RouterOptions:
+    """most_waiting: requests that may wait, others are refused.  deadlines_ms: of each class, counted from the most
+    urgent; one class without a deadline where not given.  timeout_ms: of a batch; None for 20 times its typical time, a
+    second at least.  patience_ms: for so long requests wait while every path is down.  example: an input with which
+    every bucket is run before the first request; None for no warm-up."""
+
+    most_waiting: int = 10_000
+    deadlines_ms: Sequence[float] = (math.inf,)
+    timeout_ms: float | None = None
+    patience_ms: float = 5000.0
+    example: Any = None
+
+
+class Router:
+    """executors: the main path, and the side path if there is one.  times_ms: typical T(1), T(2), ... of each, up to
+    its largest batch.  clock: monotonic seconds.  ended: called with each request that ended, for those who keep logs.
+
+    Use it as `async with Router(...) as router:`, in which `await router.submit(input)` gives the output.
+    """
+
+    def __init__(
+        self,
+        executors: Sequence[Executor],
+        times_ms: Sequence[Sequence[float] | FloatArray],
+        policy: Policy,
+        options: RouterOptions = RouterOptions(),
+        clock: Callable[[], float] = time.monotonic,
+        ended: Callable[[Request], None] | None = None,
+    ) -> None:
+        _check(executors, times_ms, policy, options)
+        self.paths = [
+            LivePath(each, np.concatenate([[0.0], np.asarray(times, dtype=np.float64)]), options.timeout_ms)
+            for each, times in zip(executors, times_ms, strict=True)
+        ]
+        self.policy, self.options = policy, options
+        self.submitted = self.refused = self.done = self.failed = self.cancelled = self.decisions = 0
+        self._room = WaitingRoom(options.deadlines_ms, policy.order.ageing_ms)
+        self._view, self._times = np.zeros(VIEW), times_table(self.paths)
+        self._clock, self._ended = clock, ended
+        self._last = -math.inf
+        self._failing_since = math.inf
+        self._ask_at = 1
+        self._timer: asyncio.TimerHandle | None = None
+        self._running: set[asyncio.Task[None]] = set()
+        self._open = self._draining = False
+        self._idle = asyncio.Event()
+
+    @property
+    def main(self) -> LivePath:
+        return self.paths[MAIN]
+
+    @property
+    def side(self) -> LivePath | None:
+        return self.paths[SIDE] if len(self.paths) > 1 else None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, for either path."""
+        return self._room.waiting + self._room.side_waiting
+
+    @property
+    def running(self) -> int:
+        """Batches that run."""
+        return len(self._running)
+
+    async def __aenter__(self) -> "Router":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Start the executors and run each bucket once with the example. Raises what an executor raises."""
+        await asyncio.gather(*(path.executor.start() for path in self.paths))
+        if self.options.example is not None:
+            await asyncio.gather(*(self._warm_up(path.executor) for path in self.paths))
+        decide(self.policy.code, self.policy.parameters, self._times, np.zeros(VIEW))  # compiled before traffic
+        self._open = True
+
+    async def submit(self, input: Any, class_id: int = 0, *, arrived_s: float | None = None) -> Any:
+        """The output for an input. arrived_s: when it came, on the router's clock, where that was before now.
+
+        Raises QueueFull, NoPath, Closed, ExecutorFailed (ExecutorTimedOut, ExecutorLost). Cancelled, it leaves the
+        queue; a batch that runs already is run to its end.
+        """
+        if not self._open:
+            raise Closed("the router takes no requests now", remedy="Start it, or send to another one.")
+        if not 0 <= class_id < len(self.options.deadlines_ms):
+            known = len(self.options.deadlines_ms)
+            raise WrongUsage(f"class {class_id} of {known}", where="class_id", remedy="Classes count from 0.")
+        if self.waiting >= self.options.most_waiting:
+            self.refused += 1
+            raise QueueFull(f"{self.waiting:,} requests wait already", remedy="Send it later, or elsewhere.")
+        now = self._now()
+        if self._down(now):
+            self.refused += 1
+            raise _no_path()
+        came = now if arrived_s is None else min(arrived_s * 1000, now)
+        request = Request(input, class_id, came, asyncio.get_running_loop().create_future())
+        self.submitted += 1
+        self._idle.clear()
+        self._room.add(request)
+        if self._room.waiting >= self._ask_at:
+            self._dispatch(now)
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            self._give_up(request)
+            raise
+
+    async def drain(self, within_s: float = math.inf) -> None:
+        """Take no more requests and serve all that wait, without waiting for fuller batches. What has not ended in time
+        ends with Closed."""
+        self._open, self._draining = False, True
+        self._dispatch(self._now())
+        try:
+            async with asyncio.timeout(within_s if math.isfinite(within_s) else None):
+                if self.waiting or self._running:
+                    await self._idle.wait()
+        except TimeoutError:
+            self._drop()
+
+    async def close(self, within_s: float = 30.0) -> None:
+        """Drain, then close the executors."""
+        await self.drain(within_s)
+        if self._timer:
+            self._timer.cancel()
+        await asyncio.gather(*(path.executor.close() for path in self.paths))
+
+    def _drop(self) -> None:
+        """End all that wait or run."""
+        self._drop_waiting(_closed)
+        for task in self._running:
+            task.cancel()
+
+    def _drop_waiting(self, why: Callable[[], LatfitError]) -> None:
+        room, now = self._room, self._now()
+        for request in room.take(room.waiting, now) + room.take_side(room.side_waiting):
+            self._end(request, why(), now)
+
+    async def _warm_up(self, executor: Executor) -> None:
+        """Every bucket on every server; without buckets the powers of two and the largest batch."""
+        powers = {2**k for k in range(executor.largest.bit_length())}
+        for size in executor.buckets or sorted({executor.largest, *powers}):
+            inputs = [self.options.example] * min(size, executor.largest)
+            await asyncio.gather(*(executor.execute(inputs) for _ in range(executor.servers)))
+
+    def _now(self) -> float:
+        """ms, never running backwards, whatever the clock does."""
+        self._last = max(self._last, self._clock() * 1000)
+        return self._last
+
+    def _dispatch(self, now: float) -> None:
+        """Ask the policy, and do what it says, until it waits."""
+        room = self._room
+        while room.waiting or room.side_waiting:
+            side, usable = self.side, [path.up(now) for path in self.paths]
+            if side is not None and room.side_waiting and not usable[SIDE]:
+                room.back_from_side()
+            if side is not None and room.side_waiting and side.free_ms(now) <= now:
+                self._begin(side, room.take_side(side.executor.largest), now)
+                continue
+            if not room.waiting:
+                break
+            action, take, until, at = self._decide(now, usable)
+            if action == WAIT:
+                self._ask_at = at
+                self._arm(until, now)
+                return
+            if action == MOVE:
+                room.to_side(room.take(take, now, by_age=True))
+                continue
+            path = self.paths[MAIN if action == SERVE_MAIN else SIDE]
+            self._begin(path, room.take(take, now), now)
+        self._ask_at = 1
+        self._arm(math.inf, now)
+        if not self.waiting and not self._running:
+            self._idle.set()
+
+    def _decide(self, now: float, usable: Sequence[bool]) -> tuple[int, int, float, int]:
+        """What the policy says; where a path is not up or all must go, whatever an idle path can take."""
+        self.decisions += 1
+        if all(usable) and not self._draining:
+            return self._asked(self.policy.code, self.policy.parameters, now)
+        if usable[MAIN] and not self._draining and not self.policy.needs_side:
+            return self._asked(self.policy.code, self.policy.parameters, now)
+        waiting = self._room.waiting
+        for path, up, action in zip(self.paths, usable, (SERVE_MAIN, SERVE_SIDE), strict=False):
+            if up and path.free_ms(now) <= now:
+                return action, min(waiting, path.executor.largest), 0.0, 0
+        if self._down(now):
+            self._drop_waiting(_no_path)
+            return WAIT, 0, math.inf, 1
+        moments = [self._failing_since + self.options.patience_ms, *(path.opens_again_ms() for path in self.paths)]
+        return WAIT, 0, min((each for each in moments if each > now), default=math.inf), ANY
+
+    def _down(self, now: float) -> bool:
+        """Whether no path is up and none has been for too long."""
+        late = now >= self._failing_since + self.options.patience_ms
+        return late and not any(path.up(now) for path in self.paths)
+
+    def _asked(self, code: int, parameters: FloatArray, now: float) -> tuple[int, int, float, int]:
+        view, room, side = self._view, self._room, self.side
+        view[NOW], view[WAITING], view[SIDE_WAITING] = now, room.waiting, room.side_waiting
+        view[OLDEST], view[DUE] = room.oldest_ms(), room.due_ms()
+        view[MAIN_FREE] = self.main.free_ms(now)
+        view[SIDE_FREE] = math.inf if side is None else side.free_ms(now)
+        found: tuple[int, int, float, int] = decide(code, parameters, self._times, view)
+        return found
+
+    def _arm(self, until: float, now: float) -> None:
+        """Ask again at a moment; a clock that is not there yet then arms it anew."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if math.isfinite(until):
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(until - now, 0.0) / 1000, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._dispatch(self._now())
+
+    def _begin(self, path: LivePath, requests: list[Request], now: float) -> None:
+        server = path.occupy(now, len(requests))
+        for request in requests:
+            request.state, request.started_ms = State.RUNNING, now
+            request.path, request.batch = path.name, len(requests)
+        task = asyncio.get_running_loop().create_task(self._run(path, server, requests))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _run(self, path: LivePath, server: int, requests: list[Request]) -> None:
+        """One batch, to its end, whatever comes of it."""
+        began, limit = self._now(), path.timeout_ms(len(requests))
+        outputs: Sequence[Any] = ()
+        error: ExecutorFailed | None = None
+        try:
+            async with asyncio.timeout(limit / 1000):
+                outputs = await path.executor.execute([request.input for request in requests])
+            if len(outputs) != len(requests):
+                found = f"{len(outputs)} outputs for {len(requests)} inputs"
+                error = ExecutorFailed(found, where=path.name, remedy="Give one output for each input.")
+        except TimeoutError:
+            error = ExecutorTimedOut(
+                f"a batch of {len(requests)} took longer than {limit:,.0f} ms",
+                where=path.name,
+                remedy="What it was doing is dropped; raise timeout_ms if it may take that long.",
+            )
+        except asyncio.CancelledError:
+            for request in requests:
+                self._end(request, _closed(), self._now())
+            raise
+        except Exception as raised:  # noqa: BLE001 (whatever an executor raises is the senders' to know)
+            error = failure(raised, path.name)
+        now = self._now()
+        path.busy_ms += now - began
+        for place, request in enumerate(requests):
+            self._end(request, error if error is not None else outputs[place], now)
+        at_once = isinstance(error, ExecutorTimedOut | ExecutorLost)
+        if error is None:
+            path.succeeded()
+            self._failing_since = math.inf
+        else:
+            path.failed(now, at_once=at_once)
+            self._failing_since = min(self._failing_since, now)
+        if at_once:
+            path.lose(server)
+            self._dispatch(now)  # the other path goes on meanwhile
+            await self._recovered(path)
+            now = self._now()
+        path.release(server, now)
+        self._running -= {task for task in self._running if task is asyncio.current_task()}
+        self._dispatch(now)
+
+    async def _recovered(self, path: LivePath) -> None:
+        """Until the executor can run a batch again; where it cannot be started, the breaker asks again later."""
+        try:
+            await path.executor.recover()
+        except Exception:  # noqa: BLE001 (an executor that cannot be started is tried again)
+            path.failed(self._now(), at_once=True)
+
+    def _end(self, request: Request, outcome: Any, now: float) -> None:
+        """The one end of a request."""
+        if request.state is State.ENDED:
+            return
+        request.state, request.ended_ms = State.ENDED, now
+        if isinstance(outcome, BaseException):
+            self.failed += 1
+            if not request.future.done():
+                request.future.set_exception(outcome)
+        else:
+            self.done += 1
+            if not request.future.done():
+                request.future.set_result(outcome)
+        if self._ended is not None:
+            self._ended(request)
+
+    def _give_up(self, request: Request) -> None:
+        """Its sender does not want it any more."""
+        if request.state is State.ENDED:
+            return
+        self.cancelled += 1
+        self._room.give_up(request)
+        if not self.waiting and not self._running:
+            self._idle.set()
+
+
+def _no_path() -> NoPath:
+    return NoPath("every path is down", remedy="Send it to another router, or later; the paths are tried again.")
+
+
+def _closed() -> Closed:
+    return Closed("the router was closed before the request was served", remedy="Send it to another one.")
+
+
+def _check(executors: Sequence[Executor], times_ms: Sequence[Any], policy: Policy, options: RouterOptions) -> None:
+    if not 1 <= len(executors) <= 2 or len(times_ms) != len(executors):
+        raise WrongUsage(
+            f"{len(executors)} executors with {len(times_ms)} tables of times",
+            where="executors",
+            remedy="Give one or two executors, the main path first, and T(1), T(2), ... of each.",
+        )
+    if policy.needs_side and len(executors) < 2:
+        raise WrongUsage(
+            f"policy {policy.name} needs two paths", where="policy", remedy="Give a second executor, or take another."
+        )
+    for executor, times, largest in zip(executors, times_ms, (policy.main_largest, policy.side_largest), strict=False):
+        known = np.asarray(times, dtype=np.float64)
+        if len(known) < executor.largest or not np.all(np.isfinite(known) & (known > 0)):
+            raise WrongUsage(
+                f"{len(known)} times for batches of up to {executor.largest}, or one is not above zero",
+                where=executor.name,
+                remedy="Give T(b) in ms for b = 1 up to the largest batch.",
+            )
+        if largest > executor.largest:
+            raise WrongUsage(
+                f"policy {policy.name} makes batches of {largest}, {executor.name} takes {executor.largest}",
+                where="policy",
+                remedy="Make the policy for the executor's largest batch.",
+            )
+    if options.most_waiting < 1 or not options.deadlines_ms:
+        raise WrongUsage(
+            f"{options.most_waiting} may wait, in {len(options.deadlines_ms)} classes",
+            where="options",
+            remedy="Give at least one of each.",
+        )

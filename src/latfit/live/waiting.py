@@ -1,0 +1,110 @@
+"""Requests that wait for a live router, in the order in which the simulated ones wait (`simulation.policies`).
+
+Each class is first come, first served. Between classes, the least of class - age / ageing is next, so that waiting
+makes up for a lower class. Requests sent to the side path form a line of their own, which is served before anybody
+else. A request that its sender gave up is only marked; it is skipped, and not counted, wherever it stands.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Any
+
+
+class State(Enum):
+    """Where a request is. Each ends once: ENDED, whatever came of it."""
+
+    WAITING = auto()
+    MOVED = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+class Request:
+    """One request on its way. arrived_ms, started_ms, ended_ms: on the router's clock.  path: who served it, in a batch
+    of so many."""
+
+    __slots__ = ("arrived_ms", "batch", "class_id", "ended_ms", "future", "input", "path", "started_ms", "state")
+
+    def __init__(self, input: Any, class_id: int, arrived_ms: float, future: "asyncio.Future[Any]") -> None:
+        self.input, self.class_id, self.arrived_ms, self.future = input, class_id, arrived_ms, future
+        self.state = State.WAITING
+        self.started_ms = self.ended_ms = math.nan
+        self.path, self.batch = "", 0
+
+
+class WaitingRoom:
+    """deadlines_ms: of each class after arrival, infinite for none.  ageing_ms: waiting worth one class."""
+
+    def __init__(self, deadlines_ms: Sequence[float], ageing_ms: float) -> None:
+        self._lines: list[deque[Request]] = [deque() for _ in deadlines_ms]
+        self._deadlines = tuple(deadlines_ms)
+        self._ageing = ageing_ms
+        self._side: deque[Request] = deque()
+        self.waiting = self.side_waiting = 0
+
+    def add(self, request: Request) -> None:
+        self._lines[request.class_id].append(request)
+        self.waiting += 1
+
+    def give_up(self, request: Request) -> None:
+        """Count a request no more that waits here."""
+        if request.state is State.WAITING:
+            self.waiting -= 1
+        elif request.state is State.MOVED:
+            self.side_waiting -= 1
+        request.state = State.ENDED
+
+    def oldest_ms(self) -> float:
+        """Arrival of the oldest; infinite where nobody waits."""
+        return min((line[0].arrived_ms for line in self._heads()), default=math.inf)
+
+    def due_ms(self) -> float:
+        """The earliest deadline."""
+        heads = ((line[0].arrived_ms, self._deadlines[line[0].class_id]) for line in self._heads())
+        return min((arrived + deadline for arrived, deadline in heads), default=math.inf)
+
+    def take(self, count: int, now_ms: float, *, by_age: bool = False) -> list[Request]:
+        """The next `count` requests, or all that wait."""
+        found: list[Request] = []
+        while len(found) < count and self.waiting:
+            line = min(self._heads(), key=lambda line: self._rank(line[0], now_ms, by_age))
+            found.append(line.popleft())
+            self.waiting -= 1
+        return found
+
+    def to_side(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            request.state = State.MOVED
+        self._side.extend(requests)
+        self.side_waiting += len(requests)
+
+    def take_side(self, count: int) -> list[Request]:
+        """The next `count` of those sent to the side path."""
+        found: list[Request] = []
+        while len(found) < count and self.side_waiting:
+            request = self._side.popleft()
+            if request.state is State.MOVED:
+                found.append(request)
+                self.side_waiting -= 1
+        return found
+
+    def back_from_side(self) -> None:
+        """Where the side path is no more, those who wait for it are the first of their class again."""
+        for request in reversed(self.take_side(self.side_waiting)):
+            request.state = State.WAITING
+            self._lines[request.class_id].appendleft(request)
+            self.waiting += 1
+
+    def _rank(self, request: Request, now_ms: float, by_age: bool) -> float:
+        age = now_ms - request.arrived_ms
+        return -age if by_age else request.class_id - age / self._ageing
+
+    def _heads(self) -> list[deque[Request]]:
+        """Lines in which somebody waits, with somebody who does at their heads."""
+        for line in self._lines:
+            while line and line[0].state is not State.WAITING:
+                line.popleft()
+        return [line for line in self._lines if line]

@@ -1,0 +1,330 @@
+"""Every request ends once, with a result or an error that says why, whatever the executors and the senders do."""
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfit.errors import WrongUsage
+from latfit.live import (
+    Closed,
+    Executor,
+    ExecutorFailed,
+    ExecutorLost,
+    ExecutorTimedOut,
+    NoPath,
+    QueueFull,
+    Request,
+    Router,
+    RouterOptions,
+)
+from latfit.policies import Limits, Policy, cutoff
+from latfit.policies.policy import fixed, gpu_only
+from latfit.stats import FloatArray
+from tests.unit.live.virtual import ExactExecutor, clock_s, on_virtual_time
+
+TIMES: FloatArray = 5.0 + 0.5 * np.arange(1.0, 9.0)
+SIDE_TIMES: FloatArray = 4.0 * np.arange(1.0, 5.0)
+
+
+class FaultyExecutor(ExactExecutor):
+    """fault(k) of batch k = 0, 1, ...: None, an exception to raise, or ms that it takes instead."""
+
+    def __init__(self, fault: Callable[[int], Exception | float | None], name: str = "gpu") -> None:
+        super().__init__(name, TIMES)
+        self.fault = fault
+        self.recoveries = 0
+
+    async def execute(self, inputs: list[Any]) -> Sequence[Any]:
+        fault = self.fault(len(self.batches))
+        self.batches.append(inputs)
+        if isinstance(fault, Exception):
+            raise fault
+        lasts = float(self.times_ms[len(inputs) - 1]) if fault is None else fault
+        await asyncio.sleep(lasts / 1000)
+        return inputs
+
+    async def recover(self) -> None:
+        self.recoveries += 1
+
+
+def greedy() -> Policy:
+    return gpu_only(Limits(8))
+
+
+def both(t_cut_ms: float = 10.0) -> Policy:
+    return cutoff(t_cut_ms, Limits(8, 4))
+
+
+Story = Callable[[Router], Coroutine[Any, Any, None]]
+
+
+def told(executors: Sequence[Executor], policy: Policy, story: Story, **options: Any) -> tuple[Router, list[Request]]:
+    """The router after its story, and the requests that ended."""
+    ended: list[Request] = []
+    times = [TIMES, SIDE_TIMES][: len(executors)]
+
+    async def main() -> Router:
+        router = Router(executors, times, policy, RouterOptions(**options), clock_s, ended.append)
+        async with router:
+            await story(router)
+        return router
+
+    router = on_virtual_time(main())
+    assert router.submitted == router.done + router.failed + router.cancelled
+    assert len({id(each) for each in ended}) == len(ended)
+    return router, ended
+
+
+async def poisson(router: Router, count: int, rate: float, seed: int = 0) -> list[Any]:
+    """Outcomes of so many requests at a rate per ms: inputs that came back, or exceptions."""
+    rng = np.random.default_rng(seed)
+    tasks = []
+    for i, gap in enumerate(rng.exponential(1 / rate, count)):
+        await asyncio.sleep(gap / 1000)
+        tasks.append(asyncio.ensure_future(router.submit(i)))
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_an_error_ends_its_batch_alone_and_says_what_it_was() -> None:
+    executor = FaultyExecutor(lambda k: ValueError("no such shape") if k == 3 else None)
+
+    async def story(router: Router) -> None:
+        outcomes = await poisson(router, 200, 0.3)
+        wrong = [each for each in outcomes if isinstance(each, Exception)]
+        assert len(wrong) == len(executor.batches[3])
+        assert all(isinstance(each, ExecutorFailed) and "no such shape" in str(each) for each in wrong)
+        assert [each for each in outcomes if not isinstance(each, Exception)] == [
+            i for i in range(200) if i not in executor.batches[3]
+        ]
+
+    told([executor], greedy(), story)
+
+
+def test_an_output_that_is_an_error_fails_its_request_only() -> None:
+    class Odd(ExactExecutor):
+        async def execute(self, inputs: list[Any]) -> Sequence[Any]:
+            await super().execute(inputs)
+            return [ValueError(str(each)) if each % 7 == 0 else each for each in inputs]
+
+    async def story(router: Router) -> None:
+        outcomes = await poisson(router, 100, 0.5)
+        assert [isinstance(each, ValueError) for each in outcomes] == [i % 7 == 0 for i in range(100)]
+
+    router, _ = told([Odd("gpu", TIMES)], greedy(), story)
+    assert router.main.failed_batches == 0
+
+
+def test_too_few_outputs_are_an_error() -> None:
+    class Short(ExactExecutor):
+        async def execute(self, inputs: list[Any]) -> Sequence[Any]:
+            return inputs[:-1]
+
+    async def story(router: Router) -> None:
+        with pytest.raises(ExecutorFailed, match="0 outputs for 1 inputs"):
+            await router.submit("x")
+
+    told([Short("gpu", TIMES)], greedy(), story)
+
+
+def test_a_path_that_hangs_blocks_nobody() -> None:
+    hanging = FaultyExecutor(lambda k: 1e7 if k == 5 else None)
+    side = ExactExecutor("amx", SIDE_TIMES)
+
+    async def story(router: Router) -> None:
+        outcomes = await poisson(router, 600, 0.2)
+        wrong = [each for each in outcomes if isinstance(each, Exception)]
+        assert len(wrong) == len(hanging.batches[5])
+        assert all(isinstance(each, ExecutorTimedOut) for each in wrong)
+
+    _, ended = told([hanging, side], both(), story, timeout_ms=200.0)
+    assert hanging.recoveries == 1
+    assert len(hanging.batches) > 10  # it is used again
+    served = [each.ended_ms - each.arrived_ms for each in ended if each.path == "amx"]
+    assert max(served) < 250.0
+    assert len(served) > 20
+
+
+def test_a_lone_path_that_is_down_is_tried_ever_more_seldom() -> None:
+    broken = FaultyExecutor(lambda k: ConnectionError("refused"))
+
+    async def story(router: Router) -> None:
+        outcomes = await poisson(router, 2000, 0.05)
+        assert {type(each) for each in outcomes} == {ExecutorFailed, NoPath}
+
+    router, ended = told([broken], greedy(), story)
+    # Three failures, then one batch after each pause of 0.5, 1, 2, 4, 8, 16 s within 40 s.
+    assert len(broken.batches) == 3 + 6
+    assert router.refused > 1000
+    assert max(each.ended_ms - each.arrived_ms for each in ended) < 5500.0
+
+
+def test_the_breaker_closes_when_the_path_is_back() -> None:
+    back_at = 30
+    broken = FaultyExecutor(lambda k: ConnectionError("refused") if k < back_at else None)
+    broken.fault = lambda k: ConnectionError("refused") if clock_s() < 3.0 else None
+    side = ExactExecutor("amx", SIDE_TIMES)
+
+    async def story(router: Router) -> None:
+        await poisson(router, 2000, 0.2)  # 10 s
+
+    router, ended = told([broken, side], both(), story)
+    late = [each for each in ended if each.arrived_ms > 5000.0]
+    assert router.failed < 40
+    assert all(not each.future.exception() for each in late)
+    assert sum(each.path == "gpu" for each in late) > len(late) / 2
+
+
+def test_a_worker_that_dies_is_started_again_and_its_requests_are_told() -> None:
+    dying = FaultyExecutor(
+        lambda k: ExecutorLost("its process died", where="gpu", remedy="Send it again.") if k == 2 else None
+    )
+
+    async def story(router: Router) -> None:
+        outcomes = await poisson(router, 300, 0.2)
+        assert {type(each) for each in outcomes if isinstance(each, Exception)} == {ExecutorLost}
+
+    told([dying, ExactExecutor("amx", SIDE_TIMES)], both(), story)
+    assert dying.recoveries == 1
+
+
+def test_a_flood_is_refused_at_once_and_the_tail_recovers() -> None:
+    executor = ExactExecutor("gpu", TIMES)
+    normal = 0.4 * 8 / TIMES[-1]
+
+    async def story(router: Router) -> None:
+        await poisson(router, 500, normal, seed=1)
+        flood = await poisson(router, 3000, 10 * 8 / TIMES[-1], seed=2)
+        refused = [each for each in flood if isinstance(each, Exception)]
+        assert {type(each) for each in refused} == {QueueFull}
+        await poisson(router, 500, normal, seed=3)
+
+    router, ended = told([executor], greedy(), story, most_waiting=64)
+    assert router.refused > 2000
+    response = np.array([each.ended_ms - each.arrived_ms for each in ended])
+    assert response.max() <= (64 / 8 + 2) * TIMES[-1]
+    before, after = response[:500], response[-500:]
+    assert np.quantile(after, 0.99) < 1.3 * np.quantile(before, 0.99)
+
+
+def test_who_gives_up_leaves_the_queue() -> None:
+    executor = ExactExecutor("gpu", TIMES)
+
+    async def story(router: Router) -> None:
+        first = asyncio.ensure_future(router.submit("runs"))
+        await asyncio.sleep(0.001)
+        tasks = [asyncio.ensure_future(router.submit(i)) for i in range(20)]
+        await asyncio.sleep(0)
+        assert router.waiting == 20
+        for task in tasks[::2]:
+            task.cancel()
+        first.cancel()
+        await asyncio.gather(*tasks, first, return_exceptions=True)
+        assert router.waiting == 0
+
+    router, _ = told([executor], greedy(), story)
+    assert router.cancelled == 11
+    assert [each for batch in executor.batches[1:] for each in batch] == list(range(1, 20, 2))
+
+
+def test_who_gives_up_while_sent_to_the_side_path_leaves_it() -> None:
+    main, side = FaultyExecutor(lambda k: 150.0), ExactExecutor("amx", SIDE_TIMES)
+
+    async def story(router: Router) -> None:
+        tasks = [asyncio.ensure_future(router.submit(i)) for i in range(30)]
+        await asyncio.sleep(0.012)  # 8 run, 4 on the side path, the others wait for it
+        for task in tasks[-10:]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    router, _ = told([main, side], both(), story, timeout_ms=1000.0)
+    assert router.cancelled == 10
+    assert sorted(each for batch in main.batches + side.batches for each in batch) == list(range(20))
+
+
+@pytest.mark.parametrize("jump_s", [-100.0, 100.0])
+def test_a_clock_that_jumps_loses_nobody(jump_s: float) -> None:
+    executor = ExactExecutor("gpu", TIMES)
+    offset = 0.0
+    ended: list[Request] = []
+
+    async def main() -> Router:
+        nonlocal offset
+        router = Router(
+            [executor], [TIMES], fixed(4, Limits(8)), RouterOptions(), lambda: clock_s() + offset, ended.append
+        )
+        async with router:
+            first = asyncio.ensure_future(poisson(router, 100, 0.2))
+            await asyncio.sleep(0.25)
+            offset = jump_s
+            assert await first == list(range(100))
+        return router
+
+    router = on_virtual_time(main())
+    assert router.done == 100
+    assert all(each.ended_ms >= each.started_ms >= each.arrived_ms for each in ended)
+
+
+def test_draining_serves_who_waits_and_takes_no_more() -> None:
+    executor = ExactExecutor("gpu", TIMES)
+
+    async def story(router: Router) -> None:
+        tasks = [asyncio.ensure_future(router.submit(i)) for i in range(5)]
+        await asyncio.sleep(0.1)
+        assert router.waiting == 1  # the policy waits for a fourth beside it
+        await router.drain()
+        assert await asyncio.gather(*tasks) == list(range(5))
+        with pytest.raises(Closed):
+            await router.submit("late")
+
+    told([executor], fixed(4, Limits(8)), story)
+
+
+def test_draining_that_takes_too_long_tells_everybody() -> None:
+    executor = FaultyExecutor(lambda k: 1e9)
+
+    async def story(router: Router) -> None:
+        tasks = [asyncio.ensure_future(router.submit(i)) for i in range(12)]
+        await asyncio.sleep(0.01)
+        await router.drain(within_s=1.0)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(each) for each in outcomes] == [Closed] * 12
+
+    told([executor], greedy(), story, timeout_ms=1e8)
+
+
+def test_shapes_are_warm_before_traffic() -> None:
+    executor = ExactExecutor("gpu", TIMES)
+
+    async def story(router: Router) -> None:
+        assert [len(batch) for batch in executor.batches] == [1, 2, 4, 8]
+        assert router.main.batches == 0
+
+    told([executor], greedy(), story, example="x")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Router([], [], greedy()), "0 executors"),
+        (lambda: Router([ExactExecutor("gpu", TIMES)], [TIMES[:4]], greedy()), "4 times for batches of up to 8"),
+        (lambda: Router([ExactExecutor("gpu", TIMES)], [TIMES], both()), "needs two paths"),
+        (lambda: Router([ExactExecutor("gpu", TIMES[:4])], [TIMES], greedy()), "takes 4"),
+        (lambda: Router([ExactExecutor("gpu", TIMES)], [0 * TIMES], greedy()), "not above zero"),
+        (lambda: Router([ExactExecutor("gpu", TIMES)], [TIMES], greedy(), RouterOptions(0)), "0 may wait"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: Callable[[], Router], says: str) -> None:
+    with pytest.raises(WrongUsage, match=says):
+        make()
+
+
+def test_an_unknown_class_is_refused() -> None:
+    async def story(router: Router) -> None:
+        with pytest.raises(WrongUsage, match="class 2 of 1"):
+            await router.submit("x", 2)
+
+    told([ExactExecutor("gpu", TIMES)], greedy(), story, deadlines_ms=(math.inf,))
