@@ -24,6 +24,7 @@ from latfit.live.executor import Executor, ExecutorFailed, ExecutorLost, Executo
 from latfit.live.path import LivePath, times_table
 from latfit.live.waiting import Request, State, WaitingRoom
 from latfit.policies import (
+    ANY,
     DUE,
     MAIN,
     MAIN_FREE,
@@ -31,15 +32,16 @@ from latfit.policies import (
     NOW,
     OLDEST,
     SERVE_MAIN,
+    SERVE_SIDE,
     SIDE,
     SIDE_FREE,
     SIDE_WAITING,
+    VIEW,
     WAIT,
     WAITING,
     Policy,
     decide,
 )
-from latfit.policies.codes import ANY, SERVE_SIDE, VIEW
 from latfit.stats import FloatArray
 
 

@@ -7,6 +7,7 @@ from latfit._face import face
 if TYPE_CHECKING:
     from latfit.policies import codes as codes, policy as policy
     from latfit.policies.codes import (
+        ANY as ANY,
         DUE as DUE,
         MAIN as MAIN,
         MAIN_FREE as MAIN_FREE,
@@ -14,10 +15,12 @@ if TYPE_CHECKING:
         NOW as NOW,
         OLDEST as OLDEST,
         SERVE_MAIN as SERVE_MAIN,
+        SERVE_SIDE as SERVE_SIDE,
         SIDE as SIDE,
         SIDE_FREE as SIDE_FREE,
         SIDE_LARGEST as SIDE_LARGEST,
         SIDE_WAITING as SIDE_WAITING,
+        VIEW as VIEW,
         WAIT as WAIT,
         WAITING as WAITING,
     )
