@@ -97,11 +97,9 @@ class ThreadExecutor:
         check_sizes(name, largest, servers, buckets)
         self.name, self.largest, self.servers, self.buckets = name, largest, servers, tuple(buckets)
         self._run = run
-        self._work: queue.SimpleQueue[tuple[list[Any], asyncio.AbstractEventLoop, asyncio.Future[Any]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._hanging: set[asyncio.Future[Any]] = set()
+        self._hanging: list[asyncio.Future[None]] = []
 
     async def start(self) -> None:
         while len(self._threads) < self.servers:
@@ -110,19 +108,19 @@ class ThreadExecutor:
             thread.start()
 
     async def execute(self, inputs: list[Any]) -> Sequence[Any]:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
-        self._work.put((inputs, loop, done))
+        work = _Work(inputs, asyncio.get_running_loop())
+        self._work.put(work)
         try:
-            outputs = await asyncio.shield(done)
+            outputs = await work.done
         except asyncio.CancelledError:
-            self._hanging.add(done)
-            done.add_done_callback(_seen)
+            if work.done.cancelled():  # else it came back in that very moment
+                work.returned = work.loop.create_future()
+                self._hanging.append(work.returned)
             raise
         return list(outputs)[: len(inputs)]
 
     async def recover(self) -> None:
-        hanging, self._hanging = self._hanging, set()
+        hanging, self._hanging = self._hanging, []
         if hanging:
             await asyncio.wait(hanging)
 
@@ -133,13 +131,33 @@ class ThreadExecutor:
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
-            inputs, loop, done = work
             try:
-                outputs, error = self._run(padded(inputs, self.buckets)), None
+                outputs, error = self._run(padded(work.inputs, self.buckets)), None
             except BaseException as raised:  # noqa: BLE001 (what a user's function raises is the sender's to know)
                 outputs, error = None, failure(raised, self.name)
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, done, outputs, error)
+                work.loop.call_soon_threadsafe(work.settle, outputs, error)
+
+
+class _Work:
+    """A batch on its way through a thread. returned: set where nobody waits for it any more, done when it is back."""
+
+    __slots__ = ("done", "inputs", "loop", "returned")
+
+    def __init__(self, inputs: list[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.inputs, self.loop = inputs, loop
+        self.done: asyncio.Future[Any] = loop.create_future()
+        self.returned: asyncio.Future[None] | None = None
+
+    def settle(self, outputs: Any, error: BaseException | None) -> None:
+        if self.returned is not None:
+            self.returned.set_result(None)
+        elif self.done.done():
+            return
+        elif error is None:
+            self.done.set_result(outputs)
+        else:
+            self.done.set_exception(error)
 
 
 def failure(raised: BaseException, name: str) -> ExecutorFailed:
@@ -153,15 +171,6 @@ def failure(raised: BaseException, name: str) -> ExecutorFailed:
     )
     error.__cause__ = raised
     return error
-
-
-def _settle(done: "asyncio.Future[Any]", outputs: Any, error: BaseException | None) -> None:
-    if done.cancelled():
-        return
-    if error is None:
-        done.set_result(outputs)
-    else:
-        done.set_exception(error)
 
 
 def _seen(done: "asyncio.Future[Any]") -> None:

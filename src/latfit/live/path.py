@@ -51,6 +51,8 @@ class LivePath:
 
     def free_ms(self, now: float) -> float:
         """When a server is next free, as far as typical times tell; not above now where one is idle."""
+        if len(self._busy) == 1 and not self._lost[0]:  # as most paths are
+            return max(self._ends[0], now + NEAR_MS) if self._busy[0] else min(self._ends[0], now)
         soonest = math.inf
         for busy, lost, ends in zip(self._busy, self._lost, self._ends, strict=True):
             if not lost:

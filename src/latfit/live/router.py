@@ -263,8 +263,8 @@ class Router:
     def _asked(self, code: int, parameters: FloatArray, now: float) -> tuple[int, int, float, int]:
         view, room, side = self._view, self._room, self.side
         view[NOW], view[WAITING], view[SIDE_WAITING] = now, room.waiting, room.side_waiting
-        view[OLDEST], view[DUE] = room.oldest_ms(), room.due_ms()
-        view[MAIN_FREE] = self.main.free_ms(now)
+        view[OLDEST], view[DUE] = room.oldest_and_due_ms()
+        view[MAIN_FREE] = self.paths[MAIN].free_ms(now)
         view[SIDE_FREE] = math.inf if side is None else side.free_ms(now)
         found: tuple[int, int, float, int] = decide(code, parameters, self._times, view)
         return found

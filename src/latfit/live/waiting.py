@@ -57,14 +57,16 @@ class WaitingRoom:
             self.side_waiting -= 1
         request.state = State.ENDED
 
-    def oldest_ms(self) -> float:
-        """Arrival of the oldest; infinite where nobody waits."""
-        return min((line[0].arrived_ms for line in self._heads()), default=math.inf)
-
-    def due_ms(self) -> float:
-        """The earliest deadline."""
-        heads = ((line[0].arrived_ms, self._deadlines[line[0].class_id]) for line in self._heads())
-        return min((arrived + deadline for arrived, deadline in heads), default=math.inf)
+    def oldest_and_due_ms(self) -> tuple[float, float]:
+        """Arrival of the oldest, and the earliest deadline; infinite where nobody waits."""
+        oldest = due = math.inf
+        for line, deadline in zip(self._lines, self._deadlines, strict=True):
+            while line and line[0].state is not State.WAITING:
+                line.popleft()
+            if line:
+                arrived = line[0].arrived_ms
+                oldest, due = min(oldest, arrived), min(due, arrived + deadline)
+        return oldest, due
 
     def take(self, count: int, now_ms: float, *, by_age: bool = False) -> list[Request]:
         """The next `count` requests, or all that wait."""
