@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Simulation as Simulation,
         Validation as Validation,
         compare as compare,
+        export as export,
         fit as fit,
         fit_each as fit_each,
         plan as plan,

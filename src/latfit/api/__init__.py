@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         engine_settings_of as engine_settings_of,
         simulate_engine as simulate_engine,
     )
-    from latfit.api.exports import export as export
     from latfit.api.fits import (
         Fit as Fit,
         PhaseFits as PhaseFits,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
         read as read,
         read_long as read_long,
     )
-    from latfit.api.reports import Report as Report, report as report
+    from latfit.api.reports import Report as Report, export as export, report as report
     from latfit.api.running.examination import Examination as Examination, examine_server as examine_server
     from latfit.api.running.machine import (
         MachineExamination as MachineExamination,

@@ -1,10 +1,11 @@
-"""Report pages: what a machine's paths are, how far their fits can be trusted, and what a plan decides from them."""
+"""Report pages: what a machine's paths are, how far their fits can be trusted, and what a plan decides from them; a
+plan as the files of a serving engine."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latfit.api.fits import Fit
 from latfit.api.hardware import profile_of
@@ -12,11 +13,15 @@ from latfit.api.plans import Plan, plan as make_plan
 from latfit.api.quantities import Duration, Needs, library_verb, only_with, percent
 from latfit.api.reading import read
 from latfit.errors import LatfitError, WrongUsage
+from latfit.exporting import Exported, Wanted, export_plan
 from latfit.files import check_writable, make_folder
 from latfit.hardware import HardwareProfile
 from latfit.planning import PlanRequest
 from latfit.provenance import command_line, utc_now
 from latfit.trace import Trace, read_again
+
+if TYPE_CHECKING:
+    from latfit.api.serving import EnginePlan
 
 Rows = tuple[dict[str, Trace], list[str]]
 """Measured steps by path, and notes on what is shown and what is missing."""
@@ -44,6 +49,29 @@ class Report:
 
     def _repr_html_(self) -> str:
         return f'<a href="{escape(str(self.html))}">{escape(self.summary())}</a>'
+
+
+@library_verb
+def export(
+    plan: "Plan | EnginePlan | str | Path | Mapping[str, Any]",
+    target: str,
+    *,
+    model: str | None = None,
+    shapes: str | Sequence[str] = (),
+) -> Exported:
+    """Write a plan down as an engine's settings, each with its reason, the plan, and when it holds, as a comment.
+
+    plan: what `plan` or `plan_engine` returned, its file (`latfit plan --out`) or its document.  target: vllm, sglang,
+    trtllm, triton, tensorrt or kubernetes.  model: name or folder of the model, where the plan does not know it.
+    shapes: for tensorrt, the inputs with B where the batch goes ("input:Bx3x224x224").
+
+    `.files` holds each file by its name, `.save(folder)` writes them. Raises WrongUsage where the target is not known
+    or the plan is of another kind, BadInput, SlaOutOfReach where the plan cannot be met, FitNotUsable where its data do
+    not support it.
+    """
+    document = plan if isinstance(plan, str | Path | Mapping) else plan.to_json()
+    wanted = Wanted(model, (shapes,) if isinstance(shapes, str) else tuple(shapes))
+    return export_plan(document, target, wanted)
 
 
 def _planned(o: Any) -> bool:

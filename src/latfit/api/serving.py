@@ -251,6 +251,7 @@ def plan_engine(
         seed=seed,
         price_per_hour=price_per_hour,
         watts=watts,
+        tensor_parallel=None if memory is None else tensor_parallel,
     )
     found = plan_serving(load, costs, _named(measured), request, lambda done: progress(done, 0) if progress else None)
     notes = [*unmeasured, *notes_of(load), *setup.notes, *found.notes]

@@ -18,12 +18,17 @@ alone gives `max_num_seqs` only.
 Each engine has names of its own for these numbers. One that batches step by step (vLLM, SGLang, TensorRT-LLM) takes the
 limits of a step. One that batches whole requests (Triton, a TensorRT engine) takes the largest batch within the SLA,
 the batch that pays off the launch, and how long to wait for it: none for greedy batching, else until the stopping batch
-of the amortised rule is there on average.
+of the amortised rule is there on average. Triton takes the largest of its preferred sizes that waits and leaves the
+others waiting, so without a delay none is preferred: all that wait go, as in greedy batching. With one every size from
+the stopping batch on is.
+
+SGLang computes prompts in steps of their own, unless told to mix them with decoding (`--enable-mixed-chunk`); a chunk
+is then what a step has left beside the requests that decode, so its limit is that of the whole step.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,10 +36,13 @@ from latfit.hardware import ExecutionPath
 from latfit.model import CONTEXT
 from latfit.planning import wording
 from latfit.planning.request import ServingTargets
-from latfit.planning.result import Cutoff, Kind, LoadPlan, Settings, StepPlan, Unknown
+from latfit.planning.result import Alternative, Cutoff, Kind, LoadPlan, Settings, StepPlan, Unknown
 from latfit.planning.steps.limits import level_for
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, MIXED, PREFILL
+
+if TYPE_CHECKING:
+    from latfit.simulation import EngineSettings
 
 US_PER_MS = 1000
 
@@ -64,8 +72,8 @@ def _by_step(settings: Settings, plan: StepPlan) -> dict[str, Flags]:
             "enable_chunked_prefill": True,
             "long_prefill_token_threshold": chunk,
         }
-        sglang["chunked_prefill_size"] = chunk
-        trtllm["max_num_tokens"] = budget
+        sglang |= {"chunked_prefill_size": budget, "enable_mixed_chunk": True}
+        trtllm |= {"max_num_tokens": budget, "enable_chunked_prefill": True}
     if plan.B1_tokens.value is not None and plan.B1_tokens.value > 1:
         sglang["kt_gpu_prefill_token_threshold"] = plan.B1_tokens.value
     return {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
@@ -74,25 +82,56 @@ def _by_step(settings: Settings, plan: StepPlan) -> dict[str, Flags]:
 def _by_batch(steps: StepPlan, load: LoadPlan | None, largest: int, sla_ms: float) -> dict[str, Flags]:
     paying = next((t.value for t in (steps.B2, steps.knee) if t.value is not None), None)
     preferred = min(paying, largest) if paying else largest
-    triton: dict[str, Any] = {
-        "max_batch_size": largest,
-        "preferred_batch_size": sorted({preferred, largest}),
-        "max_queue_delay_microseconds": 0 if load is None else _delay_us(load, sla_ms),
+    found: dict[str, Flags] = {
+        "triton": {"max_batch_size": largest, "max_queue_delay_microseconds": 0},
+        "tensorrt": {"min_batch": 1, "opt_batch": preferred, "max_batch": largest},
     }
-    if load is not None and isinstance(load.T_cut, Cutoff) and load.T_cut.value is not None:
-        triton["default_timeout_microseconds"] = int(load.T_cut.value * US_PER_MS)
-    return {"triton": triton, "tensorrt": {"min_batch": 1, "opt_batch": preferred, "max_batch": largest}}
+    if load is None:
+        return found
+    batched = next((row for row in load.alternatives if row.strategy.kind is Kind.AMORTISED), None)
+    if batched is not None and (batched.chosen or (batched.margin or -1.0) >= 0):
+        delayed = _waiting(batched, load, largest, sla_ms)
+        found |= {"triton": delayed} if batched.chosen else {"triton_batched": delayed}
+    if isinstance(load.T_cut, Cutoff) and load.T_cut.value is not None:
+        found["triton"] = {**found["triton"], "default_timeout_microseconds": int(load.T_cut.value * US_PER_MS)}
+    return found
 
 
-def _delay_us(load: LoadPlan, sla_ms: float) -> int:
-    """Until the amortised stopping batch is there on average, less than what the SLA leaves; 0 is greedy batching."""
-    stop = next((rule.batch for rule in load.rules if rule.rule == "amortised"), 1)
-    chosen = load.chosen
-    if stop <= 1 or chosen is None or chosen.strategy.kind is not Kind.AMORTISED:
-        return 0
+def _waiting(batched: Alternative, load: LoadPlan, largest: int, sla_ms: float) -> Flags:
+    """Until the amortised stopping batch is there on average, less than what the SLA leaves."""
+    stop = min(batched.strategy.batch or 1, largest)
     wait_ms = (stop - 1) / load.rate_per_s * 1e3
-    spare_ms = sla_ms - (chosen.percentile_ms or sla_ms)
-    return int(min(wait_ms, max(spare_ms, 0.0)) * US_PER_MS)
+    spare_ms = sla_ms - (batched.percentile_ms or sla_ms)
+    return {
+        "max_batch_size": largest,
+        "max_queue_delay_microseconds": int(min(wait_ms, max(spare_ms, 0.0)) * US_PER_MS),
+        "preferred_batch_size": [*range(stop, largest + 1)],
+    }
+
+
+def serving_flags(settings: "EngineSettings") -> dict[str, Flags]:
+    """The settings that a simulated engine ran with, by engine; what is an engine's default is left out."""
+    seqs, budget = settings.max_num_seqs, settings.max_num_batched_tokens
+    vllm: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": budget}
+    sglang: dict[str, Any] = {"max_running_requests": seqs}
+    trtllm: dict[str, Any] = {"max_batch_size": seqs, "max_num_tokens": budget}
+    if settings.long_prefill_token_threshold:
+        vllm["long_prefill_token_threshold"] = settings.long_prefill_token_threshold
+    if settings.batching == "continuous":
+        vllm |= {"enable_chunked_prefill": False, "max_model_len": budget}
+        sglang |= {"chunked_prefill_size": -1, "max_prefill_tokens": budget, "context_length": budget}
+        trtllm |= {"enable_chunked_prefill": False, "max_seq_len": budget}
+    else:
+        sglang |= {"chunked_prefill_size": budget, "enable_mixed_chunk": True}
+        trtllm["enable_chunked_prefill"] = True
+    if settings.order.name == "priority":
+        vllm["scheduling_policy"] = "priority"
+        sglang["enable_priority_scheduling"] = True
+    if not settings.asynchronous:
+        vllm["async_scheduling"] = False
+        sglang["disable_overlap_schedule"] = True
+        trtllm["disable_overlap_scheduler"] = True
+    return {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 
 
 FEWEST_CHUNK = 16

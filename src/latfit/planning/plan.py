@@ -13,6 +13,7 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import CPU_PATHS, GPU_PATHS, HardwareProfile, PathLatency, beside_the_fit
 from latfit.planning import wording
 from latfit.planning.engine_settings import engine_flags, engine_settings, prices_tokens
+from latfit.planning.fit_quality import quality_of_path
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import LoadPlan, Plan, Reach, StepPlan, Threshold, TokenRange
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
@@ -91,6 +92,8 @@ def make_plan(
             if path.ceiling.known
         },
         both_paths=paths.cpu is not None and paths.gpu is not None,
+        fits=[quality_of_path(path) for path in every],
+        engines_path=serving.path.name,
     )
 
 

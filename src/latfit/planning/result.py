@@ -1,10 +1,11 @@
 """Plan: the decisions, what bound them, and what could not be said and why. Durations in ms, rates in requests/s."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from latfit.planning.fit_quality import FitQuality
 from latfit.units import format_ms, format_rate
 from latfit.warning import LatfitWarning
 
@@ -144,16 +145,21 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a load is served: paths by their labels, the GPU first; T_cut_ms: where waiting for the GPU is cut off."""
+    """How a load is served: paths by their labels, the GPU first; T_cut_ms: where waiting for the GPU is cut off;
+    batch: that amortised batches wait for, at the plan's rate."""
 
     kind: Kind
     paths: tuple[str, ...]
     T_cut_ms: float | None = None
+    batch: int | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
         on = " + ".join(self.paths)
         return f"{on}, {self.kind.value}" if self.T_cut_ms is None else f"{on}, T_cut {format_ms(self.T_cut_ms)}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "kind": self.kind.value, "paths": list(self.paths)}
 
 
 @dataclass(frozen=True)
@@ -342,6 +348,7 @@ class Plan:
     answer: the plan in one or two sentences.  warnings: what to do something about, the most important first.  notes:
     what was assumed.  unsupported: why it is not supported by the data, empty where it is.
     engines: the settings under the names that serving engines use.  nominal: numbers of paths that were not measured.
+    engines_path: the path that these are of.  fits: what each path rests on.
     """
 
     sla_ms: float
@@ -357,6 +364,8 @@ class Plan:
     nominal: Mapping[str, str]
     ceilings: Mapping[str, Any]
     both_paths: bool
+    fits: Sequence[FitQuality] = ()
+    engines_path: str = ""
 
     @property
     def _decides(self) -> StepPlan | LoadPlan:
@@ -437,7 +446,7 @@ class Plan:
             "unsupported": list(self.unsupported),
             "rate_per_s": self.rate_per_s,
             "interval_ms": None if load is None else load.interval_ms,
-            "strategies": _plain(self.alternatives),
+            "strategies": [{**_plain(row), **row.strategy.to_json()} for row in self.alternatives],
             "capacity": _plain(self.capacity),
             "checked": None if load is None else load.checked,
             "T_cut_ms": _plain(self.T_cut),
@@ -454,6 +463,8 @@ class Plan:
             "steps_in_doubt": _plain(steps.doubts),
             "settings": _plain(self.settings),
             "engines": self.engines,
+            "engines_path": self.engines_path,
+            "fits": [each.to_json() for each in self.fits],
             "nominal": self.nominal,
             "ceilings": self.ceilings,
         }

@@ -134,10 +134,13 @@ class TestNames:
         flags = plan.engines
         assert flags["vllm"]["max_num_seqs"] == plan.settings.max_num_seqs
         assert flags["vllm"]["max_num_batched_tokens"] == plan.settings.max_num_batched_tokens
-        assert flags["sglang"]["chunked_prefill_size"] == plan.settings.chunk_tokens
+        # A chunk of SGLang beside requests that decode is what they leave of its size, which is then that of a step.
+        assert flags["sglang"]["chunked_prefill_size"] == plan.settings.max_num_batched_tokens
+        assert flags["sglang"]["enable_mixed_chunk"] is True
         assert flags["trtllm"]["max_num_tokens"] == plan.settings.max_num_batched_tokens
         assert flags["triton"]["max_batch_size"] == 240  # 8 + 0.05 * 240 = 20
         assert flags["triton"]["max_queue_delay_microseconds"] == 0
+        assert "preferred_batch_size" not in flags["triton"]  # it would leave requests waiting that could go
         assert flags["tensorrt"]["opt_batch"] == plan.steps.B2.value
 
     def test_the_prefill_threshold_of_kt(self) -> None:

@@ -262,20 +262,21 @@ def _batching(part: Part, rate: float, machine: Machine) -> list[System]:
     # A batch that is quicker than a smaller one, or scatters less, makes more load the better load.
     rises = all(bool(np.all(np.diff(each) >= -ROUNDING * each[:-1])) for each in (whole, whole * times.spread(best)))
 
-    def system(kind: Kind, threshold: Callable[[float], int]) -> System:
+    def system(kind: Kind, threshold: Callable[[float], int], batch: int | None = None) -> System:
         def law(load: float, effort: Effort) -> ResponseDistribution:
             return batch_response(load, times, threshold(load), arrivals, effort)
 
         def run(load: float) -> ResponseDistribution:
             return run_batches(load, times, threshold(load), arrivals, QUICK)
 
-        strategy = Strategy(kind, (part.label,))
+        strategy = Strategy(kind, (part.label,), batch=batch)
         greedy = times if kind is Kind.GREEDY else None
         return System(strategy, (part,), law, limit, sampled, rises, run if machine.runs else None, greedy)
 
     found = [system(Kind.GREEDY, lambda _: 1)]
-    if stopping_batch("amortised", T, rate) > 1:
-        found.append(system(Kind.AMORTISED, lambda load: stopping_batch("amortised", T, load)))
+    stop = stopping_batch("amortised", T, rate)
+    if stop > 1:
+        found.append(system(Kind.AMORTISED, lambda load: stopping_batch("amortised", T, load), stop))
     return found
 
 

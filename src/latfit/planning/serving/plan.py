@@ -9,6 +9,8 @@ import numpy as np
 
 from latfit.fitting import keeps_out
 from latfit.model import FitResult
+from latfit.planning.engine_settings import serving_flags
+from latfit.planning.fit_quality import FitQuality, quality_of
 from latfit.planning.serving.effects import Effect, Trade, bears, effects_of, front
 from latfit.planning.serving.evaluate import Evaluator, Measured, lengths_of, requests_for
 from latfit.planning.serving.search import Found, Room, Search
@@ -35,7 +37,8 @@ FITS_WARN = ("large_error", "no_better_than_constant", "line_as_good", "drift", 
 class ServingRequest:
     """What is planned. start: the settings that the search begins with, those of `fixed` stay.  kv: where the size of
     the KV cache comes from; empty where it is not known and taken as unlimited.  replicas: that are there, None to
-    find their number.  price_per_hour, watts: of one replica."""
+    find their number.  price_per_hour, watts: of one replica.  tensor_parallel: GPUs that a replica takes, where it was
+    said."""
 
     targets: Targets
     start: EngineSettings
@@ -46,29 +49,7 @@ class ServingRequest:
     seed: int = 0
     price_per_hour: float | None = None
     watts: float | None = None
-
-
-@dataclass(frozen=True)
-class FitQuality:
-    """How good the step costs of a plan are. error_pct: on unseen steps, mean; by_phase: of each phase."""
-
-    name: str
-    model: str
-    error_pct: float | None
-    by_phase: Mapping[str, float]
-
-    @property
-    def worst_pct(self) -> float:
-        """Of the phases; 0 where nothing is known."""
-        return max([*self.by_phase.values(), self.error_pct or 0.0])
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fit": self.name,
-            "model": self.model,
-            "error_pct": self.error_pct,
-            "error_pct_by_phase": dict(self.by_phase),
-        }
+    tensor_parallel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +130,11 @@ class ServingPlan:
             "prefix_hit_rate": settings.cached_share,
         }
 
+    @property
+    def engines(self) -> Mapping[str, Mapping[str, Any]]:
+        """The settings under the names that serving engines use."""
+        return serving_flags(self.settings)
+
     def to_json(self) -> dict[str, Any]:
         """Keys are a contract: see `docs/formats.md`."""
         return {
@@ -167,6 +153,8 @@ class ServingPlan:
                 "with_the_first_settings": self.usual,
             },
             "engine": self.engine if self.feasible else None,
+            "engines": self.engines if self.feasible else {},
+            "tensor_parallel": self.request.tensor_parallel,
             "route": self.request.route,
             "kv_cache": self.request.kv or None,
             "carries": None if math.isnan(self.carries) else self.carries,
@@ -267,14 +255,6 @@ def _lengths_drawn(load: Load) -> tuple[IntArray, IntArray]:
     if isinstance(load, RecordedLoad):
         return load.requests.prompt_tokens, load.requests.output_tokens
     return lengths_of(load).lengths(DRAWN, np.random.default_rng(0))
-
-
-def quality_of(name: str, fit: FitResult) -> FitQuality:
-    """The cross-validated error of a fit."""
-    errors = fit.cross_validation.errors
-    return FitQuality(
-        name, fit.name, fit.cross_validation.mape_pct, dict(errors.by_phase) if errors and errors.by_phase else {}
-    )
 
 
 def what_of(load: Load) -> str:

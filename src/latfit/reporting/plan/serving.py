@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from latfit.exporting import vllm_flags
 from latfit.planning import MOST_SLOWER, Effect, Reached, ServingPlan
 from latfit.reporting import layout, style
 from latfit.reporting.fit.tables import KeyNumber, Table
@@ -158,17 +159,7 @@ def _price(plan: ServingPlan) -> list[str]:
 
 def engine_command(plan: ServingPlan) -> str:
     """The command line that starts such an engine."""
-    found = plan.settings
-    words = ["vllm", "serve", "MODEL", "--max-num-seqs", str(found.max_num_seqs)]
-    words += ["--max-num-batched-tokens", str(found.max_num_batched_tokens)]
-    if found.long_prefill_token_threshold:
-        words += ["--long-prefill-token-threshold", str(found.long_prefill_token_threshold)]
-    if found.batching == "continuous":
-        words += ["--no-enable-chunked-prefill", "--max-model-len", str(found.max_num_batched_tokens)]
-    if found.order.name == "priority":
-        words += ["--scheduling-policy", "priority"]
-    if not found.asynchronous:
-        words.append("--no-async-scheduling")
+    words = ["vllm", "serve", "MODEL", *vllm_flags(plan.engines["vllm"])]
     return shlex.join(words)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from latfit.exporting import vllm_flags
 from latfit.planning import Capacity, Cutoff, Plan, Reach, Settings, Threshold, Unknown, backed_by, capacity_line
 from latfit.reporting.format import count
 from latfit.reporting.plan.tables import interval_text
@@ -79,10 +80,4 @@ def _engine(plan: Plan) -> str:
     """The settings as flags of vLLM, the engine that most use."""
     if not isinstance(plan.settings, Settings):
         return f"Engine settings: {plan.settings.reason}."
-    return f"vLLM on {plan.settings.path}: vllm serve {' '.join(map(_flag, plan.engines['vllm'].items()))}"
-
-
-def _flag(setting: tuple[str, object]) -> str:
-    name, value = setting
-    flag = f"--{name.replace('_', '-')}"
-    return flag if value is True else f"{flag} {value}"
+    return f"vLLM on {plan.settings.path}: vllm serve {' '.join(vllm_flags(plan.engines['vllm']))}"

@@ -53,9 +53,13 @@ ENGINES = {
     "sglang": "SGLang",
     "trtllm": "TensorRT-LLM",
     "triton": "Triton",
+    "triton_batched": "Triton, amortised batches",
     "tensorrt": "TensorRT",
 }
 VERDICTS = {"yes": "SLA met", "in doubt": "SLA met, but not proven", "no": "SLA not met"}
+SHOWN = 4
+"""Numbers of a list; of more that follow each other the ends are."""
+
 MANY = 3.0
 """Headroom from which it is said as a multiple."""
 
@@ -415,6 +419,8 @@ def _headroom(share: float | None) -> str:
 def _flag(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list) and len(value) > SHOWN and value == [*range(value[0], value[-1] + 1)]:
+        return f"[{value[0]}, {value[1]}, ... {value[-1]}]"
     if isinstance(value, list):
         return f"[{', '.join(map(str, value))}]"
     return str(value)

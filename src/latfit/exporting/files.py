@@ -1,0 +1,83 @@
+"""What an export consists of: settings, each with its reason, and the files that hold them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latfit.errors import WrongUsage
+from latfit.files import check_writable, make_folder, write_text
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an export is asked for beside the plan. model: the name or folder that the engine is to load; None leaves it
+    to whoever starts it.  shapes: inputs of a model with `B` where the batch goes, such as `input:Bx3x224x224`."""
+
+    model: str | None = None
+    shapes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A number or a switch by the name that the engine uses, and why it has that value."""
+
+    name: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Settings of a plan as files. Print it for all of them; `.files` holds each by its name.
+
+    settings: the values alone, by the engine's names.  plan: the plan that they are of, by name and digest.
+    """
+
+    target: str
+    plan: str
+    files: Mapping[str, str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, out: str | Path) -> list[Path]:
+        """Write the files, each whole or not at all: into the folder `out`, which is made where it is missing; where
+        its name ends like that of one of them (`.yaml`, `.sh`) that one alone. Raises TargetNotWritable, WrongUsage."""
+        place = Path(out)
+        if place.suffix and not place.is_dir():
+            return [self._save_one(place)]
+        targets = {place / name: text for name, text in self.files.items()}
+        for target in targets:
+            make_folder(target.parent)
+            check_writable(target)
+        for target, text in targets.items():
+            write_text(target, text)
+        return list(targets)
+
+    def _save_one(self, place: Path) -> Path:
+        fitting = [name for name in self.files if Path(name).suffix == place.suffix]
+        if len(fitting) != 1:
+            several = ", ".join(self.files)
+            raise WrongUsage(
+                f"{self.target} has {'several such files' if fitting else 'no such file'}: {several}",
+                where="--out",
+                remedy="Name a folder, which all of them go into.",
+            )
+        write_text(place, self.files[fitting[0]])
+        return place
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit export --json`."""
+        return {
+            "target": self.target,
+            "plan": self.plan,
+            "settings": dict(self.settings),
+            "files": dict(self.files),
+        }
+
+    def __str__(self) -> str:
+        if len(self.files) == 1:
+            return next(iter(self.files.values())).rstrip("\n")
+        return "\n\n".join(f"# --- {name}\n{text.rstrip()}" for name, text in self.files.items())
+
+    def __repr__(self) -> str:
+        return f"Exported({self.target}: {', '.join(self.files)})"

@@ -1,0 +1,52 @@
+"""What a plan can be exported to, a line each: the engine, who reads the files, and the function that makes them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from latfit.errors import WrongUsage
+from latfit.exporting.facts import PlanFacts, read_plan
+from latfit.exporting.files import Exported, Wanted
+
+
+@dataclass(frozen=True)
+class Target:
+    """module: that has `export`.  takes: options beside the plan."""
+
+    title: str
+    module: str
+    takes: tuple[str, ...] = ("model",)
+
+    @property
+    def export(self) -> Callable[[PlanFacts, Wanted], Exported]:
+        found: Callable[[PlanFacts, Wanted], Exported] = import_module(f"latfit.exporting.{self.module}").export
+        return found
+
+
+TARGETS: Mapping[str, Target] = {
+    "vllm": Target("vLLM: YAML for --config, and the command line", "vllm"),
+    "sglang": Target("SGLang: the command line", "sglang"),
+    "trtllm": Target("TensorRT-LLM: YAML for trtllm-serve --config", "trtllm"),
+    "triton": Target("Triton: config.pbtxt of every path, and a router for T_cut", "triton"),
+    "tensorrt": Target("TensorRT: optimisation profile, trtexec, warm-up shapes", "tensorrt", ("shapes",)),
+    "kubernetes": Target("Kubernetes and llm-d: a Deployment and a Service of vLLM", "kubernetes"),
+}
+
+
+def export_plan(plan: str | Path | Mapping[str, Any], target: str, wanted: Wanted | None = None) -> Exported:
+    """The settings of a plan's file or document for a target.
+
+    Raises WrongUsage for a target that is not known, or a plan of another kind than it needs; BadInput, SlaOutOfReach,
+    FitNotUsable for a plan that cannot be read, met or supported.
+    """
+    wanted = wanted or Wanted()
+    if target not in TARGETS:
+        raise WrongUsage(f"{target!r} is not known", where="TARGET", remedy=f"Take one of {', '.join(TARGETS)}.")
+    given = {"model": wanted.model is not None, "shapes": bool(wanted.shapes)}
+    for name, there in given.items():
+        if there and name not in TARGETS[target].takes:
+            option = "--shape" if name == "shapes" else "--model"
+            raise WrongUsage(f"has no effect on {target}", where=option, remedy="Leave it out.")
+    return TARGETS[target].export(read_plan(plan), wanted)

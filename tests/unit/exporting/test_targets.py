@@ -1,0 +1,346 @@
+"""What every target writes, read by parsers that latfit has no part in."""
+
+import re
+from typing import Any
+
+import pytest
+
+import latfit
+from latfit.errors import BadInput, FitNotUsable, LatfitError, SlaOutOfReach, WrongUsage
+from latfit.exporting import TARGETS, Exported
+from tests.unit.exporting.parsers import commented, options, program, read_pbtxt, read_yaml
+from tests.unit.exporting.plans import VLLM, of_batches, of_requests, of_steps
+
+SHAPE = "input:Bx3x224x224"
+
+
+class TestVllm:
+    def test_yaml_and_command_line_say_what_the_plan_says(self) -> None:
+        found = latfit.export(of_requests(), "vllm", model="org/model")
+        assert read_yaml(found.files["vllm.yaml"]) == {
+            "model": "org/model",
+            **{name.replace("_", "-"): value for name, value in VLLM.items()},
+        }
+        assert options(found.files["vllm.sh"]) == [
+            *("--max-num-seqs", "96", "--max-num-batched-tokens", "4096", "--long-prefill-token-threshold", "512")
+        ]
+        assert program(found.files["vllm.sh"])[:4] == ["exec", "vllm", "serve", "org/model"]
+        assert found.settings == VLLM
+
+    def test_switches_that_are_off_go_by_their_option(self) -> None:
+        """vLLM leaves out of its YAML what is false."""
+        flags = {"vllm": {**VLLM, "enable_chunked_prefill": False, "async_scheduling": False, "max_model_len": 4096}}
+        found = latfit.export(of_requests(engines=flags), "vllm")
+        assert read_yaml(found.files["vllm.yaml"])["no-enable-chunked-prefill"] is True
+        assert "--no-async-scheduling" in options(found.files["vllm.sh"])
+
+    def test_a_model_that_nobody_named_is_asked_for(self) -> None:
+        found = latfit.export(of_requests(), "vllm")
+        assert "model" not in read_yaml(found.files["vllm.yaml"])
+        assert "${MODEL:?" in found.files["vllm.sh"].splitlines()[-1]
+
+    def test_a_recorded_engine_names_its_model_and_its_gpus(self) -> None:
+        fit = {**of_requests()["fits"][0], "system": {"engine": "vllm", "model": "org/recorded", "tp": "4"}}
+        found = latfit.export(of_requests(fits=[fit]), "vllm")
+        assert read_yaml(found.files["vllm.yaml"])["model"] == "org/recorded"
+        assert found.settings["tensor_parallel_size"] == 4
+
+    def test_a_label_of_a_table_is_no_name_to_load(self) -> None:
+        fit = {**of_requests()["fits"][0], "system": {"model": "llama"}}
+        assert "model" not in read_yaml(latfit.export(of_requests(fits=[fit]), "vllm").files["vllm.yaml"])
+
+    def test_a_plan_that_counts_on_cached_prompts_asks_for_them(self) -> None:
+        engine = {**of_requests()["engine"], "prefix_hit_rate": 0.3}
+        assert latfit.export(of_requests(engine=engine), "vllm").settings["enable_prefix_caching"] is True
+
+    def test_an_order_that_it_lacks_is_refused(self) -> None:
+        engine = {**of_requests()["engine"], "order": "sjf"}
+        with pytest.raises(WrongUsage, match="by sjf, which vLLM does not do"):
+            latfit.export(of_requests(engine=engine), "vllm")
+
+    def test_steps(self) -> None:
+        plan = of_steps()
+        found = latfit.export(plan, "vllm")
+        assert found.settings == plan["engines"]["vllm"]
+        assert plan["settings"]["max_num_seqs"] == found.settings["max_num_seqs"] == 64
+
+
+class TestSglang:
+    def test_the_command_line(self) -> None:
+        found = latfit.export(of_requests(), "sglang", model="org/model")
+        assert options(found.files["sglang.sh"]) == [
+            *("--max-running-requests", "96", "--chunked-prefill-size", "4096", "--enable-mixed-chunk")
+        ]
+        assert program(found.files["sglang.sh"])[1:6] == [
+            *("python3", "-m", "sglang.launch_server", "--model-path", "org/model")
+        ]
+        assert "512 tokens for one prompt's part" in " ".join(commented(found.files["sglang.sh"])["set -eu"].split())
+
+
+class TestTrtllm:
+    def test_the_yaml(self) -> None:
+        found = read_yaml(latfit.export(of_requests(), "trtllm").files["trtllm.yaml"])
+        assert found == {
+            "max_batch_size": 96,
+            "max_num_tokens": 4096,
+            "enable_chunked_prefill": True,
+            "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"},
+        }
+
+    def test_how_requests_enter_is_left_open_without_a_cache(self) -> None:
+        found = read_yaml(latfit.export(of_requests(kv_cache=None), "trtllm").files["trtllm.yaml"])
+        assert "scheduler_config" not in found
+
+
+class TestTriton:
+    def test_a_cutoff_has_two_models_and_a_router(self) -> None:
+        plan = of_batches()
+        found = latfit.export(plan, "triton", model="Org/Model 1")
+        gpu = read_pbtxt(found.files["org-model-1-gpu/config.pbtxt"])
+        cpu = read_pbtxt(found.files["org-model-1-amx/config.pbtxt"])
+        assert gpu == {
+            "name": "org-model-1-gpu",
+            "max_batch_size": 160,  # 12 + 0.05 * 160 = 20
+            "dynamic_batching": {"max_queue_delay_microseconds": 0},
+            "instance_group": [{"count": 1, "kind": "KIND_GPU"}],
+        }
+        assert cpu == {
+            "name": "org-model-1-amx",
+            "max_batch_size": 1,
+            "instance_group": [{"count": 1, "kind": "KIND_CPU"}],
+        }
+        names: dict[str, Any] = {}
+        constants = re.findall(r"^(?:GPU, CPU|MAX_BATCH|T_CUT_S) = .*$", found.files["router.py"], flags=re.M)
+        exec("\n".join(constants), names)
+        assert (names["GPU"], names["CPU"], names["MAX_BATCH"]) == ("org-model-1-gpu", "org-model-1-amx", 160)
+        assert names["T_CUT_S"] == plan["T_cut_ms"]["value"] / 1e3
+        compile(found.files["router.py"], "router.py", "exec")
+
+    def test_one_at_a_time_needs_no_batcher(self) -> None:
+        found = latfit.export(of_batches(rate="100/s"), "triton")
+        assert list(found.files) == ["amx/config.pbtxt"]
+        assert read_pbtxt(found.files["amx/config.pbtxt"])["max_batch_size"] == 1
+
+    def test_amortised_batches_beside_the_decision(self) -> None:
+        """At 1,000/s the amortised rule waits for a batch; greedy batching is quicker, and chosen."""
+        plan = latfit.plan({"gpu": "launch=4ms,slope=0.1ms,max_batch=64"}, "25ms", "1000/s").to_json()
+        found = latfit.export(plan, "triton")
+        batched = next(each for each in plan["strategies"] if each["kind"] == "amortised batches")
+        assert not batched["chosen"]
+        config = read_pbtxt(found.files["gpu-batched/config.pbtxt"])
+        assert config["dynamic_batching"]["preferred_batch_size"] == [*range(batched["batch"], 65)]
+        delay = config["dynamic_batching"]["max_queue_delay_microseconds"]
+        assert delay == pytest.approx((batched["batch"] - 1) / 1000 * 1e6, abs=1)
+        assert "preferred_batch_size" not in read_pbtxt(found.files["gpu/config.pbtxt"])["dynamic_batching"]
+
+    def test_steps_without_a_rate(self) -> None:
+        config = read_pbtxt(latfit.export(of_steps(), "triton").files["gpu/config.pbtxt"])
+        assert config["max_batch_size"] == 64
+        assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 0
+
+    def test_requests_are_refused(self) -> None:
+        with pytest.raises(WrongUsage, match="of requests with prompts and outputs"):
+            latfit.export(of_requests(), "triton")
+
+
+class TestTensorrt:
+    def test_profile_and_flags(self) -> None:
+        plan = of_batches()
+        found = latfit.export(plan, "tensorrt", shapes=[SHAPE, "mask:0:BxS"])
+        B2 = plan["B2"]["value"]
+        profile = read_yaml(found.files["tensorrt.yaml"])
+        assert profile["profile"]["opt"] == {"input": [B2, 3, 224, 224], "mask:0": [B2, 1]}
+        assert profile["profile"]["max"]["input"][0] == 160
+        warm = [each["input"][0] for each in profile["warm_up"]]
+        assert warm == sorted({1, 160, B2, plan["B1"]["value"], plan["B1_at_rate"]["value"]})
+        assert options(found.files["trtexec.sh"]) == [
+            "--minShapes=input:1x3x224x224,'mask:0':1x1",
+            f"--optShapes=input:{B2}x3x224x224,'mask:0':{B2}x1",
+            "--maxShapes=input:160x3x224x224,'mask:0':160x1",
+        ]
+
+    @pytest.mark.parametrize(
+        "shape", ["", "input", ":Bx3", "input:3x224", "input:Bx0", "input:Bx-1", "in put:B", "input:Bx1e3", "i'n:B"]
+    )
+    def test_a_shape_that_is_none(self, shape: str) -> None:
+        with pytest.raises(WrongUsage, match="is not the shape"):
+            latfit.export(of_steps(), "tensorrt", shapes=[shape])
+
+    def test_shapes_are_needed(self) -> None:
+        with pytest.raises(WrongUsage, match="a profile needs the shapes"):
+            latfit.export(of_steps(), "tensorrt")
+
+    def test_requests_are_refused(self) -> None:
+        with pytest.raises(WrongUsage, match="it has no batches"):
+            latfit.export(of_requests(), "tensorrt", shapes=[SHAPE])
+
+
+class TestKubernetes:
+    def test_deployment_and_service(self) -> None:
+        import yaml
+
+        fit = {**of_requests()["fits"][0], "system": {"engine": "vllm", "engine_version": "0.32.0", "tp": "2"}}
+        plan = of_requests(fits=[fit])
+        found = latfit.export(plan, "kubernetes", model="org/Model.7B")
+        deployment, service = yaml.safe_load_all(found.files["vllm-kubernetes.yaml"])
+        spec = deployment["spec"]
+        container = spec["template"]["spec"]["containers"][0]
+        assert spec["replicas"] == 3
+        assert container["image"] == "vllm/vllm-openai:v0.32.0"
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+        assert container["command"] == ["vllm", "serve"]
+        # the same words as of the command line
+        words = options(latfit.export(plan, "vllm").files["vllm.sh"])
+        assert [word for each in container["args"][1:] for word in each.split("=")] == words
+        assert container["args"][0] == "org/Model.7B"
+        labels = spec["template"]["metadata"]["labels"]
+        assert spec["selector"]["matchLabels"].items() <= labels.items()
+        assert service["spec"]["selector"].items() <= labels.items()
+        assert service["spec"]["ports"][0]["targetPort"] == container["ports"][0]["name"]
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", deployment["metadata"]["name"])
+
+    def test_a_model_is_needed(self) -> None:
+        with pytest.raises(WrongUsage, match="does not name the model"):
+            latfit.export(of_requests(), "kubernetes")
+
+    def test_steps_have_no_replicas(self) -> None:
+        with pytest.raises(WrongUsage, match="no replicas of a serving engine"):
+            latfit.export(of_steps(), "kubernetes", model="m")
+
+
+def exported(target: str) -> Exported:
+    plan = of_requests() if target in ("vllm", "sglang", "trtllm", "kubernetes") else of_batches()
+    given: dict[str, Any] = {"shapes": [SHAPE]} if target == "tensorrt" else {"model": "m"}
+    return latfit.export(plan, target, **given)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_number_says_its_plan_its_condition_and_the_error(target: str) -> None:
+    found = exported(target)
+    told = "the plan (sha256 "
+    for name, text in found.files.items():
+        above = commented(text)
+        values = [line for line in above if re.search(SETTING[target], line)]
+        assert values or name == "router.py", f"{name} has no settings"
+        for line in values:
+            reason, _, rest = above[line].partition(" Of the plan (sha256 ")
+            assert reason.endswith("."), f"{name}: {line} says {above[line]!r}"
+            assert "holds for " in rest
+            assert "rests on " in rest
+            assert "6.4 % off" in rest or "error not known" in rest
+        assert told in text.partition("\n\n")[0]
+
+
+SETTING = {
+    "vllm": r"^--[a-z-]+ |^[a-z-]+-(seqs|tokens|threshold): ",
+    "sglang": "^--",
+    "trtllm": "^(max_|enable_|capacity_)",
+    "triton": "^(max_|preferred_|count:|MAX_BATCH|T_CUT)",
+    "tensorrt": "^(min|opt|max|warm_up):|^--|^'--",
+    "kubernetes": '^replicas:|^- "--|nvidia',
+}
+
+
+class TestPlansThatAreNone:
+    def test_an_unknown_target_names_those_known(self) -> None:
+        with pytest.raises(WrongUsage, match=f"Take one of {', '.join(TARGETS)}"):
+            latfit.export(of_requests(), "tgi")
+
+    def test_not_feasible(self) -> None:
+        with pytest.raises(SlaOutOfReach, match="cannot be met: p99 TTFT"):
+            latfit.export(of_requests(feasible=False), "vllm")
+
+    def test_not_supported(self) -> None:
+        with pytest.raises(FitNotUsable, match="not supported by its data: steps of 900"):
+            latfit.export(of_requests(unsupported=["steps of 900 were not measured"]), "vllm")
+
+    def test_batches_have_no_limits_of_steps(self) -> None:
+        with pytest.raises(WrongUsage, match="no limits of steps"):
+            latfit.export(of_batches(), "vllm")
+
+    @pytest.mark.parametrize(
+        "document", [{}, {"feasible": True}, {"runs": []}, {"feasible": 1, "engines": 2, "promise": 3}]
+    )
+    def test_another_document(self, document: dict[str, Any]) -> None:
+        with pytest.raises(BadInput):
+            latfit.export(document, "vllm")
+
+    def test_options_that_do_nothing(self) -> None:
+        with pytest.raises(WrongUsage, match="has no effect on tensorrt"):
+            latfit.export(of_steps(), "tensorrt", model="m", shapes=[SHAPE])
+        with pytest.raises(WrongUsage, match="has no effect on vllm"):
+            latfit.export(of_requests(), "vllm", shapes=[SHAPE])
+
+
+NAMES = (
+    "a b", "org/it's", 'say "hi"', "$(touch owned)", "`touch owned`", "${HOME}", "a;touch owned", "a&&b", "a|b", "*",
+    "~", "#not a comment", "no", "null", "1e3", "0x10", "key: value", "{a: b}", "[x]", "&anchor", "!tag", "%dir", "@x",
+    "模型", "модель-ё", "🤖 model", "C:\\models\\x", "back\\slash\\", "tail\\", "a'b\"c`d$e", "\U00020000", "{{ 7*7 }}",
+)  # fmt: skip
+
+
+class TestNamesWithOddLetters:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_arrive_as_they_are(self, name: str) -> None:
+        import yaml
+
+        found = latfit.export(of_requests(), "vllm", model=name).files
+        assert read_yaml(found["vllm.yaml"])["model"] == name
+        assert program(found["vllm.sh"])[3] == name
+        assert program(latfit.export(of_requests(), "sglang", model=name).files["sglang.sh"])[5] == name
+        text = latfit.export(of_requests(), "kubernetes", model=name).files["vllm-kubernetes.yaml"]
+        deployment, _ = yaml.safe_load_all(text)
+        assert deployment["spec"]["template"]["spec"]["containers"][0]["args"][0].replace("$$", "$") == name
+        folder, *_ = latfit.export(of_batches(), "triton", model=name).files
+        assert re.fullmatch(r"[a-z0-9-]+/config\.pbtxt", folder)
+
+    @pytest.mark.parametrize(
+        "name", ["", " a", "a ", "-x", "--help", "a\nb", "a\tb", "a\0b", "a\x85b", "a\u2028b", "\ud800"]
+    )
+    def test_what_no_program_can_be_given_is_refused(self, name: str) -> None:
+        for target in ("vllm", "sglang", "trtllm", "kubernetes"):
+            with pytest.raises(WrongUsage):
+                latfit.export(of_requests(), target, model=name)
+
+    def test_sentences_of_a_plan_cannot_leave_their_comment(self) -> None:
+        """A plan's file may come from anybody."""
+        for mark in ("\n", "\r", "\r\n", "\x0b", "\x0c", "\x85", "\u2028", "\u2029", "\x1b[2K"):
+            bad = f"fine{mark}trust-remote-code: true{mark}"
+            fit = {**of_requests()["fits"][0], "fit": bad, "model": bad}
+            plan = of_requests(
+                request=bad,
+                route=bad,
+                notes=[bad],
+                fits=[fit],
+                targets=[{**of_requests()["targets"][0], "target": bad}],
+            )
+            for target in ("vllm", "sglang", "trtllm", "kubernetes"):
+                for text in latfit.export(plan, target, model="m").files.values():
+                    told = [line for line in text.splitlines() if "trust-remote-code" in line]
+                    assert told
+                    assert all(line.lstrip().startswith("#") for line in told)
+                    assert "\x1b" not in text
+
+    @pytest.mark.parametrize("value", ["8; touch owned", 8.5, True, None, -3, 2**40, [1, "x"], {"a": 1}, float("nan")])
+    def test_a_number_that_is_none_is_refused(self, value: Any) -> None:
+        plan = of_requests()
+        plan["engines"]["vllm"]["long_prefill_token_threshold"] = value
+        if value is True or value == [1, "x"]:
+            plan["engines"]["vllm"]["long_prefill_token_threshold"] = "a b"
+        with pytest.raises(BadInput, match="not a whole plan"):
+            latfit.export(plan, "vllm")
+
+    def test_a_setting_that_is_no_name_is_refused(self) -> None:
+        plan = of_requests(engines={"vllm": {"max_num_seqs 9 --trust-remote-code": 1}})
+        with pytest.raises(BadInput):
+            latfit.export(plan, "vllm")
+
+
+@pytest.mark.parametrize("key", sorted(of_requests()))
+@pytest.mark.parametrize("value", [None, 0, "x", [], {}, [None], {"a": "b"}, -1e308, True])
+def test_a_plan_that_was_changed_by_hand_is_an_error_with_a_remedy_or_fine(key: str, value: Any) -> None:
+    for target in ("vllm", "kubernetes", "triton"):
+        try:
+            latfit.export(of_requests(**{key: value}), target, **({} if target == "triton" else {"model": "m"}))
+        except LatfitError as error:
+            assert error.remedy
