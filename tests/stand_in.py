@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -156,5 +157,15 @@ def one_after_another(texts: list[str], pages: Mapping[str, str] | None = None) 
             return (200, known[path].encode()) if path in known else (404, b"")
         now[0] = next(left, now[0])
         return (200, now[0].encode()) if now[0] else (503, b"")
+
+    return answer
+
+
+def live(steps: Steps) -> Answer:
+    """The engine as it goes on, from its tenth second."""
+    begun = monotonic()
+
+    def answer(path: str) -> tuple[int, bytes]:
+        return (200, steps.text(10 + monotonic() - begun).encode()) if path == "/metrics" else (404, b"")
 
     return answer

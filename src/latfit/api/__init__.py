@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         examine_machine as examine_machine,
     )
     from latfit.api.running.recording import Recorded as Recorded, record_server as record_server
+    from latfit.api.running.watching import Snapshot as Snapshot, block_of as block_of, watch_server as watch_server
     from latfit.api.serving import EnginePlan as EnginePlan, plan_engine as plan_engine
     from latfit.api.simulations import (
         PolicySimulation as PolicySimulation,

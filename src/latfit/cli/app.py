@@ -37,6 +37,7 @@ VERBS = {
     "Measure": {
         "profile": "Measure transformer steps on this machine.",
         "record": "Record a running engine from outside, by its /metrics.",
+        "watch": "Watch a running engine: its SLO, its tails, what limits it.",
         "ingest": "Read engine logs and tables into a clean trace.",
         "trace": "Show what a trace covers before it is fitted.",
     },

@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from time import monotonic
 
 import numpy as np
 import pandas as pd
@@ -15,17 +14,7 @@ from latfit.api.running.machine import MachineExamination
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Buckets
 from latfit.profiling.host import inventory as host
-from tests.stand_in import Answer, Steps, one_after_another, serving, steady
-
-
-def live(steps: Steps) -> Answer:
-    """The engine as it goes on, from its tenth second."""
-    begun = monotonic()
-
-    def answer(path: str) -> tuple[int, bytes]:
-        return (200, steps.text(10 + monotonic() - begun).encode()) if path == "/metrics" else (404, b"")
-
-    return answer
+from tests.stand_in import live, one_after_another, serving, steady
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from latfit.api.quantities import Duration, Needs, duration as in_ms, library_verb, only_with
-from latfit.api.running.what_if import Outcome, WhatIf, fitted_engine
+from latfit.api.running.what_if import Fitted, Outcome, WhatIf, fitted_engine
 from latfit.api.simulations import State
 from latfit.errors import BadInput
 from latfit.metrics import Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
@@ -164,9 +164,23 @@ def examine_server(
     seen, diagnosis = between(readings[0], readings[-1]), diagnose(readings, limits)
     if fit is None and hardware is None:
         return Examination(str(server), diagnosis, seen)
-    settings = _known({**given, "kv_blocks": kv_blocks, "block_size": block_size, "prefix_hit_rate": _cached(seen)})
-    engine = fitted_engine(fit, prefill_fit, hardware, diagnosis, facts, settings)
+    settings = {**given, "kv_blocks": kv_blocks, "block_size": block_size}
+    engine = engine_of(seen, diagnosis, facts, fits=(fit, prefill_fit, hardware), given=settings)
     return Examination(str(server), diagnosis, seen, WhatIf(engine, seen, *slo_of(ttft, tpot), seed))
+
+
+def engine_of(
+    seen: Interval,
+    diagnosis: Diagnosis,
+    facts: Mapping[str, Any],
+    *,
+    fits: tuple[Any, Any, Any],
+    given: Mapping[str, Any],
+) -> Fitted:
+    """The engine that was read, as fits know it. facts: its settings, as far as it tells them.  fits: fit, prefill fit,
+    hardware.  given: settings that options name, None where they do not."""
+    known = _known({**given, "prefix_hit_rate": _cached(seen)})
+    return fitted_engine(*fits, diagnosis, {**facts, **seen.last.facts}, known)
 
 
 def slo_of(ttft: Duration | None, tpot: Duration | None) -> tuple[float, float]:

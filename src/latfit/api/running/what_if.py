@@ -53,10 +53,15 @@ class Outcome:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def told_ttft(self) -> str:
+        """Where the load is not carried it is as long as the run is."""
+        return format_ms(self.ttft_p99_ms) if self.carried else "growing"
+
     def told(self, now: "Outcome") -> str:
         """Beside the engine as it is."""
         parts = [
-            f"TTFT p99 {format_ms(now.ttft_p99_ms)} -> {format_ms(self.ttft_p99_ms)}",
+            f"TTFT p99 {now.told_ttft} -> {self.told_ttft}",
             f"TPOT p99 {format_ms(now.tpot_p99_ms)} -> {format_ms(self.tpot_p99_ms)}",
         ]
         if not (now.carried and self.carried):

@@ -1,0 +1,260 @@
+"""`watch_server`: a running engine from second to second: what it does, whether it keeps its SLO, what limits it."""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from latfit.api.quantities import Duration, Needs, duration as in_ms, library_verb, only_with
+from latfit.api.running.examination import BINDING, OF_EXAMINATION, engine_of, slo_of
+from latfit.api.running.what_if import WhatIf
+from latfit.api.simulations import State
+from latfit.errors import WrongUsage
+from latfit.metrics import Buckets, Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
+from latfit.units import format_ms, format_percent, format_rate, number
+
+AGAIN_S = 30.0
+"""After so long the capacity is predicted anew, for the load there is then."""
+SOON_S, ENOUGH_S = 5.0, 10.0
+"""... and after so long where it was not known; a load that was seen for less than the second is too uncertain."""
+FEW = 20
+"""Requests below which a 99th percentile is the slowest of them."""
+FOREVER_S = 1e9
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Snapshot:
+    """A running engine over the last window. problem: why the server does not answer, empty where it does.
+    capacity_per_s: the highest rate of such requests that keeps the SLO, by a fit; NaN where it is not known, and
+    unknown says why."""
+
+    server: str
+    diagnosis: Diagnosis
+    seen: Interval
+    ttft_slo_ms: float = math.inf
+    tpot_slo_ms: float = math.inf
+    capacity_per_s: float = math.nan
+    unknown: str = ""
+    problem: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.problem:
+            return f"{self.server} {self.problem}; what follows is what it said last."
+        return f"{self.diagnosis.engine} at {self.server} {BINDING[self.diagnosis.binding]}."
+
+    @property
+    def state(self) -> State:
+        """Bad where the SLO is missed by more than 1 % of requests for sure, in doubt where that cannot be told."""
+        kept = [self._kept(name, limit) for name, limit in self._promised()]
+        if self.problem or any(high < 0.99 for _, high in kept):
+            return "bad"
+        sure = all(low >= 0.99 for low, _ in kept)
+        return "good" if sure and self.diagnosis.binding in ("steps", "sequences") else "doubt"
+
+    def _promised(self) -> list[tuple[str, float]]:
+        limits = [("ttft", self.ttft_slo_ms), ("tpot", self.tpot_slo_ms)]
+        return [(name, limit) for name, limit in limits if math.isfinite(limit) and self._histogram(name) is not None]
+
+    def _kept(self, name: str, limit: float) -> tuple[float, float]:
+        found = self._histogram(name)
+        return (math.nan, math.nan) if found is None else found.share_within(limit)
+
+    def _histogram(self, name: str) -> Buckets | None:
+        """Of a time; gaps between tokens where TPOT is not counted by request."""
+        found = self.seen.histogram(name)
+        if name == "tpot" and (found is None or not found.count > 0):
+            found = self.seen.histogram("itl")
+        return found if found is not None and found.count > 0 else None
+
+    @property
+    def lines(self) -> list[str]:
+        """What is shown below the verdict."""
+        told = self.diagnosis.figures
+        usage = "unknown" if math.isnan(told["kv_usage"]) else format_percent(100 * told["kv_usage"])
+        rates = [format_rate(told[name]) for name in ("arrived_per_s", "finished_per_s")]
+        tokens = [f"{number(told[name], 3)}/s" for name in ("prefill_per_s", "generated_per_s")]
+        now = self.seen.last
+        return [
+            f"last {number(told['seconds'], 3)} s: {rates[0]} came, {rates[1]} ended; tokens {tokens[0]} prompt,"
+            f" {tokens[1]} generated",
+            f"now: {number(now.running)} running, {number(now.waiting)} waiting; KV cache at most {usage} full",
+            self._tail("TTFT", "ttft", self.ttft_slo_ms),
+            self._tail("TPOT", "tpot", self.tpot_slo_ms),
+            f"limit: {self.diagnosis.why}",
+            self._capacity(),
+            self._setting(),
+        ]
+
+    def _tail(self, title: str, name: str, limit: float) -> str:
+        found = self._histogram(name)
+        if found is None:
+            return f"{title}: no request told of it in this time"
+        p99 = " to ".join(format_ms(edge) for edge in found.bucket(0.99))
+        few = f" (of {number(found.count)})" if found.count < FEW else ""
+        told = f"{title}: mean {format_ms(found.mean)}, p99 {p99}{few}"
+        if not math.isfinite(limit):
+            return told
+        low, high = (format_percent(100 * share) for share in found.share_within(limit))
+        return f"{told}; within {format_ms(limit)}: {low if low == high else f'{low} to {high}'}"
+
+    def _capacity(self) -> str:
+        if math.isnan(self.capacity_per_s):
+            return f"capacity: {self.unknown}"
+        now = self.diagnosis.figures["arrived_per_s"]
+        used = format_percent(100 * now / self.capacity_per_s)
+        return f"capacity: such requests keep the SLO up to {format_rate(self.capacity_per_s, down=True)}; {used} used"
+
+    def _setting(self) -> str:
+        """The setting that would move what binds, or that none would."""
+        helps = [each for each in self.diagnosis.levers if each.effect == "helps"]
+        if helps:
+            return f"setting: {helps[0].setting}. {helps[0].why}"
+        if self.diagnosis.binding == "steps":
+            return "setting: none would help; steps have to be faster, or fewer requests come"
+        return "setting: these counters cannot tell"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit watch --once --json`."""
+        slo = {}
+        for name, limit in self._promised():
+            low, high = self._kept(name, limit)
+            slo[name] = {"limit_ms": limit, "share_low": low, "share_high": high}
+        tails = {name: found for name in ("ttft", "tpot", "latency") if (found := self._histogram(name)) is not None}
+        return {
+            "server": self.server,
+            "verdict": self.verdict,
+            "problem": self.problem or None,
+            **self.diagnosis.to_json(),
+            "p99_ms": {name: found.bucket(0.99) for name, found in tails.items()},
+            "slo": slo,
+            "capacity_per_s": self.capacity_per_s,
+            "capacity_unknown": self.unknown or None,
+        }
+
+    def summary(self) -> str:
+        return "\n".join([self.verdict, *self.lines])
+
+    def __repr__(self) -> str:
+        return f"Snapshot: {self.verdict}"
+
+
+@dataclass
+class _Watch:
+    """The readings of the last window, and what was predicted of them."""
+
+    server: Server
+    window_s: float
+    limits: dict[str, Any]
+    slo: tuple[float, float]
+    engine: dict[str, Any]
+    """What `engine_of` takes besides; empty without a fit."""
+    facts: dict[str, Any]
+    readings: deque[Reading] = field(default_factory=deque)
+    capacity: tuple[float, str] = (math.nan, "")
+    predicted_s: float = -math.inf
+    last: Snapshot | None = None
+
+    def take(self, told: "Reading | Unanswered") -> Snapshot | None:
+        """The snapshot with one reading more; None where there are too few."""
+        if isinstance(told, Unanswered):
+            if self.last is not None:
+                self.last = Snapshot(**{**vars(self.last), "problem": str(told)})
+            return self.last
+        if self.readings and told.state.fell_below(self.readings[-1].state):
+            self.readings.clear()
+        self.readings.append(told)
+        while len(self.readings) > 2 and told.t_s - self.readings[1].t_s >= self.window_s:
+            self.readings.popleft()
+        if len(self.readings) < 2:
+            return None
+        seen, diagnosis = between(self.readings[0], told), diagnose(self.readings, self.limits)
+        later_s = AGAIN_S if math.isfinite(self.capacity[0]) else min(SOON_S, self.window_s)
+        if told.t_s - self.predicted_s >= later_s:
+            self.capacity, self.predicted_s = self._predicted(diagnosis, seen), told.t_s
+        self.last = Snapshot(str(self.server), diagnosis, seen, *self.slo, *self.capacity)
+        return self.last
+
+    def _predicted(self, diagnosis: Diagnosis, seen: Interval) -> tuple[float, str]:
+        """(requests a second, why it is not known)."""
+        if not self.engine:
+            return math.nan, "unknown without a fit (--fit FIT)"
+        if min(self.slo) == math.inf:
+            return math.nan, "unknown without an SLO (--ttft 500ms, --tpot 50ms)"
+        if seen.seconds < min(0.9 * self.window_s, ENOUGH_S):
+            return math.nan, f"unknown for the first {format_ms(1e3 * min(self.window_s, ENOUGH_S))}"
+        what_if = WhatIf(engine_of(seen, diagnosis, self.facts, **self.engine), seen, *self.slo)
+        if what_if.now is None:
+            return math.nan, "unknown: too few requests ended in this time"
+        if not what_if.believed:
+            off = format_percent(100 * what_if.error, signed=True)
+            return math.nan, f"unknown: the fit's TPOT is {off} of the measured one, so it is not of this engine"
+        found = what_if.capacity_per_s()
+        return found, "" if math.isfinite(found) else "no rate of such requests keeps the SLO"
+
+
+OF_WATCH: Sequence[Needs] = [each for each in OF_EXAMINATION if each.name in ("prefill_fit", "hardware", "kv_blocks")]
+"""What parameters of `watch_server` need."""
+
+
+@library_verb
+@only_with(*OF_WATCH)
+def watch_server(
+    url: str,
+    *,
+    ttft: Duration | None = None,
+    tpot: Duration | None = None,
+    fit: Any = None,
+    prefill_fit: Any = None,
+    hardware: Any = None,
+    window: Duration = "30s",
+    every: Duration = "1s",
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    kv_blocks: int | None = None,
+) -> Iterator[Snapshot]:
+    """Watch a running engine: a snapshot with each reading, without end.
+
+    ttft, tpot: the SLO.  window: what a snapshot is over, at most.  every: how often it is read.  fit, prefill_fit,
+    hardware: step costs, for the capacity under the SLO.  max_num_seqs, max_num_batched_tokens, kv_blocks: as the
+    engine has them, where it does not say so. A server that goes away is asked on. Raises WrongUsage, BadInput (the
+    server never answered), FitNotUsable.
+    """
+    every_s, window_s = in_ms(every, "--every") / 1e3, in_ms(window, "--window") / 1e3
+    if window_s < every_s:
+        raise WrongUsage("is shorter than --every", where="--window", remedy="Give a longer one.")
+    server = Server(url)
+    given = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    known = {name: value for name, value in given.items() if value is not None}
+    engine: dict[str, Any] = {}
+    if fit is not None or hardware is not None:
+        engine = {"fits": (fit, prefill_fit, hardware), "given": {**given, "kv_blocks": kv_blocks}}
+    return _snapshots(server, every_s, window_s, (known, slo_of(ttft, tpot), engine))
+
+
+def _snapshots(
+    server: Server,
+    every_s: float,
+    window_s: float,
+    asked: tuple[dict[str, Any], tuple[float, float], dict[str, Any]],
+) -> Iterator[Snapshot]:
+    known, slo, engine = asked
+    facts = server.settings()
+    named = ("max_num_seqs", "max_num_batched_tokens")
+    limits = {**{name: facts[name] for name in named if name in facts}, **known}
+    watched = _Watch(server, window_s, limits, slo, engine, facts)
+    for told in server.readings(every_s, FOREVER_S):
+        found = watched.take(told)
+        if found is not None:
+            yield found
+
+
+def block_of(snapshots: Iterator[Snapshot], seconds: float) -> Snapshot:
+    """The snapshot after some time."""
+    begun = monotonic()
+    for found in snapshots:
+        if monotonic() - begun >= seconds:
+            return found
+    raise AssertionError("snapshots end")

@@ -1,0 +1,117 @@
+"""`record`, `doctor` and `watch` as typed, against a server on this machine."""
+
+import json
+import signal
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from latfit.cli.app import run
+from tests.stand_in import live, one_after_another, serving, steady
+
+STEPS = steady(300.0, 8, 0.018, waiting=12)
+
+
+def test_record_writes_a_trace_that_fit_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = [STEPS.text(5.0 + i) for i in range(40)]
+    with serving(one_after_another(texts)) as url:
+        assert run(["record", url, "--duration", "2s", "--every", "100ms", "--path", "cpu", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["engine"] == "vLLM"
+    assert Path(told["metrics_before"]).read_text() == texts[0]
+    assert run(["fit", "trace.parquet", "--model", "constant", "--force", "--json"]) == 0
+    fitted = json.loads(capsys.readouterr().out)
+    assert fitted["warnings"][0]["code"] == "window_means"
+
+
+def test_record_says_what_comes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serving(one_after_another([STEPS.text(5.0 + i) for i in range(40)])) as url:
+        assert run(["record", url, "--duration", "1s", "--every", "100ms"]) == 0
+    told = capsys.readouterr().out
+    assert "latfit fit trace.parquet --path gpu" in told
+    assert "--metrics-before trace.metrics-before.txt --metrics-after trace.metrics-after.txt" in told
+
+
+def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path) -> None:
+    asked = Event()
+    answer = live(STEPS)
+    readings = count(1)
+
+    def counted(path: str) -> tuple[int, bytes]:
+        if path == "/metrics" and next(readings) == 8:
+            asked.set()
+        return answer(path)
+
+    with serving(counted) as url:
+        command = [sys.executable, "-m", "latfit", "record", url, "--every", "500ms", "--out", "t.parquet"]
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert asked.wait(120)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "What was recorded until then is kept in t.parquet" in err
+    assert "windows of vLLM" in out
+    assert (tmp_path / "t.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["record", "127.0.0.1:1"], 3, "cannot be reached"),
+        (["record", "ftp://host"], 2, "no address of a server"),
+        (["record", "127.0.0.1:1", "--every", "1ms"], 2, "100 ms or less often"),
+        (["record", "127.0.0.1:1", "--out", "none/t.parquet"], 7, "folder does not exist"),
+        (["doctor", "127.0.0.1:1"], 3, "cannot be reached"),
+        (["doctor", "--max-num-seqs", "8"], 2, "without a server"),
+        (["doctor", "127.0.0.1:1", "--ttft", "1s"], 2, "nothing is simulated"),
+        (["doctor", "127.0.0.1:1", "--duration", "10"], 2, "duration"),
+        (["watch", "127.0.0.1:1", "--once"], 3, "cannot be reached"),
+        (["watch", "127.0.0.1:1", "--prefill-fit", "x.fit.json"], 2, "no fit of decode steps"),
+    ],
+)
+def test_what_is_wrong_has_its_exit_code(
+    arguments: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments) == code
+    assert said in capsys.readouterr().err
+
+
+def test_doctor_tells_what_binds_in_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(live(STEPS)) as url:
+        assert run(["doctor", url, "--duration", "1s"]) == 0
+    told = capsys.readouterr().out
+    assert "is bound by its sequence limit" in told.splitlines()[0]
+    assert "KV cache: More of it does nothing" in told
+
+
+def test_doctor_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor"]) == 0
+    assert "features are ready on this machine" in capsys.readouterr().out
+    assert run(["doctor", "--json"]) == 0
+    assert {"machine", "isa", "gpus", "packages", "features"} <= set(json.loads(capsys.readouterr().out))
+
+
+def test_watch_without_a_terminal_prints_one_block(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(live(STEPS)) as url:
+        assert run(["watch", url, "--window", "1s", "--every", "200ms", "--ttft", "500ms"]) == 0
+        told = capsys.readouterr().out
+        assert run(["watch", url, "--window", "1s", "--every", "200ms", "--once", "--json"]) == 0
+    assert "within 500 ms: 100 %" in told
+    assert "setting: max_num_seqs" in told
+    assert json.loads(capsys.readouterr().out)["binding"] == "sequences"
