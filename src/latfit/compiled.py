@@ -49,6 +49,7 @@ MODULES = (
     "simulation/engine/cluster/fleet",
     "simulation/engine/cluster/router",
     "simulation/engine/loop",
+    "simulation/engine/prefix_cache",
     "simulation/engine/queue",
     "simulation/engine/scheduler",
     "simulation/engine/state",

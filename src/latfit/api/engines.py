@@ -534,7 +534,9 @@ def _setup(
     names = _several(batching)
     if "static" in names and "draft_tokens" not in named:
         chosen["draft_tokens"] = 0
-    settings = [_of_engine(name, chosen) for name in names]
+    # What is recorded of contents gives way to a rate that somebody types.
+    contents = "prefix_hit_rate" not in named
+    settings = [replace(_of_engine(name, chosen), prefix_cache=contents) for name in names]
     origin = {**known.origin, **dict.fromkeys(named, GIVEN)}
     notes = [note for note in known.notes if not any(f"--{name.replace('_', '-')} " in note for name in named)]
     return EngineSetup(settings, origin, notes, known.files)
@@ -660,8 +662,14 @@ def _routing(case: Mapping[str, Any]) -> Routing:
             where="--start-up",
             remedy="Give --start-up 2min: from asking for one until it serves.",
         )
+    recording, share = case["arrivals"], case["prefix_share"]
+    contents = recording is not None and recording.requests.prefix is not None and case["prefix_hit_rate"] is None
+    if contents and share != USUAL_SHARE:
+        raise WrongUsage(
+            "has no effect: the recording says what prompts share", where="--prefix-share", remedy="Leave it out."
+        )
     start_up_ms = 0.0 if start_up is None else duration(start_up, "--start-up", zero=True)
-    return Routing(replicas, case["route"], case["prefix_share"], scaling=scaling, start_up_ms=start_up_ms)
+    return Routing(replicas, case["route"], share, scaling=scaling, start_up_ms=start_up_ms)
 
 
 def _cluster(prefill_on: Any, transfer: str | None, *, scatter: bool) -> Cluster:
@@ -671,6 +679,9 @@ def _cluster(prefill_on: Any, transfer: str | None, *, scatter: bool) -> Cluster
     moved = Transfer() if transfer is None else Transfer(*transfers(transfer))
     return Cluster(Routing(), step_costs(as_fit(prefill_on).result, scatter=scatter), moved)
 
+
+USUAL_SHARE = 0.5
+"""Of a prompt that a user's replica has cached."""
 
 LOADS = ("rate", "users", "think", "lengths", "tenants")
 """What a load depends on, of what a sweep varies."""

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
         read_requests as read_requests,
         recorded_in as recorded_in,
     )
-    from latfit.workload.requests import Requests as Requests, make_requests as make_requests
+    from latfit.workload.requests import (
+        PrefixBlocks as PrefixBlocks,
+        Requests as Requests,
+        make_requests as make_requests,
+    )
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

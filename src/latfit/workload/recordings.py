@@ -4,6 +4,9 @@ Times are counted from the first request. Requests that failed (an error, no out
 are left out and counted, unless they are the most. Tables must be in order of arrival; result files whose records come
 in order of completion (AIPerf, GuideLLM) are sorted.
 
+Where records name what their prompts consist of (`hash_ids` of Mooncake's and Qwen's traces), the names are kept; the
+size of a block is the one that fits the lengths.
+
 Where a file says when tokens came, the moments of each request's first and last token are kept too. A table says it by
 `first_token_s` and `last_token_s` (on the clock of the arrivals), or by `ttft_s` and `latency_s` (counted from the
 arrival; also `_ms`). Load generators write it by request, counted from when the client sent it, so that the network is
@@ -46,7 +49,7 @@ from latfit.trace import (
     request_format,
 )
 from latfit.workload.arrivals import Piecewise
-from latfit.workload.requests import MOST_TOKENS, Requests, make_requests
+from latfit.workload.requests import MOST_TOKENS, PrefixBlocks, Requests, make_requests
 
 _CLOCK = re.compile(r"\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?")
 
@@ -54,6 +57,11 @@ S, MS, NS = 1e3, 1.0, 1e-6
 """Units of time in ms."""
 OF_1970_S = 1e9
 """Times above this count from 1970: no machine has been up for thirty years."""
+
+BLOCK_TOKENS = tuple(2**k for k in range(13, 2, -1))
+"""Tokens that a recorded block may have: 512 in Mooncake's traces, 16 in Qwen's."""
+FITS = 0.9
+"""Share of the requests whose length says that blocks are of a size."""
 
 OPTIONAL = ("class_id", "user_id", "deadline_ms")
 MOMENTS = ("first_token_s", "last_token_s")
@@ -80,7 +88,7 @@ class Recording:
 @dataclass(frozen=True)
 class _Rows:
     """Unchecked columns: time in ms, lengths; whether they are in order of arrival, optional columns, ms from the
-    arrival to the first and to the last token, and when it began."""
+    arrival to the first and to the last token, lists of what the prompts consist of, and when it began."""
 
     time_ms: FloatArray
     prompt: FloatArray
@@ -90,6 +98,7 @@ class _Rows:
     optional: Mapping[str, Any] = field(default_factory=dict)
     spans: tuple[FloatArray, FloatArray] | None = None
     sort: bool = False
+    contents: Sequence[Any] = ()
     began_s: float | None = None
 
 
@@ -132,8 +141,29 @@ def _recording(rows: _Rows, name: str) -> Recording:
         )
     except BadInput as error:
         raise BadInput(error.found, where=name, remedy=error.remedy) from None
+    if any(rows.contents):
+        requests = replace(requests, prefix=_prefix(requests, [rows.contents[row] for row in order.tolist()]))
+        if requests.prefix is None:
+            notes.append("hash_ids are not used: they fit no size of blocks")
     first, last = (None, None) if rows.spans is None else (requests.arrival_ms + span[order] for span in rows.spans)
     return Recording(requests, name, dropped, notes, first, last, rows.began_s)
+
+
+def _prefix(requests: Requests, contents: Sequence[Any]) -> PrefixBlocks | None:
+    """The blocks of prompts by their recorded names, of the size that fits the lengths of most; None where none does.
+    The last one may be a part, with a name of its own or none."""
+    lists = [each if isinstance(each, list) else [] for each in contents]
+    counts, prompt = np.array([len(each) for each in lists]), requests.prompt_tokens
+    fits = {
+        tokens: float(np.mean((counts == -(-prompt // tokens)) | (counts == prompt // tokens)))
+        for tokens in BLOCK_TOKENS
+    }
+    tokens = max(fits, key=lambda each: fits[each])
+    if fits[tokens] < FITS:
+        return None
+    numbers: dict[Any, int] = {}
+    ids = [numbers.setdefault(each, len(numbers)) for names in lists for each in names]
+    return PrefixBlocks(tokens, np.concatenate([[0], np.cumsum(counts)]), np.array(ids, dtype=np.int64))
 
 
 def _is_length(tokens: FloatArray) -> NDArray[np.bool_]:
@@ -230,9 +260,14 @@ def _without_zone(text: Any) -> np.datetime64:
 def _mooncake(source: Source) -> _Rows:
     tally = Tally()
     names = ("timestamp", "input_length", "output_length")
-    rows = [[number(record, name) for name in names] for record in records(source, tally)]
+    unit, rows, contents = MS, [], []
+    for record in records(source, tally):
+        rows.append([number(record, name) for name in names])
+        contents.append(record.get("hash_ids"))
+        # Traces with conversations (Qwen's, of Alibaba) count in seconds.
+        unit = S if "chat_id" in record else unit
     table = np.array(rows, dtype=np.float64).reshape(-1, 3)
-    return _Rows(table[:, 0] * MS, table[:, 1], table[:, 2], tally.facts())
+    return _Rows(table[:, 0] * unit, table[:, 1], table[:, 2], tally.facts(), contents=contents)
 
 
 def _aiperf(source: Source) -> _Rows:

@@ -17,13 +17,39 @@ MOST_TOKENS = 2**31 - 1
 """Of a request, as of a step."""
 
 
+@dataclass(frozen=True, eq=False)
+class PrefixBlocks:
+    """What prompts consist of, by blocks of `tokens` tokens: ids[starts[r]:starts[r + 1]] name those of request r, the
+    first first. Blocks of one name are equal, and so is all that comes before them."""
+
+    tokens: int
+    starts: IntArray
+    ids: IntArray
+
+    def select(self, rows: NDArray[Any] | slice) -> "PrefixBlocks":
+        """Of some of the requests."""
+        kept = np.arange(len(self.starts) - 1)[rows]
+        counts = np.diff(self.starts)[kept]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        places = np.arange(starts[-1]) + np.repeat(self.starts[kept] - starts[:-1], counts)
+        return PrefixBlocks(self.tokens, starts, self.ids[places])
+
+    def repeated(self, times: int) -> "PrefixBlocks":
+        """The same requests again and again, each time with contents of their own."""
+        other = int(self.ids.max(initial=0)) + 1
+        ids = np.concatenate([self.ids + each * other for each in range(times)])
+        starts = np.concatenate([[0], *(self.starts[1:] + each * len(self.ids) for each in range(times))])
+        return PrefixBlocks(self.tokens, starts, ids)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Requests:
     """Columns (n,), contiguous, in order of arrival. Make one with `make_requests`, which checks them.
 
     arrival_ms: not decreasing.  prompt_tokens, output_tokens: 1 or more.  class_id: 0 for the most urgent class.
     user_id: whose request it is.  deadline_ms: how long after its arrival it should be done.  ttft_slo_ms, tpot_slo_ms:
-    what is promised of its first token, and of each one after it. All three are infinite for none.
+    what is promised of its first token, and of each one after it. All three are infinite for none.  prefix: what their
+    prompts consist of, where that is known.
     """
 
     arrival_ms: FloatArray
@@ -34,6 +60,7 @@ class Requests:
     deadline_ms: FloatArray
     ttft_slo_ms: FloatArray
     tpot_slo_ms: FloatArray
+    prefix: PrefixBlocks | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_ms)
@@ -50,7 +77,8 @@ class Requests:
 
     def select(self, rows: NDArray[Any] | slice) -> "Requests":
         """The rows of a mask, of rising indices or of a slice."""
-        return Requests(*(np.ascontiguousarray(column[rows]) for column in self._columns()))
+        columns: list[Any] = [np.ascontiguousarray(column[rows]) for column in self._columns()]
+        return replace(Requests(*columns), prefix=None if self.prefix is None else self.prefix.select(rows))
 
     def scaled(self, factor: float) -> "Requests":
         """The same requests `factor` times as fast, from the first arrival on."""
@@ -96,7 +124,7 @@ def make_requests(
     """
     arrivals = np.ascontiguousarray(arrival_ms, dtype=np.float64)
     n = len(arrivals)
-    columns = {
+    columns: dict[str, Any] = {
         "prompt_tokens": _column(prompt_tokens, n, np.int64, "prompt_tokens"),
         "output_tokens": _column(output_tokens, n, np.int64, "output_tokens"),
         "class_id": _column(class_id, n, np.int32, "class_id"),

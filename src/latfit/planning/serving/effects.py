@@ -62,7 +62,8 @@ def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: b
     if cache:
         larger = replace(settings, kv_blocks=int(settings.kv_blocks * MORE_CACHE))
         changed.append(("KV cache 50 % larger", evaluator, replace(setup, settings=larger)))
-    if settings.cached_share < CACHED:
+    known = isinstance(load, RecordedLoad) and load.requests.prefix is not None and settings.prefix_cache
+    if settings.cached_share < CACHED and not known:
         shared = replace(settings, cached_share=CACHED)
         changed.append(("30 % of each prompt cached", evaluator, replace(setup, settings=shared)))
     changed.append(("prompts 20 % shorter", evaluator.elsewhere(shorter(load, FASTER), evaluator.costs), setup))

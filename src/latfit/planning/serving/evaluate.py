@@ -42,7 +42,9 @@ from latfit.workload import (
     Load,
     OpenLoad,
     Poisson,
+    PrefixBlocks,
     RecordedLoad,
+    Requests,
     Resampled,
 )
 
@@ -239,8 +241,12 @@ class Evaluator:
         """One engine with always enough to do."""
         if settings in self.floods:
             return self.floods[settings]
-        options = Options(requests=max(FLOOD, 6 * settings.max_num_seqs), seed=self.seed, warmup=0.0)
-        done = replicate(OpenLoad(Poisson(1e6), lengths_of(self.load)), self.costs, settings, options, numbers=[0])
+        count = max(FLOOD, 6 * settings.max_num_seqs)
+        options = Options(requests=count, seed=self.seed, warmup=0.0)
+        flood: Load = OpenLoad(Poisson(1e6), lengths_of(self.load))
+        if isinstance(self.load, RecordedLoad) and self.load.requests.prefix is not None:
+            flood = RecordedLoad(_flood_of(self.load.requests, self.load.requests.prefix, count))
+        done = replicate(flood, self.costs, settings, options, numbers=[0])
         self.floods[settings] = saturated_in(done.runs[0])
         return self.floods[settings]
 
@@ -251,6 +257,15 @@ class Evaluator:
     def used(self, setup: Setup, scale: float = 1.0) -> float:
         """The load, as a share of what the engines serve that always have enough to do."""
         return self.rate_per_s * scale / (setup.most * self.saturated(setup.settings).requests_per_s)
+
+
+def _flood_of(requests: Requests, prefix: PrefixBlocks, count: int) -> Requests:
+    """So many of these requests, nearly at once, in their order: what prompts share is known of these alone."""
+    rows = np.arange(len(requests) * math.ceil(count / len(requests))) % len(requests)
+    many = replace(requests, prefix=None).select(rows)
+    repeated = prefix.repeated(len(rows) // len(requests))
+    arrival_ms = 1e-6 * np.arange(len(rows), dtype=np.float64)
+    return replace(many, arrival_ms=arrival_ms, prefix=repeated).select(slice(0, count))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from latfit.live import Compared
 from latfit.reporting.fit.tables import Table
 from latfit.reporting.simulation.tables import TITLES, frontier, named, rates_table, settings_text, varied
 from latfit.simulation import EngineResult, Finding, Interval, SimResult, p99_difference
@@ -193,9 +194,11 @@ def _one_engine(run: EngineResult) -> Table:
         for title, times in metrics
         if not math.isnan(times["p99"].value)
     ]
+    cached = found.prefix_hit_rate
     caption = (
         f"{run.engine}, {run.order}: {format_rate(found.throughput_per_s)} served,"
-        f" {number(found.output_tokens_per_s)} output tokens/s{_coming_and_going(run)}"
+        f" {number(found.output_tokens_per_s)} output tokens/s"
+        f"{f', {format_percent(100 * cached)} of prompts cached' if cached > 0 else ''}{_coming_and_going(run)}"
     )
     return Table(caption, ("", "mean", "p50", "p90", "p99"), rows)
 
@@ -234,6 +237,27 @@ def brief_validation_table(found: Validation) -> Table:
     columns = ("", "measured mean", "simulated mean", "error: mean", "p90", "p99", "verdict")
     caption = f"{len(found.measured):,} requests, {found.run.counters.steps:,} steps"
     return Table(caption, columns, rows, words=("verdict",))
+
+
+def replay_table(runs: Sequence[Compared]) -> Table:
+    """Each run: mean and p99 as measured, as predicted, and the range that such runs are predicted to lie in."""
+    rows = []
+    for run in runs:
+        row = [run.policy, format_percent(100 * run.load), format_rate(run.rate_per_s)]
+        for name in ("mean", "p99"):
+            low, high = run.range_ms[name]
+            said = run.predicted["latency_ms"][name]
+            row += [
+                format_ms(run.measured["latency_ms"][name]),
+                f"{format_ms(said)} ({format_ms(low)} to {format_ms(high)})",
+            ]
+        first = next(iter(run.measured["share"]))
+        shares = (each["share"][first] for each in (run.measured, run.predicted))
+        row.append(" / ".join(format_percent(100 * share) for share in shares))
+        verdict = {True: "as predicted", False: "differs", None: "disturbed"}[run.agrees]
+        rows.append((*row, verdict))
+    columns = ("policy", "load", "rate", "mean", "predicted", "p99", "predicted ", f"on {first}" if runs else "", "")
+    return Table("measured, and predicted with the range of 95 of 100 such runs", columns, rows, words=("",))
 
 
 def distinct(notes: Iterable[str]) -> list[str]:

@@ -13,6 +13,7 @@ same operations on the clock in the same order, so that not one bit differs; req
 import numpy as np
 
 from latfit.compiled import inner, shared
+from latfit.simulation.engine.prefix_cache import give_back
 from latfit.simulation.engine.queue import absorb, peek
 from latfit.simulation.engine.scheduler import blocks_to_admit, plan
 from latfit.simulation.engine.state import (
@@ -47,7 +48,6 @@ from latfit.simulation.engine.state import (
     Limits,
     Load,
     State,
-    put_back,
     send_all,
     take,
 )
@@ -84,7 +84,7 @@ def _steps(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> i
     """As `advance`, but ENDED after a step in which requests of users who wait for them have ended."""
     stuck = 0
     while s.f[NOW] < until:
-        release(o, s)
+        release(o, load, s)
         absorb(o, load, s, s.f[NOW])
         if o.fast == 1 and s.i[STEADY] == 1 and fast_forward(o, load, costs, s, until) > 0:
             continue
@@ -110,7 +110,7 @@ def _steps(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> i
 
 
 @inner
-def release(o: Limits, s: State) -> None:
+def release(o: Limits, load: Load, s: State) -> None:
     """Free the slots and blocks of requests that have ended and whose end the planner has seen."""
     to, count = 0, s.i[COUNT]
     first = 0
@@ -119,7 +119,7 @@ def release(o: Limits, s: State) -> None:
     to = first
     for i in range(first, count):
         if s.fin[i] == 1:
-            put_back(s, -1, s.cap[i] // o.block_size)
+            give_back(o, load, s, s.rid[i], s.cap[i] // o.block_size)
             continue
         if s.fin[i] > 1:
             s.fin[i] -= 1

@@ -41,6 +41,7 @@ MEANS = (
     "kv_usage",
     "queue",
     "replica_hours",
+    "prefix_hit_rate",
 )
 """Numbers of a run that are averaged over replications."""
 
@@ -107,6 +108,7 @@ class EngineSummary:
     """Replications of one engine at one load. Times in ms by statistic, those over requests with their intervals (NaN
     of one replication); rates per s; NaN where nothing was promised, or one user has nobody to be compared with.
 
+    prefix_hit_rate: share of prompt tokens that were cached when their requests started.
     utilisation: share of the time in steps.  counters: by the names of COUNTERS.  stable: False where waits still grow
     at the end of the runs.
     """
@@ -126,6 +128,7 @@ class EngineSummary:
     kv_usage: float
     queue: float
     replica_hours: float
+    prefix_hit_rate: float
     utilisation: float
     batch_size: Mapping[str, float]
     by_class: Sequence[ClassOutcome]
@@ -342,6 +345,7 @@ def _single(run: EngineRun, met: NDArray[np.bool_], counted: slice, *, promised:
         "kv_usage": _kv_usage(run),
         "queue": _over_time(run, "waiting"),
         "replica_hours": run.replica_ms / HOUR_MS,
+        "prefix_hit_rate": run.counters.cached_tokens / float(run.requests.prompt_tokens.sum()),
     }
 
 

@@ -16,6 +16,7 @@ from latfit.simulation.engine.settings import NEVER_MS, EngineSettings, check_fi
 from latfit.simulation.engine.state import (
     ACCEPTED,
     BUSY,
+    CACHED,
     COMPUTED,
     DRAFTED,
     FREE,
@@ -43,8 +44,8 @@ from latfit.workload import Requests
 @dataclass(frozen=True)
 class Counters:
     """What an engine did: steps (prefill_steps of them with prefill), preemptions, tokens generated and prefilled
-    (again, where a request was preempted), found in freed blocks, drafted and accepted, computed in all; KV blocks that
-    are free at the end."""
+    (again, where a request was preempted), found in freed blocks, drafted and accepted, computed in all, and of prompts
+    that were cached when their requests started; KV blocks that are free at the end."""
 
     steps: int
     prefill_steps: int
@@ -55,6 +56,7 @@ class Counters:
     drafted_tokens: int
     accepted_tokens: int
     computed_tokens: int
+    cached_tokens: int
     free_blocks: int
 
 
@@ -198,6 +200,7 @@ def counters_of(i: IntArray) -> Counters:
         drafted_tokens=int(i[DRAFTED]),
         accepted_tokens=int(i[ACCEPTED]),
         computed_tokens=int(i[COMPUTED]),
+        cached_tokens=int(i[CACHED]),
         free_blocks=int(i[FREE]),
     )
 
@@ -214,7 +217,8 @@ def load_of(requests: Requests, settings: EngineSettings, seed: int, think_ms: F
     key, key_2 = settings.order.keys(requests, seed, span)
     block = settings.block_size
     cached = np.zeros(len(requests), dtype=np.int32)
-    if settings.cached_share > 0:
+    unit, unit_start, unit_id = _units(requests, settings)
+    if settings.cached_share > 0 and unit == 0:
         cached[:] = settings.cached_share * requests.prompt_tokens // block * block
     return Load(
         arrival=arrival,
@@ -227,4 +231,23 @@ def load_of(requests: Requests, settings: EngineSettings, seed: int, think_ms: F
         user=user,
         think=np.empty(0) if think_ms is None else think_ms,
         users=users,
+        unit=unit,
+        unit_start=unit_start,
+        unit_id=unit_id,
     )
+
+
+def _units(requests: Requests, settings: EngineSettings) -> tuple[int, IntArray, SmallIntArray]:
+    """Tokens of a unit of known contents (0 for none), and the units of each request's prompt: see `Load`."""
+    blocks, nothing = requests.prefix, (0, np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
+    if blocks is None or not settings.prefix_cache or settings.batching == "static":
+        return nothing
+    unit = math.lcm(blocks.tokens, settings.block_size)
+    each = unit // blocks.tokens
+    count = np.minimum(np.diff(blocks.starts) // each, requests.prompt_tokens // unit)
+    starts = np.concatenate([[0], np.cumsum(count)])
+    # The last recorded block of a unit names all of it.
+    within = np.arange(starts[-1]) - np.repeat(starts[:-1], count)
+    places = np.repeat(blocks.starts[:-1], count) + (within + 1) * each - 1
+    _, names = np.unique(blocks.ids[places], return_inverse=True)
+    return (unit, starts, names.astype(np.int32)) if len(places) else nothing

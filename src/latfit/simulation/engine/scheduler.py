@@ -18,9 +18,19 @@ with blocks for the longest prompt and output in every row.
 import numpy as np
 
 from latfit.compiled import entry, inner, rare
+from latfit.simulation.engine.prefix_cache import (
+    behind_units,
+    blocks_shared,
+    give_back,
+    give_back_units,
+    hold_units,
+    name_units,
+    units_there,
+)
 from latfit.simulation.engine.queue import peek, pop, push_front
 from latfit.simulation.engine.state import (
     BUSY_UNTIL,
+    CACHED,
     CHUNKED,
     COMPUTED,
     CONTINUOUS,
@@ -177,9 +187,11 @@ def run(o: Limits, load: Load, s: State) -> tuple[Work, int]:
             s.chunk[i] = 0
             i += 1
             continue
-        if not _make_room(o, s, i, s.comp[i] + chunk):
+        if not _make_room(o, load, s, i, s.comp[i] + chunk):
             break
         s.chunk[i] = chunk
+        if load.unit > 0 and s.comp[i] < load.prompt[s.rid[i]]:
+            name_units(load, s, s.rid[i], s.comp[i], s.comp[i] + chunk)
         budget -= chunk
         work = with_chunk(work, chunk, s.comp[i], left == 1)
         i += 1
@@ -187,7 +199,7 @@ def run(o: Limits, load: Load, s: State) -> tuple[Work, int]:
 
 
 @inner
-def _make_room(o: Limits, s: State, i: int, tokens: int) -> bool:
+def _make_room(o: Limits, load: Load, s: State, i: int, tokens: int) -> bool:
     """Blocks for `tokens` of slot i, preempting from the end while there are too few; False once i itself is out."""
     while tokens > s.cap[i]:
         need = blocks_for(tokens - s.cap[i], o.block_size)
@@ -196,21 +208,21 @@ def _make_room(o: Limits, s: State, i: int, tokens: int) -> bool:
             s.cap[i] += need * o.block_size
             return True
         victim = s.i[COUNT] - 1
-        preempt(o, s, victim)
+        preempt(o, load, s, victim)
         if victim == i:
             return False
     return True
 
 
 @rare
-def preempt(o: Limits, s: State, i: int) -> None:
+def preempt(o: Limits, load: Load, s: State, i: int) -> None:
     """Take the last slot's blocks and put its request in front of the waiting ones, unless it has just finished."""
     r = s.rid[i]
     held = s.cap[i] // o.block_size
     s.i[COUNT] -= 1
     s.i[PREEMPTIONS] += 1
     if s.fin[i] > 0:
-        put_back(s, -1, held)
+        give_back(o, load, s, r, held)
         return
     s.gen_of[r] = s.gen[i]
     s.last[r] = s.token_at[i]
@@ -220,10 +232,15 @@ def preempt(o: Limits, s: State, i: int) -> None:
     if o.swap == 1:
         s.kept[r] = s.comp[i]
         s.f[EXTRA] += o.swap_ms * s.comp[i]
-        put_back(s, -1, held)
+        give_back(o, load, s, r, held)
+        return
+    owner = r if o.reuse == 1 else -1
+    if load.unit > 0:
+        s.kept[r] = behind_units(o, load, s, r, s.comp[i])
+        give_back_units(o, load, s, r, held, owner if s.kept[r] > 0 else -1)
         return
     s.kept[r] = s.comp[i] // o.block_size
-    put_back(s, r if o.reuse == 1 else -1, held)
+    put_back(s, owner, held)
 
 
 @inner
@@ -235,8 +252,12 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
         if r < 0 or blocks_to_admit(o, load, s, r) > s.i[FREE] - o.watermark:
             break
         known = load.prompt[r] + s.gen_of[r]
-        hits = 0 if o.swap == 1 else min(surviving(s, r), (known - 1) // o.block_size)
-        comp = _computed(o, load, s, r, known, hits)
+        units = units_there(o, load, s, r)
+        shared = units * (load.unit // o.block_size)
+        hits = 0 if o.swap == 1 else min(surviving(s, r), (known - 1) // o.block_size - shared)
+        if load.unit > 0 and units < load.unit_start[r + 1] - load.unit_start[r]:
+            hits = 0
+        comp = _computed(o, load, s, r, known, hits + shared)
         left = known - comp
         if whole and left > budget and work.n > 0:
             break
@@ -244,15 +265,23 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
         if not whole:
             chunk = min(min(left, o.long_prefill) if o.long_prefill > 0 else left, budget)
         pop(o, load, s, r)
-        s.i[QUEUED] -= known if s.preempted[r] > 0 else left
+        if s.preempted[r] > 0:
+            s.i[QUEUED] -= known
+            s.i[REUSED] += (hits + shared) * o.block_size
+        else:
+            s.i[QUEUED] -= known - min(load.cached[r], known - 1)
+            s.i[CACHED] += comp if load.given[r] == 0 else 0
         _enter(o, load, s, r, known, comp)
         i = s.i[COUNT] - 1
         room = blocks_for(known if whole else comp + chunk, o.block_size)
         if o.batching == SELECTIVE:
-            room = blocks_to_admit(o, load, s, r)
+            room = _blocks_of(o, load, s, r)
         reclaim(s, r, hits)
-        s.i[REUSED] += hits * o.block_size
-        take(s, room - hits)
+        if load.unit > 0:
+            hold_units(o, load, s, r, units)
+        take(s, room - hits - shared)
+        if load.unit > 0:
+            name_units(load, s, r, comp, comp + chunk)
         s.cap[i] = room * o.block_size
         s.chunk[i] = chunk
         budget -= chunk
@@ -263,6 +292,11 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
 @inner
 def blocks_to_admit(o: Limits, load: Load, s: State, r: int) -> int:
     """Blocks that must be free before a request may start: for its known tokens, or for all it will ever have."""
+    return int(_blocks_of(o, load, s, r) - blocks_shared(o, load, s, r))
+
+
+@inner
+def _blocks_of(o: Limits, load: Load, s: State, r: int) -> int:
     if o.batching == SELECTIVE:
         return int(blocks_for(load.prompt[r] + load.output[r] - 1 + o.draft, o.block_size))
     return int(blocks_for(load.prompt[r] + s.gen_of[r], o.block_size))
@@ -277,6 +311,8 @@ def _computed(o: Limits, load: Load, s: State, r: int, known: int, hits: int) ->
             return int(s.kept[r])
         if load.given[r] > 0:
             return int(hits * o.block_size)
+    if load.unit > 0:
+        return int(hits * o.block_size)
     return int(max(hits * o.block_size, min(load.cached[r], known - 1)))
 
 

@@ -110,8 +110,9 @@ class EngineSettings:
     wait before a step of prefill interrupts decoding; prefill_first False: only when nothing decodes.  asynchronous:
     a step is planned while the one before it runs.  reuse_freed: blocks of a preempted request are found again when it
     resumes, if nobody took them.  swap_ms_per_token: preempted requests are moved out and in again at this cost
-    instead of being computed again.  cached_share: share of every prompt whose cache is there already.  padded_graphs:
-    steps of decoding are padded to the batch size of a captured graph.  fast: repeated steps in one go.
+    instead of being computed again.  cached_share: share of every prompt whose cache is there already.  prefix_cache:
+    contents of prompts that recorded requests name are found again (see `prefix_cache`), in place of that share.
+    padded_graphs: steps of decoding are padded to the batch size of a captured graph.  fast: repeated steps in one go.
     """
 
     batching: str = "chunked-prefill"
@@ -129,6 +130,7 @@ class EngineSettings:
     reuse_freed: bool = True
     swap_ms_per_token: float | None = None
     cached_share: float = 0.0
+    prefix_cache: bool = True
     padded_graphs: bool = True
     speculation: Speculation = field(default_factory=Speculation)
     fast: bool = True

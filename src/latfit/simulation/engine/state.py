@@ -9,7 +9,8 @@ Free blocks are a queue of segments, oldest first, without a name for any single
 at the young end, its last ones in front: they are taken first. What matters of a free block is only whose it was, so a
 segment (owner, count) stands for a row of them. While a preempted request waits, the blocks of its segment that are
 still there hold the front of its sequence, and it takes them back when it resumes. Segments without an owner that lie
-next to each other are one.
+next to each other are one. Where contents of prompts are known, a free unit of them is a segment, too: see
+`prefix_cache`.
 
 Requests that users send one after the other have no arrival until the one before has ended: then the user thinks, and
 the next request takes its place in the source, a queue of requests that will come in order of arrival. The source is
@@ -32,11 +33,12 @@ FCFS, KEYED, FAIR, SWITCH, DEADLINE = range(5)
 (
     COUNT, FREE, PUSHED, SEEN, HEAD, STACK, HEAP, HEAP_2, WAITING, OLDEST, NEWEST, STEPS, PREEMPTIONS, FINISHED,
     STEADY, PREFILL_STEPS, PREFILL_TOKENS, TOKENS, REUSED, DRAFTED, ACCEPTED, FULLEST, COMPUTED, QUEUED, ISSUED, STRIDE,
-    SHARED, COUNTERS,
-) = range(28)  # fmt: skip
+    SHARED, CACHED, COUNTERS,
+) = range(29)  # fmt: skip
 """Counters in `State.i`. FREE blocks; PUSHED, SEEN, HEAD: how far the inbox is filled, arrived, and taken (FCFS).
-QUEUED: tokens that wait, counted in by a router. Of the source: the request that is sent next is number ISSUED, the one
-after it STRIDE further on; SHARED is 1 where several engines fill it."""
+QUEUED: tokens that wait, counted in by a router. CACHED: tokens of prompts that were there when their requests were
+first admitted. Of the source: the request that is sent next is number ISSUED, the one after it STRIDE further on;
+SHARED is 1 where several engines fill it."""
 
 NOW, BUSY_UNTIL, BUSY, LAST_END, EXTRA, GAPS, GAPS_MAX, SLICE, ORIGIN, TIMES = range(10)
 """Times in `State.f`, ms. NOW: when the next step is planned. EXTRA: swapping to add to the step being planned."""
@@ -87,8 +89,9 @@ class Limits(NamedTuple):
 class Load(NamedTuple):
     """The requests, each (n,). cached: tokens at the front whose cache is shared; given: tokens generated elsewhere.
     key, key_2: empty where the order asks for none.  think: time before each is sent, empty where arrivals are known;
-    users: who send them, 0 where arrivals are known. Of requests that users have not sent, arrival, user and key are
-    written down when they are."""
+    users: who send them, 0 where arrivals are known.  unit: tokens of a known content, 0 where none are known;
+    unit_id[unit_start[r]:unit_start[r + 1]]: the contents of request r's prompt, the first first. Of requests that
+    users have not sent, arrival, user and key are written down when they are."""
 
     arrival: FloatArray
     prompt: IntArray
@@ -100,12 +103,17 @@ class Load(NamedTuple):
     user: SmallIntArray
     think: FloatArray
     users: int
+    unit: int
+    unit_start: IntArray
+    unit_id: SmallIntArray
 
 
 class State(NamedTuple):
     """Everything that changes. Slots: rid, known, comp, gen, cap, fin, chunk, token_at. By request: gen_of, segment,
     kept, preempted, first, last, start, seen, and what the order of waiting needs.  stream (1,): of the steps' ratios.
-    source, source_i: requests that users will send, and its counters."""
+    source, source_i: requests that users will send, and its counters.  By content of a unit: unit_at, its segment of
+    the free blocks (-1 for none), and unit_uses, requests that hold it.  held: 1 for each unit of a request that it
+    holds."""
 
     i: IntArray
     f: FloatArray
@@ -143,6 +151,9 @@ class State(NamedTuple):
     stream: NDArray[np.uint64]
     source: SmallIntArray
     source_i: IntArray
+    unit_at: SmallIntArray
+    unit_uses: SmallIntArray
+    held: NDArray[np.int8]
 
 
 def new_state(limits: Limits, load: Load, inbox: SmallIntArray | None = None, engine: int = 0) -> State:
@@ -176,7 +187,9 @@ def _of_engine(limits: Limits, load: Load, engine: int) -> dict[str, Any]:
     start = float(load.arrival[: max(load.users, 1)].min()) if n else 0.0
     times[[NOW, BUSY_UNTIL, LAST_END, ORIGIN]] = start, start, -np.inf, start
     times[SLICE] = 1.0
-    segments = 4 * slots + 64
+    units = int(load.unit_id.max()) + 1 if len(load.unit_id) else 1
+    most = min(units, limits.blocks * limits.block_size // load.unit + 1) if load.unit else 0
+    segments = 4 * slots + 64 + 4 * most
     owner, count = _ints(segments, -1), _ints(segments)
     count[0] = limits.blocks
     return {
@@ -196,6 +209,8 @@ def _of_engine(limits: Limits, load: Load, engine: int) -> dict[str, Any]:
         "gaps": _ints(GAP_BINS),
         "batch": _ints(slots + 1),
         "timeline": np.zeros((5, SLICES)),
+        "unit_at": np.full(units, -1, dtype=np.int32),
+        "unit_uses": np.zeros(units, dtype=np.int32),
         "stream": Streams(limits.seed).generator(SERVICE, engine).integers(2**64, size=1, dtype=np.uint64),
     }
 
@@ -206,6 +221,7 @@ def _of_requests(limits: Limits, load: Load) -> dict[str, Any]:
     return {
         "taken": np.zeros(n if limits.order == SWITCH else 1, dtype=np.int8),
         "after": _ints(n if limits.order == FAIR else 1, -1),
+        "held": np.zeros(max(len(load.unit_id), 1), dtype=np.int8),
         "gen_of": load.given.copy(),
         "segment": np.full(n, -1, dtype=np.int32),
         "kept": np.zeros(n, dtype=np.int32),
@@ -237,6 +253,7 @@ def one_of(states: State, k: int) -> State:
         a.inbox[k], a.stack[k], a.heap[k], a.heap_2[k], a.taken, a.user_head[k], a.user_tail[k], a.served[k], a.after,
         a.gen_of, a.segment, a.kept, a.preempted, a.first, a.last, a.start, a.seen, a.seg_owner[k],
         a.seg_count[k], a.crossing[k], a.gaps[k], a.batch[k], a.timeline[k], a.stream[k], a.source, a.source_i,
+        a.unit_at[k], a.unit_uses[k], a.held,
     )  # fmt: skip
 
 
@@ -286,14 +303,18 @@ def take(s: State, count: int) -> None:
     s.i[FREE] -= count
     at = s.i[OLDEST]
     while count > 0:
-        there = s.seg_count[at]
+        there, owner = s.seg_count[at], s.seg_owner[at]
+        if owner < -1:
+            # A content that is not whole any more is none.
+            s.unit_at[-2 - owner] = -1
+            s.seg_owner[at] = -1
         if there > count:
             s.seg_count[at] = there - count
             break
         count -= there
         s.seg_count[at] = 0
-        if s.seg_owner[at] >= 0:
-            s.segment[s.seg_owner[at]] = -1
+        if owner >= 0:
+            s.segment[owner] = -1
             s.seg_owner[at] = -1
         if at + 1 == s.i[NEWEST]:
             break
@@ -303,12 +324,12 @@ def take(s: State, count: int) -> None:
 
 @inner
 def put_back(s: State, owner: int, count: int) -> None:
-    """Free blocks, as the segment of `owner`, or of nobody (-1)."""
+    """Free blocks, as the segment of `owner`, of nobody (-1), or of content c (-2 - c)."""
     s.i[FREE] += count
     if count == 0:
         return
     young = s.i[NEWEST] - 1
-    if owner < 0 and s.seg_owner[young] < 0:
+    if owner == -1 and s.seg_owner[young] == -1:
         s.seg_count[young] += count
         return
     if s.i[NEWEST] == len(s.seg_count):
@@ -317,6 +338,8 @@ def put_back(s: State, owner: int, count: int) -> None:
     s.seg_owner[at], s.seg_count[at] = owner, count
     if owner >= 0:
         s.segment[owner] = at
+    elif owner < -1:
+        s.unit_at[-2 - owner] = at
     s.i[NEWEST] = at + 1
 
 
@@ -347,12 +370,14 @@ def _compact(s: State) -> None:
         owner, count = s.seg_owner[at], s.seg_count[at]
         if count == 0 and owner < 0:
             continue
-        if owner < 0 and to > 0 and s.seg_owner[to - 1] < 0:
+        if owner == -1 and to > 0 and s.seg_owner[to - 1] == -1:
             s.seg_count[to - 1] += count
             continue
         s.seg_owner[to], s.seg_count[to] = owner, count
         if owner >= 0:
             s.segment[owner] = to
+        elif owner < -1:
+            s.unit_at[-2 - owner] = to
         to += 1
     if to == 0:
         s.seg_owner[0], s.seg_count[0] = -1, 0

@@ -20,6 +20,7 @@ import numpy as np
 
 from latfit.compiled import inner, rare
 from latfit.errors import WrongUsage
+from latfit.simulation.engine.prefix_cache import forget
 from latfit.simulation.engine.state import (
     BUSY_UNTIL,
     COUNT,
@@ -30,6 +31,7 @@ from latfit.simulation.engine.state import (
     WAITING,
     Limits,
     State,
+    one_of,
 )
 from latfit.stats import FloatArray, IntArray
 from latfit.units import parse_duration_ms
@@ -265,6 +267,7 @@ def _start(f: Fleet, states: State, now: float) -> None:
             f.phase[k] = ABSENT
             f.paid[k] += max(f.ended[k], states.f[k, LAST_END]) - f.since[k]
         if f.phase[k] == ABSENT:
+            forget(one_of(states, k))
             f.phase[k], f.since[k], f.ready[k] = STARTING, now, now + f.start_ms
             f.born[k] = f.i[BORN]
             f.i[BORN] += 1

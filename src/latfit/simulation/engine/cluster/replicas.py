@@ -257,5 +257,6 @@ def serve_apart(
 
 def _given(requests: Requests, settings: EngineSettings, seed: int) -> Load:
     """Requests whose prompt is computed and whose first token is there."""
-    load = load_of(requests, settings, seed)
-    return load._replace(cached=requests.prompt_tokens.astype(np.int32), given=np.ones(len(requests), dtype=np.int32))
+    load = load_of(requests, replace(settings, prefix_cache=False), seed)
+    cached, given = requests.prompt_tokens.astype(np.int32), np.ones(len(requests), dtype=np.int32)
+    return load._replace(cached=cached, given=given)

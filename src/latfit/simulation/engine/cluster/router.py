@@ -5,13 +5,14 @@ an engine knows: requests that wait and run, their prompts, the tokens computed,
 how long an output will be, only their mean.
 
 least-loaded: the fewest requests.  shortest-queue: the fewest tokens to be computed, which are the prompts that wait,
-what is left of those that run, and one for each request that decodes.  prefix: see `replicas`.  predicted-latency: the
-least time to the first token. With D requests that decode over K cached tokens, P prompt tokens to be computed before
-this request's own p, and a budget of b tokens a step, that takes n = ceil((P + p) / (b - D)) steps after the one that
-runs, each as long as the costs say of D single tokens and (P + p) / n of prefill. If slots or blocks are lacking, it
-waits for e requests to end: for the slots, e is how many more wait than slots are free; for the blocks, what is lacking
-over what a running request holds. Of R running requests with m output tokens on the mean, one ends every m / R steps,
-so that is e m / R steps of decoding.
+what is left of those that run, and one for each request that decodes.  prefix: see `replicas`; where contents of
+prompts are known, the engine that finds most of the prompt, of those within `slack` requests of the least loaded.
+predicted-latency: the least time to the first token. With D requests that decode over K cached tokens, P prompt tokens
+to be computed before this request's own p, and a budget of b tokens a step, that takes n = ceil((P + p) / (b - D))
+steps after the one that runs, each as long as the costs say of D single tokens and (P + p) / n of prefill. If slots or
+blocks are lacking, it waits for e requests to end: for the slots, e is how many more wait than slots are free; for the
+blocks, what is lacking over what a running request holds. Of R running requests with m output tokens on the mean, one
+ends every m / R steps, so that is e m / R steps of decoding.
 
 Users who wait for their answers send the next request when one has ended, whichever engine ends it. So engines must not
 run ahead of one another: the one that plans next makes a step, and only as long as no request has come before.
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from latfit.compiled import entry, inner, rare
 from latfit.simulation.engine.cluster.fleet import CROWDED, UP, Fleet, change, in_turn, next_change
 from latfit.simulation.engine.loop import advance
+from latfit.simulation.engine.prefix_cache import units_there
 from latfit.simulation.engine.state import (
     BUSY_UNTIL,
     COUNT,
@@ -103,6 +105,8 @@ def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router:
         counts[SEEN] += 1
         k = in_turn(fleet) if router.route == ROUND_ROBIN else _choose(o, load, costs, states, router, r)
         router.replica[r] = k
+        if load.unit > 0 and router.route != ROUND_ROBIN:
+            load.cached[r] = load.unit * units_there(o, load, one_of(states, k), r)
         states.inbox[k, states.i[k, PUSHED]] = r
         states.i[k, PUSHED] += 1
         states.i[k, QUEUED] += load.prompt[r] - min(load.cached[r], load.prompt[r] - 1)
@@ -144,6 +148,8 @@ def _choose(o: Limits, load: Load, costs: StepCosts, states: State, router: Rout
             chosen, least = k, found
     if router.route != PREFIX:
         return chosen
+    if load.unit > 0:
+        return int(_with_prefix(o, load, states, router, r, least + router.slack))
     user = load.user[r]
     before = router.last[user]
     if before >= 0 and router.fleet.phase[before] == UP and _in_system(one_of(states, before)) <= least + router.slack:
@@ -153,6 +159,22 @@ def _choose(o: Limits, load: Load, costs: StepCosts, states: State, router: Rout
         load.cached[r] = max(load.cached[r], held)
     router.home[user, chosen] = 1
     router.last[user] = chosen
+    return chosen
+
+
+@rare
+def _with_prefix(o: Limits, load: Load, states: State, router: Router, r: int, most: float) -> int:
+    """The engine that finds most of a request's prompt, of those that have at most so many requests; of equals the one
+    with the fewest."""
+    chosen, found, fewest = 0, -1, np.inf
+    for k in range(states.i.shape[0]):
+        s = one_of(states, k)
+        has = _in_system(s)
+        if router.fleet.phase[k] != UP or has > most:
+            continue
+        units = units_there(o, load, s, r)
+        if units > found or (units == found and has < fewest):
+            chosen, found, fewest = k, units, has
     return chosen
 
 
@@ -175,7 +197,8 @@ def _outstanding(s: State) -> int:
 @inner
 def _predicted_ms(o: Limits, load: Load, costs: StepCosts, s: State, r: int, output: float) -> float:
     """Time until the first token of a request that comes now."""
-    waiting = s.i[QUEUED] + load.prompt[r] - load.cached[r]
+    cached = load.unit * units_there(o, load, s, r) if load.unit > 0 else load.cached[r]
+    waiting = s.i[QUEUED] + load.prompt[r] - cached
     D, K, tokens = 0.0, 0.0, float(waiting)
     for i in range(s.i[COUNT]):
         left = s.known[i] - s.comp[i]
