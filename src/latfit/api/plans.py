@@ -230,6 +230,10 @@ OF_ENGINE_PLANS = (
     Needs("arrival_process", lambda o: o.users is None, "users send when they have an answer"),
     Needs("think", lambda o: o.users is not None, "there are no users", "Add --users 20"),
     Needs("classes", lambda o: o.arrivals is None, "recorded requests have their own"),
+    Needs("start_up", lambda o: o.arrivals is not None, "no arrivals are recorded", "Add --arrivals FILE"),
+    Needs("start_up", lambda o: o.rate is None, "--rate changes the recorded times"),
+    Needs("start_up", lambda o: o.growth is None, "--growth changes the recorded times"),
+    Needs("arrivals_window", lambda o: o.start_up is not None, "no schedule is planned", "Add --start-up 2min"),
     Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
     Needs("route", lambda o: o.replicas != 1, "there is one engine"),
     Needs("model_config", lambda o: o.kv_blocks is None, "--kv-blocks gives the size of the cache"),
@@ -242,15 +246,16 @@ OF_ENGINE_PLANS = (
 
 
 OF_BATCHES = (
-    "percentile", "objective", "arrivals_window", "context", "max_batch", "transfer", "wait", "launch_share",
+    "percentile", "objective", "context", "max_batch", "transfer", "wait", "launch_share",
     "prompt_tokens", "laws_only", "tokens_per_request",
 )  # fmt: skip
 """What belongs to plans of steps and batches."""
 
 OF_ENGINES = (
-    "e2e", "goodput", "lengths", "growth", "users", "think", "arrival_process", "classes", "fit", "prefill_fit",
-    "kv_blocks", "model_config", "gpu_memory", "gpu_memory_utilization", "kv_memory", "kv_dtype", "tensor_parallel",
-    *AXES, "block_size", "synchronous", "prefix_hit_rate", "batching", "order", "route", "price_per_hour", "watts",
+    "e2e", "goodput", "lengths", "growth", "start_up", "users", "think", "arrival_process", "classes", "fit",
+    "prefill_fit", "kv_blocks", "model_config", "gpu_memory", "gpu_memory_utilization", "kv_memory", "kv_dtype",
+    "tensor_parallel", *AXES, "block_size", "synchronous", "prefix_hit_rate", "batching", "order", "route",
+    "price_per_hour", "watts",
 )  # fmt: skip
 """What belongs to plans of serving engines."""
 

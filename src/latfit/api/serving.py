@@ -33,7 +33,7 @@ from latfit.planning import (
     scaled as scaled_load,
 )
 from latfit.simulation import EngineSettings, Order, Promise
-from latfit.units import parse_bytes
+from latfit.units import format_ms, parse_bytes
 from latfit.workload import ClosedLoad, Load, RecordedLoad, Requests, fit_lengths, parse_lengths
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from latfit.simulation import Progress
     from latfit.warning import LatfitWarning
 
+HALF_HOUR_MS = 1_800_000.0
 UNLIMITED = 50_000_000
 """KV blocks of an engine whose cache is taken as unlimited."""
 
@@ -88,6 +89,16 @@ class EnginePlan:
     def highest_rate_per_s(self) -> float | None:
         """The highest rate at which these engines keep the targets; None where nothing does."""
         return self.result.carries * self.result.rate_per_s if self.feasible else None
+
+    @property
+    def schedule(self) -> "DataFrame":
+        """Replicas from when on (t_s, replicas), as `simulate_engine(replicas_at=...)` takes them; empty where no
+        schedule was asked for."""
+        from pandas import DataFrame
+
+        found = self.result.schedule
+        rows = [] if found is None else found.asked.to_json()["replicas_at"]
+        return DataFrame(rows, columns=["t_s", "replicas"])
 
     @property
     def warnings(self) -> "list[LatfitWarning]":
@@ -187,6 +198,8 @@ def plan_engine(
     users: int | None = None,
     think: Duration = "1s",
     classes: Iterable[str] = (),
+    start_up: Duration | None = None,
+    arrivals_window: Duration | None = None,
     prefill_fit: Any = None,
     hardware: Any = "hardware.json",
     kv_blocks: int | None = None,
@@ -224,6 +237,9 @@ def plan_engine(
     number is found.  engine: settings that stay as they are, see `engine_settings_of`; the search chooses among others
     up to what the fit measured.  price_per_hour, watts: of a replica.
 
+    start_up: plan a schedule of replicas for the recorded requests too, each of which takes so long to start, by
+    windows of `arrivals_window` (half an hour).
+
     A plan that nothing can meet comes back with feasible=False. Raises BadInput, FitNotUsable, WrongUsage.
     """
     if not force:
@@ -252,10 +268,28 @@ def plan_engine(
         price_per_hour=price_per_hour,
         watts=watts,
         tensor_parallel=None if memory is None else tensor_parallel,
+        **_scheduled(load, start_up, arrivals_window),
     )
     found = plan_serving(load, costs, _named(measured), request, lambda done: progress(done, 0) if progress else None)
     notes = [*unmeasured, *notes_of(load), *setup.notes, *found.notes]
     return EnginePlan(replace(found, notes=notes), subject)
+
+
+def _scheduled(load: Load, start_up: Duration | None, window: Duration | None) -> dict[str, float]:
+    """What a schedule of replicas asks of a plan. Raises WrongUsage."""
+    if start_up is None:
+        return {}
+    assert isinstance(load, RecordedLoad)
+    found = {"start_up_ms": duration(start_up, "--start-up", zero=True)}
+    span_ms = float(load.requests.arrival_ms[-1] - load.requests.arrival_ms[0])
+    window_ms = HALF_HOUR_MS if window is None else duration(window, "--arrivals-window")
+    if not 2 * window_ms <= span_ms:
+        raise WrongUsage(
+            f"the recording lasts {format_ms(span_ms)}, less than two windows of {format_ms(window_ms)}",
+            where="--arrivals-window",
+            remedy="Give a shorter one, such as 5min.",
+        )
+    return {**found, "window_ms": window_ms}
 
 
 def _named(fits: Iterable[FitResult]) -> dict[str, FitResult]:

@@ -135,6 +135,10 @@ class TrafficOptions:
         typer.Option("--lengths", help="Prompt and output tokens: 2000:300, 2000:300:0.8 (they vary), or a file."),
     ] = None
     growth: Annotated[str | None, typer.Option("--growth", help="Times the load: 2x.")] = None
+    start_up: Annotated[
+        str | None,
+        typer.Option("--start-up", help="With --arrivals: schedule replicas, which take so long to start: 2min."),
+    ] = None
     users: Annotated[
         int | None, typer.Option("--users", min=1, help="Users who send a request, wait for its end, and think.")
     ] = None
@@ -325,6 +329,7 @@ def _plan_engines(
             e2e=promise.e2e or sla,
             goodput=promise.goodput,
             classes=asked.pop("request_class") or (),
+            arrivals_window=load.arrivals_window,
             seed=method.seed,
             force=method.force,
             progress=advance,

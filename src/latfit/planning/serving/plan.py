@@ -13,6 +13,7 @@ from latfit.planning.engine_settings import serving_flags
 from latfit.planning.fit_quality import FitQuality, quality_of
 from latfit.planning.serving.effects import Effect, Trade, bears, effects_of, front
 from latfit.planning.serving.evaluate import Evaluator, Measured, lengths_of, requests_for
+from latfit.planning.serving.schedule import SchedulePlan, day_of, schedule_engines
 from latfit.planning.serving.search import Found, Room, Search
 from latfit.planning.serving.targets import Reached, Targets
 from latfit.simulation import EngineSettings, EngineSummary, StepCosts
@@ -38,7 +39,7 @@ class ServingRequest:
     """What is planned. start: the settings that the search begins with, those of `fixed` stay.  kv: where the size of
     the KV cache comes from; empty where it is not known and taken as unlimited.  replicas: that are there, None to
     find their number.  price_per_hour, watts: of one replica.  tensor_parallel: GPUs that a replica takes, where it was
-    said."""
+    said.  start_up_ms, window_ms: of a schedule of engines for recorded requests, None for none."""
 
     targets: Targets
     start: EngineSettings
@@ -50,6 +51,8 @@ class ServingRequest:
     price_per_hour: float | None = None
     watts: float | None = None
     tensor_parallel: int | None = None
+    start_up_ms: float | None = None
+    window_ms: float = 1_800_000.0
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,11 @@ class ServingPlan:
 
     what: a request, in words.  rate_per_s: of users in a closed loop what they send.  reached: the figures beside their
     limits; where nothing keeps them those of a request alone, or of the engines that were given.  used: share of the
-    most that the engines could serve.  fewer: the same with one engine less, fewer_carry: whether it carries
-    the load.  usual: engines that the settings need
-    that the search began with.  carries: load that these engines keep the targets at, as a ratio of the planned one.
-    bears: how much longer the steps may take.  tried: configurations simulated.  unsupported: why the data do not
-    support it; empty where they do.
+    most that the engines could serve.  fewer: the same with one engine less, fewer_carry: whether it carries the load.
+    usual: engines that the settings need that the search began with.  carries: load that these engines keep the targets
+    at, as a ratio of the planned one.  bears: how much longer the steps may take.  tried: configurations simulated.
+    unsupported: why the data do not support it; empty where they do.  schedule: engines that come and go instead, where
+    asked for.  contents: whether recorded contents of prompts say what is cached.
     """
 
     request: ServingRequest
@@ -100,6 +103,8 @@ class ServingPlan:
     warnings: Sequence[LatfitWarning] = ()
     unsupported: Sequence[str] = ()
     notes: Sequence[str] = field(default_factory=list)
+    schedule: SchedulePlan | None = None
+    contents: bool = False
 
     def __repr__(self) -> str:
         return f"<ServingPlan: {self.replicas} replicas, {'feasible' if self.feasible else 'not feasible'}>"
@@ -127,7 +132,8 @@ class ServingPlan:
             "block_size": settings.block_size,
             "order": settings.order.name,
             "synchronous": not settings.asynchronous,
-            "prefix_hit_rate": settings.cached_share,
+            # None where recorded contents of prompts say what is cached.
+            "prefix_hit_rate": None if self.contents else settings.cached_share,
         }
 
     @property
@@ -166,6 +172,7 @@ class ServingPlan:
             "pareto": [each.to_json() for each in self.front],
             "fits": [each.to_json() for each in self.fits],
             "cost": vars(self.cost),
+            "schedule": None if self.schedule is None else self.schedule.to_json(),
             "simulated": {"setups": self.tried, "steps": self.steps, "requests": self.requests},
             "seed": self.request.seed,
             "warnings": [each.to_json() for each in self.warnings],
@@ -227,7 +234,17 @@ def plan_serving(
         warnings=warnings,
         unsupported=unsupported,
         notes=_notes(load, request, room),
+        schedule=_schedule(evaluator, request, shown) if met else None,
+        contents=isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache,
     )
+
+
+def _schedule(evaluator: Evaluator, request: ServingRequest, best: Measured) -> SchedulePlan | None:
+    """Engines that come and go, where it was said how long they take to start."""
+    if request.start_up_ms is None or not isinstance(evaluator.load, RecordedLoad):
+        return None
+    day = day_of(evaluator.load, request.window_ms, request.start_up_ms)
+    return schedule_engines(evaluator, best, day, request.price_per_hour)
 
 
 def _rate(load: Load, shown: Measured) -> float:

@@ -200,5 +200,5 @@ def _window_met(evaluator: Evaluator, found: Measured, day: Day, window: int) ->
 
 def _part_of(run: EngineRun, rows: slice) -> EngineRun:
     """A run's requests in a row, with what became of them."""
-    times = {name: getattr(run, name)[rows] for name in ("start_ms", "first_ms", "last_ms", "replica")}
+    times = {name: getattr(run, name)[rows] for name in ("start_ms", "seen_ms", "first_ms", "last_ms", "replica")}
     return replace(run, requests=run.requests.select(rows), **times)

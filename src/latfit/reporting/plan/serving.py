@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from latfit.exporting import vllm_flags
-from latfit.planning import MOST_SLOWER, Effect, Reached, ServingPlan
+from latfit.planning import MOST_SLOWER, Effect, Reached, SchedulePlan, ServingPlan
 from latfit.reporting import layout, style
 from latfit.reporting.fit.tables import KeyNumber, Table
 from latfit.reporting.format import count
@@ -35,7 +35,7 @@ def serving_summary(plan: ServingPlan) -> PlanSummary:
     if plan.summary is not None:
         lines.append(_of_each(plan))
     if plan.feasible:
-        lines += [_margin(plan), *_help(plan), *_price(plan), f"Start each: {engine_command(plan)}"]
+        lines += [_margin(plan), *_help(plan), *_price(plan), *_scheduled(plan), f"Start each: {engine_command(plan)}"]
     warnings = [f"{each.message} {each.remedy}" for each in plan.warnings]
     return PlanSummary(verdict(plan), STATES[plan.promise], lines, [*plan.unsupported, *warnings], plan.notes)
 
@@ -157,6 +157,27 @@ def _price(plan: ServingPlan) -> list[str]:
     return [f"Cost: {'; '.join(told)}."] if told else []
 
 
+def _scheduled(plan: ServingPlan) -> list[str]:
+    """Engines that come and go, beside the number that is always there."""
+    found = plan.schedule
+    if found is None:
+        return []
+    counts, fixed = [each.replicas for each in found.windows], engines(plan.replicas or 1)
+    between = f"{min(counts)} to {engines(max(counts))}" if min(counts) < max(counts) else engines(counts[0])
+    by = f"windows of {format_ms(1e3 * found.window_s)}, asked for {format_ms(1e3 * found.start_up_s)} ahead"
+    less = f" ({format_percent(100 * found.saved)} less)" if found.saved > 0 else ""
+    told = f"A schedule of {between} ({by}): {number(found.hours, 3)} replica-hours"
+    told += f" instead of {number(found.fixed_hours, 3)}{less}"
+    if found.price_per_million_tokens is not None:
+        prices = (found.price_per_million_tokens, found.fixed_price_per_million_tokens)
+        told += ", a million output tokens {} instead of {}".format(*(number(each, 3) for each in prices))
+    told += f"; {', '.join(_beside(each) for each in found.reached)}"
+    if not math.isnan(found.kept):
+        kept = (number(100 * each, 4) for each in (found.kept, found.fixed_kept))
+        told += "; {} % of requests within all limits, {} % with {}".format(*kept, fixed)
+    return [f"{told}."]
+
+
 def engine_command(plan: ServingPlan) -> str:
     """The command line that starts such an engine."""
     words = ["vllm", "serve", "MODEL", *vllm_flags(plan.engines["vllm"])]
@@ -173,9 +194,19 @@ def serving_tables(plan: ServingPlan, *, brief: bool = False) -> list[Table]:
     if plan.effects:
         rows = [(each.change, _value(each, each.before), _value(each, each.after)) for each in plan.effects]
         found.append(Table(f"What would change {plan.effects[0].name}", ("change", "now", "then"), rows))
+    if plan.schedule is not None:
+        found.append(schedule_table(plan.schedule))
     if plan.front:
         found.append(front_table(plan))
     return found
+
+
+def schedule_table(schedule: SchedulePlan) -> Table:
+    """The windows of a schedule."""
+    rows = [
+        (format_ms(1e3 * each.t_s), format_rate(each.rate_per_s), count(each.replicas)) for each in schedule.windows
+    ]
+    return Table("Schedule", ("from", "arrivals", "replicas"), rows)
 
 
 def _latencies(plan: ServingPlan) -> Table:
