@@ -16,6 +16,7 @@ import numpy as np
 
 from latfit.record.recorder import Buffers, Step, StepRecorder
 from latfit.record.vllm_plugin import LatfitStatLogger
+from latfit.record.vllm_scheduler import StepsInFlight
 
 STEPS = 10_000_000
 TIMED = 500_000
@@ -29,6 +30,7 @@ def main(smoke: bool = False) -> None:
         # First, because it is this one's memory that is looked at.
         _long_run(Path(folder) / "long", steps)
         _compare(Path(folder), timed)
+        _by_request(Path(folder) / "scheduler", max(timed // 50, 200))
         _paced(Path(folder) / "paced", 200 if smoke else 20_000)
 
 
@@ -54,6 +56,33 @@ def _compare(folder: Path, steps: int) -> None:
         print(f"record overhead: {name}: median {median:.2f} µs, p99 {high:.2f} µs a step")
     recorder.close()
     recorded.close()
+
+
+def _by_request(folder: Path, steps: int) -> None:
+    """What a recording scheduler does of a step with a chunk of a prompt beside requests that decode."""
+    steps_of = StepsInFlight(StepRecorder(folder, buffers=Buffers(rows_per_file=steps + 1), by_request=True), 0)
+    steps_of.latest = _statistics()
+    for decoding in (7, 63, 255):
+        known = {
+            f"request-{i}": SimpleNamespace(num_computed_tokens=501, num_prompt_tokens=500) for i in range(decoding)
+        }
+        known["chunk"] = SimpleNamespace(num_computed_tokens=512, num_prompt_tokens=900, num_output_tokens=0)
+        scheduled = {**dict.fromkeys(known, 1), "chunk": 512}
+        total = sum(scheduled.values())
+        planned = [
+            SimpleNamespace(num_scheduled_tokens=scheduled, total_num_scheduled_tokens=total) for _ in range(steps)
+        ]
+
+        def record(i: int, planned: list[SimpleNamespace] = planned, known: dict[str, SimpleNamespace] = known) -> None:
+            steps_of.plan(planned[i], known)
+            steps_of.end(planned[i], time.monotonic(), 0)
+
+        median, high = np.quantile(_each_us(record, steps), (0.5, 0.99))
+        print(
+            f"record overhead: RecordingScheduler, {decoding + 1} requests: "
+            f"median {median:.1f} µs, p99 {high:.1f} µs a step"
+        )
+    steps_of.recorder.close()
 
 
 def _paced(folder: Path, steps: int) -> None:

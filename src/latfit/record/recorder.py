@@ -5,7 +5,7 @@ to a writer thread through a queue that the number of blocks bounds. Everything 
 context, compression) happens there, on whole blocks. Where no block is free, because the disk is slower than the engine
 or stands still, new rows are dropped and counted until one is. Nothing that goes wrong here ever reaches the engine.
 
-Memory: `max_pending + 2` blocks of `rows_per_file` rows of 101 bytes, touched only as they fill, and some 800 bytes a
+Memory: `max_pending + 2` blocks of `rows_per_file` rows of 141 bytes, touched only as they fill, and some 800 bytes a
 row while one file is written. Disk: without a bound, or as much as is to be kept: then the oldest files of recorders
 in the folder go once there are more.
 """
@@ -55,6 +55,11 @@ FIELDS = (
     ("prefix_hits", "q", "<i8"),
     ("draft_tokens", "i", "<i4"),
     ("accepted_tokens", "i", "<i4"),
+    ("context_tokens", "q", "<i8"),
+    ("prefill_context_tokens", "q", "<i8"),
+    ("prefill_attention", "d", "<f8"),
+    ("longest_prefill", "q", "<i8"),
+    ("recomputed_tokens", "q", "<i8"),
 )
 """Name, code for `struct`, type for NumPy: the same bytes seen from either side. After the time, those of `Step`."""
 
@@ -67,7 +72,9 @@ class Step(NamedTuple):
 
     preemptions: requests that lost their cache.  prefix_queries, prefix_hits: prompt tokens of requests that were
     admitted, and those of them found in the prefix cache.  draft_tokens, accepted_tokens: drafted for requests that
-    decoded, and accepted.
+    decoded, and accepted.  The rest where the engine tells of single requests, for a recorder made with `by_request`:
+    cached tokens that the step reads, those of requests in prefill, sum of p (k + p/2) and largest k + p over chunks p
+    behind k cached tokens, and tokens of S that preempted requests compute again, as prefill.
     """
 
     step: int
@@ -86,9 +93,16 @@ class Step(NamedTuple):
     prefix_hits: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    context_tokens: int = 0
+    prefill_context_tokens: int = 0
+    prefill_attention: float = 0.0
+    longest_prefill: int = 0
+    recomputed_tokens: int = 0
 
 
-Row = tuple[int, float, int, int, int, int, int, float, int, int, bool, int, int, int, int, int]
+Row = tuple[
+    int, float, int, int, int, int, int, float, int, int, bool, int, int, int, int, int, int, int, float, int, int
+]  # fmt: skip
 """The values of a `Step`, which is one; a plain tuple is made in a third of the time."""
 
 
@@ -121,10 +135,21 @@ BESIDES = (
     "accepted_tokens",
 )
 """Counts of a step that its cost does not depend on."""
+BY_REQUEST = (
+    "context_tokens",
+    "prefill_context_tokens",
+    "prefill_attention",
+    "longest_prefill",
+    "recomputed_tokens",
+)
+"""What an engine tells that knows each request of a step."""
 
 
-def columns(rows: NDArray[Any], labels: Mapping[str, str | int], kv_capacity_tokens: int | None) -> dict[str, Array]:
-    """Trace columns of packed rows; every file has the same ones, so that a folder of files reads as one table."""
+def columns(
+    rows: NDArray[Any], labels: Mapping[str, str | int], kv_capacity_tokens: int | None, by_request: bool = False
+) -> dict[str, Array]:
+    """Trace columns of packed rows; every file has the same ones, so that a folder of files reads as one table.
+    kv_capacity_tokens: with it, cached tokens follow from the cache's usage where the steps do not tell them."""
     prefill, decode = rows["prefill_requests"], rows["decode_requests"]
     # Fixed-width text, because pyarrow converts it without the interpreter's lock, which the engine needs.
     phase = np.array(PHASES)[np.where(prefill == 0, 0, np.where(decode == 0, 1, 2))]
@@ -139,7 +164,7 @@ def columns(rows: NDArray[Any], labels: Mapping[str, str | int], kv_capacity_tok
     }
     if kv_capacity_tokens is not None:
         found["context_tokens"] = _rounded(rows["kv_usage"] * kv_capacity_tokens)
-    for name in ("queued_requests", "kv_usage", "step", "dummy", *BESIDES):
+    for name in ("queued_requests", "kv_usage", "step", "dummy", *BESIDES, *(BY_REQUEST if by_request else ())):
         found[name] = rows[name].copy()
     # The last row's is missing: its successor is in the next file.
     found["period_ms"] = period_ms(Trace(found))
@@ -178,8 +203,8 @@ _ROW_BYTES = ROW.size
 class StepRecorder:
     """Records one engine's steps into `folder` as `trace-<run>-<replica>-<number>.parquet`.
 
-    `labels` become columns, `facts` provenance. `add` is for one thread; `close` and the end of the process write what
-    is pending.
+    `labels` become columns, `facts` provenance. `by_request`: its steps tell of their single requests. `add` is for one
+    thread; `close` and the end of the process write what is pending.
 
     advice: told with problems of the folder.  run: label of this recorder's life; a forked child gets its own.
     rows_written, rows_dropped, rows_refused (what was given were not numbers), files_deleted: counts so far; each
@@ -201,6 +226,7 @@ class StepRecorder:
         labels: Mapping[str, str | int] | None = None,
         facts: Mapping[str, Any] | None = None,
         buffers: Buffers = Buffers(),
+        by_request: bool = False,
         log: logging.Logger | None = None,
     ) -> None:
         self.folder = folder
@@ -208,6 +234,7 @@ class StepRecorder:
         self.labels = dict(labels or {})
         self.facts = dict(facts or {})
         self.kv_capacity_tokens: int | None = None
+        self._by_request = by_request
         self._rows_per_file = max(1, buffers.rows_per_file)
         self._blocks = max(0, buffers.max_pending) + 2
         self._block_bytes = self._rows_per_file * _ROW_BYTES
@@ -218,15 +245,16 @@ class StepRecorder:
         self._begin_run()
         _LIVING.add(self)
 
-    def add(self, step: Row) -> None:
-        """Take one step that has just ended. Never blocks, never raises."""
+    def add(self, step: Row, ended_s: float | None = None) -> None:
+        """Take one step that has just ended, or did at a moment of `time.monotonic`. Never blocks, never raises."""
         try:
             block = self._block or self._next_block()
             if block is None:
                 self._drop()
                 return
             used = block.used
-            _pack_into(block.memory, used, monotonic() - self._origin - step[1] * 1e-3, *step)
+            end_s = monotonic() if ended_s is None else ended_s
+            _pack_into(block.memory, used, end_s - self._origin - step[1] * 1e-3, *step)
             # Only now, so that the writer never sees half a row and a step that was refused leaves no trace.
             block.used = used = used + _ROW_BYTES
             if used == self._block_bytes:
@@ -358,7 +386,7 @@ class StepRecorder:
         try:
             rows = block.rows(until)
             labels = {**self.labels, "run": self.run, "replica": self.replica}
-            trace = Trace(columns(rows, labels, self.kv_capacity_tokens), self._provenance())
+            trace = Trace(columns(rows, labels, self.kv_capacity_tokens, self._by_request), self._provenance())
             make_folder(self.folder)
             write_trace(self._file(self._number), trace)
         except Exception as error:  # noqa: BLE001  a thread that dies would stop the recording for good

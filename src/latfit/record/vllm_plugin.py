@@ -22,7 +22,12 @@ from latfit.trace import path_on
 from latfit.units import parse_bytes
 
 FLAG = "--enable-logging-iteration-details"
+SCHEDULERS = "latfit.record.vllm_scheduler."
+"""Where steps are recorded with their requests, and then not here."""
 
+
+UNTOLD = (0, 0, 0.0, 0, 0)
+"""What statistics do not tell of a step: its single requests."""
 
 # A child of vLLM's logger: what is said appears among vLLM's own lines.
 log = logging.getLogger("vllm.latfit")
@@ -62,7 +67,10 @@ class LatfitStatLogger(StatLoggerBase):
             if settings is None:
                 log.info("latfit records nothing: set LATFIT_TRACE_DIR to a folder for its traces")
                 return
-            self.recorder = _recorder(settings, vllm_config, engine_index)
+            if str(getattr(vllm_config.scheduler_config, "scheduler_cls", "")).startswith(SCHEDULERS):
+                log.info("latfit records in the engine's scheduler, not here")
+                return
+            self.recorder = recorder_of(settings, vllm_config, engine_index)
             if self.recorder.check_folder():
                 log.info("latfit records the steps of engine %d into %s", engine_index, settings.folder)
             self._flag = getattr(vllm_config.observability_config, "enable_logging_iteration_details", None)
@@ -125,6 +133,7 @@ class LatfitStatLogger(StatLoggerBase):
                     0 if prefix is None else prefix.hits,
                     0 if drafts is None else drafts.num_draft_tokens,
                     0 if drafts is None else drafts.num_accepted_tokens,
+                    *UNTOLD,
                 )
             )
         except Exception as error:  # noqa: BLE001  see the module's text
@@ -183,7 +192,8 @@ def kv_capacity_tokens(config: Any) -> int | None:
     return int(blocks) * int(size)
 
 
-def _recorder(settings: Settings, config: Any, engine_index: int) -> StepRecorder:
+def recorder_of(settings: Settings, config: Any, engine_index: int, *, by_request: bool = False) -> StepRecorder:
+    """What records the steps of one engine with vLLM's config."""
     device = str(config.device_config.device_type)
     recorder = StepRecorder(
         settings.folder,
@@ -195,7 +205,8 @@ def _recorder(settings: Settings, config: Any, engine_index: int) -> StepRecorde
             "model": str(getattr(config.model_config, "model", "unknown")),
             "tp": int(config.parallel_config.tensor_parallel_size),
         },
-        facts=_facts(config),
+        facts=_facts(config, "vllm scheduler" if by_request else "vllm stat logger"),
+        by_request=by_request,
         log=log,
     )
     recorder.advice = "set LATFIT_TRACE_DIR to a folder that this process can write"
@@ -203,7 +214,7 @@ def _recorder(settings: Settings, config: Any, engine_index: int) -> StepRecorde
     return recorder
 
 
-def _facts(config: Any) -> dict[str, Any]:
+def _facts(config: Any, source: str) -> dict[str, Any]:
     """Settings of the engine that decide its latency, as far as this version of vLLM has them."""
     wanted = {
         "scheduler_config": (
@@ -222,16 +233,16 @@ def _facts(config: Any) -> dict[str, Any]:
     plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in found.items()}
     server, servers = _api_server(config)
     return {
-        "source": "vllm stat logger",
+        "source": source,
         "vllm": _vllm_version(),
         **plain,
-        "num_speculative_tokens": _draft_tokens(config),
+        "num_speculative_tokens": draft_tokens(config),
         "api_server": server,
         "api_servers": servers,
     }
 
 
-def _draft_tokens(config: Any) -> int | None:
+def draft_tokens(config: Any) -> int | None:
     """Tokens of a draft, 0 without speculative decoding, None where this version does not say."""
     drafts = getattr(config, "speculative_config", None)
     if drafts is None:

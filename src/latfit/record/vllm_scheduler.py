@@ -1,0 +1,208 @@
+"""Schedulers of vLLM that record the steps they plan, with what only a scheduler knows: the requests of each.
+
+`vllm serve MODEL --scheduler-cls latfit.record.vllm_scheduler.RecordingScheduler` (`RecordingAsyncScheduler` with
+asynchronous scheduling). They are vLLM's own and change nothing of what is scheduled. Of a step with chunks p behind k
+cached tokens they add to what the stat logger records
+
+    A = sum p (k + p/2) and L = max (k + p) over the chunks of prompts,
+
+the cached tokens of all requests and of those in prefill, and the tokens that preempted requests compute again. A
+request decodes where its whole prompt is cached and it computes no more than 1 + (draft tokens); else it is in prefill.
+
+A step's T is from when it was planned, or the one before it had ended where that came later, to when its result was
+there. It runs in the engine's own process, between two steps, and so does what this costs: the loop over a step's
+requests is all of it that grows. Where anything fails, the step is scheduled as ever, and counted as refused.
+
+The stat logger records nothing beside one of these. **Without vLLM this module imports all the same** and its classes
+have the base `object`.
+"""
+
+import importlib
+import os
+from collections import deque
+from collections.abc import Mapping
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from latfit.record.recorder import Step, StepRecorder
+from latfit.record.vllm_plugin import draft_tokens, log, recorder_of, settings_from
+
+if TYPE_CHECKING:
+
+    class Scheduler:
+        """What vLLM's classes mean to a type checker that may not have vLLM."""
+
+        vllm_config: Any
+        requests: Mapping[str, Any]
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
+        def make_stats(self, *args: Any, **kwargs: Any) -> Any: ...
+        def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any: ...
+        def shutdown(self) -> None: ...
+
+    AsyncScheduler = Scheduler
+else:
+    try:
+        Scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+        AsyncScheduler = importlib.import_module("vllm.v1.core.sched.async_scheduler").AsyncScheduler
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        Scheduler = AsyncScheduler = object
+
+
+class Terms(NamedTuple):
+    """What a step's requests are, together."""
+
+    prefill_requests: int
+    prefill_tokens: int
+    context_tokens: int
+    prefill_context_tokens: int
+    prefill_attention: float
+    longest_prefill: int
+    recomputed_tokens: int
+
+
+def terms_of(scheduled: Mapping[str, int], requests: Mapping[str, Any], drafts: int) -> Terms:
+    """Of a step with `scheduled` tokens by request, which are counted as computed already; drafts: of a draft."""
+    n = P = K = KP = L = again = 0
+    A = 0.0
+    for name, p in scheduled.items():
+        request = requests[name]
+        k = request.num_computed_tokens - p
+        K += k
+        if p <= 1 + drafts and k >= request.num_prompt_tokens:
+            continue
+        n += 1
+        P += p
+        KP += k
+        A += p * (k + 0.5 * p)
+        L = max(L, k + p)
+        if request.num_output_tokens:
+            again += p
+    return Terms(n, P, K, KP, A, L, again)
+
+
+class StepsInFlight:
+    """Steps of one engine between their planning and their result, for a recorder. latest: the statistics that the
+    scheduler made of the step that has just ended, None where vLLM makes none."""
+
+    def __init__(self, recorder: StepRecorder, drafts: int) -> None:
+        self.recorder = recorder
+        self.drafts = drafts
+        self.latest: Any = None
+        self._planned: deque[tuple[Any, float, Terms]] = deque()
+        self._last_end = 0.0
+        self._count = 0
+
+    def plan(self, output: Any, requests: Mapping[str, Any]) -> None:
+        """A step was planned. Never raises."""
+        try:
+            terms = terms_of(output.num_scheduled_tokens, requests, self.drafts)
+            self._planned.append((output, monotonic(), terms))
+        except Exception as error:  # noqa: BLE001  the engine must outlive what is recorded of it
+            self.recorder.refuse(error)
+
+    def end(self, output: Any, ended_s: float, waiting: int) -> None:
+        """The result of a planned step was there at `ended_s`. Never raises."""
+        try:
+            planned_s, terms = self._of(output)
+            began_s = max(planned_s, self._last_end)
+            self._last_end = ended_s
+            if terms is not None and output.total_num_scheduled_tokens > 0:
+                self.recorder.add(self._step(output, terms, 1e3 * (ended_s - began_s), waiting), ended_s)
+                self._count += 1
+        except Exception as error:  # noqa: BLE001  see above
+            self.recorder.refuse(error)
+
+    def _of(self, output: Any) -> tuple[float, Terms | None]:
+        """When a step was planned, and its terms; steps planned before it without a result are forgotten."""
+        while self._planned:
+            planned, at_s, terms = self._planned.popleft()
+            if planned is output:
+                return at_s, terms
+        return 0.0, None
+
+    def _step(self, output: Any, terms: Terms, T_ms: float, waiting: int) -> Step:
+        stats, requests = self.latest, len(output.num_scheduled_tokens)
+        prefix, drafts = getattr(stats, "prefix_cache_stats", None), getattr(stats, "spec_decoding_stats", None)
+        if stats is not None:
+            waiting = stats.num_waiting_reqs + getattr(stats, "num_skipped_waiting_reqs", 0)
+        return Step(
+            step=self._count,
+            T_ms=T_ms,
+            prefill_requests=terms.prefill_requests,
+            prefill_tokens=terms.prefill_tokens,
+            decode_requests=requests - terms.prefill_requests,
+            decode_tokens=output.total_num_scheduled_tokens - terms.prefill_tokens,
+            queued_requests=waiting,
+            kv_usage=getattr(stats, "kv_cache_usage", float("nan")),
+            preemptions=len(getattr(output, "preempted_req_ids", None) or ()),
+            prefix_queries=0 if prefix is None else prefix.queries,
+            prefix_hits=0 if prefix is None else prefix.hits,
+            draft_tokens=0 if drafts is None else drafts.num_draft_tokens,
+            accepted_tokens=0 if drafts is None else drafts.num_accepted_tokens,
+            context_tokens=terms.context_tokens,
+            prefill_context_tokens=terms.prefill_context_tokens,
+            prefill_attention=terms.prefill_attention,
+            longest_prefill=terms.longest_prefill,
+            recomputed_tokens=terms.recomputed_tokens,
+        )
+
+
+def steps_of(config: Any) -> StepsInFlight | None:
+    """What records the steps of an engine with this config; None where nothing is to be recorded. Never raises."""
+    try:
+        settings = settings_from(os.environ)
+        if settings is None:
+            log.info("latfit records nothing: set LATFIT_TRACE_DIR to a folder for its traces")
+            return None
+        engine = getattr(config.parallel_config, "data_parallel_rank", 0)
+        recorder = recorder_of(settings, config, engine, by_request=True)
+        if recorder.check_folder():
+            log.info("latfit records the steps of engine %d in its scheduler, into %s", engine, settings.folder)
+        return StepsInFlight(recorder, draft_tokens(config) or 0)
+    except Exception as error:  # noqa: BLE001  an engine that starts matters more than its trace
+        log.warning("latfit records nothing (%s: %s)", type(error).__name__, error)
+        return None
+
+
+class RecordingScheduler(Scheduler):
+    """vLLM's scheduler, with a record of its steps."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._steps = steps_of(self.vllm_config)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        output = super().schedule(*args, **kwargs)
+        if self._steps is not None:
+            self._steps.plan(output, self.requests)
+        return output
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        stats = super().make_stats(*args, **kwargs)
+        if self._steps is not None:
+            self._steps.latest = stats
+        return stats
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """As vLLM's."""
+        ended_s, steps = monotonic(), self._steps
+        found = super().update_from_output(scheduler_output, model_runner_output)
+        if steps is not None:
+            steps.end(scheduler_output, ended_s, len(getattr(self, "waiting", ())))
+        return found
+
+    def shutdown(self) -> None:
+        """As vLLM's; what is pending is written."""
+        super().shutdown()
+        if self._steps is not None:
+            self._steps.recorder.close()
+
+
+class RecordingAsyncScheduler(RecordingScheduler, AsyncScheduler):
+    """The same for asynchronous scheduling."""
