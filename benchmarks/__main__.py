@@ -5,6 +5,7 @@ import sys
 from benchmarks import (
     accuracy,
     coverage,
+    engine_loop,
     engine_speed,
     first_answer,
     fit_speed,
@@ -49,3 +50,4 @@ if __name__ == "__main__":
     accuracy.main(smoke)
     loads.main(smoke)
     simulated_intervals.main(smoke)
+    engine_loop.main(smoke)

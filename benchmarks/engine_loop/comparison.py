@@ -1,0 +1,136 @@
+"""A load as the server served it beside its simulation, with the time to the first token taken apart."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.engine_loop.loads import LoadRun
+from latfit.api import PhaseFits, Validation, read, validate
+from latfit.fitting.prediction import typical_ms
+from latfit.stats import FloatArray
+from latfit.trace import PERIOD, timed
+from latfit.units import format_ms, format_percent
+from latfit.workload import Requests
+
+AIMS: Mapping[str, float] = {"TTFT mean": 5, "TPOT mean": 3, "latency mean": 3, "TTFT p50": 10, "TTFT p99": 10}
+"""Percent within which the simulation is to be of what the engine counted."""
+STATISTICS: Mapping[str, Callable[[FloatArray], float]] = {
+    "mean": lambda values: float(np.mean(values)),
+    "p50": lambda values: float(np.quantile(values, 0.5)),
+    "p99": lambda values: float(np.quantile(values, 0.99)),
+}
+SEEDS = 5
+"""Simulations, which differ by how steps scatter; shown is the median."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure in ms: the client's, the server's from its API process on, its engine's, and simulated by the engine's
+    clock, from the client's moments of sending and from those at which the server had the requests; NaN where one of
+    them has none."""
+
+    name: str
+    client: float
+    server: float
+    engine: float
+    sent: float
+    arrived: float
+
+    @property
+    def error_pct(self) -> float:
+        """Simulated from the server's arrivals against the engine's own."""
+        return 100 * (self.arrived / self.engine - 1) if self.engine > 0.1 else np.nan
+
+    @property
+    def missed(self) -> bool:
+        return self.name in AIMS and not abs(self.error_pct) <= AIMS[self.name]
+
+    def line(self) -> str:
+        """As text."""
+        figures = self.client, self.server, self.engine, self.sent, self.arrived
+        shown = ["–" if np.isnan(each) else format_ms(each) for each in figures]
+        error = "" if np.isnan(self.error_pct) else format_percent(self.error_pct, signed=True)
+        return f"  {self.name:<26}" + "".join(f"{each:>12}" for each in (*shown, error)) + ("  missed" * self.missed)
+
+
+def compared(fits: PhaseFits, run: LoadRun) -> tuple[Validation, list[Row]]:
+    """`latfit validate` of the load generator's result, and rows with those that the probe adds."""
+
+    def simulated(source: str, seed: int) -> Validation:
+        return validate(fits, source, metrics_before=run.before, metrics_after=run.after, seed=seed)
+
+    sent, arrived = ([simulated(str(source), seed) for seed in range(SEEDS)] for source in (run.result, run.arrived))
+    return sent[0], rows_of(sent, arrived, run)
+
+
+def rows_of(sent: Sequence[Validation], arrived: Sequence[Validation], run: LoadRun) -> list[Row]:
+    """TTFT, TPOT and latency on every clock, then what TTFT is made of."""
+    measured = sent[0].result.measured
+    queue, prefill = run.of_requests("queued_time"), run.of_requests("prefill_time")
+    nothing = np.full(1, np.nan)
+    client = _figures(measured.requests, measured.requests.arrival_ms, measured.first_ms, measured.last_ms)
+    server = {"TTFT": 1e3 * run.ttft_s, "TPOT": nothing, "latency": run.of_requests("e2e_latency")}
+    engine = {
+        "TTFT": queue + prefill,
+        "TPOT": run.of_requests("mean_time_per_output_token"),
+        "latency": queue + run.of_requests("inference_time"),
+        "of TTFT: queue": queue,
+        "of TTFT: prefill": prefill,
+        "of TTFT: before the engine": nothing,
+    }
+    simulated = [[_simulated(each) for each in of] for of in (sent, arrived)]
+    rows = [
+        Row(
+            f"{name} {which}",
+            *(statistic(clock[name]) for clock in (client, server, engine)),
+            *(float(np.median([statistic(each[name]) for each in of])) for of in simulated),
+        )
+        for name in client
+        for which, statistic in STATISTICS.items()
+    ]
+    before = float(np.mean(server["TTFT"]) - np.mean(engine["TTFT"]))
+    for name in ("of TTFT: before the engine", "of TTFT: queue", "of TTFT: prefill"):
+        means = [float(np.median([np.mean(each[name]) for each in of])) for of in simulated]
+        theirs = before if "before" in name else np.nan
+        rows.append(Row(name, np.nan, theirs, float(np.mean(engine[name])), *means))
+    return rows
+
+
+def _figures(requests: Requests, since: FloatArray, first: FloatArray, last: FloatArray) -> dict[str, FloatArray]:
+    more = np.maximum(requests.output_tokens - 1.0, 1.0)
+    return {"TTFT": first - since, "TPOT": (last - first) / more, "latency": last - since}
+
+
+def _simulated(found: Validation) -> dict[str, FloatArray]:
+    run = found.result.run
+    return {
+        **_figures(run.requests, run.seen_ms, run.first_ms, run.last_ms),
+        "of TTFT: before the engine": run.seen_ms - run.requests.arrival_ms,
+        "of TTFT: queue": run.start_ms - run.seen_ms,
+        "of TTFT: prefill": run.first_ms - run.start_ms,
+    }
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print a table."""
+    titles = ("client", "server", "engine", "sim. (sent)", "sim. (came)", "off")
+    print(f"  {'':<26}" + "".join(f"{each:>12}" for each in titles))
+    for row in rows:
+        print(row.line())
+
+
+def speed(fits: PhaseFits, run: LoadRun) -> str:
+    """How long the recorded steps of a load took beside what the fits say of the same steps: the machine's own drift,
+    which no simulation can know."""
+    trace = timed(read([str(each) for each in run.steps]), PERIOD).trace
+    prefills = trace.floats("prefill_requests") > 0
+    said = []
+    for name, fit, rows in (
+        ("decode", fits.decode, ~prefills),
+        ("with prefill", fits.prefill or fits.decode, prefills),
+    ):
+        part = trace.select(rows)
+        ratio = float(np.sum(part.floats("T_ms")) / np.sum(typical_ms(fit.result, part)))
+        said.append(f"{name} {format_percent(100 * (ratio - 1), signed=True)} ({len(part):,})")
+    return f"steps beside the fit's of the same ones: {', '.join(said)}"
