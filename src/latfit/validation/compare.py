@@ -269,8 +269,16 @@ class Validation:
             f"Simulation {'agrees with' if self.agrees else 'differs from'} the server's engine: means"
             f" {', '.join(errors)} ({len(self.measured):,} requests). The client's mean TTFT is"
             f" {_longer(ttft.client - ttft.server)} than the server's, its TPOT {client}; the server's TTFT is"
-            f" {_longer(ttft.server - ttft.engine)} than its engine's."
+            f" {_longer(ttft.server - ttft.engine)} than its engine's{self._unseen}."
         )
+
+    @property
+    def _unseen(self) -> str:
+        """What of that is not the API process, but the engine's steps."""
+        if self.server is None or not self.server.has_engine:
+            return ""
+        rest = float(np.mean(self.run.seen_ms - self.measured.requests.arrival_ms))
+        return f", with {format_ms(rest)} simulated for the rest of the step that runs when a request comes"
 
     def to_json(self) -> dict[str, Any]:
         table: dict[str, dict[str, Any]] = {}
