@@ -14,6 +14,7 @@ in it:
 
 - vLLM's `bench serve --save-result --save-detailed`: `ttfts` and gaps `itls` in seconds.
 - AIPerf's `profile_export.jsonl`: `time_to_first_token` and `request_latency` in ms.
+- genai-perf's `profile_export.json` and inference-perf's `per_request_lifecycle_metrics.json`: see `load_generators`.
 - GuideLLM's JSON: `time_to_first_token_ms`, `request_latency` in seconds; of several benchmarks the one with the most
   requests.
 """
@@ -49,6 +50,7 @@ from latfit.trace import (
     request_format,
 )
 from latfit.workload.arrivals import Piecewise
+from latfit.workload.load_generators import genai_perf_rows, inference_perf_rows
 from latfit.workload.requests import MOST_TOKENS, PrefixBlocks, Requests, make_requests
 
 _CLOCK = re.compile(r"\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?")
@@ -389,9 +391,32 @@ def _sorted_rows(
     return _Rows((sent - start) * unit, prompt, output, dropped, notes, spans=spans, sort=True, began_s=began_s)
 
 
+def _genai_perf(source: Source) -> _Rows:
+    rows, dropped, notes = genai_perf_rows(source)
+    return _sorted_rows(rows, NS, dropped, notes)
+
+
+def _inference_perf(source: Source) -> _Rows:
+    rows, dropped = inference_perf_rows(source)
+    return _sorted_rows(rows, S, dropped)
+
+
+def _summary(source: Source) -> _Rows:
+    """Always raises BadInput."""
+    raise BadInput(
+        "holds statistics of a run, not its requests",
+        where=source.name,
+        remedy="Give the file beside it: profile_export.json (genai-perf), profile_export.jsonl (AIPerf) or"
+        " per_request_lifecycle_metrics.json (inference-perf).",
+    )
+
+
 READERS: Mapping[str, Callable[[Source], _Rows]] = {
     "AIPerf": _aiperf,
     "GuideLLM": _guidellm,
+    "genai-perf": _genai_perf,
+    "inference-perf": _inference_perf,
+    "statistics": _summary,
     "vLLM bench": _vllm_bench,
     "Mooncake": _mooncake,
 }

@@ -115,6 +115,59 @@ FILES = {
 }
 
 
+def genai_perf(sent: int, moments: tuple[int, ...], usage: tuple[int, int] | None, chat: bool = True) -> dict[str, Any]:
+    """A request as Perf Analyzer keeps it: the role first, then a token a response, the usage, the end."""
+    told = [{"delta": {"content": "x"}} if chat else {"text": "x"} for _ in moments]
+    events = [{"choices": [{"delta": {"role": "assistant"}}]}, *({"choices": [each]} for each in told)]
+    times = [sent + 1, *moments]
+    if usage is not None:
+        counts = {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
+        events, times = [*events, {"choices": [], "usage": counts}], [*times, moments[-1] + 7_000_000]
+    outputs = [{"response": f"data: {json.dumps(each)}\n\n"} for each in events]
+    return {
+        "timestamp": sent,
+        "request_inputs": {"payload": "{}"},
+        "response_timestamps": [*times, times[-1] + 1],
+        "response_outputs": [*outputs, {"response": "data: [DONE]\n\n"}],
+    }
+
+
+MS = 1_000_000
+EXPERIMENT = {
+    "experiment": {"mode": "request_rate", "value": 2},
+    "requests": [
+        genai_perf(SENT + 500 * MS, (SENT + 600 * MS, SENT + 900 * MS), (8, 2), chat=False),
+        genai_perf(SENT, (SENT + 200 * MS, SENT + 250 * MS, SENT + 400 * MS), (9, 3)),
+    ],
+    "window_boundaries": [0],
+}
+FILES["genai-perf"] = json.dumps({"experiments": [EXPERIMENT], "version": "2.5", "service_kind": "openai"})
+
+
+def inference_perf(start_s: float, lengths: tuple[int, int], times_s: list[float], old: bool) -> dict[str, Any]:
+    """A request as inference-perf keeps it, now and before 0.3."""
+    info: dict[str, Any] = {"input_tokens": lengths[0]}
+    if old:
+        info |= {"output_tokens": lengths[1], "output_token_times": times_s}
+    else:
+        info["request_metrics"] = {"text": {"input_tokens": lengths[0]}}
+        info["response_metrics"] = {"output_tokens": lengths[1], "output_token_times": times_s}
+    span = {"start_time": start_s, "end_time": times_s[-1] + 0.001}
+    return {"scheduled_time": start_s, **span, "request": "{}", "response": "", "info": info, "error": None}
+
+
+FAILED = {"start_time": 1.0, "end_time": 2.0, "info": {"input_tokens": 3}, "error": {"error_type": "TimeoutError"}}
+for name, is_old in (("inference-perf", False), ("inference-perf before", True)):
+    FILES[name] = json.dumps(
+        [
+            inference_perf(1393.75, (8, 2), [1393.85, 1394.15], is_old),
+            FAILED,
+            inference_perf(1393.25, (9, 3), [1393.45, 1393.5, 1393.65], is_old),
+        ],
+        indent=1,
+    )
+
+
 @pytest.mark.parametrize("kind", FILES)
 def test_what_load_generators_write(tmp_path: Path, kind: str) -> None:
     """One run told three ways: 9 + 3 tokens sent at 0, 8 + 2 at 500 ms, the order of completion the other way round."""
@@ -133,6 +186,12 @@ def test_what_load_generators_write(tmp_path: Path, kind: str) -> None:
     [
         (json.dumps({name: column for name, column in BENCH.items() if name != "itls"}), "no times of first"),
         (json.dumps({"guidellm_version": "0.6.0", "benchmarks": [{}]}), "no benchmark with its requests"),
+        (json.dumps({"experiments": [{"requests": [genai_perf(1, (2, 3), None)]}]}), "tells no lengths of 1 of 1"),
+        (json.dumps({"experiments": [{"requests": 3, "x": {"response_timestamps": 0}}]}), "no experiment with its"),
+        (json.dumps([FAILED]), "there is no request in it"),
+        (json.dumps([{"start_time": "x", "end_time": None, "info": {"input_tokens": []}}]), "."),
+        (json.dumps({"request_throughput": {"avg": 3}, "request_latency": {"avg": 1}}), "holds statistics of a run"),
+        (json.dumps({"load_summary": {}, "successes": {"count": 1}}), "holds statistics of a run"),
     ],
 )
 def test_result_files_without_times_are_refused(tmp_path: Path, text: str, said: str) -> None:

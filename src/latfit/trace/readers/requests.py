@@ -21,6 +21,11 @@ FORMATS = (
     ("AIPerf", ("metadata", "metrics", "request_start_ns")),
     ("GuideLLM", ("benchmarks", "guidellm_version")),
     ("GuideLLM", ("benchmarks", "generative_benchmark")),
+    ("genai-perf", ("experiments", "requests", "response_timestamps")),
+    ("inference-perf", ("start_time", "end_time", "info")),
+    ("inference-perf", ("scheduled_time", "start_time", "end_time")),
+    ("statistics", ("request_throughput", "request_latency", "avg")),
+    ("statistics", ("load_summary", "successes")),
     ("vLLM bench", ("input_lens", "output_lens")),
     ("Mooncake", ("timestamp", "input_length", "output_length")),
 )
