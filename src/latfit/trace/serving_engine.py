@@ -114,6 +114,7 @@ def engine_notes(trace: Trace) -> list[str]:
         share = format_percent(100 * did["prefix_hits"] / did["prefix_queries"])
         notes.append(f"{share} of the prompt tokens were found in the prefix cache and not computed.")
     parts = [origin for _, origin in _parts("", trace.provenance)]
+    notes += [note for origin in parts if (note := _of_windows(origin))]
     servers = max((origin.get("api_servers", 1) for origin in parts if _is_count(origin.get("api_servers"))), default=1)
     if servers > 1:
         notes.append(
@@ -123,6 +124,19 @@ def engine_notes(trace: Trace) -> list[str]:
     if any(origin.get("host_time") == "none" for origin in parts):
         notes.append("The steps are sums of kernels and hold no host time, as scheduling and output handling take.")
     return notes
+
+
+def _of_windows(origin: Mapping[str, Any]) -> str:
+    """What users should know of a log whose lines of every ten seconds were read; empty for any other origin."""
+    windows, unsteady = origin.get("windows"), origin.get("unsteady")
+    if origin.get("format") != "vllm" or not _is_count(windows) or not _is_count(unsteady):
+        return ""
+    left = f", and {unsteady:,} in which the load changed too much are left out" if unsteady else ""
+    return (
+        f"The log has no line for each step. Read were its {windows:,} windows of about ten seconds, whose batch size"
+        f" is known at their ends only{left}: a coarse source. latfit record measures windows by the server's counters;"
+        " --enable-logging-iteration-details logs each step."
+    )
 
 
 def _tokens_of_decoding(trace: Trace) -> int:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from latfit.errors import BadInput, LatfitError
+from latfit.trace.coverage import reading_notes
 from latfit.trace.read import ingest
 from latfit.trace.readers import reader_for
 from latfit.trace.readers.reader import Options
@@ -633,6 +634,15 @@ class TestWindows:
 
     def test_iteration_lines_go_before_them(self, tmp_path: Path) -> None:
         assert "window_ms" not in parsed(windows_log([32] * 4, [1600.0] * 4) + NEW, tmp_path)
+
+    def test_windows_say_that_they_are_coarse(self, tmp_path: Path) -> None:
+        path = tmp_path / "server.log"
+        path.write_text(windows_log([32] * 4 + [8] + [32] * 8, [1600.0] * 13))
+        (note,) = (each for each in reading_notes(ingest([str(path)])) if "coarse" in each)
+        assert "windows of about ten seconds" in note
+        assert "2 in which the load changed too much are left out" in note
+        path.write_text(NEW)
+        assert not any("coarse" in each for each in reading_notes(ingest([str(path)])))
 
     def test_windows_go_on_over_the_turn_of_a_year(self, tmp_path: Path) -> None:
         log = windows_log([32] * 6, [1600.0] * 6).splitlines(keepends=True)
