@@ -32,6 +32,17 @@ class Caching(Engine):
         self.uses: Counter[int] = Counter()
         self.mine: list[dict[int, int]] = [{} for _ in units]
         self.found = 0
+        self.later: list[tuple[One, int]] = []
+
+    def flush(self) -> None:
+        """Those that run already have their units named once all of them have their blocks."""
+        for one, tokens in self.later:
+            self.name(one, tokens)
+        self.later = []
+
+    def make(self, planned: list[One]) -> None:
+        self.flush()
+        super().make(planned)
 
     def take(self, one: One, tokens: int) -> None:
         while len(one.blocks) * BLOCK < tokens:
@@ -39,6 +50,12 @@ class Caching(Engine):
             self.holds.pop(block, None)
             self.whole = {name: blocks for name, blocks in self.whole.items() if block not in blocks}
             one.blocks.append(block)
+        if one in self.running:
+            self.later.append((one, tokens))
+        else:
+            self.name(one, tokens)
+
+    def name(self, one: One, tokens: int) -> None:
         for k, name in enumerate(self.units[one.number]):
             if one.computed < (k + 1) * UNIT <= tokens and name not in self.whole:
                 self.whole[name] = one.blocks[3 * k : 3 * k + 3]
@@ -73,6 +90,7 @@ class Caching(Engine):
         self.waiting.insert(0, one)
 
     def admit(self, planned: list[One], budget: int) -> None:
+        self.flush()
         while budget > 0 and self.waiting and len(self.running) < self.settings.max_num_seqs:
             one = self.waiting[0]
             there = 0

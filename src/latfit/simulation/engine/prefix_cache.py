@@ -13,7 +13,14 @@ generated tokens have none, as no record says what they were.
 """
 
 from latfit.compiled import inner, rare
-from latfit.simulation.engine.state import FREE, NEWEST, OLDEST, Limits, Load, State, put_back
+from latfit.simulation.engine.state import COUNT, FREE, NEWEST, OLDEST, Limits, Load, State, disown, put_back
+
+
+@inner
+def _is_there(o: Limits, load: Load, s: State, c: int) -> bool:
+    """Whether a unit is held, or free and whole."""
+    at = s.unit_at[c]
+    return bool(s.unit_uses[c] > 0 or (at >= 0 and s.seg_count[at] == load.unit // o.block_size))
 
 
 @inner
@@ -21,16 +28,15 @@ def units_there(o: Limits, load: Load, s: State, r: int) -> int:
     """Units at the front of a request that need not be computed: none where contents are not known."""
     if load.unit == 0 or (o.swap == 1 and s.preempted[r] > 0):
         return 0
-    return int(_found(load, s, r, load.prompt[r] + s.gen_of[r]))
+    return int(_found(o, load, s, r, load.prompt[r] + s.gen_of[r]))
 
 
 @rare
-def _found(load: Load, s: State, r: int, known: int) -> int:
+def _found(o: Limits, load: Load, s: State, r: int, known: int) -> int:
     first = load.unit_start[r]
     most = min(load.unit_start[r + 1] - first, (known - 1) // load.unit)
     for k in range(most):
-        c = load.unit_id[first + k]
-        if s.unit_uses[c] == 0 and s.unit_at[c] < 0:
+        if not _is_there(o, load, s, load.unit_id[first + k]):
             return k
     return int(most)
 
@@ -59,20 +65,30 @@ def hold_units(o: Limits, load: Load, s: State, r: int, units: int) -> None:
         c = load.unit_id[k]
         at = s.unit_at[c]
         if at >= 0:
-            s.seg_count[at], s.seg_owner[at] = 0, -1
-            s.unit_at[c] = -1
+            disown(s, at)
+            s.seg_count[at] = 0
             s.i[FREE] -= blocks
         s.unit_uses[c] += 1
         s.held[k] = 1
 
 
 @rare
-def name_units(load: Load, s: State, r: int, computed: int, then: int) -> None:
+def name_planned(o: Limits, load: Load, s: State) -> None:
+    """The units that the running requests complete in the step that is planned."""
+    for i in range(s.i[COUNT]):
+        if s.chunk[i] > 0 and s.comp[i] < load.prompt[s.rid[i]]:
+            name_units(o, load, s, s.rid[i], s.comp[i], s.comp[i] + s.chunk[i])
+
+
+@rare
+def name_units(o: Limits, load: Load, s: State, r: int, computed: int, then: int) -> None:
     """The units that a request's step completes, which had `computed` tokens and has `then`, are there from now on."""
     first = load.unit_start[r]
     for k in range(computed // load.unit, min(then // load.unit, load.unit_start[r + 1] - first)):
         c = load.unit_id[first + k]
-        if s.unit_uses[c] == 0 and s.unit_at[c] < 0:
+        if not _is_there(o, load, s, c):
+            if s.unit_at[c] >= 0:
+                disown(s, s.unit_at[c])
             s.unit_uses[c] = 1
             s.held[first + k] = 1
 
@@ -117,7 +133,5 @@ def behind_units(o: Limits, load: Load, s: State, r: int, computed: int) -> int:
 def forget(s: State) -> None:
     """Nothing of what the free blocks hold is known any more: the engine starts."""
     for at in range(s.i[OLDEST], s.i[NEWEST]):
-        owner = s.seg_owner[at]
-        if owner < -1:
-            s.unit_at[-2 - owner] = -1
-            s.seg_owner[at] = -1
+        if s.seg_owner[at] < -1:
+            disown(s, at)

@@ -24,6 +24,7 @@ from latfit.simulation.engine.prefix_cache import (
     give_back,
     give_back_units,
     hold_units,
+    name_planned,
     name_units,
     units_there,
 )
@@ -160,6 +161,8 @@ def plan(o: Limits, load: Load, s: State) -> Work:
             return work  # type: ignore[no-any-return]
     preempted = s.i[PREEMPTIONS]
     work, budget = run(o, load, s)
+    if load.unit > 0:
+        name_planned(o, load, s)
     if o.batching != CONTINUOUS and s.i[PREEMPTIONS] == preempted:
         work, budget = admit(o, load, s, work, budget)
     return work  # type: ignore[no-any-return]
@@ -190,8 +193,6 @@ def run(o: Limits, load: Load, s: State) -> tuple[Work, int]:
         if not _make_room(o, load, s, i, s.comp[i] + chunk):
             break
         s.chunk[i] = chunk
-        if load.unit > 0 and s.comp[i] < load.prompt[s.rid[i]]:
-            name_units(load, s, s.rid[i], s.comp[i], s.comp[i] + chunk)
         budget -= chunk
         work = with_chunk(work, chunk, s.comp[i], left == 1)
         i += 1
@@ -281,7 +282,7 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
             hold_units(o, load, s, r, units)
         take(s, room - hits - shared)
         if load.unit > 0:
-            name_units(load, s, r, comp, comp + chunk)
+            name_units(o, load, s, r, comp, comp + chunk)
         s.cap[i] = room * o.block_size
         s.chunk[i] = chunk
         budget -= chunk

@@ -303,23 +303,29 @@ def take(s: State, count: int) -> None:
     s.i[FREE] -= count
     at = s.i[OLDEST]
     while count > 0:
-        there, owner = s.seg_count[at], s.seg_owner[at]
-        if owner < -1:
-            # A content that is not whole any more is none.
-            s.unit_at[-2 - owner] = -1
-            s.seg_owner[at] = -1
+        there = s.seg_count[at]
         if there > count:
             s.seg_count[at] = there - count
             break
         count -= there
         s.seg_count[at] = 0
-        if owner >= 0:
-            s.segment[owner] = -1
-            s.seg_owner[at] = -1
+        if s.seg_owner[at] != -1:
+            disown(s, at)
         if at + 1 == s.i[NEWEST]:
             break
         at += 1
     s.i[OLDEST] = at
+
+
+@rare
+def disown(s: State, at: int) -> None:
+    """The segment is nobody's from now on."""
+    owner = s.seg_owner[at]
+    if owner >= 0:
+        s.segment[owner] = -1
+    elif owner < -1:
+        s.unit_at[-2 - owner] = -1
+    s.seg_owner[at] = -1
 
 
 @inner
