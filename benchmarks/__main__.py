@@ -7,6 +7,7 @@ from benchmarks import (
     coverage,
     engine_loop,
     engine_speed,
+    exports,
     first_answer,
     fit_speed,
     fit_time,
@@ -50,4 +51,5 @@ if __name__ == "__main__":
     accuracy.main(smoke)
     loads.main(smoke)
     simulated_intervals.main(smoke)
+    exports.main(smoke)
     engine_loop.main(smoke)
