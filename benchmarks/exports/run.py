@@ -11,6 +11,7 @@ What is not named is skipped, with the reason.
 
 import argparse
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -144,24 +145,39 @@ def _sglang(plans: Mapping[str, Any], wheel: str | None) -> None:
 
 
 @dataclass(frozen=True)
+class Step:
+    """What a stand-in takes for b requests, ms: launch + slope b, or exponential with mean `launch`."""
+
+    launch: float
+    slope: float = 0.0
+    drawn: bool = False
+
+    def nominal(self, longer: float = 0.0) -> str:
+        """As a path of a plan; with steps that take longer."""
+        mean = self.launch + longer
+        return f"p50={mean * math.log(2)}ms" if self.drawn else f"launch={mean}ms,slope={self.slope}ms,max_batch=256"
+
+
+@dataclass(frozen=True)
 class Case:
-    """A load of batches. steps: what the stand-ins take, by path: launch, slope in ms, whether exponential."""
+    """A load of batches on paths, and the model that requests are sent to."""
 
     name: str
-    paths: Mapping[str, str]
-    steps: Mapping[str, tuple[float, float, int]]
+    kind: str
+    steps: Mapping[str, Step]
     sla: str
     rate: float
     model: str
 
+    def paths(self, longer: Mapping[str, float] | None = None) -> dict[str, str]:
+        return {name: step.nominal((longer or {}).get(name, 0.0)) for name, step in self.steps.items()}
 
-BATCHES = {"gpu": "launch=40ms,slope=1ms,max_batch=64"}
-BOTH = {"amx": "p50=13.863ms", "gpu": "launch=120ms,slope=0.5ms"}
-OF_BATCHES = {"gpu": (40.0, 1.0, 0)}
+
+ALONE = {"gpu": Step(40.0, 1.0)}
 CASES = (
-    Case("greedy", BATCHES, OF_BATCHES, "250ms", 100.0, "gpu"),
-    Case("amortised", BATCHES, OF_BATCHES, "250ms", 100.0, "gpu-batched"),
-    Case("T_cut", BOTH, {"gpu": (120.0, 0.5, 0), "amx": (20.0, 0.0, 1)}, "200ms", 40.0, "router.py"),
+    Case("greedy", "greedy batches", ALONE, "250ms", 100.0, "gpu"),
+    Case("amortised", "amortised batches", ALONE, "250ms", 100.0, "gpu-batched"),
+    Case("T_cut", "T_cut", {"amx": Step(20.0, drawn=True), "gpu": Step(120.0, 0.5)}, "200ms", 40.0, "router.py"),
 )
 
 
@@ -170,7 +186,7 @@ def _triton(python: str | None, seconds: float) -> None:
         print("Triton: skipped, no --triton PYTHON (of an environment with nvidia-pytriton)")
         return
     for case in CASES:
-        plan = latfit.plan(case.paths, case.sla, f"{case.rate:g}/s")
+        plan = latfit.plan(case.paths(), case.sla, f"{case.rate:g}/s")
         found = latfit.export(plan, "triton")
         with tempfile.TemporaryDirectory() as scratch:
             repository = _repository(found, case, Path(scratch))
@@ -193,8 +209,8 @@ def _repository(found: Exported, case: Case, folder: Path) -> Path:
         if name == "router.py":
             place.write_text(text)
             continue
-        launch, slope, drawn = case.steps[name.partition("/")[0].removesuffix("-batched")]
-        values = {"launch_ms": launch, "slope_ms": slope, "exponential": drawn}
+        step = case.steps[name.partition("/")[0].removesuffix("-batched")]
+        values = {"launch_ms": step.launch, "slope_ms": step.slope, "exponential": int(step.drawn)}
         more = ['backend: "python"', 'input [ { name: "INPUT" data_type: TYPE_FP32 dims: [ 1 ] } ]']
         more.append('output [ { name: "BATCH" data_type: TYPE_INT32 dims: [ 1 ] } ]')
         more += [f'parameters {{ key: "{k}" value: {{ string_value: "{v}" }} }}' for k, v in values.items()]
@@ -207,34 +223,66 @@ def _repository(found: Exported, case: Case, folder: Path) -> Path:
 
 def _beside_the_plan(case: Case, plan: Mapping[str, Any], found: Exported, seen: Mapping[str, Any]) -> None:
     """Percentiles and steps as planned, as simulated, as the server made them."""
-    kind = {"greedy": "greedy batches", "amortised": "amortised batches", "T_cut": "T_cut"}[case.name]
-    row = next(each for each in plan["strategies"] if each["kind"] == kind)
-    settings: dict[str, Any] = {}
-    policy: Literal["cutoff", "marginal-cost", "gpu-only"] = "gpu-only"
-    if case.name == "T_cut":
-        policy, settings = "cutoff", {"t_cut": f"{row['T_cut_ms']}ms"}
-    elif case.name == "amortised":
-        delay = found.settings["gpu-batched"]["max_queue_delay_microseconds"] / 1e3
-        policy, settings = "marginal-cost", {"longest": f"{delay}ms"}
-    simulated = latfit.simulate(case.paths, f"{case.rate:g}/s", policy, settings=settings).to_json()["runs"][0]
-    latency = simulated["latency_ms"]
+    row = next(each for each in plan["strategies"] if each["kind"] == case.kind)
+    longer = {name.removesuffix("-batched"): _longer(case, name, each) for name, each in seen["models"].items()}
     print(
-        f"Triton, {case.name}, {seen['requests']} requests at {seen['rate_per_s']:.1f}/s: p99 response"
-        f" {row['percentile_ms']:.0f} ms planned, {latency['p99']:.0f} simulated with these settings,"
-        f" {seen['p99_ms']:.0f} measured (mean {latency['mean']:.0f} and {seen['mean_ms']:.0f},"
-        f" p50 {latency['p50']:.0f} and {seen['p50_ms']:.0f}); settings {found.settings}"
+        f"Triton, {case.name}, {seen['requests']} requests at {seen['rate_per_s']:.1f}/s, settings"
+        f" {_brief(found.settings)}: response p99 {row['percentile_ms']:.0f} ms, mean {row['mean_ms']:.0f} as planned"
     )
-    print(f"  simulated: share by path {simulated['share']}, batch sizes {simulated['batch_size']}")
+    for name, told in (
+        ("simulated", _simulated(case, row, found, {})),
+        ("simulated with the steps as long as they were", _simulated(case, row, found, longer)),
+    ):
+        latency, sizes = told["latency_ms"], told["batch_size"]
+        shares = ", ".join(f"{path} {share:.3f}" for path, share in told["share"].items() if share)
+        print(
+            f"  {name}: p99 {latency['p99']:.0f} ms, p50 {latency['p50']:.0f}, mean {latency['mean']:.0f};"
+            f" batches p50 {sizes['p50']:.0f}, p90 {sizes['p90']:.0f}, p99 {sizes['p99']:.0f}; requests {shares}"
+        )
+    print(f"  measured: p99 {seen['p99_ms']:.0f} ms, p50 {seen['p50_ms']:.0f}, mean {seen['mean_ms']:.0f}")
+    total = sum(each["requests"] for each in seen["models"].values())
     for name, each in seen["models"].items():
         if not each["requests"]:
             continue
         steps = {int(size): count for size, count in each["steps"].items()}
-        count = sum(steps.values())
-        mean = sum(size * n for size, n in steps.items()) / max(count, 1)
-        share = sum(size * n for size, n in steps.items()) / max(
-            sum(int(s) * n for other in seen["models"].values() for s, n in other["steps"].items()), 1
-        )
+        sizes = sorted(size for size, count in steps.items() for _ in range(count))
+        at = [sizes[min(int(len(sizes) * share), len(sizes) - 1)] for share in (0.5, 0.9, 0.99)]
         print(
-            f"  {name}: {count} steps of {min(steps)} to {max(steps)}, mean {mean:.2f}; share of requests {share:.3f};"
-            f" in Triton's queue {each['mean_queue_ms']:.1f} ms on average"
+            f"  {name}: {len(sizes)} steps, batches p50 {at[0]}, p90 {at[1]}, p99 {at[2]}, {sizes[0]} to {sizes[-1]};"
+            f" in Triton's queue {each['mean_queue_ms']:.1f} ms on average;"
+            f" steps {longer[name.removesuffix('-batched')]:.1f} ms longer than asked"
         )
+    print(f"  requests that Triton counted: {total}")
+
+
+def _brief(settings: Mapping[str, Any]) -> str:
+    """Of every model, lists by their ends."""
+    told = []
+    for model, values in settings.items():
+        each = {k: f"{v[0]}..{v[-1]}" if isinstance(v, list) else v for k, v in values.items()}
+        told.append(f"{model} {each}")
+    return "; ".join(told)
+
+
+def _longer(case: Case, model: str, seen: Mapping[str, Any]) -> float:
+    """How much longer steps took than the stand-in was told, ms on average; 0 where the time is drawn."""
+    step = case.steps[model.removesuffix("-batched")]
+    steps = {int(size): count for size, count in seen["steps"].items()}
+    if step.drawn or not steps:
+        return 0.0
+    took = {int(size): ms for size, ms in seen["took_ms"].items()}
+    extra = sum(count * (took[size] - step.launch - step.slope * size) for size, count in steps.items())
+    return float(extra / sum(steps.values()))
+
+
+def _simulated(case: Case, row: Mapping[str, Any], found: Exported, longer: Mapping[str, float]) -> Mapping[str, Any]:
+    settings: dict[str, Any] = {}
+    policy: Literal["cutoff", "marginal-cost", "gpu-only"] = "gpu-only"
+    if case.kind == "T_cut":
+        policy, settings = "cutoff", {"t_cut": f"{row['T_cut_ms']}ms"}
+    elif case.kind == "amortised batches":
+        delay = found.settings[case.model]["max_queue_delay_microseconds"] / 1e3
+        policy, settings = "marginal-cost", {"longest": f"{delay}ms"}
+    told = latfit.simulate(case.paths(longer), f"{case.rate:g}/s", policy, settings=settings).to_json()
+    run: Mapping[str, Any] = told["runs"][0]
+    return run

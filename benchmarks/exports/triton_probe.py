@@ -135,6 +135,9 @@ async def counts(client: Any) -> dict[str, dict[str, Any]]:
             "steps": {
                 int(row["batch_size"]): int(row["compute_infer"]["count"]) for row in each.get("batch_stats", [])
             },
+            "took_ns": {
+                int(row["batch_size"]): int(row["compute_infer"].get("ns", 0)) for row in each.get("batch_stats", ())
+            },
             "queue_ns": int(each["inference_stats"]["queue"].get("ns", 0)),
             "requests": int(each["inference_stats"]["queue"].get("count", 0)),
         }
@@ -144,9 +147,19 @@ async def counts(client: Any) -> dict[str, dict[str, Any]]:
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     steps = {size: count - before["steps"].get(size, 0) for size, count in after["steps"].items()}
+    took = {
+        size: (ns - before["took_ns"].get(size, 0)) / 1e6 / steps[size]
+        for size, ns in after["took_ns"].items()
+        if steps[size]
+    }
     requests = after["requests"] - before["requests"]
     queue_ms = (after["queue_ns"] - before["queue_ns"]) / 1e6 / max(requests, 1)
-    return {"steps": {size: n for size, n in steps.items() if n}, "requests": requests, "mean_queue_ms": queue_ms}
+    return {
+        "steps": {size: n for size, n in steps.items() if n},
+        "took_ms": took,
+        "requests": requests,
+        "mean_queue_ms": queue_ms,
+    }
 
 
 def main() -> None:
