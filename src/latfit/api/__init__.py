@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         read as read,
         read_long as read_long,
     )
+    from latfit.api.replays import Replay as Replay, replay as replay
     from latfit.api.reports import Report as Report, export as export, report as report
     from latfit.api.running.examination import Examination as Examination, examine_server as examine_server
     from latfit.api.running.machine import (

@@ -55,6 +55,7 @@ VERBS = {
     "Simulate": {
         "simulate": "Simulate batching policies or a serving engine.",
         "validate": "Compare a measured serving run with its simulation.",
+        "replay": "Run policies live on this machine, beside their simulation.",
     },
     "Show": {"report": "Write a self-contained HTML page with its figures."},
 }

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
         ProcessExecutor as ProcessExecutor,
         ThreadExecutor as ThreadExecutor,
     )
+    from latfit.live.replay import (
+        Compared as Compared,
+        compared as compared,
+        drive as drive,
+        measure_executors as measure_executors,
+        precisely as precisely,
+        undisturbed as undisturbed,
+    )
     from latfit.live.router import (
         Closed as Closed,
         NoPath as NoPath,
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
         Router as Router,
         RouterOptions as RouterOptions,
     )
+    from latfit.live.steps import DecodeSteps as DecodeSteps
     from latfit.live.waiting import Request as Request
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -6,6 +6,7 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.profiling.adaptive import Surface as Surface
+    from latfit.profiling.devices.numpy_device import NumpyDevice as NumpyDevice
     from latfit.profiling.grid import parse_contexts as parse_contexts, parse_cpus as parse_cpus
     from latfit.profiling.host.inventory import Inventory as Inventory, inventory as inventory
     from latfit.profiling.journal import Journal as Journal, journal_of as journal_of
@@ -18,6 +19,6 @@ if TYPE_CHECKING:
         measure as measure,
     )
     from latfit.profiling.sampler import Progress as Progress
-    from latfit.profiling.shapes import read_config as read_config
+    from latfit.profiling.shapes import StepShape as StepShape, model_shape as model_shape, read_config as read_config
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

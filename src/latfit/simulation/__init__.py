@@ -55,21 +55,26 @@ if TYPE_CHECKING:
         simulate_points as simulate_points,
     )
     from latfit.simulation.policies.estimate import Interval as Interval
+    from latfit.simulation.policies.replication import measured_run as measured_run
     from latfit.simulation.policies.result import (
         SimResult as SimResult,
         event_log as event_log,
+        measured_result as measured_result,
         write_events as write_events,
     )
     from latfit.simulation.policies.run import (
         Checked as Checked,
         Options as Options,
         check as check,
+        simulate as simulate,
     )
     from latfit.simulation.policies.service import (
         ServicePath as ServicePath,
         Serving as Serving,
         System as System,
         linear_path as linear_path,
+        measured_path as measured_path,
+        path_times as path_times,
         system_of as system_of,
         table_path as table_path,
     )

@@ -77,6 +77,13 @@ class NumpyDevice:
         except MemoryError as error:
             raise DeviceOutOfMemory(str(error)) from None
 
+    @property
+    def step(self) -> DecoderStep:
+        """The step that was prepared last, which stays what it is when another is prepared."""
+        if self._step is None:
+            raise RuntimeError("no cell is prepared")
+        return self._step
+
     def step_ms(self) -> float:
         if self._step is None:
             raise RuntimeError("no cell is prepared")

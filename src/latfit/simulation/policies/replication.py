@@ -6,6 +6,7 @@ every request is served once or still waits, and the integral of the number in s
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +161,38 @@ def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: 
         done / span if span > 0 else math.nan,
         int(out.counters[MOST]),
         area / ended if ended > 0 else math.nan,
+        out,
+    )
+
+
+def measured_run(served: Mapping[str, Any], system: System, warm: int = 0) -> Replication:
+    """What a real system did, as a finished run: columns (n,) in order of arrival, `arrive_ms`, `response_ms`,
+    `started_ms` of its batch, `path` (0 main, 1 side), `batch` size; warm: the first request that counts."""
+    arrive, response, path = (np.asarray(served[name]) for name in ("arrive_ms", "response_ms", "path"))
+    batches, firsts = np.unique(np.stack([path, served["started_ms"]]), axis=1, return_index=True)
+    lasts = arrive[firsts] + response[firsts] - batches[1]
+    sizes = np.zeros((2, max(each.largest for each in system.paths) + 1), np.int64)
+    np.add.at(sizes, (batches[0].astype(int), np.asarray(served["batch"])[firsts]), 1)
+    n, ends = len(arrive), arrive + response
+    span = float(arrive[-1] - arrive[warm]) if n > warm + 1 else math.nan
+    counted = batches[1] >= arrive[min(warm, n - 1)]
+    busy = np.array([lasts[(batches[0] == side) & counted].sum() for side in range(2)]) / span
+    busy /= [path.servers for path in system.paths] + [1] * (2 - len(system.paths))
+    load = Load(arrive, np.empty(0), np.empty(0, np.int32), np.array([math.inf]), np.empty(0), 0, warm)
+    changes = np.concatenate([np.stack([arrive, np.ones(n)]), np.stack([served["started_ms"], -np.ones(n)])], axis=1)
+    waiting = np.cumsum(changes[1, np.lexsort((-changes[1], changes[0]))])
+    nothing = np.empty(0)
+    out = Out(response, path, sizes, busy, nothing, nothing, nothing, np.zeros(COUNTERS), np.zeros(CLOCKS))
+    return Replication(
+        arrive,
+        response,
+        path.astype(np.int8),
+        sizes,
+        busy,
+        Drawn(load, np.array([math.inf]), 1),
+        float(np.count_nonzero((ends > arrive[warm]) & (ends <= arrive[-1]))) / span,
+        int(waiting.max(initial=0)),
+        float(response.sum()) / float(ends.max() - arrive[0]),
         out,
     )
 

@@ -24,11 +24,13 @@ from latfit.simulation.policies.estimate import (
     STEADY,
     VARYING,
     Interval,
+    Length,
     Parts,
     Summary,
     describe,
     grows,
     interval,
+    summarise,
 )
 from latfit.simulation.policies.replication import Replication, draw, run
 from latfit.simulation.policies.service import System
@@ -283,6 +285,15 @@ def make_result(policy: Policy, system: System, summaries: Sequence[Summary], as
         nominal=[path.name for path in system.paths if path.nominal],
         summaries=tuple(summaries),
     )
+
+
+def measured_result(policy: Policy, system: System, served: Replication, level: float = 0.95) -> SimResult:
+    """The result of requests that a real system served, by the same statistics as of simulated ones."""
+    n, warm = len(served.arrive_ms), served.drawn.warm
+    span = float(served.arrive_ms[-1] - served.arrive_ms[warm]) if n > warm + 1 else math.nan
+    rate = (n - warm - 1) / span if span > 0 else math.nan
+    whole = summarise(served, Length(n, warm, 1).batch)
+    return make_result(policy, system, [whole], Asked(rate, (), level, 0))
 
 
 def _batch_sizes(sizes: Any) -> dict[str, float]:

@@ -1,0 +1,209 @@
+"""`replay`: a policy driven live on this machine, and its prediction beside it."""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from latfit.api.quantities import Duration, duration, library_verb, percent, rates
+from latfit.api.simulations import State, solve_optimal
+from latfit.errors import HardwareMissing, WrongUsage
+from latfit.hardware import ExecutionPath
+from latfit.live import (
+    Compared,
+    DecodeSteps,
+    Executor,
+    ProcessExecutor,
+    compared,
+    drive,
+    measure_executors,
+    precisely,
+    undisturbed,
+)
+from latfit.policies import POLICIES, PathTimes, named_policy
+from latfit.profiling import model_shape
+from latfit.simulation import Options, Serving, System, measured_path, path_times, simulate as simulate_policy
+from latfit.units import format_percent
+from latfit.workload import RecordedLoad, make_requests
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from latfit.reporting import Table
+
+REPLICATIONS = 40
+"""Simulated runs of the same arrivals, whose statistics give the range in which a run may lie."""
+
+WARM = 0.1
+"""Share of a run's requests that is left out while it fills up."""
+
+FEWEST = 200
+LOADS = ("50%", "70%")
+SIDE_LARGEST = 4
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Replay:
+    """Policies as they ran, beside their predictions. system: the paths with the fits that predicted."""
+
+    runs: Sequence[Compared]
+    system: System
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether every run is as predicted; None where none contradicts but a run was disturbed."""
+        found = [run.agrees for run in self.runs]
+        return False if False in found else None if None in found else True
+
+    @property
+    def state(self) -> State:
+        return "good" if self.agrees else "bad" if self.agrees is False else "doubt"
+
+    @property
+    def verdict(self) -> str:
+        told = [run for run in self.runs if run.agrees is not None]
+        right = sum(run.agrees is True for run in told)
+        disturbed = len(self.runs) - len(told)
+        if not told:
+            most = format_percent(100 * max(run.others for run in self.runs))
+            return f"Cannot tell: others used up to {most} of the cores. Repeat it while they rest."
+        more = f" {disturbed} more were disturbed by others." if disturbed else ""
+        return f"{right} of {len(told)} runs went as predicted.{more}"
+
+    @property
+    def frame(self) -> "DataFrame":
+        """A DataFrame, one row a run: times in ms, shares from 0 to 1."""
+        import pandas as pd
+
+        rows = []
+        for run in self.runs:
+            row: dict[str, Any] = {"policy": run.policy, "load": run.load, "rate_per_s": run.rate_per_s}
+            for name, (low, high) in run.range_ms.items():
+                row |= {
+                    f"measured_{name}_ms": run.measured["latency_ms"][name],
+                    f"predicted_{name}_ms": run.predicted["latency_ms"][name],
+                    f"low_{name}_ms": low,
+                    f"high_{name}_ms": high,
+                }
+            row |= {f"share_{path}": share for path, share in run.measured["share"].items()}
+            rows.append({**row, "others_share": run.others, "agrees": run.agrees})
+        return pd.DataFrame(rows)
+
+    def tables(self) -> "list[Table]":
+        """The runs as a table of text."""
+        from latfit.reporting import replay_table
+
+        return [replay_table(self.runs)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit replay --json`."""
+        return {"agrees": self.agrees, "verdict": self.verdict, "runs": [run.to_json() for run in self.runs]}
+
+    def __repr__(self) -> str:
+        return f"Replay: {self.verdict}"
+
+
+@library_verb
+def replay(
+    policy: str | Sequence[str] = ("gpu-only", "three-stage"),
+    load: Any = None,
+    *,
+    rate: Any = None,
+    duration_each: Duration = "20s",
+    executors: Sequence[Executor] | None = None,
+    model: str = "tiny",
+    launch: Duration = "8ms",
+    max_batch: int = 32,
+    seed: int = 0,
+    progress: Callable[[float, int], None] | None = None,
+) -> Replay:
+    """Send Poisson arrivals to executors on this machine under each policy, and compare with the simulation of them.
+
+    load: shares of what the main path carries, 50 and 70 % unless given; rate: requests/s instead.  executors: the
+    main path and the side path if there is one, such as a ThreadExecutor over your own engine. Without them decode steps of `model` run in two
+    processes, a core each: a stand-in for a GPU, to which every batch of up to `max_batch` takes `launch` to get, and
+    a CPU path for batches of up to 4. Raises WrongUsage, BadInput; HardwareMissing where there are no two cores.
+    """
+    names = [policy] if isinstance(policy, str) else list(policy)
+    for name in names:
+        if name not in POLICIES:
+            raise WrongUsage(f"policy {name!r} is not known", where="--policy", remedy=f"One of {', '.join(POLICIES)}.")
+    lasts_s = duration(duration_each, "--duration") / 1000
+    per_ms = rates(rate)
+    if per_ms and load is not None:
+        raise WrongUsage("both a load and a rate", where="--load, --rate", remedy="Give one of them.")
+    asked = LOADS if load is None else [load] if isinstance(load, str) else load
+    shares = [percent(each, "--load") / 100 for each in asked]
+    if any(not 0 < share < 1 for share in shares):
+        raise WrongUsage("a load must be above 0 % and below 100 %", where="--load", remedy="Give such as 70%.")
+    late_ms = duration(launch, "--launch", zero=True)
+    paths = list(executors) if executors is not None else stand_ins(model, late_ms, max_batch)
+
+    async def run() -> Replay:
+        try:
+            return await _replayed(paths, names, per_ms or shares, (bool(per_ms), lasts_s, seed), progress)
+        finally:
+            await asyncio.gather(*(each.close() for each in paths))
+
+    return precisely(run())
+
+
+def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[Executor]:
+    """Decode steps in two processes, a core each: `gpu`, where every batch is launched late, and `cpu`."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    if len(cores) < 2:
+        raise HardwareMissing(
+            "two paths need a core each, and there is one", remedy="Run it on a machine with two cores or more."
+        )
+    if not 1 <= max_batch <= 1024:
+        raise WrongUsage(f"batches of up to {max_batch}", where="--max-batch", remedy="Give 1 to 1024.")
+    model_shape(model)  # refused here rather than in a process
+    main = DecodeSteps(model, largest=max_batch, launch_ms=launch_ms)
+    side = DecodeSteps(model, largest=SIDE_LARGEST)
+    return [
+        ProcessExecutor("gpu", main, max_batch, cores=[cores[-1:]]),
+        ProcessExecutor("cpu", side, SIDE_LARGEST, cores=[cores[:1]]),
+    ]
+
+
+async def _replayed(
+    executors: Sequence[Executor],
+    names: Sequence[str],
+    offered: Sequence[float],
+    how: tuple[bool, float, int],
+    progress: Callable[[float, int], None] | None,
+) -> Replay:
+    """offered: rates per ms, or shares of what the main path carries; how: (which of them, seconds of a run, seed)."""
+    as_rates, lasts_s, seed = how
+    await asyncio.gather(*(each.start() for each in executors))
+    fits = await measure_executors(executors, max(lasts_s / 4, 2.0), seed)
+    found = [ExecutionPath(each.name, fit) for each, fit in zip(executors, fits, strict=True)]
+    system = System(*(measured_path(path, Serving()) for path in found))
+    carried = system.main.rate_limit(system.main.largest)
+    runs: list[Compared] = []
+    for number, (name, each) in enumerate((name, each) for each in offered for name in names):
+        rate = each if as_rates else each * carried
+        runs.append(await _one(executors, system, name, rate, (rate / carried, lasts_s, seed + number // len(names))))
+        if progress:
+            progress(number + 1, len(names) * len(offered))
+    return Replay(runs, system)
+
+
+async def _one(
+    executors: Sequence[Executor], system: System, name: str, rate: float, how: tuple[float, float, int]
+) -> Compared:
+    """how: (share of what the main path carries, seconds, seed): policies at one load share their arrivals."""
+    load, lasts_s, seed = how
+    own = system if POLICIES[name].needs_side else System(system.main)
+    times: PathTimes = path_times(own)
+    policy = named_policy(name, rate, times, solve=solve_optimal)
+    count = max(round(rate * lasts_s * 1000), FEWEST)
+    arrive = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
+    used = executors[: len(own.paths)]
+    driven = await undisturbed(lambda: drive(used, own, policy, arrive, round(WARM * count)))
+    options = Options(replications=REPLICATIONS, warmup=WARM, seed=seed)
+    predicted = await asyncio.to_thread(simulate_policy, policy, own, RecordedLoad(make_requests(arrive)), options)
+    return compared(driven, predicted, load)

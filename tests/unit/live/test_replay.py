@@ -1,0 +1,143 @@
+"""What a replay says of a run: statistics against arithmetic, the verdict of planted runs, and real processes."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfit.api.replays import Replay, replay
+from latfit.cli.app import run
+from latfit.errors import LatfitError
+from latfit.live import Compared, ThreadExecutor, compared, drive
+from latfit.live.replay import DISTURBED, Driven, sizes_of
+from latfit.policies import Limits
+from latfit.policies.policy import gpu_only
+from latfit.simulation import Options, System, linear_path, measured_result, measured_run, simulate
+from latfit.stats import FloatArray
+from latfit.workload import RecordedLoad, make_requests
+
+
+def planted(measured: float, predicted: float, spread: float, others: float = 0.0) -> Compared:
+    numbers = {"latency_ms": dict.fromkeys(("mean", "p50", "p99"), measured), "share": {"gpu": 1.0}}
+    said = {"latency_ms": dict.fromkeys(("mean", "p50", "p99"), predicted), "share": {"gpu": 1.0}}
+    ranges = dict.fromkeys(("mean", "p50", "p99"), (predicted - spread, predicted + spread))
+    return Compared("gpu-only", 0.5, 100.0, 1000, numbers, said, ranges, others, 0.1, 0)
+
+
+def test_a_prediction_holds_near_or_within_its_range() -> None:
+    assert planted(100.0, 109.0, 1.0).agrees
+    assert not planted(100.0, 111.0, 1.0).agrees
+    assert planted(100.0, 130.0, 31.0).agrees
+    assert planted(100.0, 100.0, 1.0, others=DISTURBED + 0.01).agrees is None
+    assert not replace(planted(100.0, 100.0, 1.0), failed=1).agrees
+
+
+def test_the_verdict_counts_runs_and_leaves_disturbed_ones_out() -> None:
+    good, bad, disturbed = planted(1.0, 1.0, 0.1), planted(1.0, 2.0, 0.1), planted(1.0, 1.0, 0.1, others=0.5)
+    system = System(linear_path("gpu", 1.0, 1.0, 4))
+    assert Replay([good, good], system).verdict == "2 of 2 runs went as predicted."
+    assert Replay([good, bad], system).agrees is False
+    assert Replay([good, disturbed], system).agrees is None
+    assert "others used up to 50 % of the cores" in Replay([disturbed], system).verdict
+    json.dumps(Replay([good, bad, disturbed], system).to_json())
+
+
+def test_statistics_of_a_run_by_hand() -> None:
+    """Three batches: two requests on the main path, one on the side path, one on the main path."""
+    columns = {
+        "arrive_ms": np.array([0.0, 1.0, 2.0, 20.0]),
+        "response_ms": np.array([10.0, 9.0, 5.0, 10.0]),
+        "started_ms": np.array([1.0, 1.0, 2.0, 20.0]),
+        "path": np.array([0, 0, 1, 0]),
+        "batch": np.array([2, 2, 1, 1]),
+    }
+    system = System(linear_path("gpu", 8.0, 0.5, 4), linear_path("cpu", 0.0, 5.0, 2))
+    found = measured_run(columns, system)
+    assert found.sizes.tolist() == [[0, 1, 1, 0, 0], [0, 1, 0, 0, 0]]
+    np.testing.assert_allclose(found.busy, [(9 + 10) / 20, 5 / 20])
+    assert found.most_waiting == 2
+    assert found.mean_in_system == pytest.approx(34 / 30)
+    result = measured_result(gpu_only(Limits(4)), system, found)
+    assert result.share == {"gpu": 0.75, "cpu": 0.25}
+    assert result.summaries[0].whole[0] == pytest.approx(8.5)
+
+
+def test_measured_and_simulated_numbers_of_one_run_are_the_same() -> None:
+    """A simulated run, handed over as if it had been measured."""
+    system = System(linear_path("gpu", 4.0, 0.3, 16))
+    policy = gpu_only(Limits(16))
+    arrive = np.cumsum(np.random.default_rng(0).exponential(1.0, 4000))
+    load = RecordedLoad(make_requests(arrive))
+    predicted = simulate(policy, system, load, Options(replications=1, warmup=0.0))
+    ended = served_in_order(arrive, system)
+    result = measured_result(policy, system, measured_run(ended, system))
+    found = compared(Driven(result, 0.0, 0.0, 0), predicted, 0.5)
+    for name in ("mean", "p50", "p99"):
+        assert found.measured["latency_ms"][name] == pytest.approx(found.predicted["latency_ms"][name], rel=1e-9)
+    assert found.measured["throughput_per_s"] == pytest.approx(found.predicted["throughput_per_s"], rel=0.01)
+    assert found.measured["utilisation"]["gpu"] == pytest.approx(found.predicted["utilisation"]["gpu"], rel=0.01)
+    assert found.agrees
+
+
+def served_in_order(arrive: FloatArray, system: System) -> dict[str, FloatArray]:
+    """Greedy batches of one server, by a plain loop."""
+    T, free, i = system.main.typical_ms, 0.0, 0
+    columns: dict[str, list[float]] = {name: [] for name in ("response_ms", "started_ms", "path", "batch")}
+    while i < len(arrive):
+        starts = max(free, arrive[i])
+        take = min(int(np.searchsorted(arrive, starts, side="right")) - i, system.main.largest)
+        free = starts + T[take]
+        for k in range(i, i + take):
+            for name, value in zip(columns, (free - arrive[k], starts, 0, take), strict=True):
+                columns[name].append(value)
+        i += take
+    found = {name: np.array(column) for name, column in columns.items()}
+    return {"arrive_ms": arrive, **found, "batch": found["batch"].astype(int)}
+
+
+def test_every_request_of_a_drive_is_counted() -> None:
+    system = System(linear_path("cpu", 0.5, 0.1, 8))
+    arrive = np.cumsum(np.full(300, 0.5))
+    driven = asyncio.run(drive([ThreadExecutor("cpu", list, 8)], system, gpu_only(Limits(8)), arrive))
+    assert driven.result.requests == 300
+    assert driven.failed == 0
+    assert driven.result.summaries[0].counted == 300
+
+
+def test_sizes_rise_to_the_largest() -> None:
+    for largest in (1, 2, 7, 32, 100):
+        sizes = sizes_of(largest)
+        assert sizes[0] == 1
+        assert sizes[-1] == largest
+        assert sizes == sorted(set(sizes))
+
+
+@pytest.mark.timeout(300)
+def test_on_two_cores(capsys: pytest.CaptureFixture[str]) -> None:
+    """Real processes; whether others disturb it is no matter of the test."""
+    typed = "replay --policy three-stage --load 30% --duration 1s --max-batch 4 --json"
+    exit_code = run(typed.split(" "))
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert exit_code == (0 if found["agrees"] else 4)
+    assert found["failed"] == 0
+    assert found["measured"].keys() == found["predicted"].keys() - {"range_ms"}
+    assert set(found["measured"]["share"]) == {"gpu", "cpu"}
+    assert found["measured"]["latency_ms"]["mean"] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"policy": "fastest"}, "policy 'fastest' is not known"),
+        ({"load": "70%", "rate": "10/s"}, "both a load and a rate"),
+        ({"load": "120%"}, "above 0 % and below 100 %"),
+        ({"max_batch": 0}, "batches of up to 0"),
+        ({"launch": "-1ms"}, "-1"),
+        ({"model": "none"}, "none"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(given: dict[str, object], says: str) -> None:
+    with pytest.raises(LatfitError, match=says):
+        replay(**given)  # type: ignore[arg-type]
