@@ -90,8 +90,9 @@ def doctor(
     if output.json:
         print_json(found.to_json())
         return
+    lines = found.lines  # before anything is printed: what is simulated takes a while, and may fail
     verdict(found.verdict, found.state)
-    for line in found.lines:
+    for line in lines:
         say(line.strip(), "    " if line.startswith("  ") else "  ")
 
 

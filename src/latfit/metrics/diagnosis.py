@@ -3,8 +3,9 @@
 Over some readings, seconds apart:
 
 - **idle**: nothing ran. Nothing can be said of limits.
-- **sequences**: requests wait while as many run in every reading (within `FLAT`), or as many as the limit, and the KV
-  cache has room: what does not move is a limit.
+- **sequences**: requests wait while as many run in every reading (within one, or `FLAT`), or nearly as many as the
+  limit in the mean step (within `SHORT`: one that ended makes room until the next step), and the KV cache has room:
+  what does not move is a limit.
 - **kv_cache**: requests are preempted, or wait while the cache is full (`FULL`).
 - **token_budget**: requests wait while the mean step is nearly as large as the budget (`NEAR`), where it is known.
 - **steps**: hardly any request waits. No limit binds; latency is the time of steps, and raising limits does nothing.
@@ -29,7 +30,7 @@ Effect = Literal["helps", "nothing", "unknown"]
 
 WAITS = 0.5
 """Share of readings with waiting requests from which on they are said to wait."""
-FLAT = 0.05
+FLAT, SHORT = 0.05, 0.1
 FULL = 0.9
 NEAR = 0.8
 GROWS = 5
@@ -135,7 +136,8 @@ class _View:
             )
         queued = [each.state.running for each in self.readings if each.state.waiting > 0]
         limit, S = self.known.get(SEQUENCES), self.step.get("S", math.nan)
-        if limit is not None and min(queued) >= (1 - FLAT) * limit:
+        B = self.step.get("B", 0.0)
+        if limit is not None and max(B, min(queued)) / limit >= 1 - SHORT:
             return "sequences", f"{said} at a limit of {limit:,} sequences; {cache}."
         budget = self.known.get(BUDGET)
         if budget is not None and S / budget >= NEAR:

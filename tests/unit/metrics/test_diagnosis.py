@@ -11,12 +11,16 @@ from latfit.metrics.state import state_of
 from tests.stand_in import Steps, steady
 
 
-def of(steps: Steps, limits: dict[str, int] | None = None) -> Diagnosis:
+def _readings(steps: Steps) -> list[Reading]:
     readings = []
     for t in np.arange(10.0, 20.5, 1.0):
         text = steps.text(t).encode()
         readings.append(Reading(float(t), 0.001, text, state_of(BytesIO(text), "it")))
-    return diagnose(readings, limits)
+    return readings
+
+
+def of(steps: Steps, limits: dict[str, int] | None = None) -> Diagnosis:
+    return diagnose(_readings(steps), limits)
 
 
 def effect(found: Diagnosis, setting: str) -> str:
@@ -56,6 +60,15 @@ def test_more_sequences_help_where_the_sequence_limit_binds() -> None:
     assert effect(found, "max_num_seqs") == "helps"
     assert effect(found, "KV cache") == "nothing"
     assert "does not move" in found.why
+
+
+def test_a_place_that_is_free_until_the_next_step_is_no_sign_of_another_limit() -> None:
+    """A real server at its limit of 4 shows 3 in every third reading, 3.9 in the mean step."""
+    steps = steady(30.0, 4, 0.02, waiting=12)
+    steps.decoding = 4.0 - steps.prompts - (np.arange(len(steps.end)) % 150 == 149)
+    found = of(steps, {"max_num_seqs": 4})
+    assert {each.state.running for each in _readings(steps)} == {3.0, 4.0}
+    assert found.binding == "sequences"
 
 
 def test_more_sequences_do_nothing_where_the_cache_is_full() -> None:

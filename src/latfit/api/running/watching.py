@@ -17,7 +17,7 @@ from latfit.units import format_ms, format_percent, format_rate, number
 
 AGAIN_S = 30.0
 """After so long the capacity is predicted anew, for the load there is then."""
-SOON_S, ENOUGH_S = 5.0, 10.0
+SOON_S, ENOUGH_S = 5.0, 8.0
 """... and after so long where it was not known; a load that was seen for less than the second is too uncertain."""
 FEW = 20
 """Requests below which a 99th percentile is the slowest of them."""
@@ -172,7 +172,10 @@ class _Watch:
             return None
         seen, diagnosis = between(self.readings[0], told), diagnose(self.readings, self.limits)
         later_s = AGAIN_S if math.isfinite(self.capacity[0]) else min(SOON_S, self.window_s)
-        if told.t_s - self.predicted_s >= later_s:
+        enough_s = min(0.9 * self.window_s, ENOUGH_S)
+        if self.engine and seen.seconds < enough_s:
+            self.capacity = math.nan, f"unknown for the first {format_ms(1e3 * enough_s)}"
+        elif told.t_s - self.predicted_s >= later_s:
             self.capacity, self.predicted_s = self._predicted(diagnosis, seen), told.t_s
         self.last = Snapshot(str(self.server), diagnosis, seen, *self.slo, *self.capacity)
         return self.last
@@ -183,8 +186,6 @@ class _Watch:
             return math.nan, "unknown without a fit (--fit FIT)"
         if min(self.slo) == math.inf:
             return math.nan, "unknown without an SLO (--ttft 500ms, --tpot 50ms)"
-        if seen.seconds < min(0.9 * self.window_s, ENOUGH_S):
-            return math.nan, f"unknown for the first {format_ms(1e3 * min(self.window_s, ENOUGH_S))}"
         what_if = WhatIf(engine_of(seen, diagnosis, self.facts, **self.engine), seen, *self.slo)
         if what_if.now is None:
             return math.nan, "unknown: too few requests ended in this time"
