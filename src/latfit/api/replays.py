@@ -123,9 +123,10 @@ def replay(
     """Send Poisson arrivals to executors on this machine under each policy, and compare with the simulation of them.
 
     load: shares of what the main path carries, 50 and 70 % unless given; rate: requests/s instead.  executors: the
-    main path and the side path if there is one, such as a ThreadExecutor over your own engine. Without them decode steps of `model` run in two
-    processes, a core each: a stand-in for a GPU, to which every batch of up to `max_batch` takes `launch` to get, and
-    a CPU path for batches of up to 4. Raises WrongUsage, BadInput; HardwareMissing where there are no two cores.
+    main path and the side path if there is one, such as a ThreadExecutor over your own engine. Without them decode
+    steps of `model` run in two processes, a core each: a stand-in for a GPU, to which every batch of up to `max_batch`
+    takes `launch` to get, and a CPU path for batches of up to 4. Raises WrongUsage, BadInput; HardwareMissing where
+    there are no two cores.
     """
     names = [policy] if isinstance(policy, str) else list(policy)
     for name in names:
