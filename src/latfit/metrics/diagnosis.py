@@ -152,17 +152,22 @@ class _View:
         return [self._sequences(binding), self._cache(binding), self._budget(binding), *self._load()]
 
     def _sequences(self, binding: Binding) -> Lever:
-        queue = self.seen.mean("queue")
-        saved = "" if math.isnan(queue) else f" At most the queue time goes, {format_ms(queue)} of a TTFT in the mean."
         if binding == "sequences":
-            why = f"Raising it starts requests that wait.{saved} Each token then takes longer: a fit tells how much."
+            why = f"raising it starts requests that wait{self._saved()}; each token then takes longer."
             return Lever(SEQUENCES, "helps", why)
         if binding == "kv_cache":
-            why = "Raising it does nothing: more sequences would wait for KV blocks, or be preempted."
+            why = "raising it does nothing: more sequences would wait for KV blocks, or be preempted."
             return Lever(SEQUENCES, "nothing", why)
         if binding == "steps":
-            return Lever(SEQUENCES, "nothing", f"Raising it does nothing: {self._hardly_waited()}.")
-        return Lever(SEQUENCES, "unknown", f"Give --max-num-seqs as the engine has it.{saved}")
+            return Lever(SEQUENCES, "nothing", f"raising it does nothing: {self._hardly_waited()}.")
+        return Lever(SEQUENCES, "unknown", f"give --max-num-seqs as the engine has it{self._saved()}.")
+
+    def _saved(self) -> str:
+        """The most that a limit can save of TTFT."""
+        queue, ttft = self.seen.mean("queue"), self.seen.mean("ttft")
+        if math.isnan(queue) or queue <= SHORT_MS:
+            return ""
+        return f"; the queue is {format_ms(queue)} of {format_ms(ttft)} TTFT in the mean, which is the most to be saved"
 
     def _hardly_waited(self) -> str:
         queue = self.seen.mean("queue")
@@ -173,35 +178,31 @@ class _View:
     def _cache(self, binding: Binding) -> Lever:
         usage = self.most("kv_usage")
         if binding == "kv_cache":
-            why = (
-                "More of it (gpu_memory_utilization, an fp8 cache, more GPUs) lets requests start that wait for blocks."
-            )
+            why = "more of it (gpu_memory_utilization, an fp8 cache, more GPUs) starts requests that wait for blocks."
             return Lever(CACHE, "helps", why)
         if math.isnan(usage):
-            return Lever(CACHE, "unknown", "The engine does not say how full it is.")
-        why = f"More of it does nothing: at most {format_percent(100 * usage)} was used, and nothing was preempted."
+            return Lever(CACHE, "unknown", "the engine does not say how full it is.")
+        why = f"more of it does nothing: at most {format_percent(100 * usage)} was used, and nothing was preempted."
         return Lever(CACHE, "nothing", why)
 
     def _budget(self, binding: Binding) -> Lever:
         largest, budget = self._largest_step(), self.known.get(BUDGET)
         if binding == "token_budget":
-            return Lever(
-                BUDGET, "helps", "Raising it lets more of the prompts that wait into a step, which then takes longer."
-            )
+            why = "raising it lets more of the prompts that wait into a step, which then takes longer."
+            return Lever(BUDGET, "helps", why)
         if budget is not None and largest <= budget / 2:
-            why = f"Raising it does nothing: no step had more than {number(largest)} of {budget:,} tokens."
+            why = f"raising it does nothing: no step had more than {number(largest)} of {budget:,} tokens."
             return Lever(BUDGET, "nothing", why)
-        told = "" if math.isnan(largest) else f"Steps had up to {number(largest)} tokens. "
-        why = (
-            "Lowering it shortens steps that hold prompts, and so the longest gaps between tokens; a fit tells by what."
+        told = "" if math.isnan(largest) else f"steps had up to {number(largest)} tokens; "
+        return Lever(
+            BUDGET, "unknown", f"{told}lowering it shortens those that hold prompts, by what only a fit tells."
         )
-        return Lever(BUDGET, "unknown", told + why)
 
     def _load(self) -> list[Lever]:
         if not self.growing():
             return []
         came, went = self.seen.arrived / self.seen.seconds, self.seen.finished / self.seen.seconds
-        why = f"{format_rate(came)} come and {format_rate(went)} are served, so the queue grows."
+        why = f"the queue grows: {format_rate(came)} come and {format_rate(went)} are served."
         return [Lever("replicas", "helps", why)]
 
     def _largest_step(self) -> float:

@@ -111,7 +111,7 @@ class Snapshot:
         """The setting that would move what binds, or that none would."""
         helps = [each for each in self.diagnosis.levers if each.effect == "helps"]
         if helps:
-            return f"setting: {helps[0].setting}. {helps[0].why}"
+            return f"setting: {helps[0].setting}: {helps[0].why}"
         if self.diagnosis.binding == "steps":
             return "setting: none would help; steps have to be faster, or fewer requests come"
         return "setting: these counters cannot tell"
