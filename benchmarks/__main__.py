@@ -22,6 +22,7 @@ from benchmarks import (
     profile_quality,
     promises,
     record_overhead,
+    router_overhead,
     scale,
     sim_speed,
     simulated_intervals,
@@ -36,6 +37,7 @@ if __name__ == "__main__":
     gate.main(smoke)
     fit_time.main(smoke)
     record_overhead.main(smoke)
+    router_overhead.main(smoke)
     profile_quality.main(smoke)
     profile_design.main(smoke)
     scale.main(smoke)
