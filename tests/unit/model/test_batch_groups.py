@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from latfit.fitting.checking.step_ratios import without_scale
 from latfit.model.step_ratios import ALIKE, BatchGroups, StepRatios, joined_ratios, ratios_from_json, ratios_of
 
 RNG = np.random.default_rng(4)
@@ -134,3 +135,25 @@ def test_groups_are_counted_from_the_first_that_is_left() -> None:
     groups = BatchGroups(np.array([0, 5, 9]), LOW, HIGH).only(1, 3)
     assert groups.starts.tolist() == [0, 4]
     assert groups.of(np.array([1.0, 64.0])).tolist() == [0, 1]
+
+
+class TestPauses:
+    """Steps of 10 and of 100 ms, half each, that scatter by 3 %; one of the short ones took a second longer."""
+
+    CURVE = np.repeat([10.0, 100.0], 500)
+
+    def ratio(self, sigma: float) -> np.ndarray:
+        return np.random.default_rng(1).lognormal(0, sigma, 1000)
+
+    def test_a_pause_leaves_the_mean_of_times_as_it_was(self) -> None:
+        ratio = self.ratio(0.03)
+        ratio[7] = 101.0
+        found = without_scale(ratio, self.CURVE, np.ones(1000))
+        assert found[7] == pytest.approx(1 + 1000 / 55)
+        assert np.delete(found, 7) == pytest.approx(np.delete(ratio, 7), rel=0)
+        assert np.sum(found - 1) * 55 - np.sum((ratio - 1)[np.arange(1000) != 7]) * 55 == pytest.approx(1000)
+
+    def test_steps_that_scatter_widely_do_not_pause(self) -> None:
+        ratio = self.ratio(1.0)
+        assert ratio.max() > 10
+        assert without_scale(ratio, self.CURVE, np.ones(1000)) is ratio

@@ -24,6 +24,11 @@ their ratios are spread more widely, and yet pauses of fifty times decide the se
 that did not happen to pause would be taken never to. So (F - median)^2, summed over the smaller batches, has to lie
 MATTERS of its standard deviations from its mean, too: with pauses on both sides it seldom does unless these differ.
 
+A pause takes its time whatever it interrupts. Drawn as the ratio that it was, a second that fell on a step of 18 ms
+would stretch one of 100 ms to more than five, and a simulated run would end in a queue that the engine never had. So a
+ratio above PAUSE, and further out than SIGMAS of how logarithms scatter, is taken as 1 + (its excess in ms) / (mean
+time of the group by the curve), which leaves the mean of the measured times as it was.
+
 Steps that resemble those before them count as fewer: weights and counts are those of independent ones.
 """
 
@@ -36,7 +41,7 @@ from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData
 from latfit.model import MOST_SIZES, joined_ratios, ratios_of, size_levels
-from latfit.stats import FloatArray, distinct, weighted_quantiles
+from latfit.stats import FloatArray, distinct, mad_sigma, weighted_quantiles
 
 LEVEL = 0.05
 FEWEST = 40
@@ -49,6 +54,11 @@ MATTERS = 2.0
 """Standard deviations by which squares of the smaller batches differ from those of the others."""
 
 LEAST_P = 1e-300
+
+PAUSE = 5.0
+SIGMAS = 6.0
+"""Ratio from which on a step was interrupted, and standard deviations of its logarithm: what a curve misses and what
+steps scatter by is less."""
 
 MOST_ROWS = 200_000
 """Rows that are enough to see how steps scatter."""
@@ -166,6 +176,15 @@ def _enough(rows: NDArray[np.bool_]) -> NDArray[np.intp]:
     return found[np.linspace(0, len(found) - 1, MOST_ROWS).astype(np.int64)]
 
 
+def without_scale(ratio: FloatArray, curve: FloatArray, weights: FloatArray) -> FloatArray:
+    """Ratios (n,) to the curve (n,), in ms, with those of pauses as they would be on a step of mean length."""
+    paused = ratio > max(PAUSE, math.exp(min(SIGMAS * mad_sigma(np.log(ratio), weights), 100.0)))
+    if not paused.any():
+        return ratio
+    mean = float(np.average(curve, weights=weights))
+    return np.where(paused, 1 + (ratio - 1) * curve / mean, ratio)
+
+
 def with_ratios(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArray) -> Mapping[str, Any]:
     """The `intervals` of the JSON contract, with `ratios` of all steps and of every phase in them; log_ratio:
     ln(observed/predicted) (n,)."""
@@ -185,7 +204,8 @@ def with_ratios(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArr
         for g in range(int(group.max()) + 1):
             of = group == g
             steps = weights[rows][of]
-            laws.append(ratios_of(about[of], steps, share * float(steps.sum()), levels))
+            curve = data.observed[rows][of] / about[of]
+            laws.append(ratios_of(without_scale(about[of], curve, steps), steps, share * float(steps.sum()), levels))
             low.append(float(B[rows][of].min()))
             high.append(float(B[rows][of].max()))
         return joined_ratios(laws, np.array(low), np.array(high)).to_json()
