@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 
 import latfit
-from latfit.api import examine_machine, examine_server
+from latfit.api import block_of, examine_machine, examine_server, watch_server
 from latfit.api.running.machine import MachineExamination
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Buckets
 from latfit.profiling.host import inventory as host
 from tests.stand_in import live, one_after_another, serving, steady
+from tests.unit.metrics import test_state as published
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +138,17 @@ class TestMachine:
         assert document["machine"]["cores"] >= 1
         assert set(document["isa"]) == {"avx2", "avx512", "avx512_bf16", "amx"}
         assert found.summary().count("\n") >= 10
+
+
+@pytest.mark.parametrize("name", ["SGLANG", "TRTLLM", "LLAMA", "OLD_VLLM", "TRITON"])
+def test_engines_that_tell_less_are_examined_and_watched_all_the_same(name: str) -> None:
+    """Texts as their documentation has them, twice the same: some run, nothing was made in between."""
+    text = getattr(published, name)
+    if name == "TRITON":
+        text = text.format(small=7, requests=60, batches=10, compute_us=100)
+    with serving(one_after_another([text])) as url:
+        found = examine_server(url, duration="200ms")
+        shown = block_of(watch_server(url, every="100ms"), 0.1)
+    assert "nan" not in found.summary() + shown.summary()
+    json.dumps(found.to_json())
+    json.dumps(shown.to_json())
