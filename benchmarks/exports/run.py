@@ -240,7 +240,10 @@ def _beside_the_plan(case: Case, plan: Mapping[str, Any], found: Exported, seen:
             f" batches p50 {sizes['p50']:.0f}, p90 {sizes['p90']:.0f}, p99 {sizes['p99']:.0f}; requests {shares}"
         )
     print(f"  measured: p99 {seen['p99_ms']:.0f} ms, p50 {seen['p50_ms']:.0f}, mean {seen['mean_ms']:.0f}")
-    total = sum(each["requests"] for each in seen["models"].values())
+    # the router sends the GPU a batch as one request of Triton's: requests are counted by the sizes of steps
+    served = {
+        name: sum(int(size) * count for size, count in each["steps"].items()) for name, each in seen["models"].items()
+    }
     for name, each in seen["models"].items():
         if not each["requests"]:
             continue
@@ -249,10 +252,10 @@ def _beside_the_plan(case: Case, plan: Mapping[str, Any], found: Exported, seen:
         at = [sizes[min(int(len(sizes) * share), len(sizes) - 1)] for share in (0.5, 0.9, 0.99)]
         print(
             f"  {name}: {len(sizes)} steps, batches p50 {at[0]}, p90 {at[1]}, p99 {at[2]}, {sizes[0]} to {sizes[-1]};"
-            f" in Triton's queue {each['mean_queue_ms']:.1f} ms on average;"
+            f" requests {served[name] / sum(served.values()):.3f}; in Triton's queue {each['mean_queue_ms']:.1f} ms on"
+            " average;"
             f" steps {longer[name.removesuffix('-batched')]:.1f} ms longer than asked"
         )
-    print(f"  requests that Triton counted: {total}")
 
 
 def _brief(settings: Mapping[str, Any]) -> str:

@@ -29,8 +29,8 @@ SAYS = {"README": "p99 response", "engine": "ms to the first token"}
 CUT = "..."
 """The line that says that a page leaves out some of what is printed."""
 
-COMMANDS = {"README": 6, "planning": 8, "simulation": 1}
-BLOCKS = {"README": 1, "engine": 1, "planning": 1, "queueing": 4, "recording": 1, "simulation": 1}
+COMMANDS = {"README": 6, "export": 8, "planning": 8, "simulation": 1}
+BLOCKS = {"README": 1, "engine": 1, "export": 1, "planning": 1, "queueing": 4, "recording": 1, "simulation": 1}
 """At least so many examples: a page whose blocks are no longer found would pass without one."""
 
 
