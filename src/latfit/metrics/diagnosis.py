@@ -121,29 +121,29 @@ class _View:
 
     def binding(self) -> tuple[Binding, str]:
         running, waiting = self.gauge("running"), self.gauge("waiting")
-        if not self.seen.steps > 0 and max(running, default=0.0) <= 0:
+        if not self.seen.steps > 0 and max([0.0, *running, *waiting]) <= 0:
             return "idle", "Nothing ran in this time, so nothing can be said of limits."
         usage = self.most("kv_usage")
-        said = f"{_range(running)} requests run and {_range(waiting)} wait"
-        cache = f"the KV cache is at most {format_percent(100 * usage)} full"
+        said = f"{_range(running)} running and {_range(waiting)} waiting"
+        cache = "how full the KV cache is, is not told"
+        if math.isfinite(usage):
+            cache = f"the KV cache is at most {format_percent(100 * usage)} full"
         if self.preempted or (self.waits and usage >= FULL):
-            lost = f", and {number(self.preempted)} were preempted" if self.preempted else ""
-            return "kv_cache", f"{said} while {cache}{lost}."
+            lost = f"; {number(self.preempted)} preempted" if self.preempted else ""
+            return "kv_cache", f"{said}{lost}; {cache}."
         if not self.waits:
-            return (
-                "steps",
-                f"{said}; {cache}. Hardly any request waits, so no limit binds: latency is the time of steps.",
-            )
+            why = "Hardly any request waits, so no limit binds: latency is the time of steps."
+            return "steps", f"{said}; {cache}. {why}"
         queued = [each.state.running for each in self.readings if each.state.waiting > 0]
-        limit, S = self.known.get(SEQUENCES), self.step.get("S", math.nan)
-        B = self.step.get("B", 0.0)
+        limit, budget = self.known.get(SEQUENCES), self.known.get(BUDGET)
+        B, S = self.step.get("B", 0.0), self.step.get("S", 0.0)
         if limit is not None and max(B, min(queued)) / limit >= 1 - SHORT:
             return "sequences", f"{said} at a limit of {limit:,} sequences; {cache}."
-        budget = self.known.get(BUDGET)
         if budget is not None and S / budget >= NEAR:
             return "token_budget", f"{said} while a step has {number(S, 3)} of {budget:,} tokens in the mean; {cache}."
-        if limit is None and max(queued) - min(queued) <= max(1.0, FLAT * max(queued)):
-            return "sequences", f"{said}, and the number that run does not move; {cache}."
+        flat = max(queued) - min(queued) <= max(1.0, FLAT * max(queued))
+        if limit is None and flat and math.isfinite(usage):
+            return "sequences", f"{said}, and how many run does not move; {cache}."
         return "unknown", f"{said}; {cache}. These counters do not prove which limit they wait for."
 
     def levers(self, binding: Binding) -> list[Lever]:

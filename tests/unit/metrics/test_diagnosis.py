@@ -59,7 +59,7 @@ def test_more_sequences_help_where_the_sequence_limit_binds() -> None:
     found = of(AT_LIMIT)
     assert effect(found, "max_num_seqs") == "helps"
     assert effect(found, "KV cache") == "nothing"
-    assert "does not move" in found.why
+    assert "how many run does not move" in found.why
 
 
 def test_a_place_that_is_free_until_the_next_step_is_no_sign_of_another_limit() -> None:

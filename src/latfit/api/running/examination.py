@@ -48,15 +48,18 @@ class Examination:
     def load(self) -> str:
         """What it did, in a line."""
         told = self.diagnosis.figures
-        parts = [f"{format_rate(told['arrived_per_s'])} come"]
+        parts = []
+        if math.isfinite(told["arrived_per_s"]):
+            parts.append(f"{format_rate(told['arrived_per_s'])} come")
         if math.isfinite(told["prompt_tokens"]):
-            parts[0] += f" with {number(told['prompt_tokens'], 3)} + {number(told['output_tokens'], 3)} tokens"
-        parts.append(f"{number(told['generated_per_s'], 3)} tokens/s")
+            parts.append(f"{number(told['prompt_tokens'], 3)} + {number(told['output_tokens'], 3)} tokens each")
+        if math.isfinite(told["generated_per_s"]):
+            parts.append(f"{number(told['generated_per_s'], 3)} tokens/s")
         if math.isfinite(told["T_ms"]):
             parts.append(f"{format_ms(told['T_ms'])} a step of B = {number(told['B'], 3)}, S = {number(told['S'], 3)}")
         times = {"TTFT": told["ttft_ms"], "of it queue": told["queue_ms"], "TPOT": told["tpot_ms"]}
         parts += [f"{name} {format_ms(value)}" for name, value in times.items() if math.isfinite(value)]
-        return f"In {number(told['seconds'], 3)} s: {', '.join(parts)} (means)."
+        return f"In {number(told['seconds'], 3)} s: {', '.join(parts) or 'nothing was counted'} (means)."
 
     @property
     def lines(self) -> list[str]:
