@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ProcessExecutor as ProcessExecutor,
         ThreadExecutor as ThreadExecutor,
     )
+    from latfit.live.metrics import RouterMetrics as RouterMetrics
     from latfit.live.replay import (
         Compared as Compared,
         compared as compared,

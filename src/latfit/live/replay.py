@@ -175,7 +175,8 @@ async def drive(
     counts."""
     ended: list[Request] = []
     times = [path.typical_ms[1:] for path in system.paths]
-    router = Router(executors, times, policy, RouterOptions(most_waiting=len(arrive_ms) + 1), ended=ended.append)
+    router = Router(executors, times, policy, RouterOptions(most_waiting=len(arrive_ms) + 1))
+    router.listeners.append(ended.append)
     await router.start()
     busy, began = _busy_of_others(executors), time.monotonic()
     start_ms = time.monotonic() * 1000 + 50.0

@@ -73,7 +73,7 @@ class RouterOptions:
 
 class Router:
     """executors: the main path, and the side path if there is one.  times_ms: typical T(1), T(2), ... of each, up to
-    its largest batch.  clock: monotonic seconds.  ended: called with each request that ended, for those who keep logs.
+    its largest batch.  clock: monotonic seconds.  listeners: called with each request that ended.
 
     Use it as `async with Router(...) as router:`, in which `await router.submit(input)` gives the output.
     """
@@ -85,7 +85,6 @@ class Router:
         policy: Policy,
         options: RouterOptions = RouterOptions(),
         clock: Callable[[], float] = time.monotonic,
-        ended: Callable[[Request], None] | None = None,
     ) -> None:
         _check(executors, times_ms, policy, options)
         self.paths = [
@@ -96,7 +95,8 @@ class Router:
         self.submitted = self.refused = self.done = self.failed = self.cancelled = self.decisions = 0
         self._room = WaitingRoom(options.deadlines_ms, policy.order.ageing_ms)
         self._view, self._times = np.zeros(VIEW), times_table(self.paths)
-        self._clock, self._ended = clock, ended
+        self.listeners: list[Callable[[Request], None]] = []
+        self._clock = clock
         self._last = -math.inf
         self._failing_since = math.inf
         self._ask_at = 1
@@ -117,6 +117,11 @@ class Router:
     def waiting(self) -> int:
         """Requests that wait, for either path."""
         return self._room.waiting + self._room.side_waiting
+
+    def up(self) -> dict[str, bool]:
+        """By path, whether it is given batches now."""
+        now = self._now()
+        return {path.name: path.up(now) for path in self.paths}
 
     @property
     def running(self) -> int:
@@ -352,10 +357,11 @@ class Router:
                 request.future.set_exception(outcome)
         else:
             self.done += 1
+            request.served = True
             if not request.future.done():
                 request.future.set_result(outcome)
-        if self._ended is not None:
-            self._ended(request)
+        for listener in self.listeners:
+            listener(request)
 
     def _give_up(self, request: Request) -> None:
         """Its sender does not want it any more."""

@@ -23,16 +23,27 @@ class State(Enum):
 
 
 class Request:
-    """One request on its way. arrived_ms, started_ms, ended_ms: on the router's clock.  path: who served it, in a batch
-    of so many."""
+    """One request on its way. arrived_ms, started_ms, ended_ms: on the router's clock.  path: who ran it, in a batch of
+    so many.  served: whether it ended with an output."""
 
-    __slots__ = ("arrived_ms", "batch", "class_id", "ended_ms", "future", "input", "path", "started_ms", "state")
+    __slots__ = (
+        "arrived_ms",
+        "batch",
+        "class_id",
+        "ended_ms",
+        "future",
+        "input",
+        "path",
+        "served",
+        "started_ms",
+        "state",
+    )
 
     def __init__(self, input: Any, class_id: int, arrived_ms: float, future: "asyncio.Future[Any]") -> None:
         self.input, self.class_id, self.arrived_ms, self.future = input, class_id, arrived_ms, future
         self.state = State.WAITING
         self.started_ms = self.ended_ms = math.nan
-        self.path, self.batch = "", 0
+        self.path, self.batch, self.served = "", 0, False
 
 
 class WaitingRoom:

@@ -38,8 +38,8 @@ def served_live(policy: Policy, system: System, drawn: Drawn) -> tuple[list[floa
             policy,
             RouterOptions(deadlines_ms=tuple(drawn.deadline_ms)),
             clock_s,
-            lambda request: ended.__setitem__(request.input, request),
         )
+        router.listeners.append(lambda request: ended.__setitem__(request.input, request))
         await router.start()
         sent: list[asyncio.Task[object]] = []
         for i, moment in enumerate(arrive / 1000):

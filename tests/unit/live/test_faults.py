@@ -68,7 +68,8 @@ def told(executors: Sequence[Executor], policy: Policy, story: Story, **options:
     times = [TIMES, SIDE_TIMES][: len(executors)]
 
     async def main() -> Router:
-        router = Router(executors, times, policy, RouterOptions(**options), clock_s, ended.append)
+        router = Router(executors, times, policy, RouterOptions(**options), clock_s)
+        router.listeners.append(ended.append)
         async with router:
             await story(router)
         return router
@@ -253,9 +254,8 @@ def test_a_clock_that_jumps_loses_nobody(jump_s: float) -> None:
 
     async def main() -> Router:
         nonlocal offset
-        router = Router(
-            [executor], [TIMES], fixed(4, Limits(8)), RouterOptions(), lambda: clock_s() + offset, ended.append
-        )
+        router = Router([executor], [TIMES], fixed(4, Limits(8)), RouterOptions(), lambda: clock_s() + offset)
+        router.listeners.append(ended.append)
         async with router:
             first = asyncio.ensure_future(poisson(router, 100, 0.2))
             await asyncio.sleep(0.25)
