@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         read as read,
         read_long as read_long,
     )
-    from latfit.api.replays import Replay as Replay, replay as replay
     from latfit.api.reports import Report as Report, export as export, report as report
     from latfit.api.running.examination import Examination as Examination, examine_server as examine_server
     from latfit.api.running.machine import (
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
         examine_machine as examine_machine,
     )
     from latfit.api.running.recording import Recorded as Recorded, record_server as record_server
+    from latfit.api.running.replays import Replay as Replay, replay as replay
     from latfit.api.running.watching import Snapshot as Snapshot, block_of as block_of, watch_server as watch_server
     from latfit.api.serving import EnginePlan as EnginePlan, plan_engine as plan_engine
     from latfit.api.simulations import (

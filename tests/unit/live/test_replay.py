@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfit.api.replays import Replay, replay
+from latfit.api.running.replays import Replay, replay
 from latfit.cli.app import run
 from latfit.errors import LatfitError
 from latfit.live import Compared, ThreadExecutor, compared, drive
