@@ -71,10 +71,11 @@ class ServingPlan:
     what: a request, in words.  rate_per_s: of users in a closed loop what they send.  reached: the figures beside their
     limits; where nothing keeps them those of a request alone, or of the engines that were given.  used: share of the
     most that the engines could serve.  fewer: the same with one engine less, fewer_carry: whether it carries the load.
-    usual: engines that the settings need that the search began with.  carries: load that these engines keep the targets
-    at, as a ratio of the planned one.  bears: how much longer the steps may take.  tried: configurations simulated.
-    unsupported: why the data do not support it; empty where they do.  schedule: engines that come and go instead, where
-    asked for.  contents: whether recorded contents of prompts say what is cached.
+    usual: engines that the settings need that the search began with.  carries: load up to which these engines keep the
+    targets for certain, as a ratio of the planned one; carries_at_most: from which on they miss one.  bears: how much
+    longer the steps may take.  tried: configurations simulated.  unsupported: why the data do not support it; empty
+    where they do.  schedule: engines that come and go instead, where asked for.  contents: whether recorded contents of
+    prompts say what is cached.
     """
 
     request: ServingRequest
@@ -91,6 +92,7 @@ class ServingPlan:
     fewer_carry: bool
     usual: int | None
     carries: float
+    carries_at_most: float
     bears: float
     binding: str
     effects: Sequence[Effect]
@@ -165,6 +167,7 @@ class ServingPlan:
             "kv_cache": self.request.kv or None,
             "carries": None if math.isnan(self.carries) else self.carries,
             "highest_rate_per_s": None if math.isnan(self.carries) else self.carries * self.rate_per_s,
+            "missed_from_rate_per_s": None if math.isnan(self.carries) else self.carries_at_most * self.rate_per_s,
             "steps_may_be_slower_pct": None if math.isnan(self.bears) else 100 * (self.bears - 1),
             "share_of_throughput_used": self.used,
             "outcome": None if self.summary is None else self.summary.to_json(),
@@ -221,7 +224,8 @@ def plan_serving(
         fewer=found.fewer.reached if found.fewer else (),
         fewer_carry=found.fewer is None or found.fewer.carried,
         usual=found.usual,
-        carries=found.carries,
+        carries=found.carries[0],
+        carries_at_most=found.carries[1],
         bears=bears(evaluator, shown) if met else math.nan,
         binding=_binding(found, shown),
         effects=effects_of(evaluator, shown, cache=bool(request.kv), replicas=request.replicas is None) if met else [],

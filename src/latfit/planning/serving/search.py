@@ -17,6 +17,7 @@ from latfit.errors import WrongUsage
 from latfit.planning.serving.evaluate import Evaluator, Measured, Setup
 from latfit.simulation import EngineSettings, Order
 from latfit.units import format_rate
+from latfit.workload import RecordedLoad
 
 GAIN = 1.03
 """Load that a setting has to carry more than the one at hand for certain does not, as a ratio."""
@@ -107,14 +108,14 @@ AXES = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"
 class Found:
     """What a search ends with. best: the setup that keeps the targets, as it was verified; None where none does.
     fewer: one engine less, where there was more than one.  usual: the least engines with the settings that the search
-    began with; None where no number does.  alone: the best that a request by itself gets.  carries: the highest load
-    that best keeps the targets at, as a ratio of the planned one."""
+    began with; None where no number does.  alone: the best that a request by itself gets.  carries: loads, as ratios of
+    the planned one: up to the first best keeps the targets for certain, beyond the second it misses one."""
 
     best: Measured | None
     alone: Measured
     fewer: Measured | None = None
     usual: int | None = None
-    carries: float = math.nan
+    carries: tuple[float, float] = (math.nan, math.nan)
 
 
 @dataclass(eq=False)
@@ -144,7 +145,7 @@ class Search:
             return Found(best, alone, usual=_count(usual))
         count = best.setup.replicas
         fewer = self._at(settings, count - 1) if count > 1 else None
-        return Found(best, alone, fewer, _count(usual), self.highest(best.setup, 1.0))
+        return Found(best, alone, fewer, _count(usual), self.spare(best.setup))
 
     def least(self, settings: EngineSettings, guess: int | None = None) -> Measured | None:
         """The least engines with these settings; None where more of them do not help."""
@@ -176,10 +177,30 @@ class Search:
 
     def highest(self, setup: Setup, known: float) -> float:
         """The highest load, as a ratio of the planned one, at which the targets are kept; `known` is tried first."""
+        return self._bracket(setup, known)[0]
+
+    def spare(self, setup: Setup) -> tuple[float, float]:
+        """The load up to which the targets are kept, and the one from which on they are missed, each for certain. Of
+        recorded requests, which are one course of events, as it is estimated."""
+        low, high = self._bracket(setup, 1.0)
+        if isinstance(self.evaluator.load, RecordedLoad):
+            return low, high
+        while low > LEAST_SCALE and not self._sure(setup, low, met=True):
+            low /= PRECISION
+        while high < 1 / LEAST_SCALE and not self._sure(setup, high, met=False):
+            high *= PRECISION
+        return low, high
+
+    def _sure(self, setup: Setup, scale: float, *, met: bool) -> bool:
+        found = self.evaluator.measure(setup, scale)
+        return found.certain and found.met == met
+
+    def _bracket(self, setup: Setup, known: float) -> tuple[float, float]:
+        """Loads at which the targets are kept and missed, PRECISION apart."""
         low, high, factor, at = 0.0, math.inf, GALLOP, known
         while math.isinf(high) or low == 0.0:
             if not LEAST_SCALE < at < 1 / LEAST_SCALE:
-                return low
+                return low, at
             if self.evaluator.measure(setup, at).met:
                 low, at = at, at * factor
             else:
@@ -188,7 +209,7 @@ class Search:
         while high / low > PRECISION:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if self.evaluator.measure(setup, middle).met else (low, middle)
-        return low
+        return low, high
 
     def _ascend(self, begun: Setup, carried: float) -> tuple[EngineSettings, float]:
         """The settings that carry most at this number of engines, and the load that they carry."""

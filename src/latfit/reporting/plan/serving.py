@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from latfit.exporting import vllm_flags
@@ -121,10 +121,11 @@ def _margin(plan: ServingPlan) -> str:
 
 
 def highest(plan: ServingPlan) -> str:
-    """The most that the engines keep the targets at."""
+    """The most that the engines keep the targets at, for certain and at most."""
     if plan.users is None:
-        return format_rate(_down(plan.carries * plan.rate_per_s), down=True)
-    return f"{int(plan.carries * plan.users):,} users"
+        ends = plan.carries * plan.rate_per_s, plan.carries_at_most * plan.rate_per_s
+        return f"{format_rate(_down(ends[0]), down=True)} for certain, {number(ends[1], 3)} at most"
+    return f"{int(plan.carries * plan.users):,} users for certain, {int(plan.carries_at_most * plan.users):,} at most"
 
 
 def _down(value: float) -> float:
@@ -213,11 +214,19 @@ def _latencies(plan: ServingPlan) -> Table:
     found = plan.summary
     assert found is not None
     rows = [
-        (title, *(f"{format_ms(times[name].value)}{half_width(times[name])}" for name in ("mean", "p50", "p90", "p99")))
+        (title, *(_within(times[name], format_ms) for name in ("mean", "p50", "p90", "p99")))
         for title, times in (("TTFT", found.ttft), ("TPOT", found.tpot), ("latency", found.latency))
         if not math.isnan(times["p99"].value)
     ]
     return Table(f"Requests at {format_rate(plan.rate_per_s)}", ("", "mean", "p50", "p90", "p99"), rows)
+
+
+def _within(found: Interval, shown: Callable[[float], str]) -> str:
+    """A figure with how far its interval reaches down and up, in whole percent; one number where that is the same."""
+    sides = [100 * abs(end / found.value - 1) if found.value else math.nan for end in (found.low, found.high)]
+    if math.isnan(sum(sides)) or round(sides[0]) == round(sides[1]):
+        return f"{shown(found.value)}{half_width(found)}"
+    return f"{shown(found.value)} −{sides[0]:.0f}/+{format_percent(round(sides[1]))}"
 
 
 def _targets_table(plan: ServingPlan) -> Table:
@@ -229,7 +238,7 @@ def _targets_table(plan: ServingPlan) -> Table:
         rows.append(
             (
                 each.name,
-                f"{shown(each.value)}{half_width(interval)}",
+                _within(interval, shown),
                 shown(each.limit),
                 "met" if each.met else "missed",
                 "" if less is None else shown(less.value) if plan.fewer_carry else "overloaded",

@@ -85,6 +85,15 @@ def test_the_highest_load_of_a_single_server_is_where_its_tail_reaches_the_limit
     assert p99_in_turn(0.05 * carried * 1.05, 1) >= 60.0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_held_for_certain_is_held_and_what_is_said_to_be_missed_is_missed(seed: int) -> None:
+    """Against the tail of two million requests by Lindley's recursion."""
+    evaluator = replace(single_servers(0.05, 60.0), seed=seed)
+    low, high = Search(evaluator, ONE, FIXED).spare(Setup(ONE))
+    assert p99_in_turn(0.05 * low, 1) <= 60.0 <= p99_in_turn(0.05 * high, 1)
+    assert high < 1.4 * low
+
+
 def test_a_replica_that_always_has_work_serves_one_request_a_step() -> None:
     assert single_servers(0.05, 60.0).saturated(ONE).requests_per_s == pytest.approx(1e3 / SERVICE_MS, rel=1e-9)
 
@@ -122,7 +131,8 @@ def test_settings_and_replicas_are_those_of_trying_everything(limits: dict[str, 
     assert found.best is not None
     assert found.best.setup.replicas == expected
     assert found.usual is None or found.usual >= expected
-    assert found.carries >= 0.97
+    low, high = found.carries
+    assert 0.9 <= low < high
 
 
 def test_nothing_keeps_what_a_request_alone_does_not() -> None:
