@@ -10,7 +10,7 @@ from latfit.api.running.what_if import Fitted, Outcome, WhatIf, fitted_engine
 from latfit.api.simulations import State
 from latfit.errors import BadInput
 from latfit.metrics import Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
-from latfit.units import format_ms, format_percent, format_rate, number
+from latfit.units import format_ms, format_rate, number
 
 EVERY_S = 1.0
 FEWEST_READINGS = 2
@@ -77,11 +77,12 @@ class Examination:
             return ["By how much a setting helps only a fit tells: --fit FIT (latfit record makes the trace of one)."]
         if what_if.now is None:
             return ["Too few requests ended to simulate their load: look for longer (--duration 1min)."]
-        off = f"Simulated TPOT {format_ms(what_if.now.tpot_ms)}, {format_percent(100 * what_if.error, signed=True)}"
-        off += f" of the measured {format_ms(what_if.measured_tpot_ms)}"
+        measured = f"the measured TPOT of {format_ms(what_if.measured_tpot_ms)}"
         if not what_if.believed:
-            return [f"{off}: the fit or the settings are not this engine's, so what a change does is not told."]
-        told = [f"{off}. What a change would do, simulated:"]
+            return [f"{what_if.far_off} to make {measured}: what a change does is not told."]
+        told = [
+            f"What a change would do, simulated with the fit's steps times {what_if.scale:.2f}, which make {measured}:"
+        ]
         for each in what_if.changes:
             effect = each.effect(what_if.now)
             shown = "does nothing" if effect == "nothing" else f"{effect}: {each.told(what_if.now)}"
@@ -99,7 +100,7 @@ class Examination:
         return document | {
             "simulated": {
                 "now": None if now is None else now.to_json(),
-                "tpot_error_pct": 100 * what_if.error,
+                "step_scale": what_if.scale,
                 "believed": what_if.believed,
                 "changes": [{**each.to_json(), "effect": each.effect(now)} for each in changes if now is not None],
                 "settings_from": dict(what_if.engine.setup.origin),

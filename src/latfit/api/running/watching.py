@@ -190,8 +190,7 @@ class _Watch:
         if what_if.now is None:
             return math.nan, "unknown: too few requests ended in this time"
         if not what_if.believed:
-            off = format_percent(100 * what_if.error, signed=True)
-            return math.nan, f"unknown: the fit's TPOT is {off} of the measured one, so it is not of this engine"
+            return math.nan, f"unknown. {what_if.far_off}"
         found = what_if.capacity_per_s()
         return found, "" if math.isfinite(found) else "no rate of such requests keeps the SLO"
 

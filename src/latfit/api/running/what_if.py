@@ -4,8 +4,9 @@ The load: arrivals at the rate of the readings (Poisson), with lengths drawn fro
 evenly and then scaled so that the mean is the server's. The engine: step costs of a fit, the KV cache as the server
 says it, limits as options, the server or the fit say them; where nobody does and the readings show a limit, that one.
 
-A simulation is believed as far as it makes what the server measures now: where its TPOT is off by more than `FAR`, the
-fit is not of this engine or the settings are not, and no change is told.
+Steps are then taken times the factor with which the simulated TPOT is the measured one: near its capacity an engine
+makes much of little, so that steps a tenth too long make TPOT longer by far more. Where that factor is beyond `FAR`, the
+fit or the settings are not this engine's, and no change is told.
 """
 
 import math
@@ -20,12 +21,12 @@ from latfit.api.engines import USUAL, EngineSetup, engine_costs, engine_settings
 from latfit.api.serving import UNLIMITED
 from latfit.metrics import Buckets, Diagnosis, Interval, tpot_ms
 from latfit.model import FitResult
-from latfit.simulation import EngineRun, EngineSettings, StepCosts, serve
+from latfit.simulation import EngineRun, EngineSettings, StepCosts, scaled_costs, serve
 from latfit.stats import IntArray
 from latfit.units import format_ms, format_percent, number
 from latfit.workload import Requests, make_requests
 
-FAR = 0.2
+FAR, FARTHEST = 0.2, 1.5
 REQUESTS = 2000
 WARM_UP = 0.2
 FEWEST_FINISHED = 5
@@ -33,7 +34,7 @@ SAME = 0.03
 """Changes below this are none."""
 CARRIED = 0.95
 """Share of the offered rate below which an engine is past its capacity."""
-HALVINGS = 12
+HALVINGS, HALVINGS_OF_SCALE = 12, 8
 
 
 @dataclass(frozen=True)
@@ -150,14 +151,37 @@ class WhatIf:
     def measured_tpot_ms(self) -> float:
         return tpot_ms(self.seen)
 
-    @property
-    def error(self) -> float:
-        """Simulated TPOT over the measured one, less 1; NaN where one is not known."""
-        return math.nan if self.now is None else self.now.tpot_ms / self.measured_tpot_ms - 1
+    @cached_property
+    def scale(self) -> float:
+        """The factor of all steps with which the simulated TPOT is the measured one, at most `FARTHEST` and at least
+        its inverse; NaN where the load or the TPOT is not known. TPOT rises with it, so that halving finds it."""
+        if self.requests is None or not self.measured_tpot_ms > 0:
+            return math.nan
+        low, high = -math.log(FARTHEST), math.log(FARTHEST)
+        for _ in range(HALVINGS_OF_SCALE):
+            middle = (low + high) / 2
+            costs = scaled_costs(self.engine.costs, math.exp(middle), math.exp(middle))
+            run = serve(self.requests, costs, self.engine.settings, self.seed)
+            longer = _summary(run, "", 0, math.inf, math.inf).tpot_ms > self.measured_tpot_ms
+            low, high = (low, middle) if longer else (middle, high)
+        return math.exp((low + high) / 2)
 
     @property
     def believed(self) -> bool:
-        return abs(self.error) <= FAR
+        return abs(math.log(self.scale)) <= math.log1p(FAR) if self.scale > 0 else False
+
+    @property
+    def far_off(self) -> str:
+        """What is wrong with a fit or settings that are not believed."""
+        if math.isnan(self.scale):
+            return "No TPOT was measured"
+        times = f"{self.scale:.2f} times" if 1 / FARTHEST < self.scale * 1.01 < FARTHEST else "far more or less than"
+        return f"The fit or the settings are not this engine's: steps would have to take {times} what they do"
+
+    @cached_property
+    def costs(self) -> StepCosts:
+        """Of a step, so that the engine as it is has the measured TPOT."""
+        return scaled_costs(self.engine.costs, self.scale, self.scale) if self.scale > 0 else self.engine.costs
 
     @cached_property
     def changes(self) -> list[Outcome]:
@@ -199,7 +223,7 @@ class WhatIf:
         return found.carried and found.ttft_p99_ms <= self.ttft_slo_ms and found.tpot_p99_ms <= self.tpot_slo_ms
 
     def _outcome(self, name: str, value: float, settings: EngineSettings, requests: Requests) -> Outcome:
-        run = serve(requests, self.engine.costs, settings, self.seed)
+        run = serve(requests, self.costs, settings, self.seed)
         return _summary(run, name, value, self.ttft_slo_ms, self.tpot_slo_ms)
 
 
