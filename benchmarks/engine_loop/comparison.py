@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.engine_loop.loads import LoadRun
-from latfit.api import PhaseFits, Validation, read, validate
+from latfit.api import PhaseFits, Validation, fit_phases, read, validate
 from latfit.fitting.prediction import typical_ms
 from latfit.stats import FloatArray
 from latfit.trace import PERIOD, timed
@@ -27,46 +27,51 @@ SEEDS = 5
 @dataclass(frozen=True)
 class Row:
     """One figure in ms: the client's, the server's from its API process on, its engine's, and simulated by the engine's
-    clock, from the client's moments of sending and from those at which the server had the requests; NaN where one of
-    them has none."""
+    clock with the steps that were fitted and with those of the load itself; NaN where one of them has none."""
 
     name: str
     client: float
     server: float
     engine: float
-    sent: float
-    arrived: float
+    simulated: float
+    own: float
 
-    @property
-    def error_pct(self) -> float:
-        """Simulated from the server's arrivals against the engine's own."""
-        return 100 * (self.arrived / self.engine - 1) if self.engine > 0.1 else np.nan
+    def off_pct(self, simulated: float) -> float:
+        """Simulated against the engine's own."""
+        return 100 * (simulated / self.engine - 1) if self.engine > 0.1 else np.nan
 
     @property
     def missed(self) -> bool:
-        return self.name in AIMS and not abs(self.error_pct) <= AIMS[self.name]
+        return self.name in AIMS and not abs(self.off_pct(self.simulated)) <= AIMS[self.name]
 
     def line(self) -> str:
         """As text."""
-        figures = self.client, self.server, self.engine, self.sent, self.arrived
-        shown = ["–" if np.isnan(each) else format_ms(each) for each in figures]
-        error = "" if np.isnan(self.error_pct) else format_percent(self.error_pct, signed=True)
-        return f"  {self.name:<26}" + "".join(f"{each:>12}" for each in (*shown, error)) + ("  missed" * self.missed)
+        cells = [_ms(each) for each in (self.client, self.server, self.engine)]
+        for each in (self.simulated, self.own):
+            off = self.off_pct(each)
+            cells += [_ms(each), "" if np.isnan(off) else format_percent(off, signed=True)]
+        return f"  {self.name:<26}" + "".join(f"{each:>11}" for each in cells) + ("  missed" * self.missed)
+
+
+def _ms(value: float) -> str:
+    return "–" if np.isnan(value) else format_ms(value)
 
 
 def compared(fits: PhaseFits, run: LoadRun) -> tuple[Validation, list[Row]]:
     """`latfit validate` of the load generator's result, and rows with those that the probe adds."""
 
-    def simulated(source: str, seed: int) -> Validation:
+    def simulated(fits: PhaseFits, source: str, seed: int) -> Validation:
         return validate(fits, source, metrics_before=run.before, metrics_after=run.after, seed=seed)
 
-    sent, arrived = ([simulated(str(source), seed) for seed in range(SEEDS)] for source in (run.result, run.arrived))
-    return sent[0], rows_of(sent, arrived, run)
+    own = fit_phases([str(each) for each in run.steps])
+    several = [[simulated(each, str(run.arrived), seed) for seed in range(SEEDS)] for each in (fits, own)]
+    found = simulated(fits, str(run.result), 0)
+    return found, rows_of(found, several, run)
 
 
-def rows_of(sent: Sequence[Validation], arrived: Sequence[Validation], run: LoadRun) -> list[Row]:
-    """TTFT, TPOT and latency on every clock, then what TTFT is made of."""
-    measured = sent[0].result.measured
+def rows_of(found: Validation, several: Sequence[Sequence[Validation]], run: LoadRun) -> list[Row]:
+    """TTFT, TPOT and latency on every clock, then what TTFT is made of. several: simulations of each fit."""
+    measured = found.result.measured
     queue, prefill = run.of_requests("queued_time"), run.of_requests("prefill_time")
     nothing = np.full(1, np.nan)
     client = _figures(measured.requests, measured.requests.arrival_ms, measured.first_ms, measured.last_ms)
@@ -75,11 +80,11 @@ def rows_of(sent: Sequence[Validation], arrived: Sequence[Validation], run: Load
         "TTFT": queue + prefill,
         "TPOT": run.of_requests("mean_time_per_output_token"),
         "latency": queue + run.of_requests("inference_time"),
+        "of TTFT: before the engine": nothing,
         "of TTFT: queue": queue,
         "of TTFT: prefill": prefill,
-        "of TTFT: before the engine": nothing,
     }
-    simulated = [[_simulated(each) for each in of] for of in (sent, arrived)]
+    simulated = [[_simulated(each) for each in of] for of in several]
     rows = [
         Row(
             f"{name} {which}",
@@ -114,8 +119,8 @@ def _simulated(found: Validation) -> dict[str, FloatArray]:
 
 def show(rows: Sequence[Row]) -> None:
     """Print a table."""
-    titles = ("client", "server", "engine", "sim. (sent)", "sim. (came)", "off")
-    print(f"  {'':<26}" + "".join(f"{each:>12}" for each in titles))
+    titles = ("client", "server", "engine", "simulated", "off", "own steps", "off")
+    print(f"  {'':<26}" + "".join(f"{each:>11}" for each in titles))
     for row in rows:
         print(row.line())
 

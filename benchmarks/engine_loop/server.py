@@ -134,8 +134,8 @@ class Server:
 
 
 @contextmanager
-def serving(vllm: Installation, model: Path, place: Path, options: Sequence[str] = ()) -> Iterator[Server]:
-    """A server with latfit's recorder, ready for requests. Everything that it started has ended afterwards. Raises
+def serving(vllm: Installation, model: Path, place: Path, options: Sequence[str]) -> Iterator[Server]:
+    """A server with latfit's recorder in it, ready for requests. All that it started has ended afterwards. Raises
     Skipped where it does not start."""
     place.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -150,7 +150,7 @@ def serving(vllm: Installation, model: Path, place: Path, options: Sequence[str]
     }
     command = [str(vllm.vllm), "serve", str(model), "--load-format", "dummy", "--dtype", "bfloat16"]
     command += ["--max-model-len", "1024", "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "m"]
-    command += ["--enable-logging-iteration-details", "--no-async-scheduling", *options]
+    command += options
     with ended_by_signals(), (place / "server.log").open("wb") as log:
         process = subprocess.Popen(
             command, env=environment, cwd=place, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
