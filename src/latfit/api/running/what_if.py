@@ -5,8 +5,8 @@ evenly and then scaled so that the mean is the server's. The engine: step costs 
 says it, limits as options, the server or the fit say them; where nobody does and the readings show a limit, that one.
 
 Steps are then taken times the factor with which the simulated TPOT is the measured one: near its capacity an engine
-makes much of little, so that steps a tenth too long make TPOT longer by far more. Where that factor is beyond `FAR`, the
-fit or the settings are not this engine's, and no change is told.
+makes much of little, so that steps a tenth too long make TPOT longer by far more. Where that factor is beyond `FAR`,
+the fit or the settings are not this engine's, and no change is told.
 """
 
 import math
