@@ -124,8 +124,8 @@ def highest(plan: ServingPlan) -> str:
     """The most that the engines keep the targets at, for certain and at most."""
     if plan.users is None:
         ends = plan.carries * plan.rate_per_s, plan.carries_at_most * plan.rate_per_s
-        return f"{format_rate(_down(ends[0]), down=True)} for certain, {number(ends[1], 3)} at most"
-    return f"{int(plan.carries * plan.users):,} users for certain, {int(plan.carries_at_most * plan.users):,} at most"
+        return f"{format_rate(_down(ends[0]), down=True)} (missed from {number(ends[1], 3)})"
+    return f"{int(plan.carries * plan.users):,} users (missed from {int(plan.carries_at_most * plan.users):,})"
 
 
 def _down(value: float) -> float:
