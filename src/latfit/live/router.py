@@ -97,7 +97,7 @@ class Router:
         self._view, self._times = np.zeros(VIEW), times_table(self.paths)
         self.listeners: list[Callable[[Request], None]] = []
         self._clock = clock
-        self._last = -math.inf
+        self._last, self._set_back = -math.inf, 0.0
         self._failing_since = math.inf
         self._ask_at = 1
         self._timer: asyncio.TimerHandle | None = None
@@ -161,7 +161,7 @@ class Router:
         if self._down(now):
             self.refused += 1
             raise _no_path()
-        came = now if arrived_s is None else min(arrived_s * 1000, now)
+        came = now if arrived_s is None else min(arrived_s * 1000 + self._set_back, now)
         request = Request(input, class_id, came, asyncio.get_running_loop().create_future())
         self.submitted += 1
         self._idle.clear()
@@ -212,8 +212,11 @@ class Router:
             await asyncio.gather(*(executor.execute(inputs) for _ in range(executor.servers)))
 
     def _now(self) -> float:
-        """ms, never running backwards, whatever the clock does."""
-        self._last = max(self._last, self._clock() * 1000)
+        """ms; where the clock was set back, time goes on from where it was."""
+        told = self._clock() * 1000
+        if told + self._set_back < self._last:
+            self._set_back = self._last - told
+        self._last = max(self._last, told + self._set_back)  # but for rounding the second one
         return self._last
 
     def _dispatch(self, now: float) -> None:

@@ -266,6 +266,10 @@ def test_a_clock_that_jumps_loses_nobody(jump_s: float) -> None:
     router = on_virtual_time(main())
     assert router.done == 100
     assert all(each.ended_ms >= each.started_ms >= each.arrived_ms for each in ended)
+    # Set back, time goes on from where it was; set forward, one step of it is as long as the jump.
+    lasted = [each.ended_ms - each.started_ms for each in ended]
+    assert min(lasted) == pytest.approx(TIMES[3])
+    assert sum(each > TIMES[3] + 1e-6 for each in lasted) <= (4 if jump_s > 0 else 0)
 
 
 def test_draining_serves_who_waits_and_takes_no_more() -> None:
