@@ -60,7 +60,7 @@ def _compare(folder: Path, steps: int) -> None:
 
 def _by_request(folder: Path, steps: int) -> None:
     """What a recording scheduler does of a step with a chunk of a prompt beside requests that decode."""
-    steps_of = StepsInFlight(StepRecorder(folder, buffers=Buffers(rows_per_file=steps + 1), by_request=True), 0)
+    steps_of = StepsInFlight(StepRecorder(folder, buffers=Buffers(rows_per_file=steps + 1)), 0)
     steps_of.latest = _statistics()
     for decoding in (7, 63, 255):
         known = {

@@ -72,7 +72,7 @@ class Step(NamedTuple):
 
     preemptions: requests that lost their cache.  prefix_queries, prefix_hits: prompt tokens of requests that were
     admitted, and those of them found in the prefix cache.  draft_tokens, accepted_tokens: drafted for requests that
-    decoded, and accepted.  The rest where the engine tells of single requests, for a recorder made with `by_request`:
+    decoded, and accepted.  The rest where the engine tells of single requests, for a recorder with `by_request`:
     cached tokens that the step reads, those of requests in prefill, sum of p (k + p/2) and largest k + p over chunks p
     behind k cached tokens, and tokens of S that preempted requests compute again, as prefill.
     """
@@ -203,12 +203,12 @@ _ROW_BYTES = ROW.size
 class StepRecorder:
     """Records one engine's steps into `folder` as `trace-<run>-<replica>-<number>.parquet`.
 
-    `labels` become columns, `facts` provenance. `by_request`: its steps tell of their single requests. `add` is for one
-    thread; `close` and the end of the process write what is pending.
+    `labels` become columns, `facts` provenance. `add` is for one thread; `close` and the end of the process write what
+    is pending.
 
-    advice: told with problems of the folder.  run: label of this recorder's life; a forked child gets its own.
-    rows_written, rows_dropped, rows_refused (what was given were not numbers), files_deleted: counts so far; each
-    file's provenance has all but the first.
+    by_request: to be set where its steps tell of their single requests.  advice: told with problems of the folder.
+    run: label of this recorder's life; a forked child gets its own.  rows_written, rows_dropped, rows_refused (what was
+    given were not numbers), files_deleted: counts so far; each file's provenance has all but the first.
     """
 
     run: str
@@ -226,7 +226,6 @@ class StepRecorder:
         labels: Mapping[str, str | int] | None = None,
         facts: Mapping[str, Any] | None = None,
         buffers: Buffers = Buffers(),
-        by_request: bool = False,
         log: logging.Logger | None = None,
     ) -> None:
         self.folder = folder
@@ -234,7 +233,7 @@ class StepRecorder:
         self.labels = dict(labels or {})
         self.facts = dict(facts or {})
         self.kv_capacity_tokens: int | None = None
-        self._by_request = by_request
+        self.by_request = False
         self._rows_per_file = max(1, buffers.rows_per_file)
         self._blocks = max(0, buffers.max_pending) + 2
         self._block_bytes = self._rows_per_file * _ROW_BYTES
@@ -386,7 +385,7 @@ class StepRecorder:
         try:
             rows = block.rows(until)
             labels = {**self.labels, "run": self.run, "replica": self.replica}
-            trace = Trace(columns(rows, labels, self.kv_capacity_tokens, self._by_request), self._provenance())
+            trace = Trace(columns(rows, labels, self.kv_capacity_tokens, self.by_request), self._provenance())
             make_folder(self.folder)
             write_trace(self._file(self._number), trace)
         except Exception as error:  # noqa: BLE001  a thread that dies would stop the recording for good

@@ -206,9 +206,9 @@ def recorder_of(settings: Settings, config: Any, engine_index: int, *, by_reques
             "tp": int(config.parallel_config.tensor_parallel_size),
         },
         facts=_facts(config, "vllm scheduler" if by_request else "vllm stat logger"),
-        by_request=by_request,
         log=log,
     )
+    recorder.by_request = by_request
     recorder.advice = "set LATFIT_TRACE_DIR to a folder that this process can write"
     recorder.kv_capacity_tokens = kv_capacity_tokens(config)
     return recorder
