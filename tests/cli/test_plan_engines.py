@@ -207,6 +207,7 @@ def test_a_cache_computed_from_memory_limits(fitted: Path, in_tmp: Path, capsys:
         (["--rate", "5/s", "--users", "5", "--lengths", "300:40", "--ttft", "1s"], "several kinds of load"),
         (["--sla", "20ms", "--watts", "700"], "steps or batches are planned"),
         (["--rate", "5/s", "--lengths", "300:40", "--e2e", "1s", "--kv-memory", "1GiB"], "has no effect"),
+        (["--rate", "5/s", "--lengths", "300:40", "--ttft", "1s", "--start-up", "1min"], "no arrivals are recorded"),
         ([], "there is no target"),
     ],
 )
@@ -215,6 +216,49 @@ def test_what_is_refused(arguments: list[str], told: str, fitted: Path, capsys: 
         run(["plan", *(["--fit", str(fitted)] if "--sla" not in arguments[:1] and arguments else []), *arguments]) == 2
     )
     assert told in capsys.readouterr().err
+
+
+def test_a_schedule_of_a_day_is_simulated_again_as_it_stands(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+    """Ten minutes with a crest in the middle: fewer replicas before and after it, and the figures of the simulator."""
+    moments, at = [0.0], 0.0
+    while at < 600:
+        at += 0.02 if 200 <= at < 400 else 0.1
+        moments.append(at)
+    rows = [f"{each:.2f},300,40" for each in moments]
+    Path("day.csv").write_text("\n".join(["t_s,prompt_tokens,output_tokens", *rows]) + "\n")
+    more = ("--start-up", "10s", "--arrivals-window", "100s", "--price-per-hour", "2")
+    found = planned(fitted, capsys, *more, load=("--arrivals", "day.csv"))
+    told, count = found["schedule"], found["replicas"]["value"]
+    replicas = [each["replicas"] for each in told["windows"]]
+    assert len(replicas) == 6
+    assert max(replicas) == replicas[2] == replicas[3] == count
+    assert replicas[0] < count
+    assert told["replicas_at"][1] == [190.0, count]
+    assert told["feasible"]
+    assert told["replica_hours"] < told["fixed"]["replica_hours"] == pytest.approx(count * 600 / 3600, rel=0.01)
+    engine = {name: found["engine"][name] for name in ("max_num_seqs", "max_num_batched_tokens", "synchronous")}
+    engine["long_prefill_token_threshold"] = found["engine"]["long_prefill_token_threshold"]
+    again = latfit.simulate_engine(
+        fitted,
+        arrivals="day.csv",
+        kv_blocks=4000,
+        engine=engine,
+        batching=found["engine"]["batching"],
+        replicas_at=told["replicas_at"],
+        start_up="10s",
+    ).to_json()["runs"][0]
+    assert again["replica_hours"] == pytest.approx(told["replica_hours"], rel=1e-3)
+    assert again["ttft_ms"]["p99"] == pytest.approx(told["targets"][0]["value_ms"], rel=0.05)
+    assert (
+        run(["plan", "--fit", str(fitted), "--arrivals", "day.csv", *LIMITS, "--kv-blocks", "4000", *more, "-v"]) == 0
+    )
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"A schedule of {min(replicas)} to {count} replicas (windows of 100 s, asked for 10 s ahead): " in printed
+    line += ["--start-up", "10s"]
+    assert run(line) == 2
+    assert "less than two windows of 1,800 s" in capsys.readouterr().err
+    assert run([*line, "--growth", "2x"]) == 2
+    assert "--growth changes the recorded times" in capsys.readouterr().err
 
 
 def test_files_are_written(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
