@@ -3,9 +3,9 @@
 Over some readings, seconds apart:
 
 - **idle**: nothing ran. Nothing can be said of limits.
-- **sequences**: requests wait while as many run in every reading (within one, or `FLAT`), or nearly as many as the
-  limit in the mean step (within `SHORT`: one that ended makes room until the next step), and the KV cache has room:
-  what does not move is a limit.
+- **sequences**: requests wait while as many run in every reading (within one, or `FLAT`), or the mean step holds the
+  most that ran in any, or nearly the known limit (within `SHORT`: one that ended makes room until the next step), and
+  the KV cache has room: what does not move is a limit.
 - **kv_cache**: requests are preempted, or wait while the cache is full (`FULL`).
 - **token_budget**: requests wait while the mean step is nearly as large as the budget (`NEAR`), where it is known.
 - **steps**: hardly any request waits. No limit binds; latency is the time of steps, and raising limits does nothing.
@@ -141,7 +141,7 @@ class _View:
             return "sequences", f"{said} at a limit of {limit:,} sequences; {cache}."
         if budget is not None and S / budget >= NEAR:
             return "token_budget", f"{said} while a step has {number(S, 3)} of {budget:,} tokens in the mean; {cache}."
-        flat = max(queued) - min(queued) <= max(1.0, FLAT * max(queued))
+        flat = max(queued) - min(queued) <= max(1.0, FLAT * max(queued)) or B >= (1 - FLAT) * max(queued) > 0
         if limit is None and flat and math.isfinite(usage):
             return "sequences", f"{said}, and how many run does not move; {cache}."
         return "unknown", f"{said}; {cache}. These counters do not prove which limit they wait for."
@@ -217,6 +217,7 @@ class _View:
         return {
             "seconds": seen.seconds,
             "running": _mean(self.gauge("running")),
+            "running_most": self.most("running"),
             "waiting": _mean(self.gauge("waiting")),
             "kv_usage": self.most("kv_usage"),
             "arrived_per_s": seen.arrived / seen.seconds,

@@ -15,7 +15,8 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.metrics.exposition import MOST_BYTES
 from latfit.metrics.state import ServerState, state_of
 
-TIMEOUT_S = 5.0
+TIMEOUT_S, SETTINGS_S = 5.0, 15.0
+"""vLLM collects much besides its settings when it is asked for them first."""
 BLOCK = 1 << 16
 PLACES = ("/metrics", "/prometheus/metrics")
 """Where servers publish; `trtllm-serve` has JSON of its own under the first."""
@@ -108,7 +109,7 @@ class Server:
         """What it tells of its settings besides, by the names of a recorder's provenance; empty where nothing."""
         for place in SETTINGS:
             try:
-                told = json.loads(b"".join(self._blocks(place)))
+                told = json.loads(b"".join(self._blocks(place, max(SETTINGS_S, self.timeout_s))))
             except (Unanswered, ValueError, RecursionError):
                 continue
             if found := dict(_settings_in(told)):
@@ -125,25 +126,26 @@ class Server:
             raise Unanswered(error.found) from None
         return Reading((begun + ended) / 2, ended - begun, text, state)
 
-    def _blocks(self, place: str) -> Iterator[bytes]:
+    def _blocks(self, place: str, timeout_s: float | None = None) -> Iterator[bytes]:
         """What the server answers, as a whole within the time. Raises Unanswered."""
-        end, size = monotonic() + self.timeout_s, 0
+        patience_s = self.timeout_s if timeout_s is None else timeout_s
+        end, size = monotonic() + patience_s, 0
         try:
-            with self._opener.open(f"{self.base}{place}", timeout=self.timeout_s) as answer:
+            with self._opener.open(f"{self.base}{place}", timeout=patience_s) as answer:
                 while block := answer.read1(BLOCK):
                     size += len(block)
                     if size > MOST_BYTES:
                         raise Unanswered(f"answers with more than {MOST_BYTES >> 20} MiB")
                     if monotonic() > end:
-                        raise Unanswered(f"does not answer within {self.timeout_s:g} s")
+                        raise Unanswered(f"does not answer within {patience_s:g} s")
                     yield block
         except urllib.error.HTTPError as error:
             raise Unanswered(f"answers {error.code} {error.reason}") from None
         except TimeoutError:
-            raise Unanswered(f"does not answer within {self.timeout_s:g} s") from None
+            raise Unanswered(f"does not answer within {patience_s:g} s") from None
         except urllib.error.URLError as error:
             late = isinstance(error.reason, TimeoutError)
-            told = f"does not answer within {self.timeout_s:g} s" if late else f"cannot be reached ({error.reason})"
+            told = f"does not answer within {patience_s:g} s" if late else f"cannot be reached ({error.reason})"
             raise Unanswered(told) from None
         except HTTPException as error:
             raise Unanswered(f"does not speak HTTP ({type(error).__name__})") from None

@@ -68,6 +68,20 @@ def test_a_fit_of_another_engine_is_not_believed(fit_file: Path) -> None:
     assert found.to_json()["simulated"]["changes"] == []
 
 
+def test_no_change_is_told_where_the_limit_that_binds_is_not_known(fit_file: Path) -> None:
+    """Requests wait, and how many run moves from 4 to 12."""
+    steps = steady(60.0, 8, 0.018, waiting=12)
+    steps.decoding = 8.0 + np.rint(4 * np.sin(steps.end * 3))
+    with serving(live(steps)) as url:
+        found = examine_server(url, fit=fit_file, duration="3s")
+        told = examine_server(url, fit=fit_file, duration="3s", max_num_seqs=64)
+    assert found.diagnosis.binding == told.diagnosis.binding == "unknown"
+    assert "nobody tells the sequence limit" in found.lines[-1]
+    assert found.what_if is not None
+    assert not found.what_if.believed
+    assert "nobody tells" not in told.lines[-1]
+
+
 def test_capacity_is_where_the_limits_are_just_kept(fit_file: Path) -> None:
     """Requests of 20 tokens at 10 + B ms: with 50 ms a token at most 39 run, 39 / (49 ms x 20) = 40 requests/s."""
     with serving(live(steady(60.0, 8, 0.018))) as url:

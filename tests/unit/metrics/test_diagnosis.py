@@ -71,6 +71,15 @@ def test_a_place_that_is_free_until_the_next_step_is_no_sign_of_another_limit() 
     assert found.binding == "sequences"
 
 
+def test_a_mean_step_of_the_most_that_ran_is_a_limit_too() -> None:
+    """Readings of 6 to 8, and 8 in nearly every step, as a real server showed that does not tell its limit."""
+    steps = steady(30.0, 8, 0.02, waiting=12)
+    steps.decoding = 8.0 - steps.prompts - 2 * (np.arange(len(steps.end)) % 100 == 99)
+    assert {each.state.running for each in _readings(steps)} == {6.0, 8.0}
+    assert of(steps).binding == "sequences"
+    assert of(steps).figures["running_most"] == 8.0
+
+
 def test_more_sequences_do_nothing_where_the_cache_is_full() -> None:
     found = of(FULL)
     assert effect(found, "max_num_seqs") == "nothing"

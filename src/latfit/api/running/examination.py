@@ -79,10 +79,13 @@ class Examination:
             return ["Too few requests ended to simulate their load: look for longer (--duration 1min)."]
         measured = f"the measured TPOT of {format_ms(what_if.measured_tpot_ms)}"
         if not what_if.believed:
-            return [f"{what_if.far_off} to make {measured}: what a change does is not told."]
-        told = [
-            f"What a change would do, simulated with the fit's steps times {what_if.scale:.2f}, which make {measured}:"
-        ]
+            return [f"{what_if.far_off}. What a change does is not told."]
+        ttft = self.diagnosis.figures["ttft_ms"]
+        other = ""
+        if what_if.now.carried and math.isfinite(ttft):
+            other = f" (and a TTFT of {format_ms(what_if.now.ttft_ms)}, measured {format_ms(ttft)})"
+        scale = f"the fit's steps times {what_if.scale:.2f}, which make {measured}{other}"
+        told = [f"What a change would do, simulated with {scale}:"]
         for each in what_if.changes:
             effect = each.effect(what_if.now)
             shown = "does nothing" if effect == "nothing" else f"{effect}: {each.told(what_if.now)}"

@@ -27,6 +27,8 @@ from latfit.units import format_ms, format_percent, number
 from latfit.workload import Requests, make_requests
 
 FAR, FARTHEST = 0.2, 1.5
+ASSUMED = "assumed"
+"""Where a setting comes from that nobody told, as `engine_settings_of` calls it."""
 REQUESTS = 2000
 WARM_UP = 0.2
 FEWEST_FINISHED = 5
@@ -90,12 +92,13 @@ def _less(new: float, old: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """An engine as a fit knows it."""
+    """An engine as a fit knows it. guessed: whether requests may wait for a sequence limit that nobody tells."""
 
     costs: StepCosts
     setup: EngineSetup
     notes: Sequence[str]
     fits: Sequence[FitResult]
+    guessed: bool = False
 
     @property
     def settings(self) -> EngineSettings:
@@ -110,9 +113,10 @@ def fitted_engine(
     costs, unmeasured, _, fits = engine_costs(fit, prefill_fit, None, hardware, scatter=True)
     told = dict(facts)
     if diagnosis.binding == "sequences" and "max_num_seqs" not in diagnosis.limits:
-        told["max_num_seqs"] = round(diagnosis.figures["running"])
+        told["max_num_seqs"] = round(diagnosis.figures["running_most"])
     setup = engine_settings_of(fits, server=told, usual={**USUAL, "kv_blocks": UNLIMITED}, **given)
-    return Fitted(costs, setup, [*unmeasured, *setup.notes], fits)
+    guessed = diagnosis.binding == "unknown" and setup.origin.get("max_num_seqs", ASSUMED) == ASSUMED
+    return Fitted(costs, setup, [*unmeasured, *setup.notes], fits, guessed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,15 +172,21 @@ class WhatIf:
 
     @property
     def believed(self) -> bool:
-        return abs(math.log(self.scale)) <= math.log1p(FAR) if self.scale > 0 else False
+        return self.scale > 0 and abs(math.log(self.scale)) <= math.log1p(FAR) and not self.engine.guessed
 
     @property
     def far_off(self) -> str:
         """What is wrong with a fit or settings that are not believed."""
         if math.isnan(self.scale):
             return "No TPOT was measured"
-        times = f"{self.scale:.2f} times" if 1 / FARTHEST < self.scale * 1.01 < FARTHEST else "far more or less than"
-        return f"The fit or the settings are not this engine's: steps would have to take {times} what they do"
+        if self.engine.guessed:
+            return "Requests wait, and nobody tells the sequence limit (--max-num-seqs)"
+        near = 1 / FARTHEST < self.scale * 1.01 < FARTHEST
+        times = (
+            f"steps {self.scale:.2f} times as long" if near else f"steps more than {FARTHEST} times longer or shorter"
+        )
+        measured = f"the measured TPOT of {format_ms(self.measured_tpot_ms)}"
+        return f"The fit or the settings are not this engine's: {measured} takes {times}"
 
     @cached_property
     def costs(self) -> StepCosts:
