@@ -192,7 +192,7 @@ def _place(server: Server) -> None:
             continue
 
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
+def _stop(process: "subprocess.Popen[bytes]", wait_s: float = STOP_S) -> None:
     """First the server, which ends its own; then whoever is left of its session: a server that is killed leaves its
     engine and worker behind."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
@@ -202,7 +202,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
             for each in _processes(process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(each, number)
-        until = time.monotonic() + STOP_S
+        until = time.monotonic() + wait_s
         while time.monotonic() < until:
             process.poll()
             if not _processes(process.pid):

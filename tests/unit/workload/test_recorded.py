@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,32 @@ class TestFormats:
         assert found.class_id.tolist() == [1, 0]
         assert found.user_id.tolist() == [5, 6]
         assert found.deadline_ms.tolist() == [20, 30]
+
+
+class TestWhenItBegan:
+    """Counted from 1970 where a file tells; clocks that count from anything else tell nothing."""
+
+    def began(self, content: str, tmp_path: Path) -> float | None:
+        (tmp_path / "log").write_text(content)
+        return read_requests(tmp_path / "log").began_s
+
+    def test_by_moments_since_1970(self, tmp_path: Path) -> None:
+        assert self.began(aiperf(1_700_000_000_500_000_000), tmp_path) == pytest.approx(1_700_000_000.5)
+        requests = [{**NEW, "request_start_time": 1_700_000_011.5}, {**OLD, "request_start_time": 1_700_000_011.0}]
+        benchmarks = [{"requests": {"successful": requests}}]
+        assert self.began(guidellm(metadata={"guidellm_version": "0.6.0"}, benchmarks=benchmarks), tmp_path) == (
+            pytest.approx(1_700_000_011.0)
+        )
+
+    def test_by_the_date_at_the_end_of_a_benchmark(self, tmp_path: Path) -> None:
+        told = {**BENCH, "start_times": [100.0, 100.2, 100.5], "duration": 30.0, "date": "20260314-120030"}
+        assert self.began(json.dumps(told), tmp_path) == datetime(2026, 3, 14, 12).timestamp()
+
+    @pytest.mark.parametrize("date", [None, "soon", 5, "20269914-120030"])
+    def test_not_at_all(self, date: object, tmp_path: Path) -> None:
+        told = {**BENCH, "start_times": [100.0, 100.2, 100.5], "duration": 30.0, "date": date}
+        assert self.began(json.dumps(told), tmp_path) is None
+        assert self.began(FILES["latfit"], tmp_path) is None
 
 
 class TestRefused:
