@@ -1,5 +1,6 @@
 """Values that options take, for tests that try options: small inputs, and a command line of each verb that works."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from latfit.cli.app import run
 from latfit.trace import Trace, write_trace
 from tests.conftest import planted_trace
 from tests.docs.reference import commands
+from tests.unit.exporting.plans import of_requests
 
 COMMANDS = dict(commands())
 
@@ -27,6 +29,7 @@ BASE: dict[str, list[str]] = {
     "hardware remove": ["amx"],
     "hardware show": [],
     "plan": ["--sla", "60ms"],
+    "export": ["vllm", "plan.json"],
     "simulate policies": [*PATHS, "--policy", "three-stage", "--rate", "200/s", "--requests", "500"],
     "simulate engine": [*ENGINE, "--rate", "40/s", "--lengths", "64:8", "--requests", "60", "--replications", "2"],
     "simulate study": [*PATHS, "--requests", "500"],
@@ -131,6 +134,7 @@ VALUES: dict[str, list[str]] = {
     "--rule": ["literal"],
     "--seed": ["7"],
     "--servers": ["amx=2"],
+    "--shape": ["input:Bx3"],
     "--service": ["deterministic", "exponential"],
     "--sla": ["60ms"],
     "--solver": ["trf"],
@@ -175,6 +179,8 @@ VALUES: dict[str, list[str]] = {
 OWN: dict[tuple[str, str], list[str]] = {
     ("fit", "--out"): ["out.fit.json"],
     ("plan", "--out"): ["out.json"],
+    ("export", "--out"): ["serving"],
+    ("export", "--model"): ["org/model"],
     ("plan", "--sla"): ["30ms"],
     ("plan", "--rate"): ["400/s"],
     ("validate", "--out"): ["out.json"],
@@ -220,6 +226,7 @@ def prepare() -> None:
     for each in ("hardware.json", "second.json"):
         _do("hardware", "add", "amx", "--nominal", "p50=6ms", "--quiet", "--hardware", each)
     _two_systems()
+    Path("plan.json").write_text(json.dumps(of_requests()))
     Path("steps.csv").write_text("B,S\n1,1\n4,16\n")
     Path("curve.csv").write_text("t_s,rate_per_s\n0,100\n5,300\n10,100\n")
     Path("at.csv").write_text("t_s,replicas\n0,1\n0.3,3\n0.9,2\n")
