@@ -92,7 +92,7 @@ class TestTexts:
             (None, "vllm:num_requests_running{} 3\n", "no finished request"),
             (text(TTFT, TPOT, LATENCY), text(TTFT[:1], TPOT[:1], LATENCY[:1]), "below those of the text from before"),
             (text(TTFT, TPOT, LATENCY), text(TTFT, TPOT, LATENCY), "no request finished between"),
-            (None, "\x00\xff vllm:{{{ NaN\nvllm:x_count nan\n", "no finished request"),
+            (None, "\x00\xff vllm:{{{ NaN\nvllm:x_count nan\n", "holds no metrics of vLLM"),
         ],
     )
     def test_what_is_wrong_is_told(self, tmp_path: Path, before: str | None, after: str, said: str) -> None:
