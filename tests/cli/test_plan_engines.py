@@ -249,9 +249,8 @@ def test_a_schedule_of_a_day_is_simulated_again_as_it_stands(fitted: Path, in_tm
     ).to_json()["runs"][0]
     assert again["replica_hours"] == pytest.approx(told["replica_hours"], rel=1e-3)
     assert again["ttft_ms"]["p99"] == pytest.approx(told["targets"][0]["value_ms"], rel=0.05)
-    assert (
-        run(["plan", "--fit", str(fitted), "--arrivals", "day.csv", *LIMITS, "--kv-blocks", "4000", *more, "-v"]) == 0
-    )
+    line = ["plan", "--fit", str(fitted), "--arrivals", "day.csv", *LIMITS]
+    assert run([*line, "--kv-blocks", "4000", *more, "-v"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"A schedule of {min(replicas)} to {count} replicas (windows of 100 s, asked for 10 s ahead): " in printed
     line += ["--start-up", "10s"]

@@ -6,7 +6,8 @@ how long an output will be, only their mean.
 
 least-loaded: the fewest requests.  shortest-queue: the fewest tokens to be computed, which are the prompts that wait,
 what is left of those that run, and one for each request that decodes.  prefix: see `replicas`; where contents of
-prompts are known, the engine that finds most of the prompt, of those within `slack` requests of the least loaded.
+prompts are known, the engine that finds most of the prompt, of those within `slack` requests of the least loaded; one
+that finds less than half of it is not worth that, and the least loaded one is taken (as in SGLang's router).
 predicted-latency: the least time to the first token. With D requests that decode over K cached tokens, P prompt tokens
 to be computed before this request's own p, and a budget of b tokens a step, that takes n = ceil((P + p) / (b - D))
 steps after the one that runs, each as long as the costs say of D single tokens and (P + p) / n of prefill. If slots or
@@ -48,6 +49,9 @@ from latfit.simulation.engine.step_cost import StepCosts, Work, step_ms
 from latfit.stats import IntArray
 
 ROUND_ROBIN, LEAST_LOADED, SHORTEST_QUEUE, PREFIX, PREDICTED = range(5)
+
+WORTH = 0.5
+"""Share of a prompt from which on an engine is chosen because it has it."""
 
 FULL = 4
 """What the router answers where replicas that come and go find no place."""
@@ -164,9 +168,10 @@ def _choose(o: Limits, load: Load, costs: StepCosts, states: State, router: Rout
 
 @rare
 def _with_prefix(o: Limits, load: Load, states: State, router: Router, r: int, most: float) -> int:
-    """The engine that finds most of a request's prompt, of those that have at most so many requests; of equals the one
-    with the fewest."""
+    """The engine that finds most of a request's prompt, of those that have at most so many requests, where that is
+    worth it; else the least loaded one. Of equals the one that is better by the other."""
     chosen, found, fewest = 0, -1, np.inf
+    idlest, there, least = 0, -1, np.inf
     for k in range(states.i.shape[0]):
         s = one_of(states, k)
         has = _in_system(s)
@@ -175,7 +180,9 @@ def _with_prefix(o: Limits, load: Load, states: State, router: Router, r: int, m
         units = units_there(o, load, s, r)
         if units > found or (units == found and has < fewest):
             chosen, found, fewest = k, units, has
-    return chosen
+        if has < least or (has == least and units > there):
+            idlest, there, least = k, units, has
+    return chosen if found * load.unit >= WORTH * load.prompt[r] else idlest
 
 
 @inner
