@@ -61,7 +61,7 @@ VALUES: dict[str, list[str]] = {
     "--arrival-process": ["gamma:2", "bursts:4:0.1:1s"],
     "--arrivals": ["arrivals.csv"],
     "--arrivals-window": ["5s"],
-    "--autoscale": ["requests:2:1..3:100ms"],
+    "--autoscale": ["requests:2:1..2:100ms"],
     "--b1": ["3"],
     "--bandwidth": ["3.35e12"],
     "--batch": ["4"],
@@ -229,7 +229,7 @@ def prepare() -> None:
     Path("plan.json").write_text(json.dumps(of_requests()))
     Path("steps.csv").write_text("B,S\n1,1\n4,16\n")
     Path("curve.csv").write_text("t_s,rate_per_s\n0,100\n5,300\n10,100\n")
-    Path("at.csv").write_text("t_s,replicas\n0,1\n0.3,3\n0.9,2\n")
+    Path("at.csv").write_text("t_s,replicas\n0,1\n0.3,2\n0.9,3\n1.2,2\n")
     Path("many.csv").write_text("\n".join(["t_s", *(f"{0.0025 * i:.4f}" for i in range(2000))]) + "\n")
     rows = [f"{0.05 * i:.2f},{40 + i % 7},{9 + i % 3}" for i in range(800)]
     Path("arrivals.csv").write_text("\n".join(["t_s,prompt_tokens,output_tokens", *rows]) + "\n")

@@ -59,6 +59,8 @@ TOGETHER = {
     frozenset({"--precision", "--replications"}): "replications are the fewest of a run that is to be precise",
     frozenset({"--kv-blocks", "--block-size"}): "of blocks that are plenty the size does not matter",
     frozenset({"--kv-blocks", "--order"}): "where blocks are plenty nobody waits, and there is nothing to order",
+    frozenset({"--replicas-at", "--route"}): "requests so few are alone wherever a router sends them",
+    frozenset({"--autoscale", "--route"}): "requests so few are alone wherever a router sends them",
     frozenset({"--sla", "--ttft"}): "one share of requests is counted that meet all targets",
     frozenset({"--sla", "--tpot"}): "one share of requests is counted that meet all targets",
     **{frozenset({"--class", each}): "a class may have a target of its own" for each in ("--sla", "--ttft", "--tpot")},
