@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         plan_engine as plan_engine,
         profile as profile,
         read as read,
-        replay as replay,
         report as report,
         simulate as simulate,
         simulate_engine as simulate_engine,
