@@ -15,6 +15,7 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -206,7 +207,7 @@ class ProcessExecutor:
         for server in range(len(self._workers), self.servers):
             cores = self._cores[server] if server < len(self._cores) else ()
             self._workers.append(_Worker(self.name, self._make, self.buckets, cores))
-        await asyncio.gather(*(worker.start() for worker in self._workers if not worker.alive))
+        await self.recover()
 
     async def execute(self, inputs: list[Any]) -> Sequence[Any]:
         worker = self._idle()
@@ -219,10 +220,10 @@ class ProcessExecutor:
         return list(outputs)[: len(inputs)]
 
     async def recover(self) -> None:
-        await asyncio.gather(*(worker.start() for worker in self._workers if not worker.alive or worker.stuck))
+        await asyncio.gather(*(worker.start() for worker in self._workers))
 
     async def close(self) -> None:
-        await asyncio.gather(*(asyncio.to_thread(worker.stop) for worker in self._workers))
+        await asyncio.gather(*(asyncio.to_thread(worker.close) for worker in self._workers))
         self._workers.clear()
 
     def _idle(self) -> "_Worker | None":
@@ -241,7 +242,9 @@ class _Worker:
         self._name, self._make, self._buckets, self._cores = name, make, tuple(buckets), tuple(cores)
         self._process: Any = None
         self._pipe: Connection | None = None
-        self.busy = self.stuck = False
+        self.busy = self.ready = False
+        self._renewing = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, f"latfit-{name}")
 
     @property
     def alive(self) -> bool:
@@ -249,23 +252,24 @@ class _Worker:
 
     @property
     def idle(self) -> bool:
-        return self.alive and not self.busy and not self.stuck
+        return self.ready and self.alive and not self.busy
 
     @property
     def pid(self) -> int:
         return int(self._process.pid)
 
     async def start(self) -> None:
-        """A new process, once it has made its function. Raises ExecutorFailed with what it says."""
+        """A process that has made its function, a new one where there is none. Raises ExecutorFailed with what it
+        says."""
         await asyncio.to_thread(self._renew)
 
     async def run(self, inputs: list[Any]) -> Sequence[Any]:
         self.busy = True
-        exchanged = asyncio.get_running_loop().run_in_executor(None, self._exchange, inputs)
+        exchanged = asyncio.get_running_loop().run_in_executor(self._thread, self._exchange, inputs)
         try:
             outcome = await asyncio.shield(exchanged)
         except asyncio.CancelledError:
-            self.stuck = True
+            self.ready = False
             exchanged.add_done_callback(_seen)
             raise
         finally:
@@ -281,13 +285,18 @@ class _Worker:
             self._pipe.send(inputs)
             outcome: tuple[str, Any] = self._pipe.recv()
         except (EOFError, OSError) as error:
-            self.stuck = True
+            self.ready = False
             raise ExecutorLost(
                 "its process died", where=self._name, remedy="It is started again; send the request again."
             ) from error
         return outcome
 
     def _renew(self) -> None:
+        with self._renewing:  # whoever asks while one is made waits for that
+            if not (self.ready and self.alive):
+                self._make_process()
+
+    def _make_process(self) -> None:
         self.stop()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -301,9 +310,14 @@ class _Worker:
             kind, found = "error", "its process ended before it was ready"
         if kind != "ready":
             raise ExecutorFailed(found, where=self._name, remedy="Mend what makes the function.")
-        self.stuck = False
+        self.ready = True
+
+    def close(self) -> None:
+        self.stop()
+        self._thread.shutdown(wait=False)
 
     def stop(self) -> None:
+        self.ready = False
         if self._process is not None:
             self._process.kill()
             self._process.join()

@@ -3,6 +3,7 @@
 `RouterMetrics` is a collector of `prometheus_client` (extra `live`): `REGISTRY.register(RouterMetrics(router))`.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,10 @@ class RouterMetrics:
             for path in router.paths:
                 family.add_metric([path.name], getattr(path, name))
             yield family
+        busy = CounterMetricFamily("latfit_path_busy_seconds", "Time of batches that have ended", labels=["path"])
+        for path in router.paths:
+            busy.add_metric([path.name], path.busy_ms / 1000)
+        yield busy
         up = GaugeMetricFamily("latfit_path_up", "Whether a path is given batches", labels=["path"])
         for name, there in router.up().items():
             up.add_metric([name], float(there))
@@ -63,8 +68,7 @@ class RouterMetrics:
         if not request.path or not request.served:
             return
         took_s = (request.ended_ms - request.arrived_ms) / 1000
-        place = next((k for k, end in enumerate(BUCKETS_S) if took_s <= end), len(BUCKETS_S))
-        self._counts[request.path][place] += 1
+        self._counts[request.path][bisect_left(BUCKETS_S, took_s)] += 1
         self._sums[request.path] += took_s
 
 

@@ -8,6 +8,8 @@ of it closes or opens the breaker. That batch has the time limit of every batch,
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from latfit.live.executor import Executor
 from latfit.stats import FloatArray
 
@@ -21,7 +23,8 @@ SLOW, LEAST_TIMEOUT_MS = 20.0, 1000.0
 
 
 class LivePath:
-    """times_ms (largest + 1,): typical T(b); 0 where nobody knows.  timeout_ms: of a batch, None for SLOW times T."""
+    """times_ms (largest + 1,): typical T(b), for b = 0 (unused), 1, ...  timeout_ms: of a batch, None for SLOW times T.
+    busy_ms: time of its batches that have ended."""
 
     def __init__(self, executor: Executor, times_ms: FloatArray, timeout_ms: float | None) -> None:
         self.executor, self.name = executor, executor.name
@@ -33,7 +36,7 @@ class LivePath:
         self._failures = self._openings = 0
         self._open_until = -math.inf
         self._trying = False
-        self.batches = self.requests = self.failed_batches = 0
+        self.batches = self.failed_batches = 0
         self.busy_ms = 0.0
 
     def timeout_ms(self, batch: int) -> float:
@@ -65,7 +68,6 @@ class LivePath:
         self._busy[server], self._ends[server] = True, now + float(self.times_ms[batch])
         self._trying = self._openings > 0
         self.batches += 1
-        self.requests += batch
         return server
 
     def lose(self, server: int) -> None:
@@ -86,16 +88,18 @@ class LivePath:
         self._trying = False
         self._failures += 1
         if at_once or self._openings or self._failures >= FAILURES:
-            cool_down = min(COOL_DOWN_MS * 2**self._openings, LONGEST_COOL_DOWN_MS)
-            self._openings = min(self._openings + 1, 16)
-            self._open_until = now + cool_down
-            self._failures = 0
+            self.rest(now)
+
+    def rest(self, now: float) -> None:
+        """Open the breaker, twice as long as the last time."""
+        cool_down = min(COOL_DOWN_MS * 2**self._openings, LONGEST_COOL_DOWN_MS)
+        self._openings = min(self._openings + 1, 16)
+        self._open_until = now + cool_down
+        self._failures = 0
 
 
 def times_table(paths: Sequence[LivePath]) -> FloatArray:
     """T(b) (2, largest + 1) ms of both paths, as policies see it; infinite beyond a path's largest batch."""
-    import numpy as np
-
     table = np.full((2, max(len(path.times_ms) for path in paths)), np.inf)
     for row, path in zip(table, paths, strict=False):
         row[: len(path.times_ms)] = path.times_ms

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latfit.fitting import FitOptions, fit_trace
-from latfit.live.executor import Executor
+from latfit.live.executor import Executor, ExecutorFailed
 from latfit.live.router import Router, RouterOptions
 from latfit.live.waiting import Request
 from latfit.model import FitResult
@@ -35,6 +35,9 @@ from latfit.stats import FloatArray
 from latfit.trace import Trace
 
 Result = TypeVar("Result")
+ROUNDS = 5
+"""Of all sizes, at the least."""
+
 DISTURBED = 0.05
 """Share of the cores that others may use in a run that counts."""
 
@@ -56,22 +59,24 @@ def sizes_of(largest: int) -> list[int]:
 
 
 async def measure_executors(executors: Sequence[Executor], duration_s: float, seed: int = 0) -> list[FitResult]:
-    """A fit of each executor, from batches of every size in random order, on all executors at the same time."""
+    """A fit of each executor, from batches of every size in random order, on all executors at the same time. The first
+    round only warms them up."""
+    ends = time.monotonic() + duration_s
 
-    async def one(executor: Executor, rng: np.random.Generator) -> FitResult:
+    async def one(executor: Executor, rng: np.random.Generator) -> Trace:
         rows: list[tuple[int, float]] = []
-        ends = time.monotonic() + duration_s
-        while time.monotonic() < ends or len(rows) < 4 * len(sizes_of(executor.largest)):
-            for size in rng.permutation(sizes_of(executor.largest)):
+        sizes = sizes_of(executor.largest)
+        while time.monotonic() < ends or len(rows) < ROUNDS * len(sizes):
+            for size in rng.permutation(sizes):
                 began = time.perf_counter()
                 await executor.execute([None] * int(size))
                 rows.append((int(size), (time.perf_counter() - began) * 1000))
-        B, T = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
-        steps = Trace({"B": B, "S": B, "T_ms": T}, {"device": executor.name})
-        return await asyncio.to_thread(fit_trace, steps, FitOptions("auto"))
+        B, T = (np.array(column, dtype=np.float64) for column in zip(*rows[len(sizes) :], strict=True))
+        return Trace({"B": B, "S": B, "T_ms": T}, {"device": executor.name})
 
     streams = np.random.default_rng(seed).spawn(len(executors))
-    return list(await asyncio.gather(*(one(each, rng) for each, rng in zip(executors, streams, strict=True))))
+    steps = await asyncio.gather(*(one(each, rng) for each, rng in zip(executors, streams, strict=True)))
+    return [await asyncio.to_thread(fit_trace, each, FitOptions("auto")) for each in steps]
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +189,12 @@ async def drive(
     await router.drain()
     others = (_busy_of_others(executors) - busy) / ((time.monotonic() - began) * (os.cpu_count() or 1))
     served = sorted((each for each in ended if each.path), key=lambda each: each.arrived_ms)
+    if len(served) <= warm + 1:
+        raise ExecutorFailed(
+            f"{len(served)} of {len(arrive_ms):,} requests came to an executor",
+            where=", ".join(each.name for each in executors),
+            remedy="See why they fail: await executor.execute([None]).",
+        )
     names = [path.name for path in system.paths]
     columns = {
         "arrive_ms": np.array([each.arrived_ms for each in served]) - start_ms,

@@ -73,7 +73,8 @@ class RouterOptions:
 
 class Router:
     """executors: the main path, and the side path if there is one.  times_ms: typical T(1), T(2), ... of each, up to
-    its largest batch.  clock: monotonic seconds.  listeners: called with each request that ended.
+    its largest batch.  clock: monotonic seconds.  listeners: called with each request that ended with
+    an output or an error.
 
     Use it as `async with Router(...) as router:`, in which `await router.submit(input)` gives the output.
     """
@@ -92,7 +93,7 @@ class Router:
             for each, times in zip(executors, times_ms, strict=True)
         ]
         self.policy, self.options = policy, options
-        self.submitted = self.refused = self.done = self.failed = self.cancelled = self.decisions = 0
+        self.submitted = self.refused = self.done = self.failed = self.cancelled = 0
         self._room = WaitingRoom(options.deadlines_ms, policy.order.ageing_ms)
         self._view, self._times = np.zeros(VIEW), times_table(self.paths)
         self.listeners: list[Callable[[Request], None]] = []
@@ -248,11 +249,8 @@ class Router:
 
     def _decide(self, now: float, usable: Sequence[bool]) -> tuple[int, int, float, int]:
         """What the policy says; where a path is not up or all must go, whatever an idle path can take."""
-        self.decisions += 1
-        if all(usable) and not self._draining:
-            return self._asked(self.policy.code, self.policy.parameters, now)
-        if usable[MAIN] and not self._draining and not self.policy.needs_side:
-            return self._asked(self.policy.code, self.policy.parameters, now)
+        if usable[MAIN] and (usable[-1] or not self.policy.needs_side) and not self._draining:
+            return self._asked(now)
         waiting = self._room.waiting
         for path, up, action in zip(self.paths, usable, (SERVE_MAIN, SERVE_SIDE), strict=False):
             if up and path.free_ms(now) <= now:
@@ -268,13 +266,13 @@ class Router:
         late = now >= self._failing_since + self.options.patience_ms
         return late and not any(path.up(now) for path in self.paths)
 
-    def _asked(self, code: int, parameters: FloatArray, now: float) -> tuple[int, int, float, int]:
+    def _asked(self, now: float) -> tuple[int, int, float, int]:
         view, room, side = self._view, self._room, self.side
         view[NOW], view[WAITING], view[SIDE_WAITING] = now, room.waiting, room.side_waiting
         view[OLDEST], view[DUE] = room.oldest_and_due_ms()
         view[MAIN_FREE] = self.paths[MAIN].free_ms(now)
         view[SIDE_FREE] = math.inf if side is None else side.free_ms(now)
-        found: tuple[int, int, float, int] = decide(code, parameters, self._times, view)
+        found: tuple[int, int, float, int] = decide(self.policy.code, self.policy.parameters, self._times, view)
         return found
 
     def _arm(self, until: float, now: float) -> None:
@@ -339,7 +337,9 @@ class Router:
             await self._recovered(path)
             now = self._now()
         path.release(server, now)
-        self._running -= {task for task in self._running if task is asyncio.current_task()}
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.discard(task)
         self._dispatch(now)
 
     async def _recovered(self, path: LivePath) -> None:
@@ -347,7 +347,7 @@ class Router:
         try:
             await path.executor.recover()
         except Exception:  # noqa: BLE001 (an executor that cannot be started is tried again)
-            path.failed(self._now(), at_once=True)
+            path.rest(self._now())
 
     def _end(self, request: Request, outcome: Any, now: float) -> None:
         """The one end of a request."""
@@ -372,8 +372,7 @@ class Router:
             return
         self.cancelled += 1
         self._room.give_up(request)
-        if not self.waiting and not self._running:
-            self._idle.set()
+        self._dispatch(self._now())  # the policy was asked of a longer queue
 
 
 def _no_path() -> NoPath:

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,6 +141,33 @@ def test_a_process_that_fails_dies_or_hangs() -> None:
         assert not any(alive(pid) for pid in pids)
 
     asyncio.run(main())
+
+
+@pytest.mark.timeout(120)
+def test_two_servers_that_die_at_once_are_both_made_anew_once() -> None:
+    async def main() -> None:
+        executor = ProcessExecutor("cpu", make_worker, 1, servers=2)
+        options = RouterOptions(timeout_ms=300.0, patience_ms=60_000.0)
+        async with Router([executor], [[1.0]], gpu_only(Limits(1)), options) as router:
+            before = set(executor.pids)
+            outcomes = await asyncio.gather(*(router.submit("die") for _ in range(2)), return_exceptions=True)
+            assert [type(each) for each in outcomes] == [ExecutorLost] * 2
+            pids = await asyncio.gather(*(router.submit("pid") for _ in range(30)))
+            assert set(pids) <= set(executor.pids)
+            assert len(executor.pids) == 2
+            assert not before & set(executor.pids)
+            # Killed while idle: the next batch waits for the new process, as long as a batch may.
+            for pid in executor.pids:
+                os.kill(pid, signal.SIGKILL)
+            found = [await told(router.submit(k)) for k in range(10)]
+            assert all(each == k**2 or isinstance(each, ExecutorFailed) for k, each in enumerate(found))
+            assert await router.submit(7) == 49
+
+    asyncio.run(main())
+
+
+async def told(outcome: Awaitable[Any]) -> Any:
+    return (await asyncio.gather(outcome, return_exceptions=True))[0]
 
 
 def alive(pid: int) -> bool:

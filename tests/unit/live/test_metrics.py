@@ -44,6 +44,7 @@ def test_metrics_of_a_story() -> None:
     assert samples["latfit_requests_cancelled_total", ""] == 1
     assert samples["latfit_path_batches_total", ""] == 4
     assert samples["latfit_path_up", ""] == 1
+    assert samples["latfit_path_busy_seconds_total", ""] == pytest.approx(0.02 + 0.03 + 0.03)
     within = [samples["latfit_response_seconds_bucket", end] for end in ("0.01", "0.025", "0.05", "0.1", "+Inf")]
     assert within == [0, 1, 3, 5, 5]
     assert samples["latfit_response_seconds_sum", ""] == pytest.approx(0.02 + 2 * 0.05 + 2 * 0.08)

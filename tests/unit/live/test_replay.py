@@ -41,7 +41,12 @@ def test_the_verdict_counts_runs_and_leaves_disturbed_ones_out() -> None:
     assert Replay([good, bad], system).agrees is False
     assert Replay([good, disturbed], system).agrees is None
     assert "others used up to 50 % of the cores" in Replay([disturbed], system).verdict
-    json.dumps(Replay([good, bad, disturbed], system).to_json())
+    several = Replay([good, bad, disturbed], system)
+    json.dumps(several.to_json())
+    lines = several.summary().splitlines()
+    assert [line.rpartition("  ")[2] for line in lines[-3:]] == ["as predicted", "differs", "disturbed"]
+    assert several._repr_html_().count("<tr>") == 4
+    assert list(several.frame["agrees"]) == [True, False, None]
 
 
 def test_statistics_of_a_run_by_hand() -> None:

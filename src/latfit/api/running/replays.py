@@ -1,6 +1,7 @@
 """`replay`: a policy driven live on this machine, and its prediction beside it."""
 
 import asyncio
+import html
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -102,8 +103,19 @@ class Replay:
         """The document of `latfit replay --json`."""
         return {"agrees": self.agrees, "verdict": self.verdict, "runs": [run.to_json() for run in self.runs]}
 
+    def summary(self) -> str:
+        """The verdict and the table, as the command prints them."""
+        from latfit.reporting import table_text
+
+        return "\n".join([self.verdict, *map(table_text, self.tables())])
+
     def __repr__(self) -> str:
         return f"Replay: {self.verdict}"
+
+    def _repr_html_(self) -> str:
+        from latfit.reporting import table_html
+
+        return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(map(table_html, self.tables()))
 
 
 @library_verb
@@ -204,7 +216,7 @@ async def _one(
     count = max(round(rate * lasts_s * 1000), FEWEST)
     arrive = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
     used = executors[: len(own.paths)]
-    driven = await undisturbed(lambda: drive(used, own, policy, arrive, round(WARM * count)))
+    driven = await undisturbed(lambda: drive(used, own, policy, arrive, int(WARM * count)))
     options = Options(replications=REPLICATIONS, warmup=WARM, seed=seed)
     predicted = await asyncio.to_thread(simulate_policy, policy, own, RecordedLoad(make_requests(arrive)), options)
     return compared(driven, predicted, load)
