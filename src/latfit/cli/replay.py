@@ -68,7 +68,7 @@ def replay(
         print_json(found.to_json())
     else:
         verdict(found.verdict, found.state)
-        for table in found.tables():
+        for table in found.tables(brief=not output.verbose):
             print_table(table)
     if not found.agrees:
         raise typer.Exit(FitNotUsable.exit_code)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         distinct as distinct,
         engines_verdict as engines_verdict,
         policies_verdict as policies_verdict,
+        replay_details as replay_details,
         replay_table as replay_table,
     )
     from latfit.reporting.simulation.figures import (

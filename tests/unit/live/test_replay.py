@@ -20,8 +20,9 @@ from latfit.workload import RecordedLoad, make_requests
 
 
 def planted(measured: float, predicted: float, spread: float, others: float = 0.0) -> Compared:
-    numbers = {"latency_ms": dict.fromkeys(("mean", "p50", "p99"), measured), "share": {"gpu": 1.0}}
-    said = {"latency_ms": dict.fromkeys(("mean", "p50", "p99"), predicted), "share": {"gpu": 1.0}}
+    beside = {"share": {"gpu": 1.0}, "utilisation": {"gpu": 0.7}, "batch_size": {"p50": 3.0}}
+    numbers = {"latency_ms": dict.fromkeys(("mean", "p50", "p99"), measured), **beside}
+    said = {"latency_ms": dict.fromkeys(("mean", "p50", "p99"), predicted), **beside}
     ranges = dict.fromkeys(("mean", "p50", "p99"), (predicted - spread, predicted + spread))
     return Compared("gpu-only", 0.5, 100.0, 1000, numbers, said, ranges, others, 0.1, 0)
 
@@ -47,6 +48,9 @@ def test_the_verdict_counts_runs_and_leaves_disturbed_ones_out() -> None:
     assert [line.rpartition("  ")[2] for line in lines[-3:]] == ["as predicted", "differs", "disturbed"]
     assert several._repr_html_().count("<tr>") == 4
     assert list(several.frame["agrees"]) == [True, False, None]
+    details = several.tables()[1]
+    at = details.columns.index("gpu busy")
+    assert [row[at] for row in details.rows] == ["70 % / 70 %"] * 3
 
 
 def test_statistics_of_a_run_by_hand() -> None:

@@ -94,11 +94,11 @@ class Replay:
             rows.append({**row, "others_share": run.others, "agrees": run.agrees})
         return pd.DataFrame(rows)
 
-    def tables(self) -> "list[Table]":
-        """The runs as a table of text."""
-        from latfit.reporting import replay_table
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        """The runs as tables of text; brief: means and p99 alone."""
+        from latfit.reporting import replay_details, replay_table
 
-        return [replay_table(self.runs)]
+        return [replay_table(self.runs)] if brief else [replay_table(self.runs), replay_details(self.runs)]
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit replay --json`."""
@@ -108,7 +108,7 @@ class Replay:
         """The verdict and the table, as the command prints them."""
         from latfit.reporting import table_text
 
-        return "\n".join([self.verdict, *map(table_text, self.tables())])
+        return "\n".join([self.verdict, *map(table_text, self.tables(brief=True))])
 
     def __repr__(self) -> str:
         return f"Replay: {self.verdict}"
@@ -116,7 +116,7 @@ class Replay:
     def _repr_html_(self) -> str:
         from latfit.reporting import table_html
 
-        return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(map(table_html, self.tables()))
+        return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(map(table_html, self.tables(brief=True)))
 
 
 @library_verb

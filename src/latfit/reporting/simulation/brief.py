@@ -240,24 +240,38 @@ def brief_validation_table(found: Validation) -> Table:
 
 
 def replay_table(runs: Sequence[Compared]) -> Table:
-    """Each run: mean and p99 as measured, as predicted, and the range that such runs are predicted to lie in."""
+    """Each run: mean and p99 as measured, and the range in which the prediction has such runs."""
     rows = []
     for run in runs:
-        row = [run.policy, format_percent(100 * run.load), format_rate(run.rate_per_s)]
+        row = [run.policy, format_percent(100 * run.load)]
         for name in ("mean", "p99"):
             low, high = run.range_ms[name]
-            said = run.predicted["latency_ms"][name]
-            row += [
-                format_ms(run.measured["latency_ms"][name]),
-                f"{format_ms(said)} ({format_ms(low)} to {format_ms(high)})",
-            ]
-        first = next(iter(run.measured["share"]))
-        shares = (each["share"][first] for each in (run.measured, run.predicted))
-        row.append(" / ".join(format_percent(100 * share) for share in shares))
-        verdict = {True: "as predicted", False: "differs", None: "disturbed"}[run.agrees]
-        rows.append((*row, verdict))
-    columns = ("policy", "load", "rate", "mean", "predicted", "p99", "predicted ", f"on {first}" if runs else "", "")
-    return Table("measured, and predicted with the range of 95 of 100 such runs", columns, rows, words=("",))
+            row += [format_ms(run.measured["latency_ms"][name]), f"{number(low, 3)} to {format_ms(high)}"]
+        rows.append((*row, {True: "as predicted", False: "differs", None: "disturbed"}[run.agrees]))
+    columns = ("policy", "load", "mean", "predicted", "p99", "predicted ", "")
+    return Table("predicted: the range of 95 of 100 such runs; up to 10 % off counts as predicted", columns, rows, words=("",))
+
+
+def replay_details(runs: Sequence[Compared]) -> Table:
+    """Each run, measured / predicted: median, batches, use of the paths; how late requests were sent; what others
+    used."""
+    paths = list(dict.fromkeys(path for run in runs for path in run.measured["utilisation"]))
+    rows = []
+    for run in runs:
+        both = (run.measured, run.predicted)
+        row = [
+            run.policy,
+            format_rate(run.rate_per_s),
+            " / ".join(format_ms(each["latency_ms"]["p50"]) for each in both),
+        ]
+        row.append(" / ".join(number(each["batch_size"]["p50"]) for each in both))
+        for what in ("share", "utilisation"):
+            shares = [[format_percent(100 * each[what][path]) for each in both if path in each[what]] for path in paths]
+            row += [" / ".join(each) for each in shares]
+        rows.append((*row, format_ms(run.late_ms), format_percent(100 * run.others)))
+    of_paths = [*(f"by {path}" for path in paths), *(f"{path} busy" for path in paths)]
+    columns = ("policy", "rate", "p50", "p50 batch", *of_paths, "sent late", "others")
+    return Table("measured / predicted; sent late: 99 of 100 by no more; others: of the cores", columns, rows)
 
 
 def distinct(notes: Iterable[str]) -> list[str]:
