@@ -249,7 +249,9 @@ def replay_table(runs: Sequence[Compared]) -> Table:
             row += [format_ms(run.measured["latency_ms"][name]), f"{number(low, 3)} to {format_ms(high)}"]
         rows.append((*row, {True: "as predicted", False: "differs", None: "disturbed"}[run.agrees]))
     columns = ("policy", "load", "mean", "predicted", "p99", "predicted ", "")
-    return Table("predicted: the range of 95 of 100 such runs; up to 10 % off counts as predicted", columns, rows, words=("",))
+    return Table(
+        "predicted: the range of 95 of 100 such runs; up to 10 % off counts as predicted", columns, rows, words=("",)
+    )
 
 
 def replay_details(runs: Sequence[Compared]) -> Table:
