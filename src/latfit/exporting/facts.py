@@ -24,6 +24,16 @@ MOST = 2**31 - 1
 
 SCHEDULED = "the replicas of the whole load; the plan's schedule, with fewer where less comes, is not exported."
 ENGINES = ("vllm", "sglang", "trtllm", "triton", "triton_batched", "tensorrt")
+OF_BATCHES: Mapping[str, tuple[str, ...]] = {
+    "triton": ("max_batch_size", "max_queue_delay_microseconds"),
+    "triton_batched": ("max_batch_size", "max_queue_delay_microseconds", "preferred_batch_size"),
+    "tensorrt": ("min_batch", "opt_batch", "max_batch"),
+}
+"""Settings that an engine of whole batches cannot do without."""
+
+LISTS = ("preferred_batch_size",)
+LEAST = {"max_queue_delay_microseconds": 0, "default_timeout_microseconds": 0, "chunked_prefill_size": -1}
+"""Of settings that may be less than 1: no delay; SGLang's word for no chunks."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +112,9 @@ def read_plan(plan: str | Path | Mapping[str, Any]) -> PlanFacts:
         document, file = dict(plan), "the plan"
     if not isinstance(document, dict) or not {"feasible", "engines", "promise"} <= set(document):
         raise BadInput("not a plan", where=file, remedy=f"Make one with `{MADE_BY}`.")
-    digest = hashlib.sha256(dumps(document).encode()).hexdigest()[:DIGITS]
     reader = _Reader(document, file)
     try:
+        digest = hashlib.sha256(dumps(document).encode()).hexdigest()[:DIGITS]
         reader.refuse_what_does_not_hold()
         return reader.facts(f"{file} (sha256 {digest})")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -141,7 +151,7 @@ class _Reader:
             "rests": [_quality(each) for each in fits],
             "open": self._open(),
             "assumed": [*_texts(found["notes"]), *([SCHEDULED] if found.get("schedule") else [])],
-            "flags": {engine: _checked(found["engines"][engine]) for engine in ENGINES if engine in found["engines"]},
+            "flags": {name: _checked(name, found["engines"][name]) for name in ENGINES if name in found["engines"]},
             "system": _agreed([each["system"] for each in fits]),
         }
         if found.get("kind") == "serving":
@@ -228,9 +238,12 @@ def _way(found: Mapping[str, Any]) -> Way:
     cut, percentile = found["T_cut_ms"], found["percentile_ms"]
     if cut is not None and not 0 <= float(cut) < math.inf:
         raise ValueError(f"T_cut_ms {cut!r}")
+    paths = tuple(_text(each) for each in found["paths"])
+    if len(paths) != (1 if cut is None else 2):
+        raise ValueError(f"a strategy on {len(paths)} paths")
     return Way(
         kind=_text(found["kind"]),
-        paths=tuple(_text(each) for each in found["paths"]),
+        paths=paths,
         T_cut_ms=None if cut is None else float(cut),
         name=_text(found["name"]),
         percentile_ms=None if percentile is None else float(percentile),
@@ -270,21 +283,23 @@ def _replicas(count: int) -> str:
     return "1 replica" if count == 1 else f"{count:,} replicas"
 
 
-def _checked(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Flags whose values are switches, counts, lists of counts or plain words."""
-    return {_word(name): _value(value, name) for name, value in flags.items()}
+def _checked(engine: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an engine: counts and lists of counts; for those of steps switches and plain words too."""
+    needed = OF_BATCHES.get(engine, ())
+    if missing := [name for name in needed if name not in flags]:
+        raise KeyError(f"{engine} has no {missing[0]}")
+    return {_word(name): _value(value, name, plain=bool(needed)) for name, value in flags.items()}
 
 
-def _value(value: Any, name: str) -> Any:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, list):
+def _value(value: Any, name: str, *, plain: bool) -> Any:
+    """plain: numbers alone."""
+    if name in LISTS:
+        if not isinstance(value, list) or not value:
+            raise TypeError(f"{name} is {str(value)[:40]!r}")
         return [_count(each, name) for each in value]
-    if isinstance(value, str):
-        return _word(value)
-    if isinstance(value, int) and value == -1:
-        return value  # SGLang's word for none
-    return _count(value, name, least=0)
+    if isinstance(value, bool | str) and not plain:
+        return value if isinstance(value, bool) else _word(value)
+    return _count(value, name, LEAST.get(name, 1))
 
 
 def _word(text: Any) -> str:

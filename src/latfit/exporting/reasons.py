@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from latfit._version import __version__
-from latfit.errors import WrongUsage
-from latfit.exporting.facts import PlanFacts
+from latfit.errors import BadInput, WrongUsage
+from latfit.exporting.facts import MADE_BY, PlanFacts
 from latfit.exporting.files import Setting
 from latfit.exporting.text import comment
 
@@ -69,17 +69,25 @@ def header(facts: PlanFacts, what: str, notes: Iterable[str] = ()) -> list[str]:
 
 
 def flags_of(facts: PlanFacts, engine: str, reasons: Mapping[str, str]) -> list[Setting]:
-    """The plan's settings of an engine, each with its reason. Raises WrongUsage where the plan has none."""
+    """The plan's settings of an engine, each with its reason. Raises WrongUsage where the plan has none, BadInput where
+    it has one that the engine lacks."""
     if engine not in facts.flags:
         raise WrongUsage(
             f"the plan has no limits of steps for it: {_why_none(facts)}",
             where=facts.file,
             remedy="Plan with a fit that was measured with prefill, or with per_token=... of nominal numbers.",
         )
-    return [
-        Setting(name, value, why(reasons[f"{name}={value}" if isinstance(value, bool) else name], facts))
-        for name, value in facts.flags[engine].items()
-    ]
+    return [_reasoned(name, value, facts, reasons) for name, value in facts.flags[engine].items()]
+
+
+def _reasoned(name: str, value: Any, facts: PlanFacts, reasons: Mapping[str, str]) -> Setting:
+    """reasons: by the setting's name where it is a number, else by `name=value`."""
+    key = name if type(value) is int else f"{name}={value}"
+    if key not in reasons:
+        raise BadInput(
+            f"{name} {value} is no setting of the engine", where=facts.file, remedy=f"Make it again with `{MADE_BY}`."
+        )
+    return setting_of(facts, name, value, reasons[key])
 
 
 def _why_none(facts: PlanFacts) -> str:

@@ -66,7 +66,7 @@ def _notes(facts: PlanFacts, model: str | None) -> list[str]:
         notes.append("the model, which the plan does not name. Set MODEL, or export with --model.")
     if parallel(facts) is None:
         notes.append("tensor-parallel-size, which the plan does not name; SGLang's default is 1.")
-    if chunk := facts.flags["vllm"].get("long_prefill_token_threshold"):
+    if chunk := facts.flags.get("vllm", {}).get("long_prefill_token_threshold"):
         notes.append(f"a limit of {chunk} tokens for one prompt's part of a step: SGLang has none beside the step's.")
     if facts.replicas is not None:
         notes.append(f"replicas and router: the plan is for {facts.replicas.count}, {facts.replicas.route}.")

@@ -76,8 +76,8 @@ def _models(facts: PlanFacts) -> dict[str, _Model]:
     else:
         found[names[0]] = (names[0], _settings(flags, facts), f"{chosen.kind}, the plan's decision")
     batched = facts.flags.get("triton_batched")
-    if batched is not None:
-        way = next(each for each in facts.ways if each.kind == "amortised batches")
+    way = next((each for each in facts.ways if each.kind == "amortised batches"), None)
+    if batched is not None and way is not None:
         name = _folder(facts, way.paths[0])
         note = f"not the plan's decision: {way.name} has {_percentile(way)} where {_percentile(chosen)} was chosen"
         found[f"{name}-batched"] = (name, _settings(batched, facts), note)

@@ -49,7 +49,7 @@ def _notes(facts: PlanFacts, model: str | None) -> list[str]:
         notes.append("the model, which the plan does not name.")
     if parallel(facts) is None:
         notes.append("tensor_parallel_size, which the plan does not name; the default is 1.")
-    if chunk := facts.flags["vllm"].get("long_prefill_token_threshold"):
+    if chunk := facts.flags.get("vllm", {}).get("long_prefill_token_threshold"):
         notes.append(f"a limit of {chunk} tokens for one prompt's part of a step: there is none beside the step's.")
     if facts.replicas is not None:
         notes.append(f"replicas and router: the plan is for {facts.replicas.count}, {facts.replicas.route}.")

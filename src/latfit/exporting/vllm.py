@@ -21,7 +21,7 @@ REASONS = {
     "enable_chunked_prefill=True": "chunked",
     "enable_chunked_prefill=False": "whole",
     "max_model_len": "length",
-    "scheduling_policy": "priority",
+    "scheduling_policy=priority": "priority",
     "async_scheduling=False": "in_turn",
 }
 MODEL_MISSING = "Set MODEL to the name or the folder of the model."

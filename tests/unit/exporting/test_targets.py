@@ -208,10 +208,18 @@ class TestKubernetes:
             latfit.export(of_steps(), "kubernetes", model="m")
 
 
-def exported(target: str) -> Exported:
-    plan = of_requests() if target in ("vllm", "sglang", "trtllm", "kubernetes") else of_batches()
+def planned(target: str) -> dict[str, Any]:
+    return of_requests() if target in ("vllm", "sglang", "trtllm", "kubernetes") else of_batches()
+
+
+def engines_of(target: str) -> dict[str, Any]:
+    found: dict[str, Any] = planned(target)["engines"]
+    return found
+
+
+def exported(target: str, **changed: Any) -> Exported:
     given: dict[str, Any] = {"shapes": [SHAPE]} if target == "tensorrt" else {"model": "m"}
-    return latfit.export(plan, target, **given)
+    return latfit.export({**planned(target), **changed}, target, **given)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -344,3 +352,39 @@ def test_a_plan_that_was_changed_by_hand_is_an_error_with_a_remedy_or_fine(key: 
             latfit.export(of_requests(**{key: value}), target, **({} if target == "triton" else {"model": "m"}))
         except LatfitError as error:
             assert error.remedy
+
+
+BROKEN: tuple[Any, ...] = ("x", True, False, None, [], [1], ["x"], {}, -2, 0.5, "\ud800")
+
+
+@pytest.mark.parametrize("value", BROKEN)
+def test_a_setting_that_was_changed_by_hand_is_an_error_with_a_remedy_or_fine(value: Any) -> None:
+    for target in TARGETS:
+        engine = "vllm" if target == "kubernetes" else target
+        for name in engines_of(target)[engine]:
+            for changed in ({**engines_of(target)[engine], name: value}, {name: value}, {}):
+                try:
+                    exported(target, engines={**engines_of(target), engine: changed})
+                except LatfitError as error:
+                    assert error.remedy
+
+
+@pytest.mark.parametrize("name", ["max_batch_size", "max_queue_delay_microseconds"])
+def test_a_batcher_without_one_of_its_settings_is_refused(name: str) -> None:
+    flags = {key: value for key, value in engines_of("triton")["triton"].items() if key != name}
+    with pytest.raises(BadInput, match=f"triton has no {name}"):
+        exported("triton", engines={"triton": flags})
+
+
+def test_a_switch_that_an_engine_lacks_is_refused() -> None:
+    with pytest.raises(BadInput, match="enable_mixed_chunk False is no setting"):
+        exported("sglang", engines={"sglang": {"enable_mixed_chunk": False}})
+
+
+@pytest.mark.parametrize("paths", [[], ["gpu"], ["gpu", "amx", "igpu"]])
+def test_a_cutoff_is_between_two_paths(paths: list[str]) -> None:
+    plan = of_batches()
+    for row in plan["strategies"]:
+        row["paths"] = paths if row["chosen"] else row["paths"]
+    with pytest.raises(BadInput, match=f"a strategy on {len(paths)} paths"):
+        latfit.export(plan, "triton")
