@@ -1,5 +1,6 @@
 """`latfit export` from end to end: what a plan prints is what its export says, files appear whole or not at all."""
 
+import hashlib
 import json
 import re
 import shlex
@@ -26,6 +27,8 @@ def test_a_plan_of_steps_prints_what_its_export_says(steps: Path, capsys: Captur
     printed = re.search(r"vllm serve ((?:--[a-z-]+ (?:\d+ )?)+)", told)
     assert printed is not None
     assert run(["export", "vllm", "plan.json", "--out", "out"]) == 0
+    digest = hashlib.sha256(Path("plan.json").read_bytes()).hexdigest()
+    assert f"plan.json (sha256 {digest[:12]})" in " ".join(Path("out/vllm.yaml").read_text().split())
     assert options(Path("out/vllm.sh").read_text()) == shlex.split(printed[1])
 
 

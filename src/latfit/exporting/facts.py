@@ -114,7 +114,7 @@ def read_plan(plan: str | Path | Mapping[str, Any]) -> PlanFacts:
         raise BadInput("not a plan", where=file, remedy=f"Make one with `{MADE_BY}`.")
     reader = _Reader(document, file)
     try:
-        digest = hashlib.sha256(dumps(document).encode()).hexdigest()[:DIGITS]
+        digest = hashlib.sha256(f"{dumps(document)}\n".encode()).hexdigest()[:DIGITS]  # as `--out` writes it
         reader.refuse_what_does_not_hold()
         return reader.facts(f"{file} (sha256 {digest})")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

@@ -60,7 +60,7 @@ class Exported:
             raise WrongUsage(
                 f"{self.target} has {'several such files' if fitting else 'no such file'}: {several}",
                 where="--out",
-                remedy="Name a folder, which all of them go into.",
+                remedy="Name a folder, which all of them go into; make it first where its name has a dot.",
             )
         write_text(place, self.files[fitting[0]])
         return place
