@@ -9,8 +9,10 @@ import csv
 import json
 import math
 import re
+import time
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,7 @@ from latfit.trace.table import Array
 MOST_LINE_BYTES = 1 << 26
 MOST_DOCUMENT_BYTES = 1 << 29
 MOST_LABELS = 1 << 16
+LONGEST_WAIT_S = 5.0
 
 NO_TEXT = bytes({*range(1, 9), *range(14, 27), *range(28, 32)})
 """Control characters, without those that lay out text, colour it, or are NUL."""
@@ -283,15 +286,29 @@ def parsed(content: bytes, *, in_order: bool = False) -> tuple[Any, list[tuple[i
         wrong.append((row.number and row.number - 1, row.actual_columns, row.expected_columns))
         return "skip"
 
-    table = arrow_csv.read_csv(
-        pa.BufferReader(content),
-        read_options=arrow_csv.ReadOptions(use_threads=not in_order),
-        parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=skip),
-        convert_options=arrow_csv.ConvertOptions(
-            decimal_point=decimal, auto_dict_encode=True, auto_dict_max_cardinality=MOST_LABELS
-        ),
-    )
+    letters = np.frombuffer(content, dtype=np.uint8)
+    lent = weakref.ref(letters), weakref.ref(skip)
+    try:
+        table = arrow_csv.read_csv(
+            pa.BufferReader(letters),
+            read_options=arrow_csv.ReadOptions(use_threads=not in_order),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=skip),
+            convert_options=arrow_csv.ConvertOptions(
+                decimal_point=decimal, auto_dict_encode=True, auto_dict_max_cardinality=MOST_LABELS
+            ),
+        )
+    finally:
+        del letters, skip
+        _wait_for_threads(lent)
     return table, wrong
+
+
+def _wait_for_threads(lent: Iterable["weakref.ref[Any]"]) -> None:
+    """Until Arrow's threads have let go of what they were lent: they may hold it for a moment after a table is read,
+    and a process that ends in that moment is aborted by them."""
+    until = time.monotonic() + LONGEST_WAIT_S
+    while any(each() is not None for each in lent) and time.monotonic() < until:
+        time.sleep(1e-4)
 
 
 def _not_a_table(source: Source, reason: str) -> BadInput:
