@@ -140,14 +140,18 @@ class Engine:
             for block in [block for block, content in self.holds.items() if content[0] == one.number]:
                 del self.holds[block]
             one.computed = len(one.blocks) * size
-            chunk = one.known - one.computed
-            if chunk > 1 and self.settings.long_prefill_token_threshold:
-                chunk = min(chunk, self.settings.long_prefill_token_threshold)
-            one.chunk = min(chunk, budget)
-            budget -= one.chunk
-            self.take(one, one.computed + one.chunk)
-            self.running.append(self.waiting.pop(0))
+            budget -= self.start(one, budget)
             planned.append(one)
+
+    def start(self, one: One, budget: int) -> int:
+        """The first of those that wait runs, with what is found of it computed; tokens of its first step."""
+        chunk = one.known - one.computed
+        if chunk > 1 and self.settings.long_prefill_token_threshold:
+            chunk = min(chunk, self.settings.long_prefill_token_threshold)
+        one.chunk = min(chunk, budget)
+        self.take(one, one.computed + one.chunk)
+        self.running.append(self.waiting.pop(0))
+        return one.chunk
 
     def make(self, planned: list[One]) -> None:
         begin = max(self.now, self.busy_until)

@@ -117,13 +117,7 @@ class Caching(Engine):
                 del self.holds[block]
             one.computed = len(one.blocks) * BLOCK
             self.found += 0 if one.preempted else one.computed
-            chunk = one.known - one.computed
-            if chunk > 1 and self.settings.long_prefill_token_threshold:
-                chunk = min(chunk, self.settings.long_prefill_token_threshold)
-            one.chunk = min(chunk, budget)
-            budget -= one.chunk
-            self.take(one, one.computed + one.chunk)
-            self.running.append(self.waiting.pop(0))
+            budget -= self.start(one, budget)
             planned.append(one)
 
 
