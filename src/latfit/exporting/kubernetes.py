@@ -6,7 +6,7 @@ from latfit.errors import WrongUsage
 from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Setting, Wanted
 from latfit.exporting.reasons import commented, header, loadable_model, parallel
-from latfit.exporting.text import checked_name, comment, flag, folder_name, yaml_text
+from latfit.exporting.text import comment, flag, folder_name, yaml_text
 from latfit.exporting.vllm import vllm_notes, vllm_settings
 from latfit.hardware import CPU_PATHS
 
@@ -33,7 +33,6 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
         raise WrongUsage(
             "the plan does not name the model", where="--model", remedy="Give --model, as vLLM is to load it."
         )
-    checked_name(model, "--model")
     settings = vllm_settings(facts)
     replicas = Setting("replicas", facts.replicas.count, "The fewest replicas that keep the targets in simulation.")
     lines = header(facts, "Replicas of vLLM on Kubernetes: kubectl apply -f vllm-kubernetes.yaml", _notes(facts, model))
@@ -44,8 +43,10 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
 
 
 def _notes(facts: PlanFacts, model: str) -> list[str]:
-    others = [each for each in vllm_notes(facts, model) if not each.startswith("replicas")]
-    return [*others, "memory, storage for the model, tokens of a hub: what the cluster has is not in the plan."]
+    return [
+        *vllm_notes(facts, model),
+        "memory, storage for the model, tokens of a hub: what the cluster has is not in the plan.",
+    ]
 
 
 def _deployment(facts: PlanFacts, name: str, model: str, settings: list[Setting], replicas: Setting) -> list[str]:

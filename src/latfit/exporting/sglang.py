@@ -3,19 +3,18 @@
 from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Wanted
 from latfit.exporting.reasons import (
+    Engine,
+    chunk_left_out,
     commented,
-    flags_of,
     header,
-    kv_note,
+    left_out,
     loadable_model,
-    parallel,
-    refuse_order,
-    setting_of,
-    validity,
+    replicas_left_out,
+    step_settings,
 )
-from latfit.exporting.text import checked_name, comment, script, shell
-from latfit.exporting.vllm import MODEL_MISSING
+from latfit.exporting.text import comment, model_word, script
 
+KT = "kt_gpu_prefill_token_threshold"
 REASONS = {
     "max_running_requests": "requests",
     "chunked_prefill_size": "tokens",
@@ -24,31 +23,26 @@ REASONS = {
     "context_length": "length",
     "enable_priority_scheduling=True": "priority",
     "disable_overlap_schedule=True": "in_turn",
-    "kt_gpu_prefill_token_threshold": "chunk",
+    KT: "gpu_prompts",
 }
-KT = "kt_gpu_prefill_token_threshold"
+ENGINE = Engine("sglang", "SGLang", ("fcfs", "priority"), REASONS)
 
 
 def export(facts: PlanFacts, wanted: Wanted) -> Exported:
-    refuse_order(facts, "SGLang", ("fcfs", "priority"))
     model = loadable_model(facts, wanted.model)
-    if model is not None:
-        checked_name(model, "--model")
-    settings = flags_of(facts, "sglang", REASONS)
+    settings = step_settings(facts, ENGINE)
     threshold = next((each for each in settings if each.name == KT), None)
     settings = [each for each in settings if each.name != KT]
-    if (count := parallel(facts)) is not None:
-        settings.append(setting_of(facts, "tensor_parallel_size", count, "parallel"))
     head = header(facts, "Starts SGLang", _notes(facts, model))
     if threshold is not None:
         head += comment(
-            f"With KTransformers' experts on the CPU: --kt-gpu-prefill-token-threshold {threshold.value}, the prompt"
-            f" length from which the GPU is as fast (B1 in tokens). {validity(facts)}"
+            f"With experts on the CPU, in KTransformers' own build of SGLang (kvcache-ai/sglang), the only one with"
+            f" this option: --{KT.replace('_', '-')} {threshold.value}."
         )
-    named = f'"${{MODEL:?{MODEL_MISSING}}}"' if model is None else shell(model)
+        head += commented(threshold, facts)
     command = script(
         head,
-        ("python3", "-m", "sglang.launch_server", "--model-path", named),
+        ("python3", "-m", "sglang.launch_server", "--model-path", model_word(model)),
         ([*commented(each, facts, "  "), f"  {' '.join(_flag(each.name, each.value))}"] for each in settings),
     )
     return Exported("sglang", facts.name, {"sglang.sh": command}, {each.name: each.value for each in settings})
@@ -61,15 +55,7 @@ def _flag(name: str, value: object) -> list[str]:
 
 def _notes(facts: PlanFacts, model: str | None) -> list[str]:
     said = "SGLang says at its start how many it has (`max_total_num_tokens`); --mem-fraction-static is left as it is."
-    notes = [kv_note(facts, said)]
-    if model is None:
-        notes.append("the model, which the plan does not name. Set MODEL, or export with --model.")
-    if parallel(facts) is None:
-        notes.append("tensor-parallel-size, which the plan does not name; SGLang's default is 1.")
-    if chunk := facts.flags.get("vllm", {}).get("long_prefill_token_threshold"):
-        notes.append(f"a limit of {chunk} tokens for one prompt's part of a step: SGLang has none beside the step's.")
-    if facts.replicas is not None:
-        notes.append(f"replicas and router: the plan is for {facts.replicas.count}, {facts.replicas.route}.")
-        if facts.flags["sglang"].get("enable_priority_scheduling"):
-            notes.append("priorities of requests: in SGLang the higher number goes first.")
+    notes = [*left_out(facts, ENGINE, model, said), *chunk_left_out(facts, ENGINE), *replicas_left_out(facts)]
+    if facts.flags["sglang"].get("enable_priority_scheduling"):
+        notes.append("priorities of requests: in SGLang the higher number goes first.")
     return notes

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from latfit.errors import WrongUsage
 from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Setting, Wanted
-from latfit.exporting.reasons import commented, header
+from latfit.exporting.reasons import batch_settings, commented, header
 from latfit.exporting.text import script, shell, yaml_text
 
 BATCH, TOKENS = "B", "S"
@@ -26,20 +26,12 @@ class Shape:
 
 
 def export(facts: PlanFacts, wanted: Wanted) -> Exported:
-    if facts.kind == "requests":
-        raise WrongUsage(
-            "the plan is of requests with prompts and outputs: it has no batches for an optimisation profile",
-            where=facts.file,
-            remedy="Plan batches: latfit plan --sla 20ms --rate 500/s --out plan.json; or export to trtllm.",
-        )
-    if "tensorrt" not in facts.flags:
-        raise WrongUsage("the plan has no batch within its SLA", where=facts.file, remedy="Plan with a longer --sla.")
+    flags = batch_settings(facts, "tensorrt", "TensorRT")
     if not wanted.shapes:
         raise WrongUsage("a profile needs the shapes of the inputs", where="--shape", remedy=f"{WANTED}.")
     shapes = [parse_shape(each) for each in wanted.shapes]
     if len({shape.name for shape in shapes}) < len(shapes):
         raise WrongUsage("an input is named twice", where="--shape", remedy=f"{WANTED}.")
-    flags = facts.flags["tensorrt"]
     low, best, high = flags["min_batch"], flags["opt_batch"], flags["max_batch"]
     batches = sorted({low, best, high, *(each for each in facts.batches_of_note if low <= each <= high)})
     settings = [

@@ -20,6 +20,11 @@ def shell(text: str) -> str:
     return shlex.quote(text)
 
 
+def model_word(model: str | None) -> str:
+    """A model as a word of a script, which asks for it where nobody named it."""
+    return '"${MODEL:?Set MODEL to the name or the folder of the model.}"' if model is None else shell(model)
+
+
 def yaml_text(text: str) -> str:
     """A string of YAML 1.1 and 1.2, double-quoted: words such as `no` or `1e3` stay strings, and what is not printable
     is escaped by its code point, which JSON would split into two halves beyond the first 65,536."""

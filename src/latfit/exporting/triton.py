@@ -12,10 +12,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from latfit.errors import WrongUsage
 from latfit.exporting.facts import PlanFacts, Way
 from latfit.exporting.files import Exported, Setting, Wanted
-from latfit.exporting.reasons import commented, header
+from latfit.exporting.reasons import batch_settings, commented, header
 from latfit.exporting.text import folder_name, proto_text
 from latfit.hardware import CPU_PATHS
 from latfit.units import format_ms
@@ -30,15 +29,7 @@ A_LINE = 16
 
 
 def export(facts: PlanFacts, wanted: Wanted) -> Exported:
-    if facts.kind == "requests":
-        raise WrongUsage(
-            "the plan is of requests with prompts and outputs, which Triton's batcher does not serve",
-            where=facts.file,
-            remedy="Plan batches: latfit plan --sla 20ms --rate 500/s --out plan.json; or export to trtllm.",
-        )
-    if "triton" not in facts.flags:
-        raise WrongUsage("the plan has no batch within its SLA", where=facts.file, remedy="Plan with a longer --sla.")
-    models = _models(facts)
+    models = _models(facts, batch_settings(facts, "triton", "Triton"))
     prefix = "" if wanted.model is None else f"{folder_name(wanted.model)}-"
     files = {
         f"{prefix}{name}/config.pbtxt": _config(facts, f"{prefix}{name}", path, settings, note)
@@ -54,9 +45,9 @@ _Model = tuple[str, Sequence[Setting], str]
 """Execution path, settings, and what the model is for."""
 
 
-def _models(facts: PlanFacts) -> dict[str, _Model]:
+def _models(facts: PlanFacts, flags: Mapping[str, Any]) -> dict[str, _Model]:
     """By the name of their folders."""
-    chosen, flags = facts.chosen, facts.flags["triton"]
+    chosen = facts.chosen
     if chosen is None:
         return {
             folder_name(facts.path): (

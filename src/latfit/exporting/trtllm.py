@@ -3,16 +3,17 @@
 from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Wanted
 from latfit.exporting.reasons import (
+    Engine,
+    chunk_left_out,
     commented,
-    flags_of,
     header,
-    kv_note,
+    left_out,
     loadable_model,
-    parallel,
-    refuse_order,
+    replicas_left_out,
     setting_of,
+    step_settings,
 )
-from latfit.exporting.text import checked_name, shell, yaml_value
+from latfit.exporting.text import shell, yaml_value
 
 REASONS = {
     "max_batch_size": "requests",
@@ -22,16 +23,14 @@ REASONS = {
     "max_seq_len": "length",
     "disable_overlap_scheduler=True": "in_turn",
 }
+ENGINE = Engine("trtllm", "TensorRT-LLM", ("fcfs",), REASONS)
 ADMISSION = "capacity_scheduler_policy"
 
 
 def export(facts: PlanFacts, wanted: Wanted) -> Exported:
-    refuse_order(facts, "trtllm-serve", ("fcfs",))
     model = loadable_model(facts, wanted.model)
-    start = "MODEL" if model is None else shell(checked_name(model, "--model"))
-    settings = flags_of(facts, "trtllm", REASONS)
-    if (count := parallel(facts)) is not None:
-        settings.append(setting_of(facts, "tensor_parallel_size", count, "parallel"))
+    start = "MODEL" if model is None else shell(model)
+    settings = step_settings(facts, ENGINE)
     lines = header(facts, f"Settings for TensorRT-LLM: trtllm-serve {start} --config trtllm.yaml", _notes(facts, model))
     for each in settings:
         lines += [*commented(each, facts), f"{each.name}: {yaml_value(each.value)}"]
@@ -44,13 +43,5 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
 
 
 def _notes(facts: PlanFacts, model: str | None) -> list[str]:
-    notes = [kv_note(facts, "TensorRT-LLM says at its start how many it has; kv_cache_config is left as it is.")]
-    if model is None:
-        notes.append("the model, which the plan does not name.")
-    if parallel(facts) is None:
-        notes.append("tensor_parallel_size, which the plan does not name; the default is 1.")
-    if chunk := facts.flags.get("vllm", {}).get("long_prefill_token_threshold"):
-        notes.append(f"a limit of {chunk} tokens for one prompt's part of a step: there is none beside the step's.")
-    if facts.replicas is not None:
-        notes.append(f"replicas and router: the plan is for {facts.replicas.count}, {facts.replicas.route}.")
-    return notes
+    said = "TensorRT-LLM says at its start how many it has; kv_cache_config is left as it is."
+    return [*left_out(facts, ENGINE, model, said), *chunk_left_out(facts, ENGINE), *replicas_left_out(facts)]

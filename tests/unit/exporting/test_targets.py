@@ -76,6 +76,20 @@ class TestSglang:
         ]
         assert "512 tokens for one prompt's part" in " ".join(commented(found.files["sglang.sh"])["set -eu"].split())
 
+    def test_a_length_of_prompts_is_for_ktransformers_build_alone(self) -> None:
+        """The CPU takes 1 ms a token, the GPU 20 ms and .1: it is as fast from 20 / .9 on, that is 23 tokens."""
+        paths = {"amx": "launch=0.001ms,slope=0ms,per_token=1ms", "gpu": "launch=20ms,slope=0ms,per_token=0.1ms"}
+        script = latfit.export(latfit.plan(paths, "60ms"), "sglang").files["sglang.sh"]
+        assert not [word for word in options(script) if "kt" in word]
+        told = " ".join(commented(script)["set -eu"].split())
+        assert "build of SGLang" in told
+        assert "--kt-gpu-prefill-token-threshold 23." in told
+
+    @pytest.mark.parametrize("said", ["9" * 5000, "0", "-1", "2.5", "x"])
+    def test_a_number_of_gpus_that_is_none_is_left_out(self, said: str) -> None:
+        fit = {**of_requests()["fits"][0], "system": {"tp": said}}
+        assert "tensor_parallel_size" not in latfit.export(of_requests(fits=[fit]), "sglang").settings
+
 
 class TestTrtllm:
     def test_the_yaml(self) -> None:
