@@ -10,25 +10,22 @@ from latfit.cli.options import OutputOptions, SeedOption, only_with, verb
 from latfit.cli.output import print_json, progress_bar, say, verdict
 from latfit.errors import WrongUsage
 
-FitOption = Annotated[
-    Path | None, typer.Option("--fit", metavar="FIT", help="Step costs: simulate what a change would do.")
-]
-PrefillFit = Annotated[
-    Path | None, typer.Option("--prefill-fit", help="Fit of steps that contain prefill, where they are fitted apart.")
-]
-HardwareFile = Annotated[
-    Path | None, typer.Option("--hardware", help="... or the machine's profile, of which the gpu path is taken.")
-]
-
 
 @dataclass(frozen=True)
 class EngineAsItIs:
     """The engine's settings, where it does not tell them, and its step costs."""
 
     panel: ClassVar[str] = "Engine"
-    fit: FitOption = None
-    prefill_fit: PrefillFit = None
-    hardware: HardwareFile = None
+    fit: Annotated[
+        Path | None, typer.Option("--fit", metavar="FIT", help="Step costs: simulate what a change would do.")
+    ] = None
+    prefill_fit: Annotated[
+        Path | None,
+        typer.Option("--prefill-fit", help="Fit of steps that contain prefill, where they are fitted apart."),
+    ] = None
+    hardware: Annotated[
+        Path | None, typer.Option("--hardware", help="... or the machine's profile, of which the gpu path is taken.")
+    ] = None
     max_num_seqs: Annotated[
         int | None, typer.Option("--max-num-seqs", min=1, help="Sequence limit, where the engine does not tell it.")
     ] = None
@@ -36,6 +33,12 @@ class EngineAsItIs:
         int | None, typer.Option("--max-num-batched-tokens", min=1, help="Token budget of a step, likewise.")
     ] = None
     kv_blocks: Annotated[int | None, typer.Option("--kv-blocks", min=1, help="KV blocks, likewise.")] = None
+
+
+@dataclass(frozen=True)
+class ExaminedEngine(EngineAsItIs):
+    """The same, and what only `doctor` asks for."""
+
     block_size: Annotated[int | None, typer.Option("--block-size", min=1, hidden=True, help="Tokens a block.")] = None
 
 
@@ -54,7 +57,7 @@ def doctor(
     url: Annotated[
         str | None, typer.Argument(help="A running engine; without it this machine is looked at.", metavar="URL")
     ] = None,
-    engine: EngineAsItIs = EngineAsItIs(),
+    engine: ExaminedEngine = ExaminedEngine(),
     promised: Promised = Promised(),
     duration: Annotated[str, typer.Option("--duration", help="How long the engine is read.")] = "10s",
     seed: SeedOption = 0,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from latfit.cli.doctor import FitOption, HardwareFile, PrefillFit, Promised
+from latfit.cli.doctor import EngineAsItIs, Promised
 from latfit.cli.options import OutputOptions, only_with, verb
 from latfit.cli.output import COLOURS, note, print_json, say, verdict
 from latfit.cli.record import UrlArgument
@@ -28,23 +28,6 @@ class WatchOptions:
     every: Annotated[str, typer.Option("--every", help="How often the engine is read.")] = "1s"
 
 
-@dataclass(frozen=True)
-class WatchedEngine:
-    """The engine's step costs, and settings that it does not tell."""
-
-    panel: ClassVar[str] = "Engine"
-    fit: FitOption = None
-    prefill_fit: PrefillFit = None
-    hardware: HardwareFile = None
-    max_num_seqs: Annotated[
-        int | None, typer.Option("--max-num-seqs", min=1, help="Sequence limit, where the engine does not tell it.")
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option("--max-num-batched-tokens", min=1, help="Token budget of a step, likewise.")
-    ] = None
-    kv_blocks: Annotated[int | None, typer.Option("--kv-blocks", min=1, help="KV blocks, likewise.")] = None
-
-
 ONCE_MS = 10_000.0
 """A single block is over the window, or so long where that is longer."""
 
@@ -55,7 +38,7 @@ def watch(
     url: UrlArgument,
     promised: Promised = Promised(),
     options: WatchOptions = WatchOptions(),
-    engine: WatchedEngine = WatchedEngine(),
+    engine: EngineAsItIs = EngineAsItIs(),
     once: Annotated[
         bool, typer.Option("--once", help="One block after the window, or 10 s of it, as without a terminal.")
     ] = False,
