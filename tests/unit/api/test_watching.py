@@ -59,6 +59,11 @@ def test_a_server_that_goes_away_and_starts_again() -> None:
     assert again.seen.first.counters["generation_tokens"] < before.seen.first.counters["generation_tokens"]
 
 
+def test_a_server_that_answers_once_is_not_waited_for_without_end() -> None:
+    with serving(one_after_another([STEPS.text(5.0), ""])) as url, pytest.raises(BadInput, match="answered once"):
+        next(watch_server(url, every="100ms", window="300ms"))
+
+
 def test_the_capacity_under_the_slo(tmp_path: Path) -> None:
     """T = 16 + B / 4 ms: at 30 ms a token 56 requests of 20 tokens run, 56 / (20 x 30 ms) = 93 a second at most."""
     B = np.tile(np.arange(1, 65), 8)

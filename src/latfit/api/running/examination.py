@@ -167,8 +167,7 @@ def examine_server(
     if len(readings) < FEWEST_READINGS:
         raise BadInput("stopped answering, or started again", where=str(server), remedy="Try again once it is up.")
     facts = {**server.settings(), **readings[-1].state.facts}
-    limits = {name: value for name, value in {**facts, **_known(given)}.items() if name in given}
-    seen, diagnosis = between(readings[0], readings[-1]), diagnose(readings, limits)
+    seen, diagnosis = between(readings[0], readings[-1]), diagnose(readings, {**facts, **known_of(given)})
     if fit is None and hardware is None:
         return Examination(str(server), diagnosis, seen)
     settings = {**given, "kv_blocks": kv_blocks, "block_size": block_size}
@@ -186,7 +185,7 @@ def engine_of(
 ) -> Fitted:
     """The engine that was read, as fits know it. facts: its settings, as far as it tells them.  fits: fit, prefill fit,
     hardware.  given: settings that options name, None where they do not."""
-    known = _known({**given, "prefix_hit_rate": _cached(seen)})
+    known = known_of({**given, "prefix_hit_rate": _cached(seen)})
     return fitted_engine(*fits, diagnosis, {**facts, **seen.last.facts}, known)
 
 
@@ -196,7 +195,8 @@ def slo_of(ttft: Duration | None, tpot: Duration | None) -> tuple[float, float]:
     return limits[0], limits[1]
 
 
-def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
+def known_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without those that nobody names."""
     return {name: value for name, value in settings.items() if value is not None}
 
 

@@ -3,15 +3,15 @@
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 from latfit.api.quantities import Duration, Needs, duration as in_ms, library_verb, only_with
-from latfit.api.running.examination import BINDING, OF_EXAMINATION, engine_of, slo_of
+from latfit.api.running.examination import BINDING, OF_EXAMINATION, engine_of, known_of, slo_of
 from latfit.api.running.what_if import WhatIf
 from latfit.api.simulations import State
-from latfit.errors import WrongUsage
+from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Buckets, Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
 from latfit.units import format_ms, format_percent, format_rate, number
 
@@ -147,7 +147,8 @@ class _Watch:
 
     server: Server
     window_s: float
-    limits: dict[str, Any]
+    given: dict[str, Any]
+    """Settings that options name; facts: those that the server tells."""
     slo: tuple[float, float]
     engine: dict[str, Any]
     """What `engine_of` takes besides; empty without a fit."""
@@ -158,10 +159,15 @@ class _Watch:
     last: Snapshot | None = None
 
     def take(self, told: "Reading | Unanswered") -> Snapshot | None:
-        """The snapshot with one reading more; None where there are too few."""
+        """The snapshot with one reading more; None where there are too few. Raises BadInput where there is none yet
+        and the server has not answered for a whole window."""
         if isinstance(told, Unanswered):
             if self.last is not None:
-                self.last = Snapshot(**{**vars(self.last), "problem": str(told)})
+                self.last = replace(self.last, problem=str(told))
+            elif monotonic() - self.readings[-1].t_s > self.window_s:
+                raise BadInput(
+                    f"answered once, and now {told}", where=str(self.server), remedy="Try again once it is up."
+                )
             return self.last
         if self.readings and told.state.fell_below(self.readings[-1].state):
             self.readings.clear()
@@ -170,7 +176,7 @@ class _Watch:
             self.readings.popleft()
         if len(self.readings) < 2:
             return None
-        seen, diagnosis = between(self.readings[0], told), diagnose(self.readings, self.limits)
+        seen, diagnosis = between(self.readings[0], told), diagnose(self.readings, {**self.facts, **self.given})
         later_s = AGAIN_S if math.isfinite(self.capacity[0]) else min(SOON_S, self.window_s)
         enough_s = min(0.9 * self.window_s, ENOUGH_S)
         if self.engine and seen.seconds < enough_s:
@@ -227,11 +233,10 @@ def watch_server(
         raise WrongUsage("is shorter than --every", where="--window", remedy="Give a longer one.")
     server = Server(url)
     given = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    known = {name: value for name, value in given.items() if value is not None}
     engine: dict[str, Any] = {}
     if fit is not None or hardware is not None:
         engine = {"fits": (fit, prefill_fit, hardware), "given": {**given, "kv_blocks": kv_blocks}}
-    return _snapshots(server, every_s, window_s, (known, slo_of(ttft, tpot), engine))
+    return _snapshots(server, every_s, window_s, (known_of(given), slo_of(ttft, tpot), engine))
 
 
 def _snapshots(
@@ -240,11 +245,7 @@ def _snapshots(
     window_s: float,
     asked: tuple[dict[str, Any], tuple[float, float], dict[str, Any]],
 ) -> Iterator[Snapshot]:
-    known, slo, engine = asked
-    facts = server.settings()
-    named = ("max_num_seqs", "max_num_batched_tokens")
-    limits = {**{name: facts[name] for name in named if name in facts}, **known}
-    watched = _Watch(server, window_s, limits, slo, engine, facts)
+    watched = _Watch(server, window_s, *asked, server.settings())
     for told in server.readings(every_s, FOREVER_S):
         found = watched.take(told)
         if found is not None:
