@@ -65,10 +65,6 @@ class Interval:
         found = self.histogram(name)
         return math.nan if found is None else found.count
 
-    def per_s(self, name: str) -> float:
-        """A counter's rate."""
-        return self.count(name) / self.seconds
-
     @cached_property
     def steps(self) -> float:
         """Steps of all engines together; NaN where nobody counts them."""
