@@ -106,10 +106,14 @@ class Server:
                 yield error
 
     def settings(self) -> dict[str, Any]:
-        """What it tells of its settings besides, by the names of a recorder's provenance; empty where nothing."""
+        """What it tells of its settings besides, by the names of a recorder's provenance; empty where nothing. All
+        places together are waited for as long as the first may take."""
+        end = monotonic() + SETTINGS_S
         for place in SETTINGS:
+            if (left_s := end - monotonic()) <= 0:
+                break
             try:
-                told = json.loads(b"".join(self._blocks(place, max(SETTINGS_S, self.timeout_s))))
+                told = json.loads(b"".join(self._blocks(place, left_s)))
             except (Unanswered, ValueError, RecursionError):
                 continue
             if found := dict(_settings_in(told)):
