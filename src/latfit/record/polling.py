@@ -92,9 +92,11 @@ class MetricsRecorder:
         return Trace(kept, self._provenance())
 
     def write(self) -> None:
-        """The trace and both texts, each whole or not at all. Raises TargetNotWritable."""
-        if self.rows:
-            write_trace(self.out, self.trace())
+        """The trace and both texts, each whole or not at all; nothing without a window, so that no texts lie beside
+        the trace of another recording. Raises TargetNotWritable."""
+        if not self.rows:
+            return
+        write_trace(self.out, self.trace())
         for place, reading in zip(texts_beside(self.out), (self.first, self.last), strict=True):
             if reading is not None:
                 write_bytes(place, reading.text)

@@ -147,3 +147,4 @@ def test_what_cannot_be_recorded_is_told_before_anything_is_asked(tmp_path: Path
         pytest.raises(BadInput, match="made no step in this time"),
     ):
         record_server(url, duration="200ms", every="100ms", out=tmp_path / "t.parquet")
+    assert list(tmp_path.iterdir()) == []
