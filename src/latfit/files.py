@@ -43,6 +43,10 @@ TRIES = 100
 
 def check_writable(target: Path) -> None:
     """Fail now, before a long run, where `target` could not be written at its end."""
+    if str(target) == "-":
+        raise TargetNotWritable(
+            "is no file's name", where=str(target), remedy="Name a file; standard output is /dev/stdout."
+        )
     with file_system_errors(target):
         place = _place(target)
         if place.is_dir():

@@ -35,6 +35,13 @@ def folder(file: Path) -> None:
 
 
 class TestWriteWhole:
+    def test_a_dash_is_no_file(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where it is read, it is standard input."""
+        monkeypatch.chdir(file.parent)
+        with pytest.raises(TargetNotWritable, match="no file"):
+            write_text(Path("-"), "new")
+        assert others(file) == []
+
     def test_a_new_file_has_the_usual_mode(self, file: Path) -> None:
         write_text(file, "new")
         file.with_name("plain").touch()
