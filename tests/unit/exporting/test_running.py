@@ -142,3 +142,18 @@ class TestRouter:
         first, second = asyncio.run(sent(router, triton, [-1.0, 2.0]))
         assert isinstance(first, RuntimeError)
         assert second["OUTPUT"].item() == 20.0
+
+    def test_who_has_left_takes_no_place_in_a_batch(self, router: Any) -> None:
+        router.T_CUT_S = 60.0
+        triton = Triton(gpu_s=0.05, cpu_s=0.0)
+
+        async def run() -> list[Any]:
+            front = router.Router(triton)
+            tasks = [asyncio.ensure_future(front.infer({"INPUT": np.full((1, 1), each)})) for each in (1.0, 2.0, 3.0)]
+            await asyncio.sleep(0.01)
+            tasks[1].cancel()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+        answers = asyncio.run(run())
+        assert isinstance(answers[1], asyncio.CancelledError)
+        assert triton.batches == [("gpu", [1.0]), ("gpu", [3.0])]
