@@ -59,14 +59,16 @@ TOGETHER = {
     frozenset({"--precision", "--replications"}): "replications are the fewest of a run that is to be precise",
     frozenset({"--kv-blocks", "--block-size"}): "of blocks that are plenty the size does not matter",
     frozenset({"--kv-blocks", "--order"}): "where blocks are plenty nobody waits, and there is nothing to order",
-    frozenset({"--replicas-at", "--route"}): "requests so few are alone wherever a router sends them",
-    frozenset({"--autoscale", "--route"}): "requests so few are alone wherever a router sends them",
+    **{
+        frozenset({"validate", each, "--route"}): "requests so few, so evenly, are served alike wherever they are sent"
+        for each in ("--replicas-at", "--autoscale")
+    },
     frozenset({"--sla", "--ttft"}): "one share of requests is counted that meet all targets",
     frozenset({"--sla", "--tpot"}): "one share of requests is counted that meet all targets",
     **{frozenset({"--class", each}): "a class may have a target of its own" for each in ("--sla", "--ttft", "--tpot")},
     frozenset({"--ttft", "--tpot"}): "one share of requests is counted that meet all targets",
 }
-"""Options of which one may say what the other says, and why."""
+"""Options, of all verbs or of one, of which one may say what the other says, and why."""
 
 TIMES = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.\d]*(?:Z|\+00:00)?")
 PASSING = frozenset({"provenance", "command", "made_at", "elapsed_s"})
@@ -194,7 +196,7 @@ def idle_in_pairs(trials: Trials, verb: str, pairs: Iterable[tuple[str, str]]) -
     """Options that do nothing beside another one and are not refused."""
     found = []
     for pair in pairs:
-        if frozenset(pair) in TOGETHER:
+        if frozenset(pair) in TOGETHER or frozenset({verb, *pair}) in TOGETHER:
             continue
         one, other = (given(verb, option) for option in pair)
         both = trials.outcome(verb, one, other)
