@@ -151,10 +151,14 @@ def _recording(rows: _Rows, name: str) -> Recording:
     return Recording(requests, name, dropped, notes, first, last, rows.began_s)
 
 
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, int | str) for name in value)
+
+
 def _prefix(requests: Requests, contents: Sequence[Any]) -> PrefixBlocks | None:
     """The blocks of prompts by their recorded names, of the size that fits the lengths of most; None where none does.
     The last one may be a part, with a name of its own or none."""
-    lists = [each if isinstance(each, list) else [] for each in contents]
+    lists = [each if _are_names(each) else [] for each in contents]
     counts, prompt = np.array([len(each) for each in lists]), requests.prompt_tokens
     fits = {
         tokens: float(np.mean((counts == -(-prompt // tokens)) | (counts == prompt // tokens)))

@@ -52,6 +52,17 @@ def test_names_that_fit_no_size_are_left_out_and_said(tmp_path: Path) -> None:
     assert any("hash_ids are not used" in each for each in found.notes)
 
 
+@pytest.mark.parametrize("broken", [None, "a", 7, [[1], {}], [None]])
+def test_a_broken_list_of_names_is_none(broken: object, tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    row = {"input_length": 1000, "output_length": 2}
+    rows = [{**row, "timestamp": i, "hash_ids": [1, 2 + i] if i else broken} for i in range(20)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    found = read_requests(file).requests.prefix
+    assert found is not None
+    assert np.diff(found.starts).tolist() == [0] + [2] * 19
+
+
 def test_rows_take_their_contents_along(tmp_path: Path) -> None:
     file = tmp_path / "day.jsonl"
     file.write_text("\n".join(lines(16, partial=True)) + "\n")
