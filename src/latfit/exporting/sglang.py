@@ -36,7 +36,7 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
     head = header(facts, "Starts SGLang", _notes(facts, model))
     if threshold is not None:
         head += comment(
-            f"With experts on the CPU, in KTransformers' own build of SGLang (kvcache-ai/sglang), the only one with"
+            f"With experts on the CPU, in KTransformers' own build of SGLang (kvcache-ai/sglang), which has"
             f" this option: --{KT.replace('_', '-')} {threshold.value}."
         )
         head += commented(threshold, facts)

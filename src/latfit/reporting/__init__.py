@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         regions_table as regions_table,
         sensitivity_table as sensitivity_table,
     )
+    from latfit.reporting.format import counted as counted
     from latfit.reporting.hardware import (
         ceilings_table as ceilings_table,
         estimates as estimates,

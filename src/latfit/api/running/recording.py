@@ -55,23 +55,28 @@ class Recorded:
     @property
     def verdict(self) -> str:
         """How much was recorded."""
+        from latfit.reporting import counted
+
         steps = number(float(self.trace.floats("window_steps").sum()), 6)
         if not self.used:
-            return f"{len(self.trace):,} windows of {self.engine}, and in none did it work all the time."
+            return f"{counted(len(self.trace), 'window')} of {self.engine}, and in none did it work all the time."
         busy = self.trace.select(~self.trace["idle"].astype(bool))
         spans = [f"{name} {_span(busy.floats(name))}" for name in ("B", "S")]
-        return (
-            f"{len(self.trace):,} windows of {self.engine}, {steps} steps: {', '.join(spans)}, {_times(busy)} a step."
-        )
+        windows = counted(len(self.trace), "window")
+        return f"{windows} of {self.engine}, {steps} steps: {', '.join(spans)}, {_times(busy)} a step."
 
     @property
     def warnings(self) -> list[LatfitWarning]:
         """What makes the windows less certain."""
+        from latfit.reporting import counted
+
         found = []
         counts, idle = self.counts, len(self.trace) - self.used
         if idle:
             share = format_percent(100 * idle / len(self.trace))
-            message = f"In {idle:,} windows ({share}) the engine had nothing to do for a part of the time: not used"
+            message = (
+                f"In {counted(idle, 'window')} ({share}) the engine had nothing to do for a part of the time: not used"
+            )
             found.append(LatfitWarning("idle", message, "No action needed: a busier time tells more."))
         if counts["unanswered"] > MANY_UNANSWERED * counts["polls"]:
             message = f"{counts['unanswered']:,} of {counts['polls']:,} readings were not answered"
@@ -79,10 +84,10 @@ class Recorded:
                 LatfitWarning("unanswered", message, "Look whether the server was up; ask less often (--every).")
             )
         if counts["restarts"]:
-            message = f"The server started again {counts['restarts']} times; windows across it are left out"
+            message = f"The server started again {counted(counts['restarts'], 'time')}; windows across it are left out"
             found.append(LatfitWarning("restarted", message, "The texts of /metrics are those of its last run."))
         if counts["preempted_windows"]:
-            message = f"{counts['preempted_windows']:,} windows in which requests were preempted are left out"
+            message = f"Left out: {counted(counts['preempted_windows'], 'window')} in which requests were preempted"
             found.append(LatfitWarning("preempted", message, "Give more KV cache, or record single steps."))
         if len(self.trace) and self.slowest_s * 1e3 > SLOW * float(self.trace.floats("window_ms").min()):
             message = (
