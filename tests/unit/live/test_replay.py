@@ -51,7 +51,7 @@ def test_the_verdict_counts_runs_and_leaves_disturbed_ones_out() -> None:
     assert list(several.frame["agrees"]) == [True, False, None]
     details = several.tables()[1]
     at = details.columns.index("gpu busy")
-    assert [row[at] for row in details.rows] == ["70 % / 70 %"] * 3
+    assert [row[at] for row in details.rows] == ["70/70 %"] * 3
 
 
 def test_statistics_of_a_run_by_hand() -> None:

@@ -3,8 +3,7 @@
 import asyncio
 import html
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -162,23 +161,7 @@ def replay(
         finally:
             await asyncio.gather(*(each.close() for each in paths))
 
-    with _router_beside_stand_ins() if executors is None else nullcontext():
-        return precisely(run())
-
-
-@contextmanager
-def _router_beside_stand_ins() -> Iterator[None]:
-    """The router on the core of the stand-in for a GPU, which waits there while each batch gets to it: on the other
-    one it would take its time from the CPU path."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+    return precisely(run())
 
 
 def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[Executor]:

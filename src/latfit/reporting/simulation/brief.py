@@ -255,25 +255,21 @@ def replay_table(runs: Sequence[Compared]) -> Table:
 
 
 def replay_details(runs: Sequence[Compared]) -> Table:
-    """Each run, measured / predicted: median, batches, use of the paths; how late requests were sent; what others
+    """Each run, measured/predicted: median, its batches, use of the paths; how late requests were sent; what others
     used."""
     paths = list(dict.fromkeys(path for run in runs for path in run.measured["utilisation"]))
     rows = []
     for run in runs:
-        both = (run.measured, run.predicted)
-        row = [
-            run.policy,
-            format_rate(run.rate_per_s),
-            " / ".join(format_ms(each["latency_ms"]["p50"]) for each in both),
-        ]
-        row.append(" / ".join(number(each["batch_size"]["p50"]) for each in both))
-        for what in ("share", "utilisation"):
-            shares = [[format_percent(100 * each[what][path]) for each in both if path in each[what]] for path in paths]
-            row += [" / ".join(each) for each in shares]
+        found, said = run.measured, run.predicted
+        row = [run.policy, format_percent(100 * run.load)]
+        row.append(f"{number(found['latency_ms']['p50'], 3)}/{format_ms(said['latency_ms']['p50'])}")
+        row.append(f"{number(found['batch_size']['p50'])}/{number(said['batch_size']['p50'])}")
+        for path in paths:
+            busy = [100 * each["utilisation"][path] for each in (found, said) if path in each["utilisation"]]
+            row.append(f"{busy[0]:.0f}/{format_percent(busy[1])}" if busy else "")
         rows.append((*row, format_ms(run.late_ms), format_percent(100 * run.others)))
-    of_paths = [*(f"by {path}" for path in paths), *(f"{path} busy" for path in paths)]
-    columns = ("policy", "rate", "p50", "p50 batch", *of_paths, "sent late", "others")
-    return Table("measured / predicted; sent late: 99 of 100 by no more; others: of the cores", columns, rows)
+    columns = ("policy", "load", "p50", "batch", *(f"{path} busy" for path in paths), "late", "others")
+    return Table("measured/predicted; late: 99 of 100 were sent by no more; others: of the cores", columns, rows)
 
 
 def distinct(notes: Iterable[str]) -> list[str]:
