@@ -14,7 +14,7 @@ import os
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -46,8 +46,9 @@ class Executor(Protocol):
         """Be ready for the first batch."""
         ...
 
-    async def execute(self, inputs: list[Any]) -> Sequence[Any]:
-        """Run one batch. Raises what the function raised; ExecutorLost where the worker died under it."""
+    def execute(self, inputs: list[Any]) -> Awaitable[Sequence[Any]]:
+        """Run one batch. Raises what the function raised; ExecutorLost where the worker died under it. A coroutine,
+        or a future where a task would only wait for it."""
         ...
 
     async def recover(self) -> None:
@@ -98,9 +99,9 @@ class ThreadExecutor:
         check_sizes(name, largest, servers, buckets)
         self.name, self.largest, self.servers, self.buckets = name, largest, servers, tuple(buckets)
         self._run = run
-        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._hanging: list[asyncio.Future[None]] = []
+        self._out: set[_Answer] = set()
 
     async def start(self) -> None:
         while len(self._threads) < self.servers:
@@ -108,22 +109,16 @@ class ThreadExecutor:
             self._threads.append(thread)
             thread.start()
 
-    async def execute(self, inputs: list[Any]) -> Sequence[Any]:
-        work = _Work(inputs, asyncio.get_running_loop())
-        self._work.put(work)
-        try:
-            outputs = await work.done
-        except asyncio.CancelledError:
-            if work.done.cancelled():  # else it came back in that very moment
-                work.returned = work.loop.create_future()
-                self._hanging.append(work.returned)
-            raise
-        return list(outputs)[: len(inputs)]
+    def execute(self, inputs: list[Any]) -> "asyncio.Future[Sequence[Any]]":
+        answer = _Answer(inputs)
+        self._out.add(answer)
+        self._work.put(answer)
+        return answer
 
     async def recover(self) -> None:
-        hanging, self._hanging = self._hanging, []
+        hanging = [answer for answer in self._out if answer.cancelled() and answer.returned is None]
         if hanging:
-            await asyncio.wait(hanging)
+            await asyncio.wait([answer.return_of_thread() for answer in hanging])
 
     async def close(self) -> None:
         for _ in self._threads:
@@ -131,34 +126,35 @@ class ThreadExecutor:
         self._threads.clear()
 
     def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
+        while (answer := self._work.get()) is not None:
+            outputs: list[Any] = []
+            error = None
             try:
-                outputs, error = self._run(padded(work.inputs, self.buckets)), None
+                outputs = list(self._run(padded(answer.inputs, self.buckets)))[: len(answer.inputs)]
             except BaseException as raised:  # noqa: BLE001 (what a user's function raises is the sender's to know)
-                outputs, error = None, failure(raised, self.name)
+                error = failure(raised, self.name)
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                work.loop.call_soon_threadsafe(work.settle, outputs, error)
+                answer.get_loop().call_soon_threadsafe(self._settle, answer, outputs, error)
+
+    def _settle(self, answer: "_Answer", outputs: Sequence[Any], error: ExecutorFailed | None) -> None:
+        self._out.discard(answer)
+        if answer.returned is not None:
+            answer.returned.set_result(None)
+        elif not answer.done():
+            answer.set_exception(error) if error is not None else answer.set_result(outputs)
 
 
-class _Work:
-    """A batch on its way through a thread. returned: set where nobody waits for it any more, done when it is back."""
+class _Answer(asyncio.Future[Sequence[Any]]):
+    """What comes of a batch in a thread. returned: done when the thread is back, where somebody waits for that."""
 
-    __slots__ = ("done", "inputs", "loop", "returned")
-
-    def __init__(self, inputs: list[Any], loop: asyncio.AbstractEventLoop) -> None:
-        self.inputs, self.loop = inputs, loop
-        self.done: asyncio.Future[Any] = loop.create_future()
+    def __init__(self, inputs: list[Any]) -> None:
+        super().__init__()
+        self.inputs = inputs
         self.returned: asyncio.Future[None] | None = None
 
-    def settle(self, outputs: Any, error: BaseException | None) -> None:
-        if self.returned is not None:
-            self.returned.set_result(None)
-        elif self.done.done():
-            return
-        elif error is None:
-            self.done.set_result(outputs)
-        else:
-            self.done.set_exception(error)
+    def return_of_thread(self) -> "asyncio.Future[None]":
+        self.returned = self.get_loop().create_future()
+        return self.returned
 
 
 def failure(raised: BaseException, name: str) -> ExecutorFailed:
@@ -174,7 +170,7 @@ def failure(raised: BaseException, name: str) -> ExecutorFailed:
     return error
 
 
-def _seen(done: "asyncio.Future[Any]") -> None:
+def seen(done: "asyncio.Future[Any]") -> None:
     """A result that nobody waits for is no error that nobody looked at."""
     if not done.cancelled():
         done.exception()
@@ -270,7 +266,7 @@ class _Worker:
             outcome = await asyncio.shield(exchanged)
         except asyncio.CancelledError:
             self.ready = False
-            exchanged.add_done_callback(_seen)
+            exchanged.add_done_callback(seen)
             raise
         finally:
             self.busy = False

@@ -15,12 +15,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from latfit.errors import LatfitError, WrongUsage
-from latfit.live.executor import Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, failure
+from latfit.live.executor import Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, failure, seen
 from latfit.live.path import LivePath, times_table
 from latfit.live.waiting import Request, State, WaitingRoom
 from latfit.policies import (
@@ -102,7 +103,7 @@ class Router:
         self._failing_since = math.inf
         self._ask_at = 1
         self._timer: asyncio.TimerHandle | None = None
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[_Batch] = set()
         self._open = self._draining = False
         self._idle = asyncio.Event()
 
@@ -197,8 +198,14 @@ class Router:
     def _drop(self) -> None:
         """End all that wait or run."""
         self._drop_waiting(_closed)
-        for task in self._running:
-            task.cancel()
+        now, running = self._now(), list(self._running)
+        self._running.clear()
+        for batch in running:
+            work, batch.work = batch.work, None
+            batch.timer.cancel()
+            work.cancel()
+            for request in batch.requests:
+                self._end(request, _closed(), now)
 
     def _drop_waiting(self, why: Callable[[], LatfitError]) -> None:
         room, now = self._room, self._now()
@@ -293,36 +300,50 @@ class Router:
         for request in requests:
             request.state, request.started_ms = State.RUNNING, now
             request.path, request.batch = path.name, len(requests)
-        task = asyncio.get_running_loop().create_task(self._run(path, server, requests))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-
-    async def _run(self, path: LivePath, server: int, requests: list[Request]) -> None:
-        """One batch, to its end, whatever comes of it."""
-        began, limit = self._now(), path.timeout_ms(len(requests))
-        outputs: Sequence[Any] = ()
-        error: ExecutorFailed | None = None
+        batch, loop = _Batch(path, server, requests, now), asyncio.get_running_loop()
+        self._running.add(batch)
         try:
-            async with asyncio.timeout(limit / 1000):
-                outputs = await path.executor.execute([request.input for request in requests])
-            if len(outputs) != len(requests):
-                found = f"{len(outputs)} outputs for {len(requests)} inputs"
-                error = ExecutorFailed(found, where=path.name, remedy="Give one output for each input.")
-        except TimeoutError:
-            error = ExecutorTimedOut(
-                f"a batch of {len(requests)} took longer than {limit:,.0f} ms",
-                where=path.name,
-                remedy="What it was doing is dropped; raise timeout_ms if it may take that long.",
-            )
-        except asyncio.CancelledError:
-            for request in requests:
-                self._end(request, _closed(), self._now())
-            raise
+            batch.work = asyncio.ensure_future(path.executor.execute([request.input for request in requests]))
         except Exception as raised:  # noqa: BLE001 (whatever an executor raises is the senders' to know)
+            batch.work = loop.create_future()
+            batch.work.set_exception(raised)
+        batch.work.add_done_callback(partial(self._returned, batch))
+        batch.timer = loop.call_later(path.timeout_ms(len(requests)) / 1000, self._late, batch)
+
+    def _returned(self, batch: "_Batch", work: "asyncio.Future[Sequence[Any]]") -> None:
+        """An executor is done with a batch, or says why it is not; a result that comes too late is dropped."""
+        if batch.work is not work:
+            seen(work)
+            return
+        batch.timer.cancel()
+        path, outputs, error = batch.path, [], None
+        try:
+            outputs = list(work.result())
+            if len(outputs) != len(batch.requests):
+                found = f"{len(outputs)} outputs for {len(batch.requests)} inputs"
+                raise ExecutorFailed(found, where=path.name, remedy="Give one output for each input.")
+        except BaseException as raised:  # noqa: BLE001 (whatever an executor raises is the senders' to know)
             error = failure(raised, path.name)
-        now = self._now()
-        path.busy_ms += now - began
-        for place, request in enumerate(requests):
+        self._finish(batch, outputs, error)
+
+    def _late(self, batch: "_Batch") -> None:
+        """Its executor may come back, or recover, before the next batch; its senders are told now."""
+        if batch.work.done():  # it came in time
+            return
+        count, path = len(batch.requests), batch.path
+        error = ExecutorTimedOut(
+            f"a batch of {count} took longer than {path.timeout_ms(count):,.0f} ms",
+            where=path.name,
+            remedy="What it was doing is dropped; raise timeout_ms if it may take that long.",
+        )
+        batch.work.cancel()
+        self._finish(batch, (), error)
+
+    def _finish(self, batch: "_Batch", outputs: Sequence[Any], error: ExecutorFailed | None) -> None:
+        """Give the requests of a batch their outcome, and its server the next one."""
+        path, now = batch.path, self._now()
+        path.busy_ms += now - batch.began_ms
+        for place, request in enumerate(batch.requests):
             self._end(request, error if error is not None else outputs[place], now)
         at_once = isinstance(error, ExecutorTimedOut | ExecutorLost)
         if error is None:
@@ -332,22 +353,25 @@ class Router:
             path.failed(now, at_once=at_once)
             self._failing_since = min(self._failing_since, now)
         if at_once:
-            path.lose(server)
-            self._dispatch(now)  # the other path goes on meanwhile
-            await self._recovered(path)
-            now = self._now()
-        path.release(server, now)
-        task = asyncio.current_task()
-        assert task is not None
-        self._running.discard(task)
-        self._dispatch(now)
+            path.lose(batch.server)
+            batch.work = asyncio.ensure_future(self._recovered(batch, batch.work))
+        else:
+            path.release(batch.server, now)
+            self._running.discard(batch)
+        self._dispatch(now)  # where a server is lost, the other path goes on meanwhile
 
-    async def _recovered(self, path: LivePath) -> None:
+    async def _recovered(self, batch: "_Batch", given_up: "asyncio.Future[Any]") -> None:
         """Until the executor can run a batch again; where it cannot be started, the breaker asks again later."""
+        path = batch.path
+        await asyncio.wait([given_up])
         try:
             await path.executor.recover()
         except Exception:  # noqa: BLE001 (an executor that cannot be started is tried again)
             path.rest(self._now())
+        now = self._now()
+        path.release(batch.server, now)
+        self._running.discard(batch)
+        self._dispatch(now)
 
     def _end(self, request: Request, outcome: Any, now: float) -> None:
         """The one end of a request."""
@@ -373,6 +397,17 @@ class Router:
         self.cancelled += 1
         self._room.give_up(request)
         self._dispatch(self._now())  # the policy was asked of a longer queue
+
+
+class _Batch:
+    """A batch that runs. work: the executor's answer to come, or its recovery; None where nobody waits for either."""
+
+    __slots__ = ("began_ms", "path", "requests", "server", "timer", "work")
+
+    def __init__(self, path: LivePath, server: int, requests: list[Request], began_ms: float) -> None:
+        self.path, self.server, self.requests, self.began_ms = path, server, requests, began_ms
+        self.timer: asyncio.TimerHandle
+        self.work: Any = None
 
 
 def _no_path() -> NoPath:

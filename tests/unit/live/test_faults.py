@@ -1,6 +1,7 @@
 """Every request ends once, with a result or an error that says why, whatever the executors and the senders do."""
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -119,16 +120,61 @@ def test_an_output_that_is_an_error_fails_its_request_only() -> None:
     assert router.main.failed_batches == 0
 
 
-def test_too_few_outputs_are_an_error() -> None:
-    class Short(ExactExecutor):
-        async def execute(self, inputs: list[Any]) -> Sequence[Any]:
-            return inputs[:-1]
+async def gives_up(inputs: list[Any]) -> Sequence[Any]:
+    raise asyncio.CancelledError
+
+
+def refuses(inputs: list[Any]) -> Any:
+    raise ValueError("no such shape")
+
+
+async def answers(outputs: Any) -> Any:
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("execute", "says"),
+    [
+        (lambda inputs: answers(inputs[:-1]), "0 outputs for 1 inputs"),
+        (lambda inputs: answers(None), "not iterable"),
+        (lambda inputs: None, "awaitable"),
+        (refuses, "no such shape"),
+        (gives_up, "CancelledError"),
+    ],
+)
+def test_no_answer_of_an_executor_takes_its_server(execute: Any, says: str) -> None:
+    executor = ExactExecutor("gpu", TIMES)
+    runs, executor.execute = executor.execute, execute  # type: ignore[method-assign]
 
     async def story(router: Router) -> None:
-        with pytest.raises(ExecutorFailed, match="0 outputs for 1 inputs"):
+        with pytest.raises(ExecutorFailed, match=says):
             await router.submit("x")
+        executor.execute = runs  # type: ignore[method-assign]
+        assert await asyncio.wait_for(router.submit("y"), 1.0) == "y"
 
-    told([Short("gpu", TIMES)], greedy(), story)
+    told([executor], greedy(), story)
+
+
+def test_a_batch_that_will_not_be_cancelled_holds_its_server_only() -> None:
+    class Stubborn(ExactExecutor):
+        async def execute(self, inputs: list[Any]) -> Sequence[Any]:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(10.0)
+            await asyncio.sleep(2.0)
+            return inputs
+
+    side = ExactExecutor("amx", SIDE_TIMES)
+
+    async def story(router: Router) -> None:
+        with pytest.raises(ExecutorTimedOut):
+            await asyncio.wait_for(router.submit("late"), 0.25)
+        assert await asyncio.wait_for(router.submit("by the other"), 0.1) == "by the other"
+        await asyncio.sleep(1.5)
+        assert router.running == 1
+        await asyncio.sleep(0.5)
+        assert router.running == 0
+
+    told([Stubborn("gpu", TIMES), side], both(), story, timeout_ms=200.0)
 
 
 def test_a_path_that_hangs_blocks_nobody() -> None:
