@@ -75,7 +75,8 @@ class RouterOptions:
 class Router:
     """executors: the main path, and the side path if there is one.  times_ms: typical T(1), T(2), ... of each, up to
     its largest batch.  clock: monotonic seconds.  listeners: called with each request that ended with
-    an output or an error.
+    an output or an error.  batch_listeners: called with each batch that ended: its path, how many requests it held,
+    when it began and ended (ms on the router's clock), and whether its path ran it to its end.
 
     Use it as `async with Router(...) as router:`, in which `await router.submit(input)` gives the output.
     """
@@ -98,6 +99,7 @@ class Router:
         self._room = WaitingRoom(options.deadlines_ms, policy.order.ageing_ms)
         self._view, self._times = np.zeros(VIEW), times_table(self.paths)
         self.listeners: list[Callable[[Request], None]] = []
+        self.batch_listeners: list[Callable[[LivePath, int, float, float, bool], None]] = []
         self._clock = clock
         self._last, self._set_back = -math.inf, 0.0
         self._failing_since = math.inf
@@ -175,6 +177,15 @@ class Router:
         except asyncio.CancelledError:
             self._give_up(request)
             raise
+
+    def adopt(self, times_ms: Sequence[Sequence[float] | FloatArray], policy: Policy) -> None:
+        """Decide by these times and this policy from now on; who waits keeps the place. Raises WrongUsage."""
+        _check([path.executor for path in self.paths], times_ms, policy, self.options)
+        for path, times in zip(self.paths, times_ms, strict=True):
+            path.times_ms = np.concatenate([[0.0], np.asarray(times, dtype=np.float64)])
+        self.policy, self._times = policy, times_table(self.paths)
+        self._room.ageing_ms = policy.order.ageing_ms
+        self._dispatch(self._now())
 
     async def drain(self, within_s: float = math.inf) -> None:
         """Take no more requests and serve all that wait, without waiting for fuller batches. What has not ended in time
@@ -345,6 +356,8 @@ class Router:
         path.busy_ms += now - batch.began_ms
         for place, request in enumerate(batch.requests):
             self._end(request, error if error is not None else outputs[place], now)
+        for listener in self.batch_listeners:
+            listener(path, len(batch.requests), batch.began_ms, now, error is None)
         at_once = isinstance(error, ExecutorTimedOut | ExecutorLost)
         if error is None:
             path.succeeded()

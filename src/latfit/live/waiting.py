@@ -52,7 +52,7 @@ class WaitingRoom:
     def __init__(self, deadlines_ms: Sequence[float], ageing_ms: float) -> None:
         self._lines: list[deque[Request]] = [deque() for _ in deadlines_ms]
         self._deadlines = tuple(deadlines_ms)
-        self._ageing = ageing_ms
+        self.ageing_ms = ageing_ms
         self._side: deque[Request] = deque()
         self.waiting = self.side_waiting = 0
 
@@ -113,7 +113,7 @@ class WaitingRoom:
 
     def _rank(self, request: Request, now_ms: float, by_age: bool) -> float:
         age = now_ms - request.arrived_ms
-        return -age if by_age else request.class_id - age / self._ageing
+        return -age if by_age else request.class_id - age / self.ageing_ms
 
     def _heads(self) -> list[deque[Request]]:
         """Lines in which somebody waits, with somebody who does at their heads."""
