@@ -70,5 +70,7 @@ def replay(
         verdict(found.verdict, found.state)
         for table in found.tables(brief=not output.verbose):
             print_table(table)
+        for line in found.notes:
+            note(line, quiet=output.silent)
     if not found.agrees:
         raise typer.Exit(FitNotUsable.exit_code)

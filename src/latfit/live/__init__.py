@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from latfit.live.metrics import RouterMetrics as RouterMetrics
     from latfit.live.replay import (
         Compared as Compared,
+        Driven as Driven,
+        at_speed as at_speed,
         compared as compared,
         drive as drive,
         measure_executors as measure_executors,
         precisely as precisely,
+        probe as probe,
+        speeds as speeds,
         undisturbed as undisturbed,
     )
     from latfit.live.router import (

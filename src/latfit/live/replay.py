@@ -3,22 +3,26 @@
 Open loop: requests are sent at moments that are fixed beforehand, and a response counts from that moment, whether the
 sender was late or not; so a stall delays everybody behind it, as it does in production (no coordinated omission).
 
-The executors are measured first, by batches of all sizes in random order on both paths at once, through the same calls
-as under load; a model is fitted to each, and the simulator runs the fits on the very arrivals that are sent. What is
-left to differ is what the prediction claims: service times and their scatter, the policy, and the router's own cost.
+The executors are measured first, by a router under such arrivals that serves batches of sizes drawn at random on
+whichever path is idle: what it costs to receive, route and answer requests on the same cores is then in the times. A
+model is fitted to each path, and the simulator runs the fits on the very arrivals that are sent. Machines change their
+speed within minutes by more than a run is uncertain, so the paths are probed again just before and just after each run;
+half of the simulated runs have the speed of before, half that of after. What is left to differ is what the prediction
+claims: how the times depend on the batch, their scatter, and the policy.
 
 A neighbour who takes the processor makes a run worthless. What others used of the cores, stolen time included, is read
 from the system's counters over the run, less what this process and its executors used.
 """
 
 import asyncio
+import math
 import os
 import selectors
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,10 +33,11 @@ from latfit.live.executor import Executor, ExecutorFailed
 from latfit.live.router import Router, RouterOptions
 from latfit.live.waiting import Request
 from latfit.model import FitResult
-from latfit.policies import Policy
+from latfit.policies import SERVE_MAIN, SERVE_SIDE, WAIT, Limits, Policy, policy as policies
 from latfit.simulation import SimResult, System, measured_result, measured_run
 from latfit.stats import FloatArray
 from latfit.trace import Trace
+from latfit.units import format_ms, format_percent
 
 Result = TypeVar("Result")
 ROUNDS = 5
@@ -58,36 +63,95 @@ def sizes_of(largest: int) -> list[int]:
     return sorted(found)
 
 
+class _Prober(Router):
+    """Serves batches of sizes drawn at random, every size as often, on whichever path is idle."""
+
+    def __init__(self, executors: Sequence[Executor], times: Sequence[FloatArray], rng: np.random.Generator) -> None:
+        sizes = [each.largest for each in executors]
+        super().__init__(executors, times, policies.gpu_only(Limits(sizes[0])), RouterOptions(most_waiting=1 << 60))
+        self._rng = rng
+        self._sizes = [sizes_of(each) for each in sizes]
+        self._next: list[list[int]] = [[] for _ in executors]
+
+    def _asked(self, now: float) -> tuple[int, int, float, int]:
+        for path, action, sizes, left in zip(
+            self.paths, (SERVE_MAIN, SERVE_SIDE), self._sizes, self._next, strict=False
+        ):
+            if not (path.up(now) and path.free_ms(now) <= now):
+                continue
+            if not left:
+                left.extend(self._rng.permutation(sizes).tolist())
+            if self._room.waiting >= left[-1]:
+                return action, left.pop(), 0.0, 0
+        return WAIT, 0, math.inf, self._room.waiting + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Probed:
+    """B and T_ms (n,) of the batches that each executor ran while it was probed. others: share of the cores that
+    others used."""
+
+    batches: Sequence[tuple[FloatArray, FloatArray]]
+    others: float
+
+
+async def probe(
+    executors: Sequence[Executor], times: Sequence[FloatArray], duration_s: float, rng: np.random.Generator
+) -> Probed:
+    """Batches of every size under as many requests as the paths carry. times: T(1), T(2), ... ms of each, about."""
+    sizes = [np.array(sizes_of(each.largest)) for each in executors]
+    carried = [each.sum() / T[each - 1].sum() for each, T in zip(sizes, times, strict=True)]
+    longest = max(ROUNDS * float(T[each - 1].sum()) for each, T in zip(sizes, times, strict=True))
+    count = math.ceil(sum(carried) * max(duration_s * 1000, longest))
+    router = _Prober(executors, times, rng)
+    ran = await _ran(router, np.cumsum(rng.exponential(1 / sum(carried), count)), ends_early=True)
+    found = []
+    for each in executors:
+        B, T = _batches(ran.ended, each.name)
+        if len(B) < 2:
+            raise ExecutorFailed(
+                f"{len(B)} of its batches came back",
+                where=each.name,
+                remedy="See why they fail: await executor.execute([None]).",
+            )
+        found.append((B, T))
+    return Probed(found, ran.others)
+
+
 async def measure_executors(executors: Sequence[Executor], duration_s: float, seed: int = 0) -> list[FitResult]:
-    """A fit of each executor, from batches of every size in random order, on all executors at the same time. The first
-    round only warms them up."""
-    ends = time.monotonic() + duration_s
+    """A fit of each executor. Two rounds of all sizes, the first of which warms up, tell how many requests to send."""
 
-    async def one(executor: Executor, rng: np.random.Generator) -> Trace:
-        rows: list[tuple[int, float]] = []
+    async def rough(executor: Executor) -> FloatArray:
         sizes = sizes_of(executor.largest)
-        while time.monotonic() < ends or len(rows) < ROUNDS * len(sizes):
-            for size in rng.permutation(sizes):
+        for _ in range(2):
+            took: list[float] = []
+            for size in sizes:
                 began = time.perf_counter()
-                await executor.execute([None] * int(size))
-                rows.append((int(size), (time.perf_counter() - began) * 1000))
-        B, T = (np.array(column, dtype=np.float64) for column in zip(*rows[len(sizes) :], strict=True))
-        return Trace({"B": B, "S": B, "T_ms": T}, {"device": executor.name})
+                await executor.execute([None] * size)
+                took.append((time.perf_counter() - began) * 1000)
+        return np.interp(np.arange(1, executor.largest + 1), sizes, took)
 
-    streams = np.random.default_rng(seed).spawn(len(executors))
-    steps = await asyncio.gather(*(one(each, rng) for each, rng in zip(executors, streams, strict=True)))
-    return [await asyncio.to_thread(fit_trace, each, FitOptions("auto")) for each in steps]
+    times = await asyncio.gather(*map(rough, executors))
+    found = await probe(executors, times, duration_s, np.random.default_rng(seed))
+    traces = [
+        Trace({"B": B, "S": B, "T_ms": T}, {"device": each.name})
+        for each, (B, T) in zip(executors, found.batches, strict=True)
+    ]
+    return [await asyncio.to_thread(fit_trace, each, FitOptions("auto")) for each in traces]
 
 
 @dataclass(frozen=True, eq=False)
 class Driven:
     """What a run measured. others: share of the cores that others used.  late_ms: how late requests were sent, 99 of
-    100 by no more.  failed: requests that ended with an error."""
+    100 by no more.  failed: requests that ended with an error.  batches: B and T_ms (n,) of each
+    path.  speeds: (paths,) by probe, before and after, times over those of the fit."""
 
     result: SimResult
     others: float
     late_ms: float
     failed: int
+    batches: Sequence[tuple[FloatArray, FloatArray]]
+    speeds: Sequence[FloatArray] = ()
 
     @property
     def disturbed(self) -> bool:
@@ -105,7 +169,10 @@ STATISTICS = ("mean", "p50", "p99")
 class Compared:
     """A policy at a load: what was measured beside what was predicted. load: share of what the main path carries.
     measured, predicted: the same numbers of both, ms by statistic under `latency_ms`, shares by path.  range_ms: by
-    statistic, where 95 of 100 runs of these very arrivals are predicted to lie."""
+    statistic, where 95 of 100 runs of these very arrivals are predicted to lie.  speed: by path, times just before and
+    just after the run over those of the fit.  slower: by path, mean time of the run's batches over the predicted one of
+    such batches.  lowest_p99_ms: the lower end of what was measured.  bound_ms: the p99 that a plan promises to keep at
+    the slower of both speeds, None where it promises none."""
 
     policy: str
     load: float
@@ -117,6 +184,10 @@ class Compared:
     others: float
     late_ms: float
     failed: int
+    speed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    slower: Mapping[str, float] = field(default_factory=dict)
+    lowest_p99_ms: float = -math.inf
+    bound_ms: float | None = None
 
     @property
     def agrees(self) -> bool | None:
@@ -124,12 +195,32 @@ class Compared:
         of the processor that the run says nothing."""
         if self.others > DISTURBED:
             return None
-        return not self.failed and all(self.holds(name) for name in STATISTICS)
+        return not self.failed and self.kept is not False and all(self.holds(name) for name in STATISTICS)
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether the plan's promise was: what was measured may be within it. None where there is no promise."""
+        return None if self.bound_ms is None else not self.lowest_p99_ms > self.bound_ms
 
     def holds(self, name: str) -> bool:
         found, said = self.measured["latency_ms"][name], self.predicted["latency_ms"][name]
         low, high = self.range_ms[name]
         return bool(abs(said - found) <= NEAR * found or low <= found <= high)
+
+    @property
+    def notes(self) -> list[str]:
+        """The plan's promise beside it; where a run is not as predicted, what its batches took."""
+        where, found = f"{self.policy} at {format_percent(100 * self.load)}", []
+        if self.bound_ms is not None:
+            p99 = format_ms(self.measured["latency_ms"]["p99"])
+            kept = "kept" if self.kept else "broken"
+            found.append(f"{where}: a plan promises a p99 of {format_ms(self.bound_ms)} at most; {kept} ({p99}).")
+        if self.failed:
+            found.append(f"{where}: {self.failed:,} requests failed.")
+        if self.agrees is False and self.slower:
+            took = [f"{ratio:.2f} times as long on {path}" for path, ratio in self.slower.items()]
+            found.append(f"{where}: its batches took {' and '.join(took)} as just before and after it.")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         keys = ("policy", "load", "rate_per_s", "requests", "measured", "predicted")
@@ -139,27 +230,70 @@ class Compared:
             "range_ms": {name: list(each) for name, each in self.range_ms.items()},
         }
         more = {"others_share": self.others, "late_p99_ms": self.late_ms, "failed": self.failed}
+        speeds = {path: list(each) for path, each in self.speed.items()}
+        told |= {
+            "promised_p99_ms": self.bound_ms,
+            "promise_kept": self.kept,
+            "speed": speeds,
+            "slower": dict(self.slower),
+        }
         return {**told, **more, "agrees": self.agrees}
 
 
-def compared(driven: Driven, predicted: SimResult, load: float) -> Compared:
-    """predicted: of replications of the same arrivals."""
+def compared(driven: Driven, predicted: Sequence[SimResult], load: float, system: System) -> Compared:
+    """predicted: of replications of the same arrivals, as many in each, of the system at the speed of each probe."""
     (run,) = driven.result.summaries
     names = list(run.names)
-    drawn = np.stack([each.whole for each in predicted.summaries])
+    drawn = np.stack([each.whole for said in predicted for each in said.summaries])
     ends = np.quantile(drawn, RANGE, axis=0)
-    whole = {name: float(predicted.latency[name].value) for name in names}
+    told = [
+        _numbers(said, {name: float(said.latency[name].value) for name in names if name in said.latency})
+        for said in predicted
+    ]
     return Compared(
         driven.result.policy,
         load,
         driven.result.rate_per_s,
         driven.result.requests,
         _numbers(driven.result, dict(zip(names, run.whole.tolist(), strict=True))),
-        _numbers(predicted, whole),
+        _mean(told),
         {name: (float(ends[0, k]), float(ends[1, k])) for k, name in enumerate(names) if name in STATISTICS},
         driven.others,
         driven.late_ms,
         driven.failed,
+        {path.name: tuple(each) for path, each in zip(system.paths, np.transpose(driven.speeds).tolist(), strict=True)},
+        slower(driven.batches, at_speed(system, np.mean(driven.speeds, axis=0))),
+        float(driven.result.latency["p99"].low),
+    )
+
+
+def _mean(told: Sequence[Any]) -> Any:
+    """Of the same numbers several times."""
+    if isinstance(told[0], Mapping):
+        return {key: _mean([each[key] for each in told]) for key in told[0]}
+    return sum(told) / len(told)
+
+
+def speeds(batches: Sequence[tuple[FloatArray, FloatArray]], system: System) -> FloatArray:
+    """Median (paths,) of the times of batches over a system's typical ones."""
+    pairs = zip(system.paths, batches, strict=True)
+    return np.array([np.median(T / path.typical_ms[B.astype(int)]) for path, (B, T) in pairs])
+
+
+def slower(batches: Sequence[tuple[FloatArray, FloatArray]], system: System) -> dict[str, float]:
+    """By path, time of all batches over that which a system takes for them in the mean; paths without one left out."""
+    found = {}
+    for path, (B, T) in zip(system.paths, batches, strict=True):
+        if len(B):
+            expected = [path.typical_ms[b] * path.mean_factor(b) for b in B.astype(int).tolist()]
+            found[path.name] = float(T.sum() / np.sum(expected))
+    return found
+
+
+def at_speed(system: System, factors: FloatArray) -> System:
+    """The same paths, each so many times as slow."""
+    return System(
+        *(replace(path, times_ms=path.times_ms * f) for path, f in zip(system.paths, factors.tolist(), strict=True))
     )
 
 
@@ -178,17 +312,10 @@ async def drive(
 ) -> Driven:
     """Send requests at the given moments (n,) ms from now, and wait until all have ended. warm: the first that
     counts."""
-    ended: list[Request] = []
     times = [path.typical_ms[1:] for path in system.paths]
     router = Router(executors, times, policy, RouterOptions(most_waiting=len(arrive_ms) + 1))
-    router.listeners.append(ended.append)
-    await router.start()
-    busy, began = _busy_of_others(executors), time.monotonic()
-    start_ms = time.monotonic() * 1000 + 50.0
-    late = await _send(router, start_ms + arrive_ms)
-    await router.drain()
-    others = (_busy_of_others(executors) - busy) / ((time.monotonic() - began) * (os.cpu_count() or 1))
-    served = sorted((each for each in ended if each.path), key=lambda each: each.arrived_ms)
+    ran = await _ran(router, arrive_ms)
+    served = sorted((each for each in ran.ended if each.path), key=lambda each: each.arrived_ms)
     if len(served) <= warm + 1:
         raise ExecutorFailed(
             f"{len(served)} of {len(arrive_ms):,} requests came to an executor",
@@ -197,18 +324,53 @@ async def drive(
         )
     names = [path.name for path in system.paths]
     columns = {
-        "arrive_ms": np.array([each.arrived_ms for each in served]) - start_ms,
+        "arrive_ms": np.array([each.arrived_ms for each in served]) - ran.start_ms,
         "response_ms": np.array([each.ended_ms - each.arrived_ms for each in served]),
         "path": np.array([names.index(each.path) for each in served]),
         "batch": np.array([each.batch for each in served]),
-        "started_ms": np.array([each.started_ms for each in served]) - start_ms,
+        "started_ms": np.array([each.started_ms for each in served]) - ran.start_ms,
     }
     result = measured_result(policy, system, measured_run(columns, system, warm))
-    return Driven(result, max(others, 0.0), float(np.quantile(late, 0.99)), router.failed)
+    batches = [_batches(served[warm:], name) for name in names]
+    return Driven(result, ran.others, float(np.quantile(ran.late_ms, 0.99)), router.failed, batches)
 
 
-async def _send(router: Router, moments_ms: FloatArray) -> FloatArray:
-    """Submit at each moment of the router's clock, from a thread that does nothing else; how late each was, ms."""
+def _batches(served: Sequence[Request], path: str) -> tuple[FloatArray, FloatArray]:
+    """B and T_ms (n,) of a path's batches that came back."""
+    rows = sorted({(r.started_ms, r.batch, r.ended_ms) for r in served if r.path == path and r.served})
+    return np.array([b for _, b, _ in rows], np.float64), np.array([end - start for start, _, end in rows])
+
+
+@dataclass(frozen=True, eq=False)
+class _Ran:
+    """Requests in the order they ended; the moment from which theirs count."""
+
+    ended: Sequence[Request]
+    start_ms: float
+    late_ms: FloatArray
+    others: float
+
+
+async def _ran(router: Router, arrive_ms: FloatArray, *, ends_early: bool = False) -> _Ran:
+    """Send requests at these moments. ends_early: those that still wait at the end are served greedily."""
+    ended: list[Request] = []
+    router.listeners.append(ended.append)
+    await router.start()
+    executors = [path.executor for path in router.paths]
+    busy, began = _busy_of_others(executors), time.monotonic()
+    start_ms = time.monotonic() * 1000 + 50.0
+    tasks, late_ms = await _send(router, start_ms + arrive_ms)
+    if not ends_early:
+        await asyncio.gather(*tasks, return_exceptions=True)
+    await router.drain()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    others = (_busy_of_others(executors) - busy) / ((time.monotonic() - began) * (os.cpu_count() or 1))
+    return _Ran(ended, start_ms, late_ms, max(others, 0.0))
+
+
+async def _send(router: Router, moments_ms: FloatArray) -> tuple[list[asyncio.Task[Any]], FloatArray]:
+    """Submit at each moment of the router's clock, from a thread that does nothing else; what was submitted, and
+    how late each was, ms."""
     loop, sent = asyncio.get_running_loop(), asyncio.Event()
     tasks: list[asyncio.Task[Any]] = []
     late: list[float] = []
@@ -227,8 +389,7 @@ async def _send(router: Router, moments_ms: FloatArray) -> FloatArray:
 
     threading.Thread(target=keep_time, name="latfit-arrivals", daemon=True).start()
     await sent.wait()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return np.array(late) * 1000
+    return tasks, np.array(late) * 1000
 
 
 def _busy_of_others(executors: Sequence[Executor]) -> float:

@@ -3,7 +3,10 @@
 import asyncio
 import json
 import math
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from latfit.api.running.replays import Replay, replay
 from latfit.cli.app import run
 from latfit.errors import LatfitError
-from latfit.live import Compared, ThreadExecutor, compared, drive
+from latfit.live import Compared, ThreadExecutor, compared, drive, probe, speeds
 from latfit.live.replay import DISTURBED, Driven, sizes_of
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
@@ -83,7 +86,8 @@ def test_measured_and_simulated_numbers_of_one_run_are_the_same() -> None:
     predicted = simulate(policy, system, load, Options(replications=1, warmup=0.0))
     ended = served_in_order(arrive, system)
     result = measured_result(policy, system, measured_run(ended, system))
-    found = compared(Driven(result, 0.0, 0.0, 0), predicted, 0.5)
+    path = (ended["batch"].astype(float), system.main.typical_ms[ended["batch"]])
+    found = compared(Driven(result, 0.0, 0.0, 0, [path], [np.ones(1), np.ones(1)]), [predicted, predicted], 0.5, system)
     for name in ("mean", "p50", "p99"):
         assert found.measured["latency_ms"][name] == pytest.approx(found.predicted["latency_ms"][name], rel=1e-9)
     assert found.measured["throughput_per_s"] == pytest.approx(found.predicted["throughput_per_s"], rel=0.01)
@@ -152,3 +156,51 @@ def test_on_two_cores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 def test_what_cannot_be_replayed_is_refused(given: dict[str, object], says: str) -> None:
     with pytest.raises(LatfitError, match=says):
         replay(**given)  # type: ignore[arg-type]
+
+
+def test_a_promise_below_what_was_surely_measured_is_broken() -> None:
+    run = replace(planted(100.0, 100.0, 1.0), lowest_p99_ms=95.0)
+    assert run.kept is None
+    assert replace(run, bound_ms=96.0).agrees
+    broken = replace(run, bound_ms=94.0)
+    assert not broken.kept
+    assert not broken.agrees
+    assert "promises a p99 of 94 ms at most; broken (100 ms)" in broken.notes[0]
+
+
+def test_what_took_longer_is_told_where_a_run_differs() -> None:
+    run = replace(planted(100.0, 130.0, 1.0), slower={"gpu": 0.8, "cpu": 1.25})
+    (note,) = run.notes
+    assert "took 0.80 times as long on gpu and 1.25 times as long on cpu" in note
+
+
+def test_a_probe_finds_the_times_of_both_paths_and_their_change() -> None:
+    """Executors that sleep: T = 4 + 0.5 b ms and 3 b ms, then both 1.5 times as slow."""
+
+    def sleeping(first_ms: float, each_ms: float) -> Callable[[list[Any]], list[Any]]:
+        def run(inputs: list[Any]) -> list[Any]:
+            time.sleep(slow[0] * (first_ms + each_ms * len(inputs)) / 1000)
+            return inputs
+
+        return run
+
+    slow = [1.0]
+    system = System(linear_path("gpu", 4.0, 0.5, 8), linear_path("cpu", 0.0, 3.0, 3))
+    executors = [ThreadExecutor("gpu", sleeping(4.0, 0.5), 8), ThreadExecutor("cpu", sleeping(0.0, 3.0), 3)]
+    rough = [path.typical_ms[1:] for path in system.paths]
+
+    async def probed() -> list[FloatArray]:
+        found = []
+        for factor in (1.0, 1.5):
+            slow[0] = factor
+            found.append(await probe(executors, rough, 0.5, np.random.default_rng(0)))
+        for each in executors:
+            await each.close()
+        sizes = [set(B.tolist()) for B, _ in found[0].batches]
+        assert sizes[0] >= {1, 2, 3, 4, 5, 6, 8}
+        assert sizes[1] == {1, 2, 3}
+        return [speeds(each.batches, system) for each in found]
+
+    before, after = asyncio.run(probed())
+    assert np.all((before > 0.99) & (before < 1.5))  # a sleep lasts longer, never shorter
+    np.testing.assert_array_less(1.1, after / before)

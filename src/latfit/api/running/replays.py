@@ -4,7 +4,7 @@ import asyncio
 import html
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,18 +12,23 @@ import numpy as np
 from latfit.api.quantities import Duration, duration, library_verb, percent, rates
 from latfit.api.simulations import State, solve_optimal
 from latfit.errors import HardwareMissing, WrongUsage
-from latfit.hardware import ExecutionPath
+from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.live import (
     Compared,
     DecodeSteps,
+    Driven,
     Executor,
     ProcessExecutor,
+    at_speed,
     compared,
     drive,
     measure_executors,
     precisely,
+    probe,
+    speeds,
     undisturbed,
 )
+from latfit.planning import promised_by_batches
 from latfit.policies import POLICIES, PathTimes, named_policy
 from latfit.profiling import model_shape
 from latfit.simulation import Options, Serving, System, measured_path, path_times, simulate as simulate_policy
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
 REPLICATIONS = 40
 """Simulated runs of the same arrivals, whose statistics give the range in which a run may lie."""
 
+LEAST_PROBE_S = 2.0
+GREEDY = "gpu-only"
 WARM = 0.1
 """Share of a run's requests that is left out while it fills up."""
 
@@ -93,6 +100,11 @@ class Replay:
             rows.append({**row, "others_share": run.others, "agrees": run.agrees})
         return pd.DataFrame(rows)
 
+    @property
+    def notes(self) -> list[str]:
+        """Promises of the plan, and why runs differ."""
+        return [note for run in self.runs for note in run.notes]
+
     def tables(self, *, brief: bool = False) -> "list[Table]":
         """The runs as tables of text; brief: means and p99 alone."""
         from latfit.reporting import replay_details, replay_table
@@ -107,7 +119,7 @@ class Replay:
         """The verdict and the table, as the command prints them."""
         from latfit.reporting import table_text
 
-        return "\n".join([self.verdict, *map(table_text, self.tables(brief=True))])
+        return "\n".join([self.verdict, *map(table_text, self.tables(brief=True)), *self.notes])
 
     def __repr__(self) -> str:
         return f"Replay: {self.verdict}"
@@ -115,7 +127,9 @@ class Replay:
     def _repr_html_(self) -> str:
         from latfit.reporting import table_html
 
-        return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(map(table_html, self.tables(brief=True)))
+        return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(
+            [*map(table_html, self.tables(brief=True)), *(f"<p>{html.escape(note)}</p>" for note in self.notes)]
+        )
 
 
 @library_verb
@@ -192,31 +206,61 @@ async def _replayed(
     """offered: rates per ms, or shares of what the main path carries; how: (which of them, seconds of a run, seed)."""
     as_rates, lasts_s, seed = how
     await asyncio.gather(*(each.start() for each in executors))
-    fits = await measure_executors(executors, max(lasts_s / 4, 2.0), seed)
+    fits = await measure_executors(executors, max(lasts_s / 4, LEAST_PROBE_S), seed)
     found = [ExecutionPath(each.name, fit) for each, fit in zip(executors, fits, strict=True)]
     system = System(*(measured_path(path, Serving()) for path in found))
     carried = system.main.rate_limit(system.main.largest)
     runs: list[Compared] = []
     for number, (name, each) in enumerate((name, each) for each in offered for name in names):
         rate = each if as_rates else each * carried
-        runs.append(await _one(executors, system, name, rate, (rate / carried, lasts_s, seed + number // len(names))))
+        runs.append(
+            await _one(
+                executors, (found[0], system), name, rate, (rate / carried, lasts_s, seed + number // len(names))
+            )
+        )
         if progress:
             progress(number + 1, len(names) * len(offered))
     return Replay(runs, system)
 
 
 async def _one(
-    executors: Sequence[Executor], system: System, name: str, rate: float, how: tuple[float, float, int]
+    executors: Sequence[Executor],
+    paths: tuple[ExecutionPath, System],
+    name: str,
+    rate: float,
+    how: tuple[float, float, int],
 ) -> Compared:
-    """how: (share of what the main path carries, seconds, seed): policies at one load share their arrivals."""
-    load, lasts_s, seed = how
+    """paths: the main one, and all of them.  how: (share of what the main path carries, seconds, seed): policies at one
+    load share their arrivals."""
+    path, system = paths
+    share, lasts_s, seed = how
     own = system if POLICIES[name].needs_side else System(system.main)
     times: PathTimes = path_times(own)
     policy = named_policy(name, rate, times, solve=solve_optimal)
     count = max(round(rate * lasts_s * 1000), FEWEST)
     arrive = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
     used = executors[: len(own.paths)]
-    driven = await undisturbed(lambda: drive(used, own, policy, arrive, int(WARM * count)))
-    options = Options(replications=REPLICATIONS, warmup=WARM, seed=seed)
-    predicted = await asyncio.to_thread(simulate_policy, policy, own, RecordedLoad(make_requests(arrive)), options)
-    return compared(driven, predicted, load)
+    rough = [path.typical_ms[1:] for path in own.paths]
+    probing_s, rng = max(lasts_s / 8, LEAST_PROBE_S), np.random.default_rng([seed, 1])
+
+    async def between_probes() -> Driven:
+        before = await probe(used, rough, probing_s, rng)
+        driven = await drive(used, own, policy, arrive, int(WARM * count))
+        after = await probe(used, rough, probing_s, rng)
+        found = [speeds(each.batches, own) for each in (before, after)]
+        return replace(driven, speeds=found, others=max(driven.others, before.others, after.others))
+
+    driven = await undisturbed(between_probes)
+    load = RecordedLoad(make_requests(arrive))
+    options = Options(replications=REPLICATIONS // 2, warmup=WARM, seed=seed)
+    systems = [at_speed(own, each) for each in driven.speeds]
+    predicted = [await asyncio.to_thread(simulate_policy, policy, each, load, options) for each in systems]
+    found = compared(driven, predicted, share, own)
+    if name != GREEDY:
+        return found
+    slowest = float(np.max(driven.speeds))
+    profile = HardwareProfile({path.name: path})
+    promise = await asyncio.to_thread(promised_by_batches, profile, rate, 0.99, slowest)
+    if promise is None or promise.interval is None or promise.doubts:
+        return found
+    return replace(found, bound_ms=promise.interval[1])

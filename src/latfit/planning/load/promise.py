@@ -17,10 +17,11 @@ from functools import cache
 import numpy as np
 
 from latfit.errors import SlaOutOfReach
-from latfit.hardware import CERTAIN
+from latfit.hardware import CERTAIN, HardwareProfile
 from latfit.planning import wording
 from latfit.planning.load.compare import highest_kept
-from latfit.planning.load.strategies import Machine, Part, System, Target, law_or_none, system_of
+from latfit.planning.load.strategies import Machine, Part, System, Target, law_or_none, machine_of, system_of
+from latfit.planning.request import PlanRequest
 from latfit.planning.result import Interval, Kind, Strategy
 from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseDistribution, SampledDistribution
 from latfit.stats import FloatArray
@@ -96,6 +97,20 @@ class Asked:
 
 def asked_of(machine: Machine, target: Target, strategy: Strategy, rate: float, *, laws_only: bool = False) -> Asked:
     return Asked(machine, target, strategy, rate, cache(machine.drawn), laws_only)
+
+
+def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower: float = 1.0) -> Promise | None:
+    """What a plan promises of greedy batches on the main path at a rate per ms, for a share `q` of the responses; None
+    where that is more than it carries. slower: by how much every step takes longer than fitted."""
+    request = PlanRequest(rate=rate)
+
+    def machine(drawn: Machine) -> Machine:
+        return replace(drawn, cpu=None, gpu=drawn.main.scaled(slower))
+
+    fitted = machine_of(profile, 1, request)
+    strategy = Strategy(Kind.GREEDY, (fitted.main.label,))
+    asked = asked_of(machine(fitted), Target(math.inf, q, 1), strategy, rate)
+    return promised(replace(asked, drawn=lambda seed: machine(fitted.drawn(seed))))
 
 
 def promised(asked: Asked, law: ResponseDistribution | None = None) -> Promise | None:
