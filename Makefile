@@ -10,7 +10,7 @@ TORCH ?= torch==2.13.0
 
 LOWEST := .venv-lowest
 NO_PANDAS := tests/unit/trace/test_vllm.py::TestNoCompiler::test_reading_and_cleaning_load_neither_numba_nor_pandas
-.PHONY: demo test test-devices test-lowest coverage check lint types bench soak clean
+.PHONY: demo test test-devices test-lowest test-wheel coverage check lint types bench soak clean
 
 demo: $(CORE)
 	$(BIN)/latfit demo --out reports/demo
@@ -30,6 +30,10 @@ test-lowest: $(LOWEST)/.made
 		--deselect tests/docs/test_pages.py::test_commands_print_what_is_shown \
 		--deselect tests/docs/test_cli.py::test_tables_are_those_of_the_commands \
 		--deselect '$(NO_PANDAS)[table.csv]' --deselect '$(NO_PANDAS)[table.parquet]'
+
+# The wheel, built from the sdist, in an environment of its own: README's commands, uvx, beside vLLM's pins.
+test-wheel: $(DEV)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python .ci/wheel.py
 
 # How much of the code the tests reach; takes about twice as long as they do.
 coverage: $(DEV)

@@ -8,6 +8,9 @@ from typing import Any
 
 from latfit._version import __version__
 
+COMPUTE = ("numpy", "scipy", "pandas", "pyarrow", "numba")
+"""The libraries whose versions may move a number."""
+
 
 def command_line() -> str:
     """The command as typed, with the program by its name instead of its place on disk."""
@@ -17,6 +20,20 @@ def command_line() -> str:
 
 def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def runs_on() -> str:
+    """What the numbers come from, on a line: Python, the libraries that compute, the platform. Nothing is imported but
+    what lists installed packages, so that `latfit --version` stays instant."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = [f"Python {platform.python_version()}"]
+    for library in COMPUTE:
+        try:
+            found.append(f"{library} {version(library)}")
+        except PackageNotFoundError:
+            found.append(f"{library} missing")
+    return f"{', '.join(found)}; {platform.system()} {platform.release()} {platform.machine()}"
 
 
 def run_facts(seed: int) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -48,11 +50,14 @@ def latfit(*arguments: object) -> int:
 class TestProgram:
     def test_version(self, capsys: Captured) -> None:
         assert latfit("--version") == 0
-        assert capsys.readouterr().out == f"latfit {__version__}\n"
+        own, runs_on = capsys.readouterr().out.splitlines()
+        assert own == f"latfit {__version__}"
+        assert runs_on.startswith(f"Python {platform.python_version()}, numpy {version('numpy')}, scipy ")
+        assert f"numba {version('numba')}; {platform.system()}" in runs_on
 
     def test_runs_as_a_module(self) -> None:
         done = subprocess.run([sys.executable, "-m", "latfit", "--version"], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == f"latfit {__version__}"
+        assert done.stdout.splitlines()[0] == f"latfit {__version__}"
 
     def test_shell_completion_is_there(self) -> None:
         environment = {**os.environ, "_LATFIT_COMPLETE": "complete_bash", "COMP_WORDS": "latfit pl", "COMP_CWORD": "1"}

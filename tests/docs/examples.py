@@ -29,6 +29,20 @@ def commands(page: Path) -> list[tuple[list[str], list[str]]]:
     return found
 
 
+CUT = "..."
+"""The line that says that a page leaves out some of what is printed."""
+
+
+def unlike(shown: list[str], out: str, err: str) -> str:
+    """What is wrong with the lines that a page shows of a command's output, if anything."""
+    if CUT in shown:
+        shown = [line for line in shown if line != CUT]
+    elif more := missing([line for line in out.splitlines() if line.strip()], shown):
+        return f"cut without saying so: {more}"
+    absent = missing(shown, (out + err).splitlines())
+    return f"not printed: {absent}" if absent else ""
+
+
 def missing(shown: list[str], printed: list[str]) -> list[str]:
     """The lines of a page that no printed line says."""
     return [line for line in shown if not any(same(line, other) for other in printed)]

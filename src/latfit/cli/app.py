@@ -113,14 +113,17 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"latfit {__version__}")
+        from latfit.provenance import runs_on
+
+        typer.echo(f"latfit {__version__}\n{runs_on()}")
         raise typer.Exit
 
 
 @app.callback()
 def latfit(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and what it runs on."),
     ] = False,
 ) -> None:
     """Latency models of inference steps (B requests, S tokens, T ms), and what follows from them.
