@@ -6,6 +6,7 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.live.executor import (
+        Abandoned as Abandoned,
         Executor as Executor,
         ExecutorFailed as ExecutorFailed,
         ExecutorLost as ExecutorLost,

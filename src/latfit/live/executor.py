@@ -70,6 +70,10 @@ class ExecutorLost(ExecutorFailed):
     """The process that ran a batch died."""
 
 
+class Abandoned(ExecutorFailed):
+    """Its sender left and the executor stopped it; that says nothing of the path."""
+
+
 def padded(inputs: list[Any], buckets: Sequence[int]) -> list[Any]:
     """The inputs and copies of the last one, up to the next bucket."""
     size = next((bucket for bucket in buckets if bucket >= len(inputs)), len(inputs))

@@ -82,9 +82,15 @@ class LivePath:
         self._trying = False
         self._open_until = -math.inf
 
+    def told_nothing(self) -> None:
+        """A batch ended for its senders' sake; if it was the one to try the path, the next one is."""
+        self._trying = False
+
     def failed(self, now: float, *, at_once: bool) -> None:
         """at_once: the batch timed out or its worker died; the next one would wait in vain."""
         self.failed_batches += 1
+        if now < self._open_until:  # it ran beside the one that opened the breaker
+            return
         self._trying = False
         self._failures += 1
         if at_once or self._openings or self._failures >= FAILURES:

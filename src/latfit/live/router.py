@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import LatfitError, WrongUsage
-from latfit.live.executor import Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, failure, seen
+from latfit.live.executor import Abandoned, Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, failure, seen
 from latfit.live.path import LivePath, times_table
 from latfit.live.waiting import Request, State, WaitingRoom
 from latfit.policies import (
@@ -362,6 +362,8 @@ class Router:
         if error is None:
             path.succeeded()
             self._failing_since = math.inf
+        elif isinstance(error, Abandoned):
+            path.told_nothing()
         else:
             path.failed(now, at_once=at_once)
             self._failing_since = min(self._failing_since, now)

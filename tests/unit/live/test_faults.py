@@ -11,6 +11,7 @@ import pytest
 
 from latfit.errors import WrongUsage
 from latfit.live import (
+    Abandoned,
     Closed,
     Executor,
     ExecutorFailed,
@@ -397,3 +398,43 @@ def test_an_unknown_class_is_refused() -> None:
             await router.submit("x", 2)
 
     told([ExactExecutor("gpu", TIMES)], greedy(), story, deadlines_ms=(math.inf,))
+
+
+def test_batches_that_fail_beside_one_another_open_the_breaker_once() -> None:
+    """Ten at a time on one path: all are lost in the same moment, and the path is tried again after the first pause."""
+    ended: list[float] = []
+
+    async def main() -> None:
+        executor = FaultyExecutor(lambda k: ExecutorLost("gone", remedy="") if k < 10 else None)
+        executor.servers, executor.largest = 10, 1
+        router = Router([executor], [TIMES[:1]], gpu_only(Limits(1)), RouterOptions(), clock_s)
+        async with router:
+            found = await asyncio.gather(*(router.submit(k) for k in range(10)), return_exceptions=True)
+            assert all(isinstance(each, ExecutorLost) for each in found)
+            await router.submit(10)
+            ended.append(clock_s())
+
+    on_virtual_time(main())
+    assert ended[0] == pytest.approx(0.5 + TIMES[0] / 1000, abs=0.01)
+
+
+def test_a_sender_that_left_says_nothing_of_the_path() -> None:
+    """Neither does it open the breaker, nor is the batch that tried the path forgotten."""
+
+    async def story(router: Router) -> None:
+        for _ in range(5):
+            with pytest.raises(Abandoned):
+                await router.submit(0)
+        assert router.up() == {"gpu": True}
+        for _ in range(3):
+            with pytest.raises(ExecutorFailed):
+                await router.submit(0)
+        assert router.up() == {"gpu": False}
+        with pytest.raises(Abandoned):  # which was to try the path
+            await router.submit(0)
+        assert await router.submit(1) == 1
+
+    def fault(k: int) -> Exception | None:
+        return Abandoned("left", remedy="") if k < 5 or k == 8 else ValueError("no") if k < 8 else None
+
+    told([FaultyExecutor(fault)], greedy(), story)
