@@ -18,9 +18,10 @@ demo: $(CORE)
 test: $(DEV)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
-# The profiler's devices beside NumPy: OpenVINO, PyTorch, and transformers as an engine.
+# The profiler's devices and the router's engines beside NumPy: OpenVINO, PyTorch, Triton, and transformers as an engine.
 test-devices: $(DEVICES)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto tests/unit/profiling tests/cli/test_profile.py
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto tests/unit/profiling tests/cli/test_profile.py \
+		tests/unit/live/test_engines.py tests/unit/live/test_triton.py
 
 # The tests with the lowest versions that are allowed of the core's dependencies. What old versions warn of is not ours,
 # and what pages show is printed by new ones (Rich wrapped tables otherwise, Typer named values otherwise); old Arrow
@@ -84,7 +85,7 @@ $(DEV): $(VENV)/.made pyproject.toml
 
 $(DEVICES): $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[amx,torch,engine]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[amx,torch,engine,triton]'
 	touch $@
 
 $(LOWEST)/.made: pyproject.toml

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
+    from latfit.live.engines import ByRows as ByRows, openvino_run as openvino_run, torch_run as torch_run
     from latfit.live.executor import (
         Abandoned as Abandoned,
         Executor as Executor,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         RouterOptions as RouterOptions,
     )
     from latfit.live.steps import DecodeSteps as DecodeSteps
+    from latfit.live.triton import TritonExecutor as TritonExecutor, TritonModel as TritonModel
     from latfit.live.waiting import Request as Request
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -1,0 +1,169 @@
+"""Functions for executors from models of OpenVINO and torch.
+
+A request is a row: one array, or arrays by the names of the engine's inputs. The rows of a batch are stacked along a
+new first axis, and what the engine gives is split along it: one array for each request, or arrays by name where the
+engine has several outputs.
+
+Whoever sends a row of another shape must not fail the others in its batch: rows have to be as those of the first batch
+that the engine took (the router's warm-up, where there is one). One that is not fails alone, and a copy of another row
+takes its place, so that the engine sees the sizes it is used to.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.live.executor import Run
+
+Array = NDArray[Any]
+Kinds = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shape and type of a row's arrays, by name."""
+
+UNNAMED = ""
+"""The name of an engine's only input, or output, where nobody needs one."""
+
+
+class ByRows:
+    """A function of stacked arrays, {name: (b, ...)} to {name: (b, ...)}, as a function of requests."""
+
+    def __init__(self, compute: Callable[[dict[str, Array]], Mapping[str, Array]]) -> None:
+        self._compute = compute
+        self._kinds: Kinds | None = None
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        rows = [_named(each) for each in inputs]
+        unlike = [self._unlike(row) for row in rows]
+        stands_in = next((row for row, error in zip(rows, unlike, strict=True) if error is None), None)
+        if stands_in is None:
+            return unlike
+        kinds = self._kinds or _kinds(stands_in)
+        taken = [row if error is None else stands_in for row, error in zip(rows, unlike, strict=True)]
+        stacked = {name: np.stack([row[name] for row in taken], dtype=kind) for name, (_, kind) in kinds.items()}
+        outputs = _split(self._compute(stacked), len(rows))
+        self._kinds = kinds
+        return [output if error is None else error for output, error in zip(outputs, unlike, strict=True)]
+
+    def _unlike(self, row: Mapping[str, Array]) -> ValueError | None:
+        """What is wrong with a row, beside those that went before."""
+        if self._kinds is None:
+            return None
+        found = _kinds(row)
+        if set(found) != set(self._kinds):
+            return ValueError(f"inputs {sorted(found)}, not {sorted(self._kinds)}")
+        for name, (shape, kind) in self._kinds.items():
+            if found[name][0] != shape or not np.can_cast(found[name][1], kind, "same_kind"):
+                there = f"{found[name][1]} of shape {found[name][0]}"
+                return ValueError(f"{there}{name and f' for {name}'}, not {kind} of shape {shape}")
+        return None
+
+
+def _named(given: Any) -> dict[str, Array]:
+    if isinstance(given, Mapping):
+        return {name: np.asarray(value) for name, value in given.items()}
+    return {UNNAMED: np.asarray(given)}
+
+
+def _kinds(row: Mapping[str, Array]) -> Kinds:
+    return {name: (array.shape, array.dtype) for name, array in row.items()}
+
+
+def _split(outputs: Mapping[str, Array], count: int) -> list[Any]:
+    for name, array in outputs.items():
+        if array.shape[:1] != (count,):
+            raise ValueError(f"output {name or 0} has shape {array.shape} for {count} requests")
+    if len(outputs) == 1:
+        return list(next(iter(outputs.values())))
+    return [{name: array[k] for name, array in outputs.items()} for k in range(count)]
+
+
+def openvino_run(model: Any, *, threads: int = 0, servers: int = 1, bf16: bool = False) -> Run:
+    """Batches through OpenVINO on the CPU.
+
+    model: path of an .xml or .onnx file, an openvino.Model, or a compiled one, whose settings stay.  threads: in all, 0
+    for as many as OpenVINO takes.  servers: those of the executor.  bf16: products in bfloat16, on AMX where the
+    processor has it; float32 otherwise, also where OpenVINO by itself would take less.
+    """
+    import openvino as ov
+
+    if not isinstance(model, ov.CompiledModel):
+        precision = "bf16" if bf16 else "f32"
+        options = {"NUM_STREAMS": servers, "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision}
+        model = ov.Core().compile_model(model, "CPU", options)
+    names = [min(port.names, default=str(place)) for place, port in enumerate(model.outputs)]
+    of_thread = threading.local()  # an infer request runs one batch at a time
+
+    def compute(arrays: dict[str, Array]) -> dict[str, Array]:
+        if not hasattr(of_thread, "request"):
+            of_thread.request = model.create_infer_request()
+        given = {name or 0: array for name, array in arrays.items()}
+        found = of_thread.request.infer(given, share_inputs=True)  # outputs are copies: the request is used again
+        return {name: found[place] for place, name in enumerate(names)}
+
+    return ByRows(compute)
+
+
+def torch_run(module: Callable[..., Any], *, device: str = "cpu", bf16: bool = False, threads: int = 0) -> Run:
+    """Batches through a torch module, or a function of tensors, without gradients.
+
+    Arrays by name are keyword arguments. Outputs: a tensor, a sequence or a mapping of them.  device: "cpu", "cuda",
+    "cuda:1"; on a GPU each thread has a stream of its own, and copies go through pinned memory.  bf16: products in
+    bfloat16, on AMX where the processor has it.  threads: of torch in this process, 0 to leave them.
+    """
+    import torch
+
+    where = torch.device(device)
+    if isinstance(module, torch.nn.Module):
+        module.eval().to(where)
+    if threads:
+        torch.set_num_threads(threads)
+    on_device = _on_cuda(torch, where) if where.type == "cuda" else _on_cpu
+
+    def compute(arrays: dict[str, Array]) -> dict[str, Array]:
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        with torch.inference_mode(), torch.autocast(where.type, torch.bfloat16, enabled=bf16):
+            found = on_device(lambda given: _outputs(torch, _called(module, given)), tensors)
+        return {
+            name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+            for name, tensor in found.items()
+        }
+
+    return ByRows(compute)
+
+
+Tensors = dict[str, Any]
+
+
+def _on_cpu(forward: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
+    return forward(tensors)
+
+
+def _on_cuda(torch: Any, where: Any) -> Callable[[Callable[[Tensors], Tensors], Tensors], Tensors]:
+    torch.cuda.synchronize(where)  # weights are there before another stream reads them
+    of_thread = threading.local()
+
+    def run(forward: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
+        if not hasattr(of_thread, "stream"):
+            of_thread.stream = torch.cuda.Stream(where)
+        with torch.cuda.stream(of_thread.stream):
+            found = forward({name: each.pin_memory().to(where, non_blocking=True) for name, each in tensors.items()})
+            host = {name: torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for name, each in found.items()}
+            for name, each in found.items():
+                host[name].copy_(each, non_blocking=True)
+            of_thread.stream.synchronize()
+        return host
+
+    return run
+
+
+def _called(module: Callable[..., Any], tensors: Tensors) -> Any:
+    return module(tensors[UNNAMED]) if UNNAMED in tensors else module(**tensors)
+
+
+def _outputs(torch: Any, found: Any) -> Tensors:
+    if isinstance(found, torch.Tensor):
+        return {UNNAMED: found}
+    pairs = found.items() if isinstance(found, Mapping) else ((str(place), each) for place, each in enumerate(found))
+    return {name: each for name, each in pairs if isinstance(each, torch.Tensor)}
