@@ -15,6 +15,13 @@ if TYPE_CHECKING:
         ProcessExecutor as ProcessExecutor,
         ThreadExecutor as ThreadExecutor,
     )
+    from latfit.live.front.exchange import (
+        Exchange as Exchange,
+        HttpExecutor as HttpExecutor,
+        HttpTimeouts as HttpTimeouts,
+    )
+    from latfit.live.front.front import Front as Front, FrontOptions as FrontOptions
+    from latfit.live.front.server import FrontServer as FrontServer
     from latfit.live.metrics import RouterMetrics as RouterMetrics
     from latfit.live.replay import (
         Compared as Compared,

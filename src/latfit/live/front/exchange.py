@@ -1,0 +1,299 @@
+"""An HTTP engine as an executor: one request on one of its slots, the reply handed to the caller as it comes.
+
+Engines form their batches themselves, step by step; what a router decides is which engine a request goes to, and when.
+So a batch here is one request, and `servers` are the requests that an engine works on at a time. Its time T(1) is that
+of a reply, from the moment it is sent on to the last byte.
+
+A reply is passed on piece by piece, byte for byte. Until its first piece came nothing was sent to the caller, and the
+request may go to another engine; from then on an error can only cut the reply short. A caller that leaves closes the
+connection to the engine, which is how engines are told to stop.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import aiohttp
+from yarl import URL
+
+from latfit.errors import WrongUsage, first_line
+from latfit.live.executor import Abandoned, ExecutorFailed, ExecutorLost, ExecutorTimedOut
+
+HOP_BY_HOP = frozenset(("connection", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"))
+"""Headers between two neighbours, which are not passed on; those that `connection` names are not either."""
+
+AWAY = frozenset((429, 502, 503, 504))
+"""Answers of an engine that takes nothing now; another one may."""
+
+BROKEN = frozenset((*AWAY, 500))
+IDLE_S, STALE_S = 2.0, 1.0
+"""For so long an idle connection to an engine is kept: less than engines keep one. One that had been closed all the
+same fails so soon."""
+
+SERVED_BY = "x-latfit-path"
+"""Header of a reply with the name of the path that it is from."""
+
+Headers = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class HttpTimeouts:
+    """Seconds. connect: to an engine.  first_byte: until a reply begins; one that is not streamed begins when it is
+    complete.  between: from one piece of it to the next, on either side.  probe: of an engine in doubt."""
+
+    connect_s: float = 5.0
+    first_byte_s: float = 300.0
+    between_s: float = 60.0
+    probe_s: float = 2.0
+
+
+class Caller(Protocol):
+    """Who gets a reply. Both raise Abandoned where nobody is there any more."""
+
+    async def begin(self, status: int, headers: Headers) -> None: ...
+
+    async def send(self, piece: bytes) -> None: ...
+
+
+@dataclass(eq=False)
+class Exchange:
+    """A request on its way through an engine, and its caller. body: as it came, in pieces.  final: an answer that says
+    that the engine takes nothing now is passed on, since no other one is asked.  status: of the reply, 0 before it
+    begins; whole: whether all of it was passed on; path, first_byte_s: whose it is, and how long it let wait for it.
+    left: the caller is gone, or takes nothing."""
+
+    method: str
+    target: str
+    headers: Headers
+    body: Sequence[bytes]
+    caller: Caller
+    final: bool = True
+    status: int = 0
+    whole: bool = False
+    path: str = ""
+    first_byte_s: float = 0.0
+    left: bool = False
+    _handing: bool = False
+    _scope: asyncio.Timeout | None = field(default=None, repr=False)
+
+    def leave(self) -> None:
+        """The caller is gone; what an engine still does for it is stopped."""
+        self.left = True
+        if self._scope is not None:
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    async def hand(self, piece: bytes, within_s: float) -> None:
+        """A piece of the reply to the caller, and so long for it, and again for what comes next. Raises Abandoned."""
+        self._time(within_s)
+        self._handing = True
+        await self.caller.send(piece)
+        self._handing = False
+        self._time(within_s)
+
+    @property
+    def deserted(self) -> bool:
+        """Whether it is for the caller that nothing goes on."""
+        return self.left or self._handing
+
+    def _time(self, within_s: float) -> None:
+        if self._scope is not None and not self.left:
+            self._scope.reschedule(asyncio.get_running_loop().time() + within_s)
+
+    @asynccontextmanager
+    async def within(self, seconds: float) -> AsyncIterator[None]:
+        """Raises TimeoutError after so long, or as soon as the caller leaves."""
+        try:
+            async with asyncio.timeout(0.0 if self.left else seconds) as self._scope:
+                yield
+        finally:
+            self._scope = None
+
+
+def passed_on(headers: Iterable[tuple[str, str]], drop: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """Headers for the next hop. drop: further ones that are not, in small letters."""
+    known = list(headers)
+    named = {each.strip().lower() for name, value in known if name.lower() == "connection" for each in value.split(",")}
+    gone = HOP_BY_HOP | named | set(drop)
+    return [each for each in known if each[0].lower() not in gone and not each[0].lower().startswith("proxy-")]
+
+
+class HttpExecutor:
+    """An engine at `url`, which works on `slots` requests at a time. Its inputs are exchanges.
+
+    overdue_s: a caller that leaves before a reply began, after so long, is taken for a sign that the engine hangs.
+    headers: sent with each request in place of its own of that name.
+    """
+
+    largest = 1
+    buckets = ()
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        slots: int = 1,
+        timeouts: HttpTimeouts = HttpTimeouts(),
+        *,
+        overdue_s: float = 30.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name, self.url, self.servers, self.timeouts = name, _base(url), slots, timeouts
+        if slots < 1:
+            raise WrongUsage(f"{slots} slots", where=name, remedy="Give at least one.")
+        self._overdue_s, self._headers = overdue_s, dict(headers or {})
+        self._sessions: list[aiohttp.ClientSession] = []
+        self._in_doubt = False
+
+    async def start(self) -> None:
+        """Be ready; whether the engine is there shows when a request comes."""
+        for keep_s in (IDLE_S, None)[len(self._sessions) :]:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_s, force_close=keep_s is None)
+            self._sessions.append(
+                aiohttp.ClientSession(
+                    connector=connector,
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.timeouts.connect_s),
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    auto_decompress=False,
+                    skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+                )
+            )
+
+    async def execute(self, inputs: list[Any]) -> Sequence[Any]:
+        """Pass one request on, and its reply back. Raises Abandoned where its caller left, ExecutorTimedOut,
+        ExecutorLost, ExecutorFailed."""
+        exchange: Exchange = inputs[0]
+        exchange.path = self.name
+        began = asyncio.get_running_loop().time()
+        if self._in_doubt and not await self.answers():
+            raise self._away("it does not answer")
+        try:
+            async with exchange.within(self.timeouts.first_byte_s):
+                await self._pass_on(exchange, began)
+        except aiohttp.ClientError as error:
+            self._in_doubt = True
+            raise self._away(type(error).__name__, begun=bool(exchange.status)) from error
+        except TimeoutError as error:
+            raise self._too_late(exchange, asyncio.get_running_loop().time() - began) from error
+        if exchange.status in BROKEN:
+            raise ExecutorFailed(
+                f"it answered {exchange.status}", where=self.name, remedy="Its answer was passed on; see its log."
+            )
+        self._in_doubt = False
+        return [None]
+
+    async def answers(self) -> bool:
+        """Whether the engine answers at all, and does not say that it is not ready."""
+        try:
+            async with asyncio.timeout(self.timeouts.probe_s), self._sessions[-1].get(self.url / "health") as answer:
+                return answer.status != 503
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    async def fetch(self, target: str, headers: Headers, most_bytes: int) -> tuple[int, Headers, bytes]:
+        """A small answer to GET, such as the list of models: status, headers, body. Raises ExecutorFailed."""
+        exchange = Exchange("GET", target, headers, (), _Nobody())
+        try:
+            async with asyncio.timeout(self.timeouts.connect_s), self._asked(self._sessions[-1], exchange) as answer:
+                body = await answer.content.read(most_bytes)
+                return answer.status, passed_on(answer.headers.items(), ("content-length",)), body
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._away(first_line(error)) from error
+
+    async def recover(self) -> None:
+        """Every request has a connection of its own; the next one asks first whether the engine is there."""
+
+    async def close(self) -> None:
+        sessions, self._sessions = self._sessions, []
+        for session in sessions:
+            await session.close()
+
+    async def _pass_on(self, exchange: Exchange, began: float) -> None:
+        """On a connection that was kept, or, where the engine had just closed that, on a new one."""
+        kept, fresh = self._sessions
+        try:
+            await self._exchanged(kept, exchange, began)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            closed_at_once = asyncio.get_running_loop().time() - began < STALE_S
+            if exchange.status or not closed_at_once or isinstance(error, aiohttp.ClientConnectorError):
+                raise
+            await self._exchanged(fresh, exchange, began)
+
+    async def _exchanged(self, session: aiohttp.ClientSession, exchange: Exchange, began: float) -> None:
+        async with self._asked(session, exchange) as answer:
+            piece = await answer.content.readany()
+            exchange.first_byte_s = asyncio.get_running_loop().time() - began
+            if answer.status in AWAY and not exchange.final:
+                self._in_doubt = True
+                raise self._away(f"it answered {answer.status}")
+            exchange.status = answer.status
+            headers = [*passed_on(answer.headers.items(), {SERVED_BY}), (SERVED_BY, self.name)]
+            await exchange.caller.begin(answer.status, headers)
+            while piece:
+                await exchange.hand(piece, self.timeouts.between_s)
+                piece = await answer.content.readany()
+        exchange.whole = True
+
+    @asynccontextmanager
+    async def _asked(self, session: aiohttp.ClientSession, exchange: Exchange) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The head of an answer; its connection is closed unless all of it was read."""
+        own = {name.lower() for name in self._headers}
+        headers = [*passed_on(exchange.headers, {"content-length", *own}), *self._headers.items()]
+        size = sum(map(len, exchange.body))
+        if exchange.body:
+            headers.append(("Content-Length", str(size)))
+        answer = await session.request(
+            exchange.method,
+            URL(str(self.url).rstrip("/") + exchange.target, encoded=True),
+            headers=headers,
+            data=_pieces(exchange.body) if exchange.body else None,
+            allow_redirects=False,
+        )
+        try:
+            yield answer
+        finally:
+            if not answer.content.at_eof():
+                answer.close()
+            answer.release()
+
+    def _away(self, why: str, *, begun: bool = False) -> ExecutorLost:
+        found = f"its reply broke off: {why}" if begun else f"it cannot be used now: {why}"
+        return ExecutorLost(found, where=self.name, remedy="Send the request again; see whether the engine runs.")
+
+    def _too_late(self, exchange: Exchange, waited_s: float) -> ExecutorFailed:
+        """Why nothing came any more: the caller left or takes nothing, or the engine hangs."""
+        hangs = not exchange.status and waited_s >= self._overdue_s
+        if exchange.deserted and not hangs:
+            return Abandoned("the caller left", where=self.name, remedy="Nothing: the engine was told to stop.")
+        self._in_doubt = True
+        return ExecutorTimedOut(
+            f"nothing came for {min(waited_s, self.timeouts.first_byte_s):,.0f} s",
+            where=self.name,
+            remedy="Its connection was closed; raise the timeout if it may take that long.",
+        )
+
+
+class _Nobody:
+    async def begin(self, status: int, headers: Headers) -> None: ...
+
+    async def send(self, piece: bytes) -> None: ...
+
+
+async def _pieces(body: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for piece in body:
+        yield piece
+
+
+def _base(url: str) -> URL:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or parts.query or parts.fragment:
+        raise WrongUsage(
+            f"{url!r} is no address of an engine", where="--backend", remedy="Write http://localhost:8000."
+        )
+    return URL(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}")

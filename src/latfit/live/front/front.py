@@ -1,0 +1,284 @@
+"""Requests of OpenAI's API over HTTP, checked, handed to the router, and answered by one of its engines.
+
+What is refused here is told in the shape that OpenAI's clients read, and nothing of what a user sent is kept or logged.
+The router gets a reference to a request's body, never a copy; it is read within limits of size and time beforehand, and
+all bodies together within one of memory.
+"""
+
+import asyncio
+import hmac
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import ClientError, web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from latfit.errors import LatfitError
+from latfit.live.executor import Abandoned, ExecutorFailed, ExecutorLost, ExecutorTimedOut
+from latfit.live.front.exchange import Exchange, Headers, HttpExecutor, passed_on
+from latfit.live.metrics import BUCKETS_S, RouterMetrics
+from latfit.live.router import Closed, NoPath, QueueFull, Router
+
+MODELS_BYTES = 1 << 20
+MOST_CHECKED = 256 << 10
+"""Bytes of a body that is read as JSON: a millisecond's work."""
+
+LONGEST_RETRY_S = 60
+
+
+@dataclass(frozen=True)
+class FrontOptions:
+    """token: what callers must bear, None for anybody.  most_bytes: of a request's body.  most_held_bytes: of all that
+    are read, wait or run.  body_s: for so long a body may take to come."""
+
+    token: str | None = None
+    most_bytes: int = 8 << 20
+    most_held_bytes: int = 256 << 20
+    body_s: float = 30.0
+
+
+class Refused(Exception):
+    """An answer that the front gives itself. kind: the type of error, in OpenAI's words."""
+
+    def __init__(self, status: int, message: str, kind: str = "invalid_request_error", **headers: str) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    def answer(self) -> web.Response:
+        error = {"message": str(self), "type": self.kind, "param": None, "code": HTTPStatus(self.status).name.lower()}
+        return web.json_response({"error": error}, status=self.status, headers=self.headers)
+
+
+STATUS: Mapping[type[LatfitError], int] = {
+    QueueFull: 429,
+    NoPath: 503,
+    Closed: 503,
+    ExecutorTimedOut: 504,
+    ExecutorFailed: 502,
+}
+"""What a caller is told of a request that no engine answered; the first that fits."""
+
+
+class _Caller:
+    """The reply to one request, as it is written."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        self._request = request
+        self.reply: web.StreamResponse | None = None
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        self.reply = web.StreamResponse(status=status)
+        for name, value in headers:
+            self.reply.headers.add(name, value)
+        await self._told(self.reply.prepare(self._request))
+
+    async def send(self, piece: bytes) -> None:
+        assert self.reply is not None
+        await self._told(self.reply.write(piece))
+
+    async def _told(self, writing: Awaitable[Any]) -> None:
+        try:
+            await writing
+        except (ConnectionError, ClientError) as error:
+            raise Abandoned("the caller left", remedy="Nothing: the engine was told to stop.") from error
+
+
+class Front:
+    """Answers requests over HTTP from a router whose executors are engines.
+
+    draining: new requests are refused, those that were taken end.  held_bytes: bodies in memory.  `handle` is a handler
+    for `aiohttp.web.Server`.
+    """
+
+    def __init__(self, router: Router, options: FrontOptions = FrontOptions()) -> None:
+        self.router, self.options = router, options
+        self.engines = [path.executor for path in router.paths if isinstance(path.executor, HttpExecutor)]
+        self.draining = False
+        self.held_bytes = 0
+        self._routes: dict[str, tuple[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]] = {
+            "/v1/completions": ("POST", self._complete),
+            "/v1/chat/completions": ("POST", self._complete),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/metrics": ("GET", self._metrics),
+        }
+        self._registry = CollectorRegistry()
+        self._registry.register(RouterMetrics(router))
+        self._answers = Counter("latfit_http_answers", "Answers by status", ["code"], registry=self._registry)
+        self._retried = Counter("latfit_requests_retried", "Requests that a second engine got", registry=self._registry)
+        self._first_byte = Histogram(
+            "latfit_first_byte_seconds",
+            "From a request's way to the engine to the first byte of its reply",
+            ["path"],
+            buckets=BUCKETS_S,
+            registry=self._registry,
+        )
+        held = Gauge("latfit_held_bytes", "Bodies of requests in memory", registry=self._registry)
+        held.set_function(lambda: self.held_bytes)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The answer to a request; where it is a reply, all of it was sent."""
+        try:
+            answer = await self._routed(request)
+        except Refused as refused:
+            answer = refused.answer()
+            if not request.content.is_eof():
+                answer.force_close()
+        self._answers.labels(str(answer.status)).inc()
+        return answer
+
+    async def _routed(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path != "/health":
+            self._check_token(request)
+        route = self._routes.get(request.path)
+        if route is None:
+            raise Refused(404, f"there is nothing here; try {', '.join(self._routes)}")
+        method, answer = route
+        if request.method != method:
+            raise Refused(405, f"{method} only", allow=method)
+        return await answer(request)
+
+    def _check_token(self, request: web.BaseRequest) -> None:
+        if self.options.token is None:
+            return
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), self.options.token.encode())
+        if kind.lower() != "bearer" or not same:
+            raise Refused(401, "a token is needed that this server knows", www_authenticate="Bearer")
+
+    async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self.draining:
+            raise Refused(503, "this server is being stopped", "server_error", retry_after="1", connection="close")
+        headers = [(name, value) for name, value in request.headers.items() if not self._ends_here(name)]
+        if any("\ud800" <= letter <= "\udfff" for name, value in headers for letter in name + value):
+            raise Refused(400, "a header is not UTF-8")
+        body: list[bytes] = []
+        try:
+            await self._read(request, body)
+            caller = _Caller(request)
+            exchange = Exchange("POST", request.raw_path, headers, body, caller)
+            await self._served(request, exchange)
+            assert caller.reply is not None
+            return caller.reply
+        finally:
+            self.held_bytes -= sum(map(len, body))
+
+    def _ends_here(self, name: str) -> bool:
+        """A token that this server checked is nobody else's business."""
+        return self.options.token is not None and name.lower() == "authorization"
+
+    async def _read(self, request: web.BaseRequest, body: list[bytes]) -> None:
+        """The whole of a body, which must be a JSON object. Raises Refused."""
+        most = self.options.most_bytes
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise Refused(415, "a body must come without a content-encoding")
+        if (request.content_length or 0) > most:
+            raise Refused(413, f"a body may have {most:,} bytes")
+        if request.headers.get("expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # as aiohttp's own servers do: nothing of the answer is out
+        total = 0
+        try:
+            async with asyncio.timeout(self.options.body_s):
+                while piece := await request.content.readany():
+                    total += len(piece)
+                    if total > most:
+                        raise Refused(413, f"a body may have {most:,} bytes")
+                    if self.held_bytes + len(piece) > self.options.most_held_bytes:
+                        raise Refused(429, "too much waits already", "rate_limit_error", retry_after=self._retry_s())
+                    body.append(piece)
+                    self.held_bytes += len(piece)
+        except TimeoutError:
+            raise Refused(408, f"the body did not come within {self.options.body_s:g} s") from None
+        except web.RequestPayloadError:
+            raise Refused(400, "the body broke off, or is not encoded as HTTP has it") from None
+        if not _is_object(body, total):
+            raise Refused(400, "the body is not a JSON object")
+
+    async def _served(self, request: web.BaseRequest, exchange: Exchange) -> None:
+        """Through the router; once more where an engine was lost before its reply began, and another one is there.
+        Raises Refused."""
+        exchange.final = len(self.engines) < 2
+        try:
+            try:
+                await self.router.submit(exchange)
+            except ExecutorLost:
+                if exchange.status or exchange.final:
+                    raise
+                exchange.final = True
+                self._retried.inc()
+                await self.router.submit(exchange)
+        except asyncio.CancelledError:
+            exchange.leave()
+            raise
+        except (QueueFull, NoPath, Closed, ExecutorFailed) as error:
+            self._failed(request, exchange, error)
+        if exchange.status:
+            self._first_byte.labels(exchange.path).observe(exchange.first_byte_s)
+
+    def _failed(self, request: web.BaseRequest, exchange: Exchange, error: LatfitError) -> None:
+        """A reply that began and broke off is cut off, so that its reader sees that it is not whole. Raises Refused
+        where none began."""
+        if exchange.whole:
+            return
+        if exchange.status:
+            if request.transport is not None:
+                request.transport.abort()
+            return
+        status = next(status for kind, status in STATUS.items() if isinstance(error, kind))
+        kind = "rate_limit_error" if status == HTTPStatus.TOO_MANY_REQUESTS else "server_error"
+        where = f"{error.where}: " if error.where else ""
+        later = {"retry_after": self._retry_s()} if status in (429, 503) else {}
+        raise Refused(status, f"{where}{error.found}", kind, **later)
+
+    def _retry_s(self) -> str:
+        """Seconds after which those that wait now should have been served."""
+        path = self.router.main
+        wait_s = self.router.waiting * float(path.times_ms[1]) / path.executor.servers / 1000
+        return str(max(1, min(math.ceil(wait_s), LONGEST_RETRY_S)))
+
+    async def _models(self, request: web.BaseRequest) -> web.Response:
+        """What the first engine says that has an answer."""
+        up = self.router.up()
+        headers = [(name, value) for name, value in passed_on(request.headers.items()) if not self._ends_here(name)]
+        for engine in sorted(self.engines, key=lambda each: not up[each.name]):
+            with suppress(ExecutorFailed):
+                status, theirs, body = await engine.fetch(request.raw_path, headers, MODELS_BYTES)
+                answer = web.Response(status=status, body=body)
+                for name, value in theirs:
+                    answer.headers[name] = value
+                return answer
+        raise Refused(502, "no engine answers", "server_error")
+
+    async def _health(self, request: web.BaseRequest) -> web.Response:
+        """200 while requests are taken and a path is up, else 503."""
+        up = self.router.up()
+        status = "draining" if self.draining else "ready" if any(up.values()) else "down"
+        told = {
+            "status": status,
+            "policy": self.router.policy.name,
+            "waiting": self.router.waiting,
+            "running": self.router.running,
+            "paths": up,
+        }
+        return web.json_response(told, status=200 if status == "ready" else 503)
+
+    async def _metrics(self, request: web.BaseRequest) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+def _is_object(body: Sequence[bytes], size: int) -> bool:
+    """Whether it can be the text of a JSON object; a large one is looked at at both ends, as reading all of it would
+    keep everybody waiting, and the engine reads it anyway."""
+    if size > MOST_CHECKED:
+        return body[0].lstrip()[:1] == b"{" and body[-1].rstrip()[-1:] == b"}"
+    try:
+        return isinstance(json.loads(b"".join(body)), dict)
+    except (ValueError, RecursionError):
+        return False

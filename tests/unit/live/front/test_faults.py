@@ -1,0 +1,444 @@
+"""Every request gets one answer: whole, cut off where all can see it, or an error that says why."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from latfit.live import HttpTimeouts
+from tests.unit.live.front.engine import SSE, Answer, Asked, chunk, dies, engine, hangs, head, streamed, whole
+from tests.unit.live.front.running import PROMPT, Reply, request, running, say, until
+
+HELLO = request()
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (request(b"{"), 400),
+        (request(b"[1]"), 400),
+        (request(b"\xff\xfe{}"), 400),
+        (request(b'{"a":' * 50_000), 400),
+        (request(b'{"a":' * 100_000), 400),
+        (request(b"[" + b" " * 300_000 + b"}"), 400),
+        (request(b'{"a": ' + b"9" * 10_000 + b"}"), 400),
+        (request(b""), 400),
+        (request(PROMPT, "/v1/completions", "POST", "X-Odd: \xff\xfe"), 400),
+        (request(PROMPT, "/v1/completions", "POST", "Content-Encoding: gzip"), 415),
+        (request(b'{"prompt": "' + b"x" * 1_000_000 + b'"}'), 413),
+        (HELLO.replace(b"Content-Length: %d" % len(PROMPT), b"Content-Length: 99999999999"), 413),
+        (request(path="/v1/embeddings"), 404),
+        (request(path="/../etc/passwd"), 404),
+        (request(method="GET"), 405),
+        (request(path="/health"), 405),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_words(raw: bytes, status: int) -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, running([gpu], most_bytes=1_000_000) as server:
+            reply = await say(server, raw)
+            assert reply.status == status
+            assert reply.error["type"] == "invalid_request_error"
+            assert gpu.asked == []
+
+    asyncio.run(main())
+
+
+def test_a_chunked_body_without_end_stops_at_the_limit() -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, running([gpu], most_bytes=10_000) as server:
+            raw = (
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+                + chunk(b" " * 9000) * 2
+            )
+            assert (await say(server, raw)).status == 413
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x16\x03\x01\x02\x00",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"y" * 90_000,
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
+        HELLO.replace(b"Content-Length: %d" % len(PROMPT), b"Transfer-Encoding: chunked"),
+    ],
+)
+def test_what_is_no_http_is_refused(raw: bytes) -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+            assert (await say(server, raw)).status == 400
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer wrong", "Basic right", "Bearer right2", "Bearer \xff"])
+def test_a_wrong_token_is_refused_and_the_right_one_ends_here(given: str | None) -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, running([gpu], token="right") as server:
+            headers = () if given is None else (f"Authorization: {given}",)
+            for path, method in (
+                ("/v1/completions", "POST"),
+                ("/v1/models", "GET"),
+                ("/metrics", "GET"),
+                ("/x", "GET"),
+            ):
+                reply = await say(server, request(PROMPT, path, method, *headers))
+                assert (reply.status, reply.header("www-authenticate")) == (401, "Bearer")
+            assert gpu.asked == []
+            assert (await say(server, request(b"", "/health", "GET"))).status == 200
+            assert (
+                await say(server, request(PROMPT, "/v1/completions", "POST", "Authorization: bearer right"))
+            ).status == 200
+            assert gpu.asked[0].header("authorization") is None
+
+    asyncio.run(main())
+
+
+def test_a_head_that_drips_is_cut_off_and_a_body_that_drips_is_told() -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, running([gpu], body_s=0.2, server={"head_s": 0.3}) as server:
+
+            async def drip(raw: bytes) -> bytes:
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                found = asyncio.ensure_future(reader.read())
+                for k in range(len(raw)):
+                    if found.done():
+                        break
+                    writer.write(raw[k : k + 1])
+                    await asyncio.sleep(0.02)
+                writer.close()
+                return await found
+
+            silent, slow_head = await asyncio.gather(drip(b""), drip(HELLO))
+            assert (silent, slow_head) == (b"", b"")
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(HELLO[:-5])
+            assert Reply(await reader.read()).status == 408
+            writer.close()
+            assert gpu.asked == []
+
+    asyncio.run(main())
+
+
+def test_a_flood_is_refused_at_once_and_the_rest_is_served() -> None:
+    async def main() -> None:
+        slow = streamed(SSE, 0.01)
+        async with engine(slow) as gpu, engine(slow) as cpu, running([gpu, cpu], most_waiting=8) as server:
+            replies = await asyncio.gather(*(say(server, HELLO) for _ in range(200)))
+            router = server.front.router
+            served = [reply for reply in replies if reply.status == 200]
+            refused = [reply for reply in replies if reply.status == 429]
+            assert len(served) + len(refused) == 200
+            assert all(reply.body == b"".join(SSE) for reply in served)
+            assert all(1 <= int(reply.header("retry-after") or 0) <= 60 for reply in refused)
+            assert refused[0].error["type"] == "rate_limit_error"
+            assert (router.done, router.refused) == (len(served), len(refused))
+            assert len(gpu.asked) + len(cpu.asked) == len(served) >= 12
+            assert (await say(server, HELLO)).status == 200
+
+    asyncio.run(main())
+
+
+def test_bodies_together_stay_within_the_memory_that_they_may_have() -> None:
+    async def main() -> None:
+        async with engine(hangs) as gpu, running([gpu], most_held_bytes=20_000, overdue_s=9.0) as server:
+            body = b'{"p": "' + b"x" * 9000 + b'"}'
+            first = [asyncio.ensure_future(say(server, request(body))) for _ in range(2)]
+            await until(lambda: len(gpu.asked) == 2)
+            assert (await say(server, request(body))).status == 429
+            for each in first:
+                each.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_caller_that_leaves_stops_the_engine_in_mid_stream() -> None:
+    async def main() -> None:
+        async with engine(streamed(SSE * 100, 0.01)) as gpu, running([gpu]) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(HELLO)
+            await reader.readuntil(b"[DONE]")
+            writer.close()
+            await until(lambda: gpu.asked[0].closed.is_set())
+            await until(lambda: server.front.router.running == 0)
+            assert server.front.router.cancelled == 1
+            assert server.front.router.main.failed_batches == 0
+
+    asyncio.run(main())
+
+
+def test_callers_that_leave_while_they_wait_never_reach_an_engine() -> None:
+    async def main() -> None:
+        async with engine(hangs) as gpu, running([gpu], slots=1, overdue_s=9.0) as server:
+            callers = [asyncio.ensure_future(say(server, HELLO)) for _ in range(5)]
+            await until(lambda: server.front.router.waiting == 4)
+            for each in callers:
+                each.cancel()
+            await until(lambda: server.front.router.running == 0)
+            assert (len(gpu.asked), server.front.router.cancelled) == (1, 5)
+            assert server.front.router.up() == {"gpu": True}
+
+    asyncio.run(main())
+
+
+def test_impatient_callers_of_an_engine_that_hangs_close_its_path() -> None:
+    async def main() -> None:
+        async with engine(hangs) as gpu, running([gpu], overdue_s=0.05) as server:
+            caller = asyncio.ensure_future(say(server, HELLO))
+            await until(lambda: len(gpu.asked) == 1)
+            await asyncio.sleep(0.1)
+            caller.cancel()
+            await until(lambda: server.front.router.up() == {"gpu": False})
+
+    asyncio.run(main())
+
+
+def test_a_caller_that_reads_nothing_is_cut_off() -> None:
+    async def main() -> None:
+        async with engine(streamed([b"x" * 100_000] * 500)) as gpu, running([gpu]) as server:
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+            writer.write(HELLO)
+            await until(lambda: len(gpu.asked) == 1 and gpu.asked[0].closed.is_set())
+            await until(lambda: server.front.router.running == 0)
+            assert server.front.router.up() == {"gpu": True}
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_dies_in_mid_stream_cuts_the_reply_off() -> None:
+    async def main() -> None:
+        broken = streamed(SSE[:2], end=False)
+        async with engine(broken) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
+            reply = await say(server, HELLO)
+            assert reply.status == 200
+            assert reply.raw.count(b"data:") == 1
+            with pytest.raises(ValueError, match="cut off"):
+                _ = reply.body
+            assert cpu.asked == []
+            assert server.front.router.up() == {"gpu": False, "cpu": True}
+            assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
+
+    asyncio.run(main())
+
+
+async def _short(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(head("200 OK", "Content-Length: 100") + b"half of it")
+    writer.close()
+
+
+async def _head_only(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(head("200 OK", "Transfer-Encoding: chunked"))
+    await asyncio.sleep(0.05)
+    writer.close()
+
+
+async def _no_http(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(b"SSH-2.0-OpenSSH\r\n\r\n")
+    writer.close()
+
+
+def test_a_reply_that_is_shorter_than_it_says_is_cut_off() -> None:
+    async def main() -> None:
+        async with engine(_short) as gpu, running([gpu]) as server:
+            reply = await say(server, HELLO)
+            assert (reply.status, reply.header("content-length"), reply.body) == (200, "100", b"half of it")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "answer", [dies, _head_only, _no_http, *(whole(b"no", f"{k} x") for k in (429, 502, 503, 504))]
+)
+def test_what_an_engine_did_not_begin_another_one_serves(answer: Answer) -> None:
+    async def main() -> None:
+        async with engine(answer) as gpu, engine(whole(b'{"by": "cpu"}')) as cpu, running([gpu, cpu]) as server:
+            reply = await say(server, HELLO)
+            assert (reply.status, reply.body) == (200, b'{"by": "cpu"}')
+            assert len(cpu.asked) == 1
+            assert server.front.router.up() == {"gpu": False, "cpu": True}
+            text = (await say(server, request(b"", "/metrics", "GET"))).body
+            assert b"latfit_requests_retried_total 1.0\n" in text
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_is_gone_is_told_and_where_all_are_nobody_waits_long() -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
+            await gpu.stop()
+            assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
+            await cpu.stop()
+            first = await say(server, HELLO)
+            assert (first.status, first.error["type"]) in [(502, "server_error"), (503, "server_error")]
+            reply = await say(server, HELLO)
+            assert (reply.status, reply.header("retry-after")) == (503, "1")
+            assert (await say(server, request(b"", "/health", "GET"))).status == 503
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_comes_back_is_served_again() -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, running([gpu], patience_ms=3000.0) as server:
+            await gpu.stop()
+            assert (await say(server, HELLO)).status == 502
+            await gpu.start(gpu.port)
+            assert (await say(server, HELLO)).status == 200
+
+    asyncio.run(main())
+
+
+def test_an_engine_in_doubt_is_asked_before_a_request_is_risked() -> None:
+    """One that takes connections and says that it is not ready gets no request, and its callers another engine."""
+
+    async def main() -> None:
+        async with engine(dies) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
+            await say(server, HELLO)
+            gpu.healthy = False
+            asked = len(gpu.asked)
+            await asyncio.sleep(0.55)
+            assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
+            assert len(gpu.asked) == asked
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_hangs_blocks_nobody_else() -> None:
+    async def main() -> None:
+        async with engine(hangs) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
+            stuck = [asyncio.ensure_future(say(server, HELLO)) for _ in range(2)]
+            await until(lambda: len(gpu.asked) == 2)
+            for _ in range(5):
+                assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
+            replies = await asyncio.gather(*stuck)
+            assert [reply.status for reply in replies] == [504, 504]
+            assert all(asked.closed.is_set() for asked in gpu.asked)
+            assert server.front.router.up() == {"gpu": False, "cpu": True}
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_stops_in_mid_stream_is_cut_off() -> None:
+    async def stops(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        writer.write(head("200 OK", "Transfer-Encoding: chunked") + chunk(b"a"))
+        await asked.closed.wait()
+
+    async def main() -> None:
+        async with engine(stops) as gpu, running([gpu]) as server:
+            reply = await say(server, HELLO)
+            assert reply.raw.endswith(b"1\r\na\r\n")
+            assert server.front.router.up() == {"gpu": False}
+
+    asyncio.run(main())
+
+
+def test_errors_of_an_engine_are_passed_on_and_three_of_its_own_close_the_path() -> None:
+    async def main() -> None:
+        error = json.dumps({"error": {"message": "no such model"}}).encode()
+        async with engine(whole(error, "404 Not Found")) as gpu, running([gpu]) as server:
+            for _ in range(5):
+                reply = await say(server, HELLO)
+                assert (reply.status, reply.body) == (404, error)
+            gpu.answer = whole(error, "500 Oh")
+            for _ in range(3):
+                reply = await say(server, HELLO)
+                assert (reply.status, reply.body) == (500, error)
+            assert server.front.router.up() == {"gpu": False}
+
+    asyncio.run(main())
+
+
+def test_a_lone_engine_that_takes_nothing_says_so_itself() -> None:
+    async def main() -> None:
+        async with engine(whole(b"later", "429 Many", "Retry-After: 7")) as gpu, running([gpu]) as server:
+            reply = await say(server, HELLO)
+            assert (reply.status, reply.header("retry-after"), reply.body) == (429, "7", b"later")
+
+    asyncio.run(main())
+
+
+def test_draining_ends_what_runs_and_refuses_what_comes() -> None:
+    async def main() -> None:
+        async with engine(streamed(SSE, 0.1)) as gpu, running([gpu], slots=1) as server:
+            serving = asyncio.ensure_future(server.run())
+            taken = [asyncio.ensure_future(say(server, HELLO)) for _ in range(2)]
+            await until(lambda: server.front.router.waiting == 1)
+            server.stop()
+            await asyncio.sleep(0)
+            late, health = await asyncio.gather(say(server, HELLO), say(server, request(b"", "/health", "GET")))
+            assert (late.status, late.header("retry-after")) == (503, "1")
+            assert (health.status, json.loads(health.body)["status"]) == (503, "draining")
+            assert [(await each).body for each in taken] == [b"".join(SSE)] * 2
+            assert await serving
+
+    asyncio.run(main())
+
+
+def test_who_is_told_twice_to_stop_stops_at_once() -> None:
+    async def main() -> None:
+        async with engine(streamed(SSE * 100, 0.1)) as gpu, running([gpu], slots=1) as server:
+            serving = asyncio.ensure_future(server.run())
+            taken, waits = [asyncio.ensure_future(say(server, HELLO)) for _ in range(2)]
+            await until(lambda: server.front.router.waiting == 1)
+            await asyncio.sleep(0.15)
+            server.stop()
+            server.stop()
+            assert not await serving
+            with pytest.raises(ValueError, match="cut off"):
+                _ = (await taken).body
+            assert (await waits).status == 503
+            await until(lambda: gpu.asked[0].closed.is_set())
+
+    asyncio.run(main())
+
+
+def test_nothing_that_a_user_sent_is_logged(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        secret = b'{"prompt": "s3cret"'
+        async with engine(streamed(SSE[:1], end=False)) as gpu, running([gpu]) as server:
+            for raw in (
+                request(secret),
+                request(secret + b"}", "/v1/completions?s3cret", "POST", "Authorization: s3cret"),
+                request(secret + b"}", "/s3cret"),
+                b"GET /\x00s3cret HTTP/1.1\r\n\r\n",
+                request(secret + b"}", "/v1/completions", "POST", "X-Odd: s3cret\xff"),
+            ):
+                await say(server, raw)
+
+    with caplog.at_level(logging.DEBUG):
+        asyncio.run(main())
+    told = caplog.text + "".join(capfd.readouterr())
+    assert "s3cret" not in told
+
+
+def test_a_hundred_thousand_pieces_wait_for_their_reader() -> None:
+    """What a slow reader has not taken is not kept: the engine is made to wait."""
+
+    async def main() -> None:
+        written = 0
+
+        async def counts(writer: asyncio.StreamWriter, asked: Asked) -> None:
+            nonlocal written
+            writer.write(head("200 OK", "Transfer-Encoding: chunked"))
+            for _ in range(2000):
+                writer.write(chunk(b"x" * 10_000))
+                await writer.drain()
+                written += 10_000
+
+        patient = HttpTimeouts(first_byte_s=5.0, between_s=5.0)
+        async with engine(counts) as gpu, running([gpu], timeouts=patient) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+            writer.write(HELLO)
+            await reader.readuntil(b"\r\n\r\n")
+            await asyncio.sleep(0.3)
+            assert written < 15_000_000
+            writer.close()
+
+    asyncio.run(main())

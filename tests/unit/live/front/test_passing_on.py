@@ -1,0 +1,194 @@
+"""What the front passes on, both ways, and where."""
+
+import asyncio
+import json
+
+import pytest
+
+from latfit.policies import Limits
+from latfit.policies.policy import gpu_only, three_stage
+from tests.unit.live.front.engine import SSE, Asked, StandInEngine, chunk, engine, head, streamed, whole
+from tests.unit.live.front.running import PROMPT, Reply, request, running, say, until
+
+
+def test_a_reply_comes_as_the_engine_wrote_it() -> None:
+    async def main() -> None:
+        body = b'{"choices": [{"text": "\\u00e9"}],   "usage": null}'
+        answer = whole(body, "201 Created", "X-Own: a", "X-Own: b", "Keep-Alive: timeout=5")
+        async with engine(answer) as gpu, running([gpu]) as server:
+            reply = await say(server, request())
+        assert (reply.status, reply.body) == (201, body)
+        assert [line for line in reply.head.split("\r\n") if line.startswith("X-Own")] == ["X-Own: a", "X-Own: b"]
+        assert reply.header("keep-alive") is None
+        assert reply.header("content-length") == str(len(body))
+        assert reply.header("x-latfit-path") == "gpu"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions?api-version=1%2F2"])
+def test_a_request_goes_on_as_it_came(path: str) -> None:
+    async def main() -> Asked:
+        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+            hop = ("Connection: close, X-Hop", "X-Hop: 1", "Proxy-Authorization: x", "TE: trailers")
+            own = ("Authorization: Bearer mine", "X-Request-Id: 7", "Accept-Encoding: br", "Cookie: a=b")
+            await say(
+                server, request(PROMPT, path, "POST", *hop, *own, "Content-Type: application/json; charset=utf-8")
+            )
+            return gpu.asked[0]
+
+    asked = asyncio.run(main())
+    assert asked.lines[0] == f"POST {path} HTTP/1.1"
+    assert asked.body == PROMPT
+    assert asked.header("authorization") == "Bearer mine"
+    assert asked.header("x-request-id") == "7"
+    assert asked.header("accept-encoding") == "br"
+    assert asked.header("cookie") == "a=b"
+    assert asked.header("content-type") == "application/json; charset=utf-8"
+    assert asked.header("content-length") == str(len(PROMPT))
+    assert asked.header("host") != "front"
+    for name in ("x-hop", "proxy-authorization", "te", "transfer-encoding", "user-agent", "accept"):
+        assert asked.header(name) is None
+
+
+def test_a_stream_is_passed_on_while_it_is_written() -> None:
+    """Each event is with the caller before the engine writes the next one."""
+
+    async def main() -> None:
+        seen: list[bytes] = []
+        arrived = asyncio.Event()
+
+        async def answer(writer: asyncio.StreamWriter, asked: Asked) -> None:
+            writer.write(head("200 OK", "Transfer-Encoding: chunked", "Content-Type: text/event-stream"))
+            for piece in SSE:
+                arrived.clear()
+                writer.write(chunk(piece))
+                await asyncio.wait_for(arrived.wait(), 2.0)
+            writer.write(b"0\r\n\r\n")
+
+        async with engine(answer) as gpu, running([gpu]) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(request())
+            raw = b""
+            while data := await reader.read(1 << 16):
+                raw += data
+                seen.append(data)
+                arrived.set()
+            writer.close()
+        assert Reply(raw).body == b"".join(SSE)
+        assert len(seen) >= len(SSE)
+
+    asyncio.run(main())
+
+
+def test_a_large_body_arrives_whole_and_is_not_copied_on_its_way() -> None:
+    """The router's request holds the very pieces that were read."""
+
+    async def main() -> None:
+        body = json.dumps({"prompt": "x" * 3_000_000}).encode()
+        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+            held: list[int] = []
+            server.front.router.listeners.append(lambda each: held.append(sum(map(len, each.input.body))))
+            assert (await say(server, request(body))).status == 200
+            assert gpu.asked[0].body == body
+            assert held == [len(body)]
+            raw = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+            assert (await say(server, raw + chunk(PROMPT[:7]) + chunk(PROMPT[7:]) + chunk(b""))).status == 200
+            assert gpu.asked[1].body == PROMPT
+
+    asyncio.run(main())
+
+
+def test_connections_are_kept_on_both_sides() -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            for _ in range(3):
+                writer.write(request().replace(b"Connection: close\r\n", b""))
+                await reader.readuntil(b"{}")
+            writer.close()
+            assert (len(gpu.asked), gpu.connections) == (3, 1)
+
+    asyncio.run(main())
+
+
+def test_a_kept_connection_that_the_engine_closed_costs_nothing() -> None:
+    async def main() -> None:
+        async def closes_behind(writer: asyncio.StreamWriter, asked: Asked) -> None:
+            await whole(b"{}")(writer, asked)
+            asyncio.get_running_loop().call_later(0.02, writer.transport.abort)
+
+        async with engine(closes_behind) as gpu, running([gpu]) as server:
+            for _ in range(30):
+                assert (await say(server, request())).status == 200
+                await asyncio.sleep(0.02)
+            assert server.front.router.main.failed_batches == 0
+
+    asyncio.run(main())
+
+
+def test_who_asks_for_leave_to_send_gets_it() -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(request(b"", "/v1/completions", "POST", "Expect: 100-continue").replace(b"th: 0", b"th: 2"))
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"{}")
+            assert Reply(await reader.read()).status == 200
+            assert gpu.asked[0].header("expect") is None
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_models_are_those_of_the_first_engine_that_answers() -> None:
+    async def main() -> None:
+        models = b'{"object": "list", "data": []}'
+        async with engine(whole(models)) as cpu, running(["http://127.0.0.1:9", cpu]) as server:
+            reply = await say(server, request(b"", "/v1/models", "GET"))
+            assert (reply.status, reply.body) == (200, models)
+            await cpu.stop()
+            assert (await say(server, request(b"", "/v1/models", "GET"))).status == 502
+
+    asyncio.run(main())
+
+
+def test_health_and_metrics_tell_of_paths_and_answers() -> None:
+    async def main() -> None:
+        async with engine(streamed(SSE)) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
+            await say(server, request())
+            await say(server, request(b"["))
+            health = await say(server, request(b"", "/health", "GET"))
+            told = json.loads(health.body)
+            assert (health.status, told["status"], told["policy"]) == (200, "ready", "cutoff")
+            assert told["paths"] == {"gpu": True, "cpu": True}
+            text = (await say(server, request(b"", "/metrics", "GET"))).body.decode()
+        lines = text.splitlines()
+        assert 'latfit_http_answers_total{code="200"} 2.0' in lines
+        assert 'latfit_http_answers_total{code="400"} 1.0' in lines
+        assert 'latfit_first_byte_seconds_count{path="gpu"} 1.0' in lines
+        assert "latfit_requests_done_total 1.0" in lines
+        assert "latfit_held_bytes 0.0" in lines
+
+    asyncio.run(main())
+
+
+async def _shares(policy_name: str, at_once: int) -> dict[str, int]:
+    """Requests sent at once, by who served them; both engines take 0.1 s."""
+    slow = streamed([b"x"] * 2, 0.05)
+    rule = gpu_only(Limits(1)) if policy_name == "gpu-only" else three_stage(1, 1000.0, Limits(1, 1))
+    async with engine(slow) as gpu, engine(slow) as cpu:
+        engines: list[StandInEngine | str] = [gpu] if policy_name == "gpu-only" else [gpu, cpu]
+        async with running(engines, policy=rule, slots=2) as server:
+            replies = await asyncio.gather(*(say(server, request()) for _ in range(at_once)))
+            assert all(reply.status == 200 for reply in replies)
+            await until(lambda: server.front.router.running == 0)
+            served = [reply.header("x-latfit-path") for reply in replies]
+    return {name: served.count(name) for name in ("gpu", "cpu")}
+
+
+def test_slots_are_filled_first_and_then_the_other_path() -> None:
+    """Three-stage with two slots each, T(1) alike: the third and fourth would wait for the main path, and end earlier
+    on the side path."""
+    assert asyncio.run(_shares("three-stage", 4)) == {"gpu": 2, "cpu": 2}
+    assert asyncio.run(_shares("gpu-only", 4)) == {"gpu": 4, "cpu": 0}
