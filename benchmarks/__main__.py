@@ -27,6 +27,7 @@ from benchmarks import (
     sim_speed,
     simulated_intervals,
     start_up,
+    triton_executor,
 )
 
 if __name__ == "__main__":
@@ -54,4 +55,5 @@ if __name__ == "__main__":
     loads.main(smoke)
     simulated_intervals.main(smoke)
     exports.main(smoke)
+    triton_executor.main(smoke)
     engine_loop.main(smoke)

@@ -2,8 +2,10 @@
 sends it requests as a Poisson stream, and prints what it made of them as one JSON object.
 
     python triton_probe.py REPOSITORY MODEL RATE_PER_S SECONDS SEED
+    python triton_probe.py serve REPOSITORY [PORT]
 
-MODEL: `router.py` sends through the exported router. Only loopback is listened on.
+MODEL: `router.py` sends through the exported router. serve: prints the server's process and its gRPC address when it is
+ready, and ends it when stdin does. Only loopback is listened on.
 """
 
 import asyncio
@@ -31,8 +33,8 @@ def free_port() -> int:
         return int(each.getsockname()[1])
 
 
-def started(repository: Path, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """The server, and the address of its gRPC."""
+def started(repository: Path, folder: Path, port: int = 0) -> tuple[subprocess.Popen[bytes], str]:
+    """The server, and the address of its gRPC. port: of that, 0 for any."""
     import pytriton
 
     home = Path(pytriton.__file__).parent
@@ -41,7 +43,7 @@ def started(repository: Path, folder: Path) -> tuple[subprocess.Popen[bytes], st
     stub = folder / "backends" / "python" / "triton_python_backend_stub"
     shutil.copy(home / "tritonserver" / "python_backend_stubs" / version / stub.name, stub)
     stub.chmod(0o755)
-    grpc, http = free_port(), free_port()
+    grpc, http = port or free_port(), free_port()
     libraries = [str(home.parent / "nvidia_pytriton.libs"), str(sysconfig.get_config_var("LIBDIR"))]
     memory = {
         "shm-region-prefix-name": f"latfit-{os.getpid()}",
@@ -162,7 +164,29 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def serve(repository: str, port: str = "0") -> None:
+    import tritonclient.grpc.aio as aio
+
+    async def until_ready(address: str) -> None:
+        client = aio.InferenceServerClient(address)
+        await ready(client)
+        await client.close()
+
+    with tempfile.TemporaryDirectory() as scratch:
+        server, address = started(Path(repository), Path(scratch), int(port))
+        try:
+            asyncio.run(until_ready(address))
+            print(server.pid, address, flush=True)
+            sys.stdin.read()
+        finally:
+            server.terminate()
+            server.wait(timeout=30)
+
+
 def main() -> None:
+    if sys.argv[1] == "serve":
+        serve(*sys.argv[2:])
+        return
     repository, model, rate, seconds, seed = sys.argv[1:]
     with tempfile.TemporaryDirectory() as scratch:
         server, address = started(Path(repository), Path(scratch))
