@@ -1,5 +1,5 @@
-"""`latfit.live.TritonExecutor` in front of a real Triton server (that of nvidia-pytriton), CPU stand-ins for models: a main
-path to which every batch takes 8 ms, and a CPU path.
+"""`latfit.live.TritonExecutor` in front of a real Triton server (nvidia-pytriton's), with CPU stand-ins for models: a
+main path to which every batch takes 8 ms, and a CPU path.
 
 `python -m benchmarks.triton_executor [--smoke] [--triton PYTHON]`; PYTHON: an interpreter that has nvidia-pytriton,
 skipped without. Prints what the way to the server and back takes, what became of every request while the server was

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         RouterOptions as RouterOptions,
     )
     from latfit.live.steps import DecodeSteps as DecodeSteps
+    from latfit.live.tracing import RequestSpans as RequestSpans, sent_by as sent_by
     from latfit.live.triton import TritonExecutor as TritonExecutor, TritonModel as TritonModel
     from latfit.live.waiting import Request as Request
 

@@ -76,7 +76,8 @@ class Router:
     """executors: the main path, and the side path if there is one.  times_ms: typical T(1), T(2), ... of each, up to
     its largest batch.  clock: monotonic seconds.  listeners: called with each request that ended with
     an output or an error.  batch_listeners: called with each batch that ended: its path, how many requests it held,
-    when it began and ended (ms on the router's clock), and whether its path ran it to its end.
+    when it began and ended (ms on the router's clock), and whether its path ran it to its end.  arrival_listeners:
+    called with each request that is taken, in its sender's context.
 
     Use it as `async with Router(...) as router:`, in which `await router.submit(input)` gives the output.
     """
@@ -99,6 +100,7 @@ class Router:
         self._room = WaitingRoom(options.deadlines_ms, policy.order.ageing_ms)
         self._view, self._times = np.zeros(VIEW), times_table(self.paths)
         self.listeners: list[Callable[[Request], None]] = []
+        self.arrival_listeners: list[Callable[[Request], None]] = []
         self.batch_listeners: list[Callable[[LivePath, int, float, float, bool], None]] = []
         self._clock = clock
         self._last, self._set_back = -math.inf, 0.0
@@ -168,6 +170,8 @@ class Router:
         came = now if arrived_s is None else min(arrived_s * 1000 + self._set_back, now)
         request = Request(input, class_id, came, asyncio.get_running_loop().create_future())
         self.submitted += 1
+        for listener in self.arrival_listeners:
+            listener(request)
         self._idle.clear()
         self._room.add(request)
         if self._room.waiting >= self._ask_at:

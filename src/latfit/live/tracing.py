@@ -1,0 +1,59 @@
+"""A span for each request, for OpenTelemetry (`opentelemetry-api`; an SDK beside it decides what becomes of spans).
+
+A span belongs to the trace in which its sender was when it sent. It tells the path, the batch, how long the request
+waited and how it ended, and nothing of what was sent: of an error its class, since a message may quote an input. It is
+made when the request has ended, so that no response waits for it.
+"""
+
+import math
+import time
+from asyncio import Future
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from latfit._version import __version__
+from latfit.live.router import Router
+from latfit.live.waiting import Request
+
+SPAN = "latfit.request"
+
+
+class RequestSpans:
+    """Makes a span of each request that a router takes from now on. provider: OpenTelemetry's own where not given.
+    Raises ImportError where opentelemetry-api is not installed."""
+
+    def __init__(self, router: Router, provider: Any = None) -> None:
+        from opentelemetry import trace
+
+        self._error = trace.StatusCode.ERROR
+        self._tracer = trace.get_tracer("latfit", __version__, provider)
+        router.arrival_listeners.append(self._arrived)
+
+    def _arrived(self, request: Request) -> None:
+        request.future.add_done_callback(partial(self._ended, request, time.time_ns()))  # in the sender's context
+
+    def _ended(self, request: Request, began_ns: int, future: "Future[Any]") -> None:
+        error = None if future.cancelled() else future.exception()
+        outcome = "cancelled" if future.cancelled() else "served" if error is None else type(error).__name__
+        told: dict[str, Any] = {"latfit.outcome": outcome, "latfit.class": request.class_id}
+        if math.isfinite(request.started_ms):
+            waited = request.started_ms - request.arrived_ms
+            told |= {"latfit.path": request.path, "latfit.batch": request.batch, "latfit.waited_ms": waited}
+        span = self._tracer.start_span(SPAN, start_time=began_ns, attributes=told)
+        if error is not None:
+            span.set_status(self._error, outcome)
+        span.end()
+
+
+@contextmanager
+def sent_by(headers: Mapping[str, str]) -> Iterator[None]:
+    """Requests that are sent inside belong to the trace that HTTP headers name (`traceparent`)."""
+    from opentelemetry import context, propagate
+
+    token = context.attach(propagate.extract(headers))
+    try:
+        yield
+    finally:
+        context.detach(token)
