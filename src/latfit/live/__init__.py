@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     )
     from latfit.live.front.front import Front as Front, FrontOptions as FrontOptions
     from latfit.live.front.server import FrontServer as FrontServer
-    from latfit.live.metrics import RouterMetrics as RouterMetrics
+    from latfit.live.learner import BestForTail as BestForTail, Learner as Learner, Learnt as Learnt
+    from latfit.live.metrics import LearnerMetrics as LearnerMetrics, RouterMetrics as RouterMetrics
+    from latfit.live.monitor import Promise as Promise, PromiseMonitor as PromiseMonitor
     from latfit.live.replay import (
         Compared as Compared,
         Driven as Driven,

@@ -360,8 +360,6 @@ class Router:
         path.busy_ms += now - batch.began_ms
         for place, request in enumerate(batch.requests):
             self._end(request, error if error is not None else outputs[place], now)
-        for listener in self.batch_listeners:
-            listener(path, len(batch.requests), batch.began_ms, now, error is None)
         at_once = isinstance(error, ExecutorTimedOut | ExecutorLost)
         if error is None:
             path.succeeded()
@@ -371,6 +369,8 @@ class Router:
         else:
             path.failed(now, at_once=at_once)
             self._failing_since = min(self._failing_since, now)
+        for listener in self.batch_listeners:
+            listener(path, len(batch.requests), batch.began_ms, now, error is None)
         if at_once:
             path.lose(batch.server)
             batch.work = asyncio.ensure_future(self._recovered(batch, batch.work))

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Solve as Solve,
         cutoff as cutoff,
         default_cutoff_ms as default_cutoff_ms,
+        default_threshold as default_threshold,
         named_policy as named_policy,
     )
 
