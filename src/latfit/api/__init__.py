@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from latfit.api.reports import Report as Report, export as export, report as report
     from latfit.api.running.examination import Examination as Examination, examine_server as examine_server
+    from latfit.api.running.fronts import Served as Served, serve as serve, token_in as token_in
     from latfit.api.running.machine import (
         MachineExamination as MachineExamination,
         examine_machine as examine_machine,

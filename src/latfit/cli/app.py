@@ -57,6 +57,7 @@ VERBS = {
         "validate": "Compare a measured serving run with its simulation.",
         "replay": "Run policies live on this machine, beside their simulation.",
     },
+    "Serve": {"serve": "Route requests to running engines by a policy, as an HTTP front."},
     "Show": {"report": "Write a self-contained HTML page with its figures."},
 }
 """In the order of use: the groups of `latfit --help`, each verb with its line."""

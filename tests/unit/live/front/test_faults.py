@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from contextlib import suppress
 
 import pytest
 
@@ -103,6 +104,7 @@ def test_a_head_that_drips_is_cut_off_and_a_body_that_drips_is_told() -> None:
         async with engine(whole(b"{}")) as gpu, running([gpu], body_s=0.2, server={"head_s": 0.3}) as server:
 
             async def drip(raw: bytes) -> bytes:
+                """What came until the front closed the connection, which it does while bytes still come."""
                 reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
                 found = asyncio.ensure_future(reader.read())
                 for k in range(len(raw)):
@@ -110,8 +112,9 @@ def test_a_head_that_drips_is_cut_off_and_a_body_that_drips_is_told() -> None:
                         break
                     writer.write(raw[k : k + 1])
                     await asyncio.sleep(0.02)
-                writer.close()
-                return await found
+                with suppress(ConnectionError):
+                    return await found
+                return b""
 
             silent, slow_head = await asyncio.gather(drip(b""), drip(HELLO))
             assert (silent, slow_head) == (b"", b"")

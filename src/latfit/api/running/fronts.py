@@ -1,0 +1,247 @@
+"""`serve`: the router as an HTTP front before one or two running engines."""
+
+import asyncio
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from latfit.api.hardware import profile_of
+from latfit.api.quantities import Duration, Needs, duration as in_ms, library_verb, only_with
+from latfit.api.simulations import State
+from latfit.errors import HardwareMissing, Interrupted, WrongUsage
+from latfit.hardware import ExecutionPath, PathLatency
+from latfit.live import Router, RouterOptions
+from latfit.policies import PathTimes, Policy, Settings, named_policy
+from latfit.units import format_ms, parse_bytes
+from latfit.workload import parse_lengths
+
+if TYPE_CHECKING:
+    from latfit.live import Front
+
+FRONT_POLICIES = ("gpu-only", "three-stage", "cutoff", "split")
+"""Policies that mean something where every batch is one request: an engine forms its batches itself."""
+
+SLOTS, PORT = 8, 8080
+UNKNOWN_MS = 1000.0
+"""T(1) where nobody says it and no rule goes by it."""
+
+OVERDUE, LEAST_OVERDUE_S = 20.0, 1.0
+"""A caller that leaves after so many times T(1), this long at least, without a reply having begun shows that an engine
+hangs."""
+
+LEAST_TOKEN = 8
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Served:
+    """What a front did until it was stopped. url: where it listened.  counts: requests by how they ended.  batches:
+    those that each path was given."""
+
+    url: str
+    counts: Mapping[str, int]
+    batches: Mapping[str, int]
+
+    @property
+    def verdict(self) -> str:
+        """How many were served, and by whom."""
+        by = ", ".join(f"{count:,} to {name}" for name, count in self.batches.items())
+        told = [f"{self.counts[name]:,} {name}" for name in ("failed", "refused", "cancelled") if self.counts[name]]
+        return f"Served {self.counts['done']:,} requests ({by}){'; ' if told else ''}{', '.join(told)}."
+
+    @property
+    def state(self) -> State:
+        return "doubt" if self.counts["failed"] or self.counts["refused"] else "good"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit serve --json`."""
+        return {"url": self.url, "requests": dict(self.counts), "batches": dict(self.batches)}
+
+    def __repr__(self) -> str:
+        return f"Served: {self.verdict}"
+
+
+OF_SERVE = (
+    Needs("lengths", lambda o: o.hardware is not None, "only fits need lengths", "Add --hardware FILE"),
+    Needs("t_cut", lambda o: o.policy in (None, "three-stage", "cutoff"), "no policy is three-stage or cutoff"),
+)
+"""What parameters of `serve` need."""
+
+
+@library_verb
+@only_with(*OF_SERVE)
+def serve(
+    backend: Mapping[str, str],
+    *,
+    policy: str | None = None,
+    times: Mapping[str, Duration] | None = None,
+    hardware: Any = None,
+    lengths: str = "500:200",
+    slots: Mapping[str, int] | None = None,
+    t_cut: Duration | None = None,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    token: str | None = None,
+    backend_token: str | None = None,
+    most_waiting: int = 256,
+    max_body: str = "8MiB",
+    max_memory: str = "256MiB",
+    connect: Duration = "5s",
+    first_byte: Duration = "5min",
+    between: Duration = "1min",
+    drain: Duration = "30s",
+    ready: Callable[[str], None] | None = None,
+) -> Served:
+    """Stand before running engines and pass each request on to one of them, until SIGTERM or SIGINT.
+
+    backend: addresses of the engines by name, the main path first.  policy: three-stage where there are two, else
+    gpu-only; also cutoff, split.  times: the typical time of a whole reply of each, {"gpu": "800ms"}; with hardware it
+    is that of requests of these lengths ("prompt:output" tokens) by the fit of that name.  slots: requests that each
+    works on at a time, 8 unless given.  t_cut: queueing timeout before falling back to the second; the main path's
+    time of a reply unless given.  token: what callers must bear; backend_token: sent to the engines.  most_waiting,
+    max_body, max_memory: beyond them requests are refused.  connect, first_byte, between: timeouts of an engine.
+    drain: for so long what runs may go on when it is stopped.  ready: called with the address and the rule in words.
+    Raises WrongUsage, BadInput, HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
+    """
+    live, names = _live(), list(backend)
+    if len(names) > 2:
+        raise WrongUsage(f"{len(names)} backends", where="--backend", remedy="Name one or two, the main path first.")
+    given = {name: in_ms(value, "--times") for name, value in _known(times, names, "--times").items()}
+    counts = {**dict.fromkeys(names, SLOTS), **_known(slots, names, "--slots")}
+    known = _times_ms(names, given, hardware, lengths, counts)
+    cut_ms = None if t_cut is None else in_ms(t_cut, "--t-cut")
+    rule = _policy(policy or ("three-stage" if len(names) > 1 else "gpu-only"), names, known, cut_ms)
+    waits = [in_ms(*each) / 1e3 for each in ((connect, "--connect"), (first_byte, "--first-byte"))]
+    timeouts = live.HttpTimeouts(*waits, in_ms(between, "--between") / 1e3)
+    headers = {} if backend_token is None else {"Authorization": f"Bearer {_token(backend_token)}"}
+    t_ms = [known.get(name, UNKNOWN_MS) for name in names]
+    overdue_s = [max(OVERDUE * each / 1e3, LEAST_OVERDUE_S) for each in t_ms]
+    engines = [
+        live.HttpExecutor(name, url, counts[name], timeouts, overdue_s=late, headers=headers)
+        for (name, url), late in zip(backend.items(), overdue_s, strict=True)
+    ]
+    limits = RouterOptions(most_waiting=most_waiting, timeout_ms=math.inf)
+    options = live.FrontOptions(
+        None if token is None else _token(token),
+        int(parse_bytes(max_body, option="--max-body")),
+        int(parse_bytes(max_memory, option="--max-memory")),
+    )
+    front = live.Front(Router(engines, [[each] for each in t_ms], rule, limits), options)
+    told = _in_words(rule, counts, known)
+    place = (host, port, in_ms(drain, "--drain", zero=True) / 1e3)
+    return asyncio.run(_run(live, front, place, lambda url: ready(f"Serving on {url} by {told}.") if ready else None))
+
+
+async def _run(live: Any, front: "Front", place: tuple[str, int, float], ready: Callable[[str], None]) -> Served:
+    """place: host, port, seconds to drain."""
+    host, port, drain_s = place
+    async with live.FrontServer(front, host, port, drain_s=drain_s) as server:
+        url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
+        whole = await server.run(lambda _: ready(url))
+    if not whole:
+        raise Interrupted(
+            "stopped before all that was taken had ended",
+            where=url,
+            remedy="What ran was cut off, what waited was told; --drain gives it more time.",
+        )
+    router = front.router
+    counts = {name: getattr(router, name) for name in ("submitted", "refused", "done", "failed", "cancelled")}
+    return Served(url, counts, {path.name: path.batches for path in router.paths})
+
+
+def _live() -> Any:
+    """The room with its front, which needs aiohttp. Raises HardwareMissing."""
+    found = import_module("latfit.live")
+    try:
+        _ = found.FrontServer, found.Front
+    except ImportError as error:
+        raise HardwareMissing(
+            f"{error.name} is not installed", where="latfit serve", remedy="Install it: pip install 'latfit[live]'."
+        ) from None
+    return found
+
+
+def _known(given: Mapping[str, Any] | None, names: list[str], option: str) -> Mapping[str, Any]:
+    """Raises WrongUsage for a name that no backend has."""
+    for name in given or {}:
+        if name not in names:
+            raise WrongUsage(f"there is no backend {name!r}", where=option, remedy=f"Take {', '.join(names)}.")
+    return given or {}
+
+
+def _times_ms(
+    names: list[str], given: Mapping[str, float], hardware: Any, lengths: str, slots: Mapping[str, int]
+) -> dict[str, float]:
+    """Typical time of a reply by path, as far as it is known. Raises WrongUsage, BadInput."""
+    found = dict(given)
+    if hardware is not None:
+        paths = profile_of(hardware).paths
+        for name in names:
+            if name in paths and name not in found:
+                found[name] = _reply_ms(paths[name], lengths, slots[name])
+    return found
+
+
+def _reply_ms(path: ExecutionPath, lengths: str, slots: int) -> float:
+    """A step with the whole prompt, then a step for each further token, in batches as large as there are slots."""
+    drawn = parse_lengths(lengths).lengths(4096, np.random.default_rng(0))
+    prompt, output = (float(np.mean(each)) for each in drawn)
+    first = PathLatency(path, prompt).typical_ms(np.ones(1))
+    further = PathLatency(path, 1, prompt + output / 2).typical_ms(np.array([float(slots)]))
+    return float(first[0] + (output - 1) * further[0])
+
+
+def _policy(name: str, names: list[str], t_ms: Mapping[str, float], cut_ms: float | None) -> Policy:
+    """Of batches of one request. Raises WrongUsage."""
+    if name not in FRONT_POLICIES:
+        raise WrongUsage(
+            f"policy {name!r} does nothing here: engines form their batches themselves",
+            where="--policy",
+            remedy=f"Take one of {', '.join(FRONT_POLICIES)}.",
+        )
+    lacking = [each for each in names if each not in t_ms]
+    if name != "gpu-only" and lacking:
+        raise WrongUsage(
+            f"policy {name} goes by the time of a reply, which is not known of {' and '.join(lacking)}",
+            where="--times",
+            remedy=f"Give it (--times {lacking[0]}=800ms), or --hardware with a fit of that name.",
+        )
+    main, *side = (np.array([t_ms.get(each, UNKNOWN_MS)]) for each in names)
+    times = PathTimes(main, side[0]) if side else PathTimes(main)
+    # One request is a batch for the main path (B1 = 1); T_cut by default is T(1) then, whatever the rate.
+    return named_policy(name, 1.0, times, Settings(t_cut_ms=cut_ms, B1=1))
+
+
+def _token(text: str) -> str:
+    """Raises WrongUsage for what no header can hold, or anybody can guess; the token itself is never told."""
+    if len(text) < LEAST_TOKEN or not re.fullmatch(r"[\x21-\x7e]+", text):
+        raise WrongUsage(
+            "a token is too short, or has letters that a header cannot hold",
+            where="token",
+            remedy=f"Take {LEAST_TOKEN} or more visible ASCII letters.",
+        )
+    return text
+
+
+def token_in(file: Path) -> str:
+    """The token that is all of a file. Raises WrongUsage."""
+    try:
+        return file.read_text("ascii").strip()
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+        raise WrongUsage(f"cannot be read: {why}", where=str(file), remedy="Name a file with a token.") from None
+
+
+def _in_words(rule: Policy, slots: Mapping[str, int], t_ms: Mapping[str, float]) -> str:
+    """`three-stage: gpu (8 slots, 800 ms a reply), cpu (2 slots, 3 s a reply); T_cut 800 ms`"""
+    paths = [
+        f"{name} ({count} slot{'' if count == 1 else 's'}{f', {format_ms(t_ms[name])} a reply' if name in t_ms else ''})"
+        for name, count in slots.items()
+    ]
+    cut_ms = rule.settings.get("t_cut_ms")
+    return f"{rule.name}: {', '.join(paths)}{'' if cut_ms is None else f'; T_cut {format_ms(cut_ms)}'}"

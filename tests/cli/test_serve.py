@@ -1,0 +1,158 @@
+"""`latfit serve` from its start to its end, before stand-in engines."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import latfit.api as api
+from latfit.cli.app import run
+from latfit.errors import Interrupted, WrongUsage
+from tests.unit.live.front.engine import SSE, Answer, StandInEngine, streamed, whole
+from tests.unit.live.front.running import PROMPT
+
+
+@contextmanager
+def engine_in_thread(answer: Answer) -> Iterator[StandInEngine]:
+    found, loop = StandInEngine(answer), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(found.start(), loop).result(5)
+    try:
+        yield found
+    finally:
+        asyncio.run_coroutine_threadsafe(found.stop(), loop).result(5)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+        loop.close()
+
+
+class Serving:
+    """The command in a process of its own. url: where it listens.  said: its first line."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        command = [sys.executable, "-m", "latfit", "serve", "--port", "0", *arguments]
+        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **environment}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        assert self.process.stderr is not None
+        self.said = ""
+        while "by " not in self.said or not self.said.rstrip().endswith("."):  # its line may be wrapped
+            line = self.process.stderr.readline()
+            assert line, self.said
+            self.said += line
+        found = re.search(r"http://[\d.]+:\d+", self.said)
+        assert found is not None
+        self.url = found[0]
+
+    def ask(self, path: str = "/v1/completions", body: bytes | None = PROMPT, **headers: str) -> bytes:
+        request = urllib.request.Request(self.url + path, body, headers)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            found: bytes = answer.read()
+        return found
+
+    def end(self, *signals: int) -> tuple[int, str, str]:
+        for number in signals:
+            self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=30)
+        return self.process.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_it_is_told_to_stop_and_says_what_it_did(number: int) -> None:
+    with engine_in_thread(streamed(SSE)) as gpu, engine_in_thread(whole(b"{}")) as cpu:
+        backends = ("--backend", f"gpu={gpu.url}", "--backend", f"cpu={cpu.url}")
+        serving = Serving(*backends, "--times", "gpu=800ms", "--times", "cpu=3s", "--slots", "gpu=2")
+        said = " ".join(serving.said.split())
+        assert said.endswith("by three-stage: gpu (2 slots, 800 ms a reply), cpu (8 slots, 3 s a reply); T_cut 800 ms.")
+        assert [serving.ask() for _ in range(3)] == [b"".join(SSE)] * 3
+        code, out, _ = serving.end(number)
+    assert (code, out) == (0, "Served 3 requests (3 to gpu, 0 to cpu).\n")
+    assert len(gpu.asked) == 3
+
+
+def test_its_json_counts_requests_and_tokens_come_from_files_and_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first-token\n")
+    with engine_in_thread(whole(b"{}")) as gpu:
+        serving = Serving("--backend", f"gpu={gpu.url}", "--token-file", str(file), LATFIT_BACKEND_TOKEN="theirs-then")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            serving.ask()
+        assert serving.ask(Authorization="Bearer first-token") == b"{}"
+        assert json.loads(serving.ask("/health", None))["status"] == "ready"
+        code, _, _ = serving.end(signal.SIGTERM)
+        assert code == 0
+        assert gpu.asked[0].header("authorization") == "Bearer theirs-then"
+
+
+def test_a_second_signal_cuts_off_what_runs() -> None:
+    with engine_in_thread(streamed(SSE * 200, 0.1)) as gpu:
+        serving = Serving("--backend", f"gpu={gpu.url}")
+        request = urllib.request.Request(f"{serving.url}/v1/completions", PROMPT)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            answer.read(10)
+            serving.process.send_signal(signal.SIGTERM)
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                serving.ask()
+            code, _, err = serving.end(signal.SIGTERM)
+    assert code == Interrupted.exit_code
+    assert "stopped before all that was taken had ended" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no engine is named"),
+        (["--backend", "http://x"], "is not a name with its value"),
+        (["--backend", "gpu=ftp://x"], "is no address of an engine"),
+        (["--backend", "gpu=http://x:99999"], "is no address of an engine"),
+        (["--backend", "a=x", "--backend", "a=y"], "stands twice"),
+        (["--backend", "a=x", "--backend", "b=y"], "the time of a reply, which is not known of a and b"),
+        (["--backend", "a=x", "--backend", "b=y", "--backend", "c=z"], "3 backends"),
+        (["--backend", "a=x", "--times", "b=1s"], "there is no backend 'b'"),
+        (["--backend", "a=x", "--times", "a=1"], "'1' is not a duration"),
+        (["--backend", "a=x", "--slots", "a=0"], "no number of requests"),
+        (["--backend", "a=x", "--policy", "three-stage", "--times", "a=1s"], "needs two"),
+        (["--backend", "a=x", "--lengths", "5:5"], "only fits need lengths"),
+        (["--backend", "a=x", "--policy", "split", "--t-cut", "1s"], "no policy is three-stage or cutoff"),
+        (["--backend", "a=x", "--token-file", "/nowhere"], "cannot be read"),
+        (["--backend", "a=x", "--max-body", "8"], "is not a size with its unit"),
+        (["--backend", "a=x", "--host", "203.0.113.1"], "cannot listen"),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--port", "0", *arguments]) in (2, 7)
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("token", ["7letter", "with space in it", "with\nline-end", "ünïcödé-letters"])
+def test_a_token_that_no_header_can_hold_is_refused_without_being_told(token: str) -> None:
+    with pytest.raises(WrongUsage) as told:
+        api.serve({"gpu": "http://127.0.0.1:9"}, token=token)
+    assert token not in str(told.value)
+
+
+def test_times_come_from_fits_for_requests_of_the_given_lengths() -> None:
+    """A step takes 10 ms + 0.1 ms a token: the prompt's of 500 tokens 60 ms, and 100 further ones of 4 requests 10.4 ms
+    each; requests of the other path 2 ms a token."""
+    said: list[str] = []
+
+    def stop(text: str) -> None:
+        said.append(text)
+        signal.raise_signal(signal.SIGTERM)
+
+    hardware = {"gpu": "launch=10ms,per_token=0.1ms", "cpu": "launch=1us,per_token=2ms"}
+    backends = {"gpu": "http://127.0.0.1:9", "cpu": "http://127.0.0.1:9"}
+    api.serve(backends, port=0, hardware=hardware, lengths="500:101", slots={"gpu": 4, "cpu": 1}, ready=stop)
+    assert said[0].endswith("three-stage: gpu (4 slots, 1.1 s a reply), cpu (1 slot, 1.2 s a reply); T_cut 1.1 s.")
