@@ -114,6 +114,7 @@ VALUES: dict[str, list[str]] = {
     "--precision": ["0.2"],
     "--prefill-fit": ["slow.fit.json"],
     "--prefill-on": ["slow.fit.json"],
+    "--prefill-replicas": ["2"],
     "--prefill-requests": ["0"],
     "--prefill-tokens": ["0"],
     "--prefix-hit-rate": ["0.5"],

@@ -65,6 +65,48 @@ def test_the_simulator_of_engines_gives_the_same_figures(fitted: Path, capsys: C
     assert reached == {"p99 TTFT": run["ttft_ms"]["p99"], "p99 TPOT": run["tpot_ms"]["p99"]}
 
 
+def test_prefill_apart_is_cheaper_here_and_the_simulator_gives_the_same_figures(fitted: Path, capsys: Captured) -> None:
+    """Prompts of 600 tokens take 27 ms of steps whose tokens are to come every 14 ms; apart they disturb nobody."""
+    load = ("--rate", "60/s", "--lengths", "600:40")
+    more = ("--tpot", "14ms", "--transfer", "2ms+10us", "--price-per-hour", "2")
+    found = planned(fitted, capsys, *more, load=load)
+    apart = found["prefill_apart"]
+    assert apart["feasible"]
+    assert apart["prefill_replicas"] + apart["replicas"] < found["replicas"]["value"]
+    assert apart["price_per_million_tokens"] < found["cost"]["price_per_million_tokens"]
+    line = ["simulate", "engine", "--fit", str(fitted), "--prefill-on", str(fitted), "--transfer", "2ms+10us", *load]
+    for name in ("prefill_replicas", "replicas"):
+        line += [f"--{name.replace('_', '-')}", str(apart[name])]
+    line += [word for name, value in apart["engine"].items() for word in words_of(name, value)]
+    line += ["--requests", str(found["simulated"]["requests"])]
+    line += ["--replications", str(apart["outcome"]["replications"]), "--seed", str(found["seed"]), "--json"]
+    assert run(line) == 0
+    again = json.loads(capsys.readouterr().out)["runs"][0]
+    for metric in ("ttft_ms", "tpot_ms", "latency_ms"):
+        assert again[metric] == apart["outcome"][metric]
+    reached = {each["target"]: each["value_ms"] for each in apart["targets"]}
+    assert reached == {"p99 TTFT": again["ttft_ms"]["p99"], "p99 TPOT": again["tpot_ms"]["p99"]}
+
+
+def words_of(name: str, value: Any) -> list[str]:
+    """A setting as an option of `latfit simulate engine`."""
+    option = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [option] if value else []
+    return [] if value is None else [option, str(value)]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [(["--replicas", "2"], "--replicas says how many"), (["--users", "20"], "prefill apart takes no users")],
+)
+def test_a_transfer_that_would_do_nothing(fitted: Path, capsys: Captured, more: list[str], said: str) -> None:
+    load = ["--lengths", "300:40"] if "--users" in more else [*LOAD]
+    line = ["plan", "--fit", str(fitted), *load, *LIMITS, "--kv-blocks", "4000", "--transfer", "2ms", *more]
+    assert run(line) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> None:
     found = planned(fitted, capsys, load=("--rate", "60/s", "--lengths", "300:40"))
     count = found["replicas"]["value"]

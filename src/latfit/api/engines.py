@@ -116,7 +116,9 @@ class EngineSimulation(Simulation):
         each = best.summary.throughput_per_s / best.routing.replicas
         if best.routing.scaling is not None:
             return "Ask for more replicas, or sooner; or lower the rate."
-        if best.prefill_apart or not best.rate_per_s > 0:
+        if best.prefill_replicas:
+            return "Lower the rate, or give more --prefill-replicas or --replicas."
+        if not best.rate_per_s > 0:
             return "Lower the rate, or give more --kv-blocks or --max-num-seqs."
         needed = math.floor(best.rate_per_s / each) + 1
         carried = f"--replicas {needed} would carry it, at {format_rate(each, down=True)} each"
@@ -170,7 +172,12 @@ OF_SETTINGS = (
     _ordered("ageing", "priority"),
     Needs(
         "route",
-        lambda o: o.replicas != 1 or getattr(o, "autoscale", None) or getattr(o, "replicas_at", None) is not None,
+        lambda o: (
+            o.replicas != 1
+            or getattr(o, "prefill_replicas", 1) != 1
+            or getattr(o, "autoscale", None)
+            or getattr(o, "replicas_at", None) is not None
+        ),
         "there is one engine",
         "Add --replicas 2",
     ),
@@ -185,7 +192,10 @@ _IN_ONE_CASE = (
     Needs("ageing", lambda o: o.classes or o.arrivals is not None, "all requests are of one class", "Add --class"),
     Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
     Needs("prefill_fit", lambda o: o.prefill_on is None, "--prefill-on names the engine that prefills"),
-    Needs("transfer", lambda o: o.prefill_on is not None, "nothing is transferred", "Add --prefill-on FIT"),
+    *(
+        Needs(name, lambda o: o.prefill_on is not None, "no engine prefills for another", "Add --prefill-on FIT")
+        for name in ("transfer", "prefill_replicas")
+    ),
     *(_drawn(name) for name in ("lengths", "tenants", "requests", "replications", "warmup")),
     _drawn("arrival_process", with_curve=False),
     *(Needs(name, lambda o: o.users is None, WHO_WAIT) for name in ("rate", "arrival_process", "tenants")),
@@ -217,7 +227,8 @@ def _yes(text: str) -> bool:
 AXES: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("rate", "think", "lengths", "batching", "order"), str),
     **dict.fromkeys(("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"), int),
-    **dict.fromkeys(("long_prefill_token_threshold", "start_at", "draft_tokens", "switch_at", "replicas"), int),
+    **dict.fromkeys(("long_prefill_token_threshold", "start_at", "draft_tokens", "switch_at"), int),
+    **dict.fromkeys(("replicas", "prefill_replicas"), int),
     **dict.fromkeys(("users", "tenants"), int),
     **dict.fromkeys(("prefix_hit_rate", "acceptance", "length_error", "prefix_share"), float),
     **dict.fromkeys(("swap", "draft_cost", "ageing", "route", "autoscale", "start_up"), str),
@@ -274,6 +285,7 @@ def simulate_engine(
     prefill_fit: Any = None,
     hardware: Any = "hardware.json",
     prefill_on: Any = None,
+    prefill_replicas: int = 1,
     transfer: str | None = None,
     service: EngineService = "fitted",
     batching: Batching | Sequence[Batching] = "chunked-prefill",
@@ -317,11 +329,11 @@ def simulate_engine(
     output tokens), or arrivals: recorded requests, a file or a table, or users: who send a request each, wait for its
     end, `think`, and send the next, with lengths.  kv_blocks: of the engine's KV cache.  batching,
     order: one or several, each is simulated.  engine: further settings, see `engine_settings_of`; what is not named the
-    fit's trace may tell.  replicas_at: how many replicas from when on, pairs (seconds, replicas), a file or a table
-    with t_s and replicas.  autoscale: a rule, "requests:20:1..8" for 20 requests a replica and 1 to 8 of them, see
-    `parse_autoscaler`.  start_up: from asking for a replica until it serves.  vary: lists of values by name,
-    {"replicas": [1, 2], "rate": ["10/s"]}, see `AXES`, to be combined; out: a Parquet file with a row each.  Further
-    parameters are the options of `latfit simulate engine`.
+    fit's trace may tell.  prefill_on: a fit of the prefill_replicas that prefill for the others.  replicas_at: how many
+    replicas from when on, pairs (seconds, replicas), a file or a table with t_s and replicas.  autoscale: a rule,
+    "requests:20:1..8" for 20 requests a replica and 1 to 8 of them, see `parse_autoscaler`.  start_up: from asking for
+    a replica until it serves.  vary: lists of values by name, {"replicas": [1, 2], "rate": ["10/s"]}, see `AXES`, to be
+    combined; out: a Parquet file with a row each.  Further parameters are the options of `latfit simulate engine`.
     Raises WrongUsage, BadInput; an unstable load is no error.
     """
     given = dict(locals())
@@ -356,7 +368,7 @@ def simulate_engine(
                 settings=replace(setup.settings[0], order=ordered),
                 options=options,
                 promise=promise,
-                cluster=replace(apart, routing=_routing(case)),
+                cluster=replace(apart, routing=_routing(case), prefill_replicas=case["prefill_replicas"]),
                 labels=labels,
                 told=partial(_told, [*unmeasured, *notes_of(load), *setup.notes], fits),
                 whole=not vary and out is None and running.backend == "local",

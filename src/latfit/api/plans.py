@@ -236,6 +236,8 @@ OF_ENGINE_PLANS = (
     Needs("arrivals_window", lambda o: o.start_up is not None, "no schedule is planned", "Add --start-up 2min"),
     Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
     Needs("route", lambda o: o.replicas != 1, "there is one engine"),
+    Needs("transfer", lambda o: o.replicas is None, "--replicas says how many engines do both"),
+    Needs("transfer", lambda o: o.users is None, "prefill apart takes no users who wait for answers"),
     Needs("model_config", lambda o: o.kv_blocks is None, "--kv-blocks gives the size of the cache"),
     *(
         _of_memory(name)
@@ -246,7 +248,7 @@ OF_ENGINE_PLANS = (
 
 
 OF_BATCHES = (
-    "percentile", "objective", "context", "max_batch", "transfer", "wait", "launch_share",
+    "percentile", "objective", "context", "max_batch", "wait", "launch_share",
     "prompt_tokens", "laws_only", "tokens_per_request",
 )  # fmt: skip
 """What belongs to plans of steps and batches."""

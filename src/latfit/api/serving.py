@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latfit.api.engines import USUAL, EngineSetup, check_one_engine, engine_costs, engine_settings_of, scatters
+from latfit.api.fits import as_fit
 from latfit.api.loads import make_load, notes_of, recording_of
 from latfit.api.plans import AXES, OF_ENGINE_PLANS
-from latfit.api.quantities import Duration, duration, library_verb, only_with, percent, rates
+from latfit.api.quantities import (
+    Duration,
+    duration,
+    library_verb,
+    only_with,
+    percent,
+    rates,
+    transfer as transfers,
+)
 from latfit.errors import BadInput, WrongUsage
 from latfit.model import FitResult
 from latfit.planning import (
@@ -21,6 +30,7 @@ from latfit.planning import (
     Goodput,
     GpuMemory,
     KvCache,
+    PrefillApart,
     RequestTarget,
     Served,
     ServingPlan,
@@ -32,7 +42,7 @@ from latfit.planning import (
     plan_serving,
     scaled as scaled_load,
 )
-from latfit.simulation import EngineSettings, Order, Promise
+from latfit.simulation import EngineSettings, Order, Promise, StepCosts, Transfer, step_costs
 from latfit.units import format_ms, parse_bytes
 from latfit.workload import ClosedLoad, Load, RecordedLoad, Requests, fit_lengths, parse_lengths
 
@@ -201,6 +211,7 @@ def plan_engine(
     start_up: Duration | None = None,
     arrivals_window: Duration | None = None,
     prefill_fit: Any = None,
+    transfer: str | None = None,
     hardware: Any = "hardware.json",
     kv_blocks: int | None = None,
     model_config: Any = None,
@@ -237,8 +248,9 @@ def plan_engine(
     number is found.  engine: settings that stay as they are, see `engine_settings_of`; the search chooses among others
     up to what the fit measured.  price_per_hour, watts: of a replica.
 
-    start_up: plan a schedule of replicas for the recorded requests too, each of which takes so long to start, by
-    windows of `arrivals_window` (half an hour).
+    transfer: of keys and values, "2ms+1us" (fixed, and a token of the prompt): engines that prefill for others are
+    tried, too.  start_up: plan a schedule of replicas for the recorded requests, each of which takes so long to start,
+    by windows of `arrivals_window` (half an hour).
 
     A plan that nothing can meet comes back with feasible=False. Raises BadInput, FitNotUsable, WrongUsage.
     """
@@ -251,10 +263,8 @@ def plan_engine(
     )
     load = _at_load(load, several, lengths, _growth(growth))
     targets = _targets(load, {"ttft": ttft, "tpot": tpot, "latency": e2e}, goodput)
-    memory = None
-    if model_config is not None and kv_blocks is None:
-        sizes = (gpu_memory, gpu_memory_utilization, kv_memory)
-        memory = _kv_cache(model_config, sizes, kv_dtype, tensor_parallel)
+    sizes = (gpu_memory, gpu_memory_utilization, kv_memory)
+    memory = None if kv_blocks is not None else _kv_cache(model_config, sizes, kv_dtype, tensor_parallel)
     setup, kv = _setup(measured, kv_blocks, memory, batching, engine or {})
     start = _within_measured(setup, measured)
     request = ServingRequest(
@@ -270,9 +280,32 @@ def plan_engine(
         tensor_parallel=None if memory is None else tensor_parallel,
         **_scheduled(load, start_up, arrivals_window),
     )
-    found = plan_serving(load, costs, _named(measured), request, lambda done: progress(done, 0) if progress else None)
+    apart = _apart(load, (fit, prefill_fit, costs), transfer, scatter=scatters(service))
+    found = plan_serving(load, costs, _named(measured), request, _ticking(progress), apart)
     notes = [*unmeasured, *notes_of(load), *setup.notes, *found.notes]
     return EnginePlan(replace(found, notes=notes), subject)
+
+
+def _ticking(progress: "Progress | None") -> Callable[[int], None]:
+    """What is called with the number of setups that were simulated."""
+    return lambda done: progress(done, 0) if progress else None
+
+
+def _apart(
+    load: Load, known: tuple[Any, Any, StepCosts], transfer: str | None, *, scatter: bool
+) -> PrefillApart | None:
+    """Step costs of engines that prefill and of those that decode, as `simulate_engine` takes them, where there is a
+    transfer; known: the fits and the costs of an engine that does both. Raises WrongUsage for nothing to decode."""
+    if transfer is None:
+        return None
+    if isinstance(load, RecordedLoad) and int(load.requests.output_tokens.max()) == 1:
+        raise WrongUsage("no request has a second token", where="--transfer", remedy="Leave it out.")
+    fit, prefill_fit, costs = known
+    moved = Transfer(*transfers(transfer))
+    if prefill_fit is None or fit is None:
+        return PrefillApart(costs, costs, moved)
+    prefill, decode = (step_costs(as_fit(each).result, scatter=scatter) for each in (prefill_fit, fit))
+    return PrefillApart(prefill, decode, moved)
 
 
 def _scheduled(load: Load, start_up: Duration | None, window: Duration | None) -> dict[str, float]:
@@ -393,7 +426,10 @@ def _limited(requests: Requests) -> bool:
 
 def _kv_cache(
     model_config: Any, sizes: tuple[str | None, float, str | None], kv_dtype: str | None, tensor_parallel: int
-) -> KvCache:
+) -> KvCache | None:
+    """Computed from a model and memory; None without a model."""
+    if model_config is None:
+        return None
     gpu, utilisation, kv = sizes
     config = model_config if isinstance(model_config, Mapping) else config_in(Path(model_config))
     memory = GpuMemory(

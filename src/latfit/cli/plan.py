@@ -90,7 +90,11 @@ class MachineOptions:
     max_batch: Annotated[int | None, typer.Option("--max-batch", hidden=True, help="Largest batch of the GPU.")] = None
     transfer: Annotated[
         str | None,
-        typer.Option("--transfer", hidden=True, help="Moving a request to the GPU, also per token: 2ms+1us."),
+        typer.Option(
+            "--transfer",
+            hidden=True,
+            help="Moving a request, or its cache after prefill apart: 2ms+1us.",
+        ),
     ] = None
     wait: Annotated[
         str | None,
@@ -281,7 +285,7 @@ def plan(
     _check_targets(files)
     values = {name: value for group in (load, promise, traffic, engines) for name, value in vars(group).items()}
     if _of_engines(values | {"sla": sla}):
-        _plan_engines(sla, load, machine.hardware, (promise, traffic, engines), method, files, output)
+        _plan_engines(sla, load, machine, (promise, traffic, engines), method, files, output)
         return
     if sla is None:
         raise WrongUsage(
@@ -304,7 +308,7 @@ def _of_engines(values: dict[str, Any]) -> bool:
 def _plan_engines(
     sla: str | None,
     load: LoadOptions,
-    hardware: Path,
+    machine: MachineOptions,
     groups: tuple[PromiseOptions, TrafficOptions, ReplicaOptions],
     method: MethodOptions,
     files: FileOptions,
@@ -323,7 +327,8 @@ def _plan_engines(
             rate=load.rate,
             arrivals=load.arrivals,
             replicas=load.replicas,
-            hardware=hardware,
+            hardware=machine.hardware,
+            transfer=machine.transfer,
             ttft=promise.ttft,
             tpot=promise.tpot,
             e2e=promise.e2e or sla,

@@ -163,6 +163,9 @@ class CostOptions:
         Path | None,
         typer.Option("--prefill-on", hidden=True, help="Disaggregated prefill, on an engine with this fit."),
     ] = None
+    prefill_replicas: Annotated[
+        int, typer.Option("--prefill-replicas", min=1, hidden=True, help="Engines that prefill for the others.")
+    ] = 1
     transfer: Annotated[
         str | None,
         typer.Option("--transfer", hidden=True, help="KV transfer between them: fixed plus per token, 2ms+1us."),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         TokenRange as TokenRange,
         Unknown as Unknown,
     )
+    from latfit.planning.serving.apart import ApartPlan as ApartPlan, PrefillApart as PrefillApart
     from latfit.planning.serving.effects import MOST_SLOWER as MOST_SLOWER, Effect as Effect, Trade as Trade
     from latfit.planning.serving.evaluate import scaled as scaled
     from latfit.planning.serving.kv_cache import (

@@ -7,6 +7,7 @@ from latfit._face import face
 if TYPE_CHECKING:
     from latfit.workload.arrivals import (
         ArrivalProcess as ArrivalProcess,
+        Dealt as Dealt,
         Gamma as Gamma,
         Piecewise as Piecewise,
         Poisson as Poisson,

@@ -4,6 +4,7 @@
 - Piecewise: a Poisson process whose rate is linear between given moments, by thinning (Lewis and Shedler 1979):
   candidates come at the highest rate and each stays with chance rate(t)/highest.
 - Gamma: independent gamma gaps with coefficient of variation cv; cv 1 is Poisson, above 1 comes in bursts.
+- Dealt: those of another process that some of many servers get, of which each request goes to one.
 - Modulated: a Poisson process whose rate jumps between levels that each last an exponential time. Given the path of the
   level, unit-rate arrivals are mapped back through the accumulated rate, which is exact.
 """
@@ -153,6 +154,31 @@ class Modulated:
         """Bursts as long as before, with more or fewer arrivals in each."""
         factor = _positive(rate, "rate") / self.rate
         return replace(self, rates=[factor * value for value in self.rates])
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Arrivals of a process that `kept` of `dealt` servers get: dealt in turn, the first of every `dealt`; else each by
+    chance."""
+
+    whole: ArrivalProcess
+    kept: int
+    dealt: int
+    in_turn: bool = True
+
+    @property
+    def rate(self) -> float:
+        return self.whole.rate * self.kept / self.dealt
+
+    def times_ms(self, count: int, rng: Generator) -> FloatArray:
+        # By chance a few more are drawn, so that there are nearly always enough.
+        spare = 0 if self.in_turn else 5 * math.sqrt(count)
+        drawn = self.whole.times_ms(math.ceil((count + spare) * self.dealt / self.kept), rng)
+        places = np.arange(len(drawn)) % self.dealt if self.in_turn else rng.integers(0, self.dealt, len(drawn))
+        return np.ascontiguousarray(drawn[places < self.kept][:count])
+
+    def at_rate(self, rate: float) -> "Dealt":
+        return replace(self, whole=self.whole.at_rate(rate * self.dealt / self.kept))
 
 
 def bursts(rate: float, times: float, share: float, length_ms: float) -> Modulated:

@@ -11,6 +11,14 @@ a figure is chance of the steps, not how another day would be.
 A step that lasts c times as long is a clock that runs c times slower: engines with such steps serve a load of rate r as
 the engines at hand serve a rate of c r, and every time is then c times as long. So one set of step costs answers for
 slower machines, too.
+
+Of more than TOGETHER engines so many are simulated, with the requests that they get. In turn, what a number of them
+get is exactly the first of every so many requests, and engines that are dealt to in turn know nothing of one another,
+so that their requests are a sample of all. Routers that look at their replicas are taken to stand each before TOGETHER
+of them, and requests to come to these by chance.
+
+Where engines prefill for others, each kind serves at most so many requests as it does when it always has enough to do;
+of those that decode that is found with prefill and transfer that take no time.
 """
 
 import math
@@ -33,11 +41,15 @@ from latfit.simulation import (
     Routing,
     Schedule,
     StepCosts,
+    Transfer,
+    linear_costs,
     replicate,
 )
+from latfit.stats import IntArray
 from latfit.threads import on_threads
 from latfit.workload import (
     ClosedLoad,
+    Dealt,
     LengthDistribution,
     Load,
     OpenLoad,
@@ -51,31 +63,45 @@ from latfit.workload import (
 FIRST, MORE, MOST, VERIFIED = 4, 2, 8, 16
 """Replications: at first, added at a time, at most in a search, at most of the final answer."""
 
+TOGETHER = 64
+"""Engines that are simulated of a larger number."""
+
 FEWEST_REQUESTS, MOST_REQUESTS = 3_000, 100_000
 TIMES_HELD = 20
 """Requests of a replication for every one that is served at a time."""
 
+FEW = 10
 ALONE, FLOOD = 1_000, 4_000
 """Requests that tell how one is served that has an engine to itself, and what an engine serves at most."""
 
 RARE = 1e-9
 """Requests a ms that never meet."""
 
+FREE = linear_costs(0.0, 0.0, 0.0)
+RATES = ("throughput_per_s", "output_tokens_per_s", "goodput_per_s", "queue", "replica_hours")
+"""Figures of a summary that add up over engines."""
+
 
 @dataclass(frozen=True)
 class Setup:
     """Engines that are run: their settings, and how many; with a schedule those at its start, and how long one takes to
-    start."""
+    start.  prefill: engines beside these that prefill for them."""
 
     settings: EngineSettings
     replicas: int = 1
     schedule: Schedule | None = None
     start_up_ms: float = 0.0
+    prefill: int = 0
 
     @property
     def most(self) -> int:
         """At a time."""
         return self.replicas if self.schedule is None else self.schedule.most
+
+    @property
+    def total(self) -> int:
+        """Of both kinds."""
+        return self.replicas + self.prefill
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +155,9 @@ class Work:
 @dataclass(eq=False)
 class Evaluator:
     """Simulates setups under a load, each once. route: how requests find their replica.  requests: of a replication.
-    alone_ms: latency of a request that is alone.  lead: where the load is a part of another, the share of its requests
-    that are there for those behind them alone.  work: what was done, shared with evaluators of other worlds."""
+    alone_ms: latency of a request that is alone.  apart: step costs of engines that prefill for others, and how keys
+    and values get to these.  lead: where the load is a part of another, the share of its requests that are there for
+    those behind them alone.  work: what was done, shared with evaluators of other worlds."""
 
     load: Load
     costs: StepCosts
@@ -142,8 +169,10 @@ class Evaluator:
     requests: int = 0
     alone_ms: float = 0.0
     lead: float | None = None
+    apart: tuple[StepCosts, Transfer] | None = None
     known: dict[tuple[Setup, float, float, bool], Measured] = field(default_factory=dict)
     floods: dict[EngineSettings, "Saturated"] = field(default_factory=dict)
+    kinds: dict[EngineSettings, tuple[float, float]] = field(default_factory=dict)
 
     @cached_property
     def rate_per_s(self) -> float:
@@ -160,9 +189,9 @@ class Evaluator:
             self.known[key] = self._decided(setup, load, scale, slower, VERIFIED if verify else MOST)
         return self.known[key]
 
-    def elsewhere(self, load: Load, costs: StepCosts) -> "Evaluator":
+    def elsewhere(self, load: Load, costs: StepCosts, apart: tuple[StepCosts, Transfer] | None = None) -> "Evaluator":
         """An evaluator of another load or other step costs."""
-        return replace(self, load=load, costs=costs, known={}, floods={})
+        return replace(self, load=load, costs=costs, apart=apart, known={}, floods={}, kinds={})
 
     def each(self, setups: Sequence[Setup], scale: float = 1.0) -> list[Measured]:
         """Simulate several, side by side."""
@@ -187,7 +216,7 @@ class Evaluator:
         return found
 
     def _judged(self, setup: Setup, scale: float, done: Replications, slower: float) -> Measured:
-        summary = done.summary(self.targets.promise)
+        summary = _of_all(done.summary(self.targets.promise), setup.replicas / self._simulated(setup))
         # A run ends before a load that is a little too large has piled up.
         carried = self.lead is not None or (summary.stable and self.carries(setup, scale * slower))
         return Measured(
@@ -201,15 +230,28 @@ class Evaluator:
 
     def _runs(self, setup: Setup, load: Load, which: range) -> Replications:
         """Replications by number."""
-        routing = Routing(setup.replicas, self.route, scaling=setup.schedule, start_up_ms=setup.start_up_ms)
-        cluster = Cluster(routing)
-        options = Options(requests=self.requests or FEWEST_REQUESTS, seed=self.seed)
+        together = self._simulated(setup)
+        routing = Routing(together, self.route, scaling=setup.schedule, start_up_ms=setup.start_up_ms)
+        cluster = self._cluster(routing, setup.prefill)
+        count = self.requests or FEWEST_REQUESTS
+        if together < setup.replicas:
+            load = dealt(load, together, setup.replicas, in_turn=self.route == "round-robin")
+            count = requests_for(load, self.alone_ms)
+        options = Options(requests=count, seed=self.seed)
 
         def one(number: int) -> Replications:
             return replicate(load, self.costs, setup.settings, options, cluster, [number])
 
         found = self.side_by_side(one, list(which))
         return replace(found[0], runs=[each.runs[0] for each in found])
+
+    def _simulated(self, setup: Setup) -> int:
+        """Engines of a setup that are simulated. What is recorded is served as a whole."""
+        whole = isinstance(self.load, RecordedLoad) or setup.schedule is not None or setup.prefill > 0
+        return setup.replicas if whole else min(setup.replicas, TOGETHER)
+
+    def _cluster(self, routing: Routing, prefill: int = 1) -> Cluster:
+        return Cluster(routing) if self.apart is None else Cluster(routing, *self.apart, prefill)
 
     def side_by_side(self, work: Callable[[A], B], items: Sequence[A]) -> list[B]:
         """The compiled simulators run without the interpreter's lock."""
@@ -221,10 +263,11 @@ class Evaluator:
 
     def alone(self, settings: EngineSettings) -> Measured:
         """A request that has an engine to itself: nothing is ever better than this."""
-        key = (Setup(settings), 0.0, 1.0, False)
+        key = (Setup(settings, prefill=0 if self.apart is None else 1), 0.0, 1.0, False)
         if key not in self.known:
             options = Options(requests=ALONE, replications=FIRST, seed=self.seed, warmup=0.0)
-            self.known[key] = self._judged(*key[:2], replicate(self._rare(), self.costs, settings, options), 1.0)
+            done = replicate(self._rare(), self.costs, settings, options, self._cluster(Routing()))
+            self.known[key] = self._judged(*key[:2], done, 1.0)
             self.work.setups += 1
         return self.known[key]
 
@@ -256,7 +299,26 @@ class Evaluator:
 
     def used(self, setup: Setup, scale: float = 1.0) -> float:
         """The load, as a share of what the engines serve that always have enough to do."""
-        return self.rate_per_s * scale / (setup.most * self.saturated(setup.settings).requests_per_s)
+        offered = self.rate_per_s * scale
+        if self.apart is None:
+            return offered / (setup.most * self.saturated(setup.settings).requests_per_s)
+        prefill, decode = self.of_kinds(setup.settings)
+        return offered / min(setup.prefill * prefill, setup.replicas * decode)
+
+    def of_kinds(self, settings: EngineSettings) -> tuple[float, float]:
+        """Requests/s for which one engine prefills at most, and which one decodes."""
+        assert self.apart is not None
+        if settings not in self.kinds:
+            prefill = self.elsewhere(first_tokens(self.load), self.apart[0]).saturated(settings).requests_per_s
+            options = Options(requests=max(FLOOD, 6 * settings.max_num_seqs), seed=self.seed, warmup=0.0)
+            flood, free = OpenLoad(Poisson(1e6), lengths_of(self.load)), Cluster(prefill=FREE)
+            run = replicate(flood, self.costs, settings, options, free, [0]).runs[0]
+            decoded = run.requests.output_tokens > 1
+            decode = math.inf
+            if decoded.sum() > FEW:
+                decode = saturated_in(run, np.flatnonzero(decoded)).requests_per_s / float(decoded.mean())
+            self.kinds[settings] = prefill, decode
+        return self.kinds[settings]
 
 
 def _flood_of(requests: Requests, prefix: PrefixBlocks, count: int) -> Requests:
@@ -278,9 +340,10 @@ class Saturated:
     tpot_ms: float
 
 
-def saturated_in(run: EngineRun) -> Saturated:
-    """Of a run in which all requests come at once."""
-    order = np.argsort(run.last_ms, kind="stable")
+def saturated_in(run: EngineRun, rows: IntArray | None = None) -> Saturated:
+    """Of a run in which all requests come at once; rows: those that count."""
+    counted = np.arange(len(run.requests)) if rows is None else rows
+    order = counted[np.argsort(run.last_ms[counted], kind="stable")]
     kept = order[len(order) // 4 : 3 * len(order) // 4]
     span_s = float(run.last_ms[kept[-1]] - run.last_ms[kept[0]]) / 1e3
     tpot = run.tpot_ms[kept]
@@ -294,6 +357,39 @@ def lengths_of(load: Load) -> LengthDistribution:
     if isinstance(load, RecordedLoad):
         return Resampled(load.requests.prompt_tokens, load.requests.output_tokens)
     return load.lengths
+
+
+@dataclass(frozen=True)
+class FirstTokens:
+    """The same prompts, with answers of one token."""
+
+    lengths_of: LengthDistribution
+
+    def lengths(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """As `LengthDistribution`."""
+        prompt, output = self.lengths_of.lengths(count, rng)
+        return prompt, np.ones_like(output)
+
+
+def first_tokens(load: Load) -> Load:
+    """What engines that prefill for others are asked for."""
+    if not isinstance(load, RecordedLoad):
+        return replace(load, lengths=FirstTokens(load.lengths))
+    requests = load.requests
+    return replace(load, requests=replace(requests, output_tokens=np.ones_like(requests.output_tokens)))
+
+
+def dealt(load: Load, kept: int, among: int, *, in_turn: bool) -> Load:
+    """What so many engines get of a load that is dealt among more."""
+    if isinstance(load, ClosedLoad):
+        return replace(load, users=max(round(load.users * kept / among), 1))
+    assert isinstance(load, OpenLoad)
+    return replace(load, arrivals=Dealt(load.arrivals, kept, among, in_turn))
+
+
+def _of_all(summary: EngineSummary, times: float) -> EngineSummary:
+    """Of all engines, where a share of them was simulated."""
+    return replace(summary, **{name: times * getattr(summary, name) for name in RATES}) if times != 1 else summary
 
 
 def scaled(load: Load, scale: float, slower: float = 1.0) -> Load:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from latfit.fitting import keeps_out
 from latfit.model import FitResult
 from latfit.planning.engine_settings import serving_flags
 from latfit.planning.fit_quality import FitQuality, quality_of
+from latfit.planning.serving.apart import MOST_APART, ApartPlan, Pairs, PrefillApart
 from latfit.planning.serving.effects import Effect, Trade, bears, effects_of, front
 from latfit.planning.serving.evaluate import Evaluator, Measured, lengths_of, requests_for
 from latfit.planning.serving.schedule import SchedulePlan, day_of, schedule_engines
@@ -75,7 +76,7 @@ class ServingPlan:
     targets for certain, as a ratio of the planned one; carries_at_most: from which on they miss one.  bears: how much
     longer the steps may take.  tried: configurations simulated.  unsupported: why the data do not support it; empty
     where they do.  schedule: engines that come and go instead, where asked for.  contents: whether recorded contents of
-    prompts say what is cached.
+    prompts say what is cached.  apart: engines that prefill and engines that decode instead, where asked for.
     """
 
     request: ServingRequest
@@ -107,6 +108,7 @@ class ServingPlan:
     notes: Sequence[str] = field(default_factory=list)
     schedule: SchedulePlan | None = None
     contents: bool = False
+    apart: ApartPlan | None = None
 
     def __repr__(self) -> str:
         return f"<ServingPlan: {self.replicas} replicas, {'feasible' if self.feasible else 'not feasible'}>"
@@ -127,7 +129,9 @@ class ServingPlan:
     @property
     def engine(self) -> dict[str, Any]:
         """The settings, by the options of `latfit simulate engine`."""
-        settings = self.settings
+        return self._options_of(self.settings)
+
+    def _options_of(self, settings: EngineSettings) -> dict[str, Any]:
         found: dict[str, Any] = {name: getattr(settings, name) for name in PLANNED}
         return {
             **found,
@@ -175,6 +179,9 @@ class ServingPlan:
             "pareto": [each.to_json() for each in self.front],
             "fits": [each.to_json() for each in self.fits],
             "cost": vars(self.cost),
+            "prefill_apart": None
+            if self.apart is None
+            else self.apart.to_json(self.rate_per_s, self._options_of(self.apart.settings)),
             "schedule": None if self.schedule is None else self.schedule.to_json(),
             "simulated": {"setups": self.tried, "steps": self.steps, "requests": self.requests},
             "seed": self.request.seed,
@@ -190,8 +197,10 @@ def plan_serving(
     fits: Mapping[str, FitResult],
     request: ServingRequest,
     tick: Callable[[int], None] = lambda count: None,
+    apart: PrefillApart | None = None,
 ) -> ServingPlan:
-    """Search for the least engines and their settings. fits: what the step costs are made of, by name.
+    """Search for the least engines and their settings. fits: what the step costs are made of, by name.  apart: what
+    engines that prefill for others cost, where such are to be tried.
 
     Raises BadInput for a request that is larger than the KV cache.
     """
@@ -205,8 +214,7 @@ def plan_serving(
     shown = found.best or found.alone
     outside = outside_warning(list(fits.values()), shown.first, shown.setup.settings) if fits else None
     unsupported = [text for name, fit in fits.items() for text in _kept_out(name, fit)]
-    warnings = [each for fit in fits.values() for each in fit.warnings if each.code in FITS_WARN]
-    warnings += _beyond_context(load, list(fits.values()), shown.setup.settings)
+    warnings = _of_fits(list(fits.values())) + _beyond_context(load, list(fits.values()), shown.setup.settings)
     if outside is not None:
         unsupported.append(f"{outside.message}. {outside.remedy}")
     met = found.best is not None and found.best.met
@@ -239,6 +247,7 @@ def plan_serving(
         unsupported=unsupported,
         notes=_notes(load, request, room),
         schedule=_schedule(evaluator, request, shown) if met else None,
+        apart=None if apart is None else _apart(evaluator, apart, found, room, request.price_per_hour),
         contents=isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache,
     )
 
@@ -249,6 +258,21 @@ def _schedule(evaluator: Evaluator, request: ServingRequest, best: Measured) -> 
         return None
     day = day_of(evaluator.load, request.window_ms, request.start_up_ms)
     return schedule_engines(evaluator, best, day, request.price_per_hour)
+
+
+def _apart(
+    evaluator: Evaluator, apart: PrefillApart, found: Found, room: Room, price_per_hour: float | None
+) -> ApartPlan | None:
+    """Engines that prefill for others; None where they would be too many to be looked for."""
+    together = found.best.setup.replicas if found.best is not None and found.best.met else None
+    if together is not None and together > MOST_APART:
+        return None
+    other = evaluator.elsewhere(evaluator.load, apart.decode, (apart.prefill, apart.transfer))
+    settings = (found.best or found.alone).setup.settings
+    best = Pairs(other, room, together).run(settings, apart.transfer)
+    if price_per_hour is None or best.summary is None:
+        return best
+    return replace(best, price_per_million_tokens=_per_million(price_per_hour * best.total, best.summary))
 
 
 def _rate(load: Load, shown: Measured) -> float:
@@ -314,6 +338,13 @@ def figure_text(each: Reached) -> str:
     return f"a {each.name} of {format_ms(each.value)}, {format_ms(each.limit)} asked"
 
 
+def _of_fits(fits: Sequence[FitResult]) -> list[LatfitWarning]:
+    """Those of their warnings that a plan repeats. Where prefill has a fit of its own, the other one is of decode steps
+    on purpose."""
+    told = [code for code in FITS_WARN if len(fits) < 2 or code != "decode_only"]
+    return [each for fit in fits for each in fit.warnings if each.code in told]
+
+
 def _beyond_context(load: Load, fits: Sequence[FitResult], settings: EngineSettings) -> list[LatfitWarning]:
     """Prompts that are computed in chunks read what is cached of them; whether such steps were measured."""
     longest = int(_lengths_drawn(load)[0].max())
@@ -331,14 +362,18 @@ def _beyond_context(load: Load, fits: Sequence[FitResult], settings: EngineSetti
 
 
 def _cost(request: ServingRequest, shown: Measured) -> Cost:
-    tokens_per_hour = shown.summary.output_tokens_per_s * HOUR_S
     count = shown.setup.replicas
     price = None if request.price_per_hour is None else request.price_per_hour * count
     return Cost(
         price,
-        None if price is None else MILLION * price / tokens_per_hour,
-        None if request.watts is None else MILLION * request.watts * count / 1e3 / tokens_per_hour,
+        None if price is None else _per_million(price, shown.summary),
+        None if request.watts is None else _per_million(request.watts * count / 1e3, shown.summary),
     )
+
+
+def _per_million(per_hour: float, summary: EngineSummary) -> float:
+    """What an hour takes, by a million output tokens."""
+    return MILLION * per_hour / (summary.output_tokens_per_s * HOUR_S)
 
 
 def _notes(load: Load, request: ServingRequest, room: Room) -> list[str]:

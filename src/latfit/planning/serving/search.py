@@ -31,12 +31,12 @@ GALLOP = 1.15
 LEAST_SCALE = 1e-6
 """Of the planned load, below which no load is looked for, nor above its inverse."""
 
-MOST_TOGETHER = 64
-"""Engines without which a load is not carried, of a plan that is searched as a whole."""
+MOST_REPLICAS, USUAL_MOST, IDLE = 4096, 256, 64
+"""Engines of a plan at most; those that are tried at most where a quarter of them would carry the load; and times those
+without which it is not carried: then they are idle, and more of them change nothing."""
 
-MOST_REPLICAS, IDLE = 256, 64
-"""Engines that are simulated at most, and times those without which the load is not carried: then they are idle, and
-more of them change nothing."""
+FINE = 64
+"""Engines from which on the last search for a number goes by more than one."""
 
 ROUNDS = 3
 
@@ -135,7 +135,7 @@ class Search:
         settings = alone.setup.settings
         usual = self.least(settings) if self.replicas is None else self._at(settings, self.replicas)
         begun = usual if usual is not None else self._at(settings, self._guess(settings))
-        settings, carried = self._ascend(begun.setup, 1.0 if begun.met else self.highest(begun.setup, 1.0))
+        settings, carried = self.ascend(begun.setup, 1.0 if begun.met else self.highest(begun.setup, 1.0))
         if self.replicas is not None:
             best: Measured | None = self.evaluator.measure(Setup(settings, self.replicas), verify=True)
         else:
@@ -150,7 +150,7 @@ class Search:
     def least(self, settings: EngineSettings, guess: int | None = None) -> Measured | None:
         """The least engines with these settings; None where more of them do not help."""
         at = guess or self._guess(settings)
-        most = min(MOST_REPLICAS, IDLE * at)
+        most = min(MOST_REPLICAS, max(USUAL_MOST, 4 * at), IDLE * at)
         found, step, low = self._at(settings, at), max(1, round(at * (GALLOP - 1))), 0
         while not found.met:
             low = at
@@ -187,6 +187,9 @@ class Search:
             return low, high
         while low > LEAST_SCALE and not self._sure(setup, low, met=True):
             low /= PRECISION
+        verified = self.evaluator.measure(setup, verify=True)
+        if verified.met and verified.certain:
+            low = max(low, 1.0)
         while high < 1 / LEAST_SCALE and not self._sure(setup, high, met=False):
             high *= PRECISION
         return low, high
@@ -211,20 +214,20 @@ class Search:
             low, high = (middle, high) if self.evaluator.measure(setup, middle).met else (low, middle)
         return low, high
 
-    def _ascend(self, begun: Setup, carried: float) -> tuple[EngineSettings, float]:
+    def ascend(self, begun: Setup, carried: float) -> tuple[EngineSettings, float]:
         """The settings that carry most at this number of engines, and the load that they carry."""
         at, load = begun.settings, self.highest(begun, carried)
         for _ in range(ROUNDS):
             before = at
             for axis in AXES:
-                at, load = self._better(at, load, axis, begun.replicas)
+                at, load = self._better(at, load, axis, begun)
             if at == before:
                 break
         return at, load
 
-    def _better(self, at: EngineSettings, load: float, axis: str, replicas: int) -> tuple[EngineSettings, float]:
+    def _better(self, at: EngineSettings, load: float, axis: str, begun: Setup) -> tuple[EngineSettings, float]:
         """The best along one axis."""
-        left = [Setup(each, replicas) for each in self.room.alternatives(at, axis)]
+        left = [replace(begun, settings=each) for each in self.room.alternatives(at, axis)]
         while left:
             asked = load * PRECISION * GAIN
             met = [each for each in self._tried(left, asked) if each.met]
@@ -255,7 +258,8 @@ class Search:
         found = self.least(settings, guess)
         if found is None:
             return None
-        for count in range(found.setup.replicas, MOST_REPLICAS + 1):
+        step = max(1, found.setup.replicas // FINE)
+        for count in range(found.setup.replicas, MOST_REPLICAS + 1, step):
             found = self.evaluator.measure(Setup(settings, count), verify=True)
             if found.met:
                 break
@@ -265,10 +269,10 @@ class Search:
         """Engines without which the load is not carried."""
         rate = self.evaluator.rate_per_s
         found = max(1, math.ceil(rate / self.evaluator.saturated(settings).requests_per_s))
-        if found > MOST_TOGETHER:
-            share = math.ceil(found / MOST_TOGETHER)
+        if found > MOST_REPLICAS:
+            share = math.ceil(found / MOST_REPLICAS)
             raise WrongUsage(
-                f"{format_rate(rate)} need {found:,} replicas or more; {MOST_TOGETHER} are simulated together",
+                f"{format_rate(rate)} need {found:,} replicas or more; a plan has up to {MOST_REPLICAS:,}",
                 where="--rate",
                 remedy=f"Plan one of {share} parts (--rate {rate / share:.4g}/s) and take {share} times its replicas.",
             )

@@ -36,6 +36,7 @@ def serving_summary(plan: ServingPlan) -> PlanSummary:
         lines.append(_of_each(plan))
     if plan.feasible:
         lines += [_margin(plan), *_help(plan), *_price(plan), *_scheduled(plan), f"Start each: {engine_command(plan)}"]
+    lines += _apart(plan)
     warnings = [f"{each.message} {each.remedy}" for each in plan.warnings]
     return PlanSummary(verdict(plan), STATES[plan.promise], lines, [*plan.unsupported, *warnings], plan.notes)
 
@@ -177,6 +178,35 @@ def _scheduled(plan: ServingPlan) -> list[str]:
         kept = (number(100 * each, 4) for each in (found.kept, found.fixed_kept))
         told += "; {} % of requests within all limits, {} % with {}".format(*kept, fixed)
     return [f"{told}."]
+
+
+def _apart(plan: ServingPlan) -> list[str]:
+    """Engines that prefill for others, beside those that do both."""
+    found, together = plan.apart, plan.replicas if plan.feasible else None
+    if found is None:
+        return []
+    if not found.feasible and not found.total:
+        return ["Prefill apart: no number of replicas keeps the targets."]
+    pair = f"{count(found.prefill)} to prefill, {count(found.decode)} to decode"
+    if not found.feasible:
+        than = f", not fewer than the {engines(together)} above" if together else ""
+        return [f"Prefill apart takes {engines(found.total)} or more ({pair}){than}."]
+    less = "" if together is None else f" instead of {count(together)}"
+    if found.fewer_than(together) and together:
+        less += f" ({format_percent(100 * (1 - found.total / together))} less)"
+    elif together:
+        less = f", {'as many' if found.total == together else 'more'} as above"
+    reached = ", ".join(_beside(each) for each in found.reached)
+    ends = (found.carries * plan.rate_per_s, found.carries_at_most * plan.rate_per_s)
+    told = f"Prefill apart: {engines(found.total)}{less}, {pair}, at {found.transfer_text} for the KV transfer:"
+    held = f"holds up to {format_rate(_down(ends[0]), down=True)} (missed from {number(ends[1], 3)})"
+    told += f" {reached}; {held}"
+    if found.price_per_million_tokens is not None:
+        told += f"; {number(found.price_per_million_tokens, 3)} a million output tokens"
+    if found.settings == plan.settings and plan.feasible:
+        return [f"{told}. The same settings."]
+    flags = shlex.join(vllm_flags(found.engines["vllm"]))
+    return [f"{told}. Each with {flags}."]
 
 
 def engine_command(plan: ServingPlan) -> str:

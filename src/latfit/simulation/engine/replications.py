@@ -31,16 +31,19 @@ SENT_LEAST, SENT_FIRST = 5, 2
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Engines that serve together: equal ones behind a router, or one that prefills with step costs of its own and
-    sends the keys and values to the one that decodes."""
+    """Engines that serve together: equal ones behind a router; or prefill_replicas that prefill, with step costs of
+    their own, and send the keys and values to those that decode."""
 
     routing: Routing = field(default_factory=Routing)
     prefill: StepCosts | None = None
     transfer: Transfer = field(default_factory=Transfer)
+    prefill_replicas: int = 1
 
     def __post_init__(self) -> None:
-        if self.prefill is not None and (self.routing.replicas > 1 or self.routing.scaling is not None):
-            raise WrongUsage("replicas prefill for themselves", where="--prefill-on", remedy="Leave out --replicas.")
+        if self.prefill is not None and self.routing.scaling is not None:
+            raise WrongUsage(
+                "replicas that come and go prefill for themselves", where="--prefill-on", remedy="Leave it out."
+            )
 
     def serve(
         self,
@@ -55,7 +58,8 @@ class Cluster:
             return serve_replicas(requests, costs, settings, self.routing, seed, think_ms)
         if think_ms is not None:
             raise WrongUsage("prefill apart takes no closed loop", where="--users", remedy="Give --rate or --arrivals.")
-        both = serve_apart(requests, (self.prefill, costs), (settings, settings), self.transfer, seed)
+        routing = (replace(self.routing, replicas=self.prefill_replicas), self.routing)
+        both = serve_apart(requests, (self.prefill, costs), (settings, settings), self.transfer, seed, routing)
         return both.whole(requests)
 
 
@@ -147,7 +151,7 @@ def result_of(
     return EngineResult(
         settings=settings,
         routing=cluster.routing,
-        prefill_apart=cluster.prefill is not None,
+        prefill_replicas=0 if cluster.prefill is None else cluster.prefill_replicas,
         rate_per_s=summary.throughput_per_s if isinstance(load, ClosedLoad) else load.rate * 1e3,
         summary=summary,
         users=load.users if isinstance(load, ClosedLoad) else 0,

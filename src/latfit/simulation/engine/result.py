@@ -187,13 +187,13 @@ def _intervals(known: Mapping[str, Any], replications: int) -> dict[str, Interva
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EngineResult:
-    """An engine at a load. rate_per_s: arrivals, NaN where they all come at once.  prefill_apart: whether another
-    engine prefilled.  first: the first replication, which a sweep does not keep.  users: of a closed loop, who send
-    what is served, else 0.  labels: what a sweep varied."""
+    """An engine at a load. rate_per_s: arrivals, NaN where they all come at once.  prefill_replicas: engines
+    that prefilled for the others, 0 for none.  first: the first replication, which a sweep does not keep.  users: of a
+    closed loop, who send what is served, else 0.  labels: what a sweep varied."""
 
     settings: EngineSettings
     routing: Routing
-    prefill_apart: bool
+    prefill_replicas: int
     rate_per_s: float
     summary: EngineSummary
     seed: int
@@ -234,7 +234,7 @@ class EngineResult:
             "block_size": self.settings.block_size,
             "replicas": self.routing.replicas,
             "route": self.routing.route,
-            "prefill_apart": self.prefill_apart,
+            "prefill_replicas": self.prefill_replicas,
             **start_up,
         }
 
@@ -406,7 +406,7 @@ def grows(runs: Sequence[EngineRun]) -> bool:
     for run in runs:
         if len(run.requests) < STRETCHES:
             return False
-        wait = run.start_ms - run.requests.arrival_ms + run.busy_ms / run.counters.steps
+        wait = run.served_from_ms - run.requests.arrival_ms + run.busy_ms / run.counters.steps
         series.append(np.array([part.mean() for part in np.array_split(wait, STRETCHES)]))
     return rises(series, 0.0)
 
@@ -415,7 +415,9 @@ def backlogged(runs: Sequence[EngineRun]) -> bool:
     """Whether so many requests have not begun when the last one comes that the engine serves fewer than come, which
     shows in runs too short for waits to rise straight: above capacity by a ratio of r, 1 - 1/r of them wait."""
     shares = [
-        float(np.mean(run.start_ms > run.requests.arrival_ms.max())) for run in runs if len(run.requests) >= FEWEST
+        float(np.mean(run.served_from_ms > run.requests.arrival_ms.max()))
+        for run in runs
+        if len(run.requests) >= FEWEST
     ]
     return bool(shares) and sum(shares) / len(shares) > BACKLOG
 

@@ -69,7 +69,8 @@ class EngineRun:
     in steps, of all replicas.  itl: gaps between tokens by quantile name.  users: who sent the next request when they
     had an answer; 0 where arrivals did not depend on answers.  replica_ms: time that replicas were there, of all
     together.  scaled (3, k): where replicas came and went, moments, and from each on how
-    many requests were routed to and how many were asked for; None where they were always there.
+    many requests were routed to and how many were asked for; None where they were always there.  begun_ms: where others
+    prefill, when a step first decoded it; None where the same engine does both.
     """
 
     requests: Requests
@@ -86,6 +87,7 @@ class EngineRun:
     users: int = 0
     replica_ms: float = math.nan
     scaled: FloatArray | None = None
+    begun_ms: FloatArray | None = None
 
     def __repr__(self) -> str:
         found = self.counters
@@ -95,6 +97,11 @@ class EngineRun:
     def ttft_ms(self) -> FloatArray:
         """Arrival to first token (n,)."""
         return self.first_ms - self.requests.arrival_ms
+
+    @property
+    def served_from_ms(self) -> FloatArray:
+        """When the last engine that serves it began (n,)."""
+        return self.start_ms if self.begun_ms is None else self.begun_ms
 
     @property
     def latency_ms(self) -> FloatArray:

@@ -166,11 +166,11 @@ def new_state(limits: Limits, load: Load, inbox: SmallIntArray | None = None, en
     return State(**own, **_of_requests(limits, load), source=own["inbox"], source_i=own["i"])
 
 
-def new_states(limits: Limits, load: Load, engines: int, source: SmallIntArray, source_i: IntArray) -> State:
-    """Idle engines with one source: what belongs to an engine is a row (engines, ...), what belongs to a request is
-    shared by all, as each request is in one of them."""
-    own = [_of_engine(limits, load, engine) for engine in range(engines)]
-    rows = {name: np.stack([each[name] for each in own]) for name in own[0]}
+def new_states(limits: Limits, load: Load, engines: range, source: SmallIntArray, source_i: IntArray) -> State:
+    """Idle engines, by number, with one source: what belongs to an engine is a row (engines, ...), what belongs to a
+    request is shared by all, as each request is in one of them."""
+    rows = {name: _rows(column, len(engines)) for name, column in _of_engine(limits, load, 0).items()}
+    rows["stream"] = np.stack([_stream(limits, engine) for engine in engines])
     return State(**rows, **_of_requests(limits, load), source=source, source_i=source_i)
 
 
@@ -211,8 +211,20 @@ def _of_engine(limits: Limits, load: Load, engine: int) -> dict[str, Any]:
         "timeline": np.zeros((5, SLICES)),
         "unit_at": np.full(units, -1, dtype=np.int32),
         "unit_uses": np.zeros(units, dtype=np.int32),
-        "stream": Streams(limits.seed).generator(SERVICE, engine).integers(2**64, size=1, dtype=np.uint64),
+        "stream": _stream(limits, engine),
     }
+
+
+def _stream(limits: Limits, engine: int) -> NDArray[np.uint64]:
+    return Streams(limits.seed).generator(SERVICE, engine).integers(2**64, size=1, dtype=np.uint64)
+
+
+def _rows(column: NDArray[Any], count: int) -> NDArray[Any]:
+    """The column so many times; where it is nothing but zeros, memory that is taken when it is written to."""
+    found = np.zeros((count, *column.shape), dtype=column.dtype)
+    if column.any():
+        found[:] = column
+    return found
 
 
 def _of_requests(limits: Limits, load: Load) -> dict[str, Any]:

@@ -99,7 +99,8 @@ def test_prefill_apart_and_replicas(folder: Path, capsys: Captured) -> None:
     apart = json.loads(capsys.readouterr().out)["runs"][0]
     assert latfit(*RECORDED, "--replicas", 2, "--route", "least-loaded", "--json") == 0
     routed = json.loads(capsys.readouterr().out)["runs"][0]
-    assert apart["settings"]["prefill_apart"] is True
+    assert apart["settings"]["prefill_replicas"] == 1
+    assert routed["settings"]["prefill_replicas"] == 0
     assert apart["requests"] == routed["requests"] == 80
     assert routed["settings"]["replicas"] == 2
 
@@ -156,7 +157,7 @@ def test_steps_scatter_as_measured_unless_told_otherwise(folder: Path, capsys: C
         ([*DRAWN, "--rate", "5/s", "--lengths", "9000:5"], 3, "more than the KV cache holds"),
         ([*DRAWN, "--rate", "5/s", "--fit", "none.fit.json"], 3, "no such fit"),
         ([*DRAWN, "--rate", "900/s", "--requests", 2000, "--replications", 1], 5, "no engine carries 900 req/s"),
-        ([*RECORDED, "--prefill-on", "amx.fit.json", "--replicas", 2], 2, "--prefill-on"),
+        ([*RECORDED, "--prefill-replicas", 2], 2, "no engine prefills for another"),
     ],
 )
 def test_mistakes_are_told(folder: Path, capsys: Captured, arguments: list[object], code: int, said: str) -> None:

@@ -6,9 +6,10 @@ prompt, unless that one has `slack` requests more than the least loaded (then th
 on). Users who wait for their answers keep to one replica in round-robin, and are routed anew with every request else.
 Replicas may come and go (see `fleet`).
 
-Apart: one engine prefills and gives the first token; the keys and values travel at `transfer_ms_per_token`; another
-engine decodes the rest. The decoding engine knows the request from the moment its cache has arrived. This is also how a
-CPU prefills for a GPU: only the step costs of the first engine differ.
+Apart: some engines prefill and give the first token; the keys and values travel, a fixed time and one for each token
+of the prompt; others decode the rest. Each kind stands behind a router of its own. A decoding engine knows the request
+from the moment its cache has arrived. This is also how a CPU prefills for a GPU: only the step costs of the engines
+that prefill differ.
 """
 
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from latfit.simulation.engine.state import (
     ISSUED,
     PUSHED,
     SHARED,
+    STATIC,
     STRIDE,
     STUCK,
     Limits,
@@ -42,7 +44,6 @@ from latfit.simulation.engine.state import (
     SmallIntArray,
     State,
     engines_of,
-    new_state,
     new_states,
 )
 from latfit.simulation.engine.step_cost import StepCosts
@@ -99,10 +100,7 @@ def serve_replicas(
     """Run equal engines behind a router until every request is done; think_ms and errors as in `serve`."""
     if routing.replicas == 1 and routing.route != "prefix" and routing.scaling is None:
         return serve(requests, costs, settings, seed, think_ms)
-    if settings.batching == "static" and (routing.route != "round-robin" or routing.scaling is not None):
-        raise WrongUsage("static batches are routed in turn only", where="--route", remedy="Take round-robin.")
     check_fits(requests, settings)
-    limits = settings.limits(seed)
     if routing.scaling is not None:
         if think_ms is not None:
             raise WrongUsage(
@@ -112,10 +110,19 @@ def serve_replicas(
             )
         return _serve_scaled(requests, costs, settings, routing, seed)
     load = load_of(requests, settings, seed, think_ms)
+    return _served(requests, load, costs, settings.limits(seed), routing)
+
+
+def _served(
+    requests: Requests, load: Load, costs: StepCosts, limits: Limits, routing: Routing, before: int = 0
+) -> EngineRun:
+    """Run engines that are always there. before: engines that have taken random numbers already."""
     first = coming(load)
-    states = _idle(limits, load, routing.replicas, first)
+    in_turn = routing.route == "round-robin" or (routing.replicas == 1 and routing.route != "prefix")
+    _check_routed(limits, in_turn=in_turn)
+    states = _idle(limits, load, routing.replicas, first, before)
     engines = engines_of(states)
-    if routing.route == "round-robin":
+    if in_turn:
         replica = _in_turn(limits, load, costs, engines, first)
     else:
         router = _router(routing, load, routing.replicas)
@@ -125,12 +132,17 @@ def serve_replicas(
     return run_of(requests, limits, engines, replica, load)
 
 
-def _idle(limits: Limits, load: Load, engines: int, first: SmallIntArray) -> State:
+def _check_routed(limits: Limits, *, in_turn: bool) -> None:
+    if limits.batching == STATIC and not in_turn:
+        raise WrongUsage("static batches are routed in turn only", where="--route", remedy="Take round-robin.")
+
+
+def _idle(limits: Limits, load: Load, engines: int, first: SmallIntArray, before: int = 0) -> State:
     """Engines that share a source, which holds the requests whose arrival is known."""
     source, counts = np.zeros(len(load.arrival), dtype=np.int32), np.zeros(COUNTERS, dtype=np.int64)
     source[: len(first)] = first
     counts[[PUSHED, ISSUED, STRIDE, SHARED]] = len(first), load.users, 1, 1
-    return new_states(limits, load, engines, source, counts)
+    return new_states(limits, load, range(before, before + engines), source, counts)
 
 
 def _serve_scaled(
@@ -139,6 +151,7 @@ def _serve_scaled(
     """Replicas that come and go. Places for them are as many as replicas at a time, and more where some still drain."""
     assert routing.scaling is not None
     limits, places, answer = settings.limits(seed), routing.scaling.most, FULL
+    _check_routed(limits, in_turn=False)
     while answer == FULL:
         load = load_of(requests, settings, seed)
         states, router = _idle(limits, load, places, coming(load)), _router(routing, load, places)
@@ -198,15 +211,16 @@ class Transfer:
 
 @dataclass(frozen=True, eq=False)
 class Apart:
-    """What came of prefill and decoding apart: both engines' runs, and the requests from end to end."""
+    """What came of prefill and decoding apart: the runs of both kinds of engines, and the requests from end to end."""
 
     prefill: EngineRun
     decode: EngineRun | None
     first_ms: FloatArray
     last_ms: FloatArray
+    begun_ms: FloatArray
 
     def whole(self, requests: Requests) -> EngineRun:
-        """Both engines as one run of the requests; gaps between tokens are those of the engine that decodes."""
+        """All engines as one run of the requests; gaps between tokens are those of the engines that decode."""
         runs = [self.prefill] if self.decode is None else [self.prefill, self.decode]
         sizes = np.zeros(max(len(run.batch_sizes) for run in runs), dtype=np.int64)
         for run in runs:
@@ -223,7 +237,8 @@ class Apart:
             itl=runs[-1].itl,
             batch_sizes=sizes,
             timelines=tuple(line for run in runs for line in run.timelines),
-            replica=np.zeros(len(requests), dtype=np.int64),
+            replica=self.prefill.replica,
+            begun_ms=self.begun_ms,
         )
         return replace(run, replica_ms=len(run.timelines) * run.makespan_ms)
 
@@ -234,25 +249,24 @@ def serve_apart(
     settings: tuple[EngineSettings, EngineSettings],
     transfer: Transfer = Transfer(),
     seed: int = 0,
+    routing: tuple[Routing, Routing] = (Routing(), Routing()),
 ) -> Apart:
-    """Run the engine that prefills, then the one that decodes; costs and settings: (of prefill, of decode)."""
+    """Run the engines that prefill, then those that decode; costs, settings and routing: (of prefill, of decode)."""
     alone = replace(requests, output_tokens=np.ones(len(requests), dtype=np.int64))
-    prefill = serve(alone, costs[0], settings[0], seed)
+    prefill = serve_replicas(alone, costs[0], settings[0], routing[0], seed)
     rest = np.flatnonzero(requests.output_tokens > 1)
     if not len(rest):
-        return Apart(prefill, None, prefill.first_ms, prefill.last_ms)
+        return Apart(prefill, None, prefill.first_ms, prefill.last_ms, prefill.start_ms)
     arrived = prefill.last_ms[rest] + transfer.fixed_ms + transfer.ms_per_token * requests.prompt_tokens[rest]
     order = np.argsort(arrived, kind="stable")
     rows = rest[order]
     handed = replace(requests.select(rows), arrival_ms=np.ascontiguousarray(arrived[order]))
     check_fits(handed, settings[1])
-    limits, load = settings[1].limits(seed), _given(handed, settings[1], seed)
-    state = new_state(limits, load, np.arange(len(rows), dtype=np.int32), engine=1)
-    finish(limits, load, costs[1], state)
-    decode = run_of(handed, limits, [state], np.zeros(len(rows), dtype=np.int64), load)
-    last = prefill.last_ms.copy()
-    last[rows] = decode.last_ms
-    return Apart(prefill, decode, prefill.first_ms, last)
+    load = _given(handed, settings[1], seed)
+    decode = _served(handed, load, costs[1], settings[1].limits(seed), routing[1], routing[0].replicas)
+    last, begun = prefill.last_ms.copy(), prefill.start_ms.copy()
+    last[rows], begun[rows] = decode.last_ms, decode.start_ms
+    return Apart(prefill, decode, prefill.first_ms, last, begun)
 
 
 def _given(requests: Requests, settings: EngineSettings, seed: int) -> Load:

@@ -204,7 +204,7 @@ def _outstanding(s: State) -> int:
 @inner
 def _predicted_ms(o: Limits, load: Load, costs: StepCosts, s: State, r: int, output: float) -> float:
     """Time until the first token of a request that comes now."""
-    cached = load.unit * units_there(o, load, s, r) if load.unit > 0 else load.cached[r]
+    cached = load.unit * units_there(o, load, s, r) if load.unit > 0 else min(load.cached[r], load.prompt[r] - 1)
     waiting = s.i[QUEUED] + load.prompt[r] - cached
     D, K, tokens = 0.0, 0.0, float(waiting)
     for i in range(s.i[COUNT]):

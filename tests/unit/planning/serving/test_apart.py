@@ -1,0 +1,99 @@
+"""The least engines that prefill and that decode, against every pair tried and against what must be so."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from latfit.planning.serving.apart import MOST_APART, Pairs
+from latfit.planning.serving.evaluate import Evaluator, Setup
+from latfit.planning.serving.search import Room
+from latfit.planning.serving.targets import RequestTarget, Targets
+from latfit.simulation import (
+    Cluster,
+    EngineSettings,
+    Options,
+    Routing,
+    Transfer,
+    linear_costs,
+    simulate_engine,
+)
+from latfit.workload import Constant, OpenLoad, Poisson, RecordedLoad, Streams, make_requests
+
+COSTS = linear_costs(8.0, 0.15, 0.02)
+START = EngineSettings(max_num_seqs=64, max_num_batched_tokens=2048, kv_blocks=4000)
+TRAFFIC = OpenLoad(Poisson(0.06), Constant(600, 60))
+TRANSFER = Transfer(2.0, 0.01)
+FIXED = Room(frozenset({"max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order"}))
+
+
+def apart(targets: Targets, transfer: Transfer = TRANSFER, load: OpenLoad | RecordedLoad = TRAFFIC) -> Evaluator:
+    found = Evaluator(load, COSTS, targets, apart=(COSTS, transfer))
+    found.requests = 6_000
+    return found
+
+
+def keeps(targets: Targets, prefill: int, decode: int) -> bool:
+    """In a long simulation."""
+    options = Options(requests=20_000, replications=3, seed=11)
+    cluster = Cluster(Routing(decode), COSTS, TRANSFER, prefill)
+    run = simulate_engine(TRAFFIC, COSTS, START, options, cluster=cluster).summary
+    figures = {"ttft": run.ttft, "tpot": run.tpot, "latency": run.latency}
+    return run.stable and all(figures[each.metric]["p99"].value <= each.limit_ms for each in targets.targets)
+
+
+@pytest.mark.parametrize("limits", [{"ttft": 150.0, "tpot": 14.0}, {"ttft": 60.0, "tpot": 30.0}, {"latency": 900.0}])
+def test_the_least_pair_is_that_of_trying_every_one(limits: dict[str, float]) -> None:
+    targets = Targets(tuple(RequestTarget(name, limit) for name, limit in limits.items()))
+    pairs = sorted(((n, m) for n in range(1, 7) for m in range(1, 7)), key=sum)
+    expected = next((pair for pair in pairs if keeps(targets, *pair)), None)
+    assert expected is not None
+    found = Pairs(apart(targets), FIXED).run(START, TRANSFER)
+    assert found.feasible
+    assert found.total == sum(expected)
+    assert keeps(targets, found.prefill, found.decode)
+
+
+def test_settings_are_searched_too() -> None:
+    """Eight requests a step are fewer than what decodes at a time asks for."""
+    targets = Targets((RequestTarget("ttft", 150.0), RequestTarget("tpot", 25.0)))
+    few = replace(START, max_num_seqs=8)
+    room = Room(frozenset({"batching", "order"}), most_requests=64, most_tokens=4096, longest=600)
+    alone, searched = (Pairs(apart(targets), each).run(few, TRANSFER) for each in (FIXED, room))
+    assert searched.settings.max_num_seqs > 8
+    assert searched.total < alone.total
+
+
+def test_what_one_engine_prefills_and_decodes_at_most() -> None:
+    """A prompt of 600 tokens in each step of 2,048, three and a bit: 8 + 0.15 n + 0.02 * 2048 ms for 2048/600 of them;
+    64 requests that decode take 8 + 64 * 0.17 ms for 64 of 59 tokens."""
+    prefill, decode = apart(Targets((RequestTarget("ttft", 150.0),))).of_kinds(START)
+    assert prefill == pytest.approx(1e3 * 2048 / 600 / (8 + 0.15 * 4 + 0.02 * 2048), rel=0.02)
+    # Places are free one step later than their requests end.
+    assert decode == pytest.approx(1e3 * 64 / 60 / (8 + 64 * 0.17), rel=0.03)
+
+
+def test_more_than_engines_that_do_both_are_not_looked_for() -> None:
+    targets = Targets((RequestTarget("ttft", 150.0), RequestTarget("tpot", 30.0)))
+    found = Pairs(apart(targets), FIXED, together=1).run(START, TRANSFER)
+    assert not found.feasible
+    assert found.prefill >= 1
+    assert found.total > 1
+    assert found.total < MOST_APART
+
+
+def test_a_transfer_that_takes_too_long_keeps_nothing() -> None:
+    """59 further tokens take 8.17 ms each or more, and a transfer of 800 ms brings the mean above 20 ms."""
+    slow = Transfer(800.0)
+    found = Pairs(apart(Targets((RequestTarget("tpot", 20.0),)), slow), FIXED).run(START, slow)
+    assert not found.feasible
+    assert found.total == 0
+
+
+def test_recorded_requests_are_served_as_they_are() -> None:
+    requests = TRAFFIC.sample(2_000, Streams(3))
+    load = RecordedLoad(make_requests(requests.arrival_ms, 600, 60))
+    evaluator = apart(Targets((RequestTarget("ttft", 200.0),)), load=load)
+    found = evaluator.measure(Setup(START, 2, prefill=2))
+    assert len(found.first.requests) == 2_000
+    assert not math.isnan(found.summary.tpot["p99"].value)
