@@ -1,32 +1,41 @@
-"""What the live router costs: a decision, and the hop of a request from its sender to a thread and back, beside the
-plainest batcher there is: an `asyncio.Queue`, emptied by one task into `run_in_executor`.
+"""What the live router costs: a decision, and the hop of a request from its sender to where its batch is run and back,
+beside others that batch.
 
-`python -m benchmarks.router_overhead [--smoke]`. Senders in turn: one request at a time, on both sides, so that nothing
-is batched and the hop alone is seen; then 64 at a time, requests a second. The function gives its inputs back.
+`python -m benchmarks.router_overhead [--smoke]`. Senders in turn: one request at a time, with pauses, so that nothing
+is batched and the hop alone is seen; then 64 at a time, requests a second. The function gives its inputs back. Round by
+round: in a thread, the router, the plainest batcher there is (an `asyncio.Queue`, emptied by one task into
+`run_in_executor`) and Ray Serve's `@serve.batch`; in a worker process, the router and LitServe (`batching_peers.py`).
+Peers that are not installed are told; for all of them: pip install 'ray[serve]' litserve.
+
 Aims: a decision within 5 µs; a hop within 100 µs at p99 while cores are idle.
 """
 
 import asyncio
 import math
+import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from latfit.live import Router, ThreadExecutor
+from benchmarks.batching_peers import LitServe, Measured, Submit, by_ray_serve, same
+from latfit.live import ProcessExecutor, Router, ThreadExecutor
+from latfit.live.executor import Run
 from latfit.live.waiting import Request
 from latfit.policies import Limits, Policy, policy
 
 LARGEST, SIDE_LARGEST = 32, 8
 TIMES = [5.0 + 0.2 * b for b in range(1, LARGEST + 1)]
 SIDE_TIMES = [1.0 * b for b in range(1, SIDE_LARGEST + 1)]
-Submit = Callable[[Any], Awaitable[Any]]
+ROUNDS, SENDERS = 5, 64
 
 
-def same(inputs: list[Any]) -> list[Any]:
-    return inputs
+def make_same() -> Run:
+    return same
 
 
 class PlainBatcher:
@@ -52,27 +61,42 @@ class PlainBatcher:
                 answer.set_result(output)
 
 
-async def hops_us(submit: Submit, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """One request at a time, with a pause between them, as they come where cores are idle."""
-    found = np.empty(count)
-    for k in range(count):
+async def measure(submit: Submit, count: int) -> Measured:
+    """µs of each hop, one request at a time with a pause after it, as they come where cores are idle; then requests/s
+    of 64 senders, each with the next request when it has its answer."""
+    found = []
+    for k in range(count + count // 10):
         began = time.perf_counter()
         await submit(k)
-        found[k] = (time.perf_counter() - began) * 1e6
+        found.append((time.perf_counter() - began) * 1e6)
         await asyncio.sleep(0.0005)
-    return found
-
-
-async def crowd_per_s(submit: Submit, count: int) -> float:
-    """64 senders, each with the next request when it has its answer."""
+    each = 4 * count // SENDERS
 
     async def sender() -> None:
-        for k in range(count // 64):
+        for k in range(each):
             await submit(k)
 
     began = time.perf_counter()
-    await asyncio.gather(*(sender() for _ in range(64)))
-    return count // 64 * 64 / (time.perf_counter() - began)
+    await asyncio.gather(*(sender() for _ in range(SENDERS)))
+    return found[count // 10 :], each * SENDERS / (time.perf_counter() - began)
+
+
+def by_router(executor: ThreadExecutor | ProcessExecutor, count: int) -> Measured:
+    async def main() -> Measured:
+        async with Router([executor], [TIMES], policy.gpu_only(Limits(LARGEST))) as router:
+            return await measure(router.submit, count)
+
+    return asyncio.run(main())
+
+
+def by_queue(count: int) -> Measured:
+    async def main() -> Measured:
+        plain = PlainBatcher()
+        found = await measure(plain.submit, count)
+        plain.task.cancel()
+        return found
+
+    return asyncio.run(main())
 
 
 async def decision_us(rule: Policy, sides: int, count: int) -> float:
@@ -94,23 +118,52 @@ async def decision_us(rule: Policy, sides: int, count: int) -> float:
     return best
 
 
-async def measure(count: int) -> None:
+async def decisions(count: int) -> None:
     limits = Limits(LARGEST, SIDE_LARGEST)
     for rule, sides in ((policy.gpu_only(Limits(LARGEST)), 1), (policy.three_stage(4, 10.0, limits), 2)):
         print(f"router: a decision of {rule.name}: {await decision_us(rule, sides, count):.1f} µs (aim 5)")
-    async with Router([ThreadExecutor("cpu", same, LARGEST)], [TIMES], policy.gpu_only(Limits(LARGEST))) as router:
-        plain = PlainBatcher()
-        for name, submit in (("router", router.submit), ("asyncio.Queue", plain.submit)):
-            await hops_us(submit, 50)
-            found = await hops_us(submit, count)
-            p50, p99 = np.quantile(found, [0.5, 0.99])
-            rate = await crowd_per_s(submit, 4 * count)
-            print(f"  {name}: a hop p50 {p50:.0f}, p99 {p99:.0f} µs; 64 senders {rate:,.0f} requests/s")
-        plain.task.cancel()
+
+
+def compare(where: str, contestants: Mapping[str, Callable[[int], Measured]], count: int) -> None:
+    """In turn, so that what else the machine does meets all alike; the first is what others are compared with."""
+    hops: dict[str, list[float]] = {name: [] for name in contestants}
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(ROUNDS):
+        for name, measured in contestants.items():
+            found, rate = measured(max(count // ROUNDS, 20))
+            hops[name] += found
+            rates[name].append(rate)
+    print(f"{where}, {ROUNDS} rounds in turn, load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores:")
+    own = [*np.quantile(hops["router"], [0.5, 0.99]), np.median(rates["router"])]
+    for name in contestants:
+        told = [*np.quantile(hops[name], [0.5, 0.99]), np.median(rates[name])]
+        p50, p99, rates_s = (f"{value:,.0f} ({value / mine:.2f})" for value, mine in zip(told, own, strict=True))
+        print(f"  {name}: a hop p50 {p50}, p99 {p99} µs; {SENDERS} senders {rates_s} requests/s")
 
 
 def main(smoke: bool = False) -> None:
-    asyncio.run(measure(200 if smoke else 5000))
+    count = 100 if smoke else 5000
+    asyncio.run(decisions(count))
+    thread, process = ThreadExecutor("cpu", same, LARGEST), ProcessExecutor("cpu", make_same, LARGEST)
+    missing = [name for name in ("ray", "litserve") if not find_spec(name)]
+    if missing:
+        print(f"peers that are not installed: {', '.join(missing)}")
+    in_thread: dict[str, Callable[[int], Measured]] = {
+        "router": lambda count: by_router(thread, count),
+        "asyncio.Queue": by_queue,
+    }
+    if "ray" not in missing:
+        in_thread["Ray Serve's @serve.batch"] = partial(by_ray_serve, LARGEST, measure)
+    compare("in a thread", in_thread, count)
+    in_process: dict[str, Callable[[int], Measured]] = {"router": lambda count: by_router(process, count)}
+    peers = [] if "litserve" in missing else [LitServe(LARGEST, measure)]
+    for peer in peers:
+        in_process["LitServe"] = peer.measured
+    try:
+        compare("in a worker process", in_process, count)
+    finally:
+        for peer in peers:
+            peer.close()
 
 
 if __name__ == "__main__":
