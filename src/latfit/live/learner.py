@@ -55,8 +55,8 @@ class BestForTail:
             return replace(found, order=policy.order)
         if policy.name not in ("cutoff", "three-stage"):
             return policy
-        load, options = OpenLoad(Poisson(rate)), Options(self.requests, replications=1, percentiles=(self.share,))
-        statistic = f"p{100 * self.share:g}"
+        load, statistic = OpenLoad(Poisson(rate)), f"p{100 * self.share:g}"
+        options = Options(self.requests, replications=1, statistic=statistic, percentiles=(self.share,))
 
         def tail(candidate: Policy) -> float:
             return float(simulate(candidate, system, load, options).latency[statistic].value)
