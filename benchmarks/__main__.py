@@ -11,6 +11,7 @@ from benchmarks import (
     first_answer,
     fit_speed,
     fit_time,
+    front_overhead,
     gate,
     loads,
     optimum,
@@ -38,6 +39,7 @@ if __name__ == "__main__":
     gate.main(smoke)
     fit_time.main(smoke)
     record_overhead.main(smoke)
+    front_overhead.main(smoke)
     router_overhead.main(smoke)
     profile_quality.main(smoke)
     profile_design.main(smoke)

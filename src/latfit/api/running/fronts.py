@@ -239,9 +239,9 @@ def token_in(file: Path) -> str:
 
 def _in_words(rule: Policy, slots: Mapping[str, int], t_ms: Mapping[str, float]) -> str:
     """`three-stage: gpu (8 slots, 800 ms a reply), cpu (2 slots, 3 s a reply); T_cut 800 ms`"""
+    replies = {name: f", {format_ms(each)} a reply" for name, each in t_ms.items()}
     paths = [
-        f"{name} ({count} slot{'' if count == 1 else 's'}{f', {format_ms(t_ms[name])} a reply' if name in t_ms else ''})"
-        for name, count in slots.items()
+        f"{name} ({count} slot{'' if count == 1 else 's'}{replies.get(name, '')})" for name, count in slots.items()
     ]
     cut_ms = rule.settings.get("t_cut_ms")
     return f"{rule.name}: {', '.join(paths)}{'' if cut_ms is None else f'; T_cut {format_ms(cut_ms)}'}"
