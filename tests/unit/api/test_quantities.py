@@ -35,7 +35,14 @@ def test_percentages(value: float | str, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("2ms", (2.0, 0.0)), ("2ms+1us", (2.0, 1e-3)), ("0+1us", (0.0, 1e-3)), ("0", (0.0, 0.0))]
+    ("value", "expected"),
+    [
+        ("2ms", (2.0, 0.0)),
+        ("2ms+1us", (2.0, 1e-3)),
+        ("0+1us", (0.0, 1e-3)),
+        ("0", (0.0, 0.0)),
+        ("2ms+0.00us", (2.0, 0.0)),
+    ],
 )
 def test_transfers(value: str, expected: tuple[float, float]) -> None:
     assert quantities.transfer(value) == pytest.approx(expected)
