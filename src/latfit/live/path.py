@@ -64,7 +64,9 @@ class LivePath:
 
     def occupy(self, now: float, batch: int) -> int:
         """The number of the server that begins a batch: of those idle, the one idle longest."""
-        server = min((k for k, busy in enumerate(self._busy) if not busy), key=self._ends.__getitem__)
+        server = 0
+        if len(self._busy) > 1:
+            server = min((k for k, busy in enumerate(self._busy) if not busy), key=self._ends.__getitem__)
         self._busy[server], self._ends[server] = True, now + float(self.times_ms[batch])
         self._trying = self._openings > 0
         self.batches += 1

@@ -107,6 +107,7 @@ class Router:
         self._failing_since = math.inf
         self._ask_at = 1
         self._timer: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
         self._running: set[_Batch] = set()
         self._open = self._draining = False
         self._idle = asyncio.Event()
@@ -206,8 +207,10 @@ class Router:
     async def close(self, within_s: float = 30.0) -> None:
         """Drain, then close the executors."""
         await self.drain(within_s)
-        if self._timer:
-            self._timer.cancel()
+        for timer in (self._timer, self._watch):
+            if timer:
+                timer.cancel()
+        self._timer = self._watch = None
         await asyncio.gather(*(path.executor.close() for path in self.paths))
 
     def _drop(self) -> None:
@@ -217,7 +220,6 @@ class Router:
         self._running.clear()
         for batch in running:
             work, batch.work = batch.work, None
-            batch.timer.cancel()
             work.cancel()
             for request in batch.requests:
                 self._end(request, _closed(), now)
@@ -323,14 +325,29 @@ class Router:
             batch.work = loop.create_future()
             batch.work.set_exception(raised)
         batch.work.add_done_callback(partial(self._returned, batch))
-        batch.timer = loop.call_later(path.timeout_ms(len(requests)) / 1000, self._late, batch)
+        batch.late_s = loop.time() + path.timeout_ms(len(requests)) / 1000
+        if self._watch is None or batch.late_s < self._watch.when():
+            self._watch_until(batch.late_s)
+
+    def _watch_until(self, moment_s: float) -> None:
+        """One timer looks after all batches: one each would cost more than it takes to hand a batch over."""
+        if self._watch:
+            self._watch.cancel()
+        self._watch = asyncio.get_running_loop().call_at(moment_s, self._find_late, moment_s)
+
+    def _find_late(self, moment_s: float) -> None:
+        self._watch = None
+        for batch in [each for each in self._running if each.late_s <= moment_s]:
+            self._late(batch)
+        soonest = min((each.late_s for each in self._running), default=math.inf)
+        if math.isfinite(soonest):
+            self._watch_until(soonest)
 
     def _returned(self, batch: "_Batch", work: "asyncio.Future[Sequence[Any]]") -> None:
         """An executor is done with a batch, or says why it is not; a result that comes too late is dropped."""
         if batch.work is not work:
             seen(work)
             return
-        batch.timer.cancel()
         path, outputs, error = batch.path, [], None
         try:
             outputs = list(work.result())
@@ -343,6 +360,7 @@ class Router:
 
     def _late(self, batch: "_Batch") -> None:
         """Its executor may come back, or recover, before the next batch; its senders are told now."""
+        batch.late_s = math.inf
         if batch.work.done():  # it came in time
             return
         count, path = len(batch.requests), batch.path
@@ -419,13 +437,14 @@ class Router:
 
 
 class _Batch:
-    """A batch that runs. work: the executor's answer to come, or its recovery; None where nobody waits for either."""
+    """A batch that runs. work: the executor's answer to come, or its recovery; None where nobody waits for either.
+    late_s: when it has taken too long, on the event loop's clock."""
 
-    __slots__ = ("began_ms", "path", "requests", "server", "timer", "work")
+    __slots__ = ("began_ms", "late_s", "path", "requests", "server", "work")
 
     def __init__(self, path: LivePath, server: int, requests: list[Request], began_ms: float) -> None:
         self.path, self.server, self.requests, self.began_ms = path, server, requests, began_ms
-        self.timer: asyncio.TimerHandle
+        self.late_s = math.inf
         self.work: Any = None
 
 

@@ -83,7 +83,8 @@ class WaitingRoom:
         """The next `count` requests, or all that wait."""
         found: list[Request] = []
         while len(found) < count and self.waiting:
-            line = min(self._heads(), key=lambda line: self._rank(line[0], now_ms, by_age))
+            lines = self._heads()
+            line = lines[0] if len(lines) == 1 else min(lines, key=lambda line: self._rank(line[0], now_ms, by_age))
             found.append(line.popleft())
             self.waiting -= 1
         return found
