@@ -97,10 +97,9 @@ async def measure(name: str, url: str, count: int) -> None:
         lines = (f"POST /v1/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
                  f"Authorization: Bearer sk-benchmark\r\nContent-Length: {len(body)}\r\n\r\n")  # fmt: skip
         raw = lines.encode() + body
-        connections = [await asyncio.open_connection(place.hostname, place.port) for _ in range(SENDERS)]
-        for each in connections:
-            await one(*each, raw)
-        alone = [await one(*connections[0], raw) for _ in range(count)]
+        lone = await asyncio.open_connection(place.hostname, place.port)
+        alone = [await one(*lone, raw) for _ in range(count + count // 8)][count // 8 :]
+        connections = [lone, *[await asyncio.open_connection(place.hostname, place.port) for _ in range(SENDERS - 1)]]
 
         async def sender(
             reader: asyncio.StreamReader, writer: asyncio.StreamWriter, raw: bytes = raw, each: int = count // 8

@@ -141,6 +141,19 @@ def test_who_asks_for_leave_to_send_gets_it() -> None:
     asyncio.run(main())
 
 
+def test_redirects_are_passed_on_and_cookies_are_nobody_elses() -> None:
+    async def main() -> None:
+        answer = whole(b"", "302 Found", "Location: http://127.0.0.1:9/", "Set-Cookie: session=1")
+        async with engine(answer) as gpu, running([gpu]) as server:
+            for _ in range(2):
+                reply = await say(server, request())
+                assert (reply.status, reply.header("location")) == (302, "http://127.0.0.1:9/")
+                assert reply.header("set-cookie") == "session=1"
+            assert gpu.asked[1].header("cookie") is None
+
+    asyncio.run(main())
+
+
 def test_models_are_those_of_the_first_engine_that_answers() -> None:
     async def main() -> None:
         models = b'{"object": "list", "data": []}'
