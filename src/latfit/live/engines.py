@@ -109,8 +109,9 @@ def torch_run(module: Callable[..., Any], *, device: str = "cpu", bf16: bool = F
     """Batches through a torch module, or a function of tensors, without gradients.
 
     Arrays by name are keyword arguments. Outputs: a tensor, a sequence or a mapping of them.  device: "cpu", "cuda",
-    "cuda:1"; on a GPU each thread has a stream of its own, and copies go through pinned memory.  bf16: products in
-    bfloat16, on AMX where the processor has it.  threads: of torch in this process, 0 to leave them.
+    "cuda:1", where a module is moved; on a GPU each thread has a stream of its own, and copies go through pinned
+    memory.  bf16: products in bfloat16, on AMX where the processor has it.  threads: of torch in this process, 0 to
+    leave them.
     """
     import torch
 
