@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 DEVICES := $(VENV)/.devices
+DOCS := $(VENV)/.docs
 # The tests need no GPU, so a PyTorch without CUDA will do, which is far smaller: put it where your pip looks first.
 TORCH ?= torch==2.13.0
 
 LOWEST := .venv-lowest
 NO_PANDAS := tests/unit/trace/test_vllm.py::TestNoCompiler::test_reading_and_cleaning_load_neither_numba_nor_pandas
-.PHONY: demo test test-devices test-lowest test-wheel coverage check lint types bench soak clean
+.PHONY: demo test test-devices test-lowest test-wheel coverage check lint types bench evidence docs soak clean
 
 demo: $(CORE)
 	$(BIN)/latfit demo --out reports/demo
@@ -53,6 +54,16 @@ types: $(DEV)
 bench: $(DEV)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks --smoke
 
+# What the figures of the pages rest on, onto docs/evidence.md with date, machine and versions: hours. In parts, and small:
+# `python -m benchmarks.evidence --only accuracy`, `--quick`. Measured traces: LATFIT_DATA.
+evidence: $(DEV)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence
+
+# The site, into site/: links that lead nowhere are errors, nothing is loaded from elsewhere, pages fit a telephone.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python .ci/site.py site
+
 # What takes longer than a test run may: hours. Attacks, each of which prints the count of every outcome and ends with an
 # error where one is a loss (docs/reliability.md); accuracy on measured traces (LATFIT_DATA), coverage, speed, scale.
 soak: $(DEV)
@@ -88,6 +99,10 @@ $(DEVICES): $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[amx,torch,engine,triton]'
 	touch $@
 
+$(DOCS): $(DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
 $(LOWEST)/.made: pyproject.toml
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) .ci/lowest.py > $(LOWEST)/lowest.txt
@@ -95,4 +110,4 @@ $(LOWEST)/.made: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) build src/*.egg-info
+	rm -rf $(VENV) $(LOWEST) build site src/*.egg-info

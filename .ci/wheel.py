@@ -1,5 +1,5 @@
 """Builds the sdist and, from it, the wheel; installs the wheel into an environment of its own and runs README's
-commands there, in an empty folder outside the checkout. Then: uvx, and whether latfit can be installed beside vLLM's pins.
+commands there, in an empty folder outside the checkout. Then: uvx, and whether it can be installed beside vLLM's pins.
 
     python .ci/wheel.py [PYTHON]    (the interpreter of the new environment; default: this one)
 """

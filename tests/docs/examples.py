@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -9,24 +10,50 @@ from tests.conftest import ROOT
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
+BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code on a page; one with a title is a file of that name."""
+
+    language: str
+    title: str
+    text: str
+
+
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def all_blocks(page: Path) -> list[Block]:
+    """In the order of the page."""
+    return [Block(*found) for found in BLOCK.findall(page.read_text())]
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    return [block.text for block in all_blocks(page) if block.language == language]
 
 
 def commands(page: Path) -> list[tuple[list[str], list[str]]]:
     """(arguments, lines that must be printed) of every command shown with its output, in order."""
+    return [each for block in blocks(page, "console") for each in commands_of(block)]
+
+
+def commands_of(block: str) -> list[tuple[list[str], list[str]]]:
     found: list[tuple[list[str], list[str]]] = []
-    for block in blocks(page, "console"):
-        for line in block.splitlines():
-            if line.startswith("$ latfit "):
-                found.append((shlex.split(line.removeprefix("$ latfit "), comments=True), []))
-            elif line.strip():
-                found[-1][1].append(line)
+    for line in block.splitlines():
+        if line.startswith("$ latfit "):
+            found.append((shlex.split(line.removeprefix("$ latfit "), comments=True), []))
+        elif line.strip():
+            found[-1][1].append(line)
     return found
+
+
+def typed(block: str) -> list[str]:
+    """The commands of latfit in a block that is not run, with continued lines joined."""
+    joined = block.replace("\\\n", " ").splitlines()
+    return [line.strip() for line in joined if re.match(r"latfit (?!.*[<|])", line.strip())]
 
 
 CUT = "..."

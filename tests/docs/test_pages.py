@@ -2,19 +2,23 @@
 somewhere."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+import latfit
 from latfit.cli.app import run
 from tests.conftest import ROOT
-from tests.docs.examples import blocks, commands, pages, same, unlike
+from tests.docs.examples import all_blocks, blocks, commands, commands_of, pages, same, typed, unlike
+from tests.docs.reference import SHARED, commands as known_commands
 
+COMMANDS = dict(known_commands())
 Captured = pytest.CaptureFixture[str]
 
 
 def named(found: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("page", found, ids=lambda page: page.stem)
+    return pytest.mark.parametrize("page", found, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @pytest.fixture
@@ -26,32 +30,49 @@ def folder(in_tmp: Path) -> Path:
 SAYS = {"README": "p99 response", "engine": "ms to the first token"}
 """What the Python of a page prints; that of other pages asserts what it shows."""
 
-COMMANDS = {"README": 6, "export": 8, "planning": 8, "simulation": 1}
-BLOCKS = {"README": 1, "engine": 1, "export": 1, "planning": 1, "queueing": 4, "recording": 1, "simulation": 1}
+RUN = ("console", "python")
+
+COMMANDS_SHOWN = {"README": 6, "export": 8, "planning": 8, "simulation": 1, "start": 5}
+BLOCKS_SHOWN = {"README": 1, "engine": 1, "export": 1, "planning": 1, "queueing": 4, "recording": 1, "simulation": 1}
 """At least so many examples: a page whose blocks are no longer found would pass without one."""
 
 
 def test_the_examples_are_found() -> None:
     for page in pages():
-        assert len(commands(page)) >= COMMANDS.get(page.stem, 0), page
-        assert len(blocks(page, "python")) >= BLOCKS.get(page.stem, 0), page
+        assert len(commands(page)) >= COMMANDS_SHOWN.get(page.stem, 0), page
+        assert len(blocks(page, "python")) >= BLOCKS_SHOWN.get(page.stem, 0), page
 
 
-@named([page for page in pages() if blocks(page, "python")])
-def test_python_runs(page: Path, folder: Path, capsys: Captured) -> None:
+@named([page for page in pages() if any(block.language in RUN for block in all_blocks(page))])
+def test_a_page_works_from_top_to_bottom(page: Path, folder: Path, capsys: Captured) -> None:
+    """Files are written, Python runs, commands print what is shown, each after what stands before it on the page."""
     names: dict[str, object] = {}
-    for block in blocks(page, "python"):
-        exec(compile(block, page.name, "exec"), names)
-    assert page.stem in SAYS or any("assert" in block for block in blocks(page, "python"))
-    assert SAYS.get(page.stem, "") in capsys.readouterr().out
+    said = ""
+    for block in all_blocks(page):
+        if block.title:
+            Path(block.title).write_text(block.text)
+        elif block.language == "python":
+            exec(compile(block.text, page.name, "exec"), names)
+            said += capsys.readouterr().out
+        elif block.language == "console":
+            for arguments, shown in commands_of(block.text):
+                run(arguments)
+                told = capsys.readouterr()
+                assert unlike(shown, told.out, told.err) == "", arguments
+    checked = page.stem in SAYS or any("assert" in block for block in blocks(page, "python"))
+    assert checked or all_blocks(page)[-1].language != "python", "nothing says what its Python has to do"
+    assert SAYS.get(page.stem, "") in said
 
 
-@named([page for page in pages() if commands(page)])
-def test_commands_print_what_is_shown(page: Path, folder: Path, capsys: Captured) -> None:
-    for arguments, shown in commands(page):
-        run(arguments)
-        told = capsys.readouterr()
-        assert unlike(shown, told.out, told.err) == "", arguments
+TYPED = {line for page in pages() for kind in ("sh", "yaml") for block in blocks(page, kind) for line in typed(block)}
+
+
+@pytest.mark.parametrize("line", sorted(TYPED))
+def test_commands_that_are_not_run_have_options_that_exist(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), "")
+    known = {option for each in COMMANDS[name].params for option in each.opts} | SHARED if name else {"--version"}
+    assert {word for word in words if word.startswith("-")} <= known
 
 
 @named(pages())
@@ -67,3 +88,14 @@ def test_numbers_are_compared_as_precisely_as_they_are_printed() -> None:
     assert not same("B1 = 47", "B1 = 48")
     assert not same("p99 12.3 ms", "p95 12.3 ms")
     assert not same("carries 2,758/s", "carries 2,700/s")
+
+
+def test_the_page_on_the_library_has_every_public_name() -> None:
+    listed = re.findall(r"^::: latfit\.\w+\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(set(latfit.__all__) - {"__version__"})
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    shown = re.findall(r": ([\w/-]+\.md)$|- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    found = {str(page.relative_to(ROOT / "docs")) for page in pages() if page.parent != ROOT}
+    assert {a or b for a, b in shown} == found

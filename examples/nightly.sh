@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Record (or take a trace), fit, compare with last week, report. Exit code 8: slower; others as in docs/nightly.md.
+#     nightly.sh URL|TRACE FOLDER
+set -euo pipefail
+source=${1:?URL of a server, or a trace} kept=${2:?folder that is kept}
+days=${LATFIT_DAYS:-7} keep=${LATFIT_KEEP:-35}
+today=$(date -u +%Y-%m-%d)
+folder="$kept/$today"
+mkdir -p "$folder"
+rm -f "$folder/good"
+
+# The newest good day that is old enough, else the oldest.
+limit=$(date -u -d "$today - $days days" +%Y-%m-%d)
+baseline=""
+for each in "$kept"/????-??-??; do
+    [ -e "$each/good" ] && [ "$each" != "$folder" ] || continue
+    [ -n "$baseline" ] && [[ "$(basename "$each")" > "$limit" ]] || baseline=$each
+done
+
+{
+    if [[ "$source" == http://* || "$source" == https://* ]]; then
+        latfit record "$source" --duration "${LATFIT_DURATION:-10min}" --path "${LATFIT_PATH:-gpu}" --out "$folder/trace.parquet"
+    else
+        latfit ingest "$source" --out "$folder/trace.parquet"
+    fi
+    latfit fit "$folder/trace.parquet" --path "${LATFIT_PATH:-gpu}" --out "$folder/fit.json" --hardware "$folder/hardware.json"
+    latfit report --hardware "$folder/hardware.json" --out "$folder/report"
+} >"$folder/log.txt" 2>&1 || { code=$?; tail -n 3 "$folder/log.txt" >&2; exit "$code"; }
+
+code=0
+if [ -n "$baseline" ]; then
+    latfit compare "$baseline/trace.parquet" "$folder/trace.parquet" --tolerance "${LATFIT_TOLERANCE:-5%}" --json \
+        >"$folder/compare.json" 2>>"$folder/log.txt" || code=$?
+    latfit compare "$baseline/trace.parquet" "$folder/trace.parquet" --tolerance "${LATFIT_TOLERANCE:-5%}" \
+        >"$folder/compare.txt" 2>&1 || true
+    cat "$folder/compare.txt"
+else
+    echo "The first night: $folder is the baseline of those that follow."
+fi
+[ "$code" != 0 ] || touch "$folder/good"
+
+# Days beyond those that are kept; never the only good one.
+ls -d "$kept"/????-??-?? | head -n -"$keep" | while read -r old; do
+    [ "$old" = "$baseline" ] || rm -r -- "$old"
+done
+exit "$code"
