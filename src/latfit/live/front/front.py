@@ -156,7 +156,7 @@ class Front:
         if self.draining:
             raise Refused(503, "this server is being stopped", "server_error", retry_after="1", connection="close")
         headers = [(name, value) for name, value in request.headers.items() if not self._ends_here(name)]
-        if any("\ud800" <= letter <= "\udfff" for name, value in headers for letter in name + value):
+        if not all(value.isascii() or _is_utf8(value) for _, value in headers):
             raise Refused(400, "a header is not UTF-8")
         body: list[bytes] = []
         try:
@@ -271,6 +271,11 @@ class Front:
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether it was; bytes that are not come as lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _is_object(body: Sequence[bytes], size: int) -> bool:
