@@ -159,7 +159,8 @@ class Modulated:
 @dataclass(frozen=True)
 class Dealt:
     """Arrivals of a process that `kept` of `dealt` servers get: dealt in turn, the first of every `dealt`; else each by
-    chance."""
+    chance. Sums of independent gamma gaps are gamma, and a Poisson process is thinned to one: nothing that others get
+    is drawn then."""
 
     whole: ArrivalProcess
     kept: int
@@ -171,6 +172,13 @@ class Dealt:
         return self.whole.rate * self.kept / self.dealt
 
     def times_ms(self, count: int, rng: Generator) -> FloatArray:
+        if isinstance(self.whole, Poisson) and not self.in_turn:
+            return Poisson(self.rate).times_ms(count, rng)
+        if isinstance(self.whole, Poisson | Gamma) and self.in_turn:
+            cv2 = self.whole.cv**2 if isinstance(self.whole, Gamma) else 1.0
+            gaps = np.ones(count)
+            gaps[self.kept :: self.kept] = self.dealt - self.kept + 1
+            return np.cumsum(rng.standard_gamma(gaps / cv2) * (cv2 / self.whole.rate))
         # By chance a few more are drawn, so that there are nearly always enough.
         spare = 0 if self.in_turn else 5 * math.sqrt(count)
         drawn = self.whole.times_ms(math.ceil((count + spare) * self.dealt / self.kept), rng)

@@ -12,10 +12,10 @@ A step that lasts c times as long is a clock that runs c times slower: engines w
 the engines at hand serve a rate of c r, and every time is then c times as long. So one set of step costs answers for
 slower machines, too.
 
-Of more than TOGETHER engines so many are simulated, with the requests that they get. In turn, what a number of them
-get is exactly the first of every so many requests, and engines that are dealt to in turn know nothing of one another,
-so that their requests are a sample of all. Routers that look at their replicas are taken to stand each before TOGETHER
-of them, and requests to come to these by chance.
+Of more than TOGETHER engines some are simulated, with the requests that they get. In turn, what a number of them get is
+exactly the first of every so many requests, and engines that are dealt to in turn know nothing of one another, so that
+the requests of SAMPLED are a sample of all, over so long a time as one engine is simulated for. Routers that look at
+their replicas are taken to stand each before TOGETHER of them, and requests to come to these by chance.
 
 Where engines prefill for others, each kind serves at most so many requests as it does when it always has enough to do;
 of those that decode that is found with prefill and transfer that take no time.
@@ -63,8 +63,8 @@ from latfit.workload import (
 FIRST, MORE, MOST, VERIFIED = 4, 2, 8, 16
 """Replications: at first, added at a time, at most in a search, at most of the final answer."""
 
-TOGETHER = 64
-"""Engines that are simulated of a larger number."""
+TOGETHER, SAMPLED = 64, 16
+"""Engines up to which all are simulated, and how many of more where they are dealt to in turn."""
 
 FEWEST_REQUESTS, MOST_REQUESTS = 3_000, 100_000
 TIMES_HELD = 20
@@ -236,7 +236,7 @@ class Evaluator:
         count = self.requests or FEWEST_REQUESTS
         if together < setup.replicas:
             load = dealt(load, together, setup.replicas, in_turn=self.route == "round-robin")
-            count = requests_for(load, self.alone_ms)
+            count = min(max(requests_for(load, self.alone_ms), together * FEWEST_REQUESTS), MOST_REQUESTS)
         options = Options(requests=count, seed=self.seed)
 
         def one(number: int) -> Replications:
@@ -248,7 +248,9 @@ class Evaluator:
     def _simulated(self, setup: Setup) -> int:
         """Engines of a setup that are simulated. What is recorded is served as a whole."""
         whole = isinstance(self.load, RecordedLoad) or setup.schedule is not None or setup.prefill > 0
-        return setup.replicas if whole else min(setup.replicas, TOGETHER)
+        if whole or setup.replicas <= TOGETHER:
+            return setup.replicas
+        return SAMPLED if self.route == "round-robin" else TOGETHER
 
     def _cluster(self, routing: Routing, prefill: int = 1) -> Cluster:
         return Cluster(routing) if self.apart is None else Cluster(routing, *self.apart, prefill)

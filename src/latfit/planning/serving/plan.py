@@ -13,7 +13,15 @@ from latfit.planning.engine_settings import serving_flags
 from latfit.planning.fit_quality import FitQuality, quality_of
 from latfit.planning.serving.apart import MOST_APART, ApartPlan, Pairs, PrefillApart
 from latfit.planning.serving.effects import Effect, Trade, bears, effects_of, front
-from latfit.planning.serving.evaluate import Evaluator, Measured, lengths_of, requests_for
+from latfit.planning.serving.evaluate import (
+    SAMPLED,
+    TOGETHER,
+    Evaluator,
+    Measured,
+    lengths_of,
+    requests_for,
+)
+from latfit.planning.serving.few import FEW_REQUESTS, few_requests
 from latfit.planning.serving.schedule import SchedulePlan, day_of, schedule_engines
 from latfit.planning.serving.search import Found, Room, Search
 from latfit.planning.serving.targets import Reached, Targets
@@ -119,6 +127,7 @@ class ServingPlan:
         if not self.feasible:
             return "no"
         sure = all(each.certain for each in self.reached) and self.bears_the_fit
+        sure = sure and not any(each.code == FEW_REQUESTS for each in self.warnings)
         return "yes" if sure and not self.unsupported else "in doubt"
 
     @property
@@ -218,6 +227,7 @@ def plan_serving(
     if outside is not None:
         unsupported.append(f"{outside.message}. {outside.remedy}")
     met = found.best is not None and found.best.met
+    warnings += few_requests(evaluator, shown, given=request.replicas is not None) if met else []
     return ServingPlan(
         request=request,
         what=what_of(load),
@@ -245,7 +255,7 @@ def plan_serving(
         requests=evaluator.requests,
         warnings=warnings,
         unsupported=unsupported,
-        notes=_notes(load, request, room),
+        notes=_notes(load, request, room, shown),
         schedule=_schedule(evaluator, request, shown) if met else None,
         apart=None if apart is None else _apart(evaluator, apart, found, room, request.price_per_hour),
         contents=isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache,
@@ -376,7 +386,7 @@ def _per_million(per_hour: float, summary: EngineSummary) -> float:
     return MILLION * per_hour / (summary.output_tokens_per_s * HOUR_S)
 
 
-def _notes(load: Load, request: ServingRequest, room: Room) -> list[str]:
+def _notes(load: Load, request: ServingRequest, room: Room, shown: Measured) -> list[str]:
     unknown = "The size of the KV cache is not known and taken as unlimited: give --kv-blocks, or the log."
     found = [f"KV cache: {request.kv}." if request.kv else unknown]
     if math.isfinite(room.most_requests):
@@ -386,4 +396,11 @@ def _notes(load: Load, request: ServingRequest, room: Room) -> list[str]:
         )
     if isinstance(load, RecordedLoad):
         found.append("Recorded arrivals are one course of events: intervals are those of the steps' noise.")
+        if load.requests.prefix is not None and request.start.prefix_cache:
+            hits = format_percent(100 * shown.summary.prefix_hit_rate)
+            found.append(f"Prefix caches are empty at the start; {hits} of prompt tokens were found in them.")
+    elif shown.setup.replicas > TOGETHER:
+        part = f"{SAMPLED} of the replicas are simulated, with the requests that they get"
+        routers = f"routers that look at their replicas stand each before {TOGETHER} of them"
+        found.append(f"{(part if request.route == 'round-robin' else routers).capitalize()}.")
     return found

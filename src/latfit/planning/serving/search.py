@@ -35,7 +35,7 @@ MOST_REPLICAS, USUAL_MOST, IDLE = 4096, 256, 64
 """Engines of a plan at most; those that are tried at most where a quarter of them would carry the load; and times those
 without which it is not carried: then they are idle, and more of them change nothing."""
 
-FINE = 64
+FINE = 256
 """Engines from which on the last search for a number goes by more than one."""
 
 ROUNDS = 3

@@ -1,0 +1,97 @@
+"""What rests on few recorded requests, against intervals by counting and against samples drawn again."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfit.planning.serving.evaluate import Evaluator, Setup
+from latfit.planning.serving.few import few_requests, percentile_interval, share_interval
+from latfit.planning.serving.targets import Goodput, RequestTarget, Targets
+from latfit.simulation import EngineSettings, Promise, linear_costs
+from latfit.workload import RecordedLoad, make_requests
+
+ENGINE = EngineSettings(kv_blocks=20_000)
+
+
+def test_the_interval_of_a_percentile_holds_it() -> None:
+    """Of exponential times the 99th percentile is ln 100."""
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(400):
+        low, high = percentile_interval(np.sort(rng.standard_exponential(900)), 0.99)
+        held += low <= math.log(100) <= high
+    # 95 % or a little more, as ranks are whole.
+    assert 0.93 <= held / 400 <= 0.99
+
+
+def test_its_ranks_are_those_of_counting() -> None:
+    """Of 400 requests 0.4 to 8 of a hundred thousand lie above their 99th percentile with 95 %."""
+    n, p = 400, 0.99
+    law = [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
+    below = next(k for k in range(n + 1) if sum(law[: k + 1]) >= 0.025)
+    above = next(k for k in range(n + 1) if sum(law[: k + 1]) >= 0.975)
+    assert percentile_interval(np.arange(1.0, n + 1), p) == (below, min(above + 1, n))
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "expected"), [(0.0, 100, (0.0, 1 - 0.025 ** (1 / 100))), (1.0, 10, (0.025**0.1, 1.0))]
+)
+def test_the_interval_of_a_share(share: float, n: int, expected: tuple[float, float]) -> None:
+    """None of n in the closed form of Clopper and Pearson, and all of them."""
+    assert share_interval(share, n) == pytest.approx(expected, rel=1e-9)
+
+
+def recorded(count: int) -> RecordedLoad:
+    """Prompts with a heavy tail."""
+    rng = np.random.default_rng(2)
+    prompts = np.minimum(400 * (1 + rng.pareto(1.5, count)), 60_000).astype(int)
+    return RecordedLoad(make_requests(np.sort(rng.uniform(0, 200.0 * count, count)), prompts, 50))
+
+
+def measured(load: RecordedLoad, limit_ms: float) -> tuple[Evaluator, Setup]:
+    targets = Targets((RequestTarget("ttft", limit_ms),))
+    return Evaluator(load, linear_costs(9.0, 0.05, 0.05), targets), Setup(ENGINE, 4)
+
+
+def test_a_limit_that_other_requests_would_miss_is_told() -> None:
+    evaluator, setup = measured(recorded(300), 1e9)
+    ttft = np.sort(evaluator.measure(setup).first.ttft_ms)
+    tight = replace(evaluator, targets=Targets((RequestTarget("ttft", float(ttft[-2])),)), known={})
+    (found,) = few_requests(tight, tight.measure(setup), given=True)
+    assert "p99 TTFT rests on the 3 slowest of 300 requests" in found.message
+    assert few_requests(evaluator, evaluator.measure(setup), given=True) == []
+
+
+def test_enough_requests_decide() -> None:
+    """Of 20,000 requests the 99th percentile is known within a few percent."""
+    evaluator, setup = measured(recorded(20_000), 1e9)
+    value = evaluator.measure(setup).reached[0].value
+    roomy = replace(evaluator, targets=Targets((RequestTarget("ttft", 1.2 * value),)), known={})
+    assert few_requests(roomy, roomy.measure(setup), given=True) == []
+
+
+def test_more_replicas_that_miss_are_told() -> None:
+    """Two long prompts at once, every fifth request: four replicas deal them to different ones, five to the same."""
+    arrivals = [1000.0 * (k // 6) for k in range(240)]
+    prompts = [20_000 if k % 6 in (0, 5) else 100 for k in range(240)]
+    load = RecordedLoad(make_requests(arrivals, prompts, 1))
+    alone = 9.0 + 0.05 + 0.05 * 20_000
+    targets = Targets((RequestTarget("ttft", 1.5 * alone + 10 * 9.0, 90.0),))
+    evaluator = Evaluator(load, linear_costs(9.0, 0.05, 0.05), targets)
+    counts = [count for count in range(2, 8) if evaluator.measure(Setup(ENGINE, count)).met]
+    least = counts[0]
+    missed = [count for count in range(least + 1, least + 4) if count not in counts]
+    told = few_requests(evaluator, evaluator.measure(Setup(ENGINE, least)), given=False)
+    assert any("chance who meets whom" in each.message for each in told) == bool(missed)
+    assert missed
+
+
+def test_a_share_of_few_requests() -> None:
+    goodput = Goodput(95.0, Promise(ttft_ms=1e9))
+    evaluator, setup = measured(recorded(60), 1e9)
+    few = replace(evaluator, targets=Targets((), goodput), known={})
+    (found,) = few_requests(few, few.measure(setup), given=True)
+    # None of 60 is up to 6 % of all.
+    assert "6 %" in found.message
