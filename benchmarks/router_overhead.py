@@ -2,10 +2,10 @@
 beside others that batch.
 
 `python -m benchmarks.router_overhead [--smoke]`. Senders in turn: one request at a time, with pauses, so that nothing
-is batched and the hop alone is seen; then 64 at a time, requests a second. The function gives its inputs back. Round by
-round: in a thread, the router, the plainest batcher there is (an `asyncio.Queue`, emptied by one task into
-`run_in_executor`) and Ray Serve's `@serve.batch`; in a worker process, the router and LitServe (`batching_peers.py`).
-Peers that are not installed are told; for all of them: pip install 'ray[serve]' litserve.
+is batched, and without, so that nothing has to be woken; then 64 at a time, requests a second. The function gives its
+inputs back. Round by round: in a thread, the router, the plainest batcher there is (an `asyncio.Queue`, emptied by one
+task into `run_in_executor`), a bare thread, and Ray Serve's `@serve.batch`; in a worker process, router and LitServe
+(`batching_peers.py`). Peers that are not installed are told; for all of them: pip install 'ray[serve]' litserve.
 
 Aims: a decision within 5 µs; a hop within 100 µs at p99 while cores are idle.
 """
@@ -13,7 +13,9 @@ Aims: a decision within 5 µs; a hop within 100 µs at p99 while cores are idle.
 import asyncio
 import math
 import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,7 +33,7 @@ from latfit.policies import Limits, Policy, policy
 LARGEST, SIDE_LARGEST = 32, 8
 TIMES = [5.0 + 0.2 * b for b in range(1, LARGEST + 1)]
 SIDE_TIMES = [1.0 * b for b in range(1, SIDE_LARGEST + 1)]
-ROUNDS, SENDERS = 5, 64
+ROUNDS, SENDERS, PAUSE_S = 5, 64, 0.0005
 
 
 def make_same() -> Run:
@@ -62,14 +64,10 @@ class PlainBatcher:
 
 
 async def measure(submit: Submit, count: int) -> Measured:
-    """µs of each hop, one request at a time with a pause after it, as they come where cores are idle; then requests/s
-    of 64 senders, each with the next request when it has its answer."""
-    found = []
-    for k in range(count + count // 10):
-        began = time.perf_counter()
-        await submit(k)
-        found.append((time.perf_counter() - began) * 1e6)
-        await asyncio.sleep(0.0005)
+    """µs of each hop, one request at a time with a pause after it, as they come where cores are idle; the same without
+    pauses; then requests/s of 64 senders, each with the next request when it has its answer."""
+    await hops_us(submit, count // 10, PAUSE_S)
+    paused, at_once = await hops_us(submit, count, PAUSE_S), await hops_us(submit, count, 0.0)
     each = 4 * count // SENDERS
 
     async def sender() -> None:
@@ -78,7 +76,17 @@ async def measure(submit: Submit, count: int) -> Measured:
 
     began = time.perf_counter()
     await asyncio.gather(*(sender() for _ in range(SENDERS)))
-    return found[count // 10 :], each * SENDERS / (time.perf_counter() - began)
+    return paused, at_once, each * SENDERS / (time.perf_counter() - began)
+
+
+async def hops_us(submit: Submit, count: int, pause_s: float) -> list[float]:
+    found = []
+    for k in range(count):
+        began = time.perf_counter()
+        await submit(k)
+        found.append((time.perf_counter() - began) * 1e6)
+        await asyncio.sleep(pause_s)
+    return found
 
 
 def by_router(executor: ThreadExecutor | ProcessExecutor, count: int) -> Measured:
@@ -97,6 +105,27 @@ def by_queue(count: int) -> Measured:
         return found
 
     return asyncio.run(main())
+
+
+def by_thread(count: int) -> Measured:
+    """No batches and no queue but the thread's: the least that a way to a thread and back takes."""
+    work: queue.SimpleQueue[asyncio.Future[Any] | None] = queue.SimpleQueue()
+
+    def serve() -> None:
+        while (answer := work.get()) is not None:
+            answer.get_loop().call_soon_threadsafe(answer.set_result, None)
+
+    async def submit(_: Any) -> Any:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        work.put(answer)
+        return await answer
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    found = asyncio.run(measure(submit, count))
+    work.put(None)
+    thread.join()
+    return found
 
 
 async def decision_us(rule: Policy, sides: int, count: int) -> float:
@@ -126,19 +155,23 @@ async def decisions(count: int) -> None:
 
 def compare(where: str, contestants: Mapping[str, Callable[[int], Measured]], count: int) -> None:
     """In turn, so that what else the machine does meets all alike; the first is what others are compared with."""
-    hops: dict[str, list[float]] = {name: [] for name in contestants}
-    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    rounds: dict[str, list[Measured]] = {name: [] for name in contestants}
     for _ in range(ROUNDS):
         for name, measured in contestants.items():
-            found, rate = measured(max(count // ROUNDS, 20))
-            hops[name] += found
-            rates[name].append(rate)
+            rounds[name].append(measured(max(count // ROUNDS, 20)))
     print(f"{where}, {ROUNDS} rounds in turn, load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores:")
-    own = [*np.quantile(hops["router"], [0.5, 0.99]), np.median(rates["router"])]
+    own = numbers(rounds["router"])
     for name in contestants:
-        told = [*np.quantile(hops[name], [0.5, 0.99]), np.median(rates[name])]
-        p50, p99, rates_s = (f"{value:,.0f} ({value / mine:.2f})" for value, mine in zip(told, own, strict=True))
-        print(f"  {name}: a hop p50 {p50}, p99 {p99} µs; {SENDERS} senders {rates_s} requests/s")
+        found = zip(numbers(rounds[name]), own, strict=True)
+        p50, p99, at_once, rate = (f"{value:,.0f} ({value / mine:.2f})" for value, mine in found)
+        print(f"  {name}: p50 {p50}, p99 {p99}, without pauses p50 {at_once} µs; {SENDERS} senders {rate} requests/s")
+
+
+def numbers(rounds: list[Measured]) -> tuple[float, ...]:
+    """p50 and p99 of a hop with pauses, p50 without, requests/s."""
+    paused, at_once = (np.concatenate([each[k] for each in rounds]) for k in (0, 1))
+    rate = float(np.median([each[2] for each in rounds]))
+    return *np.quantile(paused, [0.5, 0.99]).tolist(), float(np.median(at_once)), rate
 
 
 def main(smoke: bool = False) -> None:
@@ -151,6 +184,7 @@ def main(smoke: bool = False) -> None:
     in_thread: dict[str, Callable[[int], Measured]] = {
         "router": lambda count: by_router(thread, count),
         "asyncio.Queue": by_queue,
+        "a bare thread, without batches": by_thread,
     }
     if "ray" not in missing:
         in_thread["Ray Serve's @serve.batch"] = partial(by_ray_serve, LARGEST, measure)
