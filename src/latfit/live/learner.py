@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from latfit.errors import LatfitError
+from latfit.errors import first_line
 from latfit.live.learnt import MARGIN, Correction, LearntTimes
 from latfit.live.monitor import Promise, PromiseMonitor
 from latfit.live.path import LivePath
@@ -43,7 +43,7 @@ class BestForTail:
     share: the percentile.  requests: of each simulation.  worth: what those in use are kept for."""
 
     share: float = 0.99
-    requests: int = 20_000
+    requests: int = 10_000
     worth: float = 0.05
 
     def __call__(self, policy: Policy, rate: float, system: System) -> Policy:
@@ -183,8 +183,8 @@ class Learner:
         try:
             used = await asyncio.to_thread(self._thresholds, used, self.rate_per_s / 1000, system)
             self.problem = ""
-        except LatfitError as error:
-            self.problem = str(error)
+        except Exception as error:  # noqa: BLE001 (the router goes on, by the thresholds it has)
+            self.problem = first_line(error)
         finally:
             self._task = None
         before, after = (_factor(learnt, each) for each in (learnt.in_use, correction))
