@@ -11,6 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -93,6 +94,33 @@ def test_its_json_counts_requests_and_tokens_come_from_files_and_the_environment
         code, _, _ = serving.end(signal.SIGTERM)
         assert code == 0
         assert gpu.asked[0].header("authorization") == "Bearer theirs-then"
+
+
+def test_it_learns_how_long_replies_take() -> None:
+    """Said to take 20 ms, they take 100: the time in use and T_cut follow."""
+    with engine_in_thread(streamed([b"x"] * 4, 0.025)) as gpu, engine_in_thread(whole(b"{}")) as cpu:
+        paths = (
+            "--backend",
+            f"gpu={gpu.url}",
+            "--times",
+            "gpu=20ms",
+            "--backend",
+            f"cpu={cpu.url}",
+            "--times",
+            "cpu=1h",
+        )
+        serving = Serving(*paths, "--learn")
+
+        def learnt(name: str) -> float:
+            text = serving.ask("/metrics", None).decode()
+            return float(next(line for line in text.splitlines() if line.startswith(name)).split()[-1])
+
+        assert learnt('latfit_policy_setting{setting="t_cut_ms"}') == 20.0
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: serving.ask(), range(150)))
+        assert 4.0 < learnt('latfit_path_time_factor_in_use{path="gpu"}') < 10.0
+        assert 80.0 < learnt('latfit_policy_setting{setting="t_cut_ms"}') < 200.0
+        assert serving.end(signal.SIGTERM)[0] == 0
 
 
 def test_a_second_signal_cuts_off_what_runs() -> None:

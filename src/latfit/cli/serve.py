@@ -42,6 +42,7 @@ class PathOptions:
     t_cut: Annotated[
         str | None, typer.Option("--t-cut", help="Queueing timeout before falling back to the second engine.")
     ] = None
+    learn: Annotated[bool, typer.Option("--learn", help="Follow the times that replies take.")] = False
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from latfit.errors import HardwareMissing, Interrupted, WrongUsage
 from latfit.hardware import ExecutionPath, PathLatency
 from latfit.live import Router, RouterOptions
 from latfit.policies import PathTimes, Policy, Settings, named_policy
+from latfit.simulation import System, path_times
 from latfit.units import format_ms, parse_bytes
 from latfit.workload import parse_lengths
 
@@ -68,6 +69,7 @@ class Served:
 
 OF_SERVE = (
     Needs("lengths", lambda o: o.hardware is not None, "only fits need lengths", "Add --hardware FILE"),
+    Needs("learn", lambda o: o.times or o.hardware is not None, "no time of a reply is known", "Add --times gpu=800ms"),
     Needs("t_cut", lambda o: o.policy in (None, "three-stage", "cutoff"), "no policy is three-stage or cutoff"),
 )
 """What parameters of `serve` need."""
@@ -84,6 +86,7 @@ def serve(
     lengths: str = "500:200",
     slots: Mapping[str, int] | None = None,
     t_cut: Duration | None = None,
+    learn: bool = False,
     host: str = "127.0.0.1",
     port: int = PORT,
     token: str | None = None,
@@ -103,7 +106,8 @@ def serve(
     gpu-only; also cutoff, split.  times: the typical time of a whole reply of each, {"gpu": "800ms"}; with hardware it
     is that of requests of these lengths ("prompt:output" tokens) by the fit of that name.  slots: requests that each
     works on at a time, 8 unless given.  t_cut: queueing timeout before falling back to the second; the main path's
-    time of a reply unless given.  token: what callers must bear; backend_token: sent to the engines.  most_waiting,
+    time of a reply unless given.  learn: follow the times that replies take, and set T_cut anew with them unless it is
+    given.  token: what callers must bear; backend_token: sent to the engines.  most_waiting,
     max_body, max_memory: beyond them requests are refused.  connect, first_byte, between: timeouts of an engine.
     drain: for so long what runs may go on when it is stopped.  ready: called with the address and the rule in words.
     Raises WrongUsage, BadInput, HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
@@ -132,6 +136,8 @@ def serve(
         int(parse_bytes(max_memory, option="--max-memory")),
     )
     front = live.Front(Router(engines, [[each] for each in t_ms], rule, limits), options)
+    if learn:
+        front.registry.register(live.LearnerMetrics(live.Learner(front.router, thresholds=_thresholds(cut_ms))))
     told = _in_words(rule, counts, known)
     place = (host, port, in_ms(drain, "--drain", zero=True) / 1e3)
     return asyncio.run(_run(live, front, place, lambda url: ready(f"Serving on {url} by {told}.") if ready else None))
@@ -215,6 +221,16 @@ def _policy(name: str, names: list[str], t_ms: Mapping[str, float], cut_ms: floa
     times = PathTimes(main, side[0]) if side else PathTimes(main)
     # One request is a batch for the main path (B1 = 1); T_cut by default is T(1) then, whatever the rate.
     return named_policy(name, 1.0, times, Settings(t_cut_ms=cut_ms, B1=1))
+
+
+def _thresholds(cut_ms: float | None) -> Callable[[Policy, float, System], Policy]:
+    """T_cut for the times that were learnt, unless it was given."""
+
+    def made(policy: Policy, rate: float, system: System) -> Policy:
+        times = path_times(system)
+        return named_policy(policy.name, rate, times, Settings(t_cut_ms=cut_ms, B1=1))
+
+    return made
 
 
 def _token(text: str) -> str:

@@ -92,8 +92,8 @@ class _Caller:
 class Front:
     """Answers requests over HTTP from a router whose executors are engines.
 
-    draining: new requests are refused, those that were taken end.  held_bytes: bodies in memory.  `handle` is a handler
-    for `aiohttp.web.Server`.
+    draining: new requests are refused, those that were taken end.  held_bytes: bodies in memory.  registry: what
+    /metrics shows.  `handle` is a handler for `aiohttp.web.Server`.
     """
 
     def __init__(self, router: Router, options: FrontOptions = FrontOptions()) -> None:
@@ -108,18 +108,18 @@ class Front:
             "/health": ("GET", self._health),
             "/metrics": ("GET", self._metrics),
         }
-        self._registry = CollectorRegistry()
-        self._registry.register(RouterMetrics(router))
-        self._answers = Counter("latfit_http_answers", "Answers by status", ["code"], registry=self._registry)
-        self._retried = Counter("latfit_requests_retried", "Requests that a second engine got", registry=self._registry)
+        self.registry = CollectorRegistry()
+        self.registry.register(RouterMetrics(router))
+        self._answers = Counter("latfit_http_answers", "Answers by status", ["code"], registry=self.registry)
+        self._retried = Counter("latfit_requests_retried", "Requests that a second engine got", registry=self.registry)
         self._first_byte = Histogram(
             "latfit_first_byte_seconds",
             "From a request's way to the engine to the first byte of its reply",
             ["path"],
             buckets=BUCKETS_S,
-            registry=self._registry,
+            registry=self.registry,
         )
-        held = Gauge("latfit_held_bytes", "Bodies of requests in memory", registry=self._registry)
+        held = Gauge("latfit_held_bytes", "Bodies of requests in memory", registry=self.registry)
         held.set_function(lambda: self.held_bytes)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -270,7 +270,7 @@ class Front:
         return web.json_response(told, status=200 if status == "ready" else 503)
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
-        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(body=generate_latest(self.registry), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 def _is_utf8(text: str) -> bool:
