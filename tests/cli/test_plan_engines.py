@@ -168,6 +168,28 @@ def test_recorded_lengths_are_used_or_refused_in_words(fitted: Path, in_tmp: Pat
     assert grown["targets"][0]["value_ms"] == pytest.approx(faster["targets"][0]["value_ms"], rel=0.02)
 
 
+def test_a_schedule_of_a_day_that_grows(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+    """Two windows of which the second has four times the requests; growth changes how many come, not when."""
+    times = [*np.linspace(0, 299, 1500), *np.linspace(300, 600, 6000)]
+    rows = [f"{t:.3f},300,40\n" for t in times]
+    Path("day.csv").write_text("".join(["t_s,prompt_tokens,output_tokens\n", *rows]))
+    more = ("--start-up", "30s", "--arrivals-window", "300s")
+    as_it_came = planned(fitted, capsys, *more, load=("--arrivals", "day.csv"))
+    grown = planned(fitted, capsys, *more, "--growth", "3x", load=("--arrivals", "day.csv"))
+    rate = 3 * as_it_came["rate_per_s"]
+    asked = planned(fitted, capsys, *more, "--rate", f"{rate}/s", load=("--arrivals", "day.csv"))
+    for found, times_as_many in ((grown, 3), (asked, 3)):
+        windows, before = found["schedule"]["windows"], as_it_came["schedule"]["windows"]
+        assert [each["t_s"] for each in windows] == [each["t_s"] for each in before]
+        for each, once in zip(windows, before, strict=True):
+            assert each["rate_per_s"] == pytest.approx(times_as_many * once["rate_per_s"], rel=0.01)
+            assert each["replicas"] >= once["replicas"]
+        assert windows[1]["replicas"] > windows[0]["replicas"]
+        assert found["schedule"]["feasible"]
+        assert any("keeps its length: each request comes 3 times" in note for note in found["notes"])
+    assert grown["replicas"]["value"] > as_it_came["replicas"]["value"]
+
+
 def test_users_who_wait_for_their_answers(fitted: Path, capsys: Captured) -> None:
     """Their rate is their number over the time of a cycle (Little's law)."""
     found = planned(fitted, capsys, load=("--users", "40", "--think", "2s", "--lengths", "300:40"))
@@ -298,8 +320,6 @@ def test_a_schedule_of_a_day_is_simulated_again_as_it_stands(fitted: Path, in_tm
     line += ["--start-up", "10s"]
     assert run(line) == 2
     assert "less than two windows of 1,800 s" in capsys.readouterr().err
-    assert run([*line, "--growth", "2x"]) == 2
-    assert "--growth changes the recorded times" in capsys.readouterr().err
 
 
 def test_files_are_written(fitted: Path, in_tmp: Path, capsys: Captured) -> None:

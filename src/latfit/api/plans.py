@@ -231,8 +231,6 @@ OF_ENGINE_PLANS = (
     Needs("think", lambda o: o.users is not None, "there are no users", "Add --users 20"),
     Needs("classes", lambda o: o.arrivals is None, "recorded requests have their own"),
     Needs("start_up", lambda o: o.arrivals is not None, "no arrivals are recorded", "Add --arrivals FILE"),
-    Needs("start_up", lambda o: o.rate is None, "--rate changes the recorded times"),
-    Needs("start_up", lambda o: o.growth is None, "--growth changes the recorded times"),
     Needs("arrivals_window", lambda o: o.start_up is not None, "no schedule is planned", "Add --start-up 2min"),
     Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
     Needs("route", lambda o: o.replicas != 1, "there is one engine"),

@@ -43,8 +43,17 @@ from latfit.planning import (
     scaled as scaled_load,
 )
 from latfit.simulation import EngineSettings, Order, Promise, StepCosts, Transfer, step_costs
-from latfit.units import format_ms, parse_bytes
-from latfit.workload import ClosedLoad, Load, RecordedLoad, Requests, fit_lengths, parse_lengths
+from latfit.units import format_ms, number, parse_bytes
+from latfit.workload import (
+    ARRIVALS,
+    ClosedLoad,
+    Load,
+    RecordedLoad,
+    Requests,
+    Streams,
+    fit_lengths,
+    parse_lengths,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -261,7 +270,7 @@ def plan_engine(
     load = make_load(
         several, arrivals=arrivals, users=users, think=think, arrival_process=arrival_process, classes=classes
     )
-    load = _at_load(load, several, lengths, _growth(growth))
+    load = _at_load(load, several, lengths, _growth(growth), None if start_up is None else seed)
     targets = _targets(load, {"ttft": ttft, "tpot": tpot, "latency": e2e}, goodput)
     sizes = (gpu_memory, gpu_memory_utilization, kv_memory)
     memory = None if kv_blocks is not None else _kv_cache(model_config, sizes, kv_dtype, tensor_parallel)
@@ -347,8 +356,9 @@ def _growth(growth: float | str | None) -> float:
     return found
 
 
-def _at_load(load: Load, offered: list[float], lengths: Any, growth: float) -> Load:
-    """The load with its lengths, at its rate. Raises WrongUsage."""
+def _at_load(load: Load, offered: list[float], lengths: Any, growth: float, day: int | None) -> Load:
+    """The load with its lengths, at its rate. day: the seed with which a recording that keeps its length gets more
+    requests or fewer; None where they come at other times instead. Raises WrongUsage."""
     if not isinstance(load, RecordedLoad):
         if lengths is None:
             where = "--users" if isinstance(load, ClosedLoad) else "--rate"
@@ -364,8 +374,16 @@ def _at_load(load: Load, offered: list[float], lengths: Any, growth: float) -> L
             where="--arrivals",
             remedy="Give a recording of two or more, at different times.",
         )
-    rate = offered[0] if offered else load.rate
-    return load.at_rate(rate * growth) if offered or growth != 1.0 else load
+    rate = (offered[0] if offered else load.rate) * growth
+    if not offered and growth == 1.0:
+        return load
+    if day is None or not isinstance(load, RecordedLoad):
+        return load.at_rate(rate)
+    times = rate / load.rate
+    told = f"The recorded day keeps its length: each request comes {number(times, 3)} times in the mean"
+    moments = ", again at random moments before the next one" if times > 1 else ""
+    requests = load.requests.repeated(times, Streams(day).generator(ARRIVALS))
+    return replace(load, requests=requests, notes=(*load.notes, f"{told}{moments}."))
 
 
 def _lengths(lengths: Any) -> Any:

@@ -34,6 +34,11 @@ class PrefixBlocks:
         places = np.arange(starts[-1]) + np.repeat(self.starts[kept] - starts[:-1], counts)
         return PrefixBlocks(self.tokens, starts, self.ids[places])
 
+    def apart(self, kinds: IntArray) -> "PrefixBlocks":
+        """The same requests, those of each kind (n,) with contents of their own."""
+        other = int(self.ids.max(initial=0)) + 1
+        return replace(self, ids=self.ids + np.repeat(kinds, np.diff(self.starts)) * other)
+
     def repeated(self, times: int) -> "PrefixBlocks":
         """The same requests again and again, each time with contents of their own."""
         other = int(self.ids.max(initial=0)) + 1
@@ -76,7 +81,7 @@ class Requests:
         return (len(self) - 1) / span if span > 0 else math.nan
 
     def select(self, rows: NDArray[Any] | slice) -> "Requests":
-        """The rows of a mask, of rising indices or of a slice."""
+        """The rows of a mask, of indices or of a slice."""
         columns: list[Any] = [np.ascontiguousarray(column[rows]) for column in self._columns()]
         return replace(Requests(*columns), prefix=None if self.prefix is None else self.prefix.select(rows))
 
@@ -94,6 +99,22 @@ class Requests:
                 "the requests have no rate: they all arrive at once", remedy="Give two or more, at different times."
             )
         return self.scaled(rate / self.rate)
+
+    def repeated(self, times: float, rng: np.random.Generator) -> "Requests":
+        """`times` as many requests over the same time, each `times` times in the mean: once when it came, if at all,
+        then at random moments before the next one comes. What comes again is of other users and other contents."""
+        if not math.isfinite(times) or times <= 0:
+            raise WrongUsage(f"a rate cannot be scaled by {times:g}", where="rate", remedy="Give a factor above zero.")
+        copies = math.floor(times) + (rng.random(len(self)) < times - math.floor(times))
+        rows = np.repeat(np.arange(len(self)), copies)
+        again = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
+        until_next = np.diff(self.arrival_ms, append=self.arrival_ms[-1:])
+        arrival_ms = self.arrival_ms[rows] + np.where(again > 0, rng.random(len(rows)), 0.0) * until_next[rows]
+        order = np.argsort(arrival_ms, kind="stable")
+        found, again = self.select(rows[order]), again[order]
+        users = found.user_id + again.astype(np.int32) * (int(self.user_id.max(initial=0)) + 1)
+        prefix = None if found.prefix is None else found.prefix.apart(again)
+        return replace(found, arrival_ms=np.ascontiguousarray(arrival_ms[order]), user_id=users, prefix=prefix)
 
     def _columns(self) -> tuple[NDArray[Any], ...]:
         return (
