@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-import latfit
+from latfit.api import replay
 from latfit.errors import LatfitError
 from latfit.live import Router, RouterOptions, ThreadExecutor, TritonExecutor, TritonModel
 from latfit.policies import Limits, policy
@@ -103,7 +103,7 @@ def policies(server: Server, seconds: float) -> None:
     """The same policies as `latfit replay`, by two models of the server."""
     executors = [Fed(name, TritonModel(server.address, name), MODELS[name][0]) for name in ("gpu", "cpu")]
     executors[0].pids = [server.pid, *children(server.pid)]
-    found = latfit.replay(
+    found = replay(
         ["gpu-only", "cutoff", "three-stage"], ["50%", "70%"], duration_each=f"{seconds}s", executors=executors
     )
     print(found.summary())

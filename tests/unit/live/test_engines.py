@@ -16,6 +16,8 @@ from latfit.live.engines import ByRows, _on_cuda, openvino_run, torch_run
 from latfit.live.executor import Run
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
+from tests.conftest import ROOT
+from tests.docs.examples import blocks
 
 needs_openvino = pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed (latfit[amx])")
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed (latfit[torch])")
@@ -207,6 +209,31 @@ def test_what_torch_raises_is_told_by_its_name() -> None:
     linear = torch.nn.Linear(4, 2)
     with pytest.raises(ExecutorFailed, match="RuntimeError: mat1 and mat2"):
         asyncio.run(served(ThreadExecutor("cpu", torch_run(linear), LARGEST), list(ROWS[:2])))
+
+
+@needs_openvino
+@needs_torch
+def test_the_page_shows_executors_that_run(in_tmp: Path) -> None:
+    import openvino as ov
+
+    ov.save_model(in_openvino(), in_tmp / "model.xml", compress_to_fp16=False)
+    shown = blocks(ROOT / "docs" / "live.md", "py")
+    assert ["openvino" in each or "torch" in each or "Triton" in each for each in shown] == [True] * 4
+    for block in shown[:3]:
+        names: dict[str, Any] = {}
+        exec(compile(block, "live.md", "exec"), names)
+        executor = names.get("cpu") or names["gpu"]
+        row = np.ones(16 if "torch" in block else 6, np.float32)
+        assert [each.shape[0] for each in asyncio.run(one_batch(executor, [row] * 3))] == [
+            4 if "torch" in block else 3
+        ] * 3
+
+
+async def one_batch(executor: ThreadExecutor | ProcessExecutor, rows: list[Any]) -> Sequence[Any]:
+    await executor.start()
+    outputs = await executor.execute(rows)
+    await executor.close()
+    return outputs
 
 
 class Ledger:

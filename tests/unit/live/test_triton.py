@@ -22,6 +22,8 @@ from latfit.live import (
 )
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
+from tests.conftest import ROOT
+from tests.docs.examples import blocks
 
 pytestmark = pytest.mark.skipif(find_spec("tritonclient") is None, reason="tritonclient is missing (latfit[triton])")
 
@@ -231,6 +233,18 @@ def test_large_batches_do_not_hold_the_event_loop_by_waiting(address: str, told:
         with pytest.raises(asyncio.CancelledError):
             await batch
         await triton.close()
+
+    asyncio.run(main())
+
+
+def test_the_page_shows_an_executor_that_runs(address: str) -> None:
+    (shown,) = [each for each in blocks(ROOT / "docs" / "live.md", "py") if "Triton" in each]
+    names: dict[str, Any] = {}
+    exec(compile(shown.replace("localhost:8001", address), "live.md", "exec"), names)
+
+    async def main() -> None:
+        async with router(names["gpu"], example=np.ones(4)) as live:
+            assert (await live.submit(np.ones(4))).tolist() == [2.0] * 4
 
     asyncio.run(main())
 
