@@ -218,8 +218,9 @@ def test_the_page_shows_executors_that_run(in_tmp: Path) -> None:
 
     ov.save_model(in_openvino(), in_tmp / "model.xml", compress_to_fp16=False)
     shown = blocks(ROOT / "docs" / "live.md", "py")
-    assert ["openvino" in each or "torch" in each or "Triton" in each for each in shown] == [True] * 4
-    for block in shown[:3]:
+    shown = [each for each in shown if "openvino" in each or "torch" in each]
+    assert len(shown) == 3
+    for block in shown:
         names: dict[str, Any] = {}
         exec(compile(block, "live.md", "exec"), names)
         executor = names.get("cpu") or names["gpu"]
