@@ -121,7 +121,7 @@ async def measure(name: str, url: str, count: int) -> None:
 
 @contextlib.contextmanager
 def front(engine_url: str, port: int) -> Iterator[str]:
-    command = [sys.executable, "-m", "latfit", "serve", "--backend", f"gpu={engine_url}", "--slots", f"gpu={SENDERS}"]
+    command = [sys.executable, "-m", "latfit", "serve", engine_url, "--slots", f"gpu={SENDERS}"]
     process = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert process.stderr is not None
     process.stderr.readline()

@@ -161,7 +161,7 @@ def compare(given: argparse.Namespace, urls: dict[str, str], gpu: subprocess.Pop
         killed = number == len(policies)
         command = [sys.executable, "-m", "latfit", "serve", "--port", str(PORT), "--policy", policy]
         for name, url in urls.items():
-            command += ["--backend", f"{name}={url}", "--slots", f"{name}={SLOTS[name]}"]
+            command += [f"{name}={url}", "--slots", f"{name}={SLOTS[name]}"]
             command += ["--times", f"{name}={times[name]:.1f}ms"]
         with processes(command):
             wait_for(f"http://127.0.0.1:{PORT}")

@@ -72,8 +72,8 @@ class Serving:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_until_it_is_told_to_stop_and_says_what_it_did(number: int) -> None:
     with engine_in_thread(streamed(SSE)) as gpu, engine_in_thread(whole(b"{}")) as cpu:
-        backends = ("--backend", f"gpu={gpu.url}", "--backend", f"cpu={cpu.url}")
-        serving = Serving(*backends, "--times", "gpu=800ms", "--times", "cpu=3s", "--slots", "gpu=2")
+        engines = (f"gpu={gpu.url}", f"cpu={cpu.url}")
+        serving = Serving(*engines, "--times", "gpu=800ms", "--times", "cpu=3s", "--slots", "gpu=2")
         said = " ".join(serving.said.split())
         assert said.endswith("by three-stage: gpu (2 slots, 800 ms a reply), cpu (8 slots, 3 s a reply); T_cut 800 ms.")
         assert [serving.ask() for _ in range(3)] == [b"".join(SSE)] * 3
@@ -86,7 +86,7 @@ def test_its_json_counts_requests_and_tokens_come_from_files_and_the_environment
     file = tmp_path / "token"
     file.write_text("first-token\n")
     with engine_in_thread(whole(b"{}")) as gpu:
-        serving = Serving("--backend", f"gpu={gpu.url}", "--token-file", str(file), LATFIT_BACKEND_TOKEN="theirs-then")
+        serving = Serving(gpu.url, "--token-file", str(file), LATFIT_ENGINE_TOKEN="theirs-then")
         with pytest.raises(urllib.error.HTTPError, match="401"):
             serving.ask()
         assert serving.ask(Authorization="Bearer first-token") == b"{}"
@@ -100,11 +100,9 @@ def test_it_learns_how_long_replies_take() -> None:
     """Said to take 20 ms, they take 100: the time in use and T_cut follow."""
     with engine_in_thread(streamed([b"x"] * 4, 0.025)) as gpu, engine_in_thread(whole(b"{}")) as cpu:
         paths = (
-            "--backend",
             f"gpu={gpu.url}",
             "--times",
             "gpu=20ms",
-            "--backend",
             f"cpu={cpu.url}",
             "--times",
             "cpu=1h",
@@ -125,7 +123,7 @@ def test_it_learns_how_long_replies_take() -> None:
 
 def test_a_second_signal_cuts_off_what_runs() -> None:
     with engine_in_thread(streamed(SSE * 200, 0.1)) as gpu:
-        serving = Serving("--backend", f"gpu={gpu.url}")
+        serving = Serving(gpu.url)
         request = urllib.request.Request(f"{serving.url}/v1/completions", PROMPT)
         with urllib.request.urlopen(request, timeout=20) as answer:
             answer.read(10)
@@ -141,22 +139,22 @@ def test_a_second_signal_cuts_off_what_runs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "no engine is named"),
-        (["--backend", "http://x"], "is not a name with its value"),
-        (["--backend", "gpu=ftp://x"], "is no address of an engine"),
-        (["--backend", "gpu=http://x:99999"], "is no address of an engine"),
-        (["--backend", "a=x", "--backend", "a=y"], "stands twice"),
-        (["--backend", "a=x", "--backend", "b=y"], "the time of a reply, which is not known of a and b"),
-        (["--backend", "a=x", "--backend", "b=y", "--backend", "c=z"], "3 backends"),
-        (["--backend", "a=x", "--times", "b=1s"], "there is no backend 'b'"),
-        (["--backend", "a=x", "--times", "a=1"], "'1' is not a duration"),
-        (["--backend", "a=x", "--slots", "a=0"], "no number of requests"),
-        (["--backend", "a=x", "--policy", "three-stage", "--times", "a=1s"], "needs two"),
-        (["--backend", "a=x", "--lengths", "5:5"], "only fits need lengths"),
-        (["--backend", "a=x", "--policy", "split", "--t-cut", "1s"], "no policy is three-stage or cutoff"),
-        (["--backend", "a=x", "--token-file", "/nowhere"], "cannot be read"),
-        (["--backend", "a=x", "--max-body", "8"], "is not a size with its unit"),
-        (["--backend", "a=x", "--host", "203.0.113.1"], "cannot listen"),
+        ([], "Missing argument"),
+        (["http://x", "http://y"], "is not a name with its value"),
+        (["gpu=ftp://x"], "is no address of an engine"),
+        (["gpu=http://x:99999"], "is no address of an engine"),
+        (["a=x", "a=y"], "stands twice"),
+        (["a=x", "b=y"], "the time of a reply, which is not known of a and b"),
+        (["a=x", "b=y", "c=z"], "3 engines"),
+        (["a=x", "--times", "b=1s"], "there is no engine 'b'"),
+        (["a=x", "--times", "a=1"], "'1' is not a duration"),
+        (["a=x", "--slots", "a=0"], "no number of requests"),
+        (["a=x", "--policy", "three-stage", "--times", "a=1s"], "needs two"),
+        (["a=x", "--lengths", "5:5"], "only fits need lengths"),
+        (["a=x", "--policy", "split", "--t-cut", "1s"], "no policy is three-stage or cutoff"),
+        (["a=x", "--token-file", "/nowhere"], "cannot be read"),
+        (["a=x", "--max-body", "8"], "is not a size with its unit"),
+        (["a=x", "--host", "203.0.113.1"], "cannot listen"),
     ],
 )
 def test_what_cannot_work_is_said_at_once(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,6 +179,6 @@ def test_times_come_from_fits_for_requests_of_the_given_lengths() -> None:
         signal.raise_signal(signal.SIGTERM)
 
     hardware = {"gpu": "launch=10ms,per_token=0.1ms", "cpu": "launch=1us,per_token=2ms"}
-    backends = {"gpu": "http://127.0.0.1:9", "cpu": "http://127.0.0.1:9"}
-    api.serve(backends, port=0, hardware=hardware, lengths="500:101", slots={"gpu": 4, "cpu": 1}, ready=stop)
+    engines = {"gpu": "http://127.0.0.1:9", "cpu": "http://127.0.0.1:9"}
+    api.serve(engines, port=0, hardware=hardware, lengths="500:101", slots={"gpu": 4, "cpu": 1}, ready=stop)
     assert said[0].endswith("three-stage: gpu (4 slots, 1.1 s a reply), cpu (1 slot, 1.2 s a reply); T_cut 1.1 s.")

@@ -1,6 +1,7 @@
 """`latfit serve`: the router as an HTTP front before running engines."""
 
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -11,19 +12,24 @@ from latfit.cli.options import OutputOptions, only_with, verb
 from latfit.cli.output import note, print_json, verdict
 from latfit.errors import WrongUsage
 
-TOKEN, BACKEND_TOKEN = "LATFIT_TOKEN", "LATFIT_BACKEND_TOKEN"
+TOKEN, ENGINE_TOKEN = "LATFIT_TOKEN", "LATFIT_ENGINE_TOKEN"
 """Environment variables: what is on a command line, everybody on the machine can read."""
+
+
+EnginesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        help="One or two engines, the main path first: gpu=http://localhost:8000 cpu=http://localhost:8001.",
+        metavar="URL",
+    ),
+]
 
 
 @dataclass(frozen=True)
 class PathOptions:
-    """The engines, and by which rule requests go to them."""
+    """By which rule requests go to engines."""
 
     panel: ClassVar[str] = "Paths"
-    backend: Annotated[
-        list[str] | None,
-        typer.Option("--backend", help="An engine: gpu=http://host:8000, the main path first. Repeatable."),
-    ] = None
     policy: Annotated[
         Literal["gpu-only", "three-stage", "cutoff", "split"] | None,
         typer.Option("--policy", help="Default: three-stage with two engines."),
@@ -82,6 +88,7 @@ class TimeoutOptions:
 @verb
 @only_with("serve")
 def serve(
+    engines: EnginesArgument,
     paths: PathOptions = PathOptions(),
     listen: ListenOptions = ListenOptions(),
     timeouts: TimeoutOptions = TimeoutOptions(),
@@ -93,16 +100,14 @@ def serve(
     that a user sends is logged. SIGTERM or Ctrl-C ends it when what runs has ended, a second one at once.
 
     \b
-    latfit serve --backend gpu=http://localhost:8000 --times gpu=800ms \\
-      --backend cpu=http://localhost:8001 --times cpu=3s
+    latfit serve gpu=http://localhost:8000 cpu=http://localhost:8001 \\
+      --times gpu=800ms --times cpu=3s
     """
     from latfit.api import serve as served, token_in
 
-    if not paths.backend:
-        raise WrongUsage("no engine is named", where="--backend", remedy="Write --backend gpu=http://localhost:8000.")
     token = os.environ.get(TOKEN) or None
     given = asdict(paths) | {
-        "backend": _named(paths.backend, "--backend", "gpu=http://localhost:8000"),
+        "engines": _addresses(engines),
         "times": _named(paths.times, "--times", "gpu=800ms"),
         "slots": {name: _count(text) for name, text in _named(paths.slots, "--slots", "gpu=8").items()},
     }
@@ -113,13 +118,20 @@ def serve(
         **listening,
         **asdict(timeouts),
         token=token if file is None else token_in(file),
-        backend_token=os.environ.get(BACKEND_TOKEN) or None,
+        engine_token=os.environ.get(ENGINE_TOKEN) or None,
         ready=lambda text: note(text, quiet=output.silent),
     )
     if output.json:
         print_json(found.to_json())
     else:
         verdict(found.verdict, found.state)
+
+
+def _addresses(texts: list[str]) -> dict[str, str]:
+    """By name; one alone needs none. Raises WrongUsage."""
+    if len(texts) == 1 and not re.match(r"[\w-]+=", texts[0]):
+        return {"gpu": texts[0]}
+    return _named(texts, "URL", "gpu=http://localhost:8000")
 
 
 def _named(texts: list[str] | None, option: str, example: str) -> dict[str, str]:

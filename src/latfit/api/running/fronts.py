@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latfit.api.hardware import profile_of
+from latfit.api.hardware import DEFAULT_PATH, profile_of
 from latfit.api.quantities import Duration, Needs, duration as in_ms, library_verb, only_with
 from latfit.api.simulations import State
 from latfit.errors import HardwareMissing, Interrupted, WrongUsage
@@ -78,7 +78,7 @@ OF_SERVE = (
 @library_verb
 @only_with(*OF_SERVE)
 def serve(
-    backend: Mapping[str, str],
+    engines: str | Mapping[str, str],
     *,
     policy: str | None = None,
     times: Mapping[str, Duration] | None = None,
@@ -90,7 +90,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = PORT,
     token: str | None = None,
-    backend_token: str | None = None,
+    engine_token: str | None = None,
     most_waiting: int = 256,
     max_body: str = "8MiB",
     max_memory: str = "256MiB",
@@ -102,19 +102,20 @@ def serve(
 ) -> Served:
     """Stand before running engines and pass each request on to one of them, until SIGTERM or SIGINT.
 
-    backend: addresses of the engines by name, the main path first.  policy: three-stage where there are two, else
-    gpu-only; also cutoff, split.  times: the typical time of a whole reply of each, {"gpu": "800ms"}; with hardware it
-    is that of requests of these lengths ("prompt:output" tokens) by the fit of that name.  slots: requests that each
-    works on at a time, 8 unless given.  t_cut: queueing timeout before falling back to the second; the main path's
-    time of a reply unless given.  learn: follow the times that replies take, and set T_cut anew with them unless it is
-    given.  token: what callers must bear; backend_token: sent to the engines.  most_waiting,
+    engines: their addresses by name, the main path first; the address alone of the only one.  policy: three-stage where
+    there are two, else gpu-only; also cutoff, split.  times: the typical time of a whole reply of each, {"gpu":
+    "800ms"}; with hardware it is that of requests of these lengths ("prompt:output" tokens) by the fit of that name.
+    slots: requests that each works on at a time, 8 unless given.  t_cut: queueing timeout before falling back to the
+    second; the main path's time of a reply unless given.  learn: follow the times that replies take, and set T_cut anew
+    with them unless it is given.  token: what callers must bear; engine_token: sent to the engines.  most_waiting,
     max_body, max_memory: beyond them requests are refused.  connect, first_byte, between: timeouts of an engine.
     drain: for so long what runs may go on when it is stopped.  ready: called with the address and the rule in words.
     Raises WrongUsage, BadInput, HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
     """
-    live, names = _live(), list(backend)
+    live, urls = _live(), {DEFAULT_PATH: engines} if isinstance(engines, str) else dict(engines)
+    names = list(urls)
     if len(names) > 2:
-        raise WrongUsage(f"{len(names)} backends", where="--backend", remedy="Name one or two, the main path first.")
+        raise WrongUsage(f"{len(names)} engines", where="URL", remedy="Give one or two, the main path first.")
     given = {name: in_ms(value, "--times") for name, value in _known(times, names, "--times").items()}
     counts = {**dict.fromkeys(names, SLOTS), **_known(slots, names, "--slots")}
     known = _times_ms(names, given, hardware, lengths, counts)
@@ -122,12 +123,12 @@ def serve(
     rule = _policy(policy or ("three-stage" if len(names) > 1 else "gpu-only"), names, known, cut_ms)
     waits = [in_ms(*each) / 1e3 for each in ((connect, "--connect"), (first_byte, "--first-byte"))]
     timeouts = live.HttpTimeouts(*waits, in_ms(between, "--between") / 1e3)
-    headers = {} if backend_token is None else {"Authorization": f"Bearer {_token(backend_token)}"}
+    headers = {} if engine_token is None else {"Authorization": f"Bearer {_token(engine_token)}"}
     t_ms = [known.get(name, UNKNOWN_MS) for name in names]
     overdue_s = [max(OVERDUE * each / 1e3, LEAST_OVERDUE_S) for each in t_ms]
-    engines = [
+    executors = [
         live.HttpExecutor(name, url, counts[name], timeouts, overdue_s=late, headers=headers)
-        for (name, url), late in zip(backend.items(), overdue_s, strict=True)
+        for (name, url), late in zip(urls.items(), overdue_s, strict=True)
     ]
     limits = RouterOptions(most_waiting=most_waiting, timeout_ms=math.inf)
     options = live.FrontOptions(
@@ -135,7 +136,7 @@ def serve(
         int(parse_bytes(max_body, option="--max-body")),
         int(parse_bytes(max_memory, option="--max-memory")),
     )
-    front = live.Front(Router(engines, [[each] for each in t_ms], rule, limits), options)
+    front = live.Front(Router(executors, [[each] for each in t_ms], rule, limits), options)
     if learn:
         front.registry.register(live.LearnerMetrics(live.Learner(front.router, thresholds=_thresholds(cut_ms))))
     told = _in_words(rule, counts, known)
@@ -173,10 +174,10 @@ def _live() -> Any:
 
 
 def _known(given: Mapping[str, Any] | None, names: list[str], option: str) -> Mapping[str, Any]:
-    """Raises WrongUsage for a name that no backend has."""
+    """Raises WrongUsage for a name that no engine has."""
     for name in given or {}:
         if name not in names:
-            raise WrongUsage(f"there is no backend {name!r}", where=option, remedy=f"Take {', '.join(names)}.")
+            raise WrongUsage(f"there is no engine {name!r}", where=option, remedy=f"Take {', '.join(names)}.")
     return given or {}
 
 

@@ -294,6 +294,6 @@ def _base(url: str) -> URL:
         good = False
     if not good or parts.query or parts.fragment:
         raise WrongUsage(
-            f"{url!r} is no address of an engine", where="--backend", remedy="Write http://localhost:8000."
+            f"{url!r} is no address of an engine", where="URL", remedy="Write http://localhost:8000."
         )
     return URL(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}")
