@@ -1,6 +1,7 @@
 """Errors that a user can mend. Each says what was found, where, and what to do, and carries its exit code."""
 
 import sys
+from collections.abc import Collection
 from contextvars import ContextVar
 
 on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
@@ -52,6 +53,12 @@ class WrongUsage(LatfitError):
     """Options that contradict each other or cannot be read."""
 
     exit_code = 2
+
+
+def refuse_taken(name: str, known: Collection[str], what: str) -> None:
+    """Raises WrongUsage where something of that kind already goes by the name."""
+    if name in known:
+        raise WrongUsage(f"there is a {what} called {name!r}", where=f"add_{what}", remedy="Give yours another name.")
 
 
 class BadInput(LatfitError):

@@ -1,14 +1,23 @@
 """What the README and the pages show works: their Python runs, their commands print what is shown, their links lead
 somewhere."""
 
+import os
 import re
 import shlex
+import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import latfit
 from latfit.cli.app import run
+from latfit.exporting import TARGETS
+from latfit.model import FAMILY
+from latfit.policies import POLICIES
+from latfit.trace.readers import READERS
 from tests.conftest import ROOT
 from tests.docs.examples import all_blocks, blocks, commands, commands_of, pages, same, typed, unlike
 from tests.docs.reference import SHARED, commands as known_commands
@@ -22,9 +31,20 @@ def named(found: list[Path]) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def folder(in_tmp: Path) -> Path:
+def folder(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder with the samples, from which modules can be imported; what these add to latfit goes with it."""
     (in_tmp / "sample_traces").symlink_to(ROOT / "sample_traces")
-    return in_tmp
+    monkeypatch.syspath_prepend(in_tmp)
+    modules, readers = set(sys.modules), list(READERS)
+    registries: list[dict[str, Any]] = [FAMILY, POLICIES, TARGETS]
+    before = [dict(each) for each in registries]
+    yield in_tmp
+    READERS[:] = readers
+    for registry, kept in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(kept)
+    for name in {each.removesuffix(".py") for each in os.listdir(in_tmp)} - modules:
+        sys.modules.pop(name, None)
 
 
 SAYS = {"README": "p99 response", "engine": "ms to the first token"}
@@ -51,6 +71,8 @@ def test_a_page_works_from_top_to_bottom(page: Path, folder: Path, capsys: Captu
     for block in all_blocks(page):
         if block.title:
             Path(block.title).write_text(block.text)
+            if block.language == "python":
+                import_module(Path(block.title).stem)
         elif block.language == "python":
             exec(compile(block.text, page.name, "exec"), names)
             said += capsys.readouterr().out

@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from latfit.reporting import Making, Rendered, Table, Verdict
     from latfit.stats import FloatArray
 
-Policy = Literal[
-    "gpu-only", "fixed", "window", "marginal-cost", "three-stage", "cutoff", "optimal", "split", "deadline"
-]
 State = Literal["good", "doubt", "bad"]
 Service = Literal["fitted", "deterministic", "exponential"]
 LOGGED = 1000
@@ -305,7 +302,7 @@ def _is_name(hardware: Any) -> bool:
 def simulate(
     hardware: Any = "hardware.json",
     rate: str | Sequence[str] | None = None,
-    policy: Policy | Sequence[Policy] = "gpu-only",
+    policy: str | Sequence[str] = "gpu-only",
     *,
     rate_per_s: float | Sequence[float] | None = None,
     arrivals: Any = None,

@@ -12,6 +12,9 @@ from latfit.cli.simulate_options import MachineOptions, ResultOptions, RunOption
 from latfit.errors import SlaOutOfReach
 from latfit.units import format_rate
 
+KNOWN = "gpu-only|fixed|window|marginal-cost|three-stage|cutoff|optimal|split|deadline"
+"""Policies that come with latfit; plug-ins may add others."""
+
 
 @dataclass(frozen=True)
 class PolicyOptions:
@@ -19,13 +22,8 @@ class PolicyOptions:
 
     panel: ClassVar[str] = "Policies"
     policy: Annotated[
-        list[
-            Literal[
-                "gpu-only", "fixed", "window", "marginal-cost", "three-stage", "cutoff", "optimal", "split", "deadline"
-            ]
-        ]
-        | None,
-        typer.Option("--policy", help="Batching policy; the first is the baseline. Repeatable."),
+        list[str] | None,
+        typer.Option("--policy", metavar=KNOWN, help="Batching policy; the first is the baseline. Repeatable."),
     ] = None
     batch: Annotated[int | None, typer.Option("--batch", help="fixed: batch size.")] = None
     window: Annotated[str | None, typer.Option("--window", help="window: batching timeout, such as 2ms.")] = None

@@ -7,7 +7,12 @@ from latfit._face import face
 if TYPE_CHECKING:
     from latfit.exporting.facts import PlanFacts as PlanFacts, read_plan as read_plan
     from latfit.exporting.files import Exported as Exported, Wanted as Wanted
-    from latfit.exporting.targets import TARGETS as TARGETS, export_plan as export_plan
+    from latfit.exporting.targets import (
+        TARGETS as TARGETS,
+        Target as Target,
+        add_target as add_target,
+        export_plan as export_plan,
+    )
     from latfit.exporting.text import vllm_flags as vllm_flags
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -6,14 +6,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from latfit.errors import WrongUsage
+from latfit.errors import WrongUsage, refuse_taken
 from latfit.exporting.facts import PlanFacts, read_plan
 from latfit.exporting.files import Exported, Wanted
 
 
 @dataclass(frozen=True)
 class Target:
-    """module: that has `export`.  takes: options beside the plan."""
+    """module: that has `export`, by its whole name.  takes: options beside the plan."""
 
     title: str
     module: str
@@ -21,18 +21,26 @@ class Target:
 
     @property
     def export(self) -> Callable[[PlanFacts, Wanted], Exported]:
-        found: Callable[[PlanFacts, Wanted], Exported] = import_module(f"latfit.exporting.{self.module}").export
+        found: Callable[[PlanFacts, Wanted], Exported] = import_module(self.module).export
         return found
 
 
-TARGETS: Mapping[str, Target] = {
-    "vllm": Target("vLLM: YAML for --config, and the command line", "vllm"),
-    "sglang": Target("SGLang: the command line", "sglang"),
-    "trtllm": Target("TensorRT-LLM: YAML for trtllm-serve --config", "trtllm"),
-    "triton": Target("Triton: config.pbtxt of every path, and a router for T_cut", "triton"),
-    "tensorrt": Target("TensorRT: optimisation profile, trtexec, warm-up shapes", "tensorrt", ("shapes",)),
-    "kubernetes": Target("Kubernetes and llm-d: a Deployment and a Service of vLLM", "kubernetes"),
+TARGETS: dict[str, Target] = {
+    "vllm": Target("vLLM: YAML for --config, and the command line", "latfit.exporting.vllm"),
+    "sglang": Target("SGLang: the command line", "latfit.exporting.sglang"),
+    "trtllm": Target("TensorRT-LLM: YAML for trtllm-serve --config", "latfit.exporting.trtllm"),
+    "triton": Target("Triton: config.pbtxt of every path, and a router for T_cut", "latfit.exporting.triton"),
+    "tensorrt": Target(
+        "TensorRT: optimisation profile, trtexec, warm-up shapes", "latfit.exporting.tensorrt", ("shapes",)
+    ),
+    "kubernetes": Target("Kubernetes and llm-d: a Deployment and a Service of vLLM", "latfit.exporting.kubernetes"),
 }
+
+
+def add_target(name: str, target: Target) -> None:
+    """Export plans to a target of your own by its name. Raises WrongUsage for a name that is taken."""
+    refuse_taken(name, TARGETS, "target")
+    TARGETS[name] = target
 
 
 def export_plan(plan: str | Path | Mapping[str, Any], target: str, wanted: Wanted | None = None) -> Exported:

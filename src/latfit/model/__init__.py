@@ -48,7 +48,12 @@ if TYPE_CHECKING:
         read_fit as read_fit,
         write_fit as write_fit,
     )
-    from latfit.model.registry import FAMILY as FAMILY, MOE as MOE, model_named as model_named
+    from latfit.model.registry import (
+        FAMILY as FAMILY,
+        MOE as MOE,
+        add_model as add_model,
+        model_named as model_named,
+    )
     from latfit.model.saturation import Saturation as Saturation
     from latfit.model.step_ratios import (
         MOST_SIZES as MOST_SIZES,
@@ -59,6 +64,6 @@ if TYPE_CHECKING:
         size_levels as size_levels,
     )
     from latfit.model.support import support_of as support_of
-    from latfit.model.term_model import Choice as Choice, Separable as Separable
+    from latfit.model.term_model import Choice as Choice, Separable as Separable, Shape as Shape, Term as Term
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -1,11 +1,9 @@
-"""The models by name. A new model is one file and one line here.
+"""The models by name. A new model is one file and one line here; one beside latfit is entered by `add_model`.
 
 NAME+moe is NAME with the cost of reading the experts that its tokens touch (see `context`).
 """
 
-from collections.abc import Mapping
-
-from latfit.errors import WrongUsage
+from latfit.errors import WrongUsage, refuse_taken
 from latfit.model.base import LatencyModel
 from latfit.model.baselines import CONSTANT, HINGE, LINEAR, QUADRATIC
 from latfit.model.context import CONTEXT, K_E, TAU_E
@@ -43,15 +41,25 @@ def _with_experts(model: LatencyModel) -> Separable:
     return Separable(name, formula, (TAU_E,), (K_E,), base=model, columns=model.columns)
 
 
-FAMILY: Mapping[str, LatencyModel] = {model.name: model for model in _PLAIN} | {
+FAMILY: dict[str, LatencyModel] = {model.name: model for model in _PLAIN} | {
     f"{model.name}{MOE}": _with_experts(model) for model in _PLAIN
 }
+
+
+def add_model(model: LatencyModel) -> None:
+    """Fit a model of your own by its name, also with the cost of experts (+moe). Files of its fits can be read wherever
+    it was added. `auto` does not consider it, and the engine's simulator has no step cost for it.
+
+    Raises WrongUsage for a name that is taken.
+    """
+    refuse_taken(model.name, FAMILY, "model")
+    FAMILY.update({model.name: model, f"{model.name}{MOE}": _with_experts(model)})
 
 
 def model_named(name: str) -> LatencyModel:
     """The structure called `name`. Raises WrongUsage with the names there are."""
     if name not in FAMILY:
-        plain = ", ".join(model.name for model in _PLAIN)
+        plain = ", ".join(known for known in FAMILY if not known.endswith(MOE))
         raise WrongUsage(
             f"no model is called {name!r}",
             where="--model",

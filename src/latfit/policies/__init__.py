@@ -31,14 +31,17 @@ if TYPE_CHECKING:
         SPECIAL as SPECIAL,
         DispatchTable as DispatchTable,
         Limits as Limits,
+        Named as Named,
         PathTimes as PathTimes,
         Policy as Policy,
         Settings as Settings,
         Solve as Solve,
+        add_policy as add_policy,
         cutoff as cutoff,
         default_cutoff_ms as default_cutoff_ms,
         default_threshold as default_threshold,
         named_policy as named_policy,
+        optimal as optimal,
     )
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

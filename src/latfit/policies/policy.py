@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.errors import WrongUsage
+from latfit.errors import WrongUsage, refuse_taken
 from latfit.policies import codes
 from latfit.policies.marginal_cost import RULES
 from latfit.stats import FloatArray
@@ -336,7 +336,7 @@ class Named:
     needs_side: bool = False
 
 
-POLICIES: Mapping[str, Named] = {
+POLICIES: dict[str, Named] = {
     "gpu-only": Named(lambda asked: gpu_only(asked.limits)),
     "fixed": Named(lambda asked: fixed(asked.batch, asked.limits), ("batch",)),
     "window": Named(lambda asked: window(asked.window_ms, asked.limits), ("window_ms",)),
@@ -359,6 +359,13 @@ POLICIES: Mapping[str, Named] = {
 
 SPECIAL = frozenset(name for each in POLICIES.values() for name in each.settings)
 """Settings that only some policies have; varying one makes no more points of the others."""
+
+
+def add_policy(name: str, policy: Named) -> None:
+    """Simulate and run a policy of your own by its name: one that a `Policy` with a code that is there can say, such as
+    a table of how many to serve of each number waiting (`optimal`). Raises WrongUsage for a name that is taken."""
+    refuse_taken(name, POLICIES, "policy")
+    POLICIES[name] = policy
 
 
 def named_policy(

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         read_again as read_again,
         timed as timed,
     )
+    from latfit.trace.readers import Options as Options, Reader as Reader, add_reader as add_reader
     from latfit.trace.readers.requests import (
         OUTPUTS as OUTPUTS,
         PROMPTS as PROMPTS,

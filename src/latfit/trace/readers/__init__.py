@@ -1,12 +1,12 @@
 """One file a source. Each reader turns what it finds into a Trace with latfit's column names; none drops rows."""
 
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput, WrongUsage, refuse_taken
 from latfit.trace.readers import dynamo, llmservingsim, requests, sglang, splitwise, table, trtllm, vidur
 from latfit.trace.readers.reader import Options, Reader
 from latfit.trace.readers.source import Source, open_source
 from latfit.trace.readers.vllm import reader as vllm
 
-READERS: tuple[Reader, ...] = (
+READERS: list[Reader] = [
     vllm.READER,
     trtllm.READER,
     dynamo.READER,
@@ -16,13 +16,22 @@ READERS: tuple[Reader, ...] = (
     llmservingsim.READER,
     requests.READER,
     table.READER,
-)
+]
 """Every format. Tables come last: a more special reader that also recognises the bytes goes before them."""
 
 CONTAINERS = ("csv", "tsv", "jsonl", "parquet", "feather")
 """Other words for a table; which of them it is, its bytes say."""
 
-__all__ = ["READERS", "Options", "Reader", "Source", "open_source", "reader_for"]
+__all__ = ["READERS", "Options", "Reader", "Source", "add_reader", "open_source", "reader_for"]
+
+
+def add_reader(reader: Reader) -> None:
+    """Read a format of your own: by its name, or where it recognises the first bytes, before they pass for a table.
+
+    Raises WrongUsage for a name that is taken.
+    """
+    refuse_taken(reader.name, [*(each.name for each in READERS), *CONTAINERS], "reader")
+    READERS.insert(READERS.index(table.READER), reader)
 
 
 def reader_for(source: Source, name: str = "auto") -> Reader:
