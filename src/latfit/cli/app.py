@@ -26,6 +26,9 @@ MEASURING = ("profile", "demo")
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What libraries of linear algebra read when they load. Their threads gain little on matrices as small as ours mostly
 are, and wait for each other at every product: beside one busy neighbour on two cores a plan took 12 s instead of 3."""
+PLUGINS = "LATFIT_PLUGINS"
+"""Modules to import first, with commas between them."""
+
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 """Base of the parser's own errors, wherever this version of Typer keeps its Click."""
 
@@ -155,6 +158,7 @@ def run(arguments: Sequence[str]) -> int:
     typed, quiet, streams = on_command_line.set(True), silent.set(False), (sys.stdout, sys.stderr)
     try:
         _check_letters(arguments)
+        _import_plugins()
         code = app(args=list(arguments), prog_name="latfit", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
@@ -177,6 +181,19 @@ def run(arguments: Sequence[str]) -> int:
     finally:
         silent.reset(quiet)
         on_command_line.reset(typed)
+
+
+def _import_plugins() -> None:
+    """Import the modules that LATFIT_PLUGINS names, which may add readers, models, policies and export targets."""
+    for name in filter(None, os.environ.get(PLUGINS, "").split(",")):
+        try:
+            import_module(name.strip())
+        except ImportError as error:
+            raise WrongUsage(
+                f"cannot import {name.strip()}: {error}",
+                where=PLUGINS,
+                remedy="Install it, or name its folder in PYTHONPATH.",
+            ) from None
 
 
 def _check_letters(arguments: Sequence[str]) -> None:
