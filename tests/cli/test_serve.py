@@ -169,6 +169,18 @@ def test_a_token_that_no_header_can_hold_is_refused_without_being_told(token: st
     assert token not in str(told.value)
 
 
+@pytest.mark.parametrize(("host", "token", "warned"), [("0.0.0.0", None, True), ("0.0.0.0", "a-token-of-ours", False)])
+def test_who_listens_for_everybody_without_a_token_is_told(host: str, token: str | None, warned: bool) -> None:
+    said: list[str] = []
+
+    def stop(text: str) -> None:
+        said.append(text)
+        signal.raise_signal(signal.SIGTERM)
+
+    api.serve("http://127.0.0.1:9", host=host, port=0, token=token, ready=stop)
+    assert ("no token is set" in said[0]) is warned
+
+
 def test_times_come_from_fits_for_requests_of_the_given_lengths() -> None:
     """A step takes 10 ms + 0.1 ms a token: the prompt's of 500 tokens 60 ms, and 100 further ones of 4 requests 10.4 ms
     each; requests of the other path 2 ms a token."""

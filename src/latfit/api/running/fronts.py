@@ -37,6 +37,8 @@ OVERDUE, LEAST_OVERDUE_S = 20.0, 1.0
 hangs."""
 
 LEAST_TOKEN = 8
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+OPEN = " Whoever reaches this machine may send: no token is set."
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -139,9 +141,9 @@ def serve(
     front = live.Front(Router(executors, [[each] for each in t_ms], rule, limits), options)
     if learn:
         front.registry.register(live.LearnerMetrics(live.Learner(front.router, thresholds=_thresholds(cut_ms))))
-    told = _in_words(rule, counts, known)
+    told = f"{_in_words(rule, counts, known)}.{'' if token or host in LOOPBACK else OPEN}"
     place = (host, port, in_ms(drain, "--drain", zero=True) / 1e3)
-    return asyncio.run(_run(live, front, place, lambda url: ready(f"Serving on {url} by {told}.") if ready else None))
+    return asyncio.run(_run(live, front, place, lambda url: ready(f"Serving on {url} by {told}") if ready else None))
 
 
 async def _run(live: Any, front: "Front", place: tuple[str, int, float], ready: Callable[[str], None]) -> Served:

@@ -195,9 +195,13 @@ class HttpExecutor:
     async def fetch(self, target: str, headers: Headers, most_bytes: int) -> tuple[int, Headers, bytes]:
         """A small answer to GET, such as the list of models: status, headers, body. Raises ExecutorFailed."""
         exchange = Exchange("GET", target, headers, (), _Nobody())
+        body = b""
         try:
             async with asyncio.timeout(self.timeouts.connect_s), self._asked(self._sessions[-1], exchange) as answer:
-                body = await answer.content.read(most_bytes)
+                async for piece in answer.content.iter_any():
+                    body += piece
+                    if len(body) > most_bytes:
+                        raise self._away(f"its answer has more than {most_bytes:,} bytes")
                 return answer.status, passed_on(answer.headers.items(), ("content-length",)), body
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._away(first_line(error)) from error
@@ -293,7 +297,5 @@ def _base(url: str) -> URL:
     except ValueError:
         good = False
     if not good or parts.query or parts.fragment:
-        raise WrongUsage(
-            f"{url!r} is no address of an engine", where="URL", remedy="Write http://localhost:8000."
-        )
+        raise WrongUsage(f"{url!r} is no address of an engine", where="URL", remedy="Write http://localhost:8000.")
     return URL(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}")

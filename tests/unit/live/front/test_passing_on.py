@@ -160,6 +160,10 @@ def test_models_are_those_of_the_first_engine_that_answers() -> None:
         async with engine(whole(models)) as cpu, running(["http://127.0.0.1:9", cpu]) as server:
             reply = await say(server, request(b"", "/v1/models", "GET"))
             assert (reply.status, reply.body) == (200, models)
+            cpu.answer = streamed([b"[", b"1" * 70_000, b"]"], 0.01)
+            assert len((await say(server, request(b"", "/v1/models", "GET"))).body) == 70_002
+            cpu.answer = whole(b"x" * 2_000_000)
+            assert (await say(server, request(b"", "/v1/models", "GET"))).status == 502
             await cpu.stop()
             assert (await say(server, request(b"", "/v1/models", "GET"))).status == 502
 
