@@ -22,6 +22,7 @@ EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "torch": (("torch",), "measure with PyTorch, a GPU too"),
     "engine": (("torch", "transformers"), "measure a real engine step by step (latfit profile --engine transformers)"),
     "dask": (("dask", "distributed"), "spread simulations and large traces over a cluster (--backend dask)"),
+    "live": (("aiohttp", "prometheus-client"), "route requests to running engines (latfit serve)"),
 }
 """Extras of this package: what they bring, and what for."""
 
