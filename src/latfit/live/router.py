@@ -171,8 +171,7 @@ class Router:
         came = now if arrived_s is None else min(arrived_s * 1000 + self._set_back, now)
         request = Request(input, class_id, came, asyncio.get_running_loop().create_future())
         self.submitted += 1
-        for listener in self.arrival_listeners:
-            listener(request)
+        _tell(self.arrival_listeners, request)
         self._idle.clear()
         self._room.add(request)
         if self._room.waiting >= self._ask_at:
@@ -387,8 +386,7 @@ class Router:
         else:
             path.failed(now, at_once=at_once)
             self._failing_since = min(self._failing_since, now)
-        for listener in self.batch_listeners:
-            listener(path, len(batch.requests), batch.began_ms, now, error is None)
+        _tell(self.batch_listeners, path, len(batch.requests), batch.began_ms, now, error is None)
         if at_once:
             path.lose(batch.server)
             batch.work = asyncio.ensure_future(self._recovered(batch, batch.work))
@@ -424,8 +422,7 @@ class Router:
             request.served = True
             if not request.future.done():
                 request.future.set_result(outcome)
-        for listener in self.listeners:
-            listener(request)
+        _tell(self.listeners, request)
 
     def _give_up(self, request: Request) -> None:
         """Its sender does not want it any more."""
@@ -446,6 +443,16 @@ class _Batch:
         self.path, self.server, self.requests, self.began_ms = path, server, requests, began_ms
         self.late_s = math.inf
         self.work: Any = None
+
+
+def _tell(listeners: Sequence[Callable[..., None]], *told: Any) -> None:
+    """What a listener raises is the event loop's to report; no request and no server may be left behind by it."""
+    for listener in listeners:
+        try:
+            listener(*told)
+        except Exception as error:  # noqa: BLE001 (a listener is anybody's code)
+            context = {"message": "a listener of the router failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
 
 def _no_path() -> NoPath:

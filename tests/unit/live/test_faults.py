@@ -178,6 +178,24 @@ def test_a_batch_that_will_not_be_cancelled_holds_its_server_only() -> None:
     told([Stubborn("gpu", TIMES), side], both(), story, timeout_ms=200.0)
 
 
+def test_a_listener_that_fails_leaves_nobody_behind() -> None:
+    reported: list[str] = []
+
+    def fails(*_: object) -> None:
+        raise ValueError("no room in the log")
+
+    async def story(router: Router) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
+        router.listeners.append(fails)
+        router.arrival_listeners.append(fails)
+        router.batch_listeners.append(fails)
+        assert await poisson(router, 50, 0.5) == list(range(50))
+
+    router, ended = told([ExactExecutor("gpu", TIMES)], greedy(), story)
+    assert len(ended) == 50
+    assert reported == ["no room in the log"] * (50 + 50 + router.main.batches)
+
+
 def test_a_path_that_hangs_blocks_nobody() -> None:
     hanging = FaultyExecutor(lambda k: 1e7 if k == 5 else None)
     side = ExactExecutor("amx", SIDE_TIMES)
