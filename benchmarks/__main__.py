@@ -29,6 +29,7 @@ from benchmarks import (
     simulated_intervals,
     start_up,
     triton_executor,
+    validated,
 )
 
 if __name__ == "__main__":
@@ -57,5 +58,6 @@ if __name__ == "__main__":
     loads.main(smoke)
     simulated_intervals.main(smoke)
     exports.main(smoke)
+    validated.main(smoke)
     triton_executor.main(smoke)
     engine_loop.main(smoke)

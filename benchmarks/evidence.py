@@ -70,6 +70,7 @@ SECTIONS = (
     _benchmark("sim_speed", "How fast is the batching simulator?"),
     _benchmark("peer_simulators", "... and the engine's beside its peers?"),
     _benchmark("router_overhead", "What does the live router cost a request?"),
+    _benchmark("validated", "Is a measured serving run met by its simulation?"),
     _benchmark("engine_loop", "Is what was planned what a real server then does?"),
     _attack("mutants", "Damaged files", "--n 3000 --seed 1", "--n 40"),
     _attack("options", "Random command lines", "1500 --seed 0", "10"),
@@ -116,7 +117,7 @@ def _run(section: Section, quick: bool) -> tuple[int, str]:
     start = time.perf_counter()
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     seconds = time.perf_counter() - start
-    told = done.stdout.strip() or done.stderr.strip()
+    told = ((done.stdout.strip() and done.stdout) or done.stderr).strip("\n").rstrip()
     facts = [
         datetime.now(UTC).strftime("%-d %B %Y"),
         f"latfit {__version__} of commit {_commit()}",
