@@ -99,7 +99,8 @@ async def say(server: FrontServer, raw: bytes) -> Reply:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     try:
         writer.write(raw)
-        return Reply(await reader.read())
+        async with asyncio.timeout(30.0):
+            return Reply(await reader.read())
     finally:
         writer.close()
 
