@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from yarl import URL
 
-from latfit.errors import WrongUsage, first_line
+from latfit.errors import WrongUsage
 from latfit.live.executor import Abandoned, ExecutorFailed, ExecutorLost, ExecutorTimedOut
 
 HOP_BY_HOP = frozenset(("connection", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"))
@@ -174,7 +174,7 @@ class HttpExecutor:
                 await self._pass_on(exchange, began)
         except aiohttp.ClientError as error:
             self._in_doubt = True
-            raise self._away(type(error).__name__, begun=bool(exchange.status)) from error
+            raise self._away(_in_words(error), begun=bool(exchange.status)) from error
         except TimeoutError as error:
             raise self._too_late(exchange, asyncio.get_running_loop().time() - began) from error
         if exchange.status in BROKEN:
@@ -204,7 +204,7 @@ class HttpExecutor:
                         raise self._away(f"its answer has more than {most_bytes:,} bytes")
                 return answer.status, passed_on(answer.headers.items(), ("content-length",)), body
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._away(first_line(error)) from error
+            raise self._away(_in_words(error)) from error
 
     async def recover(self) -> None:
         """Every request has a connection of its own; the next one asks first whether the engine is there."""
@@ -263,7 +263,7 @@ class HttpExecutor:
             answer.release()
 
     def _away(self, why: str, *, begun: bool = False) -> ExecutorLost:
-        found = f"its reply broke off: {why}" if begun else f"it cannot be used now: {why}"
+        found = f"its reply broke off: {why}" if begun else f"not served: {why}"
         return ExecutorLost(found, where=self.name, remedy="Send the request again; see whether the engine runs.")
 
     def _too_late(self, exchange: Exchange, waited_s: float) -> ExecutorFailed:
@@ -283,6 +283,14 @@ class _Nobody:
     async def begin(self, status: int, headers: Headers) -> None: ...
 
     async def send(self, piece: bytes) -> None: ...
+
+
+def _in_words(error: Exception) -> str:
+    """What went wrong, without addresses: callers need not know where engines are."""
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | TimeoutError):
+        return "it cannot be reached"
+    closed = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | OSError)
+    return "it closed the connection" if closed else "its answer is no whole HTTP"
 
 
 async def _pieces(body: Sequence[bytes]) -> AsyncIterator[bytes]:
