@@ -25,11 +25,9 @@ test-devices: $(DEVICES)
 		tests/unit/live/test_engines.py tests/unit/live/test_triton.py
 
 # The tests with the lowest versions that are allowed of the core's dependencies. What old versions warn of is not ours,
-# and what pages show is printed by new ones (Rich wrapped tables otherwise, Typer named values otherwise); old Arrow
-# loads pandas by itself.
+# and the tables of options are those of new ones (Typer named values otherwise); old Arrow loads pandas by itself.
 test-lowest: $(LOWEST)/.made
 	OPENBLAS_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -n auto -W ignore tests/unit tests/cli tests/docs tests/property \
-		--deselect tests/docs/test_pages.py::test_commands_print_what_is_shown \
 		--deselect tests/docs/test_cli.py::test_tables_are_those_of_the_commands \
 		--deselect '$(NO_PANDAS)[table.csv]' --deselect '$(NO_PANDAS)[table.parquet]'
 
