@@ -1,5 +1,6 @@
 """More or fewer requests over the same time: how many, when, and whose."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -40,7 +41,7 @@ def test_every_hour_has_so_many_times_as_many(times: float) -> None:
 def test_what_comes_again_shares_nothing_with_what_came() -> None:
     starts, ids = np.array([0, 2, 4, 5]), np.array([0, 1, 0, 2, 3])
     day = make_requests([0.0, 10.0, 20.0], 100, 5, user_id=[0, 0, 1])
-    recorded = Requests(*day._columns(), prefix=PrefixBlocks(16, starts, ids))
+    recorded = replace(day, prefix=PrefixBlocks(16, starts, ids))
     more = recorded.repeated(3.0, np.random.default_rng(0))
     assert len(more) == 9
     assert more.prefix is not None

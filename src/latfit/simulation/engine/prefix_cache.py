@@ -26,7 +26,7 @@ def _is_there(o: Limits, load: Load, s: State, c: int) -> bool:
 @inner
 def units_there(o: Limits, load: Load, s: State, r: int) -> int:
     """Units at the front of a request that need not be computed: none where contents are not known."""
-    if load.unit == 0 or (o.swap == 1 and s.preempted[r] > 0):
+    if len(load.known) == 0 or (o.swap == 1 and s.preempted[r] > 0):
         return 0
     return int(_found(o, load, s, r, load.prompt[r] + s.gen_of[r]))
 
@@ -44,7 +44,7 @@ def _found(o: Limits, load: Load, s: State, r: int, known: int) -> int:
 @inner
 def blocks_shared(o: Limits, load: Load, s: State, r: int) -> int:
     """Blocks of units that are found and held by others, for which none has to be free."""
-    if load.unit == 0:
+    if len(load.known) == 0:
         return 0
     return int(_in_use(load, s, r, units_there(o, load, s, r)) * (load.unit // o.block_size))
 
@@ -96,7 +96,7 @@ def name_units(o: Limits, load: Load, s: State, r: int, computed: int, then: int
 @inner
 def give_back(o: Limits, load: Load, s: State, r: int, blocks: int) -> None:
     """Free all the blocks that a request holds."""
-    if load.unit == 0:
+    if len(load.known) == 0:
         put_back(s, -1, blocks)
     else:
         give_back_units(o, load, s, r, blocks, -1)

@@ -241,6 +241,7 @@ def load_of(requests: Requests, settings: EngineSettings, seed: int, think_ms: F
         unit=unit,
         unit_start=unit_start,
         unit_id=unit_id,
+        known=(unit,) if unit > 0 else (),
     )
 
 

@@ -161,7 +161,7 @@ def plan(o: Limits, load: Load, s: State) -> Work:
             return work  # type: ignore[no-any-return]
     preempted = s.i[PREEMPTIONS]
     work, budget = run(o, load, s)
-    if load.unit > 0:
+    if len(load.known) > 0:
         name_planned(o, load, s)
     if o.batching != CONTINUOUS and s.i[PREEMPTIONS] == preempted:
         work, budget = admit(o, load, s, work, budget)
@@ -236,7 +236,7 @@ def preempt(o: Limits, load: Load, s: State, i: int) -> None:
         give_back(o, load, s, r, held)
         return
     owner = r if o.reuse == 1 else -1
-    if load.unit > 0:
+    if len(load.known) > 0:
         s.kept[r] = behind_units(o, load, s, r, s.comp[i])
         give_back_units(o, load, s, r, held, owner if s.kept[r] > 0 else -1)
         return
@@ -256,7 +256,7 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
         units = units_there(o, load, s, r)
         shared = units * (load.unit // o.block_size)
         hits = 0 if o.swap == 1 else min(surviving(s, r), (known - 1) // o.block_size - shared)
-        if load.unit > 0 and units < load.unit_start[r + 1] - load.unit_start[r]:
+        if len(load.known) > 0 and units < load.unit_start[r + 1] - load.unit_start[r]:
             hits = 0
         comp = _computed(o, load, s, r, known, hits + shared)
         left = known - comp
@@ -278,10 +278,10 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
         if o.batching == SELECTIVE:
             room = _blocks_of(o, load, s, r)
         reclaim(s, r, hits)
-        if load.unit > 0:
+        if len(load.known) > 0:
             hold_units(o, load, s, r, units)
         take(s, room - hits - shared)
-        if load.unit > 0:
+        if len(load.known) > 0:
             name_units(o, load, s, r, comp, comp + chunk)
         s.cap[i] = room * o.block_size
         s.chunk[i] = chunk
@@ -312,7 +312,7 @@ def _computed(o: Limits, load: Load, s: State, r: int, known: int, hits: int) ->
             return int(s.kept[r])
         if load.given[r] > 0:
             return int(hits * o.block_size)
-    if load.unit > 0:
+    if len(load.known) > 0:
         return int(hits * o.block_size)
     return int(max(hits * o.block_size, min(load.cached[r], known - 1)))
 

@@ -90,8 +90,10 @@ class Load(NamedTuple):
     """The requests, each (n,). cached: tokens at the front whose cache is shared; given: tokens generated elsewhere.
     key, key_2: empty where the order asks for none.  think: time before each is sent, empty where arrivals are known;
     users: who send them, 0 where arrivals are known.  unit: tokens of a known content, 0 where none are known;
-    unit_id[unit_start[r]:unit_start[r + 1]]: the contents of request r's prompt, the first first. Of requests that
-    users have not sent, arrival, user and key are written down when they are."""
+    unit_id[unit_start[r]:unit_start[r + 1]]: the contents of request r's prompt, the first first.  known: nothing where
+    no contents are, else a number; its length is known when code is compiled, so that code for requests without
+    contents holds nothing of what those with them need. Of requests that users have not sent, arrival, user and
+    key are written down when they are."""
 
     arrival: FloatArray
     prompt: IntArray
@@ -106,6 +108,7 @@ class Load(NamedTuple):
     unit: int
     unit_start: IntArray
     unit_id: SmallIntArray
+    known: tuple[int, ...]
 
 
 class State(NamedTuple):

@@ -109,7 +109,7 @@ def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router:
         counts[SEEN] += 1
         k = in_turn(fleet) if router.route == ROUND_ROBIN else _choose(o, load, costs, states, router, r)
         router.replica[r] = k
-        if load.unit > 0 and router.route != ROUND_ROBIN:
+        if len(load.known) > 0 and router.route != ROUND_ROBIN:
             load.cached[r] = load.unit * units_there(o, load, one_of(states, k), r)
         states.inbox[k, states.i[k, PUSHED]] = r
         states.i[k, PUSHED] += 1
@@ -152,7 +152,7 @@ def _choose(o: Limits, load: Load, costs: StepCosts, states: State, router: Rout
             chosen, least = k, found
     if router.route != PREFIX:
         return chosen
-    if load.unit > 0:
+    if len(load.known) > 0:
         return int(_with_prefix(o, load, states, router, r, least + router.slack))
     user = load.user[r]
     before = router.last[user]
@@ -204,7 +204,7 @@ def _outstanding(s: State) -> int:
 @inner
 def _predicted_ms(o: Limits, load: Load, costs: StepCosts, s: State, r: int, output: float) -> float:
     """Time until the first token of a request that comes now."""
-    cached = load.unit * units_there(o, load, s, r) if load.unit > 0 else min(load.cached[r], load.prompt[r] - 1)
+    cached = load.unit * units_there(o, load, s, r) if len(load.known) > 0 else min(load.cached[r], load.prompt[r] - 1)
     waiting = s.i[QUEUED] + load.prompt[r] - cached
     D, K, tokens = 0.0, 0.0, float(waiting)
     for i in range(s.i[COUNT]):
