@@ -13,6 +13,7 @@ from benchmarks import (
     fit_time,
     front_overhead,
     gate,
+    learning,
     loads,
     optimum,
     parse_speed,
@@ -42,6 +43,7 @@ if __name__ == "__main__":
     record_overhead.main(smoke)
     front_overhead.main(smoke)
     router_overhead.main(smoke)
+    learning.main(smoke)
     profile_quality.main(smoke)
     profile_design.main(smoke)
     scale.main(smoke)

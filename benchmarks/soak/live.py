@@ -4,7 +4,8 @@
 paths, a policy drawn for each stretch of requests, and batches that succeed, fail, hang, slow tenfold, die or come back
 after their time; senders that give up; floods of ten times the rate; a clock that jumps. Prints the count of each
 outcome, and ends with an error where a request was lost, served twice or given another one's output, where memory
-grew, or where the tail of the quiet time after the faults is not that of the quiet time before them.
+grew, where a learner took the faults for a change of speed, or where the tail of the quiet time after the faults is not
+that of the quiet time before them.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import numpy as np
 from tests.unit.live.virtual import ExactExecutor, clock_s, on_virtual_time
 
 from latfit.errors import LatfitError
-from latfit.live import ExecutorLost, Router, RouterOptions
+from latfit.live import ExecutorLost, Learner, Promise, Router, RouterOptions
 from latfit.policies import POLICIES, Settings, named_policy
 from latfit.queueing import measured_times, optimal_rule
 from latfit.simulation import System, linear_path, path_times
@@ -77,6 +78,7 @@ async def stretch(number: int, count: int, dice: random.Random) -> tuple[Counter
     router = Router(
         executors, [path.typical_ms[1:] for path in system.paths], rule, options, lambda: clock_s() + offset
     )
+    learner = Learner(router, Promise(500.0))
     responses: list[tuple[int, float]] = []
     router.listeners.append(lambda each: responses.append((each.input, each.ended_ms - each.arrived_ms)))
     outcomes, wrong = Counter[str](), []
@@ -115,6 +117,8 @@ async def stretch(number: int, count: int, dice: random.Random) -> tuple[Counter
     ended = sum(n for kind, n in outcomes.items() if not kind.startswith("batch"))
     unstarted = sum(task.cancelled() for task in sent)  # given up before they were submitted
     outcomes["given up"] += unstarted
+    if learner.switched:
+        wrong.append(f"{name}: faults were taken for a change of speed: {list(learner.switches)}")
     if ended + unstarted != count:
         wrong.append(f"{count} requests sent, {ended + unstarted} ended")
     if max(served.values(), default=0) > 1:

@@ -293,7 +293,7 @@ class Learnt:
         off = [path.name for path in self.paths if not path.holds]
         if off:
             return f"The times of {' and '.join(off)} no longer hold."
-        return "The times in use hold." if self.promise is None else "The promise is kept, and the times in use hold."
+        return "The times in use hold." if self.promise is None else "No alarm, and the times in use hold."
 
     @property
     def lines(self) -> list[str]:
