@@ -10,6 +10,7 @@ connection to the engine, which is how engines are told to stop.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ same fails so soon."""
 
 SERVED_BY = "x-latfit-path"
 """Header of a reply with the name of the path that it is from."""
+
+MOST_SLOTS = 1024
+"""More requests at a time than engines take, each of which a decision looks at."""
 
 Headers = Sequence[tuple[str, str]]
 
@@ -141,8 +145,8 @@ class HttpExecutor:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.url, self.servers, self.timeouts = name, _base(url), slots, timeouts
-        if slots < 1:
-            raise WrongUsage(f"{slots} slots", where=name, remedy="Give at least one.")
+        if not 1 <= slots <= MOST_SLOTS:
+            raise WrongUsage(f"{slots} slots", where=name, remedy=f"Give 1 to {MOST_SLOTS:,}.")
         self._overdue_s, self._headers = overdue_s, dict(headers or {})
         self._sessions: list[aiohttp.ClientSession] = []
         self._in_doubt = False
@@ -299,11 +303,13 @@ async def _pieces(body: Sequence[bytes]) -> AsyncIterator[bytes]:
 
 
 def _base(url: str) -> URL:
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    """Raises WrongUsage for what is no address of HTTP, or holds a password, which anybody could read there."""
     try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        found = URL(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}")
     except ValueError:
         good = False
-    if not good or parts.query or parts.fragment:
+    if not good or parts.query or parts.fragment or parts.username is not None or re.search(r"\s", url):
         raise WrongUsage(f"{url!r} is no address of an engine", where="URL", remedy="Write http://localhost:8000.")
-    return URL(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}")
+    return found
