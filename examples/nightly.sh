@@ -3,7 +3,7 @@
 #     nightly.sh URL|TRACE FOLDER
 set -euo pipefail
 source=${1:?URL of a server, or a trace} kept=${2:?folder that is kept}
-days=${LATFIT_DAYS:-7} keep=${LATFIT_KEEP:-35}
+days=${LATFIT_DAYS:-7} keep=${LATFIT_KEEP:-35} path=${LATFIT_PATH:-gpu}
 today=$(date -u +%Y-%m-%d)
 folder="$kept/$today"
 mkdir -p "$folder"
@@ -17,15 +17,23 @@ for each in "$kept"/????-??-??; do
     [ -n "$baseline" ] && [[ "$(basename "$each")" > "$limit" ]] || baseline=$each
 done
 
-{
+measured() {
     if [[ "$source" == http://* || "$source" == https://* ]]; then
-        latfit record "$source" --duration "${LATFIT_DURATION:-10min}" --path "${LATFIT_PATH:-gpu}" --out "$folder/trace.parquet"
+        latfit record "$source" --duration "${LATFIT_DURATION:-10min}" --path "$path" --out "$folder/trace.parquet"
     else
         latfit ingest "$source" --out "$folder/trace.parquet"
     fi
-    latfit fit "$folder/trace.parquet" --path "${LATFIT_PATH:-gpu}" --out "$folder/fit.json" --hardware "$folder/hardware.json"
+}
+fitted() {
+    latfit fit "$folder/trace.parquet" --path "$path" --out "$folder/fit.json" --hardware "$folder/hardware.json"
+}
+reported() {
     latfit report --hardware "$folder/hardware.json" --out "$folder/report"
-} >"$folder/log.txt" 2>&1 || { code=$?; tail -n 3 "$folder/log.txt" >&2; exit "$code"; }
+}
+: >"$folder/log.txt"
+for part in measured fitted reported; do
+    $part >>"$folder/log.txt" 2>&1 || { code=$?; tail -n 3 "$folder/log.txt" >&2; exit "$code"; }
+done
 
 code=0
 if [ -n "$baseline" ]; then

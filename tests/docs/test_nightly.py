@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import ROOT
+from tests.stand_in import live, serving, steady
 
 SCRIPT = ROOT / "examples" / "nightly.sh"
 SAMPLE = ROOT / "sample_traces" / "cpu_numpy_tiny.parquet"
@@ -65,6 +66,19 @@ def test_the_baseline_is_a_week_old_and_old_days_go(first: Path, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert f"as fast as {day(kept, 8)}/trace.parquet" in " ".join(done.stdout.split())
     assert {each.name for each in kept.iterdir()} == {day(kept, ago).name for ago in (0, 3, 8)}
+
+
+def test_a_server_is_recorded(tmp_path: Path) -> None:
+    with serving(live(steady(300.0, 8, 0.018, waiting=12))) as url:
+        done = night(url, tmp_path / "kept", LATFIT_DURATION="4s", LATFIT_PATH="cpu")
+    assert done.returncode == 0, done.stderr
+    assert (day(tmp_path / "kept", 0) / "report" / "report.html").exists()
+
+
+def test_a_server_that_is_not_there_ends_with_3(tmp_path: Path) -> None:
+    done = night("http://127.0.0.1:1", tmp_path / "kept", LATFIT_DURATION="1s")
+    assert done.returncode == 3
+    assert "cannot be reached" in done.stderr
 
 
 def test_a_night_without_steps_ends_with_what_failed(tmp_path: Path) -> None:
