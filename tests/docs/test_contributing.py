@@ -84,3 +84,8 @@ def test_security_tells_the_counts_that_were_measured() -> None:
     assert "1,500 random command lines" in told
     assert "| 300 kills |" in measured
     assert "300 kills" in told
+
+
+def test_the_page_on_installing_names_every_extra() -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(PROJECT["optional-dependencies"])
