@@ -73,6 +73,7 @@ soak: $(DEV)
 	$(BIN)/python -m benchmarks.soak.kills --n 300
 	$(BIN)/python -m benchmarks.soak.interrupts --n 100
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.live --n 1000000
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.front --n 100000
 	$(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python -m benchmarks
 
