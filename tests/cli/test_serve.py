@@ -19,7 +19,7 @@ import pytest
 
 import latfit.api as api
 from latfit.cli.app import run
-from latfit.errors import Interrupted, WrongUsage
+from latfit.errors import HardwareMissing, Interrupted, WrongUsage
 from tests.unit.live.front.engine import SSE, Answer, StandInEngine, streamed, whole
 from tests.unit.live.front.running import PROMPT
 
@@ -164,6 +164,17 @@ def test_a_second_signal_cuts_off_what_runs() -> None:
 def test_what_cannot_work_is_said_at_once(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--port", "0", *arguments]) in (2, 7)
     assert says in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("package", ["aiohttp", "prometheus_client"])
+def test_what_is_missing_is_named_with_what_brings_it(package: str) -> None:
+    without = (
+        f"import sys; sys.modules[{package!r}] = None; from latfit.cli.app import run; sys.exit(run(['serve', 'x']))"
+    )
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == HardwareMissing.exit_code
+    assert f"{package} is not installed" in done.stderr
+    assert "pip install 'latfit[live]'" in done.stderr
 
 
 @pytest.mark.parametrize("token", ["7letter", "with space in it", "with\nline-end", "ünïcödé-letters"])
