@@ -18,6 +18,7 @@ from benchmarks import (
     optimum,
     parse_speed,
     peer_simulators,
+    plan_edges,
     plan_search,
     planted,
     profile_design,
@@ -55,6 +56,7 @@ if __name__ == "__main__":
     peer_simulators.main(smoke)
     sim_speed.main(smoke)
     plan_search.main(smoke)
+    plan_edges.main(smoke)
     promises.main(smoke)
     accuracy.main(smoke)
     loads.main(smoke)

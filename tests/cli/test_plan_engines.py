@@ -78,8 +78,9 @@ def test_prefill_apart_is_cheaper_here_and_the_simulator_gives_the_same_figures(
     for name in ("prefill_replicas", "replicas"):
         line += [f"--{name.replace('_', '-')}", str(apart[name])]
     line += [word for name, value in apart["engine"].items() for word in words_of(name, value)]
-    line += ["--requests", str(found["simulated"]["requests"])]
-    line += ["--replications", str(apart["outcome"]["replications"]), "--seed", str(found["seed"]), "--json"]
+    replications = apart["outcome"]["replications"]
+    line += ["--requests", str(apart["outcome"]["requests"] // replications)]
+    line += ["--replications", str(replications), "--seed", str(found["seed"]), "--json"]
     assert run(line) == 0
     again = json.loads(capsys.readouterr().out)["runs"][0]
     for metric in ("ttft_ms", "tpot_ms", "latency_ms"):

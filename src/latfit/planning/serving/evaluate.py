@@ -5,6 +5,10 @@ and the same noise (common random numbers), so that they differ by what they are
 target lies outside its interval, or one is missed for certain, or `most` are made; then the estimate itself decides. A
 load that the engines do not carry is missed for certain, whatever the figures of a finite run say.
 
+Near the most that engines serve, what waits takes long to settle: a queue forgets its start in a time that grows with
+1/(1 - rho)^2. So the requests of a replication grow by that from CROWDED on; with as few as elsewhere an empty start
+would look like a load that piles up.
+
 Recorded requests are one course of events, so only the noise of the steps is drawn anew; its intervals say how much of
 a figure is chance of the steps, not how another day would be.
 
@@ -71,7 +75,10 @@ TIMES_HELD = 20
 """Requests of a replication for every one that is served at a time."""
 
 FEW = 10
-ALONE, FLOOD = 1_000, 4_000
+CROWDED, MOST_LONGER = 0.9, 12.0
+"""Share of what engines serve from which on replications are longer, and times as long as they get."""
+
+ALONE, FLOOD, LONG_FLOOD = 1_000, 4_000, 60_000
 """Requests that tell how one is served that has an engine to itself, and what an engine serves at most."""
 
 RARE = 1e-9
@@ -171,7 +178,7 @@ class Evaluator:
     lead: float | None = None
     apart: tuple[StepCosts, Transfer] | None = None
     known: dict[tuple[Setup, float, float, bool], Measured] = field(default_factory=dict)
-    floods: dict[EngineSettings, "Saturated"] = field(default_factory=dict)
+    floods: dict[tuple[EngineSettings, int], "Saturated"] = field(default_factory=dict)
     kinds: dict[EngineSettings, tuple[float, float]] = field(default_factory=dict)
 
     @cached_property
@@ -204,10 +211,11 @@ class Evaluator:
         if once or not self.carries(setup, scale * slower):
             most = 1
         count = min(FIRST, most)
-        done = self._runs(setup, load, range(count))
+        requests = self._requests(setup, scale * slower)
+        done = self._runs(setup, load, range(count), requests)
         found = self._judged(setup, scale, done, slower)
         while not found.certain and count < most:
-            done = replace(done, runs=[*done.runs, *self._runs(setup, load, range(count, count + MORE)).runs])
+            done = replace(done, runs=[*done.runs, *self._runs(setup, load, range(count, count + MORE), requests).runs])
             count += MORE
             found = self._judged(setup, scale, done, slower)
         self.work.setups += 1
@@ -228,16 +236,26 @@ class Evaluator:
             done.runs[0],
         )
 
-    def _runs(self, setup: Setup, load: Load, which: range) -> Replications:
+    def _requests(self, setup: Setup, scale: float) -> int:
+        """Of a replication."""
+        most = self.requests or FEWEST_REQUESTS
+        if not isinstance(self.load, OpenLoad) or setup.schedule is not None:
+            return most
+        together, used = self._simulated(setup), self.used(setup, scale)
+        if together < setup.replicas:
+            held = TIMES_HELD * self.load.rate * scale * self.alone_ms * together / setup.replicas
+            most = int(np.clip(held, together * FEWEST_REQUESTS, MOST_REQUESTS))
+        longer = ((1 - CROWDED) / max(1 - used, 1e-9)) ** 2 if used < 1 else 1.0
+        return max(most, min(int(most * np.clip(longer, 1.0, MOST_LONGER)), MOST_REQUESTS))
+
+    def _runs(self, setup: Setup, load: Load, which: range, requests: int) -> Replications:
         """Replications by number."""
         together = self._simulated(setup)
         routing = Routing(together, self.route, scaling=setup.schedule, start_up_ms=setup.start_up_ms)
         cluster = self._cluster(routing, setup.prefill)
-        count = self.requests or FEWEST_REQUESTS
         if together < setup.replicas:
             load = dealt(load, together, setup.replicas, in_turn=self.route == "round-robin")
-            count = min(max(requests_for(load, self.alone_ms), together * FEWEST_REQUESTS), MOST_REQUESTS)
-        options = Options(requests=count, seed=self.seed)
+        options = Options(requests=requests, seed=self.seed)
 
         def one(number: int) -> Replications:
             return replicate(load, self.costs, setup.settings, options, cluster, [number])
@@ -282,18 +300,18 @@ class Evaluator:
         apart = replace(self.load.requests.select(rows), arrival_ms=np.arange(len(rows)) / RARE)
         return replace(self.load, requests=apart)
 
-    def saturated(self, settings: EngineSettings) -> "Saturated":
-        """One engine with always enough to do."""
-        if settings in self.floods:
-            return self.floods[settings]
-        count = max(FLOOD, 6 * settings.max_num_seqs)
+    def saturated(self, settings: EngineSettings, least: int = FLOOD) -> "Saturated":
+        """One engine with always enough to do, by so many requests or more."""
+        if (settings, least) in self.floods:
+            return self.floods[settings, least]
+        count = max(least, 6 * settings.max_num_seqs)
         options = Options(requests=count, seed=self.seed, warmup=0.0)
         flood: Load = OpenLoad(Poisson(1e6), lengths_of(self.load))
         if isinstance(self.load, RecordedLoad) and self.load.requests.prefix is not None:
             flood = RecordedLoad(_flood_of(self.load.requests, self.load.requests.prefix, count))
         done = replicate(flood, self.costs, settings, options, numbers=[0])
-        self.floods[settings] = saturated_in(done.runs[0])
-        return self.floods[settings]
+        self.floods[settings, least] = saturated_in(done.runs[0])
+        return self.floods[settings, least]
 
     def carries(self, setup: Setup, scale: float = 1.0) -> bool:
         """Whether the engines could serve as many requests as come, late or not; users wait until they do."""
@@ -303,7 +321,11 @@ class Evaluator:
         """The load, as a share of what the engines serve that always have enough to do."""
         offered = self.rate_per_s * scale
         if self.apart is None:
-            return offered / (setup.most * self.saturated(setup.settings).requests_per_s)
+            found = offered / (setup.most * self.saturated(setup.settings).requests_per_s)
+            if not CROWDED < found < 1 / CROWDED or not isinstance(self.load, OpenLoad):
+                return found
+            # Lengths with a heavy tail leave a few percent open in as few requests as tell elsewhere.
+            return offered / (setup.most * self.saturated(setup.settings, LONG_FLOOD).requests_per_s)
         prefill, decode = self.of_kinds(setup.settings)
         return offered / min(setup.prefill * prefill, setup.replicas * decode)
 

@@ -252,7 +252,7 @@ def plan_serving(
         cost=_cost(request, shown),
         tried=evaluator.work.setups,
         steps=evaluator.work.steps,
-        requests=evaluator.requests,
+        requests=len(shown.first.requests),
         warnings=warnings,
         unsupported=unsupported,
         notes=_notes(load, request, room, shown),
