@@ -65,6 +65,64 @@ def test_the_simulator_of_engines_gives_the_same_figures(fitted: Path, capsys: C
     assert reached == {"p99 TTFT": run["ttft_ms"]["p99"], "p99 TPOT": run["tpot_ms"]["p99"]}
 
 
+def write_conversations(path: Path, *, contents: bool) -> None:
+    """Requests of two lengths; with the names of their blocks, of which each has the first two of the one before."""
+    rows = []
+    for i in range(600):
+        row: dict[str, Any] = {"timestamp": 60 * i, "input_length": 1024 + 512 * (i % 2), "output_length": 20 + i % 30}
+        if contents:
+            row["hash_ids"] = [2 * (i // 10), 2 * (i // 10) + 1, 10_000 + i][: 2 + i % 2]
+        rows.append(json.dumps(row))
+    path.write_text("\n".join(rows) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("load", "more"),
+    [
+        (("--users", "60", "--think", "2s", "--lengths", "300:40"), ()),
+        (("--rate", "40/s", "--lengths", "300:40:0.6"), ("--class", "chat:0.3:ttft=300ms", "--class", "batch:0.7:20s")),
+        (("--rate", "30/s", "--lengths", "300:40"), ("--prefix-hit-rate", "0.5")),
+        (("--rate", "60/s", "--lengths", "300:40"), ("--route", "least-loaded")),
+        (("--arrivals", "plain.jsonl"), ()),
+        (("--arrivals", "named.jsonl"), ("--route", "prefix")),
+    ],
+)
+def test_every_figure_stands_in_the_simulator_too(
+    fitted: Path, in_tmp: Path, capsys: Captured, load: tuple[str, ...], more: tuple[str, ...]
+) -> None:
+    """Users, classes, shared prefixes by a rate and by contents, routers and recordings."""
+    for name in ("plain", "named"):
+        write_conversations(Path(f"{name}.jsonl"), contents=name == "named")
+    limits = ("--ttft", "1500ms", "--tpot", "60ms")
+    found = planned(fitted, capsys, *limits, *more, load=load)
+    line = ["simulate", "engine", "--fit", str(fitted), *load, "--replicas", str(found["replicas"]["value"])]
+    if found["replicas"]["value"] > 1:
+        line += ["--route", found["route"]]
+    line += [word for name, value in found["engine"].items() for word in words_of(name, value)]
+    line += [word for word in more if word == "--class" or word.startswith(("chat:", "batch:"))]
+    outcome = found["outcome"]
+    if "--arrivals" not in load:
+        line += ["--requests", str(found["simulated"]["requests"]), "--replications", str(outcome["replications"])]
+    line += ["--ttft", "1500ms", "--tpot", "60ms", "--seed", str(found["seed"]), "--json"]
+    assert run(line) == 0
+    again = json.loads(capsys.readouterr().out)["runs"][0]
+    # Of recorded requests the simulator makes one run, the plan several that differ by the noise of steps.
+    off = {"rel": 0.02} if "--arrivals" in load else {"rel": 1e-12}
+    for metric in ("ttft_ms", "tpot_ms", "latency_ms", "itl_ms"):
+        for name in ("mean", "p50", "p90", "p99"):
+            assert again[metric][name] == pytest.approx(outcome[metric][name], **off)
+    for name in ("throughput_per_s", "output_tokens_per_s", "slo_attainment", "kv_usage", "prefix_hit_rate"):
+        assert again[name] == pytest.approx(outcome[name], **off)
+    assert again["utilisation"]["engine"] == pytest.approx(outcome["utilisation"]["engine"], **off)
+    assert [each["class"] for each in again["by_class"]] == [each["class"] for each in outcome["by_class"]]
+    for one, other in zip(again["by_class"], outcome["by_class"], strict=True):
+        assert one["ttft_ms"] == other["ttft_ms"]
+        assert one["slo_attainment"] == other["slo_attainment"]
+    told = {each["target"]: each["value_ms"] for each in found["targets"]}
+    assert told["p99 TTFT"] == outcome["ttft_ms"]["p99"]
+    assert told["p99 TPOT"] == outcome["tpot_ms"]["p99"]
+
+
 def test_prefill_apart_is_cheaper_here_and_the_simulator_gives_the_same_figures(fitted: Path, capsys: Captured) -> None:
     """Prompts of 600 tokens take 27 ms of steps whose tokens are to come every 14 ms; apart they disturb nobody."""
     load = ("--rate", "60/s", "--lengths", "600:40")
