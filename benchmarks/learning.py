@@ -3,8 +3,9 @@ beside the same arrivals without learning and beside the least p99 that any thre
 
 `python -m benchmarks.learning [--smoke] [--kernels]`. Two processes that a flag makes so many times as slow: they wait
 for T(b), so that what others do on the machine disturbs little; with --kernels they run decode steps, one of them
-behind a launch delay, and need a core each. Also: what learning costs a batch and a request on the event loop. Aims:
-noticed within 200 batches; p99 within 20 % of the least; 5 µs a batch.
+behind a launch delay, and need a core each. A run in which the event loop stood still is repeated. Also: what learning
+costs a batch and a request on the event loop. Aims: noticed within 200 batches; p99 within 20 % of the least; 5 µs a
+batch.
 """
 
 import asyncio
@@ -43,6 +44,8 @@ WORLDS = (
 )
 CHANGES, SETTLED = 0.3, 0.5
 """Shares of a run after which the speed changes, and from which on the tail is measured."""
+
+TRIES, STALLED_MS = 4, 30.0
 
 
 @dataclass(frozen=True)
@@ -102,14 +105,23 @@ async def typical_ms(executor: ProcessExecutor, rounds: int) -> FloatArray:
 @dataclass
 class Ran:
     """arrived_s, response_ms: of each request, from the first moment on.  switches: path, times over the planned ones,
-    and after how many of its batches since the change."""
+    and after how many of its batches since the change.  stalled_ms: the longest that the event loop stood still."""
 
     arrived_s: FloatArray
     response_ms: FloatArray
     switches: list[tuple[str, float, int]]
+    stalled_ms: float
 
     def p99(self, from_s: float, until_s: float) -> float:
         return float(np.quantile(self.response_ms[(self.arrived_s >= from_s) & (self.arrived_s < until_s)], 0.99))
+
+
+async def stalls(found: list[float]) -> None:
+    """How much later than asked a short sleep ends, ms, again and again."""
+    while True:
+        began = time.monotonic()
+        await asyncio.sleep(0.002)
+        found.append((time.monotonic() - began) * 1e3 - 2)
 
 
 async def ran(router: Router, arrive_s: FloatArray, flag: Path, *, learns: bool) -> Ran:
@@ -124,19 +136,21 @@ async def ran(router: Router, arrive_s: FloatArray, flag: Path, *, learns: bool)
     loop, start = asyncio.get_running_loop(), time.monotonic() + 0.1
     changes = start + CHANGES * float(arrive_s[-1])
     loop.call_later(changes - time.monotonic(), flag.touch)
-    sent = []
+    sent, late = [], [0.0]
+    beat = loop.create_task(stalls(late))
     for moment in (start + arrive_s).tolist():
         while (ahead := moment - time.monotonic()) > 0:
             await asyncio.sleep(ahead)
         sent.append(loop.create_task(router.submit(None, arrived_s=moment)))
     await asyncio.gather(*sent, return_exceptions=True)
+    beat.cancel()
     await router.drain(60.0)
     switches = [
         (each.path, each.after, sum(name == each.path and changes * 1e3 <= end <= each.at_ms for name, end in batches))
         for each in (learner.switches if learner else ())
     ]
     arrived = np.array([each.arrived_ms for each in ended]) / 1e3 - start
-    return Ran(arrived, np.array([each.ended_ms - each.arrived_ms for each in ended]), switches)
+    return Ran(arrived, np.array([each.ended_ms - each.arrived_ms for each in ended]), switches, max(late))
 
 
 def least_p99(system: System, rate: float) -> float:
@@ -173,11 +187,15 @@ async def world(
         end = float(arrive_s[-1])
         print(f"{name}, {load:.0%}, {1e3 * rate:.0f}/s: least p99 by simulation {least[0]:.1f}, then {least[1]:.1f} ms")
         for learns in (False, True):
-            router = Router(executors, times, policy, RouterOptions(most_waiting=10**6))
-            found = await ran(router, arrive_s, flag, learns=learns)
+            runs: list[Ran] = []
+            while len(runs) < TRIES and (not runs or runs[-1].stalled_ms > STALLED_MS):
+                router = Router(executors, times, policy, RouterOptions(most_waiting=10**6))
+                runs.append(await ran(router, arrive_s, flag, learns=learns))
+            found = min(runs, key=lambda each: each.stalled_ms)
             p99 = [found.p99(0.1 * end, CHANGES * end), found.p99(SETTLED * end, end)]
             told = ", ".join(f"{path} {f:.2f} after {n} batches" for path, f, n in found.switches if n) or "none"
-            print(f"  {'learning' if learns else 'without '}: p99 {p99[0]:.1f}, then {p99[1]:.1f} ms; switches: {told}")
+            stall = f"longest stall {found.stalled_ms:.0f} ms, run {len(runs)}"
+            print(f"  {'learning' if learns else 'without '}: p99 {p99[0]:.1f}, then {p99[1]:.1f} ms; {told}; {stall}")
         await asyncio.gather(*(each.close() for each in executors))
 
 
@@ -206,7 +224,7 @@ def main(smoke: bool = False, makes: Sequence[Waits | DecodeSteps] = WAITING) ->
     batch, request = cost_us(2000 if smoke else 100_000)
     print(f"learning: a batch {batch:.1f} µs (aim 5), a request {request:.2f} µs")
     for name, factors, load in WORLDS[:1] if smoke else WORLDS:
-        precisely(world(name, factors, load, 4.0 if smoke else 20.0, makes))
+        precisely(world(name, factors, load, 4.0 if smoke else 15.0, makes))
 
 
 if __name__ == "__main__":
