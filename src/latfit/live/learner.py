@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from latfit.errors import first_line
+from latfit.errors import WrongUsage, first_line
 from latfit.live.learnt import MARGIN, Correction, LearntTimes
 from latfit.live.monitor import Promise, PromiseMonitor
 from latfit.live.path import LivePath
@@ -163,8 +163,7 @@ class Learner:
                     self._begin(path.name, found, "")
             return
         learnt.failed(began_ms, ended_ms)
-        if not path.up(ended_ms) and not learnt.settled and self._task is None:
-            self._begin(path.name, learnt.good, "fell back")
+        self._fall_back()
 
     def _may(self, now: float) -> bool:
         if self._spare < AT_ONCE:
@@ -172,27 +171,41 @@ class Learner:
         self._filled_ms = now
         return self._spare >= 1
 
+    def _fall_back(self) -> None:
+        """Times learnt from a path that is down now, and that did not hold for long, were those of its failing."""
+        for path in self.router.paths:
+            learnt = self.learnt[path.name]
+            if self._task is None and not learnt.settled and not path.up(self._now):
+                self._begin(path.name, learnt.good, "fell back")
+
     def _begin(self, name: str, correction: Correction, why: str) -> None:
         self._task = asyncio.get_running_loop().create_task(self._switch(name, correction, why))
 
     async def _switch(self, name: str, correction: Correction, why: str) -> None:
         """Thresholds for new times are made in a thread; then the router adopts both."""
-        learnt = self.learnt[name]
-        system = self._system({name: correction})
-        used = self.router.policy
+        used, made = self.router.policy, self.router.policy
         try:
-            used = await asyncio.to_thread(self._thresholds, used, self.rate_per_s / 1000, system)
+            system = self._system({name: correction})
+            made = await asyncio.to_thread(self._thresholds, used, self.rate_per_s / 1000, system)
             self.problem = ""
         except Exception as error:  # noqa: BLE001 (the router goes on, by the thresholds it has)
             self.problem = first_line(error)
         finally:
             self._task = None
-        before, after = (_factor(learnt, each) for each in (learnt.in_use, correction))
-        why = why or ("slower" if after > before else "faster")
-        self.switches.append(Switch(self._now, name, before, after, why))
-        self.switched += 1
-        learnt.adopt(correction)
-        self.router.adopt([each.times_ms(each.in_use) for each in self.learnt.values()], used)
+        learnt = self.learnt[name]
+        if why or self.router.up()[name]:  # else it went down meanwhile
+            before, after = (_factor(learnt, each) for each in (learnt.in_use, correction))
+            why = why or ("slower" if after > before else "faster")
+            self.switches.append(Switch(self._now, name, before, after, why))
+            self.switched += 1
+            learnt.adopt(correction)
+            times = [each.times_ms(each.in_use) for each in self.learnt.values()]
+            try:
+                self.router.adopt(times, made)
+            except WrongUsage as error:
+                self.problem = str(error)
+                self.router.adopt(times, used)
+        self._fall_back()
 
     def _system(self, corrections: dict[str, Correction]) -> System:
         """The paths by times in use, but for those given."""

@@ -209,6 +209,41 @@ def test_thresholds_that_cannot_be_made_leave_the_policy_and_the_times_are_still
     assert asked[1] == pytest.approx(rate, rel=0.1)  # counted, per ms
 
 
+def test_a_policy_that_the_router_cannot_take_is_not_taken() -> None:
+    policy, rate = planned("three-stage", 0.4)
+
+    def impossible(policy: Policy, rate: float, system: System) -> Policy:
+        return policies.gpu_only(Limits(64))
+
+    found = told(
+        policy, rate, 6.0, (change(2.0), steady(1.0)), learner=lambda router: Learner(router, thresholds=impossible)
+    )
+    assert found.learner is not None
+    assert found.router.policy is policy
+    assert found.router.main.times_ms[1] == pytest.approx(2 * TIMES[0][0], rel=0.1)
+    assert "batches of 64" in found.learner.problem
+
+
+def test_a_path_that_goes_down_while_thresholds_are_made_keeps_its_times() -> None:
+    policy, rate = planned("three-stage", 0.3)
+    made: list[Router] = []
+
+    def learner(router: Router) -> Learner:
+        def downed(policy: Policy, rate: float, system: System) -> Policy:
+            if made:
+                router.main.rest(clock_s() * 1000)
+            made.append(router)
+            return policy
+
+        return Learner(router, thresholds=downed)
+
+    found = told(policy, rate, 4.0, (change(2.0), steady(1.0)), learner=learner)
+    assert found.learner is not None
+    assert len(made) > 1
+    assert not found.learner.switched
+    np.testing.assert_allclose(found.router.main.times_ms[1:], TIMES[0])
+
+
 def test_adopted_times_and_policy_decide_as_if_they_had_always_been_there() -> None:
     policy, _ = planned("cutoff", 0.5)
     slow = scaled(2.0, 1.0)
