@@ -131,7 +131,7 @@ def test_a_process_that_fails_dies_or_hangs() -> None:
                 await router.submit("hang")
             third = await router.submit("pid")
             assert third not in (first, second)
-            with pytest.raises(ExecutorFailed, match=r"cannot be sent|pickle"):
+            with pytest.raises(ExecutorFailed, match=r"cannot be sent|pickle|local object"):
                 await router.submit(lambda: 1)
             os.kill(third, signal.SIGKILL)
             outcomes = await asyncio.gather(*(router.submit(i) for i in range(40)), return_exceptions=True)

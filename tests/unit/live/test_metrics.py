@@ -31,7 +31,7 @@ def test_metrics_of_a_story() -> None:
             late = asyncio.ensure_future(router.submit(6))
             await asyncio.sleep(0.001)
             late.cancel()
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*tasks, late, return_exceptions=True)
             return generate_latest(registry).decode()
 
     samples = {}
