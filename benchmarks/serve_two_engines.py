@@ -80,10 +80,11 @@ def bodies(count: int, seed: int) -> list[dict[str, object]]:
     ]
 
 
-async def typical_ms(url: str, at_once: int) -> float:
-    """Median time of a reply with all slots busy."""
+async def alone(url: str, at_once: int) -> tuple[float, float]:
+    """Median time of a reply (ms) with all slots busy, and replies a second."""
+    count, began = 20 * at_once, time.perf_counter()
     async with aiohttp.ClientSession() as session:
-        asked = iter(bodies(8 * at_once + 8, 1))
+        asked = iter(bodies(count, 1))
         found: list[float] = []
 
         async def sender() -> None:
@@ -92,7 +93,7 @@ async def typical_ms(url: str, at_once: int) -> float:
                 found.append(reply.whole_ms)
 
         await asyncio.gather(*(sender() for _ in range(at_once)))
-    return float(np.median(found))
+    return float(np.median(found)), count / (time.perf_counter() - began)
 
 
 async def driven(url: str, arrive_s: Sequence[float]) -> list[Reply]:
@@ -148,9 +149,9 @@ def main(given: argparse.Namespace) -> None:
 
 
 def compare(given: argparse.Namespace, urls: dict[str, str], gpu: subprocess.Popen[bytes]) -> None:
-    times = {name: asyncio.run(typical_ms(url, SLOTS[name])) for name, url in urls.items()}
-    carried = SLOTS["gpu"] / times["gpu"] * 1e3
-    rate = given.rate * carried
+    measured = {name: asyncio.run(alone(url, SLOTS[name])) for name, url in urls.items()}
+    times = {name: each[0] for name, each in measured.items()}
+    rate = given.rate * measured["gpu"][1]
     arrive = np.cumsum(np.random.default_rng(0).exponential(1 / rate, max(int(rate * given.seconds), 20)))
     print(
         f"serve: a reply takes {times['gpu']:.0f} ms (gpu, 4 at a time), {times['cpu']:.0f} ms (cpu); {rate:.1f} req/s"
