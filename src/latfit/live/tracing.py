@@ -10,7 +10,8 @@ import time
 from asyncio import Future
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 from latfit._version import __version__
@@ -47,9 +48,19 @@ class RequestSpans:
         span.end()
 
 
+@cache
+def traces() -> bool:
+    """Whether opentelemetry-api is installed."""
+    return find_spec("opentelemetry") is not None
+
+
 @contextmanager
 def sent_by(headers: Mapping[str, str]) -> Iterator[None]:
-    """Requests that are sent inside belong to the trace that HTTP headers name (`traceparent`)."""
+    """Requests that are sent inside belong to the trace that HTTP headers name (`traceparent`); nothing happens where
+    opentelemetry-api is not installed."""
+    if not traces():
+        yield
+        return
     from opentelemetry import context, propagate
 
     token = context.attach(propagate.extract(headers))

@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -141,6 +142,8 @@ def serve(
     front = live.Front(Router(executors, [[each] for each in t_ms], rule, limits), options)
     if learn:
         front.registry.register(live.LearnerMetrics(live.Learner(front.router, thresholds=_thresholds(cut_ms))))
+    with suppress(ImportError):  # where OpenTelemetry is, whatever its own settings make of spans
+        live.RequestSpans(front.router)
     told = f"{_in_words(rule, counts, known)}.{'' if token or host in LOOPBACK else OPEN}"
     place = (host, port, in_ms(drain, "--drain", zero=True) / 1e3)
     return asyncio.run(_run(live, front, place, lambda url: ready(f"Serving on {url} by {told}") if ready else None))

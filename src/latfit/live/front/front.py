@@ -23,6 +23,7 @@ from latfit.live.executor import Abandoned, ExecutorFailed, ExecutorLost, Execut
 from latfit.live.front.exchange import Exchange, Headers, HttpExecutor, passed_on
 from latfit.live.metrics import BUCKETS_S, RouterMetrics
 from latfit.live.router import Closed, NoPath, QueueFull, Router
+from latfit.live.tracing import sent_by
 
 MODELS_BYTES = 1 << 20
 MOST_CHECKED = 256 << 10
@@ -206,14 +207,8 @@ class Front:
         Raises Refused."""
         exchange.final = len(self.engines) < 2
         try:
-            try:
-                await self.router.submit(exchange)
-            except ExecutorLost:
-                if exchange.status or exchange.final:
-                    raise
-                exchange.final = True
-                self._retried.inc()
-                await self.router.submit(exchange)
+            with sent_by(request.headers):
+                await self._tried(exchange)
         except asyncio.CancelledError:
             exchange.leave()
             raise
@@ -221,6 +216,16 @@ class Front:
             self._failed(request, exchange, error)
         if exchange.status:
             self._first_byte.labels(exchange.path).observe(exchange.first_byte_s)
+
+    async def _tried(self, exchange: Exchange) -> None:
+        try:
+            await self.router.submit(exchange)
+        except ExecutorLost:
+            if exchange.status or exchange.final:
+                raise
+            exchange.final = True
+            self._retried.inc()
+            await self.router.submit(exchange)
 
     def _failed(self, request: web.BaseRequest, exchange: Exchange, error: LatfitError) -> None:
         """A reply that began and broke off is cut off, so that its reader sees that it is not whole. Raises Refused

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from latfit.live import RequestSpans
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only, three_stage
 from tests.unit.live.front.engine import SSE, Asked, StandInEngine, chunk, engine, head, streamed, whole
@@ -24,6 +25,30 @@ def test_a_reply_comes_as_the_engine_wrote_it() -> None:
         assert reply.header("x-latfit-path") == "gpu"
 
     asyncio.run(main())
+
+
+def test_a_request_leaves_its_span_in_the_trace_of_its_caller() -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="opentelemetry-sdk is not installed (latfit[dev])")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace, caller = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"  # of W3C's Trace Context
+
+    async def main() -> Asked:
+        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+            RequestSpans(server.front.router, provider)
+            sent = f"Traceparent: 00-{trace}-{caller}-01"
+            await say(server, request(PROMPT, "/v1/completions", "POST", sent))
+            return gpu.asked[0]
+
+    asked = asyncio.run(main())
+    assert asked.header("traceparent") == f"00-{trace}-{caller}-01"
+    (span,) = exporter.get_finished_spans()
+    assert f"{span.context.trace_id:032x}" == trace
+    assert f"{span.parent.span_id:016x}" == caller
+    assert span.attributes["latfit.path"] == "gpu"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions?api-version=1%2F2"])
