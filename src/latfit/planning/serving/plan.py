@@ -255,7 +255,7 @@ def plan_serving(
         requests=len(shown.first.requests),
         warnings=warnings,
         unsupported=unsupported,
-        notes=_notes(load, request, room, shown),
+        notes=_notes(load, request, room, shown) + _not_apart(apart, shown),
         schedule=_schedule(evaluator, request, shown) if met else None,
         apart=None if apart is None else _apart(evaluator, apart, found, room, request.price_per_hour),
         contents=isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache,
@@ -283,6 +283,11 @@ def _apart(
     if price_per_hour is None or best.summary is None:
         return best
     return replace(best, price_per_million_tokens=_per_million(price_per_hour * best.total, best.summary))
+
+
+def _not_apart(apart: PrefillApart | None, shown: Measured) -> list[str]:
+    many = apart is not None and shown.setup.replicas > MOST_APART
+    return [f"Prefill apart is looked for up to {MOST_APART} replicas."] if many else []
 
 
 def _rate(load: Load, shown: Measured) -> float:
