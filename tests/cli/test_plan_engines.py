@@ -107,13 +107,13 @@ def test_every_figure_stands_in_the_simulator_too(
     assert run(line) == 0
     again = json.loads(capsys.readouterr().out)["runs"][0]
     # Of recorded requests the simulator makes one run, the plan several that differ by the noise of steps.
-    off = {"rel": 0.02} if "--arrivals" in load else {"rel": 1e-12}
+    off = 0.02 if "--arrivals" in load else 1e-12
     for metric in ("ttft_ms", "tpot_ms", "latency_ms", "itl_ms"):
         for name in ("mean", "p50", "p90", "p99"):
-            assert again[metric][name] == pytest.approx(outcome[metric][name], **off)
+            assert again[metric][name] == pytest.approx(outcome[metric][name], rel=off)
     for name in ("throughput_per_s", "output_tokens_per_s", "slo_attainment", "kv_usage", "prefix_hit_rate"):
-        assert again[name] == pytest.approx(outcome[name], **off)
-    assert again["utilisation"]["engine"] == pytest.approx(outcome["utilisation"]["engine"], **off)
+        assert again[name] == pytest.approx(outcome[name], rel=off)
+    assert again["utilisation"]["engine"] == pytest.approx(outcome["utilisation"]["engine"], rel=off)
     assert [each["class"] for each in again["by_class"]] == [each["class"] for each in outcome["by_class"]]
     for one, other in zip(again["by_class"], outcome["by_class"], strict=True):
         assert one["ttft_ms"] == other["ttft_ms"]
