@@ -189,6 +189,7 @@ def main() -> None:
         "kv_connector_extra_config": {"shared_storage_path": str(place / "kv")},
     }
     (place / "kv").mkdir(exist_ok=True)
+    cores = sorted(os.sched_getaffinity(0))
     options = ["--no-async-scheduling", "--enable-logging-iteration-details", "--no-enable-prefix-caching"]
     options += [
         "--block-size",
@@ -201,8 +202,8 @@ def main() -> None:
     try:
         with ExitStack() as servers:
             first, second = (
-                servers.enter_context(serving(vllm, place / "model", place / name, options))
-                for name in ("prefill", "decode")
+                servers.enter_context(serving(vllm, place / "model", place / name, options, [core]))
+                for name, core in (("prefill", cores[-2 % len(cores)]), ("decode", cores[-1]))
             )
             asyncio.run(run(asked, first, second))
     except Skipped as reason:

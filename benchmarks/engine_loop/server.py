@@ -134,16 +134,18 @@ class Server:
 
 
 @contextmanager
-def serving(vllm: Installation, model: Path, place: Path, options: Sequence[str]) -> Iterator[Server]:
-    """A server with latfit's recorder in it, ready for requests. All that it started has ended afterwards. Raises
-    Skipped where it does not start."""
+def serving(
+    vllm: Installation, model: Path, place: Path, options: Sequence[str], cores: Sequence[int] = ()
+) -> Iterator[Server]:
+    """A server with latfit's recorder in it, ready for requests. All that it started has ended afterwards. cores: of
+    the forward pass; all but the first where not given. Raises Skipped where it does not start."""
     place.mkdir(parents=True, exist_ok=True)
     port = free_port()
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("OPENBLAS_", "OMP_"))},
         **SWITCHES,
         "PYTHONPATH": str(_beside(vllm, place)),
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, model_cores())),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores or model_cores())),
         "LATFIT_TRACE_DIR": str(place / "traces"),
         "LATFIT_TRACE_SECONDS": "3",
         "LATFIT_ENGINE_LOOP": str(place / "requests.jsonl"),

@@ -25,14 +25,16 @@ if TYPE_CHECKING:
     from latfit.live.learner import BestForTail as BestForTail, Learner as Learner, Learnt as Learnt
     from latfit.live.metrics import LearnerMetrics as LearnerMetrics, RouterMetrics as RouterMetrics
     from latfit.live.monitor import Promise as Promise, PromiseMonitor as PromiseMonitor
+    from latfit.live.pauses import short_pauses as short_pauses
     from latfit.live.replay import (
         Compared as Compared,
         Driven as Driven,
-        at_speed as at_speed,
+        at_rest as at_rest,
         compared as compared,
         drive as drive,
         measure_executors as measure_executors,
         precisely as precisely,
+        predict as predict,
         probe as probe,
         speeds as speeds,
         undisturbed as undisturbed,

@@ -7,8 +7,9 @@ The executors are measured first, by a router under such arrivals that serves ba
 whichever path is idle: what it costs to receive, route and answer requests on the same cores is then in the times. A
 model is fitted to each path, and the simulator runs the fits on the very arrivals that are sent. Machines change their
 speed within minutes by more than a run is uncertain, so the paths are probed again just before and just after each run;
-half of the simulated runs have the speed of before, half that of after. What is left to differ is what the prediction
-claims: how the times depend on the batch, their scatter, and the policy.
+half of the simulated runs have the speed of before, half that of after. Paths that share a core or a memory slow each
+other, so what each takes while the other rests is measured too, and predicted by how busy the other is. What is left to
+differ is what the prediction claims: how the times depend on the batch, their scatter, and the policy.
 
 A neighbour who takes the processor makes a run worthless. What others used of the cores, stolen time included, is read
 from the system's counters over the run, less what this process and its executors used.
@@ -30,6 +31,7 @@ import numpy as np
 
 from latfit.fitting import FitOptions, fit_trace
 from latfit.live.executor import Executor, ExecutorFailed
+from latfit.live.pauses import short_pauses
 from latfit.live.router import Router, RouterOptions
 from latfit.live.waiting import Request
 from latfit.model import FitResult
@@ -42,6 +44,9 @@ from latfit.units import format_ms, format_percent
 Result = TypeVar("Result")
 ROUNDS = 5
 """Of all sizes, at the least."""
+
+ROUNDS_OF_USE = 3
+"""Predictions, each with how busy paths were in the one before."""
 
 DISTURBED = 0.05
 """Share of the cores that others may use in a run that counts."""
@@ -169,10 +174,11 @@ STATISTICS = ("mean", "p50", "p99")
 class Compared:
     """A policy at a load: what was measured beside what was predicted. load: share of what the main path carries.
     measured, predicted: the same numbers of both, ms by statistic under `latency_ms`, shares by path.  range_ms: by
-    statistic, where 95 of 100 runs of these very arrivals are predicted to lie.  speed: by path, times just before and
-    just after the run over those of the fit.  slower: by path, mean time of the run's batches over the predicted one of
-    such batches.  lowest_p99_ms: the lower end of what was measured.  bound_ms: the p99 that a plan promises to keep at
-    the slower of both speeds, None where it promises none."""
+    statistic, where 95 of 100 runs of these very arrivals are predicted to lie.  speed: by path, times that it was
+    predicted with over those of the fit, by a probe just before the run and by one just after it.  slower: by path,
+    mean time of the run's batches over the predicted one of such batches.  lowest_p99_ms: the lower end of what was
+    measured.  bound_ms: the p99 that a plan promises to keep at the slower of both speeds, None where it promises
+    none."""
 
     policy: str
     load: float
@@ -280,6 +286,36 @@ def speeds(batches: Sequence[tuple[FloatArray, FloatArray]], system: System) -> 
     return np.array([np.median(T / path.typical_ms[B.astype(int)]) for path, (B, T) in pairs])
 
 
+async def at_rest(
+    executors: Sequence[Executor], system: System, duration_s: float, rng: np.random.Generator
+) -> FloatArray:
+    """Times (2,) of each of two paths while the other one rests, over those while both are busy: below 1 where they
+    share a core, a cache or memory, as two hyper-threads do that count as two cores."""
+    rough = [path.typical_ms[1:] for path in system.paths]
+    first = speeds((await probe(executors, rough, duration_s, rng)).batches, system)
+    alone = [
+        speeds((await probe([each], [T], duration_s, rng)).batches, System(path))[0]
+        for each, T, path in zip(executors, rough, system.paths, strict=True)
+    ]
+    last = speeds((await probe(executors, rough, duration_s, rng)).batches, system)
+    found: FloatArray = np.array(alone) / np.sqrt(first * last)
+    return np.minimum(found, 1.0)
+
+
+def predict(
+    simulated: Callable[[System], SimResult], system: System, speed: FloatArray, rest: FloatArray
+) -> tuple[SimResult, FloatArray]:
+    """The prediction of a system whose paths take `speed` times as long while both are busy, and `rest` times that
+    while the other rests: each is slowed by the share of time that the other is busy, which the prediction tells. With
+    it the speeds that it went by."""
+    slowed = np.ones(len(speed))
+    for _ in range(ROUNDS_OF_USE if len(speed) > 1 else 1):
+        found = simulated(at_speed(system, speed * slowed))
+        use = np.minimum([found.utilisation[path.name] for path in system.paths], 1.0)
+        used, slowed = speed * slowed, rest + (1 - rest) * use[::-1]
+    return found, used
+
+
 def slower(batches: Sequence[tuple[FloatArray, FloatArray]], system: System) -> dict[str, float]:
     """By path, time of all batches over that which a system takes for them in the mean; paths without one left out."""
     found = {}
@@ -357,13 +393,14 @@ async def _ran(router: Router, arrive_ms: FloatArray, *, ends_early: bool = Fals
     router.listeners.append(ended.append)
     await router.start()
     executors = [path.executor for path in router.paths]
-    busy, began = _busy_of_others(executors), time.monotonic()
-    start_ms = time.monotonic() * 1000 + 50.0
-    tasks, late_ms = await _send(router, start_ms + arrive_ms)
-    if not ends_early:
+    with short_pauses(none=True):  # all requests of a run are kept, which no server does
+        busy, began = _busy_of_others(executors), time.monotonic()
+        start_ms = time.monotonic() * 1000 + 50.0
+        tasks, late_ms = await _send(router, start_ms + arrive_ms)
+        if not ends_early:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await router.drain()
         await asyncio.gather(*tasks, return_exceptions=True)
-    await router.drain()
-    await asyncio.gather(*tasks, return_exceptions=True)
     others = (_busy_of_others(executors) - busy) / ((time.monotonic() - began) * (os.cpu_count() or 1))
     return _Ran(ended, start_ms, late_ms, max(others, 0.0))
 

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 from latfit.api.running.replays import Replay, replay
 from latfit.cli.app import run
 from latfit.errors import LatfitError
-from latfit.live import Compared, ThreadExecutor, compared, drive, probe, speeds
+from latfit.live import Compared, ThreadExecutor, at_rest, compared, drive, predict, probe, speeds
 from latfit.live.replay import DISTURBED, Driven, sizes_of
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
@@ -204,3 +206,42 @@ def test_a_probe_finds_the_times_of_both_paths_and_their_change() -> None:
     before, after = asyncio.run(probed())
     assert np.all((before > 0.99) & (before < 1.5))  # a sleep lasts longer, never shorter
     np.testing.assert_array_less(1.1, after / before)
+
+
+def test_paths_are_predicted_by_how_busy_the_other_one_is() -> None:
+    system = System(linear_path("gpu", 4.0, 0.5, 8), linear_path("cpu", 0.0, 3.0, 3))
+    asked: list[FloatArray] = []
+
+    def simulated(at: System) -> Any:
+        asked.append(
+            np.array(
+                [path.typical_ms[1] / known.typical_ms[1] for path, known in zip(at.paths, system.paths, strict=True)]
+            )
+        )
+        return SimpleNamespace(utilisation={"gpu": 0.9, "cpu": 0.25})
+
+    _, used = predict(simulated, system, np.array([1.1, 1.2]), np.array([0.8, 0.6]))
+    np.testing.assert_allclose(used, [1.1 * (0.8 + 0.2 * 0.25), 1.2 * (0.6 + 0.4 * 0.9)])
+    np.testing.assert_allclose(asked[0], [1.1, 1.2])
+    np.testing.assert_allclose(asked[-1], used)
+
+
+def test_paths_that_share_what_they_run_on_are_quicker_alone() -> None:
+    """A lock that either batch holds for its 4 ms: together each waits for the other."""
+    shared = threading.Lock()
+
+    def locked(inputs: list[Any]) -> list[Any]:
+        with shared:
+            time.sleep(0.004)
+        return inputs
+
+    system = System(linear_path("gpu", 4.0, 0.001, 4), linear_path("cpu", 4.0, 0.001, 2))
+    executors = [ThreadExecutor("gpu", locked, 4), ThreadExecutor("cpu", locked, 2)]
+
+    async def measured() -> FloatArray:
+        found = await at_rest(executors, system, 0.4, np.random.default_rng(0))
+        for each in executors:
+            await each.close()
+        return found
+
+    assert np.all(asyncio.run(measured()) < 0.8)

@@ -154,7 +154,8 @@ async def _run(live: Any, front: "Front", place: tuple[str, int, float], ready: 
     host, port, drain_s = place
     async with live.FrontServer(front, host, port, drain_s=drain_s) as server:
         url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
-        whole = await server.run(lambda _: ready(url))
+        with live.short_pauses():
+            whole = await server.run(lambda _: ready(url))
     if not whole:
         raise Interrupted(
             "stopped before all that was taken had ended",

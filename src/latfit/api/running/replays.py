@@ -19,11 +19,12 @@ from latfit.live import (
     Driven,
     Executor,
     ProcessExecutor,
-    at_speed,
+    at_rest,
     compared,
     drive,
     measure_executors,
     precisely,
+    predict,
     probe,
     speeds,
     undisturbed,
@@ -31,7 +32,16 @@ from latfit.live import (
 from latfit.planning import promised_by_batches
 from latfit.policies import POLICIES, PathTimes, named_policy
 from latfit.profiling import model_shape
-from latfit.simulation import Options, Serving, System, measured_path, path_times, simulate as simulate_policy
+from latfit.simulation import (
+    Options,
+    Serving,
+    SimResult,
+    System,
+    measured_path,
+    path_times,
+    simulate as simulate_policy,
+)
+from latfit.stats import FloatArray
 from latfit.units import format_percent
 from latfit.workload import RecordedLoad, make_requests
 
@@ -206,33 +216,42 @@ async def _replayed(
     """offered: rates per ms, or shares of what the main path carries; how: (which of them, seconds of a run, seed)."""
     as_rates, lasts_s, seed = how
     await asyncio.gather(*(each.start() for each in executors))
-    fits = await measure_executors(executors, max(lasts_s / 4, LEAST_PROBE_S), seed)
+    fits = await measure_executors(executors, max(lasts_s / 2, LEAST_PROBE_S), seed)
     found = [ExecutionPath(each.name, fit) for each, fit in zip(executors, fits, strict=True)]
     system = System(*(measured_path(path, Serving()) for path in found))
     carried = system.main.rate_limit(system.main.largest)
+    rest, rng = np.ones(1), np.random.default_rng([seed, 2])
+    if len(executors) > 1 and any(POLICIES[name].needs_side for name in names):
+        rest = await at_rest(executors, system, max(lasts_s / 8, LEAST_PROBE_S), rng)
+    paths = _Paths(found[0], system, rest)
     runs: list[Compared] = []
     for number, (name, each) in enumerate((name, each) for each in offered for name in names):
         rate = each if as_rates else each * carried
-        runs.append(
-            await _one(
-                executors, (found[0], system), name, rate, (rate / carried, lasts_s, seed + number // len(names))
-            )
-        )
+        runs.append(await _one(executors, paths, name, rate, (rate / carried, lasts_s, seed + number // len(names))))
         if progress:
             progress(number + 1, len(names) * len(offered))
     return Replay(runs, system)
 
 
+@dataclass(frozen=True, eq=False)
+class _Paths:
+    """The main path as it was fitted; all of them; times (paths,) while the other one rests over those while it is
+    busy."""
+
+    main: ExecutionPath
+    system: System
+    rest: FloatArray
+
+
 async def _one(
     executors: Sequence[Executor],
-    paths: tuple[ExecutionPath, System],
+    paths: "_Paths",
     name: str,
     rate: float,
     how: tuple[float, float, int],
 ) -> Compared:
-    """paths: the main one, and all of them.  how: (share of what the main path carries, seconds, seed): policies at one
-    load share their arrivals."""
-    path, system = paths
+    """how: (share of what the main path carries, seconds, seed): policies at one load share their arrivals."""
+    system = paths.system
     share, lasts_s, seed = how
     own = system if POLICIES[name].needs_side else System(system.main)
     times: PathTimes = path_times(own)
@@ -253,13 +272,17 @@ async def _one(
     driven = await undisturbed(between_probes)
     load = RecordedLoad(make_requests(arrive))
     options = Options(replications=REPLICATIONS // 2, warmup=WARM, seed=seed)
-    systems = [at_speed(own, each) for each in driven.speeds]
-    predicted = [await asyncio.to_thread(simulate_policy, policy, each, load, options) for each in systems]
-    found = compared(driven, predicted, share, own)
+
+    def simulated(system: System) -> SimResult:
+        return simulate_policy(policy, system, load, options)
+
+    told = [await asyncio.to_thread(predict, simulated, own, each, paths.rest) for each in driven.speeds]
+    predicted, used = zip(*told, strict=True)
+    found = compared(replace(driven, speeds=used), predicted, share, own)
     if name != GREEDY:
         return found
     slowest = float(np.max(driven.speeds))
-    profile = HardwareProfile({path.name: path})
+    profile = HardwareProfile({paths.main.name: paths.main})
     promise = await asyncio.to_thread(promised_by_batches, profile, rate, 0.99, slowest)
     if promise is None or promise.interval is None or promise.doubts:
         return found
