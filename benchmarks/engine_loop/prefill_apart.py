@@ -160,12 +160,12 @@ def simulated(served: Sequence[Served], steps: Sequence[list[str]], moved: tuple
         transfer=f"{moved[0]:.4f}ms+{1e3 * moved[1]:.3f}us" if apart else None,
         seed=1,
     )
-    told = found.to_json()
+    (told,) = found.to_json()["runs"]
     for name in ("ttft_ms", "latency_ms"):
         mean, p99 = (told[name][which] for which in ("mean", "p99"))
         measured = np.array([r.first_ms if name == "ttft_ms" else r.latency_ms for r in served])
-        off = format_percent(100 * (mean["value"] / float(np.mean(measured)) - 1), signed=True)
-        print(f"  simulated: {name[:-3]} mean {format_ms(mean['value'])} ({off}), p99 {format_ms(p99['value'])}")
+        off = format_percent(100 * (mean / float(np.mean(measured)) - 1), signed=True)
+        print(f"  simulated: {name[:-3]} mean {format_ms(mean)} ({off}), p99 {format_ms(p99)}")
 
 
 def main() -> None:
