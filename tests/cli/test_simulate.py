@@ -185,7 +185,7 @@ def test_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--rate", "500", *PATHS], 2, "rate with its unit"),
         (["--rate", "0/s", *PATHS], 2, "not above zero"),
         ([*PATHS], 2, "no load is given"),
-        (["--rate", "5/s", "--policy", "best", *PATHS], 2, "'best' is not one of"),
+        (["--rate", "5/s", "--policy", "best", *PATHS], 2, "'best' is not known"),
         (["--rate", "5/s", "--policy", "cutoff", "--path", "gpu=8ms+1ms"], 2, "two execution paths"),
         (["--rate", "5/s", "--path", "gpu"], 2, "is not a path"),
         (["--rate", "5/s", "--law", "weibull", *PATHS], 2, "not an arrival process"),

@@ -174,7 +174,7 @@ OF_SETTINGS = (
         "route",
         lambda o: (
             o.replicas != 1
-            or getattr(o, "prefill_replicas", 1) != 1
+            or (getattr(o, "prefill_replicas", None) or 1) != 1
             or getattr(o, "autoscale", None)
             or getattr(o, "replicas_at", None) is not None
         ),
