@@ -37,10 +37,8 @@ done
 
 code=0
 if [ -n "$baseline" ]; then
-    latfit compare "$baseline/trace.parquet" "$folder/trace.parquet" --tolerance "${LATFIT_TOLERANCE:-5%}" --json \
-        >"$folder/compare.json" 2>>"$folder/log.txt" || code=$?
     latfit compare "$baseline/trace.parquet" "$folder/trace.parquet" --tolerance "${LATFIT_TOLERANCE:-5%}" \
-        >"$folder/compare.txt" 2>&1 || true
+        >"$folder/compare.txt" 2>&1 || code=$?
     cat "$folder/compare.txt"
 else
     echo "The first night: $folder is the baseline of those that follow."

@@ -134,6 +134,7 @@ def test_sizes_rise_to_the_largest() -> None:
 def test_on_two_cores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes; whether others disturb it is no matter of the test, and nothing is repeated."""
     monkeypatch.setattr("latfit.live.replay.DISTURBED", math.inf)
+    monkeypatch.setattr("latfit.api.running.replays.LEAST_PROBE_S", 0.2)
     typed = "replay --policy three-stage --load 30% --duration 1s --max-batch 4 --json"
     exit_code = run(typed.split(" "))
     (found,) = json.loads(capsys.readouterr().out)["runs"]
