@@ -1,5 +1,6 @@
 """What earlier versions wrote (`tests/kept`) is still read, and means what it meant: their predictions lie beside."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,16 @@ def predicted(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-@versions("fit.json")
-def test_a_fit_predicts_what_it_predicted(file: Path) -> None:
-    fit = latfit.Fit.load(file)
+def unpacked(file: Path, folder: Path) -> Path:
+    """The document as it was written."""
+    target = folder / file.stem
+    target.write_bytes(gzip.decompress(file.read_bytes()))
+    return target
+
+
+@versions("fit.json.gz")
+def test_a_fit_predicts_what_it_predicted(file: Path, tmp_path: Path) -> None:
+    fit = latfit.Fit.load(unpacked(file, tmp_path))
     for row in predicted(file):
         now = fit.predict(B=row["B"], S=row["S"]).iloc[0]
         assert now["T_ms"] == pytest.approx(row["T_ms"], rel=1e-9)
@@ -40,15 +48,15 @@ def test_a_fit_predicts_what_it_predicted(file: Path) -> None:
             assert [now["low_ms"], now["high_ms"]] == pytest.approx(limits, rel=1e-9)
 
 
-@versions("fit.json")
-def test_a_fit_that_is_written_again_is_the_same(file: Path) -> None:
-    fit = read_fit(file)
+@versions("fit.json.gz")
+def test_a_fit_that_is_written_again_is_the_same(file: Path, tmp_path: Path) -> None:
+    fit = read_fit(unpacked(file, tmp_path))
     assert latfit.Fit.from_json(fit.to_json()).to_json() == fit.to_json()
 
 
-@versions("hardware.json")
-def test_a_profile_has_its_paths(file: Path) -> None:
-    paths = read_hardware(file).paths
+@versions("hardware.json.gz")
+def test_a_profile_has_its_paths(file: Path, tmp_path: Path) -> None:
+    paths = read_hardware(unpacked(file, tmp_path)).paths
     rows = predicted(file) if paths["cpu"].fit.model == "saturation" else []  # others ask for the context too
     B, S = (np.array([row[name] for row in rows], dtype=np.float64) for name in ("B", "S"))
     assert paths["cpu"].fit.latency_ms(B, S) == pytest.approx([row["T_ms"] for row in rows], rel=1e-9)
