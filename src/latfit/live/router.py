@@ -359,7 +359,6 @@ class Router:
 
     def _late(self, batch: "_Batch") -> None:
         """Its executor may come back, or recover, before the next batch; its senders are told now."""
-        batch.late_s = math.inf
         if batch.work.done():  # it came in time
             return
         count, path = len(batch.requests), batch.path
@@ -388,6 +387,7 @@ class Router:
             self._failing_since = min(self._failing_since, now)
         _tell(self.batch_listeners, path, len(batch.requests), batch.began_ms, now, error is None)
         if at_once:
+            batch.late_s = math.inf  # a recovery may take as long as it takes
             path.lose(batch.server)
             batch.work = asyncio.ensure_future(self._recovered(batch, batch.work))
         else:

@@ -257,6 +257,30 @@ def test_a_worker_that_dies_is_started_again_and_its_requests_are_told() -> None
     assert dying.recoveries == 1
 
 
+def test_a_recovery_that_takes_longer_than_a_batch_may_is_not_cut_short() -> None:
+    class Slowly(FaultyExecutor):
+        recovered = 0
+
+        async def recover(self) -> None:
+            self.recoveries += 1
+            await asyncio.sleep(10.0)
+            self.recovered += 1
+
+    dying = Slowly(lambda k: ExecutorLost("its process died", remedy="") if k == 0 else None)
+    batches: list[bool] = []
+
+    async def story(router: Router) -> None:
+        router.batch_listeners.append(lambda *batch: batches.append(batch[-1]))
+        with pytest.raises(ExecutorLost):
+            await router.submit(0)
+        await asyncio.sleep(30.0)
+        assert await router.submit(1) == 1
+
+    router, _ = told([dying], greedy(), story, timeout_ms=200.0)
+    assert dying.recoveries == dying.recovered == router.main.failed_batches == 1
+    assert batches == [False, True]
+
+
 def test_a_flood_is_refused_at_once_and_the_tail_recovers() -> None:
     executor = ExactExecutor("gpu", TIMES)
     normal = 0.4 * 8 / TIMES[-1]
