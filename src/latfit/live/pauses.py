@@ -12,15 +12,16 @@ from contextlib import contextmanager
 @contextmanager
 def short_pauses(*, none: bool = False) -> Iterator[None]:
     """Inside, collections pass over all that was alive before. none: there are none, for a time that is short; what is
-    in cycles is freed behind it."""
+    in cycles is freed behind it. What others froze, or turned off, stays so."""
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.collect()
     gc.freeze()
-    enabled = gc.isenabled()
     if none:
         gc.disable()
     try:
         yield
     finally:
-        if enabled:
+        if none and enabled:
             gc.enable()
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()

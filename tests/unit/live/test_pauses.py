@@ -15,3 +15,16 @@ def test_what_was_alive_is_looked_at_no_more_and_later_again() -> None:
     with short_pauses(none=True):
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+def test_what_others_froze_or_turned_off_stays_so() -> None:
+    with short_pauses():
+        frozen = gc.get_freeze_count()
+        gc.disable()
+        with short_pauses(), short_pauses(none=True):
+            pass
+        assert not gc.isenabled()
+        assert gc.get_freeze_count() >= frozen > 0
+    assert not gc.isenabled()
+    gc.enable()
+    assert gc.get_freeze_count() == 0
