@@ -41,10 +41,8 @@ class PrefixBlocks:
 
     def repeated(self, times: int) -> "PrefixBlocks":
         """The same requests again and again, each time with contents of their own."""
-        other = int(self.ids.max(initial=0)) + 1
-        ids = np.concatenate([self.ids + each * other for each in range(times)])
-        starts = np.concatenate([[0], *(self.starts[1:] + each * len(self.ids) for each in range(times))])
-        return PrefixBlocks(self.tokens, starts, ids)
+        count = len(self.starts) - 1
+        return self.select(np.tile(np.arange(count), times)).apart(np.repeat(np.arange(times), count))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
