@@ -65,6 +65,16 @@ BLOCK_TOKENS = tuple(2**k for k in range(13, 2, -1))
 FITS = 0.9
 """Share of the requests whose length says that blocks are of a size."""
 
+LEFT_OUT = {
+    "bad_lines": "{:,} lines cannot be read",
+    "cut_lines": "{:,} lines are cut off",
+    "failed": "{:,} requests failed",
+    "no_output": "{:,} requests have no output",
+    "no_usage": "{:,} requests tell no lengths",
+    "warmup": "{:,} requests were sent to warm up",
+}
+"""What of a file is left out, in words."""
+
 OPTIONAL = ("class_id", "user_id", "deadline_ms")
 MOMENTS = ("first_token_s", "last_token_s")
 SPANS = (("ttft_s", "latency_s", S), ("ttft_ms", "latency_ms", MS))
@@ -118,6 +128,7 @@ def recorded_in(table: Trace, name: str = "the table") -> Recording:
 def _recording(rows: _Rows, name: str) -> Recording:
     """Checked requests, their times counted from the first one."""
     time_ms, dropped, notes = rows.time_ms, dict(rows.dropped), list(rows.notes)
+    notes += [f"{LEFT_OUT[reason].format(count)} (left out)" for reason, count in dropped.items()]
     if not len(time_ms):
         raise BadInput("there is no request in it", where=name, remedy="Give a file with at least one.")
     usable = np.isfinite(time_ms) & _is_length(rows.prompt) & _is_length(rows.output)
@@ -196,7 +207,9 @@ def _rows(source: Source) -> _Rows:
 
 def _table(source: Source) -> _Rows:
     """CSV, Parquet or JSON lines with one request a row, under any of the known column names."""
-    return _columns(read_columns(source, ()), source.name)
+    table = read_columns(source, ())
+    rows = _columns(table, source.name)
+    return replace(rows, dropped={**rows.dropped, **table.provenance})
 
 
 def _columns(table: Trace, source: str) -> _Rows:

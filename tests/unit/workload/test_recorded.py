@@ -188,3 +188,16 @@ class TestDamaged:
         (tmp_path / "log").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}2023-99-16 18:15:20,9,3\n")
         found = read_requests(tmp_path / "log")
         assert found.requests.arrival_ms.tolist() == [1000.0 * i for i in range(9)]
+
+
+def test_what_is_left_out_of_a_table_is_told(tmp_path: Path) -> None:
+    """A row that is cut short, one whose length is no number."""
+    rows = "".join(f"{k},100,10\n" for k in range(6))
+    (tmp_path / "requests.csv").write_text(f"t_s,prompt_tokens,output_tokens\n{rows}6,100\n7,many,10\n")
+    found = read_requests(tmp_path / "requests.csv")
+    assert len(found.requests) == 6
+    assert found.dropped == {"bad_lines": 1, "unreadable": 1}
+    assert list(found.notes) == [
+        "1 lines cannot be read (left out)",
+        "1 of 7 requests have no time or no length (the first is 7)",
+    ]
