@@ -65,6 +65,14 @@ def test_a_file_that_is_not_there_is_told(folder: Path) -> None:
     assert "LATFIT_PLUGINS: cannot import nowhere" in done.stderr
 
 
+@pytest.mark.parametrize("text", ["def (", "1 / 0", "raise SystemExit(3)"])
+def test_a_file_that_fails_is_told_as_such(text: str, folder: Path) -> None:
+    (folder / "broken.py").write_text(text)
+    done = latfit("predict", "engine.fit.json", "-B", "1", plugins="broken")
+    assert done.returncode == 2
+    assert "LATFIT_PLUGINS: cannot import broken" in done.stderr
+
+
 def test_a_name_that_is_taken_is_refused(folder: Path) -> None:
     text = FILES["my_model.py"].replace('"tiles"', '"linear"')
     (folder / "my_model.py").write_text(text)

@@ -185,14 +185,16 @@ def run(arguments: Sequence[str]) -> int:
 
 def _import_plugins() -> None:
     """Import the modules that LATFIT_PLUGINS names, which may add readers, models, policies and export targets."""
-    for name in filter(None, os.environ.get(PLUGINS, "").split(",")):
+    for name in filter(None, map(str.strip, os.environ.get(PLUGINS, "").split(","))):
         try:
-            import_module(name.strip())
-        except ImportError as error:
+            import_module(name)
+        except LatfitError:
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001  what a plug-in does is not ours
             raise WrongUsage(
-                f"cannot import {name.strip()}: {error}",
+                f"cannot import {name}: {error if isinstance(error, ImportError) else repr(error)}",
                 where=PLUGINS,
-                remedy="Install it, or name its folder in PYTHONPATH.",
+                remedy=f"Name its folder in PYTHONPATH; `python -c 'import {name}'` shows where it fails.",
             ) from None
 
 
