@@ -191,9 +191,9 @@ class Router:
         self._room.ageing_ms = policy.order.ageing_ms
         self._dispatch(self._now())
 
-    async def drain(self, within_s: float = math.inf) -> None:
+    async def drain(self, within_s: float = math.inf) -> bool:
         """Take no more requests and serve all that wait, without waiting for fuller batches. What has not ended in time
-        ends with Closed."""
+        ends with Closed. Returns whether there was none of that."""
         self._open, self._draining = False, True
         self._dispatch(self._now())
         try:
@@ -202,6 +202,8 @@ class Router:
                     await self._idle.wait()
         except TimeoutError:
             self._drop()
+            return False
+        return True
 
     async def close(self, within_s: float = 30.0) -> None:
         """Drain, then close the executors."""

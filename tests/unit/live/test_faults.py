@@ -387,7 +387,7 @@ def test_draining_serves_who_waits_and_takes_no_more() -> None:
         tasks = [asyncio.ensure_future(router.submit(i)) for i in range(5)]
         await asyncio.sleep(0.1)
         assert router.waiting == 1  # the policy waits for a fourth beside it
-        await router.drain()
+        assert await router.drain()
         assert await asyncio.gather(*tasks) == list(range(5))
         with pytest.raises(Closed):
             await router.submit("late")
@@ -401,7 +401,7 @@ def test_draining_that_takes_too_long_tells_everybody() -> None:
     async def story(router: Router) -> None:
         tasks = [asyncio.ensure_future(router.submit(i)) for i in range(12)]
         await asyncio.sleep(0.01)
-        await router.drain(within_s=1.0)
+        assert not await router.drain(within_s=1.0)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(each) for each in outcomes] == [Closed] * 12
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 
 from aiohttp import web
@@ -52,10 +52,10 @@ class FrontServer:
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, self._host, self.port).start()
-        except OSError as error:
+        except (OSError, OverflowError, UnicodeError) as error:  # OverflowError: of the port, UnicodeError: of the host
             await self._stop()
             raise TargetNotWritable(
-                f"cannot listen: {error.strerror or error}",
+                f"cannot listen: {getattr(error, 'strerror', None) or error}",
                 where=f"{self._host}:{self.port}",
                 remedy="Give another --port, or --host.",
             ) from None
@@ -75,21 +75,17 @@ class FrontServer:
     async def run(self, ready: Callable[["FrontServer"], None] = lambda _: None) -> bool:
         """Serve until SIGTERM, SIGINT or `stop`, then drain. Returns whether all that was taken has ended by itself."""
         loop = asyncio.get_running_loop()
-        with suppress(NotImplementedError, ValueError, RuntimeError):  # not in the main thread, or not on this system
-            for number in SIGNALS:
-                loop.add_signal_handler(number, self.stop)
-        try:
+        with ExitStack() as handlers:
+            with suppress(RuntimeError, ValueError):  # not in the main thread, or not on this system
+                for number in SIGNALS:
+                    loop.add_signal_handler(number, self.stop)
+                    handlers.callback(loop.remove_signal_handler, number)
             ready(self)
             await self._told.wait()
             return await self._drained()
-        finally:
-            with suppress(NotImplementedError, ValueError, RuntimeError):
-                for number in SIGNALS:
-                    loop.remove_signal_handler(number)
 
     async def _drained(self) -> bool:
-        router, loop = self.front.router, asyncio.get_running_loop()
-        began = loop.time()
+        router = self.front.router
         draining = asyncio.ensure_future(router.drain(self._drain_s))
         again = asyncio.ensure_future(self._told_again.wait())
         await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
@@ -97,9 +93,8 @@ class FrontServer:
         if not draining.done():
             draining.cancel()
             await asyncio.wait((draining,))
-            await router.drain(0.0)
-            return False
-        return loop.time() - began < self._drain_s
+            return await router.drain(0.0)
+        return draining.result()
 
     async def _stop(self) -> None:
         self.front.draining = True

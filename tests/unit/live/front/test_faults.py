@@ -190,12 +190,15 @@ def test_callers_that_leave_while_they_wait_never_reach_an_engine() -> None:
 
 def test_impatient_callers_of_an_engine_that_hangs_close_its_path() -> None:
     async def main() -> None:
-        async with engine(hangs) as gpu, running([gpu], overdue_s=0.05) as server:
+        patient = HttpTimeouts(first_byte_s=30.0)
+        async with engine(hangs) as gpu, running([gpu], overdue_s=0.05, timeouts=patient) as server:
             caller = asyncio.ensure_future(say(server, HELLO))
             await until(lambda: len(gpu.asked) == 1)
             await asyncio.sleep(0.1)
+            assert server.front.router.up() == {"gpu": True}
             caller.cancel()
-            await until(lambda: server.front.router.up() == {"gpu": False})
+            await until(lambda: server.front.router.running == 0)
+            assert server.front.router.up() == {"gpu": False}
 
     asyncio.run(main())
 
@@ -382,6 +385,20 @@ def test_draining_ends_what_runs_and_refuses_what_comes() -> None:
             assert (health.status, json.loads(health.body)["status"]) == (503, "draining")
             assert [(await each).body for each in taken] == [b"".join(SSE)] * 2
             assert await serving
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_where_nothing_may_go_on_only_what_ran_is_cut_off(busy: bool) -> None:
+    async def main() -> None:
+        async with engine(hangs) as gpu, running([gpu], overdue_s=9.0, server={"drain_s": 0.0}) as server:
+            serving = asyncio.ensure_future(server.run())
+            taken = [asyncio.ensure_future(say(server, HELLO)) for _ in range(int(busy))]
+            await until(lambda: len(gpu.asked) == len(taken))
+            server.stop()
+            assert await serving is not busy
+            assert [(await each).status for each in taken] == [503] * len(taken)
 
     asyncio.run(main())
 
