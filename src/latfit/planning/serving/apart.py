@@ -8,7 +8,8 @@ requests and tokens a step may hold. Engines of both kinds cost the same.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,10 +62,6 @@ class ApartPlan:
     def total(self) -> int:
         return self.prefill + self.decode
 
-    def fewer_than(self, together: int | None) -> bool:
-        """Whether they do with fewer than so many engines that do both, None where no number does."""
-        return self.feasible and (together is None or self.total < together)
-
     @property
     def engines(self) -> Mapping[str, Mapping[str, Any]]:
         """The settings under the names that serving engines use."""
@@ -113,7 +110,7 @@ class Pairs:
                 _, other = self._least(settings)
                 found = min((each for each in (found, other) if each is not None), key=_by_engines)
             found = self._verified(found.setup)
-        if found is None or not found.met:
+        if found is None:
             return ApartPlan(False, *lower, transfer, start)
         setup = found.setup
         spare = Search(self.evaluator, setup.settings, self.room).spare(setup)
@@ -140,11 +137,11 @@ class Pairs:
             if max(ample) >= MOST_APART:
                 return (0, 0), None
             ample = [2 * each for each in ample]
-        prefill = _first(lambda count: at(count, ample[1]).met, lower[0], ample[0])
-        decode = _first(lambda count: at(ample[0], count).met, lower[1], ample[1])
+        prefill = bisect_left(range(ample[0]), True, lower[0], key=lambda count: at(count, ample[1]).met)
+        decode = bisect_left(range(ample[1]), True, lower[1], key=lambda count: at(ample[0], count).met)
         if prefill + decode > self._most:
             return (prefill, decode), None
-        enough = _first(lambda count: at(prefill, count).met, decode, ample[1])
+        enough = bisect_left(range(ample[1]), True, decode, key=lambda count: at(prefill, count).met)
         for total in range(prefill + decode, min(prefill + enough, self._most + 1)):
             kept = [at(total - count, count) for count in range(decode, total - prefill + 1)]
             kept = [each for each in kept if each.met]
@@ -170,11 +167,3 @@ class Pairs:
 def _by_engines(found: Measured) -> tuple[bool, int, float]:
     """The fewest that keep the targets first, of equals those with most room."""
     return not found.met, found.setup.total, found.ratio
-
-
-def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The least number from `low` on that holds; `high` does."""
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return high

@@ -124,9 +124,13 @@ def _margin(plan: ServingPlan) -> str:
 def highest(plan: ServingPlan) -> str:
     """The most that the engines keep the targets at, for certain and at most."""
     if plan.users is None:
-        ends = plan.carries * plan.rate_per_s, plan.carries_at_most * plan.rate_per_s
-        return f"{format_rate(_down(ends[0]), down=True)} (missed from {number(ends[1], 3)})"
+        return _highest_rate(plan.rate_per_s, plan.carries, plan.carries_at_most)
     return f"{int(plan.carries * plan.users):,} users (missed from {int(plan.carries_at_most * plan.users):,})"
+
+
+def _highest_rate(rate_per_s: float, carries: float, at_most: float) -> str:
+    """Up to which rate and from which on, by ratios of a rate."""
+    return f"{format_rate(_down(carries * rate_per_s), down=True)} (missed from {number(at_most * rate_per_s, 3)})"
 
 
 def _down(value: float) -> float:
@@ -191,16 +195,13 @@ def _apart(plan: ServingPlan) -> list[str]:
     if not found.feasible:
         than = f", not fewer than the {engines(together)} above" if together else ""
         return [f"Prefill apart takes {engines(found.total)} or more ({pair}){than}."]
-    less = "" if together is None else f" instead of {count(together)}"
-    if found.fewer_than(together) and together:
-        less += f" ({format_percent(100 * (1 - found.total / together))} less)"
-    elif together:
-        less = f", {'as many' if found.total == together else 'more'} as above"
+    less = ""
+    if together is not None:
+        saved = f" instead of {count(together)} ({format_percent(100 * (1 - found.total / together))} less)"
+        less = saved if found.total < together else ", as many as above"
     reached = ", ".join(_beside(each) for each in found.reached)
-    ends = (found.carries * plan.rate_per_s, found.carries_at_most * plan.rate_per_s)
     told = f"Prefill apart: {engines(found.total)}{less}, {pair}, at {found.transfer_text} for the KV transfer:"
-    held = f"holds up to {format_rate(_down(ends[0]), down=True)} (missed from {number(ends[1], 3)})"
-    told += f" {reached}; {held}"
+    told += f" {reached}; holds up to {_highest_rate(plan.rate_per_s, found.carries, found.carries_at_most)}"
     if found.price_per_million_tokens is not None:
         told += f"; {number(found.price_per_million_tokens, 3)} a million output tokens"
     if found.settings == plan.settings and plan.feasible:
