@@ -472,6 +472,10 @@ def _check(executors: Sequence[Executor], times_ms: Sequence[Any], policy: Polic
             where="executors",
             remedy="Give one or two executors, the main path first, and T(1), T(2), ... of each.",
         )
+    if len({each.name for each in executors}) < len(executors):
+        raise WrongUsage(
+            f"two executors called {executors[0].name}", where="executors", remedy="Give each a name of its own."
+        )
     if policy.needs_side and len(executors) < 2:
         raise WrongUsage(
             f"policy {policy.name} needs two paths", where="policy", remedy="Give a second executor, or take another."
