@@ -175,10 +175,10 @@ class Compared:
     """A policy at a load: what was measured beside what was predicted. load: share of what the main path carries.
     measured, predicted: the same numbers of both, ms by statistic under `latency_ms`, shares by path.  range_ms: by
     statistic, where 95 of 100 runs of these very arrivals are predicted to lie.  speed: by path, times that it was
-    predicted with over those of the fit, by a probe just before the run and by one just after it.  slower: by path,
-    mean time of the run's batches over the predicted one of such batches.  lowest_p99_ms: the lower end of what was
-    measured.  bound_ms: the p99 that a plan promises to keep at the slower of both speeds, None where it promises
-    none."""
+    predicted with over those of the fit, by a probe just before the run and by one just after it, and by how busy the
+    other path is.  slower: by path, mean time of the run's batches over the predicted one of such batches.
+    lowest_p99_ms: the lower end of what was measured.  bound_ms: the p99 that a plan promises to keep at the slower of
+    both speeds, None where it promises none."""
 
     policy: str
     load: float
@@ -225,7 +225,7 @@ class Compared:
             found.append(f"{where}: {self.failed:,} requests failed.")
         if self.agrees is False and self.slower:
             took = [f"{ratio:.2f} times as long on {path}" for path, ratio in self.slower.items()]
-            found.append(f"{where}: its batches took {' and '.join(took)} as just before and after it.")
+            found.append(f"{where}: its batches took {' and '.join(took)} as predicted.")
         return found
 
     def to_json(self) -> dict[str, Any]:

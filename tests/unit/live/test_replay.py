@@ -154,6 +154,10 @@ def test_on_two_cores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         ({"max_batch": 0}, "batches of up to 0"),
         ({"launch": "-1ms"}, "-1"),
         ({"model": "none"}, "none"),
+        ({"policy": []}, "no policy or no load"),
+        ({"load": []}, "no policy or no load"),
+        ({"executors": []}, "0 executors for gpu-only, three-stage"),
+        ({"executors": [ThreadExecutor("gpu", list, 4)]}, "1 executors for gpu-only, three-stage"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused(given: dict[str, object], says: str) -> None:
@@ -174,7 +178,7 @@ def test_a_promise_below_what_was_surely_measured_is_broken() -> None:
 def test_what_took_longer_is_told_where_a_run_differs() -> None:
     run = replace(planted(100.0, 130.0, 1.0), slower={"gpu": 0.8, "cpu": 1.25})
     (note,) = run.notes
-    assert "took 0.80 times as long on gpu and 1.25 times as long on cpu" in note
+    assert "took 0.80 times as long on gpu and 1.25 times as long on cpu as predicted" in note
 
 
 def test_a_probe_finds_the_times_of_both_paths_and_their_change() -> None:

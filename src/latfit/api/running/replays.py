@@ -177,7 +177,15 @@ def replay(
     if any(not 0 < share < 1 for share in shares):
         raise WrongUsage("a load must be above 0 % and below 100 %", where="--load", remedy="Give such as 70%.")
     late_ms = duration(launch, "--launch", zero=True)
+    if not names or not (per_ms or shares):
+        raise WrongUsage("no policy or no load", where="--policy, --load", remedy="Give one of each at least.")
     paths = list(executors) if executors is not None else stand_ins(model, late_ms, max_batch)
+    if len(paths) < 1 + any(POLICIES[name].needs_side for name in names):
+        raise WrongUsage(
+            f"{len(paths)} executors for {', '.join(names)}",
+            where="executors",
+            remedy="Give the main path, and the side path for a policy that needs one.",
+        )
 
     async def run() -> Replay:
         try:
@@ -221,7 +229,7 @@ async def _replayed(
     system = System(*(measured_path(path, Serving()) for path in found))
     carried = system.main.rate_limit(system.main.largest)
     rest, rng = np.ones(1), np.random.default_rng([seed, 2])
-    if len(executors) > 1 and any(POLICIES[name].needs_side for name in names):
+    if any(POLICIES[name].needs_side for name in names):
         rest = await at_rest(executors, system, max(lasts_s / 8, LEAST_PROBE_S), rng)
     paths = _Paths(found[0], system, rest)
     runs: list[Compared] = []
@@ -245,7 +253,7 @@ class _Paths:
 
 async def _one(
     executors: Sequence[Executor],
-    paths: "_Paths",
+    paths: _Paths,
     name: str,
     rate: float,
     how: tuple[float, float, int],
@@ -258,14 +266,14 @@ async def _one(
     policy = named_policy(name, rate, times, solve=solve_optimal)
     count = max(round(rate * lasts_s * 1000), FEWEST)
     arrive = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
-    used = executors[: len(own.paths)]
+    driven_on = executors[: len(own.paths)]
     rough = [path.typical_ms[1:] for path in own.paths]
     probing_s, rng = max(lasts_s / 8, LEAST_PROBE_S), np.random.default_rng([seed, 1])
 
     async def between_probes() -> Driven:
-        before = await probe(used, rough, probing_s, rng)
-        driven = await drive(used, own, policy, arrive, int(WARM * count))
-        after = await probe(used, rough, probing_s, rng)
+        before = await probe(driven_on, rough, probing_s, rng)
+        driven = await drive(driven_on, own, policy, arrive, int(WARM * count))
+        after = await probe(driven_on, rough, probing_s, rng)
         found = [speeds(each.batches, own) for each in (before, after)]
         return replace(driven, speeds=found, others=max(driven.others, before.others, after.others))
 
