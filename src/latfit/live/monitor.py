@@ -104,7 +104,8 @@ class PromiseMonitor:
 
     @property
     def needed(self) -> float:
-        return (self.alarms + 1) * (self.alarms + 2) / self.promise.false_alarm
+        period = self.alarms + (not self.alarm)
+        return period * (period + 1) / self.promise.false_alarm
 
     @property
     def evidence(self) -> float:

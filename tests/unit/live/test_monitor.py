@@ -103,6 +103,7 @@ def test_an_alarm_ends_once_the_promise_is_kept_again_and_the_next_needs_more() 
     while not monitor.add(False):
         pass
     states = [monitor.alarm]
+    assert monitor.evidence >= monitor.needed  # of the period in which the alarm came
     broken = monitor.broken
     turns = [i for i in range(1000) if monitor.add(True)]
     assert turns == [199]  # 20 blocks of 10
