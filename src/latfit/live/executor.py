@@ -74,9 +74,14 @@ class Abandoned(ExecutorFailed):
     """Its sender left and the executor stopped it; that says nothing of the path."""
 
 
+def padded_size(count: int, buckets: Sequence[int]) -> int:
+    """The next bucket, or the count where there is none."""
+    return next((bucket for bucket in buckets if bucket >= count), count)
+
+
 def padded(inputs: list[Any], buckets: Sequence[int]) -> list[Any]:
     """The inputs and copies of the last one, up to the next bucket."""
-    size = next((bucket for bucket in buckets if bucket >= len(inputs)), len(inputs))
+    size = padded_size(len(inputs), buckets)
     return inputs + inputs[-1:] * (size - len(inputs))
 
 

@@ -10,9 +10,10 @@ is within +-MARGIN. Then the sign of r - MARGIN is positive with probability 1/2
 mean number of batches until M first reaches c is at least c as long as the times hold: an e-detector (Shin, Ramdas &
 Rinaldo 2024). It is run for slower and for faster, each the mean of three f, with c = 2 RUN_LENGTH, so that the mean
 number of batches between false alarms of a path is RUN_LENGTH at the least. A path slowed so that all batches are above
-is seen after ln(3 c)/ln(1.5) = 36 batches at the latest, one with 90 % above after about 55; a spike of 20 batches is
-not seen. The change-point test of `fitting` judges a finished run: asked after each batch it would alarm at some time
-for sure, which is why it is not asked here.
+is seen after ln(c)/ln(1.5) = 36 batches at the latest (M = 3 (1.5^t - 1) for f = 1/2, and the mean of three is c where
+it is 3 c), one with 90 % above after about ln(c)/(0.9 ln(1.5) + 0.1 ln(0.5)) = 49; a spike of 20 batches is not seen.
+The change-point test of `fitting` judges a finished run: asked after each batch it would alarm at some time for sure,
+which is why it is not asked here.
 
 When. The change is dated where the bets for it last began to gain (the restart of Page's CUSUM 1954).
 
@@ -36,6 +37,7 @@ from itertools import islice
 import numpy as np
 
 from latfit.fitting import long_run_variance
+from latfit.live.executor import padded_size
 from latfit.stats import FloatArray, mad_sigma, weighted_quantile, weighted_quantiles
 
 MARGIN = math.log(1.1)
@@ -105,7 +107,7 @@ class LearntTimes:
     def __init__(self, planned_ms: FloatArray, buckets: Sequence[int] = ()) -> None:
         self.planned_ms = np.asarray(planned_ms, dtype=np.float64)
         self._planned = [0.0, *np.log(self.planned_ms).tolist()]
-        self._shape = [next((each for each in buckets if each >= b), b) for b in range(len(self._planned))]
+        self._shape = [padded_size(b, buckets) for b in range(len(self._planned))]
         self._seen: set[int] = set()
         self._recent: deque[tuple[int, float, float]] = deque(maxlen=WINDOW)
         self._cold, self._since_ms = COLD, -math.inf
