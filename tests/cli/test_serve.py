@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import latfit.api as api
 from latfit.cli.app import run
-from latfit.errors import HardwareMissing, Interrupted, WrongUsage
+from latfit.errors import HardwareMissing, Interrupted, TargetNotWritable, WrongUsage
 from tests.unit.live.front.engine import SSE, Answer, StandInEngine, streamed, whole
 from tests.unit.live.front.running import PROMPT
 
@@ -149,9 +150,11 @@ def test_a_second_signal_cuts_off_what_runs() -> None:
         (["a=x", "a=y"], "stands twice"),
         (["a=x", "b=y"], "the time of a reply, which is not known of a and b"),
         (["a=x", "b=y", "c=z"], "3 engines"),
+        (["a\nb=x", "c=y", "--policy", "gpu-only"], "is no name of an engine"),
         (["a=x", "--times", "b=1s"], "there is no engine 'b'"),
         (["a=x", "--times", "a=1"], "'1' is not a duration"),
         (["a=x", "--slots", "a=0"], "no number of requests"),
+        (["a=x", "--slots", "a=²"], "no number of requests"),
         (["a=x", "--slots", "a=9223372036854775808"], "Give 1 to 1,024"),
         (["a=x", "--policy", "three-stage", "--times", "a=1s"], "needs two"),
         (["a=x", "--lengths", "5:5"], "only fits need lengths"),
@@ -159,11 +162,18 @@ def test_a_second_signal_cuts_off_what_runs() -> None:
         (["a=x", "--token-file", "/nowhere"], "cannot be read"),
         (["a=x", "--max-body", "8"], "is not a size with its unit"),
         (["a=x", "--host", "203.0.113.1"], "cannot listen"),
+        (["a=x", "--host", "..x"], "cannot listen"),
     ],
 )
 def test_what_cannot_work_is_said_at_once(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--port", "0", *arguments]) in (2, 7)
     assert says in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("engines", "port"), [({}, 0), ("http://127.0.0.1:9", 65_536)])
+def test_no_engine_and_no_such_port_are_told_in_the_library_too(engines: Any, port: int) -> None:
+    with pytest.raises((WrongUsage, TargetNotWritable)):
+        api.serve(engines, port=port)
 
 
 @pytest.mark.parametrize("package", ["aiohttp", "prometheus_client"])

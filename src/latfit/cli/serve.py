@@ -147,6 +147,6 @@ def _named(texts: list[str] | None, option: str, example: str) -> dict[str, str]
 
 
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise WrongUsage(f"{text!r} is no number of requests", where="--slots", remedy="Write gpu=8.")
     return int(text)

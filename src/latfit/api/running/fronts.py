@@ -117,7 +117,7 @@ def serve(
     """
     live, urls = _live(), {DEFAULT_PATH: engines} if isinstance(engines, str) else dict(engines)
     names = list(urls)
-    if len(names) > 2:
+    if not 1 <= len(names) <= 2:
         raise WrongUsage(f"{len(names)} engines", where="URL", remedy="Give one or two, the main path first.")
     given = {name: in_ms(value, "--times") for name, value in _known(times, names, "--times").items()}
     counts = {**dict.fromkeys(names, SLOTS), **_known(slots, names, "--slots")}

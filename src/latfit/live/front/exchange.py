@@ -145,6 +145,10 @@ class HttpExecutor:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.url, self.servers, self.timeouts = name, _base(url), slots, timeouts
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise WrongUsage(
+                f"{name!r} is no name of an engine", where="URL", remedy="Take letters and digits: gpu, cpu-2."
+            )
         if not 1 <= slots <= MOST_SLOTS:
             raise WrongUsage(f"{slots} slots", where=name, remedy=f"Give 1 to {MOST_SLOTS:,}.")
         self._overdue_s, self._headers = overdue_s, dict(headers or {})

@@ -16,11 +16,12 @@ from http import HTTPStatus
 from typing import Any
 
 from aiohttp import ClientError, web
+from multidict import CIMultiDict
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from latfit.errors import LatfitError
 from latfit.live.executor import Abandoned, ExecutorFailed, ExecutorLost, ExecutorTimedOut
-from latfit.live.front.exchange import Exchange, Headers, HttpExecutor, passed_on
+from latfit.live.front.exchange import Exchange, Headers, HttpExecutor
 from latfit.live.metrics import BUCKETS_S, RouterMetrics
 from latfit.live.router import Closed, NoPath, QueueFull, Router
 from latfit.live.tracing import sent_by
@@ -156,9 +157,7 @@ class Front:
     async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.draining:
             raise Refused(503, "this server is being stopped", "server_error", retry_after="1", connection="close")
-        headers = [(name, value) for name, value in request.headers.items() if not self._ends_here(name)]
-        if not all(value.isascii() or _is_utf8(value) for _, value in headers):
-            raise Refused(400, "a header is not UTF-8")
+        headers = self._headers(request)
         body: list[bytes] = []
         try:
             await self._read(request, body)
@@ -170,9 +169,13 @@ class Front:
         finally:
             self.held_bytes -= sum(map(len, body))
 
-    def _ends_here(self, name: str) -> bool:
-        """A token that this server checked is nobody else's business."""
-        return self.options.token is not None and name.lower() == "authorization"
+    def _headers(self, request: web.BaseRequest) -> Headers:
+        """Those for an engine: a token that this server checked is nobody else's business. Raises Refused."""
+        own = () if self.options.token is None else ("authorization",)
+        found = [(name, value) for name, value in request.headers.items() if name.lower() not in own]
+        if not all(value.isascii() or _is_utf8(value) for _, value in found):
+            raise Refused(400, "a header is not UTF-8")
+        return found
 
     async def _read(self, request: web.BaseRequest, body: list[bytes]) -> None:
         """The whole of a body, which must be a JSON object. Raises Refused."""
@@ -250,15 +253,11 @@ class Front:
 
     async def _models(self, request: web.BaseRequest) -> web.Response:
         """What the first engine says that has an answer."""
-        up = self.router.up()
-        headers = [(name, value) for name, value in passed_on(request.headers.items()) if not self._ends_here(name)]
+        up, headers = self.router.up(), self._headers(request)
         for engine in sorted(self.engines, key=lambda each: not up[each.name]):
             with suppress(ExecutorFailed):
                 status, theirs, body = await engine.fetch(request.raw_path, headers, MODELS_BYTES)
-                answer = web.Response(status=status, body=body)
-                for name, value in theirs:
-                    answer.headers[name] = value
-                return answer
+                return web.Response(status=status, body=body, headers=CIMultiDict(theirs))
         raise Refused(502, "no engine answers", "server_error")
 
     async def _health(self, request: web.BaseRequest) -> web.Response:
@@ -287,7 +286,8 @@ def _is_object(body: Sequence[bytes], size: int) -> bool:
     """Whether it can be the text of a JSON object; a large one is looked at at both ends, as reading all of it would
     keep everybody waiting, and the engine reads it anyway."""
     if size > MOST_CHECKED:
-        return body[0].lstrip()[:1] == b"{" and body[-1].rstrip()[-1:] == b"}"
+        first, last = (next((each for each in pieces if not each.isspace()), b"") for pieces in (body, body[::-1]))
+        return first.lstrip()[:1] == b"{" and last.rstrip()[-1:] == b"}"
     try:
         return isinstance(json.loads(b"".join(body)), dict)
     except (ValueError, RecursionError):

@@ -126,6 +126,24 @@ def test_a_large_body_arrives_whole_and_is_not_copied_on_its_way() -> None:
     asyncio.run(main())
 
 
+def test_a_large_body_may_have_white_space_around_it() -> None:
+    """Also where that comes by itself."""
+
+    async def main() -> None:
+        body = json.dumps({"prompt": "x" * 300_000}).encode()
+        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            raw = request(b"\n" + body + b"\n")
+            for piece in (raw[: -len(body) - 1], raw[-len(body) - 1 : -1], raw[-1:]):
+                writer.write(piece)
+                await asyncio.sleep(0.1)
+            assert Reply(await reader.read()).status == 200
+            assert gpu.asked[0].body == b"\n" + body + b"\n"
+            writer.close()
+
+    asyncio.run(main())
+
+
 def test_connections_are_kept_on_both_sides() -> None:
     async def main() -> None:
         async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
@@ -187,6 +205,7 @@ def test_models_are_those_of_the_first_engine_that_answers() -> None:
         async with engine(whole(models)) as cpu, running(["http://127.0.0.1:9", cpu]) as server:
             reply = await say(server, request(b"", "/v1/models", "GET"))
             assert (reply.status, reply.body) == (200, models)
+            assert (await say(server, request(b"", "/v1/models", "GET", "X-Odd: \xff\xfe"))).status == 400
             cpu.answer = streamed([b"[", b"1" * 70_000, b"]"], 0.01)
             assert len((await say(server, request(b"", "/v1/models", "GET"))).body) == 70_002
             cpu.answer = whole(b"x" * 2_000_000)
