@@ -117,11 +117,12 @@ def _run(section: Section, quick: bool) -> tuple[int, str]:
     start = time.perf_counter()
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     seconds = time.perf_counter() - start
+    machine = inventory().machine
     told = ((done.stdout.strip() and done.stdout) or done.stderr).strip("\n").rstrip()
     facts = [
         datetime.now(UTC).strftime("%-d %B %Y"),
         f"latfit {__version__} of commit {_commit()}",
-        f"{inventory().machine['cpu']}, {inventory().machine['cores']} cores, {platform.system()}",
+        f"{machine['cpu']}, {machine['cores']} cores, {platform.system()}",
         runs_on().partition(";")[0],
         f"{number(seconds, 3)} s, exit code {done.returncode}",
         *([QUICK] if quick else []),
