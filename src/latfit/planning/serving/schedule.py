@@ -101,7 +101,8 @@ class Day:
 
     def asked(self, counts: Sequence[int]) -> Schedule:
         """From when on how many are asked for, that each window has its number from its beginning on."""
-        begins = self.edges[:-1].tolist()
+        # Engines are there from the beginning, though the first request may come later.
+        begins = [0.0, *self.edges[1:-1].tolist()]
         moments = sorted({0.0, *(max(each - self.start_up_ms, 0.0) for each in begins), *begins[1:]})
         needed = []
         for at in moments:

@@ -75,6 +75,9 @@ def test_engines_are_asked_for_ahead_of_need() -> None:
     assert of.asked((3, 1, 2)).to_json() == {"replicas_at": [[0.0, 3], [20.0, 1], [36.0, 2]]}
     slow = replace(of, start_up_ms=30_000.0)
     assert slow.asked((1, 2, 4)).to_json() == {"replicas_at": [[0.0, 2], [10.0, 4]]}
+    # The first request of all may come later than the start-up time: nobody waits for the first window.
+    late = replace(of, edges=of.edges + 5_000.0)
+    assert late.asked((1, 2, 1)).to_json() == {"replicas_at": [[0.0, 1], [21.0, 2], [45.0, 1]]}
 
 
 def test_a_number_that_does_not_change_is_the_fixed_one() -> None:
