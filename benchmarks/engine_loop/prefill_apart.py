@@ -28,6 +28,7 @@ import aiohttp
 import numpy as np
 import pandas as pd
 
+from benchmarks.engine_loop.loop import machine
 from benchmarks.engine_loop.server import Server, Skipped, installation, make_model, serving
 from latfit.api import fit_phases, simulate_engine
 from latfit.stats import FloatArray
@@ -198,7 +199,7 @@ def main() -> None:
         "--kv-transfer-config",
         json.dumps(connector),
     ]
-    print(f"engine loop: vLLM {vllm.version}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.2f}")
+    print(f"engine loop: vLLM {vllm.version}, {machine()}, load {os.getloadavg()[0]:.2f}")
     try:
         with ExitStack() as servers:
             first, second = (

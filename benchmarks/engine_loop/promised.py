@@ -37,7 +37,7 @@ def promised_loop(
     )
     print(plan.summary())
     if not plan.feasible:
-        print("engine loop: nothing to export; ask for a lower --promised rate or longer limits")
+        print("engine loop: nothing to export; ask for a lower --promised-rate or longer limits")
         return
     export(plan, "vllm", model=str(place / "model")).save(place / "exported")
     settings = ["--config", str(place / "exported" / "vllm.yaml")]

@@ -26,8 +26,8 @@ def main() -> None:
     given = parser.parse_args()
     ended = bad_day(min(STRETCH, given.n), given.seed)
     began = used_mib()
-    for number in range(1, given.n // STRETCH):
-        ended += bad_day(STRETCH, given.seed + number)
+    for number, done in enumerate(range(STRETCH, given.n, STRETCH), 1):
+        ended += bad_day(min(STRETCH, given.n - done), given.seed + number)
     told = ", ".join(f"{kind} {count:,}" for kind, count in sorted(ended.items()))
     print(
         f"front: {sum(ended.values()):,} requests, each one answer: {told}; memory grew by {used_mib() - began:.0f} MiB"
