@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from latfit.errors import BadInput, WrongUsage
+from latfit.planning.load.promise import promised_by_batches
 from latfit.planning.load.varying import load_from_arrivals, read_load, schedule
 from latfit.planning.plan import make_plan
 from latfit.planning.request import Load, PlanRequest
 from latfit.planning.result import Capacity
 from tests.unit.planning.test_plan import line, machine
+from tests.unit.planning.test_support import LAW, SIXTY_FOUR
 
 
 def test_windows_hold_every_arrival_once() -> None:
@@ -104,3 +106,23 @@ class TestFiles:
         load = read_load(source)
         assert float(load.rates.sum() * load.window_ms) == pytest.approx(19_366, rel=0.03)
         assert load.peak > 1.3 * load.mean
+
+
+@pytest.mark.parametrize("slower", [1.3, 2.0])
+def test_slower_steps_are_a_slower_clock(slower: float) -> None:
+    """Steps that take c times as long at a rate of 1/c give c times the response, and c times its interval."""
+    profile = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=LAW))
+
+    def at(slower: float) -> np.ndarray:
+        found = promised_by_batches(profile, 2.0 / slower, 0.99, slower)
+        assert found is not None
+        return np.array([found.percentile_ms, *(found.interval or ())], dtype=float) / slower
+
+    assert len(at(1.0)) == 3
+    np.testing.assert_allclose(at(slower), at(1.0), rtol=1e-3)
+
+
+def test_batches_that_are_too_slow_promise_nothing() -> None:
+    """64 requests take 10.4 ms, ten times as long 104: fewer than one a ms."""
+    profile = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=LAW))
+    assert promised_by_batches(profile, 2.0, 0.99, 10.0) is None

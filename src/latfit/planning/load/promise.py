@@ -99,18 +99,17 @@ def asked_of(machine: Machine, target: Target, strategy: Strategy, rate: float, 
     return Asked(machine, target, strategy, rate, cache(machine.drawn), laws_only)
 
 
-def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower: float = 1.0) -> Promise | None:
+def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower: float) -> Promise | None:
     """What a plan promises of greedy batches on the main path at a rate per ms, for a share `q` of the responses; None
     where that is more than it carries. slower: by how much every step takes longer than fitted."""
-    request = PlanRequest(rate=rate)
 
     def machine(drawn: Machine) -> Machine:
         return replace(drawn, cpu=None, gpu=drawn.main.scaled(slower))
 
-    fitted = machine_of(profile, 1, request)
+    fitted = machine_of(profile, 1, PlanRequest(rate=rate))
     strategy = Strategy(Kind.GREEDY, (fitted.main.label,))
-    asked = asked_of(machine(fitted), Target(math.inf, q, 1), strategy, rate)
-    return promised(replace(asked, drawn=lambda seed: machine(fitted.drawn(seed))))
+    target = Target(math.inf, q, 1)
+    return promised(Asked(machine(fitted), target, strategy, rate, lambda seed: machine(fitted.drawn(seed))))
 
 
 def promised(asked: Asked, law: ResponseDistribution | None = None) -> Promise | None:

@@ -19,12 +19,12 @@ from latfit.simulation import (
     simulate_engine,
 )
 from latfit.workload import Constant, OpenLoad, Poisson, RecordedLoad, Streams, make_requests
+from tests.unit.planning.serving.test_search import FIXED
 
 COSTS = linear_costs(8.0, 0.15, 0.02)
 START = EngineSettings(max_num_seqs=64, max_num_batched_tokens=2048, kv_blocks=4000)
 TRAFFIC = OpenLoad(Poisson(0.06), Constant(600, 60))
 TRANSFER = Transfer(2.0, 0.01)
-FIXED = Room(frozenset({"max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order"}))
 
 
 def apart(targets: Targets, transfer: Transfer = TRANSFER, load: OpenLoad | RecordedLoad = TRAFFIC) -> Evaluator:

@@ -8,7 +8,7 @@ import pytest
 
 from latfit.errors import WrongUsage
 from latfit.planning.serving.evaluate import TOGETHER, Evaluator, Setup
-from latfit.planning.serving.search import MOST_REPLICAS, Room, Search
+from latfit.planning.serving.search import MOST_REPLICAS, Search
 from latfit.planning.serving.targets import RequestTarget, Targets
 from latfit.simulation import Cluster, EngineSettings, Options, Routing, linear_costs, replicate, simulate_engine
 from latfit.workload import (
@@ -24,19 +24,15 @@ from latfit.workload import (
     bursts,
     make_requests,
 )
-from tests.unit.planning.serving.test_search import EVERYTHING, FIXED, ONE, SERVICE_MS, p99_in_turn
+from tests.unit.planning.serving.test_search import FIXED, ONE, SERVICE_MS, p99_in_turn, single_servers
 
 COSTS = linear_costs(8.0, 0.15, 0.02)
 LIMITS = EngineSettings(max_num_seqs=16, max_num_batched_tokens=2048, kv_blocks=4000)
 
 
 def many_servers(rate: float, limit_ms: float) -> Evaluator:
-    """One token a request, one request a step, always as long."""
-    found = Evaluator(
-        OpenLoad(Poisson(rate)), linear_costs(SERVICE_MS, 0.0, 0.0), Targets((RequestTarget("ttft", limit_ms),))
-    )
+    found = single_servers(rate, limit_ms)
     found.alone_ms = SERVICE_MS
-    found.requests = 60_000
     return found
 
 
@@ -122,4 +118,4 @@ def test_gaps_that_are_not_drawn_one_by_one_are_those_that_are() -> None:
 
 def test_too_many_are_refused_with_a_part_to_plan() -> None:
     with pytest.raises(WrongUsage, match=r"up to 4,096"):
-        Search(many_servers(500.0, 50.0), ONE, Room(EVERYTHING)).run()
+        Search(many_servers(500.0, 50.0), ONE, FIXED).run()
