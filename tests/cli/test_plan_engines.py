@@ -166,6 +166,16 @@ def test_a_transfer_that_would_do_nothing(fitted: Path, capsys: Captured, more: 
     assert said in capsys.readouterr().err
 
 
+def test_what_a_fit_of_means_over_windows_leaves_open_is_told(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+    """How single steps scatter is not in such a fit; which of its parameters are identified is no matter of a plan."""
+    document = json.loads(fitted.read_text())
+    codes = ("window_means", "not_identified")
+    document["warnings"] = [{"code": code, "message": f"About {code}.", "remedy": "Do this."} for code in codes]
+    Path("windows.fit.json").write_text(json.dumps(document))
+    found = planned(Path("windows.fit.json"), capsys, "--replicas", "2")
+    assert [each["code"] for each in found["warnings"]] == ["window_means"]
+
+
 def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> None:
     found = planned(fitted, capsys, load=("--rate", "60/s", "--lengths", "300:40"))
     count = found["replicas"]["value"]

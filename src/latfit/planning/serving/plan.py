@@ -39,7 +39,7 @@ DRAWN = 10_000
 """Requests whose lengths tell those of all."""
 
 PLANNED = ("batching", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "kv_blocks")
-FITS_WARN = ("large_error", "no_better_than_constant", "line_as_good", "drift", "decode_only")
+FITS_WARN = ("large_error", "no_better_than_constant", "line_as_good", "drift", "decode_only", "window_means")
 """Warnings of a fit that a plan repeats."""
 
 
