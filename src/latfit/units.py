@@ -32,12 +32,16 @@ BYTES_PER_UNIT: Mapping[str, int] = {
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _DURATION = re.compile(rf"\s*({_NUMBER})\s*([a-zµμ]+)\s*")
+_NOTHING = re.compile(rf"\s*0+(?:\.0*)?\s*(?:{'|'.join(MS_PER_UNIT)})?\s*")
 _RATE = re.compile(rf"\s*({_NUMBER})\s*/\s*([a-zµμ]+)\s*")
 _SIZE = re.compile(rf"\s*({_NUMBER})\s*([a-zA-Z]+)\s*")
 
 
-def parse_duration_ms(text: str, *, option: str = "duration") -> float:
-    """Milliseconds from `20ms`, `1.5s`, `250us`, `2min`. A number without a unit is refused: it could mean either."""
+def parse_duration_ms(text: str, *, option: str = "duration", zero: bool = False) -> float:
+    """Milliseconds from `20ms`, `1.5s`, `250us`, `2min`. A number without a unit is refused: it could mean either.
+    zero: whether nothing is a duration, too, `0` as `0s`."""
+    if zero and _NOTHING.fullmatch(text):
+        return 0.0
     value, unit_ms = _parse(_DURATION, text, option, "a duration with its unit, such as 20ms or 1.5s", MS_PER_UNIT)
     return value * unit_ms
 

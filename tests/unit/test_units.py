@@ -48,6 +48,17 @@ def test_sizes_are_shown_in_gib(size: float, text: str) -> None:
     assert format_bytes(size) == text
 
 
+@pytest.mark.parametrize("text", ["0", "0s", " 0.0 ms", "0µs", "0min"])
+def test_nothing_is_a_duration_where_it_is_asked_for(text: str) -> None:
+    assert parse_duration_ms(text, zero=True) == 0.0
+
+
+@pytest.mark.parametrize("text", ["5", "0 parsecs", "-1ms", "0/s"])
+def test_what_is_no_duration_is_not_one_with_nothing_either(text: str) -> None:
+    with pytest.raises(WrongUsage):
+        parse_duration_ms(text, zero=True)
+
+
 @pytest.mark.parametrize("text", ["20", "ms", "", "20 parsecs", "-3ms", "0ms", "nanms", "1e999s", "20/s"])
 def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(WrongUsage, match="20ms") as caught:

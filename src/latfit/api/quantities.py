@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
 from latfit.errors import LatfitError, WrongUsage, on_command_line
-from latfit.units import MOST_SEED, MS_PER_UNIT, parse_duration_ms, parse_rate_per_ms
+from latfit.units import MOST_SEED, parse_duration_ms, parse_rate_per_ms
 
 Duration = str | timedelta
 P = ParamSpec("P")
@@ -232,10 +232,7 @@ def _duration(value: Any, option: str, *, zero: bool) -> float:
         raise WrongUsage(f"{value} is not above zero", where=option, remedy="Give a duration above zero.")
     if not isinstance(value, str):
         raise _no_unit(value, option, "ms")
-    nothing = re.fullmatch(r"0+(?:\.0*)?\s*([a-zµμ]*)", value.strip()) if zero else None
-    if nothing and nothing.group(1) in ("", *MS_PER_UNIT):
-        return 0.0
-    return parse_duration_ms(value, option=option)
+    return parse_duration_ms(value, option=option, zero=zero)
 
 
 def _rate(value: Any, option: str) -> float:

@@ -75,7 +75,7 @@ class Nominal:
 def parse_nominal(text: str, where: str = "--nominal") -> Nominal:
     """The numbers in `p50=2ms`, `launch=0.5ms,slope=0.02ms`, `0.5ms+0.02ms*256` or `exp:2ms`. Raises WrongUsage."""
     if short := _SHORT.fullmatch(text.strip()):
-        launch, slope = (_latency(short[name] or "0", where) for name in ("launch", "slope"))
+        launch, slope = (parse_duration_ms(short[name] or "0", option=where, zero=True) for name in ("launch", "slope"))
         if launch == slope == 0:
             raise WrongUsage("a latency of zero", where=where, remedy=EXAMPLE)
         most = _size(short["most"], LARGEST_BATCH if slope else 1, where)
@@ -86,7 +86,7 @@ def parse_nominal(text: str, where: str = "--nominal") -> Nominal:
         if not equals or name not in (*LATENCIES, *SIZES) or name in given:
             raise WrongUsage(f"{part.strip()!r} cannot be read", where=where, remedy=EXAMPLE)
         given[name] = value
-    times = {name: _latency(given[name], where) for name in LATENCIES if name in given}
+    times = {name: parse_duration_ms(given[name], option=where, zero=True) for name in LATENCIES if name in given}
     if not times:
         raise WrongUsage(f"{text!r} names no latency", where=where, remedy=EXAMPLE)
     if "p50" in times and len(times) > 1:
@@ -102,11 +102,6 @@ def parse_nominal(text: str, where: str = "--nominal") -> Nominal:
     slope = times["p50"] if median else times.get("slope", 0.0)
     line = (times.get("launch", 0.0), slope, times.get("per_token", 0.0))
     return Nominal(text, *line, sizes["max_batch"], sizes["max_tokens"], median)
-
-
-def _latency(text: str, where: str) -> float:
-    """Milliseconds; a plain 0 needs no unit."""
-    return 0.0 if text in ("0", "0ms") else parse_duration_ms(text, option=where)
 
 
 def _size(text: str | None, default: int, where: str) -> int:
