@@ -70,7 +70,8 @@ def _beside(each: Reached) -> str:
     if each.unit == "pct":
         digits = 4 if abs(each.value - each.limit) > NEAR_PCT else 7
         return f"{100 - each.value:.{digits}g} % of requests meet all limits, {100 - each.limit:.4g} % asked"
-    return f"{each.name} {format_ms(each.value)} of {format_ms(each.limit)}"
+    value, limit = format_ms(each.value), format_ms(each.limit)
+    return f"{each.name} {value if value != limit else format_ms(each.value, 5)} of {limit}"
 
 
 def _costs(plan: ServingPlan) -> str:
