@@ -2,6 +2,7 @@
 
 import json
 import math
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from latfit.api.running.machine import MachineExamination
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Buckets
 from latfit.profiling.host import inventory as host
+from tests.conftest import ROOT
 from tests.stand_in import live, one_after_another, serving, steady
 from tests.unit.metrics import test_state as published
 
@@ -130,7 +132,8 @@ class TestMachine:
         monkeypatch.setattr(host, "_version", lambda package: None)
         monkeypatch.setattr(host, "find_gpus", lambda: [host.Gpu("NVIDIA H100", 80 << 30, "550")])
         told = "\n".join(examine_machine().features)
-        for extra in ("amx", "torch", "engine", "dask"):
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        for extra in extras.keys() - {"docs", "dev"}:
             assert f"pip install 'latfit[{extra}]'" in told
         assert "measure a GPU of this machine: torch is not installed" in told
 
@@ -155,7 +158,7 @@ class TestMachine:
         document = json.loads(json.dumps(found.to_json()))
         assert document["machine"]["cores"] >= 1
         assert set(document["isa"]) == {"avx2", "avx512", "avx512_bf16", "amx"}
-        assert found.summary().count("\n") >= 10
+        assert found.summary().count("\n") >= 6
 
 
 @pytest.mark.parametrize("name", ["SGLANG", "TRTLLM", "LLAMA", "OLD_VLLM", "TRITON"])

@@ -22,7 +22,7 @@ class MachineExamination:
 
     @property
     def lines(self) -> list[str]:
-        """The machine, then a line a feature."""
+        """The machine."""
         machine, isa = self.found.machine, self.found.isa
         usable = machine["affinity"] or []
         no_amx = f"; no AMX: {isa['amx']}" if isa["amx"] else ""
@@ -43,10 +43,18 @@ class MachineExamination:
 
     @property
     def features(self) -> list[str]:
-        """A line each: ready, or what is missing and what mends it."""
+        """What is ready, in a line; then a line for each that is not: why, and what mends it. An extra that is to be
+        installed says enough by its name."""
+        ready = [each.name for each in self.found.features if each.ready]
+        lacking = [each for each in self.found.features if not each.ready]
         return [
-            f"ready: {each.name}" if each.ready else f"missing: {each.name}: {each.missing}. {each.remedy}"
-            for each in self.found.features
+            f"ready: {'; '.join(ready)}.",
+            *(
+                f"missing: {each.name}: {each.remedy}"
+                if each.is_extra
+                else f"missing: {each.name}: {each.missing}. {each.remedy}"
+                for each in lacking
+            ),
         ]
 
     def to_json(self) -> dict[str, Any]:

