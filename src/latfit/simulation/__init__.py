@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         EngineResult as EngineResult,
         EngineSummary as EngineSummary,
         Promise as Promise,
+        bound_of as bound_of,
         counted_in as counted_in,
         interval_of as interval_of,
         meets as meets,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.simulation import EngineRun, Promise, counted_in, interval_of, meets
+from latfit.simulation import EngineRun, Promise, bound_of, counted_in, interval_of, meets
 from latfit.stats import FloatArray
 from latfit.units import parse_duration_ms
 
@@ -51,9 +51,11 @@ class RequestTarget:
 
     def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> "Reached":
         """What runs make of it, were everything slower by a factor."""
-        found = interval_of([self.times(run, warmup) for run in runs], self.percentile / 100)
+        times, share = [self.times(run, warmup) for run in runs], self.percentile / 100
+        found = interval_of(times, share)
         low, value, high = (each * slower for each in (found.low, found.value, found.high))
-        return Reached(self.name, value, low, high, self.limit_ms)
+        bound = bound_of(times, share) * slower if math.isnan(high) else high
+        return Reached(self.name, value, low, high, self.limit_ms, bound=bound)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def _sooner(run: EngineRun, slower: float) -> EngineRun:
 
 @dataclass(frozen=True)
 class Reached:
-    """A promised figure, with its 95 % interval (NaN ends where there is one run), beside its limit."""
+    """A promised figure, with its 95 % interval (NaN ends where there is one run), beside its limit. bound: what it is
+    below, where the interval has no upper end; by default that end."""
 
     name: str
     value: float
@@ -99,6 +102,7 @@ class Reached:
     high: float
     limit: float
     unit: str = "ms"
+    bound: float = math.nan
 
     @property
     def ratio(self) -> float:
@@ -111,8 +115,9 @@ class Reached:
 
     @property
     def certain(self) -> bool:
-        """Whether the limit lies outside the interval."""
-        return self.high <= self.limit if self.met else self.low > self.limit
+        """Whether the limit lies outside the interval, or above the bound where that has no upper end."""
+        highest = self.bound if math.isnan(self.high) else self.high
+        return highest <= self.limit if self.met else self.low > self.limit
 
     def to_json(self) -> dict[str, Any]:
         interval = None if math.isnan(self.low) else [self.low, self.high]

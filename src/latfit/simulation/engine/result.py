@@ -8,6 +8,13 @@ Means and percentiles are those of all requests of all replications together. In
 replications add to their error (Student's t): of a percentile x, with s the standard error of the share of requests at
 or below x, they are read off at the shares p -+ t s. One replication has none.
 
+Where replications differ so much that p + t s is above 1, the interval has no upper end. How far off it may be at most
+can be told still: of an endless number of replications the share of times above x is at most q + P(v > x), v being the
+time that all but a share q of a replication's stay within. With q = (1 - p) / 2 and Cantelli's inequality,
+P(v > m + c s) <= 1 / (1 + c^2), the percentile is below m + c s at c^2 = 2 / (1 - p) - 1: m, s the mean and the
+standard deviation of v over the replications, taken to be those that were found. That is far above the estimate (c = 14
+at p99), so it tells that a limit is kept which lies far above all that was seen, and nothing finer.
+
 Users who wait for their answers are all there until one of them has sent the last request there is. Rates of a closed
 loop are those of the requests that ended between the end of the warm-up and that moment.
 """
@@ -30,6 +37,9 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 STATISTICS = ("mean", *PERCENTILES)
 LEVEL = 0.95
 """Of the intervals."""
+
+LEAST_BOUNDED = 8
+"""Replications from which on their scatter bounds what it is of."""
 
 MEANS = (
     "throughput_per_s",
@@ -456,6 +466,16 @@ def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Inte
         return Interval(value, value - half, value + half, k)
     ends = np.quantile(together, [max(share - half, 0.0), min(share + half, 1.0)])
     return Interval(value, min(float(ends[0]), value), math.nan if share + half > 1 else float(ends[1]), k)
+
+
+def bound_of(times: Sequence[FloatArray], share: float) -> float:
+    """What the quantile below which a share lies is below, by Cantelli's inequality over the replications; NaN where
+    there are fewer than LEAST_BOUNDED of them with a time."""
+    kept = [each for each in times if len(each)]
+    if len(kept) < LEAST_BOUNDED:
+        return math.nan
+    found = np.array([np.quantile(each, (1 + share) / 2) for each in kept])
+    return float(found.mean() + math.sqrt(2 / (1 - share) - 1) * found.std(ddof=1))
 
 
 def _times(found: Mapping[str, Interval]) -> dict[str, Any]:
