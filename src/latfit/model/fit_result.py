@@ -419,6 +419,8 @@ def _at_the_ends(fit: FitResult) -> FloatArray:
 
 def _check_parts(fit: FitResult) -> None:
     """Raises ValueError or TypeError for parts whose entries have more to them than a kind."""
+    if missing := [name for name in ("B", "S") if name not in fit.domain]:
+        raise ValueError(f"the domain names no {' and no '.join(missing)}")
     for name, span in fit.domain.items():
         low, high = span
         if not 0 <= low <= high < MOST_VALUE:

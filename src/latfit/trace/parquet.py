@@ -30,6 +30,7 @@ CHUNK_BYTES = 1 << 20
 """Read at once of a column."""
 COPIES = 3
 """Of a column, in memory at a time."""
+COPY_AGAIN = "It may be cut short: copy or make it again."
 OTHER_TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".xlsx")
 
 
@@ -121,14 +122,17 @@ def _is_text(kind: Any) -> bool:
 
 
 def columns_of(table: Any, where: str) -> dict[str, Array]:
-    """Columns of a pyarrow table by name. Raises BadInput where two share a name."""
+    """Columns of a pyarrow table by name. Raises BadInput where two share a name, or one names labels there are not."""
     try:
         names = [name.strip() for name in table.column_names]
     except UnicodeDecodeError:
         raise BadInput("a column name is not UTF-8", where=where, remedy="Save it as UTF-8.") from None
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise BadInput(f"two columns are called {twice!r}", where=where, remedy="Rename one of them.")
-    return {name: _loaded(table.column(i)) for i, name in enumerate(names)}
+    try:
+        return {name: _loaded(table.column(i)) for i, name in enumerate(names)}
+    except IndexError as error:
+        raise BadInput(f"not a whole table ({error})", where=where, remedy=COPY_AGAIN) from None
 
 
 def label(value: str | bytes | None) -> str | None:
@@ -148,7 +152,7 @@ def _damaged(source: Path, where: str, error: Exception) -> Exception:
     return BadInput(
         f"not a whole Parquet file ({first_line(error)})",
         where=where,
-        remedy="It may be cut short: copy or make it again.",
+        remedy=COPY_AGAIN,
     )
 
 
@@ -239,6 +243,9 @@ def _values(chunk: Any) -> Array:
         places = _values(chunk.indices)
         if chunk.null_count:
             places = np.where(np.isnan(places), -1, places).astype(np.intp)
+        # Arrow does not look whether the file holds the texts that it names
+        if len(places) and not (-1 if chunk.null_count else 0) <= places.min() <= places.max() < len(spelt):
+            raise IndexError(f"a label outside the {len(spelt)} that it holds")
         labels: Array = texts[places]
         return labels
     numeric = pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)

@@ -96,6 +96,8 @@ def test_broken_files_are_bad_input(content: str, tmp_path: Path) -> None:
         (("parameters", "P_max", "value"), 0.0),
         (("parameters", "tau_S", "value"), 1e59),
         (("domain", "S"), [-5, 9]),
+        (("domain",), {"B": [1, 9]}),
+        (("domain",), None),
         (("typical", "context_tokens"), 1e300),
         (("intervals", "ratio_quantiles", "0.95"), 1e300),
         (("intervals", "ratios", "levels", "log_level", 0), 1e6),

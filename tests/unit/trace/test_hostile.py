@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from latfit.errors import BadInput
 from latfit.trace.clean import clean
 from latfit.trace.coverage import coverage_of, reading_notes
-from latfit.trace.parquet import MOST_LETTERS, read_parquet, write_trace
+from latfit.trace.parquet import MOST_LETTERS, columns_of, read_parquet, write_trace
 from latfit.trace.read import CleanTrace, ingest
 from latfit.trace.readers import source
 from latfit.trace.sketch.build import compress
@@ -127,6 +127,12 @@ class TestBounds:
         labels = pa.array([b"\xff1", b"\xff2"]).view(pa.string())
         pq.write_table(pa.table({"B": [1, 1], "S": [1, 1], "T_ms": [5.0, 5.0], "run": labels}), tmp_path / "t.parquet")
         assert read_parquet(tmp_path / "t.parquet")["run"].tolist() == ["\ufffd1", "\ufffd2"]
+
+    @pytest.mark.parametrize("places", [[0, 69], [0, -1], [1, -3, None]])
+    def test_labels_that_a_damaged_file_does_not_hold(self, places: list[int | None]) -> None:
+        labels = pa.DictionaryArray.from_arrays(pa.array(places, pa.int32()), pa.array(["a", "b"]), safe=False)
+        with pytest.raises(BadInput, match="not a whole table"):
+            columns_of(pa.table({"run": labels}), "t.parquet")
 
 
 HUGE = st.sampled_from([0.0, -1.0, 1.5, 2.0**31, 2.0**40, 2.0**53, 2.0**63, 1e300, -1e300, np.inf, -np.inf, np.nan])

@@ -79,7 +79,7 @@ class TestGaps:
         assert stats.kstest(np.diff(times)[np.diff(times) > 10] - 10, "expon", args=(0, 50)).pvalue > 1e-3
 
 
-class TestThinning:
+class TestVaryingRate:
     def test_published_overload(self) -> None:
         """lambda(t) = 6 + 4 sin(2 pi t/1000), capacity 8: the fluid backlog peaks at 435.991, at t = 416.667."""
         grid = np.linspace(0, 1000, 1001)
@@ -108,6 +108,21 @@ class TestThinning:
     def test_it_ends(self) -> None:
         assert len(Piecewise([0, 10], [1, 1]).times_ms(1000, rng())) < 40
 
+    @pytest.mark.parametrize("top", [2.0, 2**64 / 1e3, 1e99])
+    def test_a_peak_is_no_work(self, top: float) -> None:
+        """The accumulated rate 0.1 t + (top - 0.1) t^2 / 20000 between arrivals is exponential, also where candidates
+        at the highest rate would be 10^10 an arrival."""
+        times = Piecewise([0, 1e4, 2e4], [0.1, top, 0.05], repeats=True).times_ms(2000, rng())
+        rising = times[times < 1e4]
+        passed = 0.1 * rising + (top - 0.1) * rising * (rising / 2e4)
+        assert len(rising) > 900
+        assert stats.kstest(np.diff(passed), "expon").pvalue > 1e-3
+
+    def test_none_come_at_rate_zero(self) -> None:
+        times = Piecewise([0, 10, 20, 30], [0.0, 0.0, 3.0, 0.0], repeats=True).times_ms(3000, rng()) % 30
+        assert times.min() > 10
+        assert times.max() < 30
+
 
 class TestStreams:
     def test_uses_and_replications_are_apart(self) -> None:
@@ -133,6 +148,8 @@ class TestRefused:
             lambda: Piecewise([1, 2], [1, 1]),
             lambda: Piecewise([0, 2], [0, 0]),
             lambda: Piecewise([0, 2], [1, -1]),
+            lambda: Piecewise([0, 5e-324], [1, 0]),
+            lambda: Piecewise([0, 2], [1, 1e300]),
             lambda: Modulated([1], [1]),
             lambda: Modulated([1, 2], [1, 0]),
         ],
