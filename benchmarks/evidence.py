@@ -60,7 +60,9 @@ SECTIONS = (
     _benchmark("accuracy", "How far off is a step that the fit has not seen?"),
     _benchmark("loads", "... under another load than the one it was fitted to?"),
     _benchmark("coverage", "Do the intervals of parameters hold the truth as often as they say?"),
+    _benchmark("planted", "Is there an answer whatever the data are, and how good is it?"),
     _benchmark("promises", "Are plans' promises kept?"),
+    _benchmark("plan_edges", "... where engines are nearly full, and tails heavy?"),
     _benchmark("simulated_intervals", "Do the simulator's intervals hold?"),
     _benchmark("gate", "Which slowdowns does `latfit compare` find, and what does it cry wolf at?"),
     _benchmark("start_up", "How soon is help there?"),
@@ -69,7 +71,10 @@ SECTIONS = (
     _benchmark("parse_speed", "How fast is a log read beside a plain loop?"),
     _benchmark("sim_speed", "How fast is the batching simulator?"),
     _benchmark("peer_simulators", "... and the engine's beside its peers?"),
+    _benchmark("plan_search", "How fast is a plan for requests?"),
     _benchmark("router_overhead", "What does the live router cost a request?"),
+    _benchmark("front_overhead", "... and its front?"),
+    _benchmark("learning", "Is a path that became slow found out, and at what price?"),
     _benchmark("validated", "Is a measured serving run met by its simulation?"),
     _benchmark("engine_loop", "Is what was planned what a real server then does?"),
     _attack("mutants", "Damaged files", "--n 3000 --seed 1", "--n 40"),
@@ -79,6 +84,7 @@ SECTIONS = (
     _attack("exits", "Reading Parquet and exiting", "--n 500", "--n 3"),
     _attack("interrupts", "Ctrl-C", "--n 45", "--n 2"),
     _attack("live", "A live router under faults", "--n 1000000", "--n 20000"),
+    _attack("front", "Its front under faults", "--n 100000", "--n 300"),
 )
 
 
