@@ -3,19 +3,12 @@
 ln T(b) of a path is that of the plan plus a level, plus a slope in ln b where sizes tell it. Three things are kept
 apart: whether the times in use still hold, when they ceased to, and what holds now.
 
-Whether. Let r be a batch's ln time less the one in use. The times hold while the median of r, given everything before,
-is within +-MARGIN. Then the sign of r - MARGIN is positive with probability 1/2 at most, whatever the distribution of r
-(heavy tails included), and a bet of a share f of a purse on it is fair or worse. One gambler begins at each batch with
-1; together they have M <- (M + 1)(1 + f) where the sign is positive and (M + 1)(1 - f) where not, E[M_t] <= t, and the
-mean number of batches until M first reaches c is at least c as long as the times hold: an e-detector (Shin, Ramdas &
-Rinaldo 2024). It is run for slower and for faster, each the mean of three f, with c = 2 RUN_LENGTH, so that the mean
-number of batches between false alarms of a path is RUN_LENGTH at the least. A path slowed so that all batches are above
-is seen after ln(c)/ln(1.5) = 36 batches at the latest (M = 3 (1.5^t - 1) for f = 1/2, and the mean of three is c where
-it is 3 c), one with 90 % above after about ln(c)/(0.9 ln(1.5) + 0.1 ln(0.5)) = 49; a spike of 20 batches is not seen.
-The change-point test of `fitting` judges a finished run: asked after each batch it would alarm at some time for sure,
-which is why it is not asked here.
+Whether. Let r be a batch's ln time less the one in use. Bets on the signs and on the ranks of r (`bets`) tell whether r
+has moved by more than MARGIN; as long as it has not, false alarms of a path are RUN_LENGTH batches apart in the mean. A
+spike shorter than LASTING is not believed, however sure it is. The change-point test of `fitting` judges a finished
+run: asked after each batch it would alarm at some time for sure, which is why it is not asked here.
 
-When. The change is dated where the bets for it last began to gain (the restart of Page's CUSUM 1954).
+When. The change is dated where the bets for it last began to gain.
 
 What. The level is the median of r over the batches since the change, the last WINDOW at the most, each weighted 1/2 as
 much every HALF_LIFE batches: what a recursion with forgetting would hold, made anew when it is asked for, since ranks
@@ -38,18 +31,15 @@ import numpy as np
 
 from latfit.fitting import long_run_variance
 from latfit.live.executor import padded_size
+from latfit.live.learning.bets import ENOUGH, MARGIN, Bets, Earlier
 from latfit.stats import FloatArray, mad_sigma, weighted_quantile, weighted_quantiles
-
-MARGIN = math.log(1.1)
-RUN_LENGTH = 1_000_000.0
-STAKES = (0.1, 0.25, 0.5)
-WON, LOST = tuple(1 + f for f in STAKES), tuple(1 - f for f in STAKES)
-ENOUGH = 2 * RUN_LENGTH * len(STAKES)
-"""Of the purses of one direction together."""
 
 WINDOW, HALF_LIFE = 512, 200.0
 FEWEST = 30
-"""Batches that a new level is taken from, at the least."""
+"""Batches that a level is taken from, at the least."""
+
+LASTING = 36
+"""Batches that a change has lasted before it is believed, however sure it is: a spike passes."""
 
 SETTLED = 200
 """Batches after which times are taken to be good, and once more compared with what was measured."""
@@ -124,7 +114,8 @@ class LearntTimes:
         """Go by it."""
         self.in_use, self._age = correction, 0
         self._correction = [0.0, *correction.at(np.arange(1.0, len(self._planned))).tolist()]
-        self._slower, self._faster = _Bets(), _Bets()
+        self._slower, self._faster = Bets(), Bets()
+        self._earlier = Earlier()
 
     def ended(self, size: int, began_ms: float, ended_ms: float) -> bool:
         """A batch that was run to its end. True where `proposal` is to be asked."""
@@ -141,7 +132,9 @@ class LearntTimes:
         if self._age == SETTLED:
             self.good = self.in_use
         excess = ratio - self._correction[size]
-        slower, faster = self._slower.bet(excess > MARGIN), self._faster.bet(excess < -MARGIN)
+        above, below = self._earlier.ranks(excess)
+        self._earlier.add(excess)
+        slower, faster = self._slower.bet(excess > MARGIN, above), self._faster.bet(excess < -MARGIN, below)
         return slower or faster or (self._age >= SETTLED and not self._compared)
 
     @property
@@ -154,14 +147,14 @@ class LearntTimes:
         self._cold, self._since_ms = COLD, ended_ms
         while self._recent and self._recent[-1][2] >= began_ms:
             self._recent.pop()
-        self._slower, self._faster = _Bets(), _Bets()
+        self._slower, self._faster = Bets(), Bets()
         self.dropped += 1
 
     def proposal(self) -> Correction | None:
         """What to go by from now on; None where the times in use still hold, or too few batches were seen."""
         alarm = max(self._slower, self._faster, key=lambda each: each.purse)
         if alarm.purse >= ENOUGH:
-            if alarm.since < FEWEST:
+            if alarm.since < LASTING:
                 return None
             self._compared = False
             found, least = self.estimate(alarm.since), MARGIN / 2
@@ -169,7 +162,7 @@ class LearntTimes:
             self._compared = True
             found, least = self.estimate(self._age), WORTH
         if found is None or abs(found.shift) <= max(found.half_width, least):
-            self._slower, self._faster = _Bets(), _Bets()
+            self._slower, self._faster = Bets(), Bets()
             return None
         return found.correction
 
@@ -219,25 +212,3 @@ def _slope(x: FloatArray, y: FloatArray, weights: FloatArray) -> tuple[float, fl
     known = float(np.mean(np.abs(scores) < BEND)) ** 2 * float(weights @ x**2) ** 2 / float(weights**2 @ x**2)
     within = SURE * sigma * math.sqrt(long_run_variance(scores - scores.mean()) / known) if known > 0 else math.inf
     return slope, within
-
-
-class _Bets:
-    """On one direction. purse: of all gamblers and stakes together.  since: batches since the bets last began to
-    gain."""
-
-    __slots__ = ("_a", "_b", "_c", "_gain", "purse", "since")
-
-    def __init__(self) -> None:
-        self._a = self._b = self._c = self.purse = self._gain = 0.0
-        self.since = 0
-
-    def bet(self, won: bool) -> bool:
-        """True where the purse is enough."""
-        a, b, c = WON if won else LOST
-        self._a, self._b, self._c = (self._a + 1) * a, (self._b + 1) * b, (self._c + 1) * c
-        if self._gain <= 1:
-            self._gain, self.since = 1.0, 0
-        self._gain *= b
-        self.since += 1
-        self.purse = min(self._a + self._b + self._c, 1e200)
-        return self.purse >= ENOUGH

@@ -17,8 +17,9 @@ from typing import Any, Literal
 import numpy as np
 
 from latfit.errors import WrongUsage, first_line
-from latfit.live.learnt import MARGIN, Correction, LearntTimes
-from latfit.live.monitor import Promise, PromiseMonitor
+from latfit.live.learning.bets import MARGIN
+from latfit.live.learning.learnt import Correction, LearntTimes
+from latfit.live.learning.monitor import Promise, PromiseMonitor
 from latfit.live.path import LivePath
 from latfit.live.router import Router
 from latfit.live.waiting import Request
