@@ -548,7 +548,9 @@ def _setup(
         chosen["draft_tokens"] = 0
     # What is recorded of contents gives way to a rate that somebody types.
     contents = "prefix_hit_rate" not in named
-    settings = [replace(_of_engine(name, chosen), prefix_cache=contents) for name in names]
+    settings = [
+        replace(_of_engine(name, chosen), prefix_cache=contents, padded_graphs=known.padded_graphs) for name in names
+    ]
     origin = {**known.origin, **dict.fromkeys(named, GIVEN)}
     notes = [note for note in known.notes if not any(f"--{name.replace('_', '-')} " in note for name in named)]
     return EngineSetup(settings, origin, notes, known.files)

@@ -22,6 +22,10 @@ COUNTS = (
 FLAGS = ("async_scheduling", "enable_chunked_prefill", "enable_prefix_caching")
 NAMES = ("model", "vllm", "device_type")
 GPU_DEVICES = ("cuda", "rocm", "xpu")
+OF_ENGINES = ("vllm", "trtllm", "dynamo", "sglang", "splitwise")
+"""Formats of steps that a serving engine made."""
+WITHOUT_GRAPHS = ("numpy", "openvino", "torch-cpu")
+"""Devices of `latfit profile` that no engine captures graphs for."""
 MOST = 2**40
 
 SUMMED = (
@@ -38,13 +42,16 @@ SUMMED = (
 @dataclass(frozen=True)
 class EngineFacts:
     """What sources say of an engine. values: by name; sources: who said each, files: all of them; differing: names on
-    which they differ, with what they say.  did: sums of what it did besides, see `engine_counts`."""
+    which they differ, with what they say.  did: sums of what it did besides, see `engine_counts`.  as_served: whether
+    steps of B requests took what an engine needs for B requests: where it pads batches to those of captured graphs, its
+    own steps have that in their times, and on a CPU it pads none."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     files: Sequence[str] = ()
     differing: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     did: Mapping[str, float] = field(default_factory=dict)
+    as_served: bool = False
 
 
 def engine_facts(
@@ -66,7 +73,15 @@ def engine_facts(
         files=list(dict.fromkeys(name for _, names in one.values() for name in names)),
         differing={fact: tuple(values) for fact, values in said.items() if len(values) > 1},
         did=dict(did or {}),
+        as_served=any(_as_served(provenance) for origin in origins for _, provenance in _parts(*origin)),
     )
+
+
+def _as_served(provenance: Mapping[str, Any]) -> bool:
+    if is_record(provenance) or "vllm" in provenance or provenance.get("format") in OF_ENGINES:
+        return True
+    device = provenance.get("device")
+    return isinstance(device, Mapping) and device.get("device") in WITHOUT_GRAPHS
 
 
 def path_on(device: str) -> str:

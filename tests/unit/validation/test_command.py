@@ -23,11 +23,19 @@ def folder(in_tmp: Path) -> Path:
     """A fit of T = 8 + 0.05 B + 0.02 S, and a run measured on an engine that costs exactly that."""
     values = {"tau_0": 8.0, "tau_B": 0.05, "tau_S": 0.02}
     parameters = {name: Estimate(value, None, None, None, "ms") for name, value in values.items()}
-    write_fit(in_tmp / "a.fit.json", FitResult("linear", FitStatus.CONVERGED, parameters))
+    measured = {"B": [1, 4096], "S": [1, 65536]}
+    write_fit(in_tmp / "a.fit.json", FitResult("linear", FitStatus.CONVERGED, parameters, domain=measured))
+    write_run(in_tmp, padded_graphs=True)
+    return in_tmp
+
+
+def write_run(folder: Path, *, padded_graphs: bool) -> None:
+    """What the engine served. padded_graphs: steps of decoding cost what those of captured batches do."""
     rng = np.random.default_rng(0)
     arrival_ms = np.sort(rng.uniform(0, 10_000, 60))
     requests = make_requests(arrival_ms, rng.integers(10, 300, 60), rng.integers(2, 90, 60))
-    made = serve(requests, linear_costs(8.0, 0.05, 0.02), EngineSettings(kv_blocks=400))
+    settings = EngineSettings(kv_blocks=400, padded_graphs=padded_graphs)
+    made = serve(requests, linear_costs(8.0, 0.05, 0.02), settings)
     columns = (
         arrival_ms / 1e3,
         requests.prompt_tokens,
@@ -37,8 +45,7 @@ def folder(in_tmp: Path) -> Path:
     )
     lines = [",".join(repr(float(value)) for value in row) for row in zip(*columns, strict=True)]
     head = "t_s,prompt_tokens,output_tokens,first_token_s,last_token_s"
-    (in_tmp / "run.csv").write_text("\n".join([head, *lines]) + "\n")
-    return in_tmp
+    (folder / "run.csv").write_text("\n".join([head, *lines]) + "\n")
 
 
 def latfit(*arguments: object) -> int:
@@ -108,14 +115,14 @@ def test_mistakes_are_told(folder: Path, capsys: Captured, arguments: list[objec
 
 @pytest.fixture
 def recorded(folder: Path) -> Path:
-    """Steps of the engine of the run, some with more cached tokens than it holds, and what it said at its start."""
+    """Steps as the engine makes them, some with more cached tokens than it holds, and what it said at its start."""
     rng = np.random.default_rng(4)
     n = 600
     prefill = np.where(rng.random(n) < 0.4, rng.integers(8, 200, n), 0)
     decode = rng.integers(1, 40, n)
     B, S = decode + (prefill > 0), decode + prefill
     context = decode * rng.integers(50, 250, n)
-    T = np.exp(rng.normal(0, 0.02, n)) * (8.0 + 0.05 * B + 0.02 * S)
+    T = np.exp(rng.normal(0, 0.002, n)) * (8.0 + 0.05 * B + 0.02 * S)
     T[context > 399 * 16] *= 5  # steps of another engine
     columns = {
         "B": B,
@@ -127,6 +134,7 @@ def recorded(folder: Path) -> Path:
     }
     settings = {"vllm": "0.32.0", "block_size": 16, "kv_capacity_tokens": 6400, "max_num_seqs": 256}
     told = {**settings, "max_num_batched_tokens": 2048, "async_scheduling": True, "run_started": "2026-01-01"}
+    write_run(folder, padded_graphs=False)
     write_trace(folder / "engine.parquet", Trace({name: np.asarray(c) for name, c in columns.items()}, told))
     return folder
 

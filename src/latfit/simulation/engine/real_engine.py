@@ -29,19 +29,21 @@ DEFAULT, ASSUMED = "vLLM's default", "assumed"
 class KnownSettings:
     """values: parameters of an engine by the names of its options (`kv_blocks`, `max_num_seqs`, `synchronous`, ...).
     origin: where each comes from: a file's name, `vLLM's default`, `observed` in the steps, or `assumed`.  files: all
-    that said something.  notes: what should be known."""
+    that said something.  notes: what should be known.  padded_graphs: whether steps of decoding are to be padded to the
+    batches of captured graphs; where an engine made the measured steps, their times hold what its padding costs."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)
     files: Sequence[str] = ()
     notes: Sequence[str] = ()
+    padded_graphs: bool = True
 
 
 def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSettings:
     """What can be known of an engine's settings, and the rest as vLLM has it; without `kv_blocks` where no source says
     how large the cache is. block_size: of who knows better than the sources."""
     if not {*facts.values, *facts.differing} - set(SAYS_NOTHING):
-        return KnownSettings()
+        return KnownSettings(padded_graphs=not facts.as_served)
     told: dict[str, Any] = {**facts.values, **({} if block_size is None else {"block_size": block_size})}
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -75,7 +77,7 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
             "The engine ran without chunked prefill; chunked-prefill splits prompts that the budget has no room for."
         )
     _take_observed(facts, values, origin)
-    return KnownSettings(values, origin, facts.files, notes)
+    return KnownSettings(values, origin, facts.files, notes, padded_graphs=not facts.as_served)
 
 
 def _with_defaults(values: dict[str, Any], origin: dict[str, str], device: str) -> None:

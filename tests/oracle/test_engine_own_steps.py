@@ -1,0 +1,104 @@
+"""A simulation with an engine's own recorded steps gives back what the engine did.
+
+The engine is written out here: requests join between two steps, a step computes all prompts that came and a token of
+each other request, and takes a time that is known. Its record is fitted and its arrivals are simulated. Near its
+capacity small errors of steps become large ones of what requests see, so that a cost of a step that is counted twice
+shows: steps that an engine padded to a larger batch were slower when they were measured, and are not padded again.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from latfit.api import engine_settings_of, validate
+from latfit.simulation import EngineSettings
+from latfit.stats import FloatArray
+from latfit.trace import Trace
+
+RECORD: dict[str, Any] = {
+    "run_started": "2026-11-23T12:00:00+00:00",
+    "vllm": "0.32.0",
+    "async_scheduling": False,
+    "block_size": 16,
+    "kv_capacity_tokens": 160_000,
+    "max_num_seqs": 128,
+    "max_num_batched_tokens": 2048,
+}
+NOISE = 0.05
+
+
+@dataclass(frozen=True)
+class Served:
+    """Steps as a recorder has them, and requests with their arrivals, first and last tokens in ms."""
+
+    steps: Trace
+    requests: pd.DataFrame
+
+    @property
+    def tpot_ms(self) -> FloatArray:
+        more = self.requests["output_tokens"].to_numpy() - 1
+        return np.asarray((self.requests["latency_ms"] - self.requests["ttft_ms"]).to_numpy() / more)
+
+
+def served(rate_per_s: float, requests: int, captured: tuple[int, ...] = ()) -> Served:
+    """captured: batches that steps of decoding are padded to."""
+    rng = np.random.default_rng(5)
+    arrival = np.cumsum(rng.exponential(1e3 / rate_per_s, requests))
+    prompt, output = rng.integers(60, 181, requests), rng.integers(15, 46, requests)
+    first, last = np.zeros(requests), np.zeros(requests)
+    running: list[tuple[int, int]] = []
+    rows, came, now = [], 0, 0.0
+    while came < requests or running:
+        if not running:
+            now = max(now, arrival[came])
+        new = np.arange(came, came + int(np.sum(arrival[came:] <= now)))
+        came += len(new)
+        P, decoding = int(prompt[new].sum()), len(running)
+        computed = next((size for size in captured if size >= decoding), decoding) if not len(new) else decoding
+        cost = (10.0 + 0.18 * P if len(new) else 8.0) + 0.6 * (computed + len(new))
+        T = cost * rng.lognormal(-(NOISE**2) / 2, NOISE)
+        cached = sum(prompt[r] + made for r, made in running)
+        rows.append((now / 1e3, T, decoding + len(new), decoding + P, len(new), P, cached))
+        now += T
+        first[new] = now
+        running = [(r, made + 1) for r, made in [*running, *((int(r), 0) for r in new)]]
+        last[[r for r, made in running if made == output[r]]] = now
+        running = [(r, made) for r, made in running if made < output[r]]
+    names = ("t_s", "T_ms", "B", "S", "prefill_requests", "prefill_tokens", "context_tokens")
+    columns = {name: np.array(column, dtype=float) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    trace = Trace({**columns, "period_ms": columns["T_ms"], "step": np.arange(float(len(rows)))}, RECORD)
+    told = {"t_s": arrival / 1e3, "prompt_tokens": prompt, "output_tokens": output}
+    return Served(trace, pd.DataFrame({**told, "ttft_ms": first - arrival, "latency_ms": last - arrival}))
+
+
+@pytest.mark.parametrize("captured", [(), (1, 2, 4, 8, 16, 24, 32, 40)], ids=["as they are", "padded"])
+def test_own_steps_give_back_what_the_engine_did(captured: tuple[int, ...]) -> None:
+    run = served(8.5, 600, captured)
+    found = validate(run.steps, run.requests, seed=1).result.run
+    more = run.requests["output_tokens"].to_numpy() - 1
+    tpot = (found.last_ms - found.first_ms) / more
+    assert tpot.mean() == pytest.approx(run.tpot_ms.mean(), rel=0.02)
+    assert (found.last_ms - found.requests.arrival_ms).mean() == pytest.approx(run.requests.latency_ms.mean(), rel=0.02)
+    assert (found.first_ms - found.requests.arrival_ms).mean() == pytest.approx(run.requests.ttft_ms.mean(), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("provenance", "padded"),
+    [
+        (RECORD, False),
+        ({"format": "vllm", "device_type": "cuda"}, False),
+        ({"format": "trtllm"}, False),
+        ({"parts": {"a": RECORD, "b": RECORD}}, False),
+        ({"made_by": "latfit profile", "device": {"device": "numpy"}}, False),
+        ({"made_by": "latfit profile", "device": {"device": "torch-cuda"}}, True),
+        ({"format": "llmservingsim", "host_time": "none"}, True),
+        ({}, True),
+    ],
+)
+def test_batches_are_padded_where_no_engine_made_the_steps(provenance: dict[str, Any], padded: bool) -> None:
+    trace = Trace({name: np.ones(3) for name in ("B", "S", "T_ms")}, provenance)
+    settings: EngineSettings = engine_settings_of(trace, kv_blocks=100).settings[0]
+    assert settings.padded_graphs is padded
