@@ -72,6 +72,11 @@ def _parse(
     return value, units[unit]
 
 
+def whole_number(text: str) -> int | None:
+    """A whole number of 0 or more that is written in up to 18 digits; None for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """`digits` significant digits with thousands separators; powers of ten only where that would be long."""
     if value is None or not math.isfinite(value):

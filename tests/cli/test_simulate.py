@@ -203,6 +203,7 @@ def test_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--rate", "5/s", "--class", "chat:0", *PATHS], 2, "share"),
         (["--rate", "5/s", "--buckets", "0", *PATHS], 2, "buckets"),
         (["--rate", "5/s", "--servers", "tpu=2", *PATHS], 2, "no path 'tpu'"),
+        (["--rate", "5/s", "--servers", "gpu=²", *PATHS], 2, "not a count"),
         (["--rate", "5/s", "--workers", "0", *PATHS], 2, "0 workers"),
         (["--rate", "5/s", "--scheduler", "tcp://x:1", *PATHS], 2, "belongs to Dask"),
         (["--users", "0", *PATHS], 2, "closed loop"),

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
 from latfit.errors import LatfitError, WrongUsage, on_command_line
-from latfit.units import MOST_SEED, parse_duration_ms, parse_rate_per_ms
+from latfit.units import MOST_SEED, parse_duration_ms, parse_rate_per_ms, whole_number
 
 Duration = str | timedelta
 P = ParamSpec("P")
@@ -105,10 +105,11 @@ def refuse_idle(needs: Sequence[Needs], given: Collection[str], values: Mapping[
             raise WrongUsage(f"has no effect: {each.why}", where=option, remedy=remedy)
 
 
-def values_of(sweep: str | None) -> dict[str, list[str]]:
-    """Names with their values from `replicas=1..4; rate=10/s,20/s`. Raises WrongUsage."""
+def values_of(sweep: str | Sequence[str] | None) -> dict[str, list[str]]:
+    """Names with their values from `replicas=1..4; rate=10/s,20/s`, or from several of these. Raises WrongUsage."""
     found: dict[str, list[str]] = {}
-    for piece in (each for each in (sweep or "").split(";") if each.strip()):
+    pieces = (sweep if isinstance(sweep, str) else ";".join(sweep or ())).split(";")
+    for piece in (each for each in pieces if each.strip()):
         name, _, texts = (part.strip() for part in piece.partition("="))
         values = [value for text in texts.split(",") if text.strip() for value in _range(text.strip())]
         if not values or name in found:
@@ -120,12 +121,12 @@ def values_of(sweep: str | None) -> dict[str, list[str]]:
 
 def _range(text: str) -> list[str]:
     """`1..4` as 1, 2, 3, 4; anything else as it is. Raises WrongUsage."""
-    low, dots, high = text.partition("..")
-    if not dots or not (low.isdigit() and high.isdigit()):
+    low, high = map(whole_number, text.split("..", 1)) if ".." in text else (None, None)
+    if low is None or high is None:
         return [text]
-    if not 0 <= int(high) - int(low) < MOST_IN_RANGE:
+    if not 0 <= high - low < MOST_IN_RANGE:
         raise WrongUsage(f"{text!r} is no range", where="--sweep", remedy="Write the lower end first: 1..4.")
-    return [str(value) for value in range(int(low), int(high) + 1)]
+    return [str(value) for value in range(low, high + 1)]
 
 
 MOST_IN_RANGE = 10_000

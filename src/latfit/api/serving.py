@@ -42,7 +42,7 @@ from latfit.planning import (
     plan_serving,
     scaled as scaled_load,
 )
-from latfit.simulation import EngineSettings, Order, Promise, StepCosts, Transfer, step_costs
+from latfit.simulation import FEWEST, EngineSettings, Order, Promise, StepCosts, Transfer, step_costs
 from latfit.units import format_ms, number, parse_bytes
 from latfit.workload import (
     ARRIVALS,
@@ -373,6 +373,12 @@ def _at_load(load: Load, offered: list[float], lengths: Any, growth: float, day:
             "the requests have no rate: there is one, or all come at once",
             where="--arrivals",
             remedy="Give a recording of two or more, at different times.",
+        )
+    if isinstance(load, RecordedLoad) and len(load.requests) < FEWEST:
+        raise BadInput(
+            f"{len(load.requests)} recorded requests are too few to plan for",
+            where="--arrivals",
+            remedy=f"Give a recording of {FEWEST} or more, or plan at --rate with --lengths.",
         )
     rate = (offered[0] if offered else load.rate) * growth
     if not offered and growth == 1.0:

@@ -239,8 +239,8 @@ class TargetOptions:
     ] = None
     seed: SeedOption = 0
     sweep: Annotated[
-        str | None,
-        typer.Option("--sweep", help="Settings to vary: 'rate=10/s,20/s; replicas=1..4; max-num-seqs=64,128'."),
+        list[str] | None,
+        typer.Option("--sweep", help="Settings to vary: 'rate=10/s,20/s; replicas=1..4'. Repeatable."),
     ] = None
 
     def asked(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 from latfit.cli.options import DEFAULT_HARDWARE, ForceOption, HardwareOption, OutputOptions, SchedulerOption, SeedOption
 from latfit.cli.output import note, print_json, print_table, print_warnings, progress_bar, verdict
 from latfit.errors import Interrupted, WrongUsage
+from latfit.units import whole_number
 
 if TYPE_CHECKING:
     from latfit.api import Simulation
@@ -202,6 +203,6 @@ def _named(text: str) -> tuple[str, str]:
 
 def _count(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
-    if not name or not number.isdigit() or int(number) < 1:
+    if not name or not (count := whole_number(number)):
         raise WrongUsage(f"{text!r} is not a count of a path", where="--servers", remedy="Write amx=2.")
-    return name, int(number)
+    return name, count

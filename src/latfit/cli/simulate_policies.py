@@ -118,7 +118,8 @@ class SweepLogOptions:
 
     panel: ClassVar[str] = "Run"
     sweep: Annotated[
-        str | None, typer.Option("--sweep", help="Settings to vary: 'rate=100/s,200/s; t-cut=1ms,2ms; batch=8,16'.")
+        list[str] | None,
+        typer.Option("--sweep", help="Settings to vary: 'rate=100/s,200/s; t-cut=1ms,2ms'. Repeatable."),
     ] = None
     precision: Annotated[
         float | None,

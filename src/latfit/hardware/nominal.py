@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from latfit.errors import WrongUsage
 from latfit.model import DataFacts, Errors, Estimate, FitResult, FitStatus
-from latfit.units import parse_duration_ms
+from latfit.units import parse_duration_ms, whole_number
 from latfit.warning import LatfitWarning
 
 LARGEST_BATCH = 256
@@ -107,6 +107,6 @@ def parse_nominal(text: str, where: str = "--nominal") -> Nominal:
 def _size(text: str | None, default: int, where: str) -> int:
     if text is None:
         return default
-    if not text.isdigit() or int(text) < 1:
+    if not (found := whole_number(text)):
         raise WrongUsage(f"{text!r} is not a whole number of 1 or more", where=where, remedy=EXAMPLE)
-    return int(text)
+    return found

@@ -286,6 +286,8 @@ class FitResult:
         empty where it does not."""
         times = self.times_outside(B, S, **context)
         found = np.full(np.broadcast_shapes(np.shape(B), np.shape(S)), "", dtype=object)
+        if not times:  # nothing is known of what was measured
+            return found
         names, each = list(times), np.stack([np.broadcast_to(one, found.shape) for one in times.values()])
         farthest = np.argmax(np.abs(each), axis=0)
         for step in np.flatnonzero(np.any(each, axis=0)).tolist():
@@ -419,7 +421,8 @@ def _at_the_ends(fit: FitResult) -> FloatArray:
 
 def _check_parts(fit: FitResult) -> None:
     """Raises ValueError or TypeError for parts whose entries have more to them than a kind."""
-    if missing := [name for name in ("B", "S") if name not in fit.domain]:
+    missing = [name for name in ("B", "S") if name not in fit.domain]
+    if fit.status.ok and missing:
         raise ValueError(f"the domain names no {' and no '.join(missing)}")
     for name, span in fit.domain.items():
         low, high = span

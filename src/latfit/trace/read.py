@@ -333,7 +333,9 @@ def read_again(data: Mapping[str, Any]) -> Trace:
 
 def system_filter(key: Mapping[str, str]) -> str:
     """The --where expression that picks a system."""
-    return " and ".join(f"{name} == {value if value.isdigit() else repr(value)}" for name, value in key.items())
+    return " and ".join(
+        f"{name} == {value if value.isascii() and value.isdigit() else repr(value)}" for name, value in key.items()
+    )
 
 
 def _sha256_of(table: Trace) -> str:

@@ -44,7 +44,8 @@ def fit(in_tmp: Path) -> Path:
     """T = 8 + 0.05 B + 0.02 S."""
     values = {"tau_0": 8.0, "tau_B": 0.05, "tau_S": 0.02}
     parameters = {name: Estimate(value, None, None, None, "ms") for name, value in values.items()}
-    write_fit(in_tmp / "a.fit.json", FitResult("linear", FitStatus.CONVERGED, parameters))
+    measured = {"B": [1, 4096], "S": [1, 65536]}
+    write_fit(in_tmp / "a.fit.json", FitResult("linear", FitStatus.CONVERGED, parameters, domain=measured))
     return in_tmp / "a.fit.json"
 
 

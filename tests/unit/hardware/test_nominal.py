@@ -50,6 +50,7 @@ def test_the_short_form(text: str, line: tuple[float, float], most: int, exponen
         "p50=2ms,p50=3ms",
         "speed=3ms",
         "p50=2ms,max_batch=0",
+        "p50=2ms,max_batch=²",
     ],
 )
 def test_what_cannot_be_read_says_how_to_write_it(text: str) -> None:

@@ -11,6 +11,7 @@ from latfit.model.fit_result import Estimate, FitResult, FitStatus, write_fit
 from latfit.model.step_ratios import ratios_of
 
 Captured = pytest.CaptureFixture[str]
+MEASURED = {"B": [1, 4096], "S": [1, 65536]}
 
 
 @pytest.fixture
@@ -19,7 +20,8 @@ def folder(in_tmp: Path) -> Path:
     for name, tau_0 in (("gpu", 8.0), ("amx", 20.0)):
         values = {"tau_0": tau_0, "tau_B": 0.05, "tau_S": 0.02}
         parameters = {key: Estimate(value, None, None, None, "ms") for key, value in values.items()}
-        write_fit(in_tmp / f"{name}.fit.json", FitResult("linear", FitStatus.CONVERGED, parameters))
+        fit = FitResult("linear", FitStatus.CONVERGED, parameters, domain=MEASURED)
+        write_fit(in_tmp / f"{name}.fit.json", fit)
     rng = np.random.default_rng(0)
     rows = zip(np.sort(rng.uniform(0, 20, 80)), rng.integers(10, 300, 80), rng.integers(2, 90, 80), strict=True)
     lines = [f"{t:.6f},{p},{o}" for t, p, o in rows]
@@ -110,7 +112,8 @@ def test_steps_scatter_as_measured_unless_told_otherwise(folder: Path, capsys: C
     law = ratios_of(np.array([1.0, 21.0]), np.array([9900.0, 100.0]))
     values = {"tau_0": 8.0, "tau_B": 0.0, "tau_S": 0.0}
     parameters = {key: Estimate(value, None, None, None, "ms") for key, value in values.items()}
-    paused = FitResult("linear", FitStatus.CONVERGED, parameters, intervals={"ratios": law.to_json()})
+    scatter = {"ratios": law.to_json()}
+    paused = FitResult("linear", FitStatus.CONVERGED, parameters, domain=MEASURED, intervals=scatter)
     write_fit(folder / "paused.fit.json", paused)
     asked = ("--rate", "0.05/s", "--requests", 2000, "--replications", 2, "--lengths", "64:33", "--json")
     engine = ("--engine", "chunked-prefill", "--kv-blocks", 400)

@@ -18,7 +18,10 @@ from latfit.simulation import Running
 Captured = pytest.CaptureFixture[str]
 VALUES = {"tau_0": 8.0, "tau_B": 0.05, "tau_S": 0.02}
 FIT = FitResult(
-    "linear", FitStatus.CONVERGED, {key: Estimate(value, None, None, None, "ms") for key, value in VALUES.items()}
+    "linear",
+    FitStatus.CONVERGED,
+    {key: Estimate(value, None, None, None, "ms") for key, value in VALUES.items()},
+    domain={"B": [1, 4096], "S": [1, 65536]},
 )
 SMALL: dict[str, Any] = {"kv_blocks": 400, "requests": 200, "replications": 2}
 
@@ -78,7 +81,9 @@ def test_texts_of_a_sweep() -> None:
         "replicas": ["1", "2", "3", "5"],
         "rate": ["10/s", "20/s"],
     }
-    for text in ("replicas", "replicas=", "replicas=4..1", "replicas=1;replicas=2"):
+    assert values_of(["replicas=1..2", "rate=10/s"]) == {"replicas": ["1", "2"], "rate": ["10/s"]}
+    assert values_of("replicas=²..³") == {"replicas": ["²..³"]}  # digits to Python, but no number
+    for text in ("replicas", "replicas=", "replicas=4..1", "replicas=1;replicas=2", ["replicas=1", "replicas=2"]):
         with pytest.raises(WrongUsage, match="sweep"):
             values_of(text)
 
