@@ -1,7 +1,8 @@
 """A real engine without a download: llama.cpp's server (`pip install xllamacpp gguf`) on a model of random weights.
 
-`python llama_engine.py FILE PORT SLOTS CORE WIDTH LAYERS` makes the model, unless the file is there, and serves it by
-one thread on one core. It imports nothing of latfit, so that any environment can run it.
+`python llama_engine.py FILE PORT SLOTS CORE WIDTH LAYERS [BATCH]` makes the model, unless the file is there, and
+serves it by one thread on one core, BATCH tokens a step at most (llama.cpp's 2048). It imports nothing of latfit, so
+that any environment can run it.
 """
 
 import os
@@ -54,11 +55,14 @@ def make_model(file: Path, width: int, layers: int) -> None:
     writer.close()
 
 
-def serve(file: Path, port: int, slots: int) -> None:
+def serve(file: Path, port: int, slots: int, batch: int = 0) -> None:
     llama: Any = import_module("xllamacpp")
     wanted = llama.CommonParams()
     wanted.model.path, wanted.model_alias, wanted.port, wanted.hostnames = str(file), {"m"}, port, ["127.0.0.1"]
     wanted.n_parallel, wanted.n_ctx, wanted.verbosity = slots, CONTEXT * slots, 0
+    wanted.endpoint_metrics = True
+    if batch:
+        wanted.n_batch = batch
     wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = 1
     server = llama.Server(wanted)
     print("listening", server.listening_address, flush=True)
@@ -71,4 +75,4 @@ if __name__ == "__main__":
     os.sched_setaffinity(0, {core})
     if not path.exists():
         make_model(path, width, layers)
-    serve(path, port, slots)
+    serve(path, port, slots, *map(int, sys.argv[7:8]))

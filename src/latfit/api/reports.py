@@ -58,19 +58,21 @@ def export(
     *,
     model: str | None = None,
     shapes: str | Sequence[str] = (),
+    begins: str | None = None,
 ) -> Exported:
     """Write a plan down as an engine's settings, each with its reason, the plan, and when it holds, as a comment.
 
     plan: what `plan` or `plan_engine` returned, its file (`latfit plan --out`) or its document.  target: vllm, sglang,
-    trtllm, triton, tensorrt or kubernetes.  model: name or folder of the model, where the plan does not know it.
-    shapes: for tensorrt, the inputs with B where the batch goes ("input:Bx3x224x224").
+    trtllm, llamacpp, triton, tensorrt or kubernetes.  model: its name or folder, where the plan does not know it.
+    shapes: for tensorrt, the inputs with B where the batch goes ("input:Bx3x224x224").  begins: for kubernetes, when
+    the recorded day of a plan with a schedule begins ("06:30 Europe/Berlin"; midnight UTC where nobody says).
 
     `.files` holds each file by its name, `.save(folder)` writes them. Raises WrongUsage where the target is not known
     or the plan is of another kind, BadInput, SlaOutOfReach where the plan cannot be met, FitNotUsable where its data do
     not support it.
     """
     document = plan if isinstance(plan, str | Path | Mapping) else plan.to_json()
-    wanted = Wanted(model, (shapes,) if isinstance(shapes, str) else tuple(shapes))
+    wanted = Wanted(model, (shapes,) if isinstance(shapes, str) else tuple(shapes), begins)
     return export_plan(document, target, wanted)
 
 

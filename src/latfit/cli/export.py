@@ -12,7 +12,7 @@ from latfit.cli.options import OutputOptions, verb
 def export(
     target: Annotated[
         str,
-        typer.Argument(help="vllm, sglang, trtllm, triton, tensorrt or kubernetes.", metavar="TARGET"),
+        typer.Argument(help="vllm, sglang, trtllm, llamacpp, triton, tensorrt or kubernetes.", metavar="TARGET"),
     ],
     plan: Annotated[Path, typer.Argument(help="The plan, as latfit plan --out writes it.", metavar="PLAN")],
     out: Annotated[
@@ -24,6 +24,14 @@ def export(
     shape: Annotated[
         list[str] | None,
         typer.Option("--shape", help="tensorrt: an input, B for the batch: input:Bx3x224x224. Repeatable."),
+    ] = None,
+    begins: Annotated[
+        str | None,
+        typer.Option(
+            "--begins",
+            metavar="TIME",
+            help="kubernetes: when the plan's recorded day begins: '06:30 Europe/Berlin'. Default: 00:00 UTC.",
+        ),
     ] = None,
     output: OutputOptions = OutputOptions(),
 ) -> None:
@@ -37,7 +45,7 @@ def export(
     from latfit.api import export as exported
     from latfit.cli.output import note, print_json
 
-    found = exported(plan, target, model=model, shapes=shape or ())
+    found = exported(plan, target, model=model, shapes=shape or (), begins=begins)
     if output.json:
         print_json(found.to_json())
     elif out is None:

@@ -5,6 +5,7 @@ into a file that another program runs.
 """
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ MOST = 2**31 - 1
 """The largest number that engines take."""
 
 SCHEDULED = "the replicas of the whole load; the plan's schedule, with fewer where less comes, is not exported."
-ENGINES = ("vllm", "sglang", "trtllm", "triton", "triton_batched", "tensorrt")
+ENGINES = ("vllm", "sglang", "trtllm", "triton", "triton_batched", "tensorrt", "llamacpp")
 OF_BATCHES: Mapping[str, tuple[str, ...]] = {
     "triton": ("max_batch_size", "max_queue_delay_microseconds"),
     "triton_batched": ("max_batch_size", "max_queue_delay_microseconds", "preferred_batch_size"),
@@ -61,6 +62,33 @@ class Replicas:
 
 
 @dataclass(frozen=True)
+class Timetable:
+    """Replicas over a recorded day. asked: from when on (s after its begin), how many, rising; span_s: of the windows;
+    window_s: of one, by which the recording may be longer at most.  start_up_s: what an engine takes to be there, by
+    which it is asked for ahead.  hours, fixed_hours: of replicas, with it and with the number that is always there."""
+
+    asked: Sequence[tuple[float, int]]
+    span_s: float
+    window_s: float
+    start_up_s: float
+    hours: float
+    fixed_hours: float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Replicas that prefill and replicas that decode, as they stand in a plan beside those that do both. transfer: of
+    keys and values, in words.  answer, holds, flags: as of the plan."""
+
+    prefill: int
+    decode: int
+    transfer: str
+    answer: str
+    holds: str
+    flags: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class PlanFacts:
     """A plan as an export sees it. kind: of requests with prompts and outputs, of batches at a rate, of single steps.
 
@@ -86,6 +114,8 @@ class PlanFacts:
     path: str = "gpu"
     names: Mapping[str, str] = field(default_factory=dict)
     batches_of_note: Sequence[int] = ()
+    timetable: Timetable | None = None
+    pair: Pair | None = None
 
     @property
     def chosen(self) -> Way | None:
@@ -201,7 +231,46 @@ class _Reader:
             ),
             "tensor_parallel": None if parallel is None else _count(parallel, "tensor_parallel"),
             "path": next((each for each in system if each), "gpu"),
+            "timetable": self._timetable(),
+            "pair": self._pair(asked),
         }
+
+    def _timetable(self) -> Timetable | None:
+        found = self.document.get("schedule")
+        if not found or found["feasible"] is not True:
+            return None
+        asked = [(_seconds(at), _count(count, "replicas_at")) for at, count in found["replicas_at"]]
+        if not asked or asked[0][0] != 0.0 or any(a[0] >= b[0] for a, b in itertools.pairwise(asked)):
+            raise ValueError("replicas_at does not rise from 0 on")
+        window_s = _seconds(found["window_s"])
+        return Timetable(
+            asked=asked,
+            span_s=_seconds(found["windows"][-1]["t_s"]) + window_s,
+            window_s=window_s,
+            start_up_s=_seconds(found["start_up_s"]),
+            hours=_seconds(found["replica_hours"]),
+            fixed_hours=_seconds(found["fixed"]["replica_hours"]),
+        )
+
+    def _pair(self, asked: str) -> Pair | None:
+        """asked: the load, in words."""
+        found = self.document.get("prefill_apart")
+        if not found or found["feasible"] is not True or "engines" not in found:
+            return None
+        prefill, decode = (_count(found[name], name) for name in ("prefill_replicas", "replicas"))
+        fixed_ms, token_ms = (format_ms(_seconds(each)) for each in found["transfer_ms"])
+        both = f"{_replicas(prefill)} that prefill and {decode:,} that decode"
+        highest, request = found["highest_rate_per_s"], _text(self.document["request"])
+        up_to = "" if highest is None else f", and up to {format_rate(float(highest), down=True)}"
+        told = ", ".join(_target(each) for each in found["targets"])
+        return Pair(
+            prefill,
+            decode,
+            f"{fixed_ms} and {token_ms} a token",
+            f"{both} for {asked} ({request}): {told}.",
+            f"{_limits(found['targets'])} at {asked} over {both}{up_to} ({request})",
+            {"vllm": _checked("vllm", found["engines"]["vllm"])},
+        )
 
     def _of_batches(self) -> dict[str, Any]:
         found = self.document
@@ -312,6 +381,13 @@ def _count(value: Any, name: str, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
         raise ValueError(f"{name} is {str(value)[:40]!r}")
     return value
+
+
+def _seconds(value: Any) -> float:
+    """A time, or a number of hours: finite and not negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{str(value)[:40]!r} is no time")
+    return float(value)
 
 
 def _text(value: Any) -> str:

@@ -12,10 +12,12 @@ from latfit.files import check_writable, make_folder, write_text
 @dataclass(frozen=True)
 class Wanted:
     """What an export is asked for beside the plan. model: the name or folder that the engine is to load; None leaves it
-    to whoever starts it.  shapes: inputs of a model with `B` where the batch goes, such as `input:Bx3x224x224`."""
+    to whoever starts it.  shapes: inputs of a model with `B` where the batch goes, such as `input:Bx3x224x224`.
+    begins: clock time of a plan's recorded day, with its zone; midnight UTC where nobody says."""
 
     model: str | None = None
     shapes: Sequence[str] = ()
+    begins: str | None = None
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,21 @@ class Target:
         return found
 
 
+OPTIONS = {"model": "--model", "shapes": "--shape", "begins": "--begins"}
 TARGETS: dict[str, Target] = {
     "vllm": Target("vLLM: YAML for --config, and the command line", "latfit.exporting.vllm"),
     "sglang": Target("SGLang: the command line", "latfit.exporting.sglang"),
     "trtllm": Target("TensorRT-LLM: YAML for trtllm-serve --config", "latfit.exporting.trtllm"),
+    "llamacpp": Target("llama.cpp: the command line of llama-server", "latfit.exporting.llamacpp"),
     "triton": Target("Triton: config.pbtxt of every path, and a router for T_cut", "latfit.exporting.triton"),
     "tensorrt": Target(
         "TensorRT: optimisation profile, trtexec, warm-up shapes", "latfit.exporting.tensorrt", ("shapes",)
     ),
-    "kubernetes": Target("Kubernetes and llm-d: a Deployment and a Service of vLLM", "latfit.exporting.kubernetes"),
+    "kubernetes": Target(
+        "Kubernetes and llm-d: vLLM's Deployment and Service, KEDA's schedule, prefill apart",
+        "latfit.exporting.kubernetes",
+        ("model", "begins"),
+    ),
 }
 
 
@@ -52,9 +58,8 @@ def export_plan(plan: str | Path | Mapping[str, Any], target: str, wanted: Wante
     wanted = wanted or Wanted()
     if target not in TARGETS:
         raise WrongUsage(f"{target!r} is not known", where="TARGET", remedy=f"Take one of {', '.join(TARGETS)}.")
-    given = {"model": wanted.model is not None, "shapes": bool(wanted.shapes)}
+    given = {"model": wanted.model is not None, "shapes": bool(wanted.shapes), "begins": wanted.begins is not None}
     for name, there in given.items():
         if there and name not in TARGETS[target].takes:
-            option = "--shape" if name == "shapes" else "--model"
-            raise WrongUsage(f"has no effect on {target}", where=option, remedy="Leave it out.")
+            raise WrongUsage(f"has no effect on {target}", where=OPTIONS[name], remedy="Leave it out.")
     return TARGETS[target].export(read_plan(plan), wanted)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         tpot_ms as tpot_ms,
     )
     from latfit.metrics.interval import Interval as Interval, between as between
+    from latfit.metrics.names import SLOT_STEPS as SLOT_STEPS
     from latfit.metrics.server import Reading as Reading, Server as Server, Unanswered as Unanswered
     from latfit.metrics.state import Buckets as Buckets, ServerState as ServerState, read_state as read_state
 

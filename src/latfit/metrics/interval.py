@@ -17,6 +17,10 @@ B is known at both ends besides, so what it scattered by within the window is ta
 lines from one end to the other whose mean is B: 0 where it stood still. (On recorded steps of a real server, cut into
 seconds: 0.82 in the mean, where the steps themselves had 0.87.)
 
+llama.cpp counts the calls of llama_decode, and the slots that were busy in them, as it makes them: N and B. It counts a
+prompt's tokens when the prompt is computed, and no first tokens, so S = B + P / N is one too large for each prompt; and
+it has no gaps between tokens, so it counts as busy where requests run at both ends.
+
 Triton counts executions, the samples in them and, for each request, how long it was computed: B is samples by
 executions, T the mean over requests, and the engine need not be busy.
 
@@ -28,6 +32,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from latfit.metrics.names import SLOT_STEPS
 from latfit.metrics.server import Reading
 from latfit.metrics.state import MS_PER_S, Buckets, ServerState
 
@@ -124,6 +129,11 @@ class Interval:
         return math.isnan(self.worked) or self.worked >= BUSY
 
     @property
+    def of_slots(self) -> bool:
+        """Whether busy slots are counted step by step, and neither first tokens nor generated ones."""
+        return SLOT_STEPS in self.last.counters
+
+    @property
     def of_executions(self) -> bool:
         """Whether what is counted are executions of any model, without tokens."""
         return "samples" in self.last.counters
@@ -136,6 +146,18 @@ class Interval:
         if self.of_executions:
             B, T_ms = max(self.count("samples") / N, 1.0), self.count("compute_ms") / max(self.finished, 1.0)
             return {"B": B, "S": B, "T_ms": T_ms, "window_ms": window_ms, "window_steps": N}
+        if self.of_slots:
+            B = max(self.count(SLOT_STEPS) / N, 1.0)
+            return {
+                "B": B,
+                "S": B + self.prefill_tokens / N,
+                "T_ms": window_ms / N,
+                "window_ms": window_ms,
+                "window_steps": N,
+                "B_sd": path_sd(self.first.running, self.last.running, B),
+                "prefill_tokens": self.prefill_tokens / N,
+                "queued_requests": (self.first.waiting + self.last.waiting) / 2,
+            }
         drafted, accepted = (_or_zero(self.count(name)) for name in ("draft_tokens", "accepted_tokens"))
         D = max(self.decode_tokens - accepted, 0.0) / N
         B = D + self.first_tokens / N

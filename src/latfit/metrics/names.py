@@ -7,7 +7,9 @@ of which counts that a text holds.
   when requests end, `realtime_tokens_total` as steps are made; forward passes are counted by CUDA graph.
 - TensorRT-LLM (`trtllm-serve` with return_perf_metrics; `/prometheus/metrics`): tokens are counted when requests end.
 - Triton: requests and executions of any model, and the gauges of its TensorRT-LLM backend.
-- llama.cpp's server with --metrics.
+- llama.cpp's server with --metrics: tools/server/README.md of its repository. A prompt's tokens are counted when it is
+  computed, generated ones when requests end, but calls of llama_decode and the slots that were busy in them as they are
+  made; these as a mean since the start, of six digits.
 """
 
 from collections.abc import Mapping
@@ -29,8 +31,9 @@ Names = Mapping[str, tuple[Name | str, ...]]
 @dataclass(frozen=True)
 class Engine:
     """What one engine publishes. prefixes: of its names.  gauges, counters, histograms: by our names, see `state`.
-    facts: gauges that tell its settings, by the names of a recorder's provenance.  live: whether tokens are counted as
-    steps are made, and not when requests end."""
+    facts: gauges that tell its settings, by the names of a recorder's provenance.  means: counters that are published
+    as a mean since the start and what it is divided by.  live: whether what steps hold is counted as they are made, and
+    not when requests end."""
 
     name: str
     prefixes: tuple[str, ...]
@@ -38,6 +41,7 @@ class Engine:
     counters: Names
     histograms: Names = field(default_factory=dict)
     facts: Names = field(default_factory=dict)
+    means: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     live: bool = True
 
 
@@ -48,6 +52,10 @@ _TIMES: Names = {
     "prefill": ("request_prefill_time_seconds",),
     "inference": ("request_inference_time_seconds",),
 }
+
+
+SLOT_STEPS = "slot_steps"
+"""Requests of all steps so far, each in every one that it took part in."""
 
 
 def _labelled(name: str, label: str, value: str) -> Name:
@@ -151,6 +159,7 @@ LLAMA_CPP = Engine(
         "generation_tokens": ("tokens_predicted_total",),
         "steps": ("n_decode_total",),
     },
+    means={SLOT_STEPS: ("n_busy_slots_per_decode", "n_decode_total")},
     live=False,
 )
 

@@ -22,12 +22,13 @@ PLACES = ("/metrics", "/prometheus/metrics")
 """Where servers publish; `trtllm-serve` has JSON of its own under the first."""
 
 LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
-SETTINGS = ("/server_info?config_format=json", "/get_server_info", "/server_info")
-"""Where servers that say it tell their settings: vLLM with VLLM_SERVER_DEV_MODE=1, SGLang, newer SGLang."""
+SETTINGS = ("/server_info?config_format=json", "/get_server_info", "/server_info", "/props")
+"""Where servers that say it tell their settings: vLLM with VLLM_SERVER_DEV_MODE=1, SGLang, newer SGLang, llama.cpp."""
 
 SETTING_NAMES = {
     "max_num_seqs": "max_num_seqs",
     "max_running_requests": "max_num_seqs",
+    "total_slots": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
     "chunked_prefill_size": "max_num_batched_tokens",
     "async_scheduling": "async_scheduling",

@@ -68,7 +68,7 @@ class Buckets:
 class ServerState:
     """engine: its name.  running, waiting: requests; kv_usage: share of the KV cache; NaN where it does not tell.
     counters: tokens and requests so far.  histograms: times and lengths, see `names`.  facts: settings, by the names of
-    a recorder's provenance.  engines: how many it sums up.  live: whether tokens are counted as they are computed."""
+    a recorder's provenance.  engines: how many it sums up.  live: whether steps are counted as they are made."""
 
     engine: str
     running: float = math.nan
@@ -162,12 +162,22 @@ def _state(engine: Engine, own: Own) -> ServerState:
         running=math.fsum(gauges["running"]) if gauges["running"] else math.nan,
         waiting=math.fsum(gauges["waiting"]) if gauges["waiting"] else math.nan,
         kv_usage=math.fsum(usage) / len(usage) if usage else math.nan,
-        counters={name: math.fsum(values) for name, values in counters.items() if values},
+        counters={name: math.fsum(values) for name, values in counters.items() if values} | _products(engine, own),
         histograms={name: seen for name, seen in histograms.items() if seen is not None},
         facts=_cache_facts(own) | _gauge_facts(engine.facts, own),
         engines=max(1, len(several)),
         live=engine.live,
     )
+
+
+def _products(engine: Engine, own: Own) -> dict[str, float]:
+    """Counters that are published as a mean beside what it is divided by."""
+    found = {}
+    for name, (mean, divisor) in engine.means.items():
+        each = _values(own, (mean,)), _values(own, (divisor,))
+        if all(each):
+            found[name] = math.fsum(each[0]) * math.fsum(each[1])
+    return found
 
 
 def _first_name(engine: Engine, own: Own) -> str:

@@ -66,6 +66,7 @@ def _by_step(settings: Settings, plan: StepPlan) -> dict[str, Flags]:
     vllm: dict[str, Any] = {"max_num_seqs": seqs}
     sglang: dict[str, Any] = {"max_running_requests": seqs}
     trtllm: dict[str, Any] = {"max_batch_size": seqs}
+    llamacpp: dict[str, Any] = {"parallel": seqs}
     if budget is not None and chunk is not None:
         vllm |= {
             "max_num_batched_tokens": budget,
@@ -74,9 +75,10 @@ def _by_step(settings: Settings, plan: StepPlan) -> dict[str, Flags]:
         }
         sglang |= {"chunked_prefill_size": budget, "enable_mixed_chunk": True}
         trtllm |= {"max_num_tokens": budget, "enable_chunked_prefill": True}
+        llamacpp["batch_size"] = budget
     if plan.B1_tokens.value is not None and plan.B1_tokens.value > 1:
         sglang["kt_gpu_prefill_token_threshold"] = plan.B1_tokens.value
-    return {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
+    return {"vllm": vllm, "sglang": sglang, "trtllm": trtllm, "llamacpp": llamacpp}
 
 
 def _by_batch(steps: StepPlan, load: LoadPlan | None, largest: int, sla_ms: float) -> dict[str, Flags]:
@@ -131,7 +133,10 @@ def serving_flags(settings: "EngineSettings") -> dict[str, Flags]:
         vllm["async_scheduling"] = False
         sglang["disable_overlap_schedule"] = True
         trtllm["disable_overlap_scheduler"] = True
-    return {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
+    found: dict[str, Flags] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
+    if settings.batching != "continuous":  # llama.cpp adds prompts to any step that has room
+        found["llamacpp"] = {"parallel": seqs, "batch_size": budget}
+    return found
 
 
 FEWEST_CHUNK = 16

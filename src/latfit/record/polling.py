@@ -17,11 +17,14 @@ import numpy as np
 
 from latfit.errors import BadInput
 from latfit.files import write_bytes
-from latfit.metrics import Interval, Reading, ServerState, Unanswered, between
+from latfit.metrics import SLOT_STEPS, Interval, Reading, ServerState, Unanswered, between
 from latfit.provenance import utc_now
 from latfit.trace import Trace, write_trace
 
 FEWEST_STEPS = 20
+OF_ALL_STEPS = 5e-4
+"""Share of all steps so far that a window of llama.cpp holds at least: its mean of busy slots since the start has six
+digits, so the difference of two is off by up to 1e-5 of all steps, 2 % of such a window."""
 LONGEST_S = 10.0
 """A window ends after this time with the steps there are."""
 SAVED_EVERY_S = 60.0
@@ -102,7 +105,10 @@ class MetricsRecorder:
                 write_bytes(place, reading.text)
 
     def _ends(self, since: Interval) -> bool:
-        enough = since.steps >= FEWEST_STEPS or since.seconds >= LONGEST_S
+        if since.of_slots:
+            enough = since.steps >= max(FEWEST_STEPS, OF_ALL_STEPS * since.last.counters["steps"])
+        else:
+            enough = since.steps >= FEWEST_STEPS or since.seconds >= LONGEST_S
         return enough or min(since.first.running, since.last.running) <= 0
 
     def _close(self, since: Interval, begun: Reading) -> None:
@@ -141,6 +147,7 @@ def texts_beside(out: Path) -> tuple[Path, Path]:
 
 OTHER_WAYS = {
     "TensorRT-LLM": "Record its iterations instead: latfit ingest reads what enable_iter_perf_stats publishes.",
+    "llama.cpp": "Start a llama.cpp that publishes n_busy_slots_per_decode.",
     "SGLang": "Start SGLang of a version that publishes cuda_graph_passes_total and realtime_tokens_total.",
 }
 
@@ -148,7 +155,7 @@ OTHER_WAYS = {
 def _check(state: ServerState) -> None:
     """Raises BadInput where no window of this server can be told."""
     counted = "step_tokens" in state.histograms or "steps" in state.counters
-    if state.live and counted:
+    if (state.live and counted) or SLOT_STEPS in state.counters:
         return
     why = "does not count its steps" if state.live else "counts tokens when requests end, not as steps are made"
     raise BadInput(

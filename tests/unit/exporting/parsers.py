@@ -13,6 +13,10 @@ def read_yaml(text: str) -> Any:
     return yaml.safe_load(text)
 
 
+def read_yamls(text: str) -> list[Any]:
+    return list(yaml.safe_load_all(text))
+
+
 def options(script: str) -> list[str]:
     """The words of the array that a script passes on."""
     inside = script.partition("options=(\n")[2].rpartition("\n)\n")[0]

@@ -31,6 +31,7 @@ def of_requests(**changed: Any) -> dict[str, Any]:
             "vllm": dict(VLLM),
             "sglang": {"max_running_requests": 96, "chunked_prefill_size": 4096, "enable_mixed_chunk": True},
             "trtllm": {"max_batch_size": 96, "max_num_tokens": 4096, "enable_chunked_prefill": True},
+            "llamacpp": {"parallel": 96, "batch_size": 4096},
         },
         "tensor_parallel": None,
         "route": "round-robin",
@@ -43,6 +44,26 @@ def of_requests(**changed: Any) -> dict[str, Any]:
         "notes": ["KV cache: 1,000 blocks (given)."],
     }
     return {**found, **changed}
+
+
+def with_schedule(asked: list[list[float]], span_s: float, window_s: float = 1800.0) -> dict[str, Any]:
+    """That plan with replicas over a day: from when on how many are asked for, 2 minutes ahead of what needs them."""
+    windows = [{"t_s": k * window_s, "rate_per_s": 1.0, "replicas": 1} for k in range(round(span_s / window_s))]
+    found = {
+        "window_s": window_s, "start_up_s": 120.0, "windows": windows, "replicas_at": asked, "targets": [TARGET],
+        "feasible": True, "replica_hours": 40.0, "slo_attainment": 1.0, "price_per_million_tokens": None,
+        "fixed": {"replica_hours": 72.0, "slo_attainment": 1.0, "price_per_million_tokens": None},
+    }  # fmt: skip
+    return of_requests(schedule=found)
+
+
+def with_pair(**changed: Any) -> dict[str, Any]:
+    """That plan with one replica that prefills and two that decode beside it."""
+    found = {
+        "feasible": True, "prefill_replicas": 1, "replicas": 2, "transfer_ms": [2.0, 0.001], "engine": {},
+        "engines": {"vllm": {**VLLM, "max_num_seqs": 128}}, "targets": [TARGET], "highest_rate_per_s": 44.0,
+    }  # fmt: skip
+    return of_requests(prefill_apart={**found, **changed})
 
 
 @functools.cache

@@ -106,6 +106,27 @@ class TestTrtllm:
         assert "scheduler_config" not in found
 
 
+class TestLlamaCpp:
+    def test_the_command_line(self) -> None:
+        found = latfit.export(of_requests(), "llamacpp", model="m.gguf")
+        script = found.files["llama-server.sh"]
+        assert options(script) == [*("--parallel", "96", "--batch-size", "4096", "--ctx-size", "16000", "--kv-unified")]
+        assert program(script)[:4] == ["exec", "llama-server", "--model", "m.gguf"]
+        told = " ".join(commented(script)["set -eu"].split())
+        assert "512 tokens for one prompt's part" in told
+        assert "plan with --synchronous" in told
+        assert "tensor parallelism" not in told
+
+    def test_a_cache_that_nobody_knows_is_left_out(self) -> None:
+        script = latfit.export(of_requests(kv_cache=None), "llamacpp").files["llama-server.sh"]
+        assert options(script) == ["--parallel", "96", "--batch-size", "4096"]
+
+    def test_whole_prompts_are_refused(self) -> None:
+        flags = {"vllm": {**VLLM, "enable_chunked_prefill": False}}
+        with pytest.raises(WrongUsage, match="adds prompts to any step"):
+            latfit.export(of_requests(engines=flags), "llamacpp")
+
+
 class TestTriton:
     def test_a_cutoff_has_two_models_and_a_router(self) -> None:
         plan = of_batches()
@@ -223,7 +244,7 @@ class TestKubernetes:
 
 
 def planned(target: str) -> dict[str, Any]:
-    return of_requests() if target in ("vllm", "sglang", "trtllm", "kubernetes") else of_batches()
+    return of_requests() if target in ("vllm", "sglang", "trtllm", "llamacpp", "kubernetes") else of_batches()
 
 
 def engines_of(target: str) -> dict[str, Any]:
@@ -256,6 +277,7 @@ def test_every_number_says_its_plan_its_condition_and_the_error(target: str) -> 
 SETTING = {
     "vllm": r"^--[a-z-]+ |^[a-z-]+-(seqs|tokens|threshold): ",
     "sglang": "^--",
+    "llamacpp": "^--",
     "trtllm": "^(max_|enable_|capacity_)",
     "triton": "^(max_|preferred_|count:|MAX_BATCH|T_CUT)",
     "tensorrt": "^(min|opt|max|warm_up):|^--|^'--",

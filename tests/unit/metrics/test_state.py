@@ -112,6 +112,18 @@ def test_llama_cpp() -> None:
     assert found.counters == {"prompt_tokens": 16185.0, "generation_tokens": 394.0, "steps": 125.0}
 
 
+def test_llama_cpp_tells_its_mean_step() -> None:
+    """200 calls of 3 busy slots, then 50 of 5 in 1 s, with 400 tokens of prompts; the mean is since the start."""
+    texts = [
+        f"{LLAMA.replace('125', str(calls)).replace('16185', str(prompts))}llamacpp:n_busy_slots_per_decode {mean}\n"
+        for calls, prompts, mean in ((200, 1000, 3.0), (250, 1400, (200 * 3 + 50 * 5) / 250))
+    ]
+    step = Interval(state(texts[0]), state(texts[1]), 1.0).mean_step()
+    assert step is not None
+    assert (step["B"], step["S"], step["T_ms"]) == pytest.approx((5.0, 5.0 + 400 / 50, 20.0))
+    assert step["window_steps"] == 50
+
+
 def test_names_of_earlier_versions() -> None:
     found = state(OLD_VLLM)
     assert (found.kv_usage, found.counters["prefix_hits"]) == (0.25, 30.0)

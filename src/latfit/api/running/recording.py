@@ -156,7 +156,7 @@ def record_server(
 ) -> Recorded:
     """Record a running engine from outside: its `/metrics`, polled, as means over windows.
 
-    url: of vLLM, SGLang, or Triton's metrics.  duration: how long; Ctrl-C ends it earlier, with what there is.  every:
+    url: of vLLM, SGLang, llama.cpp, or Triton's metrics.  duration: how long; Ctrl-C ends it earlier, with what there is.  every:
     how often.  out: the trace; the first and last text of `/metrics` go beside it.  path: label of the execution path,
     such as gpu. Raises WrongUsage, BadInput (nobody answers, the engine counts no steps, or it made none),
     TargetNotWritable.

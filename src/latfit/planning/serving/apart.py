@@ -81,6 +81,7 @@ class ApartPlan:
             "replicas": self.decode,
             "transfer_ms": [self.transfer.fixed_ms, self.transfer.ms_per_token],
             "engine": dict(engine) if self.feasible else None,
+            "engines": self.engines if self.feasible else {},
             "targets": [each.to_json() for each in self.reached],
             "outcome": None if self.summary is None else self.summary.to_json(),
             "highest_rate_per_s": self.carries * rate_per_s if known else None,

@@ -52,6 +52,7 @@ ENGINES = {
     "vllm": "vLLM",
     "sglang": "SGLang",
     "trtllm": "TensorRT-LLM",
+    "llamacpp": "llama.cpp",
     "triton": "Triton",
     "triton_batched": "Triton, amortised batches",
     "tensorrt": "TensorRT",
