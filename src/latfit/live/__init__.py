@@ -27,11 +27,16 @@ if TYPE_CHECKING:
     from latfit.live.metrics import LearnerMetrics as LearnerMetrics, RouterMetrics as RouterMetrics
     from latfit.live.pauses import short_pauses as short_pauses
     from latfit.live.replay import (
+        STATISTICS as STATISTICS,
         Compared as Compared,
         Driven as Driven,
         at_rest as at_rest,
+        at_speed as at_speed,
         compared as compared,
+        drawn_speeds as drawn_speeds,
+        drift as drift,
         drive as drive,
+        levels as levels,
         measure_executors as measure_executors,
         precisely as precisely,
         predict as predict,

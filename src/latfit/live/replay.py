@@ -7,9 +7,11 @@ The executors are measured first, by a router under such arrivals that serves ba
 whichever path is idle: what it costs to receive, route and answer requests on the same cores is then in the times. A
 model is fitted to each path, and the simulator runs the fits on the very arrivals that are sent. Machines change their
 speed within minutes by more than a run is uncertain, so the paths are probed again just before and just after each run;
-half of the simulated runs have the speed of before, half that of after. Paths that share a core or a memory slow each
-other, so what each takes while the other rests is measured too, and predicted by how busy the other is. What is left to
-differ is what the prediction claims: how the times depend on the batch, their scatter, and the policy.
+what is expected of a run goes by the mean of both. A run may have a speed that neither had: how far speeds lie apart is
+told by the halves of all probes of a replay, and the range in which a run may lie holds that of a further speed beside
+those (Student's predictive distribution), as well as the scatter of batches. Paths that share a core or a memory slow
+each other, so what each takes while the other rests is measured too, and predicted by how busy the other is. What is
+left to differ is what the prediction claims: how the times depend on the batch, their scatter, and the policy.
 
 A neighbour who takes the processor makes a run worthless. What others used of the cores, stolen time included, is read
 from the system's counters over the run, less what this process and its executors used.
@@ -149,7 +151,8 @@ async def measure_executors(executors: Sequence[Executor], duration_s: float, se
 class Driven:
     """What a run measured. others: share of the cores that others used.  late_ms: how late requests were sent, 99 of
     100 by no more.  failed: requests that ended with an error.  batches: B and T_ms (n,) of each
-    path.  speeds: (paths,) by probe, before and after, times over those of the fit."""
+    path.  speeds: (paths,) by probe, before and after, times over those of the fit.  levels: (4, paths) the same by
+    halves of the probes."""
 
     result: SimResult
     others: float
@@ -157,6 +160,7 @@ class Driven:
     failed: int
     batches: Sequence[tuple[FloatArray, FloatArray]]
     speeds: Sequence[FloatArray] = ()
+    levels: FloatArray | None = None
 
     @property
     def disturbed(self) -> bool:
@@ -177,6 +181,7 @@ class Compared:
     statistic, where 95 of 100 runs of these very arrivals are predicted to lie.  speed: by path, times that it was
     predicted with over those of the fit, by a probe just before the run and by one just after it, and by how busy the
     other path is.  slower: by path, mean time of the run's batches over the predicted one of such batches.
+    at_own_speed_ms: by statistic, what is predicted at the speed that the run's own batches had.
     lowest_p99_ms: the lower end of what was measured.  bound_ms: the p99 that a plan promises to keep at the slower of
     both speeds, None where it promises none."""
 
@@ -192,6 +197,7 @@ class Compared:
     failed: int
     speed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     slower: Mapping[str, float] = field(default_factory=dict)
+    at_own_speed_ms: Mapping[str, float] = field(default_factory=dict)
     lowest_p99_ms: float = -math.inf
     bound_ms: float | None = None
 
@@ -225,8 +231,15 @@ class Compared:
             found.append(f"{where}: {self.failed:,} requests failed.")
         if self.agrees is False and self.slower:
             took = [f"{ratio:.2f} times as long on {path}" for path, ratio in self.slower.items()]
-            found.append(f"{where}: its batches took {' and '.join(took)} as predicted.")
+            found.append(f"{where}: its batches took {' and '.join(took)} as predicted.{self._by_own_speed}")
         return found
+
+    @property
+    def _by_own_speed(self) -> str:
+        if not self.at_own_speed_ms:
+            return ""
+        told = [f"{name} {format_ms(self.at_own_speed_ms[name])}" for name in ("mean", "p99")]
+        return f" At that speed the prediction is {' and '.join(told)}."
 
     def to_json(self) -> dict[str, Any]:
         keys = ("policy", "load", "rate_per_s", "requests", "measured", "predicted")
@@ -242,15 +255,19 @@ class Compared:
             "promise_kept": self.kept,
             "speed": speeds,
             "slower": dict(self.slower),
+            "at_own_speed_ms": dict(self.at_own_speed_ms),
         }
         return {**told, **more, "agrees": self.agrees}
 
 
-def compared(driven: Driven, predicted: Sequence[SimResult], load: float, system: System) -> Compared:
-    """predicted: of replications of the same arrivals, as many in each, of the system at the speed of each probe."""
+def compared(
+    driven: Driven, predicted: Sequence[SimResult], load: float, system: System, drawn_from: Sequence[SimResult] = ()
+) -> Compared:
+    """predicted: of replications of the same arrivals, as many in each, of the system at the speed of each probe.
+    drawn_from: the same at each speed that a run may have; predicted unless given."""
     (run,) = driven.result.summaries
     names = list(run.names)
-    drawn = np.stack([each.whole for said in predicted for each in said.summaries])
+    drawn = np.stack([each.whole for said in drawn_from or predicted for each in said.summaries])
     ends = np.quantile(drawn, RANGE, axis=0)
     told = [
         _numbers(said, {name: float(said.latency[name].value) for name in names if name in said.latency})
@@ -269,7 +286,7 @@ def compared(driven: Driven, predicted: Sequence[SimResult], load: float, system
         driven.failed,
         {path.name: tuple(each) for path, each in zip(system.paths, np.transpose(driven.speeds).tolist(), strict=True)},
         slower(driven.batches, at_speed(system, np.mean(driven.speeds, axis=0))),
-        float(driven.result.latency["p99"].low),
+        lowest_p99_ms=float(driven.result.latency["p99"].low),
     )
 
 
@@ -284,6 +301,37 @@ def speeds(batches: Sequence[tuple[FloatArray, FloatArray]], system: System) -> 
     """Median (paths,) of the times of batches over a system's typical ones."""
     pairs = zip(system.paths, batches, strict=True)
     return np.array([np.median(T / path.typical_ms[B.astype(int)]) for path, (B, T) in pairs])
+
+
+def levels(batches: Sequence[tuple[FloatArray, FloatArray]], system: System) -> FloatArray:
+    """Speeds (2, paths) in either half of a probe, by the order in which batches began."""
+    halves = [[(B[: len(B) // 2], T[: len(B) // 2]), (B[len(B) // 2 :], T[len(B) // 2 :])] for B, T in batches]
+    return np.array([speeds([each[k] for each in halves], system) for k in (0, 1)])
+
+
+def drift(probed: Sequence[FloatArray]) -> tuple[FloatArray, int]:
+    """Standard deviation (paths,) of ln speed between halves of a run's probes, over several runs, each (k, paths) on
+    its first paths; and the degrees of freedom of the path with the fewest, those of no run left out."""
+    paths = max(each.shape[1] for each in probed)
+    found, least = np.zeros(paths), 0
+    for path in range(paths):
+        columns = [np.log(each[:, path]) for each in probed if each.shape[1] > path]
+        freedom = sum(len(each) - 1 for each in columns)
+        found[path] = math.sqrt(sum(float(np.sum((each - each.mean()) ** 2)) for each in columns) / freedom)
+        least = min(least or freedom, freedom)
+    return found, least
+
+
+def drawn_speeds(probed: FloatArray, sd: FloatArray, freedom: int, count: int, rng: np.random.Generator) -> FloatArray:
+    """Speeds (count, paths) that the run between probes of these (k, paths) may have: those of a further half, drawn
+    evenly from Student's predictive distribution, for each path in an order of its own."""
+    from scipy.special import stdtrit
+
+    k, paths = probed.shape
+    steps = stdtrit(freedom, (np.arange(count) + 0.5) / count)
+    scores = np.stack([rng.permutation(steps) for _ in range(paths)], axis=1)
+    found: FloatArray = np.exp(np.log(probed).mean(axis=0) + scores * sd[:paths] * math.sqrt(1 + 1 / k))
+    return found
 
 
 async def at_rest(

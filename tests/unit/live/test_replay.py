@@ -16,7 +16,19 @@ import pytest
 from latfit.api.running.replays import Replay, replay
 from latfit.cli.app import run
 from latfit.errors import LatfitError
-from latfit.live import Compared, ThreadExecutor, at_rest, compared, drive, predict, probe, speeds
+from latfit.live import (
+    Compared,
+    ThreadExecutor,
+    at_rest,
+    compared,
+    drawn_speeds,
+    drift,
+    drive,
+    levels,
+    predict,
+    probe,
+    speeds,
+)
 from latfit.live.replay import DISTURBED, Driven, sizes_of
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
@@ -179,6 +191,8 @@ def test_what_took_longer_is_told_where_a_run_differs() -> None:
     run = replace(planted(100.0, 130.0, 1.0), slower={"gpu": 0.8, "cpu": 1.25})
     (note,) = run.notes
     assert "took 0.80 times as long on gpu and 1.25 times as long on cpu as predicted" in note
+    (note,) = replace(run, at_own_speed_ms={"mean": 98.0, "p99": 101.0}).notes
+    assert note.endswith("At that speed the prediction is mean 98 ms and p99 101 ms.")
 
 
 def test_a_probe_finds_the_times_of_both_paths_and_their_change() -> None:
@@ -211,6 +225,34 @@ def test_a_probe_finds_the_times_of_both_paths_and_their_change() -> None:
     before, after = asyncio.run(probed())
     assert np.all((before > 0.99) & (before < 1.5))  # a sleep lasts longer, never shorter
     np.testing.assert_array_less(1.1, after / before)
+
+
+def test_a_run_lies_among_the_speeds_that_its_probes_allow() -> None:
+    """Planted: ln speeds of halves and of the run are normal with 3 and 6 % around a level of its own; of 400
+    runs, with the drift told by this run's probes alone or by nine runs', 95 % lie between the outermost of 40."""
+    rng, sd = np.random.default_rng(0), np.array([0.03, 0.06])
+    for runs in (1, 9):
+        inside = np.zeros(2)
+        for _ in range(400):
+            probed = [np.exp(rng.normal(0, 0.3, 2) + sd * rng.standard_normal((4, 2))) for _ in range(runs)]
+            level = rng.normal(0, 0.3, 2)
+            probed[0] = np.exp(level + sd * rng.standard_normal((4, 2)))
+            drawn = np.sort(drawn_speeds(probed[0], *drift(probed), 40, rng), axis=0)
+            ran = np.exp(level + sd * rng.standard_normal(2))
+            inside += (drawn[0] <= ran) & (ran <= drawn[-1])
+        np.testing.assert_allclose(inside / 400, 0.975, atol=4 * math.sqrt(0.975 * 0.025 / 400))
+
+
+def test_halves_of_a_probe_tell_a_drift() -> None:
+    system = System(linear_path("gpu", 4.0, 0.5, 8), linear_path("cpu", 0.0, 3.0, 3))
+    B = np.tile([1.0, 2.0, 3.0], 8)
+    batches = [(B, path.typical_ms[B.astype(int)] * np.repeat([1.0, 1.2], 12)) for path in system.paths]
+    np.testing.assert_allclose(levels(batches, system), [[1.0, 1.0], [1.2, 1.2]])
+    first = np.array([[1.0], [1.0], [1.2], [1.2]])
+    sd, freedom = drift([first, np.ones((4, 2))])
+    assert sd[0] == pytest.approx(math.log(1.2) / math.sqrt(6))
+    assert sd[1] == 0.0
+    assert freedom == 3
 
 
 def test_paths_are_predicted_by_how_busy_the_other_one_is() -> None:

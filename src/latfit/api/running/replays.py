@@ -14,14 +14,19 @@ from latfit.api.simulations import State, solve_optimal
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.live import (
+    STATISTICS,
     Compared,
     DecodeSteps,
     Driven,
     Executor,
     ProcessExecutor,
     at_rest,
+    at_speed,
     compared,
+    drawn_speeds,
+    drift,
     drive,
+    levels,
     measure_executors,
     precisely,
     predict,
@@ -30,7 +35,7 @@ from latfit.live import (
     undisturbed,
 )
 from latfit.planning import promised_by_batches
-from latfit.policies import POLICIES, PathTimes, named_policy
+from latfit.policies import POLICIES, PathTimes, Policy, named_policy
 from latfit.profiling import model_shape
 from latfit.simulation import (
     Options,
@@ -51,7 +56,10 @@ if TYPE_CHECKING:
     from latfit.reporting import Table
 
 REPLICATIONS = 40
-"""Simulated runs of the same arrivals, whose statistics give the range in which a run may lie."""
+"""Simulated runs of the same arrivals at the speeds of the probes."""
+
+SPEEDS, AT_EACH = 40, 2
+"""Speeds that a run may have, and simulated runs at each: their statistics give the range in which it may lie."""
 
 LEAST_PROBE_S = 2.0
 GREEDY = "gpu-only"
@@ -232,13 +240,14 @@ async def _replayed(
     if any(POLICIES[name].needs_side for name in names):
         rest = await at_rest(executors, system, max(lasts_s / 8, LEAST_PROBE_S), rng)
     paths = _Paths(found[0], system, rest)
-    runs: list[Compared] = []
+    ran: list[_Run] = []
     for number, (name, each) in enumerate((name, each) for each in offered for name in names):
         rate = each if as_rates else each * carried
-        runs.append(await _one(executors, paths, name, rate, (rate / carried, lasts_s, seed + number // len(names))))
+        ran.append(await _driven(executors, paths, name, rate, (lasts_s, seed + number // len(names))))
         if progress:
             progress(number + 1, len(names) * len(offered))
-    return Replay(runs, system)
+    apart = drift([run.driven.levels for run in ran if run.driven.levels is not None])
+    return Replay([await _predicted(paths, run, apart, run.rate / carried) for run in ran], system)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,16 +260,22 @@ class _Paths:
     rest: FloatArray
 
 
-async def _one(
-    executors: Sequence[Executor],
-    paths: _Paths,
-    name: str,
-    rate: float,
-    how: tuple[float, float, int],
-) -> Compared:
-    """how: (share of what the main path carries, seconds, seed): policies at one load share their arrivals."""
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A policy as it ran: the paths that it had, at a rate per ms, with arrivals (n,) ms of a seed."""
+
+    policy: Policy
+    system: System
+    rate: float
+    arrive: FloatArray
+    seed: int
+    driven: Driven
+
+
+async def _driven(executors: Sequence[Executor], paths: _Paths, name: str, rate: float, how: tuple[float, int]) -> _Run:
+    """how: (seconds, seed): policies at one load share their arrivals."""
     system = paths.system
-    share, lasts_s, seed = how
+    lasts_s, seed = how
     own = system if POLICIES[name].needs_side else System(system.main)
     times: PathTimes = path_times(own)
     policy = named_policy(name, rate, times, solve=solve_optimal)
@@ -275,23 +290,40 @@ async def _one(
         driven = await drive(driven_on, own, policy, arrive, int(WARM * count))
         after = await probe(driven_on, rough, probing_s, rng)
         found = [speeds(each.batches, own) for each in (before, after)]
-        return replace(driven, speeds=found, others=max(driven.others, before.others, after.others))
+        halves = np.concatenate([levels(each.batches, own) for each in (before, after)])
+        others = max(driven.others, before.others, after.others)
+        return replace(driven, speeds=found, levels=halves, others=others)
 
-    driven = await undisturbed(between_probes)
-    load = RecordedLoad(make_requests(arrive))
-    options = Options(replications=REPLICATIONS // 2, warmup=WARM, seed=seed)
+    return _Run(policy, own, rate, arrive, seed, await undisturbed(between_probes))
 
-    def simulated(system: System) -> SimResult:
-        return simulate_policy(policy, system, load, options)
+
+async def _predicted(paths: _Paths, run: _Run, apart: tuple[FloatArray, int], share: float) -> Compared:
+    """apart: how far speeds of probes lie apart, and how well that is known.  share: of what the main path carries."""
+    driven, own = run.driven, run.system
+    load = RecordedLoad(make_requests(run.arrive))
+    usual = Options(replications=REPLICATIONS // 2, warmup=WARM, seed=run.seed)
+
+    def simulated(system: System, options: Options = usual) -> SimResult:
+        return simulate_policy(run.policy, system, load, options)
 
     told = [await asyncio.to_thread(predict, simulated, own, each, paths.rest) for each in driven.speeds]
     predicted, used = zip(*told, strict=True)
-    found = compared(replace(driven, speeds=used), predicted, share, own)
-    if name != GREEDY:
+    assert driven.levels is not None
+    drawn = drawn_speeds(driven.levels, *apart, SPEEDS, np.random.default_rng([run.seed, 3]))
+    shared = np.mean(np.divide(used, driven.speeds), axis=0)  # what the paths take from each other
+    may_be = [
+        await asyncio.to_thread(simulated, at_speed(own, speed * shared), replace(usual, replications=AT_EACH, seed=k))
+        for k, speed in enumerate(drawn, start=run.seed)
+    ]
+    found = compared(replace(driven, speeds=used), predicted, share, own, may_be)
+    took = [found.slower.get(path.name, 1.0) for path in own.paths]
+    at_own = await asyncio.to_thread(simulated, at_speed(own, np.mean(used, axis=0) * took))
+    found = replace(found, at_own_speed_ms={name: float(at_own.latency[name].value) for name in STATISTICS})
+    if run.policy.name != GREEDY:
         return found
     slowest = float(np.max(driven.speeds))
     profile = HardwareProfile({paths.main.name: paths.main})
-    promise = await asyncio.to_thread(promised_by_batches, profile, rate, 0.99, slowest)
+    promise = await asyncio.to_thread(promised_by_batches, profile, run.rate, 0.99, slowest)
     if promise is None or promise.interval is None or promise.doubts:
         return found
     return replace(found, bound_ms=promise.interval[1])
