@@ -55,6 +55,8 @@ FEW_VALUES = 2**31
 """Below it a number stands for itself where rows are grouped, and the product of two is a number too."""
 MOST_CELLS = 2**24
 """Numbers of cells that a table is made for, whether they are there or not."""
+SPARSE = 4
+"""Values a row, up to which rows are grouped by a table of all values: it takes less memory than sorting them."""
 LEAST_SPREAD = 0.02
 """Relative spread below which rows of a cell are as good as equal: 4 and 5 sigma are never less than 8 and 10 %."""
 
@@ -372,7 +374,7 @@ def excess_over_cell(trace: Trace) -> tuple[FloatArray, float]:
     # one after another: each column of many rows is as large as the trace's own
     cell = _together(_context_bins(trace) if name == "context_tokens" else _places(trace, name) for name in names)
     if int(cell.max(initial=0)) > MOST_CELLS:
-        cell = np.unique(cell, return_inverse=True)[1].ravel()
+        cell = _ranked(cell)
     T = trace.floats("T_ms")
     middle, size = _medians(cell, T)
     excess = np.log(T)
@@ -474,12 +476,22 @@ def _together(columns: Iterable[IntArray], rows: int = 0) -> IntArray:
             key, size = column.astype(np.int64), values
             continue
         if size * values >= FEW_VALUES:
-            found, key = np.unique(key, return_inverse=True)
-            size, key = len(found), key.ravel()
+            key = _ranked(key)
+            size = int(key.max(initial=0)) + 1
         key *= values
         key += column
         size *= values
     return np.zeros(rows, dtype=np.int64) if key is None else key
+
+
+def _ranked(key: IntArray) -> IntArray:
+    """A key (n,) from 0 on as places among its values: by marking these, unless they are far apart, then by sorting."""
+    values = int(key.max(initial=0)) + 1
+    if values > SPARSE * len(key):
+        return np.asarray(np.unique(key, return_inverse=True)[1].ravel())
+    there = np.zeros(values, dtype=bool)
+    there[key] = True
+    return np.asarray((np.cumsum(there, dtype=np.int32) - np.int32(1))[key], dtype=np.int64)
 
 
 def _grouped(key: IntArray, order: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -40,7 +40,8 @@ from latfit.trace.table import Array, Trace
 LONG_BYTES = 1 << 25
 """A table of fewer bytes is read at once: it takes less than half a gigabyte."""
 CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 1 << 23
-GROWTH = 1.5
+GROWTH = 4
+"""Of a column that is full: copied seldom, and what is not filled takes no memory."""
 
 LOOKED_AT = (
     *("B", "S", "T_ms", "t_s", "step", "rep", "run", "replica", "dummy", "idle", "warmup", "queued_requests"),

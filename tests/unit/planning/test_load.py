@@ -23,6 +23,13 @@ def test_windows_hold_every_arrival_once() -> None:
     assert load.mean == pytest.approx(0.01, rel=0.02)
 
 
+def test_all_but_one_come_after_the_last_whole_window() -> None:
+    """The first minute holds one arrival of sixty; the other fifty seconds are no window."""
+    load = load_from_arrivals(np.concatenate([[0.0], np.linspace(100e3, 110e3, 59)]), "late")
+    assert load.rates.tolist() == [1 / 60e3]
+    assert load.arrivals.poisson
+
+
 def test_published_backlog() -> None:
     """theory J: 6 + 4 sin(2 pi t/1000) against 8 per ms: a backlog of 435.991 although the mean load is 0.75."""
     t = (np.arange(1000) + 0.5) * 2.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.trace.clean import RULES, CleanOptions, check_not_most, clean, excess_over_cell, runs_in_time
+from latfit.trace.clean import RULES, CleanOptions, _ranked, check_not_most, clean, excess_over_cell, runs_in_time
 from latfit.trace.table import Trace
 from tests.conftest import ROOT
 
@@ -210,6 +210,11 @@ class TestGroups:
             cells[key].append(np.log(T))
         expected = [np.log(T) - median(cells[key]) for key, T in zip(keys, trace["T_ms"].tolist(), strict=True)]
         np.testing.assert_allclose(excess_over_cell(trace)[0], expected, atol=1e-15)
+
+    @pytest.mark.parametrize("far", [3, 10**12])
+    def test_places_among_all_values(self, far: int) -> None:
+        key = np.random.default_rng(0).integers(0, 500, 3000) * far
+        assert _ranked(key).tolist() == np.unique(key, return_inverse=True)[1].tolist()
 
     @given(traces(), st.booleans())
     @settings(max_examples=200)

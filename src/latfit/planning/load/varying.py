@@ -60,6 +60,8 @@ def _following(arrivals: FloatArray, counts: NDArray[np.int64], edges: FloatArra
     """
     reached = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
     gaps = np.diff(np.interp(arrivals[arrivals <= edges[-1]], edges, reached))
+    if not gaps.sum() > 0:  # all but one come in the last window, which is cut short
+        return POISSON
     bursts = any(
         found - 1 > max(CERTAIN * math.sqrt(2 * m / len(gaps)), LEAST_BURST)
         for m, found in dispersions(gaps)
