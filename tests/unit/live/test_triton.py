@@ -1,11 +1,13 @@
 """The Triton executor against a server that speaks Triton's protocol and does as it is told."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -86,14 +88,99 @@ def doubling_server(told: Told, address: str = "127.0.0.1:0") -> tuple[Server, s
     return server, f"127.0.0.1:{port}"
 
 
+def doubling_web_server(told: Told, address: str = "127.0.0.1:0") -> tuple[Server, str]:
+    """The same by HTTP."""
+    import json
+    import select
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    http_status = {"UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504, "INVALID_ARGUMENT": 400}
+    tensor = {"name": "X", "datatype": "FP32", "shape": [-1, 4]}
+    known = {"": {"name": "double", "inputs": [tensor]}, "/config": {"max_batch_size": 8}}
+
+    class Double(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def say(self, status: int, body: bytes = b"", head: int | None = None) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            if head is not None:
+                self.send_header("Inference-Header-Content-Length", str(head))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            what = self.path.removeprefix("/v2/models/double")
+            if what == "/ready":
+                self.say(200 if told.ready else 400)
+            elif what in known:
+                self.say(200, json.dumps(known[what]).encode())
+            else:
+                self.say(404, b'{"error": "Request for unknown model: \'triple\' is not found"}')
+
+        def do_POST(self) -> None:
+            body, size = (
+                self.rfile.read(int(self.headers["Content-Length"])),
+                self.headers["Inference-Header-Content-Length"],
+            )
+            shape = json.loads(body[: int(size)])["inputs"][0]["shape"]
+            told.sizes.append(shape[0])
+            if told.hangs and select.select([self.connection], [], [], 30.0)[0]:
+                told.cancelled += 1
+                self.close_connection = True
+                return
+            if told.fails is not None:
+                self.say(http_status[told.fails], b'{"error": "as it was told"}')
+                return
+            array = np.frombuffer(body[int(size) :], np.float32) * 2
+            output = {"name": "Y", "datatype": "FP32", "shape": shape, "parameters": {"binary_data_size": array.nbytes}}
+            head = json.dumps({"model_name": "double", "outputs": [output]}).encode()
+            self.say(200, head + array.tobytes(), len(head))
+
+        def log_message(self, *_: Any) -> None: ...
+
+    class WebServer(ThreadingHTTPServer):
+        daemon_threads = True
+        open: ClassVar[list[Any]] = []
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            self.open.append(request)
+            super().process_request(request, client_address)
+
+        def stop(self, _: None) -> Any:
+            """As a server of gRPC has it: all connections end."""
+            self.shutdown()
+            self.server_close()
+            for each in self.open:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            ended = threading.Event()
+            ended.set()
+            return ended
+
+    server = WebServer(("127.0.0.1", int(address.rpartition(":")[2])), Double)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    return server, f"http://127.0.0.1:{server.server_port}"
+
+
+SERVERS = {"grpc": doubling_server, "http": doubling_web_server}
+
+
+@pytest.fixture(params=SERVERS)
+def way(request: pytest.FixtureRequest) -> str:
+    if find_spec(f"tritonclient.{request.param}") is None:
+        pytest.skip(f"tritonclient[{request.param}] is missing")
+    return str(request.param)
+
+
 @pytest.fixture
 def told() -> Told:
     return Told()
 
 
 @pytest.fixture
-def address(told: Told) -> Iterator[str]:
-    server, address = doubling_server(told)
+def address(told: Told, way: str) -> Iterator[str]:
+    server, address = SERVERS[way](told)
     yield address
     server.stop(None).wait()
 
@@ -180,8 +267,8 @@ def test_the_client_has_a_limit_of_its_own(address: str, told: Told) -> None:
     asyncio.run(main())
 
 
-def test_a_server_that_dies_and_comes_back(told: Told) -> None:
-    server, address = doubling_server(told)
+def test_a_server_that_dies_and_comes_back(told: Told, way: str) -> None:
+    server, address = SERVERS[way](told)
 
     async def main() -> None:
         nonlocal server
@@ -193,7 +280,7 @@ def test_a_server_that_dies_and_comes_back(told: Told) -> None:
             waits = asyncio.ensure_future(live.submit(np.ones(4)))  # nobody else fails while it is away
             await asyncio.sleep(0.3)
             assert not waits.done()
-            server, _ = await asyncio.to_thread(doubling_server, told, address)
+            server, _ = await asyncio.to_thread(SERVERS[way], told, address)
             assert (await asyncio.wait_for(waits, 30)).tolist() == [2.0] * 4
 
     asyncio.run(main())
@@ -210,7 +297,9 @@ def test_a_server_that_dies_and_comes_back(told: Told) -> None:
 )
 def test_what_cannot_start_says_why(address: str, given: dict[str, Any], kind: type[Exception], says: str) -> None:
     async def main() -> None:
-        triton = executor(**{"address": address, **given})
+        scheme = "http://" if address.startswith("http") else ""
+        elsewhere = {"address": scheme + given["address"]} if "address" in given else {}
+        triton = executor(**{"address": address, **given, **elsewhere})
         with pytest.raises(kind, match=says):
             await triton.start()
         await triton.close()
@@ -240,10 +329,12 @@ def test_large_batches_do_not_hold_the_event_loop_by_waiting(address: str, told:
 def test_the_page_shows_an_executor_that_runs(address: str) -> None:
     (shown,) = [each for each in blocks(ROOT / "docs" / "live.md", "py") if "Triton" in each]
     names: dict[str, Any] = {}
-    exec(compile(shown.replace("localhost:8001", address), "live.md", "exec"), names)
+    shown = shown.replace("http://localhost:8000" if address.startswith("http") else "localhost:8001", address)
+    exec(compile(shown, "live.md", "exec"), names)
+    shown_executor = names["web" if address.startswith("http") else "gpu"]
 
     async def main() -> None:
-        async with router(names["gpu"], example=np.ones(4)) as live:
+        async with router(shown_executor, example=np.ones(4)) as live:
             assert (await live.submit(np.ones(4))).tolist() == [2.0] * 4
 
     asyncio.run(main())
