@@ -1,0 +1,1 @@
+"""Batches to a model of a Triton server, by gRPC or HTTP."""
