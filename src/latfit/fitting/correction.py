@@ -14,6 +14,10 @@ by rows held out in the way the formula is checked (see `checking.crossval`), fr
 Kernels work on whole tiles, so T jumps where a tile of tokens is full. Where steps are measured so finely that this
 shows, there are nodes on both sides of it, and no second difference counts across.
 
+Where steps that are nothing but prefill hold several requests, they have a grid of their own, with an axis of these
+requests, and the others theirs; each is learnt from its steps alone. On one grid for all an axis more would leave too
+few nodes on each.
+
 Far from measured steps g has to vanish. The table holds g u with u = 2^-max(0, d - 1), where d counts the steps of the
 grid, or octaves where these are shorter, to the nearest measured node; its outermost nodes hold zero, as far beyond the
 last measured step as a few of them are from each other there, an octave at most.
@@ -31,7 +35,7 @@ the noise of the rows at most, so that T never falls by more than the noise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -39,13 +43,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.data import Rows
-from latfit.model import AXES, Correction, coordinates, corners_of, features_of
+from latfit.model import OF_PREFILL_ALONE, OF_STEPS, Correction, coordinates, corners_of, features_of, prefill_only
 from latfit.stats import MAD_TO_SIGMA, FloatArray
 
 Formula = Callable[[Mapping[str, FloatArray]], FloatArray]
 """Columns of steps (n,) -> latency in ms (n,)."""
 
-DECODING, PREFILL, CONTEXT, LENGTH = AXES
+DECODING, PREFILL, CONTEXT, LENGTH = OF_STEPS
+REQUESTS = OF_PREFILL_ALONE[0]
 
 MOST_NODES = 30_000
 LEARNT_FROM = 50_000
@@ -60,6 +65,9 @@ REACH = 4
 
 FEWEST = 4
 """Values of an axis that count as several."""
+
+FEWEST_ALONE = 30
+"""Steps that are nothing but prefill from which they have a grid of their own, where some hold several requests."""
 
 TILE, ALONE = 64.0, 0.9
 """Tokens of which kernels work on whole multiples; share of the steps that have to decode alike for tiles to show."""
@@ -99,17 +107,30 @@ class Smoothing:
     noise: float
 
 
+DECODE_ONLY, PREFILL_ONLY, BOTH = range(3)
+KINDS = (DECODE_ONLY, PREFILL_ONLY, BOTH)
+
+
 @dataclass(frozen=True, eq=False)
 class Grid:
     """nodes: of each axis along which the steps of a trace differ.  constant: what they hold along the others.  inside:
     whether nodes are within what was measured, by axis.  corners, shares (n, 2^d): the nodes around each step, and
-    their weights."""
+    their weights.  own: whether it is the grid of each step (n,).  kinds: of these.  alone: the grid of steps that are
+    nothing but prefill, where they have their own."""
 
     nodes: Mapping[str, FloatArray]
     constant: Mapping[str, float]
     inside: Sequence[NDArray[np.bool_]]
     corners: NDArray[np.int64]
     shares: FloatArray
+    own: NDArray[np.bool_]
+    kinds: Sequence[int] = KINDS
+    alone: "Grid | None" = None
+
+    @property
+    def all(self) -> tuple["Grid", ...]:
+        """Itself, and that of steps that are nothing but prefill."""
+        return (self,) if self.alone is None else (self, self.alone)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -119,23 +140,26 @@ class Grid:
         """What some of the steps measure."""
         from scipy.sparse import csr_array
 
-        corners, shares = self.corners[rows], self.shares[rows]
+        own = np.flatnonzero(self.own[rows])
+        corners, shares = self.corners[rows[own]], self.shares[rows[own]]
         ends = np.arange(0, corners.size + 1, corners.shape[1])
-        X = csr_array((shares.ravel(), corners.ravel(), ends), shape=(len(rows), int(np.prod(self.shape))))
+        X = csr_array((shares.ravel(), corners.ravel(), ends), shape=(len(own), int(np.prod(self.shape))))
         measured = np.zeros(X.shape[1], dtype=bool)
-        measured[corners[np.arange(len(rows)), np.argmax(shares, axis=1)]] = True
-        return Part(self.nodes, self.inside, X, measured.reshape(self.shape))
+        measured[corners[np.arange(len(own)), np.argmax(shares, axis=1)]] = True
+        return Part(self.nodes, self.inside, X, measured.reshape(self.shape), own)
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
     """Some steps (k,) on a grid of m nodes. X: sparse (k, m), the weights of the nodes in g at each.  measured: nodes
-    that some step is nearest to, shaped as the grid."""
+    that some step is nearest to, shaped as the grid.  rows: which of the steps that were asked for are of the grid
+    (k,)."""
 
     nodes: Mapping[str, FloatArray]
     inside: Sequence[NDArray[np.bool_]]
     X: Any
     measured: NDArray[np.bool_]
+    rows: NDArray[np.intp]
 
     @cached_property
     def across(self) -> Any:
@@ -164,12 +188,23 @@ def grid_of(data: Rows) -> Grid | None:
 
 def _grid(data: Rows) -> Grid | None:
     features = features_of(data.steps)
-    at = dict(zip(AXES, coordinates(AXES, features), strict=True))
+    only = prefill_only(features)
+    several = only.sum() >= FEWEST_ALONE and not only.all() and np.ptp(features["n"][only]) > 0
+    alone = _grid_of(OF_PREFILL_ALONE, features, only) if several else None
+    rest = _grid_of(OF_STEPS, features, ~only) if several else None
+    if alone is None or rest is None:
+        return _grid_of(OF_STEPS, features, np.ones(len(data), dtype=bool))
+    return replace(rest, kinds=(DECODE_ONLY, BOTH), alone=replace(alone, kinds=(PREFILL_ONLY,)))
+
+
+def _grid_of(axes: Sequence[str], features: Mapping[str, FloatArray], own: NDArray[np.bool_]) -> Grid | None:
+    """The grid over some of the steps (n,); None where these hardly differ."""
+    at = dict(zip(axes, coordinates(axes, features), strict=True))
     if not np.any(features["KP"] > 0):
         at.pop(LENGTH)  # it would be the number of prefill tokens once more
     # of steps that decode nothing the context says no more than that
-    told = {name: x[features["D"] > 0] if name == CONTEXT else x for name, x in at.items()}
-    spread = {name: x for name, x in at.items() if len(told[name]) and np.ptp(told[name]) > 0}
+    told = {name: x[own & (features["D"] > 0)] if name == CONTEXT else x[own] for name, x in at.items()}
+    spread = {name: x[own] for name, x in at.items() if len(told[name]) and np.ptp(told[name]) > 0}
     if not spread:
         return None
     nodes = _nodes(spread)
@@ -177,7 +212,7 @@ def _grid(data: Rows) -> Grid | None:
         nodes[PREFILL] = _with_risers(nodes[PREFILL], float(np.median(features["D"][features["P"] > 0])))
     constant = {name: float(np.expm1(told[name].max(initial=0.0))) for name in at if name not in spread}
     inside = [(nodes[name] >= x.min()) & (nodes[name] <= x.max()) for name, x in spread.items()]
-    return Grid(nodes, constant, inside, *corners_of(nodes, list(spread.values())))
+    return Grid(nodes, constant, inside, *corners_of(nodes, [at[name] for name in spread]), own)
 
 
 def learnt(
@@ -189,16 +224,15 @@ def learnt(
         rows, log_ratio = rows[some], log_ratio[some]
     grid = grid_of(data)
     assert grid is not None
-    part = grid.part(rows)
-    found: dict[float, FloatArray] = {}
-    for rough in sorted({*smoothing.roughness} - {0.0}, reverse=True):
-        found[rough] = smoothed(part, log_ratio, data.weights[rows], rough, next(reversed(found.values()), None))
-    g = by_kind(grid, found, smoothing.roughness)
-    return finished(part, g, smoothing.noise, slack(grid, formula, tuple(data.steps)))
-
-
-DECODE_ONLY, PREFILL_ONLY, BOTH = range(3)
-KINDS = (DECODE_ONLY, PREFILL_ONLY, BOTH)
+    tables = []
+    for each in grid.all:
+        part, found = each.part(rows), dict[float, FloatArray]()
+        own, weights = log_ratio[part.rows], data.weights[rows[part.rows]]
+        for rough in sorted({smoothing.roughness[kind] for kind in each.kinds} - {0.0}, reverse=True):
+            found[rough] = smoothed(part, own, weights, rough, next(reversed(found.values()), None))
+        g = by_kind(each, found, smoothing.roughness)
+        tables.append(finished(part, g, smoothing.noise, slack(each, formula, tuple(data.steps))))
+    return replace(tables[0], alone=tables[1] if len(tables) > 1 else None)
 
 
 def kinds(D: FloatArray, P: FloatArray) -> NDArray[np.int64]:
@@ -212,9 +246,11 @@ def by_kind(grid: Grid, found: Mapping[float, FloatArray], roughness: Sequence[f
     some = next(iter(at.values()))
     D, P = (at.get(name, np.full(some.shape, grid.constant.get(name, 0.0))) for name in (DECODING, PREFILL))
     kind, g = kinds(D, P).ravel(), np.zeros(some.size)
-    for number, rough in enumerate(roughness):
-        if rough > 0:
-            g[kind == number] = found[rough][kind == number]
+    if grid.kinds == (PREFILL_ONLY,):
+        kind[:] = PREFILL_ONLY
+    for number in grid.kinds:
+        if roughness[number] > 0:
+            g[kind == number] = found[roughness[number]][kind == number]
     return g
 
 
@@ -323,7 +359,7 @@ def smoothed(
 ) -> FloatArray:
     """g (m,) at the nodes from ln(observed/formula) and weights of the steps (k,). start: where to begin."""
     g, trust = start, np.ones(len(weights))
-    limit = float(np.max(np.abs(log_ratio)))
+    limit = float(np.max(np.abs(log_ratio), initial=0.0))
     for _ in range(PASSES if start is None else PASSES - 1):
         if g is not None:
             off = np.abs(log_ratio - part.X @ g)
@@ -489,7 +525,8 @@ def _void(nodes: Mapping[str, FloatArray], name: str) -> NDArray[np.bool_]:
     if name == CONTEXT and DECODING in x:
         void = x[DECODING] == 0
     if name == LENGTH and PREFILL in x:
-        void = (x[PREFILL] == 0) | (x[LENGTH] < x[PREFILL])
+        own = x[LENGTH] + np.log(np.expm1(x[REQUESTS])) if REQUESTS in x else x[LENGTH]
+        void = (x[PREFILL] == 0) | (own < x[PREFILL])
     return np.delete(void, -1, axis=list(nodes).index(name))
 
 
@@ -501,9 +538,11 @@ def _steps_at(
     of = {name: each.ravel() for name, each in zip(nodes, grid, strict=True)}
     of |= {name: np.full(grid[0].size, value) for name, value in constant.items()}
     P = of[PREFILL]
-    n = (P > 0).astype(np.float64)
-    D = np.where((of[DECODING] + n) > 0, of[DECODING], 1.0)
-    KD, KP = of[CONTEXT] * D, np.maximum(of.get(LENGTH, P) - P, 0.0) * n
+    n = of.get(REQUESTS, (P > 0).astype(np.float64))
+    D = of.get(DECODING, np.zeros(len(P)))
+    D = np.where(D + n > 0, D, 1.0)
+    KD = of.get(CONTEXT, np.zeros(len(P))) * D
+    KP = np.maximum(of[LENGTH] * n - P, 0.0) if LENGTH in of else np.zeros(len(P))
     every = {
         "B": D + n,
         "S": D + P,

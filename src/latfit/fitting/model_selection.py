@@ -48,7 +48,7 @@ from latfit.fitting.checking.roughness import KIND_ROWS, chosen_correction
 from latfit.fitting.correction import KINDS, kinds
 from latfit.fitting.data import FitData, Rows
 from latfit.fitting.diagnostics.diagnose import noise_floor
-from latfit.fitting.problem import FitOptions, FitProblem, make_problem
+from latfit.fitting.problem import FitOptions, FitProblem, log_ratios, make_problem
 from latfit.fitting.solver.levenberg_marquardt import minimise
 from latfit.fitting.solver.objective import Objective, by_cell, remembered
 from latfit.fitting.solver.solve import nearly_solved, solve, solved_once
@@ -195,6 +195,9 @@ GIVEN_UP_SHARE = 0.05
 MANY_ROWS = 300
 """Rows from which the best of the candidates is best by more than luck."""
 
+REPEATED = 0.1
+"""Share of steps that have to be repeated to tell of noise."""
+
 ROWS_FOR_EXPERTS = 100
 FAR_BETTER = 0.7
 
@@ -204,8 +207,8 @@ NOT_WORSE = 0.05
 FEW_CELLS = 16
 """Of so few cells each is left out by itself."""
 
-AT_THE_FLOOR = 1.2
-"""Times the noise floor up to which no correction is looked for."""
+AT_THE_NOISE = 1.1
+"""Times the scatter of repeated steps up to which no correction is looked for."""
 
 ROWS = 4000
 """Rows that are enough to choose on."""
@@ -289,11 +292,9 @@ def corrected(data: FitData, options: FitOptions, wanted: str) -> tuple[FitOptio
     left_out = options.candidates and CORRECTION not in options.candidates
     if not asked and (left_out or not is_auto(wanted)):
         return options, ""
-    floor = noise_floor(data)
     few = _sample(data, options.seed, CORRECTED_ON)
     problem, found = solved_once(few, options)
-    error = _worst_kind(problem, np.abs(problem.residuals(found.z)))
-    if not asked and (error < EXACT or (floor and error < AT_THE_FLOOR * floor)):
+    if not asked and _at_the_floor(data, few, log_ratios(problem, problem.theta(found.z), few)):
         return options, ""
     chosen = chosen_correction(few, options, problem.theta(found.z), asked=asked)
     if chosen is None or chosen.smoothing is None:
@@ -307,14 +308,35 @@ def corrected(data: FitData, options: FitOptions, wanted: str) -> tuple[FitOptio
     )
 
 
-def _worst_kind(problem: FitProblem, size: FloatArray) -> float:
-    """The largest median in percent of the sizes of residuals (n,) among the kinds of steps with rows enough: few with
-    prefill may be far off where most decode and are at the floor."""
-    seen = features_of(problem.steps)
+def _at_the_floor(data: FitData, few: FitData, log_ratio: FloatArray) -> bool:
+    """Whether the formula is as near to every kind of steps as their repeats are to each other: few with prefill may be
+    far off, and less noisy, where most decode and are at the floor. log_ratio: of some of the rows (n,)."""
+    seen, ape = features_of(few.steps), 100 * np.abs(np.expm1(-log_ratio))
     kind = kinds(seen["D"], seen["P"])
-    count = np.bincount(kind, problem.weights, len(KINDS))
-    medians = [float(np.median(size[kind == number])) for number in KINDS if count[number] >= KIND_ROWS]
-    return 100 * max(medians, default=float(np.median(size)))
+    rows_of = [rows for rows in (np.flatnonzero(kind == number) for number in KINDS) if len(rows)]
+    counted = [rows for rows in rows_of if few.weights[rows].sum() >= KIND_ROWS]
+    for rows in counted or [np.arange(len(few))]:
+        error = float(np.average(ape[rows], weights=few.weights[rows]))
+        noise = scatter_of_repeats(few.sample(rows)) or noise_floor(data)
+        if error >= EXACT and not (noise and error < AT_THE_NOISE * noise):
+            return False
+    return True
+
+
+def scatter_of_repeats(data: FitData) -> float | None:
+    """Mean deviation in percent of steps from the median of those that agree with them in everything known, each by
+    sqrt(n/(n-1)) of its cell of n, which makes that of normal noise right; None where under a tenth are repeated. The
+    noise floor predicts a step from the others of its cell, so that of two each is off by their whole difference."""
+    order = np.lexsort((data.observed, data.known_cell))
+    cell, T = data.known_cell[order], data.observed[order]
+    start = np.flatnonzero(np.append(True, np.diff(cell) > 0))
+    n = np.diff(np.append(start, len(cell)))
+    median = np.repeat((T[start + (n - 1) // 2] + T[start + n // 2]) / 2, n)
+    size, several = np.repeat(n, n), np.repeat(n > 1, n)
+    if several.sum() < max(KIND_ROWS, REPEATED * len(T)):
+        return None
+    off = np.abs(median / T - 1) * np.sqrt(size / np.maximum(size - 1, 1))
+    return 100 * float(np.average(off[several], weights=data.weights[order][several]))
 
 
 def candidates_for(data: Rows, experts: bool = False) -> list[str]:

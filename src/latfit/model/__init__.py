@@ -7,11 +7,13 @@ from latfit._face import face
 if TYPE_CHECKING:
     from latfit.model.base import LatencyModel as LatencyModel, Parameter as Parameter, Steps as Steps
     from latfit.model.correction import (
-        AXES as AXES,
         CORRECTION as CORRECTION,
+        OF_PREFILL_ALONE as OF_PREFILL_ALONE,
+        OF_STEPS as OF_STEPS,
         Correction as Correction,
         coordinates as coordinates,
         corners_of as corners_of,
+        prefill_only as prefill_only,
     )
     from latfit.model.features import (
         CONTEXT as CONTEXT,

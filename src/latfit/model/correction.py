@@ -7,36 +7,47 @@ of the trace differ, each in ln(1 + x): between two nodes g is a weighted mean o
 
     g(x) = sum over corners of g_corner * prod_a (w_a or 1 - w_a),    w_a = (x_a - low_a)/(high_a - low_a).
 
+Steps that are nothing but prefill, where some of them hold several requests, have a table of their own, over how many
+requests they are and their tokens: kernels for sequences of many lengths run there alone, and a batch of prompts takes
+another time than one prompt of as many tokens.
+
 The outermost nodes hold about zero and a step beyond them takes theirs, so that far from the measured steps only the
 formula speaks. How the nodes are found: `latfit.fitting.correction`.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latfit.model.features import Features, features_of
 from latfit.stats import FloatArray, IntArray
 
 DECODING, PREFILL, CONTEXT, LENGTH = "decode_requests", "prefill_tokens", "decode_context", "prefill_length"
+REQUESTS = "prefill_requests"
 
 AXES: Mapping[str, Callable[[Features], FloatArray]] = {
     DECODING: lambda f: f["D"],
     PREFILL: lambda f: f["P"],
     CONTEXT: lambda f: f["KD"] / np.maximum(f["D"], 1.0),
     LENGTH: lambda f: (f["KP"] + f["P"]) / np.maximum(f["n"], 1.0),
+    REQUESTS: lambda f: f["n"],
 }
 """What a step holds, by axis: requests that decode, prefill tokens, cached tokens of a request that decodes, cached and
-new tokens of one in prefill. Growing any of them alone adds work."""
+new tokens of one in prefill, requests in prefill. Growing any of them alone adds work."""
+
+OF_STEPS, OF_PREFILL_ALONE = (DECODING, PREFILL, CONTEXT, LENGTH), (REQUESTS, PREFILL, LENGTH)
+"""Axes of the table of all steps, and of that of steps that are nothing but prefill, in their order."""
 
 _READS = {
     DECODING: ("B", "prefill_requests"),
     PREFILL: ("S", "prefill_tokens"),
     CONTEXT: ("context_tokens",),
     LENGTH: ("context_tokens", "prefill_context_tokens"),
+    REQUESTS: ("prefill_requests",),
 }
 
 DECIMALS = 5
@@ -48,37 +59,48 @@ CORRECTION = "+correction"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Correction:
-    """nodes: rising values of ln(1 + x) by axis, (m_a,) each.  values: g, shaped by the axes in their order."""
+    """nodes: rising values of ln(1 + x) by axis, (m_a,) each.  values: g, shaped by the axes in their order.  alone:
+    the table of steps that are nothing but prefill, where they have their own."""
 
     nodes: Mapping[str, FloatArray]
     values: FloatArray
+    alone: "Correction | None" = None
 
     def log_factor(self, features: Features) -> FloatArray:
         """g (n,) of steps with these features."""
         corners, shares = corners_of(self.nodes, coordinates(self.nodes, features))
-        return np.asarray((self.values.ravel()[corners] * shares).sum(axis=1))
+        g = np.asarray((self.values.ravel()[corners] * shares).sum(axis=1))
+        if self.alone is None or not (only := prefill_only(features)).any():
+            return g
+        return np.where(only, self.alone.log_factor(features), g)
 
     def of_steps(self, steps: Mapping[str, FloatArray]) -> FloatArray:
         """g (n,) of steps in the columns of a trace."""
         return self.log_factor(features_of(steps))
 
     @property
+    def all(self) -> tuple["Correction", ...]:
+        """Itself, and the table of steps that are nothing but prefill."""
+        return (self,) if self.alone is None else (self, self.alone)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Columns of a trace that the table reads."""
-        return tuple(name for axis in self.nodes for name in _READS[axis])
+        return tuple(name for table in self.all for axis in table.nodes for name in _READS[axis])
 
     def to_json(self) -> dict[str, Any]:
         nodes = {name: np.round(values, DECIMALS).tolist() for name, values in self.nodes.items()}
-        return {"nodes": nodes, "log_factor": np.round(self.values, DECIMALS).ravel().tolist()}
+        table = {"nodes": nodes, "log_factor": np.round(self.values, DECIMALS).ravel().tolist()}
+        return table if self.alone is None else {**table, "prefill_alone": self.alone.to_json()}
 
     @classmethod
-    def from_json(cls, part: Mapping[str, Any] | None) -> "Correction | None":
+    def from_json(cls, part: Mapping[str, Any] | None, axes: Sequence[str] = OF_STEPS) -> "Correction | None":
         """The table in a decoded document, None where there is none. Raises ValueError, KeyError, TypeError."""
         if not part:
             return None
         nodes = {str(name): np.asarray(values, dtype=np.float64) for name, values in part["nodes"].items()}
         values = np.asarray(part["log_factor"], dtype=np.float64)
-        unknown = [name for name in nodes if name not in AXES]
+        unknown = [name for name in nodes if name not in axes]
         if unknown or not nodes:
             raise ValueError(f"no such axis: {', '.join(unknown) or 'none given'}")
         if any(each.ndim != 1 or len(each) < 2 or not np.all(np.diff(each) > 0) for each in nodes.values()):
@@ -86,7 +108,12 @@ class Correction:
         shape = tuple(len(each) for each in nodes.values())
         if values.size != np.prod(shape) or not np.all(np.abs(values) < MOST):
             raise ValueError(f"log_factor has {values.size:,} numbers for {int(np.prod(shape)):,} nodes")
-        return cls(nodes, values.reshape(shape))
+        return cls(nodes, values.reshape(shape), cls.from_json(part.get("prefill_alone"), OF_PREFILL_ALONE))
+
+
+def prefill_only(features: Features) -> NDArray[np.bool_]:
+    """Whether steps (n,) are nothing but prefill."""
+    return np.asarray((features["P"] > 0) & (features["D"] == 0))
 
 
 def coordinates(names: Iterable[str], features: Features) -> list[FloatArray]:

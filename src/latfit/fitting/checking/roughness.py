@@ -54,17 +54,35 @@ class Chosen:
 
 
 @dataclass(frozen=True, eq=False)
-class _Tried:
-    """A fold: what its training rows measure, where its test rows lie, how far g may fall; g at the nodes for every
-    roughness, and errors in percent (3,) of each kind of rows left out, by roughness, NaN where there are too few; off:
-    their log ratios to the formula with g."""
+class _Learnt:
+    """A grid in a fold: what the training rows measure of it, where the test rows lie on it, how far g may fall; g at
+    the nodes for every roughness."""
 
-    part: LeftOut
+    grid: Grid
     measured: Part
     asked: Part
     allowed: Sequence[FloatArray]
-    kind: NDArray[np.int64]
     nodes: dict[float, FloatArray] = field(default_factory=dict)
+
+    def learn(self, log_ratio: FloatArray, weights: FloatArray, rough: float) -> FloatArray:
+        """g at the nodes from the training rows (k,)."""
+        rows, before = self.measured.rows, next(reversed(self.nodes.values()), None)
+        self.nodes[rough] = smoothed(self.measured, log_ratio[rows], weights[rows], rough, before)
+        return self.nodes[rough]
+
+    def correct(self, off: FloatArray, g: FloatArray, noise: float) -> None:
+        """Take off what the table of g says from the log ratios of the test rows."""
+        off[self.asked.rows] -= self.asked.X @ finished(self.measured, g, noise, self.allowed).values.ravel()
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """A fold: the grids, of which kind its test rows are; errors in percent (3,) of each kind of rows left out, by
+    roughness, NaN where there are too few; off: their log ratios to the formula with g."""
+
+    part: LeftOut
+    grids: Sequence[_Learnt]
+    kind: NDArray[np.int64]
     off: dict[float, FloatArray] = field(default_factory=dict)
     errors: dict[float, FloatArray] = field(default_factory=dict)
 
@@ -90,7 +108,7 @@ def chosen_correction(data: FitData, options: FitOptions, theta: FloatArray, *, 
         if _past_the_best(tried):
             break
     best = _best(tried, asked)
-    nested = [_nested(grid, tried, i, asked) for i in range(len(tried))]
+    nested = [_nested(tried, i, asked) for i in range(len(tried))]
     left_out = joined_parts(data, nested)
     assert left_out is not None
     before = _mean([each.errors[0.0] for each in tried])
@@ -100,17 +118,21 @@ def chosen_correction(data: FitData, options: FitOptions, theta: FloatArray, *, 
 
 
 def _prepared(data: FitData, grid: Grid, part: LeftOut, kind: NDArray[np.int64]) -> _Tried:
-    allowed = slack(grid, part.formula, tuple(data.steps))
-    return _Tried(part, grid.part(part.train), grid.part(part.test), allowed, kind[part.test])
+    known = tuple(data.steps)
+    grids = [
+        _Learnt(each, each.part(part.train), each.part(part.test), slack(each, part.formula, known))
+        for each in grid.all
+    ]
+    return _Tried(part, grids, kind[part.test])
 
 
 def _try(data: FitData, fold: _Tried, rough: float, counted: FloatArray, kind: NDArray[np.int64]) -> None:
     """One roughness, 0 for the formula alone, on one fold."""
-    fold.off[rough] = fold.part.log_ratio
+    fold.off[rough] = fold.part.log_ratio.copy()
     if rough > 0:
-        rows, before = fold.part.train, next(reversed(fold.nodes.values()), None)
-        g = fold.nodes[rough] = smoothed(fold.measured, fold.part.missed(data), data.weights[rows], rough, before)
-        fold.off[rough] = fold.off[rough] - fold.asked.X @ finished(fold.measured, g, 0.0, fold.allowed).values.ravel()
+        missed, weights = fold.part.missed(data), data.weights[fold.part.train]
+        for each in fold.grids:
+            each.correct(fold.off[rough], each.learn(missed, weights, rough), 0.0)
     fold.errors[rough] = counted * _errors(data, fold.part, fold.off[rough], kind)
 
 
@@ -140,14 +162,16 @@ def _errors(data: FitData, part: LeftOut, log_ratio: FloatArray, kind: NDArray[n
     return np.maximum(mean, EXACT)
 
 
-def _nested(grid: Grid, tried: Sequence[_Tried], i: int, asked: bool) -> LeftOut:
+def _nested(tried: Sequence[_Tried], i: int, asked: bool) -> LeftOut:
     """Fold i at the roughness that the others choose."""
     others = [each for number, each in enumerate(tried) if number != i]
     own, each = _best(others, asked), tried[i]
     if not any(own):
         return each.part
-    table = finished(each.measured, by_kind(grid, each.nodes, own), _noise(others, own), each.allowed).values.ravel()
-    return replace(each.part, log_ratio=each.part.log_ratio - each.asked.X @ table)
+    off, noise = each.part.log_ratio.copy(), _noise(others, own)
+    for learnt in each.grids:
+        learnt.correct(off, by_kind(learnt.grid, learnt.nodes, own), noise)
+    return replace(each.part, log_ratio=off)
 
 
 def _best(tried: Sequence[_Tried], asked: bool) -> Roughness:

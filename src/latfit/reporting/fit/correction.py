@@ -6,7 +6,16 @@ the table that they are nearest to, so that nodes that no step is near are not s
 
 import numpy as np
 
-from latfit.model import CONTEXT, Correction, FitResult, coordinates, corners_of, features_of
+from latfit.model import (
+    CONTEXT,
+    OF_PREFILL_ALONE,
+    Correction,
+    FitResult,
+    coordinates,
+    corners_of,
+    features_of,
+    prefill_only,
+)
 from latfit.reporting.fit.tables import Table
 from latfit.reporting.format import count
 from latfit.stats import FloatArray
@@ -16,11 +25,13 @@ from latfit.units import format_percent, number
 LARGEST = 8
 """Places that are shown."""
 
+REQUESTS = OF_PREFILL_ALONE[0]
 _AXES = {
     "decode_requests": "decode requests",
     "prefill_tokens": "prefill tokens",
     "decode_context": "context per decode request",
     "prefill_length": "length per prefill request",
+    "prefill_requests": "prefill requests",
 }
 
 
@@ -29,14 +40,18 @@ def correction_tables(fit: FitResult, trace: Trace | None) -> list[Table]:
     if fit.correction is None:
         return []
     if trace is None or (CONTEXT in fit.correction.columns and CONTEXT in fit.domain and CONTEXT not in trace):
-        return [_largest(fit.correction, fit.correction.values.ravel(), np.zeros(fit.correction.values.size))]
+        return [_largest(each, each.values.ravel(), np.zeros(each.values.size)) for each in fit.correction.all]
     features = features_of({name: trace.floats(name) for name in fit.domain if name in trace and name != "T_ms"})
-    g = fit.correction.log_factor(features)
-    corners, shares = corners_of(fit.correction.nodes, coordinates(fit.correction.nodes, features))
-    nearest = corners[np.arange(len(g)), np.argmax(shares, axis=1)]
-    steps = np.bincount(nearest, minlength=fit.correction.values.size).astype(np.float64)
-    mean = np.bincount(nearest, g, fit.correction.values.size) / np.maximum(steps, 1)
-    return [_by_phase(g, trace), _largest(fit.correction, mean, steps)]
+    g, only = fit.correction.log_factor(features), prefill_only(features)
+    own = [np.ones(len(g), dtype=bool)] if fit.correction.alone is None else [~only, only]
+    found = [_by_phase(g, trace)]
+    for table, rows in zip(fit.correction.all, own, strict=True):
+        corners, shares = corners_of(table.nodes, coordinates(table.nodes, features))
+        nearest = corners[np.arange(len(g)), np.argmax(shares, axis=1)][rows]
+        steps = np.bincount(nearest, minlength=table.values.size).astype(np.float64)
+        mean = np.bincount(nearest, g[rows], table.values.size) / np.maximum(steps, 1)
+        found.append(_largest(table, mean, steps))
+    return found
 
 
 def _by_phase(g: FloatArray, trace: Trace) -> Table:
@@ -70,6 +85,9 @@ def _largest(correction: Correction, g: FloatArray, steps: FloatArray) -> Table:
         for node in order
         if abs(g[node]) > 0
     ]
+    where = " in steps that are nothing but prefill" if REQUESTS in correction.nodes else ""
     return Table(
-        "Where the correction is largest", (*(_AXES[name] for name in correction.nodes), "steps", "correction"), rows
+        f"Where the correction is largest{where}",
+        (*(_AXES[name] for name in correction.nodes), "steps", "correction"),
+        rows,
     ).without_empty()

@@ -26,7 +26,7 @@ that is drawn depends on it, and two settings of an engine meet the same numbers
 the core is a function of what it is for, so that no order of events changes it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from latfit.compiled import entry, inner, rare
 from latfit.errors import FitNotUsable, WrongUsage
-from latfit.model import AXES, NO_LEVELS, FitResult, StepRatios
+from latfit.model import NO_LEVELS, OF_PREFILL_ALONE, OF_STEPS, Correction, FitResult, StepRatios
 from latfit.simulation.engine.state import State
 from latfit.stats import FloatArray, IntArray
 from latfit.trace import DECODE, MIXED, PREFILL
@@ -211,9 +211,14 @@ class Work(NamedTuple):
     L: float
 
 
+PREFILL_ALONE = 2
+"""Row of the table of steps that are nothing but prefill."""
+
+
 class Table(NamedTuple):
-    """Corrections of two formulas (see `model.correction`): counts (2, 4) nodes of each axis, 0 where a table does not
-    have it; nodes (2, 4, k), padded; values (2, m), the axes in their order, m = 0 where neither formula has one."""
+    """Corrections of two formulas (see `model.correction`), and of steps that are nothing but prefill: counts (3, 4)
+    nodes of each axis, 0 where a table does not have it; nodes (3, 4, k), padded; values (3, m), the axes in their
+    order, m = 0 where neither formula has one."""
 
     counts: IntArray
     nodes: FloatArray
@@ -226,7 +231,7 @@ class StepCosts(NamedTuple):
 
     typical: FloatArray
     scatter: Scatter = NONE
-    table: Table = Table(np.zeros((2, 4), dtype=np.int64), np.zeros((2, 4, 0)), np.zeros((2, 0)))
+    table: Table = Table(np.zeros((3, 4), dtype=np.int64), np.zeros((3, 4, 0)), np.zeros((3, 0)))
 
 
 def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter: bool = True) -> StepCosts:
@@ -243,15 +248,25 @@ def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter
 def _table(*fits: FitResult) -> Table:
     """The corrections of a fit of decode steps and of one of the others."""
     found = [fit.correction for fit in fits]
-    counts = np.array([[len(each.nodes.get(name, ())) if each else 0 for name in AXES] for each in found])
-    nodes = np.zeros((2, len(AXES), int(counts.max())))
-    values = np.zeros((2, max(each.values.size if each else 0 for each in found)))
+    found.append(found[-1].alone if found[-1] is not None else None)
+    counts = np.array([[len(_nodes(each, axis)) for axis in range(len(OF_STEPS))] for each in found])
+    nodes = np.zeros((len(found), len(OF_STEPS), int(counts.max())))
+    values = np.zeros((len(found), max(each.values.size if each else 0 for each in found)))
     for row, each in enumerate(found):
         if each is not None:
             values[row, : each.values.size] = each.values.ravel()
-            for axis, name in enumerate(AXES):
-                nodes[row, axis, : counts[row, axis]] = each.nodes.get(name, ())
+            for axis in range(len(OF_STEPS)):
+                nodes[row, axis, : counts[row, axis]] = _nodes(each, axis)
     return Table(counts, nodes, values)
+
+
+def _nodes(table: Correction | None, axis: int) -> Sequence[float]:
+    """The nodes of an axis by its number. Where nothing decodes, the requests in prefill take the place of those that
+    decode."""
+    if table is None:
+        return ()
+    names = [OF_STEPS[axis], *OF_PREFILL_ALONE[:1]] if axis == 0 else [OF_STEPS[axis]]
+    return next((list(table.nodes[name]) for name in names if name in table.nodes), [])
 
 
 def linear_costs(tau_0: float, tau_B: float, tau_S: float) -> StepCosts:
@@ -423,8 +438,11 @@ def step_ms(costs: StepCosts, w: Work) -> float:
         return float((of_decode(c[0], w.B, w.S) + c[0, TAU_K] * w.KD) * of_decoding(t, D, w.KD))
     T = of_tokens(c[1], w.B, w.S) + _of_prefill(c[1], w)
     if t.values.shape[1] > 0:
-        D = max(w.B - w.n, 0.0)
-        T *= correction(t, 1, D, w.P, (w.KD / max(D, 1.0), (w.KP + w.P) / max(w.n, 1.0)))
+        D, length = max(w.B - w.n, 0.0), (w.KP + w.P) / max(w.n, 1.0)
+        if D == 0.0 and t.counts[PREFILL_ALONE, 0] > 0:
+            T *= correction(t, PREFILL_ALONE, w.n, w.P, (0.0, length))
+        else:
+            T *= correction(t, 1, D, w.P, (w.KD / max(D, 1.0), length))
     return float(T)
 
 
