@@ -32,6 +32,7 @@ time of the group by the curve), which leaves the mean of the measured times as 
 Steps that resemble those before them count as fewer: weights and counts are those of independent ones.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -153,19 +154,34 @@ REACH = 30
 def hypergeometric(steps: int, slowest: int, drawn: FloatArray, seen: FloatArray) -> FloatArray:
     """ln p (cuts,), two-sided, of `seen` (cuts,) or more, or fewer, of the slowest among `drawn` (cuts,) of all
     steps."""
-    from scipy.special import gammaln
-
     mean, least = drawn * slowest / steps, np.maximum(0, drawn + slowest - steps)
     reach = REACH * max(1.0, math.sqrt(float(np.max(mean * (1 - drawn / steps)))))
     k = np.floor(np.minimum(mean, seen) - reach)[:, None] + np.arange(int(2 * reach + np.max(abs(mean - seen))) + 2)
     possible = (k >= least[:, None]) & (k <= np.minimum(drawn, slowest)[:, None])
     k = np.where(possible, k, least[:, None])
     rest = drawn[:, None] - k
-    logs = -gammaln(k + 1) - gammaln(slowest - k + 1) - gammaln(rest + 1) - gammaln(steps - slowest - rest + 1)
-    logs = np.where(possible, logs, -np.inf)
+    logs = np.where(possible, 0.0, -np.inf)
+    for each in (k, slowest - k, rest, steps - slowest - rest):
+        logs -= _log_factorial(np.asarray(each, dtype=np.float64), steps)
     mass = np.exp(logs - logs.max(axis=1, keepdims=True))
     tails = [(mass * side).sum(axis=1) for side in (k >= seen[:, None], k <= seen[:, None])]
     return np.asarray(np.log(np.clip(2 * np.minimum(*tails) / mass.sum(axis=1), LEAST_P, 1.0)))
+
+
+def _log_factorial(x: FloatArray, most: int) -> FloatArray:
+    """ln x! of whole numbers from 0 to `most`, read from a table where that is not far longer than what is asked."""
+    from scipy.special import gammaln
+
+    if most > 16 * x.size:
+        return np.asarray(gammaln(x + 1))
+    return np.asarray(_table(most)[x.astype(np.intp)])
+
+
+@functools.lru_cache(maxsize=1)
+def _table(most: int) -> FloatArray:
+    from scipy.special import gammaln
+
+    return np.asarray(gammaln(np.arange(1.0, most + 2)))
 
 
 def _enough(rows: NDArray[np.bool_]) -> NDArray[np.intp]:

@@ -65,10 +65,9 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
     """Estimates of all parameters of a solved problem."""
     if not problem.free:
         return Uncertainty(_fixed_estimates(problem), 1.0, [])
-    J = problem.jacobian(solution.z)
-    firsts = problem.firsts
-    cells = replace(problem.rows_at(firsts), weights=np.add.reduceat(problem.weights, firsts))
-    directions = decompose(*with_priors(cells, solution.z, solution.f_scale, J[firsts]))
+    cells = one_row_a_cell(problem)
+    J = cells.residual_slopes(cells.theta(solution.z), cells.steps)
+    directions = decompose(*with_priors(cells, solution.z, solution.f_scale, J))
     at_low, at_high = solution.z <= problem.lower, solution.z >= problem.upper
     flat = {i for group in directions.flat_groups for i in group}
     interior = np.array([i for i in range(len(solution.z)) if not (at_low[i] or at_high[i])], dtype=int)
@@ -93,22 +92,28 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
     groups = [*directions.flat_groups, *weak_groups(directions, weak)]
     ordered = {p.name: estimates[p.name] for p in problem.model.parameters}
     told = [[named[i] for i in group] for group in groups]
-    everything, _ = sandwich_root(problem, solution, J, np.arange(len(solution.z)))
+    everything = root
+    if len(interior) < len(solution.z):
+        everything, _ = sandwich_root(problem, solution, J, np.arange(len(solution.z)))
     return Uncertainty(ordered, directions.condition, told, directions, everything, quantile)
+
+
+def one_row_a_cell(problem: FitProblem) -> FitProblem:
+    """The problem with one row a cell, whose rows have one slope: gathered before anything is decomposed."""
+    firsts = problem.firsts
+    return replace(problem.rows_at(firsts), weights=np.add.reduceat(problem.weights, firsts))
 
 
 def sandwich_root(
     problem: FitProblem, solution: Solution, J: FloatArray, interior: NDArray[np.int64]
 ) -> tuple[FloatArray, float]:
     """R (k, p) with R'R the covariance of some coordinates with the others held, and the degrees of freedom of its
-    scale. R never squares what a nearly flat direction makes large."""
+    scale. R never squares what a nearly flat direction makes large. J: the slopes of the cells (m, free)."""
     rows, p = problem.rows, len(interior)
     if p == 0:
         return np.zeros((0, 0)), float(max(rows - 1, 1))
-    # Rows of one cell have one slope, so that they are gathered before anything is decomposed.
-    loss, w, firsts = problem.options.loss, problem.weights, problem.firsts
-    cells_of = replace(problem.rows_at(firsts), weights=np.add.reduceat(w, firsts))
-    sizes, J = np.diff(firsts, append=len(w)), J[firsts]
+    loss, w, firsts, cells_of = problem.options.loss, problem.weights, problem.firsts, one_row_a_cell(problem)
+    sizes = np.diff(firsts, append=len(w))
     told = decompose(J[:, interior], cells_of.weights)
     p -= len(told.flat)
     r = problem.residuals(solution.z)
@@ -162,11 +167,21 @@ def _identified(
         if not known[i]:
             continue
         size = 1.0 if parameter.positive else solution.z[i]
-        moved = float(np.quantile(np.abs(J[:, i]), 0.95)) * errors[i]
+        moved = _steep(problem, J[:, i]) * errors[i]
         if problem.options.residuals == "absolute":
             moved /= float(np.median(problem.observed))
         known[i] = errors[i] <= size or (not parameter.positive and moved <= MATERIAL)
     return known
+
+
+def _steep(problem: FitProblem, slopes: FloatArray) -> float:
+    """The 95 % quantile of the sizes of slopes over all rows, from those of the cells (m,)."""
+    size = np.abs(slopes)
+    order = np.argsort(size)
+    reached = np.cumsum(np.diff(problem.firsts, append=len(problem.weights))[order])
+    at = 0.95 * (len(problem.weights) - 1)
+    low, high = size[order[np.searchsorted(reached, [np.floor(at), np.ceil(at)], side="right")]]
+    return float(low + (high - low) * (at - np.floor(at)))
 
 
 def _estimate(problem: FitProblem, solution: Solution, i: int, error: float, quantile: float, known: bool) -> Estimate:
@@ -192,8 +207,10 @@ def _zero_estimate(problem: FitProblem, solution: Solution, J: FloatArray, i: in
     rows, p = problem.rows, len(solution.z)
     variance = float(problem.weights @ (pull * r) ** 2) / max(rows - p, 1)
     prior, prior_J = prior_rows(problem, solution.z, solution.f_scale)
-    slope = max(float(problem.weights @ (pull * r * J[:, i])) + float(prior @ prior_J[:, i]), 0.0)
-    J, weights = with_priors(problem, solution.z, solution.f_scale, J)
+    drawn = np.add.reduceat(problem.weights * pull * r, problem.firsts)
+    slope = max(float(drawn @ J[:, i]) + float(prior @ prior_J[:, i]), 0.0)
+    steep = _steep(problem, J[:, i])
+    J, weights = with_priors(one_row_a_cell(problem), solution.z, solution.f_scale, J)
     others = np.delete(J, i, axis=1) * np.sqrt(weights)[:, None]
     own = J[:, i] * np.sqrt(weights)
     alone = own - others @ np.linalg.lstsq(others, own, rcond=None)[0] if others.shape[1] else own
@@ -202,7 +219,7 @@ def _zero_estimate(problem: FitProblem, solution: Solution, J: FloatArray, i: in
     if curvature <= 0 and slope <= 0:
         return Estimate(0.0, None, 0.0, None, parameter.unit, identified=False)
     end = 2 * rise / (slope + float(np.sqrt(slope**2 + 2 * curvature * rise)) or 1e-300)
-    moved = float(np.quantile(np.abs(J[:, i]), 0.95)) * end
+    moved = steep * end
     if problem.options.residuals == "absolute":
         moved /= float(np.median(problem.observed))
     return Estimate(0.0, None, 0.0, end * scale, parameter.unit, identified=moved <= 2 * MATERIAL)

@@ -126,7 +126,8 @@ def log_condition(problem: FitProblem, theta: FloatArray) -> float:
     names = [p.name for p, i in zip(problem.free_parameters, problem.free, strict=True) if theta[i] != 0]
     if not names:
         return 1.0
-    J = log_jacobian(problem.model, theta, problem.steps, names) * np.sqrt(problem.weights)[:, None]
+    weights = np.add.reduceat(problem.weights, problem.firsts)  # rows of one cell have one slope
+    J = log_jacobian(problem.model, theta, problem.rows_at(problem.firsts).steps, names) * np.sqrt(weights)[:, None]
     return (
         condition_number(np.linalg.svd(np.linalg.qr(J, mode="r"), compute_uv=False)) if len(J) >= len(names) else np.inf
     )

@@ -28,7 +28,7 @@ from latfit.fitting.solver.loss import score_factor, score_slope
 from latfit.fitting.solver.objective import Objective, by_cell, remembered, with_priors
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.solver.variable_projection import non_negative
-from latfit.fitting.uncertainty.covariance import CHI2_95, sandwich_root
+from latfit.fitting.uncertainty.covariance import CHI2_95, one_row_a_cell, sandwich_root
 from latfit.fitting.uncertainty.identifiability import decompose
 from latfit.stats import FloatArray
 
@@ -193,9 +193,10 @@ def deviance_unit(problem: FitProblem, solution: Solution, position: int) -> flo
     psi, slope = r * score_factor(loss, r, f_scale), score_slope(loss, r, f_scale)
     freedom = max(problem.rows - len(solution.z), 1)
     v = float(w @ psi**2) / freedom / max(float(w @ slope) / problem.rows, 1e-12)
-    J = problem.jacobian(solution.z)
+    cells = one_row_a_cell(problem)
+    J = cells.residual_slopes(cells.theta(solution.z), cells.steps)
     mean_slope = max(float(w @ slope) / problem.rows, 1e-12)
-    known = decompose(*with_priors(problem, solution.z, f_scale, J, mean_slope))
+    known = decompose(*with_priors(cells, solution.z, f_scale, J, mean_slope))
     plain = v * known.inverse()[position, position] / mean_slope
     robust = float(np.sum(sandwich_root(problem, solution, J, np.arange(len(solution.z)))[0][:, position] ** 2))
     return v * max(robust / plain, 1.0) if plain > 0 and math.isfinite(robust) else v
