@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.batching_peers import LitServe, Measured, Submit, by_ray_serve, same
-from latfit.live import ProcessExecutor, Router, ThreadExecutor
+from latfit.live import AsyncExecutor, Executor, ProcessExecutor, Router, ThreadExecutor
 from latfit.live.executor import Run
 from latfit.live.waiting import Request
 from latfit.policies import Limits, Policy, policy
@@ -38,6 +38,10 @@ ROUNDS, SENDERS, PAUSE_S = 5, 64, 0.0005
 
 def make_same() -> Run:
     return same
+
+
+async def same_at_once(inputs: list[Any]) -> list[Any]:
+    return inputs
 
 
 class PlainBatcher:
@@ -89,7 +93,7 @@ async def hops_us(submit: Submit, count: int, pause_s: float) -> list[float]:
     return found
 
 
-def by_router(executor: ThreadExecutor | ProcessExecutor, count: int) -> Measured:
+def by_router(executor: Executor, count: int) -> Measured:
     async def main() -> Measured:
         async with Router([executor], [TIMES], policy.gpu_only(Limits(LARGEST))) as router:
             return await measure(router.submit, count)
@@ -126,6 +130,18 @@ def by_thread(count: int) -> Measured:
     work.put(None)
     thread.join()
     return found
+
+
+def by_loop(count: int) -> Measured:
+    """A future that a callback of the event loop fulfils: the least that a way without a thread takes."""
+
+    async def submit(_: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        loop.call_soon(answer.set_result, None)
+        return await answer
+
+    return asyncio.run(measure(submit, count))
 
 
 async def decision_us(rule: Policy, sides: int, count: int) -> float:
@@ -189,6 +205,11 @@ def main(smoke: bool = False) -> None:
     if "ray" not in missing:
         in_thread["Ray Serve's @serve.batch"] = partial(by_ray_serve, LARGEST, measure)
     compare("in a thread", in_thread, count)
+    on_loop: dict[str, Callable[[int], Measured]] = {
+        "router": lambda count: by_router(AsyncExecutor("cpu", same_at_once, LARGEST), count),
+        "a function of the loop, without batches": by_loop,
+    }
+    compare("on the event loop", on_loop, count)
     in_process: dict[str, Callable[[int], Measured]] = {"router": lambda count: by_router(process, count)}
     peers = [] if "litserve" in missing else [LitServe(LARGEST, measure)]
     for peer in peers:

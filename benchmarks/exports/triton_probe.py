@@ -2,10 +2,10 @@
 sends it requests as a Poisson stream, and prints what it made of them as one JSON object.
 
     python triton_probe.py REPOSITORY MODEL RATE_PER_S SECONDS SEED
-    python triton_probe.py serve REPOSITORY [PORT]
+    python triton_probe.py serve REPOSITORY [GRPC HTTP]
 
-MODEL: `router.py` sends through the exported router. serve: prints the server's process and its gRPC address when it is
-ready, and ends it when stdin does. Only loopback is listened on.
+MODEL: `router.py` sends through the exported router. serve: on these ports or any, prints the server's process and its
+addresses of gRPC and HTTP when it is ready, and ends it when stdin does. Only loopback is listened on.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ def free_port() -> int:
         return int(each.getsockname()[1])
 
 
-def started(repository: Path, folder: Path, port: int = 0) -> tuple[subprocess.Popen[bytes], str]:
-    """The server, and the address of its gRPC. port: of that, 0 for any."""
+def started(repository: Path, folder: Path, grpc: int = 0, http: int = 0) -> tuple[subprocess.Popen[bytes], str, str]:
+    """The server, and the addresses of its gRPC and HTTP. grpc, http: their ports, 0 for any."""
     import pytriton
 
     home = Path(pytriton.__file__).parent
@@ -43,7 +43,7 @@ def started(repository: Path, folder: Path, port: int = 0) -> tuple[subprocess.P
     stub = folder / "backends" / "python" / "triton_python_backend_stub"
     shutil.copy(home / "tritonserver" / "python_backend_stubs" / version / stub.name, stub)
     stub.chmod(0o755)
-    grpc, http = port or free_port(), free_port()
+    grpc, http = grpc or free_port(), http or free_port()
     libraries = [str(home.parent / "nvidia_pytriton.libs"), str(sysconfig.get_config_var("LIBDIR"))]
     memory = {
         "shm-region-prefix-name": f"latfit-{os.getpid()}",
@@ -62,7 +62,7 @@ def started(repository: Path, folder: Path, port: int = 0) -> tuple[subprocess.P
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     log = (folder / "server.log").open("wb")
-    return subprocess.Popen(command, env=env, stdout=log, stderr=log), f"127.0.0.1:{grpc}"
+    return subprocess.Popen(command, env=env, stdout=log, stderr=log), f"127.0.0.1:{grpc}", f"http://127.0.0.1:{http}"
 
 
 async def driven(address: str, repository: Path, model: str, rate: float, seconds: float, seed: int) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def serve(repository: str, port: str = "0") -> None:
+def serve(repository: str, grpc: str = "0", http: str = "0") -> None:
     import tritonclient.grpc.aio as aio
 
     async def until_ready(address: str) -> None:
@@ -173,10 +173,10 @@ def serve(repository: str, port: str = "0") -> None:
         await client.close()
 
     with tempfile.TemporaryDirectory() as scratch:
-        server, address = started(Path(repository), Path(scratch), int(port))
+        server, address, web = started(Path(repository), Path(scratch), int(grpc), int(http))
         try:
             asyncio.run(until_ready(address))
-            print(server.pid, address, flush=True)
+            print(server.pid, address, web, flush=True)
             sys.stdin.read()
         finally:
             server.terminate()
@@ -189,7 +189,7 @@ def main() -> None:
         return
     repository, model, rate, seconds, seed = sys.argv[1:]
     with tempfile.TemporaryDirectory() as scratch:
-        server, address = started(Path(repository), Path(scratch))
+        server, address, _ = started(Path(repository), Path(scratch))
         try:
             found = asyncio.run(driven(address, Path(repository), model, float(rate), float(seconds), int(seed)))
         except BaseException:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from latfit.live.engines import ByRows as ByRows, openvino_run as openvino_run, torch_run as torch_run
     from latfit.live.executor import (
         Abandoned as Abandoned,
+        AsyncExecutor as AsyncExecutor,
         Executor as Executor,
         ExecutorFailed as ExecutorFailed,
         ExecutorLost as ExecutorLost,

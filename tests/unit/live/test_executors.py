@@ -13,6 +13,7 @@ import pytest
 
 from latfit.errors import WrongUsage
 from latfit.live import (
+    AsyncExecutor,
     ExecutorFailed,
     ExecutorLost,
     ExecutorTimedOut,
@@ -50,6 +51,31 @@ def make_worker() -> Run:
 
 def make_nothing() -> Run:
     raise RuntimeError("no weights here")
+
+
+def test_a_coroutine_function_runs_on_the_event_loop() -> None:
+    """Its outputs come to their senders, padded batches included, and what it raises is told as by a thread."""
+    threads, sizes = set(), []
+
+    async def run(inputs: list[Any]) -> list[Any]:
+        await asyncio.sleep(0)
+        threads.add(threading.current_thread())
+        sizes.append(len(inputs))
+        if "fail" in inputs:
+            raise ValueError("as it was told")
+        return [each**2 for each in inputs]
+
+    async def main() -> None:
+        executor = AsyncExecutor("cpu", run, 8, buckets=(4, 8))
+        async with Router([executor], [TIMES], gpu_only(Limits(8))) as router:
+            assert await asyncio.gather(*(router.submit(k) for k in range(20))) == [k**2 for k in range(20)]
+            with pytest.raises(ExecutorFailed, match="ValueError: as it was told"):
+                await router.submit("fail")
+            assert await router.submit(3) == 9
+
+    asyncio.run(main())
+    assert threads == {threading.main_thread()}
+    assert set(sizes) <= {4, 8}
 
 
 def test_padding_goes_to_the_next_bucket() -> None:
