@@ -28,7 +28,8 @@ import numpy as np
 
 from benchmarks.engine_loop.server import free_port, model_cores, other_cores
 from benchmarks.front_overhead import wait_for
-from latfit.api import EnginePlan, Fit, Recorded, export, fit, plan_engine, read, record_server
+from benchmarks.llama_engine import CONTEXT
+from latfit.api import EnginePlan, Fit, Recorded, export, fit, plan_engine, read, record_server, simulate_engine
 from latfit.fitting.prediction import typical_ms
 from latfit.stats import FloatArray, IntArray
 from latfit.units import format_ms, format_percent
@@ -45,7 +46,9 @@ more requests than slots some always wait, so that the server is never idle for 
 ROUNDS = 3
 """How often all of them are gone through, so that a machine that becomes slower does so in each."""
 
-SETTINGS = ("parallel", "batch_size")
+SETTINGS, BATCH = ("parallel", "batch_size"), 2048
+"""Of llama.cpp; its own tokens of a step."""
+
 STATISTICS: Mapping[str, Callable[[FloatArray], float]] = {
     "mean": lambda values: float(np.mean(values)),
     "p99": lambda values: float(np.quantile(values, 0.99)),
@@ -60,12 +63,11 @@ class Load:
     prompt: IntArray
     output: IntArray
 
-    def save(self, file: Path) -> Path:
+    def save(self, file: Path) -> None:
         """As `latfit plan --arrivals` reads it."""
         rows = zip(self.at_s, self.prompt, self.output, strict=True)
         lines = [f"{at:.4f},{prompt},{output}" for at, prompt, output in rows]
         file.write_text("\n".join(["t_s,prompt_tokens,output_tokens", *lines, ""]))
-        return file
 
     def bodies(self) -> list[dict[str, object]]:
         rng = np.random.default_rng(0)
@@ -92,9 +94,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--engine", help="Python of an environment with xllamacpp and gguf")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each recorded load; half of that planned for")
     parser.add_argument(
-        "--limits", help="of the p99 of TTFT and TPOT: 2s:40ms; default: TPOT of half the slots, 40 times it"
+        "--limits", help="of the p99 of TTFT and TPOT: 2s:40ms; default: 10 s, three quarters of 16 slots"
     )
-    parser.add_argument("--rate", type=float, default=0.7, help="of what the first server carries, that is planned for")
+    parser.add_argument("--rate", type=float, default=0.5, help="of what the first server carries, that is planned for")
     parser.add_argument("--keep", type=Path, help="folder for everything that is made; default: a temporary one")
     asked = parser.parse_args(arguments)
     there = [asked.engine, "-c", "import xllamacpp, gguf"]
@@ -114,13 +116,14 @@ def _run(asked: argparse.Namespace, place: Path) -> None:
         asyncio.run(recorded(url, place / "steps.parquet", asked.seconds))
     steps = fit(place / "steps.parquet", path="cpu")
     print(steps.summary(), flush=True)
-    ttft, tpot = asked.limits.split(":") if asked.limits else _limits(steps)
-    print(f"llama loop: limits {ttft} and {tpot} at the p99", flush=True)
     rate = asked.rate * carried
     load = poisson(rate, max(round(rate * asked.seconds * 2), 50), seed=9)
+    load.save(place / "load.csv")
+    ttft, tpot = asked.limits.split(":") if asked.limits else _limits(place)
+    print(f"llama loop: {rate:.2f} req/s, limits {ttft} and {tpot} at the p99", flush=True)
     plan = plan_engine(
         steps,
-        arrivals=str(load.save(place / "load.csv")),
+        arrivals=str(place / "load.csv"),
         ttft=ttft,
         tpot=tpot,
         replicas=1,
@@ -140,14 +143,13 @@ def _run(asked: argparse.Namespace, place: Path) -> None:
             asyncio.run(closed(url, settings[0], 5.0))
             replies = asyncio.run(_watched(url, load, out))
         print(f"llama loop: {name} ({', '.join(map(str, settings))}), {_others()}")
-        show(replies, plan if name == "as planned" else None)
-        print(f"  {speed(steps, out)}", flush=True)
+        show(replies, simulated(place, speed(steps, out), settings), plan if name == "as planned" else None)
 
 
-def _limits(steps: Fit) -> tuple[str, str]:
-    """TTFT and TPOT that do not let all slots decode: a step of half of them."""
-    tpot_ms = float(steps.result.latency_ms(B=np.array([SLOTS / 2]), S=np.array([SLOTS / 2]))[0])
-    return f"{40 * tpot_ms:.0f}ms", f"{tpot_ms:.3g}ms"
+def _limits(place: Path) -> tuple[str, str]:
+    """TTFT and TPOT that as many slots as were recorded do not keep: the sequence limit has to bind."""
+    tpot_ms = simulated(place, 1.0, [SLOTS])["TPOT"]["p99"]
+    return "10s", f"{0.75 * tpot_ms:.3g}ms"
 
 
 def _others() -> str:
@@ -242,27 +244,47 @@ async def _recording(url: str, out: Path, seconds: float) -> Recorded:
     return await asyncio.to_thread(record_server, url, duration=f"{seconds:.1f}s", every="500ms", out=out, path="cpu")
 
 
-def speed(steps: Fit, out: Path) -> str:
+def speed(steps: Fit, out: Path) -> float:
     """How long the steps of a load took beside what the fit says of the same: what the machine did otherwise."""
     trace = read(out).trace
     trace = trace.select(~trace["idle"].astype(bool))
     weight = trace.floats("window_steps")
     ratio = float(np.sum(weight * trace.floats("T_ms")) / np.sum(weight * typical_ms(steps.result, trace)))
-    return (
-        f"{weight.sum():,.0f} steps of {trace.floats('B').max():.1f} requests at most took"
+    print(
+        f"  {weight.sum():,.0f} steps of {trace.floats('B').max():.1f} requests at most took"
         f" {format_percent(100 * (ratio - 1), signed=True)} beside the fit's of the same size"
     )
+    return ratio
 
 
-def show(replies: FloatArray, plan: EnginePlan | None) -> None:
-    """TTFT and TPOT beside what was planned."""
+def simulated(place: Path, ratio: float, settings: Sequence[int]) -> Mapping[str, Mapping[str, float]]:
+    """The load with steps so many times as long as they were recorded, by TTFT and TPOT and by statistic."""
+    frame = read(place / "steps.parquet").frame
+    frame["T_ms"] *= ratio
+    slots, batch = [*settings, BATCH][:2]
+    engine = {"max_num_seqs": slots, "max_num_batched_tokens": batch, "synchronous": True}
+    blocks = slots * CONTEXT // 16
+    found = simulate_engine(
+        fit(frame, path="cpu"), arrivals=str(place / "load.csv"), engine=engine, kv_blocks=blocks, force=True
+    )
+    (run,) = found.to_json()["runs"]
+    return {name.upper(): run[f"{name}_ms"] for name in ("ttft", "tpot")}
+
+
+def show(replies: FloatArray, own: Mapping[str, Mapping[str, float]], plan: EnginePlan | None) -> None:
+    """TTFT and TPOT beside what was planned, and what is simulated with steps as long as in this run."""
     for name, times in zip(("TTFT", "TPOT"), replies.T, strict=True):
         for which, statistic in STATISTICS.items():
-            value, beside = statistic(times), ""
+            value = statistic(times)
+            beside = f"at this speed {_beside(own[name][which], value)}"
             if plan is not None and plan.result.summary is not None:
                 said = getattr(plan.result.summary, name.lower())[which].value
-                beside = f"planned {format_ms(said)}, {format_percent(100 * (said / value - 1), signed=True)}"
+                beside = f"planned {_beside(said, value)}; {beside}"
             print(f"  {name} {which:<5}{format_ms(value):>10}  {beside}", flush=True)
+
+
+def _beside(said: float, value: float) -> str:
+    return f"{format_ms(said)}, {format_percent(100 * (said / value - 1), signed=True)}"
 
 
 if __name__ == "__main__":
