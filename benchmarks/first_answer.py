@@ -81,7 +81,7 @@ def compare(rows: str, trace: Path, folder: Path, models: list[str], runs: int) 
     """Print a line a model."""
     peer = min(processor_seconds([sys.executable, "-c", PEER, str(trace)], str(folder)) for _ in range(runs))
     for model in models:
-        out = ["--out", str(folder / "x.fit.json"), "--hardware", str(folder / "hardware.json"), "--path", "gpu"]
+        out = ["--out", str(folder / "x.fit.json"), "--hardware", str(folder / "hardware.json")]
         command = [sys.executable, "-m", "latfit", "fit", str(trace), "--model", model, "--quiet", *out]
         cache = str(folder / f"cache-{rows}-{model}")
         processor_seconds([*command[:4], str(SAMPLE), *command[5:]], str(folder / "unused"))

@@ -361,6 +361,7 @@ def fit(
     """
     steps = read_timed(source, time, reading)
     check_one_system(steps, "Fit each of them with fit_each, or one of them with where=.")
+    check_paths(path, steps)
     named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
     options = replace(_options(named, fix, bounds, prior, seed), window_means=window_means)
     doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
@@ -565,7 +566,12 @@ def _path_of(steps: CleanTrace, system: Mapping[str, str], rows: Trace, path: st
     """The execution path that a system's fit belongs to."""
     if path and NAMED_BY in path:
         return path.format_map(system)
-    return str(rows["path"][0]) if "path" in rows else path or steps.path
+    return _own_path(rows) or path or steps.path
+
+
+def _own_path(rows: Trace) -> str:
+    """The execution path that the steps of a system name, empty where they name none."""
+    return str(rows["path"][0]) if "path" in rows else ""
 
 
 NAMED_BY = "{"
@@ -573,8 +579,18 @@ NAMED_BY = "{"
 
 
 def check_paths(path: str | None, steps: CleanTrace) -> None:
-    """Raises WrongUsage for a path named by columns that the systems have not, or that two of them share."""
-    if path is None or NAMED_BY not in path:
+    """Raises WrongUsage for a path that has no effect, because the steps name their own, and for one named by columns
+    that the systems have not, or that two of them share."""
+    if path is None:
+        return
+    if NAMED_BY not in path:
+        own = {_own_path(rows) for _, rows in steps.systems}
+        if "" not in own and own != {path}:
+            raise WrongUsage(
+                f"{path!r} has no effect: the steps name their path themselves, {', '.join(sorted(own))}",
+                where="path",
+                remedy="Leave it out, or choose steps with where, as in path=cpu.",
+            )
         return
     columns = sorted({name for system, _ in steps.systems for name in system})
     try:

@@ -119,7 +119,18 @@ class TestFit:
         found = line.kept_out("10%")
         assert found is not None
         assert "above the allowed 10 %" in found.message
+        assert "--model auto" in found.remedy
         assert fitted.kept_out(10) is None
+        chosen = latfit.fit(frame).kept_out("0.01%")
+        assert chosen is not None
+        assert "auto" not in chosen.remedy
+
+    def test_a_path_that_the_steps_name_otherwise_is_refused(self) -> None:
+        named = planted_trace(0.05).with_columns(path=np.full(43, "cpu"))
+        assert latfit.fit(named, model="linear", path="cpu").path == "cpu"
+        for verb in (latfit.fit, latfit.fit_each):
+            with pytest.raises(WrongUsage, match="'gpu' has no effect: the steps name their path themselves, cpu"):
+                verb(named, model="linear", path="gpu")
 
     def test_several_systems_are_fitted_each(self, in_tmp: Path, capsys: Captured) -> None:
         parts = [planted_trace(0.05, seed=i).with_columns(tp=np.full(43, tp)) for i, tp in enumerate((1, 2))]

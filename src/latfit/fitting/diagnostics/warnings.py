@@ -146,10 +146,11 @@ def keeps_out(found: FitResult, max_error_pct: float | None = None) -> LatfitWar
         why = ""
     if not why:
         return None
+    another = "Measure it again" if found.cross_validation.selection else "Use --model auto"
     return LatfitWarning(
         "kept_out",
         f"The cross-validated MAPE of {found.model} is {format_percent(error)}, {why}.",
-        "Use --model auto, or enter it all the same with --force.",
+        f"{another}, or enter it all the same with --force.",
     )
 
 
