@@ -19,9 +19,9 @@ from latfit.errors import HardwareMissing, Interrupted, WrongUsage
 from latfit.hardware import ExecutionPath, PathLatency
 from latfit.live import Router, RouterOptions
 from latfit.policies import PathTimes, Policy, Settings, named_policy
-from latfit.simulation import System, path_times
+from latfit.simulation import Options, System, path_times, simulate
 from latfit.units import format_ms, parse_bytes
-from latfit.workload import parse_lengths
+from latfit.workload import OpenLoad, Poisson, parse_lengths
 
 if TYPE_CHECKING:
     from latfit.live import Front
@@ -36,6 +36,12 @@ UNKNOWN_MS = 1000.0
 OVERDUE, LEAST_OVERDUE_S = 20.0, 1.0
 """A caller that leaves after so many times T(1), this long at least, without a reply having begun shows that an engine
 hangs."""
+
+CUTS = (0.0625, 0.125, 0.25, 0.5, 1.5, 2.0, 3.0, 5.0)
+"""Queueing timeouts that a front that learns tries, over the main path's time of a reply."""
+
+CUT_REQUESTS, CUT_WORTH = 10_000, 0.95
+"""Requests of each simulation; the timeout in use stays where the best is not 5 % better."""
 
 LEAST_TOKEN = 8
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -231,11 +237,25 @@ def _policy(name: str, names: list[str], t_ms: Mapping[str, float], cut_ms: floa
 
 
 def _thresholds(cut_ms: float | None) -> Callable[[Policy, float, System], Policy]:
-    """T_cut for the times that were learnt, unless it was given."""
+    """T_cut for the times that were learnt, unless it was given: the one of some whose simulated p99 is least."""
 
     def made(policy: Policy, rate: float, system: System) -> Policy:
         times = path_times(system)
-        return named_policy(policy.name, rate, times, Settings(t_cut_ms=cut_ms, B1=1))
+
+        def at(t_cut_ms: float | None) -> Policy:
+            return named_policy(policy.name, rate, times, Settings(t_cut_ms=t_cut_ms, B1=1))
+
+        usual = at(cut_ms)
+        if cut_ms is not None or "t_cut_ms" not in usual.settings:
+            return usual
+        load, options = OpenLoad(Poisson(rate)), Options(CUT_REQUESTS, replications=1)
+
+        def p99_ms(candidate: Policy) -> float:
+            return float(simulate(candidate, system, load, options).latency["p99"].value)
+
+        tried = [usual, *(at(share * float(times.main[0])) for share in CUTS)]
+        found = min(((p99_ms(each), each) for each in tried), key=lambda each: each[0])
+        return found[1] if found[0] < CUT_WORTH * p99_ms(policy) else policy
 
     return made
 
