@@ -102,6 +102,10 @@ class Speculation:
             )
 
 
+MOST, MOST_BLOCK = 2**40, 2**20
+"""Of any count, and of tokens in a block: products of two are whole numbers of 64 bits."""
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """One engine. Times in ms, lengths in tokens.
@@ -149,6 +153,12 @@ class EngineSettings:
         for name, value in counts.items():
             if value < 1:
                 raise WrongUsage(f"{value} is too few", where=f"--{name.replace('_', '-')}", remedy="Give one or more.")
+        counts |= {"kv_blocks": self.kv_blocks, "long_prefill_token_threshold": self.long_prefill_token_threshold}
+        for name, value in counts.items():
+            most = MOST_BLOCK if name == "block_size" else MOST
+            if value > most:
+                where = f"--{name.replace('_', '-')}"
+                raise WrongUsage(f"{value} is more than any engine has", where=where, remedy=f"Give {most} at most.")
         if self.kv_blocks <= self.null_blocks:
             reserved = f", of which the engine keeps {self.null_blocks} to itself" if self.null_blocks else ""
             raise WrongUsage(

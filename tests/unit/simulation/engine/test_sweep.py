@@ -13,7 +13,7 @@ from latfit.errors import WrongUsage
 from latfit.files import dumps
 from latfit.model import FitResult
 from latfit.model.fit_result import Estimate, FitStatus, write_fit
-from latfit.simulation import Running
+from latfit.simulation import EngineSettings, Running
 
 Captured = pytest.CaptureFixture[str]
 VALUES = {"tau_0": 8.0, "tau_B": 0.05, "tau_S": 0.02}
@@ -145,3 +145,12 @@ def test_a_sweep_on_the_command_line(folder: Path, capsys: Captured) -> None:
     assert "max_num_seqs 4, replicas 1" in capsys.readouterr().out
     assert len(pd.read_parquet("s.parquet")) == 4
     assert (folder / "s.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "name", ["kv_blocks", "max_num_batched_tokens", "max_num_seqs", "block_size", "long_prefill_token_threshold"]
+)
+def test_counts_beyond_64_bits(name: str) -> None:
+    asked: dict[str, Any] = {name: 2**63}
+    with pytest.raises(WrongUsage, match="more than any engine has"):
+        EngineSettings(**asked)
