@@ -21,6 +21,7 @@ from latfit.trace import MIXED, PREFILL, UNKNOWN, Trace, phases
 from latfit.units import format_ms
 
 CANNOT_TELL = "No interval beyond the measured range: too few values of B or S to validate an extrapolation."
+UNTESTED = "Too few measured steps to test how far those unlike them lie off: their intervals may be too narrow."
 OUTSIDE = "outside the measured range"
 BIASED = math.log(1.1)
 """A median of held-out ratios further from one is worth a word."""
@@ -67,6 +68,8 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
     biased = [_bias(fit, phase) for phase in np.unique(_phases_of(steps)).tolist()]
     silent = [text for text in dict.fromkeys(without.tolist()) if text and NO_PREFILL not in text]
     notes = (*outside_note(fit, steps), *taken(fit, steps), *filter(None, biased), *silent)
+    if np.any(np.isnan(fit.widening_unlike(**_read(fit, steps))) & np.isfinite(high)):
+        notes = (*notes, UNTESTED)
     return Predictions(T, low, high, _why_outside(fit, steps), without, notes)
 
 
@@ -85,7 +88,8 @@ def _interval(
             without[rows] = _why_silent(fit, phase, level)
     blind = _blind(fit, steps)
     low[blind], high[blind] = np.nan, np.nan
-    wider = fit.widening(steps.floats("S"), steps.floats("B"))
+    wider, unlike = fit.widening(steps.floats("S"), steps.floats("B")), fit.widening_unlike(**_read(fit, steps))
+    wider = np.where(np.isnan(unlike), wider, np.maximum(wider, unlike))
     without[np.isnan(wider) & (without == "")] = CANNOT_TELL
     without[blind] = f"No interval: {NO_PREFILL}."
     return low / wider, high * wider, without

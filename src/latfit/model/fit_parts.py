@@ -49,7 +49,8 @@ class HeldOutErrors:
     """Errors on rows left out: over all of them, by fold (K,), and mean and spread over the folds.
 
     regions: error by the region left out.  by_phase: error of each phase with rows enough to count.  trained_up_to_S,
-    trained_up_to_B: the most tokens, or requests, of a step that trained; where folds are such.
+    trained_up_to_B: the most tokens, or requests, of a step that trained.  distance: the median of how far the steps
+    lie outside the support of those that trained (see `model.support`); where folds are such.
     """
 
     folds: int
@@ -64,9 +65,10 @@ class HeldOutErrors:
     by_phase: Mapping[str, float] | None = None
     trained_up_to_S: float | None = None  # noqa: N815 - a key of the file
     trained_up_to_B: float | None = None  # noqa: N815 - a key of the file
+    distance: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        kinds = ("regions", "by_phase", "trained_up_to_S", "trained_up_to_B")
+        kinds = ("regions", "by_phase", "trained_up_to_S", "trained_up_to_B", "distance")
         return {name: value for name, value in asdict(self).items() if name not in kinds or value is not None}
 
     @classmethod
@@ -77,8 +79,8 @@ class HeldOutErrors:
 @dataclass(frozen=True, repr=False)
 class CrossValidation:
     """Errors on rows left out by the default scheme, and what harder ones say: later rows, a part of the plane of B and
-    S, more tokens, more requests. selection: how the model was chosen, of `--model auto`. None where the rows cannot
-    answer."""
+    S, more tokens, more requests, steps unlike those that trained. selection: how the model was chosen, of `--model
+    auto`. None where the rows cannot answer."""
 
     scheme: str | None = None
     errors: HeldOutErrors | None = None
@@ -86,6 +88,7 @@ class CrossValidation:
     by_region: HeldOutErrors | None = None
     extrapolation_S: HeldOutErrors | None = None  # noqa: N815 - a key of the file
     extrapolation_B: HeldOutErrors | None = None  # noqa: N815 - a key of the file
+    outside_support: HeldOutErrors | None = None
     selection: JsonObject | None = None
 
     def __repr__(self) -> str:
@@ -115,7 +118,7 @@ class CrossValidation:
         )
 
 
-_FURTHER = ("expanding_window", "by_region", "extrapolation_S", "extrapolation_B")
+_FURTHER = ("expanding_window", "by_region", "extrapolation_S", "extrapolation_B", "outside_support")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,11 @@ therefore has its limits moved outwards by the factor
 which is 1 + e where it lies as far outside as the farthest of the steps that were asked. The same holds for requests;
 of a step that is beyond in both the larger factor counts. Where a fit was never asked so, because too few different
 values are below S_t to tell a slope by, it cannot tell.
+
+A step within these ranges may still be unlike the measured ones (see `model.support`). Regions of the plane of B and S
+are left out in turn: those of their steps that lie outside the support of the others were off by less than e in nine of
+ten, at a distance of d in the median. The limits of a step at a distance x from the support are moved outwards by
+(1 + e)^min(x/d, 3), or by the factor above where that is larger.
 """
 
 import math
@@ -56,12 +61,14 @@ from latfit.model.fit_parts import (
 from latfit.model.kinds import check_kinds
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
-from latfit.model.support import check_support, kinds_of, supported
+from latfit.model.support import check_support, kinds_of, outside_by, supported
 from latfit.stats import FloatArray
 from latfit.units import format_percent, number
 from latfit.warning import LatfitWarning
 
 SCHEMA = "latfit.fit/1"
+FARTHEST = 3.0
+"""Distances at which steps unlike the measured ones were tested, beyond which intervals do not widen any more."""
 MOST_VALUE = 1e60
 """Of anything that is counted or timed; its powers are numbers still."""
 
@@ -325,6 +332,20 @@ class FitResult:
         B, S = np.broadcast_arrays(B, S)
         here = B.ravel(), S.ravel(), np.broadcast_to(self.kinds(B, S, **context), B.shape).ravel()
         return ~supported(self.support, *here).reshape(B.shape)
+
+    def widening_unlike(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
+        """Factor (n,) >= 1 on both limits of steps where few of their kind were measured; NaN where the fit cannot
+        tell."""
+        wider = np.ones(len(S))
+        unlike = self.unlike(B, S, **context)
+        if unlike.any():
+            tried = self.cross_validation.outside_support
+            if tried is None or not tried.distance:
+                return np.where(unlike, np.nan, wider)
+            far = outside_by(self.support, B, S, self.kinds(B, S, **context))
+            share = np.minimum(far / tried.distance, FARTHEST)
+            wider = np.where(unlike, (1 + tried.p90_ape_pct / 100) ** share, wider)
+        return wider
 
     @classmethod
     def kinds(cls, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.str_]:

@@ -55,15 +55,22 @@ def support_of(B: FloatArray, S: FloatArray, kinds: NDArray[np.str_], weights: F
 
 def supported(support: Support, B: FloatArray, S: FloatArray, kinds: NDArray[np.str_]) -> NDArray[np.bool_]:
     """Whether steps (n,) lie where some of their kind were measured; all do where nobody knows."""
+    return outside_by(support, B, S, kinds) <= ROUNDING
+
+
+def outside_by(support: Support, B: FloatArray, S: FloatArray, kinds: NDArray[np.str_]) -> FloatArray:
+    """How far (n,) steps lie outside the region of their kind, in ln B and ln S: max_j (u_j . x - h_j), at least 0;
+    infinite for a kind that has none, 0 where nobody knows."""
     if not support:
-        return np.ones(len(B), dtype=bool)
-    inside = np.zeros(len(B), dtype=bool)
+        return np.zeros(len(B))
+    far = np.full(len(B), np.inf)
     along = _along(B, S)
     for kind, ends in support.items():
         either = (ANY_PREFILL,) if kind != ANY_PREFILL else (PREFILL, MIXED)
         rows = (kinds == kind) | (np.isin(kinds, either) if kind != DECODE else False)
-        inside |= rows & np.all(along <= np.asarray(ends, dtype=np.float64)[:, None] + ROUNDING, axis=0)
-    return inside
+        beyond = np.max(along - np.asarray(ends, dtype=np.float64)[:, None], axis=0)
+        far[rows] = np.minimum(far, np.maximum(beyond, 0.0))[rows]
+    return far
 
 
 def check_support(support: Support) -> None:

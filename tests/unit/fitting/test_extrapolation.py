@@ -111,7 +111,7 @@ def test_a_step_that_must_hold_decoding_requests_is_a_mixed_one() -> None:
     mixed = {"ratio_quantiles": limits, "lower_quantiles": {"0.5": 1.5, "0.95": 1.4}}
     other = {"ratio_quantiles": {"0.5": 1.0, "0.95": 1.1}, "lower_quantiles": {"0.5": 1.0, "0.95": 0.9}}
     fit = fit_trace(planted_trace(0.05, repeats=6), FitOptions(model="linear"))
-    fit = replace(fit, intervals={**other, "by_phase": {"decode": other, "mixed": mixed, "prefill": other}})
+    fit = replace(fit, intervals={**other, "by_phase": {"decode": other, "mixed": mixed, "prefill": other}}, support={})
     found = predict(fit, Trace({"B": np.array([64.0, 64.0]), "S": np.array([65.0, 64.0])}))
     assert (found.low / found.T_ms).tolist() == pytest.approx([1.4, 0.9])
     assert any("1.50 times the prediction" in note for note in found.notes)

@@ -29,13 +29,24 @@ from latfit.fitting.correction import Smoothing, learnt
 from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, FitProblem, collapsed, log_ratios, make_problem
 from latfit.fitting.solver.solve import refitted_all, solve
-from latfit.model import Correction, CrossValidation, HeldOutErrors, Separable, StepTable
+from latfit.model import (
+    Correction,
+    CrossValidation,
+    FitResult,
+    HeldOutErrors,
+    Separable,
+    StepTable,
+    outside_by,
+    support_of,
+)
 from latfit.stats import FloatArray, distinct, error_metrics, weighted_quantile, weighted_quantiles
 
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 FOLDS = 5
 TRAIN_BELOW = 0.7
+FEWEST_OUTSIDE = 10
+"""Steps unlike those that trained from which their errors say something."""
 FEWEST_VALUES = 3
 """Different values from which rows tell a slope, and one more by which to doubt it."""
 TRAINED = 50_000
@@ -358,6 +369,7 @@ def further_validation(
         region = scores_of(data, apart)
         used = [named[number][0] for number in np.unique(apart.fold)]
         region = replace(region, regions=dict(zip(used, region.mape_pct_by_fold, strict=True)))
+    unlike = _unlike(data, [fold for _, fold in named], apart) if apart is not None else None
     tokens, requests = (_beyond(data, options, theta, column) for column in ("S", "B"))
     return replace(
         scores or CrossValidation(),
@@ -365,7 +377,23 @@ def further_validation(
         by_region=region,
         extrapolation_S=tokens,
         extrapolation_B=requests,
+        outside_support=unlike,
     )
+
+
+def _unlike(data: FitData, folds: Sequence[Fold], apart: HeldOut) -> HeldOutErrors | None:
+    """Errors of those rows of left-out regions that lie where few or none of their kind trained; None where these are
+    too few to tell."""
+    kinds, far = FitResult.kinds(**data.steps), np.zeros(len(data))
+    for number in np.unique(apart.fold):
+        train, test = folds[number][0], apart.rows[apart.fold == number]
+        support = support_of(data.B[train], data.S[train], kinds[train], data.weights[train])
+        far[test] = outside_by(support, data.B[test], data.S[test], kinds[test])
+    outside = apart.among((far[apart.rows] > 0) & np.isfinite(far[apart.rows]))
+    if len(outside.rows) < FEWEST_OUTSIDE:
+        return None
+    typical = weighted_quantile(far[outside.rows], 0.5, outside.weights)
+    return replace(scores_of(data, outside), by_phase=None, distance=typical)
 
 
 def _beyond(data: FitData, options: FitOptions, theta: FloatArray, column: str) -> HeldOutErrors | None:
