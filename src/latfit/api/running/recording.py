@@ -156,9 +156,9 @@ def record_server(
 ) -> Recorded:
     """Record a running engine from outside: its `/metrics`, polled, as means over windows.
 
-    url: of vLLM, SGLang, llama.cpp, or Triton's metrics.  duration: how long; Ctrl-C ends it earlier, with what there is.  every:
-    how often.  out: the trace; the first and last text of `/metrics` go beside it.  path: label of the execution path,
-    such as gpu. Raises WrongUsage, BadInput (nobody answers, the engine counts no steps, or it made none),
+    url: of vLLM, SGLang, llama.cpp, or Triton's metrics.  duration: how long; Ctrl-C ends it earlier, with what there
+    is.  every: how often.  out: the trace; the first and last text of `/metrics` go beside it.  path: label of the
+    execution path, such as gpu. Raises WrongUsage, BadInput (nobody answers, the engine counts no steps, or it made none),
     TargetNotWritable.
     """
     long_ms, every_ms = in_ms(duration, "--duration"), in_ms(every, "--every")
