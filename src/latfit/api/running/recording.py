@@ -158,8 +158,8 @@ def record_server(
 
     url: of vLLM, SGLang, llama.cpp, or Triton's metrics.  duration: how long; Ctrl-C ends it earlier, with what there
     is.  every: how often.  out: the trace; the first and last text of `/metrics` go beside it.  path: label of the
-    execution path, such as gpu. Raises WrongUsage, BadInput (nobody answers, the engine counts no steps, or it made none),
-    TargetNotWritable.
+    execution path, such as gpu. Raises WrongUsage, BadInput (nobody answers, the engine counts no steps, or it made
+    none), TargetNotWritable.
     """
     long_ms, every_ms = in_ms(duration, "--duration"), in_ms(every, "--every")
     if every_ms < LEAST_EVERY_MS or long_ms < every_ms:
