@@ -3,7 +3,7 @@
 #     nightly.sh URL|TRACE FOLDER
 set -euo pipefail
 source=${1:?URL of a server, or a trace} kept=${2:?folder that is kept}
-days=${LATFIT_DAYS:-7} keep=${LATFIT_KEEP:-35} path=${LATFIT_PATH:-gpu}
+days=${LATFIT_DAYS:-7} keep=${LATFIT_KEEP:-35} path=${LATFIT_PATH:-}
 today=$(date -u +%Y-%m-%d)
 folder="$kept/$today"
 mkdir -p "$folder"
@@ -19,13 +19,13 @@ done
 
 measured() {
     if [[ "$source" == http://* || "$source" == https://* ]]; then
-        latfit record "$source" --duration "${LATFIT_DURATION:-10min}" --path "$path" --out "$folder/trace.parquet"
+        latfit record "$source" --duration "${LATFIT_DURATION:-10min}" --path "${path:-gpu}" --out "$folder/trace.parquet"
     else
         latfit ingest "$source" --out "$folder/trace.parquet"
     fi
 }
 fitted() {
-    latfit fit "$folder/trace.parquet" --path "$path" --out "$folder/fit.json" --hardware "$folder/hardware.json"
+    latfit fit "$folder/trace.parquet" ${path:+--path "$path"} --out "$folder/fit.json" --hardware "$folder/hardware.json"
 }
 reported() {
     latfit report --hardware "$folder/hardware.json" --out "$folder/report"

@@ -50,7 +50,7 @@ def test_a_plan_of_requests_prints_what_its_export_says(steps: Path, capsys: Cap
     [
         ({"feasible": False}, "vllm", 5, "cannot be met"),
         ({"unsupported": ["steps of 900"]}, "vllm", 4, "not supported"),
-        ({}, "tgi", 2, "Take one of vllm, sglang, trtllm, triton, tensorrt, kubernetes."),
+        ({}, "tgi", 2, "Take one of vllm, sglang, trtllm, llamacpp, triton, tensorrt, kubernetes."),
         ({}, "triton", 2, "latfit plan --sla"),
         ({}, "vllm --shape input:B", 2, "has no effect on vllm"),
         ({"engines": 3}, "vllm", 3, "latfit plan --out plan.json"),

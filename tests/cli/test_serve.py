@@ -118,7 +118,8 @@ def test_it_learns_how_long_replies_take() -> None:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: serving.ask(), range(150)))
         assert 4.0 < learnt('latfit_path_time_factor_in_use{path="gpu"}') < 10.0
-        assert 80.0 < learnt('latfit_policy_setting{setting="t_cut_ms"}') < 200.0
+        # Replies of the other path take an hour, so that waiting a little longer than one reply is better.
+        assert learnt('latfit_policy_setting{setting="t_cut_ms"}') > 80.0
         assert serving.end(signal.SIGTERM)[0] == 0
 
 

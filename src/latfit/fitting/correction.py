@@ -548,7 +548,8 @@ def _void(nodes: Mapping[str, FloatArray], name: str) -> NDArray[np.bool_]:
     if name == CONTEXT and DECODING in x:
         void = x[DECODING] == 0
     if name == LENGTH and PREFILL in x:
-        own = x[LENGTH] + np.log(np.expm1(x[REQUESTS])) if REQUESTS in x else x[LENGTH]
+        with np.errstate(divide="ignore"):  # no request prefills: no token does either
+            own = x[LENGTH] + np.log(np.expm1(x[REQUESTS])) if REQUESTS in x else x[LENGTH]
         void = (x[PREFILL] == 0) | (own < x[PREFILL])
     return np.delete(void, -1, axis=list(nodes).index(name))
 

@@ -88,8 +88,7 @@ def _interval(
             without[rows] = _why_silent(fit, phase, level)
     blind = _blind(fit, steps)
     low[blind], high[blind] = np.nan, np.nan
-    wider, unlike = fit.widening(steps.floats("S"), steps.floats("B")), fit.widening_unlike(**_read(fit, steps))
-    wider = np.where(np.isnan(unlike), wider, np.maximum(wider, unlike))
+    wider = fit.widening(**_read(fit, steps))
     without[np.isnan(wider) & (without == "")] = CANNOT_TELL
     without[blind] = f"No interval: {NO_PREFILL}."
     return low / wider, high * wider, without

@@ -250,14 +250,17 @@ class FitResult:
         """The limits of single steps, by phase."""
         return intervals_from_json(self.intervals)
 
-    def widening(self, S: FloatArray, B: FloatArray | None = None) -> FloatArray:
-        """Factor (n,) >= 1 on both limits of steps of S tokens and B requests; NaN where the fit cannot tell."""
+    def widening(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
+        """Factor (n,) >= 1 on both limits of steps beyond the measured B or S, or where few of their kind were
+        measured; NaN where the fit cannot tell what is beyond."""
         tried = self.cross_validation
         tokens, requests = tried.extrapolation_S, tried.extrapolation_B
-        wider = self._widened("S", S, tokens, tokens.trained_up_to_S if tokens else None)
-        if B is None:
-            return wider
-        return np.maximum(wider, self._widened("B", B, requests, requests.trained_up_to_B if requests else None))
+        wider = np.maximum(
+            self._widened("S", S, tokens, tokens.trained_up_to_S if tokens else None),
+            self._widened("B", B, requests, requests.trained_up_to_B if requests else None),
+        )
+        unlike = self.widening_unlike(B, S, **context)
+        return np.where(np.isnan(unlike), wider, np.maximum(wider, unlike))
 
     def _widened(
         self, column: str, values: FloatArray, tried: HeldOutErrors | None, trained: float | None

@@ -28,7 +28,7 @@ def asked(fit: FitResult, trained: float, p90: float) -> FitResult:
 
 def test_as_far_outside_as_was_asked_the_error_found_there_counts_once(line: FitResult) -> None:
     """Trained up to 1000 and asked up to 4000: 16000 is one such distance outside, 64000 two."""
-    factors = asked(line, 1000.0, 20.0).widening(np.array([10.0, 4000.0, 16000.0, 64000.0]))
+    factors = asked(line, 1000.0, 20.0).widening(np.ones(4), np.array([10.0, 4000.0, 16000.0, 64000.0]))
     assert factors == pytest.approx([1.0, 1.0, 1.2, 1.44])
 
 
@@ -60,7 +60,7 @@ def test_a_wrong_form_is_covered_beyond_its_data() -> None:
     fit = fit_trace(steps(S), FitOptions(model="linear"))
     beyond = steps(np.arange(6000.0, 8001.0, 100.0))
     found, T = predict(fit, beyond), beyond["T_ms"]
-    factor = fit.widening(beyond.floats("S"))
+    factor = fit.widening(beyond.floats("B"), beyond.floats("S"))
     assert np.all((found.low <= T) & (found.high >= T))
     assert np.all(found.high / factor < T)
 
@@ -87,9 +87,9 @@ def test_requests_beyond_the_measured_ones_widen_as_tokens_do(line: FitResult) -
         line, cross_validation=CrossValidation(extrapolation_B=beyond), domain={"B": [1.0, 64.0], "S": [1.0, 4096.0]}
     )
     S = np.full(3, 512.0)
-    assert fit.widening(S, np.array([8.0, 64.0, 256.0])) == pytest.approx([1.0, 1.0, 1.2])
+    assert fit.widening(np.array([8.0, 64.0, 256.0]), S) == pytest.approx([1.0, 1.0, 1.2])
     silent = replace(fit, cross_validation=CrossValidation())
-    assert np.isnan(silent.widening(S, np.array([8.0, 64.0, 65.0]))).tolist() == [False, False, True]
+    assert np.isnan(silent.widening(np.array([8.0, 64.0, 65.0]), S)).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(

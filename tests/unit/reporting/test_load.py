@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,15 @@ NOMINAL = HardwareProfile(
 WISHES = PlanRequest(rate=0.1)
 
 
+@cache
+def planned(*, laws_only: bool = False) -> Plan:
+    """A plan takes seconds, and no test changes it."""
+    return make_plan(NOMINAL, 20.0, request=replace(WISHES, laws_only=laws_only))
+
+
 @pytest.fixture(scope="module")
 def text() -> str:
-    plan = make_plan(NOMINAL, 20.0, request=WISHES)
+    plan = planned()
     return Outline(render(ReportInput(NOMINAL, plans=[plan], request=WISHES)).html).text
 
 
@@ -37,7 +44,7 @@ def test_the_page_says_what_the_plan_says(text: str) -> None:
     """M/M/1 with mu 0.5 keeps 20 ms up to 0.26974 per ms; T_cut of 7.94 ms is published for this machine."""
     assert "p99 of responses at 100 req/s" in text
     assert "269.7 req/s" in text
-    plan = make_plan(NOMINAL, 20.0, request=WISHES)
+    plan = planned()
     assert isinstance(plan.T_cut, Cutoff)
     assert plan.T_cut.value is not None
     for said in (
@@ -52,7 +59,7 @@ def test_the_page_says_what_the_plan_says(text: str) -> None:
 
 def test_every_number_is_that_of_the_plans_json(text: str) -> None:
     """The page and `plan --json` answer the same question with the same numbers, B1 among them."""
-    plan = make_plan(NOMINAL, 20.0, request=WISHES)
+    plan = planned()
     told = json.loads(json.dumps(plan.to_json()))
     assert told["answer"] in text
     assert {"yes": "SLA met", "in doubt": "not proven", "no": "SLA not met"}[told["promise"]] in text
@@ -74,7 +81,7 @@ def test_every_number_is_that_of_the_plans_json(text: str) -> None:
 
 def with_promise(promise: str) -> Plan:
     """The plan as if that had come out."""
-    plan = make_plan(NOMINAL, 20.0, request=PlanRequest(rate=0.1, laws_only=True))
+    plan = planned(laws_only=True)
     assert plan.load is not None
     doubts = ["In doubt: a tail was not seen."] if promise == "in doubt" else []
     return replace(plan, load=replace(plan.load, promise=promise, why_in_doubt=doubts))
@@ -107,7 +114,7 @@ def test_quoted_paths_claim_no_accuracy(text: str) -> None:
 
 
 def test_pictures_are_the_plans() -> None:
-    plan = make_plan(NOMINAL, 20.0, request=WISHES)
+    plan = planned()
     pictures = render(ReportInput(NOMINAL, plans=[plan], request=WISHES)).pictures
     assert {"plan-cutoff", "plan-rate", "paths"} <= {picture.stem for picture in pictures}
     assert all(len(picture.alt) > 40 for picture in pictures)

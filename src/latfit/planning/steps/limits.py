@@ -71,12 +71,18 @@ class StepLevels:
     prefill: Level
     fit: FitResult | None = None
 
-    def wider(self, S: FloatArray) -> FloatArray:
-        """Factor (n,) on the limits of steps of S tokens: beyond the measured ones errors grow, as `latfit predict` has
-        it. One for typical steps, and where the data cannot tell, which a range says by being called extrapolated."""
+    def wider(self, B: FloatArray, S: FloatArray) -> FloatArray:
+        """Factor (n,) on the limits of steps: beyond the measured ones, and among few, errors grow, as `latfit predict`
+        has it. One for typical steps, and where the data cannot tell, which a range says by being called
+        extrapolated."""
         if self.fit is None or self.percentile is None:
             return np.ones(np.shape(S))
-        return np.nan_to_num(self.fit.widening(S), nan=1.0)
+        return np.nan_to_num(self.fit.widening(B, S), nan=1.0)
+
+    @property
+    def even(self) -> bool:
+        """Whether that factor never falls in B or S, so that a convex latency times it has one range within a limit."""
+        return self.fit is None or self.percentile is None or not self.fit.support
 
     @property
     def percentile(self) -> float | None:
@@ -150,10 +156,11 @@ def tokens_within(
     limit = sla_ms / levels.of(B).factor
 
     def widened(S: FloatArray) -> FloatArray:
-        return at(S) * levels.wider(S)
+        return at(S) * levels.wider(np.full(len(S), float(B)), S)
 
+    convex = convex and levels.even
     spans = feasible_ranges(widened, limit, B + 1, top, convex=convex) if top is None or top > B else []
-    if _one(at, B) > sla_ms / levels.decode.factor:
+    if _one(widened, B) > sla_ms / levels.decode.factor:
         return spans
     if spans and spans[0].low == B + 1:
         return [Range(B, spans[0].high), *spans[1:]]
@@ -185,10 +192,11 @@ def batch_ranges(
     for S in _doubling(path, "S"):
 
         def at(B: FloatArray, S: int = S) -> FloatArray:
-            return path.fit.latency_ms(**step_columns(B, np.full(len(B), float(S)), context))
+            tokens = np.full(len(B), float(S))
+            return np.asarray(levels.wider(B, tokens) * path.fit.latency_ms(**step_columns(B, tokens, context)))
 
-        limit = sla_ms / max(levels.prefill.factor, levels.alone.factor) / float(levels.wider(np.array([float(S)]))[0])
-        spans = feasible_ranges(at, limit, 1, S - 1, convex=path.fit.convex) if S > 1 else []
+        limit = sla_ms / max(levels.prefill.factor, levels.alone.factor)
+        spans = feasible_ranges(at, limit, 1, S - 1, convex=path.fit.convex and levels.even) if S > 1 else []
         if _one(at, S) <= sla_ms / levels.decode.factor:
             joins = bool(spans) and spans[-1].high == S - 1
             spans = [*spans[:-1], Range(spans[-1].low, S)] if joins else [*spans, Range(S, S)]
@@ -260,7 +268,8 @@ def fastest_step(path: ExecutionPath, levels: StepLevels, context: float | None 
     grid_B, grid_S = (axis.ravel().astype(float) for axis in np.meshgrid(B, S))
     rows = grid_S >= grid_B
     grid_B, grid_S = grid_B[rows], grid_S[rows]
-    times = levels.factors(grid_B, grid_S) * path.fit.latency_ms(**step_columns(grid_B, grid_S, context))
+    factors = levels.factors(grid_B, grid_S) * levels.wider(grid_B, grid_S)
+    times = factors * path.fit.latency_ms(**step_columns(grid_B, grid_S, context))
     best = int(np.argmin(times))
     return float(times[best]), int(grid_B[best]), int(grid_S[best])
 
