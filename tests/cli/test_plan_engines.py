@@ -174,6 +174,7 @@ def test_what_a_fit_of_means_over_windows_leaves_open_is_told(fitted: Path, in_t
     Path("windows.fit.json").write_text(json.dumps(document))
     found = planned(Path("windows.fit.json"), capsys, "--replicas", "2")
     assert [each["code"] for each in found["warnings"]] == ["window_means"]
+    assert found["promise"] == "in doubt"
 
 
 def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> None:

@@ -39,6 +39,9 @@ DRAWN = 10_000
 """Requests whose lengths tell those of all."""
 
 PLANNED = ("batching", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "kv_blocks")
+DOUBTS = (FEW_REQUESTS, "window_means")
+"""Warnings that put a promise in doubt: few requests decide the percentile, or nobody knows how single steps scatter."""
+
 FITS_WARN = ("large_error", "no_better_than_constant", "line_as_good", "drift", "decode_only", "window_means")
 """Warnings of a fit that a plan repeats."""
 
@@ -127,7 +130,7 @@ class ServingPlan:
         if not self.feasible:
             return "no"
         sure = all(each.certain for each in self.reached) and self.bears_the_fit
-        sure = sure and not any(each.code == FEW_REQUESTS for each in self.warnings)
+        sure = sure and not any(each.code in DOUBTS for each in self.warnings)
         return "yes" if sure and not self.unsupported else "in doubt"
 
     @property
