@@ -40,7 +40,7 @@ DRAWN = 10_000
 
 PLANNED = ("batching", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "kv_blocks")
 DOUBTS = (FEW_REQUESTS, "window_means")
-"""Warnings that put a promise in doubt: few requests decide the percentile, or nobody knows how single steps scatter."""
+"""Warnings that put a promise in doubt: few requests decide the percentile, or nobody knows how steps scatter."""
 
 FITS_WARN = ("large_error", "no_better_than_constant", "line_as_good", "drift", "decode_only", "window_means")
 """Warnings of a fit that a plan repeats."""
