@@ -61,7 +61,7 @@ from latfit.model.fit_parts import (
 from latfit.model.kinds import check_kinds
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
-from latfit.model.support import check_support, kinds_of, outside_by, supported
+from latfit.model.support import ROUNDING, check_support, kinds_of, outside_by
 from latfit.stats import FloatArray
 from latfit.units import format_percent, number
 from latfit.warning import LatfitWarning
@@ -330,25 +330,25 @@ class FitResult:
 
     def unlike(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
         """True (n,) where few or none of the measured steps of the same kind had such B and S together."""
+        return self._far(B, S, **context) > ROUNDING
+
+    def _far(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
+        """How far (n,) steps lie outside what was measured of their kind; 0 where nobody knows."""
         if not self.support:
-            return np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)), dtype=bool)
+            return np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)))
         B, S = np.broadcast_arrays(B, S)
         here = B.ravel(), S.ravel(), np.broadcast_to(self.kinds(B, S, **context), B.shape).ravel()
-        return ~supported(self.support, *here).reshape(B.shape)
+        return outside_by(self.support, *here).reshape(B.shape)
 
     def widening_unlike(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
         """Factor (n,) >= 1 on both limits of steps where few of their kind were measured; NaN where the fit cannot
         tell."""
-        wider = np.ones(len(S))
-        unlike = self.unlike(B, S, **context)
-        if unlike.any():
-            tried = self.cross_validation.outside_support
-            if tried is None or not tried.distance:
-                return np.where(unlike, np.nan, wider)
-            far = outside_by(self.support, B, S, self.kinds(B, S, **context))
-            share = np.minimum(far / tried.distance, FARTHEST)
-            wider = np.where(unlike, (1 + tried.p90_ape_pct / 100) ** share, wider)
-        return wider
+        far, tried = self._far(B, S, **context), self.cross_validation.outside_support
+        unlike = far > ROUNDING
+        if tried is None or not tried.distance:
+            return np.where(unlike, np.nan, 1.0)
+        share = np.where(unlike, np.minimum(far / tried.distance, FARTHEST), 0.0)
+        return np.asarray((1 + tried.p90_ape_pct / 100) ** share)
 
     @classmethod
     def kinds(cls, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.str_]:

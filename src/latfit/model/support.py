@@ -24,6 +24,7 @@ SHARE, MOST = 0.015, 9.0
 """Share of the steps, and their number, that may lie beyond the region in one direction."""
 DECIMALS = 6
 ROUNDING = 1e-5
+"""Distance up to which a step lies inside."""
 
 Support = Mapping[str, Sequence[float]]
 """h (16,) by kind of steps."""
@@ -51,11 +52,6 @@ def support_of(B: FloatArray, S: FloatArray, kinds: NDArray[np.str_], weights: F
                 ends.append(float(along[top[np.argmax(np.cumsum(np.maximum(w[top], 1.0)) > beyond)]]))
             found[kind] = [round(end, DECIMALS) for end in ends]
     return found
-
-
-def supported(support: Support, B: FloatArray, S: FloatArray, kinds: NDArray[np.str_]) -> NDArray[np.bool_]:
-    """Whether steps (n,) lie where some of their kind were measured; all do where nobody knows."""
-    return outside_by(support, B, S, kinds) <= ROUNDING
 
 
 def outside_by(support: Support, B: FloatArray, S: FloatArray, kinds: NDArray[np.str_]) -> FloatArray:

@@ -1,12 +1,18 @@
 """Where steps count as measured: inside grids of any spacing, not where a log has one odd step."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
-from latfit.model.support import support_of, supported
+from latfit.model.support import ROUNDING, Support, outside_by, support_of
+from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace, rich_design
+
+
+def supported(support: Support, B: FloatArray, S: FloatArray, kinds: NDArray[np.str_]) -> NDArray[np.bool_]:
+    return outside_by(support, B, S, kinds) <= ROUNDING
 
 
 def test_every_step_of_a_grid_and_what_lies_between_is_measured() -> None:

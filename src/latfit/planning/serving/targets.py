@@ -54,7 +54,7 @@ class RequestTarget:
         times, share = [self.times(run, warmup) for run in runs], self.percentile / 100
         found = interval_of(times, share)
         low, value, high = (each * slower for each in (found.low, found.value, found.high))
-        bound = bound_of(times, share) * slower if math.isnan(high) else high
+        bound = bound_of(times, share) * slower if math.isnan(high) else math.nan
         return Reached(self.name, value, low, high, self.limit_ms, bound=bound)
 
 
@@ -94,7 +94,7 @@ def _sooner(run: EngineRun, slower: float) -> EngineRun:
 @dataclass(frozen=True)
 class Reached:
     """A promised figure, with its 95 % interval (NaN ends where there is one run), beside its limit. bound: what it is
-    below, where the interval has no upper end; by default that end."""
+    below, where the interval has no upper end; NaN where that is not known either."""
 
     name: str
     value: float
