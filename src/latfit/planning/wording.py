@@ -176,7 +176,7 @@ def constant_as_good(label: str) -> str:
 
 
 def drifted(label: str, shift: float) -> str:
-    return f"steps on {label} changed by {shift:+.0%} while they were measured"
+    return f"steps on {label} changed by {format_percent(100 * shift, signed=True)} while they were measured"
 
 
 def beyond_measured(label: str, far: str) -> str:
