@@ -4,6 +4,7 @@ The engine is written out here: requests join between two steps, a step computes
 each other request, and takes a time that is known. Its record is fitted and its arrivals are simulated. Near its
 capacity small errors of steps become large ones of what requests see, so that a cost of a step that is counted twice
 shows: steps that an engine padded to a larger batch were slower when they were measured, and are not padded again.
+Where the host works between two steps, a step's tokens are there before its period has passed.
 """
 
 from dataclasses import dataclass
@@ -43,8 +44,9 @@ class Served:
         return np.asarray((self.requests["latency_ms"] - self.requests["ttft_ms"]).to_numpy() / more)
 
 
-def served(rate_per_s: float, requests: int, captured: tuple[int, ...] = ()) -> Served:
-    """captured: batches that steps of decoding are padded to."""
+def served(rate_per_s: float, requests: int, captured: tuple[int, ...] = (), host_ms: float = 0.0) -> Served:
+    """captured: batches that steps of decoding are padded to.  host_ms: from a step's tokens to the next step, three
+    times as long behind steps that prefill."""
     rng = np.random.default_rng(5)
     arrival = np.cumsum(rng.exponential(1e3 / rate_per_s, requests))
     prompt, output = rng.integers(60, 181, requests), rng.integers(15, 46, requests)
@@ -61,22 +63,29 @@ def served(rate_per_s: float, requests: int, captured: tuple[int, ...] = ()) -> 
         cost = (10.0 + 0.18 * P if len(new) else 8.0) + 0.6 * (computed + len(new))
         T = cost * rng.lognormal(-(NOISE**2) / 2, NOISE)
         cached = sum(prompt[r] + made for r, made in running)
-        rows.append((now / 1e3, T, decoding + len(new), decoding + P, len(new), P, cached))
+        start = now
+        gap = (3.0 if len(new) else 1.0) * host_ms * rng.uniform(0.8, 1.2)
         now += T
         first[new] = now
         running = [(r, made + 1) for r, made in [*running, *((int(r), 0) for r in new)]]
         last[[r for r, made in running if made == output[r]]] = now
+        rows.append((start / 1e3, T, decoding + len(new), decoding + P, len(new), P, cached, T + gap))
+        now += gap
         running = [(r, made) for r, made in running if made < output[r]]
-    names = ("t_s", "T_ms", "B", "S", "prefill_requests", "prefill_tokens", "context_tokens")
+    names = ("t_s", "T_ms", "B", "S", "prefill_requests", "prefill_tokens", "context_tokens", "period_ms")
     columns = {name: np.array(column, dtype=float) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-    trace = Trace({**columns, "period_ms": columns["T_ms"], "step": np.arange(float(len(rows)))}, RECORD)
+    trace = Trace({**columns, "step": np.arange(float(len(rows)))}, RECORD)
     told = {"t_s": arrival / 1e3, "prompt_tokens": prompt, "output_tokens": output}
     return Served(trace, pd.DataFrame({**told, "ttft_ms": first - arrival, "latency_ms": last - arrival}))
 
 
-@pytest.mark.parametrize("captured", [(), (1, 2, 4, 8, 16, 24, 32, 40)], ids=["as they are", "padded"])
-def test_own_steps_give_back_what_the_engine_did(captured: tuple[int, ...]) -> None:
-    run = served(8.5, 600, captured)
+@pytest.mark.parametrize(
+    ("captured", "host_ms"),
+    [((), 0.0), ((1, 2, 4, 8, 16, 24, 32, 40), 0.0), ((), 2.0)],
+    ids=["as they are", "padded", "host time"],
+)
+def test_own_steps_give_back_what_the_engine_did(captured: tuple[int, ...], host_ms: float) -> None:
+    run = served(8.5 if host_ms == 0 else 6.5, 600, captured, host_ms)
     found = validate(run.steps, run.requests, seed=1).result.run
     more = run.requests["output_tokens"].to_numpy() - 1
     tpot = (found.last_ms - found.first_ms) / more

@@ -5,6 +5,10 @@ engine plans after the end of the step before. An asynchronous one plans step n+
 request ends in n and leaves it out, but its slot and blocks are free only for n+2, and what arrives during n is in n+2
 at the earliest.
 
+A step whose cost is its period ends when the next one may begin. What the host does behind the computing (it handles
+the output, then schedules the next step) is in that, and the step's tokens are there before it: they appear when the
+step ends, less the host's time of its phase. The step that runs when a request comes delays it by all of its period.
+
 Decoding alone repeats itself: until a request ends, a block is missing or something could be admitted, each step is the
 same but for one more cached token a request. The short cut (`fast`) makes these steps in one loop over steps, with the
 same operations on the clock in the same order, so that not one bit differs; requests are touched once at its end.
@@ -32,7 +36,7 @@ from latfit.simulation.engine.state import (
     FREE,
     INPUT_WEIGHT,
     KEYED,
-    LAST_END,
+    LAST_TOKENS,
     NOW,
     OUTPUT_WEIGHT,
     PREEMPTIONS,
@@ -62,6 +66,7 @@ from latfit.simulation.engine.step_cost import (
     level_of,
     of_decode,
     of_decoding,
+    phase_row,
     ratio,
     row_of,
 )
@@ -139,25 +144,26 @@ def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> No
         duration += o.draft * o.draft_ms
     s.f[EXTRA] = 0.0
     end = begin + duration
+    out = end - min(costs.host_ms[phase_row(work.P, work.S)], duration)
     made, together, steady = 0, 0, 1
     for i in range(s.i[COUNT]):
         if s.chunk[i] == 0:
             if s.fin[i] == 0:
                 steady = 0
             continue
-        tokens, same = _progress(o, load, s, i, begin, end)
+        tokens, same = _progress(o, load, s, i, begin, out)
         made += tokens
         together += same
         if tokens == 0 or s.fin[i] > 1:
             steady = 0
-    count_gaps(s, end - s.f[LAST_END], together)
+    count_gaps(s, out - s.f[LAST_TOKENS], together)
     note_step(s, begin, duration, work.B, float(made), o.blocks)
     s.i[PREFILL_STEPS] += work.P > 0
     s.i[PREFILL_TOKENS] += int(work.P)
     s.i[TOKENS] += made
     s.i[COMPUTED] += int(work.S)
     s.i[STEADY] = steady if o.draft == 0 else 0
-    s.f[LAST_END] = end
+    s.f[LAST_TOKENS] = out
     s.f[BUSY_UNTIL] = end
     s.f[NOW] = begin if o.asynchronous == 1 else end
 
@@ -180,8 +186,9 @@ def padded(o: Limits, w: Work) -> Work:
 
 
 @inner
-def _progress(o: Limits, load: Load, s: State, i: int, begin: float, end: float) -> tuple[int, int]:
-    """One request's part of a step: tokens it made, and how many of them follow on the step before."""
+def _progress(o: Limits, load: Load, s: State, i: int, begin: float, out: float) -> tuple[int, int]:
+    """One request's part of a step, whose tokens appear at `out`: how many, and how many of them follow on the step
+    before."""
     r, chunk = s.rid[i], s.chunk[i]
     if np.isnan(s.start[r]):
         s.start[r] = begin
@@ -202,21 +209,21 @@ def _progress(o: Limits, load: Load, s: State, i: int, begin: float, end: float)
         s.comp[i] += made
     s.known[i] += made
     if s.gen[i] == 0:
-        s.first[r] = end
+        s.first[r] = out
     same = 0
-    if s.token_at[i] == s.f[LAST_END]:
+    if s.token_at[i] == s.f[LAST_TOKENS]:
         same = 1
     elif s.gen[i] > 0 and s.token_at[i] == s.token_at[i]:
-        count_gaps(s, end - s.token_at[i], 1)
+        count_gaps(s, out - s.token_at[i], 1)
     if made > 1:
         count_gaps(s, 0.0, made - 1)
     s.gen[i] += made
-    s.token_at[i] = end
+    s.token_at[i] = out
     if o.order == FAIR:
         s.served[load.user[r]] += OUTPUT_WEIGHT * made
     if s.gen[i] >= load.output[r]:
         s.fin[i] = 1 + o.asynchronous
-        s.last[r] = end
+        s.last[r] = out
         s.i[FINISHED] += 1
     return made, same
 
@@ -245,7 +252,7 @@ def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float
         s.gen[i] += made
         while s.comp[i] > s.cap[i]:
             s.cap[i] += o.block_size
-        s.token_at[i] = s.f[LAST_END]
+        s.token_at[i] = s.f[LAST_TOKENS]
         if o.order == FAIR:
             s.served[load.user[s.rid[i]]] += OUTPUT_WEIGHT * made
     s.i[TOKENS] += made * count
@@ -261,6 +268,7 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
     computed = captured(B) if o.graphs == 1 else B
     base, of_cached = of_decode(costs.typical[0], computed, computed), costs.typical[0, TAU_K]
     level, row = level_of(costs.scatter, OF_DECODE, computed), row_of(costs.scatter, OF_DECODE, computed)
+    host = costs.host_ms[OF_DECODE]
     at, made = 0, 0
     while made < steps and s.f[NOW] < until:
         if s.i[SEEN] < s.i[PUSHED] and load.arrival[s.inbox[s.i[SEEN]]] <= s.f[NOW]:
@@ -276,9 +284,10 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
         typical = (base + of_cached * cached) * of_decoding(costs.table, computed, cached)
         duration = typical * level * ratio(costs.scatter, s, row) + 0.0
         end = begin + duration
-        count_gaps(s, end - s.f[LAST_END], s.i[COUNT])
+        out = end - min(host, duration)
+        count_gaps(s, out - s.f[LAST_TOKENS], s.i[COUNT])
         note_step(s, begin, duration, B, B, o.blocks)
-        s.f[LAST_END] = end
+        s.f[LAST_TOKENS] = out
         s.f[BUSY_UNTIL] = end
         s.f[NOW] = begin if o.asynchronous == 1 else end
         cached += B

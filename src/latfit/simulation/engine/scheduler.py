@@ -39,7 +39,7 @@ from latfit.simulation.engine.state import (
     EXTRA,
     FINISHED,
     FREE,
-    LAST_END,
+    LAST_TOKENS,
     NOW,
     PREEMPTIONS,
     PREFILL_STEPS,
@@ -62,7 +62,7 @@ from latfit.simulation.engine.state import (
     take,
 )
 from latfit.simulation.engine.statistics import count_gaps, note_step
-from latfit.simulation.engine.step_cost import StepCosts, Work, drawn_ms
+from latfit.simulation.engine.step_cost import StepCosts, Work, drawn_ms, phase_row
 
 
 @entry
@@ -82,7 +82,7 @@ def advance_static(o: Limits, load: Load, costs: StepCosts, s: State) -> int:
         s.i[FREE] = o.blocks - size * blocks_for(prompt + output - 1, o.block_size)
         _make_batch(o, load, costs, s, (head, size, prompt, output))
         head += size
-        s.f[NOW] = s.f[LAST_END]
+        s.f[NOW] = s.f[BUSY_UNTIL]
     s.i[COUNT], s.i[WAITING], s.i[FREE] = 0, 0, o.blocks
     return 0
 
@@ -107,7 +107,7 @@ def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[
     B, p = float(size), float(prompt)
     left = size
     for step in range(output):
-        begin = s.f[NOW] if step == 0 else s.f[LAST_END]
+        begin = s.f[NOW] if step == 0 else s.f[BUSY_UNTIL]
         if step == 0 and prompt > 1:
             work = Work(B, B * p, B, B * p, 0.0, 0.0, B * p * 0.5 * p, p)
             s.i[PREFILL_STEPS] += 1
@@ -116,23 +116,24 @@ def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[
             work = Work(B, B, 0.0, 0.0, 0.0, B * (p + float(step) - 1.0), 0.0, 0.0)
         duration = drawn_ms(costs, s, work)
         end = begin + duration
+        out = end - min(costs.host_ms[phase_row(work.P, work.S)], duration)
         made = left
         for k in range(head, head + size):
             r = s.inbox[k]
             if step == 0:
-                s.seen[r], s.start[r], s.first[r] = load.arrival[r], begin, end
+                s.seen[r], s.start[r], s.first[r] = load.arrival[r], begin, out
             if load.output[r] == step + 1:
-                s.last[r] = end
+                s.last[r] = out
                 s.i[FINISHED] += 1
                 left -= 1
                 if load.users > 0:
-                    send_next(o, load, s, r, end)
+                    send_next(o, load, s, r, out)
         if step > 0:
-            count_gaps(s, duration, made)
+            count_gaps(s, out - s.f[LAST_TOKENS], made)
         note_step(s, begin, duration, B, float(made), o.blocks)
         s.i[TOKENS] += made
         s.i[COMPUTED] += int(work.S)
-        s.f[LAST_END] = end
+        s.f[LAST_TOKENS] = out
         s.f[BUSY_UNTIL] = end
 
 

@@ -40,8 +40,9 @@ QUEUED: tokens that wait, counted in by a router. CACHED: tokens of prompts that
 first admitted. Of the source: the request that is sent next is number ISSUED, the one after it STRIDE further on;
 SHARED is 1 where several engines fill it."""
 
-NOW, BUSY_UNTIL, BUSY, LAST_END, EXTRA, GAPS, GAPS_MAX, SLICE, ORIGIN, TIMES = range(10)
-"""Times in `State.f`, ms. NOW: when the next step is planned. EXTRA: swapping to add to the step being planned."""
+NOW, BUSY_UNTIL, BUSY, LAST_TOKENS, EXTRA, GAPS, GAPS_MAX, SLICE, ORIGIN, TIMES = range(10)
+"""Times in `State.f`, ms. NOW: when the next step is planned. LAST_TOKENS: when those of the last step appeared.
+EXTRA: swapping to add to the step being planned."""
 
 GAP_SHIFT = 45
 """Token gaps are counted in bins of 2^-7 of an octave: the float's bits without its last 45."""
@@ -188,7 +189,7 @@ def _of_engine(limits: Limits, load: Load, engine: int) -> dict[str, Any]:
     counters[NEWEST] = 1
     counters[STRIDE] = 1
     start = float(load.arrival[: max(load.users, 1)].min()) if n else 0.0
-    times[[NOW, BUSY_UNTIL, LAST_END, ORIGIN]] = start, start, -np.inf, start
+    times[[NOW, BUSY_UNTIL, LAST_TOKENS, ORIGIN]] = start, start, -np.inf, start
     times[SLICE] = 1.0
     units = int(load.unit_id.max()) + 1 if len(load.unit_id) else 1
     most = min(units, limits.blocks * limits.block_size // load.unit + 1) if load.unit else 0
@@ -300,7 +301,7 @@ def send_all(o: Limits, load: Load, s: State) -> float:
     to a source that is shared, infinite for one that is not."""
     for i in range(s.i[COUNT]):
         if s.chunk[i] > 0 and s.fin[i] == 1 + o.asynchronous:
-            send_next(o, load, s, s.rid[i], s.f[LAST_END])
+            send_next(o, load, s, s.rid[i], s.f[LAST_TOKENS])
     counts = s.source_i
     if counts[SHARED] == 0 or counts[SEEN] == counts[PUSHED]:
         return np.inf

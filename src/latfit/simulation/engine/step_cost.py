@@ -38,7 +38,7 @@ from latfit.errors import FitNotUsable, WrongUsage
 from latfit.model import NO_LEVELS, OF_PREFILL_ALONE, OF_STEPS, Correction, FitResult, StepRatios
 from latfit.simulation.engine.state import State
 from latfit.stats import FloatArray, IntArray
-from latfit.trace import DECODE, MIXED, PREFILL
+from latfit.trace import DECODE, MIXED, PERIOD, PREFILL
 
 
 @inner
@@ -227,11 +227,13 @@ class Table(NamedTuple):
 
 class StepCosts(NamedTuple):
     """typical (2, WIDTH): coefficients of decode steps, and of steps that contain prefill.  scatter: how single
-    steps lie about them.  table: corrections of both."""
+    steps lie about them.  table: corrections of both.  host_ms (3,): the part of a step's cost, by phase, in which its
+    tokens are there already; see `loop`."""
 
     typical: FloatArray
     scatter: Scatter = NONE
     table: Table = Table(np.zeros((3, 4), dtype=np.int64), np.zeros((3, 4, 0)), np.zeros((3, 0)))
+    host_ms: FloatArray = np.zeros(3)
 
 
 def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter: bool = True) -> StepCosts:
@@ -242,7 +244,22 @@ def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter
     """
     of_prefill = with_prefill or fit
     typical = np.stack([_coefficients(fit), _coefficients(of_prefill)])
-    return StepCosts(typical, scatter_of(fit, of_prefill) if scatter else NONE, _table(fit, of_prefill))
+    ratios = scatter_of(fit, of_prefill) if scatter else NONE
+    host = [_host_ms(each, phase) for each, phase in ((fit, DECODE), (of_prefill, PREFILL), (of_prefill, MIXED))]
+    return StepCosts(typical, ratios, _table(fit, of_prefill), np.array(host))
+
+
+def _host_ms(fit: FitResult, phase: str) -> float:
+    """By how much the period of a fit's steps exceeds their own time in the mean; 0 where it was not fitted to periods,
+    or its file does not say."""
+    if fit.data.more.get("time") != PERIOD:
+        return 0.0
+    try:
+        means = fit.data.more["host"][phase]
+        gap = float(means["period_ms"]) - float(means["T_ms"])
+    except (LookupError, TypeError, ValueError):
+        return 0.0
+    return gap if 0.0 < gap < np.inf else 0.0
 
 
 def _table(*fits: FitResult) -> Table:

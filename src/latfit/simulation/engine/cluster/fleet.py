@@ -25,7 +25,6 @@ from latfit.simulation.engine.state import (
     BUSY_UNTIL,
     COUNT,
     FREE,
-    LAST_END,
     PUSHED,
     SEEN,
     WAITING,
@@ -265,7 +264,7 @@ def _start(f: Fleet, states: State, now: float) -> None:
     for k in range(len(f.phase)):
         if f.phase[k] == DRAINING and _drained(states, k, now):
             f.phase[k] = ABSENT
-            f.paid[k] += max(f.ended[k], states.f[k, LAST_END]) - f.since[k]
+            f.paid[k] += max(f.ended[k], states.f[k, BUSY_UNTIL]) - f.since[k]
         if f.phase[k] == ABSENT:
             forget(one_of(states, k))
             f.phase[k], f.since[k], f.ready[k] = STARTING, now, now + f.start_ms
@@ -299,7 +298,7 @@ def paid_ms(fleet: Fleet, states: State, end_ms: float) -> float:
     total = fleet.paid.copy()
     for k, phase in enumerate(fleet.phase):
         if phase == DRAINING:
-            total[k] += max(fleet.ended[k], states.f[k, LAST_END]) - fleet.since[k]
+            total[k] += max(fleet.ended[k], states.f[k, BUSY_UNTIL]) - fleet.since[k]
         elif phase != ABSENT:
             total[k] += end_ms - fleet.since[k]
     return float(total.sum())
