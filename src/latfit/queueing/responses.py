@@ -100,7 +100,7 @@ class Effort:
 
 
 USUAL = Effort()
-COARSE = Effort(shortest=20_000, longest=80_000)
+COARSE = Effort(shortest=20_000, longest=80_000, apart=False)
 """For the points of a search."""
 
 QUICK = Effort(shortest=6_000, longest=24_000, apart=False)

@@ -10,7 +10,7 @@ from latfit.errors import SlaOutOfReach
 from latfit.model.step_ratios import StepRatios, joined_ratios, ratios_of
 from latfit.queueing.batch import batch_queue
 from latfit.queueing.responses import Arrivals, Effort, batch_response, mm1, single_response
-from latfit.queueing.sampled import sampled_cutoff, sampled_queue
+from latfit.queueing.sampled import _points, sampled_cutoff, sampled_queue, serve_batches
 from latfit.queueing.service import ServiceTimes, exponential_scatter, linear_times, measured_times
 from tests.unit.queueing.textbook import MD1
 
@@ -175,3 +175,19 @@ def test_too_much_load_is_refused() -> None:
 def test_a_load_at_its_limit_says_that_it_has_not_settled() -> None:
     assert sampled_queue(0.5, alone(None)).settled
     assert not sampled_queue(0.995, alone(exponential_scatter())).settled
+
+
+def test_a_draw_is_the_smallest_value_that_so_many_do_not_exceed() -> None:
+    """Each service of requests that never meet, beside a search through all shares of its group."""
+    rng = np.random.default_rng(4)
+    laws = [ratios_of(rng.lognormal(0, 1, n), rng.integers(1, 9, n).astype(float)) for n in (1, 7, 9_000)]
+    low = np.array([1.0, 2.0, 5.0])
+    scatter = joined_ratios(laws, low, np.array([1.0, 4.0, 9.0]))
+    shares = rng.random(20_000)
+    shares[:3] = [0.0, 0.5, 1 - 2**-53]
+    for batch, law in ((1, laws[0]), (2, laws[1]), (9, laws[2])):
+        arrive, response = np.repeat(np.arange(20_000) * 1e3, batch), np.empty(20_000 * batch)
+        serve_batches(arrive, np.ones(10), 1, _points(scatter, 9), shares, response)
+        place = np.searchsorted(law.reached, shares, side="right")
+        # A response is a difference of moments, whose last digits are lost.
+        np.testing.assert_allclose(response[::batch], law.values[place], atol=1e-8)
