@@ -6,10 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.engine_loop.loads import LoadRun
-from latfit.api import PhaseFits, Validation, fit_phases, read, validate
-from latfit.fitting.prediction import typical_ms
+from latfit.api import PhaseFits, Validation, fit_phases, validate
 from latfit.stats import FloatArray
-from latfit.trace import PERIOD, timed
 from latfit.units import format_ms, format_percent
 from latfit.workload import Requests
 
@@ -58,14 +56,19 @@ def _ms(value: float) -> str:
 
 
 def compared(fits: PhaseFits, run: LoadRun) -> tuple[Validation, list[Row]]:
-    """`latfit validate` of the load generator's result, and rows with those that the probe adds."""
+    """`latfit validate` of the load generator's result, with the machine's speed told apart by its own steps, and rows
+    with those that the probe adds."""
 
-    def simulated(fits: PhaseFits, source: str, seed: int) -> Validation:
-        return validate(fits, source, metrics_before=run.before, metrics_after=run.after, seed=seed)
+    steps = [str(each) for each in run.steps]
 
-    own = fit_phases([str(each) for each in run.steps])
+    def simulated(fits: PhaseFits, source: str, seed: int, run_steps: list[str] | None = None) -> Validation:
+        return validate(
+            fits, source, metrics_before=run.before, metrics_after=run.after, run_steps=run_steps, seed=seed
+        )
+
+    own = fit_phases(steps)
     several = [[simulated(each, str(run.arrived), seed) for seed in range(SEEDS)] for each in (fits, own)]
-    found = simulated(fits, str(run.result), 0)
+    found = simulated(fits, str(run.result), 0, steps)
     return found, rows_of(found, several, run)
 
 
@@ -123,19 +126,3 @@ def show(rows: Sequence[Row]) -> None:
     print(f"  {'':<26}" + "".join(f"{each:>11}" for each in titles))
     for row in rows:
         print(row.line())
-
-
-def speed(fits: PhaseFits, run: LoadRun) -> str:
-    """How long the recorded steps of a load took beside what the fits say of the same steps: the machine's own drift,
-    which no simulation can know."""
-    trace = timed(read([str(each) for each in run.steps]), PERIOD).trace
-    prefills = trace.floats("prefill_requests") > 0
-    said = []
-    for name, fit, rows in (
-        ("decode", fits.decode, ~prefills),
-        ("with prefill", fits.prefill or fits.decode, prefills),
-    ):
-        part = trace.select(rows)
-        ratio = float(np.sum(part.floats("T_ms")) / np.sum(typical_ms(fit.result, part)))
-        said.append(f"{name} {format_percent(100 * (ratio - 1), signed=True)} ({len(part):,})")
-    return f"steps beside the fit's of the same ones: {', '.join(said)}"

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.engine_loop.comparison import compared, show, speed
+from benchmarks.engine_loop.comparison import compared, show
 from benchmarks.engine_loop.loads import Lengths, Load, LoadRun, measured, warm_up
 from benchmarks.engine_loop.promised import promised_loop
 from benchmarks.engine_loop.server import Server, Skipped, installation, make_model, serving
@@ -83,7 +83,7 @@ def _run(asked: argparse.Namespace, place: Path) -> None:
     host_time(steps)
     fits = fit_phases(steps)
     for run in (*fitted, *others):
-        print(f"engine loop: {run.rate_per_s:g}/s{' (fitted)' if run in fitted else ''}: {speed(fits, run)}")
+        print(f"engine loop: {run.rate_per_s:g}/s{' (fitted)' if run in fitted else ''}")
         found, rows = compared(fits, run)
         print(f"  {found.verdict}")
         show(rows)

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from latfit.api import engine_settings_of, validate
+from latfit.errors import WrongUsage
 from latfit.simulation import EngineSettings
 from latfit.stats import FloatArray
 from latfit.trace import Trace
@@ -44,9 +45,15 @@ class Served:
         return np.asarray((self.requests["latency_ms"] - self.requests["ttft_ms"]).to_numpy() / more)
 
 
-def served(rate_per_s: float, requests: int, captured: tuple[int, ...] = (), host_ms: float = 0.0) -> Served:
+def served(
+    rate_per_s: float,
+    requests: int,
+    captured: tuple[int, ...] = (),
+    host_ms: float = 0.0,
+    slower: tuple[float, float] = (1.0, 1.0),
+) -> Served:
     """captured: batches that steps of decoding are padded to.  host_ms: from a step's tokens to the next step, three
-    times as long behind steps that prefill."""
+    times as long behind steps that prefill.  slower: steps of decoding and others take so many times as long."""
     rng = np.random.default_rng(5)
     arrival = np.cumsum(rng.exponential(1e3 / rate_per_s, requests))
     prompt, output = rng.integers(60, 181, requests), rng.integers(15, 46, requests)
@@ -61,7 +68,7 @@ def served(rate_per_s: float, requests: int, captured: tuple[int, ...] = (), hos
         P, decoding = int(prompt[new].sum()), len(running)
         computed = next((size for size in captured if size >= decoding), decoding) if not len(new) else decoding
         cost = (10.0 + 0.18 * P if len(new) else 8.0) + 0.6 * (computed + len(new))
-        T = cost * rng.lognormal(-(NOISE**2) / 2, NOISE)
+        T = slower[len(new) > 0] * cost * rng.lognormal(-(NOISE**2) / 2, NOISE)
         cached = sum(prompt[r] + made for r, made in running)
         start = now
         gap = (3.0 if len(new) else 1.0) * host_ms * rng.uniform(0.8, 1.2)
@@ -92,6 +99,30 @@ def test_own_steps_give_back_what_the_engine_did(captured: tuple[int, ...], host
     assert tpot.mean() == pytest.approx(run.tpot_ms.mean(), rel=0.02)
     assert (found.last_ms - found.requests.arrival_ms).mean() == pytest.approx(run.requests.latency_ms.mean(), rel=0.02)
     assert (found.first_ms - found.requests.arrival_ms).mean() == pytest.approx(run.requests.ttft_ms.mean(), rel=0.02)
+
+
+def test_own_steps_tell_the_machine_s_speed_apart() -> None:
+    """An hour later the engine decodes 12 % slower: the recorded steps say so, and with that the same costs give
+    back what it did."""
+    slower = (1.12, 1.0)
+    then, now = served(7.0, 1000), served(6.0, 1000, slower=slower)
+    found = validate(then.steps, now.requests, run_steps=now.steps, seed=1)
+    assert found.run_speed is not None
+    for each, truth in zip(found.run_speed.speeds, slower, strict=True):
+        assert each.steps > 900
+        assert abs(each.factor - truth) < 4 * each.error + 0.003
+        assert 0 < each.error < 0.01
+    off = {each.metric: each.error_pct for each in found.run_speed.at_speed.figures if each.statistic == "mean"}
+    assert all(abs(off[name]) < 2 for name in ("ttft_ms", "tpot_ms", "latency_ms"))
+    without = {each.metric: each.error_pct for each in found.result.figures if each.statistic == "mean"}
+    assert without["tpot_ms"] < -8
+    assert "decode steps +12 % (±" in found.verdict
+
+
+def test_calibrated_costs_have_a_speed_of_their_own() -> None:
+    run = served(6.0, 100)
+    with pytest.raises(WrongUsage, match="speed of their own"):
+        validate(run.steps, run.requests, run_steps=run.steps, calibrate=True)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from latfit.api.engines import (
     OF_SETTINGS,
     EngineService,
@@ -20,20 +22,29 @@ from latfit.api.engines import (
 from latfit.api.fits import Fit, PhaseFits, Time, as_fit, fit_phases
 from latfit.api.loads import recording_of
 from latfit.api.quantities import Duration, Needs, library_verb, only_with
-from latfit.api.reading import read
+from latfit.api.reading import read, read_timed
 from latfit.api.simulations import State
-from latfit.errors import FitNotUsable, WrongUsage
+from latfit.errors import BadInput, FitNotUsable, WrongUsage
+from latfit.fitting import mean_ms, typical_ms
 from latfit.model import FitResult
-from latfit.simulation import Routing, step_costs
+from latfit.simulation import Routing, StepCosts, step_costs
+from latfit.trace import DECODE, Trace, phases
 from latfit.validation import (
+    OF_DECODE,
+    WITH_PREFILL,
     Asked,
     Measured,
+    PhaseSpeed,
+    RunSpeed,
     Validation as Comparison,
     as_measured,
     cautions_about,
+    during,
     not_of_machine,
     not_together,
+    phase_speed,
     read_server,
+    run_speed,
     starts_of,
     validate as compared,
 )
@@ -49,12 +60,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, repr=False, eq=False)
 class Validation:
     """Measured against simulated TTFT, TPOT and latency. result: the record (`latfit.validation.Validation`).  foreign:
-    why the run is not of the machine that the fit is of, empty where it may be.  setup: how the engine is set up."""
+    why the run is not of the machine that the fit is of, empty where it may be.  setup: how the engine is set up.
+    run_speed: how fast the machine was during the run, and the comparison at that speed, where its steps are known."""
 
     result: Comparison
     warnings: Sequence[LatfitWarning] = ()
     foreign: str = ""
     setup: EngineSetup | None = None
+    run_speed: RunSpeed | None = None
 
     def check_machine(self) -> None:
         """Raises FitNotUsable where the run is not of the machine that the fit is of."""
@@ -74,7 +87,8 @@ class Validation:
     @property
     def verdict(self) -> str:
         """The answer in a sentence or two."""
-        return " ".join(filter(None, (self.foreign, self.result.verdict)))
+        speed = "" if self.run_speed is None else self.run_speed.sentence
+        return " ".join(filter(None, (self.foreign, self.result.verdict, speed)))
 
     @property
     def state(self) -> State:
@@ -119,7 +133,8 @@ class Validation:
         """The document of `latfit validate --json`."""
         machine = {"foreign": bool(self.foreign), "verdict": self.verdict}
         origin = {"settings_from": {} if self.setup is None else dict(self.setup.origin)}
-        return self.result.to_json() | machine | origin | {"warnings": [asdict(each) for each in self.warnings]}
+        speed = {"run_speed": None if self.run_speed is None else self.run_speed.to_json()}
+        return self.result.to_json() | machine | origin | speed | {"warnings": [asdict(each) for each in self.warnings]}
 
     def summary(self) -> str:
         """The verdict, the three metrics and the warnings, as the command prints them."""
@@ -157,6 +172,9 @@ OF_VALIDATION = (
     ),
     Needs("prefill_fit", lambda o: _a_fit(o.fit), "the trace has steps with prefill of its own", "Name fits"),
     Needs(
+        "run_steps", lambda o: not o.calibrate, "calibrated costs have a speed of their own", "Leave out --calibrate"
+    ),
+    Needs(
         "metrics_before", lambda o: o.metrics_after is not None, "there is no text from after", "Add --metrics-after"
     ),
 )
@@ -176,6 +194,7 @@ def validate(
     where: str | None = None,
     metrics_before: str | Path | None = None,
     metrics_after: str | Path | None = None,
+    run_steps: Any = None,
     calibrate: bool = False,
     service: EngineService = "fitted",
     batching: str | Sequence[str] = "chunked-prefill",
@@ -196,6 +215,8 @@ def validate(
     time and where as of `latfit.fit`; or step costs, a Fit or a `.fit.json` file, and prefill_fit of steps that contain
     prefill.  run: recorded requests with the times of their first and last tokens, a file or a table.  metrics_before,
     metrics_after: `/metrics` of the server as text files; with them the simulation is held to what the server counted.
+    run_steps: traces or logs with the steps of this very run (those of its time are taken, where both say one), with
+    which the machine's speed is told apart.
     calibrate: fit a constant a step and one a token on the first third, and score the rest.  kv_blocks, batching,
     order, replicas, engine: settings of the engine as of `simulate_engine`; what is not named comes from the traces and
     the metrics.  force: take fits that are of different machines or models together. Whether the run is of the fits'
@@ -237,7 +258,42 @@ def validate(
     told = filter(None, [apart])
     notes = [*told, *_left_out(measured), *_of_the_server(found, len(measured)), *_of_setup(setup, fits)]
     cautions = cautions_about(*_pair(fits), found.run, settings)
-    return Validation(found, [*notes, *cautions], not_of_machine(fits.results, found), setup)
+    speed = None if run_steps is None else _run_speed(run_steps, fits, found, costs, how)
+    return Validation(found, [*notes, *cautions], not_of_machine(fits.results, found), setup, speed)
+
+
+def _run_speed(run_steps: Any, fits: PhaseFits, found: Comparison, costs: StepCosts, how: Asked) -> RunSpeed:
+    """How fast the machine was during a run that was simulated. Raises BadInput where none of the steps is of it."""
+    speeds = _speeds(fits, _of_run(run_steps, fits, how, found.measured), scatter=costs.scatter.values.shape[1] > 0)
+    return run_speed(found.measured, costs, found.settings, how, speeds)
+
+
+def _of_run(run_steps: Any, fits: PhaseFits, how: Asked, measured: Measured) -> Trace:
+    """The steps that were recorded during a run. Raises BadInput where none was."""
+    steps = read_timed(run_steps, fits.decode.time, {}).trace
+    started_s = None if how.server is None else how.server.started_s
+    other = not_together(starts_of(steps.provenance, steps), measured, started_s)
+    within = during(steps, measured)
+    if other is not None or not within.any():
+        raise BadInput(
+            "none of its steps is of the run",
+            where="--run-steps",
+            remedy="Give what was recorded meanwhile." if other is None else f"{other.message}.",
+        )
+    return steps.select(within)
+
+
+def _speeds(fits: PhaseFits, trace: Trace, *, scatter: bool) -> list[PhaseSpeed]:
+    """How long recorded steps took beside what the fits have for steps like them; scatter: whether simulated steps
+    scatter, so that their mean is above the typical one."""
+    order = np.argsort(trace.floats("t_s"), kind="stable") if "t_s" in trace else np.arange(len(trace))
+    trace, found = trace.select(order), []
+    decodes = phases(trace) == DECODE
+    for phase, fit, rows in ((OF_DECODE, fits.decode, decodes), (WITH_PREFILL, fits.prefill or fits.decode, ~decodes)):
+        steps = trace.select(rows)
+        expected = mean_ms if scatter else typical_ms
+        found.append(phase_speed(phase, steps.floats("T_ms"), expected(fit.result, steps)))
+    return found
 
 
 def _given_fits(fit: Any, prefill_fit: Any) -> PhaseFits:

@@ -36,6 +36,12 @@ class ComparisonOptions:
     metrics_before: Annotated[
         Path | None, typer.Option("--metrics-before", help="... and before it. Default: from the server's start on.")
     ] = None
+    run_steps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--run-steps", metavar="TRACE", help="Steps recorded during the run: tells the machine's speed apart."
+        ),
+    ] = None
     calibrate: Annotated[
         bool,
         typer.Option("--calibrate", help="Fit host time per step and ms per token on the first third; score the rest."),
@@ -103,6 +109,7 @@ def validate(
             requests,
             metrics_after=comparison.metrics_after,
             metrics_before=comparison.metrics_before,
+            run_steps=comparison.run_steps,
             calibrate=comparison.calibrate,
             seed=comparison.seed,
             force=force,

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from latfit.fitting.diagnostics.warnings import keeps_out as keeps_out
     from latfit.fitting.fit import fit_trace as fit_trace, solved as solved
     from latfit.fitting.model_selection import is_auto as is_auto
-    from latfit.fitting.prediction import evaluate as evaluate, predict as predict
+    from latfit.fitting.prediction import (
+        evaluate as evaluate,
+        mean_ms as mean_ms,
+        predict as predict,
+        typical_ms as typical_ms,
+    )
     from latfit.fitting.problem import FitOptions as FitOptions
     from latfit.fitting.sensitivity import Sensitivity as Sensitivity, sensitivity_of as sensitivity_of
     from latfit.fitting.shortlist import Shortlist as Shortlist, shortlist_of as shortlist_of

@@ -137,6 +137,18 @@ def typical_ms(fit: FitResult, steps: Trace) -> FloatArray:
     return fit.latency_ms(**_read(fit, steps))
 
 
+def mean_ms(fit: FitResult, steps: Trace) -> FloatArray:
+    """Mean latency in ms (n,) of steps of an engine like each of these, as simulated ones have it: the typical one with
+    the mean of the scatter of its phase and batch. Errors as of `typical_ms`."""
+    found, named = typical_ms(fit, steps), _phases_of(steps)
+    for phase in np.unique(named).tolist():
+        rows = named == phase
+        law = fit.step_ratios(phase)
+        if law is not None:
+            found[rows] *= law.means(steps.floats("B")[rows]) * law.levels.factors(steps.floats("S")[rows])
+    return found
+
+
 def taken(fit: FitResult, steps: Trace) -> list[str]:
     """What was taken for granted of steps because they do not say it, in sentences."""
     found = []

@@ -61,6 +61,7 @@ from latfit.model.fit_parts import (
 from latfit.model.kinds import check_kinds
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
+from latfit.model.step_ratios import NO_LEVELS, StepRatios
 from latfit.model.support import ROUNDING, check_support, kinds_of, outside_by
 from latfit.stats import FloatArray
 from latfit.units import format_percent, number
@@ -206,6 +207,15 @@ class FitResult:
     def corrected(self, T: FloatArray, steps: Steps) -> FloatArray:
         """Latencies of steps (n,) by the formula, or of several parameter vectors (k, n), with the correction."""
         return T if self.correction is None else T * np.exp(self.correction.of_steps(steps))
+
+    def step_ratios(self, phase: str) -> StepRatios | None:
+        """How the steps of an engine scatter about `latency_ms` in a phase; None where that is not known.
+
+        The level of a size is that of the trace's steps of it, whatever context they had. A model that knows the
+        context is nearer to the steps of an engine, which have others, without it: there the law has no levels.
+        """
+        found = self.limits.of(phase).ratios
+        return replace(found, levels=NO_LEVELS) if found is not None and CONTEXT in self.columns else found
 
     @property
     def convex(self) -> bool:

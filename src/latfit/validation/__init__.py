@@ -17,12 +17,24 @@ if TYPE_CHECKING:
         outside_warning as outside_warning,
         validate as validate,
     )
+    from latfit.validation.machine_speed import (
+        OF_DECODE as OF_DECODE,
+        WITH_PREFILL as WITH_PREFILL,
+        PhaseSpeed as PhaseSpeed,
+        RunSpeed as RunSpeed,
+        phase_speed as phase_speed,
+        run_speed as run_speed,
+    )
     from latfit.validation.measured import (
         Measured as Measured,
         as_measured as as_measured,
         read_measured as read_measured,
     )
-    from latfit.validation.same_start import not_together as not_together, starts_of as starts_of
+    from latfit.validation.same_start import (
+        during as during,
+        not_together as not_together,
+        starts_of as starts_of,
+    )
     from latfit.validation.server import ServerRun as ServerRun, read_server as read_server
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latfit.trace import Trace
 from latfit.validation.measured import Measured
@@ -19,6 +20,8 @@ from latfit.warning import LatfitWarning
 
 TOGETHER_S = 60.0
 """Within this time a recorder and the counters of its server begin."""
+EDGE_S = 5.0
+"""Load generators say to the second when they ended, or a little later."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,20 @@ def starts_of(provenance: Mapping[str, Any], trace: Trace | None = None) -> list
                 span = started_s + float(t_s.min()), started_s + float(t_s.max())
         found.append(EngineStart(started_s, *span))
     return found
+
+
+def during(trace: Trace, measured: Measured) -> NDArray[np.bool_]:
+    """Which steps (n,) of a trace may be of the time of a measured run: those of its time, give or take EDGE_S, and all
+    where the trace or the run says no time."""
+    kept = np.ones(len(trace), dtype=bool)
+    if measured.began_s is None or "t_s" not in trace or "run" not in trace:
+        return kept
+    ended_s = measured.began_s + 1e-3 * float(np.nanmax(measured.last_ms))
+    named, t_s = np.asarray(trace["run"]).astype(str), trace.floats("t_s")
+    for run, started_s in dict(_started(trace.provenance)).items():
+        rows = named == run
+        kept[rows] = (started_s + t_s[rows] >= measured.began_s - EDGE_S) & (started_s + t_s[rows] <= ended_s + EDGE_S)
+    return kept
 
 
 def _started(provenance: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -18,7 +18,7 @@ from latfit.trace.table import Trace
 from latfit.units import format_ms
 from latfit.validation.compare import Asked, validate
 from latfit.validation.measured import Measured
-from latfit.validation.same_start import not_together, starts_of
+from latfit.validation.same_start import during, not_together, starts_of
 from latfit.validation.server import read_server
 from latfit.workload.requests import make_requests
 from tests.conftest import ROOT
@@ -185,6 +185,12 @@ class TestSameStart:
         found = not_together(starts_of(self.SAID, self.STEPS), run, None if server is None else self.NOON + server)
         assert said == (None if found is None else found.code)
         assert not_together([], run, self.NOON) is None
+
+    def test_steps_of_a_run_are_those_of_its_time(self) -> None:
+        trace = Trace(self.STEPS.columns, self.SAID)
+        assert during(trace, self.run(self.NOON + 790)).tolist() == [False, False, True, False, False, False, False]
+        assert during(trace, self.run(None)).all()
+        assert during(self.STEPS, self.run(self.NOON + 790)).all()
 
     def test_the_counters_of_a_real_server_and_its_recorder_begin_together(self) -> None:
         if not MEASURED.exists():

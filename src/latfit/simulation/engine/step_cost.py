@@ -27,7 +27,6 @@ the core is a function of what it is for, so that no order of events changes it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +34,7 @@ from numpy.typing import NDArray
 
 from latfit.compiled import entry, inner, rare
 from latfit.errors import FitNotUsable, WrongUsage
-from latfit.model import NO_LEVELS, OF_PREFILL_ALONE, OF_STEPS, Correction, FitResult, StepRatios
+from latfit.model import OF_PREFILL_ALONE, OF_STEPS, Correction, FitResult, StepRatios
 from latfit.simulation.engine.state import State
 from latfit.stats import FloatArray, IntArray
 from latfit.trace import DECODE, MIXED, PERIOD, PREFILL
@@ -73,7 +72,6 @@ def accepted(seed: int, request: int, token: int, drafted: int, rate: float) -> 
     return drafted
 
 
-CONTEXT = "context_tokens"
 OF_DECODE, OF_PREFILL, OF_MIXED = range(3)
 """Rows of `level` and `row`."""
 
@@ -102,12 +100,7 @@ class Scatter(NamedTuple):
 
 def scatter_of(decode: FitResult, with_prefill: FitResult) -> Scatter:
     """The distributions that the fits keep; a phase without one takes its cost."""
-    return scatter_from(_ratios(decode, DECODE), _ratios(with_prefill, PREFILL), _ratios(with_prefill, MIXED))
-
-
-def _ratios(fit: FitResult, phase: str) -> StepRatios | None:
-    found = fit.limits.of(phase).ratios
-    return replace(found, levels=NO_LEVELS) if found is not None and CONTEXT in fit.columns else found
+    return scatter_from(decode.step_ratios(DECODE), with_prefill.step_ratios(PREFILL), with_prefill.step_ratios(MIXED))
 
 
 def scatter_from(decode: StepRatios | None, prefill: StepRatios | None, mixed: StepRatios | None) -> Scatter:
