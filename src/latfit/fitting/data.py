@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput
-from latfit.model import SOURCES, StepTable
+from latfit.model import SOURCES, FitResult, StepTable, outside_by, support_of
 from latfit.stats import FloatArray, distinct
 from latfit.trace import WEIGHT, Trace, phases, row_weights, runs_in_time
 
@@ -45,6 +45,26 @@ class Rows:
     def at(self, rows: NDArray[np.intp]) -> "Rows":
         """Some of the rows."""
         return Rows(self.steps.at(rows), self.observed[rows], self.weights[rows], self.single)
+
+
+@dataclass(frozen=True, eq=False)
+class Spots:
+    """The different steps (m,) by B, S and what they hold, and which of them each row (n,) is; of many rows far fewer."""
+
+    B: FloatArray
+    S: FloatArray
+    kinds: NDArray[np.str_]
+    number: NDArray[np.intp]
+
+    def support(self, weights: FloatArray, rows: NDArray[np.intp] | slice = slice(None)) -> dict[str, list[float]]:
+        """Where some of the rows, with weights (n,), were measured (see `model.support`)."""
+        total = np.asarray(np.bincount(self.number[rows], weights[rows], len(self.B)), dtype=np.float64)
+        measured = total > 0
+        return support_of(self.B[measured], self.S[measured], self.kinds[measured], total[measured])
+
+    def outside_by(self, support: dict[str, list[float]], rows: NDArray[np.intp]) -> FloatArray:
+        """How far rows lie outside."""
+        return outside_by(support, self.B, self.S, self.kinds)[self.number[rows]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +100,14 @@ class FitData(Rows):
             found[name] = np.asarray(self.phase == name)
             rest &= ~found[name]
         return found
+
+    @cached_property
+    def spots(self) -> Spots:
+        one = _one_of_each(self.known_cell)
+        kinds, code = np.unique(FitResult.kinds(**self.steps.at(one)), return_inverse=True)
+        spot = numbered([self.cell[one].astype(np.float64), code.ravel().astype(np.float64)])
+        first = _one_of_each(spot)
+        return Spots(self.B[one][first], self.S[one][first], kinds[code.ravel()[first]], spot[self.known_cell])
 
     def sample(self, rows: NDArray[np.intp]) -> "FitData":
         """Some of the rows, in rising order, with what belongs to them; cells are numbered anew."""
@@ -157,3 +185,10 @@ def numbered(columns: list[FloatArray]) -> NDArray[np.intp]:
         values, number = distinct(column)
         key = distinct(key * len(values) + number)[1]
     return key
+
+
+def _one_of_each(number: NDArray[np.intp]) -> NDArray[np.intp]:
+    """A place of each number (n,), all from 0 on in use."""
+    found = np.empty(int(number.max()) + 1, dtype=np.intp)
+    found[number] = np.arange(len(number))
+    return found

@@ -37,7 +37,6 @@ from latfit.model import (
     Identifiability,
     LatencyModel,
     StepTable,
-    support_of,
     typical_context,
 )
 from latfit.stats import FloatArray, error_metrics
@@ -156,7 +155,7 @@ def _chosen(rows: FitData, wanted: FitOptions, asked: DoubtOptions, *, steps: bo
             selection = {**selection, "reason": f"{selection['reason']} {corrects}"}
     facts: dict[str, Any] = {
         "domain": _domain(rows),
-        "support": support_of(rows.B, rows.S, FitResult.kinds(**rows.steps), rows.weights),
+        "support": rows.spots.support(rows.weights),
         "provenance": {"fit_options": {**_stated(options), "intervals": asked.intervals}},
     }
     if status:

@@ -29,16 +29,7 @@ from latfit.fitting.correction import Smoothing, learnt
 from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, FitProblem, collapsed, log_ratios, make_problem
 from latfit.fitting.solver.solve import refitted_all, solve
-from latfit.model import (
-    Correction,
-    CrossValidation,
-    FitResult,
-    HeldOutErrors,
-    Separable,
-    StepTable,
-    outside_by,
-    support_of,
-)
+from latfit.model import Correction, CrossValidation, HeldOutErrors, Separable, StepTable
 from latfit.stats import FloatArray, distinct, error_metrics, weighted_quantile, weighted_quantiles
 
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
@@ -384,11 +375,10 @@ def further_validation(
 def _unlike(data: FitData, folds: Sequence[Fold], apart: HeldOut) -> HeldOutErrors | None:
     """Errors of those rows of left-out regions that lie where few or none of their kind trained; None where these are
     too few to tell."""
-    kinds, far = FitResult.kinds(**data.steps), np.zeros(len(data))
+    far = np.zeros(len(data))
     for number in np.unique(apart.fold):
         train, test = folds[number][0], apart.rows[apart.fold == number]
-        support = support_of(data.B[train], data.S[train], kinds[train], data.weights[train])
-        far[test] = outside_by(support, data.B[test], data.S[test], kinds[test])
+        far[test] = data.spots.outside_by(data.spots.support(data.weights, train), test)
     outside = apart.among((far[apart.rows] > 0) & np.isfinite(far[apart.rows]))
     if len(outside.rows) < FEWEST_OUTSIDE:
         return None
