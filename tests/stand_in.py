@@ -18,6 +18,7 @@ GAPS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 Array = NDArray[np.floating[Any]]
+Whole = NDArray[np.integer[Any]]
 
 
 @dataclass
@@ -173,3 +174,72 @@ def live(steps: Steps) -> Answer:
         return (200, steps.text(10 + monotonic() - begun).encode()) if path == "/metrics" else (404, b"")
 
     return answer
+
+
+def served(
+    arrival_s: Array, prompt: Whole, output: Whole, seconds_of: Callable[[int, int], float], most: int = 64
+) -> "Served":
+    """Requests through an engine that makes one step after the other: who came is let in first come, first served, with
+    its whole prompt, while fewer than `most` run; each that is in decodes a token a step."""
+    waiting, left = list(range(len(arrival_s))), np.array(output)
+    running: list[int] = []
+    begun, first, last = np.zeros((3, len(left)))
+    now, steps = 0.0, []
+    while waiting or running:
+        if not running and arrival_s[waiting[0]] > now:
+            now = float(arrival_s[waiting[0]])
+        came = [each for each in waiting if arrival_s[each] <= now][: most - len(running)]
+        waiting = waiting[len(came) :]
+        begun[came] = now
+        tokens = int(sum(prompt[each] for each in came))
+        seconds = seconds_of(len(running) + len(came), len(running) + tokens)
+        now += seconds
+        steps.append((now, seconds, len(running), len(came), tokens))
+        first[came] = now
+        left[running + came] -= 1
+        last[running + came] = now
+        running = [each for each in running + came if left[each] > 0]
+    return Served(np.array(steps), arrival_s, begun, first, last, prompt, output)
+
+
+@dataclass
+class Served:
+    """What became of requests. steps (n, 5): end, seconds, requests that decode, those with a prompt, prompt tokens;
+    times in seconds by request."""
+
+    steps: Array
+    arrival: Array
+    begun: Array
+    first: Array
+    last: Array
+    prompt: Whole
+    output: Whole
+
+    def text(self, t: float) -> str:
+        """What vLLM publishes at a time."""
+        end, seconds, D, F, P = self.steps[self.steps[:, 0] <= t].T
+        told, done = (times <= t for times in (self.first, self.last))
+        since = end[-1] - seconds[-1] + 1e-9 if len(end) else 0.0  # gauges are those of the last step
+        began, known = self.begun <= since, self.arrival <= since
+        ttft, latency = (self.first - self.arrival)[told], (self.last - self.arrival)[done]
+        tpot = ((self.last - self.first) / np.maximum(self.output - 1, 1))[done & (self.output > 1)]
+        lines = [
+            *counter("num_requests_running", (began & ~done).sum()),
+            *counter("num_requests_waiting", (known & ~began).sum()),
+            *counter("kv_cache_usage_perc", 0.1),
+            *counter("prompt_tokens_total", P.sum()),
+            *counter("prompt_tokens_by_source_total", P.sum(), ',source="local_compute"'),
+            *counter("generation_tokens_total", D.sum() + F.sum()),
+            *counter("num_preemptions_total", 0),
+            *counter("request_success_total", done.sum(), ',finished_reason="length"'),
+            *histogram("time_to_first_token_seconds", ttft, TTFT),
+            *histogram("inter_token_latency_seconds", np.repeat(seconds, D.astype(int)), GAPS),
+            *histogram("request_time_per_output_token_seconds", tpot, GAPS),
+            *histogram("e2e_request_latency_seconds", latency, TTFT),
+            *histogram("request_queue_time_seconds", (self.begun - self.arrival)[told], TTFT),
+            *histogram("request_prompt_tokens", 1.0 * self.prompt[done], LENGTHS),
+            *histogram("request_generation_tokens", 1.0 * self.output[done], LENGTHS),
+            *histogram("iteration_tokens_total", D + F + P, STEP_TOKENS),
+            f"vllm:cache_config_info{{{CACHE},{LABELS}}} 1.0",
+        ]
+        return "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ from tests.stand_in import live, one_after_another, serving, steady
 STEPS = steady(300.0, 8, 0.018, waiting=12)
 
 
-def test_record_writes_a_trace_that_fit_reads(
+def test_record_says_what_fit_and_validate_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -26,20 +26,44 @@ def test_record_writes_a_trace_that_fit_reads(
     told = json.loads(capsys.readouterr().out)
     assert told["engine"] == "vLLM"
     assert Path(told["metrics_before"]).read_text() == texts[0]
-    assert run(["fit", "trace.parquet", "--model", "constant", "--force", "--json"]) == 0
+    assert run(["fit", "trace.parquet", "--out", "by_hand.fit.json", "--force", "--json"]) == 0
     fitted = json.loads(capsys.readouterr().out)
     assert fitted["warnings"][0]["code"] == "window_means"
+    for name in ("parameters", "metrics", "warnings", "domain", "cross_validation"):
+        assert told["fit"][name] == fitted[name]
+    assert run(["validate", "by_hand.fit.json", "trace.parquet", "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert told["validation"] == compared
+    assert compared["server"]["requests"] > 100
 
 
-def test_record_says_what_comes_next(
+def test_record_answers_in_a_terminals_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with serving(one_after_another([STEPS.text(5.0 + i) for i in range(40)])) as url:
         assert run(["record", url, "--duration", "1s", "--every", "100ms"]) == 0
     told = capsys.readouterr().out
-    assert "latfit fit trace.parquet --path gpu" in told
-    assert "--metrics-before trace.metrics-before.txt --metrics-after trace.metrics-after.txt" in told
+    assert len(told.splitlines()) <= 24
+    assert "Simulation differs from the server's own counts: means TTFT" in told
+    assert "latfit plan --fit trace.fit.json --rate" in told
+    assert "--lengths 100:20" in told
+
+
+def test_what_windows_cannot_tell_is_said_and_the_trace_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server's only steps were made before it went idle; a fit of an earlier recording does not stay beside it."""
+    monkeypatch.chdir(tmp_path)
+    Path("trace.fit.json").write_text("{}")
+    short = steady(1.0, 8, 0.018)
+    with serving(one_after_another([short.text(0.5), short.text(0.9), *[short.text(5.0)] * 9])) as url:
+        assert run(["record", url, "--duration", "1s", "--every", "100ms", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fit"] is told["validation"] is told["fit_file"] is None
+    assert told["not_fitted"].startswith("Not fitted: ")
+    assert Path("trace.parquet").exists()
+    assert not Path("trace.fit.json").exists()
 
 
 def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         MachineExamination as MachineExamination,
         examine_machine as examine_machine,
     )
+    from latfit.api.running.recorded_fit import RecordedFit as RecordedFit, fit_recording as fit_recording
     from latfit.api.running.recording import Recorded as Recorded, record_server as record_server
     from latfit.api.running.replays import Replay as Replay, replay as replay
     from latfit.api.running.watching import Snapshot as Snapshot, block_of as block_of, watch_server as watch_server

@@ -27,8 +27,9 @@ from latfit.api.simulations import State
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import mean_ms, typical_ms
 from latfit.model import FitResult
+from latfit.record import texts_beside
 from latfit.simulation import Routing, StepCosts, step_costs
-from latfit.trace import DECODE, Trace, phases
+from latfit.trace import DECODE, Trace, phases, read_parquet, stored_provenance
 from latfit.validation import (
     OF_DECODE,
     WITH_PREFILL,
@@ -36,10 +37,12 @@ from latfit.validation import (
     Measured,
     PhaseSpeed,
     RunSpeed,
+    ServerRun,
     Validation as Comparison,
     as_measured,
     cautions_about,
     during,
+    is_watched,
     not_of_machine,
     not_together,
     phase_speed,
@@ -47,6 +50,7 @@ from latfit.validation import (
     run_speed,
     starts_of,
     validate as compared,
+    watched,
 )
 from latfit.warning import LatfitWarning
 
@@ -119,7 +123,7 @@ class Validation:
         from latfit.reporting import brief_validation_table, clocks_table, validation_table
 
         clocks = [clocks_table(self.result)] if self.result.clocks else []
-        if brief:
+        if brief or self.result.watched:
             return clocks or [brief_validation_table(self.result)]
         return [*clocks, validation_table(self.result)]
 
@@ -127,6 +131,8 @@ class Validation:
         """A matplotlib figure: the distribution of each metric, measured and simulated."""
         from latfit.reporting import validation_figure
 
+        if self.result.watched:
+            raise WrongUsage("a watched server tells of no single request", where="--figure", remedy="Leave it out.")
         return validation_figure(self.result)
 
     def to_json(self) -> dict[str, Any]:
@@ -213,8 +219,9 @@ def validate(
 
     fit: traces or logs of the engine, whose steps are fitted here, decoding apart from steps with prefill, with model,
     time and where as of `latfit.fit`; or step costs, a Fit or a `.fit.json` file, and prefill_fit of steps that contain
-    prefill.  run: recorded requests with the times of their first and last tokens, a file or a table.  metrics_before,
-    metrics_after: `/metrics` of the server as text files; with them the simulation is held to what the server counted.
+    prefill.  run: recorded requests with the times of their first and last tokens, a file or a table; or a trace of
+    `record_server`, whose windows tell how many came and when.  metrics_before, metrics_after: `/metrics` of the server
+    as text files, by default those beside such a trace; with them the simulation is held to what the server counted.
     run_steps: traces or logs with the steps of this very run (those of its time are taken, where both say one), with
     which the machine's speed is told apart.
     calibrate: fit a constant a step and one a token on the first third, and score the rest.  kv_blocks, batching,
@@ -222,14 +229,14 @@ def validate(
     the metrics.  force: take fits that are of different machines or models together. Whether the run is of the fits'
     machine is told first (`.foreign`). Raises WrongUsage, BadInput, FitNotUsable.
     """
-    if calibrate and metrics_after is not None:
+    watch = _watch(run)
+    if calibrate and (watch is not None or metrics_after is not None):
         raise WrongUsage(
             "constants are fitted to some of the client's times, and the server counts all requests",
             where="--calibrate, --metrics-after",
             remedy="Give one of them.",
         )
-    server = None if metrics_after is None else read_server(metrics_after, metrics_before)
-    measured = as_measured(recording_of(run))
+    measured, server = _measured(run, watch, (metrics_before, metrics_after), seed)
     known = {
         "kv_blocks": kv_blocks,
         "batching": batching,
@@ -251,7 +258,8 @@ def validate(
     if len(setup.settings) != 1 or len(orders) != 1:
         raise WrongUsage("one engine was measured", where="--batching, --order", remedy="Give one.")
     settings = replace(setup.settings[0], order=order_of(orders[0], length_error, ageing, switch_at))
-    how = Asked(calibrate, seed, Routing(replicas, route, prefix_share), server)
+    beside = measured.engines if replicas == 1 else replicas
+    how = Asked(calibrate, seed, Routing(beside, route, prefix_share), server)
     costs = step_costs(*fits.results, scatter=scatters(service))
     found = compared(measured, costs, settings, how)
     apart = not_together(starts, measured, None if server is None else server.started_s)
@@ -296,6 +304,26 @@ def _speeds(fits: PhaseFits, trace: Trace, *, scatter: bool) -> list[PhaseSpeed]
     return found
 
 
+def _measured(
+    run: Any, watch: Trace | None, texts: tuple[str | Path | None, str | Path | None], seed: int
+) -> tuple[Measured, ServerRun | None]:
+    """What was measured of a run, and what its server counted, where that is told. watch: see `_watch`."""
+    before, after = texts
+    if watch is None:
+        return as_measured(recording_of(run)), None if after is None else read_server(after, before)
+    if after is None:
+        before, after = texts_beside(Path(run))
+    elif before is None:
+        raise WrongUsage("a watch began at some text", where="--metrics-after", remedy="Add --metrics-before.")
+    return watched(watch, before, after, Path(run).name, seed), read_server(after, before)
+
+
+def _watch(run: Any) -> Trace | None:
+    """The windows of a running server, where the run is such a recording."""
+    file = isinstance(run, str | Path) and str(run).endswith(".parquet")
+    return read_parquet(Path(run)) if file and is_watched(stored_provenance(Path(run))) else None
+
+
 def _given_fits(fit: Any, prefill_fit: Any) -> PhaseFits:
     if isinstance(fit, list | tuple):
         (fit,) = fit
@@ -319,7 +347,7 @@ MOST_STRANGERS = 0.02
 def _of_the_server(found: Comparison, requests: int) -> list[LatfitWarning]:
     """Where the server counted other requests than those of the run."""
     server = found.server
-    if server is None or abs(server.requests - requests) <= MOST_STRANGERS * requests:
+    if server is None or found.watched or abs(server.requests - requests) <= MOST_STRANGERS * requests:
         return []
     return [
         LatfitWarning(

@@ -1,4 +1,4 @@
-"""`latfit record`: a running engine's `/metrics` as a trace of windows."""
+"""`latfit record`: a running engine's `/metrics` as a trace of windows, with its fit."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import print_json, print_warnings, say, verdict
+from latfit.cli.output import print_json, print_table, print_warnings, progress_bar, say, verdict
 from latfit.errors import Interrupted
 from latfit.units import number
 
 if TYPE_CHECKING:
+    from latfit.api import RecordedFit
     from latfit.metrics import Interval
 
 UrlArgument = Annotated[
     str, typer.Argument(help="Address of the server, such as http://localhost:8000.", metavar="URL")
 ]
+
+
+MOST_WARNINGS = 2
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class RecordOptions:
     panel: ClassVar[str] = "Recording"
     duration: Annotated[str, typer.Option("--duration", help="How long to record; Ctrl-C ends it earlier.")] = "10min"
     every: Annotated[str, typer.Option("--every", help="How often to ask: the shortest window.")] = "1s"
-    out: Annotated[Path, typer.Option("--out", help="Trace to write; the texts of /metrics go beside it.")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="Trace to write; fit and texts of /metrics beside it.")] = Path(
         "trace.parquet"
     )
     path: Annotated[
@@ -41,26 +45,43 @@ class RecordOptions:
 def record(url: UrlArgument, options: RecordOptions = RecordOptions(), output: OutputOptions = OutputOptions()) -> None:
     """Record a running engine from outside, by polling its /metrics; nothing is restarted.
 
-    Writes the mean step of each window, which latfit fit reads, and the first and last text of /metrics. vLLM and
-    SGLang count their steps, Triton its executions.
+    Writes the mean step of each window, which latfit fit reads, and the first and last text of /metrics. Then fits the
+    windows, simulates the load that was seen, and compares with the server's own histograms.
 
     \b
     latfit record http://localhost:8000 --duration 10min --out trace.parquet
     """
-    from latfit.api import record_server
+    from latfit.api import fit_recording, record_server
 
     with _progress(shown=not output.silent and sys.stderr.isatty()) as progress:
         found = record_server(url, **asdict(options), progress=progress)
+    kept = f"What was recorded until then is kept in {found.out}."
+    try:
+        with progress_bar("Fitting and simulating", quiet=output.silent):
+            fitted = fit_recording(found)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted while fitting", remedy=f"{kept} latfit fit {found.out} fits it.") from None
     if output.json:
-        print_json(found.to_json())
+        print_json(fitted.to_json())
     else:
-        verdict(found.verdict, found.state)
-        print_warnings(found.warnings)
-        say(f"Wrote {found.out} and both texts of /metrics. Next:")
-        for command in found.next:
-            typer.echo(f"  {command}")
+        _show(fitted, verbose=output.verbose)
     if found.interrupted:
-        raise Interrupted("interrupted", remedy=f"What was recorded until then is kept in {found.out}.")
+        raise Interrupted("interrupted", remedy=kept)
+
+
+def _show(found: "RecordedFit", *, verbose: bool) -> None:
+    """Windows, fit and comparison, what makes them less certain, and the next commands."""
+    verdict(found.recorded.verdict, found.state)
+    for line in found.lines:
+        say(line)
+    if found.validation is not None:
+        for table in found.validation.tables(brief=True):
+            print_table(table)
+    print_warnings(found.warnings, most=None if verbose else MOST_WARNINGS)
+    fit_file = "" if found.fit is None else f", {found.file}"
+    say(f"Wrote {found.recorded.out}{fit_file} and both texts of /metrics.{' Next:' if found.next else ''}")
+    for command in found.next:
+        typer.echo(f"  {command}")
 
 
 @contextmanager

@@ -77,7 +77,11 @@ def validate(
         typer.Argument(help="Traces or logs of the engine, or a fit file (NAME.fit.json).", metavar="TRACE|FIT"),
     ],
     requests: Annotated[
-        Path, typer.Argument(help="The measured run: arrivals, lengths, first and last token.", metavar="RUN")
+        Path,
+        typer.Argument(
+            help="The measured run: arrivals, lengths, first and last token; or what latfit record wrote.",
+            metavar="RUN",
+        ),
     ],
     costs: StepOptions = StepOptions(),
     limits: EngineOptions = EngineOptions(),

@@ -6,13 +6,15 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.metrics.diagnosis import (
+        FLAT as FLAT,
+        FULL as FULL,
         Diagnosis as Diagnosis,
         Lever as Lever,
         diagnose as diagnose,
         tpot_ms as tpot_ms,
     )
     from latfit.metrics.interval import Interval as Interval, between as between
-    from latfit.metrics.names import SLOT_STEPS as SLOT_STEPS
+    from latfit.metrics.names import ENGINES as ENGINES, SLOT_STEPS as SLOT_STEPS
     from latfit.metrics.server import Reading as Reading, Server as Server, Unanswered as Unanswered
     from latfit.metrics.state import Buckets as Buckets, ServerState as ServerState, read_state as read_state
 

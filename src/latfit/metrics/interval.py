@@ -32,9 +32,12 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from latfit.metrics.names import SLOT_STEPS
 from latfit.metrics.server import Reading
 from latfit.metrics.state import MS_PER_S, Buckets, ServerState
+from latfit.stats import IntArray
 
 BUSY = 0.9
 FEW_GAPS = 8
@@ -110,6 +113,21 @@ class Interval:
         """Requests that came: those that ended, and what more there is now than before."""
         more = _or_zero(self.last.running - self.first.running) + _or_zero(self.last.waiting - self.first.waiting)
         return self.finished + more
+
+    def lengths(self, n: int, rng: np.random.Generator) -> tuple[IntArray, IntArray] | None:
+        """Prompt and output tokens (n,) of requests as the histograms have them, where there is none all of the mean;
+        None where that is not known either."""
+        found = []
+        for name, counter in (("prompt_lengths", "prompt_tokens"), ("output_lengths", "generation_tokens")):
+            seen = self.histogram(name)
+            mean = self.count(counter) / self.finished if self.finished > 0 else math.nan
+            if seen is not None and seen.count > 0:
+                found.append(seen.drawn(n, rng))
+            elif mean > 0:
+                found.append(np.full(n, max(1, round(mean))))
+            else:
+                return None
+        return found[0], found[1]
 
     @cached_property
     def worked(self) -> float:

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from latfit.errors import BadInput
 from latfit.metrics.exposition import Sample, samples_in
 from latfit.metrics.names import ENGINES, RANKS, REPLICAS, TRITON, Engine, Name, Names
+from latfit.stats import IntArray
 from latfit.trace import Source
 
 MS_PER_S = 1e3
@@ -54,6 +57,19 @@ class Buckets:
         below = max((n for edge, n in zip(self.edges, self.reached, strict=True) if edge <= limit), default=0.0)
         above = min((n for edge, n in zip(self.edges, self.reached, strict=True) if edge >= limit), default=self.count)
         return below / self.count, above / self.count
+
+    def drawn(self, n: int, rng: np.random.Generator) -> IntArray:
+        """Lengths (n,) of a token or more as it has them: each bucket evenly, then scaled to its mean; the last bucket
+        goes to twice its lower edge. All of the mean where there are no buckets."""
+        edges = np.array([0.0, *self.edges])
+        counts = np.diff(np.array([0.0, *self.reached])).clip(0.0)
+        top = edges[np.isfinite(edges)].max()
+        if not (top > 0 and counts.sum() > 0):
+            return np.full(n, max(1, round(self.mean)))
+        edges = np.where(np.isfinite(edges), edges, 2 * top)
+        which = rng.choice(len(counts), n, p=counts / counts.sum())
+        lengths = edges[which] + (edges[which + 1] - edges[which]) * rng.random(n)
+        return np.asarray(np.maximum(np.rint(lengths * self.mean / lengths.mean()), 1), dtype=np.int64)
 
     def since(self, before: "Buckets | None") -> "Buckets":
         """What came after an earlier state of it."""

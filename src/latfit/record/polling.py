@@ -17,9 +17,9 @@ import numpy as np
 
 from latfit.errors import BadInput
 from latfit.files import write_bytes
-from latfit.metrics import SLOT_STEPS, Interval, Reading, ServerState, Unanswered, between
+from latfit.metrics import FLAT, FULL, SLOT_STEPS, Interval, Reading, ServerState, Unanswered, between
 from latfit.provenance import utc_now
-from latfit.trace import Trace, write_trace
+from latfit.trace import WATCHED, Trace, write_trace
 
 FEWEST_STEPS = 20
 OF_ALL_STEPS = 5e-4
@@ -30,6 +30,10 @@ LONGEST_S = 10.0
 SAVED_EVERY_S = 60.0
 """A file is written this often, so that what is killed loses no more."""
 
+FEWEST_QUEUED, NEARLY_ALL = 10, 0.9
+"""Readings with waiting requests that show a limit, and the share of them in which it was reached: one that ended makes
+room until the next step."""
+
 KNOWN_AT_ENDS = ("kv_usage", "context_tokens", "queued_requests", "B_sd")
 """Columns that not every server tells."""
 
@@ -39,7 +43,8 @@ class MetricsRecorder:
     """The windows of one server. out: the trace; the first and last text of the last run go beside it.
 
     polls, failed: readings, and those that were not answered.  restarts: how often the server started again.
-    preempted: windows that were left out.
+    preempted: windows that were left out.  queued: requests that ran in
+    each engine whenever others waited though the KV cache had room.
     """
 
     out: Path
@@ -52,6 +57,7 @@ class MetricsRecorder:
     rows: list[dict[str, Any]] = field(default_factory=list)
     first: Reading | None = None
     last: Reading | None = None
+    queued: list[float] = field(default_factory=list)
     _begun: Reading | None = None
     _saved_s: float = -math.inf
     _started: str = field(default_factory=utc_now)
@@ -74,6 +80,8 @@ class MetricsRecorder:
         before, self.last = self.last if self._begun is not None else None, told
         self.first = self.first or told
         self._begun = self._begun or told
+        if told.state.waiting > 0 and told.state.kv_usage < FULL:
+            self.queued.append(told.state.running / told.state.engines)
         since = between(self._begun, told)
         if told is not self._begun and self._ends(since):
             self._close(since, self._begun)
@@ -115,6 +123,8 @@ class MetricsRecorder:
         row = since.mean_step()
         if row is None:
             return
+        if math.isfinite(since.arrived):
+            row["arrived_requests"] = since.arrived
         preempted = since.count("preemptions")
         if preempted > 0:
             self.preempted += 1
@@ -124,10 +134,13 @@ class MetricsRecorder:
         )
 
     def _provenance(self) -> dict[str, Any]:
-        state = None if self.last is None else self.last.state
-        facts = {} if state is None else {"engine": state.engine, "engines": state.engines, **state.facts}
+        facts: dict[str, Any] = {}
+        if self.last is not None and self.first is not None:
+            state = self.last.state
+            facts = {"engine": state.engine, "engines": state.engines, **limit_shown(self.queued), **state.facts}
+            facts["texts_at_s"] = [each.t_s - self._origin_s for each in (self.first, self.last)]
         return {
-            "source": "metrics",
+            "source": WATCHED,
             "recorded": self._started,
             **facts,
             **self.settings,
@@ -137,6 +150,16 @@ class MetricsRecorder:
             "unanswered": self.failed,
             "restarts": self.restarts,
         }
+
+
+def limit_shown(queued: list[float]) -> dict[str, int]:
+    """The sequence limit that readings show at which requests waited though the KV cache had room: what ran in nearly
+    all of them is the most that ran in any. Empty where they show none."""
+    if len(queued) < FEWEST_QUEUED or not max(queued) > 0:
+        return {}
+    most = max(queued)
+    flat = sum(running >= most - max(1.0, FLAT * most) for running in queued)
+    return {"max_num_seqs": round(most)} if flat >= NEARLY_ALL * len(queued) else {}
 
 
 def texts_beside(out: Path) -> tuple[Path, Path]:

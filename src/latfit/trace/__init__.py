@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from latfit.trace.parquet import (
         check_trace_name as check_trace_name,
         columns_of as columns_of,
+        read_parquet as read_parquet,
+        stored_provenance as stored_provenance,
         write_trace as write_trace,
     )
     from latfit.trace.period import COMPUTE as COMPUTE, PERIOD as PERIOD, period_ms as period_ms
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     )
     from latfit.trace.readers.vllm.reader import start_facts as start_facts
     from latfit.trace.serving_engine import (
+        WATCHED as WATCHED,
         EngineFacts as EngineFacts,
         engine_counts as engine_counts,
         engine_facts as engine_facts,

@@ -41,6 +41,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("idle", "flag", False, "true for a record of an engine that had nothing to do"),
     Column("window_ms", "float", False, "length of the window over whose steps the row is a mean"),
     Column("window_steps", "float", False, "steps in that window"),
+    Column("arrived_requests", "float", False, "requests that came in that window"),
     Column("B_sd", "float", False, "standard deviation of B over the steps of the window"),
     Column("S_sd", "float", False, "standard deviation of S over the steps of the window"),
     Column("preemptions", "int", False, "requests that lost their KV blocks, as counted with the step"),

@@ -90,6 +90,18 @@ def read_parquet(source: Path, name: str | None = None) -> Trace:
     return Trace(columns_of(table, where), provenance_of(where, table.schema.metadata))
 
 
+def stored_provenance(source: Path) -> dict[str, Any]:
+    """The provenance of a trace without its rows, empty where the file is none. Raises BadInput for another schema."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_schema(str(source)).metadata
+    except (OSError, pa.ArrowException, UnicodeDecodeError):
+        return {}
+    return provenance_of(str(source), metadata)
+
+
 def chunks_of(source: Path, where: str, rows: int) -> Iterator[Trace]:
     """Every column of a Parquet file, some rows at a time, with the provenance. Raises BadInput."""
     import pyarrow as pa

@@ -24,6 +24,8 @@ NAMES = ("model", "vllm", "device_type")
 GPU_DEVICES = ("cuda", "rocm", "xpu")
 OF_ENGINES = ("vllm", "trtllm", "dynamo", "sglang", "splitwise")
 """Formats of steps that a serving engine made."""
+WATCHED = "metrics"
+"""The source of windows that were taken from a running server."""
 WITHOUT_GRAPHS = ("numpy", "openvino", "torch-cpu")
 """Devices of `latfit profile` that no engine captures graphs for."""
 MOST = 2**40
@@ -79,6 +81,8 @@ def engine_facts(
 
 def _as_served(provenance: Mapping[str, Any]) -> bool:
     if is_record(provenance) or "vllm" in provenance or provenance.get("format") in OF_ENGINES:
+        return True
+    if provenance.get("source") == WATCHED:
         return True
     device = provenance.get("device")
     return isinstance(device, Mapping) and device.get("device") in WITHOUT_GRAPHS

@@ -30,11 +30,8 @@ if TYPE_CHECKING:
         as_measured as as_measured,
         read_measured as read_measured,
     )
-    from latfit.validation.same_start import (
-        during as during,
-        not_together as not_together,
-        starts_of as starts_of,
-    )
+    from latfit.validation.same_start import during as during, not_together as not_together, starts_of as starts_of
     from latfit.validation.server import ServerRun as ServerRun, read_server as read_server
+    from latfit.validation.watch import is_watched as is_watched, watched as watched
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -13,6 +13,7 @@ holds each mean to 2 % and each 90th and 99th percentile to 4 %. Warnings say wh
 Where the server's own counts of the run are given (`server.py`), the verdict holds the means to what its engine
 counted, to 2 % too: what a client measures has the network, HTTP and the load generator in it besides. The engine
 counts a request from when its scheduler has it, behind the step that ran when it came, and so is it simulated there.
+Of a watched server (`watch.py`) nothing but these counts is known.
 """
 
 import math
@@ -117,8 +118,10 @@ def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
     """Why a measured run is not of the machine that fits are of, in a sentence; empty where it may be.
 
     The time per output token is the mean of a request's steps. Where its median over requests is off by more than the
-    limits of single steps allow in every phase, steps take another time, not the queue.
+    limits of single steps allow in every phase, steps take another time, not the queue. A watch tells no such median.
     """
+    if found.watched:
+        return ""
     (tpot,) = (each for each in found.figures if each.metric == "tpot_ms" and each.statistic == "p50")
     ends = [limits for fit in fits for limits in _widest_limits(fit)]
     if not ends or not tpot.measured > 0 or not tpot.simulated > 0:
@@ -242,6 +245,11 @@ class Validation:
         return f"Validation({self.verdict})"
 
     @property
+    def watched(self) -> bool:
+        """Whether only the server's counts are known, and no single request."""
+        return self.measured.watched_ms is not None
+
+    @property
     def agrees(self) -> bool:
         return all(each.holds for each in self.clocks or self.figures)
 
@@ -263,6 +271,12 @@ class Validation:
 
     def _against_server(self) -> str:
         errors = [f"{NAMES[each.metric]} {format_percent(each.error_pct, signed=True)}" for each in self.clocks]
+        if self.watched and self.server is not None:
+            counted = f"the server's {'engine' if self.server.has_engine else 'own counts'}"
+            return (
+                f"Simulation {'agrees with' if self.agrees else 'differs from'} {counted}: means {', '.join(errors)}"
+                f" ({self.server.requests:,} requests ended)."
+            )
         ttft, tpot = self.clocks[:2]
         client = format_percent(100 * (tpot.client / tpot.server - 1), signed=True) if tpot.server > 0 else "unknown"
         return (
@@ -358,7 +372,7 @@ def validate(
         costs = calibrated(costs, constants.step_ms, constants.token_ms)
     run = serve_replicas(measured.requests, costs, settings, how.routing, how.seed)
     clocks = [] if how.server is None else _clocks(measured, run, how.server)
-    figures = _figures(measured, run, scored)
+    figures = [] if measured.watched_ms is not None else _figures(measured, run, scored)
     return Validation(measured, run, settings, figures, scored, constants, how.server, clocks)
 
 
@@ -368,6 +382,11 @@ def _clocks(measured: Measured, run: EngineRun, server: ServerRun) -> list[Clock
         for first, last in ((measured.first_ms, measured.last_ms), (run.first_ms, run.last_ms))
     )
     of_scheduler = metrics(measured, run.first_ms, run.last_ms, run.seen_ms) if server.has_engine else simulated
+    counted = _counted(measured, run)
+    simulated, of_scheduler = (
+        {name: np.where(counted[name], values, np.nan) for name, values in each.items()}
+        for each in (simulated, of_scheduler)
+    )
     of_server, of_engine = server.server_ms(), server.engine_ms()
     weight = np.ones(len(measured))
     if server.of_tokens:  # a mean over tokens, of which each request has as many as it generates after the first
@@ -386,6 +405,17 @@ def _clocks(measured: Measured, run: EngineRun, server: ServerRun) -> list[Clock
         )
         for metric in JUDGED
     ]
+
+
+def _counted(measured: Measured, run: EngineRun) -> dict[str, NDArray[np.bool_]]:
+    """Whose metrics a server counts (n,): of a watch what ended in it, the first token for TTFT, the last for all else;
+    simulated requests that came before it were made up."""
+    if measured.watched_ms is None:
+        return dict.fromkeys(DEFINITIONS, np.ones(len(measured), dtype=bool))
+    begin_ms, end_ms = measured.watched_ms
+    came = measured.requests.arrival_ms >= begin_ms
+    ended = dict.fromkeys(DEFINITIONS, came & (run.last_ms <= end_ms))
+    return {**ended, "ttft_ms": came & (run.first_ms <= end_ms)}
 
 
 def _mean(values: FloatArray, weight: FloatArray | None) -> float:

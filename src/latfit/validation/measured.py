@@ -14,7 +14,8 @@ from latfit.workload import Recording, Requests, read_requests
 class Measured:
     """Requests and when, on the clock of their arrivals, their first and last token appeared (ms, (n,)). notes: what
     should be known of how they were read.  began_s: when the first request came, in seconds since 1970, None where that
-    is not told."""
+    is not told.  watched_ms: of a watch, which knows no single request, from when to when it was, and engines: how many
+    it sums up; see `watch.py`."""
 
     requests: Requests
     first_ms: FloatArray
@@ -22,6 +23,8 @@ class Measured:
     source: str = "requests"
     notes: tuple[str, ...] = ()
     began_s: float | None = None
+    watched_ms: tuple[float, float] | None = None
+    engines: int = 1
 
     def __repr__(self) -> str:
         return f"Measured({self.requests!r} from {self.source})"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from latfit.errors import BadInput
-from latfit.metrics import Buckets, Interval, ServerState, read_state
+from latfit.metrics import ENGINES, Buckets, Interval, ServerState, read_state
 from latfit.trace import open_source
 
 TPOT = ("tpot", "itl")
@@ -95,6 +95,12 @@ def read_server(after: str | Path, before: str | Path | None = None) -> ServerRu
     run = Interval(first, last, seconds=1.0)
     found = {name: run.histogram(name) for name in TIMES}
     times = {name: seen for name, seen in found.items() if seen is not None and seen.count > 0}
+    if not any(each.histograms for each in ENGINES if each.name == last.engine):
+        raise BadInput(
+            f"{last.engine} publishes no histograms of TTFT, TPOT and latency",
+            where=str(after),
+            remedy="Measure with a load generator, and compare with its result alone.",
+        )
     if not {"ttft", "latency"} <= set(times) or not any(name in times for name in TPOT):
         raise BadInput(
             "no request finished between the two texts" if before else "no finished request in it",

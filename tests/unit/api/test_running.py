@@ -1,7 +1,6 @@
 """A running engine examined, with settings moved on a planted fit; and what this machine lacks, by planted packages."""
 
 import json
-import math
 import tomllib
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import latfit
 from latfit.api import block_of, examine_machine, examine_server, watch_server
 from latfit.api.running.machine import MachineExamination
 from latfit.errors import BadInput, WrongUsage
-from latfit.metrics import Buckets
 from latfit.profiling.host import inventory as host
 from tests.conftest import ROOT
 from tests.stand_in import live, one_after_another, serving, steady
@@ -113,18 +111,6 @@ def test_what_makes_no_sense_is_refused() -> None:
         pytest.raises(BadInput, match="started again"),
     ):
         examine_server(url, duration="200ms")
-
-
-def test_lengths_are_those_of_the_histogram() -> None:
-    """Half of the requests up to 10 tokens, half between 50 and 100, 40 in the mean."""
-    from latfit.api.running.what_if import _lengths
-
-    seen = Buckets(100.0, 4000.0, [10.0, 50.0, 100.0, math.inf], [50.0, 50.0, 100.0, 100.0])
-    drawn = _lengths(seen, math.nan, np.random.default_rng(0))
-    assert drawn is not None
-    assert drawn.mean() == pytest.approx(40.0, rel=0.02)
-    assert np.mean(drawn < 20) == pytest.approx(0.5, abs=0.03)
-    assert _lengths(None, math.nan, np.random.default_rng(0)) is None
 
 
 class TestMachine:

@@ -148,7 +148,7 @@ def test_the_whole_over_http(tmp_path: Path) -> None:
     assert found.trace.floats("S").mean() == pytest.approx(6 + 10.0, rel=0.2)
     assert {each.code for each in found.warnings} >= {"unanswered"}
     assert json.loads(json.dumps(found.to_json()))["metrics_after"].endswith("t.metrics-after.txt")
-    assert found.next[0] == f"latfit fit {out}"
+    assert found.fit_file == tmp_path / "t.fit.json"
     assert len(found.frame) == 4
     assert found.interrupted
     assert len(read_parquet(out)) == 4

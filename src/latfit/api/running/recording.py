@@ -1,6 +1,6 @@
 """`record_server`: a running engine's `/metrics` as a trace of windows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 LEAST_EVERY_MS = 100.0
 MANY_UNANSWERED = 0.05
+FEW_WINDOWS, ONE_LOAD = 20, 1.25
+"""Windows below which they are few, and the ratio of the largest B and S to the smallest within which a load is one."""
+
 SLOW = 0.1
 """Share of a window that a reading may take."""
 
@@ -70,7 +73,7 @@ class Recorded:
         """What makes the windows less certain."""
         from latfit.reporting import counted
 
-        found = []
+        found = [*self._of_load()]
         counts, idle = self.counts, len(self.trace) - self.used
         if idle:
             share = format_percent(100 * idle / len(self.trace))
@@ -96,16 +99,30 @@ class Recorded:
             found.append(LatfitWarning("slow_answers", message, "Ask less often: --every 10s."))
         return found
 
+    def _of_load(self) -> Iterator[LatfitWarning]:
+        """Where the windows in which it worked are few, or all of one load."""
+        from latfit.reporting import counted
+
+        if not self.used:
+            return
+        busy = self.trace.select(~self.trace["idle"].astype(bool))
+        if self.used < FEW_WINDOWS:
+            message = f"{counted(self.used, 'window')} of work: few to fit"
+            yield LatfitWarning("few_windows", message, "Record for longer, while the load changes.")
+        elif all(float(values.max()) <= ONE_LOAD * float(values.min()) for values in map(busy.floats, ("B", "S"))):
+            message = "All windows are of one load, so the fit tells of that load and hardly of another"
+            yield LatfitWarning("one_load", message, "Record for longer, while the load changes.")
+
     @property
-    def next(self) -> list[str]:
-        """Commands that make use of it."""
-        fit, (before, after) = self.out.with_suffix(".fit.json"), texts_beside(self.out)
-        path = "" if "path" in self.trace else " --path gpu"
-        return [
-            f"latfit fit {self.out}{path}",
-            f"latfit doctor {self.server} --fit {fit}",
-            f"latfit validate {fit} RUN.json --metrics-before {before} --metrics-after {after}",
-        ]
+    def fit_file(self) -> Path:
+        """Where `fit_recording` writes its fit."""
+        return self.out.with_suffix(".fit.json")
+
+    @property
+    def watched_s(self) -> float:
+        """From the first text of `/metrics` to the last."""
+        begin_s, end_s = self.trace.provenance["texts_at_s"]
+        return max(float(end_s) - float(begin_s), 1e-3)
 
     @property
     def frame(self) -> "DataFrame":
@@ -169,7 +186,7 @@ def record_server(
             remedy=f"Ask every {format_ms(LEAST_EVERY_MS)} or less often, and for longer than that.",
         )
     target = Path(out)
-    for place in (target, *texts_beside(target)):
+    for place in (target, *texts_beside(target), target.with_suffix(".fit.json")):
         check_writable(place)
     check_trace_name(target)
     server = Server(url)

@@ -19,10 +19,9 @@ import numpy as np
 
 from latfit.api.engines import USUAL, EngineSetup, engine_costs, engine_settings_of
 from latfit.api.serving import UNLIMITED
-from latfit.metrics import Buckets, Diagnosis, Interval, tpot_ms
+from latfit.metrics import Diagnosis, Interval, tpot_ms
 from latfit.model import FitResult
 from latfit.simulation import EngineRun, EngineSettings, StepCosts, scaled_costs, serve
-from latfit.stats import IntArray
 from latfit.units import format_ms, format_percent, number
 from latfit.workload import Requests, make_requests
 
@@ -136,15 +135,10 @@ class WhatIf:
         if not self.seen.finished >= FEWEST_FINISHED or not rate_per_ms > 0:
             return None
         rng = np.random.default_rng(self.seed)
-        prompts = _lengths(self.seen.histogram("prompt_lengths"), self._mean("prompt_tokens"), rng)
-        outputs = _lengths(self.seen.histogram("output_lengths"), self._mean("generation_tokens"), rng)
-        if prompts is None or outputs is None:
+        lengths = self.seen.lengths(REQUESTS, rng)
+        if lengths is None:
             return None
-        return make_requests(np.cumsum(rng.exponential(1 / rate_per_ms, REQUESTS)), prompts, outputs)
-
-    def _mean(self, counter: str) -> float:
-        """Tokens of a request where no histogram tells them."""
-        return self.seen.count(counter) / self.seen.finished
+        return make_requests(np.cumsum(rng.exponential(1 / rate_per_ms, REQUESTS)), *lengths)
 
     @cached_property
     def now(self) -> Outcome | None:
@@ -257,16 +251,3 @@ def _summary(run: EngineRun, name: str, value: float, ttft_slo_ms: float, tpot_s
         span_ms / (last_ms - float(np.median(run.latency_ms))) >= CARRIED,
         float(within.mean()) if promised else math.nan,
     )
-
-
-def _lengths(seen: Buckets | None, mean: float, rng: np.random.Generator) -> IntArray | None:
-    """Lengths (REQUESTS,) as a histogram has them, or all of the mean; None where neither is known."""
-    if seen is None or not seen.count > 0:
-        return np.full(REQUESTS, max(1, round(mean))) if math.isfinite(mean) else None
-    edges = np.array([0.0, *seen.edges])
-    counts = np.diff(np.array([0.0, *seen.reached])).clip(0.0)
-    top = edges[np.isfinite(edges)].max()
-    edges = np.where(np.isfinite(edges), edges, 2 * top)
-    drawn = rng.choice(len(counts), REQUESTS, p=counts / counts.sum())
-    lengths = edges[drawn] + (edges[drawn + 1] - edges[drawn]) * rng.random(REQUESTS)
-    return np.asarray(np.maximum(np.rint(lengths * seen.mean / lengths.mean()), 1), dtype=np.int64)

@@ -33,7 +33,10 @@ def validation_table(found: Validation) -> Table:
 
 
 def clocks_table(found: Validation) -> Table:
-    """Means of a run as the client, the server and its engine have them, and simulated."""
+    """Means of a run as the client, the server and its engine have them, and simulated; of a watch, where there is no
+    client, the bucket of the server's p99 too."""
+    if found.watched:
+        return _watched_table(found)
     rows = [
         (
             TITLES[each.metric],
@@ -47,6 +50,24 @@ def clocks_table(found: Validation) -> Table:
     caption = f"{len(found.measured):,} requests, {counters.steps:,} steps, {counters.preemptions:,} preemptions"
     columns = ("mean", "client", "server", "engine", "simulated", "error", "verdict")
     return Table(caption, columns, rows, words=("verdict",))
+
+
+def _watched_table(found: Validation) -> Table:
+    rows = [
+        (
+            TITLES[each.metric],
+            *(format_ms(value) for value in (each.server, each.engine, each.simulated)),
+            format_percent(each.error_pct, signed=True),
+            f"{format_ms(low)} to {format_ms(high)}" if high < math.inf else f"above {format_ms(low)}",
+            format_ms(p99),
+        )
+        for each in found.clocks
+        for (low, high), p99 in [each.quantiles["p99"]]
+    ]
+    server = found.server
+    caption = f"Of {0 if server is None else server.requests:,} requests that ended while it was watched"
+    columns = ("mean", "server", "engine", "simulated", "error", "p99, server", "simulated p99")
+    return Table(caption, columns, rows)
 
 
 SEEN = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("latency", "p99"))

@@ -1,0 +1,140 @@
+"""`fit_recording`: what the windows of a recording tell, as `fit` and `validate` tell it."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latfit.api.fits import Fit, fit
+from latfit.api.quantities import library_verb
+from latfit.api.running.recording import Recorded
+from latfit.api.simulations import State
+from latfit.api.validations import Validation, validate
+from latfit.errors import LatfitError
+from latfit.metrics import Buckets, Interval, read_state
+from latfit.record import texts_beside
+from latfit.trace import open_source
+from latfit.units import format_ms, number
+from latfit.warning import LatfitWarning
+
+FEWEST_ENDED = 20
+"""Requests that make a mean worth a comparison."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class RecordedFit:
+    """A recording with its fit, and the load that was seen simulated with it beside the server's own histograms.
+
+    not_fitted, not_validated: why there is none, empty where there is.  seen: from the first text of `/metrics` to the
+    last.
+    """
+
+    recorded: Recorded
+    seen: Interval
+    fit: Fit | None = None
+    not_fitted: str = ""
+    validation: Validation | None = None
+    not_validated: str = ""
+
+    @property
+    def file(self) -> Path:
+        """Where the fit is."""
+        return self.recorded.fit_file
+
+    @property
+    def state(self) -> State:
+        """That of the recording, in doubt without a fit that may be used."""
+        fitted = self.fit is not None and self.fit.kept_out() is None
+        return self.recorded.state if fitted or self.recorded.state == "bad" else "doubt"
+
+    @property
+    def lines(self) -> list[str]:
+        """The fit with its error, and the comparison in a sentence; or why there is none."""
+        if self.fit is None:
+            return [self.not_fitted]
+        compared = self.not_validated if self.validation is None else self.validation.verdict
+        return [self.fit.verdict, self.fit.model_line, compared]
+
+    @property
+    def warnings(self) -> list[LatfitWarning]:
+        """Of the windows, then whether the fit is one to use, then what the simulation is biased by."""
+        found = list(self.recorded.warnings)
+        if self.fit is not None and (kept_out := self.fit.kept_out()) is not None:
+            found.append(kept_out)
+        return found + [each for each in (self.validation.warnings if self.validation else ()) if each.needs_action]
+
+    @property
+    def next(self) -> list[str]:
+        """Commands that make use of it: a plan for the load that was seen, with the p99 of now as limits."""
+        if self.fit is None:
+            return []
+        ends = (self.seen.mean("prompt_lengths"), self.seen.mean("output_lengths"))
+        rate = self.seen.arrived / self.seen.seconds
+        load = "--rate 20/s --lengths 500:200"
+        if rate > 0 and all(tokens >= 1 for tokens in ends):
+            load = f"--rate {number(rate, 3)}/s --lengths {round(ends[0])}:{round(ends[1])}"
+        ttft = _limit(self.seen.histogram("ttft"), "500ms")
+        tpot = _limit(self.seen.histogram("tpot") or self.seen.histogram("itl"), "50ms")
+        return [
+            f"latfit plan --fit {self.file} {load} --ttft {ttft} --tpot {tpot}",
+            f"latfit doctor {self.recorded.server} --fit {self.file}",
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit record --json`: fit and validation are those of these commands."""
+        return self.recorded.to_json() | {
+            "fit_file": None if self.fit is None else str(self.file),
+            "fit": None if self.fit is None else self.fit.to_json(),
+            "not_fitted": self.not_fitted or None,
+            "validation": None if self.validation is None else self.validation.to_json(),
+            "not_validated": self.not_validated or None,
+            "warnings": [each.to_json() for each in self.warnings],
+            "next": self.next,
+        }
+
+    def summary(self) -> str:
+        return "\n".join([self.recorded.verdict, *self.lines])
+
+    def __repr__(self) -> str:
+        return f"RecordedFit: {' '.join(self.lines)}"
+
+
+def _limit(seen: Buckets | None, default: str) -> str:
+    """The p99 of now as an option; a default where nobody tells it."""
+    low, high = (math.nan, math.nan) if seen is None else seen.bucket(0.99)
+    edge = high if math.isfinite(high) else 2 * low
+    return format_ms(edge).replace(" ", "") if edge > 0 else default
+
+
+@library_verb
+def fit_recording(recorded: Recorded) -> RecordedFit:
+    """Fit what `record_server` wrote, as `fit` does, beside it (`NAME.fit.json`); then simulate the load that was seen
+    and compare with the server's histograms, as `validate` does.
+
+    Where the windows cannot tell one or the other, the result says why; the recording stays as it is. An earlier fit of
+    that name, which is of another recording, is deleted then. Raises TargetNotWritable.
+    """
+    before, after = texts_beside(recorded.out)
+    seen = Interval(read_state(open_source(before)), read_state(open_source(after)), recorded.watched_s)
+    try:
+        found = fit(recorded.out)
+    except LatfitError as error:
+        recorded.fit_file.unlink(missing_ok=True)
+        return RecordedFit(recorded, seen, not_fitted=f"Not fitted: {_told(error)}", not_validated="There is no fit.")
+    found.save(recorded.fit_file)
+    if seen.finished < FEWEST_ENDED:
+        ended = f"{number(max(seen.finished, 0.0))} requests ended in this time"
+        return RecordedFit(recorded, seen, found, not_validated=_not_compared(f"{ended}. Record for longer."))
+    try:
+        compared = validate(recorded.fit_file, recorded.out)
+    except LatfitError as error:
+        return RecordedFit(recorded, seen, found, not_validated=_not_compared(_told(error)))
+    return RecordedFit(recorded, seen, found, validation=compared)
+
+
+def _not_compared(why: str) -> str:
+    return f"Not compared with the server's own histograms: {why}"
+
+
+def _told(error: LatfitError) -> str:
+    return " ".join(f"{part.rstrip('.')}." for part in (error.found, error.remedy) if part)

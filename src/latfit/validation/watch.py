@@ -1,0 +1,96 @@
+"""A watched run: the load that a recording of `/metrics` tells, to be simulated beside the server's own histograms.
+
+No single request is known. The recording's windows tell how many came in each, so that a load that changes is one that
+changes here; within a window, and over the time of windows that were left out, they are spread evenly by chance. How
+long prompts and outputs are is drawn from the histograms of the whole watch.
+
+Those that were there when it began came before. By Little's law as many are under way as come within one latency, so
+the rate `under way / mean latency` over `BEFORE` latencies is what leads to them.
+
+A server counts a TTFT when the first token comes and the other times when the last one does, within the watch. So are
+the simulated requests counted, but for those that came before it, of which the server counts the ends.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latfit.errors import BadInput
+from latfit.metrics import Interval, read_state
+from latfit.stats import FloatArray
+from latfit.trace import WATCHED, Trace, open_source
+from latfit.validation.measured import Measured
+from latfit.workload import make_requests
+
+BEFORE = 3.0
+MOST_BEFORE = 100_000
+
+
+def is_watched(provenance: Mapping[str, Any]) -> bool:
+    """Whether a trace is one of windows that `latfit record` took from a server."""
+    return provenance.get("source") == WATCHED and "texts_at_s" in provenance
+
+
+def watched(trace: Trace, before: str | Path, after: str | Path, source: str, seed: int = 0) -> Measured:
+    """The load between two texts of `/metrics`, as a trace of windows tells it; no times of tokens, which the server's
+    histograms know. Raises BadInput where nobody tells how many requests came, or how long they are."""
+    begin_s, end_s = _texts_at(trace, source)
+    seen = Interval(read_state(open_source(before)), read_state(open_source(after)), max(end_s - begin_s, 1e-3))
+    rng = np.random.default_rng(seed)
+    came_s = _arrivals(trace, seen, begin_s, rng)
+    under_way = max(0.0, _known(seen.first.running) + _known(seen.first.waiting))
+    latency_s = _known(seen.mean("latency")) / 1e3
+    earlier = min(round(BEFORE * under_way), MOST_BEFORE) if latency_s > 0 else 0
+    early_s = np.sort(-BEFORE * latency_s * rng.random(earlier))
+    lengths = seen.lengths(earlier + len(came_s), rng)
+    if lengths is None or not len(came_s):
+        raise BadInput(
+            f"{seen.last.engine} does not tell how {'long' if len(came_s) else 'many'} requests are",
+            where=source,
+            remedy="Measure with a load generator, and give its result.",
+        )
+    led_s = -float(early_s[0]) if earlier else 0.0
+    requests = make_requests(1e3 * (led_s + np.concatenate([early_s, came_s])), *lengths)
+    nobody = np.full(len(requests), np.nan)
+    span = (1e3 * led_s, 1e3 * (led_s + seen.seconds))
+    return Measured(requests, nobody, nobody, source, watched_ms=span, engines=seen.last.engines)
+
+
+def _texts_at(trace: Trace, source: str) -> tuple[float, float]:
+    """When the two texts were taken, on the clock of the windows. Raises BadInput."""
+    try:
+        begin_s, end_s = (float(each) for each in trace.provenance["texts_at_s"])
+    except (KeyError, TypeError, ValueError):
+        begin_s = end_s = np.nan
+    if not end_s > begin_s or not {"t_s", "window_ms", "arrived_requests"} <= trace.columns.keys():
+        raise BadInput(
+            "does not tell when requests came",
+            where=source,
+            remedy="Give what latfit record wrote, of an engine that counts its requests.",
+        )
+    return begin_s, end_s
+
+
+def _arrivals(trace: Trace, seen: Interval, begin_s: float, rng: np.random.Generator) -> FloatArray:
+    """Moments at which requests came, in seconds from the first text, sorted."""
+    t_s, length_s = trace.floats("t_s") - begin_s, trace.floats("window_ms") / 1e3
+    inside = (t_s > -1e-6) & (t_s + length_s <= seen.seconds * (1 + 1e-6)) & (length_s > 0)
+    order = np.argsort(t_s[inside], kind="stable")
+    start, end = (np.clip(each[inside][order], 0.0, seen.seconds) for each in (t_s, t_s + length_s))
+    end = np.maximum.accumulate(end)
+    told = np.maximum(np.nan_to_num(trace.floats("arrived_requests")[inside][order]), 0.0)
+    edges = np.concatenate([[0.0], np.column_stack([start, end]).ravel(), [seen.seconds]])
+    gaps = np.diff(edges)[::2].clip(0.0)
+    rest = max(0.0, _known(seen.arrived) - float(told.sum()))
+    counts = np.zeros(len(edges) - 1)
+    counts[1::2] = told
+    counts[::2] = rest * gaps / gaps.sum() if gaps.sum() > 0 else 0.0
+    whole = np.diff(np.rint(np.concatenate([[0.0], np.cumsum(counts)]))).astype(np.int64)
+    which = np.repeat(np.arange(len(whole)), whole)
+    return np.sort(edges[which] + (edges[which + 1] - edges[which]) * rng.random(len(which)))
+
+
+def _known(value: float) -> float:
+    return value if np.isfinite(value) else 0.0

@@ -1,0 +1,98 @@
+"""Windows of a planted engine, fitted, simulated and held against its own histograms."""
+
+import json
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit.api import Recorded, RecordedFit, fit, fit_recording, validate
+from latfit.metrics.server import Reading
+from latfit.metrics.state import state_of
+from latfit.record.polling import MetricsRecorder, limit_shown
+from latfit.trace.parquet import read_parquet
+from latfit.validation.server import read_server
+from latfit.validation.watch import watched
+from tests.stand_in import Served, served
+
+RATES, EACH_S = (4, 12, 25, 8), 20.0
+BEGIN_S, END_S = 2.0, 75.0
+
+
+def planted(most: int) -> Served:
+    """6 + 0.3 B + 0.02 S ms a step; the load changes every 20 s, and with at most 8 requests the third one waits."""
+    rng = np.random.default_rng(1)
+    arrivals = [EACH_S * i + np.sort(rng.uniform(0, EACH_S, int(rate * EACH_S))) for i, rate in enumerate(RATES)]
+    at_s = np.concatenate(arrivals)
+    prompt, output = rng.integers(20, 60, len(at_s)), rng.integers(5, 60, len(at_s))
+    return served(at_s, prompt, output, lambda B, S: (6 + 0.3 * B + 0.02 * S) / 1e3, most)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Served:
+    return planted(most=64)
+
+
+def recorded(engine: Served, out: Path) -> Recorded:
+    recorder = MetricsRecorder(out, {"path": "gpu"}, {"async_scheduling": False})
+    for t in np.arange(BEGIN_S, END_S + 0.1, 1.0):
+        text = engine.text(t).encode()
+        recorder.take(Reading(t, 0.001, text, state_of(BytesIO(text), "it")))
+    recorder.write()
+    return Recorded(
+        recorder.trace(),
+        "http://localhost:8000",
+        "vLLM",
+        out,
+        {"unanswered": 0, "polls": 74, "restarts": 0, "preempted_windows": 0},
+        0.001,
+    )
+
+
+@pytest.fixture(scope="module")
+def found(engine: Served, tmp_path_factory: pytest.TempPathFactory) -> RecordedFit:
+    return fit_recording(recorded(engine, tmp_path_factory.mktemp("watch") / "t.parquet"))
+
+
+def test_the_simulated_load_has_the_times_that_the_server_counted(found: RecordedFit) -> None:
+    """With the planted model within 4 %; one that is chosen goes beyond the windows, whose quiet ones are not used."""
+    line = validate(fit(found.recorded.out, model="linear"), found.recorded.out, service="deterministic")
+    assert [each.error_pct for each in line.result.clocks] == pytest.approx([0, 0, 0], abs=4)
+    assert not line.result.settings.padded_graphs  # the steps were measured as they are served
+    assert found.validation is not None
+    assert all(abs(each.error_pct) < 12 for each in found.validation.result.clocks)
+    assert found.lines[-1] == found.validation.verdict
+    assert json.loads(json.dumps(found.to_json()))["validation"]["verdict"] == found.validation.verdict
+
+
+def test_the_limit_that_requests_waited_for_is_seen(tmp_path: Path) -> None:
+    trace = recorded(planted(most=8), tmp_path / "t.parquet").trace
+    assert trace.provenance["max_num_seqs"] == 8
+    assert limit_shown([8.0] * 9) == {}
+    assert limit_shown([1.0, 3.0, 5.0, 7.0, 8.0] * 4) == {}
+
+
+def test_as_many_come_as_came_and_when_they_did(found: RecordedFit, engine: Served) -> None:
+    out = found.recorded.out
+    before, after = (out.with_name(f"t.metrics-{name}.txt") for name in ("before", "after"))
+    load = watched(read_parquet(out), before, after, "it")
+    assert load.watched_ms is not None
+    begin_ms, end_ms = load.watched_ms
+    assert end_ms - begin_ms == pytest.approx(1e3 * (END_S - BEGIN_S))
+    came_s = (load.requests.arrival_ms - begin_ms) / 1e3 + BEGIN_S
+    edges = [BEGIN_S, 20.0, 40.0, 60.0, END_S]
+    simulated, real = (np.histogram(times, edges)[0] for times in (came_s, engine.arrival))
+    assert simulated == pytest.approx(real, abs=4)  # gauges are those of the last step
+    counted = read_server(after, before)
+    assert counted.requests == ((engine.last > BEGIN_S) & (engine.last <= END_S)).sum()
+    mean = load.requests.output_tokens.mean()
+    assert mean == pytest.approx(engine.output.mean(), rel=0.03)
+
+
+def test_a_plan_for_the_load_that_was_seen_is_next(found: RecordedFit, engine: Served) -> None:
+    seen = (engine.last > BEGIN_S) & (engine.last <= END_S)
+    lengths = f"--lengths {round(engine.prompt[seen].mean())}:{round(engine.output[seen].mean())}"
+    assert found.next[0].startswith(f"latfit plan --fit {found.file} --rate 12")
+    assert lengths in found.next[0]
+    assert found.summary().count("\n") == 3
