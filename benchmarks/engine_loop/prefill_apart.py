@@ -138,12 +138,12 @@ async def run(asked: argparse.Namespace, first: Server, second: Server) -> None:
             ttft, latency = (np.array([getattr(r, key) for r in served]) for key in ("first_ms", "latency_ms"))
             print(f"engine loop: {name}, {asked.rate:g}/s, {len(served)} requests")
             print(f"  measured: TTFT {figures(ttft)}; latency {figures(latency)}")
-            if limit != asked.to:
-                simulated(served, [steps_of(s, k) for s, k in zip((first, second), known, strict=True)], (fixed, each))
+            steps = [steps_of(server, before) for server, before in zip((first, second), known, strict=True)]
+            simulated(served, steps, (fixed, each), limit)
 
 
-def simulated(served: Sequence[Served], steps: Sequence[list[str]], moved: tuple[float, float]) -> None:
-    """The same requests through the engine simulator."""
+def simulated(served: Sequence[Served], steps: Sequence[list[str]], moved: tuple[float, float], limit: int) -> None:
+    """The same requests through the engine simulator; prompts of up to `limit` tokens were prefilled apart."""
     requests = pd.DataFrame(
         {
             "t_s": [r.arrival_ms / 1e3 for r in served],
@@ -151,13 +151,15 @@ def simulated(served: Sequence[Served], steps: Sequence[list[str]], moved: tuple
             "output_tokens": [r.output for r in served],
         }
     )
-    decode, apart = fit_phases(steps[1]), bool(served[0].prefill_ms)
+    decode, prompts = fit_phases(steps[1]), requests["prompt_tokens"]
+    apart, rest = bool((prompts <= limit).any()), bool((prompts > limit).any())
     first = fit_phases(steps[0]) if apart else None
     found = simulate_engine(
         decode.decode,
         arrivals=requests,
-        prefill_fit=None if apart else decode.prefill,
+        prefill_fit=decode.prefill if rest else None,
         prefill_on=None if first is None else first.prefill or first.decode,
+        prefill_lengths=f"..{limit}" if apart and rest else None,
         transfer=f"{moved[0]:.4f}ms+{1e3 * moved[1]:.3f}us" if apart else None,
         seed=1,
     )

@@ -113,6 +113,7 @@ VALUES: dict[str, list[str]] = {
     "--policy": ["cutoff", "window"],
     "--precision": ["0.2"],
     "--prefill-fit": ["slow.fit.json"],
+    "--prefill-lengths": ["..100", "100.."],
     "--prefill-on": ["slow.fit.json"],
     "--prefill-replicas": ["2"],
     "--prefill-requests": ["0"],

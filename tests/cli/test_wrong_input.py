@@ -24,6 +24,9 @@ def fitted(in_tmp: Path) -> Path:
     return Path("trace.fit.json")
 
 
+ENGINE = ["simulate", "engine", "--rate", "5/s", "--lengths", "60:5", "--kv-blocks", "99", "--fit", "trace.fit.json"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -76,6 +79,11 @@ def fitted(in_tmp: Path) -> Path:
             ],
             2,
             "--prefill-on",
+        ),
+        (
+            [*ENGINE, "--prefill-on", "trace.fit.json", "--prefill-lengths", "9..5"],
+            2,
+            "no range of tokens",
         ),
         (["evaluate", "trace.fit.json", "two.parquet"], 3, "2 systems"),
     ],

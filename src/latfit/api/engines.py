@@ -28,6 +28,7 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
 from latfit.model import FitResult
 from latfit.simulation import (
+    ALL_PROMPTS,
     MOST_POINTS,
     Cluster,
     EnginePoint,
@@ -191,10 +192,14 @@ _IN_ONE_CASE = (
     *(Needs(name, lambda o: o.draft_tokens != 0, "nothing is drafted") for name in ("acceptance", "draft_cost")),
     Needs("ageing", lambda o: o.classes or o.arrivals is not None, "all requests are of one class", "Add --class"),
     Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
-    Needs("prefill_fit", lambda o: o.prefill_on is None, "--prefill-on names the engine that prefills"),
+    Needs(
+        "prefill_fit",
+        lambda o: o.prefill_on is None or o.prefill_lengths is not None,
+        "--prefill-on names the engine that prefills",
+    ),
     *(
         Needs(name, lambda o: o.prefill_on is not None, "no engine prefills for another", "Add --prefill-on FIT")
-        for name in ("transfer", "prefill_replicas")
+        for name in ("transfer", "prefill_replicas", "prefill_lengths")
     ),
     *(_drawn(name) for name in ("lengths", "tenants", "requests", "replications", "warmup")),
     _drawn("arrival_process", with_curve=False),
@@ -286,6 +291,7 @@ def simulate_engine(
     hardware: Any = "hardware.json",
     prefill_on: Any = None,
     prefill_replicas: int = 1,
+    prefill_lengths: str | None = None,
     transfer: str | None = None,
     service: EngineService = "fitted",
     batching: Batching | Sequence[Batching] = "chunked-prefill",
@@ -327,23 +333,23 @@ def simulate_engine(
     fit: step costs, a Fit or a `.fit.json` file; without it the `gpu` path of `hardware`.  prefill_fit: of steps that
     contain prefill, where they are fitted apart.  rate: "20/s", one or several, with lengths "512:128" (prompt and
     output tokens), or arrivals: recorded requests, a file or a table, or users: who send a request each, wait for its
-    end, `think`, and send the next, with lengths.  kv_blocks: of the engine's KV cache.  batching,
-    order: one or several, each is simulated.  engine: further settings, see `engine_settings_of`; what is not named the
-    fit's trace may tell.  prefill_on: a fit of the prefill_replicas that prefill for the others.  replicas_at: how many
-    replicas from when on, pairs (seconds, replicas), a file or a table with t_s and replicas.  autoscale: a rule,
-    "requests:20:1..8" for 20 requests a replica and 1 to 8 of them, see `parse_autoscaler`.  start_up: from asking for
-    a replica until it serves.  vary: lists of values by name, {"replicas": [1, 2], "rate": ["10/s"]}, see `AXES`, to be
+    end, `think`, and send the next, with lengths.  kv_blocks: of the engine's KV cache.  batching, order: one or
+    several, each is simulated.  engine: further settings, see `engine_settings_of`; what is not named the fit's trace
+    may tell.  prefill_on: a fit of the prefill_replicas that prefill for the others.  prefill_lengths: tokens of the
+    prompts that they prefill, "..160" or "512..", the others being prefilled where they are decoded. replicas_at: how
+    many replicas from when on, pairs (seconds, replicas), a file or a table with t_s and replicas. autoscale: a rule,
+    "requests:20:1..8" for 20 requests a replica and 1 to 8 of them, see `parse_autoscaler`. start_up: from asking for a
+    replica until it serves.  vary: lists of values by name, {"replicas": [1, 2], "rate": ["10/s"]}, see `AXES`, to be
     combined; out: a Parquet file with a row each.  Further parameters are the options of `latfit simulate engine`.
     Raises WrongUsage, BadInput; an unstable load is no error.
     """
     given = dict(locals())
     options = Options(requests, warmup, replications, seed, _limit(sla, "--sla"))
     promise = Promise(_limit(ttft, "--ttft"), _limit(tpot, "--tpot"), options.sla_ms)
-    scatter = scatters(service)
     if not force:
         check_one_engine(fit, prefill_fit, prefill_on)
-    costs, unmeasured, subject, fits = engine_costs(fit, prefill_fit, prefill_on, hardware, scatter=scatter)
-    apart = _cluster(prefill_on, transfer, scatter=scatter)
+    costs, unmeasured, subject, fits = engine_costs(fit, prefill_fit, prefill_on, hardware, scatter=scatters(service))
+    apart = _cluster(prefill_on, transfer, prefill_lengths, scatter=scatters(service))
     axes = _axes(vary or {})
     offered = rates(axes.pop("rate", None), "--sweep rate") or rates(rate, per_s=rate_per_s)
     given |= {
@@ -370,7 +376,7 @@ def simulate_engine(
                 promise=promise,
                 cluster=replace(apart, routing=_routing(case), prefill_replicas=case["prefill_replicas"]),
                 labels=labels,
-                told=partial(_told, [*unmeasured, *notes_of(load), *setup.notes], fits),
+                told=partial(_told, [*unmeasured, *notes_of(load), *setup.notes], fits, apart.transfer.prompts),
                 whole=not vary and out is None and running.backend == "local",
             )
         )
@@ -378,10 +384,23 @@ def simulate_engine(
     return EngineSimulation(runs, options.sla_ms, subject, line)
 
 
-def _told(known: Sequence[str], fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> list[str]:
-    """What should be known of a run, after what is known of all."""
+def _told(
+    known: Sequence[str],
+    fits: Sequence[FitResult],
+    prompts: tuple[float, float],
+    run: EngineRun,
+    settings: EngineSettings,
+) -> list[str]:
+    """What should be known of a run, after what is known of all. prompts: see `Transfer`."""
     beyond = outside_warning(fits, run, settings) if fits else None
-    return [*known, *([f"{beyond.message}. {beyond.remedy}"] if beyond else [])]
+    told = [*known, *([f"{beyond.message}. {beyond.remedy}"] if beyond else [])]
+    if prompts != ALL_PROMPTS:
+        tokens = run.requests.prompt_tokens
+        share = float(((tokens >= prompts[0]) & (tokens <= prompts[1])).mean())
+        told.append(f"{format_percent(100 * share)} of the prompts are prefilled apart.")
+        if share < 1 and fits and (own := no_prefill_warning(fits[-1])):
+            told.append(f"The others: {own.message}. {own.remedy}")
+    return told
 
 
 def _as_axes(batching: str | Sequence[str], order: str | Sequence[str]) -> dict[str, list[Any]]:
@@ -686,12 +705,26 @@ def _routing(case: Mapping[str, Any]) -> Routing:
     return Routing(replicas, case["route"], share, scaling=scaling, start_up_ms=start_up_ms)
 
 
-def _cluster(prefill_on: Any, transfer: str | None, *, scatter: bool) -> Cluster:
+def _cluster(prefill_on: Any, transfer: str | None, lengths: str | None, *, scatter: bool) -> Cluster:
     """One engine that serves, and one that prefills for it where there is one."""
     if prefill_on is None:
         return Cluster()
-    moved = Transfer() if transfer is None else Transfer(*transfers(transfer))
+    prompts = ALL_PROMPTS if lengths is None else _range_of(lengths)
+    moved = Transfer(*((0.0, 0.0) if transfer is None else transfers(transfer)), prompts)
     return Cluster(Routing(), step_costs(as_fit(prefill_on).result, scatter=scatter), moved)
+
+
+def _range_of(text: str) -> tuple[float, float]:
+    """(lowest, highest) of `100..200`, `..200` or `100..` tokens. Raises WrongUsage."""
+    low, dots, high = text.replace(" ", "").partition("..")
+    ends = [each.replace(",", "") for each in (low, high)]
+    if dots and any(ends) and all(not each or each.isdecimal() for each in ends):
+        found = (float(ends[0] or 0), float(ends[1] or math.inf))
+        if found[0] <= found[1]:
+            return found
+    raise WrongUsage(
+        f"{text!r} is no range of tokens", where="--prefill-lengths", remedy="Write ..160, 512.. or 160..512."
+    )
 
 
 USUAL_SHARE = 0.5

@@ -166,6 +166,10 @@ class CostOptions:
     prefill_replicas: Annotated[
         int, typer.Option("--prefill-replicas", min=1, hidden=True, help="Engines that prefill for the others.")
     ] = 1
+    prefill_lengths: Annotated[
+        str | None,
+        typer.Option("--prefill-lengths", hidden=True, help="Tokens of prompts that they prefill: ..160, 512.. (all)."),
+    ] = None
     transfer: Annotated[
         str | None,
         typer.Option("--transfer", hidden=True, help="KV transfer between them: fixed plus per token, 2ms+1us."),

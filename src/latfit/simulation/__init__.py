@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         parse_autoscaler as parse_autoscaler,
     )
     from latfit.simulation.engine.cluster.replicas import (
+        ALL_PROMPTS as ALL_PROMPTS,
         Routing as Routing,
         Transfer as Transfer,
         serve_replicas as serve_replicas,

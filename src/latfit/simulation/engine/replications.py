@@ -12,7 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from latfit.errors import WrongUsage
-from latfit.simulation.engine.cluster.replicas import Routing, Transfer, serve_apart, serve_replicas
+from latfit.simulation.engine.cluster.replicas import (
+    Routing,
+    Transfer,
+    serve_apart,
+    serve_replicas,
+)
 from latfit.simulation.engine.result import EngineResult, EngineSummary, Promise, backlogged, summarise
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
@@ -59,8 +64,8 @@ class Cluster:
         if think_ms is not None:
             raise WrongUsage("prefill apart takes no closed loop", where="--users", remedy="Give --rate or --arrivals.")
         routing = (replace(self.routing, replicas=self.prefill_replicas), self.routing)
-        both = serve_apart(requests, (self.prefill, costs), (settings, settings), self.transfer, seed, routing)
-        return both.whole(requests)
+        costs_of, limits = (self.prefill, costs), (settings, settings)
+        return serve_apart(requests, costs_of, limits, self.transfer, seed, routing).whole(requests)
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,6 +78,7 @@ def test_prefill_apart_conserves_tokens_and_recomputes_what_is_preempted() -> No
     requests = some()
     small = replace(LIMITS, kv_blocks=40)
     found = serve_apart(requests, (COSTS, COSTS), (LIMITS, small), Transfer(1.0, 0.001))
+    assert found.prefill is not None
     assert found.decode is not None
     assert np.all(found.last_ms >= found.first_ms)
     assert found.prefill.counters.generated_tokens == len(requests)

@@ -9,13 +9,16 @@ Replicas may come and go (see `fleet`).
 Apart: some engines prefill and give the first token; the keys and values travel, a fixed time and one for each token
 of the prompt; others decode the rest. Each kind stands behind a router of its own. A decoding engine knows the request
 from the moment its cache has arrived. This is also how a CPU prefills for a GPU: only the step costs of the engines
-that prefill differ.
+that prefill differ. Where a rule by length sends only some prompts to be prefilled apart, the engines that decode
+prefill the others themselves, from when they come.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
 from latfit.simulation.engine.cluster.fleet import LOGGED, Autoscaler, Scaling, new_fleet, paid_ms
@@ -197,12 +200,17 @@ def _router(routing: Routing, load: Load, places: int) -> Router:
     )
 
 
+ALL_PROMPTS = (0.0, math.inf)
+
+
 @dataclass(frozen=True)
 class Transfer:
-    """Keys and values on their way from the engine that prefilled: fixed, and by token of the prompt."""
+    """Keys and values on their way from the engine that prefilled: fixed, and by token of the prompt. prompts: the
+    shortest and the longest that are prefilled apart; engines that decode prefill the others."""
 
     fixed_ms: float = 0.0
     ms_per_token: float = 0.0
+    prompts: tuple[float, float] = ALL_PROMPTS
 
     def __post_init__(self) -> None:
         if not self.fixed_ms >= 0 or not self.ms_per_token >= 0:
@@ -211,25 +219,29 @@ class Transfer:
 
 @dataclass(frozen=True, eq=False)
 class Apart:
-    """What came of prefill and decoding apart: the runs of both kinds of engines, and the requests from end to end."""
+    """What came of prefill and decoding apart: the runs of both kinds of engines (None where no request went there),
+    and the requests (n,) from end to end, as in `EngineRun`."""
 
-    prefill: EngineRun
+    prefill: EngineRun | None
     decode: EngineRun | None
+    seen_ms: FloatArray
+    start_ms: FloatArray
     first_ms: FloatArray
     last_ms: FloatArray
     begun_ms: FloatArray
+    replica: IntArray
 
     def whole(self, requests: Requests) -> EngineRun:
         """All engines as one run of the requests; gaps between tokens are those of the engines that decode."""
-        runs = [self.prefill] if self.decode is None else [self.prefill, self.decode]
+        runs = [run for run in (self.prefill, self.decode) if run is not None]
         sizes = np.zeros(max(len(run.batch_sizes) for run in runs), dtype=np.int64)
         for run in runs:
             sizes[: len(run.batch_sizes)] += run.batch_sizes
         totals = {each.name: sum(getattr(run.counters, each.name) for run in runs) for each in fields(Counters)}
         run = EngineRun(
             requests=requests,
-            seen_ms=self.prefill.seen_ms,
-            start_ms=self.prefill.start_ms,
+            seen_ms=self.seen_ms,
+            start_ms=self.start_ms,
             first_ms=self.first_ms,
             last_ms=self.last_ms,
             counters=Counters(**totals),
@@ -237,7 +249,7 @@ class Apart:
             itl=runs[-1].itl,
             batch_sizes=sizes,
             timelines=tuple(line for run in runs for line in run.timelines),
-            replica=self.prefill.replica,
+            replica=self.replica,
             begun_ms=self.begun_ms,
         )
         return replace(run, replica_ms=len(run.timelines) * run.makespan_ms)
@@ -252,25 +264,36 @@ def serve_apart(
     routing: tuple[Routing, Routing] = (Routing(), Routing()),
 ) -> Apart:
     """Run the engines that prefill, then those that decode; costs, settings and routing: (of prefill, of decode)."""
-    alone = replace(requests, output_tokens=np.ones(len(requests), dtype=np.int64))
-    prefill = serve_replicas(alone, costs[0], settings[0], routing[0], seed)
-    rest = np.flatnonzero(requests.output_tokens > 1)
-    if not len(rest):
-        return Apart(prefill, None, prefill.first_ms, prefill.last_ms, prefill.start_ms)
-    arrived = prefill.last_ms[rest] + transfer.fixed_ms + transfer.ms_per_token * requests.prompt_tokens[rest]
-    order = np.argsort(arrived, kind="stable")
-    rows = rest[order]
-    handed = replace(requests.select(rows), arrival_ms=np.ascontiguousarray(arrived[order]))
-    check_fits(handed, settings[1])
-    load = _given(handed, settings[1], seed)
-    decode = _served(handed, load, costs[1], settings[1].limits(seed), routing[1], routing[0].replicas)
-    last, begun = prefill.last_ms.copy(), prefill.start_ms.copy()
-    last[rows], begun[rows] = decode.last_ms, decode.start_ms
-    return Apart(prefill, decode, prefill.first_ms, last, begun)
+    shortest, longest = transfer.prompts
+    apart = (requests.prompt_tokens >= shortest) & (requests.prompt_tokens <= longest)
+    seen, start, first, last, begun = np.full((5, len(requests)), np.nan)
+    arrived, replica = requests.arrival_ms.copy(), np.zeros(len(requests), dtype=np.int64)
+    prefill = decode = None
+    if apart.any():
+        given = requests.select(np.flatnonzero(apart))
+        alone = replace(given, output_tokens=np.ones(len(given), dtype=np.int64))
+        prefill = serve_replicas(alone, costs[0], settings[0], routing[0], seed)
+        seen[apart], start[apart], replica[apart] = prefill.seen_ms, prefill.start_ms, prefill.replica
+        first[apart], last[apart], begun[apart] = prefill.first_ms, prefill.last_ms, prefill.start_ms
+        arrived[apart] = prefill.last_ms + transfer.fixed_ms + transfer.ms_per_token * given.prompt_tokens
+    rest = np.flatnonzero(~apart | (requests.output_tokens > 1))
+    if len(rest):
+        rows = rest[np.argsort(arrived[rest], kind="stable")]
+        handed = replace(requests.select(rows), arrival_ms=np.ascontiguousarray(arrived[rows]))
+        check_fits(handed, settings[1])
+        load = _given(handed, settings[1], seed, apart[rows])
+        decode = _served(handed, load, costs[1], settings[1].limits(seed), routing[1], routing[0].replicas)
+        last[rows], begun[rows] = decode.last_ms, decode.start_ms
+        own = ~apart[rows]
+        seen[rows[own]], start[rows[own]], first[rows[own]] = (
+            each[own] for each in (decode.seen_ms, decode.start_ms, decode.first_ms)
+        )
+        replica[rows[own]] = routing[0].replicas + decode.replica[own]
+    return Apart(prefill, decode, seen, start, first, last, begun, replica)
 
 
-def _given(requests: Requests, settings: EngineSettings, seed: int) -> Load:
-    """Requests whose prompt is computed and whose first token is there."""
+def _given(requests: Requests, settings: EngineSettings, seed: int, apart: NDArray[np.bool_]) -> Load:
+    """Requests of which those apart (n,) have their prompt computed and their first token."""
     load = load_of(requests, replace(settings, prefix_cache=False), seed)
-    cached, given = requests.prompt_tokens.astype(np.int32), np.ones(len(requests), dtype=np.int32)
-    return load._replace(cached=cached, given=given)
+    cached = np.where(apart, requests.prompt_tokens, load.cached).astype(np.int32)
+    return load._replace(cached=cached, given=apart.astype(np.int32))
