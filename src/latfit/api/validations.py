@@ -315,7 +315,8 @@ def _measured(
         before, after = texts_beside(Path(run))
     elif before is None:
         raise WrongUsage("a watch began at some text", where="--metrics-after", remedy="Add --metrics-before.")
-    return watched(watch, before, after, Path(run).name, seed), read_server(after, before)
+    server = read_server(after, before)
+    return watched(watch, before, after, Path(run).name, seed), server
 
 
 def _watch(run: Any) -> Trace | None:

@@ -77,6 +77,8 @@ def _show(found: "RecordedFit", *, verbose: bool) -> None:
     if found.validation is not None:
         for table in found.validation.tables(brief=True):
             print_table(table)
+        if found.validation.line:
+            say(found.validation.line)
     print_warnings(found.warnings, most=None if verbose else MOST_WARNINGS)
     fit_file = "" if found.fit is None else f", {found.file}"
     say(f"Wrote {found.recorded.out}{fit_file} and both texts of /metrics.{' Next:' if found.next else ''}")
@@ -99,10 +101,10 @@ def _progress(*, shown: bool) -> "Iterator[Callable[[float, float, Interval | No
         begun: list[float] = []
 
         def update(at_s: float, whole_s: float, since: "Interval | None") -> None:
+            told = "no answer" if begun else ""
             begun.append(at_s) if not begun else None
-            told = (
-                "" if since is None else f"{number(since.last.running)} running, {number(since.last.waiting)} waiting"
-            )
+            if since is not None:
+                told = f"{number(since.last.running)} running, {number(since.last.waiting)} waiting"
             bar.update(task, completed=at_s - begun[0], total=whole_s, now=told)
 
         yield update

@@ -182,7 +182,7 @@ class _View:
             return Lever(CACHE, "helps", why)
         if math.isnan(usage):
             return Lever(CACHE, "unknown", "the engine does not say how full it is.")
-        why = f"more of it does nothing: at most {format_percent(100 * usage)} was used, and nothing was preempted."
+        why = f"more of it does nothing: at most {format_percent(100 * usage)} used, nothing preempted."
         return Lever(CACHE, "nothing", why)
 
     def _budget(self, binding: Binding) -> Lever:
@@ -193,10 +193,8 @@ class _View:
         if budget is not None and largest <= budget / 2:
             why = f"raising it does nothing: no step had more than {number(largest)} of {budget:,} tokens."
             return Lever(BUDGET, "nothing", why)
-        told = "" if math.isnan(largest) else f"steps had up to {number(largest)} tokens; "
-        return Lever(
-            BUDGET, "unknown", f"{told}lowering it shortens those that hold prompts, by what only a fit tells."
-        )
+        told = "" if math.isnan(largest) else f"up to {number(largest)} in a step; "
+        return Lever(BUDGET, "unknown", f"{told}a fit tells what less saves.")
 
     def _load(self) -> list[Lever]:
         if not self.growing():

@@ -1,7 +1,7 @@
 """`examine_server`: what binds a running engine, and what would help it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,14 @@ BINDING = {
 @dataclass(frozen=True, repr=False, eq=False)
 class Examination:
     """A running engine over some seconds. diagnosis: what its counters prove; what_if: settings moved on a fitted
-    engine, None without a fit; seen: from the first reading to the last."""
+    engine, None without a fit; seen: from the first reading to the last.  gone: why there was none after that, empty
+    where it answered to the end."""
 
     server: str
     diagnosis: Diagnosis
     seen: Interval
     what_if: WhatIf | None = None
+    gone: str = ""
 
     @property
     def verdict(self) -> str:
@@ -41,7 +43,9 @@ class Examination:
 
     @property
     def state(self) -> State:
-        """Bad where requests wait, in doubt where nobody can tell why or nothing ran."""
+        """Bad where requests wait or it is gone, in doubt where nobody can tell why or nothing ran."""
+        if self.gone:
+            return "bad"
         return {"steps": "good", "idle": "doubt", "unknown": "doubt"}.get(self.diagnosis.binding, "bad")  # type: ignore[return-value]
 
     @property
@@ -59,12 +63,16 @@ class Examination:
             parts.append(f"{format_ms(told['T_ms'])} a step of B = {number(told['B'], 3)}, S = {number(told['S'], 3)}")
         times = {"TTFT": told["ttft_ms"], "of it queue": told["queue_ms"], "TPOT": told["tpot_ms"]}
         parts += [f"{name} {format_ms(value)}" for name, value in times.items() if math.isfinite(value)]
-        return f"In {number(told['seconds'], 3)} s: {', '.join(parts) or 'nothing was counted'} (means)."
+        return f"In {number(told['seconds'], 3)} s (means): {', '.join(parts) or 'nothing was counted'}."
 
     @property
     def lines(self) -> list[str]:
         """The answer below the verdict."""
-        found = [self.diagnosis.why]
+        after = format_ms(1e3 * self.seen.seconds)
+        found = [
+            *([f"After {after} it {self.gone}; what follows is of before."] if self.gone else []),
+            self.diagnosis.why,
+        ]
         if self.diagnosis.binding == "idle":
             return found
         found.append(self.load)
@@ -74,7 +82,7 @@ class Examination:
     def _simulated(self) -> list[str]:
         what_if = self.what_if
         if what_if is None:
-            return ["By how much a setting helps only a fit tells: --fit FIT (latfit record makes the trace of one)."]
+            return ["How much a setting helps, a fit tells: --fit FIT (latfit record makes one)."]
         if what_if.now is None:
             return ["Too few requests ended to simulate their load: look for longer (--duration 1min)."]
         measured = f"the measured TPOT of {format_ms(what_if.measured_tpot_ms)}"
@@ -86,15 +94,25 @@ class Examination:
             other = f" (and a TTFT of {format_ms(what_if.now.ttft_ms)}, measured {format_ms(ttft)})"
         scale = f"the fit's steps times {what_if.scale:.2f}, which make {measured}{other}"
         told = [f"What a change would do, simulated with {scale}:"]
-        for each in what_if.changes:
-            effect = each.effect(what_if.now)
-            shown = "does nothing" if effect == "nothing" else f"{effect}: {each.told(what_if.now)}"
-            told.append(f"  {each.setting} {number(_present(what_if, each))} -> {number(each.value)} {shown}")
+        effects = [(each, each.effect(what_if.now)) for each in what_if.changes]
+        for each, effect in effects:
+            if effect != "nothing":
+                change = f"{each.setting} {number(_present(what_if, each))} -> {number(each.value)}"
+                told.append(f"  {change} {effect}: {each.told(what_if.now)}")
+        idle: dict[str, list[str]] = {}
+        for each, effect in effects:
+            if effect == "nothing":
+                present = f"{each.setting} {number(_present(what_if, each))}"
+                idle.setdefault(present, []).append(number(each.value))
+        if idle:
+            listed = "; ".join(f"{present} -> {' or '.join(values)}" for present, values in idle.items())
+            told.append(f"  do nothing: {listed}")
         return told
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit doctor URL --json`."""
-        document = {"server": self.server, "verdict": self.verdict, **self.diagnosis.to_json(), "simulated": None}
+        told = {"server": self.server, "verdict": self.verdict, "gone": self.gone or None}
+        document = {**told, **self.diagnosis.to_json(), "simulated": None}
         what_if = self.what_if
         if what_if is None:
             return document
@@ -163,16 +181,16 @@ def examine_server(
     server = Server(url)
     given = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     wanted_s = in_ms(duration, "--duration") / 1e3
-    readings = list(_of_one_run(server, min(EVERY_S, wanted_s / 2), wanted_s, progress))
+    readings, gone = _of_one_run(server, min(EVERY_S, wanted_s / 2), wanted_s, progress)
     if len(readings) < FEWEST_READINGS:
         raise BadInput("stopped answering, or started again", where=str(server), remedy="Try again once it is up.")
     facts = {**server.settings(), **readings[-1].state.facts}
     seen, diagnosis = between(readings[0], readings[-1]), diagnose(readings, {**facts, **known_of(given)})
     if fit is None and hardware is None:
-        return Examination(str(server), diagnosis, seen)
+        return Examination(str(server), diagnosis, seen, gone=gone)
     settings = {**given, "kv_blocks": kv_blocks, "block_size": block_size}
     engine = engine_of(seen, diagnosis, facts, fits=(fit, prefill_fit, hardware), given=settings)
-    return Examination(str(server), diagnosis, seen, WhatIf(engine, seen, *slo_of(ttft, tpot), seed))
+    return Examination(str(server), diagnosis, seen, WhatIf(engine, seen, *slo_of(ttft, tpot), seed), gone)
 
 
 def engine_of(
@@ -208,15 +226,18 @@ def _cached(seen: Interval) -> float | None:
 
 def _of_one_run(
     server: Server, every_s: float, wanted_s: float, progress: Callable[[float, float], None] | None
-) -> Iterator[Reading]:
-    """Readings of a server that did not start again among them; those before it are dropped by starting over."""
-    first: Reading | None = None
+) -> tuple[list[Reading], str]:
+    """Readings up to where the server started again, and why there are none behind them, empty where there are."""
+    found: list[Reading] = []
+    gone = ""
     for told in server.readings(every_s, wanted_s):
         if isinstance(told, Unanswered):
+            gone = str(told)
             continue
-        if first is not None and told.state.fell_below(first.state):
-            return
-        first = first or told
+        if found and told.state.fell_below(found[0].state):
+            return found, "started again"
+        found.append(told)
+        gone = ""
         if progress is not None:
-            progress(told.t_s - first.t_s, wanted_s)
-        yield told
+            progress(told.t_s - found[0].t_s, wanted_s)
+    return found, gone

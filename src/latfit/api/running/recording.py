@@ -73,14 +73,8 @@ class Recorded:
         """What makes the windows less certain."""
         from latfit.reporting import counted
 
-        found = [*self._of_load()]
+        found = []
         counts, idle = self.counts, len(self.trace) - self.used
-        if idle:
-            share = format_percent(100 * idle / len(self.trace))
-            message = (
-                f"In {counted(idle, 'window')} ({share}) the engine had nothing to do for a part of the time: not used"
-            )
-            found.append(LatfitWarning("idle", message, "No action needed: a busier time tells more."))
         if counts["unanswered"] > MANY_UNANSWERED * counts["polls"]:
             message = f"{counts['unanswered']:,} of {counts['polls']:,} readings were not answered"
             found.append(
@@ -97,6 +91,13 @@ class Recorded:
                 f"The server took up to {format_ms(1e3 * self.slowest_s)} to answer, which blurs the ends of windows"
             )
             found.append(LatfitWarning("slow_answers", message, "Ask less often: --every 10s."))
+        found += self._of_load()
+        if idle:
+            share = format_percent(100 * idle / len(self.trace))
+            message = (
+                f"In {counted(idle, 'window')} ({share}) the engine had nothing to do for a part of the time: not used"
+            )
+            found.append(LatfitWarning("idle", message, "No action needed: a busier time tells more."))
         return found
 
     def _of_load(self) -> Iterator[LatfitWarning]:
