@@ -85,6 +85,7 @@ ENGINE = ["simulate", "engine", "--rate", "5/s", "--lengths", "60:5", "--kv-bloc
             2,
             "no range of tokens",
         ),
+        (["report", "--out", "page.html"], 2, "would be a folder"),
         (["evaluate", "trace.fit.json", "two.parquet"], 3, "2 systems"),
     ],
 )

@@ -16,6 +16,7 @@ from latfit.cli.options import (
     only_with,
     verb,
 )
+from latfit.errors import WrongUsage
 
 DEFAULT_FOLDER = Path("reports")
 
@@ -58,6 +59,12 @@ def report(
 
     Example: latfit report --sla 20ms --rate 500/s
     """
+    if out.suffix.lower() in (".html", ".htm") and not out.is_dir():
+        raise WrongUsage(
+            f"{out.name} would be a folder, with the page report.html in it",
+            where="--out",
+            remedy="Name a folder: --out reports.",
+        )
     from latfit.api import report as write
     from latfit.cli.output import note, print_json, progress_bar, say
 

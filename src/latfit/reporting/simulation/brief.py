@@ -216,7 +216,8 @@ def _limited(run: EngineResult) -> str:
     found = run.summary
     busy = format_percent(100 * found.utilisation)
     if run.bottleneck is None:
-        return f"No limit reached: engine {busy} busy, KV cache {format_percent(100 * found.kv_usage)} used."
+        batch = f" (batches of {number(found.batch_size['p50'])}, {run.settings.max_num_seqs:,} at most)"
+        return f"No limit reached: engine {busy} busy{batch}, KV cache {format_percent(100 * found.kv_usage)} used."
     return f"Limited by {run.bottleneck} (engine {busy} busy)."
 
 

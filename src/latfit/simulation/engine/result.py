@@ -222,15 +222,15 @@ class EngineResult:
 
     @property
     def bottleneck(self) -> str | None:
-        """What keeps the engine from serving more: a limit that is reached, else its steps where it is always busy;
-        None where none is reached."""
+        """What keeps the engine from serving more: a limit that is reached, else its steps where it cannot serve what
+        comes; None where none is reached. An engine that is always busy may serve more in larger batches."""
         found, settings = self.summary, self.settings
         if found.counters["preemptions"] or found.kv_usage > FULL:
             preempted = f", {found.counters['preemptions']:,} preemptions"
             return f"the KV cache ({100 * found.kv_usage:.0f} % used{preempted})"
         if found.batch_size["p90"] >= settings.max_num_seqs:
             return f"max_num_seqs = {settings.max_num_seqs:,}"
-        return "the time of its steps" if found.utilisation > FULL else None
+        return "the time of its steps" if found.utilisation > FULL and not found.stable else None
 
     @property
     def limits(self) -> dict[str, Any]:
