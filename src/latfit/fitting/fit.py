@@ -139,7 +139,8 @@ def _of_windows(rows: FitData, windows: Windows, wanted: FitOptions, asked: Doub
             if np.max(np.abs(excess - before)) < AS_BEFORE:
                 break
     found = _chosen(of_means, wanted, asked, steps=False)
-    return replace(found, warnings=[windows.warning(found.model, excess), *found.warnings])
+    domain = {**found.domain, **windows.reached()} if found.domain else found.domain
+    return replace(found, domain=domain, warnings=[windows.warning(found.model, excess), *found.warnings])
 
 
 def _chosen(rows: FitData, wanted: FitOptions, asked: DoubtOptions, *, steps: bool = True) -> FitResult:

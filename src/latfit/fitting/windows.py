@@ -22,6 +22,9 @@ taken to scatter independently of each other, so that cov(B, S) = var B, and wha
 request each as far as that goes, and `S_sd` tells how these differ; where they are not, and the tokens scatter by more
 than their mean, the share 1/(1 + c^2), which has their mean and variance.
 
+The points are also what a fit of windows has measured: steps with a whole prompt are in them, though in no mean. A
+source may know the largest step besides: requests that ran at a moment, tokens that no step exceeded.
+
 Where a row tells neither, no data can say how much of a bend is the machine's and how much the windows': then `auto`
 fits what is linear in B and S, for which it makes no difference, and the warning says so. A model that was named is
 fitted to the means as they are, and the warning says that.
@@ -29,8 +32,9 @@ fitted to the means as they are, and the warning says that.
 The scatter of single steps is not in the means of many, so intervals are those of windows.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +42,7 @@ from numpy.typing import NDArray
 from latfit.fitting.correction import Formula
 from latfit.fitting.data import FitData
 from latfit.stats import FloatArray
-from latfit.trace import Trace, are_window_means
+from latfit.trace import LARGEST_REQUESTS, LARGEST_TOKENS, Trace, are_window_means
 from latfit.units import format_percent
 from latfit.warning import LatfitWarning
 
@@ -49,11 +53,13 @@ LINEAR = ("constant", "linear")
 @dataclass(frozen=True, eq=False)
 class Windows:
     """steps: mean step of each row, B_sd, S_sd: standard deviations within its window, (n,) each; None where nobody
-    tells."""
+    tells.  most_requests: of a step that was seen; most_tokens: that no step exceeded."""
 
     steps: Mapping[str, FloatArray]
     B_sd: FloatArray | None
     S_sd: FloatArray | None
+    most_requests: float = 0.0
+    most_tokens: float = math.inf
 
     @property
     def known(self) -> bool:
@@ -65,7 +71,19 @@ class Windows:
     def at(self, rows: NDArray[np.intp]) -> "Windows":
         """Some of the rows."""
         B_sd, S_sd = (None if spread is None else spread[rows] for spread in (self.B_sd, self.S_sd))
-        return Windows({name: column[rows] for name, column in self.steps.items()}, B_sd, S_sd)
+        return replace(self, steps={name: column[rows] for name, column in self.steps.items()}, B_sd=B_sd, S_sd=S_sd)
+
+    def reached(self) -> dict[str, list[float]]:
+        """{column: [least, most]} of B and S over the steps that stand for those of the windows; empty where these are
+        not known."""
+        if not self.known:
+            return {}
+        points = [(steps["B"][weight > 0], steps["S"][weight > 0]) for weight, steps in self._points()]
+        B, S = (np.concatenate(each) for each in zip(*points, strict=True))
+        return {
+            "B": [float(B.min()), max(float(B.max()), self.most_requests)],
+            "S": [float(S.min()), max(min(float(S.max()), self.most_tokens), float(self.steps["S"].max()))],
+        }
 
     def log_excess(self, formula: Formula) -> FloatArray:
         """ln q (n,): of the mean over each window's steps over the latency of its mean step."""
@@ -91,7 +109,7 @@ class Windows:
         assert self.B_sd is not None
         spread = None if self.S_sd is None else np.maximum(self.S_sd**2 - self.B_sd**2, 0.0)
         if "prefill_requests" in self.steps:
-            share = np.where(P > 0, np.clip(n, 1e-9, 1.0), 1.0)
+            share = np.where(P > 0, np.clip(np.maximum(n, P / self.most_tokens), 1e-9, 1.0), 1.0)
         elif spread is not None:
             share = np.where(spread > P**2, 1 / (1 + spread / np.maximum(P, 1e-9) ** 2), 1.0)
         else:
@@ -151,7 +169,17 @@ def windows_of(trace: Trace, data: FitData, asked: bool) -> Windows | None:
     if not (asked or are_window_means(trace)) or len(trace) != len(data):
         return None
     B_sd, S_sd = (_told(trace, name) for name in ("B_sd", "S_sd"))
-    return Windows(dict(data.steps), B_sd, S_sd)
+    requests, tokens = (_largest(trace, name) for name in (LARGEST_REQUESTS, LARGEST_TOKENS))
+    return Windows(dict(data.steps), B_sd, S_sd, max(requests, default=0.0), max(tokens, default=math.inf))
+
+
+def _largest(trace: Trace, name: str) -> list[float]:
+    """What each file of a trace says of its largest step; nothing where one of them is silent."""
+    parts = trace.provenance.get("parts")
+    files = list(parts.values()) if isinstance(parts, Mapping) else [trace.provenance]
+    told = [each.get(name) for each in files if isinstance(each, Mapping)]
+    known = [float(value) for value in told if isinstance(value, int | float) and 0 < value < math.inf]
+    return known if len(known) == len(files) else []
 
 
 def _told(trace: Trace, name: str) -> FloatArray | None:

@@ -19,7 +19,7 @@ from latfit.errors import BadInput
 from latfit.files import write_bytes
 from latfit.metrics import FLAT, FULL, SLOT_STEPS, Interval, Reading, ServerState, Unanswered, between
 from latfit.provenance import utc_now
-from latfit.trace import WATCHED, Trace, write_trace
+from latfit.trace import LARGEST_REQUESTS, LARGEST_TOKENS, WATCHED, Trace, write_trace
 
 FEWEST_STEPS = 20
 OF_ALL_STEPS = 5e-4
@@ -44,7 +44,7 @@ class MetricsRecorder:
 
     polls, failed: readings, and those that were not answered.  restarts: how often the server started again.
     preempted: windows that were left out.  queued: requests that ran in
-    each engine whenever others waited though the KV cache had room.
+    each engine whenever others waited though the KV cache had room; most_running: at any reading.
     """
 
     out: Path
@@ -58,6 +58,7 @@ class MetricsRecorder:
     first: Reading | None = None
     last: Reading | None = None
     queued: list[float] = field(default_factory=list)
+    most_running: float = 0.0
     _begun: Reading | None = None
     _saved_s: float = -math.inf
     _started: str = field(default_factory=utc_now)
@@ -80,6 +81,7 @@ class MetricsRecorder:
         before, self.last = self.last if self._begun is not None else None, told
         self.first = self.first or told
         self._begun = self._begun or told
+        self.most_running = max(self.most_running, told.state.running / told.state.engines)
         if told.state.waiting > 0 and told.state.kv_usage < FULL:
             self.queued.append(told.state.running / told.state.engines)
         since = between(self._begun, told)
@@ -139,6 +141,7 @@ class MetricsRecorder:
             state = self.last.state
             facts = {"engine": state.engine, "engines": state.engines, **limit_shown(self.queued), **state.facts}
             facts["texts_at_s"] = [each.t_s - self._origin_s for each in (self.first, self.last)]
+            facts |= {LARGEST_REQUESTS: self.most_running, LARGEST_TOKENS: largest_step(self.first, self.last)}
         return {
             "source": WATCHED,
             "recorded": self._started,
@@ -160,6 +163,13 @@ def limit_shown(queued: list[float]) -> dict[str, int]:
     most = max(queued)
     flat = sum(running >= most - max(1.0, FLAT * most) for running in queued)
     return {"max_num_seqs": round(most)} if flat >= NEARLY_ALL * len(queued) else {}
+
+
+def largest_step(first: Reading, last: Reading) -> float | None:
+    """Tokens that no step between two readings exceeded, where a histogram tells."""
+    seen = between(first, last).histogram("step_tokens")
+    edge = math.inf if seen is None else seen.bucket(1.0)[1]
+    return edge if math.isfinite(edge) else None
 
 
 def texts_beside(out: Path) -> tuple[Path, Path]:

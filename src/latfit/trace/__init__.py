@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     )
     from latfit.trace.readers.vllm.reader import start_facts as start_facts
     from latfit.trace.serving_engine import (
+        LARGEST_REQUESTS as LARGEST_REQUESTS,
+        LARGEST_TOKENS as LARGEST_TOKENS,
         WATCHED as WATCHED,
         EngineFacts as EngineFacts,
         engine_counts as engine_counts,

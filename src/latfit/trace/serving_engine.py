@@ -26,6 +26,8 @@ OF_ENGINES = ("vllm", "trtllm", "dynamo", "sglang", "splitwise")
 """Formats of steps that a serving engine made."""
 WATCHED = "metrics"
 """The source of windows that were taken from a running server."""
+LARGEST_REQUESTS, LARGEST_TOKENS = "largest_step_requests", "largest_step_tokens"
+"""Facts of windows: the most requests seen in a step, tokens that no step exceeded."""
 WITHOUT_GRAPHS = ("numpy", "openvino", "torch-cpu")
 """Devices of `latfit profile` that no engine captures graphs for."""
 MOST = 2**40

@@ -35,6 +35,8 @@ from latfit.validation.server import ServerRun
 from latfit.warning import LatfitWarning
 
 CONTEXT = "context_tokens"
+RARE = 1e-3
+"""Share of steps that may have more requests than any measured one: no percentile that is told depends on so few."""
 FAR = 1.5
 """Rows with this many times the context that the cache holds pull a fit away from where the engine is."""
 
@@ -78,11 +80,13 @@ def cautions_about(
 
 
 def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> LatfitWarning | None:
-    """How far the simulated steps go beyond what the fits together measured; None where they do not. A prompt that is
-    computed at once makes a step of at least as many tokens."""
+    """How far the simulated steps go beyond what the fits together measured; None where they do not. Of B what fewer
+    than `RARE` of the steps exceed: more steps than were measured reach further by chance. A prompt that is computed at
+    once makes a step of at least as many tokens."""
     prompt = int(run.requests.prompt_tokens.max(initial=0))
+    at_least = run.batch_sizes[::-1].cumsum()[::-1]
     reached = {
-        "B": int(run.batch_sizes.nonzero()[0].max(initial=0)),
+        "B": int((at_least > RARE * run.batch_sizes.sum()).nonzero()[0].max(initial=0)),
         "S": min(prompt, settings.max_num_batched_tokens),
     }
     beyond = []

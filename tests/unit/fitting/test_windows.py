@@ -145,3 +145,24 @@ def test_idle_windows_are_dropped_by_name() -> None:
     assert dict(cleaned.dropped) == {"idle": 4}
     single = Trace({name: trace[name][:1] for name in ("B", "S", "T_ms")})
     assert clean(single.with_columns(B=np.array([0.5]), S=np.array([1.0]))).dropped == {"idle": 1}
+
+
+def test_steps_with_a_whole_prompt_are_measured_though_no_mean_holds_one() -> None:
+    """3.9 requests decode in each step, a tenth of the steps holds a prompt of 100 tokens besides."""
+    means = {"B": [4.0], "S": [13.9], "prefill_requests": [0.1], "prefill_tokens": [10.0]}
+    steps = {name: np.array(column) for name, column in means.items()}
+    spread = np.array([0.0])
+    reached = Windows(steps, spread, None).reached()
+    assert reached["B"] == pytest.approx([3.9, 4.9])
+    assert reached["S"] == pytest.approx([3.9, 103.9])
+    chunks = Windows(steps, spread, None, most_requests=6.0, most_tokens=64.0).reached()
+    assert chunks["B"] == pytest.approx([3.9, 6.0])
+    assert chunks["S"] == pytest.approx([3.9, 64.0])
+    assert Windows(steps, None, None).reached() == {}
+
+
+def test_a_fit_of_windows_is_good_as_far_as_their_steps_reached() -> None:
+    trace = mixed_windows()
+    fit = fit_trace(trace, FitOptions(model="linear"))
+    prompts = trace.floats("prefill_tokens") / np.clip(trace.floats("prefill_requests"), 1e-9, 1)
+    assert fit.domain["S"][1] > np.max(prompts) > np.max(trace.floats("S"))

@@ -43,6 +43,8 @@ def test_windows_hold_the_steps_between_readings(tmp_path: Path) -> None:
     assert trace.floats("window_steps").sum() == (steps.end <= 11.02).sum() - (steps.end <= 0.02).sum()
     assert trace.provenance["kv_capacity_tokens"] == 16_000
     assert trace.provenance["max_num_seqs"] == 16
+    assert trace.provenance["largest_step_requests"] in (12, 13)
+    assert trace.provenance["largest_step_tokens"] == 128  # the edge above 12 requests and a prompt of 100
     fitted = latfit.fit(tmp_path / "t.parquet", model="linear")
     assert fitted.result.warnings[0].code == "window_means"
 
