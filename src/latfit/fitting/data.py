@@ -49,7 +49,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Spots:
-    """The different steps (m,) by B, S and what they hold, and which of them each row (n,) is; of many rows far fewer."""
+    """The different steps (m,) by B, S and what they hold, and which of them each row (n,) is."""
 
     B: FloatArray
     S: FloatArray

@@ -214,12 +214,13 @@ ROWS = 4000
 """Rows that are enough to choose on."""
 
 REFERENCE_MODELS = ("linear", "saturation")
+FLATTEST = ("constant", "linear")
 
 
 @dataclass(frozen=True)
 class Score:
-    """Cross-validated error of one candidate: MAPE in percent in the geometric mean of the folds, by fold (K,), and its
-    free parameters."""
+    """Cross-validated error of one candidate: MAPE in percent in the mean of the folds (see the module's head), by fold
+    (K,), and its free parameters."""
 
     mape_pct: float
     by_fold: FloatArray
@@ -357,8 +358,7 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
     folds = fold_schemes(sample, options.seed)
     entries = _entered(sample, names, options, folds)
     if not entries or ("linear" in names and "linear" not in entries):
-        name = "linear" if "linear" in names else "saturation"
-        return Selection(name, "Too few different steps to compare models.", replace(options, model=name), {})
+        return _of_few_steps(sample, names, options, folds)
     name = simplest({each: entry.score for each, entry in entries.items()}, len(sample))
     if decode_only(sample.steps) and (not wanted or "saturation" in wanted):
         more = _entered(sample, _possible([*names, "saturation"], options)[len(names) :], options, folds)
@@ -372,6 +372,21 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
             entries, name = entries | more, concave
     scores = {each: entry.score for each, entry in entries.items()}
     return Selection(name, _reason(name, scores), entries[name].options, scores)
+
+
+def _of_few_steps(
+    data: FitData, names: Sequence[str], options: FitOptions, folds: Sequence[NDArray[np.int64]]
+) -> Selection:
+    """A line, or a constant where repeats of too few different steps to leave any out predict each other as well by
+    that."""
+    name = "linear" if "linear" in names else "saturation"
+    entries = _entered(data, [each for each in FLATTEST if each in names], options, folds[1:])
+    if set(entries) != set(FLATTEST):
+        return Selection(name, "Too few different steps to compare models.", replace(options, model=name), {})
+    scores = {each: entry.score for each, entry in entries.items()}
+    name = simplest(scores, len(data))
+    reason = f"Too few different steps to compare more models. {_reason(name, scores)}"
+    return Selection(name, reason, entries[name].options, scores)
 
 
 @dataclass(frozen=True)
@@ -428,8 +443,14 @@ def cross_validated(data: FitData, options: FitOptions, schemes: Sequence[NDArra
     ape = 100 * np.abs(np.expm1(-left_out.log_ratio))
     of_fold = [np.flatnonzero(left_out.fold == number) for number in range(len(folds))]
     errors = np.array([error_by_phase(data, left_out.rows[rows], ape[rows]) for rows in of_fold])
-    mean = float(np.exp(np.mean(np.log(np.maximum(errors, EXACT)))))
-    return Score(mean, errors, len(whole.free))
+    return Score(_mean(errors, len(left_out.rows) / len(folds)), errors, len(whole.free))
+
+
+def _mean(errors: FloatArray, rows: float) -> float:
+    """Of the errors (K,) of folds of so many rows: see the module's head."""
+    errors = np.maximum(errors, EXACT)
+    luck = float(np.median(errors)) / rows
+    return max(float(np.exp(np.mean(np.log(errors + luck)))) - luck, EXACT)
 
 
 def _of_requests(data: Rows, options: FitOptions) -> FitOptions:
