@@ -38,7 +38,7 @@ class Compared:
     def sentence(self, baseline: str, tolerance_pct: float) -> str:
         """The verdict, and where it became slower or faster."""
         verdict = self.change.verdict(tolerance_pct)
-        told = _told(self.change.phases, tolerance_pct)
+        told = _told(self.change, tolerance_pct)
         if verdict == "unclear":
             return f"Whether {self.name} is as fast as {baseline} cannot be told: {told}."
         words = {"slower": "slower than", "faster": "faster than", "as fast": "as fast as"}
@@ -56,7 +56,7 @@ class Compared:
             told.append(f"{ours:,} steps beside {theirs:,} in {cells:,} common cells")
         if by_fits:
             told.append(f"{', '.join(by_fits)} by predictions of the fits")
-        tests = sum(len(phase.tested) for phase in self.change.phases)
+        tests = len(self.change.tested)
         missing = self.change.only_in_one
         more = f" Not in both runs: {', '.join(missing)}." if missing else ""
         return (
@@ -65,32 +65,25 @@ class Compared:
         )
 
     def to_json(self, tolerance_pct: float) -> dict[str, Any]:
-        phases = [
-            {
-                "phase": phase.phase,
-                "by": phase.by,
-                **_region_json(phase.whole, tolerance_pct),
-                "verdict": phase.verdict(tolerance_pct),
-                "regions": [_region_json(region, tolerance_pct) for region in phase.regions],
-            }
-            for phase in self.change.phases
-        ]
+        overall = self.change.overall
         return {
             "source": self.source,
             "system": self.system,
             "verdict": self.change.verdict(tolerance_pct),
-            "phases": phases,
+            "phases": [_phase_json(phase, tolerance_pct) for phase in self.change.phases],
+            "overall": None if overall is None else _phase_json(overall, tolerance_pct),
             "only_in_one": list(self.change.only_in_one),
             "differs": list(self.differs),
         }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Compared":
-        phases = [
-            PhaseChange(each["phase"], each["by"], _region(each), [_region(region) for region in each["regions"]])
-            for each in document["phases"]
-        ]
-        change = Change(phases, document["only_in_one"])
+        overall = document.get("overall")
+        change = Change(
+            [_phase(each) for each in document["phases"]],
+            document["only_in_one"],
+            None if overall is None else _phase(overall),
+        )
         return cls(document["source"], change, document["system"], document["differs"])
 
 
@@ -157,7 +150,7 @@ class Comparison:
 
         rows = []
         for each in self.compared:
-            for phase in each.change.phases:
+            for phase in each.change.parts:
                 for region in phase.tested:
                     facts = _region_json(region, self.tolerance_pct)
                     (low_B, high_B), (low_S, high_S) = facts.pop("B"), facts.pop("S")
@@ -197,6 +190,21 @@ class Comparison:
         return f"<p>{html.escape(repr(self))}</p>{self.table.to_html(float_format='{:+.1f}'.format)}"
 
 
+def _phase_json(phase: PhaseChange, tolerance_pct: float) -> dict[str, Any]:
+    return {
+        "phase": phase.phase,
+        "by": phase.by,
+        **_region_json(phase.whole, tolerance_pct),
+        "verdict": phase.verdict(tolerance_pct),
+        "regions": [_region_json(region, tolerance_pct) for region in phase.regions],
+    }
+
+
+def _phase(document: Mapping[str, Any]) -> PhaseChange:
+    regions = [_region(region) for region in document["regions"]]
+    return PhaseChange(document["phase"], document["by"], _region(document), regions)
+
+
 def _region_json(region: RegionChange, tolerance_pct: float) -> dict[str, Any]:
     facts = asdict(region)
     return {**facts, "B": list(region.B), "S": list(region.S), "verdict": region.verdict(tolerance_pct)}
@@ -207,11 +215,15 @@ def _region(document: Mapping[str, Any]) -> RegionChange:
     return RegionChange(**{**facts, "B": tuple(facts["B"]), "S": tuple(facts["S"])})
 
 
-def _told(phases: Sequence[PhaseChange], tolerance_pct: float) -> str:
+def _told(change: Change, tolerance_pct: float) -> str:
     """`in decode +30 % (+28 % to +32 %); as fast in prefill, mixed`."""
+    phases = change.phases
     slower = [
         f"{_place(region, phase)} {_changed(region)}" for phase in phases for region in phase.slower(tolerance_pct)
     ]
+    if change.overall is not None:
+        across = change.slower_across(tolerance_pct)
+        slower += [f"{_place(region, change.overall)} {_changed(region)}" for region in across]
     more = f" and {len(slower) - NAMED} more" if len(slower) > NAMED else ""
     parts = [f"slower in {', '.join(slower[:NAMED])}{more}"] if slower else []
     for verdict, words in (("unclear", "not told apart in"), ("faster", "faster in"), ("as fast", "as fast in")):

@@ -24,7 +24,21 @@ differences are all that tells the noise. They have (m - 1)/2 degrees of freedom
 keeps about its level in simulations of 4 to 40 cells, in one order or in two.
 
 The change of a region is the mean of d_c with weights w_c = 1/v_c, of variance 1/sum(w_c): Student's t, with the
-degrees of freedom of the variances after Satterthwaite.
+degrees of freedom of the variances after Satterthwaite, and those of a variance pooled over unlike cells too:
+
+    f = (sum_c Q_c)^2 / sum_c Q_c^2/(k_c + 2),     Q_c the squares of a cell within, k_c = its units - 1,
+
+which is sum_c k_c where all scatter alike, as E Q_c^2 = k_c (k_c + 2) sigma^4. Weights of strata come from the same
+variances, which adds 4 sum_s u_s (1 - u_s)/f_s of the variance for shares u_s of the weight (Meier).
+
+In a grid, a region of eight cells or more is tested by signed ranks of d_c instead (`signed_ranks`): these need no
+scatter at all, neither one that regions share nor one that can be told from few visits. Both runs count as many visits
+of a cell there, or about as many in all, since d_c is symmetric about its change only so: pauses are of one sign, and
+where one run averages four visits and the other has one, a test of symmetric differences would call them a slowdown.
+Cells of a log share what noise follows time, so that a log keeps to the mean and its `repeat`.
+
+Overall: where two phases or more are tested by ranks, so are all their cells together, and regions of (B, S) across
+phases of a dozen cells or more: what a region of each phase holds too little for is found in all of them.
 
 By fits, where cells do not match: the median of ln(T1/T0) over common steps, in every pair of the parameter draws that
 the two fits keep. To the variance over the draws comes that of what each formula misses. Its held-out error of the
@@ -41,13 +55,15 @@ leave are the strata that variances within cells are of.
 The test. A region is slower where the lower end of its interval exceeds the tolerance: H0 is "slower by at most the
 tolerance", so chance alone has to get past it. All phases and regions of a comparison are one family of K, and each end
 of an interval holds with 1 - 0.05/K (Bonferroni): all lower ends hold at once with 95 %, so that at most 5 % of
-comparisons raise a false alarm where something is slower by exactly the tolerance, and far fewer where nothing is. No
+comparisons raise a false alarm where something is slower by exactly the tolerance, and far fewer where nothing is. The
+n tests by ranks of two runs share 0.05 n/K by what they are together, which regions within regions make less strict. No
 order of tests does better where one region of many is slow, and unlike Holm's this gives intervals.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -57,6 +73,7 @@ from latfit.errors import BadInput
 from latfit.fitting.checking.autocorrelation import TimeOrder, persistence
 from latfit.fitting.data import FitData, fit_data, numbered
 from latfit.fitting.prediction import read_columns_of, typical_ms
+from latfit.fitting.signed_ranks import Group, most_by_chance
 from latfit.model import FitResult, latency_draws, parameter_draws, with_typical_context
 from latfit.stats import FloatArray, by_group
 from latfit.trace import DECODE, UNKNOWN, Trace
@@ -75,9 +92,16 @@ MATCHED = 0.5
 """Share of the steps of a run, within the common range, that have to lie in common cells."""
 FEWEST_CELLS, ENOUGH_STEPS = 5, 40
 """Cells, and steps of each run, that a region holds at least."""
-FREEDOM, OWN_FREEDOM = 8, 20
+FREEDOM = 8
 """Degrees of freedom that a variance needs, and those from which it is a region's own."""
 FEWEST_NEIGHBOURS = 3
+FEWEST_RANKED, MOST_RANKED, FEWEST_ACROSS = 8, 1000, 12
+"""Cells of a region, and of a phase, that are tested by ranks; and those of a region across phases at least."""
+FEWEST_FLIPS = 1.25
+"""Equal flips of signs that fit into a level, so that the most extreme gets past it."""
+UNBALANCED, UNEVEN = 1.25, 2.0
+"""Ratio of visits in two runs up to which all count; loss of a mean that counts cells alike up to which ranks do."""
+OVERALL = "overall"
 ALIKE = 1.282
 """Standard deviations from which visits count as different: a test at 10 %."""
 KEPT, KEPT_MEAN = 0.75, 0.368524
@@ -165,13 +189,32 @@ class PhaseChange:
 
 @dataclass(frozen=True)
 class Change:
-    """How one run differs from the baseline. only_in_one: phases that one of them has not measured."""
+    """How one run differs from the baseline. only_in_one: phases that one of them has not measured.  overall: all
+    phases together and regions across them, where they could be tested."""
 
     phases: Sequence[PhaseChange]
     only_in_one: Sequence[str] = ()
+    overall: PhaseChange | None = None
+
+    @property
+    def parts(self) -> list[PhaseChange]:
+        return [*self.phases, *([self.overall] if self.overall else [])]
+
+    @property
+    def tested(self) -> list[RegionChange]:
+        return [region for part in self.parts for region in part.tested]
+
+    def slower_across(self, tolerance_pct: float) -> list[RegionChange]:
+        """Where it is slower across phases, and no phase by itself is known to be."""
+        found = self.overall.slower(tolerance_pct) if self.overall else []
+        named = [region for phase in self.phases for region in phase.slower(tolerance_pct)]
+        return [region for region in found if not any(region.overlaps(other) for other in named)]
 
     def verdict(self, tolerance_pct: float) -> Verdict:
-        """slower where any phase is, unclear where one may be, faster where one is and none of those; else as fast."""
+        """slower where any phase is, or a region across phases; unclear where a phase may be, faster where one is and
+        none of those; else as fast."""
+        if self.overall is not None and self.overall.slower(tolerance_pct):
+            return "slower"
         found = {phase.verdict(tolerance_pct) for phase in self.phases}
         order: tuple[Verdict, ...] = ("slower", "unclear", "faster")
         return next((verdict for verdict in order if verdict in found), "as fast")
@@ -185,42 +228,90 @@ class _Estimate:
     error: float
     freedom: float
     region: RegionChange
+    group: Group | None = None
+
+    def ranked(self, tests: int) -> bool:
+        """Whether its cells are tested by ranks: where the signs of so many can get past a level at all."""
+        return self.group is not None and FEWEST_FLIPS * 0.5 ** len(self.group.d) <= (1 - LEVEL) / tests
+
+    def by_ranks(self, most: float) -> RegionChange:
+        """With its interval, where T is no further than this from zero."""
+        assert self.group is not None
+        low, high = self.group.ends(most)
+        return replace(
+            self.region,
+            change_pct=_percent(self.group.estimate),
+            low_pct=None if low is None else _percent(low),
+            high_pct=None if high is None else _percent(high),
+        )
 
     def at(self, tests: int) -> RegionChange:
-        """With its interval, as one of so many tests."""
+        """With its interval by Student's t, as one of so many tests."""
         from scipy.special import stdtrit
 
-        change = 100 * math.expm1(self.ratio)
+        change = _percent(self.ratio)
         if not math.isfinite(self.error):
             return replace(self.region, change_pct=change)
         reach = float(stdtrit(max(self.freedom, 1.0), 1 - (1 - LEVEL) / tests)) * self.error if self.error else 0.0
-        low, high = (100 * math.expm1(min(end, FAR)) for end in (self.ratio - reach, self.ratio + reach))
+        low, high = (_percent(end) for end in (self.ratio - reach, self.ratio + reach))
         return replace(self.region, change_pct=change, low_pct=low, high_pct=high)
+
+
+def _percent(ratio: float) -> float:
+    return 100 * math.expm1(min(ratio, FAR))
 
 
 @dataclass(frozen=True)
 class _Phase:
+    """What is tested of a phase, the whole first. matched: its common cells, where it is compared by them."""
+
     phase: str
     by: Literal["steps", "fits"]
     estimates: Sequence[_Estimate]
+    matched: "_Matched | None" = None
 
-    def at(self, tests: int) -> PhaseChange:
-        whole, *regions = (each.at(tests) for each in self.estimates)
-        return PhaseChange(self.phase, self.by, whole, regions)
+
+@dataclass(frozen=True)
+class _Pair:
+    """What is tested of two runs. overall: across phases."""
+
+    phases: Sequence[_Phase]
+    only_in_one: Sequence[str] = ()
+    overall: _Phase | None = None
+
+    @property
+    def parts(self) -> list[_Phase]:
+        return [*self.phases, *([self.overall] if self.overall else [])]
+
+    @property
+    def estimates(self) -> list[_Estimate]:
+        return [estimate for part in self.parts for estimate in part.estimates]
+
+    def at(self, tests: int) -> Change:
+        """With its intervals, among so many tests."""
+        ranked = [each for each in self.estimates if each.ranked(tests)]
+        groups = [each.group for each in ranked if each.group is not None]
+        most = most_by_chance(groups, (1 - LEVEL) * len(ranked) / tests) if ranked else []
+        regions = iter([each.by_ranks(far) for each, far in zip(ranked, most, strict=True)])
+        found = []
+        for part in self.parts:
+            whole, *rest = [next(regions) if each.ranked(tests) else each.at(tests) for each in part.estimates]
+            found.append(PhaseChange(part.phase, part.by, whole, rest))
+        return Change(found[: len(self.phases)], self.only_in_one, found[-1] if self.overall else None)
 
 
 def changes_between(pairs: Sequence[tuple[Measured, Measured]]) -> list[Change]:
     """How much slower the second run of each pair is than the first, all as one family of tests. Raises BadInput where
     two runs have nothing in common."""
     found = [_compared(first, other) for first, other in pairs]
-    tests = sum(len(phase.estimates) for phases, _ in found for phase in phases)
-    return [Change([phase.at(tests) for phase in phases], alone) for phases, alone in found]
+    tests = sum(len(pair.estimates) for pair in found)
+    return [pair.at(tests) for pair in found]
 
 
-def _compared(first: Measured, other: Measured) -> tuple[list[_Phase], list[str]]:
+def _compared(first: Measured, other: Measured) -> _Pair:
     _check_overlap(first.fit, other.fit)
     if first.steps is None or other.steps is None:
-        return _by_grid(first.fit, other.fit), []
+        return _Pair(_by_grid(first.fit, other.fit))
     runs = [_common(run, first, other) for run in (first.steps, other.steps)]
     named = [set(np.unique(run.phase).tolist()) for run in runs]
     phases = [
@@ -232,7 +323,8 @@ def _compared(first: Measured, other: Measured) -> tuple[list[_Phase], list[str]
         raise BadInput(
             "the runs have no common steps (phase, B, S)", remedy="Compare runs of steps that overlap in B and in S."
         )
-    return compared, sorted((named[0] | named[1]) - {phase.phase for phase in compared})
+    alone = sorted((named[0] | named[1]) - {phase.phase for phase in compared})
+    return _Pair(_grouped(compared), alone, _overall(compared))
 
 
 def _check_overlap(first: FitResult, other: FitResult) -> None:
@@ -281,9 +373,41 @@ def _by_steps(fit: FitResult, runs: Sequence[_Run], phase: str) -> _Phase | None
             return None
     rows = [row[keep] for row, keep in zip(rows, kept, strict=True)]
     found = [np.searchsorted(both, cell[keep]) for cell, keep in zip(cells, kept, strict=True)]
-    sides, known = _sides(fit, runs, rows, found)
-    matched = _Matched.of(sides, known)
-    return _Phase(phase, "steps", [matched.estimate(region) for region in matched.regions])
+    parts = [_Part.of(fit, run, row, cell) for run, row, cell in zip(runs, rows, found, strict=True)]
+    sides, known = _sides(parts)
+    matched = _Matched.of(sides, known, _paired(parts))
+    return _Phase(phase, "steps", [matched.estimate(region) for region in matched.regions], matched)
+
+
+def _grouped(phases: Sequence[_Phase]) -> list[_Phase]:
+    """The phases, with the groups of cells that are tested by ranks, numbered through."""
+    found, start = [], 0
+    for phase in phases:
+        estimates = list(phase.estimates)
+        if phase.matched is not None and (d := phase.matched.paired) is not None:
+            for i, cells in enumerate(phase.matched.regions):
+                if len(cells) >= FEWEST_RANKED:
+                    group = Group(start + cells, d[cells], np.zeros(len(cells), np.intp))
+                    estimates[i] = replace(estimates[i], group=group)
+            start += len(d)
+        found.append(replace(phase, estimates=estimates))
+    return found
+
+
+def _overall(phases: Sequence[_Phase]) -> _Phase | None:
+    """All phases together and regions across them, by ranks; None where there are none of two."""
+    parts = [phase.matched for phase in phases if phase.matched is not None and phase.matched.paired is not None]
+    if len(parts) < 2:
+        return None
+    sides = [_Side.joined([part.sides[i] for part in parts]) for i in (0, 1)]
+    d = np.concatenate([part.paired for part in parts if part.paired is not None])
+    stratum = np.repeat(np.arange(len(parts)), [len(part.d) for part in parts])
+    found = [
+        _Estimate(0.0, math.inf, 1.0, _region_of(sides, cells), Group(cells, d[cells], stratum[cells]))
+        for cells in _regions(_place(sides), _least(sides))
+        if len(cells) >= FEWEST_ACROSS
+    ]
+    return _Phase(OVERALL, "steps", found) if found and found[0].region.cells == len(d) else None
 
 
 def _cells_of(runs: Sequence[_Run], rows: Sequence[Cells]) -> list[Cells]:
@@ -310,6 +434,55 @@ def _inside(run: _Run, rows: Cells, runs: Sequence[_Run]) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, eq=False)
+class _Part:
+    """The steps of a phase of one run that lie in common cells: row numbers, cell and y of each (n,)."""
+
+    run: _Run
+    rows: Cells
+    cell: Cells
+    y: FloatArray
+
+    @staticmethod
+    def of(fit: FitResult, run: _Run, rows: Cells, cell: Cells) -> "_Part":
+        columns = {name: column[rows] for name, column in run.columns.items()}
+        return _Part(run, rows, cell, np.log(run.data.observed[rows] / typical_ms(fit, Trace(columns))))
+
+    @property
+    def weights(self) -> FloatArray:
+        return self.run.data.weights[self.rows]
+
+    @cached_property
+    def visit(self) -> Cells:
+        """The visit that each step is of (n,), from 0 on: steps of a cell one after another; a row that stands for
+        several steps is one by itself."""
+        if not self.run.data.single:
+            return np.arange(len(self.rows))
+        of_row = np.full(len(self.run.data), -1)
+        of_row[self.rows] = self.cell
+        visit, count = np.zeros(len(of_row)), 0
+        for run in self.run.data.runs:
+            visit[run] = count + np.cumsum(np.diff(of_row[run], prepend=-2) != 0)
+            count = int(visit[run[-1]]) + 1
+        return numbered([visit[self.rows]])
+
+    @cached_property
+    def visited(self) -> Cells:
+        """The cell of each visit."""
+        return self.cell[np.unique(self.visit, return_index=True)[1]]
+
+    def mean_of(self, kept: FloatArray) -> FloatArray:
+        """Mean of y in each cell (m,) over so many of its visits (m,), evenly from all."""
+        visits = by_group(self.y, self.visit, self.weights)
+        order = np.argsort(self.visited, kind="stable")
+        count = np.bincount(self.visited)
+        rank = np.empty(len(order))
+        rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
+        share = (kept / count)[self.visited]
+        taken = np.floor((rank + 1) * share + 1e-9) > np.floor(rank * share + 1e-9)
+        return by_group(visits.mean[taken], self.visited[taken], visits.size[taken]).mean
+
+
+@dataclass(frozen=True, eq=False)
 class _Side:
     """What one run says of the common cells, each (m,): size in steps, mean of y, weighted squares of its units about
     it, count of units, lowest and highest B and S. repeat: units that are worth an independent one."""
@@ -323,11 +496,12 @@ class _Side:
     repeat: float
 
     @staticmethod
-    def of(fit: FitResult, run: _Run, rows: Cells, cell: Cells, visit: Cells | None) -> "_Side":
+    def of(part: _Part, visit: Cells | None) -> "_Side":
         """visit: of each row, where visits are the units; they weigh what their steps do."""
-        columns, weights = {name: column[rows] for name, column in run.columns.items()}, run.data.weights[rows]
-        y = np.log(run.data.observed[rows] / typical_ms(fit, Trace(columns)))
-        low, high = ({name: _extreme(columns[name], cell, upper) for name in ("B", "S")} for upper in (False, True))
+        run, rows, cell, y, weights = part.run, part.rows, part.cell, part.y, part.weights
+        low, high = (
+            {name: _extreme(run.columns[name][rows], cell, upper) for name in ("B", "S")} for upper in (False, True)
+        )
         scale, repeat = len(rows) / weights.sum(), 1.0  # a row may stand for several steps
         if visit is not None:
             first = np.unique(visit, return_index=True)[1]
@@ -340,20 +514,21 @@ class _Side:
         units = np.asarray(np.bincount(cell), dtype=np.float64)
         return _Side(groups.size, groups.mean, scale * groups.squares, units, low, high, repeat)
 
+    @staticmethod
+    def joined(parts: "Sequence[_Side]") -> "_Side":
+        """The cells of several phases."""
+        size, mean, squares, units = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("size", "mean", "squares", "units")
+        )
+        low, high = (
+            {name: np.concatenate([getattr(part, end)[name] for part in parts]) for name in ("B", "S")}
+            for end in ("low", "high")
+        )
+        return _Side(size, mean, squares, units, low, high, max(part.repeat for part in parts))
+
     @property
     def freedom(self) -> float:
         return float((self.units - 1).sum())
-
-
-def _visits(data: FitData, rows: Cells, cell: Cells) -> Cells:
-    """The visit that each of some rows (m,) is of, from 0 on: rows of a cell one after another."""
-    of_row = np.full(len(data), -1)
-    of_row[rows] = cell
-    visit, count = np.zeros(len(data)), 0
-    for run in data.runs:
-        visit[run] = count + np.cumsum(np.diff(of_row[run], prepend=-2) != 0)
-        count = int(visit[run[-1]]) + 1
-    return numbered([visit[rows]])
 
 
 def _extreme(column: FloatArray, cell: Cells, upper: bool) -> FloatArray:
@@ -363,21 +538,32 @@ def _extreme(column: FloatArray, cell: Cells, upper: bool) -> FloatArray:
     return found
 
 
-def _sides(
-    fit: FitResult, runs: Sequence[_Run], rows: Sequence[Cells], cells: Sequence[Cells]
-) -> tuple[list[_Side], bool]:
+def _sides(parts: Sequence[_Part]) -> tuple[list[_Side], bool]:
     """Both runs by cell, and whether their units show all that a cell's mean varies by."""
-    by_step = [_Side.of(fit, run, row, cell, None) for run, row, cell in zip(runs, rows, cells, strict=True)]
-    if all(run.data.in_time for run in runs):
+    by_step = [_Side.of(part, None) for part in parts]
+    if all(part.run.data.in_time for part in parts):
         return by_step, True
-    if not all(run.data.single for run in runs):
+    if not all(part.run.data.single for part in parts):
         return by_step, False
-    visits = [_visits(run.data, row, cell) for run, row, cell in zip(runs, rows, cells, strict=True)]
-    each = zip(runs, rows, cells, visits, strict=True)
-    by_visit = [_Side.of(fit, run, row, cell, visit) for run, row, cell, visit in each]
+    by_visit = [_Side.of(part, part.visit) for part in parts]
     if sum(side.freedom for side in by_visit) < FREEDOM:
         return by_step, False
     return (by_visit if _differ(by_step, by_visit) else by_step), True
+
+
+def _paired(parts: Sequence[_Part]) -> FloatArray | None:
+    """Differences of cells (m,) that are symmetric about their change: of as many visits in one run as in the other.
+    None where noise follows the order of steps, so that cells may share it, or where cells were visited so unevenly
+    that ranks, which count them alike, would lose much."""
+    if any(part.run.data.in_time for part in parts):
+        return None
+    first, other = counts = [np.bincount(part.visited).astype(np.float64) for part in parts]
+    if max(first.sum() / other.sum(), other.sum() / first.sum()) > UNBALANCED:
+        counts = [np.minimum(first, other)] * 2
+    v = 1 / counts[0] + 1 / counts[1]
+    if len(v) > MOST_RANKED or float(np.mean(v) * np.mean(1 / v)) > UNEVEN:
+        return None
+    return parts[1].mean_of(counts[1]) - parts[0].mean_of(counts[0])
 
 
 def _differ(by_step: Sequence[_Side], by_visit: Sequence[_Side]) -> bool:
@@ -403,12 +589,14 @@ class _Matched:
     v: FloatArray
     stratum: Cells
     freedom: FloatArray
+    paired: FloatArray | None
 
     @staticmethod
-    def of(sides: Sequence[_Side], known: bool) -> "_Matched":
-        """Strata are what the cuts of all regions leave. known: whether units show all that a cell's mean varies by."""
-        place = np.log([sides[0].low[name] * sides[0].high[name] for name in ("B", "S")]) / 2
-        regions = _regions(place, np.minimum(sides[0].size, sides[1].size))
+    def of(sides: Sequence[_Side], known: bool, paired: FloatArray | None) -> "_Matched":
+        """Strata are what the cuts of all regions leave. known: whether units show all that a cell's mean varies by.
+        paired: as of `_paired`."""
+        place = _place(sides)
+        regions = _regions(place, _least(sides))
         d = sides[1].mean - sides[0].mean
         stratum = numbered([np.isin(np.arange(len(d)), region).astype(np.float64) for region in regions])
         repeated = sum(side.freedom for side in sides) >= FREEDOM
@@ -421,25 +609,42 @@ class _Matched:
             v = v * (max(beyond, 1.0) if repeated else beyond)
         elif not repeated:
             v = np.full(len(d), math.inf)
-        return _Matched(sides, regions, d, v, stratum, freedom)
+        return _Matched(sides, regions, d, v, stratum, freedom, paired)
 
     def estimate(self, cells: Cells) -> _Estimate:
         v = self.v[cells]
         w = 1 / v if np.all(v > 0) and np.all(np.isfinite(v)) else np.ones(len(v))
         ratio = float(w @ self.d[cells] / w.sum())
         share = np.bincount(self.stratum[cells], w**2 * v, len(self.freedom)) / w.sum() ** 2
+        weight = np.bincount(self.stratum[cells], w, len(self.freedom)) / w.sum()
         error = math.sqrt(float(share.sum()))
         below = float(np.sum(share**2 / self.freedom)) if math.isfinite(error) else 0.0
         freedom = error**4 / below if below > 0 else 1.0
-        ends = [
-            (
-                min(float(side.low[name][cells].min()) for side in self.sides),
-                max(float(side.high[name][cells].max()) for side in self.sides),
-            )
-            for name in ("B", "S")
-        ]
-        counts = [round(float(side.size[cells].sum())) for side in self.sides]
-        return _Estimate(ratio, error, freedom, RegionChange(ends[0], ends[1], len(cells), counts[0], counts[1]))
+        error *= math.sqrt(1 + 4 * float(np.sum(weight * (1 - weight) / self.freedom)))
+        return _Estimate(ratio, error, freedom, _region_of(self.sides, cells))
+
+
+def _region_of(sides: Sequence[_Side], cells: Cells) -> RegionChange:
+    """Some cells, without their change."""
+    ends = [
+        (
+            min(float(side.low[name][cells].min()) for side in sides),
+            max(float(side.high[name][cells].max()) for side in sides),
+        )
+        for name in ("B", "S")
+    ]
+    counts = [round(float(side.size[cells].sum())) for side in sides]
+    return RegionChange(ends[0], ends[1], len(cells), counts[0], counts[1])
+
+
+def _place(sides: Sequence[_Side]) -> FloatArray:
+    """ln B and ln S of the middle of each cell (2, m)."""
+    return np.log([sides[0].low[name] * sides[0].high[name] for name in ("B", "S")]) / 2
+
+
+def _least(sides: Sequence[_Side]) -> FloatArray:
+    """Steps of each cell (m,) that both runs have at least."""
+    return np.minimum(sides[0].size, sides[1].size)
 
 
 def _scatter(d: FloatArray, v: FloatArray, order: Cells) -> float:
@@ -471,10 +676,13 @@ def _explained(sides: Sequence[_Side], stratum: Cells) -> tuple[FloatArray, Floa
 def _within(side: _Side, stratum: Cells) -> tuple[FloatArray, FloatArray]:
     """Variance of one step of each cell (m,), and its degrees of freedom by stratum; those of all cells for a stratum
     with too few."""
-    own, squares = (np.asarray(np.bincount(stratum, each), float) for each in (side.units - 1, side.squares))
-    few = own < OWN_FREEDOM
-    own, squares = (np.where(few, each.sum(), each) for each in (own, squares))
-    return (squares / own)[stratum], own
+    freedom, squares = side.units - 1, side.squares
+    each = (freedom, squares, squares**2 / (freedom + 2))
+    own, total, scattered = (np.asarray(np.bincount(stratum, column), float) for column in each)
+    few = own < FREEDOM
+    own, total, scattered = (np.where(few, column.sum(), column) for column in (own, total, scattered))
+    worth = np.where(scattered > 0, np.minimum(own, total**2 / np.maximum(scattered, 1e-300)), own)
+    return (total / own)[stratum], worth
 
 
 def _regions(place: FloatArray, weight: FloatArray) -> list[Cells]:

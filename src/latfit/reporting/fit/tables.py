@@ -481,9 +481,9 @@ def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
 
 
 def changes_table(name: str, found: Change, tolerance_pct: float) -> Table:
-    """How a run differs from the baseline, a row for each phase and, below it, its regions."""
+    """How a run differs from the baseline, a row for each phase, and for all together, and below it its regions."""
     rows = []
-    for phase in found.phases:
+    for phase in found.parts:
         for region in phase.tested:
             ends = [f"{number(low)} to {number(high)}" for low, high in (region.B, region.S)]
             change = format_percent(region.change_pct, signed=True)
