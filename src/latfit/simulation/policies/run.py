@@ -43,6 +43,8 @@ from latfit.workload import ClosedLoad, Load, OpenLoad, Piecewise, Poisson, Reco
 
 MOST_BATCHES = 4096
 """Batches that are kept of all replications, at the most."""
+MOST_REQUESTS, MOST_REPLICATIONS = 100_000_000, 100_000
+"""Of a replication, and of a run, that can be asked for."""
 
 PILOT = 1 << 32
 """Number of the replication that only tells how long the others must be. Were it one of them, runs would be short where
@@ -78,6 +80,16 @@ class Options:
                 where="--requests",
                 remedy=f"Give {FEWEST} requests or more, in one replication or more.",
             )
+        for asked, most, option in (
+            (self.requests or 0, MOST_REQUESTS, "--requests"),
+            (self.replications, MOST_REPLICATIONS, "--replications"),
+        ):
+            if asked > most:
+                raise WrongUsage(
+                    f"{asked:,} {option[2:]}",
+                    where=option,
+                    remedy=f"Give {most:,} at most; --precision says how sure results shall be.",
+                )
         if self.warmup is not None and not 0 <= self.warmup < 1:
             raise WrongUsage(
                 f"a warm-up of {self.warmup:g} of the run",
