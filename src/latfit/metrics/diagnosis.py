@@ -114,9 +114,9 @@ class _View:
         return self.seen.mean_step() or {}
 
     def growing(self) -> float:
-        """Requests a second by which the queue grew; 0 where it did not clearly."""
+        """Requests a second by which the queue grew; 0 where it did not clearly, or was none for most of the time."""
         waiting = self.gauge("waiting")
-        more = waiting[-1] - waiting[0] if waiting else 0.0
+        more = waiting[-1] - waiting[0] if self.waits else 0.0
         return more / self.seen.seconds if more >= max(GROWS, 0.2 * waiting[0]) else 0.0
 
     def binding(self) -> tuple[Binding, str]:
@@ -201,6 +201,8 @@ class _View:
             return []
         came, went = self.seen.arrived / self.seen.seconds, self.seen.finished / self.seen.seconds
         why = f"the queue grows: {format_rate(came)} come and {format_rate(went)} are served."
+        if not math.isfinite(came):
+            why = f"the queue grows by {format_rate(self.growing())}."
         return [Lever("replicas", "helps", why)]
 
     def _largest_step(self) -> float:

@@ -168,5 +168,6 @@ def test_engines_that_tell_less_are_examined_and_watched_all_the_same(name: str)
         found = examine_server(url, duration="200ms")
         shown = block_of(watch_server(url, every="100ms"), 0.1)
     assert "nan" not in found.summary() + shown.summary()
+    assert "unknown c" not in found.summary() + shown.summary()  # requests that nobody counts
     json.dumps(found.to_json())
     json.dumps(shown.to_json())

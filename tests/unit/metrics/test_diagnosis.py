@@ -116,3 +116,12 @@ def test_figures_are_those_of_the_planted_engine() -> None:
     assert (told["T_ms"], told["waiting"], told["prompt_tokens"]) == pytest.approx((20.0, 12.0, 100.0))
     assert told["generated_per_s"] == pytest.approx(8.1 / 0.02, rel=0.01)
     assert of(AT_LIMIT).to_json()["binding"] == "sequences"
+
+
+def test_a_few_that_wait_at_the_last_moment_are_no_queue_that_grows() -> None:
+    steps = steady(30.0, 8, 0.02)
+    steps.waiting = np.where(steps.end > 19.5, 8.0, 0.0)
+    found = of(steps)
+    assert found.binding == "steps"
+    assert found.growing == 0
+    assert all(each.setting != "replicas" for each in found.levers)

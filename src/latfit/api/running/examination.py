@@ -84,7 +84,8 @@ class Examination:
         if what_if is None:
             return ["How much a setting helps, a fit tells: --fit FIT (latfit record makes one)."]
         if what_if.now is None:
-            return ["Too few requests ended to simulate their load: look for longer (--duration 1min)."]
+            longer = "" if math.isnan(self.seen.finished) else " Look for longer (--duration 1min)."
+            return [f"Not simulated: {what_if.no_load}.{longer}"]
         measured = f"the measured TPOT of {format_ms(what_if.measured_tpot_ms)}"
         if not what_if.believed:
             return [f"{what_if.far_off}. What a change does is not told."]

@@ -19,6 +19,8 @@ from latfit.warning import LatfitWarning
 
 FEWEST_ENDED = 20
 """Requests that make a mean worth a comparison."""
+DECIDING = ("no_better_than_constant", "large_error", "drift")
+"""Warnings of a fit that decide whether it is one to use; the others are in its document."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -61,6 +63,7 @@ class RecordedFit:
         found = list(self.recorded.warnings)
         if self.fit is not None and (kept_out := self.fit.kept_out()) is not None:
             found.append(kept_out)
+        found += [each for each in (self.fit.warnings if self.fit else ()) if each.code in DECIDING]
         return found + [each for each in (self.validation.warnings if self.validation else ()) if each.needs_action]
 
     @property

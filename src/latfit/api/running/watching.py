@@ -73,14 +73,18 @@ class Snapshot:
     def lines(self) -> list[str]:
         """What is shown below the verdict."""
         told = self.diagnosis.figures
-        usage = "unknown" if math.isnan(told["kv_usage"]) else format_percent(100 * told["kv_usage"])
+        cache = "KV cache not told"
+        if math.isfinite(told["kv_usage"]):
+            cache = f"KV cache at most {format_percent(100 * told['kv_usage'])} full"
         rates = [format_rate(told[name]) for name in ("arrived_per_s", "finished_per_s")]
+        came = f"{rates[0]} came, {rates[1]} ended"
+        if math.isnan(told["arrived_per_s"]):
+            came = "requests not counted"
         tokens = [f"{number(told[name], 3)}/s" for name in ("prefill_per_s", "generated_per_s")]
         now = self.seen.last
         return [
-            f"last {number(told['seconds'], 3)} s: {rates[0]} came, {rates[1]} ended; tokens {tokens[0]} prompt,"
-            f" {tokens[1]} generated",
-            f"now: {number(now.running)} running, {number(now.waiting)} waiting; KV cache at most {usage} full",
+            f"last {number(told['seconds'], 3)} s: {came}; tokens {tokens[0]} prompt, {tokens[1]} generated",
+            f"now: {number(now.running)} running, {number(now.waiting)} waiting; {cache}",
             self._tail("TTFT", "ttft", self.ttft_slo_ms),
             self._tail("TPOT", "tpot", self.tpot_slo_ms),
             f"limit: {self.diagnosis.why}",
@@ -194,7 +198,7 @@ class _Watch:
             return math.nan, "unknown without an SLO (--ttft 500ms, --tpot 50ms)"
         what_if = WhatIf(engine_of(seen, diagnosis, self.facts, **self.engine), seen, *self.slo)
         if what_if.now is None:
-            return math.nan, "unknown: too few requests ended in this time"
+            return math.nan, f"unknown: {what_if.no_load}"
         if not what_if.believed:
             return math.nan, f"unknown. {what_if.far_off}"
         found = what_if.capacity_per_s()

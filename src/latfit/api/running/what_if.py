@@ -146,6 +146,13 @@ class WhatIf:
         return None if self.requests is None else self._outcome("", 0, self.engine.settings, self.requests)
 
     @property
+    def no_load(self) -> str:
+        """Why the load is not known."""
+        if math.isnan(self.seen.finished):
+            return f"{self.seen.last.engine} does not tell how many requests come"
+        return "too few requests ended in this time"
+
+    @property
     def measured_tpot_ms(self) -> float:
         return tpot_ms(self.seen)
 

@@ -286,7 +286,8 @@ def _read_json(source: Source) -> Trace:
         raise BadInput(
             "holds no flat JSON object",
             where=source.name,
-            remedy='Give one object a line, such as {"B": 1, "S": 1, "T_ms": 9.5}.',
+            remedy='Give one object a line: of a step {"B": 1, "S": 1, "T_ms": 9.5}, of a request {"t_s": 0.5,'
+            ' "prompt_tokens": 20, "output_tokens": 8}.',
         )
     return Trace({name: _array(column) for name, column in columns.items()}, tally.facts())
 

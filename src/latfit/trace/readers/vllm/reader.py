@@ -175,7 +175,8 @@ def trace_of(blocks: Sequence[Block], engines: Engines, name: str) -> Trace:
         raise BadInput(
             f"no line of its {facts['lines']} is a whole step{torn}",
             where=name,
-            remedy="Start vLLM with --enable-logging-iteration-details, and without --disable-log-stats.",
+            remedy="Record the running server from outside (latfit record URL), or start vLLM with"
+            " --enable-logging-iteration-details, and without --disable-log-stats.",
         )
     columns = _joined(blocks)
     names = [process for process, _ in engines.numbers]
