@@ -61,7 +61,11 @@ ENGINE = ["simulate", "engine", "--rate", "5/s", "--lengths", "60:5", "--kv-bloc
         (["plan", "--sla", "20ms", "--arrivals", "garbage.csv"], 3, "garbage.csv: not a table"),
         (["compare", "trace.fit.json", "trace.fit.json", "--tolerance", "nan"], 2, "--tolerance"),
         (["simulate", "study", "--nominal", "gpu:p50=2ms", "--replications", "9" * 32], 2, "Give 100,000 at most"),
-        (["simulate", "policies", "--nominal", "gpu:p50=2ms", "--rate", "9/s", "--requests", "9" * 32], 2, "--requests"),
+        (
+            ["simulate", "policies", "--nominal", "gpu:p50=2ms", "--rate", "9/s", "--requests", "9" * 32],
+            2,
+            "--requests",
+        ),
         (["fit", "trace.parquet", "--fix", "P_max=60", "--fix", "P_max=70"], 2, "P_max is given twice"),
         (["fit", "trace.parquet", "--prior", "P_max=60"], 2, "mean and standard deviation"),
         (["ingest", "trace.parquet", "--out", "clean.csv"], 2, "clean.parquet"),

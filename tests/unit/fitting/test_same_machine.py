@@ -65,6 +65,25 @@ class TestSteps:
         assert "slower in decode" in found.verdict
         assert "within the fit's intervals" in found.verdict
 
+    @pytest.mark.parametrize("factors", [(1.8, 1.0), (1.6, 1 / 1.6), (1.0, 0.5)])
+    def test_steps_half_of_which_are_off_are_not_averaged(self, fit: FitResult, factors: tuple[float, float]) -> None:
+        """The median step of the second lies within the limits, of the others at their edge."""
+        for seed in range(1, 21):
+            trace = steps(seed)
+            factor = np.where(np.arange(len(trace)) % 2, *factors)
+            found = same_machine(fit, trace.with_columns(T_ms=trace.floats("T_ms") * factor))
+            assert found.state == "other"
+            assert residuals(found) <= {"off", "scattered"}
+            assert "not of the fitted machine: " in found.verdict
+
+    def test_another_day_is_told_and_not_refused(self, fit: FitResult) -> None:
+        """5 % slower, and twice the noise in one step of five."""
+        rng = np.random.default_rng(0)
+        for seed in range(1, 21):
+            trace = steps(seed, 1.05)
+            noise = np.exp(0.1 * rng.normal(0, 1, len(trace)) * (rng.random(len(trace)) < 0.2))
+            assert same_machine(fit, trace.with_columns(T_ms=trace.floats("T_ms") * noise)).state != "other"
+
     def test_another_load_is_no_other_machine(self, fit: FitResult) -> None:
         """Steps four times as large as those measured, of a machine whose latency bends there: only those inside the
         measured range decide."""

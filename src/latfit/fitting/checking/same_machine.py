@@ -19,6 +19,8 @@ standard deviation of m over the fit's draws is added to both sides as independe
 
     off        where that whole interval lies beyond u, or below l, and n >= 2: the median step is further from the
                prediction than 98 % of single steps of the fitted machine were;
+    scattered  where more than a quarter of the steps lie beyond u or l by more than 10 %, as sure as 99 % of n steps:
+               a median says nothing of steps half of which take twice as long, or of some slower and others faster;
     shifted    where it lies within, but not about c, and m differs from c by 5 % or more;
     as fitted  else.
 
@@ -28,9 +30,9 @@ the error of the mean: n steps of one cell may all be at the edge of the limits,
 Where the steps name no cached context and the fit reads it, the limits reach from the latency without any to that with
 the most that was measured.
 
-The verdict. Steps that are off are not of this machine, whatever is said. Where what is said differs, they are not of
-it either, unless they are as fitted, to 10 % for sure, in every phase. Where no phase has steps enough inside the
-measured range, what is said decides, and where that is unknown the answer is that it cannot be told.
+The verdict. Steps that are off or scattered are not of this machine, whatever is said. Where what is said differs,
+they are not of it either, unless they are as fitted, to 10 % for sure, in every phase. Where no phase has steps enough
+inside the measured range, what is said decides, and where that is unknown the answer is that it cannot be told.
 """
 
 import math
@@ -50,7 +52,7 @@ from latfit.model import CONTEXT, FitResult, fitted_identity, latency_draws, par
 from latfit.stats import FloatArray, weighted_quantiles
 from latfit.trace import Fact, Trace, facts_beside, identity_of
 
-Residuals = Literal["off", "shifted", "as fitted", "too few"]
+Residuals = Literal["off", "scattered", "shifted", "as fitted", "too few"]
 State = Literal["same", "shifted", "other", "unknown"]
 
 Z_99 = 2.5758
@@ -60,6 +62,8 @@ reaches further to 99 %."""
 FEWEST = 2.0
 """Independent steps from which all of them outside the limits are no chance: 0.02 squared is 0.04 %."""
 MATERIAL, CLOSE = math.log(1.05), 1.1
+ASTRAY = 0.25
+"""Share of steps further off than the limits from which they are of no such machine; 2 % of its own are off at all."""
 STEPS = 400
 """Steps, drawn evenly, on which the curves of the fit's draws are compared."""
 SYSTEM = ("hardware", "model", "tp", "dtype", "quantization", "device", "engine")
@@ -93,6 +97,9 @@ class PhaseShift:
         """`2.3 times slower in decode`, `as fitted in prefill`."""
         if self.residuals in ("as fitted", "too few"):
             return f"{self.residuals} in {self.phase}"
+        if self.residuals == "scattered":
+            beyond = "" if self.inside is None else f"{100 * (1 - self.inside):.0f} % of the "
+            return f"{beyond}steps in {self.phase} are further off than the fit's intervals say"
         factor = max(self.ratio, 1 / self.ratio)
         much = f"{factor:.3g} times" if factor >= 2 else f"{100 * abs(self.ratio - 1):.0f} %"
         return f"{much} {'slower' if self.ratio > 1 else 'faster'} in {self.phase}"
@@ -122,7 +129,7 @@ class MachineCheck:
         found = {phase.residuals for phase in told}
         differs = any(fact.name not in ADVISORY for fact in self.differing)
         proven = bool(told) and all(phase.close for phase in told)
-        if "off" in found or (differs and not proven):
+        if found & {"off", "scattered"} or (differs and not proven):
             return "other"
         if not found:
             return "unknown"
@@ -216,12 +223,21 @@ def _shift(fit: FitResult, data: FitData, phase: str, inside: NDArray[np.bool_],
     residuals: Residuals = "as fitted"
     if (low > upper or high < lower) and n >= FEWEST:
         residuals = "off"
+    elif _astray(ratio[rows], lower, upper, weights, n):
+        residuals = "scattered"
     elif part == 0.5:
         residuals = "too few"
     elif (low > centre + reach[1] or high < centre + reach[0]) and abs(middle - centre) >= MATERIAL:
         residuals = "shifted"
     shown = tuple(math.exp(each - centre) for each in (middle, low, high))
     return PhaseShift(phase, scores.steps, n, shown[0], shown[1], shown[2], share, residuals)
+
+
+def _astray(ratio: FloatArray, lower: float, upper: float, weights: FloatArray, independent: float) -> bool:
+    """Whether more than a quarter of the steps lie beyond limits by more than 10 %, for sure."""
+    far = (ratio < lower - math.log(CLOSE)) | (ratio > upper + math.log(CLOSE))
+    share = float(np.average(far, weights=weights))
+    return share - Z_99 * math.sqrt(share * (1 - share) / max(independent, 1.0)) > ASTRAY and independent >= FEWEST
 
 
 def _limits(fit: FitResult, phase: str) -> tuple[float, float, float] | None:
