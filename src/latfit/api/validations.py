@@ -321,7 +321,7 @@ def _measured(
 
 def _watch(run: Any) -> Trace | None:
     """The windows of a running server, where the run is such a recording."""
-    file = isinstance(run, str | Path) and str(run).endswith(".parquet")
+    file = isinstance(run, str | Path) and Path(run).is_file()
     return read_parquet(Path(run)) if file and is_watched(stored_provenance(Path(run))) else None
 
 

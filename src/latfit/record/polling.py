@@ -78,6 +78,7 @@ class MetricsRecorder:
         elif told.state.fell_below(self.last.state):
             self.restarts += 1
             self.first = self._begun = None
+            self.queued.clear()
         before, self.last = self.last if self._begun is not None else None, told
         self.first = self.first or told
         self._begun = self._begun or told

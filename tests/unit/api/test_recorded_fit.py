@@ -52,7 +52,7 @@ def recorded(engine: Served, out: Path) -> Recorded:
 
 @pytest.fixture(scope="module")
 def found(engine: Served, tmp_path_factory: pytest.TempPathFactory) -> RecordedFit:
-    return fit_recording(recorded(engine, tmp_path_factory.mktemp("watch") / "t.parquet"))
+    return fit_recording(recorded(engine, tmp_path_factory.mktemp("watch") / "t.pq"))
 
 
 def test_the_simulated_load_has_the_times_that_the_server_counted(found: RecordedFit) -> None:
