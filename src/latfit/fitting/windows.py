@@ -50,6 +50,9 @@ LINEAR = ("constant", "linear")
 """Models whose mean over a window is that of its mean step."""
 
 
+LEAST_BENT = 1e-4
+
+
 @dataclass(frozen=True, eq=False)
 class Windows:
     """steps: mean step of each row, B_sd, S_sd: standard deviations within its window, (n,) each; None where nobody
@@ -144,8 +147,9 @@ class Windows:
         told = "The rows are means over windows"
         tails = "how single steps scatter is not in them, so intervals are those of windows"
         if self.known:
-            most = format_percent(100 * float(np.max(np.abs(np.expm1(log_excess)))))
-            found = f"{told}, fitted as means over their steps (a step of mean size takes up to {most} else); {tails}."
+            most = float(np.max(np.abs(np.expm1(log_excess))))
+            bent = f" (a step of mean size takes up to {format_percent(100 * most)} else)" if most > LEAST_BENT else ""
+            found = f"{told}, fitted as means over their steps{bent}; {tails}."
             return LatfitWarning("window_means", found, "Record single steps to plan for percentiles.")
         why = "and nothing says how the steps of a window differ"
         so = "so only what is linear in B and S is identifiable"

@@ -8,6 +8,7 @@ from typing import Any
 from latfit.api.fits import Fit, fit
 from latfit.api.quantities import library_verb
 from latfit.api.running.recording import Recorded
+from latfit.api.running.what_if import ASSUMED
 from latfit.api.simulations import State
 from latfit.api.validations import Validation, validate
 from latfit.errors import LatfitError
@@ -19,6 +20,8 @@ from latfit.warning import LatfitWarning
 
 FEWEST_ENDED = 20
 """Requests that make a mean worth a comparison."""
+LIMIT = "max_num_seqs"
+"""What vLLM does not tell of itself, and a comparison depends on."""
 DECIDING = ("no_better_than_constant", "large_error", "drift")
 """Warnings of a fit that decide whether it is one to use; the others are in its document."""
 
@@ -78,10 +81,15 @@ class RecordedFit:
             load = f"--rate {number(rate, 3)}/s --lengths {round(ends[0])}:{round(ends[1])}"
         ttft = _limit(self.seen.histogram("ttft"), "500ms")
         tpot = _limit(self.seen.histogram("tpot") or self.seen.histogram("itl"), "50ms")
-        return [
+        found = [
             f"latfit plan --fit {self.file} {load} --ttft {ttft} --tpot {tpot}",
             f"latfit doctor {self.recorded.server} --fit {self.file}",
         ]
+        setup = None if self.validation is None else self.validation.setup
+        if setup is not None and setup.origin.get(LIMIT, ASSUMED) == ASSUMED:
+            limit = f"--max-num-seqs {setup.settings[0].max_num_seqs}"
+            found.append(f"latfit validate {self.file} {self.recorded.out} {limit}  # or what it is set to")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit record --json`: fit and validation are those of these commands."""
