@@ -16,7 +16,15 @@ from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.diagnostics.contradictions import contradictions
 from latfit.fitting.diagnostics.diagnose import diagnose
 from latfit.fitting.diagnostics.pooled import EXPLAINS_AWAY, pooled_systems
-from latfit.fitting.diagnostics.warnings import AT_THE_FLOOR, FAR_BETTER, cautions, cautions_in_time, floor_of
+from latfit.fitting.diagnostics.warnings import (
+    AT_THE_FLOOR,
+    FAR_BETTER,
+    better_model,
+    cautions,
+    cautions_in_time,
+    far_behind,
+    floor_of,
+)
 from latfit.fitting.model_selection import ROWS, corrected, is_auto, resolved, rival
 from latfit.fitting.problem import FitOptions, FitProblem, log_ratios, make_problem
 from latfit.fitting.solver.solve import Solution, solve, solved_once
@@ -205,19 +213,25 @@ def _spoken(options: FitOptions) -> bool:
 
 def _beaten(found: FitResult, wanted: FitOptions, rows: int) -> LatfitWarning | None:
     """Why a line takes the place of a fit: its search had no end and it misses more than the line, or it was chosen on
-    a part of the rows, and on all of them the line predicts better."""
+    a part of the rows, and on all of them the line predicts better, or by what most folds say, and where some of them
+    are left out it is so far off that it would be kept out of a profile."""
     line = found.baselines.get("linear")
     if line is None or line.mape_pct is None or found.metrics.mape_pct is None or _spoken(wanted):
         return None
     if found.status is FitStatus.NOT_CONVERGED and line.mape_pct <= found.metrics.mape_pct:
         why = f"The search for an optimum of {found.model} had no end and a line does no worse, so a line was fitted."
         return LatfitWarning("model_replaced", why, found.status.remedy)
-    error = found.cross_validation.mape_pct
-    if is_auto(wanted.model) and rows > ROWS and error and line.cv.mape_pct and line.cv.mape_pct < CLEARLY * error:
+    error, beside = found.cross_validation.mape_pct, line.cv.mape_pct
+    if not is_auto(wanted.model) or not error or not beside:
+        return None
+    if rows > ROWS and beside < CLEARLY * error:
         message = f"{found.model} was the best on a part of the rows; on all of them a line predicts better"
-        numbers = f"{format_percent(line.cv.mape_pct)} vs {format_percent(error)}"
-        return LatfitWarning("model_replaced", f"{message} ({numbers}), so the line was fitted.", NO_ACTION)
-    return None
+    elif far_behind(error, beside):
+        message = f"{found.model} was the best in most folds; over all of them a line predicts far better"
+    else:
+        return None
+    numbers = f"{format_percent(beside)} vs {format_percent(error)}"
+    return LatfitWarning("model_replaced", f"{message} ({numbers}), so the line was fitted.", NO_ACTION)
 
 
 def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions) -> FitResult:
@@ -344,16 +358,9 @@ def outdone(data: FitData, options: FitOptions, found: FitResult) -> list[Latfit
     if error is None or error < WORTH_A_LOOK_PCT or (floor and error < AT_THE_FLOOR * floor) or _spoken(options):
         return []
     best = rival(data, options)
-    if best is None or best[1] > FAR_BETTER * error or best[0] == options.model:
+    if best is None or best[1] > FAR_BETTER:
         return []
-    return [
-        LatfitWarning(
-            "better_model",
-            f"{best[0]} predicts held-out steps far better than {options.model}"
-            f" ({format_percent(best[1])} vs {format_percent(error)}).",
-            "Use --model auto, which compares all models.",
-        )
-    ]
+    return [better_model(options.model, best[0], (best[1] * error, error))]
 
 
 def _intervals(data: FitData, left_out: HeldOut | None, later: HeldOut | None) -> dict[str, Any]:

@@ -76,10 +76,14 @@ def test_a_named_model_that_loses_names_the_better_one_and_stays_out() -> None:
     context = B * rng.integers(10, 4000, 400).astype(float)
     trace = steps(B, B, noisy(2 + 0.01 * B + 2e-4 * context), context_tokens=context)
     fit = fit_trace(trace, FitOptions("saturation"))
-    (caution,) = [caution for caution in fit.warnings if caution.code == "better_model"]
+    (caution,) = [caution for caution in fit.warnings if caution.code == "outdone"]
     assert "roofline" in caution.message
     assert "--model auto" in caution.remedy
+    kept_out = keeps_out(fit)
+    assert kept_out is not None
+    assert kept_out.message == caution.message
     assert keeps_out(fit, max_error_pct=5.0) is not None
+    assert keeps_out(fit, max_error_pct=90.0) is None
     assert keeps_out(fit_trace(trace)) is None
     assert keeps_out(fit_trace(trace), max_error_pct=0.5) is not None
 

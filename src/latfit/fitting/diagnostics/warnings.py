@@ -15,7 +15,8 @@ from latfit.model import CONTEXT, Baseline, Combination, Diagnostics, FitResult,
 from latfit.units import format_percent
 from latfit.warning import NO_ACTION, LatfitWarning
 
-LARGE_ERROR_PCT = 15.0
+LARGE_ERROR_PCT, LEAST_ERROR_PCT = 15.0, 5.0
+FORCE = "enter it all the same with --force."
 NOISE_PCT = 5.0
 """Errors of a constant below this are noise about a latency that does not vary."""
 AT_THE_FLOOR = 1.3
@@ -27,8 +28,9 @@ EXACT_PCT = 1e-6
 LEAST_FLOOR_PCT = 5.0
 """A noise floor in percent from which it is one to point at."""
 
-FLOORS, LINES = 3.0, 2.0
-"""Times the noise floor, and the linear baseline's error, beyond which a large error keeps a fit out."""
+FLOORS, OTHERS = 3.0, 2.0
+"""Times the noise floor, and the error of a line or a better model, beyond which an error keeps a fit out."""
+OUTDONE = "outdone"
 AS_GOOD_PCT = 0.1
 LEAST_DRIFT = 0.05
 """Share of the residuals' variance from which a change of level within a run is one to point at."""
@@ -124,33 +126,50 @@ def keeps_out(found: FitResult, max_error_pct: float | None = None) -> LatfitWar
     """Why a usable fit should not be entered into a hardware profile; None where it may be.
 
     Steps of several systems are no path of one. max_error_pct: the cross-validated error in percent that is allowed. By
-    default an error above 15 % keeps a fit out where it is several times the noise floor of the steps, or twice that of
-    the linear baseline.
+    default a fit is kept out by an error above 5 % that is twice that of the linear baseline or of a better model, and
+    by one above 15 % that is several times the noise floor of the steps.
     """
     error = found.cross_validation.mape_pct or found.metrics.mape_pct
     if error is None or not found.status.ok:
         return None
     if pooled := next((each for each in found.warnings if each.code == POOLED), None):
         return pooled
-    line, floor = found.baselines.get("linear"), floor_of(found)
-    by_line = (line.cv.mape_pct or line.mape_pct) if line else None
+    remedy = f"{'Measure it again' if found.cross_validation.selection else 'Use --model auto'}, or {FORCE}"
     if max_error_pct is not None:
         why = f"above the allowed {format_percent(max_error_pct)}" if error > max_error_pct else ""
-    elif error <= LARGE_ERROR_PCT:
-        why = ""
-    elif by_line is not None and error > LINES * by_line:
-        why = f"and that of the linear baseline {format_percent(by_line)}"
-    elif floor is not None and error > FLOORS * floor:
-        why = f"and repeats of the same step differ by {format_percent(floor)} only"
+    elif outdone := next((each for each in found.warnings if each.code == OUTDONE), None):
+        return LatfitWarning("kept_out", outdone.message, remedy)
     else:
-        why = ""
+        line = found.baselines.get("linear")
+        why = _far_above((line.cv.mape_pct or line.mape_pct) if line else None, floor_of(found), error)
     if not why:
         return None
-    another = "Measure it again" if found.cross_validation.selection else "Use --model auto"
     return LatfitWarning(
-        "kept_out",
-        f"The cross-validated MAPE of {found.model} is {format_percent(error)}, {why}.",
-        f"{another}, or enter it all the same with --force.",
+        "kept_out", f"The cross-validated MAPE of {found.model} is {format_percent(error)}, {why}.", remedy
+    )
+
+
+def _far_above(line: float | None, floor: float | None, error: float) -> str:
+    """Why an error is too large, beside those of a line and of repeats, all in percent; empty where it is not."""
+    if line is not None and far_behind(error, line):
+        return f"and that of the linear baseline {format_percent(line)}"
+    if floor is not None and error > max(FLOORS * floor, LARGE_ERROR_PCT):
+        return f"and repeats of the same step differ by {format_percent(floor)} only"
+    return ""
+
+
+def far_behind(error: float, other: float) -> bool:
+    """Whether an error is so far above that of another model, both in percent, that it keeps a fit out."""
+    return error > max(OTHERS * other, LEAST_ERROR_PCT)
+
+
+def better_model(name: str, better: str, errors: tuple[float, float]) -> LatfitWarning:
+    """A model that was named is beaten. errors: the better one's and its own in percent."""
+    theirs, own = errors
+    return LatfitWarning(
+        OUTDONE if far_behind(own, theirs) else "better_model",
+        f"{better} predicts held-out steps far better than {name} ({_versus(theirs, own)}).",
+        "Use --model auto, which compares all models.",
     )
 
 
