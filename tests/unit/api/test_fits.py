@@ -141,7 +141,9 @@ class TestFit:
         assert list(fits) == ["1", "2"]
         assert [found.path for found in fits.values()] == ["cpu", "cpu"]
         write_trace(in_tmp / "both.parquet", both)
-        code, document = printed(capsys, "fit", "both.parquet", "--each", "--model", "linear", "--path", "cpu", "--force")
+        code, document = printed(
+            capsys, "fit", "both.parquet", "--each", "--model", "linear", "--path", "cpu", "--force"
+        )
         assert code == 0
         for label, found in fits.items():
             assert document["fits"][label]["parameters"] == without_provenance(found.to_json())["parameters"]
