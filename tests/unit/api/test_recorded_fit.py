@@ -1,6 +1,7 @@
 """Windows of a planted engine, fitted, simulated and held against its own histograms."""
 
 import json
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from latfit.trace.parquet import read_parquet
 from latfit.validation.server import read_server
 from latfit.validation.watch import watched
 from tests.stand_in import Served, served
+from tests.unit.metrics.test_state import TRITON
 
 RATES, EACH_S = (4, 12, 25, 8), 20.0
 BEGIN_S, END_S = 2.0, 75.0
@@ -35,9 +37,13 @@ def engine() -> Served:
 
 
 def recorded(engine: Served, out: Path) -> Recorded:
+    return of_texts({t: engine.text(t) for t in np.arange(BEGIN_S, END_S + 0.1, 1.0)}, out)
+
+
+def of_texts(texts: Mapping[float, str], out: Path) -> Recorded:
     recorder = MetricsRecorder(out, {"path": "gpu"}, {"async_scheduling": False})
-    for t in np.arange(BEGIN_S, END_S + 0.1, 1.0):
-        text = engine.text(t).encode()
+    for t, told in texts.items():
+        text = told.encode()
         recorder.take(Reading(t, 0.001, text, state_of(BytesIO(text), "it")))
     recorder.write()
     return Recorded(
@@ -96,3 +102,15 @@ def test_a_plan_for_the_load_that_was_seen_is_next(found: RecordedFit, engine: S
     assert found.next[0].startswith(f"latfit plan --fit {found.file} --rate 12")
     assert lengths in found.next[0]
     assert found.summary().count("\n") == 3
+
+
+def test_of_executions_without_tokens_a_plan_of_batches_is_next(tmp_path: Path) -> None:
+    steps = np.cumsum(20 + np.arange(40) % 7)
+    texts = {
+        float(i): TRITON.format(small=7, requests=100 * i, batches=steps[i], compute_us=500_000 * i) for i in range(40)
+    }
+    found = fit_recording(of_texts(texts, tmp_path / "t.parquet"))
+    assert found.fit is not None
+    assert found.validation is None
+    assert "Triton publishes no histograms" in found.not_validated
+    assert found.next == [f"latfit fit {tmp_path / 't.parquet'}", "latfit plan --sla 20ms"]

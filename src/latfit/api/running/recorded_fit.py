@@ -71,9 +71,13 @@ class RecordedFit:
 
     @property
     def next(self) -> list[str]:
-        """Commands that make use of it: a plan for the load that was seen, with the p99 of now as limits."""
+        """Commands that make use of it: a plan for the load that was seen, with the p99 of now as limits; of executions
+        without tokens a plan of batches, by the machine's profile."""
         if self.fit is None:
             return []
+        if self.seen.of_executions:
+            path = "" if "path" in self.recorded.trace else " --path gpu"
+            return [f"latfit fit {self.recorded.out}{path}", "latfit plan --sla 20ms"]
         ends = (self.seen.mean("prompt_lengths"), self.seen.mean("output_lengths"))
         rate = self.seen.arrived / self.seen.seconds
         load = "--rate 20/s --lengths 500:200"
