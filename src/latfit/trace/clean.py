@@ -328,9 +328,9 @@ def _cold_start(trace: Trace, options: CleanOptions) -> Mask:
     found = _flagged("warmup")(trace, options)
     if "t_s" not in trace or "rep" in trace:
         return found  # a grid marks its own warm-up, and rows without time have no first ones
-    excess, sigma = excess_over_cell(trace)
+    excess, sigma = told = excess_over_cell(trace)
+    _FOUND[:] = [(trace, told)]
     stands_out = excess > max(np.log(COLD_RATIO), COLD_SIGMA * sigma)
-    del excess
     runs, T = runs_in_time(trace), trace.floats("T_ms")
     usual = float(np.median(T[:: max(len(T) // 1000, 1)])) if len(T) else 0.0
     for begin in [int(rows[0]) for rows in runs[:COLD_RUNS] if len(rows) >= 10]:
@@ -361,8 +361,18 @@ def _too_slow(trace: Trace, options: CleanOptions) -> Mask:
 
 
 def _outlier(trace: Trace, _: CleanOptions) -> Mask:
-    excess, sigma = excess_over_cell(trace)
+    found = [excess for rows, excess in _FOUND if _same_rows(rows, trace)]
+    _FOUND.clear()
+    excess, sigma = found[0] if found else excess_over_cell(trace)
     return np.abs(excess) > OUTLIER_SIGMA * sigma
+
+
+_FOUND: list[tuple[Trace, tuple[FloatArray, float]]] = []
+"""What cold starts were told by, for outliers, which are looked for next: of the same rows unless some were cold."""
+
+
+def _same_rows(one: Trace, other: Trace) -> bool:
+    return all(name in one and one[name] is other[name] for name in CELL if name in other)
 
 
 def excess_over_cell(trace: Trace) -> tuple[FloatArray, float]:

@@ -56,7 +56,9 @@ def _write(target: Path, schema: Any, tables: Iterator[Any], provenance: Mapping
     metadata = {METADATA_KEY.decode(): dumps({"schema": SCHEMA, "provenance": dict(provenance)})}
 
     def write(stream: BinaryIO) -> None:
-        with pq.ParquetWriter(stream, schema, compression="zstd", store_schema=False) as writer:
+        repeated = [name for name in schema.names if name != "t_s"]  # no two of which are the same
+        options = {"compression": "zstd", "use_dictionary": repeated, "store_schema": False}
+        with pq.ParquetWriter(stream, schema, **options) as writer:
             for table in tables:
                 writer.write_table(table)
             writer.add_key_value_metadata(metadata)

@@ -233,3 +233,18 @@ class TestGroups:
         rows = list(zip(*(column.tolist() for column in trace.columns.values()), strict=True))
         expected = [row in rows[:i] for i, row in enumerate(rows)]
         assert rule.find(trace, CleanOptions()).tolist() == expected
+
+
+@pytest.mark.parametrize("cold", [0, 3])
+def test_outliers_are_told_by_the_rows_that_are_left(cold: int) -> None:
+    """What cold starts were told by serves for outliers too, where none was dropped, and not where one was: of rows
+    that were dropped by hand the same are marked."""
+    trace = serving_log()
+    T = trace.floats("T_ms")
+    T[:cold] *= 10
+    T[[700, 701, 1500]] *= 3
+    slow = trace.with_columns(T_ms=T)
+    found, alone = clean(slow), clean(slow.select(np.arange(cold, len(slow))), CleanOptions(keep=("cold_start",)))
+    assert found.dropped == ({"cold_start": cold} if cold else {})
+    assert found.marked == alone.marked == {"outlier": 3}
+    assert clean(trace.with_columns(T_ms=T[::-1].copy())).marked["outlier"] >= 3
