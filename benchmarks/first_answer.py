@@ -5,6 +5,8 @@ The first run has an empty cache of compiled code, as after an installation; the
 peer reads the rows, starts from the textbook guess and runs `scipy.optimize.least_squares` (trf, soft-L1) on the
 saturation form: no intervals, no cross-validation, no choice of a model. Of 15,000 rows on they have context and times.
 
+Then what is asked of a fit, and plans at loads up to nine tenths of what the sample's machine carries.
+
 `python -m benchmarks.first_answer [--smoke]`
 """
 
@@ -95,6 +97,25 @@ def compare(rows: str, trace: Path, folder: Path, models: list[str], runs: int) 
         )
 
 
+def plans(folder: Path, rates: list[str], runs: int) -> None:
+    """Print a line a command that asks the fit of the sample beside a GPU of nominal numbers."""
+    latfit, hardware = [sys.executable, "-m", "latfit"], str(folder / "hardware.json")
+    cache, file = str(folder / "cache-plan"), str(folder / "plan.fit.json")
+    processor_seconds([*latfit, "fit", str(SAMPLE), "--path", "cpu", "--out", file, "--hardware", hardware], cache)
+    gpu = ["add", "gpu", "--nominal", "launch=12ms,slope=0.05ms", "--hardware", hardware]
+    processor_seconds([*latfit, "hardware", *gpu], cache)
+    plan = ["plan", "--sla", "20ms", "--hardware", hardware]
+    asked = [["predict", file, "-B", "8", "-S", "64"], ["hardware", "show", "--hardware", hardware], plan]
+    for command in [*asked, *([*plan, "--rate", rate] for rate in rates)]:
+        first = processor_seconds([*latfit, *command], cache)
+        second = min(processor_seconds([*latfit, *command], cache) for _ in range(runs))
+        loaded = "--rate" in command
+        name, aim = (f"plan --rate {command[-1]}", 2.0) if loaded else (command[0], 0.7)
+        print(
+            f"  {name}: first {first:.2f} s, second {second:.2f} s (aim {aim:g}{'' if second <= aim else ', missed'})"
+        )
+
+
 def main(smoke: bool = False) -> None:
     """Print the table."""
     print("first answer: processor time of the whole command")
@@ -106,6 +127,7 @@ def main(smoke: bool = False) -> None:
             rows_of(rows, trace)
             models = ["saturation", "auto"] if rows == 1_000_000 else ["auto"]
             compare(f"{rows:,}", trace, folder, models, 1 if smoke else 3)
+        plans(folder, ["500/s"] if smoke else ["100/s", "500/s", "1000/s", "2400/s"], 1 if smoke else 3)
 
 
 if __name__ == "__main__":
