@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from latfit.api import read
 from latfit.cli.app import run
 from latfit.trace.parquet import write_trace
 from latfit.trace.table import Trace
@@ -173,6 +174,25 @@ class TestCompare:
         assert verdicts == {"a100": "as fast", "h100": "slower"}
         assert latfit("compare", "two.parquet", "two_slow.parquet", "--where", "hardware == 'a100'") == 0
         assert latfit("compare", "two.parquet", "two_slow.parquet") == 3
+
+    def test_one_path_of_several(self, runs: Path, capsys: Captured) -> None:
+        """Two paths in each file, the second of which decodes 30 % slower in the other."""
+        for name in ("two", "two_slow"):
+            trace = read(runs / f"{name}.parquet").trace
+            path = np.where(trace["hardware"] == "a100", "near", "far").astype(object)
+            both = trace.with_columns(path=path, hardware=np.full(len(trace), "a100", dtype=object))
+            write_trace(runs / f"{name}_paths.parquet", both)
+        files = ("two_paths.parquet", "two_slow_paths.parquet")
+        assert latfit("compare", *files) == 3
+        assert latfit("compare", *files, "--path", "near") == 0
+        assert latfit("compare", *files, "--path", "far") == 8
+        assert "slower in decode +30 %" in " ".join(capsys.readouterr().out.split())
+        assert latfit("compare", *files, "--path", "elsewhere") == 3
+        assert "no row matches \"path == 'elsewhere'\"" in capsys.readouterr().err
+        assert latfit("compare", *files, "--path", "{path}") == 2
+        assert latfit("compare", *files, "--each", "--path", "{path}", "--json") == 8
+        found = json.loads(capsys.readouterr().out)["compared"]
+        assert {each["system"]: each["verdict"] for each in found} == {"near": "as fast", "far": "slower"}
 
     def test_other_systems_are_told(self, runs: Path, capsys: Captured) -> None:
         for machine in ("a100", "h100"):
