@@ -4,7 +4,7 @@ The engine is written out here: requests join between two steps, a step computes
 each other request, and takes a time that is known. Its record is fitted and its arrivals are simulated. Near its
 capacity small errors of steps become large ones of what requests see, so that a cost of a step that is counted twice
 shows: steps that an engine padded to a larger batch were slower when they were measured, and are not padded again.
-Where the host works between two steps, a step's tokens are there before its period has passed.
+Where the host works between two steps, a step's tokens are out before its period has passed.
 """
 
 from dataclasses import dataclass
@@ -52,8 +52,9 @@ def served(
     host_ms: float = 0.0,
     slower: tuple[float, float] = (1.0, 1.0),
 ) -> Served:
-    """captured: batches that steps of decoding are padded to.  host_ms: from a step's tokens to the next step, three
-    times as long behind steps that prefill.  slower: steps of decoding and others take so many times as long."""
+    """captured: batches that steps of decoding are padded to.  host_ms: from a computed step to the next one, three
+    times as long behind steps that prefill; its tokens are out in the middle of that.  slower: steps of decoding and
+    others take so many times as long."""
     rng = np.random.default_rng(5)
     arrival = np.cumsum(rng.exponential(1e3 / rate_per_s, requests))
     prompt, output = rng.integers(60, 181, requests), rng.integers(15, 46, requests)
@@ -72,12 +73,12 @@ def served(
         cached = sum(prompt[r] + made for r, made in running)
         start = now
         gap = (3.0 if len(new) else 1.0) * host_ms * rng.uniform(0.8, 1.2)
-        now += T
-        first[new] = now
+        out = now + T + gap / 2
+        first[new] = out
         running = [(r, made + 1) for r, made in [*running, *((int(r), 0) for r in new)]]
-        last[[r for r, made in running if made == output[r]]] = now
+        last[[r for r, made in running if made == output[r]]] = out
         rows.append((start / 1e3, T, decoding + len(new), decoding + P, len(new), P, cached, T + gap))
-        now += gap
+        now += T + gap
         running = [(r, made) for r, made in running if made < output[r]]
     names = ("t_s", "T_ms", "B", "S", "prefill_requests", "prefill_tokens", "context_tokens", "period_ms")
     columns = {name: np.array(column, dtype=float) for name, column in zip(names, zip(*rows, strict=True), strict=True)}

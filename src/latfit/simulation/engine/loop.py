@@ -6,8 +6,8 @@ request ends in n and leaves it out, but its slot and blocks are free only for n
 at the earliest.
 
 A step whose cost is its period ends when the next one may begin. What the host does behind the computing (it handles
-the output, then schedules the next step) is in that, and the step's tokens are there before it: they appear when the
-step ends, less the host's time of its phase. The step that runs when a request comes delays it by all of its period.
+the output, then schedules the next step) is in that, and the step's tokens are out `host_ms` before it ends. The step
+that runs when a request comes delays it by all of its period.
 
 Decoding alone repeats itself: until a request ends, a block is missing or something could be admitted, each step is the
 same but for one more cached token a request. The short cut (`fast`) makes these steps in one loop over steps, with the
