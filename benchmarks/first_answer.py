@@ -99,7 +99,7 @@ def compare(rows: str, trace: Path, folder: Path, models: list[str], runs: int) 
 
 def plans(folder: Path, rates: list[str], runs: int) -> None:
     """Print a line a command that asks the fit of the sample beside a GPU of nominal numbers."""
-    latfit, hardware = [sys.executable, "-m", "latfit"], str(folder / "hardware.json")
+    latfit, hardware = [sys.executable, "-m", "latfit"], str(folder / "plan.hardware.json")
     cache, file = str(folder / "cache-plan"), str(folder / "plan.fit.json")
     processor_seconds([*latfit, "fit", str(SAMPLE), "--path", "cpu", "--out", file, "--hardware", hardware], cache)
     gpu = ["add", "gpu", "--nominal", "launch=12ms,slope=0.05ms", "--hardware", hardware]
