@@ -376,7 +376,7 @@ def simulate_engine(
                 promise=promise,
                 cluster=replace(apart, routing=_routing(case), prefill_replicas=case["prefill_replicas"]),
                 labels=labels,
-                told=partial(_told, [*unmeasured, *notes_of(load), *setup.notes], fits, apart.transfer.prompts),
+                told=partial(_told, [*unmeasured, *notes_of(load), *setup.notes], fits, apart.transfer),
                 whole=not vary and out is None and running.backend == "local",
             )
         )
@@ -387,16 +387,15 @@ def simulate_engine(
 def _told(
     known: Sequence[str],
     fits: Sequence[FitResult],
-    prompts: tuple[float, float],
+    transfer: Transfer,
     run: EngineRun,
     settings: EngineSettings,
 ) -> list[str]:
-    """What should be known of a run, after what is known of all. prompts: see `Transfer`."""
+    """What should be known of a run, after what is known of all."""
     beyond = outside_warning(fits, run, settings) if fits else None
     told = [*known, *([f"{beyond.message}. {beyond.remedy}"] if beyond else [])]
-    if prompts != ALL_PROMPTS:
-        tokens = run.requests.prompt_tokens
-        share = float(((tokens >= prompts[0]) & (tokens <= prompts[1])).mean())
+    if transfer.prompts != ALL_PROMPTS:
+        share = float(transfer.prefilled_apart(run.requests.prompt_tokens).mean())
         told.append(f"{format_percent(100 * share)} of the prompts are prefilled apart.")
         if share < 1 and fits and (own := no_prefill_warning(fits[-1])):
             told.append(f"The others: {own.message}. {own.remedy}")
@@ -709,8 +708,9 @@ def _cluster(prefill_on: Any, transfer: str | None, lengths: str | None, *, scat
     """One engine that serves, and one that prefills for it where there is one."""
     if prefill_on is None:
         return Cluster()
-    prompts = ALL_PROMPTS if lengths is None else _range_of(lengths)
-    moved = Transfer(*((0.0, 0.0) if transfer is None else transfers(transfer)), prompts)
+    moved = Transfer() if transfer is None else Transfer(*transfers(transfer))
+    if lengths is not None:
+        moved = replace(moved, prompts=_range_of(lengths))
     return Cluster(Routing(), step_costs(as_fit(prefill_on).result, scatter=scatter), moved)
 
 

@@ -109,32 +109,34 @@ class Rule:
     """One reason. optional: it only marks unless it is asked to drop. necessary: no fit could use the rows, so that it
     cannot be switched off. compares: rows with others of their system. by_row: what a row alone can tell, wherever it
     stands; all that is looked for where rows come in any order. columns: those looked at, of rules that look at several
-    rows."""
+    rows. shares: its `find` is given what was found of the scatter, and adds to it."""
 
     reason: str
     meaning: str
-    find: Callable[[Trace, CleanOptions], Mask]
+    find: Callable[..., Mask]
     optional: bool = False
     necessary: bool = False
     compares: bool = False
     by_row: bool = False
     columns: Sequence[str] = ()
+    shares: bool = False
 
-    def hits(self, trace: Trace, used: Mask, options: CleanOptions) -> Mask:
-        """Which of the rows that are still used (n,) it finds (n,)."""
+    def hits(self, trace: Trace, used: Mask, options: CleanOptions, told: "Scatter") -> Mask:
+        """Which of the rows that are still used (n,) it finds (n,). told: of the rules before."""
+        given = (options, told) if self.shares else (options,)
         if self.by_row and not self.compares:
-            return used & self.find(trace, options)
+            return used & self.find(trace, *given)
         found = np.zeros(len(trace), dtype=bool)
         compared = trace.only(self.columns)
         if not (self.compares and trace.identity()):
-            found[used] = self.find(compared if used.all() else compared.select(used), options) if used.any() else False
+            found[used] = self.find(compared if used.all() else compared.select(used), *given) if used.any() else False
             return found
         system, rows = trace.system_numbers(), np.flatnonzero(used)
         rows = rows[np.argsort(system[rows], kind="stable")]
         compared = compared.select(rows)
         ends = (np.flatnonzero(np.diff(system[rows], append=-1)) + 1).tolist()
         for begin, end in zip([0, *ends], ends, strict=False):
-            found[rows[begin:end]] = self.find(compared.part(begin, end), options)
+            found[rows[begin:end]] = self.find(compared.part(begin, end), *given)
         return found
 
     def only_marks(self, options: CleanOptions) -> bool:
@@ -144,10 +146,11 @@ class Rule:
 def tried(trace: Trace, options: CleanOptions, rules: "Sequence[Rule]") -> Iterator[tuple[Rule, Mask]]:
     """Each rule that finds rows, in order, with those rows (n,); what is dropped once is not looked at again."""
     used = np.ones(len(trace), dtype=bool)
+    told: Scatter = []
     for rule in rules:
         if rule.reason in options.keep and not rule.necessary:
             continue
-        hit = rule.hits(trace, used, options)
+        hit = rule.hits(trace, used, options, told)
         if hit.any():
             yield rule, hit
         if not rule.only_marks(options):
@@ -324,12 +327,16 @@ def _duplicate(trace: Trace, _: CleanOptions) -> Mask:
     return again
 
 
-def _cold_start(trace: Trace, options: CleanOptions) -> Mask:
+Scatter = list[tuple[Trace, tuple[FloatArray, float]]]
+"""Rows, and their `excess_over_cell`, as rules of one cleaning have found it."""
+
+
+def _cold_start(trace: Trace, options: CleanOptions, told: Scatter) -> Mask:
     found = _flagged("warmup")(trace, options)
     if "t_s" not in trace or "rep" in trace:
         return found  # a grid marks its own warm-up, and rows without time have no first ones
-    excess, sigma = told = excess_over_cell(trace)
-    _FOUND[:] = [(trace, told)]
+    told.append((trace, excess_over_cell(trace)))
+    excess, sigma = told[-1][1]
     stands_out = excess > max(np.log(COLD_RATIO), COLD_SIGMA * sigma)
     runs, T = runs_in_time(trace), trace.floats("T_ms")
     usual = float(np.median(T[:: max(len(T) // 1000, 1)])) if len(T) else 0.0
@@ -360,15 +367,10 @@ def _too_slow(trace: Trace, options: CleanOptions) -> Mask:
     return trace.floats("T_ms") > (np.inf if options.max_ms is None else options.max_ms)
 
 
-def _outlier(trace: Trace, _: CleanOptions) -> Mask:
-    found = [excess for rows, excess in _FOUND if _same_rows(rows, trace)]
-    _FOUND.clear()
-    excess, sigma = found[0] if found else excess_over_cell(trace)
+def _outlier(trace: Trace, _: CleanOptions, told: Scatter) -> Mask:
+    known = next((excess for rows, excess in told if _same_rows(rows, trace)), None)  # unless some were cold
+    excess, sigma = known or excess_over_cell(trace)
     return np.abs(excess) > OUTLIER_SIGMA * sigma
-
-
-_FOUND: list[tuple[Trace, tuple[FloatArray, float]]] = []
-"""What cold starts were told by, for outliers, which are looked for next: of the same rows unless some were cold."""
 
 
 def _same_rows(one: Trace, other: Trace) -> bool:
@@ -542,9 +544,18 @@ RULES: tuple[Rule, ...] = (
         _cold_start,
         compares=True,
         by_row=True,
+        shares=True,
         columns=(*CELL, "run", "replica", "t_s", "step", "rep", "warmup"),
     ),
     Rule("max_t", "slower than the limit that was asked for", _too_slow, by_row=True),
-    Rule("outlier", "far from the median of its (B,S) cell", _outlier, optional=True, compares=True, columns=CELL),
+    Rule(
+        "outlier",
+        "far from the median of its (B,S) cell",
+        _outlier,
+        optional=True,
+        compares=True,
+        columns=CELL,
+        shares=True,
+    ),
 )
 """Every rule, in the order in which they are tried."""

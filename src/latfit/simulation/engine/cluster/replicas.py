@@ -216,6 +216,11 @@ class Transfer:
         if not self.fixed_ms >= 0 or not self.ms_per_token >= 0:
             raise WrongUsage("a transfer below zero", where="--transfer", remedy="Give a time that is not negative.")
 
+    def prefilled_apart(self, prompt_tokens: IntArray) -> NDArray[np.bool_]:
+        """Which prompts (n,) are."""
+        shortest, longest = self.prompts
+        return np.asarray((prompt_tokens >= shortest) & (prompt_tokens <= longest))
+
 
 @dataclass(frozen=True, eq=False)
 class Apart:
@@ -264,8 +269,7 @@ def serve_apart(
     routing: tuple[Routing, Routing] = (Routing(), Routing()),
 ) -> Apart:
     """Run the engines that prefill, then those that decode; costs, settings and routing: (of prefill, of decode)."""
-    shortest, longest = transfer.prompts
-    apart = (requests.prompt_tokens >= shortest) & (requests.prompt_tokens <= longest)
+    apart = transfer.prefilled_apart(requests.prompt_tokens)
     seen, start, first, last, begun = np.full((5, len(requests)), np.nan)
     arrived, replica = requests.arrival_ms.copy(), np.zeros(len(requests), dtype=np.int64)
     prefill = decode = None
