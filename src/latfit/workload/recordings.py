@@ -385,7 +385,7 @@ def _guidellm(source: Source) -> _Rows:
     raise BadInput(
         "no benchmark with its requests in it",
         where=source.name,
-        remedy="Let GuideLLM save the requests, not only their summary.",
+        remedy="It may be cut short; else let GuideLLM save the requests, not only their summary.",
     )
 
 
