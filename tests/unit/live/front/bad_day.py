@@ -10,6 +10,9 @@ from tests.unit.live.front.engine import Answer, Asked, chunk, dies, engine, han
 from tests.unit.live.front.running import Reply, request, running, until
 
 AT_ONCE = 40
+REFUSED, PAUSE_S = (429, 503), 0.05
+"""Answers after which a caller's place stays empty for so long: else all others come, and are refused at once, while
+both engines rest, as they do where the machine stalls."""
 TIMEOUTS = HttpTimeouts(connect_s=0.5, first_byte_s=0.15, between_s=0.15, probe_s=0.1)
 
 
@@ -70,6 +73,9 @@ def bad_day(requests: int, seed: int) -> Counter[str]:
                         ended[str(found.status)] += 1
                     except ValueError:
                         ended["cut off"] += 1
+                        return
+                    if found.status in REFUSED:
+                        await asyncio.sleep(PAUSE_S)
 
             await asyncio.gather(*(caller(number) for number in range(requests)))
             await until(lambda: server.front.router.running == 0 and server.front.router.waiting == 0)
