@@ -7,11 +7,12 @@ The executors are measured first, by a router under such arrivals that serves ba
 whichever path is idle: what it costs to receive, route and answer requests on the same cores is then in the times. A
 model is fitted to each path, and the simulator runs the fits on the very arrivals that are sent. Machines change their
 speed within minutes by more than a run is uncertain, so the paths are probed again just before and just after each run;
-what is expected of a run goes by the mean of both. A run may have a speed that neither had: how far speeds lie apart is
-told by the halves of all probes of a replay, and the range in which a run may lie holds that of a further speed beside
-those (Student's predictive distribution), as well as the scatter of batches. Paths that share a core or a memory slow
-each other, so what each takes while the other rests is measured too, and predicted by how busy the other is. What is
-left to differ is what the prediction claims: how the times depend on the batch, their scatter, and the policy.
+what is expected of a run goes by the mean of both. A probe keeps each path as busy as the simulated run does: paths
+that share a core or a memory slow each other, and a processor that rested begins slowly. A run may have a speed that
+neither probe had: how far speeds lie apart is told by the halves of all probes of a replay, and the range in which a
+run may lie holds that of a further speed beside those (Student's predictive distribution), as well as the scatter of
+batches. What is left to differ is what the prediction claims: how the times depend on the batch, their scatter, and the
+policy.
 
 A neighbour who takes the processor makes a run worthless. What others used of the cores, stolen time included, is read
 from the system's counters over the run, less what this process and its executors used.
@@ -47,8 +48,8 @@ Result = TypeVar("Result")
 ROUNDS = 5
 """Of all sizes, at the least."""
 
-ROUNDS_OF_USE = 3
-"""Predictions, each with how busy paths were in the one before."""
+LEAST_USE = 0.2
+"""Share of the time that a probe keeps a path busy at the least: it needs batches to go by."""
 
 DISTURBED = 0.05
 """Share of the cores that others may use in a run that counts."""
@@ -60,8 +61,8 @@ def precisely(coroutine: Coroutine[Any, Any, Result]) -> Result:
         return runner.run(coroutine)
 
 
-def sizes_of(largest: int) -> list[int]:
-    """Batches that are measured: the small ones all, larger ones by steps of about a quarter."""
+def by_quarters(largest: int) -> list[int]:
+    """Sizes of batches: the small ones all, larger ones by steps of about a quarter."""
     found = {1, largest}
     size = 1.0
     while size < largest:
@@ -70,27 +71,49 @@ def sizes_of(largest: int) -> list[int]:
     return sorted(found)
 
 
-class _Prober(Router):
-    """Serves batches of sizes drawn at random, every size as often, on whichever path is idle."""
+def sizes_within(T_ms: FloatArray, within_ms: float) -> list[int]:
+    """Batches that are measured of a path that takes about T(1), T(2), ... ms: every size where ROUNDS of all take no
+    longer than `within_ms`, as kernels like some sizes better than their neighbours; else by quarters."""
+    every = list(range(1, len(T_ms) + 1))
+    return every if ROUNDS * float(T_ms.sum()) <= within_ms else by_quarters(len(T_ms))
 
-    def __init__(self, executors: Sequence[Executor], times: Sequence[FloatArray], rng: np.random.Generator) -> None:
-        sizes = [each.largest for each in executors]
-        super().__init__(executors, times, policies.gpu_only(Limits(sizes[0])), RouterOptions(most_waiting=1 << 60))
+
+class _Prober(Router):
+    """Serves batches of sizes drawn at random, every size as often, on whichever path is idle and has rested long
+    enough to be busy for its share of the time."""
+
+    def __init__(
+        self,
+        executors: Sequence[Executor],
+        times: Sequence[FloatArray],
+        sizes: Sequence[Sequence[int]],
+        use: FloatArray,
+        rng: np.random.Generator,
+    ) -> None:
+        greedy = policies.gpu_only(Limits(executors[0].largest))
+        super().__init__(executors, times, greedy, RouterOptions(most_waiting=1 << 60))
         self._rng = rng
-        self._sizes = [sizes_of(each) for each in sizes]
+        self._took, self._sizes, self._use = times, sizes, use
         self._next: list[list[int]] = [[] for _ in executors]
+        self._rested_ms = [-math.inf for _ in executors]
 
     def _asked(self, now: float) -> tuple[int, int, float, int]:
-        for path, action, sizes, left in zip(
-            self.paths, (SERVE_MAIN, SERVE_SIDE), self._sizes, self._next, strict=False
-        ):
+        moments = [math.inf]
+        for i, action in enumerate((SERVE_MAIN, SERVE_SIDE)[: len(self.paths)]):
+            path, left = self.paths[i], self._next[i]
             if not (path.up(now) and path.free_ms(now) <= now):
                 continue
+            if self._rested_ms[i] > now:
+                moments.append(self._rested_ms[i])
+                continue
             if not left:
-                left.extend(self._rng.permutation(sizes).tolist())
+                left.extend(self._rng.permutation(self._sizes[i]).tolist())
             if self._room.waiting >= left[-1]:
-                return action, left.pop(), 0.0, 0
-        return WAIT, 0, math.inf, self._room.waiting + 1
+                size = left.pop()
+                took = float(self._took[i][size - 1])
+                self._rested_ms[i] = now + took + self._rng.exponential(took * (1 / self._use[i] - 1))
+                return action, size, 0.0, 0
+        return WAIT, 0, min(moments), self._room.waiting + 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,18 +126,25 @@ class Probed:
 
 
 async def probe(
-    executors: Sequence[Executor], times: Sequence[FloatArray], duration_s: float, rng: np.random.Generator
+    executors: Sequence[Executor],
+    times: Sequence[FloatArray],
+    duration_s: float,
+    rng: np.random.Generator,
+    use: FloatArray | None = None,
 ) -> Probed:
-    """Batches of every size under as many requests as the paths carry. times: T(1), T(2), ... ms of each, about."""
-    sizes = [np.array(sizes_of(each.largest)) for each in executors]
-    carried = [each.sum() / T[each - 1].sum() for each, T in zip(sizes, times, strict=True)]
-    longest = max(ROUNDS * float(T[each - 1].sum()) for each, T in zip(sizes, times, strict=True))
-    count = math.ceil(sum(carried) * max(duration_s * 1000, longest))
-    router = _Prober(executors, times, rng)
-    ran = await _ran(router, np.cumsum(rng.exponential(1 / sum(carried), count)), ends_early=True)
+    """Batches of many sizes, under as many requests as they take. times: T(1), T(2), ... ms of each executor, about.
+    use: share of the time (executors,) that each is busy, LEAST_USE at the least; all of it unless given."""
+    use = np.clip(np.ones(len(executors)) if use is None else use, LEAST_USE, 1.0)
+    sizes = [sizes_within(T, 1000 * duration_s * u) for T, u in zip(times, use, strict=True)]
+    round_ms = np.array([T[np.array(each) - 1].sum() for each, T in zip(sizes, times, strict=True)]) / use
+    carried = float(np.sum([sum(each) for each in sizes] / round_ms))
+    count = math.ceil(carried * max(duration_s * 1000, ROUNDS * round_ms.max()))
+    arrive = np.cumsum(rng.exponential(1 / carried, count))
+    ran = await _ran(_Prober(executors, times, sizes, use, rng), arrive, ends_early=True)
+    drawn = [each for each in ran.ended if each.started_ms <= ran.start_ms + arrive[-1]]  # not those of the end
     found = []
     for each in executors:
-        B, T = _batches(ran.ended, each.name)
+        B, T = _batches(drawn, each.name)
         if len(B) < 2:
             raise ExecutorFailed(
                 f"{len(B)} of its batches came back",
@@ -129,7 +159,7 @@ async def measure_executors(executors: Sequence[Executor], duration_s: float, se
     """A fit of each executor. Two rounds of all sizes, the first of which warms up, tell how many requests to send."""
 
     async def rough(executor: Executor) -> FloatArray:
-        sizes = sizes_of(executor.largest)
+        sizes = by_quarters(executor.largest)
         for _ in range(2):
             took: list[float] = []
             for size in sizes:
@@ -179,8 +209,8 @@ class Compared:
     """A policy at a load: what was measured beside what was predicted. load: share of what the main path carries.
     measured, predicted: the same numbers of both, ms by statistic under `latency_ms`, shares by path.  range_ms: by
     statistic, where 95 of 100 runs of these very arrivals are predicted to lie.  speed: by path, times that it was
-    predicted with over those of the fit, by a probe just before the run and by one just after it, and by how busy the
-    other path is.  slower: by path, mean time of the run's batches over the predicted one of such batches.
+    predicted with over those of the fit, by a probe just before the run and by one just after it.  slower: by
+    path, mean time of the run's batches over the predicted one of such batches.
     at_own_speed_ms: by statistic, what is predicted at the speed that the run's own batches had.
     lowest_p99_ms: the lower end of what was measured.  bound_ms: the p99 that a plan promises to keep at the slower of
     both speeds, None where it promises none."""
@@ -332,36 +362,6 @@ def drawn_speeds(probed: FloatArray, sd: FloatArray, freedom: int, count: int, r
     scores = np.stack([rng.permutation(steps) for _ in range(paths)], axis=1)
     found: FloatArray = np.exp(np.log(probed).mean(axis=0) + scores * sd[:paths] * math.sqrt(1 + 1 / k))
     return found
-
-
-async def at_rest(
-    executors: Sequence[Executor], system: System, duration_s: float, rng: np.random.Generator
-) -> FloatArray:
-    """Times (2,) of each of two paths while the other one rests, over those while both are busy: below 1 where they
-    share a core, a cache or memory, as two hyper-threads do that count as two cores."""
-    rough = [path.typical_ms[1:] for path in system.paths]
-    first = speeds((await probe(executors, rough, duration_s, rng)).batches, system)
-    alone = [
-        speeds((await probe([each], [T], duration_s, rng)).batches, System(path))[0]
-        for each, T, path in zip(executors, rough, system.paths, strict=True)
-    ]
-    last = speeds((await probe(executors, rough, duration_s, rng)).batches, system)
-    found: FloatArray = np.array(alone) / np.sqrt(first * last)
-    return np.minimum(found, 1.0)
-
-
-def predict(
-    simulated: Callable[[System], SimResult], system: System, speed: FloatArray, rest: FloatArray
-) -> tuple[SimResult, FloatArray]:
-    """The prediction of a system whose paths take `speed` times as long while both are busy, and `rest` times that
-    while the other rests: each is slowed by the share of time that the other is busy, which the prediction tells. With
-    it the speeds that it went by."""
-    slowed = np.ones(len(speed))
-    for _ in range(ROUNDS_OF_USE if len(speed) > 1 else 1):
-        found = simulated(at_speed(system, speed * slowed))
-        use = np.minimum([found.utilisation[path.name] for path in system.paths], 1.0)
-        used, slowed = speed * slowed, rest + (1 - rest) * use[::-1]
-    return found, used
 
 
 def slower(batches: Sequence[tuple[FloatArray, FloatArray]], system: System) -> dict[str, float]:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,15 @@ from latfit.errors import LatfitError
 from latfit.live import (
     Compared,
     ThreadExecutor,
-    at_rest,
     compared,
     drawn_speeds,
     drift,
     drive,
     levels,
-    predict,
     probe,
     speeds,
 )
-from latfit.live.replay import DISTURBED, Driven, sizes_of
+from latfit.live.replay import DISTURBED, ROUNDS, Driven, by_quarters, sizes_within
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
 from latfit.simulation import Options, System, linear_path, measured_result, measured_run, simulate
@@ -136,10 +133,16 @@ def test_every_request_of_a_drive_is_counted() -> None:
 
 def test_sizes_rise_to_the_largest() -> None:
     for largest in (1, 2, 7, 32, 100):
-        sizes = sizes_of(largest)
+        sizes = by_quarters(largest)
         assert sizes[0] == 1
         assert sizes[-1] == largest
         assert sizes == sorted(set(sizes))
+
+
+def test_every_size_is_measured_where_there_is_time_for_it() -> None:
+    T: FloatArray = 4.0 + 0.5 * np.arange(1.0, 33.0)
+    assert sizes_within(T, ROUNDS * T.sum()) == list(range(1, 33))
+    assert sizes_within(T, 0.99 * ROUNDS * T.sum()) == by_quarters(32)
 
 
 @pytest.mark.timeout(300)
@@ -255,26 +258,9 @@ def test_halves_of_a_probe_tell_a_drift() -> None:
     assert freedom == 3
 
 
-def test_paths_are_predicted_by_how_busy_the_other_one_is() -> None:
-    system = System(linear_path("gpu", 4.0, 0.5, 8), linear_path("cpu", 0.0, 3.0, 3))
-    asked: list[FloatArray] = []
-
-    def simulated(at: System) -> Any:
-        asked.append(
-            np.array(
-                [path.typical_ms[1] / known.typical_ms[1] for path, known in zip(at.paths, system.paths, strict=True)]
-            )
-        )
-        return SimpleNamespace(utilisation={"gpu": 0.9, "cpu": 0.25})
-
-    _, used = predict(simulated, system, np.array([1.1, 1.2]), np.array([0.8, 0.6]))
-    np.testing.assert_allclose(used, [1.1 * (0.8 + 0.2 * 0.25), 1.2 * (0.6 + 0.4 * 0.9)])
-    np.testing.assert_allclose(asked[0], [1.1, 1.2])
-    np.testing.assert_allclose(asked[-1], used)
-
-
-def test_paths_that_share_what_they_run_on_are_quicker_alone() -> None:
-    """A lock that either batch holds for its 4 ms: together each waits for the other."""
+def test_a_probe_keeps_paths_as_busy_as_asked() -> None:
+    """A lock that either batch holds for its 4 ms: busy all the time, each path waits for the other one; the shares of
+    the time that batches last are those asked for, within their spread and what a sleep lasts longer."""
     shared = threading.Lock()
 
     def locked(inputs: list[Any]) -> list[Any]:
@@ -282,13 +268,20 @@ def test_paths_that_share_what_they_run_on_are_quicker_alone() -> None:
             time.sleep(0.004)
         return inputs
 
-    system = System(linear_path("gpu", 4.0, 0.001, 4), linear_path("cpu", 4.0, 0.001, 2))
     executors = [ThreadExecutor("gpu", locked, 4), ThreadExecutor("cpu", locked, 2)]
+    times = [np.full(4, 4.0), np.full(2, 4.0)]
 
-    async def measured() -> FloatArray:
-        found = await at_rest(executors, system, 0.4, np.random.default_rng(0))
+    async def measured(*use: float) -> list[tuple[FloatArray, FloatArray]]:
+        return list((await probe(executors, times, 1.0, np.random.default_rng(0), np.array(use))).batches)
+
+    async def both() -> list[list[tuple[FloatArray, FloatArray]]]:
+        found = [await measured(1.0, 1.0), await measured(0.6, 0.0)]
         for each in executors:
             await each.close()
         return found
 
-    assert np.all(asyncio.run(measured()) < 0.8)
+    busy, resting = asyncio.run(both())
+    assert all(np.median(T) > 7.0 for _, T in busy)
+    assert all(np.median(T) < 7.0 for _, T in resting)
+    for (B, _), use in zip(resting, (0.6, 0.2), strict=True):
+        assert len(B) * 4.0 / 1000 == pytest.approx(use, rel=0.35)

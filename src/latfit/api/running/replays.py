@@ -20,7 +20,6 @@ from latfit.live import (
     Driven,
     Executor,
     ProcessExecutor,
-    at_rest,
     at_speed,
     compared,
     drawn_speeds,
@@ -29,7 +28,6 @@ from latfit.live import (
     levels,
     measure_executors,
     precisely,
-    predict,
     probe,
     speeds,
     undisturbed,
@@ -236,10 +234,7 @@ async def _replayed(
     found = [ExecutionPath(each.name, fit) for each, fit in zip(executors, fits, strict=True)]
     system = System(*(measured_path(path, Serving()) for path in found))
     carried = system.main.rate_limit(system.main.largest)
-    rest, rng = np.ones(1), np.random.default_rng([seed, 2])
-    if any(POLICIES[name].needs_side for name in names):
-        rest = await at_rest(executors, system, max(lasts_s / 8, LEAST_PROBE_S), rng)
-    paths = _Paths(found[0], system, rest)
+    paths = _Paths(found[0], system)
     ran: list[_Run] = []
     for number, (name, each) in enumerate((name, each) for each in offered for name in names):
         rate = each if as_rates else each * carried
@@ -252,12 +247,10 @@ async def _replayed(
 
 @dataclass(frozen=True, eq=False)
 class _Paths:
-    """The main path as it was fitted; all of them; times (paths,) while the other one rests over those while it is
-    busy."""
+    """The main path as it was fitted, and all of them."""
 
     main: ExecutionPath
     system: System
-    rest: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,12 +276,14 @@ async def _driven(executors: Sequence[Executor], paths: _Paths, name: str, rate:
     arrive = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
     driven_on = executors[: len(own.paths)]
     rough = [path.typical_ms[1:] for path in own.paths]
+    expected = simulate_policy(policy, own, RecordedLoad(make_requests(arrive)), Options(replications=1, warmup=WARM))
+    use = np.array([expected.utilisation[path.name] for path in own.paths])
     probing_s, rng = max(lasts_s / 8, LEAST_PROBE_S), np.random.default_rng([seed, 1])
 
     async def between_probes() -> Driven:
-        before = await probe(driven_on, rough, probing_s, rng)
+        before = await probe(driven_on, rough, probing_s, rng, use)
         driven = await drive(driven_on, own, policy, arrive, int(WARM * count))
-        after = await probe(driven_on, rough, probing_s, rng)
+        after = await probe(driven_on, rough, probing_s, rng, use)
         found = [speeds(each.batches, own) for each in (before, after)]
         halves = np.concatenate([levels(each.batches, own) for each in (before, after)])
         others = max(driven.others, before.others, after.others)
@@ -306,18 +301,16 @@ async def _predicted(paths: _Paths, run: _Run, apart: tuple[FloatArray, int], sh
     def simulated(system: System, options: Options = usual) -> SimResult:
         return simulate_policy(run.policy, system, load, options)
 
-    told = [await asyncio.to_thread(predict, simulated, own, each, paths.rest) for each in driven.speeds]
-    predicted, used = zip(*told, strict=True)
+    predicted = [await asyncio.to_thread(simulated, at_speed(own, each)) for each in driven.speeds]
     assert driven.levels is not None
     drawn = drawn_speeds(driven.levels, *apart, SPEEDS, np.random.default_rng([run.seed, 3]))
-    shared = np.mean(np.divide(used, driven.speeds), axis=0)  # what the paths take from each other
     may_be = [
-        await asyncio.to_thread(simulated, at_speed(own, speed * shared), replace(usual, replications=AT_EACH, seed=k))
+        await asyncio.to_thread(simulated, at_speed(own, speed), replace(usual, replications=AT_EACH, seed=k))
         for k, speed in enumerate(drawn, start=run.seed)
     ]
-    found = compared(replace(driven, speeds=used), predicted, share, own, may_be)
+    found = compared(driven, predicted, share, own, may_be)
     took = [found.slower.get(path.name, 1.0) for path in own.paths]
-    at_own = await asyncio.to_thread(simulated, at_speed(own, np.mean(used, axis=0) * took))
+    at_own = await asyncio.to_thread(simulated, at_speed(own, np.mean(driven.speeds, axis=0) * took))
     found = replace(found, at_own_speed_ms={name: float(at_own.latency[name].value) for name in STATISTICS})
     if run.policy.name != GREEDY:
         return found
