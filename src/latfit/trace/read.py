@@ -319,8 +319,7 @@ def read_again(data: Mapping[str, Any]) -> Trace:
     names = data.get("sources", [])
     if not names:
         raise BadInput("its rows were in memory", where=data.get("source"), remedy="Fit a file to have them again.")
-    stored = data.get("reading", {})
-    ingested = ingest(names, Reading(**{**stored, "cleaning": CleanOptions(**stored.get("cleaning", {}))}))
+    ingested = ingest(_texts(names), _as_read(data.get("reading", {})))
     if ingested.sha256 != data.get("sha256"):
         raise BadInput("has changed since the fit was made", where=ingested.name, remedy="Fit it again.")
     ingested = timed(ingested, data.get("time", COMPUTE))
@@ -329,6 +328,29 @@ def read_again(data: Mapping[str, Any]) -> Trace:
         if key == system:
             return rows
     return ingested.trace
+
+
+def _as_read(stored: Mapping[str, Any]) -> Reading:
+    """How the rows of a fit were read. Raises BadInput for what `data_facts` never wrote."""
+    try:
+        cleaning = CleanOptions(**stored.get("cleaning", {}))
+        found = Reading(**{**stored, "cleaning": cleaning})
+        _texts([*found.column_map, *found.column_map.values(), found.format, found.unit or "", found.where or ""])
+        _texts([*cleaning.keep, *cleaning.drop])
+        float(0.0 if cleaning.max_ms is None else cleaning.max_ms)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _not_said(error) from error
+    return found
+
+
+def _texts(entries: Any) -> list[str]:
+    if not isinstance(entries, list | tuple) or not all(isinstance(each, str) for each in entries):
+        raise _not_said("entries that are no texts")
+    return list(entries)
+
+
+def _not_said(found: object) -> BadInput:
+    return BadInput(f"the fit does not say how its rows were read ({found})", remedy="Fit it again.")
 
 
 def system_filter(key: Mapping[str, str]) -> str:

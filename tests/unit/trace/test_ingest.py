@@ -61,6 +61,27 @@ class TestReading:
         with pytest.raises(BadInput, match="changed"):
             read_again(facts)
 
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"sources": "t.csv"},
+            {"sources": [1]},
+            {"reading": {"value": 1}},
+            {"reading": []},
+            {"reading": {"column_map": ["B"]}},
+            {"reading": {"column_map": {"B": 1}}},
+            {"reading": {"where": 5}},
+            {"reading": {"cleaning": {"max": 1}}},
+            {"reading": {"cleaning": {"keep": 1}}},
+            {"reading": {"cleaning": {"max_ms": []}}},
+        ],
+    )
+    def test_what_no_fit_says_of_its_rows_is_refused(self, tmp_path: Path, changed: dict[str, object]) -> None:
+        source = csv(tmp_path, "B,S,T_ms\n1,1,2\n")
+        facts = data_facts(ingest(source), {}, ingest(source).trace)
+        with pytest.raises(BadInput, match="does not say how its rows were read"):
+            read_again({**facts, **changed})
+
 
 class TestCleaning:
     def test_each_reason_is_counted_once(self, tmp_path: Path) -> None:
