@@ -48,6 +48,15 @@ class PathOptions:
     t_cut: Annotated[
         str | None, typer.Option("--t-cut", help="Queueing timeout before falling back to the second engine.")
     ] = None
+    classes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--class", help="Class that a request may name in its header x-latfit-class. Repeatable, most urgent first."
+        ),
+    ] = None
+    ageing: Annotated[
+        str | None, typer.Option("--ageing", help="Waiting time worth one class, such as 5s; else strict priority.")
+    ] = None
     learn: Annotated[bool, typer.Option("--learn", help="Follow the times that replies take.")] = False
 
 

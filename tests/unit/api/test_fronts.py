@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from latfit.api.running.fronts import _policy, _thresholds
-from latfit.policies import Policy
+from latfit.policies import Policy, Settings
 from latfit.simulation import Options, System, simulate, table_path
 from latfit.workload import OpenLoad, Poisson
 
@@ -28,12 +28,13 @@ def test_the_queueing_timeout_is_that_of_the_least_p99(
     )
     rate, times = 0.9 * main[1] / main[0], {"gpu": main[0], "cpu": side[0]}
     least = min(
-        p99_ms(_policy(name, ["gpu", "cpu"], times, float(cut)), system, rate)
+        p99_ms(_policy(name, ["gpu", "cpu"], times, Settings(t_cut_ms=float(cut), B1=1)), system, rate)
         for cut in np.geomspace(main[0] / 20, main[0] * 6, 12)
     )
-    usual = _policy(name, ["gpu", "cpu"], times, None)
-    found = p99_ms(_thresholds(None)(usual, rate, system), system, rate)
+    unset, given_cut = Settings(B1=1), Settings(t_cut_ms=5.0, B1=1)
+    usual = _policy(name, ["gpu", "cpu"], times, unset)
+    found = p99_ms(_thresholds(unset)(usual, rate, system), system, rate)
     assert found <= 1.2 * least
     assert p99_ms(usual, system, rate) > gain * found
-    given = _thresholds(5.0)(_policy(name, ["gpu", "cpu"], times, 5.0), rate, system)
+    given = _thresholds(given_cut)(_policy(name, ["gpu", "cpu"], times, given_cut), rate, system)
     assert given.settings["t_cut_ms"] == 5.0

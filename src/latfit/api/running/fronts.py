@@ -3,9 +3,9 @@
 import asyncio
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,9 @@ class Served:
 OF_SERVE = (
     Needs("lengths", lambda o: o.hardware is not None, "only fits need lengths", "Add --hardware FILE"),
     Needs("learn", lambda o: o.times or o.hardware is not None, "no time of a reply is known", "Add --times gpu=800ms"),
+    Needs(
+        "ageing", lambda o: len(o.classes or ()) > 1, "all requests are of one class", "Add --class chat --class batch"
+    ),
     Needs("t_cut", lambda o: o.policy in (None, "three-stage", "cutoff"), "no policy is three-stage or cutoff"),
 )
 """What parameters of `serve` need."""
@@ -96,6 +99,8 @@ def serve(
     slots: Mapping[str, int] | None = None,
     t_cut: Duration | None = None,
     learn: bool = False,
+    classes: Sequence[str] | None = None,
+    ageing: Duration | None = None,
     host: str = "127.0.0.1",
     port: int = PORT,
     token: str | None = None,
@@ -116,9 +121,12 @@ def serve(
     "800ms"}; with hardware it is that of requests of these lengths ("prompt:output" tokens) by the fit of that name.
     slots: requests that each works on at a time, 8 unless given.  t_cut: queueing timeout before falling back to the
     second; the main path's time of a reply unless given.  learn: follow the times that replies take, and set T_cut anew
-    with them unless it is given.  token: what callers must bear; engine_token: sent to the engines.  most_waiting,
-    max_body, max_memory: beyond them requests are refused.  connect, first_byte, between: timeouts of an engine.
-    drain: for so long what runs may go on when it is stopped.  ready: called with the address and the rule in words.
+    with them unless it is given.  classes: names that a request may give in its header x-latfit-class, the most urgent
+    first, which goes first in the queue; one that gives none is of the last.  ageing: waiting time worth one class;
+    without it a more urgent one always goes first.  token: what callers must bear; engine_token: sent to the engines.
+    most_waiting, max_body, max_memory: beyond them requests are refused.  connect, first_byte, between: timeouts of an
+    engine.  drain: for so long what runs may go on when it is stopped.  ready: called with the address and the rule in
+    words.
     Raises WrongUsage, BadInput, HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
     """
     live, urls = _live(), {DEFAULT_PATH: engines} if isinstance(engines, str) else dict(engines)
@@ -129,7 +137,12 @@ def serve(
     counts = {**dict.fromkeys(names, SLOTS), **_known(slots, names, "--slots")}
     known = _times_ms(names, given, hardware, lengths, counts)
     cut_ms = None if t_cut is None else in_ms(t_cut, "--t-cut")
-    rule = _policy(policy or ("three-stage" if len(names) > 1 else "gpu-only"), names, known, cut_ms)
+    ageing_ms = math.inf if ageing is None else in_ms(ageing, "--ageing")
+    chosen = policy or ("three-stage" if len(names) > 1 else "gpu-only")
+    # One request is a batch for the main path (B1 = 1); T_cut by default is T(1) then, whatever the rate.
+    settings = Settings(t_cut_ms=cut_ms, B1=1, ageing_ms=ageing_ms)
+    rule = _policy(chosen, names, known, settings)
+    kinds = _classes(classes)
     waits = [in_ms(*each) / 1e3 for each in ((connect, "--connect"), (first_byte, "--first-byte"))]
     timeouts = live.HttpTimeouts(*waits, in_ms(between, "--between") / 1e3)
     headers = {} if engine_token is None else {"Authorization": f"Bearer {_token(engine_token)}"}
@@ -139,18 +152,21 @@ def serve(
         live.HttpExecutor(name, url, counts[name], timeouts, overdue_s=late, headers=headers)
         for (name, url), late in zip(urls.items(), overdue_s, strict=True)
     ]
-    limits = RouterOptions(most_waiting=most_waiting, timeout_ms=math.inf)
+    no_deadlines = (math.inf,) * max(len(kinds), 1)
+    limits = RouterOptions(most_waiting=most_waiting, timeout_ms=math.inf, deadlines_ms=no_deadlines)
     options = live.FrontOptions(
         None if token is None else _token(token),
         int(parse_bytes(max_body, option="--max-body")),
         int(parse_bytes(max_memory, option="--max-memory")),
+        classes=kinds,
     )
     front = live.Front(Router(executors, [[each] for each in t_ms], rule, limits), options)
     if learn:
-        front.registry.register(live.LearnerMetrics(live.Learner(front.router, thresholds=_thresholds(cut_ms))))
+        front.registry.register(live.LearnerMetrics(live.Learner(front.router, thresholds=_thresholds(settings))))
     with suppress(ImportError):  # where OpenTelemetry is, whatever its own settings make of spans
         live.RequestSpans(front.router)
-    told = f"{_in_words(rule, counts, known)}.{'' if token or host in LOOPBACK else OPEN}"
+    ordered = f"; {' before '.join(kinds)}" if kinds else ""
+    told = f"{_in_words(rule, counts, known)}{ordered}.{'' if token or host in LOOPBACK else OPEN}"
     place = (host, port, in_ms(drain, "--drain", zero=True) / 1e3)
     return asyncio.run(_run(live, front, place, lambda url: ready(f"Serving on {url} by {told}") if ready else None))
 
@@ -215,7 +231,21 @@ def _reply_ms(path: ExecutionPath, lengths: str, slots: int) -> float:
     return float(first[0] + (output - 1) * further[0])
 
 
-def _policy(name: str, names: list[str], t_ms: Mapping[str, float], cut_ms: float | None) -> Policy:
+def _classes(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Raises WrongUsage for names that no header can hold, or that order nothing."""
+    found = tuple(names or ())
+    if any(not re.fullmatch(r"[\w.-]{1,64}", each, re.ASCII) for each in found) or len(set(found)) < len(found):
+        raise WrongUsage(
+            f"{', '.join(map(repr, found))} are no different names",
+            where="--class",
+            remedy="Give each class a name of its own, of letters, digits, '.', '_' and '-'.",
+        )
+    if len(found) == 1:
+        raise WrongUsage("one class alone orders nothing", where="--class", remedy="Give two, the most urgent first.")
+    return found
+
+
+def _policy(name: str, names: list[str], t_ms: Mapping[str, float], settings: Settings) -> Policy:
     """Of batches of one request. Raises WrongUsage."""
     if name not in FRONT_POLICIES:
         raise WrongUsage(
@@ -232,21 +262,20 @@ def _policy(name: str, names: list[str], t_ms: Mapping[str, float], cut_ms: floa
         )
     main, *side = (np.array([t_ms.get(each, UNKNOWN_MS)]) for each in names)
     times = PathTimes(main, side[0]) if side else PathTimes(main)
-    # One request is a batch for the main path (B1 = 1); T_cut by default is T(1) then, whatever the rate.
-    return named_policy(name, 1.0, times, Settings(t_cut_ms=cut_ms, B1=1))
+    return named_policy(name, 1.0, times, settings)
 
 
-def _thresholds(cut_ms: float | None) -> Callable[[Policy, float, System], Policy]:
+def _thresholds(settings: Settings) -> Callable[[Policy, float, System], Policy]:
     """T_cut for the times that were learnt, unless it was given: the one of some whose simulated p99 is least."""
 
     def made(policy: Policy, rate: float, system: System) -> Policy:
         times = path_times(system)
 
         def at(t_cut_ms: float | None) -> Policy:
-            return named_policy(policy.name, rate, times, Settings(t_cut_ms=t_cut_ms, B1=1))
+            return named_policy(policy.name, rate, times, replace(settings, t_cut_ms=t_cut_ms))
 
-        usual = at(cut_ms)
-        if cut_ms is not None or "t_cut_ms" not in usual.settings:
+        usual = at(settings.t_cut_ms)
+        if settings.t_cut_ms is not None or "t_cut_ms" not in usual.settings:
             return usual
         load, options = OpenLoad(Poisson(rate)), Options(CUT_REQUESTS, replications=1)
 

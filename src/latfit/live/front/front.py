@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import json
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,17 +32,21 @@ MOST_CHECKED = 256 << 10
 """Bytes of a body that is read as JSON: a millisecond's work."""
 
 LONGEST_RETRY_S = 60
+CLASS = "x-latfit-class"
+"""Header in which a caller names the class of a request; an engine gets it like any other."""
 
 
 @dataclass(frozen=True)
 class FrontOptions:
     """token: what callers must bear, None for anybody.  most_bytes: of a request's body.  most_held_bytes: of all that
-    are read, wait or run.  body_s: for so long a body may take to come."""
+    are read, wait or run.  body_s: for so long a body may take to come.  classes: that a request may name, the most
+    urgent first, as many as the router has deadlines; one that names none is of the last."""
 
     token: str | None = None
     most_bytes: int = 8 << 20
     most_held_bytes: int = 256 << 20
     body_s: float = 30.0
+    classes: Sequence[str] = ()
 
 
 class Refused(Exception):
@@ -121,6 +126,13 @@ class Front:
             buckets=BUCKETS_S,
             registry=self.registry,
         )
+        self._by_class = Histogram(
+            "latfit_class_seconds",
+            "From a request's body to the end of its reply, by the class that it is of",
+            ["class"],
+            buckets=BUCKETS_S,
+            registry=self.registry if options.classes else None,
+        )
         held = Gauge("latfit_held_bytes", "Bodies of requests in memory", registry=self.registry)
         held.set_function(lambda: self.held_bytes)
 
@@ -157,17 +169,30 @@ class Front:
     async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.draining:
             raise Refused(503, "this server is being stopped", "server_error", retry_after="1", connection="close")
-        headers = self._headers(request)
+        headers, class_id = self._headers(request), self._class_of(request)
         body: list[bytes] = []
         try:
             await self._read(request, body)
+            began = time.monotonic()
             caller = _Caller(request)
             exchange = Exchange("POST", request.raw_path, headers, body, caller)
-            await self._served(request, exchange)
+            await self._served(request, exchange, class_id)
             assert caller.reply is not None
+            if self.options.classes:
+                self._by_class.labels(self.options.classes[class_id]).observe(time.monotonic() - began)
             return caller.reply
         finally:
             self.held_bytes -= sum(map(len, body))
+
+    def _class_of(self, request: web.BaseRequest) -> int:
+        """Raises Refused for a class that there is not; where there are none, nobody is asked for one."""
+        classes = self.options.classes
+        if not classes:
+            return 0
+        name = request.headers.get(CLASS)
+        if name is not None and name not in classes:
+            raise Refused(400, f"the header {CLASS} names none of the classes {', '.join(classes)}")
+        return len(classes) - 1 if name is None else classes.index(name)
 
     def _headers(self, request: web.BaseRequest) -> Headers:
         """Those for an engine: a token that this server checked is nobody else's business. Raises Refused."""
@@ -205,13 +230,13 @@ class Front:
         if not _is_object(body, total):
             raise Refused(400, "the body is not a JSON object")
 
-    async def _served(self, request: web.BaseRequest, exchange: Exchange) -> None:
+    async def _served(self, request: web.BaseRequest, exchange: Exchange, class_id: int) -> None:
         """Through the router; once more where an engine was lost before its reply began, and another one is there.
         Raises Refused."""
         exchange.final = len(self.engines) < 2
         try:
             with sent_by(request.headers):
-                await self._tried(exchange)
+                await self._tried(exchange, class_id)
         except asyncio.CancelledError:
             exchange.leave()
             raise
@@ -220,15 +245,15 @@ class Front:
         if exchange.status:
             self._first_byte.labels(exchange.path).observe(exchange.first_byte_s)
 
-    async def _tried(self, exchange: Exchange) -> None:
+    async def _tried(self, exchange: Exchange, class_id: int) -> None:
         try:
-            await self.router.submit(exchange)
+            await self.router.submit(exchange, class_id)
         except ExecutorLost:
             if exchange.status or exchange.final:
                 raise
             exchange.final = True
             self._retried.inc()
-            await self.router.submit(exchange)
+            await self.router.submit(exchange, class_id)
 
     def _failed(self, request: web.BaseRequest, exchange: Exchange, error: LatfitError) -> None:
         """A reply that began and broke off is cut off, so that its reader sees that it is not whole. Raises Refused

@@ -35,7 +35,8 @@ async def running(
         HttpExecutor(name, url, slots, timeouts, overdue_s=overdue_s) for name, url in zip(NAMES, urls, strict=False)
     ]
     rule = policy or (gpu_only(Limits(1)) if len(engines) == 1 else cutoff(20.0, Limits(1, 1)))
-    limits = RouterOptions(most_waiting=most_waiting, timeout_ms=float("inf"), patience_ms=patience_ms)
+    deadlines = (float("inf"),) * max(len(options.get("classes", ())), 1)
+    limits = RouterOptions(most_waiting, deadlines, timeout_ms=float("inf"), patience_ms=patience_ms)
     router = Router(executors, [[50.0]] * len(engines), rule, limits)
     front = Front(router, FrontOptions(**options))
     async with FrontServer(front, **{"drain_s": 2.0, **(server or {})}) as listening:

@@ -255,3 +255,34 @@ def test_slots_are_filled_first_and_then_the_other_path() -> None:
     on the side path."""
     assert asyncio.run(_shares("three-stage", 4)) == {"gpu": 2, "cpu": 2}
     assert asyncio.run(_shares("gpu-only", 4)) == {"gpu": 4, "cpu": 0}
+
+
+def test_urgent_requests_wait_before_others_and_no_class_is_the_last() -> None:
+    """One slot, taken by the first request: the others are served by class, and by their order within it."""
+
+    async def main() -> None:
+        names = ["batch", "chat", None, "chat"]
+        asked = [_of(name, json.dumps({"prompt": str(i)}).encode()) for i, name in enumerate(names)]
+        async with engine(streamed([b"x"] * 2, 0.02)) as gpu:
+            limits = {"slots": 1, "classes": ("chat", "batch")}
+            async with running([gpu], **limits) as server:  # type: ignore[arg-type]
+                first = asyncio.ensure_future(say(server, request()))
+                await until(lambda: server.front.router.running == 1)
+                others = []
+                for k, each in enumerate(asked):
+                    others.append(asyncio.ensure_future(say(server, each)))
+                    await until(lambda k=k: server.front.router.waiting == k + 1)
+                assert all(reply.status == 200 for reply in await asyncio.gather(first, *others))
+                refused = await say(server, _of("fast", b"{}"))
+                told = (await say(server, request(b"", "/metrics", "GET"))).body.decode().splitlines()
+            assert [json.loads(each.body)["prompt"] for each in gpu.asked[1:]] == ["1", "3", "0", "2"]
+        assert refused.status == 400
+        assert refused.error["message"] == "the header x-latfit-class names none of the classes chat, batch"
+        assert 'latfit_class_seconds_count{class="chat"} 2.0' in told
+        assert 'latfit_class_seconds_count{class="batch"} 3.0' in told
+
+    asyncio.run(main())
+
+
+def _of(name: str | None, body: bytes) -> bytes:
+    return request(body, "/v1/completions", "POST", *([] if name is None else [f"X-Latfit-Class: {name}"]))
