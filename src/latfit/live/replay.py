@@ -136,8 +136,8 @@ async def probe(
     use: share of the time (executors,) that each is busy, LEAST_USE at the least; all of it unless given."""
     use = np.clip(np.ones(len(executors)) if use is None else use, LEAST_USE, 1.0)
     sizes = [sizes_within(T, 1000 * duration_s * u) for T, u in zip(times, use, strict=True)]
-    round_ms = np.array([T[np.array(each) - 1].sum() for each, T in zip(sizes, times, strict=True)]) / use
-    carried = float(np.sum([sum(each) for each in sizes] / round_ms))
+    round_ms = np.array([T[np.array(each) - 1].sum() for each, T in zip(sizes, times, strict=True)])
+    carried = float(np.sum([sum(each) for each in sizes] * use / round_ms))
     count = math.ceil(carried * max(duration_s * 1000, ROUNDS * round_ms.max()))
     arrive = np.cumsum(rng.exponential(1 / carried, count))
     ran = await _ran(_Prober(executors, times, sizes, use, rng), arrive, ends_early=True)
