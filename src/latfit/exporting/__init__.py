@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
+    from latfit.exporting.command import TITLES as TITLES, engine_key as engine_key, start_line as start_line
     from latfit.exporting.facts import PlanFacts as PlanFacts, read_plan as read_plan
     from latfit.exporting.files import Exported as Exported, Wanted as Wanted
     from latfit.exporting.targets import (

@@ -7,7 +7,7 @@ import pytest
 
 import latfit
 from latfit.errors import BadInput, FitNotUsable, LatfitError, SlaOutOfReach, WrongUsage
-from latfit.exporting import TARGETS, Exported
+from latfit.exporting import TARGETS, Exported, engine_key, start_line
 from tests.unit.exporting.parsers import commented, options, program, read_pbtxt, read_yaml
 from tests.unit.exporting.plans import VLLM, of_batches, of_requests, of_steps
 
@@ -424,3 +424,31 @@ def test_a_cutoff_is_between_two_paths(paths: list[str]) -> None:
         row["paths"] = paths if row["chosen"] else row["paths"]
     with pytest.raises(BadInput, match=f"a strategy on {len(paths)} paths"):
         latfit.export(plan, "triton")
+
+
+@pytest.mark.parametrize(
+    ("said", "key", "begins"),
+    [
+        ("vLLM", "vllm", "vllm serve --max-num-seqs 8"),
+        ("SGLang", "sglang", "python3 -m sglang.launch_server --max-running-requests 8 --enable-mixed-chunk"),
+        ("tensorrt_llm", "trtllm", "max_batch_size: 8 (latfit export trtllm"),
+        ("llama.cpp", "llamacpp", "llama-server --parallel 8"),
+        ("transformers", "vllm", "vllm serve"),
+    ],
+)
+def test_a_plan_names_the_command_of_the_engine_that_was_measured(said: str, key: str, begins: str) -> None:
+    flags = {
+        "vllm": {"max_num_seqs": 8},
+        "sglang": {"max_running_requests": 8, "enable_mixed_chunk": True, "kt_gpu_prefill_token_threshold": 9},
+        "trtllm": {"max_batch_size": 8},
+        "llamacpp": {"parallel": 8},
+    }
+    assert engine_key([{}, {"engine": said}]) == key
+    assert start_line(key, flags).startswith(begins)
+    assert "kt-gpu" not in start_line(key, flags)
+
+
+def test_no_command_for_what_the_engine_does_not_do() -> None:
+    assert start_line("llamacpp", {"vllm": {}}).startswith("no setting of llama.cpp does this")
+    assert "by sjf" in start_line("vllm", {"vllm": {"max_num_seqs": 8}}, "sjf", "MODEL")
+    assert start_line("llamacpp", {"llamacpp": {"parallel": 8}}, model="m") == "llama-server --model m --parallel 8"

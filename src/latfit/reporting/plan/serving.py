@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from latfit.exporting import vllm_flags
+from latfit.exporting import engine_key, start_line, vllm_flags
 from latfit.planning import MOST_SLOWER, Effect, Reached, SchedulePlan, ServingPlan
 from latfit.reporting import layout, style
 from latfit.reporting.fit.tables import KeyNumber, Table
@@ -212,9 +212,12 @@ def _apart(plan: ServingPlan) -> list[str]:
 
 
 def engine_command(plan: ServingPlan) -> str:
-    """The command line that starts such an engine."""
-    words = ["vllm", "serve", "MODEL", *vllm_flags(plan.engines["vllm"])]
-    return shlex.join(words)
+    """The command line that starts such an engine, the one that the steps are of."""
+    key, engines = engine_key(each.system for each in plan.fits), plan.engines
+    if key == "llamacpp" and key in engines and plan.request.kv:
+        tokens = plan.settings.kv_blocks * plan.settings.block_size
+        engines = {key: {**engines[key], "ctx_size": tokens, "kv_unified": True}}
+    return start_line(key, engines, plan.settings.order.name, "MODEL")
 
 
 def serving_tables(plan: ServingPlan, *, brief: bool = False) -> list[Table]:

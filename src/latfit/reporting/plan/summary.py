@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from latfit.exporting import vllm_flags
+from latfit.exporting import TITLES, engine_key, start_line
 from latfit.planning import Capacity, Cutoff, Plan, Reach, Settings, Threshold, Unknown, backed_by, capacity_line
 from latfit.reporting.format import count
 from latfit.reporting.plan.tables import interval_text
@@ -77,7 +77,8 @@ def _named(name: str, found: Threshold | Unknown) -> str:
 
 
 def _engine(plan: Plan) -> str:
-    """The settings as flags of vLLM, the engine that most use."""
+    """The settings as flags of the engine whose steps they are of."""
     if not isinstance(plan.settings, Settings):
         return f"Engine settings: {plan.settings.reason}."
-    return f"vLLM on {plan.settings.path}: vllm serve {' '.join(vllm_flags(plan.engines['vllm']))}"
+    key = engine_key(each.system for each in plan.fits if each.path == plan.engines_path)
+    return f"{TITLES[key]} on {plan.settings.path}: {start_line(key, plan.engines)}"
