@@ -188,7 +188,7 @@ class TestCompare:
         assert latfit("compare", *files, "--path", "far") == 8
         assert "slower in decode +30 %" in " ".join(capsys.readouterr().out.split())
         assert latfit("compare", *files, "--path", "elsewhere") == 3
-        assert "no row matches \"path == 'elsewhere'\"" in capsys.readouterr().err
+        assert "has no path 'elsewhere'\nThere are: far, near." in capsys.readouterr().err
         assert latfit("compare", *files, "--path", "{path}") == 2
         assert latfit("compare", *files, "--each", "--path", "{path}", "--json") == 8
         found = json.loads(capsys.readouterr().out)["compared"]

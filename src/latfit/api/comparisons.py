@@ -12,7 +12,7 @@ from latfit.api.reading import ReadOptions, read
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import Change, Measured, PhaseChange, RegionChange, changes_between
 from latfit.model import FitResult, fitted_identity
-from latfit.trace import check_one_system, facts_beside, row_weights, system_label
+from latfit.trace import check_one_system, facts_beside, row_weights
 from latfit.units import format_percent, number
 
 NAMED = 3
@@ -23,8 +23,8 @@ FEWEST = 8
 
 @dataclass(frozen=True)
 class Compared:
-    """One run beside the baseline. source: its name.  system: its label, where several are compared.  change: what was
-    found.  differs: what the two systems differ in, in words."""
+    """One run beside the baseline. source: its name.  system: what people call it, where several are compared.
+    change: what was found.  differs: what the two systems differ in, in words."""
 
     source: str
     change: Change
@@ -350,7 +350,11 @@ def _one(source: Any, path: str | None, seed: int, time: Time | None, given: Rea
         return as_fit(source)
     reading = given.copy()
     steps = read(source, **reading)
-    if path and "path" in steps.trace and len(steps.trace.coded("path")[1]) > 1:
+    paths = steps.trace.coded("path")[1] if "path" in steps.trace else []
+    if path and len(paths) > 1:
+        if path not in paths:
+            found = f"{steps.name} has no path {path!r}"
+            raise BadInput(found, where="--path", remedy=f"There are: {', '.join(sorted(filter(None, paths)))}.")
         asked = " and ".join(filter(None, [reading.get("where") and f"({reading['where']})", f"path == {path!r}"]))
         reading["where"] = asked
         steps = read(source, **reading)
@@ -407,7 +411,8 @@ def _key(found: Fit, *, by_path: bool) -> Key:
 
 
 def _label(key: Key) -> str:
-    return system_label(dict(key))
+    """What people call a system."""
+    return ", ".join(value for _, value in key)
 
 
 def _differences(first: Fit, other: Fit) -> list[str]:

@@ -586,10 +586,11 @@ def check_paths(path: str | None, steps: CleanTrace) -> None:
     if NAMED_BY not in path:
         own = {_own_path(rows) for _, rows in steps.systems}
         if "" not in own and own != {path}:
+            choose = f", or choose steps by their path: --where \"path == '{min(own)}'\"" if len(own) > 1 else ""
             raise WrongUsage(
                 f"{path!r} has no effect: the steps name their path themselves, {', '.join(sorted(own))}",
-                where="path",
-                remedy="Leave it out, or choose steps with where, as in path=cpu.",
+                where="--path",
+                remedy=f"Leave it out{choose}.",
             )
         return
     columns = sorted({name for system, _ in steps.systems for name in system})
@@ -598,11 +599,11 @@ def check_paths(path: str | None, steps: CleanTrace) -> None:
     except (KeyError, ValueError, IndexError, AttributeError):
         told = f"the columns that tell the systems apart are {', '.join(columns)}" if columns else "there is one system"
         raise WrongUsage(
-            f"{path!r} names no path here: {told}", where="path", remedy="Write {hardware}-tp{tp}."
+            f"{path!r} names no path here: {told}", where="--path", remedy="Write {hardware}-tp{tp}."
         ) from None
     if len(set(named)) < len(named):
         raise WrongUsage(
             f"{path!r} gives several systems one path",
-            where="path",
+            where="--path",
             remedy=f"Name all that tells them apart: {', '.join(f'{{{name}}}' for name in columns)}.",
         )
