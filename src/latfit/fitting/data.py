@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput
-from latfit.model import SOURCES, FitResult, StepTable, outside_by, support_of
+from latfit.model import SOURCES, FitResult, StepTable, outside_by, read_by, support_of
 from latfit.stats import FloatArray, distinct
 from latfit.trace import WEIGHT, Trace, phases, row_weights, runs_in_time
 
@@ -49,22 +49,25 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Spots:
-    """The different steps (m,) by B, S and what they hold, and which of them each row (n,) is."""
+    """The different steps (m,) by B, S, what they hold and what they read (see `model.support`), and which of them each
+    row (n,) is."""
 
     B: FloatArray
     S: FloatArray
     kinds: NDArray[np.str_]
+    read: FloatArray | None
     number: NDArray[np.intp]
 
     def support(self, weights: FloatArray, rows: NDArray[np.intp] | slice = slice(None)) -> dict[str, list[float]]:
         """Where some of the rows, with weights (n,), were measured (see `model.support`)."""
         total = np.asarray(np.bincount(self.number[rows], weights[rows], len(self.B)), dtype=np.float64)
         measured = total > 0
-        return support_of(self.B[measured], self.S[measured], self.kinds[measured], total[measured])
+        read = None if self.read is None else self.read[measured]
+        return support_of(self.B[measured], self.S[measured], self.kinds[measured], total[measured], read)
 
     def outside_by(self, support: dict[str, list[float]], rows: NDArray[np.intp]) -> FloatArray:
         """How far rows lie outside."""
-        return outside_by(support, self.B, self.S, self.kinds)[self.number[rows]]
+        return outside_by(support, self.B, self.S, self.kinds, self.read)[self.number[rows]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +107,19 @@ class FitData(Rows):
     @cached_property
     def spots(self) -> Spots:
         one = _one_of_each(self.known_cell)
-        kinds, code = np.unique(FitResult.kinds(**self.steps.at(one)), return_inverse=True)
-        spot = numbered([self.cell[one].astype(np.float64), code.ravel().astype(np.float64)])
+        steps = self.steps.at(one)
+        kinds, code = np.unique(FitResult.kinds(**steps), return_inverse=True)
+        read = read_by(steps)
+        told = [self.cell[one].astype(np.float64), code.ravel().astype(np.float64), *([] if read is None else [read])]
+        spot = numbered(told)
         first = _one_of_each(spot)
-        return Spots(self.B[one][first], self.S[one][first], kinds[code.ravel()[first]], spot[self.known_cell])
+        return Spots(
+            self.B[one][first],
+            self.S[one][first],
+            kinds[code.ravel()[first]],
+            None if read is None else read[first],
+            spot[self.known_cell],
+        )
 
     def sample(self, rows: NDArray[np.intp]) -> "FitData":
         """Some of the rows, in rising order, with what belongs to them; cells are numbered anew."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.fitting.data import weights_by_row
-from latfit.model import CONTEXT, FitResult
+from latfit.model import CONTEXT, SOURCES, FitResult
 from latfit.stats import FloatArray, error_metrics
 from latfit.trace import MIXED, PREFILL, UNKNOWN, Trace, phases
 from latfit.units import format_ms
@@ -201,7 +201,7 @@ def read_columns_of(fit: FitResult) -> list[str]:
 
 
 def _read(fit: FitResult, steps: Trace) -> dict[str, FloatArray]:
-    names = dict.fromkeys(["B", "S", *read_columns_of(fit)])
+    names = dict.fromkeys(["B", "S", *read_columns_of(fit), *(name for name in SOURCES if name in fit.domain)])
     return {name: steps.floats(name) for name in names if name in steps}
 
 

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         ratios_of as ratios_of,
         size_levels as size_levels,
     )
-    from latfit.model.support import outside_by as outside_by, support_of as support_of
+    from latfit.model.support import outside_by as outside_by, read_by as read_by, support_of as support_of
     from latfit.model.term_model import Choice as Choice, Separable as Separable, Shape as Shape, Term as Term
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -62,7 +62,7 @@ from latfit.model.kinds import check_kinds
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
 from latfit.model.step_ratios import NO_LEVELS, StepRatios
-from latfit.model.support import ROUNDING, check_support, kinds_of, outside_by
+from latfit.model.support import ROUNDING, check_support, kinds_of, outside_by, read_by
 from latfit.stats import FloatArray
 from latfit.units import format_percent, number
 from latfit.warning import LatfitWarning
@@ -346,9 +346,10 @@ class FitResult:
         """How far (n,) steps lie outside what was measured of their kind; 0 where nobody knows."""
         if not self.support:
             return np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)))
-        B, S = np.broadcast_arrays(B, S)
-        here = B.ravel(), S.ravel(), np.broadcast_to(self.kinds(B, S, **context), B.shape).ravel()
-        return outside_by(self.support, *here).reshape(B.shape)
+        shape = np.broadcast_shapes(np.shape(B), np.shape(S))
+        steps = {name: np.broadcast_to(x, shape).ravel() for name, x in {"B": B, "S": S, **context}.items()}
+        kinds = self.kinds(**steps)
+        return outside_by(self.support, steps["B"], steps["S"], kinds, read_by(steps)).reshape(shape)
 
     def widening_unlike(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
         """Factor (n,) >= 1 on both limits of steps where few of their kind were measured; NaN where the fit cannot

@@ -9,7 +9,7 @@ from latfit.fitting.data import fit_data
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.prediction import UNTESTED, predict
 from latfit.fitting.problem import FitOptions
-from latfit.model import FitResult, outside_by, support_of
+from latfit.model import FitResult, outside_by, read_by, support_of
 from latfit.stats import FloatArray
 from latfit.trace import Trace
 
@@ -67,10 +67,13 @@ def test_where_was_measured_is_found_from_different_steps_as_from_all() -> None:
     rng = np.random.default_rng(2)
     B = rng.integers(1, 12, 3000).astype(np.float64)
     S = B * rng.choice([1.0, 1.0, 2.0, 40.0], 3000)
-    data = fit_data(
-        Trace({"B": B, "S": S, "T_ms": truth(B, S), "cell_rows": rng.integers(1, 4, 3000).astype(np.float64)})
-    )
+    context = np.round(B * rng.choice([20.0, 90.0, 400.0], 3000))
+    times = rng.integers(1, 4, 3000).astype(np.float64)
+    data = fit_data(Trace({"B": B, "S": S, "T_ms": truth(B, S), "context_tokens": context, "cell_rows": times}))
     kinds, part, rest = FitResult.kinds(**data.steps), np.flatnonzero(B + S < 100), np.flatnonzero(B + S >= 100)
-    of_all = support_of(B[part], S[part], kinds[part], data.weights[part])
+    read = read_by(data.steps)
+    assert read is not None
+    of_all = support_of(B[part], S[part], kinds[part], data.weights[part], read[part])
+    far = outside_by(of_all, B[rest], S[rest], kinds[rest], read[rest])
     assert data.spots.support(data.weights, part) == of_all
-    assert np.array_equal(data.spots.outside_by(of_all, rest), outside_by(of_all, B[rest], S[rest], kinds[rest]))
+    assert np.array_equal(data.spots.outside_by(of_all, rest), far)
