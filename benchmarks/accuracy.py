@@ -7,8 +7,9 @@ blocks of time; and of the steps beyond the 70th percentile of S by a fit below 
 beyond the percentile on those below; what is learnt, and how much of it, on the training rows of each fold alone. A
 query that a fit does not claim to cover (prefill, where it has seen decoding only) is counted as refused, and scored.
 
-Coverage: share of the steps within the intervals of 80, 90 and 98 %, by phase, of a fit that has not seen them: a fifth
-of the cells, of a log the last fifth of every run.
+Coverage: share of the steps within the intervals of 80, 90 and 98 %, by phase, of fits that have not seen them: each
+fifth of the cells in turn; of a log the third, fourth and last fifth of every run, by a fit of what is earlier. One
+part alone says little: a fifth of a table's cells is a few dozen independent steps, and one time is not like another.
 
 The floor is the error of each cell's median among its own rows, for cells of at least five rows: no function of what is
 known of a step does better there.
@@ -44,6 +45,8 @@ FOLDS = 5
 MOST_ROWS = 8_000
 BELOW = 0.7
 SMOKE_ROWS, SMOKE_FOLDS = 100, 2
+LATER = 2
+"""Fifths of every run that are only learnt from."""
 COUNTED = 30
 """Rows from which a phase has a column."""
 
@@ -145,25 +148,31 @@ def beyond(rows: Trace, trees: bool) -> tuple[dict[str, float], int]:
     return {name: float(ape(T, test).mean()) for name, T in found.items()}, refused
 
 
-def covered(rows: Trace) -> dict[str, tuple[int, list[float]]]:
+def covered(rows: Trace, smoke: bool) -> dict[str, tuple[int, list[float]]]:
     """By phase: steps that a fit has not seen, and the share of them within its intervals at LEVELS."""
     data = fit_data(rows)
     part = parts_in_time(data, FOLDS) if data.in_time else assign_folds(data, seed=1)[1]
-    test = rows.select(part == part.max())
-    fit = fit_trace(rows.select(part != part.max()))
-    if not fit.status.ok or not fit.intervals:
-        return {}
-    T, phase, found = test.floats("T_ms"), fit_data(test).phase, dict[str, tuple[int, list[float]]]()
-    for name in np.unique(phase):
-        inside = phase == name
-        shares = []
-        for level in LEVELS:
-            given = predict(fit, test, level)
-            known = inside & np.isfinite(given.low) & np.isfinite(given.high)
-            hit = np.abs(T - (given.low + given.high) / 2) <= (given.high - given.low) / 2
-            shares.append(float(hit[known].mean()) if known.sum() >= COUNTED else float("nan"))
-        found[str(name)] = int(inside.sum()), shares
-    return found
+    parts, hits = range(LATER if data.in_time else 0, int(part.max()) + 1), dict[str, list[list[NDArray[np.bool_]]]]()
+    for number in parts[-1:] if smoke else parts:
+        fit = fit_trace(rows.select(part < number if data.in_time else part != number))
+        if not fit.status.ok or not fit.intervals:
+            continue
+        test = rows.select(part == number)
+        T, phase = test.floats("T_ms"), fit_data(test).phase
+        given = [predict(fit, test, level) for level in LEVELS]
+        for name in np.unique(phase):
+            found = hits.setdefault(str(name), [[] for _ in LEVELS])
+            for each, held in zip(given, found, strict=True):
+                known = (phase == name) & np.isfinite(each.low) & np.isfinite(each.high)
+                held.append(((each.low <= T) & (each.high >= T))[known])
+    counted = {name: [np.concatenate(held) for held in found] for name, found in hits.items()}
+    return {
+        name: (
+            int(np.sum(data.phase[part >= parts[-1 if smoke else 0]] == name)),
+            [float(held.mean()) if len(held) >= COUNTED else float("nan") for held in found],
+        )
+        for name, found in counted.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -220,7 +229,7 @@ def main(smoke: bool = False, folder: Path = DEFAULT) -> None:
         print(table)
         if refused:
             print(f"beyond: {refused:,} steps refused")
-        for phase, (steps, shares) in covered(rows).items():
+        for phase, (steps, shares) in covered(rows, smoke).items():
             shown = ", ".join(
                 f"{100 * level:g} %: {100 * share:.1f}" for level, share in zip(LEVELS, shares, strict=True)
             )
