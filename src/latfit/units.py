@@ -97,8 +97,8 @@ def format_ms(value_ms: float, digits: int = 3) -> str:
     size = abs(value_ms)
     for unit, name in ((1e3, "s"), (1.0, "ms")):
         if size >= unit:
-            return f"{_significant(value_ms / unit, digits)} {name}"
-    return f"{_significant(value_ms * 1e3, digits)} µs" if size else "0 ms"
+            return f"{number(value_ms / unit, digits)} {name}"
+    return f"{number(value_ms * 1e3, digits)} µs" if size else "0 ms"
 
 
 def format_bytes(value: float) -> str:
@@ -127,9 +127,3 @@ def format_rate(per_s: float, *, down: bool = False) -> str:
         unit = 10.0 ** (math.floor(math.log10(per_s)) - 3)
         per_s = math.floor(per_s / unit * (1 + 1e-12)) * unit
     return f"{per_s:,.4g} req/s" if per_s < 1e4 else f"{float(f'{per_s:.4g}'):,.0f} req/s"
-
-
-def _significant(value: float, digits: int) -> str:
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    text = f"{value:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text

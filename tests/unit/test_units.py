@@ -67,7 +67,15 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ms", "text"), [(20, "20 ms"), (1234.5, "1.23 s"), (0.0123, "12.3 µs"), (0, "0 ms"), (math.inf, "unlimited")]
+    ("ms", "text"),
+    [
+        (20, "20 ms"),
+        (1234.5, "1.23 s"),
+        (0.0123, "12.3 µs"),
+        (0, "0 ms"),
+        (1e300, "1.00e+297 s"),
+        (math.inf, "unlimited"),
+    ],
 )
 def test_format(ms: float, text: str) -> None:
     assert format_ms(ms) == text
