@@ -329,7 +329,7 @@ def test_a_cache_computed_from_memory_limits(fitted: Path, in_tmp: Path, capsys:
     ("arguments", "told"),
     [
         (["--rate", "5/s", "--ttft", "1s"], "requests have no lengths"),
-        (["--rate", "5/s", "--lengths", "300:40"], "nothing is promised"),
+        (["--rate", "5/s", "--lengths", "300:40"], "there is no limit to keep"),
         (["--lengths", "300:40", "--ttft", "1s"], "no load is given"),
         (["--rate", "5/s", "--lengths", "x:40", "--ttft", "1s"], "is not a pair of lengths"),
         (["--rate", "5/s", "--lengths", "300:40:-1", "--ttft", "1s"], "is not a pair of lengths"),

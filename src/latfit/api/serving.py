@@ -420,7 +420,9 @@ def _targets(load: Load, limits: Mapping[str, Duration | None], goodput: float |
         return Targets((), own if goodput is None else Goodput(_share(goodput), Promise()))
     if not found:
         raise WrongUsage(
-            "nothing is promised", where="--ttft, --tpot, --e2e", remedy="Give --ttft 500ms, --tpot 50ms or --e2e 10s."
+            "there is no limit to keep",
+            where="--ttft, --tpot, --e2e",
+            remedy="Give --ttft 500ms, --tpot 50ms or --e2e 10s.",
         )
     if goodput is None:
         return Targets(tuple(found), own=own)

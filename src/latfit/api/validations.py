@@ -28,7 +28,7 @@ from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import mean_ms, typical_ms
 from latfit.model import FitResult
 from latfit.record import texts_beside
-from latfit.simulation import Routing, StepCosts, step_costs
+from latfit.simulation import EngineSettings, Routing, StepCosts, step_costs
 from latfit.trace import DECODE, Trace, phases, read_parquet, stored_provenance
 from latfit.validation import (
     OF_DECODE,
@@ -258,6 +258,8 @@ def validate(
     if len(setup.settings) != 1 or len(orders) != 1:
         raise WrongUsage("one engine was measured", where="--batching, --order", remedy="Give one.")
     settings = replace(setup.settings[0], order=order_of(orders[0], length_error, ageing, switch_at))
+    if _a_fit(fit) and watch is None:
+        _check_seed(seed, service, settings)
     beside = measured.engines if replicas == 1 else replicas
     how = Asked(calibrate, seed, Routing(beside, route, prefix_share), server)
     costs = step_costs(*fits.results, scatter=scatters(service))
@@ -268,6 +270,19 @@ def validate(
     cautions = cautions_about(*_pair(fits), found.run, settings)
     speed = None if run_steps is None else _run_speed(run_steps, fits, found, costs, how)
     return Validation(found, [*notes, *cautions], not_of_machine(fits.results, found), setup, speed)
+
+
+def _check_seed(seed: int, service: EngineService, settings: EngineSettings) -> None:
+    """Raises WrongUsage for a seed of what draws nothing: recorded requests on steps that are fitted already."""
+    if (
+        seed
+        and service == "deterministic"
+        and not settings.speculation.draft_tokens
+        and not settings.order.length_error
+    ):
+        raise WrongUsage(
+            "has no effect: nothing is drawn where steps do not scatter", where="--seed", remedy="Leave it out."
+        )
 
 
 def _run_speed(run_steps: Any, fits: PhaseFits, found: Comparison, costs: StepCosts, how: Asked) -> RunSpeed:

@@ -347,9 +347,11 @@ def _plan_engines(
         _print_engines(found, output)
     _write_engines(found, files, quiet=output.silent)
     if not found.feasible:
+        limits = {"--ttft": promise.ttft, "--tpot": promise.tpot, "--e2e": promise.e2e, "--sla": sla}
+        given = [name for name, limit in limits.items() if limit is not None]
         raise SlaOutOfReach(
             f"no plan keeps the targets: {found.result.binding}",
-            where="--ttft, --tpot, --e2e",
+            where=", ".join(given) or None,
             remedy=f"Give {'more --replicas, ' if load.replicas else ''}wider limits, a lower --rate, or faster steps.",
         )
     if not found.supported:

@@ -47,14 +47,8 @@ def cautions_about(
     """Cautions about the fits (of decoding, and of steps with prefill where it is another) for this run."""
     fits = [fit] if with_prefill is None else [fit, with_prefill]
     found = []
-    if not all(CONTEXT in each.columns for each in fits):
-        found.append(
-            LatfitWarning(
-                "no_context",
-                "Step costs do not depend on context length, which dominates decode steps",
-                "Fit --model context or roofline to a trace with a context_tokens column.",
-            )
-        )
+    if without := [each for each in fits if CONTEXT not in each.columns]:
+        found.append(_no_context(without[0]))
     elif with_prefill is None:
         found.append(
             LatfitWarning(
@@ -153,6 +147,15 @@ def _widest_limits(fit: FitResult) -> list[tuple[float, float]]:
 def _highest(fit: FitResult, column: str) -> float:
     """The end of what was measured; 0 where that is not known."""
     return float(fit.domain[column][1]) if column in fit.domain else 0.0
+
+
+def _no_context(fit: FitResult) -> LatfitWarning:
+    remedy = "Fit --model context or roofline to a trace with a context_tokens column."
+    if CONTEXT in fit.domain:
+        remedy = f"The trace has it, the model {fit.model} leaves it out; --model roofline takes it in."
+    return LatfitWarning(
+        "no_context", "Step costs do not depend on context length, which can dominate decode steps", remedy
+    )
 
 
 def _far(fit: FitResult, settings: EngineSettings) -> LatfitWarning:

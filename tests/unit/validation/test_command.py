@@ -184,3 +184,10 @@ class TestByItself:
     ) -> None:
         assert latfit("validate", *arguments) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_seed_of_nothing_that_is_drawn_is_refused(folder: Path, capsys: Captured) -> None:
+    line = ["validate", "a.fit.json", "run.csv", "--kv-blocks", "400", "--seed", "3"]
+    assert run([*line, "--service", "deterministic"]) == 2
+    assert "--seed: has no effect" in capsys.readouterr().err
+    assert run([*line, "--draft-tokens", "2", "--service", "deterministic", "--json"]) == 0

@@ -398,9 +398,10 @@ def _notes(load: Load, request: ServingRequest, room: Room, shown: Measured) -> 
     unknown = "The size of the KV cache is not known and taken as unlimited: give --kv-blocks, or the log."
     found = [f"KV cache: {request.kv}." if request.kv else unknown]
     if math.isfinite(room.most_requests):
+        own = ", and the engine's own" if shown.setup.settings.max_num_seqs > room.most_requests else ""
         found.append(
             f"Settings up to the measured steps were tried: {room.most_requests:,.0f} requests,"
-            f" {room.most_tokens:,.0f} tokens."
+            f" {room.most_tokens:,.0f} tokens{own}."
         )
     if isinstance(load, RecordedLoad):
         found.append("Recorded arrivals are one course of events: intervals are those of the steps' noise.")
