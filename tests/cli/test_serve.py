@@ -87,7 +87,9 @@ def test_its_json_counts_requests_and_tokens_come_from_files_and_the_environment
     file = tmp_path / "token"
     file.write_text("first-token\n")
     with engine_in_thread(whole(b"{}")) as gpu:
-        serving = Serving(gpu.url, "--token-file", str(file), LATFIT_ENGINE_TOKEN="theirs-then")
+        classes = ("--class", "chat", "--class", "batch", "--ageing", "5s")
+        serving = Serving(gpu.url, "--token-file", str(file), *classes, LATFIT_ENGINE_TOKEN="theirs-then")
+        assert "; chat before batch, 5 s of waiting worth one class." in " ".join(serving.said.split())
         with pytest.raises(urllib.error.HTTPError, match="401"):
             serving.ask()
         assert serving.ask(Authorization="Bearer first-token") == b"{}"

@@ -165,7 +165,8 @@ def serve(
         front.registry.register(live.LearnerMetrics(live.Learner(front.router, thresholds=_thresholds(settings))))
     with suppress(ImportError):  # where OpenTelemetry is, whatever its own settings make of spans
         live.RequestSpans(front.router)
-    ordered = f"; {' before '.join(kinds)}" if kinds else ""
+    aged = f", {format_ms(ageing_ms)} of waiting worth one class" if math.isfinite(ageing_ms) else ""
+    ordered = f"; {' before '.join(kinds)}{aged}" if kinds else ""
     told = f"{_in_words(rule, counts, known)}{ordered}.{'' if token or host in LOOPBACK else OPEN}"
     place = (host, port, in_ms(drain, "--drain", zero=True) / 1e3)
     return asyncio.run(_run(live, front, place, lambda url: ready(f"Serving on {url} by {told}") if ready else None))
