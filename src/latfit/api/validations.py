@@ -258,8 +258,7 @@ def validate(
     if len(setup.settings) != 1 or len(orders) != 1:
         raise WrongUsage("one engine was measured", where="--batching, --order", remedy="Give one.")
     settings = replace(setup.settings[0], order=order_of(orders[0], length_error, ageing, switch_at))
-    if _a_fit(fit) and watch is None:
-        _check_seed(seed, service, settings)
+    _check_seed(seed, settings, drawn=service != "deterministic" or watch is not None or not _a_fit(fit))
     beside = measured.engines if replicas == 1 else replicas
     how = Asked(calibrate, seed, Routing(beside, route, prefix_share), server)
     costs = step_costs(*fits.results, scatter=scatters(service))
@@ -272,17 +271,11 @@ def validate(
     return Validation(found, [*notes, *cautions], not_of_machine(fits.results, found), setup, speed)
 
 
-def _check_seed(seed: int, service: EngineService, settings: EngineSettings) -> None:
-    """Raises WrongUsage for a seed of what draws nothing: recorded requests on steps that are fitted already."""
-    if (
-        seed
-        and service == "deterministic"
-        and not settings.speculation.draft_tokens
-        and not settings.order.length_error
-    ):
-        raise WrongUsage(
-            "has no effect: nothing is drawn where steps do not scatter", where="--seed", remedy="Leave it out."
-        )
+def _check_seed(seed: int, settings: EngineSettings, *, drawn: bool) -> None:
+    """Raises WrongUsage for a seed of what draws nothing: recorded requests on fitted steps that do not scatter. drawn:
+    whether anything is, beside what the settings have drawn."""
+    if seed and not (drawn or settings.speculation.draft_tokens or settings.order.length_error):
+        raise WrongUsage("has no effect: nothing is drawn", where="--seed", remedy="Leave it out.")
 
 
 def _run_speed(run_steps: Any, fits: PhaseFits, found: Comparison, costs: StepCosts, how: Asked) -> RunSpeed:
