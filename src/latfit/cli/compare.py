@@ -21,6 +21,7 @@ def compare(
     sources: Annotated[
         list[Path], typer.Argument(help="Fit files, or traces to fit: the first is the baseline.", metavar="A B...")
     ],
+    typed: ReadingOptions = ReadingOptions(),
     tolerance: Annotated[str, typer.Option("--tolerance", help="Slowdown from which it is a regression.")] = "5%",
     each: Annotated[
         bool,
@@ -34,7 +35,6 @@ def compare(
             " systems are the same.",
         ),
     ] = None,
-    typed: ReadingOptions = ReadingOptions(),
     seed: SeedOption = 0,
     output: OutputOptions = OutputOptions(),
 ) -> None:

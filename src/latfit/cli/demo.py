@@ -19,7 +19,9 @@ class DemoOptions:
     """Where to, how long, how much is said; each step prints what its own command prints."""
 
     panel: ClassVar[str] = "Demo"
-    out: Annotated[Path, typer.Option("--out", help="Folder that everything goes into.")] = Path("reports/demo")
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder that everything goes into.")] = Path(
+        "reports/demo"
+    )
     budget: Annotated[str, typer.Option("--budget", help="Time to spend measuring.")] = "60s"
     seed: SeedOption = 0
     quiet: QuietOption = False

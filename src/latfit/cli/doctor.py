@@ -24,22 +24,31 @@ class EngineAsItIs:
         typer.Option("--prefill-fit", help="Fit of steps that contain prefill, where they are fitted apart."),
     ] = None
     hardware: Annotated[
-        Path | None, typer.Option("--hardware", help="... or the machine's profile, of which the gpu path is taken.")
+        Path | None,
+        typer.Option("--hardware", help="In place of --fit: the machine's profile, of which the gpu path is taken."),
     ] = None
     max_num_seqs: Annotated[
         int | None, typer.Option("--max-num-seqs", min=1, help="Sequence limit, where the engine does not tell it.")
     ] = None
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option("--max-num-batched-tokens", min=1, help="Token budget of a step, likewise.")
+        int | None,
+        typer.Option(
+            "--max-num-batched-tokens", min=1, help="Token budget of a step, where the engine does not tell it."
+        ),
     ] = None
-    kv_blocks: Annotated[int | None, typer.Option("--kv-blocks", min=1, help="KV blocks, likewise.")] = None
+    kv_blocks: Annotated[
+        int | None,
+        typer.Option("--kv-blocks", min=1, help="Blocks of the KV cache, where the engine does not tell them."),
+    ] = None
 
 
 @dataclass(frozen=True)
 class ExaminedEngine(EngineAsItIs):
     """The same, and what only `doctor` asks for."""
 
-    block_size: Annotated[int | None, typer.Option("--block-size", min=1, hidden=True, help="Tokens a block.")] = None
+    block_size: Annotated[
+        int | None, typer.Option("--block-size", min=1, hidden=True, help="Tokens in a block of the KV cache.")
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def export(
     ],
     plan: Annotated[Path, typer.Argument(help="The plan, as latfit plan --out writes it.", metavar="PLAN")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the files, or one file. Default: printed.")
+        Path | None, typer.Option("--out", metavar="PATH", help="Folder for the files, or one file. Default: printed.")
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="The model's name or folder, as the engine is to load it.")

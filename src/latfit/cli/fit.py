@@ -361,7 +361,7 @@ def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, ve
         say(f"Wrote {files}{more}. Not in {hardware}: name a path for each with --path '{{hardware}}-tp{{tp}}'.")
         return
     assumed = "" if usable[0].fit.path else " (assumed; --path cpu if it is not)"
-    say(f"Wrote {files}{more}; in {hardware} as path {entered}{assumed}.")
+    say(f"Wrote {files}{more}; in {hardware} as path{'s' * (len(paths) > 1)} {entered}{assumed}.")
     say(f"Next: latfit plan --sla {_within_reach(usable[0].fit)}")
 
 

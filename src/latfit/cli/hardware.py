@@ -118,8 +118,10 @@ def show(
     context: Annotated[float | None, typer.Option("--context", help="Cached tokens of a request.")] = None,
     output: OutputOptions = OutputOptions(),
 ) -> None:
-    """Show the paths: source, range, latency of batches; with -v every batch, and the fitted peak beside the
-    machine's."""
+    """Show the paths: source, range, latency of batches.
+
+    With -v every batch, and the fitted peak beside the machine's.
+    """
     from latfit.api import Hardware
     from latfit.cli.output import note, print_json, print_table, print_warnings, say
     from latfit.reporting import ceilings_table, estimates, estimates_table, paths_table

@@ -65,7 +65,9 @@ class LoadOptions:
     ] = None
     replicas: Annotated[
         int | None,
-        typer.Option("--replicas", min=1, help="Replicas that share the load. Default: 1; of engines the least."),
+        typer.Option(
+            "--replicas", min=1, help="Replicas that share the load. Default: 1; of serving engines the fewest that do."
+        ),
     ] = None
 
 
@@ -138,7 +140,7 @@ class TrafficOptions:
         str | None,
         typer.Option("--lengths", help="Prompt and output tokens: 2000:300, 2000:300:0.8 (they vary), or a file."),
     ] = None
-    growth: Annotated[str | None, typer.Option("--growth", help="Times the load: 2x.")] = None
+    growth: Annotated[str | None, typer.Option("--growth", help="Plan for so many times the load: 2x.")] = None
     start_up: Annotated[
         str | None,
         typer.Option("--start-up", help="With --arrivals: schedule replicas, which take so long to start: 2min."),
@@ -189,10 +191,14 @@ class ReplicaOptions:
         int, typer.Option("--tensor-parallel", min=1, hidden=True, help="GPUs that hold the model together.")
     ] = 1
     max_num_seqs: Annotated[
-        int | None, typer.Option("--max-num-seqs", min=1, hidden=True, help="Keep this one; without it it is searched.")
+        int | None,
+        typer.Option("--max-num-seqs", min=1, hidden=True, help="Requests in a step, at most. Default: searched."),
     ] = None
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option("--max-num-batched-tokens", min=1, hidden=True, help="Keep this one.")
+        int | None,
+        typer.Option(
+            "--max-num-batched-tokens", min=1, hidden=True, help="Tokens in a step, at most. Default: searched."
+        ),
     ] = None
     long_prefill_token_threshold: LongPrefillOption = None
     block_size: BlockSizeOption = None
@@ -200,11 +206,15 @@ class ReplicaOptions:
     prefix_hit_rate: PrefixHitOption = None
     batching: Annotated[
         Literal["chunked-prefill", "continuous"] | None,
-        typer.Option("--batching", hidden=True, help="Keep this one."),
+        typer.Option("--batching", hidden=True, help="How steps are formed. Default: both are tried."),
     ] = None
     order: Annotated[
         Literal["fcfs", "sjf", "slo", "priority"] | None,
-        typer.Option("--order", hidden=True, help="Keep this order of waiting requests."),
+        typer.Option(
+            "--order",
+            hidden=True,
+            help="Order of waiting requests. Default: fcfs; with classes priority is tried, too.",
+        ),
     ] = None
     route: Annotated[
         str, typer.Option("--route", hidden=True, help="How requests find their replica, as in simulate engine.")

@@ -52,7 +52,9 @@ class InputOptions:
 def report(
     inputs: InputOptions = InputOptions(),
     asked: PlanOptions = PlanOptions(),
-    out: Annotated[Path, typer.Option("--out", help="Folder for the page and its pictures.")] = DEFAULT_FOLDER,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for the page and its pictures.")
+    ] = DEFAULT_FOLDER,
     output: OutputOptions = OutputOptions(),
 ) -> None:
     """Write one self-contained HTML page, answer first, and its figures as PNG.

@@ -38,7 +38,7 @@ class PathOptions:
         list[str] | None, typer.Option("--times", help="Typical time of a reply: gpu=800ms. Repeatable.")
     ] = None
     hardware: Annotated[
-        Path | None, typer.Option("--hardware", help="A profile whose fits give it, for requests of --lengths.")
+        Path | None, typer.Option("--hardware", help="Profile whose fits give that time, for requests of --lengths.")
     ] = None
     lengths: Annotated[str, typer.Option("--lengths", help="Prompt and output tokens: 500:200.")] = "500:200"
     slots: Annotated[
@@ -91,7 +91,7 @@ class TimeoutOptions:
         str, typer.Option("--between", hidden=True, help="From one piece of a reply to the next, on either side.")
     ] = "1min"
     connect: Annotated[str, typer.Option("--connect", hidden=True, help="Until an engine is connected.")] = "5s"
-    drain: Annotated[str, typer.Option("--drain", help="For so long what runs may go on when it is stopped.")] = "30s"
+    drain: Annotated[str, typer.Option("--drain", help="How long running requests may go on after a stop.")] = "30s"
 
 
 @verb

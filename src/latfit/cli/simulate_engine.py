@@ -63,7 +63,11 @@ class EngineOptions:
     panel: ClassVar[str] = "Engine"
     batching: Annotated[
         list[Names] | None,
-        typer.Option("--batching", "--engine", help="chunked-prefill is vLLM's. Repeatable in simulate engine."),
+        typer.Option(
+            "--batching",
+            "--engine",
+            help="How steps are formed; chunked-prefill is vLLM's. Repeatable where several are simulated.",
+        ),
     ] = None
     kv_blocks: KvBlocksOption = None
     max_num_seqs: Annotated[
@@ -89,7 +93,7 @@ class SchedulingOptions:
     panel: ClassVar[str] = "Engine"
     order: Annotated[
         list[Literal["fcfs", "sjf", "slo", "fair", "priority", "switch"]] | None,
-        typer.Option("--order", help="Order of waiting requests. Repeatable."),
+        typer.Option("--order", help="Order of waiting requests. Repeatable where several are simulated."),
     ] = None
     length_error: Annotated[
         float,
@@ -147,7 +151,7 @@ PrefillFitOption = Annotated[
 
 ServiceOption = Annotated[
     Literal["fitted", "deterministic"],
-    typer.Option("--service", hidden=True, help="Distribution of step times."),
+    typer.Option("--service", hidden=True, help="Step times: as the measured ones scatter, or always the typical one."),
 ]
 
 

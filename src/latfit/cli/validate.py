@@ -95,7 +95,7 @@ def validate(
     """Simulate a measured serving run and compare TTFT, TPOT and latency with what was measured.
 
     The same arrivals go through a simulated engine. Step costs are fitted to a trace or log of the engine, which also
-    says how it is set up; options go before that.
+    says how it is set up; an option here goes before what it says.
 
     \b
     latfit validate server.log run.json --metrics-before 0.txt --metrics-after 1.txt

@@ -24,12 +24,12 @@ class WatchOptions:
     """What is shown, how often, over how long."""
 
     panel: ClassVar[str] = "Watching"
-    window: Annotated[str, typer.Option("--window", help="What is shown is over so long.")] = "30s"
+    window: Annotated[str, typer.Option("--window", help="How far back the figures reach.")] = "30s"
     every: Annotated[str, typer.Option("--every", help="How often the engine is read.")] = "1s"
 
 
 ONCE_MS = 10_000.0
-"""A single block is over the window, or so long where that is longer."""
+"""A single block is over the window, but so long at most."""
 
 
 @verb
@@ -40,7 +40,7 @@ def watch(
     options: WatchOptions = WatchOptions(),
     engine: EngineAsItIs = EngineAsItIs(),
     once: Annotated[
-        bool, typer.Option("--once", help="One block after the window, or 10 s of it, as without a terminal.")
+        bool, typer.Option("--once", help="Print one block and end: over the window, but 10 s at most.")
     ] = False,
     output: OutputOptions = OutputOptions(),
 ) -> None:
