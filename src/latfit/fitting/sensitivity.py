@@ -9,10 +9,13 @@ in B move S along, and it has none in S.
 Terms: a cost that may be zero enters the latency by T(theta) - T(theta with it at zero), which is its own term where T
 is linear in it; what remains when all of them are zero is the work that rates and peaks describe. A term dominates
 where it is the largest.
+
+A correction multiplies the formula by a factor, which is taken as constant about a step: T, slopes in ms and terms have
+it, elasticities are those of the formula.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from latfit.stats import FloatArray
 
 WORK = "work"
 _H = 1e-4
+IN_MS = ("dT_dB", "dT_dS")
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,15 @@ def sensitivity_of(fit: FitResult, B: FloatArray, S: FloatArray, typical: Mappin
     `model.features`)."""
     grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
     inside = ~fit.outside_domain(grid_B, grid_S)
-    return sensitivity(fit.structure, fit.theta, Grid(B, S, typical, inside, together=not fit.knows_prefill))
+    found = sensitivity(fit.structure, fit.theta, Grid(B, S, typical, inside, together=not fit.knows_prefill))
+    if fit.correction is None:
+        return found
+    valid = np.isfinite(found.T_ms)
+    steps = steps_at(grid_B[valid], grid_S[valid], typical)
+    factor = _on_grid(valid, np.exp(fit.correction.of_steps(steps)))
+    slopes = {name: grid * factor if name in IN_MS else grid for name, grid in found.slopes.items()}
+    terms = {name: grid * factor for name, grid in found.terms.items()}
+    return replace(found, T_ms=found.T_ms * factor, slopes=slopes, terms=terms)
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,7 +67,7 @@ def test_harder_held_out_rows_and_parameters_together(tested: FitResult) -> None
     assert [row[2] for row in checks.held_out(tested).rows] == ["4.4 %", "53 %"]
     assert list(checks.together(tested).rows[0]) == ["tau_B + tau_S", "0.22", "0.2 to 0.24", "ms/token"]
     assert "tau_B, tau_S" in checks.together(tested).note
-    assert list(checks.to_measure(tested).rows[0])[1:] == ["1 to 1", "512 to 2,048", "80 %", "10 %"]
+    assert list(checks.to_measure(tested).rows[0])[1:] == ["1", "512 to 2,048", "80 %", "10 %"]
     assert list(checks.influential(tested).rows[0]) == ["B=1,\u00a0S=1", "20", "1.35 ms", "2.47 ms", "9 %"]
 
 

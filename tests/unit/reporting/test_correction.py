@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
+from latfit.fitting import sensitivity_of
 from latfit.model import Correction, FitResult
 from latfit.reporting.fit.correction import correction_tables
 from latfit.reporting.fit.page import ReportInput, render
@@ -42,6 +44,13 @@ def test_without_a_trace_shows_the_largest_nodes(rows: Trace) -> None:
     (largest,) = correction_tables(corrected(rows), None)
     assert largest.rows[0] == ["64", "100", "+25.0 %"]
     assert largest.columns == ["decode requests", "prefill tokens", "correction"]
+
+
+def test_no_table_without_rows_and_slopes_of_what_is_predicted(rows: Trace) -> None:
+    flat = replace(PLANTED, values=np.zeros_like(PLANTED.values))
+    assert correction_tables(replace(corrected(rows), correction=flat), None) == []
+    fit, B, S = corrected(rows), np.array([8.0]), np.array([8.0])
+    assert sensitivity_of(fit, B, S, fit.typical).T_ms[0] == pytest.approx(fit.latency_ms(B, S))
 
 
 def test_the_page_shows_it_and_nothing_where_there_is_none(rows: Trace) -> None:

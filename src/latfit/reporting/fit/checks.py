@@ -124,7 +124,7 @@ def to_measure(fit: FitResult) -> Table:
     rows = [
         (
             ", ".join(each.parameters),
-            *(f"{number(low)} to {number(high)}" for low, high in (each.B, each.S)),
+            *(number(low) if low == high else f"{number(low)} to {number(high)}" for low, high in (each.B, each.S)),
             *(format_percent(100 * error) for error in (each.before, each.after)),
         )
         for each in fit.identifiability.measure

@@ -40,7 +40,8 @@ def correction_tables(fit: FitResult, trace: Trace | None) -> list[Table]:
     if fit.correction is None:
         return []
     if trace is None or (CONTEXT in fit.correction.columns and CONTEXT in fit.domain and CONTEXT not in trace):
-        return [_largest(each, each.values.ravel(), np.zeros(each.values.size)) for each in fit.correction.all]
+        found = [_largest(each, each.values.ravel(), np.zeros(each.values.size)) for each in fit.correction.all]
+        return [table for table in found if table.rows]
     features = features_of({name: trace.floats(name) for name in fit.domain if name in trace and name != "T_ms"})
     g, only = fit.correction.log_factor(features), prefill_only(features)
     own = [np.ones(len(g), dtype=bool)] if fit.correction.alone is None else [~only, only]
@@ -51,7 +52,7 @@ def correction_tables(fit: FitResult, trace: Trace | None) -> list[Table]:
         steps = np.bincount(nearest, minlength=table.values.size).astype(np.float64)
         mean = np.bincount(nearest, g[rows], table.values.size) / np.maximum(steps, 1)
         found.append(_largest(table, mean, steps))
-    return found
+    return [table for table in found if table.rows]
 
 
 def _by_phase(g: FloatArray, trace: Trace) -> Table:

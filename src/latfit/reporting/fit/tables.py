@@ -247,6 +247,7 @@ _SYMBOLS: Mapping[str, str] = {
     "W": "attention work per slot of the machine",
     "pmax": "a smooth maximum",
     "tile_Q": "tokens rounded up to whole tiles",
+    "tile_V": "the same with longer tiles",
 }
 
 
@@ -292,9 +293,9 @@ def errors(fit: FitResult) -> Table:
         rows.append(_error_row(_BASELINE_NAMES.get(name, name), plain, plain.cv))
     for phase, found in (fit.diagnostics.regimes or {}).items():
         rows.append(_error_row(f"{fit.name}, {phase} steps", found, CrossValidation()))
-    columns = ("model", "steps", "median error", "MAPE", "p90 error", "cross-validated MAPE", "R²", "RMSE", "MAE")
+    columns = ("model", "steps", "median error", "MAPE", "p90 error", "CV MAPE", "R²", "RMSE", "MAE")
     held_out = fit.cross_validation
-    note = f"Cross-validation: {held_out.errors.folds} folds, {held_out.scheme}." if held_out.errors else ""
+    note = f"CV MAPE: cross-validated, {held_out.errors.folds} folds, {held_out.scheme}." if held_out.errors else ""
     return Table("Errors, and by phase", columns, rows, note=note)
 
 
