@@ -26,6 +26,7 @@ MOST_PIPED = 1 << 36
 SILENCE_S = 10.0
 BLOCK_BYTES = 1 << 20
 GIB = 1 << 30
+PARQUET = b"PAR1"
 
 _SPOOLED: list[Any] = []
 """Temporary files with what came through pipes; they vanish when the program ends."""
@@ -112,6 +113,9 @@ def read_json(source: Path, *, what: str, made_by: str) -> Any:
     except BadInput as error:
         found = error.found if source.exists() else f"no such {what}"
         raise BadInput(found, where=error.where, remedy=f"Make one with `{made_by}`.") from None
+    except UnicodeDecodeError:
+        told = f"a Parquet file, not a {what}" if content.startswith(PARQUET) else f"not a {what}: it is no text"
+        raise BadInput(told, where=str(source), remedy=f"Make one with `{made_by}`.") from None
     except ValueError as error:
         raise BadInput(
             f"not a {what} ({error})", where=str(source), remedy=f"Make it again with `{made_by}`."

@@ -39,6 +39,13 @@ def test_contract_and_file(log: Path, in_tmp: Path, capsys: Captured) -> None:
     assert side["reason"].to_pylist() == ["cold_start"] * 7
 
 
+def test_what_is_read_is_not_written_over(log: Path, in_tmp: Path, capsys: Captured) -> None:
+    before = log.read_bytes()
+    assert latfit("ingest", log, "--out", in_tmp / "log.parquet") == 2
+    assert "--out: " in capsys.readouterr().err
+    assert log.read_bytes() == before
+
+
 def test_several_files_and_globs_are_one_trace_with_a_run_each(log: Path, in_tmp: Path, capsys: Captured) -> None:
     write_trace(in_tmp / "log2.parquet", serving_log(seed=1))
     assert latfit("ingest", "log*.parquet", "--json", "--out", "both.parquet") == 0

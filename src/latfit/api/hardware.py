@@ -24,7 +24,7 @@ from latfit.hardware import (
     read_hardware,
     replacement,
 )
-from latfit.model import FitResult
+from latfit.model import FitResult, fitted_identity
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -261,7 +261,7 @@ def profile_of(paths: Any) -> HardwareProfile:
         return HardwareProfile({paths.name: paths})
     if isinstance(paths, Fit | FitResult) or str(paths).endswith(".fit.json"):
         fit = as_fit(paths)
-        name = fit.path or DEFAULT_PATH
+        name = fit.path or fitted_identity(fit.result).get("path") or DEFAULT_PATH
         return HardwareProfile({name: path_of(name, fit)})
     if not isinstance(paths, str | Path):
         raise WrongUsage(

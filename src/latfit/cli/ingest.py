@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latfit.cli.options import OutputOptions, ReadingOptions, SourcesArgument, only_with, read_sources, verb
+from latfit.errors import WrongUsage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from latfit.trace import CleanTrace
 
 
@@ -37,6 +40,7 @@ def ingest(
     check_trace_name(out)
     if dropped is not None:
         check_trace_name(dropped, "--dropped")
+    _check_apart(source, filter(None, (out, dropped)))
     check_writable(out)
     long = read_long(source, **typed.keywords())
     read = read_sources(source, typed, quiet=output.silent) if long is None else long.read
@@ -59,6 +63,14 @@ def ingest(
         say(f"{read!r}.")
     print_warnings(notes)
     say(f"Wrote {out} ({', '.join(dict.fromkeys(read.formats))}). Next: latfit fit {out}")
+
+
+def _check_apart(sources: list[str], targets: "Iterable[Path]") -> None:
+    """Raises WrongUsage for a target that is one of the sources, whose dropped rows would be lost."""
+    read = [Path(each) for each in sources]
+    for target in targets:
+        if target.exists() and any(each.exists() and each.samefile(target) for each in read):
+            raise WrongUsage(f"{target} is what is read", where="--out", remedy="Write to another file.")
 
 
 def _with_path(read: "CleanTrace") -> Any:

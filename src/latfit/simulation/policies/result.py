@@ -34,6 +34,7 @@ from latfit.simulation.policies.estimate import (
 )
 from latfit.simulation.policies.replication import Replication, draw, run
 from latfit.simulation.policies.service import System
+from latfit.units import format_rate
 from latfit.workload import Load, Streams
 
 MOST_EVENTS = 5_000_000
@@ -330,8 +331,9 @@ def _notes(
     above = capacity is not None and asked.rate >= capacity
     if capacity is not None and above:
         found.append(
-            f"{policy.name} at {asked.rate * MS_PER_S:,.6g} req/s is above its capacity of"
-            f" {capacity * MS_PER_S:,.6g} req/s. Unstable (ρ ≥ 1): latencies reflect the simulated horizon only."
+            f"{policy.name} at {format_rate(asked.rate * MS_PER_S)} is above its capacity of"
+            f" {format_rate(capacity * MS_PER_S, down=True)}. Unstable (ρ ≥ 1): latencies reflect the simulated"
+            " horizon only."
         )
     elif growing:
         found.append(

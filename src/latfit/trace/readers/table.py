@@ -282,6 +282,10 @@ def _read_json(source: Source) -> Trace:
         for column in columns.values():
             if len(column) == row:
                 column.append(None)
+    schema = str(columns.get("schema", [""])[0])
+    if schema.startswith("latfit."):
+        found = f"is what latfit wrote ({schema}), not a trace"
+        raise BadInput(found, where=source.name, remedy="Give the trace or the log that was measured.")
     if not columns:
         raise BadInput(
             "holds no flat JSON object",
