@@ -20,6 +20,9 @@ from latfit.units import format_ms, format_percent, format_rate
 Kind = Literal["requests", "batches", "steps"]
 MADE_BY = "latfit plan --out plan.json"
 DIGITS = 12
+HELD_DIGITS = 3
+"""Of the highest rate, as `latfit plan` prints it: the search knows two."""
+
 MOST = 2**31 - 1
 """The largest number that engines take."""
 
@@ -210,7 +213,7 @@ class _Reader:
         told = ", ".join(_target(each) for each in found["targets"])
         highest, rate = found["highest_rate_per_s"], float(found["rate_per_s"])
         asked = format_rate(rate) if found["users"] is None else f"{found['users']} users"
-        up_to = "" if highest is None else f", and up to {format_rate(float(highest), down=True)}"
+        up_to = "" if highest is None else f", and up to {format_rate(float(highest), down=True, digits=HELD_DIGITS)}"
         slower = found["steps_may_be_slower_pct"]
         spare = "" if slower is None else f"; steps may be {format_percent(float(slower))} slower"
         doubt = "In doubt: " if found["promise"] != "yes" else ""
@@ -261,7 +264,7 @@ class _Reader:
         fixed_ms, token_ms = (format_ms(_seconds(each)) for each in found["transfer_ms"])
         both = f"{_replicas(prefill)} that prefill and {decode:,} that decode"
         highest, request = found["highest_rate_per_s"], _text(self.document["request"])
-        up_to = "" if highest is None else f", and up to {format_rate(float(highest), down=True)}"
+        up_to = "" if highest is None else f", and up to {format_rate(float(highest), down=True, digits=HELD_DIGITS)}"
         told = ", ".join(_target(each) for each in found["targets"])
         return Pair(
             prefill,
