@@ -208,6 +208,7 @@ def _read(fit: FitResult, steps: Trace) -> dict[str, FloatArray]:
 def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
     """The contract of `latfit evaluate --json`: errors overall and by phase, coverage of intervals, steps outside, and
     `notes` on what was taken for granted."""
+    trace = trace.select(weights_by_row(trace) > 0)  # a cell that stands for no step tells nothing
     observed, named, weights = trace.floats("T_ms"), phases(trace).astype(str), weights_by_row(trace)
     T = typical_ms(fit, trace)
     coverage, without = {}, []

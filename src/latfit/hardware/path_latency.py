@@ -66,8 +66,8 @@ class PathLatency:
     @cached_property
     def batches(self) -> FloatArray:
         """1, 2, 3, ... up to the largest batch of such requests that was measured, in requests and in tokens."""
-        domain = self.path.fit.domain
-        return np.arange(1.0, max(min(int(domain["B"][1]), int(domain["S"][1] // self.tokens)), 1) + 1)
+        fit = self.path.fit
+        return np.arange(1.0, max(min(fit.largest_batch, int(fit.domain["S"][1] // self.tokens)), 1) + 1)
 
     @property
     def outside(self) -> str:

@@ -70,6 +70,9 @@ from latfit.warning import LatfitWarning
 SCHEMA = "latfit.fit/1"
 FARTHEST = 3.0
 """Distances at which steps unlike the measured ones were tested, beyond which intervals do not widen any more."""
+MOST_REQUESTS = 1 << 20
+"""In a batch; a damaged file can say that more were measured."""
+
 MOST_VALUE = 1e60
 """Of anything that is counted or timed; its powers are numbers still."""
 
@@ -325,6 +328,11 @@ class FitResult:
             return ""
         one = int(np.argmax(far))
         return str(self.how_far(**{name: np.asarray(column)[one : one + 1] for name, column in columns.items()})[0])
+
+    @property
+    def largest_batch(self) -> int:
+        """That was measured, as far as anything is looked at by batch size."""
+        return max(min(int(self.domain["B"][1]), MOST_REQUESTS), 1)
 
     def outside_domain(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
         """True (n,) where a step lies outside the box of B, S and other columns that was measured, or where in it few

@@ -209,7 +209,7 @@ def engine_settings(
     factors = {phase: level_for(path, percentile, phase).factor for phase in phases}
     engine = _Engine(path, factors, context, float(serving.prompt_tokens))
     tpot = serving.tpot_ms or sla_ms
-    D = np.arange(1.0, max(int(path.fit.domain["B"][1]), 1) + 1)
+    D = np.arange(1.0, path.fit.largest_batch + 1)
     times = engine.decode_ms(D)
     within = np.flatnonzero(times <= tpot)
     if not len(within):
@@ -277,7 +277,7 @@ def _uncured(kinds: Sequence[FloatArray], tpot: float) -> float | None:
 
 
 def _decode_only(path: ExecutionPath, most: int, last_ms: float, tpot: float, serving: ServingTargets) -> Settings:
-    top = int(path.fit.domain["B"][1])
+    top = path.fit.largest_batch
     binding = wording.MEASURED_LIMIT if most == top else wording.TPOT_LIMIT
     return Settings(
         path=path.label,

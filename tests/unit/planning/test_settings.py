@@ -95,6 +95,15 @@ class TestEngine:
         assert isinstance(found, Settings)
         assert (found.max_num_seqs, found.max_num_batched_tokens) == (32, None)
 
+    def test_a_fit_that_claims_two_billion_requests_takes_no_memory_for_them(self) -> None:
+        fit = line(4, 0.5)
+        fit = replace(fit, domain={**fit.domain, "B": (1.0, 2.0**31)}, identifiability=Identifiability(prefill=False))
+        found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, ServingTargets())
+        assert isinstance(found, Settings)
+        assert found.max_num_seqs == 32
+        fit = replace(fit, domain={"B": (1.0, 2.0**31), "S": (1.0, 2.0**60)})
+        assert len(PathLatency(ExecutionPath("gpu", fit), 1.0).batches) == 2**20
+
     def test_every_step_that_the_settings_allow_keeps_the_target(self) -> None:
         """T = 2 + 0.1 B + 0.02 S + 1e-4 K of cached tokens: a prompt of 2,000 in chunks reads up to 2,000 - P of them
         in its last one. Every composition of a step within the settings is tried (prompts take turns, so as many are

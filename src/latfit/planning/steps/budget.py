@@ -112,7 +112,7 @@ def step_budget(
     if not sla_ms > 0:
         raise WrongUsage(f"an SLA of {sla_ms:g} ms", where="SLA", remedy="Give one above zero.")
     levels = levels_for(path, percentile)
-    B_top = int(path.fit.domain["B"][1]) if max_requests is None else max_requests
+    B_top = path.fit.largest_batch if max_requests is None else max_requests
     S_top = max(int(path.fit.domain["S"][1]), B_top)
     contexts: tuple[float, ...] = (float("inf"),)
     if path.fit.reads_context:
