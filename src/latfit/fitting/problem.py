@@ -299,10 +299,11 @@ class FitProblem:
 
     def coordinates(self, theta: FloatArray) -> FloatArray:
         """Free coordinates of theta, moved into the box."""
-        z = [
-            np.log(theta[i] / self.scales[i]) if self.model.parameters[i].positive else theta[i] / self.scales[i]
-            for i in self.free
-        ]
+        with np.errstate(over="ignore"):  # what is beyond all numbers ends at the box
+            z = [
+                np.log(theta[i] / self.scales[i]) if self.model.parameters[i].positive else theta[i] / self.scales[i]
+                for i in self.free
+            ]
         return np.asarray(np.clip(np.array(z), self.lower, self.upper))
 
     def residuals(self, z: FloatArray) -> FloatArray:

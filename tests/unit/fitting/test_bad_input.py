@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from latfit.errors import BadInput
+from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.problem import FitOptions
+from latfit.fitting.problem import FitOptions, make_problem
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.stats import FloatArray
 from latfit.trace.sketch.histogram import WEIGHT
@@ -156,3 +157,11 @@ def test_only_a_model_without_context_is_told_of_it() -> None:
     for model, told in (("saturation", True), ("roofline", False)):
         warnings = fit_trace(trace, FitOptions(model=model)).warnings
         assert any("does not use it" in each.remedy for each in warnings) == told
+
+
+def test_a_coefficient_beyond_all_numbers_ends_at_the_box() -> None:
+    """Warnings are errors here: times next to nothing have scales next to nothing."""
+    B, S = rich_design()
+    problem = make_problem(rows_of(Trace({"B": B, "S": S, "T_ms": 1e-140 * (1 + B + S)})), FitOptions("linear"))
+    found = problem.coordinates(np.full(len(problem.model.parameters), 1e200))
+    np.testing.assert_array_equal(found, problem.upper)
