@@ -15,6 +15,9 @@ from latfit.workload.load import OpenLoad, RequestClass
 from latfit.workload.random_streams import SERVICE, Streams
 
 ciw = pytest.importorskip("ciw")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Pickle, copy, and deepcopy support:DeprecationWarning"
+)  # of Ciw's, from 3.12
 GREEDY = policies.gpu_only(Limits(1))
 N = 1500
 

@@ -40,14 +40,13 @@ def ingest(
     check_trace_name(out)
     if dropped is not None:
         check_trace_name(dropped, "--dropped")
-    _check_apart(source, filter(None, (out, dropped)))
+        check_writable(dropped)
     check_writable(out)
+    _check_apart(source, filter(None, (out, dropped)))
     long = read_long(source, **typed.keywords())
     read = read_sources(source, typed, quiet=output.silent) if long is None else long.read
     data, notes = data_facts(read, {}, read.trace), reading_notes(read)
     facts = {**run_facts(0), "data": data}
-    if dropped is not None:
-        check_writable(dropped)
     if long is not None:
         long.write(out, dropped, ingest=facts)
     else:
