@@ -13,8 +13,10 @@ from contextlib import contextmanager
 def short_pauses(*, none: bool = False) -> Iterator[None]:
     """Inside, collections pass over all that was alive before. none: there are none, for a time that is short; what is
     in cycles is freed behind it. What others froze, or turned off, stays so."""
-    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
+    enabled, before = gc.isenabled(), gc.get_freeze_count()
+    gc.unfreeze()
     gc.collect()
+    immortal = gc.get_freeze_count()  # Python 3.12 counts what never dies as frozen, whoever freezes
     gc.freeze()
     if none:
         gc.disable()
@@ -23,5 +25,5 @@ def short_pauses(*, none: bool = False) -> Iterator[None]:
     finally:
         if none and enabled:
             gc.enable()
-        if not frozen:
+        if before <= immortal:
             gc.unfreeze()
