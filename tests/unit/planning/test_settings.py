@@ -15,7 +15,7 @@ from latfit.planning.engine_settings import engine_settings
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanRequest, ServingTargets
 from latfit.planning.result import Settings, Unknown
-from latfit.planning.steps.budget import step_budget
+from latfit.planning.steps.budget import Trimmed, step_budget
 from tests.conftest import REFERENCE
 from tests.unit.planning.test_plan import fit_with, line, machine
 
@@ -196,8 +196,14 @@ class TestTrim:
             # Either everybody who takes part has what it wants, or one token more is too many.
             assert list(found.tokens[:n]) == wanted[:n] or T(n, found.total + 1) > 14.0 or found.total == 600
         for more in range(n + 1, min(len(pairs), 32) + 1):
-            start = sum(least[:more])
-            assert start > 600 or all(T(more, S) > 14.0 for S in range(start, 601, 7))
+            start, end = sum(least[:more]), min(sum(wanted[:more]), 600)
+            assert start > 600 or all(T(more, S) > 14.0 for S in range(start, end + 1, 7))
+
+    def test_few_tokens_that_take_longer_than_more_are_no_step(self) -> None:
+        """T falls in S here while the machine fills: three requests with a token each miss what fifty tokens meet."""
+        assert T(3, 3) > 14.0 > T(3, 50)
+        assert self.budget.trim([1, 1, 1], [1, 1, 1]).requests == 0
+        assert self.budget.trim([1, 1, 1], [20, 20, 20]) == Trimmed(3, (20, 20, 20), 60)
 
     def test_contexts_cost(self) -> None:
         fit = fit_with([2, 10, 1, 50, 0.5, 0.05, 0.01, 0.001, 0.0005, 0.0005, 0, 0, 0, 0, 0], "context")

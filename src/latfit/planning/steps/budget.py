@@ -41,10 +41,12 @@ class Trimmed:
 @dataclass(frozen=True, repr=False)
 class StepBudget:
     """most[k][B]: tokens of a step of B requests, B = 0, 1, ..., with cached tokens up to contexts[k] for the whole
-    step; -1 where no step of B requests meets the SLA. shown: the B of the table; None takes 1, 2, 4, ..."""
+    step; -1 where no step of B requests meets the SLA. fewest: from so many tokens on it is met up to `most`; more
+    than B where small steps take longer than larger ones. shown: the B of the table; None takes 1, 2, 4, ..."""
 
     contexts: tuple[float, ...]
     most: tuple[tuple[int, ...], ...]
+    fewest: tuple[tuple[int, ...], ...]
     shown: tuple[int, ...] | None = None
 
     def at(self, B: int | Sequence[int]) -> "StepBudget":
@@ -81,10 +83,10 @@ class StepBudget:
         k = bisect_left(self.contexts, context_tokens)
         if k == len(self.contexts):
             return Trimmed(0, (0,) * len(least), 0)
-        most = self.most[k]
-        sums = list(accumulate(least))
+        most, fewest = self.most[k], self.fewest[k]
+        sums, reach = list(accumulate(least)), list(accumulate(wanted))
         taken = min(len(sums), len(most) - 1)
-        while taken and sums[taken - 1] > most[taken]:
+        while taken and (sums[taken - 1] > most[taken] or reach[taken - 1] < fewest[taken]):
             taken -= 1
         if not taken:
             return Trimmed(0, (0,) * len(least), 0)
@@ -118,19 +120,21 @@ def step_budget(
     if path.fit.reads_context:
         high = max(float(path.fit.domain["context_tokens"][1]), 1.0)
         contexts = tuple(np.concatenate([[0.0], np.geomspace(high / 1000, high, CONTEXTS)]).tolist())
-    rows = tuple(_most_tokens(path, (sla_ms, levels), (B_top, S_top), context) for context in contexts)
-    if max(max(row) for row in rows) < 1:
+    rows = [_fewest_and_most(path, (sla_ms, levels), (B_top, S_top), context) for context in contexts]
+    fewest, most = zip(*rows, strict=True)
+    if max(max(row) for row in most) < 1:
         raise SlaOutOfReach(
             f"no step on {path.label} meets {sla_ms:g} ms", where="SLA", remedy="Relax the SLA or lower the percentile."
         )
-    return StepBudget(contexts, rows)
+    return StepBudget(contexts, most, fewest)
 
 
-def _most_tokens(
+def _fewest_and_most(
     path: ExecutionPath, wanted: tuple[float, StepLevels], tops: tuple[int, int], context: float
-) -> tuple[int, ...]:
-    """S_max for B = 0, 1, ..., up to the first of `tops`, S up to the second; -1 where there is none."""
-    found = [0]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The last range of S within the SLA for B = 0, 1, ..., up to the first of `tops`, S up to the second; -1 where
+    there is none."""
+    fewest, most = [0], [0]
     for B in range(1, tops[0] + 1):
         each = None if context == float("inf") else context / B
 
@@ -138,5 +142,6 @@ def _most_tokens(
             return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, each))
 
         spans = tokens_within(latency, B, *wanted, top=tops[1], convex=path.fit.convex) if tops[1] >= B else []
-        found.append(-1 if not spans else spans[-1].high or tops[1])
-    return tuple(found)
+        fewest.append(spans[-1].low if spans else -1)
+        most.append(spans[-1].high or tops[1] if spans else -1)
+    return tuple(fewest), tuple(most)
