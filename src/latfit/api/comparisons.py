@@ -351,10 +351,12 @@ def _one(source: Any, path: str | None, seed: int, time: Time | None, given: Rea
     reading = given.copy()
     steps = read(source, **reading)
     paths = steps.trace.coded("path")[1] if "path" in steps.trace else []
+    if path and path not in paths:
+        if not any(paths):
+            raise WrongUsage(f"has no effect: {steps.name} names no paths", where="--path", remedy="Leave it out.")
+        found = f"{steps.name} has no path {path!r}"
+        raise BadInput(found, where="--path", remedy=f"There are: {', '.join(sorted(filter(None, paths)))}.")
     if path and len(paths) > 1:
-        if path not in paths:
-            found = f"{steps.name} has no path {path!r}"
-            raise BadInput(found, where="--path", remedy=f"There are: {', '.join(sorted(filter(None, paths)))}.")
         asked = " and ".join(filter(None, [reading.get("where") and f"({reading['where']})", f"path == {path!r}"]))
         reading["where"] = asked
         steps = read(source, **reading)

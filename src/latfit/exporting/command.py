@@ -16,7 +16,9 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "llamacpp": ("llama-server",),
 }
 MODEL_OPTIONS: Mapping[str, tuple[str, ...]] = {"sglang": ("--model-path",), "llamacpp": ("--model",)}
-OF_ANOTHER_BUILD = ("kt_gpu_prefill_token_threshold",)
+KT = "kt_gpu_prefill_token_threshold"
+"""Of KTransformers' build of SGLang."""
+
 FIRST_COME = "fcfs"
 BY_PRIORITY = ("vllm", "sglang")
 
@@ -28,6 +30,11 @@ def engine_key(systems: Iterable[Mapping[str, str]]) -> str:
         if AS_SAID.get(plain, plain) in TITLES:
             return AS_SAID.get(plain, plain)
     return "vllm"
+
+
+def program(key: str, model: str | None = None) -> tuple[str, ...]:
+    """The words that start a server, of a model where one is given."""
+    return PROGRAMS[key] if model is None else (*PROGRAMS[key], *MODEL_OPTIONS.get(key, ()), model)
 
 
 def start_line(
@@ -42,9 +49,8 @@ def start_line(
     if key not in PROGRAMS:
         told = ", ".join(f"{name}: {_value(value)}" for name, value in engines[key].items())
         return f"{told} (latfit export {key} writes the file)"
-    found = {name: value for name, value in engines[key].items() if name not in OF_ANOTHER_BUILD}
-    named = () if model is None else (*MODEL_OPTIONS.get(key, ()), model)
-    return shlex.join([*PROGRAMS[key], *named, *(word for name, value in found.items() for word in flag(name, value))])
+    found = {name: value for name, value in engines[key].items() if name != KT}
+    return shlex.join([*program(key, model), *(word for name, value in found.items() for word in flag(name, value))])
 
 
 def _value(value: Any) -> str:

@@ -1,6 +1,7 @@
 """llama.cpp: the command line of llama-server."""
 
 from latfit.errors import WrongUsage
+from latfit.exporting.command import program
 from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Setting, Wanted
 from latfit.exporting.reasons import (
@@ -31,7 +32,7 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
     cache = _cache(facts)
     command = script(
         header(facts, "Starts llama.cpp's server", _notes(facts, model)),
-        ("llama-server", "--model", model_word(model)),
+        program("llamacpp", model_word(model)),
         ([*commented(each, facts, "  "), f"  {' '.join(flag(each.name, each.value))}"] for each in [*settings, *cache]),
     )
     values = {each.name: each.value for each in [*settings, *cache]}

@@ -1,5 +1,6 @@
 """SGLang: the command line of its server."""
 
+from latfit.exporting.command import KT, program
 from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Wanted
 from latfit.exporting.reasons import (
@@ -14,7 +15,6 @@ from latfit.exporting.reasons import (
 )
 from latfit.exporting.text import comment, model_word, script
 
-KT = "kt_gpu_prefill_token_threshold"
 REASONS = {
     "max_running_requests": "requests",
     "chunked_prefill_size": "tokens",
@@ -42,7 +42,7 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
         head += commented(threshold, facts)
     command = script(
         head,
-        ("python3", "-m", "sglang.launch_server", "--model-path", model_word(model)),
+        program("sglang", model_word(model)),
         ([*commented(each, facts, "  "), f"  {' '.join(_flag(each.name, each.value))}"] for each in settings),
     )
     return Exported("sglang", facts.name, {"sglang.sh": command}, {each.name: each.value for each in settings})

@@ -1,5 +1,6 @@
 """vLLM: a YAML file for `vllm serve --config`, and the same as a command line."""
 
+from latfit.exporting.command import program
 from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Setting, Wanted
 from latfit.exporting.reasons import (
@@ -37,7 +38,7 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
         yaml += [*commented(each, facts), yaml_flag(each.name, each.value)]
     command = script(
         header(facts, "Starts vLLM", notes),
-        ("vllm", "serve", model_word(model)),
+        program("vllm", model_word(model)),
         ([*commented(each, facts, "  "), f"  {' '.join(flag(each.name, each.value))}"] for each in settings),
     )
     values = {each.name: each.value for each in settings}

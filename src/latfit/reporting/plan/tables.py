@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from latfit.exporting import TITLES
 from latfit.planning import (
     Alternative,
     Capacity,
@@ -48,15 +49,7 @@ MEANINGS = {
     "knee": "batch with the best throughput per latency, B/T²",
     "T_cut": "queueing timeout: who has waited this long for the GPU goes to the CPU",
 }
-ENGINES = {
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "trtllm": "TensorRT-LLM",
-    "llamacpp": "llama.cpp",
-    "triton": "Triton",
-    "triton_batched": "Triton, amortised batches",
-    "tensorrt": "TensorRT",
-}
+ENGINES = {**TITLES, "triton_batched": "Triton, amortised batches", "tensorrt": "TensorRT"}
 VERDICTS = {"yes": "SLA met", "in doubt": "SLA met, but not proven", "no": "SLA not met"}
 SHOWN = 4
 """Numbers of a list; of more that follow each other the ends are."""
