@@ -339,18 +339,18 @@ def _as_read(stored: Mapping[str, Any]) -> Reading:
         _texts([*cleaning.keep, *cleaning.drop])
         float(0.0 if cleaning.max_ms is None else cleaning.max_ms)
     except (TypeError, ValueError, AttributeError) as error:
-        raise _not_said(error) from error
+        raise _not_said() from error
     return found
 
 
 def _texts(entries: Any) -> list[str]:
     if not isinstance(entries, list | tuple) or not all(isinstance(each, str) for each in entries):
-        raise _not_said("entries that are no texts")
+        raise _not_said()
     return list(entries)
 
 
-def _not_said(found: object) -> BadInput:
-    return BadInput(f"the fit does not say how its rows were read ({found})", remedy="Fit it again.")
+def _not_said() -> BadInput:
+    return BadInput("the fit does not say how its rows were read", remedy="Fit it again.")
 
 
 def system_filter(key: Mapping[str, str]) -> str:
