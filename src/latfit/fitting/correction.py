@@ -18,6 +18,10 @@ Where steps that are nothing but prefill hold several requests, they have a grid
 requests, and the others theirs; each is learnt from its steps alone. On one grid for all an axis more would leave too
 few nodes on each.
 
+Where the same steps were measured several times over, of a grid of few values, there is a node halfway between any two
+measured ones. At the least roughness what holds unmeasured nodes at zero outweighs the differences: such a g knows the
+measured cells one by one and says nothing of what lies between them.
+
 Far from measured steps g has to vanish. The table holds g u with u = 2^-max(0, d - 1), where d counts the steps of the
 grid, or octaves where these are shorter, to the nearest measured node; its outermost nodes hold zero, as far beyond the
 last measured step as a few of them are from each other there, an octave at most.
@@ -65,6 +69,10 @@ REACH = 4
 
 FEWEST = 4
 """Values of an axis that count as several."""
+FEW = 16
+"""Values of an axis up to which each has a node, near to the next or not: so few were chosen by who measured."""
+REPEATED = 2
+"""Steps of each kind from which all are told apart by their nodes."""
 
 FEWEST_ALONE = 30
 """Steps that are nothing but prefill from which they have a grid of their own, where some hold several requests."""
@@ -197,14 +205,16 @@ def _grid(data: Rows) -> Grid | None:
     features = features_of(data.steps)
     only = prefill_only(features)
     several = only.sum() >= FEWEST_ALONE and not only.all() and np.ptp(features["n"][only]) > 0
-    alone = _grid_of(OF_PREFILL_ALONE, features, only) if several else None
-    rest = _grid_of(OF_STEPS, features, ~only) if several else None
+    alone = _grid_of(OF_PREFILL_ALONE, features, data.weights, only) if several else None
+    rest = _grid_of(OF_STEPS, features, data.weights, ~only) if several else None
     if alone is None or rest is None:
-        return _grid_of(OF_STEPS, features, np.ones(len(data), dtype=bool))
+        return _grid_of(OF_STEPS, features, data.weights, np.ones(len(data), dtype=bool))
     return replace(rest, kinds=(DECODE_ONLY, BOTH), alone=replace(alone, kinds=(PREFILL_ONLY,)))
 
 
-def _grid_of(axes: Sequence[str], features: Mapping[str, FloatArray], own: NDArray[np.bool_]) -> Grid | None:
+def _grid_of(
+    axes: Sequence[str], features: Mapping[str, FloatArray], weights: FloatArray, own: NDArray[np.bool_]
+) -> Grid | None:
     """The grid over some of the steps (n,); None where these hardly differ."""
     at = dict(zip(axes, coordinates(axes, features), strict=True))
     if not np.any(features["KP"] > 0):
@@ -215,6 +225,8 @@ def _grid_of(axes: Sequence[str], features: Mapping[str, FloatArray], own: NDArr
     if not spread:
         return None
     nodes = _nodes(spread)
+    if float(weights[own].sum()) >= REPEATED * len(np.unique(np.stack(list(spread.values())), axis=1).T):
+        nodes = _between(nodes)
     if PREFILL in nodes and _tiles_show(features, nodes):
         nodes[PREFILL] = _with_risers(nodes[PREFILL], float(np.median(features["D"][features["P"] > 0])))
     constant = {name: float(np.expm1(told[name].max(initial=0.0))) for name in at if name not in spread}
@@ -266,12 +278,22 @@ def _nodes(spread: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
     values = {name: np.unique(x) for name, x in spread.items()}
     long = sum(len(x) >= FEWEST for x in values.values())
     apart = dict.fromkeys(values, OCTAVE / PER_OCTAVE[max(long, 1) - 1])
-    inner = {name: _thinned(x, apart[name]) for name, x in values.items()}
+    inner = {name: x if len(x) <= FEW else _thinned(x, apart[name]) for name, x in values.items()}
     while np.prod([float(len(x) + 2) for x in inner.values()]) > MOST_NODES:
         longest = max(inner, key=lambda name: len(inner[name]))
         apart[longest] *= 1.2
         inner[longest] = _thinned(values[longest], apart[longest])
     return {name: _padded(x) for name, x in inner.items()}
+
+
+def _between(nodes: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+    """The nodes, and one halfway between any two of an axis with few: cells that were measured several times over may
+    be known one by one, without a word on what lies between them."""
+    finer = {
+        name: np.sort(np.concatenate([x, (x[1:] + x[:-1]) / 2])) if len(x) <= FEW + 3 else x
+        for name, x in nodes.items()
+    }
+    return finer if np.prod([float(len(x)) for x in finer.values()]) <= MOST_NODES else dict(nodes)
 
 
 def _thinned(values: FloatArray, apart: float) -> FloatArray:

@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
-from latfit.fitting.checking.crossval import EXACT, FOLDS, assign_folds, by_fold, error_by_phase, held_out
+from latfit.fitting.checking.crossval import EXACT, assign_folds, by_fold, drawn_folds, error_by_phase, held_out
 from latfit.fitting.checking.roughness import KIND_ROWS, chosen_correction
 from latfit.fitting.correction import KINDS, kinds
 from latfit.fitting.data import FitData, Rows
@@ -419,10 +419,7 @@ def fold_schemes(data: FitData, seed: int = 0) -> list[NDArray[np.int64]]:
     cells = int(data.known_cell.max(initial=-1)) + 1
     if not data.in_time and 4 <= cells <= FEW_CELLS:
         return [np.asarray(data.known_cell)]
-    schemes = [assign_folds(data, seed)[1]]
-    if not data.in_time and len(data) >= 2 * FOLDS and 2 * cells <= len(data):
-        schemes.append(np.random.default_rng(seed).permutation(len(data)) % FOLDS)
-    return schemes
+    return [assign_folds(data, seed)[1], *drawn_folds(data, seed)]
 
 
 def cross_validated(data: FitData, options: FitOptions, schemes: Sequence[NDArray[np.int64]]) -> Score | None:

@@ -76,6 +76,50 @@ def test_noise_alone_is_not_followed(seed: int) -> None:
     assert plain == pytest.approx(0.8 * NOISE, rel=0.15)
 
 
+REPEATS = 6
+
+
+def grid_steps(D: list[float], P: list[float], repeats: int = 1) -> dict[str, FloatArray]:
+    """Every pair of decode requests and prefill tokens, each so many times in a row."""
+    d, p = (np.repeat(x.ravel(), repeats) for x in np.meshgrid(D, P))
+    return {"B": d + (p > 0), "S": d + p, "prefill_requests": (p > 0).astype(float), "prefill_tokens": p}
+
+
+def repeated(cells: float, seed: int) -> tuple[Trace, FloatArray]:
+    """(a grid of 25 cells measured six times each, the latency of each row without its noise). cells: how far each is
+    off a line, in ln T, up and down by turns, so that none tells of its neighbours; T rises from each to the next all
+    the same."""
+    rng = np.random.default_rng(seed)
+    columns = grid_steps([8.0, 32, 128, 512, 2048], [0.0, 256, 1024, 4096, 16384], REPEATS)
+    T = truth(columns, bump=0.0) * np.exp(cells * np.repeat((-1.0) ** np.arange(25), REPEATS))
+    return Trace({**columns, "T_ms": T * np.exp(rng.normal(0, NOISE, len(T)))}), T
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_repeated_cells_are_remembered_at_no_cost_to_their_neighbours(seed: int) -> None:
+    trace, T = repeated(0.04, seed)
+    plain, remembers = (fit_trace(trace, FitOptions(name)) for name in ("linear", "linear+correction"))
+    columns = {name: trace.floats(name) for name in ("B", "S", "prefill_requests", "prefill_tokens")}
+    # a mean of six is off by 0.8 of NOISE / sqrt(6), and cells are not wholly followed
+    assert ape(plain, columns, T) > 3
+    assert ape(remembers, columns, T) < 80 * NOISE
+    between = grid_steps([12.0, 48, 192, 768], [384.0, 1536, 6144])
+    unseen = truth(between, bump=0.0)
+    assert ape(remembers, between, unseen) < ape(plain, between, unseen) + 100 * NOISE
+    # what is told is of whole cells left out, of which the others say nothing
+    error = remembers.cross_validation.mape_pct
+    assert error is not None
+    assert error > 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_noise_of_repeats_is_not_remembered(seed: int) -> None:
+    data, options, theta = line(repeated(0.0, seed)[0])
+    chosen = chosen_correction(data, options, theta)
+    assert chosen is not None
+    assert chosen.smoothing is None
+
+
 def test_auto_takes_it_where_it_pays_and_says_so() -> None:
     fit = fit_trace(measured(), FitOptions("auto"))
     assert fit.name.endswith("+correction")

@@ -3,6 +3,8 @@
 Which rows are left out together: the default scheme is one of the first two, the others are harder questions.
 
 * Cells: a designed grid (no time, or repetitions of cells) is split by cells, so that a repeat never predicts itself.
+* Rows: where a grid's cells are mostly repeated, what is asked of a cell that was measured is another question; there
+  models and corrections are chosen by rows drawn freely beside whole cells.
 * Blocks of time: a log in time order is split into contiguous blocks, because neighbours in time share their noise.
 * Expanding window: the first half of every run trains, then equal parts of the rest are each predicted from all that
   is earlier.
@@ -71,6 +73,14 @@ def assign_folds(data: FitData, seed: int = 0) -> tuple[str, NDArray[np.int64]]:
     cells = int(data.cell.max(initial=-1)) + 1
     folds = max(1, min(FOLDS, cells // 2))
     return BY_CELL, (np.random.default_rng(seed).permutation(cells) % folds)[data.cell]
+
+
+def drawn_folds(data: FitData, seed: int = 0) -> list[NDArray[np.int64]]:
+    """Fold numbers (n,) of rows drawn freely, where steps of a grid are mostly repeated; none elsewhere."""
+    cells = int(data.known_cell.max(initial=-1)) + 1
+    if data.in_time or len(data) < 2 * FOLDS or len(data) < 2 * cells:
+        return []
+    return [np.random.default_rng(seed).permutation(len(data)) % FOLDS]
 
 
 def expanding_in_runs(data: FitData, windows: int = FOLDS) -> Iterator[Fold]:

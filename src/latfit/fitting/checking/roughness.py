@@ -1,14 +1,19 @@
 """How much of a correction the held-out rows pay for.
 
-The folds are those that the formula is checked on. In each, g is learnt from what the training rows' own fit misses, at
-every roughness, and asked for the rows left out. Steps that decode, that are nothing but prefill, and that do both lie
-apart on the grid, so each kind with 30 rows and more has a roughness of its own: the one with the least mean absolute
-relative error over the folds, by their geometric mean. Values are tried from smooth to rough, until no kind has gained
-from the last two. A correction has to pay: a kind has one where it is better than
-the formula alone by more than a tenth of a point, 2 % of its error, and the standard error of their paired difference.
+The folds are those that the formula is chosen on: whole cells or blocks of time, and where steps of a grid are repeated
+also rows drawn freely, of which most have repeats among those that train. In each, g is learnt from what the training
+rows' own fit misses, at every roughness, and asked for the rows left out. Steps that decode, that are nothing but
+prefill, and that do both lie apart on the grid, so each kind with 30 rows and more has a roughness of its own: the one
+with the least mean absolute relative error over the folds, by their geometric mean. Values are tried from smooth to
+rough, until no kind has gained from the last two; beside drawn rows all of them, since the roughest remember a cell
+without a word on its neighbours.
 
-Nothing is scored on what chose it: the rows of a fold are predicted at the roughness that the other folds choose, and
-that may be none.
+A correction has to pay: a kind has one where it is better than the formula alone by more than a tenth of a point, 2 %
+of its error, and the standard error of their paired difference; and what it remembers of measured cells may cost cells
+that were not no more than a tenth of a point.
+
+Nothing is scored on what chose it: the rows of a cell or block are predicted at the roughness that the others choose,
+and that may be none. Drawn rows have a say in that where they are of others; none of them is scored.
 """
 
 from collections.abc import Sequence
@@ -23,6 +28,7 @@ from latfit.fitting.checking.crossval import (
     LeftOut,
     assign_folds,
     by_fold,
+    drawn_folds,
     joined_parts,
     left_out_parts,
 )
@@ -33,6 +39,8 @@ from latfit.model import features_of
 from latfit.stats import MAD_TO_SIGMA, FloatArray
 
 ROUGHNESS = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+OF_REPEATS = (1.0, 1e-2, 1e-4, 1e-6, 1e-8)
+"""Where steps are repeated: down to where what holds unmeasured nodes at zero outweighs all (see `correction`)."""
 PATIENCE = 2
 LEAST_ROWS, LEAST_CELLS = 60, 20
 KIND_ROWS = 30
@@ -51,6 +59,31 @@ class Chosen:
     held_out: HeldOut
     before: float
     after: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows of a trace: of which kind each is (n,); 1 for kinds with rows enough to count, NaN for others (3,)."""
+
+    data: FitData
+    kind: NDArray[np.int64]
+    counted: FloatArray
+
+    @classmethod
+    def of(cls, data: FitData) -> "_Rows":
+        features = features_of(data.steps)
+        kind = kinds(features["D"], features["P"])
+        many = np.bincount(kind, data.weights, len(KINDS)) >= KIND_ROWS
+        return cls(data, kind, np.where(many, 1.0, np.nan))
+
+    def errors(self, test: NDArray[np.intp], log_ratio: FloatArray) -> FloatArray:
+        """Mean error in percent (3,) of each kind among some rows (k,), NaN for those that do not count or have
+        none."""
+        kind, weights = self.kind[test], self.data.weights[test]
+        ape = 100 * np.abs(np.expm1(-log_ratio))
+        with np.errstate(invalid="ignore"):
+            mean = np.bincount(kind, weights * ape, len(KINDS)) / np.bincount(kind, weights, len(KINDS))
+        return self.counted * np.maximum(mean, EXACT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +110,13 @@ class _Learnt:
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
-    """A fold: the grids, of which kind its test rows are; errors in percent (3,) of each kind of rows left out, by
-    roughness, NaN where there are too few; off: their log ratios to the formula with g."""
+    """A fold: the grids, of which kind its test rows are, whether they are drawn freely; errors in percent (3,) of each
+    kind of rows left out, by roughness, NaN where there are too few; off: their log ratios to the formula with g."""
 
     part: LeftOut
     grids: Sequence[_Learnt]
     kind: NDArray[np.int64]
+    drawn: bool = False
     off: dict[float, FloatArray] = field(default_factory=dict)
     errors: dict[float, FloatArray] = field(default_factory=dict)
 
@@ -90,50 +124,50 @@ class _Tried:
 def chosen_correction(data: FitData, options: FitOptions, theta: FloatArray, *, asked: bool = False) -> Chosen | None:
     """The correction that pays on a formula fitted with theta, None where the rows are too few to tell. asked: the best
     one, whether it pays or not."""
-    fold = assign_folds(data, options.seed)[1]
+    schemes = [assign_folds(data, options.seed)[1], *drawn_folds(data, options.seed)]
     cells = int(data.known_cell.max(initial=-1)) + 1
     grid = grid_of(data)
-    if grid is None or len(data) < LEAST_ROWS or cells < LEAST_CELLS or int(fold.max()) == 0:
+    if grid is None or len(data) < LEAST_ROWS or cells < LEAST_CELLS or int(schemes[0].max()) == 0:
         return None
-    parts = left_out_parts(data, options.of_formula, theta, by_fold(fold))
-    if len(parts) < int(fold.max()) + 1:
+    left_out = [left_out_parts(data, options.of_formula, theta, by_fold(fold)) for fold in schemes]
+    if any(len(parts) <= int(fold.max()) for parts, fold in zip(left_out, schemes, strict=True)):
         return None
-    features = features_of(data.steps)
-    kind = kinds(features["D"], features["P"])
-    counted = np.where(np.bincount(kind, data.weights, len(KINDS)) >= KIND_ROWS, 1.0, np.nan)
-    tried = [_prepared(data, grid, part, kind) for part in parts]
-    for rough in (0.0, *ROUGHNESS):
-        for each in tried:
-            _try(data, each, rough, counted, kind)
-        if _past_the_best(tried):
+    rows = _Rows.of(data)
+    folds = [_prepared(rows, grid, part, drawn=parts is not left_out[0]) for parts in left_out for part in parts]
+    tried, repeated, noise = [each for each in folds if not each.drawn], len(schemes) > 1, np.inf
+    for rough in (0.0, *(OF_REPEATS if repeated else ROUGHNESS)):
+        for each in folds:
+            _try(rows, each, rough, noise)
+        noise = min(noise, _noise(tried, (rough, rough, rough)))
+        if not repeated and _past_the_best(folds):
             break
-    best = _best(tried, asked)
-    nested = [_nested(tried, i, asked) for i in range(len(tried))]
-    left_out = joined_parts(data, nested)
-    assert left_out is not None
+    best = _best(folds, asked)
+    nested = [_nested(_apart(rows, folds, each), each, asked) for each in tried]
+    joined = joined_parts(data, nested)
+    assert joined is not None
     before = _mean([each.errors[0.0] for each in tried])
-    after = _mean([counted * _errors(data, part, part.log_ratio, kind) for part in nested])
+    after = _mean([rows.errors(part.test, part.log_ratio) for part in nested])
     smoothing = Smoothing(best, _noise(tried, best)) if any(best) else None
-    return Chosen(smoothing, left_out, before, after)
+    return Chosen(smoothing, joined, before, after)
 
 
-def _prepared(data: FitData, grid: Grid, part: LeftOut, kind: NDArray[np.int64]) -> _Tried:
-    known = tuple(data.steps)
+def _prepared(rows: _Rows, grid: Grid, part: LeftOut, drawn: bool) -> _Tried:
+    known = tuple(rows.data.steps)
     grids = [
         _Learnt(each, each.part(part.train), each.part(part.test), slack(each, part.formula, known))
         for each in grid.all
     ]
-    return _Tried(part, grids, kind[part.test])
+    return _Tried(part, grids, rows.kind[part.test], drawn)
 
 
-def _try(data: FitData, fold: _Tried, rough: float, counted: FloatArray, kind: NDArray[np.int64]) -> None:
-    """One roughness, 0 for the formula alone, on one fold."""
+def _try(rows: _Rows, fold: _Tried, rough: float, noise: float) -> None:
+    """One roughness, 0 for the formula alone, on one fold. noise: the least that any before left."""
     fold.off[rough] = fold.part.log_ratio.copy()
     if rough > 0:
-        missed, weights = fold.part.missed(data), data.weights[fold.part.train]
+        missed, weights = fold.part.missed(rows.data), rows.data.weights[fold.part.train]
         for each in fold.grids:
-            each.correct(fold.off[rough], each.learn(missed, weights, rough), 0.0)
-    fold.errors[rough] = counted * _errors(data, fold.part, fold.off[rough], kind)
+            each.correct(fold.off[rough], each.learn(missed, weights, rough), noise)
+    fold.errors[rough] = rows.errors(fold.part.test, fold.off[rough])
 
 
 def _past_the_best(tried: Sequence[_Tried]) -> bool:
@@ -153,25 +187,28 @@ def _means(tried: Sequence[_Tried], number: int) -> dict[float, float]:
     return {rough: float(np.exp(np.mean(np.log(each[known])))) for rough, each in errors.items()}
 
 
-def _errors(data: FitData, part: LeftOut, log_ratio: FloatArray, kind: NDArray[np.int64]) -> FloatArray:
-    """Mean error in percent (3,) of each kind of a fold's rows, NaN where it has none."""
-    own, weights = kind[part.test], data.weights[part.test]
-    ape = 100 * np.abs(np.expm1(-log_ratio))
-    with np.errstate(invalid="ignore"):
-        mean = np.bincount(own, weights * ape, len(KINDS)) / np.bincount(own, weights, len(KINDS))
-    return np.maximum(mean, EXACT)
+def _apart(rows: _Rows, folds: Sequence[_Tried], fold: _Tried) -> list[_Tried]:
+    """All other folds, of drawn ones the rows that are not of this."""
+    found = []
+    for each in folds:
+        if each.drawn:
+            other = np.isin(each.part.test, fold.part.test, invert=True)
+            errors = {rough: rows.errors(each.part.test[other], off[other]) for rough, off in each.off.items()}
+            found.append(replace(each, errors=errors))
+        elif each is not fold:
+            found.append(each)
+    return found
 
 
-def _nested(tried: Sequence[_Tried], i: int, asked: bool) -> LeftOut:
-    """Fold i at the roughness that the others choose."""
-    others = [each for number, each in enumerate(tried) if number != i]
-    own, each = _best(others, asked), tried[i]
+def _nested(others: Sequence[_Tried], fold: _Tried, asked: bool) -> LeftOut:
+    """A fold at the roughness that others choose."""
+    own = _best(others, asked)
     if not any(own):
-        return each.part
-    off, noise = each.part.log_ratio.copy(), _noise(others, own)
-    for learnt in each.grids:
+        return fold.part
+    off, noise = fold.part.log_ratio.copy(), _noise([each for each in others if not each.drawn], own)
+    for learnt in fold.grids:
         learnt.correct(off, by_kind(learnt.grid, learnt.nodes, own), noise)
-    return replace(each.part, log_ratio=off)
+    return replace(fold.part, log_ratio=off)
 
 
 def _best(tried: Sequence[_Tried], asked: bool) -> Roughness:
@@ -188,7 +225,12 @@ def _best_of(tried: Sequence[_Tried], number: int, asked: bool) -> float | None:
     mean = _means(tried, number)
     if not mean:
         return None
-    best = min((rough for rough in mean if rough > 0), key=lambda rough: mean[rough])
+    some = [rough for rough in mean if rough > 0]
+    apart = _means([each for each in tried if not each.drawn], number) or mean
+    harmless = [rough for rough in some if apart[rough] <= apart[0.0] + PAYS_PCT]
+    if not harmless and not asked:
+        return 0.0
+    best = min(harmless or some, key=lambda rough: mean[rough])
     gain = np.array([each.errors[0.0][number] - each.errors[best][number] for each in tried])
     gain = gain[np.isfinite(gain)]
     doubt = float(np.std(gain, ddof=1) / np.sqrt(len(gain)))
