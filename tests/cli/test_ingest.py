@@ -144,5 +144,13 @@ class TestCells:
         assert "bad.parquet" in capsys.readouterr().err
         assert latfit("fit", folder, "--skip-bad") == 0
 
+    def test_what_tells_of_a_folder_is_no_trace(self, folder: Path, capsys: Captured) -> None:
+        for name in ("README.md", "LICENSE", "overview.png"):
+            (folder / name).write_bytes(b"no trace")
+        assert latfit("fit", folder) == 0
+        (folder / "steps.csv").write_text("B,S,T_ms\n1,1,2\n")
+        assert latfit("fit", folder) == 3
+        assert "steps.csv" in capsys.readouterr().err
+
     def test_several_folders_are_wrong_usage(self, folder: Path) -> None:
         assert latfit("fit", folder, folder) == 2

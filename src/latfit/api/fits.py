@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.api.many_fits import FitTask, Outcome, all_done, failed
-from latfit.api.predictions import Evaluation, grid_of, predicted, refuse_unread, steps_from
+from latfit.api.predictions import SEEN, Evaluation, grid_of, predicted, refuse_unread, steps_from
 from latfit.api.quantities import Needs, library_verb, only_with, percent
 from latfit.api.reading import ReadOptions, data_line, host_line, read_timed
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
@@ -228,6 +228,8 @@ class Fit:
         check_one_system(found)
         machine, held_out = same_machine(self.result, found.trace), self.result.cross_validation.mape_pct
         scores = {**evaluate(self.result, found.trace), "machine": machine.to_json()}
+        if found.sha256 == self.result.data.sha256:
+            scores["notes"] = [SEEN, *scores["notes"]]
         return Evaluation(scores, data_facts(found, {}, found.trace), held_out, machine)
 
     @library_verb

@@ -230,6 +230,14 @@ class TestOtherSteps:
         assert worse.scores["metrics"]["median_ape_pct"] == pytest.approx(23.1, abs=1.5)
         assert "Median error" in repr(worse)
 
+    def test_the_steps_that_a_fit_was_made_of_are_told_from_others(self, in_tmp: Path) -> None:
+        for name, seed in (("own", 1), ("other", 2)):
+            write_trace(in_tmp / f"{name}.parquet", planted_trace(0.05, seed=seed))
+        fit = latfit.fit("own.parquet", model="linear")
+        own, other = (fit.evaluate(f"{name}.parquet").summary() for name in ("own", "other"))
+        assert "was made of these steps" in own
+        assert "was made of these steps" not in other
+
     def test_a_sensitivity_is_the_commands(self, fitted: latfit.Fit, in_tmp: Path, capsys: Captured) -> None:
         found = fitted.sensitivity(B=8, S=[256, 512])
         fitted.save("a.fit.json")

@@ -3,7 +3,7 @@ rows of one part to cells: filter, clean, label, count.
 
 All footers are read first: what is not a trace is found before the long pass, and the number of rows is known. A part
 is some row groups of one file; within it rows come in batches. Files whose name starts with `_` or `.` are markers of
-the programs that wrote the folder and are passed over.
+the programs that wrote the folder and are passed over, as are its README, licence, pages and pictures.
 
 Files of latfit's recorder are read as they are elsewhere: tokens computed again after preemption count as prefill, and
 T is the period where that is asked for, both found within a batch.
@@ -52,6 +52,8 @@ PART_ROWS = 4 << 20
 BATCH_ROWS = 1 << 18
 STREAM_BYTES = 1 << 20
 FOOTERS_AT_ONCE = 8
+DOCUMENTS, ABOUT = (".md", ".rst", ".html", ".pdf", ".png", ".svg"), ("README", "LICENSE", "LICENCE", "NOTICE")
+"""Ends and beginnings of names of files that tell of a folder."""
 
 
 @dataclass(frozen=True)
@@ -184,10 +186,15 @@ def _files(filesystem: Any, root: str, shown: str) -> list[str]:
         for entry in inside
         if entry.type == fs.FileType.File
         and not any(step.startswith(("_", ".")) for step in entry.path.removeprefix(root).split("/"))
+        and not _is_document(entry.base_name)
     )
     if not paths:
-        raise BadInput("holds no file", where=shown, remedy="Name the folder that holds the Parquet files of a trace.")
+        raise BadInput("holds no trace", where=shown, remedy="Name the folder that holds the Parquet files of a trace.")
     return paths
+
+
+def _is_document(name: str) -> bool:
+    return name.lower().endswith(DOCUMENTS) or name.upper().startswith(ABOUT)
 
 
 def _parts_of(filesystem: Any, path: str, column_map: Mapping[str, str]) -> list[Part] | str:
