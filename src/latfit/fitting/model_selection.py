@@ -12,7 +12,8 @@ difference of a candidate's and the best one's error on fold i of K, its standar
 candidates within one standard error of the best the one with the fewest free parameters wins (Breiman et al. 1984), but
 it never gives up more than 0.5 points of error, nor a twentieth of it, and is never worse than the better of line and
 saturation model. The best of many candidates on few rows is best by luck: of n < 300 rows it is two standard errors,
-and 300/n times as much may be given up.
+and 300/n times as much may be given up. A constant is no such candidate: it says that batches may grow for nothing, so
+it is chosen only where a line predicts held-out steps worse than it by more than those standard errors.
 
 Steps that only decode cannot tell a token from a request (S = B). There only models are compared that put what a step
 costs on its requests, as the line does with tau_S = 0, so that what the fit says of prefill, which it does not claim to
@@ -359,7 +360,7 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
     entries = _entered(sample, names, options, folds)
     if not entries or ("linear" in names and "linear" not in entries):
         return _of_few_steps(sample, names, options, folds)
-    name = simplest({each: entry.score for each, entry in entries.items()}, len(sample))
+    name = simplest(_without_constant({each: entry.score for each, entry in entries.items()}, len(sample)), len(sample))
     if decode_only(sample.steps) and (not wanted or "saturation" in wanted):
         more = _entered(sample, _possible([*names, "saturation"], options)[len(names) :], options, folds)
         if more and more["saturation"].score.mape_pct < FAR_BETTER * entries[name].score.mape_pct:
@@ -476,14 +477,27 @@ def simplest(scores: Mapping[str, Score], rows: int) -> str:
     best = min(scores.values(), key=lambda score: score.mape_pct)
     ceiling = min([scores[name].mape_pct + NOT_WORSE for name in REFERENCE_MODELS if name in scores], default=np.inf)
     most = min(GIVEN_UP, GIVEN_UP_SHARE * best.mape_pct) * max(1.0, MANY_ROWS / rows)
-    errors = 1.0 if rows >= MANY_ROWS else 2.0
     good = [
         name
         for name, score in scores.items()
-        if score.mape_pct - best.mape_pct <= min(errors * paired_error(score, best), most) and score.mape_pct <= ceiling
+        if score.mape_pct - best.mape_pct <= min(_luck(rows) * paired_error(score, best), most)
+        and score.mape_pct <= ceiling
     ]
     names = good or [name for name, score in scores.items() if score is best]
     return min(names, key=lambda name: (scores[name].free, scores[name].mape_pct))
+
+
+def _without_constant(scores: Mapping[str, Score], rows: int) -> Mapping[str, Score]:
+    """The candidates, without a constant where a line is worse by no more than luck; see the module's head."""
+    line, flat = scores.get("linear"), scores.get("constant")
+    if line is None or flat is None or line.mape_pct - flat.mape_pct > _luck(rows) * paired_error(line, flat):
+        return scores
+    return {name: score for name, score in scores.items() if score is not flat}
+
+
+def _luck(rows: int) -> float:
+    """Standard errors by which candidates differ by luck."""
+    return 1.0 if rows >= MANY_ROWS else 2.0
 
 
 def paired_error(a: Score, b: Score) -> float:
@@ -493,7 +507,10 @@ def paired_error(a: Score, b: Score) -> float:
 
 
 def _reason(name: str, scores: Mapping[str, Score]) -> str:
-    best = min(scores, key=lambda other: scores[other].mape_pct)
+    best = min(
+        (other for other in scores if name == FLATTEST[0] or other != FLATTEST[0]),
+        key=lambda other: scores[other].mape_pct,
+    )
     own = scores[name]
     beside = [
         f"{other} {scores[other].mape_pct:.1f} %" for other in REFERENCE_MODELS if other in scores and other != name
@@ -501,11 +518,15 @@ def _reason(name: str, scores: Mapping[str, Score]) -> str:
     if name.endswith(MOE) and (without := name.removesuffix(MOE)) in scores and without not in REFERENCE_MODELS:
         beside.append(f"{without} {scores[without].mape_pct:.1f} %")
     against = f" ({', '.join(beside)})" if beside else ""
+    flat = scores.get(FLATTEST[0], own)
+    passed = ""
+    if flat.mape_pct < scores[best].mape_pct:
+        passed = f" A constant has {flat.mape_pct:.1f} %, but would let batches grow for nothing."
     if name == best:
-        return f"{name} predicts held-out steps best: {own.mape_pct:.1f} % with {own.free} parameters{against}."
+        return f"{name} predicts held-out steps best: {own.mape_pct:.1f} % with {own.free} parameters{against}.{passed}"
     return (
         f"{name} is the simplest model within one standard error of the best: {own.mape_pct:.1f} % with {own.free} "
-        f"parameters, {best} {scores[best].mape_pct:.1f} % with {scores[best].free}{against}."
+        f"parameters, {best} {scores[best].mape_pct:.1f} % with {scores[best].free}{against}.{passed}"
     )
 
 

@@ -157,6 +157,20 @@ def test_a_lucky_hit_on_a_single_row_does_not_choose() -> None:
     assert _mean(7 * better[0], 3.0) == pytest.approx(7 * _mean(better[0], 3.0), rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_constant_is_not_taken_where_a_line_does_as_well(seed: int) -> None:
+    """Narrow batches and much noise: within the data a constant is as near as the truth, at ten times the tokens the
+    truth takes 35 ms and not 21."""
+    rng = np.random.default_rng(seed)
+    B = rng.integers(20, 45, 120).astype(float)
+    S = B + np.where(rng.random(120) < 0.2, rng.integers(10, 60, 120), 0)
+    fit = fit_trace(Trace({"B": B, "S": S, "T_ms": (20 + 0.03 * S) * np.exp(rng.normal(0, 0.12, 120))}), AUTO)
+    assert fit.model != "constant"
+    assert fit.latency_ms(B=np.array([40.0]), S=np.array([500.0]))[0] > 26
+    scores = (fit.cross_validation.selection or {})["candidates"]
+    assert scores["constant"]["mape_pct"] == pytest.approx(scores[fit.model]["mape_pct"], rel=0.1)
+
+
 def test_three_cells_of_one_latency_are_a_constant() -> None:
     """No cell can be left out by a line, which then goes through all three, and far off beside them."""
     rng = np.random.default_rng(5)
