@@ -72,7 +72,7 @@ FEWEST = 4
 FEW = 16
 """Values of an axis up to which each has a node, near to the next or not: so few were chosen by who measured."""
 REPEATED = 2
-"""Steps of each kind from which all are told apart by their nodes."""
+"""Steps that are alike, in the mean, from which they can be known one by one."""
 
 FEWEST_ALONE = 30
 """Steps that are nothing but prefill from which they have a grid of their own, where some hold several requests."""
@@ -205,16 +205,14 @@ def _grid(data: Rows) -> Grid | None:
     features = features_of(data.steps)
     only = prefill_only(features)
     several = only.sum() >= FEWEST_ALONE and not only.all() and np.ptp(features["n"][only]) > 0
-    alone = _grid_of(OF_PREFILL_ALONE, features, data.weights, only) if several else None
-    rest = _grid_of(OF_STEPS, features, data.weights, ~only) if several else None
+    alone = _grid_of(OF_PREFILL_ALONE, features, only) if several else None
+    rest = _grid_of(OF_STEPS, features, ~only) if several else None
     if alone is None or rest is None:
-        return _grid_of(OF_STEPS, features, data.weights, np.ones(len(data), dtype=bool))
+        return _grid_of(OF_STEPS, features, np.ones(len(data), dtype=bool))
     return replace(rest, kinds=(DECODE_ONLY, BOTH), alone=replace(alone, kinds=(PREFILL_ONLY,)))
 
 
-def _grid_of(
-    axes: Sequence[str], features: Mapping[str, FloatArray], weights: FloatArray, own: NDArray[np.bool_]
-) -> Grid | None:
+def _grid_of(axes: Sequence[str], features: Mapping[str, FloatArray], own: NDArray[np.bool_]) -> Grid | None:
     """The grid over some of the steps (n,); None where these hardly differ."""
     at = dict(zip(axes, coordinates(axes, features), strict=True))
     if not np.any(features["KP"] > 0):
@@ -225,8 +223,8 @@ def _grid_of(
     if not spread:
         return None
     nodes = _nodes(spread)
-    if float(weights[own].sum()) >= REPEATED * len(np.unique(np.stack(list(spread.values())), axis=1).T):
-        nodes = _between(nodes)
+    if own.sum() >= REPEATED * np.unique(np.stack(list(spread.values())), axis=1).shape[1]:
+        nodes = _between(nodes, [name for name, x in spread.items() if len(np.unique(x)) <= FEW])
     if PREFILL in nodes and _tiles_show(features, nodes):
         nodes[PREFILL] = _with_risers(nodes[PREFILL], float(np.median(features["D"][features["P"] > 0])))
     constant = {name: float(np.expm1(told[name].max(initial=0.0))) for name in at if name not in spread}
@@ -286,12 +284,11 @@ def _nodes(spread: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
     return {name: _padded(x) for name, x in inner.items()}
 
 
-def _between(nodes: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    """The nodes, and one halfway between any two of an axis with few: cells that were measured several times over may
-    be known one by one, without a word on what lies between them."""
+def _between(nodes: Mapping[str, FloatArray], few: Sequence[str]) -> dict[str, FloatArray]:
+    """The nodes, and one halfway between any two of some axes, so that cells that were measured several times over can
+    be known one by one."""
     finer = {
-        name: np.sort(np.concatenate([x, (x[1:] + x[:-1]) / 2])) if len(x) <= FEW + 3 else x
-        for name, x in nodes.items()
+        name: np.sort(np.concatenate([x, (x[1:] + x[:-1]) / 2])) if name in few else x for name, x in nodes.items()
     }
     return finer if np.prod([float(len(x)) for x in finer.values()]) <= MOST_NODES else dict(nodes)
 
