@@ -70,7 +70,7 @@ REACH = 4
 FEWEST = 4
 """Values of an axis that count as several."""
 FEW = 16
-"""Values of an axis up to which each has a node, near to the next or not: so few were chosen by who measured."""
+"""Values of an axis up to which, in a grid whose cells are repeated, each has a node, near to the next or not."""
 REPEATED = 2
 """Steps that are alike, in the mean, from which they can be known one by one."""
 
@@ -222,9 +222,9 @@ def _grid_of(axes: Sequence[str], features: Mapping[str, FloatArray], own: NDArr
     spread = {name: x[own] for name, x in at.items() if len(told[name]) and np.ptp(told[name]) > 0}
     if not spread:
         return None
-    nodes = _nodes(spread)
-    if own.sum() >= REPEATED * np.unique(np.stack(list(spread.values())), axis=1).shape[1]:
-        nodes = _between(nodes, [name for name, x in spread.items() if len(np.unique(x)) <= FEW])
+    repeated = own.sum() >= REPEATED * np.unique(np.stack(list(spread.values())), axis=1).shape[1]
+    few = [name for name, x in spread.items() if repeated and len(np.unique(x)) <= FEW]
+    nodes = _between(_nodes(spread, few), few)
     if PREFILL in nodes and _tiles_show(features, nodes):
         nodes[PREFILL] = _with_risers(nodes[PREFILL], float(np.median(features["D"][features["P"] > 0])))
     constant = {name: float(np.expm1(told[name].max(initial=0.0))) for name in at if name not in spread}
@@ -271,12 +271,13 @@ def by_kind(grid: Grid, found: Mapping[float, FloatArray], roughness: Sequence[f
     return g
 
 
-def _nodes(spread: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    """Nodes at the measured values, farther apart where those are many, and some beyond either end."""
+def _nodes(spread: Mapping[str, FloatArray], few: Sequence[str]) -> dict[str, FloatArray]:
+    """Nodes at the measured values, farther apart where those are many, and some beyond either end. few: axes of which
+    each value has one."""
     values = {name: np.unique(x) for name, x in spread.items()}
     long = sum(len(x) >= FEWEST for x in values.values())
     apart = dict.fromkeys(values, OCTAVE / PER_OCTAVE[max(long, 1) - 1])
-    inner = {name: x if len(x) <= FEW else _thinned(x, apart[name]) for name, x in values.items()}
+    inner = {name: x if name in few else _thinned(x, apart[name]) for name, x in values.items()}
     while np.prod([float(len(x) + 2) for x in inner.values()]) > MOST_NODES:
         longest = max(inner, key=lambda name: len(inner[name]))
         apart[longest] *= 1.2

@@ -8,6 +8,10 @@ with the least mean absolute relative error over the folds, by their geometric m
 rough, until no kind has gained from the last two; beside drawn rows all of them, since the roughest remember a cell
 without a word on its neighbours.
 
+T may fall by the noise as work grows. While values are compared it may not at all, since only the best of them tells
+the noise; but of repeated cells, whose own means fall, that is what decides, so there it is the least noise that the
+values before left.
+
 A correction has to pay: a kind has one where it is better than the formula alone by more than a tenth of a point, 2 %
 of its error, and the standard error of their paired difference; and what it remembers of measured cells may cost cells
 that were not no more than a tenth of a point.
@@ -137,7 +141,7 @@ def chosen_correction(data: FitData, options: FitOptions, theta: FloatArray, *, 
     tried, repeated, noise = [each for each in folds if not each.drawn], len(schemes) > 1, np.inf
     for rough in (0.0, *(OF_REPEATS if repeated else ROUGHNESS)):
         for each in folds:
-            _try(rows, each, rough, noise)
+            _try(rows, each, rough, noise if repeated else 0.0)
         noise = min(noise, _noise(tried, (rough, rough, rough)))
         if not repeated and _past_the_best(folds):
             break
@@ -161,7 +165,7 @@ def _prepared(rows: _Rows, grid: Grid, part: LeftOut, drawn: bool) -> _Tried:
 
 
 def _try(rows: _Rows, fold: _Tried, rough: float, noise: float) -> None:
-    """One roughness, 0 for the formula alone, on one fold. noise: the least that any before left."""
+    """One roughness, 0 for the formula alone, on one fold. noise: by how much latency may fall."""
     fold.off[rough] = fold.part.log_ratio.copy()
     if rough > 0:
         missed, weights = fold.part.missed(rows.data), rows.data.weights[fold.part.train]
