@@ -14,7 +14,7 @@ values before left.
 
 A correction has to pay: a kind has one where it is better than the formula alone by more than a tenth of a point, 2 %
 of its error, and the standard error of their paired difference; and what it remembers of measured cells may cost cells
-that were not no more than a tenth of a point.
+that were not no more than a tenth of a point, in both means over their folds, the geometric and the arithmetic one.
 
 Nothing is scored on what chose it: the rows of a cell or block are predicted at the roughness that the others choose,
 and that may be none. Drawn rows have a say in that where they are of others; none of them is scored.
@@ -230,16 +230,32 @@ def _best_of(tried: Sequence[_Tried], number: int, asked: bool) -> float | None:
     if not mean:
         return None
     some = [rough for rough in mean if rough > 0]
-    apart = _means([each for each in tried if not each.drawn], number) or mean
-    harmless = [rough for rough in some if apart[rough] <= apart[0.0] + PAYS_PCT]
+    harmless = [rough for rough in some if _harmless(tried, number, rough)]
     if not harmless and not asked:
         return 0.0
     best = min(harmless or some, key=lambda rough: mean[rough])
-    gain = np.array([each.errors[0.0][number] - each.errors[best][number] for each in tried])
-    gain = gain[np.isfinite(gain)]
-    doubt = float(np.std(gain, ddof=1) / np.sqrt(len(gain)))
-    pays = mean[0.0] - mean[best] > max(PAYS_PCT, PAYS_SHARE * mean[0.0]) and float(np.mean(gain)) > doubt
+    gain, doubt = _gain(tried, number, best)
+    pays = mean[0.0] - mean[best] > max(PAYS_PCT, PAYS_SHARE * mean[0.0]) and gain > doubt
     return best if asked or pays else 0.0
+
+
+def _harmless(tried: Sequence[_Tried], number: int, rough: float) -> bool:
+    """Whether a kind's cells that are left out lose nothing by what drawn rows gain."""
+    apart = [each for each in tried if not each.drawn]
+    if len(apart) == len(tried):
+        return True
+    mean = _means(apart, number)
+    return not mean or (mean[rough] <= mean[0.0] + PAYS_PCT and _gain(apart, number, rough)[0] >= -PAYS_PCT)
+
+
+def _gain(tried: Sequence[_Tried], number: int, rough: float) -> tuple[float, float]:
+    """By how many points a kind's error is below that of the formula in the mean of the folds, and its standard
+    error."""
+    gain = np.array([each.errors[0.0][number] - each.errors[rough][number] for each in tried])
+    gain = gain[np.isfinite(gain)]
+    if len(gain) < 2:
+        return 0.0, 0.0
+    return float(np.mean(gain)), float(np.std(gain, ddof=1) / np.sqrt(len(gain)))
 
 
 def _noise(tried: Sequence[_Tried], roughness: Roughness) -> float:
