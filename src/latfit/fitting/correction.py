@@ -18,9 +18,9 @@ Where steps that are nothing but prefill hold several requests, they have a grid
 requests, and the others theirs; each is learnt from its steps alone. On one grid for all an axis more would leave too
 few nodes on each.
 
-Where the same steps were measured several times over, of a grid of few values, there is a node halfway between any two
-measured ones. At the least roughness what holds unmeasured nodes at zero outweighs the differences: such a g knows the
-measured cells one by one and says nothing of what lies between them.
+What steps that were measured several times have of their own (see `repeats`) is added to g at their nodes. Of a grid of
+few values every one has a node, and between any two there is another, where nothing is added: so nothing is said of
+steps that were not measured.
 
 Far from measured steps g has to vanish. The table holds g u with u = 2^-max(0, d - 1), where d counts the steps of the
 grid, or octaves where these are shorter, to the nearest measured node; its outermost nodes hold zero, as far beyond the
@@ -38,7 +38,7 @@ first, and those of each tier keep between the bounds that the tiers before leav
 the noise of the rows at most, so that T never falls by more than the noise.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -46,7 +46,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.data import Rows
+from latfit.fitting.data import FitData, Rows
+from latfit.fitting.repeats import OwnOfSteps, own_of_steps, visits_of
 from latfit.model import OF_PREFILL_ALONE, OF_STEPS, Correction, coordinates, corners_of, features_of, prefill_only
 from latfit.stats import MAD_TO_SIGMA, FloatArray
 
@@ -73,6 +74,8 @@ FEW = 16
 """Values of an axis up to which, in a grid whose cells are repeated, each has a node, near to the next or not."""
 REPEATED = 2
 """Steps that are alike, in the mean, from which they can be known one by one."""
+ON_A_NODE = 1 - 1e-9
+"""Share of a node from which a step is on it."""
 
 FEWEST_ALONE = 30
 """Steps that are nothing but prefill from which they have a grid of their own, where some hold several requests."""
@@ -109,10 +112,12 @@ NO_BOUND = 1e3
 @dataclass(frozen=True)
 class Smoothing:
     """How a correction is learnt. roughness: the weight of its differences for steps that decode, for those that are
-    nothing but prefill, and for others; 0 where the formula stays as it is.  noise: relative, of the rows about it."""
+    nothing but prefill, and for others; 0 where the formula stays as it is.  noise: relative, of the rows about it.
+    own: of which of the three kinds the measured steps keep what they have of their own."""
 
     roughness: tuple[float, float, float]
     noise: float
+    own: tuple[bool, bool, bool] = (False, False, False)
 
 
 DECODE_ONLY, PREFILL_ONLY, BOTH = range(3)
@@ -122,13 +127,14 @@ KINDS = (DECODE_ONLY, PREFILL_ONLY, BOTH)
 @dataclass(frozen=True, eq=False)
 class Grid:
     """nodes: of each axis along which the steps of a trace differ.  constant: what they hold along the others.  inside:
-    whether nodes are within what was measured, by axis.  corners, shares (n, 2^d): the nodes around each step, and
-    their weights.  own: whether it is the grid of each step (n,).  kinds: of these.  alone: the grid of steps that are
-    nothing but prefill, where they have their own."""
+    whether nodes are within what was measured, by axis.  at: coordinates (n,) of the steps by axis.  corners, shares
+    (n, 2^d): the nodes around each, and their weights.  own: whether it is the grid of each step (n,).  kinds: of
+    these.  alone: the grid of steps that are nothing but prefill, where they have their own."""
 
     nodes: Mapping[str, FloatArray]
     constant: Mapping[str, float]
     inside: Sequence[NDArray[np.bool_]]
+    at: Sequence[FloatArray]
     corners: NDArray[np.int64]
     shares: FloatArray
     own: NDArray[np.bool_]
@@ -143,6 +149,18 @@ class Grid:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(len(each) for each in self.nodes.values())
+
+    @cached_property
+    def halved(self) -> "Grid | None":
+        """With a node between any two, but those on both sides of a full tile; None where those are too many."""
+        if np.prod([2.0 * len(x) - 1 for x in self.nodes.values()]) > MOST_NODES:
+            return None
+        nodes = {name: _halved(x, name) for name, x in self.nodes.items()}
+        inside = [
+            (x >= old[within].min()) & (x <= old[within].max())
+            for x, old, within in zip(nodes.values(), self.nodes.values(), self.inside, strict=True)
+        ]
+        return replace(self, nodes=nodes, inside=inside, **_placed(nodes, self.at))
 
     def part(self, rows: NDArray[np.intp]) -> "Part":
         """What some of the steps measure."""
@@ -224,12 +242,24 @@ def _grid_of(axes: Sequence[str], features: Mapping[str, FloatArray], own: NDArr
         return None
     repeated = own.sum() >= REPEATED * np.unique(np.stack(list(spread.values())), axis=1).shape[1]
     few = [name for name, x in spread.items() if repeated and len(np.unique(x)) <= FEW]
-    nodes = _between(_nodes(spread, few), few)
+    nodes = _nodes(spread, few)
     if PREFILL in nodes and _tiles_show(features, nodes):
         nodes[PREFILL] = _with_risers(nodes[PREFILL], float(np.median(features["D"][features["P"] > 0])))
     constant = {name: float(np.expm1(told[name].max(initial=0.0))) for name in at if name not in spread}
     inside = [(nodes[name] >= x.min()) & (nodes[name] <= x.max()) for name, x in spread.items()]
-    return Grid(nodes, constant, inside, *corners_of(nodes, [at[name] for name in spread]), own)
+    return Grid(nodes, constant, inside, own=own, **_placed(nodes, [at[name] for name in spread]))
+
+
+def _placed(nodes: Mapping[str, FloatArray], at: Sequence[FloatArray]) -> dict[str, Any]:
+    """Where steps with these coordinates lie on a grid."""
+    corners, shares = corners_of(nodes, list(at))
+    return {"at": at, "corners": corners, "shares": shares}
+
+
+def _halved(x: FloatArray, name: str) -> FloatArray:
+    """The nodes of an axis, and one between any two that are no two sides of a full tile."""
+    apart = ~_risers(x) if name == PREFILL else np.ones(len(x) - 1, dtype=bool)
+    return np.sort(np.concatenate([x, ((x[1:] + x[:-1]) / 2)[apart]]))
 
 
 def learnt(
@@ -239,17 +269,69 @@ def learnt(
     if len(rows) > LEARNT_FROM:
         some = np.linspace(0, len(rows) - 1, LEARNT_FROM).astype(np.intp)
         rows, log_ratio = rows[some], log_ratio[some]
+    tables, known = [], tuple(data.steps)
+    for grid, part, table in smooth_tables(data, rows, log_ratio, smoothing):
+        finer = grid.halved if any(smoothing.own[kind] for kind in grid.kinds) else None
+        if finer is not None:
+            table = _with_own(data, rows, grid, finer, table, log_ratio, smoothing.own)
+            grid, part = finer, finer.part(rows)
+        tables.append(raised(part, table, smoothing.noise, slack(grid, formula, known)))
+    return replace(tables[0], alone=tables[1] if len(tables) > 1 else None)
+
+
+def smooth_tables(
+    data: Rows, rows: NDArray[np.intp], log_ratio: FloatArray, smoothing: Smoothing
+) -> Iterator[tuple[Grid, Part, FloatArray]]:
+    """Every grid, what some rows (k,) measure of it, and the smooth g there, before it is held from falling. log_ratio:
+    ln(observed/formula) of the rows (k,)."""
     grid = grid_of(data)
     assert grid is not None
-    tables = []
     for each in grid.all:
         part, found = each.part(rows), dict[float, FloatArray]()
         own, weights = log_ratio[part.rows], data.weights[rows[part.rows]]
         for rough in sorted({smoothing.roughness[kind] for kind in each.kinds} - {0.0}, reverse=True):
             found[rough] = smoothed(part, own, weights, rough, next(reversed(found.values()), None))
-        g = by_kind(each, found, smoothing.roughness)
-        tables.append(finished(part, g, smoothing.noise, slack(each, formula, tuple(data.steps))))
-    return replace(tables[0], alone=tables[1] if len(tables) > 1 else None)
+        yield each, part, faded(part, by_kind(each, found, smoothing.roughness))
+
+
+def own_of_kinds(
+    data: Rows, rows: NDArray[np.intp], grid: Grid, table: FloatArray, log_ratio: FloatArray
+) -> Iterator[tuple[int, NDArray[np.intp], OwnOfSteps]]:
+    """What measured steps have of their own beside a table of g, of the rows (k,) of a trace that lie on its nodes: the
+    kind of steps, which of the rows are of it, what they have. log_ratio: ln(observed/formula) (k,)."""
+    visit = data.visit if isinstance(data, FitData) else None
+    on = np.flatnonzero(grid.own[rows] & (grid.shares[rows].max(axis=1) > ON_A_NODE))
+    corners, shares = grid.corners[rows[on]], grid.shares[rows[on]]
+    node = corners[np.arange(len(on)), np.argmax(shares, axis=1)]
+    off = log_ratio[on] - table.ravel()[node]
+    kind = kinds_of(grid)[node]
+    for number in grid.kinds:
+        of = np.flatnonzero(kind == number)
+        own = rows[on[of]]
+        visits = visits_of(node[of], None if visit is None else visit[own], off[of], data.weights[own])
+        if (found := own_of_steps(visits)) is not None:
+            yield number, on[of], found
+
+
+def _with_own(
+    data: Rows,
+    rows: NDArray[np.intp],
+    grid: Grid,
+    finer: Grid,
+    table: FloatArray,
+    log_ratio: FloatArray,
+    kept: Sequence[bool],
+) -> FloatArray:
+    """The table of a finer grid that says the same, and of the measured steps what they have of their own."""
+    every = np.meshgrid(*finer.nodes.values(), indexing="ij")
+    corners, shares = corners_of(grid.nodes, [x.ravel() for x in every])
+    found = np.asarray((table.ravel()[corners] * shares).sum(axis=1))
+    for kind, some, own in own_of_kinds(data, rows, grid, table, log_ratio):
+        if kept[kind]:
+            near = rows[some]
+            node = finer.corners[near, np.argmax(finer.shares[near], axis=1)]
+            found[node] = found[node] + own.value
+    return found.reshape(finer.shape)
 
 
 def kinds(D: FloatArray, P: FloatArray) -> NDArray[np.int64]:
@@ -257,14 +339,20 @@ def kinds(D: FloatArray, P: FloatArray) -> NDArray[np.int64]:
     return np.where(P == 0, DECODE_ONLY, np.where(D == 0, PREFILL_ONLY, BOTH))
 
 
-def by_kind(grid: Grid, found: Mapping[float, FloatArray], roughness: Sequence[float]) -> FloatArray:
-    """g (m,) that has at each node the roughness of its kind of steps; 0: none."""
+def kinds_of(grid: Grid) -> NDArray[np.int64]:
+    """The kind of the steps at each node (m,)."""
+    if grid.kinds == (PREFILL_ONLY,):
+        return np.full(int(np.prod(grid.shape)), PREFILL_ONLY)
     at = dict(zip(grid.nodes, np.meshgrid(*grid.nodes.values(), indexing="ij"), strict=True))
     some = next(iter(at.values()))
     D, P = (at.get(name, np.full(some.shape, grid.constant.get(name, 0.0))) for name in (DECODING, PREFILL))
-    kind, g = kinds(D, P).ravel(), np.zeros(some.size)
-    if grid.kinds == (PREFILL_ONLY,):
-        kind[:] = PREFILL_ONLY
+    return kinds(D, P).ravel()
+
+
+def by_kind(grid: Grid, found: Mapping[float, FloatArray], roughness: Sequence[float]) -> FloatArray:
+    """g (m,) that has at each node the roughness of its kind of steps; 0: none."""
+    kind = kinds_of(grid)
+    g = np.zeros(len(kind))
     for number in grid.kinds:
         if roughness[number] > 0:
             g[kind == number] = found[roughness[number]][kind == number]
@@ -283,15 +371,6 @@ def _nodes(spread: Mapping[str, FloatArray], few: Sequence[str]) -> dict[str, Fl
         apart[longest] *= 1.2
         inner[longest] = _thinned(values[longest], apart[longest])
     return {name: _padded(x) for name, x in inner.items()}
-
-
-def _between(nodes: Mapping[str, FloatArray], few: Sequence[str]) -> dict[str, FloatArray]:
-    """The nodes, and one halfway between any two of some axes, so that cells that were measured several times over can
-    be known one by one."""
-    finer = {
-        name: np.sort(np.concatenate([x, (x[1:] + x[:-1]) / 2])) if name in few else x for name, x in nodes.items()
-    }
-    return finer if np.prod([float(len(x)) for x in finer.values()]) <= MOST_NODES else dict(nodes)
 
 
 def _thinned(values: FloatArray, apart: float) -> FloatArray:
@@ -454,10 +533,20 @@ def nearness(part: Part) -> FloatArray:
 
 def finished(part: Part, g: FloatArray, noise: float, allowed: Sequence[FloatArray]) -> Correction:
     """The table of g (m,): zero far from the measured steps, and no fall of T that noise does not explain."""
+    return raised(part, faded(part, g), noise, allowed)
+
+
+def faded(part: Part, g: FloatArray) -> FloatArray:
+    """g (m,) shaped as the grid, zero far from the measured steps."""
     table = g.reshape(part.measured.shape) * part.near
     for axis in range(table.ndim):
         line = np.moveaxis(table, axis, 0)
         line[~part.inside[axis]] = 0.0
+    return table
+
+
+def raised(part: Part, table: FloatArray, noise: float, allowed: Sequence[FloatArray]) -> Correction:
+    """A table of g by which T falls by no more than the noise."""
     middle = rising(isotonic(table, allowed, part.support), allowed, part.support)
     return Correction(part.nodes, np.clip(table, middle - noise / 2, middle + noise / 2))
 

@@ -105,6 +105,17 @@ class FitData(Rows):
         return found
 
     @cached_property
+    def visit(self) -> NDArray[np.intp] | None:
+        """Number of the unbroken run of repeats that each row (n,) is in; None where rows have no time."""
+        if self.times is None:
+            return None
+        found, visits = np.zeros(len(self), dtype=np.intp), 0
+        for rows in self.runs:
+            found[rows] = visits + np.cumsum(np.diff(self.known_cell[rows], prepend=self.known_cell[rows[0]]) != 0)
+            visits = int(found[rows[-1]]) + 1
+        return found
+
+    @cached_property
     def spots(self) -> Spots:
         one = _one_of_each(self.known_cell)
         steps = self.steps.at(one)

@@ -22,7 +22,7 @@ whose latency falls as it fills has no other.
 
 The expert-coverage term is a candidate like any other only where the user says `auto+moe`: on dense models it would
 win by a little, for a concavity at few tokens that has nothing to do with experts. Elsewhere it is added to the chosen
-model where that gains more than 0.5 points and more than the standard error.
+model, or to one as near as simplicity may cost, where that gains more than 0.5 points and more than the standard error.
 
 Some parameters take one of a few values: sharpness of a smooth maximum, length of a tile. They are properties of a
 machine's kernels, not of a load, so they are settled once, on a sample of the rows, and held from then on. In turn each
@@ -44,8 +44,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
-from latfit.fitting.checking.crossval import EXACT, assign_folds, by_fold, drawn_folds, error_by_phase, held_out
-from latfit.fitting.checking.roughness import KIND_ROWS, chosen_correction
+from latfit.fitting.checking.crossval import EXACT, FOLDS, assign_folds, by_fold, error_by_phase, held_out
+from latfit.fitting.checking.roughness import KIND_ROWS, Chosen, chosen_correction
 from latfit.fitting.correction import KINDS, kinds
 from latfit.fitting.data import FitData, Rows
 from latfit.fitting.diagnostics.diagnose import noise_floor
@@ -304,10 +304,25 @@ def corrected(data: FitData, options: FitOptions, wanted: str) -> tuple[FitOptio
     own = replace(options, correction=chosen.smoothing)
     if few is data:
         data.once(("corrected", repr(own)), lambda: chosen.held_out)
-    return own, (
-        f"What {options.model} misses is corrected by a table learnt from its residuals: {format_percent(chosen.after)}"
-        f" instead of {format_percent(chosen.before)} on held-out steps, every phase counted alike."
-    )
+    return own, _why(options.model, chosen)
+
+
+def _why(model: str, chosen: Chosen) -> str:
+    """What a correction gains."""
+    assert chosen.smoothing is not None
+    told = []
+    if any(chosen.smoothing.roughness):
+        told.append(
+            f"What {model} misses is corrected by a table learnt from its residuals: {format_percent(chosen.after)}"
+            f" instead of {format_percent(chosen.before)} on held-out steps, every phase counted alike."
+        )
+    if chosen.own is not None:
+        before, after = (format_percent(each) for each in chosen.own)
+        told.append(
+            f"Steps that were measured several times keep what they have of their own: {after} instead of {before} on"
+            " repeats left out."
+        )
+    return " ".join(told)
 
 
 def _at_the_floor(data: FitData, few: FitData, log_ratio: FloatArray) -> bool:
@@ -365,12 +380,14 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
         more = _entered(sample, _possible([*names, "saturation"], options)[len(names) :], options, folds)
         if more and more["saturation"].score.mape_pct < FAR_BETTER * entries[name].score.mape_pct:
             entries, name = entries | more, "saturation"
-    concave, plain = f"{name}{MOE}", entries[name].score
-    asked = concave not in names and (not wanted or concave in wanted)
-    if concave in FAMILY and asked and len(sample) >= ROWS_FOR_EXPERTS:
-        more = _entered(sample, [concave], options, folds)
-        if more and _pays(more[concave].score, plain):
-            entries, name = entries | more, concave
+    plain = entries[name].score
+    if len(sample) >= ROWS_FOR_EXPERTS:
+        concave = [f"{each}{MOE}" for each, entry in entries.items() if _near(entry.score, plain)]
+        concave = [each for each in concave if each in FAMILY and each not in names and (not wanted or each in wanted)]
+        more = _entered(sample, concave, options, folds)
+        best = min(more, key=lambda each: more[each].score.mape_pct, default=name)
+        if best != name and _pays(more[best].score, plain):
+            entries, name = entries | {best: more[best]}, best
     scores = {each: entry.score for each, entry in entries.items()}
     return Selection(name, _reason(name, scores), entries[name].options, scores)
 
@@ -411,6 +428,11 @@ def _entered(
     return found
 
 
+def _near(score: Score, chosen: Score) -> bool:
+    """Whether a candidate is so near to the chosen one that the better may be the other with one term more."""
+    return score.mape_pct - chosen.mape_pct <= min(GIVEN_UP, GIVEN_UP_SHARE * chosen.mape_pct)
+
+
 def _pays(concave: Score, plain: Score) -> bool:
     return plain.mape_pct - concave.mape_pct > max(GIVEN_UP, paired_error(plain, concave))
 
@@ -420,7 +442,10 @@ def fold_schemes(data: FitData, seed: int = 0) -> list[NDArray[np.int64]]:
     cells = int(data.known_cell.max(initial=-1)) + 1
     if not data.in_time and 4 <= cells <= FEW_CELLS:
         return [np.asarray(data.known_cell)]
-    return [assign_folds(data, seed)[1], *drawn_folds(data, seed)]
+    schemes = [assign_folds(data, seed)[1]]
+    if not data.in_time and len(data) >= 2 * FOLDS and 2 * cells <= len(data):
+        schemes.append(np.random.default_rng(seed).permutation(len(data)) % FOLDS)
+    return schemes
 
 
 def cross_validated(data: FitData, options: FitOptions, schemes: Sequence[NDArray[np.int64]]) -> Score | None:

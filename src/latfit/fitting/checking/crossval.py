@@ -3,8 +3,6 @@
 Which rows are left out together: the default scheme is one of the first two, the others are harder questions.
 
 * Cells: a designed grid (no time, or repetitions of cells) is split by cells, so that a repeat never predicts itself.
-* Rows: where a grid's cells are mostly repeated, what is asked of a cell that was measured is another question; there
-  models and corrections are chosen by rows drawn freely beside whole cells.
 * Blocks of time: a log in time order is split into contiguous blocks, because neighbours in time share their noise.
 * Expanding window: the first half of every run trains, then equal parts of the rest are each predicted from all that
   is earlier.
@@ -73,14 +71,6 @@ def assign_folds(data: FitData, seed: int = 0) -> tuple[str, NDArray[np.int64]]:
     cells = int(data.cell.max(initial=-1)) + 1
     folds = max(1, min(FOLDS, cells // 2))
     return BY_CELL, (np.random.default_rng(seed).permutation(cells) % folds)[data.cell]
-
-
-def drawn_folds(data: FitData, seed: int = 0) -> list[NDArray[np.int64]]:
-    """Fold numbers (n,) of rows drawn freely, where steps of a grid are mostly repeated; none elsewhere."""
-    cells = int(data.known_cell.max(initial=-1)) + 1
-    if data.in_time or len(data) < 2 * FOLDS or len(data) < 2 * cells:
-        return []
-    return [np.random.default_rng(seed).permutation(len(data)) % FOLDS]
 
 
 def expanding_in_runs(data: FitData, windows: int = FOLDS) -> Iterator[Fold]:
@@ -168,8 +158,9 @@ def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable
     """Fit each fold's training rows from theta as start and predict its test rows; folds whose training rows are too
     few for the free parameters are passed over. None where no fold is left."""
     parts = left_out_parts(data, options.of_formula, theta, folds)
-    smoothing = options.correction
-    if smoothing is not None:
+    if options.correction is not None:
+        # of steps that were left out nothing is known that they have of their own
+        smoothing = replace(options.correction, own=Smoothing.own)
         parts = [
             replace(part, log_ratio=part.log_ratio - part.learnt(data, smoothing).of_steps(data.steps.at(part.test)))
             for part in parts

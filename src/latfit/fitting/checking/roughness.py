@@ -1,23 +1,18 @@
 """How much of a correction the held-out rows pay for.
 
-The folds are those that the formula is chosen on: whole cells or blocks of time, and where steps of a grid are repeated
-also rows drawn freely, of which most have repeats among those that train. In each, g is learnt from what the training
-rows' own fit misses, at every roughness, and asked for the rows left out. Steps that decode, that are nothing but
-prefill, and that do both lie apart on the grid, so each kind with 30 rows and more has a roughness of its own: the one
-with the least mean absolute relative error over the folds, by their geometric mean. Values are tried from smooth to
-rough, until no kind has gained from the last two; beside drawn rows all of them, since the roughest remember a cell
-without a word on its neighbours.
+The folds are those that the formula is checked on. In each, g is learnt from what the training rows' own fit misses, at
+every roughness, and asked for the rows left out. Steps that decode, that are nothing but prefill, and that do both lie
+apart on the grid, so each kind with 30 rows and more has a roughness of its own: the one with the least mean absolute
+relative error over the folds, by their geometric mean. Values are tried from smooth to rough, until no kind has gained
+from the last two. A correction has to pay: a kind has one where it is better than
+the formula alone by more than a tenth of a point, 2 % of its error, and the standard error of their paired difference.
 
-T may fall by the noise as work grows. While values are compared it may not at all, since only the best of them tells
-the noise; but of repeated cells, whose own means fall, that is what decides, so there it is the least noise that the
-values before left.
+Nothing is scored on what chose it: the rows of a fold are predicted at the roughness that the other folds choose, and
+that may be none.
 
-A correction has to pay: a kind has one where it is better than the formula alone by more than a tenth of a point, 2 %
-of its error, and the standard error of their paired difference; and what it remembers of measured cells may cost cells
-that were not no more than a tenth of a point, in both means over their folds, the geometric and the arithmetic one.
-
-Nothing is scored on what chose it: the rows of a cell or block are predicted at the roughness that the others choose,
-and that may be none. Drawn rows have a say in that where they are of others; none of them is scored.
+Whether measured steps keep what they have of their own (see `repeats`) is asked of a grid's visits, each left out in
+turn: a kind of steps keeps it where that gains more than the same tenth of a point, 2 %, and its standard error over
+steps. What is told of the fit, its error and its intervals, is of whole cells left out, which gain nothing by it.
 """
 
 from collections.abc import Sequence
@@ -32,19 +27,30 @@ from latfit.fitting.checking.crossval import (
     LeftOut,
     assign_folds,
     by_fold,
-    drawn_folds,
     joined_parts,
     left_out_parts,
 )
-from latfit.fitting.correction import KINDS, Grid, Part, Smoothing, by_kind, finished, grid_of, kinds, slack, smoothed
+from latfit.fitting.correction import (
+    KINDS,
+    Grid,
+    Part,
+    Smoothing,
+    by_kind,
+    finished,
+    grid_of,
+    kinds,
+    own_of_kinds,
+    slack,
+    smooth_tables,
+    smoothed,
+)
 from latfit.fitting.data import FitData
-from latfit.fitting.problem import FitOptions
+from latfit.fitting.problem import FitOptions, log_ratios, make_problem
+from latfit.fitting.repeats import OwnOfSteps
 from latfit.model import features_of
 from latfit.stats import MAD_TO_SIGMA, FloatArray
 
 ROUGHNESS = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-OF_REPEATS = (1.0, 1e-2, 1e-4, 1e-6, 1e-8)
-"""Where steps are repeated: down to where what holds unmeasured nodes at zero outweighs all (see `correction`)."""
 PATIENCE = 2
 LEAST_ROWS, LEAST_CELLS = 60, 20
 KIND_ROWS = 30
@@ -57,37 +63,14 @@ Roughness = tuple[float, float, float]
 @dataclass(frozen=True)
 class Chosen:
     """smoothing: of the correction; None where none pays.  held_out: every row as predicted while left out, by what
-    the other folds choose.  before, after: error in percent of the kinds of steps, by the formula and corrected."""
+    the other folds choose.  before, after: error in percent of the kinds of steps, by the formula and corrected.  own:
+    the same of repeats left out, without and with what their steps have of their own; None where nothing is kept."""
 
     smoothing: Smoothing | None
     held_out: HeldOut
     before: float
     after: float
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """The rows of a trace: of which kind each is (n,); 1 for kinds with rows enough to count, NaN for others (3,)."""
-
-    data: FitData
-    kind: NDArray[np.int64]
-    counted: FloatArray
-
-    @classmethod
-    def of(cls, data: FitData) -> "_Rows":
-        features = features_of(data.steps)
-        kind = kinds(features["D"], features["P"])
-        many = np.bincount(kind, data.weights, len(KINDS)) >= KIND_ROWS
-        return cls(data, kind, np.where(many, 1.0, np.nan))
-
-    def errors(self, test: NDArray[np.intp], log_ratio: FloatArray) -> FloatArray:
-        """Mean error in percent (3,) of each kind among some rows (k,), NaN for those that do not count or have
-        none."""
-        kind, weights = self.kind[test], self.data.weights[test]
-        ape = 100 * np.abs(np.expm1(-log_ratio))
-        with np.errstate(invalid="ignore"):
-            mean = np.bincount(kind, weights * ape, len(KINDS)) / np.bincount(kind, weights, len(KINDS))
-        return self.counted * np.maximum(mean, EXACT)
+    own: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,13 +97,12 @@ class _Learnt:
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
-    """A fold: the grids, of which kind its test rows are, whether they are drawn freely; errors in percent (3,) of each
-    kind of rows left out, by roughness, NaN where there are too few; off: their log ratios to the formula with g."""
+    """A fold: the grids, of which kind its test rows are; errors in percent (3,) of each kind of rows left out, by
+    roughness, NaN where there are too few; off: their log ratios to the formula with g."""
 
     part: LeftOut
     grids: Sequence[_Learnt]
     kind: NDArray[np.int64]
-    drawn: bool = False
     off: dict[float, FloatArray] = field(default_factory=dict)
     errors: dict[float, FloatArray] = field(default_factory=dict)
 
@@ -128,50 +110,86 @@ class _Tried:
 def chosen_correction(data: FitData, options: FitOptions, theta: FloatArray, *, asked: bool = False) -> Chosen | None:
     """The correction that pays on a formula fitted with theta, None where the rows are too few to tell. asked: the best
     one, whether it pays or not."""
-    schemes = [assign_folds(data, options.seed)[1], *drawn_folds(data, options.seed)]
+    fold = assign_folds(data, options.seed)[1]
     cells = int(data.known_cell.max(initial=-1)) + 1
     grid = grid_of(data)
-    if grid is None or len(data) < LEAST_ROWS or cells < LEAST_CELLS or int(schemes[0].max()) == 0:
+    if grid is None or len(data) < LEAST_ROWS or cells < LEAST_CELLS or int(fold.max()) == 0:
         return None
-    left_out = [left_out_parts(data, options.of_formula, theta, by_fold(fold)) for fold in schemes]
-    if any(len(parts) <= int(fold.max()) for parts, fold in zip(left_out, schemes, strict=True)):
+    parts = left_out_parts(data, options.of_formula, theta, by_fold(fold))
+    if len(parts) < int(fold.max()) + 1:
         return None
-    rows = _Rows.of(data)
-    folds = [_prepared(rows, grid, part, drawn=parts is not left_out[0]) for parts in left_out for part in parts]
-    tried, repeated, noise = [each for each in folds if not each.drawn], len(schemes) > 1, np.inf
-    for rough in (0.0, *(OF_REPEATS if repeated else ROUGHNESS)):
-        for each in folds:
-            _try(rows, each, rough, noise if repeated else 0.0)
-        noise = min(noise, _noise(tried, (rough, rough, rough)))
-        if not repeated and _past_the_best(folds):
+    features = features_of(data.steps)
+    kind = kinds(features["D"], features["P"])
+    counted = np.where(np.bincount(kind, data.weights, len(KINDS)) >= KIND_ROWS, 1.0, np.nan)
+    tried = [_prepared(data, grid, part, kind) for part in parts]
+    for rough in (0.0, *ROUGHNESS):
+        for each in tried:
+            _try(data, each, rough, counted, kind)
+        if _past_the_best(tried):
             break
-    best = _best(folds, asked)
-    nested = [_nested(_apart(rows, folds, each), each, asked) for each in tried]
-    joined = joined_parts(data, nested)
-    assert joined is not None
+    best = _best(tried, asked)
+    nested = [_nested(tried, i, asked) for i in range(len(tried))]
+    left_out = joined_parts(data, nested)
+    assert left_out is not None
     before = _mean([each.errors[0.0] for each in tried])
-    after = _mean([rows.errors(part.test, part.log_ratio) for part in nested])
-    smoothing = Smoothing(best, _noise(tried, best)) if any(best) else None
-    return Chosen(smoothing, joined, before, after)
+    after = _mean([counted * _errors(data, part, part.log_ratio, kind) for part in nested])
+    smoothing = Smoothing(best, _noise(tried, best))
+    own = _own(data, options, theta, smoothing)
+    kept = Smoothing(best, smoothing.noise, *([] if own is None else [own.kinds]))
+    errors = None if own is None else (own.before, own.after)
+    return Chosen(kept if any(best) or own else None, left_out, before, after, errors)
 
 
-def _prepared(rows: _Rows, grid: Grid, part: LeftOut, drawn: bool) -> _Tried:
-    known = tuple(rows.data.steps)
+@dataclass(frozen=True)
+class _Kept:
+    """Which kinds of steps keep what they have of their own, and the error in percent of their repeats left out."""
+
+    kinds: tuple[bool, bool, bool]
+    before: float
+    after: float
+
+
+def _own(data: FitData, options: FitOptions, theta: FloatArray, smoothing: Smoothing) -> _Kept | None:
+    """What measured steps of a grid keep beside a correction; None where nothing pays."""
+    if data.in_time:
+        return None
+    problem = make_problem(data, options.of_formula)
+    log_ratio, rows = log_ratios(problem, theta, data), np.arange(len(data))
+    kept, found = [False, False, False], list[OwnOfSteps]()
+    for grid, _, table in smooth_tables(data, rows, log_ratio, smoothing):
+        for kind, _, own in own_of_kinds(data, rows, grid, table, log_ratio):
+            gain, doubt, before = own.gain()
+            if gain > max(PAYS_PCT, PAYS_SHARE * before) and gain > doubt:
+                kept[kind] = True
+                found.append(own)
+    if not found:
+        return None
+    weight = np.concatenate([own.weight for own in found])
+    before, after = (
+        float(np.average(np.concatenate(errors), weights=weight))
+        for errors in ([own.before for own in found], [own.after for own in found])
+    )
+    decode, prefill, both = kept
+    return _Kept((decode, prefill, both), before, after)
+
+
+def _prepared(data: FitData, grid: Grid, part: LeftOut, kind: NDArray[np.int64]) -> _Tried:
+    known = tuple(data.steps)
     grids = [
         _Learnt(each, each.part(part.train), each.part(part.test), slack(each, part.formula, known))
         for each in grid.all
     ]
-    return _Tried(part, grids, rows.kind[part.test], drawn)
+    return _Tried(part, grids, kind[part.test])
 
 
-def _try(rows: _Rows, fold: _Tried, rough: float, noise: float) -> None:
-    """One roughness, 0 for the formula alone, on one fold. noise: by how much latency may fall."""
+def _try(data: FitData, fold: _Tried, rough: float, counted: FloatArray, kind: NDArray[np.int64]) -> None:
+    """One roughness, 0 for the formula alone, on one fold."""
     fold.off[rough] = fold.part.log_ratio.copy()
     if rough > 0:
-        missed, weights = fold.part.missed(rows.data), rows.data.weights[fold.part.train]
+        missed, weights = fold.part.missed(data), data.weights[fold.part.train]
         for each in fold.grids:
-            each.correct(fold.off[rough], each.learn(missed, weights, rough), noise)
-    fold.errors[rough] = rows.errors(fold.part.test, fold.off[rough])
+            each.correct(fold.off[rough], each.learn(missed, weights, rough), 0.0)
+    fold.errors[rough] = counted * _errors(data, fold.part, fold.off[rough], kind)
 
 
 def _past_the_best(tried: Sequence[_Tried]) -> bool:
@@ -191,28 +209,25 @@ def _means(tried: Sequence[_Tried], number: int) -> dict[float, float]:
     return {rough: float(np.exp(np.mean(np.log(each[known])))) for rough, each in errors.items()}
 
 
-def _apart(rows: _Rows, folds: Sequence[_Tried], fold: _Tried) -> list[_Tried]:
-    """All other folds, of drawn ones the rows that are not of this."""
-    found = []
-    for each in folds:
-        if each.drawn:
-            other = np.isin(each.part.test, fold.part.test, invert=True)
-            errors = {rough: rows.errors(each.part.test[other], off[other]) for rough, off in each.off.items()}
-            found.append(replace(each, errors=errors))
-        elif each is not fold:
-            found.append(each)
-    return found
+def _errors(data: FitData, part: LeftOut, log_ratio: FloatArray, kind: NDArray[np.int64]) -> FloatArray:
+    """Mean error in percent (3,) of each kind of a fold's rows, NaN where it has none."""
+    own, weights = kind[part.test], data.weights[part.test]
+    ape = 100 * np.abs(np.expm1(-log_ratio))
+    with np.errstate(invalid="ignore"):
+        mean = np.bincount(own, weights * ape, len(KINDS)) / np.bincount(own, weights, len(KINDS))
+    return np.maximum(mean, EXACT)
 
 
-def _nested(others: Sequence[_Tried], fold: _Tried, asked: bool) -> LeftOut:
-    """A fold at the roughness that others choose."""
-    own = _best(others, asked)
+def _nested(tried: Sequence[_Tried], i: int, asked: bool) -> LeftOut:
+    """Fold i at the roughness that the others choose."""
+    others = [each for number, each in enumerate(tried) if number != i]
+    own, each = _best(others, asked), tried[i]
     if not any(own):
-        return fold.part
-    off, noise = fold.part.log_ratio.copy(), _noise([each for each in others if not each.drawn], own)
-    for learnt in fold.grids:
+        return each.part
+    off, noise = each.part.log_ratio.copy(), _noise(others, own)
+    for learnt in each.grids:
         learnt.correct(off, by_kind(learnt.grid, learnt.nodes, own), noise)
-    return replace(fold.part, log_ratio=off)
+    return replace(each.part, log_ratio=off)
 
 
 def _best(tried: Sequence[_Tried], asked: bool) -> Roughness:
@@ -229,33 +244,12 @@ def _best_of(tried: Sequence[_Tried], number: int, asked: bool) -> float | None:
     mean = _means(tried, number)
     if not mean:
         return None
-    some = [rough for rough in mean if rough > 0]
-    harmless = [rough for rough in some if _harmless(tried, number, rough)]
-    if not harmless and not asked:
-        return 0.0
-    best = min(harmless or some, key=lambda rough: mean[rough])
-    gain, doubt = _gain(tried, number, best)
-    pays = mean[0.0] - mean[best] > max(PAYS_PCT, PAYS_SHARE * mean[0.0]) and gain > doubt
-    return best if asked or pays else 0.0
-
-
-def _harmless(tried: Sequence[_Tried], number: int, rough: float) -> bool:
-    """Whether a kind's cells that are left out lose nothing by what drawn rows gain."""
-    apart = [each for each in tried if not each.drawn]
-    if len(apart) == len(tried):
-        return True
-    mean = _means(apart, number)
-    return not mean or (mean[rough] <= mean[0.0] + PAYS_PCT and _gain(apart, number, rough)[0] >= -PAYS_PCT)
-
-
-def _gain(tried: Sequence[_Tried], number: int, rough: float) -> tuple[float, float]:
-    """By how many points a kind's error is below that of the formula in the mean of the folds, and its standard
-    error."""
-    gain = np.array([each.errors[0.0][number] - each.errors[rough][number] for each in tried])
+    best = min((rough for rough in mean if rough > 0), key=lambda rough: mean[rough])
+    gain = np.array([each.errors[0.0][number] - each.errors[best][number] for each in tried])
     gain = gain[np.isfinite(gain)]
-    if len(gain) < 2:
-        return 0.0, 0.0
-    return float(np.mean(gain)), float(np.std(gain, ddof=1) / np.sqrt(len(gain)))
+    doubt = float(np.std(gain, ddof=1) / np.sqrt(len(gain)))
+    pays = mean[0.0] - mean[best] > max(PAYS_PCT, PAYS_SHARE * mean[0.0]) and float(np.mean(gain)) > doubt
+    return best if asked or pays else 0.0
 
 
 def _noise(tried: Sequence[_Tried], roughness: Roughness) -> float:

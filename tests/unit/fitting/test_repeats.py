@@ -1,0 +1,145 @@
+"""What measured steps have of their own: planted variances, a mixed model by statsmodels, visits that share noise."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from latfit.fitting.correction import Smoothing, grid_of, learnt
+from latfit.fitting.data import fit_data
+from latfit.fitting.fit import fit_trace
+from latfit.fitting.problem import FitOptions
+from latfit.fitting.repeats import FEWEST, own_of_steps, visits_of
+from latfit.stats import FloatArray
+from latfit.trace import Trace
+
+STEPS, TAU, SIGMA = 40, 0.05, 0.02
+
+
+def planted(
+    visits: int, rows: int = 1, tau: float = TAU, own: float = 0.0, seed: int = 0
+) -> tuple[NDArray[np.intp], NDArray[np.intp], FloatArray, FloatArray]:
+    """(step, visit, log ratio of each row, what its step has of its own). own: scatter of rows within a visit."""
+    rng = np.random.default_rng(seed)
+    visit = np.repeat(np.arange(STEPS * visits), rows)
+    step = visit // visits
+    a, d = rng.normal(0, tau, STEPS)[step], rng.normal(0, SIGMA, STEPS * visits)[visit]
+    return step, visit, a + d + rng.normal(0, own, len(step)), a
+
+
+@pytest.mark.filterwarnings("ignore:The MLE may be on the boundary")
+def test_is_the_prediction_of_a_mixed_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By restricted likelihood, which a balanced design has in common with the analysis of variance."""
+    import statsmodels.api as sm
+
+    monkeypatch.setattr("latfit.fitting.repeats.HUBER", np.inf)
+    step, _, off, _ = planted(4)
+    off = off - off.mean()
+    own = own_of_steps(visits_of(step, None, off, np.ones(len(off))))
+    model = sm.MixedLM(off, np.zeros((len(off), 0)), groups=step).fit(reml=True)
+    expected = np.array([float(model.random_effects[number].iloc[0]) for number in range(STEPS)])
+    assert own is not None
+    assert own.value[::4] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_visits_left_out_are_nearer_by_what_variances_say(seed: int) -> None:
+    step, _, off, _ = planted(4, seed=seed)
+    own = own_of_steps(visits_of(step, None, off, np.ones(len(off))))
+    assert own is not None
+    # |N(0, s)| has the mean 0.8 s; of three others with noise of their own the mean is off by a third of a variance
+    gain, doubt, before = own.gain()
+    expected = 80 * np.sqrt(TAU**2 + SIGMA**2), 80 * np.sqrt(SIGMA**2 * 4 / 3)
+    assert before == pytest.approx(expected[0], abs=4 * 80 * TAU / np.sqrt(2 * STEPS))
+    assert before - gain == pytest.approx(expected[1], rel=0.25)
+    assert doubt == pytest.approx(60 * TAU / np.sqrt(STEPS), rel=0.5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_repeats_in_a_row_count_as_one(seed: int) -> None:
+    """Steps differ by nothing but what a visit shares: rows alone would call that their own."""
+    step, visit, off, _ = planted(2, rows=5, tau=0.0, own=0.001, seed=seed)
+    told = own_of_steps(visits_of(step, visit, off, np.ones(len(off))))
+    assert told is None or abs(told.gain()[0]) < 0.1
+    naive = own_of_steps(visits_of(step, None, off, np.ones(len(off))))
+    assert naive is not None
+    assert naive.gain()[0] > 0.1
+
+
+def test_of_single_visits_nothing_is_told() -> None:
+    step, visit, off, _ = planted(1, rows=6)
+    assert own_of_steps(visits_of(step, visit, off, np.ones(len(off)))) is None
+    few = step < FEWEST - 1
+    assert own_of_steps(visits_of(step[few], None, off[few], np.ones(few.sum()))) is None
+
+
+def test_one_visit_while_the_machine_was_held_up_moves_nothing() -> None:
+    step, _, off, a = planted(6)
+    off[::6] += np.where(np.arange(STEPS) % 8 == 0, 1.0, 0.0)
+    own = own_of_steps(visits_of(step, None, off, np.ones(len(off))))
+    assert own is not None
+    assert np.max(np.abs(own.value - a)) < 4 * SIGMA / np.sqrt(5)
+
+
+def test_visits_are_runs_of_repeats_in_time() -> None:
+    B = np.array([1.0, 1, 2, 1, 2, 2, 1, 1])
+    columns = {"B": B, "S": B, "T_ms": B, "run": np.repeat(["a", "b"], 4), "rep": np.arange(8.0)}
+    order = np.array([3, 0, 1, 2, 4, 5, 6, 7])
+    timed = Trace({**columns, "t_s": np.arange(8.0)}).select(order)
+    found = fit_data(timed).visit
+    assert found is not None
+    assert found[np.argsort(order)].tolist() == [0, 0, 1, 2, 3, 3, 4, 4]
+    assert fit_data(Trace(columns)).visit is None
+
+
+def test_nothing_is_added_where_nothing_was_measured() -> None:
+    """At what was not measured the table says what it says without."""
+    rng = np.random.default_rng(1)
+    D, P = (x.ravel() for x in np.meshgrid([1.0, 2, 4, 8, 16, 32], [0.0, 64, 128, 256, 512, 1024]))
+    kept = rng.random(len(D)) < 0.8
+    d, p = np.repeat(D[kept], 6), np.repeat(P[kept], 6)
+    T = (5 + 0.05 * d + 0.03 * p) * np.exp(np.repeat(rng.normal(0, 0.02, kept.sum()), 6) + rng.normal(0, 0.003, len(d)))
+    steps = {"B": d + (p > 0), "S": d + p, "prefill_requests": (p > 0).astype(float), "prefill_tokens": p}
+    data = fit_data(Trace({**steps, "T_ms": T}))
+    ratio = np.log(T / (5 + 0.05 * d + 0.03 * p))
+
+    def formula(columns: Mapping[str, FloatArray]) -> FloatArray:
+        tokens = columns["prefill_tokens"]
+        return np.asarray(5 + 0.05 * (columns["S"] - tokens) + 0.03 * tokens)
+
+    rows, rough = np.arange(len(data)), (1.0, 1.0, 1.0)
+    smooth = learnt(data, rows, ratio, Smoothing(rough, 0.5), formula)
+    own = learnt(data, rows, ratio, Smoothing(rough, 0.5, (True, True, True)), formula)
+    grid = grid_of(data)
+    assert grid is not None
+    assert grid.halved is not None
+    assert len(own.nodes["prefill_tokens"]) == 2 * len(smooth.nodes["prefill_tokens"]) - 1
+    between = [np.expm1((x[:-1] + x[1:]) / 2) for x in smooth.nodes.values()]
+    left = [D[~kept], P[~kept]]
+    for d_at, p_at in (np.meshgrid(*between), left):
+        d_at, p_at = np.ravel(d_at), np.ravel(p_at)
+        asked = {
+            "B": d_at + (p_at > 0),
+            "S": d_at + p_at,
+            "prefill_requests": (p_at > 0).astype(float),
+            "prefill_tokens": p_at,
+        }
+        assert own.of_steps(asked) == pytest.approx(smooth.of_steps(asked), abs=1e-9)
+    assert np.mean(np.abs(own.of_steps(steps) - ratio)) < 0.5 * np.mean(np.abs(smooth.of_steps(steps) - ratio))
+
+
+def test_a_fit_says_what_it_keeps() -> None:
+    """Twenty-four steps, four visits each, and something that each step has of its own."""
+    rng = np.random.default_rng(2)
+    B = np.tile(np.repeat(np.arange(4.0, 100.0, 4.0), 3), 4)
+    own = rng.normal(0, 0.03, 25)[(B / 4).astype(int)]
+    T = (5 + 0.1 * B) * np.exp(own + np.repeat(rng.normal(0, 0.004, len(B) // 3), 3) + rng.normal(0, 0.002, len(B)))
+    trace = Trace({"B": B, "S": B, "T_ms": T, "t_s": np.arange(len(B)) / 10, "rep": np.arange(len(B)) % 3})
+    fit = fit_trace(trace, FitOptions("auto"))
+    assert "keep what they have of their own" in (fit.cross_validation.selection or {})["reason"]
+    measured = np.unique(B)
+    told = fit.latency_ms(B=measured, S=measured) / (
+        (5 + 0.1 * measured) * np.exp(own[np.unique(B, return_index=True)[1]])
+    )
+    assert np.mean(np.abs(told - 1)) < 0.006
