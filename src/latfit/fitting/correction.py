@@ -463,7 +463,10 @@ def _first(x: FloatArray) -> Any:
 def smoothed(
     part: Part, log_ratio: FloatArray, weights: FloatArray, roughness: float, start: FloatArray | None = None
 ) -> FloatArray:
-    """g (m,) at the nodes from ln(observed/formula) and weights of the steps (k,). start: where to begin."""
+    """g (m,) at the nodes from ln(observed/formula) and weights of the steps (k,), zero of none. start: where to
+    begin."""
+    if len(weights) == 0:
+        return np.zeros(part.measured.size)
     g, trust = start, np.ones(len(weights))
     limit = float(np.max(np.abs(log_ratio), initial=0.0))
     for _ in range(PASSES if start is None else PASSES - 1):

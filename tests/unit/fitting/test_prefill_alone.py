@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from latfit.fitting.correction import grid_of
+from latfit.fitting.correction import Smoothing, grid_of, learnt
 from latfit.fitting.data import fit_data
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
@@ -65,6 +65,17 @@ def test_latency_rises_in_tokens_and_in_requests_by_all_but_the_noise(fit: FitRe
         requests, tokens = np.broadcast_arrays(n, P)
         T = fit.latency_ms(B=requests, S=tokens, prefill_requests=requests, prefill_tokens=tokens)
         assert np.max(np.maximum.accumulate(T) / T - 1) < 1.1 * NOISE
+
+
+def test_of_no_such_steps_their_table_says_nothing() -> None:
+    """As in a fold that leaves all of them out."""
+    data = fit_data(measured())
+    rows = np.flatnonzero(data.steps["B"] != data.steps["prefill_requests"])
+    ratio = np.random.default_rng(0).normal(0.1, NOISE, len(rows))
+    table = learnt(data, rows, ratio, Smoothing((1.0, 1.0, 1.0), NOISE), lambda columns: 5 + columns["S"])
+    assert table.alone is not None
+    assert np.all(table.alone.values == 0)
+    assert np.median(table.of_steps(data.steps.at(rows))) == pytest.approx(0.1, abs=NOISE)
 
 
 def test_is_stored_with_the_fit(fit: FitResult) -> None:
