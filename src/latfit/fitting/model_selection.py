@@ -313,16 +313,21 @@ def _why(model: str, chosen: Chosen) -> str:
     told = []
     if any(chosen.smoothing.roughness):
         told.append(
-            f"What {model} misses is corrected by a table learnt from its residuals: {format_percent(chosen.after)}"
-            f" instead of {format_percent(chosen.before)} on held-out steps, every phase counted alike."
+            f"What {model} misses is corrected by a table learnt from its residuals:"
+            f" {_instead(chosen.before, chosen.after)} on held-out steps, every phase counted alike."
         )
     if chosen.own is not None:
-        before, after = (format_percent(each) for each in chosen.own)
         told.append(
-            f"Steps that were measured several times keep what they have of their own: {after} instead of {before} on"
-            " repeats left out."
+            "Steps that were measured several times keep what they have of their own:"
+            f" {_instead(*chosen.own)} on repeats left out."
         )
     return " ".join(told)
+
+
+def _instead(before: float, after: float) -> str:
+    """Two errors in percent, with one digit more where they would read alike."""
+    old, new = format_percent(before), format_percent(after)
+    return f"{new} instead of {old}" if old != new else f"{after:.2f} % instead of {before:.2f} %"
 
 
 def _at_the_floor(data: FitData, few: FitData, log_ratio: FloatArray) -> bool:

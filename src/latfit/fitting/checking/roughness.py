@@ -150,8 +150,9 @@ class _Kept:
 
 
 def _own(data: FitData, options: FitOptions, theta: FloatArray, smoothing: Smoothing) -> _Kept | None:
-    """What measured steps of a grid keep beside a correction; None where nothing pays."""
-    if data.in_time:
+    """What measured steps of a grid keep beside a correction; None where nothing pays. Rows of a log, and those that
+    stand for many steps, have no visits that could be left out."""
+    if data.in_time or not data.single:
         return None
     problem = make_problem(data, options.of_formula)
     log_ratio, rows = log_ratios(problem, theta, data), np.arange(len(data))
