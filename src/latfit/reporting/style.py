@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from latfit.reporting.format import shorthand
@@ -53,6 +54,19 @@ def png(figure: Figure) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format="png", metadata={"Software": None})
     return stream.getvalue()
+
+
+def filled(figure: Figure, text: str, share: float, font: FontProperties) -> str:
+    """The text in lines that take no more than a share of the figure's width, where words are no longer."""
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and renderer.get_text_width_height_descent(longer, font, False)[0] <= share * figure.bbox.width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return "\n".join(lines)
 
 
 def dress(axes: Axes, title: str, x: str, y: str, *, width: int = 50) -> None:

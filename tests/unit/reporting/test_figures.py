@@ -263,3 +263,23 @@ def test_overviews_keep_an_answer_about_a_hopeless_sla(rows: Trace, fit: FitResu
     found = gallery.path_gallery(profile.paths["cpu"], rows, [plan], 99.0)
     assert not plan.feasible
     assert found.pictures[0].title.startswith("No step meets")
+
+
+@pytest.mark.parametrize(
+    "headline",
+    [
+        "Not supported by these data: steps on cpu changed by +17 % while they were measured. Within 50 ms for 95 % of "
+        "steps, cpu computes up to 125 tokens a step (at B=1).",
+        "MMMM WWWW " * 14,
+        "i " * 100,
+        "short",
+    ],
+)
+def test_no_headline_runs_past_the_picture(headline: str, fit: FitResult) -> None:
+    """By the renderer's own measure, of letters narrow and wide."""
+    views = figures.Views(plot_data.surface(fit), plot_data.throughput_curves(fit, None))
+    figure = figures.overview_figure(views, headline, "trust")
+    style.png(figure)
+    title = figure._suptitle  # type: ignore[attr-defined]
+    assert title.get_window_extent().x1 <= figure.bbox.x1
+    assert title.get_text().split() == headline.split()

@@ -4,7 +4,6 @@ was measured, what is not possible), the overview of one path, and paths side by
 Each `draw_...` fills given axes, so that the overview and the single pictures are the same.
 """
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -13,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.patheffects import withStroke
 
 from latfit.planning import Plan, Reach, Threshold
@@ -405,9 +405,10 @@ def overview_figure(views: Views, headline: str, trust: str) -> Figure:
     whole = views.rows is not None
     height = 9.6 if whole else 5.6
     figure = style.new_figure((12.0, height), dpi=130)
-    wrapped = textwrap.fill(drawable(headline, most=240), 84)
+    bold = FontProperties(size=17, weight="bold")
+    wrapped = style.filled(figure, drawable(headline, most=240), 0.976, bold)
     # The blank line keeps room for the sentence on trust, which is smaller and so a text of its own.
-    figure.suptitle(wrapped + "\n", x=0.012, ha="left", fontsize=17, fontweight="bold", color=style.INK)
+    figure.suptitle(wrapped + "\n", x=0.012, ha="left", fontproperties=bold, color=style.INK)
     below = 0.98 - (0.30 * (wrapped.count("\n") + 1) + 0.06) / height
     figure.text(0.012, below, drawable(trust, most=150), va="top", fontsize=11.5, color=style.FAINT)
     grid = figure.subplots(2 if whole else 1, 2, squeeze=False)
