@@ -296,21 +296,21 @@ def smooth_tables(
 
 def own_of_kinds(
     data: Rows, rows: NDArray[np.intp], grid: Grid, table: FloatArray, log_ratio: FloatArray
-) -> Iterator[tuple[int, NDArray[np.intp], OwnOfSteps]]:
+) -> Iterator[tuple[int, NDArray[np.intp], FloatArray, OwnOfSteps]]:
     """What measured steps have of their own beside a table of g, of the rows (k,) of a trace that lie on its nodes: the
-    kind of steps, which of the rows are of it, what they have. log_ratio: ln(observed/formula) (k,)."""
+    kind of steps, which of the rows are of it, g there, and what they have. log_ratio: ln(observed/formula) (k,)."""
     visit = data.visit if isinstance(data, FitData) else None
     on = np.flatnonzero(grid.own[rows] & (grid.shares[rows].max(axis=1) > ON_A_NODE))
     corners, shares = grid.corners[rows[on]], grid.shares[rows[on]]
     node = corners[np.arange(len(on)), np.argmax(shares, axis=1)]
-    off = log_ratio[on] - table.ravel()[node]
-    kind = kinds_of(grid)[node]
+    g, kind = table.ravel()[node], kinds_of(grid)[node]
+    off = log_ratio[on] - g
     for number in grid.kinds:
         of = np.flatnonzero(kind == number)
         own = rows[on[of]]
         visits = visits_of(node[of], None if visit is None else visit[own], off[of], data.weights[own])
         if (found := own_of_steps(visits)) is not None:
-            yield number, on[of], found
+            yield number, on[of], g[of], found
 
 
 def _with_own(
@@ -326,7 +326,7 @@ def _with_own(
     every = np.meshgrid(*finer.nodes.values(), indexing="ij")
     corners, shares = corners_of(grid.nodes, [x.ravel() for x in every])
     found = np.asarray((table.ravel()[corners] * shares).sum(axis=1))
-    for kind, some, own in own_of_kinds(data, rows, grid, table, log_ratio):
+    for kind, some, _, own in own_of_kinds(data, rows, grid, table, log_ratio):
         if kept[kind]:
             near = rows[some]
             node = finer.corners[near, np.argmax(finer.shares[near], axis=1)]

@@ -11,7 +11,7 @@ from latfit.errors import WrongUsage
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
 from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate, further_validation
 from latfit.fitting.checking.step_ratios import with_ratios
-from latfit.fitting.correction import Formula, learnt
+from latfit.fitting.correction import learnt
 from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.diagnostics.contradictions import contradictions
 from latfit.fitting.diagnostics.diagnose import diagnose
@@ -26,7 +26,7 @@ from latfit.fitting.diagnostics.warnings import (
     floor_of,
 )
 from latfit.fitting.model_selection import ROWS, corrected, is_auto, resolved, rival
-from latfit.fitting.problem import FitOptions, FitProblem, log_ratios, make_problem
+from latfit.fitting.problem import FitOptions, FitProblem, formula_of, log_ratios, make_problem
 from latfit.fitting.solver.solve import Solution, solve, solved_once
 from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
@@ -44,7 +44,6 @@ from latfit.model import (
     FitStatus,
     Identifiability,
     LatencyModel,
-    StepTable,
     typical_context,
 )
 from latfit.stats import FloatArray, error_metrics
@@ -289,15 +288,6 @@ def _correction(data: FitData, options: FitOptions, problem: FitProblem, theta: 
 
     log_ratio = log_ratios(problem, theta, data)
     return learnt(data, np.arange(len(data)), log_ratio, options.correction, formula_of(problem, theta))
-
-
-def formula_of(problem: FitProblem, theta: FloatArray) -> Formula:
-    """Latency in ms (n,) of the columns of steps, by parameters theta (p,)."""
-
-    def formula(steps: Mapping[str, FloatArray]) -> FloatArray:
-        return problem.model.latency_ms(theta, StepTable(steps))
-
-    return formula
 
 
 def _log_ratios(problem: FitProblem, theta: FloatArray, data: FitData, correction: Correction | None) -> FloatArray:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
-from latfit.fitting.correction import Smoothing
+from latfit.fitting.correction import Formula, Smoothing
 from latfit.fitting.data import Rows, numbered
 from latfit.fitting.solver.loss import RHO
 from latfit.model import LatencyModel, Parameter, Separable, Steps, StepTable, model_named
@@ -437,6 +437,15 @@ def log_ratios(problem: FitProblem, theta: FloatArray, rows: Rows) -> FloatArray
     predicted = np.maximum(problem.model.latency_ms(theta, steps_by_row(problem, rows)), 1e-300)
     # logarithms first: a latency over a prediction of nothing overflows
     return np.asarray(np.log(rows.observed) - np.log(predicted))
+
+
+def formula_of(problem: FitProblem, theta: FloatArray) -> Formula:
+    """Latency in ms (n,) of the columns of steps, by parameters theta (p,)."""
+
+    def formula(steps: Mapping[str, FloatArray]) -> FloatArray:
+        return problem.model.latency_ms(theta, StepTable(steps))
+
+    return formula
 
 
 def by_row(problem: FitProblem, rows: Rows) -> FitProblem:

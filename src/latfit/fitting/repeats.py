@@ -25,6 +25,8 @@ from latfit.stats import MAD_TO_SIGMA, FloatArray, by_group, distinct
 
 HUBER = 1.345
 PASSES = 3
+EXACT = 1e-9
+"""Scatter of ln T below which visits count as equal."""
 FEWEST = 5
 """Steps with several visits from which what is theirs is told from what is a visit's."""
 
@@ -43,22 +45,37 @@ class Visits:
 @dataclass(frozen=True, eq=False)
 class OwnOfSteps:
     """value: what the step of each row has of its own, in ln T (k,).  Of each visit to a step that has several (v,):
-    step, its number; before, after, its error in percent without and with what the others say; weight, as it counts."""
+    step, its number; row, one of its rows; off, its log ratio; told, what the others say of it; weight, as it
+    counts."""
 
     value: FloatArray
     step: NDArray[np.intp]
-    before: FloatArray
-    after: FloatArray
+    row: NDArray[np.intp]
+    off: FloatArray
+    told: FloatArray
     weight: FloatArray
 
-    def gain(self) -> tuple[float, float, float]:
-        """By how many points visits left out are nearer in the mean, the standard error of that over steps, and the
-        error without."""
-        number = distinct(self.step)[1]
-        steps = by_group(self.before - self.after, number, self.weight)
+    def gain(self, without: FloatArray, kept: FloatArray) -> "Gain":
+        """What visits left out gain. without, kept: by how much a table that must not fall is above what is said here
+        of the steps of the rows, in ln T (k,), without and with what they have of their own."""
+        before = 100 * np.abs(np.expm1(without[self.row] - self.off))
+        after = 100 * np.abs(np.expm1(kept[self.row] + self.told - self.off))
+        steps = by_group(before - after, distinct(self.step)[1], self.weight)
         mean = float(steps.size @ steps.mean) / steps.values
         spread = float(np.sqrt(np.sum((steps.size * (steps.mean - mean)) ** 2))) / steps.values
-        return mean, spread, float(np.average(self.before, weights=self.weight))
+        before_pct, after_pct = (float(np.average(each, weights=self.weight)) for each in (before, after))
+        return Gain(before_pct, after_pct, spread, float(self.weight.sum()))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Errors in percent of visits left out, before and after, the standard error of their difference over steps, and
+    how many visits they are of."""
+
+    before: float
+    after: float
+    error: float
+    visits: float
 
 
 def visits_of(step: NDArray[np.intp], visit: NDArray[np.intp] | None, off: FloatArray, weights: FloatArray) -> Visits:
@@ -80,7 +97,8 @@ def own_of_steps(visits: Visits) -> OwnOfSteps | None:
     if np.sum(count > 1) < FEWEST:
         return None
     off = np.abs(u - _medians(step, u)[step])
-    scale = MAD_TO_SIGMA * float(np.median(off[several] * np.sqrt(count / np.maximum(count - 1, 1))[step[several]]))
+    wider = np.sqrt(count / np.maximum(count - 1, 1))[step]
+    scale = max(MAD_TO_SIGMA * float(np.median((off * wider)[several])), EXACT)
     for _ in range(PASSES):
         weight = visits.weight * np.minimum(1.0, HUBER * scale / np.maximum(off, 1e-300))
         groups = by_group(u, step, weight)
@@ -93,14 +111,9 @@ def own_of_steps(visits: Visits) -> OwnOfSteps | None:
     rest = (groups.size[step] - weight)[several]
     others = (groups.size[step] * groups.mean[step] - weight * u)[several] / rest
     told = others * between / (between + within / rest)
-    u = u[several]
-    return OwnOfSteps(
-        value[step][visits.row],
-        step[several],
-        100 * np.abs(np.expm1(-u)),
-        100 * np.abs(np.expm1(told - u)),
-        visits.weight[several],
-    )
+    row = np.zeros(len(u), dtype=np.intp)
+    row[visits.row] = np.arange(len(visits.row))
+    return OwnOfSteps(value[step][visits.row], step[several], row[several], u[several], told, visits.weight[several])
 
 
 def _medians(group: NDArray[np.intp], values: FloatArray) -> FloatArray:

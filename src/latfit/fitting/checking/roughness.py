@@ -11,8 +11,9 @@ Nothing is scored on what chose it: the rows of a fold are predicted at the roug
 that may be none.
 
 Whether measured steps keep what they have of their own (see `repeats`) is asked of a grid's visits, each left out in
-turn: a kind of steps keeps it where that gains more than the same tenth of a point, 2 %, and its standard error over
-steps. What is told of the fit, its error and its intervals, is of whole cells left out, which gain nothing by it.
+turn and predicted by the others of its step, as far as T must not fall: a kind of steps keeps it where that gains more
+than the same tenth of a point, 2 %, and its standard error over steps. What is told of the fit, its error and its
+intervals, is of whole cells left out, which gain nothing by it.
 """
 
 from collections.abc import Sequence
@@ -39,14 +40,14 @@ from latfit.fitting.correction import (
     finished,
     grid_of,
     kinds,
+    learnt,
     own_of_kinds,
     slack,
     smooth_tables,
     smoothed,
 )
 from latfit.fitting.data import FitData
-from latfit.fitting.problem import FitOptions, log_ratios, make_problem
-from latfit.fitting.repeats import OwnOfSteps
+from latfit.fitting.problem import FitOptions, formula_of, log_ratios, make_problem
 from latfit.model import features_of
 from latfit.stats import MAD_TO_SIGMA, FloatArray
 
@@ -155,22 +156,26 @@ def _own(data: FitData, options: FitOptions, theta: FloatArray, smoothing: Smoot
     if data.in_time or not data.single:
         return None
     problem = make_problem(data, options.of_formula)
-    log_ratio, rows = log_ratios(problem, theta, data), np.arange(len(data))
-    kept, found = [False, False, False], list[OwnOfSteps]()
-    for grid, _, table in smooth_tables(data, rows, log_ratio, smoothing):
-        for kind, _, own in own_of_kinds(data, rows, grid, table, log_ratio):
-            gain, doubt, before = own.gain()
-            if gain > max(PAYS_PCT, PAYS_SHARE * before) and gain > doubt:
-                kept[kind] = True
-                found.append(own)
-    if not found:
-        return None
-    weight = np.concatenate([own.weight for own in found])
-    before, after = (
-        float(np.average(np.concatenate(errors), weights=weight))
-        for errors in ([own.before for own in found], [own.after for own in found])
+    log_ratio, rows, formula = log_ratios(problem, theta, data), np.arange(len(data)), formula_of(problem, theta)
+    plain, every = (
+        learnt(data, rows, log_ratio, replace(smoothing, own=kept), formula)
+        for kept in (Smoothing.own, (True, True, True))
     )
-    decode, prefill, both = kept
+    gains = {}
+    for grid, _, table in smooth_tables(data, rows, log_ratio, smoothing):
+        for kind, some, g, own in own_of_kinds(data, rows, grid, table, log_ratio):
+            steps = data.steps.at(some)
+            gain = own.gain(plain.of_steps(steps) - g, every.of_steps(steps) - g - own.value)
+            if gain.before - gain.after > max(PAYS_PCT, PAYS_SHARE * gain.before, gain.error):
+                gains[kind] = gain
+    if not gains:
+        return None
+    decode, prefill, both = (kind in gains for kind in KINDS)
+    visits = [gain.visits for gain in gains.values()]
+    before, after = (
+        float(np.average(errors, weights=visits))
+        for errors in ([gain.before for gain in gains.values()], [gain.after for gain in gains.values()])
+    )
     return _Kept((decode, prefill, both), before, after)
 
 
@@ -226,8 +231,8 @@ def _nested(tried: Sequence[_Tried], i: int, asked: bool) -> LeftOut:
     if not any(own):
         return each.part
     off, noise = each.part.log_ratio.copy(), _noise(others, own)
-    for learnt in each.grids:
-        learnt.correct(off, by_kind(learnt.grid, learnt.nodes, own), noise)
+    for known in each.grids:
+        known.correct(off, by_kind(known.grid, known.nodes, own), noise)
     return replace(each.part, log_ratio=off)
 
 
