@@ -273,7 +273,7 @@ def learnt(
     for grid, part, table in smooth_tables(data, rows, log_ratio, smoothing):
         finer = grid.halved if any(smoothing.own[kind] for kind in grid.kinds) else None
         if finer is not None:
-            table = _with_own(data, rows, grid, finer, table, log_ratio, smoothing.own)
+            table = _with_own(data, rows, grid, table, log_ratio, smoothing.own)
             grid, part = finer, finer.part(rows)
         tables.append(raised(part, table, smoothing.noise, slack(grid, formula, known)))
     return replace(tables[0], alone=tables[1] if len(tables) > 1 else None)
@@ -314,15 +314,11 @@ def own_of_kinds(
 
 
 def _with_own(
-    data: Rows,
-    rows: NDArray[np.intp],
-    grid: Grid,
-    finer: Grid,
-    table: FloatArray,
-    log_ratio: FloatArray,
-    kept: Sequence[bool],
+    data: Rows, rows: NDArray[np.intp], grid: Grid, table: FloatArray, log_ratio: FloatArray, kept: Sequence[bool]
 ) -> FloatArray:
-    """The table of a finer grid that says the same, and of the measured steps what they have of their own."""
+    """The table of the halved grid that says the same, and of the measured steps what they have of their own."""
+    finer = grid.halved
+    assert finer is not None
     every = np.meshgrid(*finer.nodes.values(), indexing="ij")
     corners, shares = corners_of(grid.nodes, [x.ravel() for x in every])
     found = np.asarray((table.ravel()[corners] * shares).sum(axis=1))
