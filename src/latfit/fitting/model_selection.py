@@ -22,7 +22,8 @@ whose latency falls as it fills has no other.
 
 The expert-coverage term is a candidate like any other only where the user says `auto+moe`: on dense models it would
 win by a little, for a concavity at few tokens that has nothing to do with experts. Elsewhere it is added to the chosen
-model, or to one as near as simplicity may cost, where that gains more than 0.5 points and more than the standard error.
+model where that gains more than 0.5 points and more than the standard error; and to one as near as simplicity may cost,
+where that gains as much again.
 
 Some parameters take one of a few values: sharpness of a smooth maximum, length of a tile. They are properties of a
 machine's kernels, not of a load, so they are settled once, on a sample of the rows, and held from then on. In turn each
@@ -391,6 +392,9 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
         concave = [each for each in concave if each in FAMILY and each not in names and (not wanted or each in wanted)]
         more = _entered(sample, concave, options, folds)
         best = min(more, key=lambda each: more[each].score.mape_pct, default=name)
+        own = f"{name}{MOE}"
+        if own in more and not _pays(more[best].score, more[own].score):
+            best = own
         if best != name and _pays(more[best].score, plain):
             entries, name = entries | {best: more[best]}, best
     scores = {each: entry.score for each, entry in entries.items()}

@@ -1,15 +1,17 @@
 """`--model auto`: the simplest model that predicts unseen steps as well as any."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
-from latfit.fitting.data import fit_data, rows_of
+from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.model_selection import (
     Score,
+    _Entry,
     _mean,
     candidates_for,
     cross_validated,
@@ -179,3 +181,24 @@ def test_three_cells_of_one_latency_are_a_constant() -> None:
     assert select_model(fit_data(flat), AUTO).name == "constant"
     steep = Trace({"B": B, "S": S, "T_ms": (5 + 0.5 * S) * np.exp(rng.normal(0, 0.02, 10))})
     assert select_model(fit_data(steep), AUTO).name == "linear"
+
+
+@pytest.mark.parametrize(
+    ("context", "roofline", "chosen"),
+    [(9.3, 8.0, "roofline+moe"), (9.3, 9.1, "context+moe"), (9.8, 9.7, "context")],
+)
+def test_the_concave_term_is_tried_with_every_formula_near_the_best(
+    context: float, roofline: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that gains much by it is taken though another was a little ahead without; a tie stays with that one."""
+    told = {"linear": 12.0, "context": 10.0, "roofline": 10.1, "context+moe": context, "roofline+moe": roofline}
+
+    def entered(data: FitData, names: list[str], options: FitOptions, folds: object) -> dict[str, _Entry]:
+        return {
+            name: _Entry(Score(told[name], np.full(5, told[name]), 5), replace(options, model=name))
+            for name in names
+            if name in told
+        }
+
+    monkeypatch.setattr("latfit.fitting.model_selection._entered", entered)
+    assert select_model(fit_data(planted_trace(0.05)), AUTO).name == chosen
