@@ -201,4 +201,4 @@ def test_the_concave_term_is_tried_with_every_formula_near_the_best(
         }
 
     monkeypatch.setattr("latfit.fitting.model_selection._entered", entered)
-    assert select_model(fit_data(planted_trace(0.05)), AUTO).name == chosen
+    assert select_model(fit_data(planted_trace(0.05, repeats=10)), AUTO).name == chosen
