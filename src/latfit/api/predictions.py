@@ -184,7 +184,7 @@ def grid_of(fit: FitResult, name: str, count: int, named: Any) -> FloatArray:
     return np.unique(np.round(np.geomspace(max(low, 1.0), max(high, 1.0), count)))
 
 
-SEEN = "The fit was made of these steps: on others expect its cross-validated error."
+SEEN = "The fit was made of steps of this file: on others expect its cross-validated error."
 
 MUCH_WORSE = 1.5
 """Times the cross-validated error from which an error on other steps puts a fit in doubt."""

@@ -19,8 +19,9 @@ requests, and the others theirs; each is learnt from its steps alone. On one gri
 few nodes on each.
 
 What steps that were measured several times have of their own (see `repeats`) is added to g at their nodes. Of a grid of
-few values every one has a node, and between any two there is another, where nothing is added: so nothing is said of
-steps that were not measured.
+few values every one has a node, where there is room, and between any two there is another, where nothing is added: so
+nothing is said of steps that were not measured. The noise by which T may fall is then that of whole cells left out,
+which holds what these have of their own.
 
 Far from measured steps g has to vanish. The table holds g u with u = 2^-max(0, d - 1), where d counts the steps of the
 grid, or octaves where these are shorter, to the nearest measured node; its outermost nodes hold zero, as far beyond the
@@ -46,10 +47,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.data import FitData, Rows
+from latfit.fitting.data import FitData, Rows, numbered
 from latfit.fitting.repeats import OwnOfSteps, own_of_steps, visits_of
 from latfit.model import OF_PREFILL_ALONE, OF_STEPS, Correction, coordinates, corners_of, features_of, prefill_only
-from latfit.stats import MAD_TO_SIGMA, FloatArray
+from latfit.stats import MAD_TO_SIGMA, FloatArray, distinct
 
 Formula = Callable[[Mapping[str, FloatArray]], FloatArray]
 """Columns of steps (n,) -> latency in ms (n,)."""
@@ -71,7 +72,9 @@ REACH = 4
 FEWEST = 4
 """Values of an axis that count as several."""
 FEW = 16
-"""Values of an axis up to which, in a grid whose cells are repeated, each has a node, near to the next or not."""
+"""Values of an axis up to which, in a grid whose cells are repeated, each has a node, if there is room."""
+NEAR = 1e-3
+"""Distance in ln(1 + x) from which values have nodes of their own: far above what a file's decimals keep apart."""
 REPEATED = 2
 """Steps that are alike, in the mean, from which they can be known one by one."""
 ON_A_NODE = 1 - 1e-9
@@ -240,8 +243,9 @@ def _grid_of(axes: Sequence[str], features: Mapping[str, FloatArray], own: NDArr
     spread = {name: x[own] for name, x in at.items() if len(told[name]) and np.ptp(told[name]) > 0}
     if not spread:
         return None
-    repeated = own.sum() >= REPEATED * np.unique(np.stack(list(spread.values())), axis=1).shape[1]
-    few = [name for name, x in spread.items() if repeated and len(np.unique(x)) <= FEW]
+    few = [name for name, x in spread.items() if len(distinct(x)[0]) <= FEW]
+    if few and own.sum() < REPEATED * (int(numbered(list(spread.values())).max()) + 1):
+        few = []
     nodes = _nodes(spread, few)
     if PREFILL in nodes and _tiles_show(features, nodes):
         nodes[PREFILL] = _with_risers(nodes[PREFILL], float(np.median(features["D"][features["P"] > 0])))
@@ -357,11 +361,11 @@ def by_kind(grid: Grid, found: Mapping[float, FloatArray], roughness: Sequence[f
 
 def _nodes(spread: Mapping[str, FloatArray], few: Sequence[str]) -> dict[str, FloatArray]:
     """Nodes at the measured values, farther apart where those are many, and some beyond either end. few: axes of which
-    each value has one."""
+    each value has one that is not NEAR another."""
     values = {name: np.unique(x) for name, x in spread.items()}
     long = sum(len(x) >= FEWEST for x in values.values())
     apart = dict.fromkeys(values, OCTAVE / PER_OCTAVE[max(long, 1) - 1])
-    inner = {name: x if name in few else _thinned(x, apart[name]) for name, x in values.items()}
+    inner = {name: _thinned(x, NEAR if name in few else apart[name]) for name, x in values.items()}
     while np.prod([float(len(x) + 2) for x in inner.values()]) > MOST_NODES:
         longest = max(inner, key=lambda name: len(inner[name]))
         apart[longest] *= 1.2

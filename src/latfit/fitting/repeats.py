@@ -96,9 +96,10 @@ def own_of_steps(visits: Visits) -> OwnOfSteps | None:
     several = count[step] > 1
     if np.sum(count > 1) < FEWEST:
         return None
+    # deviations from medians would be too small: of three visits one is the median
+    about = np.abs(u - by_group(u, step, visits.weight).mean[step]) * np.sqrt(count / np.maximum(count - 1, 1))[step]
+    scale = max(MAD_TO_SIGMA * float(np.median(about[several])), EXACT)
     off = np.abs(u - _medians(step, u)[step])
-    wider = np.sqrt(count / np.maximum(count - 1, 1))[step]
-    scale = max(MAD_TO_SIGMA * float(np.median((off * wider)[several])), EXACT)
     for _ in range(PASSES):
         weight = visits.weight * np.minimum(1.0, HUBER * scale / np.maximum(off, 1e-300))
         groups = by_group(u, step, weight)

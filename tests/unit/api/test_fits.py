@@ -235,8 +235,8 @@ class TestOtherSteps:
             write_trace(in_tmp / f"{name}.parquet", planted_trace(0.05, seed=seed))
         fit = latfit.fit("own.parquet", model="linear")
         own, other = (fit.evaluate(f"{name}.parquet").summary() for name in ("own", "other"))
-        assert "was made of these steps" in own
-        assert "was made of these steps" not in other
+        assert "was made of steps of this file" in own
+        assert "was made of steps of this file" not in other
 
     def test_a_sensitivity_is_the_commands(self, fitted: latfit.Fit, in_tmp: Path, capsys: Captured) -> None:
         found = fitted.sensitivity(B=8, S=[256, 512])

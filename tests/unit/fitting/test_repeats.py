@@ -14,6 +14,7 @@ from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.fitting.repeats import FEWEST, OwnOfSteps, own_of_steps, visits_of
 from latfit.fitting.solver.solve import solved_once
+from latfit.model import fit_from_json
 from latfit.stats import FloatArray
 from latfit.trace import Trace
 
@@ -175,3 +176,30 @@ def test_what_must_not_fall_is_not_promised() -> None:
     assert chosen.own is not None
     fit = fit_trace(trace, FitOptions("linear+correction"))
     assert 100 * np.mean(np.abs(fit.latency_ms(B=B, S=B) / T - 1)) == pytest.approx(chosen.own[1], rel=0.1)
+
+
+@pytest.mark.parametrize("context", [[1000.0, 4000.0, 100000.0, 100001.0], [101.4, 303.7, 1999.9]])
+def test_values_close_together_are_stored_and_read(context: list[float]) -> None:
+    """A token apart at a hundred thousand, and means that differ in their last bit."""
+    rng = np.random.default_rng(4)
+    D, K = (np.repeat(x.ravel(), 5) for x in np.meshgrid(np.arange(1.0, 9.0), context))
+    T = (5 + 0.3 * D + 1e-4 * D * K) * np.exp(np.repeat(rng.normal(0, 0.04, len(D) // 5), 5))
+    columns = {"B": D, "S": D, "context_tokens": D * K}
+    fit = fit_trace(
+        Trace({**columns, "T_ms": T * np.exp(rng.normal(0, 0.003, len(T)))}), FitOptions("context+correction")
+    )
+    assert fit.correction is not None
+    again = fit_from_json(fit.to_json(), "here")
+    assert again.latency_ms(**columns) == pytest.approx(fit.latency_ms(**columns), rel=1e-4)
+
+
+@pytest.mark.parametrize("visits", [2, 3, 5])
+def test_what_is_kept_is_as_near_as_planted_variances_allow(visits: int) -> None:
+    """Squared error of the best linear prediction over tau^2: sigma^2 / (sigma^2 + n tau^2)."""
+    rng, tau = np.random.default_rng(5), SIGMA / 2
+    step = np.repeat(np.arange(3000), visits)
+    a = rng.normal(0, tau, 3000)[step]
+    own = own_of_steps(visits_of(step, None, a + rng.normal(0, SIGMA, len(step)), np.ones(len(step))))
+    assert own is not None
+    best = SIGMA**2 / (SIGMA**2 + visits * tau**2)
+    assert np.mean((own.value - a) ** 2) / tau**2 == pytest.approx(best, rel=0.1)
