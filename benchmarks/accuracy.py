@@ -31,9 +31,9 @@ from latfit.fitting.data import FitData, fit_data
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.model_selection import corrected, select_model
 from latfit.fitting.prediction import predict
-from latfit.fitting.problem import FitOptions, log_ratios
+from latfit.fitting.problem import FitOptions, formula_of, log_ratios
 from latfit.fitting.solver.solve import solved_once
-from latfit.model import SOURCES, StepTable, decode_only
+from latfit.model import SOURCES, decode_only
 from latfit.model.features import MIXED_FROM
 from latfit.stats import FloatArray
 from latfit.trace.read import ingest
@@ -83,11 +83,8 @@ def by_formula(options: FitOptions, train: Trace, test: Trace) -> dict[str, Floa
     found[CORRECTED] = found[PHYSICS]
     learns = corrected(data, options, "auto")[0].correction
     if learns is not None:
-
-        def formula(steps: Mapping[str, FloatArray]) -> FloatArray:
-            return problem.model.latency_ms(theta, StepTable(steps))
-
-        table = learnt(data, np.arange(len(data)), log_ratios(problem, theta, data), learns, formula)
+        off = log_ratios(problem, theta, data)
+        table = learnt(data, np.arange(len(data)), off, learns, formula_of(problem, theta))
         found[CORRECTED] = found[PHYSICS] * np.exp(table.of_steps(asked.steps))
     return found
 

@@ -39,7 +39,7 @@ first, and those of each tier keep between the bounds that the tiers before leav
 the noise of the rows at most, so that T never falls by more than the noise.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -129,14 +129,13 @@ KINDS = (DECODE_ONLY, PREFILL_ONLY, BOTH)
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """nodes: of each axis along which the steps of a trace differ.  constant: what they hold along the others.  inside:
-    whether nodes are within what was measured, by axis.  at: coordinates (n,) of the steps by axis.  corners, shares
-    (n, 2^d): the nodes around each, and their weights.  own: whether it is the grid of each step (n,).  kinds: of
-    these.  alone: the grid of steps that are nothing but prefill, where they have their own."""
+    """nodes: of each axis along which the steps of a trace differ.  constant: what they hold along the others.  at:
+    coordinates (n,) of the steps by axis.  corners, shares (n, 2^d): the nodes around each, and their weights.  own:
+    whether it is the grid of each step (n,).  kinds: of these.  alone: the grid of steps that are nothing but prefill,
+    where they have their own."""
 
     nodes: Mapping[str, FloatArray]
     constant: Mapping[str, float]
-    inside: Sequence[NDArray[np.bool_]]
     at: Sequence[FloatArray]
     corners: NDArray[np.int64]
     shares: FloatArray
@@ -154,16 +153,26 @@ class Grid:
         return tuple(len(each) for each in self.nodes.values())
 
     @cached_property
+    def inside(self) -> list[NDArray[np.bool_]]:
+        """Whether nodes are within what was measured, by axis."""
+        measured = [x[self.own] for x in self.at]
+        return [(x >= of.min()) & (x <= of.max()) for x, of in zip(self.nodes.values(), measured, strict=True)]
+
+    @cached_property
+    def on_nodes(self) -> NDArray[np.intp]:
+        """The node that each step (n,) is on, -1 where it is on none of this grid."""
+        nearest = np.argmax(self.shares, axis=1)[:, None]
+        node = np.take_along_axis(self.corners, nearest, axis=1)[:, 0].astype(np.intp)
+        there = self.own & (np.take_along_axis(self.shares, nearest, axis=1)[:, 0] > ON_A_NODE)
+        return np.where(there, node, -1)
+
+    @cached_property
     def halved(self) -> "Grid | None":
         """With a node between any two, but those on both sides of a full tile; None where those are too many."""
         if np.prod([2.0 * len(x) - 1 for x in self.nodes.values()]) > MOST_NODES:
             return None
         nodes = {name: _halved(x, name) for name, x in self.nodes.items()}
-        inside = [
-            (x >= old[within].min()) & (x <= old[within].max())
-            for x, old, within in zip(nodes.values(), self.nodes.values(), self.inside, strict=True)
-        ]
-        return replace(self, nodes=nodes, inside=inside, **_placed(nodes, self.at))
+        return replace(self, nodes=nodes, **_placed(nodes, self.at))
 
     def part(self, rows: NDArray[np.intp]) -> "Part":
         """What some of the steps measure."""
@@ -250,8 +259,7 @@ def _grid_of(axes: Sequence[str], features: Mapping[str, FloatArray], own: NDArr
     if PREFILL in nodes and _tiles_show(features, nodes):
         nodes[PREFILL] = _with_risers(nodes[PREFILL], float(np.median(features["D"][features["P"] > 0])))
     constant = {name: float(np.expm1(told[name].max(initial=0.0))) for name in at if name not in spread}
-    inside = [(nodes[name] >= x.min()) & (nodes[name] <= x.max()) for name, x in spread.items()]
-    return Grid(nodes, constant, inside, own=own, **_placed(nodes, [at[name] for name in spread]))
+    return Grid(nodes, constant, own=own, **_placed(nodes, [at[name] for name in spread]))
 
 
 def _placed(nodes: Mapping[str, FloatArray], at: Sequence[FloatArray]) -> dict[str, Any]:
@@ -273,14 +281,8 @@ def learnt(
     if len(rows) > LEARNT_FROM:
         some = np.linspace(0, len(rows) - 1, LEARNT_FROM).astype(np.intp)
         rows, log_ratio = rows[some], log_ratio[some]
-    tables, known = [], tuple(data.steps)
-    for grid, part, table in smooth_tables(data, rows, log_ratio, smoothing):
-        finer = grid.halved if any(smoothing.own[kind] for kind in grid.kinds) else None
-        if finer is not None:
-            table = _with_own(data, rows, grid, table, log_ratio, smoothing.own)
-            grid, part = finer, finer.part(rows)
-        tables.append(raised(part, table, smoothing.noise, slack(grid, formula, known)))
-    return replace(tables[0], alone=tables[1] if len(tables) > 1 else None)
+    tables = smooth_tables(data, rows, log_ratio, smoothing)
+    return held_from_falling(data, rows, log_ratio, tables, smoothing, formula)
 
 
 def smooth_tables(
@@ -298,21 +300,40 @@ def smooth_tables(
         yield each, part, faded(part, by_kind(each, found, smoothing.roughness))
 
 
+def held_from_falling(
+    data: Rows,
+    rows: NDArray[np.intp],
+    log_ratio: FloatArray,
+    tables: Iterable[tuple[Grid, Part, FloatArray]],
+    smoothing: Smoothing,
+    formula: Formula,
+) -> Correction:
+    """The correction of smooth tables that some rows (k,) teach, and of what measured steps keep. log_ratio:
+    ln(observed/formula) of the rows (k,)."""
+    found, known = [], tuple(data.steps)
+    for grid, part, table in tables:
+        finer = grid.halved if any(smoothing.own[kind] for kind in grid.kinds) else None
+        if finer is not None:
+            table = _with_own(data, rows, grid, table, log_ratio, smoothing.own)
+            grid, part = finer, finer.part(rows)
+        found.append(raised(part, table, smoothing.noise, slack(grid, formula, known)))
+    return replace(found[0], alone=found[1] if len(found) > 1 else None)
+
+
 def own_of_kinds(
     data: Rows, rows: NDArray[np.intp], grid: Grid, table: FloatArray, log_ratio: FloatArray
 ) -> Iterator[tuple[int, NDArray[np.intp], FloatArray, OwnOfSteps]]:
     """What measured steps have of their own beside a table of g, of the rows (k,) of a trace that lie on its nodes: the
     kind of steps, which of the rows are of it, g there, and what they have. log_ratio: ln(observed/formula) (k,)."""
-    visit = data.visit if isinstance(data, FitData) else None
-    on = np.flatnonzero(grid.own[rows] & (grid.shares[rows].max(axis=1) > ON_A_NODE))
-    corners, shares = grid.corners[rows[on]], grid.shares[rows[on]]
-    node = corners[np.arange(len(on)), np.argmax(shares, axis=1)]
+    every = grid.on_nodes
+    visit = data.visits(every) if isinstance(data, FitData) else None
+    on = np.flatnonzero(every[rows] >= 0)
+    node = every[rows[on]]
     g, kind = table.ravel()[node], kinds_of(grid)[node]
     off = log_ratio[on] - g
     for number in grid.kinds:
         of = np.flatnonzero(kind == number)
-        own = rows[on[of]]
-        visits = visits_of(node[of], None if visit is None else visit[own], off[of], data.weights[own])
+        visits = visits_of(node[of], None if visit is None else visit[rows[on[of]]], off[of])
         if (found := own_of_steps(visits)) is not None:
             yield number, on[of], g[of], found
 
@@ -320,7 +341,7 @@ def own_of_kinds(
 def _with_own(
     data: Rows, rows: NDArray[np.intp], grid: Grid, table: FloatArray, log_ratio: FloatArray, kept: Sequence[bool]
 ) -> FloatArray:
-    """The table of the halved grid that says the same, and of the measured steps what they have of their own."""
+    """The table on the halved grid that says the same, and of the measured steps what they have of their own."""
     finer = grid.halved
     assert finer is not None
     every = np.meshgrid(*finer.nodes.values(), indexing="ij")
@@ -328,9 +349,7 @@ def _with_own(
     found = np.asarray((table.ravel()[corners] * shares).sum(axis=1))
     for kind, some, _, own in own_of_kinds(data, rows, grid, table, log_ratio):
         if kept[kind]:
-            near = rows[some]
-            node = finer.corners[near, np.argmax(finer.shares[near], axis=1)]
-            found[node] = found[node] + own.value
+            found[finer.on_nodes[rows[some]]] += own.value
     return found.reshape(finer.shape)
 
 

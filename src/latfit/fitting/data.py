@@ -104,14 +104,14 @@ class FitData(Rows):
             rest &= ~found[name]
         return found
 
-    @cached_property
-    def visit(self) -> NDArray[np.intp] | None:
-        """Number of the unbroken run of repeats that each row (n,) is in; None where rows have no time."""
+    def visits(self, step: NDArray[np.intp]) -> NDArray[np.intp] | None:
+        """Number of the unbroken run of repeats that each row is in; None where rows have no time. step: number of the
+        step that each row repeats (n,)."""
         if self.times is None:
             return None
         found, visits = np.zeros(len(self), dtype=np.intp), 0
         for rows in self.runs:
-            found[rows] = visits + np.cumsum(np.diff(self.known_cell[rows], prepend=self.known_cell[rows[0]]) != 0)
+            found[rows] = visits + np.cumsum(np.diff(step[rows], prepend=step[rows[0]]) != 0)
             visits = int(found[rows[-1]]) + 1
         return found
 

@@ -299,7 +299,7 @@ def corrected(data: FitData, options: FitOptions, wanted: str) -> tuple[FitOptio
     problem, found = solved_once(few, options)
     if not asked and _at_the_floor(data, few, log_ratios(problem, problem.theta(found.z), few)):
         return options, ""
-    chosen = chosen_correction(few, options, problem.theta(found.z), asked=asked)
+    chosen = chosen_correction(few, options, problem.theta(found.z), asked=asked, whole=data)
     if chosen is None or chosen.smoothing is None:
         return options, ""
     own = replace(options, correction=chosen.smoothing)

@@ -33,38 +33,34 @@ FEWEST = 5
 
 @dataclass(frozen=True, eq=False)
 class Visits:
-    """mean: log ratio of each visit (v,).  step: number of its step (v,), all from 0 on in use.  weight: how often it
-    counts (v,).  row: the visit of each row (k,)."""
+    """mean: log ratio of each visit (v,).  step: number of its step (v,), all from 0 on in use.  row: the visit of each
+    row (k,)."""
 
     mean: FloatArray
     step: NDArray[np.intp]
-    weight: FloatArray
     row: NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
 class OwnOfSteps:
     """value: what the step of each row has of its own, in ln T (k,).  Of each visit to a step that has several (v,):
-    step, its number; row, one of its rows; off, its log ratio; told, what the others say of it; weight, as it
-    counts."""
+    step, its number; row, one of its rows; off, its log ratio; told, what the others say of it."""
 
     value: FloatArray
     step: NDArray[np.intp]
     row: NDArray[np.intp]
     off: FloatArray
     told: FloatArray
-    weight: FloatArray
 
     def gain(self, without: FloatArray, kept: FloatArray) -> "Gain":
         """What visits left out gain. without, kept: by how much a table that must not fall is above what is said here
         of the steps of the rows, in ln T (k,), without and with what they have of their own."""
         before = 100 * np.abs(np.expm1(without[self.row] - self.off))
         after = 100 * np.abs(np.expm1(kept[self.row] + self.told - self.off))
-        steps = by_group(before - after, distinct(self.step)[1], self.weight)
-        mean = float(steps.size @ steps.mean) / steps.values
-        spread = float(np.sqrt(np.sum((steps.size * (steps.mean - mean)) ** 2))) / steps.values
-        before_pct, after_pct = (float(np.average(each, weights=self.weight)) for each in (before, after))
-        return Gain(before_pct, after_pct, spread, float(self.weight.sum()))
+        steps = by_group(before - after, distinct(self.step)[1], np.ones(len(self.step)))
+        mean = float(np.mean(before - after))
+        spread = float(np.sqrt(np.sum((steps.size * (steps.mean - mean)) ** 2))) / len(self.step)
+        return Gain(float(np.mean(before)), float(np.mean(after)), spread, len(self.step))
 
 
 @dataclass(frozen=True)
@@ -75,19 +71,19 @@ class Gain:
     before: float
     after: float
     error: float
-    visits: float
+    visits: int
 
 
-def visits_of(step: NDArray[np.intp], visit: NDArray[np.intp] | None, off: FloatArray, weights: FloatArray) -> Visits:
+def visits_of(step: NDArray[np.intp], visit: NDArray[np.intp] | None, off: FloatArray) -> Visits:
     """The visits of rows (k,). step: number of each row's step.  visit: of its visit, None where rows have no time.
-    off: log ratios.  weights: how many steps each row stands for."""
+    off: log ratios."""
     step = distinct(step)[1]
     if visit is None:
-        return Visits(off, step, weights, np.arange(len(off)))
+        return Visits(off, step, np.arange(len(off)))
     row = distinct(step * (int(visit.max(initial=0)) + 1) + visit)[1]
     of_visit = np.zeros(int(row.max(initial=-1)) + 1, dtype=np.intp)
     of_visit[row] = step
-    return Visits(by_group(off, row, weights).mean, of_visit, np.ones(len(of_visit)), row)
+    return Visits(by_group(off, row, np.ones(len(off))).mean, of_visit, row)
 
 
 def own_of_steps(visits: Visits) -> OwnOfSteps | None:
@@ -97,11 +93,11 @@ def own_of_steps(visits: Visits) -> OwnOfSteps | None:
     if np.sum(count > 1) < FEWEST:
         return None
     # deviations from medians would be too small: of three visits one is the median
-    about = np.abs(u - by_group(u, step, visits.weight).mean[step]) * np.sqrt(count / np.maximum(count - 1, 1))[step]
+    about = np.abs(u - by_group(u, step, np.ones(len(u))).mean[step]) * np.sqrt(count / np.maximum(count - 1, 1))[step]
     scale = max(MAD_TO_SIGMA * float(np.median(about[several])), EXACT)
     off = np.abs(u - _medians(step, u)[step])
     for _ in range(PASSES):
-        weight = visits.weight * np.minimum(1.0, HUBER * scale / np.maximum(off, 1e-300))
+        weight = np.minimum(1.0, HUBER * scale / np.maximum(off, 1e-300))
         groups = by_group(u, step, weight)
         off = np.abs(u - groups.mean[step])
     within = float(groups.squares.sum()) / max(groups.freedom, 1.0)
@@ -114,7 +110,7 @@ def own_of_steps(visits: Visits) -> OwnOfSteps | None:
     told = others * between / (between + within / rest)
     row = np.zeros(len(u), dtype=np.intp)
     row[visits.row] = np.arange(len(visits.row))
-    return OwnOfSteps(value[step][visits.row], step[several], row[several], u[several], told, visits.weight[several])
+    return OwnOfSteps(value[step][visits.row], step[several], row[several], u[several], told)
 
 
 def _medians(group: NDArray[np.intp], values: FloatArray) -> FloatArray:

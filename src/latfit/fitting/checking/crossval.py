@@ -18,16 +18,16 @@ folds, and the ratios observed/predicted of the held-out rows, from which `confo
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.correction import Smoothing, learnt
+from latfit.fitting.correction import Formula, Smoothing, learnt
 from latfit.fitting.data import FitData, Rows
-from latfit.fitting.problem import FitOptions, FitProblem, collapsed, log_ratios, make_problem
+from latfit.fitting.problem import FitOptions, FitProblem, collapsed, formula_of, log_ratios, make_problem
 from latfit.fitting.solver.solve import refitted_all, solve
 from latfit.model import Correction, CrossValidation, HeldOutErrors, Separable, StepTable
 from latfit.stats import FloatArray, distinct, error_metrics, weighted_quantile, weighted_quantiles
@@ -188,9 +188,10 @@ class LeftOut:
     problem: FitProblem
     theta: FloatArray
 
-    def formula(self, steps: Mapping[str, FloatArray]) -> FloatArray:
-        """Latency in ms (n,) of steps by the fit."""
-        return self.problem.model.latency_ms(self.theta, StepTable(steps))
+    @property
+    def formula(self) -> Formula:
+        """Latency in ms (n,) of the columns of steps, by the fit."""
+        return formula_of(self.problem, self.theta)
 
     def missed(self, data: Rows) -> FloatArray:
         """ln(observed/predicted) of the training rows."""

@@ -39,8 +39,8 @@ from latfit.fitting.correction import (
     by_kind,
     finished,
     grid_of,
+    held_from_falling,
     kinds,
-    learnt,
     own_of_kinds,
     slack,
     smooth_tables,
@@ -108,9 +108,11 @@ class _Tried:
     errors: dict[float, FloatArray] = field(default_factory=dict)
 
 
-def chosen_correction(data: FitData, options: FitOptions, theta: FloatArray, *, asked: bool = False) -> Chosen | None:
+def chosen_correction(
+    data: FitData, options: FitOptions, theta: FloatArray, *, asked: bool = False, whole: FitData | None = None
+) -> Chosen | None:
     """The correction that pays on a formula fitted with theta, None where the rows are too few to tell. asked: the best
-    one, whether it pays or not."""
+    one, whether it pays or not.  whole: the rows that it will be learnt from, where these are a sample of them."""
     fold = assign_folds(data, options.seed)[1]
     cells = int(data.known_cell.max(initial=-1)) + 1
     grid = grid_of(data)
@@ -135,7 +137,7 @@ def chosen_correction(data: FitData, options: FitOptions, theta: FloatArray, *, 
     before = _mean([each.errors[0.0] for each in tried])
     after = _mean([counted * _errors(data, part, part.log_ratio, kind) for part in nested])
     smoothing = Smoothing(best, _noise(tried, best))
-    own = _own(data, options, theta, smoothing)
+    own = _own(data, options, theta, smoothing, whole or data)
     kept = Smoothing(best, smoothing.noise, *([] if own is None else [own.kinds]))
     errors = None if own is None else (own.before, own.after)
     return Chosen(kept if any(best) or own else None, left_out, before, after, errors)
@@ -150,23 +152,27 @@ class _Kept:
     after: float
 
 
-def _own(data: FitData, options: FitOptions, theta: FloatArray, smoothing: Smoothing) -> _Kept | None:
-    """What measured steps of a grid keep beside a correction; None where nothing pays. Rows of a log, and those that
-    stand for many steps, have no visits that could be left out."""
+def _own(data: FitData, options: FitOptions, theta: FloatArray, smoothing: Smoothing, whole: FitData) -> _Kept | None:
+    """What measured steps of a grid keep beside a correction; None where nothing pays, or the grid of all rows has no
+    room for it. Rows of a log, and those that stand for many steps, have no visits that could be left out."""
     if data.in_time or not data.single:
         return None
+    learning = grid_of(whole)
+    assert learning is not None
+    room = {kind for grid in learning.all if grid.halved is not None for kind in grid.kinds}
     problem = make_problem(data, options.of_formula)
     log_ratio, rows, formula = log_ratios(problem, theta, data), np.arange(len(data)), formula_of(problem, theta)
+    tables = list(smooth_tables(data, rows, log_ratio, smoothing))
     plain, every = (
-        learnt(data, rows, log_ratio, replace(smoothing, own=kept), formula)
+        held_from_falling(data, rows, log_ratio, tables, replace(smoothing, own=kept), formula)
         for kept in (Smoothing.own, (True, True, True))
     )
     gains = {}
-    for grid, _, table in smooth_tables(data, rows, log_ratio, smoothing):
+    for grid, _, table in tables:
         for kind, some, g, own in own_of_kinds(data, rows, grid, table, log_ratio):
             steps = data.steps.at(some)
             gain = own.gain(plain.of_steps(steps) - g, every.of_steps(steps) - g - own.value)
-            if gain.before - gain.after > max(PAYS_PCT, PAYS_SHARE * gain.before, gain.error):
+            if kind in room and gain.before - gain.after > max(PAYS_PCT, PAYS_SHARE * gain.before, gain.error):
                 gains[kind] = gain
     if not gains:
         return None
