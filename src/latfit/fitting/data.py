@@ -20,6 +20,9 @@ from latfit.trace import WEIGHT, Trace, phases, row_weights, runs_in_time
 
 Found = TypeVar("Found")
 
+SHARED = 4
+"""Steps that have the same time, in the mean, from which a clock's ticks show."""
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -114,6 +117,11 @@ class FitData(Rows):
             found[rows] = visits + np.cumsum(np.diff(step[rows], prepend=step[rows[0]]) != 0)
             visits = int(found[rows[-1]]) + 1
         return found
+
+    @property
+    def ticks(self) -> bool:
+        """Whether times are those of a coarse clock: a log whose steps mostly share theirs."""
+        return self.in_time and SHARED * len(distinct(self.observed)[0]) <= len(self)
 
     @cached_property
     def spots(self) -> Spots:

@@ -18,6 +18,8 @@ from latfit.fitting.checking.conformal import (
 )
 from latfit.fitting.checking.crossval import HeldOut, cross_validate
 from latfit.fitting.data import FitData, fit_data, rows_of
+from latfit.fitting.fit import fit_trace
+from latfit.fitting.prediction import predict
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.model.saturation import Saturation
@@ -161,3 +163,23 @@ class TestMeasured:
         assert scored is not None
         found = prediction_intervals(fit_data(trace), scored.held_out, ordered=False)["by_phase"]
         assert 0.88 <= found["mixed"]["coverage"]["0.9"] <= 0.92
+
+
+def single_user_log(seed: int, rows: int = 2000) -> Trace:
+    """Decode steps of 14.6 ms within 0.15 and some of prefill, by a clock of whole ms."""
+    rng = np.random.default_rng(seed)
+    prefill = rng.random(rows) < 0.06
+    P = np.where(prefill, rng.integers(20, 400, rows), 0.0)
+    T = np.where(prefill, 12 + 0.06 * P, 14.6) + rng.normal(0, 0.15, rows)
+    columns = {"prefill_requests": prefill.astype(float), "prefill_tokens": P, "t_s": np.arange(rows) * 0.02}
+    return Trace({"B": np.ones(rows), "S": np.where(prefill, P, 1.0), "T_ms": np.round(T), **columns})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_clock_of_whole_ms_leaves_no_time_out_by_a_thousandth(seed: int) -> None:
+    """Three steps of four take 15 ms by it: an interval of 90 % that ends at 14.99 held a quarter of them."""
+    fit, fresh = fit_trace(single_user_log(seed), FitOptions("hinge")), single_user_log(seed + 100)
+    told, T = predict(fit, fresh), fresh.floats("T_ms")
+    decode = (fresh.floats("prefill_tokens") == 0) & np.isfinite(told.low)
+    assert decode.sum() > 1000
+    assert np.mean((told.low <= T) & (told.high >= T), where=decode) > 0.9

@@ -27,6 +27,10 @@ exchangeability, so the promise is checked as it would have been used: the limit
 parts before it (for a grid: from the other folds), and the share of steps below it is reported, beside the band in
 which it lies 99 times of 100.
 
+Clocks of whole milliseconds record many steps with the same time. A limit that lies on such a time by one fold's fit
+may leave all of them out by the final one, a thousandth away, so limits hold for the same steps about the final fit
+too.
+
 A phase of a log is said to drift where the share at 90 % lies outside its band, where the scores' level changes, or
 where later steps are further from what earlier ones say than steps are from what all others say. Later steps then tell
 what became slower and nothing of how it was, so the limits of such a phase are the outer ones of two sets: of later
@@ -50,6 +54,8 @@ from latfit.fitting.problem import FitOptions
 from latfit.stats import FloatArray, by_group, distinct
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
+ROUNDING = 1e-9
+"""Of a limit in ln T: a step on it is within."""
 BY_TIME = "split conformal by phase, each part of the time predicted from earlier parts, observed/predicted"
 BY_CELL = "split conformal by phase on cells left out, observed/predicted"
 
@@ -68,11 +74,12 @@ Factors = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores (m,) in rising order, with the fold of each and how many independent ones it is worth, with regard to what
-    neighbours in time share (weight) and without (by_cell); steps and (B,S) cells that they come from; in_time: what
-    was found of neighbours in time."""
+    """Scores (m,) in rising order, with the row and the fold of each and how many independent ones it is worth, with
+    regard to what neighbours in time share (weight) and without (by_cell); steps and (B,S) cells that they come from;
+    in_time: what was found of neighbours in time."""
 
     score: FloatArray
+    row: NDArray[np.intp]
     fold: NDArray[np.int64]
     weight: FloatArray
     by_cell: FloatArray
@@ -92,17 +99,25 @@ class Scores:
             counts, by_cell = (weight * worth(score, weight, cell, known) for known in (told, None))
         rising = np.argsort(score, kind="stable")
         steps, cells = round(float(weight.sum())), int(cell.max(initial=-1)) + 1
-        return Scores(score[rising], left_out.fold[rising], counts[rising], by_cell[rising], steps, cells, told)
+        rows, fold = left_out.rows[rising], left_out.fold[rising]
+        return Scores(score[rising], rows, fold, counts[rising], by_cell[rising], steps, cells, told)
 
-    def among(self, rows: NDArray[np.bool_]) -> "Scores":
-        """Those of the scores (m,) that are true."""
+    def among(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "Scores":
+        """Those of the scores (m,) that are true, or have these places."""
         return replace(
             self,
             score=self.score[rows],
+            row=self.row[rows],
             fold=self.fold[rows],
             weight=self.weight[rows],
             by_cell=self.by_cell[rows],
         )
+
+    def about(self, log_ratio: FloatArray) -> "Scores":
+        """The same steps about a fit of all of them. log_ratio: ln(observed/predicted) (n,) of all rows."""
+        score = log_ratio[self.row]
+        rising = np.argsort(score, kind="stable")
+        return replace(self.among(rising), score=score[rising])
 
     def without_time(self) -> "Scores":
         """The same as if steps shared nothing with their neighbours in time."""
@@ -176,13 +191,20 @@ def later_rows(data: FitData, options: FitOptions, theta: FloatArray) -> HeldOut
 
 
 def prediction_intervals(
-    data: FitData, left_out: HeldOut, *, ordered: bool, blocks: HeldOut | None = None
+    data: FitData,
+    left_out: HeldOut,
+    *,
+    ordered: bool,
+    blocks: HeldOut | None = None,
+    fitted: FloatArray | None = None,
 ) -> dict[str, Any]:
     """The `intervals` of the JSON contract from rows that were predicted while left out.
 
     ordered: the folds follow each other in time, so that limits are checked with earlier folds only.  blocks: rows of
-    the whole time, each block predicted from all others; the limits of phases that drift hold for them too.
+    the whole time, each block predicted from all others; the limits of phases that drift hold for them too.  fitted:
+    ln(observed/predicted) (n,) of all rows by the final fit, whose limits hold where a clock's ticks show.
     """
+    fitted = fitted if data.ticks else None
     order, by_phase = TimeOrder.of(data), {}
     of_phase = {phase: rows[left_out.rows] for phase, rows in data.by_phase.items()}
     for phase in sorted(
@@ -193,22 +215,22 @@ def prediction_intervals(
         scores = Scores.of(data, order, inside, ordered)
         drift = _drift(scores, inside, whole) if ordered else {"drift": False}
         wider = Scores.of(data, order, whole, ordered) if drift["drift"] and whole is not None else None
-        by_phase[phase] = {"n": scores.steps, "cells": scores.cells, **_limits(scores, wider, ordered), **drift}
+        by_phase[phase] = {"n": scores.steps, "cells": scores.cells, **_limits(scores, wider, ordered, fitted), **drift}
     drifts = any(found["drift"] for found in by_phase.values())
     wider = Scores.of(data, order, blocks, ordered) if drifts and blocks is not None else None
     return {
         "method": BY_TIME if ordered else BY_CELL,
-        **_limits(Scores.of(data, order, left_out, ordered), wider, ordered),
+        **_limits(Scores.of(data, order, left_out, ordered), wider, ordered, fitted),
         "by_phase": by_phase,
         "drift": _drift_sentence(by_phase),
     }
 
 
-def _limits(scores: Scores, wider: Scores | None, ordered: bool) -> dict[str, Any]:
+def _limits(scores: Scores, wider: Scores | None, ordered: bool, fitted: FloatArray | None) -> dict[str, Any]:
     """What a phase's scores, or all, say. wider: scores for which the limits hold as well."""
     fewest = min(filter(None, (scores, wider)), key=lambda known: known.independent / max(known.steps, 1))
     found: dict[str, Any] = {
-        **_factors(scores, wider),
+        **_factors([*filter(None, (scores, wider)), *([] if fitted is None else [scores.about(fitted)])]),
         "independent_share": fewest.independent / max(fewest.steps, 1),
         "in_time_share": 1 / fewest.in_time.steps_for_one,
         **_checked(scores, ordered),
@@ -220,14 +242,14 @@ def _limits(scores: Scores, wider: Scores | None, ordered: bool) -> dict[str, An
     return found
 
 
-def _factors(scores: Scores, wider: Scores | None) -> dict[str, Factors]:
+def _factors(known: Sequence[Scores]) -> dict[str, Factors]:
     found: dict[str, Factors] = {}
     for kind, side in (("ratio_quantiles", 1), ("lower_quantiles", -1)):
         found[kind] = {}
         for level in LEVELS:
-            ends = [known.limit(level, side) for known in (scores, wider) if known is not None]
+            ends = [scores.limit(level, side) for scores in known]
             told = [end for end in ends if end is not None]
-            found[kind][f"{level:g}"] = math.exp(side * max(told)) if len(told) == len(ends) else None
+            found[kind][f"{level:g}"] = math.exp(side * (max(told) + ROUNDING)) if len(told) == len(ends) else None
     return found
 
 
