@@ -227,10 +227,12 @@ def prediction_intervals(
 
 
 def _limits(scores: Scores, wider: Scores | None, ordered: bool, fitted: FloatArray | None) -> dict[str, Any]:
-    """What a phase's scores, or all, say. wider: scores for which the limits hold as well."""
-    fewest = min(filter(None, (scores, wider)), key=lambda known: known.independent / max(known.steps, 1))
+    """What a phase's scores, or all, say. wider: scores for which the limits hold as well, and for these steps about
+    the final fit, of which fitted is ln(observed/predicted) (n,)."""
+    left_out = [scores] if wider is None else [scores, wider]
+    fewest = min(left_out, key=lambda known: known.independent / max(known.steps, 1))
     found: dict[str, Any] = {
-        **_factors([*filter(None, (scores, wider)), *([] if fitted is None else [scores.about(fitted)])]),
+        **_factors(left_out if fitted is None else [*left_out, scores.about(fitted)]),
         "independent_share": fewest.independent / max(fewest.steps, 1),
         "in_time_share": 1 / fewest.in_time.steps_for_one,
         **_checked(scores, ordered),
