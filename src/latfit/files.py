@@ -244,12 +244,15 @@ def _wait_for(sidecar: Path, place: Path) -> int:
 
 def _opened(sidecar: Path) -> tuple[int, bool]:
     """The lock file, and whether it was made now."""
-    with suppress(FileExistsError):
-        return os.open(sidecar, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
-    try:
-        return os.open(sidecar, os.O_RDWR | os.O_CREAT, 0o666), False
-    except PermissionError:  # another user's
-        return os.open(sidecar, os.O_RDONLY), False
+    while True:
+        with suppress(FileExistsError):
+            return os.open(sidecar, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
+        # One that went meanwhile is not made here without saying so: where there are no locks it would be nobody's.
+        with suppress(FileNotFoundError):
+            try:
+                return os.open(sidecar, os.O_RDWR), False
+            except PermissionError:  # another user's
+                return os.open(sidecar, os.O_RDONLY), False
 
 
 def _is_ours(descriptor: int, sidecar: Path, made: bool) -> bool:

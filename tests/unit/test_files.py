@@ -199,6 +199,26 @@ class TestRewrite:
         assert set(file.read_text().split()) == expected
         assert others(file) == []
 
+    def test_a_turn_that_ends_while_it_is_looked_at_is_taken(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without locks a lock file that nobody says is his stops all writers for half a minute."""
+        monkeypatch.setattr(files, "lock", lambda _: None)
+        monkeypatch.setattr(files, "GIVEN_UP_AFTER_S", 5.0)
+        held, opened = file.with_name(files.LOCK), os.open
+        held.touch()
+
+        def ended(path: str | Path, flags: int, *more: int) -> int:
+            try:
+                return opened(path, flags, *more)
+            except FileExistsError:
+                held.unlink()
+                raise
+
+        monkeypatch.setattr("os.open", ended)
+        waits = iter(range(1))
+        monkeypatch.setattr("time.sleep", lambda _: next(waits))
+        rewrite(file, lambda: "new")
+        assert file.read_text() == "new"
+
     def test_a_change_in_between_is_seen(self, file: Path) -> None:
         """An editor takes no turn; what it saved is not overwritten."""
         file.write_text("a")
