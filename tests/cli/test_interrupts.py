@@ -13,6 +13,7 @@ import pytest
 from benchmarks.soak.interrupts import INTERRUPTED, marked, processes_of
 from pyarrow.parquet import read_table
 
+from latfit.api import Fit
 from latfit.cli.app import run
 from latfit.hardware import read_hardware
 from latfit.model import read_fit
@@ -55,6 +56,31 @@ def test_fits_of_many_systems_that_are_done_are_kept(in_tmp: Path) -> None:
     assert len(read_hardware(Path("hardware.json")).paths) <= len(done)
     left = {file.name for file in Path.cwd().iterdir() if ".fit.json" not in file.name}
     assert left <= {"many.parquet", "hardware.json"}
+
+
+def test_a_fit_whose_writing_is_interrupted_is_not_entered(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hardware profile names no path whose fit is nowhere, and what is told agrees with what is there."""
+    rng = np.random.default_rng(0)
+    number = np.repeat(np.arange(4), 40)
+    B = rng.integers(1, 65, len(number)).astype(np.float64)
+    T = (3 + 0.05 * B) * rng.lognormal(0, 0.03, len(B))
+    write_trace(Path("many.parquet"), Trace({"B": B, "S": B, "T_ms": T, "model": number.astype(str)}))
+    save = Fit.save
+    saved: list[Path] = []
+
+    def interrupted_the_second_time(fit: Fit, file: str | Path) -> None:
+        if saved:
+            raise KeyboardInterrupt
+        save(fit, file)
+        saved.append(Path(file))
+
+    monkeypatch.setattr(Fit, "save", interrupted_the_second_time)
+    assert run(["fit", "many.parquet", "--each", "--path", "{model}"]) in INTERRUPTED
+    assert "Stopped: 1 fits of 4 systems are written." in capsys.readouterr().err
+    assert list(Path.cwd().glob("many.*.fit.json")) == [Path.cwd() / file for file in saved]
+    assert len(read_hardware(Path("hardware.json")).paths) == 1
 
 
 def test_a_sweep_goes_on_from_the_runs_that_are_done(in_tmp: Path) -> None:

@@ -221,7 +221,7 @@ def fit(
     stored: dict[str, Stored] = {}
 
     def keep(label: str, found: "Fit") -> None:
-        stored[label] = Stored(
+        made = Stored(
             found,
             label if found.system else "",
             targets.file(steps.sources[0].name, label if found.system else ""),
@@ -229,7 +229,9 @@ def fit(
             None if targets.force else found.kept_out(targets.max_error),
         )
         if found.ok:
-            found.save(stored[label].file)
+            found.save(made.file)
+        # Last, so that a fit whose writing Ctrl-C stops is neither counted nor entered into the hardware profile.
+        stored[label] = made
 
     try:
         with progress_bar("Fitting", quiet=output.silent) as advance:
