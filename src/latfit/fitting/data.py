@@ -124,6 +124,15 @@ class FitData(Rows):
         return self.in_time and SHARED * len(distinct(self.observed)[0]) <= len(self)
 
     @cached_property
+    def tick(self) -> FloatArray:
+        """What of each ln T (n,) a coarse clock cannot tell: the least gap between times that several steps have, as a
+        share of T. Zero where ticks do not show."""
+        times, number = distinct(self.observed)
+        several = times[np.bincount(number) >= SHARED]
+        gap = float(np.diff(several).min()) if self.ticks and len(several) > 1 else 0.0
+        return np.asarray(gap / self.observed)
+
+    @cached_property
     def spots(self) -> Spots:
         one = _one_of_each(self.known_cell)
         steps = self.steps.at(one)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from scipy import stats as distributions
+from scipy.signal import lfilter
 
 from latfit.fitting.checking.conformal import (
     beta_binomial_quantiles,
@@ -165,12 +166,23 @@ class TestMeasured:
         assert 0.88 <= found["mixed"]["coverage"]["0.9"] <= 0.92
 
 
-def single_user_log(seed: int, rows: int = 2000) -> Trace:
-    """Decode steps of 14.6 ms within 0.15 and some of prefill, by a clock of whole ms."""
+def lasting_noise(rng: np.random.Generator, rows: int, share: float) -> FloatArray:
+    """Standard normal, neighbours correlated by a share."""
+    fresh = rng.normal(0, 1, rows)
+    fresh[1:] *= math.sqrt(1 - share**2)
+    return np.asarray(lfilter([1.0], [1.0, -share], fresh))
+
+
+def single_user_log(
+    seed: int, rows: int = 2000, level: float = 14.6, sd: float = 0.15, share: float = 0.0, rise: float = 0.0
+) -> Trace:
+    """Decode steps of a level in ms and some of prefill, by a clock of whole ms. share: correlation of neighbours.
+    rise: of the later half, in ms."""
     rng = np.random.default_rng(seed)
     prefill = rng.random(rows) < 0.06
     P = np.where(prefill, rng.integers(20, 400, rows), 0.0)
-    T = np.where(prefill, 12 + 0.06 * P, 14.6) + rng.normal(0, 0.15, rows)
+    T = np.where(prefill, 12 + 0.06 * P, level) + sd * lasting_noise(rng, rows, share)
+    T += rise * (np.arange(rows) >= rows // 2)
     columns = {"prefill_requests": prefill.astype(float), "prefill_tokens": P, "t_s": np.arange(rows) * 0.02}
     return Trace({"B": np.ones(rows), "S": np.where(prefill, P, 1.0), "T_ms": np.round(T), **columns})
 
@@ -183,3 +195,32 @@ def test_a_clock_of_whole_ms_leaves_no_time_out_by_a_thousandth(seed: int) -> No
     decode = (fresh.floats("prefill_tokens") == 0) & np.isfinite(told.low)
     assert decode.sum() > 1000
     assert np.mean((told.low <= T) & (told.high >= T), where=decode) > 0.9
+
+
+class TestCoarseClock:
+    """What is said of time by a clock of whole ms: where most steps have one time, the others are no outliers, and how
+    fits of folds differ is no noise of the machine."""
+
+    @pytest.mark.parametrize("level", [14.0, 14.2, 14.4, 14.6])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_independent_steps_are_counted_and_do_not_drift(self, seed: int, level: float) -> None:
+        found = fit_trace(single_user_log(seed, level=level), FitOptions("hinge")).intervals["by_phase"]["decode"]
+        assert not found["drift"]
+        assert found["independent_share"] > 0.5
+        assert found["ratio_quantiles"]["0.99"] is not None
+
+    @pytest.mark.parametrize("level", [14.0, 14.5])
+    def test_lasting_noise_is_counted(self, level: float) -> None:
+        """Against the variance of means of blocks in a long series by the same clock. One log tells the share within
+        20 % (a standard deviation, over 24 logs), the mean of six within 9 %."""
+        long = np.round(level + 0.3 * lasting_noise(np.random.default_rng(99), 2_000_000, 0.8))
+        share = long.var() / (1000 * long.reshape(-1, 1000).mean(axis=1).var())
+        logs = (single_user_log(seed, 4000, level=level, sd=0.3, share=0.8) for seed in range(6))
+        fits = [fit_trace(log, FitOptions("hinge")).intervals["by_phase"]["decode"] for log in logs]
+        assert share < 0.25
+        assert np.mean([found["in_time_share"] for found in fits]) == pytest.approx(share, rel=0.3)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_a_level_that_rises_is_drift(self, seed: int) -> None:
+        log = single_user_log(seed, level=14.2, rise=0.6)
+        assert fit_trace(log, FitOptions("hinge")).intervals["by_phase"]["decode"]["drift"]

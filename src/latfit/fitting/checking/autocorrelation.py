@@ -6,12 +6,14 @@ worth n v/L independent ones; for an autoregression of lag-one correlation r tha
 
 L is taken from an autoregression fitted to the autocovariances by Levinson's recursion, of an order up to 10 log10 n:
 with innovations of variance s^2 and coefficients that add up to a, L = s^2/(1-a)^2 (the spectrum at frequency zero;
-Heidelberger & Welch 1981, Thompson 2010). BIC says whether neighbours tell anything at all: where it takes order 0,
-L = v exactly, as for white noise. Where it takes another, L is the larger one of its order and of that which AIC takes,
+Heidelberger & Welch 1981, Thompson 2010). BIC says whether neighbours tell anything at all: where it takes order 0, L =
+v exactly, as for white noise. Where it takes another, L is the larger one of its order and of that which AIC takes,
 since slow noise under fast noise needs a long one. Taking the mean off a series lowers a by about (1 + 3a)/n, which is
 put back. A few heavy outliers would hide what all others share, so the series is clipped at three robust standard
-deviations about its median. Several runs count together, each about its own mean: runs are independent of one another,
-so n steps are worth as many as there are runs at least.
+deviations about its median, and at a tick of the clock if that is more: where most steps have one time, what the others
+have would be outliers, and what is left is how fits differ. The variance is that of a clock's rounding at least, a
+twelfth of its tick's square, for the same reason. Several runs count together, each about its own mean: runs are
+independent of one another, so n steps are worth as many as there are runs at least.
 
 The number is known to one part in its root, as that of independent steps would be, and what is not known is not
 promised: of n v/L it is the lower end, n v/L less its root, that counts.
@@ -51,11 +53,12 @@ SORTED_BELOW = 1.0
 @dataclass(frozen=True)
 class Series:
     """What neighbours in time may share. rows: row numbers of a trace by run, each (m,), in the order of time.  values:
-    the same of the series.  own: the share of each step's own deviation that is in it.  visit: steps of a cell in a
-    row, on average, where cells are returned to."""
+    the same of the series.  ticks: the same of what a clock cannot tell of them.  own: the share of each step's own
+    deviation that is in it.  visit: steps of a cell in a row, on average, where cells are returned to."""
 
     rows: Sequence[NDArray[np.intp]] = ()
     values: Sequence[FloatArray] = ()
+    ticks: Sequence[FloatArray] = ()
     own: float = 1.0
     visit: float = 1.0
 
@@ -72,14 +75,24 @@ class Persistence:
     in_visit: float = 1.0
     runs: int = 1
 
+    @property
+    def why(self) -> str:
+        """Why steps in a row are worth fewer: what neighbours tell, or, where that explains less than half, more."""
+        by_neighbours = (1 + self.lag_one) / max(1 - self.lag_one, 1e-9)
+        if 2 * by_neighbours >= self.likely:
+            return f"autocorrelation {self.lag_one:.3g}"
+        return "their level wanders slowly"
+
 
 @dataclass(frozen=True)
 class TimeOrder:
     """The order in which the rows of a trace were measured. runs: row numbers by run, none where the order tells
-    nothing of time.  cell: of each row (n,), whose lack of fit is to be taken off; None where times are known."""
+    nothing of time.  cell: of each row (n,), whose lack of fit is to be taken off; None where times are known.  tick:
+    what a clock cannot tell of each row (n,), in ln T; None where times are unknown."""
 
     runs: Sequence[NDArray[np.intp]]
     cell: NDArray[np.intp] | None = None
+    tick: FloatArray | None = None
 
     @staticmethod
     def of(data: FitData) -> "TimeOrder":
@@ -87,7 +100,7 @@ class TimeOrder:
         if not data.single:
             return TimeOrder([])
         if data.in_time:
-            return TimeOrder(runs)
+            return TimeOrder(runs, tick=data.tick)
         shared = _shared(cell)
         if 2 * int(shared.sum()) <= len(data):
             return TimeOrder([] if _by_size(data) else runs, cell)
@@ -110,18 +123,22 @@ class TimeOrder:
             own = 1 - len(np.unique(inside)) / len(inside)
             visit = len(inside) / _visits([self.cell[run[there[run]]] for run in self.runs])
         runs = [run[there[run]] for run in self.runs]
-        return Series(runs, [placed[run] for run in runs], own, visit)
+        ticks = () if self.tick is None else [self.tick[run] for run in runs]
+        return Series(runs, [placed[run] for run in runs], ticks, own, visit)
 
 
 def persistence(series: Series) -> Persistence:
     """How far neighbours in time repeat one another."""
-    parts = [clipped(values) for values in series.values if len(values) > 1]
+    ticks = series.ticks or [np.zeros(1)] * len(series.values)
+    told = [(values, tick) for values, tick in zip(series.values, ticks, strict=True) if len(values) > 1]
+    parts = [clipped(values, tick=tick) for values, tick in told]
     parts = [part - part.mean() for part in parts]
     n = sum(len(part) for part in parts)
     if n < FEWEST:
         return Persistence()
     most = max(1, min(int(10 * math.log10(n)), n // len(parts) // 4))
     covariance = _autocovariance(parts, most)
+    covariance[0] = max(covariance[0], float(np.mean(np.concatenate([tick for _, tick in told]) ** 2)) / 12)
     if covariance[0] <= 1e-24:
         return Persistence()
     innovation, together = _autoregression(covariance, n)
@@ -133,12 +150,12 @@ def persistence(series: Series) -> Persistence:
     return Persistence(float(covariance[1] / covariance[0]), likely, lower, min(likely, series.visit), len(parts))
 
 
-def clipped(series: FloatArray, weights: FloatArray | None = None) -> FloatArray:
-    """The series (n,) with its outliers moved to three robust standard deviations from its median. weights: how many
-    steps each value stands for (n,)."""
+def clipped(series: FloatArray, weights: FloatArray | None = None, tick: FloatArray | float = 0.0) -> FloatArray:
+    """The series (n,) with its outliers moved to three robust standard deviations from its median, or to the tick (n,)
+    of the clock where that is more. weights: how many steps each value stands for (n,)."""
     middle = weighted_quantile(series, 0.5, weights)
-    reach = CLIP * mad_sigma(series - middle, weights)
-    return np.clip(series, middle - reach, middle + reach) if reach > 0 else series
+    reach = np.maximum(CLIP * mad_sigma(series - middle, weights), tick)
+    return np.clip(series, middle - reach, middle + reach) if np.any(reach > 0) else series
 
 
 def _shared(cell: NDArray[np.intp]) -> NDArray[np.bool_]:

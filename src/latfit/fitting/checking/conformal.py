@@ -29,7 +29,8 @@ which it lies 99 times of 100.
 
 Clocks of whole milliseconds record many steps with the same time. A limit that lies on such a time by one fold's fit
 may leave all of them out by the final one, a thousandth away, so limits hold for the same steps about the final fit
-too.
+too. Nor can the share below a limit be told more exactly than the clock tells times: it lies outside its band only
+where the share below a limit half a tick lower, or higher, does so too.
 
 A phase of a log is said to drift where the share at 90 % lies outside its band, where the scores' level changes, or
 where later steps are further from what earlier ones say than steps are from what all others say. Later steps then tell
@@ -41,7 +42,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,11 +75,12 @@ Factors = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores (m,) in rising order, with the row and the fold of each and how many independent ones it is worth, with
-    regard to what neighbours in time share (weight) and without (by_cell); steps and (B,S) cells that they come from;
-    in_time: what was found of neighbours in time."""
+    """Scores (m,) in rising order, with what the clock cannot tell of each (tick), its row, its fold and how many
+    independent ones it is worth, with regard to what neighbours in time share (weight) and without (by_cell); steps and
+    (B,S) cells that they come from; in_time: what was found of neighbours in time."""
 
     score: FloatArray
+    tick: FloatArray
     row: NDArray[np.intp]
     fold: NDArray[np.int64]
     weight: FloatArray
@@ -91,22 +93,23 @@ class Scores:
     def of(data: FitData, order: TimeOrder, left_out: HeldOut, ordered: bool) -> "Scores":
         """Of rows of a trace that were left out. ordered: they are rows of a log rather than cells of a grid."""
         cell = distinct(data.cell[left_out.rows])[1]
-        score, weight = left_out.log_ratio, left_out.weights
+        score, weight, tick = left_out.log_ratio, left_out.weights, data.tick[left_out.rows]
         told = persistence(order.series(left_out.rows, score))
         if ordered or not len(cell):
             counts, by_cell = weight / told.steps_for_one, weight
         else:
-            counts, by_cell = (weight * worth(score, weight, cell, known) for known in (told, None))
+            counts, by_cell = (weight * worth(score, weight, cell, known, tick) for known in (told, None))
         rising = np.argsort(score, kind="stable")
         steps, cells = round(float(weight.sum())), int(cell.max(initial=-1)) + 1
         rows, fold = left_out.rows[rising], left_out.fold[rising]
-        return Scores(score[rising], rows, fold, counts[rising], by_cell[rising], steps, cells, told)
+        return Scores(score[rising], tick[rising], rows, fold, counts[rising], by_cell[rising], steps, cells, told)
 
     def among(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "Scores":
         """Those of the scores (m,) that are true, or have these places."""
         return replace(
             self,
             score=self.score[rows],
+            tick=self.tick[rows],
             row=self.row[rows],
             fold=self.fold[rows],
             weight=self.weight[rows],
@@ -139,15 +142,19 @@ class Scores:
 
 
 def worth(
-    score: FloatArray, weight: FloatArray, cell: NDArray[np.intp], in_time: Persistence | None = None
+    score: FloatArray,
+    weight: FloatArray,
+    cell: NDArray[np.intp],
+    in_time: Persistence | None = None,
+    tick: FloatArray | float = 0.0,
 ) -> FloatArray:
     """How many independent scores one of the steps in each row (m,) is worth, at most 1.
 
     score (m,) of rows that stand for weight steps each (m,), in cells (m,).  in_time: what of a step's own part of the
-    score its neighbours in time share.
+    score its neighbours in time share.  tick: what a clock cannot tell of each (m,).
     """
     told = in_time or Persistence()
-    x = clipped(score, weight)
+    x = clipped(score, weight, tick)
     found = by_group(x, cell, weight)
     size, n, cells = found.size, found.values, len(found.size)
     if found.freedom < 1 or cells < 2:
@@ -213,7 +220,7 @@ def prediction_intervals(
         inside = left_out.among(of_phase[phase])
         whole = blocks.among(data.by_phase[phase][blocks.rows]) if blocks is not None else None
         scores = Scores.of(data, order, inside, ordered)
-        drift = _drift(scores, inside, whole) if ordered else {"drift": False}
+        drift = _drift(data, scores, inside, whole) if ordered else {"drift": False}
         wider = Scores.of(data, order, whole, ordered) if drift["drift"] and whole is not None else None
         by_phase[phase] = {"n": scores.steps, "cells": scores.cells, **_limits(scores, wider, ordered, fitted), **drift}
     drifts = any(found["drift"] for found in by_phase.values())
@@ -255,22 +262,33 @@ def _factors(known: Sequence[Scores]) -> dict[str, Factors]:
     return found
 
 
-def _drift(scores: Scores, later: HeldOut, blocks: HeldOut | None) -> dict[str, Any]:
+def _drift(data: FitData, scores: Scores, later: HeldOut, blocks: HeldOut | None) -> dict[str, Any]:
     """Whether a phase drifts, and by how much where the level of its later steps changes.
 
     scores: of its later steps, which are in the order of time.  blocks: its steps of the whole time.
     """
-    checked = _checked(scores, ordered=True)
-    outside = [level for level, (low, high) in checked["band"].items() if not low <= checked["coverage"][level] <= high]
-    change = change_point(later.log_ratio)
+    change = change_point(later.log_ratio, data.tick[later.rows])
     if change is not None and change.p_value < CERTAIN and abs(change.shift) > math.log1p(LEAST_SHIFT):
         return {"drift": True, "relative_shift": math.expm1(change.shift)}
-    return {"drift": "0.9" in outside or (blocks is not None and _later_differ(scores, blocks))}
+    differ = blocks is not None and _later_differ(scores, blocks, data.tick[blocks.rows])
+    return {"drift": differ or _outside_band(scores, 0.9)}
 
 
-def _later_differ(scores: Scores, blocks: HeldOut) -> bool:
-    """Whether later steps are further from what earlier ones say than steps are from what all others say."""
-    later, whole = clipped(scores.score), clipped(blocks.log_ratio)
+def _outside_band(scores: Scores, level: float) -> bool:
+    """Whether the share of scores below their limit, in the order of time, is too large or too small however the clock
+    rounded."""
+    parts = _parts(scores, ordered=True)
+    fewest, most = (_hits(parts, level, half) for half in (-0.5, 0.5))
+    if not fewest.seen:
+        return False
+    low, high = _band(level, fewest.seen, fewest.calibrated)
+    return most.below < low * most.seen or fewest.below > high * fewest.seen
+
+
+def _later_differ(scores: Scores, blocks: HeldOut, tick: FloatArray) -> bool:
+    """Whether later steps are further from what earlier ones say than steps are from what all others say, of which a
+    clock cannot tell ticks (m,)."""
+    later, whole = clipped(scores.score, tick=scores.tick), clipped(blocks.log_ratio, tick=tick)
     shift = abs(float(later.mean() - whole.mean()))
     return shift > max(math.log1p(LEAST_SHIFT), STANDARD_ERRORS * float(later.std()) / math.sqrt(scores.independent))
 
@@ -303,8 +321,8 @@ def _too_few(scores: Scores) -> str:
 def _in_a_row(scores: Scores) -> str:
     where = "in a row" if scores.in_time.runs == 1 else f"of {scores.in_time.runs:,} runs"
     return (
-        f"{scores.steps:,} steps {where} carry {max(scores.independent, 1):.0f} independent samples (autocorrelation"
-        f" {scores.in_time.lag_one:.3g})"
+        f"{scores.steps:,} steps {where} carry {max(scores.independent, 1):.0f} independent samples"
+        f" ({scores.in_time.why})"
     )
 
 
@@ -335,14 +353,14 @@ def _checked(scores: Scores, ordered: bool) -> dict[str, Any]:
     checked = 0
     parts = _parts(scores, ordered)
     for level in LEVELS:
-        below, above, seen, calibrated = _hits(parts, level)
-        if seen == 0:
+        hits = _hits(parts, level)
+        if hits.seen == 0:
             continue
-        checked = max(checked, round(seen / scores.independent * scores.steps))
-        coverage[f"{level:g}"] = below / seen
-        band[f"{level:g}"] = _band(level, seen, calibrated)
+        checked = max(checked, round(hits.seen / scores.independent * scores.steps))
+        coverage[f"{level:g}"] = hits.below / hits.seen
+        band[f"{level:g}"] = _band(level, hits.seen, hits.calibrated)
         if level > 0.5:
-            two_sided[f"{2 * level - 1:g}"] = (below - above) / seen
+            two_sided[f"{2 * level - 1:g}"] = (hits.below - hits.above) / hits.seen
     return {"coverage": coverage, "two_sided_coverage": two_sided, "band": band, "checked": checked}
 
 
@@ -355,20 +373,30 @@ def _parts(scores: Scores, ordered: bool) -> list[tuple[Scores, Scores]]:
     ]
 
 
-def _hits(parts: Sequence[tuple[Scores, Scores]], level: float) -> tuple[float, float, float, float]:
-    """(scores at or below their upper limit, scores below their lower limit, scores checked, mean number of calibration
-    scores), all counted as independent ones."""
+class Hits(NamedTuple):
+    """How many scores are at or below their upper limit, below their lower limit, and checked; calibrated: mean number
+    of scores that limits are made of. All counted as independent ones."""
+
+    below: float
+    above: float
+    seen: float
+    calibrated: float
+
+
+def _hits(parts: Sequence[tuple[Scores, Scores]], level: float, ticks: float = 0.0) -> Hits:
+    """How the limits from some scores hold for others. ticks: how many are added to the limits."""
     below = above = seen = calibrated = 0.0
     for others, test in parts:
         high, low = others.limit(level), others.limit(level, -1)
         if high is None or low is None:
             continue
         steps = float(test.weight.sum())
-        below += float(test.weight[test.score <= high].sum())
-        above += float(test.weight[test.score < -low].sum())
+        shift = ticks * test.tick
+        below += float(test.weight[test.score <= high + shift].sum())
+        above += float(test.weight[test.score < shift - low].sum())
         seen += steps
         calibrated += steps * others.independent
-    return below, above, seen, calibrated / seen if seen else 0.0
+    return Hits(below, above, seen, calibrated / seen if seen else 0.0)
 
 
 def _band(level: float, seen: float, calibrated: float) -> tuple[float, float]:

@@ -9,7 +9,7 @@ correlation rho, what remains is added up with falling (Bartlett) weights, and t
 Monahan 1992). It is taken after each side's own line is removed, or a large change would hide itself, and so would a
 steady rise; that lowers rho, five times as much as the removal of one mean does in simulation, (1 + 3 rho)/n, which is
 put back. A single heavy outlier is no change: the series is clipped at three robust standard deviations about its
-median.
+median, or a tick of the clock if that is more.
 """
 
 import math
@@ -39,12 +39,13 @@ class ChangePoint:
     p_value: float
 
 
-def change_point(series: FloatArray) -> ChangePoint | None:
-    """The most likely change of level in a series (n,) in time order; None where it does not vary or is short."""
+def change_point(series: FloatArray, tick: FloatArray | float = 0.0) -> ChangePoint | None:
+    """The most likely change of level in a series (n,) in time order, of which a clock cannot tell ticks (n,); None
+    where it does not vary or is short."""
     n = len(series)
     if n < LEAST_ROWS:
         return None
-    x = clipped(series)
+    x = clipped(series, tick=tick)
     if float(np.ptp(x)) < 1e-12:
         return None
     sums = np.cumsum(x - x.mean())
@@ -91,17 +92,18 @@ def drift(data: FitData, log_ratio: FloatArray) -> Drift:
 
     Without times the change is dated by its row, where the rows' order is one of time (see `autocorrelation`).
     """
-    order = TimeOrder.of(data) if data.times is None else TimeOrder(data.runs)
+    order = TimeOrder.of(data) if data.times is None else TimeOrder(data.runs, tick=data.tick)
     series = order.series(np.arange(len(data)), log_ratio)
     if not series.rows:
         return Drift(reason="the trace has no column t_s, and its rows are sorted or not single steps")
+    ticks = series.ticks or [np.zeros(1)] * len(series.rows)
     long = [i for i, rows in enumerate(series.rows) if len(rows) >= LEAST_ROWS]
     if not long:
         return Drift(reason=f"no run has {LEAST_ROWS} rows")
     found: dict[str, LevelChange] = {}
     moved = 0.0
     for i in long:
-        rows, change = series.rows[i], change_point(series.values[i])
+        rows, change = series.rows[i], change_point(series.values[i], ticks[i])
         if change is None or change.p_value * len(long) > CERTAIN or abs(change.shift) < math.log1p(LEAST_SHIFT):
             continue
         at = rows[change.index]
@@ -113,7 +115,8 @@ def drift(data: FitData, log_ratio: FloatArray) -> Drift:
             t_s=None if data.times is None else float(data.times[at]),
             row=int(at) + 1 if data.times is None else None,
         )
-    spread = sum(len(values) * float(np.var(clipped(values))) for values in series.values if len(values))
+    parts = [clipped(values, tick=tick) for values, tick in zip(series.values, ticks, strict=True) if len(values)]
+    spread = sum(len(part) * float(np.var(part)) for part in parts)
     return Drift(
         found,
         runs_tested=len(long),
