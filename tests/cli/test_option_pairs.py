@@ -108,7 +108,11 @@ class Trials:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        return self._files(self.inputs)
+        return {name: _told(file) for name, file in _files(self.inputs).items()}
+
+    @cached_property
+    def as_copied(self) -> dict[str, tuple[int, int]]:
+        return {name: _mark(file) for name, file in _files(self.inputs).items()}
 
     def outcome(self, verb: str, *options: Sequence[str]) -> Outcome:
         shown = [] if any(option[0] in ("--json", "--verbose") for option in options) else ["--json"]
@@ -124,16 +128,22 @@ class Trials:
         try:
             with redirect_stdout(out), redirect_stderr(err):
                 code = run(list(line))
-            files = self._files(Path())
+            written = {name: file for name, file in _files(Path()).items() if _mark(file) != self.as_copied.get(name)}
+            told = {name: _told(file) for name, file in written.items()}
         finally:
             os.chdir(before)
             shutil.rmtree(self.place)
-        changed = tuple((name, told) for name, told in files.items() if self.texts.get(name) != told)
+        changed = tuple((name, text) for name, text in told.items() if self.texts.get(name) != text)
         return Outcome(code, _lasting(out.getvalue()), err.getvalue(), changed)
 
-    @staticmethod
-    def _files(folder: Path) -> dict[str, str]:
-        return {str(file.relative_to(folder)): _told(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def _mark(file: Path) -> tuple[int, int]:
+    """What a copy has of the file it is of, until it is written."""
+    return file.stat().st_size, file.stat().st_mtime_ns
 
 
 def _told(file: Path) -> str:

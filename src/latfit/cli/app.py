@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,8 +94,10 @@ class Verbs(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+@cache
 def _command(name: str, verb: "Verb | typer.Typer") -> Any:
-    """What the parser runs for a verb: a function with options, or a group of such."""
+    """What the parser runs for a verb: a function with options, or a group of such. Made once, it takes any number of
+    command lines."""
     from latfit.cli.options import ShownInPanels
 
     if isinstance(verb, typer.Typer):

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,25 +120,47 @@ def test_killed_at_a_large_cell_is_a_limit_and_the_run_goes_on() -> None:
     assert result.measured == (True, False, True)
 
 
-def test_an_unread_answer_is_not_taken_for_the_next_one() -> None:
-    """Ctrl-C interrupts the wait for a step; the next question gets its own answer."""
-    device = RemoteDevice(Slow, ())
-    device.prepare(CELL)
-    before = signal.getsignal(signal.SIGALRM)
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Ctrl-C after a tenth of a second, which what is done here has to take."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGALRM, interrupt)
+    before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            device.step_ms()
-        assert device.facts()["device"] == "fake"
+            yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_an_unread_answer_is_not_taken_for_the_next_one() -> None:
+    """Ctrl-C interrupts the wait for a step; the next question gets its own answer."""
+    device = RemoteDevice(Slow, ())
+    device.prepare(CELL)
+    try:
+        with interrupted():
+            device.step_ms()
+        assert device.facts()["device"] == "fake"
+    finally:
         device.close()
+
+
+def test_a_question_that_nobody_waits_for_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C while a device opens: the answer has no reader any more when it is there."""
+    device = RemoteDevice(Slow, ())
+    child = device._child
+    assert child is not None
+    try:
+        with interrupted():
+            device.step_ms()
+    finally:
+        device.close()
+    assert child.returncode == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_the_child_ends_with_its_parents_pipe() -> None:

@@ -209,8 +209,13 @@ def serve() -> None:
             reply = (number, False, answer)
         except Exception as error:  # noqa: BLE001 - whatever it is, the parent decides
             reply = (number, True, _portable(error))
-        pickle.dump(reply, answers)
-        answers.flush()
+        try:
+            pickle.dump(reply, answers)
+            answers.flush()
+        except BrokenPipeError:  # nobody waits for it any more: Ctrl-C came while it was made
+            with contextlib.suppress(BrokenPipeError):
+                answers.close()
+            break
     if device is not None:
         device.close()
 
