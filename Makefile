@@ -25,9 +25,11 @@ test-devices: $(DEVICES)
 		tests/unit/live/test_engines.py tests/unit/live/test_triton.py
 
 # The tests with the lowest versions that are allowed of the core's dependencies. What old versions warn of is not ours,
-# and the tables of options are those of new ones (Typer named values otherwise); old Arrow loads pandas by itself.
+# and the tables of options are those of new ones (Typer named values otherwise); old Arrow loads pandas by itself. Pairs
+# of options, the nightly script and the notebook ask nothing of the dependencies that other tests do not, and take long.
 test-lowest: $(LOWEST)/.made
 	OPENBLAS_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -n auto -W ignore tests/unit tests/cli tests/docs tests/property \
+		--ignore tests/cli/test_option_pairs.py --ignore tests/docs/test_nightly.py --ignore tests/docs/test_notebook.py \
 		--deselect tests/docs/test_cli.py::test_tables_are_those_of_the_commands \
 		--deselect '$(NO_PANDAS)[table.csv]' --deselect '$(NO_PANDAS)[table.parquet]'
 
