@@ -78,6 +78,7 @@ def test_a_terminal_without_letters(trace: Path) -> None:
 
 
 def test_ctrl_c_while_modules_load(trace: Path) -> None:
+    """Pressed until it works: of the modules in C some lose an interrupt that comes while they load."""
     begun = subprocess.Popen(
         [sys.executable, "-c", "import signal; signal.signal(2, signal.default_int_handler);"
          "from latfit.__main__ import main; import sys; sys.argv[1:] = ['fit', 'steps.parquet']; print(1, flush=True);"
@@ -86,11 +87,39 @@ def test_ctrl_c_while_modules_load(trace: Path) -> None:
     )  # fmt: skip
     assert begun.stdout is not None
     begun.stdout.readline()
-    time.sleep(0.1)
-    begun.send_signal(signal.SIGINT)
+    while begun.poll() is None:
+        time.sleep(0.1)
+        begun.send_signal(signal.SIGINT)
     _, error = begun.communicate(timeout=60)
     assert begun.returncode in (130, -signal.SIGINT)
     assert error == ""
+
+
+def test_ctrl_c_while_a_module_in_c_loads() -> None:
+    """Such a module prints the error of an import of its own, as `PyRun_SimpleString` does, and raises another."""
+    program = (
+        "import ctypes, signal; signal.signal(2, signal.default_int_handler); from latfit.cli import terminal;"
+        "terminal.prepare(); ctypes.pythonapi.PyRun_SimpleString(b'{}')"
+    )
+    loading = [sys.executable, "-c", program.format("import os; os.kill(os.getpid(), 2)")]
+    assert subprocess.run(loading, capture_output=True, text=True, timeout=60).stderr == ""
+    failing = [sys.executable, "-c", program.format("import nowhere")]
+    assert "ModuleNotFoundError" in subprocess.run(failing, capture_output=True, text=True, timeout=60).stderr
+
+
+def test_ctrl_c_where_nothing_can_be_raised_comes_again() -> None:
+    """As in a callback of the import of a module; with a bound on what is waited for."""
+    program = (
+        "import os, signal, time, weakref; from latfit.cli import terminal\n"
+        "signal.signal(2, signal.default_int_handler)\n"
+        "class Lock: pass\n"
+        "def gone(_): os.kill(os.getpid(), 2); [None for _ in range(1000)]\n"
+        "terminal.prepare(); lock = Lock(); held = weakref.ref(lock, gone)\n"
+        "try:\n    del lock\n    print('lost', flush=True)\n    time.sleep(30)\n"
+        "except KeyboardInterrupt:\n    print('came again')"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (found.stdout, found.stderr) == ("lost\ncame again\n", "")
 
 
 def test_quiet_ends_with_its_command(trace: Path, tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 import warnings
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, TextIO
 
 DEBUG = "LATFIT_DEBUG"
@@ -23,6 +24,9 @@ PLAIN = {
     "µ": "u", "±": "+/-", "≥": ">=", "≤": "<=", "×": "x", "–": "-", "−": "-", "…": "...", "·": "*", "²": "^2",
     "ρ": "rho", "τ": "tau", "λ": "lambda", "σ": "sigma", "α": "alpha", "β": "beta", "→": "->", "\xa0": " ",
 }  # fmt: skip
+
+AGAIN_S = 0.01
+"""After which an interrupt that was lost comes again."""
 
 _interrupts: list[int] = []
 
@@ -126,11 +130,22 @@ def _silence_libraries() -> None:
     warnings.simplefilter("ignore")
     os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of workers
     logging.lastResort = logging.NullHandler()
-    sys.unraisablehook = _ignore
+    sys.unraisablehook = _again_if_interrupted
+    sys.excepthook = _unless_interrupted
 
 
-def _ignore(*_: Any) -> None:
-    pass
+def _again_if_interrupted(ignored: Any) -> None:
+    """Ctrl-C that comes where nothing can be raised, in a callback while modules load, is lost: it comes again."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+
+def _unless_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A module in C whose loading Ctrl-C interrupts prints why it cannot load, before it raises something else."""
+    if not interrupted():
+        sys.__excepthook__(kind, error, trace)
 
 
 def _note_and_interrupt(number: int, frame: FrameType | None) -> None:
