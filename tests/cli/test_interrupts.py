@@ -43,12 +43,17 @@ def interrupted(command: str, when: Callable[[], object], within_s: float = 60) 
     return told
 
 
-def test_fits_of_many_systems_that_are_done_are_kept(in_tmp: Path) -> None:
+def write_systems(file: str, systems: int) -> None:
+    """Forty steps of each of some systems."""
     rng = np.random.default_rng(0)
-    number = np.repeat(np.arange(SYSTEMS), 40)
+    number = np.repeat(np.arange(systems), 40)
     B = rng.integers(1, 65, len(number)).astype(np.float64)
     T = (1 + number % 5) * (3 + 0.05 * B) * rng.lognormal(0, 0.03, len(B))
-    write_trace(Path("many.parquet"), Trace({"B": B, "S": B, "T_ms": T, "model": number.astype(str)}))
+    write_trace(Path(file), Trace({"B": B, "S": B, "T_ms": T, "model": number.astype(str)}))
+
+
+def test_fits_of_many_systems_that_are_done_are_kept(in_tmp: Path) -> None:
+    write_systems("many.parquet", SYSTEMS)
     told = interrupted("fit many.parquet --each --path {model}", lambda: list(Path.cwd().glob("many.*.fit.json")))
     assert "Stopped: " in told
     done = [read_fit(file) for file in Path.cwd().glob("many.*.fit.json")]
@@ -62,11 +67,7 @@ def test_a_fit_whose_writing_is_interrupted_is_not_entered(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The hardware profile names no path whose fit is nowhere, and what is told agrees with what is there."""
-    rng = np.random.default_rng(0)
-    number = np.repeat(np.arange(4), 40)
-    B = rng.integers(1, 65, len(number)).astype(np.float64)
-    T = (3 + 0.05 * B) * rng.lognormal(0, 0.03, len(B))
-    write_trace(Path("many.parquet"), Trace({"B": B, "S": B, "T_ms": T, "model": number.astype(str)}))
+    write_systems("many.parquet", 4)
     save = Fit.save
     saved: list[Path] = []
 

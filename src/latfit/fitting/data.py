@@ -127,9 +127,11 @@ class FitData(Rows):
     def tick(self) -> FloatArray:
         """What of each ln T (n,) a coarse clock cannot tell: the least gap between times that several steps have, as a
         share of T. Zero where ticks do not show."""
+        if not self.ticks:
+            return np.zeros(len(self))
         times, number = distinct(self.observed)
         several = times[np.bincount(number) >= SHARED]
-        gap = float(np.diff(several).min()) if self.ticks and len(several) > 1 else 0.0
+        gap = float(np.diff(several).min()) if len(several) > 1 else 0.0
         return np.asarray(gap / self.observed)
 
     @cached_property

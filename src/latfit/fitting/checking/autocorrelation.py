@@ -6,8 +6,8 @@ worth n v/L independent ones; for an autoregression of lag-one correlation r tha
 
 L is taken from an autoregression fitted to the autocovariances by Levinson's recursion, of an order up to 10 log10 n:
 with innovations of variance s^2 and coefficients that add up to a, L = s^2/(1-a)^2 (the spectrum at frequency zero;
-Heidelberger & Welch 1981, Thompson 2010). BIC says whether neighbours tell anything at all: where it takes order 0, L =
-v exactly, as for white noise. Where it takes another, L is the larger one of its order and of that which AIC takes,
+Heidelberger & Welch 1981, Thompson 2010). BIC says whether neighbours tell anything at all: where it takes order 0,
+L = v exactly, as for white noise. Where it takes another, L is the larger one of its order and of that which AIC takes,
 since slow noise under fast noise needs a long one. Taking the mean off a series lowers a by about (1 + 3a)/n, which is
 put back. A few heavy outliers would hide what all others share, so the series is clipped at three robust standard
 deviations about its median, and at a tick of the clock if that is more: where most steps have one time, what the others
@@ -123,14 +123,13 @@ class TimeOrder:
             own = 1 - len(np.unique(inside)) / len(inside)
             visit = len(inside) / _visits([self.cell[run[there[run]]] for run in self.runs])
         runs = [run[there[run]] for run in self.runs]
-        ticks = () if self.tick is None else [self.tick[run] for run in runs]
-        return Series(runs, [placed[run] for run in runs], ticks, own, visit)
+        tick = np.zeros(n) if self.tick is None else self.tick
+        return Series(runs, [placed[run] for run in runs], [tick[run] for run in runs], own, visit)
 
 
 def persistence(series: Series) -> Persistence:
     """How far neighbours in time repeat one another."""
-    ticks = series.ticks or [np.zeros(1)] * len(series.values)
-    told = [(values, tick) for values, tick in zip(series.values, ticks, strict=True) if len(values) > 1]
+    told = [(values, tick) for values, tick in zip(series.values, series.ticks, strict=True) if len(values) > 1]
     parts = [clipped(values, tick=tick) for values, tick in told]
     parts = [part - part.mean() for part in parts]
     n = sum(len(part) for part in parts)

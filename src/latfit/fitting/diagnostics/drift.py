@@ -96,14 +96,13 @@ def drift(data: FitData, log_ratio: FloatArray) -> Drift:
     series = order.series(np.arange(len(data)), log_ratio)
     if not series.rows:
         return Drift(reason="the trace has no column t_s, and its rows are sorted or not single steps")
-    ticks = series.ticks or [np.zeros(1)] * len(series.rows)
     long = [i for i, rows in enumerate(series.rows) if len(rows) >= LEAST_ROWS]
     if not long:
         return Drift(reason=f"no run has {LEAST_ROWS} rows")
     found: dict[str, LevelChange] = {}
     moved = 0.0
     for i in long:
-        rows, change = series.rows[i], change_point(series.values[i], ticks[i])
+        rows, change = series.rows[i], change_point(series.values[i], series.ticks[i])
         if change is None or change.p_value * len(long) > CERTAIN or abs(change.shift) < math.log1p(LEAST_SHIFT):
             continue
         at = rows[change.index]
@@ -115,7 +114,8 @@ def drift(data: FitData, log_ratio: FloatArray) -> Drift:
             t_s=None if data.times is None else float(data.times[at]),
             row=int(at) + 1 if data.times is None else None,
         )
-    parts = [clipped(values, tick=tick) for values, tick in zip(series.values, ticks, strict=True) if len(values)]
+    told = zip(series.values, series.ticks, strict=True)
+    parts = [clipped(values, tick=tick) for values, tick in told if len(values)]
     spread = sum(len(part) * float(np.var(part)) for part in parts)
     return Drift(
         found,
