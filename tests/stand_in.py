@@ -166,7 +166,7 @@ def one_after_another(texts: list[str], pages: Mapping[str, str] | None = None) 
     return answer
 
 
-def live(steps: Steps) -> Answer:
+def live(steps: "Steps | Served") -> Answer:
     """The engine as it goes on, from its tenth second."""
     begun = monotonic()
 

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
         outside_warning as outside_warning,
         validate as validate,
     )
+    from latfit.validation.live_window import (
+        TOLERANCE as TOLERANCE,
+        Check as Check,
+        check_window as check_window,
+    )
     from latfit.validation.machine_speed import (
         OF_DECODE as OF_DECODE,
         WITH_PREFILL as WITH_PREFILL,
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
         RunSpeed as RunSpeed,
         phase_speed as phase_speed,
         run_speed as run_speed,
+        window_speed as window_speed,
     )
     from latfit.validation.measured import (
         Measured as Measured,

@@ -1,33 +1,44 @@
-"""How fast a machine was during a measured run, beside how fast a fit has it.
+"""Measure how fast a machine runs, compared with when a fit was made.
 
-Machines do not keep their speed: clocks, heat and neighbours make the same steps take another time an hour later, and a
-simulation is off by that without an error of its own. Where steps of the run itself were recorded, both are told apart.
-A phase was slower by
+Clocks, heat and neighbours change the speed of a machine, and a simulation is off by as much without an error of its
+own. The speed factor of a phase is the ratio estimate
 
     r = sum T_i / sum m_i
 
-over its recorded steps, T_i the time of each and m_i the mean that the fit gives a step like it. Steps that follow each
-other are disturbed alike, so the error of r is that of batch means: the steps in order of time, cut into BLOCKS parts
-with sums T_j and m_j, give r a variance of k/(k - 1) sum (T_j - r m_j)^2 / (sum m_j)^2 (that of a ratio estimate,
-Cochran 1977, section 6.4). The run is simulated once more with costs times r: what is off then is the simulation's own.
+over steps, T_i the time of each and m_i the mean that the fit gives a step like it. Steps that follow each other are
+disturbed alike, so its error is that of batch means: the steps in order of time, cut into BLOCKS parts with sums T_j
+and m_j, give r a variance of k/(k - 1) sum (T_j - r m_j)^2 / (sum m_j)^2 (Cochran 1977, section 6.4).
+
+Recorded steps give r directly. A running server gives windows: the mean gap between tokens is the mean of T over steps,
+weighted by the requests that decode; m is that of a step that decodes and of one that takes a prompt besides, in the
+shares that the counters show. r depends on no setting of the engine, since both are at the batches that were measured.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from latfit.fitting import mean_ms
+from latfit.metrics import Interval
+from latfit.model import FitResult
 from latfit.simulation import EngineSettings, StepCosts, scaled_costs
 from latfit.stats import FloatArray
+from latfit.trace import Trace
 from latfit.units import format_percent
 from latfit.validation.compare import JUDGED, NAMES, Asked, Validation, validate
 from latfit.validation.measured import Measured
 
 BLOCKS = 20
-OF_DECODE, WITH_PREFILL = "decode", "prefill"
+CHANGED = 0.1
+"""Relative change of speed below which the error of most fits is as large."""
+SURE = 2.0
+"""Standard errors that make a change of speed certain."""
+OF_DECODE, WITH_PREFILL, ALL_STEPS = "decode", "prefill", "all"
 """Steps that decode only, and those that contain prefill."""
-SAID: Mapping[str, str] = {OF_DECODE: "decode steps", WITH_PREFILL: "steps with prefill"}
+SAID: Mapping[str, str] = {OF_DECODE: "decode steps", WITH_PREFILL: "steps with prefill", ALL_STEPS: "all steps"}
 
 
 @dataclass(frozen=True)
@@ -41,10 +52,70 @@ class PhaseSpeed:
     error: float
 
     @property
+    def has_changed(self) -> bool:
+        """Whether the machine runs at another speed than when the fit was made, beyond errors of both."""
+        error = self.error if math.isfinite(self.error) else 0.0
+        return abs(self.factor - 1) > max(CHANGED, SURE * error)
+
+    @property
+    def sentence(self) -> str:
+        """The speed as an answer of its own."""
+        error = f" (± {format_percent(100 * self.error / self.factor)})" if math.isfinite(self.error) else ""
+        return f"Steps take {self.factor:.2f} times as long as when the fit was made{error}."
+
+    @property
     def said(self) -> str:
         """As part of a sentence."""
         error = f" (± {format_percent(100 * self.error)})" if np.isfinite(self.error) else ""
         return f"{SAID[self.phase]} {format_percent(100 * (self.factor - 1), signed=True)}{error}"
+
+
+def window_speed(windows: Sequence[Interval], fits: Sequence[FitResult]) -> PhaseSpeed | None:
+    """Return the speed factor of all steps in windows of a server; None where no window shows how long steps take.
+
+    Parameters
+    ----------
+    windows
+        Windows in order of time, a second or so each.
+    fits
+        The fit of decode steps first, that of steps with prefill last; one fit for both.
+    """
+    found = [each for window in windows if (each := _window_times(window, fits)) is not None]
+    if not found:
+        return None
+    T_ms, expected_ms, weight = np.array(found).T
+    return replace(phase_speed(ALL_STEPS, T_ms * weight, expected_ms * weight), steps=round(weight.sum()))
+
+
+def _window_times(window: Interval, fits: Sequence[FitResult]) -> tuple[float, float, float] | None:
+    """Return (measured ms of a step, the fit's ms, weight) of a window; None where it shows no time of steps."""
+    step, gaps = window.mean_step(), window.histogram("itl")
+    if step is None:
+        return None
+    if gaps is not None and gaps.count > 0:
+        T_ms, weight = gaps.mean, gaps.count
+    elif window.was_busy and not window.of_executions:
+        T_ms, weight = step["T_ms"], window.steps
+    else:
+        return None
+    B, S, prompts = step["B"], step["S"], step.get("prefill_requests", math.nan)
+    if not math.isfinite(prompts):  # the engine counts no first tokens: the mean step stands for all
+        return T_ms, float(mean_ms(fits[0], _steps(step, [B], [S]))[0]), weight
+    share, decoding = min(prompts, 1.0), max(B - prompts, 1.0)
+    expected = (1 - share) * float(mean_ms(fits[0], _steps(step, [decoding], [decoding]))[0])
+    if share > 0:
+        tokens = max(S - (B - prompts), prompts) / share
+        held = B - prompts, prompts / share
+        expected += share * float(mean_ms(fits[-1], _steps(step, [sum(held)], [held[0] + tokens], tokens))[0])
+    return T_ms, expected, weight
+
+
+def _steps(step: Mapping[str, float], B: Sequence[float], S: Sequence[float], prefill: float = 0.0) -> Trace:
+    """One step as columns that a fit reads."""
+    columns = {"B": np.array(B), "S": np.array(S), "prefill_tokens": np.array([prefill])}
+    if math.isfinite(step.get("context_tokens", math.nan)):
+        columns["context_tokens"] = np.array([step["context_tokens"]])
+    return Trace(columns)
 
 
 def phase_speed(phase: str, T_ms: FloatArray, mean_ms: FloatArray) -> PhaseSpeed:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from latfit.api import Recorded, RecordedFit, fit, fit_recording, validate
+from latfit.metrics import limit_shown
 from latfit.metrics.server import Reading
 from latfit.metrics.state import state_of
-from latfit.record.polling import MetricsRecorder, limit_shown
+from latfit.record.polling import MetricsRecorder
 from latfit.trace.parquet import read_parquet
 from latfit.validation.server import read_server
 from latfit.validation.watch import watched
@@ -75,8 +76,8 @@ def test_the_simulated_load_has_the_times_that_the_server_counted(found: Recorde
 def test_the_limit_that_requests_waited_for_is_seen(tmp_path: Path) -> None:
     trace = recorded(planted(most=8), tmp_path / "t.parquet").trace
     assert trace.provenance["max_num_seqs"] == 8
-    assert limit_shown([8.0] * 9) == {}
-    assert limit_shown([1.0, 3.0, 5.0, 7.0, 8.0] * 4) == {}
+    assert limit_shown([8.0] * 9 + [5.0]) == 8
+    assert limit_shown([1.0, 3.0, 5.0, 7.0, 8.0] * 4) is None
 
 
 def test_as_many_come_as_came_and_when_they_did(found: RecordedFit, engine: Served) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from latfit.api.fits import Fit, fit
 from latfit.api.quantities import library_verb
 from latfit.api.running.recording import Recorded
-from latfit.api.running.what_if import ASSUMED
 from latfit.api.simulations import State
 from latfit.api.validations import Validation, validate
 from latfit.errors import LatfitError
@@ -90,7 +89,7 @@ class RecordedFit:
             f"latfit doctor {self.recorded.server} --fit {self.file}",
         ]
         setup = None if self.validation is None else self.validation.setup
-        if setup is not None and setup.origin.get(LIMIT, ASSUMED) == ASSUMED:
+        if setup is not None and setup.origin.get(LIMIT, "assumed") == "assumed":
             limit = f"--max-num-seqs {setup.settings[0].max_num_seqs}"
             found.append(f"latfit validate {self.file} {self.recorded.out} {limit}  # or what it is set to")
         return found
