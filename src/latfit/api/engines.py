@@ -457,8 +457,8 @@ USUAL: Mapping[str, Any] = {
 MOST_FILES = 2
 """Files that are named where settings come from."""
 
-GIVEN = "given"
-"""The origin of a setting that an option names."""
+GIVEN, ASSUMED = "given", "assumed"
+"""Origins of a setting that an option names, and of one that no source names."""
 
 
 @dataclass(frozen=True)
@@ -475,13 +475,14 @@ class EngineSetup:
     @property
     def line(self) -> str:
         """The settings that decide, and where they come from; empty where options name them all."""
-        if not self.files or all(source in (GIVEN, "assumed") for source in self.origin.values()):
+        if not self.files or all(source in (GIVEN, ASSUMED) for source in self.origin.values()):
             return ""
         one = self.settings[0]
         parts = [
             f"{one.kv_blocks:,} KV blocks of {one.block_size}",
             f"{one.max_num_seqs:,} requests and {one.max_num_batched_tokens:,} tokens a step at most",
-            "asynchronous" if one.asynchronous else "synchronous",
+            ("asynchronous" if one.asynchronous else "synchronous")
+            + (" (assumed; --synchronous if not)" if self.origin.get("synchronous") == ASSUMED else ""),
         ]
         if one.cached_share:
             parts.append(f"{format_percent(100 * one.cached_share)} of prompts cached")

@@ -34,6 +34,7 @@ from latfit.validation.measured import Measured
 BLOCKS = 20
 CHANGED = 0.1
 """Relative change of speed below which the error of most fits is as large."""
+WINDOW_COLUMNS = ("B", "S", "prefill_requests", "context_tokens")
 SURE = 2.0
 """Standard errors that make a change of speed certain."""
 OF_DECODE, WITH_PREFILL, ALL_STEPS = "decode", "prefill", "all"
@@ -60,8 +61,15 @@ class PhaseSpeed:
     @property
     def sentence(self) -> str:
         """The speed as an answer of its own."""
+        return f"Steps take {self.times}."
+
+    @property
+    def times(self) -> str:
+        """`1.33 times as long as when the fit was made (± 2 %)`."""
         error = f" (± {format_percent(100 * self.error / self.factor)})" if math.isfinite(self.error) else ""
-        return f"Steps take {self.factor:.2f} times as long as when the fit was made{error}."
+        if not self.has_changed:
+            return f"as long as when the fit was made{error}"
+        return f"{self.factor:.2f} times as long as when the fit was made{error}"
 
     @property
     def said(self) -> str:
@@ -93,21 +101,36 @@ def _window_times(window: Interval, fits: Sequence[FitResult]) -> tuple[float, f
     if step is None:
         return None
     if gaps is not None and gaps.count > 0:
-        T_ms, weight = gaps.mean, gaps.count
-    elif window.was_busy and not window.of_executions:
-        T_ms, weight = step["T_ms"], window.steps
-    else:
+        return gaps.mean, _expected_ms(step, fits), gaps.count
+    if window.was_busy and not window.of_executions:
+        return step["T_ms"], _expected_ms(step, fits), window.steps
+    return None
+
+
+def recorded_window_speed(trace: Trace, fits: Sequence[FitResult]) -> PhaseSpeed | None:
+    """Return the speed factor of all steps in the busy windows that `latfit record` wrote; None without one."""
+    busy = trace.select(~trace["idle"].astype(bool)) if "idle" in trace else trace
+    if not len(busy) or not {"window_steps", "prefill_tokens"} <= busy.columns.keys():
         return None
+    columns = {name: busy.floats(name) for name in WINDOW_COLUMNS if name in busy}
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    steps, expected = busy.floats("window_steps"), np.array([_expected_ms(row, fits) for row in rows])
+    found = phase_speed(ALL_STEPS, busy.floats("T_ms") * steps, expected * steps)
+    return replace(found, steps=round(float(steps.sum())))
+
+
+def _expected_ms(step: Mapping[str, float], fits: Sequence[FitResult]) -> float:
+    """Return the fit's mean time of the steps that a window's mean step stands for."""
     B, S, prompts = step["B"], step["S"], step.get("prefill_requests", math.nan)
     if not math.isfinite(prompts):  # the engine counts no first tokens: the mean step stands for all
-        return T_ms, float(mean_ms(fits[0], _steps(step, [B], [S]))[0]), weight
+        return float(mean_ms(fits[0], _steps(step, [B], [S]))[0])
     share, decoding = min(prompts, 1.0), max(B - prompts, 1.0)
     expected = (1 - share) * float(mean_ms(fits[0], _steps(step, [decoding], [decoding]))[0])
     if share > 0:
         tokens = max(S - (B - prompts), prompts) / share
         held = B - prompts, prompts / share
         expected += share * float(mean_ms(fits[-1], _steps(step, [sum(held)], [held[0] + tokens], tokens))[0])
-    return T_ms, expected, weight
+    return expected
 
 
 def _steps(step: Mapping[str, float], B: Sequence[float], S: Sequence[float], prefill: float = 0.0) -> Trace:
@@ -133,19 +156,22 @@ def phase_speed(phase: str, T_ms: FloatArray, mean_ms: FloatArray) -> PhaseSpeed
 
 @dataclass(frozen=True, eq=False)
 class RunSpeed:
-    """The speeds of decode steps and of steps with prefill during a run, and the comparison at these speeds."""
+    """The speed of the machine during a run, and the comparison at this speed. whole: of all steps.  speeds: of decode
+    steps and of steps with prefill, where single steps are known."""
 
+    whole: PhaseSpeed
     speeds: Sequence[PhaseSpeed]
     at_speed: Validation
 
     @property
     def sentence(self) -> str:
-        """The answer: how fast the machine was, and what is off then."""
+        """How fast the machine was, and the errors of the means at that speed."""
+        phases = " and ".join(each.said for each in self.speeds if each.steps)
+        by_phase = f": {phases}" if phases else ""
         errors = [f"{NAMES[name]} {format_percent(off, signed=True)}" for name, off in self._means.items()]
-        speeds = " and ".join(each.said for each in self.speeds if each.steps)
         return (
-            f"During the run steps took, beside the fit of the same ones: {speeds}; simulated at that speed, the means"
-            f" are off by {', '.join(errors)}."
+            f"During the run steps took {self.whole.times}{by_phase}. Simulated at that speed, the means are off by"
+            f" {', '.join(errors)}."
         )
 
     @property
@@ -159,7 +185,8 @@ class RunSpeed:
 
     def to_json(self) -> dict[str, Any]:
         by_phase = {
-            each.phase: {"steps": each.steps, "factor": each.factor, "error": each.error} for each in self.speeds
+            each.phase: {"steps": each.steps, "factor": each.factor, "error": each.error}
+            for each in (self.whole, *self.speeds)
         }
         document = self.at_speed.to_json()
         server = document["server"]
@@ -174,10 +201,14 @@ class RunSpeed:
 
 
 def run_speed(
-    measured: Measured, costs: StepCosts, settings: EngineSettings, how: Asked, speeds: Sequence[PhaseSpeed]
+    measured: Measured,
+    costs: StepCosts,
+    settings: EngineSettings,
+    how: Asked,
+    speeds: tuple[PhaseSpeed, Sequence[PhaseSpeed]],
 ) -> RunSpeed:
-    """The run simulated at the speeds of its decode steps and of its steps with prefill; errors as of `validate`."""
-    factors = {each.phase: each.factor for each in speeds}
-    return RunSpeed(
-        speeds, validate(measured, scaled_costs(costs, factors[OF_DECODE], factors[WITH_PREFILL]), settings, how)
-    )
+    """Simulate the run once more at the speed of all steps, or of decode steps and steps with prefill."""
+    whole, phases = speeds
+    factors = {each.phase: each.factor for each in phases}
+    decode, prefill = (factors.get(phase, whole.factor) for phase in (OF_DECODE, WITH_PREFILL))
+    return RunSpeed(whole, phases, validate(measured, scaled_costs(costs, decode, prefill), settings, how))

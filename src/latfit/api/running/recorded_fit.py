@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latfit.api.engines import ASSUMED
 from latfit.api.fits import Fit, fit
 from latfit.api.quantities import library_verb
 from latfit.api.running.recording import Recorded
@@ -89,9 +90,13 @@ class RecordedFit:
             f"latfit doctor {self.recorded.server} --fit {self.file}",
         ]
         setup = None if self.validation is None else self.validation.setup
-        if setup is not None and setup.origin.get(LIMIT, "assumed") == "assumed":
+        if setup is not None:
             limit = f"--max-num-seqs {setup.settings[0].max_num_seqs}"
-            found.append(f"latfit validate {self.file} {self.recorded.out} {limit}  # or what it is set to")
+            assumed = {LIMIT: limit, "synchronous": "--synchronous"}
+            options = [option for name, option in assumed.items() if setup.origin.get(name, ASSUMED) == ASSUMED]
+            if options:
+                again = f"latfit validate {self.file} {self.recorded.out} {' '.join(options)}"
+                found.append(f"{again}  # assumed above; as the engine has it")
         return found
 
     def to_json(self) -> dict[str, Any]:

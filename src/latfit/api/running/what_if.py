@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.api.engines import USUAL, EngineSetup, engine_costs, engine_settings_of
+from latfit.api.engines import ASSUMED, USUAL, EngineSetup, engine_costs, engine_settings_of
 from latfit.api.serving import UNLIMITED
 from latfit.metrics import Diagnosis, Interval, Reading, between
 from latfit.model import FitResult
@@ -35,7 +35,7 @@ MAX_SPEED_CHANGE = 1.2
 """Factor of the machine's speed, either way, up to which advice needs no consent: about the error of a fit."""
 MAX_DRIFT = math.log(1.5)
 """Change of ln speed since the fit that counts as drift; a larger one is another machine."""
-UNNAMED = ("assumed", "vLLM's default")
+UNNAMED = (ASSUMED, "vLLM's default")
 """Origins of settings that no source named, as `engine_settings_of` calls them."""
 REQUESTS, REPLICATIONS = 1000, 20
 WARM_UP = 0.2
