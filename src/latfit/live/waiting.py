@@ -8,7 +8,7 @@ else. A request that its sender gave up is only marked; it is skipped, and not c
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -32,6 +32,7 @@ class Request:
         "class_id",
         "ended_ms",
         "future",
+        "is_resent",
         "input",
         "path",
         "served",
@@ -41,6 +42,7 @@ class Request:
 
     def __init__(self, input: Any, class_id: int, arrived_ms: float, future: "asyncio.Future[Any]") -> None:
         self.input, self.class_id, self.arrived_ms, self.future = input, class_id, arrived_ms, future
+        self.is_resent: Callable[[BaseException], bool] | None = None
         self.state = State.WAITING
         self.started_ms = self.ended_ms = math.nan
         self.path, self.batch, self.served = "", 0, False
