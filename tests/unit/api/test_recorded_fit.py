@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from latfit.api import Recorded, RecordedFit, fit, fit_recording, validate
@@ -71,6 +72,25 @@ def test_the_simulated_load_has_the_times_that_the_server_counted(found: Recorde
     assert all(abs(each.error_pct) < 12 for each in found.validation.result.clocks)
     assert found.lines[-1] == found.validation.verdict
     assert json.loads(json.dumps(found.to_json()))["validation"]["verdict"] == found.validation.verdict
+
+
+def test_windows_show_the_speed_of_the_machine(found: RecordedFit) -> None:
+    """A fit of a machine that is 1.5 times as fast: the windows say so, and at their speed the means agree."""
+    rng = np.random.default_rng(2)
+    B = rng.integers(1, 40, 400)
+    S = B + np.where(rng.random(400) < 0.3, rng.integers(20, 200, 400), 0)
+    T = (6 + 0.3 * B + 0.02 * S) / 1.5 * rng.lognormal(0, 0.01, 400)
+    faster = fit(pd.DataFrame({"B": B, "S": S, "T_ms": T}), model="linear")
+    compared = validate(faster, found.recorded.out, synchronous=True, service="deterministic")
+    speed = compared.run_speed
+    assert speed is not None
+    assert speed.whole.factor == pytest.approx(1.5, rel=0.03)
+    assert "During the run steps took 1.5" in compared.verdict
+    # windows may be idle for a tenth of their time, and batches grow with steps; at the fit's speed TPOT is 40 % off
+    assert [each.error_pct for each in speed.at_speed.clocks] == pytest.approx([0, 0, 0], abs=12)
+    assert compared.result.clocks[1].error_pct < -30
+    assert found.validation is not None
+    assert found.validation.run_speed is None  # the windows' own fit
 
 
 def test_the_limit_that_requests_waited_for_is_seen(tmp_path: Path) -> None:
