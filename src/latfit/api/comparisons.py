@@ -29,7 +29,7 @@ NAMED = 3
 """Regions that a verdict names."""
 FEWEST = 8
 """Steps below which a source is no run to compare."""
-RECORDED_RUN = re.compile(r"\d{8}T\d{6}Z-")
+RECORDED_RUN = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 """How a recorder of steps names a start of an engine."""
 MIN_STARTS = 2
 """Runs a side that show how much starts differ."""
@@ -407,14 +407,16 @@ def _are_one_start_each(first: Fit, other: Fit) -> bool:
 
 
 def _starts(found: Fit) -> set[str]:
-    """The starts that recorders named in the steps of a fit, or in the provenance that it keeps of them."""
+    """The starts of engines that recorders named in the steps of a fit, or in the provenance that it keeps of them."""
     rows = found.rows()
     named = [] if rows is None or "run" not in rows else list(rows.coded("run")[1])
     provenance = found.result.provenance.get("trace") or {}
+    if provenance.get("made_by") == "latfit profile":
+        return set()  # its processes are repeats of one measurement
     parts = provenance.get("parts")
     kept = parts.values() if isinstance(parts, Mapping) else [provenance]
     named += [each for part in kept for each in (part.get("run"), *part.get("runs", ()))]
-    return {str(each) for each in named if RECORDED_RUN.match(str(each))}
+    return {str(each) for each in named if RECORDED_RUN.fullmatch(str(each))}
 
 
 Pair = tuple[str, str, Fit, Fit]

@@ -213,7 +213,7 @@ def test_steps_that_the_recorder_has_not_written_yet_are_named() -> None:
     texts = {name: AMX / "metrics" / f"lim8_r3.{name}.txt.gz" for name in ("before", "after")}
     given: dict[str, Any] = {"metrics_before": texts["before"], "metrics_after": texts["after"], "max_num_seqs": 8}
     fit, run = AMX / "fits" / "rec_steps.fit.json", AMX / "bench" / "lim8_r3.json.gz"
-    with pytest.raises(BadInput, match="its last step is .* older than the run") as raised:
+    with pytest.raises(BadInput, match=r"its last step is .* older than the run") as raised:
         validated(fit, run, run_steps=str(first), **given)
     assert "LATFIT_TRACE_SECONDS" in str(raised.value.remedy)
     found = validated(fit, run, run_steps=str(second), **given)
