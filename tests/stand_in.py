@@ -236,7 +236,7 @@ class Served:
             *histogram("inter_token_latency_seconds", np.repeat(seconds, D.astype(int)), GAPS),
             *histogram("request_time_per_output_token_seconds", tpot, GAPS),
             *histogram("e2e_request_latency_seconds", latency, TTFT),
-            *histogram("request_queue_time_seconds", (self.begun - self.arrival)[told], TTFT),
+            *histogram("request_queue_time_seconds", (self.begun - self.arrival)[done], TTFT),
             *histogram("request_prompt_tokens", 1.0 * self.prompt[done], LENGTHS),
             *histogram("request_generation_tokens", 1.0 * self.output[done], LENGTHS),
             *histogram("iteration_tokens_total", D + F + P, STEP_TOKENS),

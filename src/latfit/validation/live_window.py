@@ -147,8 +147,10 @@ def _simulated(
     requests = make_requests(arrival_ms, prompt, output)
     run = serve(requests, costs_of(rng), settings, int(rng.integers(2**31)))
     queued_ms = 1e3 * waiting / max(seen.arrived / seen.last.engines / seen.seconds, 1e-9)
+    if running + waiting <= settings.max_num_seqs:  # no queue: the next step takes them
+        queued_ms = 0.0
     age_ms = np.zeros(len(requests))
-    age_ms[:running] = queued_ms if waiting else 0.0
+    age_ms[:running] = queued_ms
     age_ms[running : running + waiting] = queued_ms * (1 - (np.arange(waiting) + 0.5) / max(waiting, 1))
     return _means(run, requests, age_ms, running, (1e3 * edges, _of_engine(seen), math.isnan(seen.mean("tpot"))))
 

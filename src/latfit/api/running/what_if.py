@@ -37,6 +37,8 @@ MAX_DRIFT = math.log(1.5)
 """Change of ln speed since the fit that counts as drift; a larger one is another machine."""
 UNNAMED = (ASSUMED, "vLLM's default")
 """Origins of settings that no source named, as `engine_settings_of` calls them."""
+ENOUGH_S = 30.0
+"""Length of readings from which chance seldom makes the means differ."""
 REQUESTS, REPLICATIONS = 1000, 20
 WARM_UP = 0.2
 MIN_FINISHED = 5
@@ -233,9 +235,10 @@ class WhatIf:
     @property
     def _hint(self) -> str:
         """What to look at, by what differs."""
+        longer = "" if self.seen.seconds >= ENOUGH_S else ", or look for longer (--duration 1min)"
         if {each.metric for each in self.differing} <= {"TPOT", "running"}:
-            return "; record again for a fit of this load"
-        return "; check --max-num-seqs, --max-num-batched-tokens and --kv-blocks"
+            return f"; record again for a fit of this load{longer}"
+        return f"; check --max-num-seqs, --max-num-batched-tokens and --kv-blocks{longer}"
 
     @property
     def no_load(self) -> str:
