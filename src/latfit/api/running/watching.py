@@ -105,7 +105,9 @@ class Snapshot:
         if not math.isfinite(limit):
             return told
         low, high = (format_percent(100 * share) for share in found.share_within(limit))
-        return f"{told}; within {format_ms(limit)}: {low if low == high else f'{low} to {high}'}"
+        if low == high:
+            return f"{told}; within {format_ms(limit)}: {low}"
+        return f"{told}; within {format_ms(limit)}: {low} to {high} (exact in recorded steps: latfit trace show FILES)"
 
     def _capacity(self) -> str:
         if math.isnan(self.capacity_per_s):
