@@ -257,8 +257,7 @@ def plan_engine(
     kv_blocks: of one engine's KV cache; else as the fit's trace tells, else computed from model_config (a Hugging Face
     config.json) and memory; else the cache is taken as unlimited.  replicas: how many there are; without it their least
     number is found.  engine: settings that stay as they are, see `engine_settings_of`; the search chooses among others
-    up to what the fit measured.  price_per_hour, watts: of a replica.  steps_slower: "20%": every step takes so much
-    longer than fitted, as on a machine that has slowed down since.
+    up to what the fit measured.  price_per_hour, watts: of a replica.  steps_slower: "20%" longer than fitted.
 
     transfer: of keys and values, "2ms+1us" (fixed, and a token of the prompt): engines that prefill for others are
     tried, too.  start_up: plan a schedule of replicas for the recorded requests, each of which takes so long to start,
@@ -296,8 +295,7 @@ def plan_engine(
     )
     apart = _apart(load, (fit, prefill_fit, costs), transfer, factor, scatter=scatters(service))
     found = plan_serving(load, costs, _named(measured), request, _ticking(progress), apart)
-    slower = [f"Steps take {format_percent(100 * (factor - 1))} longer than fitted."] if factor != 1 else []
-    notes = [*slower, *unmeasured, *notes_of(load), *setup.notes, *found.notes]
+    notes = [*_slower_note(factor), *unmeasured, *notes_of(load), *setup.notes, *found.notes]
     return EnginePlan(replace(found, notes=notes), subject)
 
 
@@ -358,6 +356,10 @@ def _step_factor(slower: float | str | None) -> float:
     if not -100 < pct < math.inf:
         raise WrongUsage(f"{slower!r} leaves no time for a step", where="--steps-slower", remedy="Write 20%.")
     return 1 + pct / 100
+
+
+def _slower_note(factor: float) -> list[str]:
+    return [] if factor == 1 else [f"Steps take {format_percent(100 * (factor - 1))} longer than fitted."]
 
 
 def _growth(growth: float | str | None) -> float:

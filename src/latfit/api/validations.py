@@ -226,8 +226,7 @@ def validate(
     prefill.  run: recorded requests with the times of their first and last tokens, a file or a table; or a trace of
     `record_server`, whose windows tell how many came and when.  metrics_before, metrics_after: `/metrics` of the server
     as text files, by default those beside such a trace; with them the simulation is held to what the server counted.
-    run_steps: traces or logs with the steps of this very run (those of its time are taken, where both say one), with
-    which the machine's speed is told apart.
+    run_steps: traces or logs with the steps of this very run, which show the speed of the machine.
     calibrate: fit a constant a step and one a token on the first third, and score the rest.  kv_blocks, batching,
     order, replicas, engine: settings of the engine as of `simulate_engine`; what is not named comes from the traces and
     the metrics.  force: take fits that are of different machines or models together. Whether the run is of the fits'
@@ -268,13 +267,12 @@ def validate(
     costs = step_costs(*fits.results, scatter=scatters(service))
     found = compared(measured, costs, settings, how)
     apart = not_together(starts, measured, None if server is None else server.started_s)
-    told = filter(None, [apart])
-    notes = [*told, *_left_out(measured), *_of_the_server(found, len(measured)), *_of_setup(setup, fits)]
+    told = [] if apart is None else [apart]
+    told += [*_left_out(measured), *_of_the_server(found, len(measured)), *_of_setup(setup, fits)]
     cautions = cautions_about(*_pair(fits), found.run, settings)
     speed = _run_speed(run_steps, watch, fits, found, (costs, how))
-    # A machine of another speed is the fitted one where its speed is measured and explains the difference.
     foreign = not_of_machine(fits.results, found if speed is None else speed.at_speed)
-    return Validation(found, [*notes, *cautions], foreign, setup, speed)
+    return Validation(found, [*told, *cautions], foreign, setup, speed)
 
 
 def _check_seed(seed: int, settings: EngineSettings, *, drawn: bool) -> None:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         records as records,
     )
     from latfit.trace.readers.vllm.reader import start_facts as start_facts
-    from latfit.trace.request_times import (
+    from latfit.trace.recorded_times import (
         REQUEST_TIMES as REQUEST_TIMES,
         request_times as request_times,
         time_bin as time_bin,

@@ -17,7 +17,7 @@ from latfit.record.recorder import Buffers
 from latfit.record.vllm_plugin import FLAG, LatfitStatLogger, Settings, kv_capacity_tokens, settings_from
 from latfit.trace.parquet import read_parquet
 from latfit.trace.read import ingest
-from latfit.trace.request_times import request_times, time_quantile
+from latfit.trace.recorded_times import request_times, time_quantile
 from latfit.trace.table import Trace
 from tests.conftest import REFERENCE, ROOT
 from tests.unit.record.engine import (
