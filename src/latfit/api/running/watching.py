@@ -167,6 +167,7 @@ class _Watch:
     readings: deque[Reading] = field(default_factory=deque)
     capacity: tuple[float, str] = (math.nan, "")
     predicted_s: float = -math.inf
+    speed: PhaseSpeed | None = None
     last: Snapshot | None = None
 
     def take(self, told: "Reading | Unanswered") -> Snapshot | None:
@@ -191,22 +192,23 @@ class _Watch:
         check_limit(self.given.get("max_num_seqs"), self.readings)
         later_s = AGAIN_S if math.isfinite(self.capacity[0]) else min(SOON_S, self.window_s)
         enough_s = min(0.9 * self.window_s, ENOUGH_S)
-        what_if = None
-        if self.engine:
-            engine = engine_of(seen, diagnosis, self.facts, **self.engine)
-            what_if = WhatIf(engine, list(self.readings), self.slo, at_measured_speed=self.at_measured_speed)
-        if what_if is not None and seen.seconds < enough_s:
+        if self.engine and seen.seconds < enough_s:
             self.capacity = math.nan, f"unknown for the first {format_ms(1e3 * enough_s)}"
         elif told.t_s - self.predicted_s >= later_s:
-            self.capacity, self.predicted_s = self._predicted(what_if), told.t_s
-        speed = None if what_if is None else what_if.speed
-        self.last = Snapshot(str(self.server), diagnosis, seen, *self.slo, *self.capacity, speed=speed)
+            self.predicted_s = told.t_s
+            self.capacity, self.speed = self._predicted(diagnosis, seen)
+        self.last = Snapshot(str(self.server), diagnosis, seen, *self.slo, *self.capacity, speed=self.speed)
         return self.last
 
-    def _predicted(self, what_if: WhatIf | None) -> tuple[float, str]:
-        """(requests a second, why it is not known)."""
-        if what_if is None:
-            return math.nan, "unknown without a fit (--fit FIT)"
+    def _predicted(self, diagnosis: Diagnosis, seen: Interval) -> tuple[tuple[float, str], PhaseSpeed | None]:
+        """The capacity (requests a second, why it is not known) and the speed of the machine."""
+        if not self.engine:
+            return (math.nan, "unknown without a fit (--fit FIT)"), None
+        engine = engine_of(seen, diagnosis, self.facts, **self.engine)
+        what_if = WhatIf(engine, list(self.readings), self.slo, at_measured_speed=self.at_measured_speed)
+        return self._capacity(what_if), what_if.speed
+
+    def _capacity(self, what_if: WhatIf) -> tuple[float, str]:
         if min(self.slo) == math.inf:
             return math.nan, "unknown without an SLO (--ttft 500ms, --tpot 50ms)"
         if not what_if.believed:
