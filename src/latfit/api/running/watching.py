@@ -107,7 +107,7 @@ class Snapshot:
         low, high = (format_percent(100 * share) for share in found.share_within(limit))
         if low == high:
             return f"{told}; within {format_ms(limit)}: {low}"
-        return f"{told}; within {format_ms(limit)}: {low} to {high} (exact in recorded steps: latfit trace show FILES)"
+        return f"{told}; within {format_ms(limit)}: {low} to {high} (recorded steps have it: latfit trace show FILES)"
 
     def _capacity(self) -> str:
         if math.isnan(self.capacity_per_s):
