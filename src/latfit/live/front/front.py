@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import json
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,10 +23,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from latfit.errors import LatfitError
 from latfit.live.executor import Abandoned, ExecutorFailed, ExecutorLost, ExecutorTimedOut
-from latfit.live.front.exchange import Exchange, Headers, HttpExecutor
+from latfit.live.front.exchange import Exchange, Headers, HttpExecutor, NoDescriptors, RequestInvalid, is_utf8
 from latfit.live.metrics import BUCKETS_S, RouterMetrics
 from latfit.live.router import Closed, NoPath, QueueFull, Router
 from latfit.live.tracing import sent_by
+
+TARGET = re.compile(r"/[!\"$-~]*")  # of HTTP's forms of a target the path with its query only, without a fragment
 
 MODELS_BYTES = 1 << 20
 MOST_CHECKED = 256 << 10
@@ -66,6 +69,8 @@ STATUS: Mapping[type[LatfitError], int] = {
     QueueFull: 429,
     NoPath: 503,
     Closed: 503,
+    NoDescriptors: 503,
+    RequestInvalid: 400,
     ExecutorTimedOut: 504,
     ExecutorFailed: 502,
 }
@@ -148,9 +153,12 @@ class Front:
         return answer
 
     async def _routed(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path != "/health":
+        if not TARGET.fullmatch(request.raw_path):
+            raise Refused(400, "the target is not a path that begins with / and its query", connection="close")
+        path = request.rel_url.raw_path
+        if path != "/health":
             self._check_token(request)
-        route = self._routes.get(request.path)
+        route = self._routes.get(path)
         if route is None:
             raise Refused(404, f"there is nothing here; try {', '.join(self._routes)}")
         method, answer = route
@@ -175,7 +183,7 @@ class Front:
             await self._read(request, body)
             began = time.monotonic()
             caller = _Caller(request)
-            exchange = Exchange("POST", request.raw_path, headers, body, caller)
+            exchange = Exchange("POST", request.rel_url, headers, body, caller)
             await self._served(request, exchange, class_id)
             assert caller.reply is not None
             if self.options.classes:
@@ -198,14 +206,14 @@ class Front:
         """Those for an engine: a token that this server checked is nobody else's business. Raises Refused."""
         own = () if self.options.token is None else ("authorization",)
         found = [(name, value) for name, value in request.headers.items() if name.lower() not in own]
-        if not all(value.isascii() or _is_utf8(value) for _, value in found):
+        if not all(is_utf8(value) for _, value in found):
             raise Refused(400, "a header is not UTF-8")
         return found
 
     async def _read(self, request: web.BaseRequest, body: list[bytes]) -> None:
         """The whole of a body, which must be a JSON object. Raises Refused."""
         most = self.options.most_bytes
-        if request.headers.get("content-encoding", "identity").lower() != "identity":
+        if any(each.lower() != "identity" for each in request.headers.getall("content-encoding", ())):
             raise Refused(415, "a body must come without a content-encoding")
         if (request.content_length or 0) > most:
             raise Refused(413, f"a body may have {most:,} bytes")
@@ -264,11 +272,14 @@ class Front:
             if request.transport is not None:
                 request.transport.abort()
             return
+        raise self._refusal(error)
+
+    def _refusal(self, error: LatfitError) -> Refused:
         status = next(status for kind, status in STATUS.items() if isinstance(error, kind))
-        kind = "rate_limit_error" if status == HTTPStatus.TOO_MANY_REQUESTS else "server_error"
+        kind = {400: "invalid_request_error", 429: "rate_limit_error"}.get(status, "server_error")
         where = f"{error.where}: " if error.where else ""
         later = {"retry_after": self._retry_s()} if status in (429, 503) else {}
-        raise Refused(status, f"{where}{error.found}", kind, **later)
+        return Refused(status, f"{where}{error.found}", kind, **later)
 
     def _retry_s(self) -> str:
         """Seconds after which those that wait now should have been served."""
@@ -279,10 +290,13 @@ class Front:
     async def _models(self, request: web.BaseRequest) -> web.Response:
         """What the first engine says that has an answer."""
         up, headers = self.router.up(), self._headers(request)
-        for engine in sorted(self.engines, key=lambda each: not up[each.name]):
-            with suppress(ExecutorFailed):
-                status, theirs, body = await engine.fetch(request.raw_path, headers, MODELS_BYTES)
-                return web.Response(status=status, body=body, headers=CIMultiDict(theirs))
+        try:
+            for engine in sorted(self.engines, key=lambda each: not up[each.name]):
+                with suppress(ExecutorLost):
+                    status, theirs, body = await engine.fetch(request.rel_url, headers, MODELS_BYTES)
+                    return web.Response(status=status, body=body, headers=CIMultiDict(theirs))
+        except Abandoned as error:
+            raise self._refusal(error) from None
         raise Refused(502, "no engine answers", "server_error")
 
     async def _health(self, request: web.BaseRequest) -> web.Response:
@@ -300,11 +314,6 @@ class Front:
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=generate_latest(self.registry), headers={"Content-Type": "text/plain; version=0.0.4"})
-
-
-def _is_utf8(text: str) -> bool:
-    """Whether it was; bytes that are not come as lone surrogates."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _is_object(body: Sequence[bytes], size: int) -> bool:

@@ -3,11 +3,16 @@
 import asyncio
 import json
 import logging
-from contextlib import suppress
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
+from yarl import URL
 
-from latfit.live import HttpTimeouts
+from latfit.live import Exchange, HttpTimeouts
+from latfit.live.front.exchange import Headers, RequestInvalid
 from tests.unit.live.front.engine import SSE, Answer, Asked, chunk, dies, engine, hangs, head, streamed, whole
 from tests.unit.live.front.running import PROMPT, Reply, request, running, say, until
 
@@ -314,6 +319,82 @@ def test_an_engine_in_doubt_is_asked_before_a_request_is_risked() -> None:
             await asyncio.sleep(0.55)
             assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
             assert len(gpu.asked) == asked
+
+    asyncio.run(main())
+
+
+class Nobody:
+    """A caller that takes a reply and does nothing with it."""
+
+    async def begin(self, status: int, headers: Headers) -> None: ...
+
+    async def send(self, piece: bytes) -> None: ...
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process may open no further file, socket or pipe."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 16, hard))
+    opened = []
+    try:
+        with suppress(OSError):
+            while True:
+                opened.append(os.dup(0))
+        yield
+    finally:
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_front_without_descriptors_does_not_blame_its_engines(host: str) -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, engine(whole(b"{}")) as cpu:
+            urls = [f"http://{host}:{each.port}" for each in (gpu, cpu)]
+            async with running(urls) as server:
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+
+                async def ask(raw: bytes) -> Reply:
+                    writer.write(raw.replace(b"Connection: close\r\n", b""))
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    return Reply(head + await reader.readexactly(int(Reply(head).header("content-length") or 0)))
+
+                assert (await ask(request(b"", "/metrics", "GET"))).status == 200
+                with no_descriptors():
+                    for raw in [HELLO] * 4 + [request(b"", "/v1/models", "GET")]:
+                        reply = await ask(raw)
+                        assert (reply.status, reply.header("retry-after")) == (503, "1")
+                        assert reply.error["message"] == "gpu: this server has too many open files"
+                writer.close()
+                assert server.front.router.up() == {"gpu": True, "cpu": True}
+                assert server.front.router.main.failed_batches == 0
+                assert (await say(server, HELLO)).header("x-latfit-path") == "gpu"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("target", "headers"),
+    [
+        (URL("http://evil/v1/completions"), []),
+        (URL("//evil/v1/completions"), []),
+        (URL("v1/completions"), []),
+        (URL.build(path="x://a/v1/completions", encoded=True), []),
+        (URL("/v1/completions"), [("X-Odd", "a\r\nHost: evil")]),
+    ],
+)
+def test_a_request_that_cannot_be_sent_does_not_count_against_its_engine(
+    target: URL, headers: list[tuple[str, str]]
+) -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+            router = server.front.router
+            for _ in range(4):
+                with pytest.raises(RequestInvalid, match="not sent"):
+                    await router.submit(Exchange("POST", target, headers, [PROMPT], Nobody()))
+            assert (gpu.asked, router.up(), router.main.failed_batches) == ([], {"gpu": True}, 0)
 
     asyncio.run(main())
 
