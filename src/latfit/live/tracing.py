@@ -18,7 +18,8 @@ from latfit.live.router import Router
 from latfit.live.waiting import Request
 
 try:  # here, not at the first request: an import then fails where no descriptor is left
-    from opentelemetry import context, propagate
+    from opentelemetry import context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError:
     INSTALLED = False
 else:
@@ -56,12 +57,16 @@ class RequestSpans:
 
 @contextmanager
 def sent_by(headers: Mapping[str, str]) -> Iterator[None]:
-    """Requests that are sent inside belong to the trace that HTTP headers name (`traceparent`); nothing happens where
-    opentelemetry-api is not installed."""
+    """Put requests that are sent inside into the trace that the HTTP header `traceparent` names.
+
+    Nothing happens where opentelemetry-api is not installed. Other headers of tracing are not read: OpenTelemetry logs
+    their contents where they are malformed.
+    """
     if not INSTALLED:
         yield
         return
-    token = context.attach(propagate.extract(headers))
+    named = {"traceparent": headers.get("traceparent", "")}
+    token = context.attach(TraceContextTextMapPropagator().extract(named))
     try:
         yield
     finally:

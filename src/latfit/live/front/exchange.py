@@ -44,6 +44,8 @@ MAX_FETCHES = 4  # concurrent requests for the list of models; bounds the connec
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 Headers = Sequence[tuple[str, str]]
+HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
+"""Values that aiohttp sends as they are: UTF-8, which it decodes to no lone surrogates, without control characters."""
 
 
 @dataclass(frozen=True)
@@ -128,22 +130,17 @@ class Exchange:
 
 
 def passed_on(headers: Iterable[tuple[str, str]], drop: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Headers for the next hop, without those that are not UTF-8, which aiohttp would garble.
+    """Headers for the next hop, without those whose value cannot be sent.
 
     Parameters
     ----------
     drop
         Names in lower case of further headers to leave out.
     """
-    known = [each for each in headers if is_utf8(each[1])]
+    known = [each for each in headers if HEADER_VALUE.fullmatch(each[1])]
     named = {each.strip().lower() for name, value in known if name.lower() == "connection" for each in value.split(",")}
     gone = HOP_BY_HOP | named | set(drop)
     return [each for each in known if each[0].lower() not in gone and not each[0].lower().startswith("proxy-")]
-
-
-def is_utf8(header: str) -> bool:
-    """Whether the bytes of a header are UTF-8; aiohttp decodes others as lone surrogates."""
-    return header.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in header)
 
 
 class HttpExecutor:
@@ -293,8 +290,9 @@ class HttpExecutor:
         except ValueError as error:  # aiohttp's way to say, before it sends, that HTTP cannot hold a header or address
             raise self._invalid("its headers cannot be sent") from error
         try:
-            if not 200 <= answer.status < 600:  # 101 would hand the connection to another protocol
-                raise aiohttp.ClientPayloadError(f"status {answer.status}")
+            coding = answer.headers.get("Transfer-Encoding", "chunked").lower()
+            if not 200 <= answer.status < 600 or coding != "chunked":  # 101 would begin another protocol
+                raise aiohttp.ClientPayloadError(f"status {answer.status}, {coding}")
             yield answer
         finally:
             if not answer.content.at_eof():

@@ -23,12 +23,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from latfit.errors import LatfitError
 from latfit.live.executor import Abandoned, ExecutorFailed, ExecutorLost, ExecutorTimedOut
-from latfit.live.front.exchange import Exchange, Headers, HttpExecutor, NoDescriptors, RequestInvalid, is_utf8
+from latfit.live.front.exchange import HEADER_VALUE, Exchange, Headers, HttpExecutor, NoDescriptors, RequestInvalid
 from latfit.live.metrics import BUCKETS_S, RouterMetrics
 from latfit.live.router import Closed, NoPath, QueueFull, Router
 from latfit.live.tracing import sent_by
 
 TARGET = re.compile(r"/[!\"$-~]*")  # of HTTP's forms of a target the path with its query only, without a fragment
+
+HTTP_1 = web.RequestKey("http_1", bool)
+"""Whether the version that a request names is 1.0 or 1.1, as its server noted."""
 
 MODELS_BYTES = 1 << 20
 MOST_CHECKED = 256 << 10
@@ -152,7 +155,19 @@ class Front:
         self._answers.labels(str(answer.status)).inc()
         return answer
 
+    def answer_when_full(self) -> bytes:
+        """The 503 for a connection that is closed before its request is read."""
+        full = "this server has too many connections"
+        answer = Refused(503, full, "server_error", retry_after="1", connection="close").answer()
+        self._answers.labels(str(answer.status)).inc()
+        headers = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items())
+        assert isinstance(answer.body, bytes)
+        head = f"HTTP/1.1 {answer.status} {answer.reason}\r\n{headers}Content-Length: {len(answer.body)}\r\n\r\n"
+        return head.encode() + answer.body
+
     async def _routed(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not request[HTTP_1]:
+            raise Refused(505, "HTTP/1.0 and HTTP/1.1 only", connection="close")
         if not TARGET.fullmatch(request.raw_path):
             raise Refused(400, "the target is not a path that begins with / and its query", connection="close")
         path = request.rel_url.raw_path
@@ -206,14 +221,15 @@ class Front:
         """Those for an engine: a token that this server checked is nobody else's business. Raises Refused."""
         own = () if self.options.token is None else ("authorization",)
         found = [(name, value) for name, value in request.headers.items() if name.lower() not in own]
-        if not all(is_utf8(value) for _, value in found):
+        if not all(HEADER_VALUE.fullmatch(value) for _, value in found):
             raise Refused(400, "a header is not UTF-8")
         return found
 
     async def _read(self, request: web.BaseRequest, body: list[bytes]) -> None:
         """The whole of a body, which must be a JSON object. Raises Refused."""
         most = self.options.most_bytes
-        if any(each.lower() != "identity" for each in request.headers.getall("content-encoding", ())):
+        plain = {"content-encoding": "identity", "transfer-encoding": "chunked"}
+        if any(each.lower() != plain[name] for name in plain for each in request.headers.getall(name, ())):
             raise Refused(415, "a body must come without a content-encoding")
         if (request.content_length or 0) > most:
             raise Refused(413, f"a body may have {most:,} bytes")
@@ -310,7 +326,9 @@ class Front:
             "running": self.router.running,
             "paths": up,
         }
-        return web.json_response(told, status=200 if status == "ready" else 503)
+        answer = web.json_response(told, status=200 if status == "ready" else 503)
+        answer.force_close()  # anybody may ask for it, without a token
+        return answer
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=generate_latest(self.registry), headers={"Content-Type": "text/plain; version=0.0.4"})

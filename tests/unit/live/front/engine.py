@@ -47,11 +47,11 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def streamed(pieces: list[bytes], gap_s: float = 0.0, *, end: bool = True) -> Answer:
+def streamed(pieces: list[bytes], gap_s: float = 0.0, *, end: bool = True, coding: str = "chunked") -> Answer:
     """Chunks as engines stream them; without an end the connection just closes."""
 
     async def answer(writer: asyncio.StreamWriter, asked: Asked) -> None:
-        writer.write(head("200 OK", "Transfer-Encoding: chunked", "Content-Type: text/event-stream", "X-Own: 1"))
+        writer.write(head("200 OK", f"Transfer-Encoding: {coding}", "Content-Type: text/event-stream", "X-Own: 1"))
         for piece in pieces:
             writer.write(chunk(piece))
             await writer.drain()

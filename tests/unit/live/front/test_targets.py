@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +104,7 @@ RESOLVE = socket.getaddrinfo
 
 
 @pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     found = Network()
     monkeypatch.setattr(socket, "getaddrinfo", found.resolve)
     monkeypatch.setattr("aiohttp.connector._SSL_CONTEXT_VERIFIED", ssl.create_default_context(cafile=CERTIFICATE))
