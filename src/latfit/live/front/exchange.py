@@ -11,6 +11,7 @@ connection to the engine, which is how engines are told to stop.
 
 import asyncio
 import errno
+import os
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -41,7 +42,6 @@ MOST_SLOTS = 1024
 """More requests at a time than engines take, each of which a decision looks at."""
 
 MAX_FETCHES = 4  # concurrent requests for the list of models; bounds the connections that callers can open this way
-NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 Headers = Sequence[tuple[str, str]]
 HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
@@ -320,7 +320,7 @@ class HttpExecutor:
 
     def _failure(self, error: Exception, *, begun: bool = False) -> ExecutorFailed:
         """What an error of a connection means: the engine is lost, or this process has no descriptor for it."""
-        if getattr(error, "errno", None) in NO_DESCRIPTORS:
+        if _lacks_descriptors(error):
             return NoDescriptors("this server has too many open files", where=self.name, remedy="Raise ulimit -n.")
         return self._away(_in_words(error), begun=begun)
 
@@ -339,6 +339,16 @@ class HttpExecutor:
             where=self.name,
             remedy="Its connection was closed; raise the timeout if it may take that long.",
         )
+
+
+def _lacks_descriptors(error: BaseException) -> bool:
+    """Whether no file can be opened; a name lookup without descriptors may fail as if the name were unknown."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as none_left:
+            error = none_left
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def _in_words(error: Exception) -> str:

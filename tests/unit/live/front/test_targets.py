@@ -12,8 +12,8 @@ from latfit.live import HttpTimeouts
 from tests.unit.live.front.engine import StandInEngine, engine, hangs, whole
 from tests.unit.live.front.running import PROMPT, request, running, say, until
 
-CERTIFICATE = Path(__file__).with_name("engines.pem")
-"""Of gpu-host and cpu-host, with its key."""
+CERTIFICATE = Path(__file__).parents[3] / "stand_in.pem"
+"""Of gpu-host, cpu-host and localhost, with its key."""
 
 TOKEN = "Bearer the-engines-token"
 PATIENT = HttpTimeouts(first_byte_s=30.0)
