@@ -41,11 +41,11 @@ SERVED_BY = "x-latfit-path"
 MOST_SLOTS = 1024
 """More requests at a time than engines take, each of which a decision looks at."""
 
-MAX_FETCHES = 4  # concurrent requests for the list of models; bounds the connections that callers can open this way
+MAX_FETCHES = 4  # concurrent calls of `fetch`, which need no slot
 
 Headers = Sequence[tuple[str, str]]
 HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
-"""Values that aiohttp sends as they are: UTF-8, which it decodes to no lone surrogates, without control characters."""
+"""Values that aiohttp can send: UTF-8 (it decodes other bytes to lone surrogates) without control characters."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,7 @@ class Exchange:
 
 
 def passed_on(headers: Iterable[tuple[str, str]], drop: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Headers for the next hop, without those whose value cannot be sent.
-
-    Parameters
-    ----------
-    drop
-        Names in lower case of further headers to leave out.
-    """
+    """Headers for the next hop whose values can be sent. drop: names of others to leave out, in lower case."""
     known = [each for each in headers if HEADER_VALUE.fullmatch(each[1])]
     named = {each.strip().lower() for name, value in known if name.lower() == "connection" for each in value.split(",")}
     gone = HOP_BY_HOP | named | set(drop)
@@ -172,7 +166,6 @@ class HttpExecutor:
             raise WrongUsage(f"{slots} slots", where=name, remedy=f"Give 1 to {MOST_SLOTS:,}.")
         self._overdue_s, self._headers = overdue_s, dict(headers or {})
         self._sessions: list[aiohttp.ClientSession] = []
-        self._fetches = asyncio.Semaphore(MAX_FETCHES)
         self._in_doubt = False
 
     @property
@@ -182,6 +175,7 @@ class HttpExecutor:
 
     async def start(self) -> None:
         """Be ready; whether the engine is there shows when a request comes."""
+        self._fetches = asyncio.Semaphore(MAX_FETCHES)
         for keep_s in (IDLE_S, None)[len(self._sessions) :]:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_s, force_close=keep_s is None)
             self._sessions.append(
@@ -287,7 +281,7 @@ class HttpExecutor:
         url, data = self._address(target), _pieces(body) if body else None
         try:
             answer = await session.request(method, url, headers=sent, data=data, allow_redirects=False)
-        except ValueError as error:  # aiohttp's way to say, before it sends, that HTTP cannot hold a header or address
+        except ValueError as error:  # aiohttp raises it before it sends anything
             raise self._invalid("its headers cannot be sent") from error
         try:
             coding = answer.headers.get("Transfer-Encoding", "chunked").lower()
@@ -300,8 +294,7 @@ class HttpExecutor:
             answer.release()
 
     def _address(self, target: URL) -> URL:
-        """The address of a target on this engine, byte for byte. Raises RequestInvalid for a target that is not a path
-        and query, or names another scheme, host or port."""
+        """The address of a path and query on this engine. Raises RequestInvalid for other targets."""
         if target.absolute or not target.raw_path.startswith("/"):
             raise self._invalid("its target is not a path")
         found = URL.build(

@@ -28,7 +28,7 @@ from latfit.live.metrics import BUCKETS_S, RouterMetrics
 from latfit.live.router import Closed, NoPath, QueueFull, Router
 from latfit.live.tracing import sent_by
 
-TARGET = re.compile(r"/[!\"$-~]*")  # of HTTP's forms of a target the path with its query only, without a fragment
+TARGET = re.compile(r"/[!\"$-~]*")  # path and query (origin-form of RFC 9112), without host or fragment
 
 HTTP_1 = web.RequestKey("http_1", bool)
 """Whether the version that a request names is 1.0 or 1.1, as its server noted."""
@@ -166,7 +166,7 @@ class Front:
         return head.encode() + answer.body
 
     async def _routed(self, request: web.BaseRequest) -> web.StreamResponse:
-        if not request[HTTP_1]:
+        if not request.get(HTTP_1, True):
             raise Refused(505, "HTTP/1.0 and HTTP/1.1 only", connection="close")
         if not TARGET.fullmatch(request.raw_path):
             raise Refused(400, "the target is not a path that begins with / and its query", connection="close")

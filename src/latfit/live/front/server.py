@@ -26,10 +26,12 @@ LINGER_S = 2.0
 MAX_BACKLOG = 128  # connections accepted in one turn of the event loop, before any of them can be refused
 SPARE_DESCRIPTORS = 8  # for the listening socket, name lookups and files of libraries
 
+MAX_KERNEL_INT = (1 << 31) - 1
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class LimitedServer(web.Server):
+class _LimitedServer(web.Server):
     """A server that answers connections beyond `max_connections` with 503 and closes them.
 
     On Linux the kernel closes a connection whose peer takes nothing for as long as an engine may pause (`between_s`);
@@ -37,9 +39,10 @@ class LimitedServer(web.Server):
     """
 
     def __init__(self, front: Front, max_connections: int, **options: Any) -> None:
-        super().__init__(front.handle, request_factory=make_request, **options)
+        super().__init__(front.handle, request_factory=_make_request, **options)
         self._front, self._max_connections = front, max_connections
-        self._unread_ms = round(1000 * max((each.timeouts.between_s for each in front.engines), default=60.0))
+        unread_s = max((each.timeouts.between_s for each in front.engines), default=60.0)
+        self._unread_ms = min(round(1000 * unread_s), MAX_KERNEL_INT)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -51,7 +54,7 @@ class LimitedServer(web.Server):
             transport.close()
 
 
-def make_request(
+def _make_request(
     message: RawRequestMessage, payload: StreamReader, protocol: web.RequestHandler, writer: Any, task: Any
 ) -> web.BaseRequest:
     """A request that is answered as HTTP/1.1 if it names a version other than 1.0, which aiohttp would repeat."""
@@ -62,24 +65,8 @@ def make_request(
     return request
 
 
-def split_descriptors(engine_connections: int) -> tuple[int, int]:
-    """Divide the descriptors that this process may still open.
-
-    Parameters
-    ----------
-    engine_connections
-        Connections to engines, for which descriptors are set aside.
-
-    Returns
-    -------
-    tuple of int
-        Connections of callers at a time, and the backlog of the listening socket.
-
-    Raises
-    ------
-    WrongUsage
-        If nothing is left for callers.
-    """
+def _split_descriptors(engine_connections: int) -> tuple[int, int]:
+    """Connections of callers, and a backlog, for which descriptors are left. Raises WrongUsage if there are none."""
     if sys.platform == "win32":
         return sys.maxsize, MAX_BACKLOG
     import resource
@@ -114,11 +101,11 @@ class FrontServer:
     async def __aenter__(self) -> "FrontServer":
         """Raises TargetNotWritable where it cannot listen, WrongUsage where too few files may be open, and what the
         executors raise."""
-        max_callers, backlog = split_descriptors(sum(each.max_connections for each in self.front.engines))
+        max_callers, backlog = _split_descriptors(sum(each.max_connections for each in self.front.engines))
         await self.front.router.start()
         silent = logging.getLogger("latfit.front")  # its messages would quote what was sent
         silent.disabled = True
-        server = LimitedServer(
+        server = _LimitedServer(
             self.front,
             max_callers,
             handler_cancellation=True,
