@@ -130,17 +130,19 @@ def test_it_learns_how_long_replies_take() -> None:
 
 
 def test_callers_that_hold_connections_take_no_descriptor_from_the_engines() -> None:
-    """Of 64 open files 12 are set aside for the engine; 50 callers ask for /health, then 50 say nothing."""
+    """Of 64 open files 12 are set aside for the engine; 40 callers ask for /health, then 40 say nothing."""
     health = b"GET /health HTTP/1.1\r\nHost: front\r\n\r\n"
     with engine_in_thread(whole(b"{}")) as gpu:
         serving = Serving(gpu.url, open_files=64)
         host, port = serving.url.removeprefix("http://").split(":")
 
         def hold(said: bytes) -> list[socket.socket]:
-            found = [socket.create_connection((host, int(port)), timeout=5) for _ in range(50)]
-            for each in found:
+            found = []
+            for _ in range(40):
+                found.append(socket.create_connection((host, int(port)), timeout=5))
                 with suppress(ConnectionError):
-                    each.sendall(said)
+                    found[-1].sendall(said)
+                sleep(0.01)  # the backlog is short
             return found
 
         for each in hold(health):
@@ -150,10 +152,10 @@ def test_callers_that_hold_connections_take_no_descriptor_from_the_engines() -> 
             each.close()
         assert _ask_until_served(serving) == b"{}"
         silent = hold(b"")
-        with suppress(urllib.error.HTTPError, ConnectionError):  # the front's own 503, or served
+        with suppress(urllib.error.URLError, ConnectionError):  # the front's own 503, or served
             serving.ask()
         refused = [_said_at_once(each) for each in silent]
-        assert 10 < sum(each.startswith(b"HTTP/1.1 503 ") and each.endswith(b"}}") for each in refused) < 50
+        assert 5 < sum(each.startswith(b"HTTP/1.1 503 ") and each.endswith(b"}}") for each in refused) < 40
         for each in silent:
             each.close()
         assert _ask_until_served(serving) == b"{}"
@@ -166,7 +168,7 @@ def test_callers_that_hold_connections_take_no_descriptor_from_the_engines() -> 
 def _ask_until_served(serving: Serving) -> bytes:
     """The front needs a moment to see that callers left."""
     for _ in range(50):
-        with suppress(urllib.error.HTTPError, ConnectionError):
+        with suppress(urllib.error.URLError, ConnectionError):
             return serving.ask()
         sleep(0.1)
     raise TimeoutError

@@ -32,15 +32,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _LimitedServer(web.Server):
-    """A server that answers connections beyond `max_connections` with 503 and closes them.
+    """A server that refuses connections beyond `max_connections`: `backlog` of them with a 503, others without.
 
     On Linux the kernel closes a connection whose peer takes nothing for as long as an engine may pause (`between_s`);
     aiohttp waits without a limit where a caller does not read.
     """
 
-    def __init__(self, front: Front, max_connections: int, **options: Any) -> None:
+    def __init__(self, front: Front, max_connections: int, backlog: int, **options: Any) -> None:
         super().__init__(front.handle, request_factory=_make_request, **options)
-        self._front, self._max_connections = front, max_connections
+        self._front, self._max_connections, self._backlog = front, max_connections, backlog
         unread_s = max((each.timeouts.between_s for each in front.engines), default=60.0)
         self._unread_ms = min(round(1000 * unread_s), MAX_KERNEL_INT)
 
@@ -49,9 +49,14 @@ class _LimitedServer(web.Server):
         if sys.platform == "linux":
             opened = transport.get_extra_info("socket")
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._unread_ms)
-        if len(self.connections) > self._max_connections:
+        excess = len(self.connections) - self._max_connections
+        if excess > self._backlog:
+            transport.abort()
+        elif excess > 0:
             transport.write(self._front.answer_when_full())
-            transport.close()
+            transport.write_eof()
+            handler.close()  # its request is dropped as it comes: closing at once would reset the connection
+            asyncio.get_running_loop().call_later(LINGER_S, transport.close)
 
 
 def _make_request(
@@ -66,7 +71,7 @@ def _make_request(
 
 
 def _split_descriptors(engine_connections: int) -> tuple[int, int]:
-    """Connections of callers, and a backlog, for which descriptors are left. Raises WrongUsage if there are none."""
+    """Connections of callers to serve; to refuse, or to accept, at a time. Raises WrongUsage if descriptors lack."""
     if sys.platform == "win32":
         return sys.maxsize, MAX_BACKLOG
     import resource
@@ -75,14 +80,14 @@ def _split_descriptors(engine_connections: int) -> tuple[int, int]:
     if allowed == resource.RLIM_INFINITY:
         return sys.maxsize, MAX_BACKLOG
     taken = len(os.listdir("/dev/fd")) + SPARE_DESCRIPTORS + engine_connections
-    backlog = min((allowed - taken) // 2, MAX_BACKLOG)
+    backlog = min((allowed - taken) // 3, MAX_BACKLOG)
     if backlog < 1:
         raise WrongUsage(
-            f"{allowed:,} open files are allowed, {taken + 2:,} needed",
+            f"{allowed:,} open files are allowed, {taken + 3:,} needed",
             where="ulimit -n",
             remedy="Raise it (ulimit -n 4096), or give fewer --slots.",
         )
-    return allowed - taken - backlog, backlog
+    return allowed - taken - 2 * backlog, backlog
 
 
 class FrontServer:
@@ -108,6 +113,7 @@ class FrontServer:
         server = _LimitedServer(
             self.front,
             max_callers,
+            backlog,
             handler_cancellation=True,
             access_log=None,
             logger=silent,
