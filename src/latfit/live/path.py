@@ -16,7 +16,7 @@ from latfit.stats import FloatArray
 FAILURES = 3
 COOL_DOWN_MS, LONGEST_COOL_DOWN_MS = 500.0, 30_000.0
 NEAR_MS = 1e-3
-"""A busy server that should have ended is taken to end this soon."""
+"""A busy server is never taken to be free sooner than this."""
 
 SLOW, LEAST_TIMEOUT_MS = 20.0, 1000.0
 """A batch may take so many times its typical time, and this long at least."""
@@ -52,14 +52,27 @@ class LivePath:
         """When the breaker lets a batch through; -inf while it is closed."""
         return self._open_until
 
-    def free_ms(self, now: float) -> float:
-        """When a server is next free, as far as typical times tell; not above now where one is idle."""
-        if len(self._busy) == 1 and not self._lost[0]:  # as most paths are
-            return max(self._ends[0], now + NEAR_MS) if self._busy[0] else min(self._ends[0], now)
+    @property
+    def idle(self) -> bool:
+        """Whether a server can begin a batch."""
+        return any(not (busy or lost) for busy, lost in zip(self._busy, self._lost, strict=True))
+
+    def write_free_ms(self, view: FloatArray, first: int, now: float) -> float:
+        """Write when each server is expected to be free into the places of a view from `first` on; return the soonest.
+
+        An idle server is free, at `now` or before. One that is late is expected to take as long again as it is late.
+        """
         soonest = math.inf
-        for busy, lost, ends in zip(self._busy, self._lost, self._ends, strict=True):
-            if not lost:
-                soonest = min(soonest, max(ends, now + NEAR_MS) if busy else min(ends, now))
+        for place, ends in enumerate(self._ends, first):
+            server = place - first
+            if self._lost[server]:
+                free = math.inf
+            elif self._busy[server]:
+                free = ends if ends > now else max(2 * now - ends, now + NEAR_MS)
+            else:
+                free = min(ends, now)
+            view[place] = free
+            soonest = min(soonest, free)
         return soonest
 
     def occupy(self, now: float, batch: int) -> int:

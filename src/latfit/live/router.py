@@ -4,10 +4,10 @@ Every decision is that of `latfit.policies.decide`, the compiled function that t
 filled in the same order: services end first, then requests arrive, then the policy is asked until it waits. A policy
 that waits says until when, and at how many waiting it wants to be asked again; in between, a request costs an append.
 
-Where the simulator knows when a server is next free, the router takes the typical time of the batch that runs there,
-and of one that should have ended that it ends now. Where a path is not up (`LivePath`), requests go by the other: the
-policy's main path, served greedily, or the side path alone. Every request ends once: with its output, with an error
-that says why, or cancelled by its sender.
+Where the simulator knows when a server is next free, the router takes the typical time of the batch that runs there;
+one that is late is expected to take as long again as it is late. Where a path is not up (`LivePath`), requests go by
+the other: the policy's main path, served greedily, or the side path alone. Every request ends once: with its output,
+with an error that says why, or cancelled by its sender.
 """
 
 import asyncio
@@ -25,18 +25,19 @@ from latfit.live.executor import Abandoned, Executor, ExecutorFailed, ExecutorLo
 from latfit.live.path import LivePath, times_table
 from latfit.live.waiting import Request, State, WaitingRoom
 from latfit.policies import (
+    AGED,
     ANY,
     DUE,
     MAIN,
     MAIN_FREE,
-    MOVE,
+    MOST_AGED,
     NOW,
     OLDEST,
     SERVE_MAIN,
     SERVE_SIDE,
     SIDE,
     SIDE_FREE,
-    SIDE_WAITING,
+    T_CUT,
     VIEW,
     WAIT,
     WAITING,
@@ -98,7 +99,8 @@ class Router:
         self.policy, self.options = policy, options
         self.submitted = self.refused = self.done = self.failed = self.cancelled = 0
         self._room = WaitingRoom(options.deadlines_ms, policy.order.ageing_ms)
-        self._view, self._times = np.zeros(VIEW), times_table(self.paths)
+        self._places = max(path.executor.servers for path in self.paths)
+        self._view, self._times = np.full(VIEW + 2 * self._places, math.inf), times_table(self.paths)
         self.listeners: list[Callable[[Request], None]] = []
         self.arrival_listeners: list[Callable[[Request], None]] = []
         self.batch_listeners: list[Callable[[LivePath, int, float, float, bool], None]] = []
@@ -113,6 +115,10 @@ class Router:
         self._idle = asyncio.Event()
 
     @property
+    def _cutoff_ms(self) -> float:
+        return float(self.policy.parameters[T_CUT])
+
+    @property
     def main(self) -> LivePath:
         return self.paths[MAIN]
 
@@ -122,8 +128,8 @@ class Router:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait, for either path."""
-        return self._room.waiting + self._room.side_waiting
+        """Requests that wait."""
+        return self._room.waiting
 
     def up(self) -> dict[str, bool]:
         """By path, whether it is given batches now."""
@@ -227,7 +233,7 @@ class Router:
 
     def _drop_waiting(self, why: Callable[[], LatfitError]) -> None:
         room, now = self._room, self._now()
-        for request in room.take(room.waiting, now) + room.take_side(room.side_waiting):
+        for request in room.take(room.waiting, now):
             self._end(request, why(), now)
 
     async def _warm_up(self, executor: Executor) -> None:
@@ -248,25 +254,13 @@ class Router:
     def _dispatch(self, now: float) -> None:
         """Ask the policy, and do what it says, until it waits."""
         room = self._room
-        while room.waiting or room.side_waiting:
-            side, usable = self.side, [path.up(now) for path in self.paths]
-            if side is not None and room.side_waiting and not usable[SIDE]:
-                room.back_from_side()
-            if side is not None and room.side_waiting and side.free_ms(now) <= now:
-                self._begin(side, room.take_side(side.executor.largest), now)
-                continue
-            if not room.waiting:
-                break
-            action, take, until, at = self._decide(now, usable)
+        while room.waiting:
+            action, take, until, at = self._decide(now, [path.up(now) for path in self.paths])
             if action == WAIT:
                 self._ask_at = at
                 self._arm(until, now)
                 return
-            if action == MOVE:
-                room.to_side(room.take(take, now, by_age=True))
-                continue
-            path = self.paths[MAIN if action == SERVE_MAIN else SIDE]
-            self._begin(path, room.take(take, now), now)
+            self._begin(self.paths[MAIN if action == SERVE_MAIN else SIDE], room.take(take, now, at), now)
         self._ask_at = 1
         self._arm(math.inf, now)
         if not self.waiting and not self._running:
@@ -278,7 +272,7 @@ class Router:
             return self._asked(now)
         waiting = self._room.waiting
         for path, up, action in zip(self.paths, usable, (SERVE_MAIN, SERVE_SIDE), strict=False):
-            if up and path.free_ms(now) <= now:
+            if up and path.idle:
                 return action, min(waiting, path.executor.largest), 0.0, 0
         if self._down(now):
             self._drop_waiting(_no_path)
@@ -292,12 +286,16 @@ class Router:
         return late and not any(path.up(now) for path in self.paths)
 
     def _asked(self, now: float) -> tuple[int, int, float, int]:
-        view, room, side = self._view, self._room, self.side
-        view[NOW], view[WAITING], view[SIDE_WAITING] = now, room.waiting, room.side_waiting
-        view[OLDEST], view[DUE] = room.oldest_and_due_ms()
-        view[MAIN_FREE] = self.paths[MAIN].free_ms(now)
-        view[SIDE_FREE] = math.inf if side is None else side.free_ms(now)
-        found: tuple[int, int, float, int] = decide(self.policy.code, self.policy.parameters, self._times, view)
+        view, room, policy = self._view, self._room, self.policy
+        view[NOW], view[WAITING] = now, room.waiting
+        oldest, view[DUE] = room.oldest_and_due_ms()
+        view[OLDEST], view[AGED] = oldest, 0.0
+        if policy.needs_side and oldest + self._cutoff_ms <= now:
+            view[AGED] = room.aged(now, self._cutoff_ms, MOST_AGED)
+        view[SIDE_FREE] = math.inf
+        for number, path in enumerate(self.paths):
+            view[MAIN_FREE + number] = path.write_free_ms(view, VIEW + number * self._places, now)
+        found: tuple[int, int, float, int] = decide(policy.code, policy.parameters, self._times, view)
         return found
 
     def _arm(self, until: float, now: float) -> None:
