@@ -1,8 +1,12 @@
-"""A path of the live router: its executor, which of its servers are busy until when, and a breaker.
+"""A path of the live router: its executor, which of its servers are busy until when, and whether it is up.
 
-The breaker is closed while batches succeed. After FAILURES in a row, or one batch that timed out or lost its worker, it
-is open: no batch goes there for a while, twice as long each time in a row. Then one batch is let through; what becomes
-of it closes or opens the breaker. That batch has the time limit of every batch, so the breaker cannot stay half open.
+Two things decide that. Where the executor can be probed, the path is down after MISSES probes in a row without an
+answer, or one after a batch that timed out or was lost, until a probe is answered or a batch succeeds.
+
+The other is a breaker, which is closed while batches succeed. After FAILURES in a row, or one batch that timed out or
+lost its worker, it is open: no batch goes there for a while, twice as long each time in a row. Then one batch is let
+through; what becomes of it closes or opens the breaker. That batch has the time limit of every batch, so the breaker
+cannot stay half open.
 """
 
 import math
@@ -10,10 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from latfit.live.executor import Executor
+from latfit.live.executor import Executor, Probed
 from latfit.stats import FloatArray
 
-FAILURES = 3
+FAILURES, MISSES = 3, 2
 COOL_DOWN_MS, LONGEST_COOL_DOWN_MS = 500.0, 30_000.0
 NEAR_MS = 1e-3
 """A busy server is never taken to be free sooner than this."""
@@ -35,7 +39,8 @@ class LivePath:
         self._lost = [False] * executor.servers
         self._failures = self._openings = 0
         self._open_until = -math.inf
-        self._trying = False
+        self._trying = self._silent = False
+        self._misses = MISSES - 1  # the first probe counts at once
         self.batches = self.failed_batches = 0
         self.busy_ms = 0.0
 
@@ -46,7 +51,12 @@ class LivePath:
 
     def up(self, now: float) -> bool:
         """Whether a batch may be sent, now or when a server is free. After the cool-down one may, to try."""
-        return now >= self._open_until and not self._trying and not all(self._lost)
+        return now >= self._open_until and not (self._trying or self._silent or all(self._lost))
+
+    def probed(self, answered: bool) -> None:
+        """Note whether the executor answered a probe."""
+        self._misses = 0 if answered else self._misses + 1
+        self._silent = self._misses >= MISSES
 
     def opens_again_ms(self) -> float:
         """When the breaker lets a batch through; -inf while it is closed."""
@@ -93,8 +103,8 @@ class LivePath:
         self._busy[server], self._lost[server], self._ends[server] = False, False, now
 
     def succeeded(self) -> None:
-        self._failures = self._openings = 0
-        self._trying = False
+        self._failures = self._openings = self._misses = 0
+        self._trying = self._silent = False
         self._open_until = -math.inf
 
     def told_nothing(self) -> None:
@@ -108,6 +118,8 @@ class LivePath:
             return
         self._trying = False
         self._failures += 1
+        if at_once and isinstance(self.executor, Probed):
+            self._silent, self._misses = True, MISSES
         if at_once or self._openings or self._failures >= FAILURES:
             self.rest(now)
 

@@ -21,7 +21,16 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import LatfitError, WrongUsage
-from latfit.live.executor import Abandoned, Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, failure, seen
+from latfit.live.executor import (
+    Abandoned,
+    Executor,
+    ExecutorFailed,
+    ExecutorLost,
+    ExecutorTimedOut,
+    Probed,
+    failure,
+    seen,
+)
 from latfit.live.path import LivePath, times_table
 from latfit.live.waiting import Request, State, WaitingRoom
 from latfit.policies import (
@@ -64,13 +73,15 @@ class RouterOptions:
     """most_waiting: requests that may wait, others are refused.  deadlines_ms: of each class, counted from the most
     urgent; one class without a deadline where not given.  timeout_ms: of a batch; None for 20 times its typical time, a
     second at least.  patience_ms: for so long requests wait while every path is down.  example: an input with which
-    every bucket is run before the first request; None for no warm-up."""
+    every bucket is run before the first request; None for no warm-up.  probe_ms: from one probe of an executor to the
+    next, where it can be probed."""
 
     most_waiting: int = 10_000
     deadlines_ms: Sequence[float] = (math.inf,)
     timeout_ms: float | None = None
     patience_ms: float = 5000.0
     example: Any = None
+    probe_ms: float = 2000.0
 
 
 class Router:
@@ -111,6 +122,7 @@ class Router:
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._running: set[_Batch] = set()
+        self._probes: list[asyncio.Task[None]] = []
         self._open = self._draining = False
         self._idle = asyncio.Event()
 
@@ -154,6 +166,10 @@ class Router:
         if self.options.example is not None:
             await asyncio.gather(*(self._warm_up(path.executor) for path in self.paths))
         decide(self.policy.code, self.policy.parameters, self._times, np.zeros(VIEW))  # compiled before traffic
+        if not self._probes:
+            probed = [(path, path.executor) for path in self.paths if isinstance(path.executor, Probed)]
+            await asyncio.gather(*(self._probe(*each) for each in probed))
+            self._probes = [asyncio.create_task(self._keep_probing(*each)) for each in probed]
         self._open = True
 
     async def submit(self, input: Any, class_id: int = 0, *, arrived_s: float | None = None) -> Any:
@@ -218,6 +234,9 @@ class Router:
             if timer:
                 timer.cancel()
         self._timer = self._watch = None
+        for probe in self._probes:
+            probe.cancel()
+        self._probes = []
         await asyncio.gather(*(path.executor.close() for path in self.paths))
 
     def _drop(self) -> None:
@@ -242,6 +261,22 @@ class Router:
         for size in executor.buckets or sorted({executor.largest, *powers}):
             inputs = [self.options.example] * min(size, executor.largest)
             await asyncio.gather(*(executor.execute(inputs) for _ in range(executor.servers)))
+
+    async def _keep_probing(self, path: LivePath, executor: Probed) -> None:
+        """Probe until the router is closed, and when a path's cool-down ends."""
+        while True:
+            cool_down = path.opens_again_ms() - self._now()
+            await asyncio.sleep(min(self.options.probe_ms, cool_down if cool_down > 0 else math.inf) / 1000)
+            await self._probe(path, executor)
+
+    async def _probe(self, path: LivePath, executor: Probed) -> None:
+        path.probed(await executor.answers())
+        now = self._now()
+        if any(each.up(now) for each in self.paths):
+            self._failing_since = math.inf
+        else:
+            self._failing_since = min(self._failing_since, now)
+        self._dispatch(now)
 
     def _now(self) -> float:
         """ms; where the clock was set back, time goes on from where it was."""

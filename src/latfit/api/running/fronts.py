@@ -175,9 +175,10 @@ def serve(
 async def _run(live: Any, front: "Front", place: tuple[str, int, float], ready: Callable[[str], None]) -> Served:
     """place: host, port, seconds to drain."""
     host, port, drain_s = place
-    async with live.FrontServer(front, host, port, drain_s=drain_s) as server:
-        url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
-        with live.short_pauses():
+    await front.router.start()  # what takes long, compiling and a collection of garbage, is over before it listens
+    with live.short_pauses():
+        async with live.FrontServer(front, host, port, drain_s=drain_s) as server:
+            url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
             whole = await server.run(lambda _: ready(url))
     if not whole:
         raise Interrupted(

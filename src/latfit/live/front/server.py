@@ -35,7 +35,7 @@ class FrontServer:
         self._told, self._told_again = asyncio.Event(), asyncio.Event()
 
     async def __aenter__(self) -> "FrontServer":
-        """Raises TargetNotWritable where it cannot listen, and what the executors raise."""
+        """Listen once the router is ready. Raises TargetNotWritable where it cannot, and what executors raise."""
         await self.front.router.start()
         silent = logging.getLogger("latfit.front")  # its messages would quote what was sent
         silent.disabled = True
