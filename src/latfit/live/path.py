@@ -67,23 +67,17 @@ class LivePath:
         """Whether a server can begin a batch."""
         return any(not (busy or lost) for busy, lost in zip(self._busy, self._lost, strict=True))
 
-    def write_free_ms(self, view: FloatArray, first: int, now: float) -> float:
-        """Write when each server is expected to be free into the places of a view from `first` on; return the soonest.
+    def write_free_ms(self, view: FloatArray, first: int, now: float) -> None:
+        """Write when each server is expected to be free into the places of a view from `first` on.
 
-        An idle server is free, at `now` or before. One that is late is expected to take as long again as it is late.
+        One that is late is expected to take as long again as it is late.
         """
-        soonest = math.inf
-        for place, ends in enumerate(self._ends, first):
-            server = place - first
+        for server, free in enumerate(self._ends):
             if self._lost[server]:
                 free = math.inf
-            elif self._busy[server]:
-                free = ends if ends > now else max(2 * now - ends, now + NEAR_MS)
-            else:
-                free = min(ends, now)
-            view[place] = free
-            soonest = min(soonest, free)
-        return soonest
+            elif free <= now and self._busy[server]:
+                free = max(2 * now - free, now + NEAR_MS)
+            view[first + server] = free
 
     def occupy(self, now: float, batch: int) -> int:
         """The number of the server that begins a batch: of those idle, the one idle longest."""

@@ -38,14 +38,12 @@ from latfit.policies import (
     ANY,
     DUE,
     MAIN,
-    MAIN_FREE,
     MOST_AGED,
     NOW,
     OLDEST,
     SERVE_MAIN,
     SERVE_SIDE,
     SIDE,
-    SIDE_FREE,
     T_CUT,
     VIEW,
     WAIT,
@@ -108,6 +106,7 @@ class Router:
             for each, times in zip(executors, times_ms, strict=True)
         ]
         self.policy, self.options = policy, options
+        self._cutoff_ms = float(policy.parameters[T_CUT])
         self.submitted = self.refused = self.done = self.failed = self.cancelled = 0
         self._room = WaitingRoom(options.deadlines_ms, policy.order.ageing_ms)
         self._places = max(path.executor.servers for path in self.paths)
@@ -125,10 +124,6 @@ class Router:
         self._probes: list[asyncio.Task[None]] = []
         self._open = self._draining = False
         self._idle = asyncio.Event()
-
-    @property
-    def _cutoff_ms(self) -> float:
-        return float(self.policy.parameters[T_CUT])
 
     @property
     def main(self) -> LivePath:
@@ -210,6 +205,7 @@ class Router:
         for path, times in zip(self.paths, times_ms, strict=True):
             path.times_ms = np.concatenate([[0.0], np.asarray(times, dtype=np.float64)])
         self.policy, self._times = policy, times_table(self.paths)
+        self._cutoff_ms = float(policy.parameters[T_CUT])
         self._room.ageing_ms = policy.order.ageing_ms
         self._dispatch(self._now())
 
@@ -323,13 +319,12 @@ class Router:
     def _asked(self, now: float) -> tuple[int, int, float, int]:
         view, room, policy = self._view, self._room, self.policy
         view[NOW], view[WAITING] = now, room.waiting
-        oldest, view[DUE] = room.oldest_and_due_ms()
-        view[OLDEST], view[AGED] = oldest, 0.0
-        if policy.needs_side and oldest + self._cutoff_ms <= now:
-            view[AGED] = room.aged(now, self._cutoff_ms, MOST_AGED)
-        view[SIDE_FREE] = math.inf
-        for number, path in enumerate(self.paths):
-            view[MAIN_FREE + number] = path.write_free_ms(view, VIEW + number * self._places, now)
+        view[OLDEST], view[DUE] = oldest, _ = room.oldest_and_due_ms()
+        view[AGED] = room.aged(now, self._cutoff_ms, MOST_AGED) if oldest + self._cutoff_ms <= now else 0.0
+        place = VIEW
+        for path in self.paths:
+            path.write_free_ms(view, place, now)
+            place += self._places
         found: tuple[int, int, float, int] = decide(policy.code, policy.parameters, self._times, view)
         return found
 

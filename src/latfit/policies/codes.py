@@ -15,11 +15,10 @@ which marginal-cost rule."""
 LITERAL, AMORTISED, TOTAL_DELAY = range(3)
 """Marginal-cost rules."""
 
-NOW, WAITING, OLDEST, AGED, DUE, MAIN_FREE, SIDE_FREE, VIEW = range(8)
+NOW, WAITING, OLDEST, AGED, DUE, VIEW = range(6)
 """The view: the moment; how many wait; the arrival of the oldest; how many have waited for T_CUT, counted up to
-MOST_AGED; the earliest deadline; when a server of the main and of the side path is next free (not above NOW: idle).
-For policies with a side path the same follows for every server: first those of the main path, then as many places for
-the side path, infinite where there is no server."""
+MOST_AGED; the earliest deadline. Behind them stands when each server is next free (not above NOW: idle): first those of
+the main path, then as many places for the side path, infinite where there is no server."""
 
 MOST_AGED = 256
 """Bounds the count of aged requests: a long queue must not make decisions slow."""

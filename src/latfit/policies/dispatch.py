@@ -36,7 +36,6 @@ from latfit.policies.codes import (
     HEADER,
     LITERAL,
     MAIN,
-    MAIN_FREE,
     MAIN_LARGEST,
     MARGINAL,
     NOW,
@@ -48,7 +47,6 @@ from latfit.policies.codes import (
     SERVE_MAIN,
     SERVE_SIDE,
     SIDE,
-    SIDE_FREE,
     SIDE_LARGEST,
     SPLIT,
     T_CUT,
@@ -80,7 +78,7 @@ def decide(code, p, times, view):  # type: ignore[no-untyped-def]
         found = _three_stage(p, times, view)
     elif code == SPLIT:
         found = _split(p, times, view)
-    elif view[MAIN_FREE] > view[NOW]:
+    elif _soonest(view, MAIN) > view[NOW]:
         found = (WAIT, 0, math.inf, ANY)
     elif code == GREEDY:
         found = _serve(p, view)
@@ -140,7 +138,7 @@ def _marginal(p, times, B):  # type: ignore[no-untyped-def]
 
 @inner
 def _cutoff(p, times, view):  # type: ignore[no-untyped-def]
-    idle, side_idle = view[MAIN_FREE] <= view[NOW], view[SIDE_FREE] <= view[NOW]
+    idle, side_idle = _soonest(view, MAIN) <= view[NOW], _soonest(view, SIDE) <= view[NOW]
     waiting, aged = int(view[WAITING]), int(view[AGED])
     left = _left_to_side(p, times, view) if idle else 0
     take, passed = _ended_no_later(p, times, view, aged) if side_idle else (0, 0)
@@ -149,7 +147,7 @@ def _cutoff(p, times, view):  # type: ignore[no-untyped-def]
     elif take > 0:
         found = (SERVE_SIDE, take, 0.0, passed)
     elif idle:
-        found = (WAIT, 0, view[SIDE_FREE], waiting + 1)
+        found = (WAIT, 0, _soonest(view, SIDE), waiting + 1)
     elif aged == 0:
         found = (WAIT, 0, view[OLDEST] + p[T_CUT], ANY)
     else:
@@ -159,7 +157,7 @@ def _cutoff(p, times, view):  # type: ignore[no-untyped-def]
 
 @inner
 def _three_stage(p, times, view):  # type: ignore[no-untyped-def]
-    idle, side_idle = view[MAIN_FREE] <= view[NOW], view[SIDE_FREE] <= view[NOW]
+    idle, side_idle = _soonest(view, MAIN) <= view[NOW], _soonest(view, SIDE) <= view[NOW]
     waiting, enough, aged = int(view[WAITING]), int(p[THRESHOLD]), int(view[AGED])
     left = _left_to_side(p, times, view) if idle else 0
     full = idle and waiting - left >= enough
@@ -169,7 +167,7 @@ def _three_stage(p, times, view):  # type: ignore[no-untyped-def]
     elif full or (idle and aged > 0 and waiting > left):
         found = (SERVE_MAIN, min(waiting - left, int(p[MAIN_LARGEST])), 0.0, left)
     elif idle:
-        until = view[SIDE_FREE] if aged > 0 else view[OLDEST] + p[T_CUT]
+        until = _soonest(view, SIDE) if aged > 0 else view[OLDEST] + p[T_CUT]
         found = (WAIT, 0, until, waiting + 1 if side_idle or aged > 0 else enough)
     else:
         found = (WAIT, 0, math.inf, waiting + 1 if side_idle else ANY)
@@ -178,7 +176,7 @@ def _three_stage(p, times, view):  # type: ignore[no-untyped-def]
 
 @inner
 def _split(p, times, view):  # type: ignore[no-untyped-def]
-    idle, side_idle = view[MAIN_FREE] <= view[NOW], view[SIDE_FREE] <= view[NOW]
+    idle, side_idle = _soonest(view, MAIN) <= view[NOW], _soonest(view, SIDE) <= view[NOW]
     waiting, until = int(view[WAITING]), view[OLDEST] + p[PATIENCE]
     take, passed = 0, 0
     if side_idle:
@@ -219,6 +217,15 @@ def _deadline(p, times, view):  # type: ignore[no-untyped-def]
     if take == largest or view[NOW] >= last:
         found = _serve(p, view)
     return found
+
+
+@inner
+def _soonest(view, path):  # type: ignore[no-untyped-def]
+    """When a server of a path is next free."""
+    servers, soonest = (len(view) - VIEW) // 2, math.inf
+    for place in range(VIEW + path * servers, VIEW + (path + 1) * servers):
+        soonest = min(soonest, view[place])
+    return soonest
 
 
 @inner

@@ -33,7 +33,6 @@ class QueueView:
         view[codes.NOW], view[codes.WAITING], view[codes.OLDEST] = self.now_ms, self.waiting, self.oldest_ms
         view[codes.AGED], view[codes.DUE] = self.aged, self.due_ms
         for path, free in enumerate((self.main_free_ms, self.side_free_ms)):
-            view[codes.MAIN_FREE + path] = min(free)
             first = codes.VIEW + path * servers
             view[first : first + len(free)] = free
         return view

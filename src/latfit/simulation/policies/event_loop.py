@@ -25,7 +25,6 @@ from latfit.policies import (
     AGED,
     DUE,
     MAIN,
-    MAIN_FREE,
     MOST_AGED,
     NOW,
     OLDEST,
@@ -190,11 +189,8 @@ def observe(arrive, deadlines, queue, paths, q, view):  # type: ignore[no-untype
     _, free = paths
     view[WAITING] = q[QUEUED]
     for path in range(2):
-        soonest = np.inf
         for server in range(free.shape[1]):
             view[VIEW + path * free.shape[1] + server] = free[path, server]
-            soonest = min(soonest, free[path, server])
-        view[MAIN_FREE + path] = soonest
     if q[QUEUED] > 0 and len(deadlines) == 1 and lists[0, 0] == NOBODY:
         view[OLDEST] = arrive[line[q[HEAD]]]
         view[DUE] = view[OLDEST] + deadlines[0]
