@@ -40,7 +40,7 @@ class LivePath:
         self._failures = self._openings = 0
         self._open_until = -math.inf
         self._trying = self._silent = False
-        self._misses = MISSES - 1  # the first probe counts at once
+        self._misses = MISSES - 1  # one without an answer is enough before the first that has one
         self.batches = self.failed_batches = 0
         self.busy_ms = 0.0
 

@@ -259,7 +259,7 @@ class Router:
             await asyncio.gather(*(executor.execute(inputs) for _ in range(executor.servers)))
 
     async def _keep_probing(self, path: LivePath, executor: Probed) -> None:
-        """Probe until the router is closed, and when a path's cool-down ends."""
+        """Probe until the router is closed, and as soon as a cool-down ends."""
         while True:
             cool_down = path.opens_again_ms() - self._now()
             await asyncio.sleep(min(self.options.probe_ms, cool_down if cool_down > 0 else math.inf) / 1000)
@@ -268,10 +268,10 @@ class Router:
     async def _probe(self, path: LivePath, executor: Probed) -> None:
         path.probed(await executor.answers())
         now = self._now()
-        if any(each.up(now) for each in self.paths):
-            self._failing_since = math.inf
-        else:
+        if not any(each.up(now) for each in self.paths):
             self._failing_since = min(self._failing_since, now)
+        elif path.up(now) and math.isinf(path.opens_again_ms()):  # it has failed no batch since it served one
+            self._failing_since = math.inf
         self._dispatch(now)
 
     def _now(self) -> float:

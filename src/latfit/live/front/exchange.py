@@ -5,8 +5,8 @@ So a batch here is one request, and `servers` are the requests that an engine wo
 of a reply, from the moment it is sent on to the last byte.
 
 A reply is passed on piece by piece, byte for byte, its headers as soon as they come. Until then the request may go to
-another engine; from then on an error can only cut the reply short. A caller that leaves closes the
-connection to the engine, which is how engines are told to stop.
+another engine; from then on an error can only cut the reply short. A caller that leaves closes the connection to the
+engine, which is how engines are told to stop.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ Headers = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class HttpTimeouts:
-    """Seconds. connect: to an engine.  first_byte: until a reply begins; one that is not streamed begins when it is
-    complete.  between: from one piece of it to the next, on either side.  probe: for an answer to GET /health."""
+    """Seconds. connect: to an engine.  first_byte: until the body of a reply begins; one that is not streamed begins
+    when it is complete.  between: from one piece of it to the next, on either side.  probe: of GET /health."""
 
     connect_s: float = 5.0
     first_byte_s: float = 300.0
@@ -67,9 +67,8 @@ class Caller(Protocol):
 class Exchange:
     """A request on its way through an engine, and its caller. body: as it came, in pieces.  final: an answer that says
     that the engine takes nothing now is passed on, since no other one is asked.  status: of the reply, 0 before it
-    begins; whole: whether all of it was passed on; path, first_byte_s: whose it is, and when the first byte of its body
-    came, 0 before that.
-    left: the caller is gone, or takes nothing."""
+    begins; whole: whether all of it was passed on; path: whose it is; first_byte_s: after so long the first byte of its
+    body came, 0 before that.  left: the caller is gone, or takes nothing."""
 
     method: str
     target: str
