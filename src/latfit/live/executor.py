@@ -62,8 +62,8 @@ class Executor(Protocol):
 class Probed(Protocol):
     """An executor that can be asked whether it is alive without running a batch."""
 
-    async def answers(self) -> bool:
-        """Whether it could run a batch. Bounded in time; raises nothing."""
+    async def answers(self) -> bool | None:
+        """Whether it could run a batch; None where that cannot be found out. Bounded in time; raises nothing."""
         ...
 
 
@@ -80,7 +80,7 @@ class ExecutorLost(ExecutorFailed):
 
 
 class Abandoned(ExecutorFailed):
-    """Its sender left and the executor stopped it; that says nothing of the path."""
+    """A batch ended for a reason that says nothing about the path, such as its sender leaving."""
 
 
 def padded_size(count: int, buckets: Sequence[int]) -> int:

@@ -266,7 +266,10 @@ class Router:
             await self._probe(path, executor)
 
     async def _probe(self, path: LivePath, executor: Probed) -> None:
-        path.probed(await executor.answers())
+        answered = await executor.answers()
+        if answered is None:
+            return
+        path.probed(answered)
         now = self._now()
         if not any(each.up(now) for each in self.paths):
             self._failing_since = min(self._failing_since, now)

@@ -175,11 +175,14 @@ def serve(
 async def _run(live: Any, front: "Front", place: tuple[str, int, float], ready: Callable[[str], None]) -> Served:
     """place: host, port, seconds to drain."""
     host, port, drain_s = place
-    await front.router.start()  # what takes long, compiling and a collection of garbage, is over before it listens
-    with live.short_pauses():
-        async with live.FrontServer(front, host, port, drain_s=drain_s) as server:
-            url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
-            whole = await server.run(lambda _: ready(url))
+    await front.router.start()  # compiling and a collection of garbage take seconds: they end before it listens
+    try:
+        with live.short_pauses():
+            async with live.FrontServer(front, host, port, drain_s=drain_s) as server:
+                url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
+                whole = await server.run(lambda _: ready(url))
+    finally:
+        await front.router.close(0.0)
     if not whole:
         raise Interrupted(
             "stopped before all that was taken had ended",
