@@ -110,6 +110,29 @@ def lock(descriptor: int) -> bool | None:
     return True
 
 
+def open_own(file: Path, flags: int) -> int:
+    """Open a file that latfit keeps beside a user's, such as a lock or a journal, and return its descriptor.
+
+    Raises TargetNotWritable unless it is a regular file with one name: another user may have put a link to a victim
+    there, or a pipe that never ends.
+    """
+    try:
+        descriptor = os.open(file, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+        found = os.fstat(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+    else:
+        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+            return descriptor
+        os.close(descriptor)
+    raise TargetNotWritable(
+        "is no file of latfit but a link, a pipe or the like",
+        where=str(file),
+        remedy="Delete it, then repeat the command.",
+    )
+
+
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder on the disk: before that, a loss of power may bring back what a file was moved over.
     Some file systems cannot."""
@@ -172,10 +195,10 @@ def _temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
 def _remove_abandoned(folder: Path) -> None:
     """Temporaries whose writers were killed, once a process: nobody holds them, nobody has written them for a while."""
     for left in folder.glob("*".join(TEMPORARY)):
-        with suppress(OSError), left.open("r+b") as stream:
+        with suppress(OSError, TargetNotWritable), os.fdopen(open_own(left, os.O_RDWR), "rb") as stream:
             free = lock(stream.fileno())
             patience_s = ABANDONED_S if free else ABANDONED_WITHOUT_LOCKS_S
-            if free is not False and time.time() - left.stat().st_mtime > patience_s:
+            if free is not False and time.time() - os.fstat(stream.fileno()).st_mtime > patience_s:
                 left.unlink()
 
 
@@ -217,18 +240,19 @@ def _turn(place: Path) -> Iterator[None]:
 
 
 def _wait_for(sidecar: Path, place: Path) -> int:
-    """The open lock file, once it is ours. Raises TargetNotWritable where another process keeps it too long."""
-    begun, told = time.monotonic(), False
+    """Open the lock file once this process owns it. Raises TargetNotWritable after GIVEN_UP_AFTER_S."""
+    begun, told, holder = time.monotonic(), False, "another process"
     while True:
-        descriptor, made = _opened(sidecar)
-        try:
-            if _is_ours(descriptor, sidecar, made):
-                return descriptor
-            holder = os.read(descriptor, 500).decode(errors="replace") or "another process"
-        except BaseException:
+        with suppress(FileNotFoundError):  # another process removed it after it was found
+            descriptor, made = _open_lock(sidecar)
+            try:
+                if _take_lock(descriptor, sidecar, made):
+                    return descriptor
+                holder = os.read(descriptor, 500).decode(errors="replace") or holder
+            except BaseException:
+                os.close(descriptor)
+                raise
             os.close(descriptor)
-            raise
-        os.close(descriptor)
         waited = time.monotonic() - begun
         if waited > GIVEN_UP_AFTER_S:
             raise TargetNotWritable(
@@ -242,40 +266,36 @@ def _wait_for(sidecar: Path, place: Path) -> int:
         time.sleep(POLL_S)
 
 
-def _opened(sidecar: Path) -> tuple[int, bool]:
-    """The lock file, and whether it was made now."""
-    while True:
-        with suppress(FileExistsError):
-            return os.open(sidecar, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
-        # One that went meanwhile is not made here without saying so: where there are no locks it would be nobody's.
-        with suppress(FileNotFoundError):
-            try:
-                return os.open(sidecar, os.O_RDWR), False
-            except PermissionError:  # another user's
-                return os.open(sidecar, os.O_RDONLY), False
-
-
-def _is_ours(descriptor: int, sidecar: Path, made: bool) -> bool:
-    """Lock the file if nobody has; that it is still the one in the folder counts, not one that was just removed.
-
-    Without locks it belongs to who made it, until it is so old that its maker must have been killed.
-    """
-    locked = lock(descriptor)
-    if locked is None and not made:
-        if time.time() - os.fstat(descriptor).st_mtime > GIVEN_UP_AFTER_S / 2:
-            sidecar.unlink(missing_ok=True)
-        return False
-    if locked is False:
-        return False
+def _open_lock(sidecar: Path) -> tuple[int, bool]:
+    """Make the lock file, or open it where it exists; return the descriptor and whether this process made it."""
+    with suppress(FileExistsError):
+        return os.open(sidecar, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
     try:
-        if not os.path.samestat(os.fstat(descriptor), sidecar.stat()):
-            return False
+        return open_own(sidecar, os.O_RDWR), False
+    except PermissionError:  # another user's
+        return open_own(sidecar, os.O_RDONLY), False
+
+
+def _take_lock(descriptor: int, sidecar: Path, made: bool) -> bool:
+    """Lock the file if this process made it and it is still in the folder; remove it if its maker was killed.
+
+    Only the maker writes into the file, so nothing that another process put there changes. On a file system without
+    locks the maker owns the file until its age shows that the maker was killed.
+    """
+    free = lock(descriptor)
+    try:
+        in_folder = os.path.samestat(os.fstat(descriptor), sidecar.lstat())
     except FileNotFoundError:
         return False
-    with suppress(OSError):
-        os.truncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} ({command_line()})".encode())
-    return True
+    if free is False or not in_folder:
+        return False
+    if made:
+        with suppress(OSError):
+            os.write(descriptor, f"process {os.getpid()} ({command_line()})".encode())
+        return True
+    if free or time.time() - os.fstat(descriptor).st_mtime > GIVEN_UP_AFTER_S / 2:
+        sidecar.unlink(missing_ok=True)
+    return False
 
 
 def _fill(stream: BinaryIO, content: bytes) -> None:

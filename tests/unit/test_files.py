@@ -24,6 +24,21 @@ def others(file: Path) -> list[str]:
     return [each.name for each in file.parent.iterdir() if each != file]
 
 
+PLANTED = ("link", "dangling", "hard link", "pipe", "device", "folder")
+
+
+def plant(kind: str, place: Path, victim: Path) -> None:
+    """Put there what no file of latfit is."""
+    {
+        "link": lambda: place.symlink_to(os.path.relpath(victim, place.parent)),
+        "dangling": lambda: place.symlink_to("nowhere"),
+        "hard link": lambda: place.hardlink_to(victim),
+        "pipe": lambda: os.mkfifo(place),
+        "device": lambda: place.symlink_to("/dev/zero"),
+        "folder": place.mkdir,
+    }[kind]()
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "results" / "hardware.json"
@@ -198,6 +213,26 @@ class TestRewrite:
         expected = {f"{name}{i}" for name in "abc" for i in range(30)}
         assert set(file.read_text().split()) == expected
         assert others(file) == []
+
+    @pytest.mark.parametrize("locks", [True, False])
+    @pytest.mark.parametrize("kind", PLANTED)
+    def test_refuse_a_planted_lock(
+        self, kind: str, locks: bool, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither the file behind the name nor its mode or age changes, and the refusal comes at once."""
+        if not locks:
+            monkeypatch.setattr(files, "lock", lambda _: None)
+        monkeypatch.setattr("time.sleep", lambda _: pytest.fail("waits"))
+        victim = tmp_path / "important.txt"
+        victim.write_text("precious")
+        os.utime(victim, (0, 0))
+        plant(kind, file.with_name(LOCK), victim)
+        with pytest.raises(TargetNotWritable, match=LOCK) as caught:
+            rewrite(file, lambda: "new")
+        assert "Delete it" in caught.value.remedy
+        assert (victim.read_text(), victim.stat().st_mtime) == ("precious", 0)
+        assert others(file) == [LOCK]
+        assert not file.exists()
 
     def test_a_turn_that_ends_while_it_is_looked_at_is_taken(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without locks a lock file that nobody says is his stops all writers for half a minute."""

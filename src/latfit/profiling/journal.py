@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from latfit.errors import BadInput, TargetNotWritable, WrongUsage
-from latfit.files import file_system_errors, lock, sync_folder
+from latfit.files import file_system_errors, lock, open_own, sync_folder
 from latfit.inputs import unreadable
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import Limit, Sample
@@ -63,7 +63,7 @@ class Journal:
         self.started, self.process = utc_now(), os.getpid()
         self._stored = False
         with file_system_errors(file):
-            self._stream = file.open("ab", buffering=0)
+            self._stream = os.fdopen(open_own(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0)
         try:
             self._begin(request, resume=resume)
         except BaseException:
