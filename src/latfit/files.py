@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -34,6 +35,8 @@ os.umask(_UMASK)
 TEMPORARY = (".latfit-", ".part")
 """How the names of files begin and end that are not in their place yet."""
 STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+MAYBE_UNPRINTABLE = re.compile(r"[^ -~\n\w]")
+"""Characters that may control a terminal: all but printable ASCII, letters and digits."""
 ABANDONED_S, ABANDONED_WITHOUT_LOCKS_S = 60.0, 86_400.0
 LOCK = ".latfit.lock"
 """Beside a file while it is rewritten; says who does it."""
@@ -315,8 +318,9 @@ def write_json(target: Path, document: Any) -> None:
 
 
 def dumps(document: Any) -> str:
-    """Strict JSON: a number that is not finite becomes null, because `NaN` is not JSON."""
-    return json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False)
+    """Strict JSON: a number that is not finite becomes null, because `NaN` is not JSON. Only printable characters."""
+    text = json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False)
+    return MAYBE_UNPRINTABLE.sub(lambda found: found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1], text)
 
 
 def make_folder(folder: Path) -> None:

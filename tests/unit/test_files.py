@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,14 +30,15 @@ PLANTED = ("link", "dangling", "hard link", "pipe", "device", "folder")
 
 def plant(kind: str, place: Path, victim: Path) -> None:
     """Put there what no file of latfit is."""
-    {
+    makers: dict[str, Callable[[], object]] = {
         "link": lambda: place.symlink_to(os.path.relpath(victim, place.parent)),
         "dangling": lambda: place.symlink_to("nowhere"),
         "hard link": lambda: place.hardlink_to(victim),
         "pipe": lambda: os.mkfifo(place),
         "device": lambda: place.symlink_to("/dev/zero"),
         "folder": place.mkdir,
-    }[kind]()
+    }
+    makers[kind]()
 
 
 @pytest.fixture
@@ -151,6 +153,7 @@ class TestTemporaries:
     def test_a_killed_writer(self, file: Path) -> None:
         code = f"""
 import os, signal
+from collections.abc import Callable
 from pathlib import Path
 from latfit.files import write_whole
 def write(stream):
@@ -291,6 +294,7 @@ class TestRewrite:
     def test_a_killed_writer_holds_up_nobody(self, file: Path) -> None:
         code = f"""
 import os, signal
+from collections.abc import Callable
 from pathlib import Path
 from latfit.files import rewrite
 rewrite(Path({str(file)!r}), lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from latfit._version import __version__
 from latfit.cli import terminal
+from latfit.cli.output import echo
 from latfit.errors import LatfitError, TargetNotWritable, WrongUsage, first_line, on_command_line, silent
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from latfit.provenance import runs_on
 
-        typer.echo(f"latfit {__version__}\n{runs_on()}")
+        echo(f"latfit {__version__}\n{runs_on()}")
         raise typer.Exit
 
 
@@ -281,4 +282,4 @@ LONGEST_NAME = 60
 def _tell(text: str) -> None:
     """An error on stderr, where there is one."""
     with suppress(OSError, ValueError):
-        typer.echo(f"latfit: {text}", err=True)
+        echo(f"latfit: {text}", err=True)

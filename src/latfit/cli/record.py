@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import print_json, print_table, print_warnings, progress_bar, say, verdict
+from latfit.cli.output import echo, print_json, print_table, print_warnings, progress_bar, say, verdict
 from latfit.errors import Interrupted
 from latfit.units import number
 
@@ -83,7 +83,7 @@ def _show(found: "RecordedFit", *, verbose: bool) -> None:
     fit_file = "" if found.fit is None else f", {found.file}"
     say(f"Wrote {found.recorded.out}{fit_file} and both texts of /metrics.{' Next:' if found.next else ''}")
     for command in found.next:
-        typer.echo(f"  {command}")
+        echo(f"  {command}")
 
 
 @contextmanager

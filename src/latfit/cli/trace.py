@@ -67,7 +67,7 @@ def show(
 
 
 def _print(found: "Coverage", *, verbose: bool) -> None:
-    from latfit.cli.output import print_table, print_warnings, say, wrapped
+    from latfit.cli.output import echo, print_table, print_warnings, say, wrapped
     from latfit.reporting import coverage_table
 
     print_table(coverage_table(found))
@@ -83,6 +83,6 @@ def _print(found: "Coverage", *, verbose: bool) -> None:
     if found.missing:
         say("Missing for a good fit:")
     for text in found.missing if verbose else found.missing[:FEW]:
-        typer.echo(wrapped(text, "    ", "  - "))
+        echo(wrapped(text, "    ", "  - "))
     if not verbose and len(found.missing) > FEW:
         say(f"  - and {len(found.missing) - FEW} more: --verbose shows them.")
