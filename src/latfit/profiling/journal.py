@@ -17,7 +17,7 @@ from typing import Any
 
 from latfit.errors import BadInput, TargetNotWritable, WrongUsage
 from latfit.files import file_system_errors, lock, open_own, sync_folder
-from latfit.inputs import unreadable
+from latfit.inputs import decode_json, unreadable
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import Limit, Sample
 from latfit.profiling.sampler import Earlier, Keep
@@ -138,7 +138,7 @@ class Journal:
             raise unreadable(self.file, error) from None
         for number, line in enumerate(text.splitlines()):
             try:
-                document = json.loads(line) if line.strip() else {}
+                document = decode_json(line.encode()) if line.strip() else {}
                 if number == 0:
                     self._check_first(document, asked)
                 elif document:
