@@ -138,7 +138,7 @@ class TestTheLastResort:
             (OSError(errno.EIO, "Input/output error", "x.csv"), 1, "x.csv: the operating system refused"),
             (OSError(errno.ENAMETOOLONG, "File name too long", "y" * 300), 2, "file name too long"),
             (OSError(errno.ENOSPC, "No space", "z.csv"), 7, "z.csv: no space left"),
-            (MemoryError("8 GiB"), 2, "out of memory"),
+            (MemoryError("Unable to allocate 183. MiB for an array"), 2, "summarise it with --cells"),
         ],
     )
     def test_no_traceback(
@@ -156,6 +156,7 @@ class TestTheLastResort:
         assert run(["plan"]) == code
         told = capsys.readouterr().err
         assert words in told
+        assert "allocate" not in told
         assert "Traceback" not in told
         monkeypatch.setenv("LATFIT_DEBUG", "1")
         assert run(["plan"]) == code

@@ -31,6 +31,9 @@ are, and wait for each other at every product: beside one busy neighbour on two 
 PLUGINS = "LATFIT_PLUGINS"
 """Modules to import first, with commas between them."""
 
+OUT_OF_MEMORY = """out of memory
+Read a part of a long trace or turn it into Parquet and summarise it with --cells. Or ask for less at a time."""
+
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 """Base of the parser's own errors, wherever this version of Typer keeps its Click."""
 
@@ -175,8 +178,8 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout, sys.stderr = streams
         terminal.drop_output(sys.stdout, sys.stderr)
         return 0
-    except MemoryError as error:
-        _tell(f"out of memory ({error})\nAsk for less at a time: fewer rows, requests or cells.")
+    except MemoryError:
+        _tell(OUT_OF_MEMORY)
         return WrongUsage.exit_code
     except _CLICK_ERROR as error:
         return _usage(error)
