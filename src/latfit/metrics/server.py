@@ -1,6 +1,5 @@
 """A running server asked for its `/metrics` over HTTP, by the standard library, and never waited for too long."""
 
-import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from latfit.errors import BadInput, WrongUsage
+from latfit.inputs import decode_json
 from latfit.metrics.exposition import MOST_BYTES
 from latfit.metrics.state import ServerState, state_of
 
@@ -114,8 +114,8 @@ class Server:
             if (left_s := end - monotonic()) <= 0:
                 break
             try:
-                told = json.loads(b"".join(self._blocks(place, left_s)))
-            except (Unanswered, ValueError, RecursionError):
+                told = decode_json(b"".join(self._blocks(place, left_s)))
+            except (Unanswered, ValueError):
                 continue
             if found := dict(_settings_in(told)):
                 return found
