@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shlex
 import stat
 import sys
 import tempfile
@@ -56,10 +57,12 @@ def check_writable(target: Path) -> None:
             raise TargetNotWritable("is a folder", where=str(target), remedy="Name a file inside it.")
         if not place.parent.is_dir():
             raise TargetNotWritable(
-                "its folder does not exist", where=str(target), remedy=f"Make it: mkdir -p {place.parent}"
+                "its folder does not exist",
+                where=str(target),
+                remedy=f"Make it: mkdir -p {shlex.quote(str(place.parent))}",
             )
         if place.exists() and not os.access(place, os.W_OK):
-            raise TargetNotWritable("is read-only", where=str(target), remedy=f"chmod u+w {target}")
+            raise TargetNotWritable("is read-only", where=str(target), remedy=f"chmod u+w {shlex.quote(str(target))}")
         if not _is_special(place):
             with _temporary(place.parent):
                 pass

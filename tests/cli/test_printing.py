@@ -3,6 +3,7 @@ lines or reverse their direction."""
 
 import ast
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,6 +68,24 @@ def test_only_printable_letters_leave(
     said = "".join(capsys.readouterr())
     assert "]0;owned" in said
     assert {letter for letter in said if not letter.isprintable()} == {"\n"}
+
+
+@pytest.mark.parametrize(
+    "name", ["two words.parquet", "x;touch owned.parquet", "$(touch owned).parquet", "it's.parquet"]
+)
+def test_suggested_commands_can_be_pasted_into_a_shell(
+    name: str, in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    write_trace(Path("steps.parquet"), planted_trace(0.03))
+    for words, suggested in (
+        (["ingest", "steps.parquet", "--out", name], ["latfit", "fit", name]),
+        (["trace", "show", name], ["latfit", "fit", name]),
+        (["trace", "show", name, "--figure", f"{name}.d/x.png"], ["mkdir", "-p", str(in_tmp.resolve() / f"{name}.d")]),
+    ):
+        run(words)
+        said = "".join(capsys.readouterr()).splitlines()[-1]
+        assert shlex.split(said.partition(": ")[2]) == suggested
 
 
 def test_printing_is_in_one_place() -> None:

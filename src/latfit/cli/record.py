@@ -1,5 +1,6 @@
 """`latfit record`: a running engine's `/metrics` as a trace of windows, with its fit."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,7 +61,9 @@ def record(url: UrlArgument, options: RecordOptions = RecordOptions(), output: O
         with progress_bar("Fitting and simulating", quiet=output.silent):
             fitted = fit_recording(found)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted while fitting", remedy=f"{kept} latfit fit {found.out} fits it.") from None
+        raise Interrupted(
+            "interrupted while fitting", remedy=f"{kept} latfit fit {shlex.quote(str(found.out))} fits it."
+        ) from None
     if output.json:
         print_json(fitted.to_json())
     else:

@@ -1,5 +1,6 @@
 """`latfit trace`: look at measured steps before fitting them."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,7 +64,7 @@ def show(
     if figure is not None:
         note(f"Drew {figure}.", quiet=output.quiet)
     each = " --each" if len(read.systems) > 1 else ""
-    say(f"Next: latfit fit {' '.join(source)}{each}")
+    say(f"Next: {shlex.join(['latfit', 'fit', *source])}{each}")
 
 
 def _print(found: "Coverage", *, verbose: bool) -> None:
