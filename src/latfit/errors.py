@@ -16,6 +16,8 @@ def printable(text: str) -> str:
 
     Names in files may hold control sequences of terminals, or characters that reverse or hide the text around them.
     """
+    if text.replace("\n", "").isprintable():
+        return text
     return "".join(
         letter if letter.isprintable() or letter in "\n\xa0" else letter.encode("unicode_escape").decode()
         for letter in text
