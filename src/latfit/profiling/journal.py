@@ -138,7 +138,7 @@ class Journal:
             raise unreadable(self.file, error) from None
         for number, line in enumerate(text.splitlines()):
             try:
-                document = decode_json(line.encode()) if line.strip() else {}
+                document = decode_json(line.encode(), infinite=True) if line.strip() else {}
                 if number == 0:
                     self._check_first(document, asked)
                 elif document:
