@@ -128,8 +128,8 @@ class TargetOptions:
         str | None,
         typer.Option(
             "--path",
-            help="Execution path of steps that name none: cpu, amx, gpu. With --each '{hardware}-tp{tp}' enters every"
-            " system.",
+            help="Name of the execution path: cpu, amx, gpu. Default: the one that the trace names. With --each"
+            " '{hardware}-tp{tp}' enters every system.",
         ),
     ] = None
     out: Annotated[
