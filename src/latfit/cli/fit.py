@@ -205,7 +205,9 @@ def fit(
 
     Writes NAME.fit.json and enters the fit into the hardware profile.
 
-    Example: latfit fit server.log --report reports
+    \b
+    latfit fit sample_traces/rtx4090_llama-3.1-8b.parquet
+    latfit fit server.log --report reports
     """
     from latfit.api import fit_each
     from latfit.cli.output import note, print_json, progress_bar
