@@ -353,10 +353,10 @@ def fit(
     soft_l1, tukey, linear.  residuals: relative (log of predicted/observed) or absolute (ms).  fix: {"P_max": 60} holds
     parameters.  bounds: {"k_B": (0.01, 1)}.  prior: {"P_max": (60, 5)}, mean and standard deviation.  weights: what
     counts the same: rows, segment (doublings of S), variance (cells).  intervals: of parameters: sandwich, profile or
-    bootstrap.  bootstrap: how many resamples to refit and keep.  path: execution path, instead of the one that the steps name.  time:
-    "compute" takes T_ms as the source tells it, "period" the time from one step to the next, which holds what the host
-    does between them; without it the period where the steps know it.  window_means: the rows are means over windows,
-    though no column says so.  Parameters are in ms, requests and tokens.
+    bootstrap.  bootstrap: how many resamples to refit and keep.  path: execution path, instead of the one that the
+    steps name.  time: "compute" takes T_ms as the source tells it, "period" the time from one step to the next, which
+    holds what the host does between them; without it the period where the steps know it.  window_means: the rows are
+    means over windows, though no column says so.  Parameters are in ms, requests and tokens.
 
     Raises WrongUsage for options that cannot be met, BadInput for a source that cannot be read or holds several
     systems (see `fit_each`), FitNotUsable where the steps cannot carry the model.
