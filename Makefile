@@ -13,7 +13,7 @@ LOWEST := .venv-lowest
 NO_PANDAS := tests/unit/trace/test_vllm.py::TestNoCompiler::test_reading_and_cleaning_load_neither_numba_nor_pandas
 .PHONY: demo test test-devices test-lowest test-wheel coverage check lint types bench evidence docs soak clean
 
-# Fit, plan, report and validation on the measured steps of an RTX 4090; `latfit demo` measures this machine instead.
+# Fit, plan, report and validation on steps of an RTX 4090; `latfit demo` measures this machine instead.
 DEMO := reports/demo
 RTX := sample_traces/rtx4090_llama-3.1-8b
 demo: $(CORE)
