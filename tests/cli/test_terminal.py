@@ -68,7 +68,7 @@ def test_a_terminal_without_letters(trace: Path) -> None:
     found = shell("latfit trace show 数.csv", **latin)
     assert found.returncode == 0, found.stderr
     assert shell("latfit trace show 数.csv", PYTHONIOENCODING="ascii").returncode == 0
-    assert "latfit fit ?.csv" in found.stdout
+    assert "latfit fit '?.csv'" in found.stdout
     document = shell("latfit ingest 数.csv --out 数.parquet --json", **latin)
     assert json.loads(document.stdout)["out"] == "数.parquet"
     nothing = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
