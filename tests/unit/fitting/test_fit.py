@@ -114,7 +114,7 @@ class TestOptimum:
             fit_trace(trace, FitOptions("saturation")).theta, rel=1e-5
         )
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(st.floats(0.01, 100))
     def test_the_unit_of_time_does_not_matter(self, per_ms: float) -> None:
         trace = planted_trace(0.03, repeats=2, seed=7)
@@ -227,7 +227,6 @@ class TestHonesty:
         error = np.abs(fit.latency_ms(trace["B"], trace["S"]) / trace["T_ms"] - 1)[inliers]
         assert np.median(error) < 0.03
 
-    @settings(max_examples=40, deadline=None)
     @given(
         st.lists(st.tuples(st.integers(1, 300), st.integers(0, 10**6), st.floats(1e-6, 1e9)), min_size=1, max_size=60)
     )
