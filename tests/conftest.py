@@ -1,6 +1,7 @@
 """What several tests share: reference parameters, traces with planted truth, and where measured data lie."""
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,10 @@ from hypothesis import HealthCheck, settings
 from latfit.model.saturation import Saturation
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
+
+# A shell in the background ignores Ctrl-C, and the commands that tests start and interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no reason to fail, so examples have no deadline.
 settings.register_profile("nightly", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])

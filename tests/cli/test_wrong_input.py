@@ -17,13 +17,6 @@ PATHS = ["--path", "gpu=8ms+0.05ms*256", "--path", "amx=exp:2ms"]
 FEW = ["--requests", "1000", "--replications", "2"]
 
 
-@pytest.fixture
-def fitted(in_tmp: Path) -> Path:
-    write_trace(Path("trace.parquet"), planted_trace(0.02, repeats=5))
-    assert run(["fit", "trace.parquet", "--quiet"]) == 0
-    return Path("trace.fit.json")
-
-
 ENGINE = ["simulate", "engine", "--rate", "5/s", "--lengths", "60:5", "--kv-blocks", "99", "--fit", "trace.fit.json"]
 
 

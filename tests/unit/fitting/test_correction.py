@@ -121,10 +121,10 @@ def test_the_noise_of_repeats_is_not_remembered(seed: int) -> None:
 
 
 def test_auto_takes_it_where_it_pays_and_says_so() -> None:
-    fit = fit_trace(measured(), FitOptions("auto"))
+    fit = fit_trace(measured(600), FitOptions("auto"))
     assert fit.name.endswith("+correction")
     assert "corrected by a table" in (fit.cross_validation.selection or {})["reason"]
-    assert not fit_trace(measured(bump=0.0), FitOptions("auto")).name.endswith("+correction")
+    assert not fit_trace(measured(600, bump=0.0), FitOptions("auto")).name.endswith("+correction")
 
 
 def test_far_from_the_measured_steps_the_formula_speaks_alone(corrected: FitResult) -> None:
