@@ -5,6 +5,7 @@ import ast
 import importlib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -42,8 +43,13 @@ def module(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-TREES = {file: ast.parse(file.read_text()) for file in sorted(SOURCE.rglob("*.py"))}
-MODULES = {module(file): file for file in TREES}
+FILES = sorted(SOURCE.rglob("*.py"))
+MODULES = {module(file): file for file in FILES}
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
 
 
 def package_of(file: Path) -> str:
@@ -59,16 +65,13 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
             yield from ((alias.name, "", node.lineno) for alias in node.names if alias.name.startswith("latfit."))
 
 
-IMPORTS = {file: list(imported(tree)) for file, tree in TREES.items()}
-
-
 def test_imports_point_down() -> None:
     wrong = []
-    for file, imports in IMPORTS.items():
+    for file in FILES:
         here = package_of(file)
         if here in ("__init__", "__main__"):
             continue
-        for dotted, name, line in imports:
+        for dotted, name, line in imported(parsed(file)):
             there = dotted.split(".")[1] if "." in dotted else name if name in LAYER else "_version"
             if LAYER[there] > LAYER[here]:
                 wrong.append(f"{file}:{line} imports upwards: {dotted}")
@@ -79,9 +82,9 @@ def test_imports_point_down() -> None:
 
 def test_packages_are_imported_by_their_public_names() -> None:
     wrong = []
-    for file, imports in IMPORTS.items():
+    for file in FILES:
         here = package_of(file)
-        for dotted, name, line in imports:
+        for dotted, name, line in imported(parsed(file)):
             there = dotted.split(".")[1] if "." in dotted else name
             package = f"latfit.{there}"
             if there == here or not (SOURCE / there).is_dir() or here == "__main__":
@@ -105,7 +108,7 @@ def test_public_names_exist_once() -> None:
 def test_no_module_needs_itself_to_be_imported() -> None:
     needs: dict[str, set[str]] = {}
     for name, file in MODULES.items():
-        top: list[ast.stmt] = [node for node in TREES[file].body if isinstance(node, ast.ImportFrom | ast.Import)]
+        top: list[ast.stmt] = [node for node in parsed(file).body if isinstance(node, ast.ImportFrom | ast.Import)]
         found = {f"{m}.{n}" if f"{m}.{n}" in MODULES else m for m, n, _ in imported(ast.Module(top, []))}
         needs[name] = {other for other in found if other in MODULES and other != name}
     try:
@@ -115,18 +118,18 @@ def test_no_module_needs_itself_to_be_imported() -> None:
 
 
 def test_folders_stay_small() -> None:
-    count = Counter(file.parent for file in TREES if file.name != "__init__.py")
+    count = Counter(file.parent for file in FILES if file.name != "__init__.py")
     many = {str(folder.relative_to(SOURCE)): n for folder, n in count.items() if n > MODULES_A_FOLDER}
     assert set(many) <= {"cli"}  # one file a verb
 
 
 def test_functions_stay_short() -> None:
     wrong = []
-    for file, tree in TREES.items():
+    for file in FILES:
         here = package_of(file)
         if here == "cli":  # Typer wants every option as a parameter
             continue
-        for node in ast.walk(tree):
+        for node in ast.walk(parsed(file)):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             # every option of a verb of the library is a keyword, and a line
@@ -142,7 +145,7 @@ def test_functions_stay_short() -> None:
 def test_the_command_line_imports_nothing_heavy_at_start() -> None:
     light = ("latfit._version", "latfit.errors", "latfit.units", "latfit.cli")
     for file in (SOURCE / "cli").rglob("*.py"):
-        for node in TREES[file].body:
+        for node in parsed(file).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             for name in names:
