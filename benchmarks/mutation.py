@@ -30,7 +30,7 @@ PACKAGES = ("model", "fitting", "queueing", "policies", "simulation/engine", "pl
 TEST_PATHS = ("tests", "benchmarks", "docs")  # what the tests of a revision are made of and read
 FIRST_TESTS = 30  # most mutants die by one of these; the others are collected only if none fails
 MAX_TESTS = 400  # nearest tests of a line that are run before its mutant counts as survivor
-TIMEOUT_S = 400  # of one run of tests; a mutant that makes them hang is killed
+TIMEOUT_S = 900  # of one run of tests; a mutant that makes them hang is killed
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,9 @@ class Copy:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(self.root / "src"), os.environ.get("PYTHONPATH", "")]),
             "OPENBLAS_NUM_THREADS": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
+        listed = self._pytest("--collect-only", "tests").stdout.splitlines()
+        self.known = {line for line in listed if line.startswith("tests/")}
 
     def _extract(self, revision: str, *paths: str) -> None:
         archive = subprocess.run(["git", "archive", revision, *paths], cwd=ROOT, capture_output=True, check=True)
@@ -149,17 +150,26 @@ class Copy:
         finally:
             file.write_text(source)
 
+    def _pytest(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly"]
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *arguments],
+            cwd=self.root,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+
     def first_failure(self, tests: list[str]) -> str | None:
-        there = [each for each in tests if (self.root / each.partition("::")[0]).exists()]
-        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly", "--timeout", "120", "-rfE"]
+        there = [each for each in tests if each in self.known]
+        if not there:
+            return None
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as listed:
             listed.write("\n".join(there))
             listed.flush()
-            command = [sys.executable, "-m", "pytest", *options, f"@{listed.name}"]
             try:
-                done = subprocess.run(
-                    command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=TIMEOUT_S
-                )
+                done = self._pytest("-x", "--timeout", "300", "-rfE", f"@{listed.name}")
             except subprocess.TimeoutExpired:
                 return "timeout"
         if done.returncode == 0:
