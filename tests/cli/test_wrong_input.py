@@ -124,11 +124,10 @@ def test_a_load_that_no_clock_can_tell(in_tmp: Path, capsys: Captured) -> None:
     assert "below rounding" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("rate", ["1e-14/s", "1e-300/s"])
-def test_a_plan_for_next_to_nothing(rate: str, in_tmp: Path, capsys: Captured) -> None:
+def test_a_plan_for_next_to_nothing(in_tmp: Path, capsys: Captured) -> None:
     for name, quote in (("amx", "p50=1.5ms"), ("gpu", "launch=8ms,slope=0.05ms")):
         assert run(["hardware", "add", name, "--quoted", quote]) == 0
-    assert run(["plan", "--sla", "40ms", "--rate", rate, "--json"]) == 0
+    assert run(["plan", "--sla", "40ms", "--rate", "1e-300/s", "--json"]) == 0
 
 
 def test_rates_of_a_sweep_are_load_enough(in_tmp: Path, capsys: Captured) -> None:
