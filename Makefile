@@ -26,8 +26,16 @@ export OPENBLAS_NUM_THREADS := 1
 .PHONY: demo test check nightly lint types bench docs coverage soak evidence clean \
 	smoke-lowest smoke-wheel smoke-devices test-lowest test-wheel test-devices
 
+# Fit, plan, report and validation on steps of an RTX 4090; `latfit demo` measures this machine instead.
+DEMO := reports/demo
+RTX := sample_traces/rtx4090_llama-3.1-8b
 demo: $(CORE)
-	$(BIN)/latfit demo --out reports/demo
+	mkdir -p $(DEMO)
+	$(BIN)/latfit fit $(RTX).parquet --out $(DEMO)/gpu.fit.json --hardware $(DEMO)/hardware.json
+	$(BIN)/latfit plan --hardware $(DEMO)/hardware.json --rate 4/s --lengths 1000:250:0.5 --ttft 1s --tpot 50ms --kv-blocks 2588
+	$(BIN)/latfit report --hardware $(DEMO)/hardware.json --sla 50ms --out $(DEMO)
+	$(BIN)/latfit validate $(DEMO)/gpu.fit.json $(RTX)_requests.csv --kv-blocks 2588
+	@echo "Open $(DEMO)/report.html in a browser."
 
 # On two cores, with .venv made: five minutes.
 test: $(DEV)

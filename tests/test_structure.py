@@ -151,3 +151,13 @@ def test_the_command_line_imports_nothing_heavy_at_start() -> None:
             for name in names:
                 assert name.split(".")[0] not in HEAVY, f"{file.name}:{node.lineno} imports {name} at start"
                 assert not name.startswith("latfit.") or name.startswith(light), f"{file.name}:{node.lineno}: {name}"
+
+
+def test_processes_of_ours_import_nothing_from_the_current_folder() -> None:
+    """`-P`: the folder may hold a `json.py` of somebody else."""
+    wrong = []
+    for file in FILES:
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.List) and [ast.unparse(each) for each in node.elts[:1]] == ["sys.executable"]:
+                wrong += [f"{file}:{node.lineno}"] if ast.unparse(node.elts[1]) != "'-P'" else []
+    assert wrong == []
