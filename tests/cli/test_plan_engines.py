@@ -82,7 +82,7 @@ def write_conversations(path: Path, *, contents: bool) -> None:
         (("--users", "60", "--think", "2s", "--lengths", "300:40"), ()),
         (("--rate", "40/s", "--lengths", "300:40:0.6"), ("--class", "chat:0.3:ttft=300ms", "--class", "batch:0.7:20s")),
         (("--rate", "30/s", "--lengths", "300:40"), ("--prefix-hit-rate", "0.5")),
-        (("--rate", "60/s", "--lengths", "300:40"), ("--route", "least-loaded")),
+        pytest.param(("--rate", "60/s", "--lengths", "300:40"), ("--route", "least-loaded"), marks=pytest.mark.nightly),
         (("--arrivals", "plain.jsonl"), ()),
         (("--arrivals", "named.jsonl"), ("--route", "prefix")),
     ],

@@ -119,6 +119,7 @@ def test_price_follows_the_machines() -> None:
     assert found.price_per_million == pytest.approx(18.0 / (20_000 * 3600) * 1e6)
 
 
+@pytest.mark.nightly
 def test_an_objective_on_throughput_finds_the_best_rate() -> None:
     wish = PlanRequest(rate=2.0, objective=Objective(p99=1.0, mean=0.0, throughput=0.002))
     plan = make_plan(GPU, 15.0, request=wish)
