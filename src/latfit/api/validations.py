@@ -280,7 +280,7 @@ def _check_seed(seed: int, settings: EngineSettings, *, drawn: bool) -> None:
 
 def _run_speed(run_steps: Any, fits: PhaseFits, found: Comparison, costs: StepCosts, how: Asked) -> RunSpeed:
     """How fast the machine was during a run that was simulated. Raises BadInput where none of the steps is of it."""
-    speeds = _speeds(fits, _of_run(run_steps, fits, how, found.measured), scatter=costs.scatter.values.shape[1] > 0)
+    speeds = _speeds(fits, _of_run(run_steps, fits, how, found.measured), scatter=costs.scatter.on)
     return run_speed(found.measured, costs, found.settings, how, speeds)
 
 

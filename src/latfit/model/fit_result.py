@@ -61,7 +61,7 @@ from latfit.model.fit_parts import (
 from latfit.model.kinds import check_kinds
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
-from latfit.model.step_ratios import NO_LEVELS, StepRatios
+from latfit.model.step_noise import NO_LEVELS, StepNoise
 from latfit.model.support import ROUNDING, check_support, kinds_of, outside_by, read_by
 from latfit.stats import FloatArray
 from latfit.units import format_percent, number
@@ -211,7 +211,7 @@ class FitResult:
         """Latencies of steps (n,) by the formula, or of several parameter vectors (k, n), with the correction."""
         return T if self.correction is None else T * np.exp(self.correction.of_steps(steps))
 
-    def step_ratios(self, phase: str) -> StepRatios | None:
+    def step_noise(self, phase: str) -> StepNoise | None:
         """How the steps of an engine scatter about `latency_ms` in a phase; None where that is not known.
 
         The level of a size is that of the trace's steps of it, whatever context they had. A model that knows the

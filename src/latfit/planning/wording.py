@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from latfit.model import Pauses, StepNoise
 from latfit.planning.result import (
     Alternative,
     Capacity,
@@ -420,13 +421,36 @@ def tail_not_seen(steps: tuple[str, str, bool], asked: float, fewest: float, wan
     return f"{fewest:,.0f} independent {phase} steps{sizes} on {label} cannot show p{asked:g}; {wanted:,} or more can"
 
 
-def slow_steps_decide(label: str, steps: float, slowest: float, part: float) -> LatfitWarning:
+def few_pauses(label: str, pauses: Pauses, wanted: int) -> str:
+    return (
+        f"{pauses.independent:,.0f} measured pauses of {label} do not show how long pauses last; {wanted} or more can"
+    )
+
+
+def slow_steps_decide(label: str, noise: StepNoise, share: float) -> LatfitWarning:
+    """share: of the mean square of a step's time that is due to the slowest hundredth."""
+    slowest = f"{float(noise.values.max()):.3g} times the typical"
+    if noise.pauses is not None:
+        slowest += f", with pauses of up to {format_ms(float(noise.pauses.ms.max()))}"
     found = (
-        f"{label}: the slowest 1 % of the measured steps ({0.01 * steps:,.0f} of {steps:,.0f}, up to {slowest:.3g}"
-        f" times the typical) decide how long requests wait: they make {format_percent(100 * part)} of the mean square"
-        " of a step's time."
+        f"{label}: the slowest 1 % of the measured steps ({0.01 * noise.steps:,.0f} of {noise.steps:,.0f}, up to"
+        f" {slowest}) decide how long requests wait: they make {format_percent(100 * share)} of the mean square of a"
+        " step's time. No longer stall than the measured ones is planned for."
     )
     return LatfitWarning("slow_steps", found, "Find what stalls them, or measure more.")
+
+
+def unclear_pauses(label: str, pauses: Pauses) -> LatfitWarning:
+    """Which kind of pause the data do not show, so that the more harmful one is planned for."""
+    open_questions = [
+        *([] if pauses.length_is_known else ["last a fixed time or grow with the step"]),
+        *([] if pauses.rate_is_known else ["come per step or per second"]),
+    ]
+    found = (
+        f"{label}: {pauses.independent:,.0f} measured pauses (up to {format_ms(float(pauses.ms.max()))}) do not show"
+        f" whether they {' and whether they '.join(open_questions)}; the plan takes what is worse for each step."
+    )
+    return LatfitWarning("unclear_pauses", found, "Measure more steps, at sizes that differ more.")
 
 
 def slow_start(name: str, took_ms: float | None) -> LatfitWarning:

@@ -1,31 +1,11 @@
-"""How single steps scatter: the law of F = observed time / typical time, as measured, tail and all.
+"""Noise of single steps: a step of typical time T (curve times level) lasts T F plus its pauses.
 
-A quantile function known at a few levels says nothing beyond the last of them, and there a queue's waits are decided:
-if one step in 200 takes fifty times as long, the mean service grows by a quarter, its second moment more than tenfold,
-and the 99th percentile of a step sees none of it. So the law is kept as weighted points that resolve each decade of the
-tail alike: up to RESOLUTION points below the 99th percentile, as many between it and the 99.9th, and so on; a step
-beyond them all is a point of its own. A point is the mean of the steps that it stands for, so the mean of the law is
-that of the sample, exactly, and what is lost of its second moment is the variance inside points of next to equal steps.
-
-The law is that of single steps about the level of their size (see `size_levels`): a curve that misses all steps of a
-size is no scatter.
-
-Where steps of some batch sizes scatter otherwise than those of others (`fitting.checking.step_ratios` finds out), each
-group of neighbouring sizes has points of its own, and a batch that nobody measured scatters as the group does that is
-nearest in ln B. The points of the groups follow each other, each with its share of all steps.
-
-What n independent steps leave open is drawn by the Bayesian bootstrap (Rubin 1981): the weights of the points become
-Gamma(n w_i) variables over their sum. To them one more step is added at the longest one seen, with a weight of
-Gamma(1): a count of k exceedances then has the upper limit Gamma(k + 1), that of the exact (Clopper-Pearson) interval
-of a rare event's rate, and not Gamma(k), which has none for k = 0. Each group is drawn so.
-
-A curve that misses the steps of some size misses them every time: that is no scatter. So the law is that of single
-steps about the level of their size S, exp(l(S)) times the curve. l is taken as a Gaussian process in ln S with
-covariance t^2 exp(-|ln S - ln S'|/r): sizes that are near each other are missed alike. Its data are the mean log ratios
-of the steps of each size (outliers moved in to three standard deviations) with their standard errors; their marginal
-likelihood weighs the t and r of a grid, t = 0 among them, and l and its error are averages over that (Rasmussen &
-Williams 2006, sections 2.2 and 5.4). Where the curve misses nothing, t is near 0 and nothing is moved; what nobody
-measured is as uncertain as t and the distance to the next size make it.
+F is the measured ratio to T, kept as weighted points that resolve each decade of the tail alike, so that its mean is
+that of the sample. Pauses are steps that stalled for a time that does not grow in proportion to T, with lengths and a
+rate of their own (per step, per ms, or the larger of both where the data cannot tell). The longest measured pause is
+the longest drawn. Groups of batch sizes that differ have points of their own; a curve that misses a size misses it
+every time, which a level by size corrects (Gaussian process in ln S). Redraws follow the Bayesian bootstrap (Rubin
+1981) with one more event at the largest value, whose upper limit is the Clopper-Pearson one. See docs/theory.md.
 """
 
 import itertools
@@ -239,14 +219,99 @@ FEWEST_BEYOND = 1
 """Independent steps beyond a percentile from which its tail counts as seen, as in the ranks of
 `fitting.checking.conformal`."""
 
+REFERENCE_MS = 100.0  # a usual step with prefill
+MAX_SLOW_SHARE = 0.01  # "the slowest hundredth", of `slow_share`
+
 
 @dataclass(frozen=True, eq=False)
-class StepRatios:
+class Pauses:
+    """Stalls that add to a step of typical time T, as a Poisson process.
+
+    Parameters
+    ----------
+    ms, ratio, weights
+        Points (m,) by rising length: a pause takes max(ms, ratio T); weights sum to 1. A ratio of 0 is a fixed time;
+        both are above 0 where the data cannot tell a fixed time from a multiple of T, so that the longer one counts.
+    per_step, per_ms
+        Expected pauses of a step: max(per_step, per_ms T). One is 0 unless the data cannot tell.
+    independent
+        Independent pauses that were measured.
+    """
+
+    ms: FloatArray
+    ratio: FloatArray
+    weights: FloatArray
+    per_step: float
+    per_ms: float
+    independent: float
+
+    @cached_property
+    def reached(self) -> FloatArray:
+        """Share of the pauses up to each point (m,)."""
+        found = np.cumsum(self.weights)
+        return np.asarray(found / found[-1])
+
+    @property
+    def length_is_known(self) -> bool:
+        """Whether the data show that pauses take a fixed time."""
+        return not np.any(self.ratio > 0)
+
+    @property
+    def rate_is_known(self) -> bool:
+        """Whether the data show that pauses come per step, or per second."""
+        return 0.0 in (self.per_step, self.per_ms)
+
+    def per_step_of(self, T: FloatArray) -> FloatArray:
+        """Expected pauses (n,) of steps of typical time T (n,) ms."""
+        return np.maximum(self.per_step, self.per_ms * np.asarray(T))
+
+    def moment(self, T: FloatArray, power: int) -> FloatArray:
+        """E[length^power] (n,) of one pause of steps of T (n,) ms."""
+        T = np.asarray(T, dtype=np.float64)
+        if self.length_is_known:
+            return np.full(T.shape, float(self.weights @ self.ms**power))
+        return np.asarray(
+            sum(w * np.maximum(ms, r * T) ** power for ms, r, w in zip(self.ms, self.ratio, self.weights, strict=True))
+        )
+
+    def drawn(self, rng: np.random.Generator) -> "Pauses":
+        """Return pauses that the measured ones allow."""
+        counts = _bootstrap_counts(self.independent * self.weights, rng)
+        counts[-1] += rng.standard_exponential()
+        more = float(counts.sum()) / self.independent
+        return replace(self, weights=counts / counts.sum(), per_step=self.per_step * more, per_ms=self.per_ms * more)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **{name: _short(getattr(self, name), 8) for name in ("ms", "ratio")},
+            "weights": _short(self.weights, 10),
+            **{name: getattr(self, name) for name in ("per_step", "per_ms", "independent")},
+        }
+
+
+def pauses_from_json(document: Mapping[str, Any] | None) -> Pauses | None:
+    """Return the pauses that `to_json` wrote. Raises ValueError, TypeError, KeyError for anything else."""
+    if not document:
+        return None
+    ms, ratio, weights = (np.asarray(document[name], dtype=np.float64) for name in ("ms", "ratio", "weights"))
+    per_step, per_ms, independent = (float(document[name]) for name in ("per_step", "per_ms", "independent"))
+    numbers = np.concatenate([ms.ravel(), ratio.ravel(), weights.ravel(), [per_step, per_ms, independent]])
+    alike = ms.ndim == 1 and len(ms) > 0 and ms.shape == ratio.shape == weights.shape
+    if not alike or not np.all((numbers >= 0) & (numbers < MOST_RATIO)) or not independent > 0:
+        raise ValueError("pauses are not lengths with a weight each, and rates of at least zero")
+    if not abs(float(weights.sum()) - 1) < 1e-6:
+        raise ValueError("weights of pauses do not add up to 1")
+    return Pauses(ms, ratio, weights, per_step, per_ms, independent)
+
+
+@dataclass(frozen=True, eq=False)
+class StepNoise:
     """values (n,) of F, rising in each group of batch sizes, one group after the other; the share of all steps that
     each stands for, weights (n,), summing to 1.
 
     steps: how many were measured.  independent: how many independent ones these are worth.  levels: of each size, over
-    which F is.  groups: which points are of which batch sizes; one group where all scatter alike.
+    which F is.  groups: which points are of which batch sizes; one group where all scatter alike.  pauses: None where
+    none were found that F does not describe.
     """
 
     values: FloatArray
@@ -255,43 +320,59 @@ class StepRatios:
     independent: float
     levels: SizeLevels = NO_LEVELS
     groups: BatchGroups = ALIKE
+    pauses: Pauses | None = None
 
     @cached_property
-    def parts(self) -> tuple["StepRatios", ...]:
-        """The law of each group, alone."""
+    def parts(self) -> tuple["StepNoise", ...]:
+        """The noise of each group, alone."""
         return tuple(self._only(g, g + 1) for g in range(len(self.groups)))
 
     @cached_property
-    def pooled(self) -> "StepRatios":
-        """The law of all steps, whatever their batch."""
+    def pooled(self) -> "StepNoise":
+        """The noise of all steps, whatever their batch."""
         if len(self.groups) == 1:
             return self
         order = np.argsort(self.values, kind="stable")
         return replace(self, values=self.values[order], weights=self.weights[order], groups=ALIKE)
 
-    def of(self, batch: float) -> "StepRatios":
-        """The law of one batch size."""
+    def of(self, batch: float) -> "StepNoise":
+        """The noise of one batch size."""
         return self.parts[int(self.groups.of(np.array([batch]))[0])]
 
-    def up_to(self, largest: float) -> "StepRatios":
+    def up_to(self, largest: float) -> "StepNoise":
         """The same without the groups that no batch of up to `largest` belongs to."""
         return self._only(0, int(self.groups.of(np.array([largest]))[0]) + 1)
 
-    def means(self, batches: FloatArray) -> FloatArray:
-        """E[F] (n,) of batches (n,)."""
-        return np.array([part.mean for part in self.parts])[self.groups.of(batches)]
+    def mean_ms(self, T: FloatArray, batches: FloatArray) -> FloatArray:
+        """Mean time (n,) of steps of typical time T (n,) ms and so many requests."""
+        means = np.array([part.mean for part in self.parts])[self.groups.of(batches)] * T
+        return means if self.pauses is None else means + self.pauses.per_step_of(T) * self.pauses.moment(T, 1)
 
-    def mean_squares(self, batches: FloatArray) -> FloatArray:
-        """E[F^2] (n,) of batches (n,)."""
-        return np.array([part.mean_square for part in self.parts])[self.groups.of(batches)]
+    def mean_square(self, T: FloatArray, batches: FloatArray) -> FloatArray:
+        """Mean square (n,) of the same times."""
+        squares = np.array([part._square for part in self.parts])[self.groups.of(batches)] * np.asarray(T) ** 2
+        if self.pauses is None:
+            return squares
+        expected, calm = self.pauses.per_step_of(T), np.array([part.mean for part in self.parts])
+        first = expected * self.pauses.moment(T, 1)
+        return np.asarray(
+            squares + 2 * calm[self.groups.of(batches)] * T * first + first**2 + expected * self.pauses.moment(T, 2)
+        )
 
-    def points_of(self, largest: int) -> tuple[IntArray, IntArray]:
-        """(first, last) point (largest + 1,) of batches 0 (unused), 1, ..., largest."""
-        ends = [*self.groups.starts[1:].tolist(), len(self.values)]
-        group = self.groups.of(np.maximum(np.arange(largest + 1.0), 1.0))
-        return self.groups.starts[group], np.array(ends, dtype=np.int64)[group] - 1
+    def cv(self, T: FloatArray, batches: FloatArray) -> FloatArray:
+        """Coefficient of variation (n,) of the same times."""
+        return np.asarray(np.sqrt(np.maximum(self.mean_square(T, batches) / self.mean_ms(T, batches) ** 2 - 1, 0.0)))
 
-    def padded(self, buckets: Sequence[int]) -> "StepRatios":
+    @property
+    def width(self) -> float:
+        """Mean square over T of steps of REFERENCE_MS, by which phases are compared."""
+        square = self._square
+        if self.pauses is not None:
+            T = np.array([REFERENCE_MS])
+            square += float((self.pauses.per_step_of(T) * self.pauses.moment(T, 2))[0]) / REFERENCE_MS**2
+        return square
+
+    def padded(self, buckets: Sequence[int]) -> "StepNoise":
         """Of an engine that pads a batch to the next of `buckets`: it scatters as that one."""
         return replace(self, groups=self.groups.padded(buckets))
 
@@ -301,14 +382,9 @@ class StepRatios:
         return float(self.weights @ self.values)
 
     @cached_property
-    def mean_square(self) -> float:
+    def _square(self) -> float:
         """E[F^2] of all steps."""
         return float(self.weights @ self.values**2)
-
-    @cached_property
-    def cv(self) -> float:
-        """Coefficient of variation, of the group that scatters most."""
-        return max(math.sqrt(max(part.mean_square / part.mean**2 - 1, 0.0)) for part in self.parts)
 
     @cached_property
     def reached(self) -> FloatArray:
@@ -316,42 +392,32 @@ class StepRatios:
         sums = [np.cumsum(self.weights[rows]) for rows in self._rows]
         return np.concatenate([each / each[-1] for each in sums])
 
-    def quantile(self, share: float) -> float:
-        """The smallest value that a share of all steps does not exceed."""
-        law = self.pooled
-        return float(law.values[min(int(np.searchsorted(law.reached, share - 1e-12)), len(law.values) - 1)])
-
     def sees(self, share: float) -> bool:
         """Whether the tail beyond a share of the steps was seen: FEWEST_BEYOND independent steps of each group lie
         there."""
         fewest = min(part.independent for part in self.parts)
         return fewest * (1 - share) >= FEWEST_BEYOND * (1 - 1e-9)
 
-    @property
-    def slow_share(self) -> float:
-        """Share of E[F^2] that is due to the slowest hundredth of the steps; 0.01 or little more where nothing
-        stalls."""
-        law = self.pooled
-        beyond = np.clip(law.reached - 0.99, 0.0, law.weights)
-        return float(beyond @ law.values**2) / law.mean_square
+    def slow_share(self, T: float) -> float:
+        """Share of the mean square of the time of steps of T ms that is due to their slowest hundredth; 0.01 or little
+        more where nothing stalls."""
+        values, weights = self.pooled.values * T, self.pooled.weights
+        if self.pauses is not None:
+            often = float(-np.expm1(-self.pauses.per_step_of(np.array([T]))[0]))
+            lengths = np.maximum(self.pauses.ms, self.pauses.ratio * T)
+            values = np.concatenate([values, self.pooled.mean * T + lengths])
+            weights = np.concatenate([(1 - often) * weights, often * self.pauses.weights])
+        order = np.argsort(values, kind="stable")
+        values, weights = values[order], weights[order]
+        beyond = np.clip(np.cumsum(weights) - (1 - MAX_SLOW_SHARE), 0.0, weights)
+        return float(beyond @ values**2 / (weights @ values**2))
 
-    def scaled(self) -> "StepRatios":
-        """The law of F/E[F], whose mean is 1 in each group."""
-        means = np.repeat([part.mean for part in self.parts], [len(part.values) for part in self.parts])
-        return replace(self, values=self.values / means)
-
-    def damped(self, share: float) -> "StepRatios":
-        """The law of a time of which a share scatters so and the rest does not; of mean 1 where this one is."""
-        return replace(self, values=1 + share * (self.values - 1))
-
-    def drawn(self, rng: np.random.Generator) -> "StepRatios":
-        """A law that the measured steps allow (see the module)."""
-        from scipy.special import gammaincinv
-
-        # By their inverse, which moves as little as the weights do; rejection would draw anew for the last digit.
-        counts = gammaincinv(np.maximum(self.independent * self.weights, 1e-6), rng.random(len(self.weights)))
+    def drawn(self, rng: np.random.Generator) -> "StepNoise":
+        """A noise that the measured steps allow (see the module)."""
+        counts = _bootstrap_counts(self.independent * self.weights, rng)
         counts[[rows.stop - 1 for rows in self._rows]] += rng.standard_exponential(len(self.groups))
-        return replace(self, weights=np.asarray(counts / counts.sum()))
+        pauses = None if self.pauses is None else self.pauses.drawn(rng)
+        return replace(self, weights=np.asarray(counts / counts.sum()), pauses=pauses)
 
     def to_json(self) -> dict[str, Any]:
         """The points of all groups in rising order, each with the number of its group where there are several."""
@@ -360,7 +426,7 @@ class StepRatios:
             "steps": self.steps,
             "independent": self.independent,
             "mean": self.mean,
-            "mean_square": self.mean_square,
+            "mean_square": self._square,
             "values": _short(law.values, 8),
             "weights": _short(law.weights, 10),
             "levels": {
@@ -368,6 +434,7 @@ class StepRatios:
                 "log_level": _short(self.levels.log_level, 8),
                 "error": _short(self.levels.error, 8),
             },
+            "pauses": None if self.pauses is None else self.pauses.to_json(),
             **(
                 {}
                 if len(self.groups) == 1
@@ -380,57 +447,73 @@ class StepRatios:
         """The points of each group."""
         return [slice(a, b) for a, b in itertools.pairwise([*self.groups.starts.tolist(), len(self.values)])]
 
-    def _only(self, low: int, high: int) -> "StepRatios":
+    def _only(self, low: int, high: int) -> "StepNoise":
         """Groups low..high - 1 alone."""
         if high - low == len(self.groups):
             return self
         rows = slice(self._rows[low].start, self._rows[high - 1].stop)
         share = float(self.weights[rows].sum())
-        return StepRatios(
+        return StepNoise(
             self.values[rows],
             self.weights[rows] / share,
             self.steps * share,
             self.independent * share,
             self.levels,
             self.groups.only(low, high),
+            self.pauses,
         )
 
 
-def ratios_of(
+def _bootstrap_counts(counts: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """Gamma variables of these means (n,), drawn by their inverse, so that they move as little as the counts do."""
+    from scipy.special import gammaincinv
+
+    return np.asarray(gammaincinv(np.maximum(counts, 1e-6), rng.random(len(counts))))
+
+
+def noise_of(
     values: FloatArray, weights: FloatArray, independent: float | None = None, levels: SizeLevels = NO_LEVELS
-) -> StepRatios:
-    """The law of measured ratios (n,), n >= 1, above 0, that stand for weights (n,) steps each. levels: over which the
-    ratios are."""
+) -> StepNoise:
+    """The noise of measured ratios (n,), n >= 1, above 0, that stand for weights (n,) steps each. levels: over which
+    the ratios are."""
     rising, number = distinct(np.asarray(values, dtype=np.float64))
-    count = np.bincount(number, weights=weights)
+    count: FloatArray = np.bincount(number, weights=weights).astype(np.float64)
     steps = float(count.sum())
-    middle = (np.cumsum(count) - count / 2) / steps
-    point = np.searchsorted(_edges(steps), middle)
-    starts = np.flatnonzero(np.diff(point, prepend=-1))
+    starts = tail_points(count)
     share = np.add.reduceat(count, starts)
     means = np.add.reduceat(count * rising, starts) / share
-    return StepRatios(means, share / steps, steps, steps if independent is None else float(independent), levels)
+    return StepNoise(means, share / steps, steps, steps if independent is None else float(independent), levels)
 
 
-def joined_ratios(laws: Sequence[StepRatios], low: FloatArray, high: FloatArray) -> StepRatios:
-    """One law of the laws of groups of batches low (k,) to high (k,), rising; levels are those of the first."""
+def tail_points(count: FloatArray) -> IntArray:
+    """Return the first of the rising values (n,) with these counts that each point stands for."""
+    steps = float(count.sum())
+    middle = (np.cumsum(count) - count / 2) / steps
+    return np.flatnonzero(np.diff(np.searchsorted(_edges(steps), middle), prepend=-1))
+
+
+def joined_noise(
+    laws: Sequence[StepNoise], low: FloatArray, high: FloatArray, pauses: Pauses | None = None
+) -> StepNoise:
+    """One noise of those of groups of batches low (k,) to high (k,), rising; levels are those of the first."""
     if len(laws) == 1:
-        return laws[0]
+        return replace(laws[0], pauses=pauses)
     steps = sum(law.steps for law in laws)
     starts = np.cumsum([0, *(len(law.values) for law in laws[:-1])])
-    return StepRatios(
+    return StepNoise(
         np.concatenate([law.values for law in laws]),
         np.concatenate([law.weights * (law.steps / steps) for law in laws]),
         steps,
         sum(law.independent for law in laws),
         laws[0].levels,
         BatchGroups(starts, np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)),
+        pauses,
     )
 
 
-def ratios_from_json(document: Mapping[str, Any] | None) -> StepRatios | None:
-    """The law that `to_json` wrote; None where there is none. Raises ValueError, TypeError, KeyError for what is no
-    law."""
+def noise_from_json(document: Mapping[str, Any] | None) -> StepNoise | None:
+    """The noise that `to_json` wrote; None where there is none. Raises ValueError, TypeError, KeyError for what is no
+    noise."""
     if not document:
         return None
     values = np.asarray(document["values"], dtype=np.float64)
@@ -442,13 +525,14 @@ def ratios_from_json(document: Mapping[str, Any] | None) -> StepRatios | None:
     if not abs(float(weights.sum()) - 1) < 1e-6:
         raise ValueError("weights of ratios do not add up to 1")
     order, groups = groups_from_json(document.get("by_batch"), len(values))
-    return StepRatios(
+    return StepNoise(
         values[order],
         weights[order],
         float(document["steps"]),
         float(document["independent"]),
         levels_from_json(document.get("levels")),
         groups,
+        pauses_from_json(document.get("pauses")),
     )
 
 
