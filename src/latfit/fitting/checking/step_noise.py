@@ -37,6 +37,7 @@ MIN_RATE_PAUSES = 5  # independent; with fewer, the question of their rate is no
 REJECTED_Z = 2.6  # one-sided; a true hypothesis is rejected once in 200 times
 MAX_PAUSES_TESTED = 2000  # pairs of pauses are compared; so many decide any question
 MAX_CUTS = 64
+ROUNDING = 1e-9  # relative; times that differ by less are of one size
 
 MOST_ROWS = 200_000
 """Rows that are enough to see how steps scatter."""
@@ -263,7 +264,7 @@ def _falls_as(expected: FloatArray, steps: Steps, paused: NDArray[np.bool_], sha
     order = np.argsort(steps.typical, kind="stable")
     T, expected = steps.typical[order], np.cumsum(expected[order])
     seen = np.cumsum((steps.weights * paused)[order])
-    ends = np.flatnonzero(np.diff(T) > 0)
+    ends = np.flatnonzero(np.diff(T) > ROUNDING * T[:-1])
     ends = ends[np.unique(np.linspace(0, len(ends) - 1, MAX_CUTS).astype(np.int64))] if len(ends) else ends
     if not len(ends):
         return True
