@@ -28,6 +28,9 @@ from benchmarks.promises_truth import Planted, System
 
 Q = 0.99
 RECORDED = 20_000
+ENGINE_ROWS = 10_000
+"""Steps of a serving engine that are measured: 20 to 200 pauses."""
+
 TRUTH = truth_of.Effort(tolerance=0.008, budget=40_000_000)
 COARSE = truth_of.Effort(tolerance=0.03, budget=4_000_000)
 BISECTIONS = 6
@@ -35,7 +38,7 @@ RATES = 3
 """Of so many systems one is asked for the rate it carries, and one gets a CPU beside it."""
 
 ONLY = os.environ.get("PROMISES_ONLY", "")
-"""`T_cut` or `one path`: a part of the run."""
+"""`T_cut`, `one path` or `requests`: a part of the run."""
 
 SLACK = 2.0
 """Standard errors of the truth that count for the promise."""
@@ -182,6 +185,48 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
     return [Outcome("T_cut", group, found.percentile_ms, low or 0.0, end, exact.value, exact.error, why, spent)]
 
 
+def requests_outcome(noise: str, seed: int) -> list[Outcome]:
+    """Replicas that are planned for a limit of p99 TTFT, and how many are needed."""
+    from latfit.fitting.fit import fit_trace
+    from latfit.fitting.problem import FitOptions
+    from latfit.planning.serving.evaluate import Evaluator, requests_for
+    from latfit.planning.serving.search import Room, Search
+    from latfit.planning.serving.targets import RequestTarget, Targets
+    from latfit.simulation import EngineSettings, step_costs
+    from latfit.trace.table import Trace
+    from latfit.workload import OpenLoad, Poisson, Resampled
+
+    rng = np.random.default_rng([seed, 8])
+    engine, engines = truth_of.random_engine(noise, rng), int(rng.integers(2, 5))
+    rate = float(rng.uniform(0.3, 0.97)) * engines * engine.most_per_ms()
+    limit = engine.ttft(rate, engines, seed).value * float(rng.uniform(1.1, 2))
+    fit = fit_trace(Trace(engine.measure(ENGINE_ROWS, seed)), FitOptions("linear"))
+    settings = EngineSettings(
+        max_num_seqs=truth_of.MOST_RUNNING, max_num_batched_tokens=truth_of.STEP_TOKENS, kv_blocks=1_000_000,
+        asynchronous=False, padded_graphs=False,
+    )  # fmt: skip
+    load = OpenLoad(Poisson(rate), Resampled(engine.prompt, engine.output))
+    evaluator = Evaluator(load, step_costs(fit), Targets((RequestTarget("ttft", limit, 99.0, None, ""),)), seed=seed)
+    evaluator.alone_ms = evaluator.alone(settings).summary.latency["mean"].value
+    evaluator.requests = requests_for(load, evaluator.alone_ms)
+    fixed = {"max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order"}
+    began = time.process_time()
+    found = Search(evaluator, settings, Room(frozenset(fixed))).run()
+    group = f"requests, {noise}, {engines} engines"
+    if found.best is None:
+        return [Outcome("requests", group, limit, 0.0, limit, math.nan, 0.0, "no number of replicas")]
+    planned = found.best.setup.replicas
+    tail = engine.ttft(rate, planned, seed + 1)
+    needed = planned
+    while needed > 1 and engine.ttft(rate, needed - 1, seed + 2).value <= limit:
+        needed -= 1
+    while needed == planned and engine.ttft(rate, needed, seed + 2).value > limit:
+        needed += 1
+    spent = time.process_time() - began
+    provision = planned / needed
+    return [Outcome("requests", group, limit, 0.0, limit, tail.value, tail.error, "", spent, provision=provision)]
+
+
 def _rate_outcome(system: System, carried: float, sla: float, group: str, seed: int) -> Outcome:
     """The limit at the promised rate: a promise of a percentile at most `sla`."""
     if carried >= system.limit:
@@ -220,8 +265,10 @@ def faster(system: System, rate: float) -> System:
 
 def _one(job: tuple[Planted, int]) -> list[Outcome]:
     planted, seed = job
-    found = outcomes(planted, seed) if ONLY != "T_cut" else []
-    found += cutoff_outcome(planted, seed) if seed % RATES == 1 and ONLY != "one path" else []
+    found = outcomes(planted, seed) if ONLY in ("", "one path") else []
+    found += cutoff_outcome(planted, seed) if seed % RATES == 1 and ONLY in ("", "T_cut") else []
+    engines = planted.noise in ("narrow", "pauses", *truth_of.STALLS) and seed % RATES == 2 and ONLY in ("", "requests")
+    found += requests_outcome(planted.noise, seed) if engines else []
     return [replace(row, seed=seed) for row in found]
 
 

@@ -955,6 +955,131 @@ def _size_chances(design: str, largest: int) -> FloatArray:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Serving engines
+# ---------------------------------------------------------------------------------------------------------------------
+
+MOST_RUNNING, STEP_TOKENS = 32, 1024
+DRAWN = 2**16
+"""Random factors and pauses of an engine, used over and over."""
+
+
+@njit(cache=True, nogil=True)
+def _first_tokens(arrival, prompt, output, costs, noise, first):  # type: ignore[no-untyped-def]
+    """When the first token of each request (n,) comes from an engine that prefills in chunks beside decoding. costs: ms
+    a step, a request, a token; noise: factors, gaps between pauses and lengths (DRAWN,), and what gaps count: 0
+    nothing, 1 steps, 2 ms."""
+    factors, gaps, lengths, counts = noise
+    n, running, come, now, step, stalls = len(arrival), 0, 0, 0.0, 0, 0
+    who, left, more = np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(64, np.int64)
+    chunk, ahead = np.zeros(64, np.int64), gaps[0]
+    while come < n or running > 0:
+        budget, tokens = STEP_TOKENS, 0
+        for i in range(running):
+            chunk[i] = min(left[i] if left[i] > 0 else 1, budget)
+            budget -= chunk[i]
+        while running < MOST_RUNNING and budget > 0 and come < n and arrival[come] <= now:
+            who[running], left[running], more[running] = come, prompt[come], output[come]
+            chunk[running] = min(prompt[come], budget)
+            budget -= chunk[running]
+            running += 1
+            come += 1
+        if running == 0:
+            now = arrival[come]
+            continue
+        batch = 0
+        for i in range(running):
+            tokens += chunk[i]
+            batch += chunk[i] > 0
+        lasts = (costs[0] + costs[1] * batch + costs[2] * tokens) * factors[step % DRAWN]
+        step += 1
+        if counts > 0:
+            ahead -= 1.0 if counts == 1 else lasts
+            while ahead < 0.0:
+                lasts += lengths[stalls % DRAWN]
+                stalls += 1
+                ahead += gaps[stalls % DRAWN]
+        now += lasts
+        kept = 0
+        for i in range(running):
+            ends = False
+            if chunk[i] > 0:
+                left[i] = max(left[i] - chunk[i], 0)
+                if left[i] == 0:
+                    if more[i] == output[who[i]]:
+                        first[who[i]] = now
+                    more[i] -= 1
+                    ends = more[i] == 0
+            if not ends:
+                who[kept], left[kept], more[kept] = who[i], left[i], more[i]
+                kept += 1
+        running = kept
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Serving engines with steps of costs[0] + costs[1] B + costs[2] S ms, F, and pauses."""
+
+    costs: tuple[float, float, float]
+    law: Law
+    stalls: Stalls | None
+    prompt: IntArray
+    output: IntArray
+
+    def measure(self, rows: int, seed: int) -> dict[str, FloatArray]:
+        """A trace: half of the steps decode, half prefill one request beside."""
+        rng = np.random.default_rng([seed, 1])
+        B, prefill = rng.integers(1, MOST_RUNNING + 1, rows), rng.integers(0, 2, rows)
+        tokens = prefill * rng.integers(16, STEP_TOKENS - MOST_RUNNING, rows)
+        S = B - prefill + tokens
+        T = (self.costs[0] + self.costs[1] * B + self.costs[2] * S) * self.law.draw(rows, rng)
+        T = T if self.stalls is None else T + self.stalls.draw(T, rng)
+        columns = {"B": B, "S": S, "prefill_requests": prefill, "prefill_tokens": tokens, "T_ms": T}
+        return {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
+
+    def first_ms(self, arrival: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """When the first tokens of requests with random lengths come from one engine."""
+        drawn, first = rng.integers(0, len(self.prompt), len(arrival)), np.zeros(len(arrival))
+        gaps, lengths, counts = np.ones(DRAWN), np.zeros(DRAWN), 0
+        if self.stalls is not None:
+            gaps, counts = rng.exponential(1 / self.stalls.rate, DRAWN), 2 if self.stalls.per_ms else 1
+            lengths = self.stalls.lengths_ms.draw(DRAWN, rng)
+        noise = (self.law.draw(DRAWN, rng), gaps, lengths, counts)
+        _first_tokens(arrival, self.prompt[drawn], self.output[drawn], np.array(self.costs), noise, first)
+        return first
+
+    def most_per_ms(self) -> float:
+        """Requests that one engine serves that always has enough to do."""
+        first = self.first_ms(np.zeros(200_000), np.random.default_rng(5))
+        return 160_000 / float(first[180_000] - first[20_000])
+
+    def ttft(self, rate: float, engines: int, seed: int, q: float = 0.99, runs: int = 8, count: int = 40_000) -> Value:
+        """Quantile of the time to first token where engines take turns, a tenth of each run left out."""
+        found = []
+        for run in range(runs):
+            rng = np.random.default_rng([seed, 2, run])
+            arrival, each = np.cumsum(rng.exponential(1 / rate, count * engines)), []
+            for k in range(engines):
+                own = arrival[k::engines]
+                each.append((self.first_ms(own, rng) - own)[count // 10 :])
+            found.append(np.concatenate(each))
+        pooled = float(np.quantile(np.concatenate(found), q))
+        # Woodruff: the share's error, over the density.
+        share = float(np.std([np.mean(run <= pooled) for run in found], ddof=1)) / math.sqrt(runs)
+        low, high = np.quantile(np.concatenate(found), [max(q - share, 0.0), min(q + share, 1.0)])
+        return Value(pooled, float(high - low) / 2)
+
+
+def random_engine(noise: str, rng: np.random.Generator) -> Engine:
+    """noise: "narrow", "pauses" or one of STALLS, on 0.2 to 2 % of the steps."""
+    costs = (_log_uniform(rng, 2, 12), rng.uniform(0.02, 0.2), rng.uniform(0.003, 0.03))
+    T = tuple(np.quantile([costs[0] + costs[1] * b + costs[2] * (b + 256) for b in range(1, 33)], [0.1, 0.5, 0.9]))
+    main = _random_steps(noise, T, "grid", rng)
+    prompt = np.clip(rng.lognormal(math.log(300) - 0.3, 0.8, 20_000), 1, 8_000).astype(np.int64)
+    output = np.clip(rng.lognormal(math.log(40) - 0.2, 0.6, 20_000), 1, 1_500).astype(np.int64)
+    return Engine(costs, main.laws[0], main.stalls, prompt, output)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Speed
 # ---------------------------------------------------------------------------------------------------------------------
 

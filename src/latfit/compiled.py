@@ -43,7 +43,7 @@ MODULES = (
     "compiled",
     "fitting/solver/compiled",
     "histogram",
-    "model/noise_draws",
+    "model/noise/draws",
     "policies/codes",
     "policies/dispatch",
     "policies/marginal_cost",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from latfit.model.step_noise import joined_noise, noise_of
+from latfit.model.noise.step_noise import joined_noise, noise_of
 from latfit.policies import policy as policies
 from latfit.policies.policy import DispatchTable, Limits, Policy, QueueOrder
 from latfit.simulation.policies.replication import draw, run

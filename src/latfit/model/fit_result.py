@@ -59,9 +59,10 @@ from latfit.model.fit_parts import (
     Identifiability,
 )
 from latfit.model.kinds import check_kinds
+from latfit.model.noise.size_levels import NO_LEVELS
+from latfit.model.noise.step_noise import StepNoise
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
-from latfit.model.step_noise import NO_LEVELS, StepNoise
 from latfit.model.support import ROUNDING, check_support, kinds_of, outside_by, read_by
 from latfit.stats import FloatArray
 from latfit.units import format_percent, number

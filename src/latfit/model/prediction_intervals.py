@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from latfit.model.step_noise import MOST_RATIO, StepNoise, noise_from_json
+from latfit.model.noise.size_levels import MOST_RATIO
+from latfit.model.noise.step_noise import StepNoise, noise_from_json
 from latfit.trace import MIXED, PREFILL, UNKNOWN
 
 STANDS_FOR: Mapping[str, tuple[tuple[str, ...], ...]] = {

@@ -1,6 +1,6 @@
 """Response times where services scatter, or arrivals are no Poisson stream: the queue itself, run.
 
-With a measured noise on T(b) (see `model.step_noise`), independent from service to service, the chains of
+With a measured noise on T(b) (see `model.noise`), independent from service to service, the chains of
 `batch_limited` and `cutoff_law` have no closed form that would be quicker than the queue: a step that takes fifty times
 as long leaves hundreds of requests behind, each with a place in one of many batches of random length. So the queue is
 run on drawn arrivals and services, RUNS times from empty, and what follows is read off the responses of all runs

@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from latfit.model.step_noise import ALIKE, BatchGroups, StepNoise, joined_noise, noise_from_json, noise_of
+from latfit.model.noise.batch_groups import ALIKE, BatchGroups
+from latfit.model.noise.step_noise import StepNoise, joined_noise, noise_from_json, noise_of
 
 RNG = np.random.default_rng(4)
 SMALL, MIDDLE, LARGE = RNG.lognormal(0, 0.02, 700), RNG.lognormal(0.1, 0.3, 900), RNG.lognormal(0, 1, 400)

@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import HardwareProfile, nominal_path
-from latfit.model.step_noise import noise_of
+from latfit.model.noise.step_noise import noise_of
 from latfit.planning.load import evaluate
 from latfit.planning.load.strategies import Machine
 from latfit.planning.load.varying import load_from_arrivals

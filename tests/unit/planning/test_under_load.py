@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from latfit.model.step_noise import StepNoise, noise_of
+from latfit.model.noise.step_noise import StepNoise, noise_of
 from latfit.planning.plan import make_plan
 from latfit.planning.request import Objective, PlanRequest
 from latfit.planning.result import Capacity, Plan

@@ -8,7 +8,7 @@ import pytest
 from scipy import optimize
 
 from latfit.errors import SlaOutOfReach
-from latfit.model.step_noise import StepNoise, joined_noise, noise_of
+from latfit.model.noise.step_noise import StepNoise, joined_noise, noise_of
 from latfit.queueing.batch import batch_queue
 from latfit.queueing.responses import Arrivals, Effort, batch_response, mm1, single_response
 from latfit.queueing.sampled import sampled_cutoff, sampled_queue

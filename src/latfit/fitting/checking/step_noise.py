@@ -1,4 +1,4 @@
-"""Estimate the noise of single steps for a fit, of all steps and of each phase (see `model.step_noise`).
+"""Estimate the noise of single steps for a fit, of all steps and of each phase (see `model.noise`).
 
 Ratios are to the fitted curve times the level of the step's size. Every measured step counts, marked outliers too.
 Three questions are put to the data, in this order: which steps were paused, and whether pauses take a fixed time and

@@ -9,7 +9,7 @@ Decode steps and steps that contain prefill may have a fit each: kernels for seq
 for sequences of many lengths are different programs, and a fit of both together pays for it in both.
 
 A formula gives the typical step. Where steps have noise, each lasts its cost times the level of its size, with the
-noise that the fit keeps for the step's phase and batch (see `model.step_noise`), so that the mean step and its tail are
+noise that the fit keeps for the step's phase and batch (see `model.noise`), so that the mean step and its tail are
 the measured ones.
 
 The level is that of the steps of S tokens in the trace, whatever context they had, so it counts where a cost is one of

@@ -67,7 +67,8 @@ class Load(NamedTuple):
 
 class Machine(NamedTuple):
     """times (2, Bmax + 1, grid) ms by path, batch and tokens in it; grid of tokens; typical (2, Bmax + 1) ms, for the
-    policy; servers (2,); kind (2,) of the service-time distribution; fixed (2,) ms added to each; the noise of both
+    policy; servers (2,); kind (2,) of the service-time distribution; fixed (2,) ms added to those
+    that are drawn; the noise of both
     paths where it is empirical."""
 
     times: Any
@@ -305,11 +306,7 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
             lasts = _service_ms(times, grid, tokens, members, path, take)
             if kind[path] != DETERMINISTIC:
                 u = rngs[0].random() if path == MAIN else rngs[1].random()
-                if kind[path] == EXPONENTIAL:
-                    lasts *= -np.log1p(-u)
-                else:
-                    lasts = drawn_step_ms(noise, noise.group[path, take], lasts, u)
-            lasts += fixed[path]
+                lasts = fixed[path] + _drawn_ms(kind[path], noise, noise.group[path, take], lasts, u)
             ends = _occupy(paths, busy, path, moment, lasts)
             t[AREA] += take * lasts
             _answer(arrive, served, members, take, (path, ends))
@@ -351,6 +348,12 @@ def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-un
         share = (total - low) / (high - low)
         lasts = (1 - share) * times[path, take, place - 1] + share * times[path, take, place]
     return lasts
+
+
+@inner
+def _drawn_ms(kind, noise, group, T, u):  # type: ignore[no-untyped-def]
+    """By one uniform number a batch, so that runs can share their random numbers."""
+    return -T * np.log1p(-u) if kind == EXPONENTIAL else drawn_step_ms(noise, group, T, u)
 
 
 @inner

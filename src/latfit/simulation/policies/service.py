@@ -125,8 +125,10 @@ class System:
         for i, path in enumerate(self.paths):
             times[i, : path.largest + 1] = [np.interp(grid, path.tokens, row) for row in path.times_ms]
             servers[i] = path.servers
-            fixed[i] = path.fixed_ms
             kind[i] = EXPONENTIAL if path.exponential else DETERMINISTIC if path.noise is None else EMPIRICAL
+            fixed[i] = path.fixed_ms
+            if kind[i] == DETERMINISTIC:
+                times[i] += path.fixed_ms
         noise = noise_table([path.noise for path in self.paths], largest)
         return Machine(times, grid, self.times_ms(), servers, kind, fixed, noise)
 

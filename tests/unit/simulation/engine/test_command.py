@@ -8,7 +8,7 @@ import pytest
 
 from latfit.cli.app import run
 from latfit.model.fit_result import Estimate, FitResult, FitStatus, write_fit
-from latfit.model.step_noise import noise_of
+from latfit.model.noise.step_noise import noise_of
 
 Captured = pytest.CaptureFixture[str]
 MEASURED = {"B": [1, 4096], "S": [1, 65536]}

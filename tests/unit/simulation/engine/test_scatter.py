@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from latfit.model.fit_result import Estimate, FitResult, FitStatus
-from latfit.model.step_noise import SizeLevels, StepNoise, joined_noise, noise_of
+from latfit.model.noise.size_levels import SizeLevels
+from latfit.model.noise.step_noise import StepNoise, joined_noise, noise_of
 from latfit.simulation.engine.cluster.replicas import Routing, Transfer, serve_apart, serve_replicas
 from latfit.simulation.engine.run import EngineRun, serve
 from latfit.simulation.engine.settings import ENGINES, EngineSettings

@@ -2,7 +2,7 @@
 
 A step of typical time T lasts T F plus its pauses. F is the smallest point of its group whose cumulated share exceeds a
 uniform number; a guide (Chen & Asau 1974) narrows the search to one or two points. Pauses come as a Poisson process.
-See `model.step_noise`.
+See `model.noise`.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latfit.compiled import first_beyond, inner, mixed
-from latfit.model.step_noise import StepNoise
+from latfit.model.noise.step_noise import StepNoise
 from latfit.stats import FloatArray
 
 GUIDES = 4096  # equal parts of 0..1; a power of two, so that a part is found without rounding
