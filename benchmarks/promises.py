@@ -31,9 +31,9 @@ RECORDED = 20_000
 ENGINE_ROWS = 10_000
 """Steps of a serving engine that are measured: 20 to 200 pauses."""
 
-TRUTH = truth_of.Effort(tolerance=0.008, budget=40_000_000)
-COARSE = truth_of.Effort(tolerance=0.03, budget=4_000_000)
-BISECTIONS = 6
+TRUTH = truth_of.Effort(tolerance=0.008, budget=10_000_000)
+COARSE = truth_of.Effort(tolerance=0.03, budget=1_500_000)
+BISECTIONS = 5
 RATES = 3
 """Of so many systems one is asked for the rate it carries, and one gets a CPU beside it."""
 

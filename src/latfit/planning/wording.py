@@ -405,6 +405,10 @@ def open_interval(sla_ms: float, asked: float, ends: Interval, points: Sequence[
     return f"In doubt whether {format_ms(sla_ms)} is met: {text}; {more}."
 
 
+DECIDES = 0.25
+"""Share of the mean square of a step's time due to the slowest hundredth of the steps from which their tail decides how
+long requests wait."""
+
 LAWS_ONLY_DOUBT = "closed forms leave out how steps scatter; without --laws-only the queue is simulated"
 BURSTS_TOO_LONG = "the recorded arrivals are too few to show how long their bursts last"
 NOT_SETTLED = "the load is so near its limit that the simulation was too short to settle"
@@ -421,10 +425,16 @@ def tail_not_seen(steps: tuple[str, str, bool], asked: float, fewest: float, wan
     return f"{fewest:,.0f} independent {phase} steps{sizes} on {label} cannot show p{asked:g}; {wanted:,} or more can"
 
 
-def few_pauses(label: str, pauses: Pauses, wanted: int) -> str:
-    return (
-        f"{pauses.independent:,.0f} measured pauses of {label} do not show how long pauses last; {wanted} or more can"
-    )
+MIN_PAUSES = 10  # independent; of fewer, the longest that will come may be far longer than the longest measured
+
+
+def few_pauses(label: str, noise: StepNoise, T: float) -> str:
+    """Why pauses that decide how long requests wait for steps of T ms are not to be relied on; empty if they are."""
+    pauses = noise.pauses
+    if pauses is None or pauses.independent >= MIN_PAUSES or noise.slow_share(T) <= DECIDES:
+        return ""
+    count = f"{pauses.independent:,.0f} measured pauses"
+    return f"{count} of {label} do not show how long pauses last; {MIN_PAUSES} or more can"
 
 
 def slow_steps_decide(label: str, noise: StepNoise, share: float) -> LatfitWarning:
@@ -440,8 +450,10 @@ def slow_steps_decide(label: str, noise: StepNoise, share: float) -> LatfitWarni
     return LatfitWarning("slow_steps", found, "Find what stalls them, or measure more.")
 
 
-def unclear_pauses(label: str, pauses: Pauses) -> LatfitWarning:
-    """Which kind of pause the data do not show, so that the more harmful one is planned for."""
+def unclear_pauses(label: str, pauses: Pauses | None) -> list[LatfitWarning]:
+    """Which kind of pause the data do not show, so that the more harmful one is planned for; none where they do."""
+    if pauses is None or (pauses.length_is_known and pauses.rate_is_known):
+        return []
     open_questions = [
         *([] if pauses.length_is_known else ["last a fixed time or grow with the step"]),
         *([] if pauses.rate_is_known else ["come per step or per second"]),
@@ -450,7 +462,7 @@ def unclear_pauses(label: str, pauses: Pauses) -> LatfitWarning:
         f"{label}: {pauses.independent:,.0f} measured pauses (up to {format_ms(float(pauses.ms.max()))}) do not show"
         f" whether they {' and whether they '.join(open_questions)}; the plan takes what is worse for each step."
     )
-    return LatfitWarning("unclear_pauses", found, "Measure more steps, at sizes that differ more.")
+    return [LatfitWarning("unclear_pauses", found, "Measure more steps, at sizes that differ more.")]
 
 
 def slow_start(name: str, took_ms: float | None) -> LatfitWarning:

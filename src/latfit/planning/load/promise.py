@@ -18,7 +18,6 @@ import numpy as np
 
 from latfit.errors import SlaOutOfReach
 from latfit.hardware import CERTAIN, HardwareProfile
-from latfit.model import Pauses
 from latfit.planning import wording
 from latfit.planning.load.compare import highest_kept
 from latfit.planning.load.strategies import Machine, Part, System, Target, law_or_none, machine_of, system_of
@@ -37,12 +36,6 @@ FEW, BISECTIONS = 0.2, 6
 """Share of the rate that is carried by the fit from which a promised one is searched, and how finely."""
 
 ROUNDING = 1e-6
-
-DECIDES = 0.25
-"""Share of the mean square of a step's time due to the slowest hundredth of the steps from which their tail decides how
-long requests wait."""
-
-MIN_PAUSES = 10  # independent; of fewer, the longest that will come may be far longer than the longest measured
 
 
 @dataclass(frozen=True)
@@ -225,13 +218,13 @@ def _doubts(asked: Asked, law: ResponseDistribution) -> Iterator[str]:
         return
     percentile = asked.target.percentile
     for part in asked.parts:
-        if (pauses := _deciding_pauses(part)) is not None and pauses.independent < MIN_PAUSES:
-            yield wording.few_pauses(part.label, pauses, MIN_PAUSES)
         noise, latency = part.latency.noise, part.latency
         if noise is None:
             if part.path.nominal is None:
                 yield wording.unknown_scatter(part.label)
             continue
+        if few := wording.few_pauses(part.label, noise, float(part.times.at(np.ones(1))[0])):
+            yield few
         largest = 1 if asked.strategy.kind is Kind.ONE_AT_A_TIME else part.times.max_batch
         noise = noise.up_to(math.inf if largest is None else largest)
         if not noise.sees(asked.target.q):
@@ -245,14 +238,6 @@ def _doubts(asked: Asked, law: ResponseDistribution) -> Iterator[str]:
         yield wording.NOT_SETTLED
 
 
-def _deciding_pauses(part: Part) -> Pauses | None:
-    """The pauses of a path, if slow steps decide how long requests wait."""
-    noise = part.times.noise
-    if noise is None or noise.pauses is None or noise.slow_share(float(part.times.at(np.ones(1))[0])) <= DECIDES:
-        return None
-    return noise.pauses
-
-
 def tail_warnings(asked: Asked) -> list[LatfitWarning]:
     """Where a few slow steps decide how long requests wait, and where the data do not show what pauses are."""
     found = []
@@ -261,8 +246,7 @@ def tail_warnings(asked: Asked) -> list[LatfitWarning]:
         if noise is None:
             continue
         share = noise.slow_share(float(part.times.at(np.ones(1))[0]))
-        if share > DECIDES:
+        if share > wording.DECIDES:
             found.append(wording.slow_steps_decide(part.label, noise, share))
-        if noise.pauses is not None and not (noise.pauses.length_is_known and noise.pauses.rate_is_known):
-            found.append(wording.unclear_pauses(part.label, noise.pauses))
+        found += wording.unclear_pauses(part.label, noise.pauses)
     return found
