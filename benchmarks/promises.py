@@ -189,6 +189,8 @@ def requests_outcome(noise: str, seed: int) -> list[Outcome]:
     """Replicas that are planned for a limit of p99 TTFT, and how many are needed."""
     from latfit.fitting.fit import fit_trace
     from latfit.fitting.problem import FitOptions
+    from latfit.planning.fit_quality import quality_of
+    from latfit.planning.serving.effects import bears
     from latfit.planning.serving.evaluate import Evaluator, requests_for
     from latfit.planning.serving.search import Room, Search
     from latfit.planning.serving.targets import RequestTarget, Targets
@@ -216,6 +218,7 @@ def requests_outcome(noise: str, seed: int) -> list[Outcome]:
     if found.best is None:
         return [Outcome("requests", group, limit, 0.0, limit, math.nan, 0.0, "no number of replicas")]
     planned = found.best.setup.replicas
+    sure = found.best.certain and 100 * (bears(evaluator, found.best) - 1) >= quality_of("", fit).worst_pct
     tail = engine.ttft(rate, planned, seed + 1)
     needed = planned
     while needed > 1 and engine.ttft(rate, needed - 1, seed + 2).value <= limit:
@@ -224,7 +227,8 @@ def requests_outcome(noise: str, seed: int) -> list[Outcome]:
         needed += 1
     spent = time.process_time() - began
     provision = planned / needed
-    return [Outcome("requests", group, limit, 0.0, limit, tail.value, tail.error, "", spent, provision=provision)]
+    why = "" if sure else "decided by chance, or not kept with steps longer by the fit's error"
+    return [Outcome("requests", group, limit, 0.0, limit, tail.value, tail.error, why, spent, provision=provision)]
 
 
 def _rate_outcome(system: System, carried: float, sla: float, group: str, seed: int) -> Outcome:
@@ -292,7 +296,8 @@ def report(found: Sequence[Outcome]) -> None:
             f" {sum(row.half_widths > 2 for row in made)}, the worst {max(row.half_widths for row in made):.2f}"
         )
         if kind in ("rate", "requests"):
-            print(f"  over-provisioning {np.median([row.provision for row in made]):.2f} in the median")
+            known = [row.provision for row in rows if not math.isnan(row.provision)]
+            print(f"  over-provisioning {np.median(known):.2f} in the median, of those in doubt, too")
         else:
             ratio = np.array([row.promised / row.true for row in made])
             off = np.abs(np.log(ratio))

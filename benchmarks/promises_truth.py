@@ -1026,14 +1026,15 @@ class Engine:
     output: IntArray
 
     def measure(self, rows: int, seed: int) -> dict[str, FloatArray]:
-        """A trace: half of the steps decode, half prefill one request beside."""
+        """A log: half of the steps decode, half prefill one request beside."""
         rng = np.random.default_rng([seed, 1])
         B, prefill = rng.integers(1, MOST_RUNNING + 1, rows), rng.integers(0, 2, rows)
         tokens = prefill * rng.integers(16, STEP_TOKENS - MOST_RUNNING, rows)
         S = B - prefill + tokens
         T = (self.costs[0] + self.costs[1] * B + self.costs[2] * S) * self.law.draw(rows, rng)
         T = T if self.stalls is None else T + self.stalls.draw(T, rng)
-        columns = {"B": B, "S": S, "prefill_requests": prefill, "prefill_tokens": tokens, "T_ms": T}
+        columns = {"t_s": np.cumsum(T) / 1e3, "B": B, "S": S, "prefill_requests": prefill, "prefill_tokens": tokens}
+        columns["T_ms"] = T
         return {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
 
     def first_ms(self, arrival: FloatArray, rng: np.random.Generator) -> FloatArray:
