@@ -138,7 +138,8 @@ def latfit(
     latfit fits and checks a model on measured steps, says how far to trust it, and turns it into batch limits, engine
     settings, routing between CPU and GPU, capacity and replicas.
 
-    First steps: latfit fit server.log, latfit plan --sla 20ms, latfit report. Without data: latfit demo.
+    First steps: latfit fit sample_traces/rtx4090_llama-3.1-8b.parquet, latfit plan --rate 4/s --lengths 1000:250
+    --ttft 1s --tpot 50ms, latfit report --sla 50ms. Without data: latfit demo.
     """
 
 

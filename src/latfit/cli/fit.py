@@ -128,8 +128,8 @@ class TargetOptions:
         str | None,
         typer.Option(
             "--path",
-            help="Execution path of steps that name none: cpu, amx, gpu. With --each '{hardware}-tp{tp}' enters every"
-            " system.",
+            help="Name of the execution path: cpu, amx, gpu. Default: the one that the trace names. With --each"
+            " '{hardware}-tp{tp}' enters every system.",
         ),
     ] = None
     out: Annotated[
@@ -205,7 +205,9 @@ def fit(
 
     Writes NAME.fit.json and enters the fit into the hardware profile.
 
-    Example: latfit fit server.log --report reports
+    \b
+    latfit fit sample_traces/rtx4090_llama-3.1-8b.parquet
+    latfit fit server.log --report reports
     """
     from latfit.api import fit_each
     from latfit.cli.output import note, print_json, progress_bar

@@ -289,7 +289,7 @@ def plan(
     waiting: strategy, T_cut, capacity, replicas. Exit code 5: it cannot be met; 4: the data do not support it.
 
     \b
-    latfit plan --rate 40/s --lengths 2000:300 --ttft 500ms --tpot 50ms
+    latfit plan --rate 4/s --lengths 1000:250 --ttft 1s --tpot 50ms
     latfit plan --sla 20ms --rate 500/s
     """
     _check_targets(files)

@@ -59,7 +59,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page, answer first, and its figures as PNG.
 
-    Example: latfit report --sla 20ms --rate 500/s
+    Example: latfit report --sla 50ms
     """
     if out.suffix.lower() in (".html", ".htm") and not out.is_dir():
         raise WrongUsage(

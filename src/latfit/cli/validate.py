@@ -99,8 +99,8 @@ def validate(
 
     \b
     latfit validate server.log run.json --metrics-before 0.txt --metrics-after 1.txt
-    latfit validate decode.fit.json run.csv --prefill-fit mixed.fit.json \\
-        --kv-blocks 2588
+    latfit validate rtx4090_llama-3.1-8b.fit.json \\
+        sample_traces/rtx4090_llama-3.1-8b_requests.csv --kv-blocks 2588
     """
     from latfit.api import validate as compared
     from latfit.files import check_writable, write_bytes, write_json

@@ -93,8 +93,8 @@ class Journal:
 
     @property
     def steps(self) -> int:
-        """How many steps it holds."""
-        return sum(len(record.samples) for record in self.paths.values())
+        """How many samples it holds."""
+        return sum(not sample.warmup for record in self.paths.values() for sample in record.samples)
 
     def plan(self, path: int, record: PathRecord) -> None:
         """The cells of a path, before its first step."""
