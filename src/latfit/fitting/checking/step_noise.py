@@ -172,7 +172,8 @@ def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Paus
     limit = middle * max(MIN_PAUSE_RATIO, math.exp(min(PAUSE_SIGMA * sigma, 100.0)))
     paused = ratio > limit
     none = np.zeros(len(T), dtype=bool)
-    if not 0 < weights[paused].sum() <= MAX_PAUSED_SHARE * weights.sum():
+    events = float(weights[paused].sum())
+    if share * events < 1 or events > MAX_PAUSED_SHARE * weights.sum():
         return none, None
     calm = float(np.average(ratio[~paused], weights=weights[~paused]))
     # A pause of a step of T ms is told from noise if it is longer than hidden * T.
