@@ -425,7 +425,7 @@ def tail_not_seen(steps: tuple[str, str, bool], asked: float, fewest: float, wan
     return f"{fewest:,.0f} independent {phase} steps{sizes} on {label} cannot show p{asked:g}; {wanted:,} or more can"
 
 
-MIN_PAUSES = 10  # independent; of fewer, the longest that will come may be far longer than the longest measured
+MIN_PAUSES = 20  # independent; of fewer, the longest that will come may be far longer than the longest measured
 
 
 def few_pauses(label: str, noise: StepNoise, T: float) -> str:
