@@ -7,6 +7,8 @@ From these alone come a fit, the 99th percentile of the response with its 95 % i
 promised to keep a limit. The truth is simulated by a program that shares no code with the package, until it is known to
 half a percent or so.
 
+Of so many systems one gets a second engine and bursts, in which no policy may be slower than the first engine alone.
+
 Printed: how many were promised and how many were declined, with why; the share of promises whose truth lies above the
 interval (the harmful side, aim 2.5 %) and below it; the worst, in half widths; promised over true; and the share of
 rates at which the limit was missed. `python -m benchmarks.promises [--smoke] [--systems N] [--seed N]`.
@@ -35,7 +37,8 @@ TRUTH = truth_of.Effort(tolerance=0.008, budget=10_000_000)
 COARSE = truth_of.Effort(tolerance=0.03, budget=1_500_000)
 BISECTIONS = 5
 RATES = 3
-"""Of so many systems one is asked for the rate it carries, and one gets a CPU beside it."""
+"""Of so many systems one is asked for the rate it carries, one gets a CPU beside it, and one is met by
+bursts and served by engines."""
 
 ONLY = os.environ.get("PROMISES_ONLY", "")
 """`T_cut`, `one path` or `requests`: a part of the run."""
@@ -231,6 +234,33 @@ def requests_outcome(noise: str, seed: int) -> list[Outcome]:
     return [Outcome("requests", group, limit, 0.0, limit, tail.value, tail.error, why, spent, provision=provision)]
 
 
+def burst_outcomes(seed: int) -> list[Outcome]:
+    """Two engines that serve one request a slot, and bursts of requests: by no policy is the 99th percentile above that
+    of the first engine alone, whose answers are counted off round by round."""
+    from latfit.policies import POLICIES, Settings, named_policy
+    from latfit.simulation import Options, System as TwoPaths, simulate, table_path
+    from latfit.simulation.policies.service import path_times
+    from latfit.workload import RecordedLoad, make_requests
+
+    rng = np.random.default_rng([seed, 11])
+    slots, at_once = int(rng.integers(1, 17)), int(rng.integers(20, 400))
+    main_ms, side_ms = float(rng.uniform(100, 2000)), float(rng.uniform(2000, 9000))
+    gap_ms = float(rng.uniform(1, 2)) * (math.ceil(at_once / slots) * main_ms + side_ms)
+    alone_ms = math.ceil(math.ceil(Q * at_once) / slots) * main_ms
+    arrive = (np.arange(20)[:, None] * gap_ms + np.zeros(at_once)).ravel()
+    main = table_path("gpu", [main_ms], servers=slots)
+    system = TwoPaths(main, table_path("cpu", [side_ms], servers=int(rng.integers(1, 5))))
+    found = []
+    for name in [name for name, policy in POLICIES.items() if policy.needs_side]:
+        policy = named_policy(name, 1.0, path_times(system), Settings(B1=1))
+        load = RecordedLoad(make_requests(arrive))
+        options = Options(len(arrive), replications=1, warmup=0.0, percentiles=(0.5, Q))
+        late = simulate(policy, system, load, options).latency[f"p{100 * Q:g}"].value
+        group = f"{name}, {slots} slots, {at_once} at once"
+        found.append(Outcome("burst", group, alone_ms, 0.0, alone_ms * (1 + 1e-9), late, 0.0, seed=seed))
+    return found
+
+
 def _rate_outcome(system: System, carried: float, sla: float, group: str, seed: int) -> Outcome:
     """The limit at the promised rate: a promise of a percentile at most `sla`."""
     if carried >= system.limit:
@@ -273,12 +303,13 @@ def _one(job: tuple[Planted, int]) -> list[Outcome]:
     found += cutoff_outcome(planted, seed) if seed % RATES == 1 and ONLY in ("", "T_cut") else []
     engines = planted.noise in ("narrow", "pauses", *truth_of.STALLS) and seed % RATES == 2 and ONLY in ("", "requests")
     found += requests_outcome(planted.noise, seed) if engines else []
+    found += burst_outcomes(seed) if seed % RATES == 2 and ONLY == "" else []
     return [replace(row, seed=seed) for row in found]
 
 
 def report(found: Sequence[Outcome]) -> None:
     """The table."""
-    for kind in ("percentile", "rate", "T_cut", "requests"):
+    for kind in ("percentile", "rate", "T_cut", "requests", "burst"):
         rows = [row for row in found if row.kind == kind]
         made = [row for row in rows if not row.declined]
         declined: dict[str, int] = {}
@@ -298,7 +329,7 @@ def report(found: Sequence[Outcome]) -> None:
         if kind in ("rate", "requests"):
             known = [row.provision for row in rows if not math.isnan(row.provision)]
             print(f"  over-provisioning {np.median(known):.2f} in the median, of those in doubt, too")
-        else:
+        elif kind != "burst":
             ratio = np.array([row.promised / row.true for row in made])
             off = np.abs(np.log(ratio))
             width = np.array([row.high / row.low for row in made])

@@ -404,11 +404,11 @@ def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
 def _print_fit(stored: Stored, *, several: bool, verbose: bool) -> None:
     """The verdict, what it stands on and what to do about it; verbose: the tables, and every warning."""
     from latfit.api import data_line
-    from latfit.cli.output import print_warnings, say, verdict
+    from latfit.cli.output import echo, print_warnings, say, verdict
 
     found = stored.fit
     if several:
-        typer.echo(f"\n{stored.shown}")
+        echo(f"\n{stored.shown}")
     if found.ok:
         verdict(found.verdict, "bad" if stored.kept_out else found.state)
     say(data_line(found.result.data.to_json()))

@@ -68,7 +68,7 @@ def report(
             remedy="Name a folder: --out reports.",
         )
     from latfit.api import report as write
-    from latfit.cli.output import note, print_json, progress_bar, say
+    from latfit.cli.output import echo, note, print_json, progress_bar, say
 
     options = {**vars(asked), "tokens_per_request": asked.tokens_per_request or 1}
     with progress_bar("Writing the report", quiet=output.silent):
@@ -81,4 +81,4 @@ def report(
     say(written.summary())
     if output.verbose:
         for figure in written.figures:
-            typer.echo(str(figure))
+            echo(str(figure))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import typer
 
 from latfit.cli.options import ForceOption, OutputOptions, SeedOption, only_with, verb
-from latfit.cli.output import note, print_json, print_table, print_warnings, progress_bar, say, verdict
+from latfit.cli.output import echo, note, print_json, print_table, print_warnings, progress_bar, say, verdict
 from latfit.cli.simulate_engine import (
     EngineOptions,
     PrefillFitOption,
@@ -155,12 +155,12 @@ def _show(found: "Validation", output: OutputOptions) -> None:
             f" {result.constants.step_ms:.4g} ms per step, {1e3 * result.constants.token_ms:.4g} µs per token;"
             " scored on the rest. At another load this proves little."
         )
-    typer.echo("")
+    echo()
     for table in found.tables(brief=not output.verbose):
         print_table(table)
     if found.line:
         say(found.line)
     if output.verbose:
         for name, meaning in found.to_json()["definitions"].items():
-            typer.echo(f"  {name.removesuffix('_ms')}: {meaning}")
+            echo(f"  {name.removesuffix('_ms')}: {meaning}")
     print_warnings(found.warnings, most=None if output.verbose else MOST_WARNINGS)

@@ -228,7 +228,7 @@ def sampled_cutoff(
         tail=pool.above,
         utilisation=load,
         rate_limit=math.nan,
-        conditions=f"{arrivals.label}, both FIFO, measured noise",
+        conditions=f"{arrivals.label}, both FIFO, overflow stays on the CPU, measured noise",
         source=f"simulated, {pool.size:,} requests",
         exact=False,
         runs=runs,

@@ -15,6 +15,7 @@ from latfit.profiling.request import ProfileRequest
 from latfit.profiling.run import measure
 from tests.unit.profiling.fake_device import FakeFaults
 from tests.unit.profiling.planted import fake
+from tests.unit.test_files import PLANTED, plant
 
 REQUEST = ProfileRequest(grid="B=1,2,4;S=1,4,32,64", command="latfit profile")
 
@@ -123,6 +124,18 @@ def test_another_file_is_refused(file: Path, text: str) -> None:
         return
     with pytest.raises(BadInput, match="no journal"):
         Journal(file, REQUEST, resume=True)
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_link_is_refused(kind: str, file: Path, tmp_path: Path) -> None:
+    """An empty file behind the link stays empty."""
+    victim = tmp_path / "important.txt"
+    victim.touch()
+    plant(kind, file, victim)
+    with pytest.raises(TargetNotWritable, match="no file of latfit"):
+        Journal(file, REQUEST, resume=False)
+    assert victim.read_text() == ""
+    assert not (file.parent / "nowhere").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Files of request arrivals. They hold no steps, so reading one as a trace is refused with the command that uses it."""
 
+import shlex
+
 from latfit.errors import BadInput
 from latfit.trace.columns import REQUIRED
 from latfit.trace.readers.reader import Options, Reader
@@ -53,7 +55,8 @@ def read(source: Source, options: Options) -> Trace:
     raise BadInput(
         "holds request arrivals, not steps",
         where=source.name,
-        remedy=f"Simulate them with latfit simulate engine --arrivals {source.name}; a fit needs a trace of steps.",
+        remedy=f"Simulate them with latfit simulate engine --arrivals {shlex.quote(source.name)};"
+        " a fit needs a trace of steps.",
     )
 
 

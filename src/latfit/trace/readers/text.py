@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import BadInput, first_line
+from latfit.inputs import LARGEST_NUMBER
 from latfit.trace.parquet import columns_of, label
 from latfit.trace.readers.source import HEAD_BYTES, Source
 from latfit.trace.table import Array
@@ -85,14 +86,15 @@ def member(record: Any, *path: str) -> Any:
 
 
 def number(record: Any, *path: str) -> float:
-    """The number under a path of keys, NaN where there is none."""
+    """The number under a path of keys, NaN where there is none or one that no quantity reaches."""
     value = member(record, *path)
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return math.nan
     try:
-        return float(value)
+        found = float(value)
     except (ValueError, OverflowError):
         return math.nan
+    return found if abs(found) <= LARGEST_NUMBER or found == math.inf else math.nan
 
 
 def text(record: Any, *path: str) -> str:
