@@ -433,8 +433,8 @@ def few_pauses(label: str, noise: StepNoise, T: float) -> str:
     pauses = noise.pauses
     if pauses is None or pauses.independent >= MIN_PAUSES or noise.slow_share(T) <= DECIDES:
         return ""
-    count = f"{pauses.independent:,.0f} measured pauses"
-    return f"{count} of {label} do not show how long pauses last; {MIN_PAUSES} or more can"
+    count = f"{pauses.independent:,.0f} measured pauses" if pauses.independent >= 1.5 else "one measured pause"
+    return f"{count} of {label} cannot show how long pauses last; {MIN_PAUSES} or more can"
 
 
 def slow_steps_decide(label: str, noise: StepNoise, share: float) -> LatfitWarning:

@@ -367,9 +367,10 @@ def _of_fits(fits: Sequence[FitResult]) -> list[LatfitWarning]:
         shortest = float(fit.latency_ms(np.ones(1), np.ones(1))[0])
         for phase, limits in fit.limits.by_phase.items():
             if (noise := limits.ratios) is not None:
-                found += unclear_pauses(f"{phase} steps", noise.pauses)
                 if few := few_pauses(f"{phase} steps", noise, shortest):
                     found.append(LatfitWarning("few_pauses", f"{few}.", "Measure more steps."))
+                else:
+                    found += unclear_pauses(f"{phase} steps", noise.pauses)
     return found
 
 
