@@ -82,7 +82,7 @@ def write_conversations(path: Path, *, contents: bool) -> None:
         (("--users", "60", "--think", "2s", "--lengths", "300:40"), ()),
         (("--rate", "40/s", "--lengths", "300:40:0.6"), ("--class", "chat:0.3:ttft=300ms", "--class", "batch:0.7:20s")),
         (("--rate", "30/s", "--lengths", "300:40"), ("--prefix-hit-rate", "0.5")),
-        (("--rate", "60/s", "--lengths", "300:40"), ("--route", "least-loaded")),
+        pytest.param(("--rate", "60/s", "--lengths", "300:40"), ("--route", "least-loaded"), marks=pytest.mark.nightly),
         (("--arrivals", "plain.jsonl"), ()),
         (("--arrivals", "named.jsonl"), ("--route", "prefix")),
     ],
@@ -177,6 +177,21 @@ def test_what_a_fit_of_means_over_windows_leaves_open_is_told(fitted: Path, in_t
     assert found["promise"] == "in doubt"
 
 
+def test_slower_steps_are_those_of_a_slower_machine(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+    """Planned for steps 20 % slower: as by a fit whose times are all 1.2 times as long."""
+    fixed = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048", "--replicas", "1")
+    found = planned(fitted, capsys, *fixed, "--steps-slower", "20%")
+    assert "Steps take 20 % longer than fitted." in found["notes"]
+    trace = latfit.read(fitted.parent / "steps.parquet").trace
+    slow = latfit.fit(trace.with_columns(T_ms=1.2 * trace["T_ms"]), model="linear")
+    slow.save(in_tmp / "slow.fit.json")
+    again = planned(in_tmp / "slow.fit.json", capsys, *fixed)
+    for metric in ("ttft_ms", "tpot_ms"):
+        assert found["outcome"][metric]["p99"] == pytest.approx(again["outcome"][metric]["p99"], rel=0.01)
+    assert run(["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--steps-slower=-100%"]) == 2
+    assert "--steps-slower" in capsys.readouterr().err
+
+
 def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> None:
     found = planned(fitted, capsys, load=("--rate", "60/s", "--lengths", "300:40"))
     count = found["replicas"]["value"]
@@ -190,8 +205,12 @@ def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> Non
     assert given["engine"] is None
 
 
-def test_the_answer_fits_a_screen_and_names_the_command(fitted: Path, capsys: Captured) -> None:
-    assert run(["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--kv-blocks", "4000"]) == 0
+def test_the_answer_fits_a_screen_and_files_are_written(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+    line = ["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--kv-blocks", "4000"]
+    assert run([*line, "--out", "plan.json", "--figure", "front.png", "--report", "page"]) == 0
+    assert json.loads(Path("plan.json").read_text())["kind"] == "serving"
+    assert Path("front.png").read_bytes().startswith(b"\x89PNG")
+    assert "1 replica for 12 req/s" in Path("page/simulation.html").read_text()
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert len(text.splitlines()) <= 24
@@ -306,11 +325,6 @@ def test_goodput_in_place_of_percentiles(fitted: Path, capsys: Captured) -> None
     assert target["value_pct"] == pytest.approx(100 * (1 - found["outcome"]["slo_attainment"]), abs=0.05)
 
 
-def test_an_unknown_cache_is_said(fitted: Path, capsys: Captured) -> None:
-    assert run(["plan", "--fit", str(fitted), *LOAD, *LIMITS]) == 0
-    assert "KV cache is not known and taken as unlimited" in " ".join(capsys.readouterr().out.split())
-
-
 def test_a_cache_computed_from_memory_limits(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
     """2 (K and V) x 32 layers x 8 heads x 128 x 2 bytes = 128 KiB a token, so 1 GiB holds 512 blocks of 16."""
     config = {
@@ -390,14 +404,6 @@ def test_a_schedule_of_a_day_is_simulated_again_as_it_stands(fitted: Path, in_tm
     line += ["--start-up", "10s"]
     assert run(line) == 2
     assert "less than two windows of 1,800 s" in capsys.readouterr().err
-
-
-def test_files_are_written(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
-    line = ["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--kv-blocks", "4000"]
-    assert run([*line, "--out", "plan.json", "--figure", "front.png", "--report", "page", "--quiet"]) == 0
-    assert json.loads(Path("plan.json").read_text())["kind"] == "serving"
-    assert Path("front.png").read_bytes().startswith(b"\x89PNG")
-    assert "1 replica for 12 req/s" in Path("page/simulation.html").read_text()
 
 
 def test_a_recorded_public_hour(fitted: Path, measured_steps: Path, capsys: Captured) -> None:

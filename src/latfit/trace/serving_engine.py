@@ -6,7 +6,7 @@ prefix cache, drafts, preemptions) is counted in columns and summed here.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ SUMMED = (
 @dataclass(frozen=True)
 class EngineFacts:
     """What sources say of an engine. values: by name; sources: who said each, files: all of them; differing: names on
-    which they differ, with what they say.  did: sums of what it did besides, see `engine_counts`.  as_served: whether
+    which they differ, with what they say.  overruled: values of traces that the running server contradicts, by name
+    (see `overruled_by`).  did: sums of what it did besides, see `engine_counts`.  as_served: whether
     steps of B requests took what an engine needs for B requests: where it pads batches to those of captured graphs, its
     own steps have that in their times, and on a CPU it pads none."""
 
@@ -56,13 +57,50 @@ class EngineFacts:
     differing: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     did: Mapping[str, float] = field(default_factory=dict)
     as_served: bool = False
+    overruled: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def overruled_by(self, name: str, server: Mapping[str, Any]) -> "EngineFacts":
+        """Return the facts with those of the running server in place of what traces of earlier starts say.
+
+        Parameters
+        ----------
+        name
+            Name of the server, the source of its facts.
+        server
+            Facts by the names of a recorder's provenance.
+        """
+        running = _valid(server)
+        said = {fact: [value] for fact, value in self.values.items()} | dict(self.differing)
+        values = dict(self.values)
+        if "num_gpu_blocks" in running:  # the trace's tokens are of another start's blocks
+            values.pop("kv_capacity_tokens", None)
+        return replace(
+            self,
+            values={**values, **running},
+            sources={**self.sources, **dict.fromkeys(running, name)},
+            files=list(dict.fromkeys([*([name] if running else []), *self.files])),
+            differing={fact: several for fact, several in self.differing.items() if fact not in running},
+            overruled={
+                fact: others
+                for fact, value in running.items()
+                if (others := [other for other in said.get(fact, ()) if other != value])
+            },
+            as_served=self.as_served or _as_served(server),
+        )
 
 
 def engine_facts(
     origins: Sequence[tuple[str, Mapping[str, Any]]], did: Mapping[str, float] | None = None
 ) -> EngineFacts:
-    """The facts on which all sources agree that name them. origins: (source's name, provenance), the most trusted
-    first: one that comes from somewhere else than a trace may stand in front."""
+    """Return the facts on which all sources agree that name them.
+
+    Parameters
+    ----------
+    origins
+        (name, provenance) of each source.
+    did
+        Sums of what the engine did besides, see `engine_counts`.
+    """
     said: dict[str, dict[Any, list[str]]] = {}
     for name, provenance in (part for origin in origins for part in _parts(*origin)):
         for fact, value in _valid(provenance).items():

@@ -5,7 +5,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.trace.clean import RULES, CleanOptions, _ranked, check_not_most, clean, excess_over_cell, runs_in_time
@@ -202,7 +202,6 @@ class TestGroups:
     """What is computed for all groups at once is what a loop over rows finds."""
 
     @given(traces())
-    @settings(max_examples=200)
     def test_excess_is_over_the_median_of_the_cell(self, trace: Trace) -> None:
         cells = defaultdict(list)
         keys = list(zip(trace["B"].tolist(), trace["S"].tolist(), strict=True))
@@ -217,7 +216,6 @@ class TestGroups:
         assert _ranked(key).tolist() == np.unique(key, return_inverse=True)[1].tolist()
 
     @given(traces(), st.booleans())
-    @settings(max_examples=200)
     def test_runs_stand_in_the_order_of_time_then_counter_then_rows(self, trace: Trace, timed: bool) -> None:
         trace = trace if timed else trace.only(["B", "run", "step"])
         time = trace["t_s"] if timed else np.zeros(len(trace))
@@ -227,7 +225,6 @@ class TestGroups:
         assert len(found) == len(set(trace["run"]))
 
     @given(traces())
-    @settings(max_examples=200)
     def test_a_duplicate_agrees_in_all_columns_with_a_row_before(self, trace: Trace) -> None:
         rule = next(rule for rule in RULES if rule.reason == "duplicate")
         rows = list(zip(*(column.tolist() for column in trace.columns.values()), strict=True))

@@ -386,7 +386,7 @@ def share_with_period(dataset: Dataset, scan: Scan) -> float:
 
 
 def engine_of(dataset: Dataset) -> dict[str, Any]:
-    """What some of the files say of the engine that made them, where they agree."""
+    """What some of the files say of the engine that made them, where they agree, and of which starts they are."""
     import pyarrow.parquet as pq
 
     origins = []
@@ -394,7 +394,8 @@ def engine_of(dataset: Dataset) -> dict[str, Any]:
         with dataset.filesystem.open_input_file(part.path) as stream:
             origins.append((part.path, _origin(part.path, pq.read_schema(stream).metadata)))
     records = [(path, origin) for path, origin in origins if is_record(origin)]
-    return dict(engine_facts(records).values)
+    runs = sorted({str(origin["run"]) for _, origin in records if "run" in origin})
+    return {**engine_facts(records).values, **({"runs": runs} if runs else {})}
 
 
 PARTS_LOOKED_AT = 8
