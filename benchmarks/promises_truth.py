@@ -3,9 +3,10 @@ random systems whose step times can be measured as a trace before anything is pr
 
 The system. Requests arrive; the main server is idle or serves a batch. Idle, it waits until `threshold` requests are
 there (1: it is greedy) and takes them all, up to `cap`, the oldest first. A batch of b lasts T(b) F, F drawn anew for
-each batch. With a side server, a request that still waits at age t_cut leaves the main queue at that moment and joins
-the queue of the side server, which serves one at a time in that order. At one moment, arrivals come first, then a
-server that becomes free takes whom it can, then requests leave: a request of age exactly t_cut is still taken.
+each batch, and pauses add to it: a Poisson process per batch or per ms of T(b) F. With a side server, a request that
+still waits at age t_cut leaves the main queue at that moment and joins the queue of the side server, which serves one
+at a time in that order. At one moment, arrivals come first, then a server that becomes free takes whom it can, then
+requests leave: a request of age exactly t_cut is still taken.
 
 The method. Between two batches nothing is decided, so the loop goes from batch to batch: let f be the moment the main
 server becomes free. All arrivals up to f are in the queue; those with a + t_cut < f have left, at a + t_cut, in the
@@ -47,7 +48,7 @@ IntArray = NDArray[np.int64]
 # What is simulated
 # ---------------------------------------------------------------------------------------------------------------------
 
-CONSTANT, EXPONENTIAL, LOGNORMAL, PAUSES, GAMMA, ATOMS = range(6)
+CONSTANT, EXPONENTIAL, LOGNORMAL, PAUSES, GAMMA, ATOMS, UNIFORM = range(7)
 POISSON, RENEWAL, BURSTS, REPEATED, ONCE = range(5)
 
 
@@ -74,6 +75,8 @@ class Law:
             return p[0], p[0] ** 2
         if self.kind == EXPONENTIAL:
             return p[0], 2 * p[0] ** 2
+        if self.kind == UNIFORM:
+            return (p[0] + p[1]) / 2, (p[0] ** 2 + p[0] * p[1] + p[1] ** 2) / 3
         if self.kind == GAMMA:
             return p[1], p[1] ** 2 * (1 + 1 / p[0])
         if self.kind == ATOMS:
@@ -96,6 +99,8 @@ class Law:
             return np.full(count, p[0])
         if self.kind == EXPONENTIAL:
             return rng.exponential(p[0], count)
+        if self.kind == UNIFORM:
+            return rng.uniform(p[0], p[1], count)
         if self.kind == GAMMA:
             return rng.gamma(p[0], p[1] / p[0], count)
         if self.kind == ATOMS:
@@ -128,6 +133,11 @@ def pauses(s: float, share: float, low: float, high: float) -> Law:
     return Law(PAUSES, (s, share, low, high))
 
 
+def uniform(low: float, high: float) -> Law:
+    """Uniform on low..high."""
+    return Law(UNIFORM, (low, high))
+
+
 def gamma(shape: float, mean: float = 1.0) -> Law:
     """Gamma with squared coefficient of variation 1/shape."""
     return Law(GAMMA, (shape, mean))
@@ -140,20 +150,53 @@ def atoms(values: Sequence[float] | FloatArray, weights: Sequence[float] | Float
 
 
 @dataclass(frozen=True)
+class Stalls:
+    """Pauses that add to steps: `rate` per step, or per ms of the step without them, of these lengths in ms."""
+
+    rate: float
+    per_ms: bool
+    lengths_ms: Law
+
+    def expected(self, ms: FloatArray | float) -> FloatArray | float:
+        """Pauses in steps of so many ms."""
+        return self.rate * (ms if self.per_ms else np.ones_like(ms))
+
+    def draw(self, ms: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """What they add to steps (n,) that take `ms` (n,) without."""
+        count = rng.poisson(self.expected(ms))
+        lengths = self.lengths_ms.draw(int(count.sum()), rng)
+        return np.asarray(np.bincount(np.repeat(np.arange(len(ms)), count), lengths, len(ms)), dtype=np.float64)
+
+
+@dataclass(frozen=True)
 class Steps:
     """Step times: times_ms[b - 1] = T(b). F of a batch of b follows laws[law_of[b - 1]]; one law for all without
-    law_of."""
+    law_of. stalls: on top."""
 
     times_ms: tuple[float, ...]
     laws: tuple[Law, ...] = (Law(CONSTANT, (1.0,)),)
     law_of: tuple[int, ...] = ()
+    stalls: Stalls | None = None
 
     def law(self, b: int) -> Law:
         return self.laws[self.law_of[b - 1] if self.law_of else 0]
 
+    def moments(self, b: int) -> tuple[float, float]:
+        """E[X], E[X^2] of the time X of a batch of b in ms."""
+        T = self.times_ms[b - 1]
+        first, second = T * self.law(b).moments[0], T**2 * self.law(b).moments[1]
+        if self.stalls is None:
+            return first, second
+        length, square = self.stalls.lengths_ms.moments
+        if self.stalls.per_ms:
+            r = self.stalls.rate
+            return first * (1 + r * length), second * (1 + r * length) ** 2 + r * first * square
+        added = self.stalls.rate * length
+        return first + added, second + 2 * first * added + added**2 + self.stalls.rate * square
+
     def mean_ms(self, b: int) -> float:
-        """E[T(b) F]."""
-        return self.times_ms[b - 1] * self.law(b).moments[0]
+        """E[X]."""
+        return self.moments(b)[0]
 
 
 def steps(times_ms: Sequence[float] | FloatArray, law: Law | None = None) -> Steps:
@@ -323,14 +366,17 @@ BLOCK = 2**14
 
 MOST_WAITING = 2**22
 
-NEXT, FREE, SIDE_FREE = range(3)
+NEXT, FREE, SIDE_FREE, STALL = range(4)
+MOST_STALLS = 256
+"""Pauses of one batch for which random numbers are at hand."""
 HEAD, COUNT = range(2)
 RESPONSE, BUSY, SIDE_BUSY, TIME = range(4)
 SERVED, WITHIN, OVERFLOWED, BATCHES = range(4)
 
 
 class _Plant(NamedTuple):
-    """T[b] and law_of[b] of the main server, T(1) of the side server, and the rule."""
+    """T[b] and law_of[b] of the main server, T(1) of the side server, the rule, and pauses: 0 none, 1 per batch, 2 per
+    ms."""
 
     T: FloatArray
     law_of: IntArray
@@ -339,6 +385,7 @@ class _Plant(NamedTuple):
     threshold: int
     t_cut: float
     sla: float
+    stalls: int
 
 
 class _Record(NamedTuple):
@@ -352,8 +399,8 @@ class _Record(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """Random numbers drawn beforehand: gaps between arrivals, and a row of factors a law, the side server's last.
-    used: how many of the gaps, then of each row, are spent."""
+    """Random numbers drawn beforehand: gaps between arrivals, and a row of factors a law, the side server's last, then
+    gaps between pauses and their lengths. used: how many of the gaps, then of each row, are spent."""
 
     gaps: FloatArray
     factors: FloatArray
@@ -363,11 +410,12 @@ class _Drawn(NamedTuple):
 @njit(cache=True, nogil=True)
 def _serve(plant, record, drawn, queue, goal):  # type: ignore[no-untyped-def]
     """Serve `goal` more requests; ends early where random numbers, the ring's places or arrivals run out."""
-    T, law_of, side_ms, cap, threshold, t_cut, sla = plant
+    T, law_of, side_ms, cap, threshold, t_cut, sla, stalls = plant
     clocks, places, sums, counts, histogram = record
     gaps, factors, used = drawn
     coming, free, head, count, ring = clocks[NEXT], clocks[FREE], places[HEAD], places[COUNT], len(queue) - 1
-    side, spent, overflowed, batches, total, side_free = len(used) - 2, used[0], 0, 0, 0.0, clocks[SIDE_FREE]
+    side, spent, overflowed, batches, total, side_free = len(used) - 4, used[0], 0, 0, 0.0, clocks[SIDE_FREE]
+    stall = clocks[STALL]
     served, within = 0, 0
     while served < goal:
         # Everybody who comes before the next batch starts, and with him who starts it.
@@ -394,10 +442,17 @@ def _serve(plant, record, drawn, queue, goal):  # type: ignore[no-untyped-def]
         else:
             b = min(count, cap)
             law = law_of[b]
-            if used[law + 1] == factors.shape[1]:
+            if used[law + 1] == factors.shape[1] or used[side + 3] > factors.shape[1] - MOST_STALLS:
                 break
             lasts = T[b] * factors[law, used[law + 1]]
             used[law + 1] += 1
+            if stalls > 0:
+                # `stall` is how far the next pause lies ahead, in batches or in ms of work.
+                stall -= 1.0 if stalls == 1 else lasts
+                while stall < 0.0:
+                    lasts += factors[side + 2, used[side + 3]]
+                    stall += factors[side + 1, used[side + 3]]
+                    used[side + 3] += 1
             free = start + lasts
             sums[BUSY] += lasts
             ends = free
@@ -409,7 +464,7 @@ def _serve(plant, record, drawn, queue, goal):  # type: ignore[no-untyped-def]
             total += response
             within += response <= sla
         head, count, served = (head + b) & ring, count - b, served + b
-    clocks[NEXT], clocks[FREE], clocks[SIDE_FREE] = coming, free, side_free
+    clocks[NEXT], clocks[FREE], clocks[SIDE_FREE], clocks[STALL] = coming, free, side_free, stall
     places[HEAD], places[COUNT], used[0] = head, count, spent
     sums[RESPONSE] += total
     counts[SERVED] += served
@@ -448,16 +503,18 @@ class Replication:
             system.threshold,
             float(system.t_cut_ms),
             float(sla_ms),
+            0 if main.stalls is None else 2 if main.stalls.per_ms else 1,
         )
+        self._stalls = main.stalls
         self._rng = np.random.default_rng(list(seed))
-        self._factors = np.empty((len(self._laws), BLOCK))
-        self._used = np.full(1 + len(self._laws), BLOCK)
+        self._factors = np.zeros((len(self._laws) + 2, BLOCK))
+        self._used = np.full(3 + len(self._laws), BLOCK)
         self._empty()
         self.drop()
 
     def _empty(self) -> None:
         """Before the first arrival."""
-        self._clocks, self._places, self._queue = np.zeros(3), np.zeros(2, np.int64), np.empty(1024)
+        self._clocks, self._places, self._queue = np.zeros(4), np.zeros(2, np.int64), np.empty(1024)
         self._source = self._arrivals.source(self._rng)
         self._gaps = next(self._source)
         self._clocks[NEXT], self._used[0] = self._gaps[0], 1
@@ -490,6 +547,11 @@ class Replication:
         for row, law in enumerate(self._laws):
             if self._used[row + 1] == BLOCK:
                 self._factors[row], self._used[row + 1] = law.draw(BLOCK, self._rng), 0
+        if self._used[-1] > BLOCK - MOST_STALLS:
+            self._used[-1] = 0
+            if self._stalls is not None:
+                self._factors[-2] = self._rng.exponential(1 / self._stalls.rate, BLOCK)
+                self._factors[-1] = self._stalls.lengths_ms.draw(BLOCK, self._rng)
         if self._places[COUNT] == len(self._queue):
             if self._places[COUNT] >= MOST_WAITING:
                 raise ArithmeticError("the queue grows without end")
@@ -636,7 +698,7 @@ def remembers(system: System) -> float:
     """
     arrivals = system.arrivals
     if system.side is None:
-        first, second = system.main.law(system.cap).moments
+        first, second = system.main.moments(system.cap)
         rho, spread, share = system.utilisation, arrivals.dispersion + system.cap * (second / first**2 - 1), 1.0
     else:
         pilot = Replication(system, (0, 0))
@@ -703,15 +765,29 @@ ENOUGH = 5.0
 
 LEAST_ROWS, MOST_ROWS = 500, 10_000
 
+RATIOS = ("narrow", "exponential", "lognormal", "pauses", "by_size")
+STALLS = (
+    "fixed per step",
+    "uniform per step",
+    "exponential per step",
+    "fixed per second",
+    "uniform per second",
+    "exponential per second",
+    "mixed",
+)
+"""Noise of ratios only, and pauses by length and rate on top of noise of 1 to 3 %. mixed: on top of pauses that are
+ratios, or of noise of 10 to 40 %."""
+
 
 @dataclass(frozen=True)
 class Planted:
     """A random system, and how its steps are measured.
 
     shape: of T ("linear", "stepped", "falling"). noise: of F ("narrow", "exponential", "lognormal", "pauses",
-    "by_size"). load: of the arrivals ("poisson", "gamma", "bursts", "recorded"). utilisation: rate over the limit of
-    stability with the true mean of F. design: "grid" visits sizes as a designed profile does, "log" wanders through
-    them as an engine's log does. rows: of the trace. tail_events: see below.
+    "by_size"), or of pauses that add to steps ("fixed per step", ..., "mixed": see STALLS). load: of the arrivals
+    ("poisson", "gamma", "bursts", "recorded"). utilisation: rate over the limit of stability with the true mean of F.
+    design: "grid" visits sizes as a designed profile does, "log" wanders through them as an engine's log does. rows: of
+    the trace. tail_events: see below.
     """
 
     system: System
@@ -738,6 +814,8 @@ def _tail_share(main: Steps, design: str) -> float:
     chances = _size_chances(design, len(main.times_ms))
     laws = [main.law(b) for b in range(1, len(chances) + 1)]
     paused = np.array([law.p[1] if law.kind == PAUSES else 0.0 for law in laws])
+    if main.stalls is not None:
+        paused = -np.expm1(-np.asarray(main.stalls.expected(np.asarray(main.times_ms))))
     # A grid may miss the sizes that pause.
     return float(chances @ paused) if paused.any() else 0.01
 
@@ -759,6 +837,8 @@ def measure(planted: Planted, rows: int, seed: int) -> dict[str, FloatArray]:
     factors = np.array([law.draw(rows, rng) for law in main.laws])
     law = np.asarray(main.law_of or (0,) * largest)[B - 1]
     T = np.asarray(main.times_ms)[B - 1] * factors[law, np.arange(rows)]
+    if main.stalls is not None:
+        T = T + main.stalls.draw(T, rng)
     return {"B": B.astype(np.float64), "S": B.astype(np.float64), "T_ms": T}
 
 
@@ -771,13 +851,13 @@ def random_systems(n: int, seed: int) -> Iterator[Planted]:
 def _random_system(rng: np.random.Generator) -> Planted:
     largest = int(rng.choice([8, 16, 32, 64, 128, 256]))
     shape = str(rng.choice(["linear", "stepped", "falling"]))
-    noise = str(rng.choice(["narrow", "exponential", "lognormal", "pauses", "by_size"]))
+    noise = str(rng.choice([*RATIOS, *STALLS]))
     load = str(rng.choice(["poisson", "gamma", "bursts", "recorded"]))
     design = "grid" if rng.random() < 0.5 else "log"
     T = tuple(_random_times(shape, largest, rng).tolist())
     least = math.inf
     while least > MOST_ROWS:
-        main = Steps(T, *_random_noise(noise, largest, rng))
+        main = _random_steps(noise, T, design, rng)
         share = _tail_share(main, design)
         least = max(LEAST_ROWS, ENOUGH / share) if share > 0 else math.inf
     rows = math.ceil(_log_uniform(rng, least, MOST_ROWS))
@@ -799,6 +879,26 @@ def _random_times(shape: str, largest: int, rng: np.random.Generator) -> FloatAr
     if shape == "falling":
         return np.asarray(tau * (1 + rng.uniform(0.3, 3) / -np.expm1(-_log_uniform(rng, 0.03, 1) * b) + alpha * b / 10))
     return np.asarray(tau * (1 + alpha * b))
+
+
+def _random_steps(noise: str, T: tuple[float, ...], design: str, rng: np.random.Generator) -> Steps:
+    """T with noise; pauses fall on 0.2 to 2 % of the trace's steps and take 3 to 60 times the median step of a size."""
+    largest = len(T)
+    if noise not in STALLS:
+        return Steps(T, *_random_noise(noise, largest, rng))
+    laws, law_of = _random_noise("pauses" if noise == "mixed" and rng.random() < 0.5 else "narrow", largest, rng)
+    if noise == "mixed" and laws[0].kind != PAUSES:
+        laws = (lognormal(rng.uniform(0.1, 0.4)),)
+    kind, _, per = noise.partition(" per ")
+    per_ms = (per or str(rng.choice(["step", "second"]))) == "second"
+    ms = float(np.median(T)) * _log_uniform(rng, 3, 60)
+    lengths = {
+        "fixed": constant(ms),
+        "uniform": uniform(ms * rng.uniform(0.2, 0.9), ms * 1.5),
+        "exponential": exponential(ms),
+    }[str(rng.choice(["fixed", "uniform", "exponential"])) if noise == "mixed" else kind]
+    mean = float(_size_chances(design, largest) @ np.asarray(T)) if per_ms else 1.0
+    return Steps(T, laws, law_of, Stalls(_log_uniform(rng, 0.002, 0.02) / mean, per_ms, lengths))
 
 
 def _random_noise(noise: str, largest: int, rng: np.random.Generator) -> tuple[tuple[Law, ...], tuple[int, ...]]:
@@ -855,6 +955,132 @@ def _size_chances(design: str, largest: int) -> FloatArray:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Serving engines
+# ---------------------------------------------------------------------------------------------------------------------
+
+MOST_RUNNING, STEP_TOKENS = 32, 1024
+DRAWN = 2**16
+"""Random factors and pauses of an engine, used over and over."""
+
+
+@njit(cache=True, nogil=True)
+def _first_tokens(arrival, prompt, output, costs, noise, first):  # type: ignore[no-untyped-def]
+    """When the first token of each request (n,) comes from an engine that prefills in chunks beside decoding. costs: ms
+    a step, a request, a token; noise: factors, gaps between pauses and lengths (DRAWN,), and what gaps count: 0
+    nothing, 1 steps, 2 ms."""
+    factors, gaps, lengths, counts = noise
+    n, running, come, now, step, stalls = len(arrival), 0, 0, 0.0, 0, 0
+    who, left, more = np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(64, np.int64)
+    chunk, ahead = np.zeros(64, np.int64), gaps[0]
+    while come < n or running > 0:
+        budget, tokens = STEP_TOKENS, 0
+        for i in range(running):
+            chunk[i] = min(left[i] if left[i] > 0 else 1, budget)
+            budget -= chunk[i]
+        while running < MOST_RUNNING and budget > 0 and come < n and arrival[come] <= now:
+            who[running], left[running], more[running] = come, prompt[come], output[come]
+            chunk[running] = min(prompt[come], budget)
+            budget -= chunk[running]
+            running += 1
+            come += 1
+        if running == 0:
+            now = arrival[come]
+            continue
+        batch = 0
+        for i in range(running):
+            tokens += chunk[i]
+            batch += chunk[i] > 0
+        lasts = (costs[0] + costs[1] * batch + costs[2] * tokens) * factors[step % DRAWN]
+        step += 1
+        if counts > 0:
+            ahead -= 1.0 if counts == 1 else lasts
+            while ahead < 0.0:
+                lasts += lengths[stalls % DRAWN]
+                stalls += 1
+                ahead += gaps[stalls % DRAWN]
+        now += lasts
+        kept = 0
+        for i in range(running):
+            ends = False
+            if chunk[i] > 0:
+                left[i] = max(left[i] - chunk[i], 0)
+                if left[i] == 0:
+                    if more[i] == output[who[i]]:
+                        first[who[i]] = now
+                    more[i] -= 1
+                    ends = more[i] == 0
+            if not ends:
+                who[kept], left[kept], more[kept] = who[i], left[i], more[i]
+                kept += 1
+        running = kept
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Serving engines with steps of costs[0] + costs[1] B + costs[2] S ms, F, and pauses."""
+
+    costs: tuple[float, float, float]
+    law: Law
+    stalls: Stalls | None
+    prompt: IntArray
+    output: IntArray
+
+    def measure(self, rows: int, seed: int) -> dict[str, FloatArray]:
+        """A log: half of the steps decode, half prefill one request beside."""
+        rng = np.random.default_rng([seed, 1])
+        B, prefill = rng.integers(1, MOST_RUNNING + 1, rows), rng.integers(0, 2, rows)
+        tokens = prefill * rng.integers(16, STEP_TOKENS - MOST_RUNNING, rows)
+        S = B - prefill + tokens
+        T = (self.costs[0] + self.costs[1] * B + self.costs[2] * S) * self.law.draw(rows, rng)
+        T = T if self.stalls is None else T + self.stalls.draw(T, rng)
+        columns = {"t_s": np.cumsum(T) / 1e3, "B": B, "S": S, "prefill_requests": prefill, "prefill_tokens": tokens}
+        columns["T_ms"] = T
+        return {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
+
+    def first_ms(self, arrival: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """When the first tokens of requests with random lengths come from one engine."""
+        drawn, first = rng.integers(0, len(self.prompt), len(arrival)), np.zeros(len(arrival))
+        gaps, lengths, counts = np.ones(DRAWN), np.zeros(DRAWN), 0
+        if self.stalls is not None:
+            gaps, counts = rng.exponential(1 / self.stalls.rate, DRAWN), 2 if self.stalls.per_ms else 1
+            lengths = self.stalls.lengths_ms.draw(DRAWN, rng)
+        noise = (self.law.draw(DRAWN, rng), gaps, lengths, counts)
+        _first_tokens(arrival, self.prompt[drawn], self.output[drawn], np.array(self.costs), noise, first)
+        return first
+
+    def most_per_ms(self) -> float:
+        """Requests that one engine serves that always has enough to do."""
+        first = self.first_ms(np.zeros(200_000), np.random.default_rng(5))
+        return 160_000 / float(first[180_000] - first[20_000])
+
+    def ttft(self, rate: float, engines: int, seed: int, q: float = 0.99, runs: int = 8, count: int = 40_000) -> Value:
+        """Quantile of the time to first token where engines take turns, a tenth of each run left out."""
+        found = []
+        for run in range(runs):
+            rng = np.random.default_rng([seed, 2, run])
+            arrival, each = np.cumsum(rng.exponential(1 / rate, count * engines)), []
+            for k in range(engines):
+                own = arrival[k::engines]
+                each.append((self.first_ms(own, rng) - own)[count // 10 :])
+            found.append(np.concatenate(each))
+        pooled = float(np.quantile(np.concatenate(found), q))
+        # Woodruff: the share's error, over the density.
+        share = float(np.std([np.mean(run <= pooled) for run in found], ddof=1)) / math.sqrt(runs)
+        low, high = np.quantile(np.concatenate(found), [max(q - share, 0.0), min(q + share, 1.0)])
+        return Value(pooled, float(high - low) / 2)
+
+
+def random_engine(noise: str, rng: np.random.Generator) -> Engine:
+    """noise: "narrow", "pauses" or one of STALLS, on 0.2 to 2 % of the steps."""
+    costs = (_log_uniform(rng, 2, 12), rng.uniform(0.02, 0.2), rng.uniform(0.003, 0.03))
+    T = tuple(np.quantile([costs[0] + costs[1] * b + costs[2] * (b + 256) for b in range(1, 33)], [0.1, 0.5, 0.9]))
+    main = _random_steps(noise, T, "grid", rng)
+    prompt = np.clip(rng.lognormal(math.log(300) - 0.3, 0.8, 20_000), 1, 8_000).astype(np.int64)
+    output = np.clip(rng.lognormal(math.log(40) - 0.2, 0.6, 20_000), 1, 1_500).astype(np.int64)
+    return Engine(costs, main.laws[0], main.stalls, prompt, output)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Speed
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -869,6 +1095,11 @@ def main(smoke: bool = False) -> None:
         "bursts": System(steps([1.0], exponential()), bursts(0.2, 2.0, 100.0, 20.0)),
         "batches up to 64, log-normal": System(steps(linear(4, 0.1, 64), lognormal(0.1)), poisson(5.0), 64),
         "batches, pauses": System(steps(linear(1.5, 0.5, 16), pauses(0.03, 0.006, 40, 60)), poisson(0.4), 16),
+        "batches, fixed pauses per second": System(
+            Steps(tuple(linear(1.5, 0.5, 32)), (lognormal(0.03),), (), Stalls(0.001, True, constant(50.0))),
+            poisson(0.4),
+            32,
+        ),
         "cut-off and side server": System(
             steps(linear(8, 0.05, 256)), poisson(1.0), 256, 1, steps([2.0], exponential()), 5.0
         ),

@@ -24,6 +24,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import numba
+import numpy as np
 from numba import config, njit
 from numba.core import caching, runtime
 from numba.misc import appdirs
@@ -42,6 +43,7 @@ MODULES = (
     "compiled",
     "fitting/solver/compiled",
     "histogram",
+    "model/noise/draws",
     "policies/codes",
     "policies/dispatch",
     "policies/marginal_cost",
@@ -188,3 +190,11 @@ def first_beyond(reached, low, high, u):  # type: ignore[no-untyped-def]
         else:
             low = middle + 1
     return low
+
+
+@inner
+def mixed(x):  # type: ignore[no-untyped-def]
+    """The finaliser of splitmix64: neighbouring integers (uint64) become unrelated ones."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -108,8 +108,8 @@ class Reference:
         T = float(np.interp(tokens, on.tokens, row))
         if on.exponential:
             T *= -math.log1p(-self.rngs[path].random())
-        elif on.scatter is not None:
-            law = on.scatter.of(len(taken))
+        elif on.noise is not None:
+            law = on.noise.of(len(taken))
             u, reached = self.rngs[path].random(), np.cumsum(law.weights)
             T *= float(law.values[min(int(np.sum(reached <= u)), len(reached) - 1)])
         return T

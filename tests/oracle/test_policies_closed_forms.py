@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from latfit.model.step_ratios import ratios_of
+from latfit.model.noise.step_noise import noise_of
 from latfit.policies import policy as policies
 from latfit.policies.policy import Limits, Policy
 from latfit.simulation.policies.replication import draw, run
@@ -51,8 +51,8 @@ class TestOneAtATime:
 
     def test_mg1_of_measured_ratios(self) -> None:
         """Pollaczek and Khinchine, for one service in ten that takes ten times as long: E S = 1, E S^2 = 10.9/3.61."""
-        ratios = ratios_of(np.array([1.0, 10.0]) / 1.9, np.array([9.0, 1.0]))
-        system = System(table_path("cpu", [1.0], scatter=ratios))
+        ratios = noise_of(np.array([1.0, 10.0]) / 1.9, np.array([9.0, 1.0]))
+        system = System(table_path("cpu", [1.0], noise=ratios))
         wait = 0.7 * (0.9 + 10) / 1.9**2 / (2 * (1 - 0.7))
         check(policies.gpu_only(ONE), system, OpenLoad(Poisson(0.7)), {"mean": 1 + wait})
 

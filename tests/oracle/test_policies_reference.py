@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from latfit.model.step_ratios import joined_ratios, ratios_of
+from latfit.model.noise.step_noise import joined_noise, noise_of
 from latfit.policies import policy as policies
 from latfit.policies.policy import DispatchTable, Limits, Policy, QueueOrder
 from latfit.simulation.policies.replication import draw, run
@@ -52,13 +52,13 @@ LOADS: dict[str, Load] = {
 
 def spread(path: ServicePath) -> ServicePath:
     ratios, steps = np.array([0.5, 0.8, 1.0, 1.3, 3.0]), np.array([1.0, 4.0, 8.0, 2.0, 1.0])
-    return replace(path, scatter=ratios_of(ratios, steps))
+    return replace(path, noise=noise_of(ratios, steps))
 
 
 def spread_by_batch(path: ServicePath) -> ServicePath:
     """One request alone, two or three, and more: each with ratios of their own."""
-    laws = [ratios_of(np.array(ratios), np.array([3.0, 1.0])) for ratios in ([0.9, 1.1], [0.5, 4.0], [1.0, 1.3])]
-    return replace(path, scatter=joined_ratios(laws, np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 6.0])))
+    laws = [noise_of(np.array(ratios), np.array([3.0, 1.0])) for ratios in ([0.9, 1.1], [0.5, 4.0], [1.0, 1.3])]
+    return replace(path, noise=joined_noise(laws, np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 6.0])))
 
 
 SYSTEMS: dict[str, System] = {

@@ -291,7 +291,7 @@ def _run_speed(
     speeds: tuple[PhaseSpeed, list[PhaseSpeed]]
     if run_steps is not None:
         steps = _of_run(run_steps, fits, how, found.measured)
-        speeds = _speeds(fits, steps, scatter=costs.scatter.values.shape[1] > 0)
+        speeds = _speeds(fits, steps, scatter=costs.scatter.on)
     else:
         whole = None if watch is None else recorded_window_speed(watch, fits.results)
         if whole is None or not whole.has_changed:

@@ -10,7 +10,7 @@ import numpy as np
 from latfit.errors import WrongUsage
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
 from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate, further_validation
-from latfit.fitting.checking.step_ratios import with_ratios
+from latfit.fitting.checking.step_noise import with_noise
 from latfit.fitting.correction import learnt
 from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.diagnostics.contradictions import contradictions
@@ -248,7 +248,7 @@ def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions) -> FitResul
     left_out = best.validated.held_out if best.validated else None
     later = later_rows(data, options, theta)
     log_ratio = _log_ratios(problem, theta, data, best.correction)
-    intervals = with_ratios(_intervals(data, left_out, later, log_ratio), data, log_ratio)
+    intervals = with_noise(_intervals(data, left_out, later, log_ratio), data, log_ratio)
     diagnostics = diagnose(problem, best.solution, found, data, log_ratio, later or left_out)
     in_time = cautions_in_time(intervals, diagnostics)
     return FitResult(

@@ -143,9 +143,10 @@ def mean_ms(fit: FitResult, steps: Trace) -> FloatArray:
     found, named = typical_ms(fit, steps), _phases_of(steps)
     for phase in np.unique(named).tolist():
         rows = named == phase
-        law = fit.step_ratios(phase)
+        law = fit.step_noise(phase)
         if law is not None:
-            found[rows] *= law.means(steps.floats("B")[rows]) * law.levels.factors(steps.floats("S")[rows])
+            T = found[rows] * law.levels.factors(steps.floats("S")[rows])
+            found[rows] = law.mean_ms(T, steps.floats("B")[rows])
     return found
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from latfit.errors import WrongUsage
 from latfit.hardware.profile import ExecutionPath
-from latfit.model import StepRatios, latency_draws, parameter_draws
+from latfit.model import StepNoise, latency_draws, parameter_draws
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, PREFILL
 
@@ -55,8 +55,8 @@ class PathLatency:
         return phase_of(self.tokens)
 
     @cached_property
-    def scatter(self) -> StepRatios | None:
-        """The distribution of a step's time over its typical one, by its batch; None where nobody measured it."""
+    def noise(self) -> StepNoise | None:
+        """Noise of single steps; None where nobody measured it."""
         return self.path.fit.limits.of(self.phase).ratios
 
     @cached_property
@@ -93,20 +93,25 @@ class PathLatency:
     def typical_ms(self, B: FloatArray) -> FloatArray:
         return self.path.fit.latency_ms(**self.steps(B))
 
-    def mean_ms(self, B: FloatArray) -> FloatArray:
-        """Of the measured steps, their level at that size and their tail included; of a nominal median the mean of an
-        exponential service."""
+    def noisy_ms(self, B: FloatArray) -> FloatArray:
+        """Times (n,) that the noise is about: typical, at the level of the measured steps of that size; of a nominal
+        median the mean of an exponential service."""
         typical, B = self.typical_ms(B), np.asarray(B, dtype=np.float64)
         if self.path.nominal is not None:
             return np.asarray(typical * self.path.nominal.mean_factor())
-        law = self.scatter
-        return typical if law is None else np.asarray(typical * law.levels.factors(B * self.tokens) * law.means(B))
+        noise = self.noise
+        return typical if noise is None else np.asarray(typical * noise.levels.factors(B * self.tokens))
 
-    def drawn_ms(self, B: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, StepRatios | None]:
-        """Mean times of batches and their scatter, on a machine that the data allow."""
-        vectors, law = self._vectors, self.scatter
+    def mean_ms(self, B: FloatArray) -> FloatArray:
+        """Mean times (n,) of single steps, their level at that size and their tail included."""
+        T, B = self.noisy_ms(B), np.asarray(B, dtype=np.float64)
+        return T if self.noise is None else self.noise.mean_ms(T, B)
+
+    def drawn_ms(self, B: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, StepNoise | None]:
+        """Return `noisy_ms` of batches and the noise of a machine that the data allow."""
+        vectors, law = self._vectors, self.noise
         if vectors is None and law is None:
-            return self.mean_ms(B), None
+            return self.noisy_ms(B), None
         if vectors is None:
             curve = self.typical_ms(B)
         else:
@@ -115,7 +120,7 @@ class PathLatency:
         if law is None:
             return curve * (self.path.nominal.mean_factor() if self.path.nominal else 1.0), None
         found = law.drawn(rng)
-        return np.asarray(curve * law.levels.drawn_factors(B * self.tokens, rng) * found.means(B)), found
+        return np.asarray(curve * law.levels.drawn_factors(B * self.tokens, rng)), found
 
     def range_ms(self, B: FloatArray) -> FloatArray:
         """Typical latency (3, n) and its 95 % range over the draws: typical, low, high; all alike without draws."""

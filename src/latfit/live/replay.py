@@ -369,7 +369,7 @@ def slower(batches: Sequence[tuple[FloatArray, FloatArray]], system: System) -> 
     found = {}
     for path, (B, T) in zip(system.paths, batches, strict=True):
         if len(B):
-            expected = [path.typical_ms[b] * path.mean_factor(b) for b in B.astype(int).tolist()]
+            expected = path.mean_ms[B.astype(int)]
             found[path.name] = float(T.sum() / np.sum(expected))
     return found
 

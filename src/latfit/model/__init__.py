@@ -50,6 +50,23 @@ if TYPE_CHECKING:
         read_fit as read_fit,
         write_fit as write_fit,
     )
+    from latfit.model.noise.draws import (
+        NoiseTable as NoiseTable,
+        drawn_step_ms as drawn_step_ms,
+        noise_table as noise_table,
+    )
+    from latfit.model.noise.size_levels import (
+        MOST_SIZES as MOST_SIZES,
+        NO_LEVELS as NO_LEVELS,
+        size_levels as size_levels,
+    )
+    from latfit.model.noise.step_noise import (
+        Pauses as Pauses,
+        StepNoise as StepNoise,
+        joined_noise as joined_noise,
+        noise_of as noise_of,
+        tail_points as tail_points,
+    )
     from latfit.model.registry import (
         FAMILY as FAMILY,
         MOE as MOE,
@@ -57,14 +74,6 @@ if TYPE_CHECKING:
         model_named as model_named,
     )
     from latfit.model.saturation import Saturation as Saturation
-    from latfit.model.step_ratios import (
-        MOST_SIZES as MOST_SIZES,
-        NO_LEVELS as NO_LEVELS,
-        StepRatios as StepRatios,
-        joined_ratios as joined_ratios,
-        ratios_of as ratios_of,
-        size_levels as size_levels,
-    )
     from latfit.model.support import outside_by as outside_by, read_by as read_by, support_of as support_of
     from latfit.model.term_model import Choice as Choice, Separable as Separable, Shape as Shape, Term as Term
 

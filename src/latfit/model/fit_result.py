@@ -59,9 +59,10 @@ from latfit.model.fit_parts import (
     Identifiability,
 )
 from latfit.model.kinds import check_kinds
+from latfit.model.noise.size_levels import NO_LEVELS
+from latfit.model.noise.step_noise import StepNoise
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
-from latfit.model.step_ratios import NO_LEVELS, StepRatios
 from latfit.model.support import ROUNDING, check_support, kinds_of, outside_by, read_by
 from latfit.stats import FloatArray
 from latfit.units import format_percent, number
@@ -211,7 +212,7 @@ class FitResult:
         """Latencies of steps (n,) by the formula, or of several parameter vectors (k, n), with the correction."""
         return T if self.correction is None else T * np.exp(self.correction.of_steps(steps))
 
-    def step_ratios(self, phase: str) -> StepRatios | None:
+    def step_noise(self, phase: str) -> StepNoise | None:
         """How the steps of an engine scatter about `latency_ms` in a phase; None where that is not known.
 
         The level of a size is that of the trace's steps of it, whatever context they had. A model that knows the

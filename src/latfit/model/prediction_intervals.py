@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from latfit.model.step_ratios import MOST_RATIO, StepRatios, ratios_from_json
+from latfit.model.noise.size_levels import MOST_RATIO
+from latfit.model.noise.step_noise import StepNoise, noise_from_json
 from latfit.trace import MIXED, PREFILL, UNKNOWN
 
 STANDS_FOR: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -39,7 +40,7 @@ class Limits:
 
     upper: Mapping[float, float | None] = field(default_factory=dict)
     lower: Mapping[float, float | None] = field(default_factory=dict)
-    ratios: StepRatios | None = None
+    ratios: StepNoise | None = None
     reason: str = ""
 
 
@@ -62,9 +63,9 @@ class PredictionIntervals:
         return next((group for group in groups if all(name in self.by_phase for name in group)), ())
 
     def of(self, phase: str) -> Limits:
-        """The limits that stand for a phase's; of several those with the widest law."""
+        """The limits that stand for a phase's; of several those with the widest noise."""
         found = [self.by_phase[name] for name in self.phases(phase)]
-        return max(found, key=lambda limits: limits.ratios.mean_square if limits.ratios else 0.0, default=self.all)
+        return max(found, key=lambda limits: limits.ratios.width if limits.ratios else 0.0, default=self.all)
 
     def factor(self, phase: str, level: float) -> float | None:
         """What to multiply a typical step of a phase with so that a share `level` of such steps stays below; None where
@@ -98,7 +99,7 @@ def intervals_from_json(document: Mapping[str, Any]) -> PredictionIntervals:
 
 def _limits(entry: Mapping[str, Any]) -> Limits:
     upper, lower = (_factors(entry.get(name, {})) for name in ("ratio_quantiles", "lower_quantiles"))
-    return Limits(upper, lower, ratios_from_json(entry.get("ratios")), str(entry.get("reason", "")))
+    return Limits(upper, lower, noise_from_json(entry.get("ratios")), str(entry.get("reason", "")))
 
 
 def _factors(entry: Mapping[str, Any]) -> dict[float, float | None]:

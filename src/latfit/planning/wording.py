@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from latfit.model import Pauses, StepNoise
 from latfit.planning.result import (
     Alternative,
     Capacity,
@@ -404,6 +405,10 @@ def open_interval(sla_ms: float, asked: float, ends: Interval, points: Sequence[
     return f"In doubt whether {format_ms(sla_ms)} is met: {text}; {more}."
 
 
+DECIDES = 0.25
+"""Share of the mean square of a step's time due to the slowest hundredth of the steps from which their tail decides how
+long requests wait."""
+
 LAWS_ONLY_DOUBT = "closed forms leave out how steps scatter; without --laws-only the queue is simulated"
 BURSTS_TOO_LONG = "the recorded arrivals are too few to show how long their bursts last"
 NOT_SETTLED = "the load is so near its limit that the simulation was too short to settle"
@@ -420,13 +425,44 @@ def tail_not_seen(steps: tuple[str, str, bool], asked: float, fewest: float, wan
     return f"{fewest:,.0f} independent {phase} steps{sizes} on {label} cannot show p{asked:g}; {wanted:,} or more can"
 
 
-def slow_steps_decide(label: str, steps: float, slowest: float, part: float) -> LatfitWarning:
+MIN_PAUSES = 20  # independent; of fewer, the longest that will come may be far longer than the longest measured
+
+
+def few_pauses(label: str, noise: StepNoise, T: float) -> str:
+    """Why pauses that decide how long requests wait for steps of T ms are not to be relied on; empty if they are."""
+    pauses = noise.pauses
+    if pauses is None or pauses.independent >= MIN_PAUSES or noise.slow_share(T) <= DECIDES:
+        return ""
+    count = f"{pauses.independent:,.0f} measured pauses" if pauses.independent >= 1.5 else "one measured pause"
+    return f"{count} of {label} cannot show how long pauses last; {MIN_PAUSES} or more can"
+
+
+def slow_steps_decide(label: str, noise: StepNoise, share: float) -> LatfitWarning:
+    """share: of the mean square of a step's time that is due to the slowest hundredth."""
+    slowest = f"{float(noise.values.max()):.3g} times the typical"
+    if noise.pauses is not None:
+        slowest += f", with pauses of up to {format_ms(float(noise.pauses.ms.max()))}"
     found = (
-        f"{label}: the slowest 1 % of the measured steps ({0.01 * steps:,.0f} of {steps:,.0f}, up to {slowest:.3g}"
-        f" times the typical) decide how long requests wait: they make {format_percent(100 * part)} of the mean square"
-        " of a step's time."
+        f"{label}: the slowest 1 % of the measured steps ({0.01 * noise.steps:,.0f} of {noise.steps:,.0f}, up to"
+        f" {slowest}) decide how long requests wait: they make {format_percent(100 * share)} of the mean square of a"
+        " step's time. No longer stall than the measured ones is planned for."
     )
     return LatfitWarning("slow_steps", found, "Find what stalls them, or measure more.")
+
+
+def unclear_pauses(label: str, pauses: Pauses | None) -> list[LatfitWarning]:
+    """Which kind of pause the data do not show, so that the more harmful one is planned for; none where they do."""
+    if pauses is None or (pauses.length_is_known and pauses.rate_is_known):
+        return []
+    open_questions = [
+        *([] if pauses.length_is_known else ["last a fixed time or grow with the step"]),
+        *([] if pauses.rate_is_known else ["come per step or per second"]),
+    ]
+    found = (
+        f"{label}: {pauses.independent:,.0f} measured pauses (up to {format_ms(float(pauses.ms.max()))}) do not show"
+        f" whether they {' and whether they '.join(open_questions)}; the plan takes what is worse for each step."
+    )
+    return [LatfitWarning("unclear_pauses", found, "Measure more steps, at sizes that differ more.")]
 
 
 def slow_start(name: str, took_ms: float | None) -> LatfitWarning:

@@ -112,7 +112,7 @@ FINE = Effort(shortest=100_000, longest=1_600_000)
 
 def scatters(times: ServiceTimes) -> bool:
     """Whether services of one batch differ by more than T(b) is known."""
-    return times.scatter is not None and times.scatter.cv > STEADY
+    return times.noise is not None and float(times.cv(times.max_batch or 1).max()) > STEADY
 
 
 def batch_response(
@@ -138,7 +138,7 @@ def single_response(
     rate: float, times: ServiceTimes, arrivals: Arrivals = POISSON, effort: Effort = USUAL
 ) -> ResponseDistribution:
     """One request at a time, in T(1) on average: exponential where nobody measured how it scatters."""
-    if times.scatter is None and arrivals.poisson:
+    if times.noise is None and arrivals.poisson:
         return mm1(rate, 1 / times(1))
     from latfit.queueing.sampled import sampled_queue
 
@@ -179,4 +179,4 @@ def cutoff_response(
 def closed_form(gpu: ServiceTimes, cpu: ServiceTimes, arrivals: Arrivals = POISSON) -> bool:
     """Whether the distribution of `cutoff_law`, and with it the proved bounds, describes a GPU and a CPU: Poisson
     arrivals, steps of the GPU that take T(b), and an exponential service of the CPU."""
-    return arrivals.poisson and not scatters(gpu) and cpu.scatter is None
+    return arrivals.poisson and not scatters(gpu) and cpu.noise is None

@@ -1,9 +1,10 @@
 """Response times where services scatter, or arrivals are no Poisson stream: the queue itself, run.
 
-With T(b) F in place of T(b), F i.i.d. from a measured distribution, the chains of `batch_limited` and `cutoff_law` have
-no closed form that would be quicker than the queue: a step that takes fifty times as long leaves hundreds of requests
-behind, each with a place in one of many batches of random length. So the queue is run on drawn arrivals and services,
-RUNS times from empty, and what follows is read off the responses of all runs together:
+With a measured noise on T(b) (see `model.noise`), independent from service to service, the chains of
+`batch_limited` and `cutoff_law` have no closed form that would be quicker than the queue: a step that takes fifty times
+as long leaves hundreds of requests behind, each with a place in one of many batches of random length. So the queue is
+run on drawn arrivals and services, RUNS times from empty, and what follows is read off the responses of all runs
+together:
 
     P(R > x)     the share of responses above x
     percentile   the smallest x that a share q of all responses does not exceed
@@ -17,7 +18,7 @@ machine are all alike), off by less than a bin's width of 0.2 % elsewhere.
 
 How long a run must be follows from how slowly the queue forgets. Near saturation the number left behind is a random
 walk that loses B - a requests a service, a = lambda T(B), with variance a + a^2 c^2, c the coefficient of variation of
-F (the largest of all batches); its relaxation time, in requests, is about
+F a service (the largest of all batches); its relaxation time, in requests, is about
 
     B (a + a^2 c^2)/(B - a)^2 = (x + x^2 B c^2)/(1 - x)^2,   x = a/B
 
@@ -31,57 +32,49 @@ by what was changed. Both queues are compiled: batches on one server, and a cut-
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from latfit.compiled import entry, first_beyond, inner
+from latfit.compiled import entry, inner
 from latfit.histogram import PIECES, Pool, Sketch, at_most, pooled, sketch_of
-from latfit.model import StepRatios
+from latfit.model import drawn_step_ms, noise_table
 from latfit.queueing.distribution import OverflowDistribution, positive, stable
 from latfit.queueing.responses import POISSON, USUAL, Arrivals, Effort
 from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
 
-GUIDES = 4096
-"""Equal parts of 0 to 1, a power of two, for which it is known between which points a uniform number of theirs falls.
-Next to all hold a single point, so that a draw is no search, whose turns no processor foresees."""
 
+class Server(NamedTuple):
+    """T (largest + 1,): typical ms of a batch, T[0] unused.  fixed: ms added to each.  noise: a `NoiseTable` of one
+    kind.  exponential: every service is exponential about T instead."""
 
-class Points(NamedTuple):
-    """Ratios of a service's time to T(b): values (n,), rising in each group of batch sizes, and the share of the
-    group's services up to each, reached (n,); the group of batches of b is group[b], (largest + 1,); a number in part k
-    of GUIDES falls on points guide[group, k]..guide[group, k + 1]. No value: every service takes its mean time."""
-
-    values: Any
-    reached: Any
-    group: Any
-    guide: Any
+    T: Any
+    fixed: Any
+    noise: Any
+    exponential: Any
 
 
 @inner
-def _ratio(points, batch, u):  # type: ignore[no-untyped-def]
-    """The ratio that a share u of the services of such batches does not exceed; none known (no value): one."""
-    if len(points.values) == 0:
-        return 1.0
-    group, part = points.group[batch], int(u * GUIDES)
-    return points.values[first_beyond(points.reached, points.guide[group, part], points.guide[group, part + 1], u)]
+def _service_ms(server, batch, u):  # type: ignore[no-untyped-def]
+    if server.exponential:
+        return -server.T[batch] * np.log1p(-u)
+    return server.fixed + drawn_step_ms(server.noise, server.noise.group[0, batch], server.T[batch], u)
 
 
 @entry
-def serve_batches(arrive, T, threshold, points, u, response):  # type: ignore[no-untyped-def]
-    """Response in ms of every arrival (n,), batches of threshold..len(T) - 1; returns how many batches were served.
-    T[0] is not used."""
-    n, largest = len(arrive), len(T) - 1
+def serve_batches(arrive, server, threshold, u, response):  # type: ignore[no-untyped-def]
+    """Response in ms of every arrival (n,), batches from `threshold` on; returns how many batches were served."""
+    n, largest = len(arrive), len(server.T) - 1
     free, served, i = 0.0, 0, 0
     while i < n:
         take = min(threshold, n - i)
         start = max(free, arrive[i + take - 1])
         while take < largest and i + take < n and arrive[i + take] <= start:
             take += 1
-        free = start + T[take] * _ratio(points, take, u[served])
+        free = start + _service_ms(server, take, u[served])
         for k in range(i, i + take):
             response[k] = free - arrive[k]
         i += take
@@ -93,22 +86,20 @@ def serve_batches(arrive, T, threshold, points, u, response):  # type: ignore[no
 def serve_with_cutoff(arrive, cutoff, main, side, u, out):  # type: ignore[no-untyped-def]
     """Greedy batches on a main server; a request that has waited for `cutoff` goes to a side server, one at a time.
 
-    main: (T, Points of its ratios), T[0] not used; side: (mean ms, Points of its ratios, exponential where it has no
-    values); u (2, n): for services on either. out: response (n,) in ms and whether the side server served it (n,).
-    Returns the ms that the side server worked.
+    u (2, n): for services on either. out: response (n,) in ms and whether the side server served it (n,). Returns the
+    ms that the side server worked.
     """
-    (T, of_main), (side_ms, of_side), (response, aside) = main, side, out
-    n, largest = len(arrive), len(T) - 1
+    response, aside = out
+    n, largest = len(arrive), len(main.T) - 1
     free = side_free = 0.0
     served = overflowed = i = 0
     worked = 0.0
-    exponential = len(of_side.values) == 0
     while i < n:
         if arrive[i] + cutoff < free:
             begin = max(side_free, arrive[i] + cutoff)
-            factor = -np.log1p(-u[1, overflowed]) if exponential else _ratio(of_side, 1, u[1, overflowed])
-            side_free = begin + side_ms * factor
-            worked += side_ms * factor
+            lasts = _service_ms(side, 1, u[1, overflowed])
+            side_free = begin + lasts
+            worked += lasts
             response[i] = side_free - arrive[i]
             aside[i] = True
             overflowed += 1
@@ -118,7 +109,7 @@ def serve_with_cutoff(arrive, cutoff, main, side, u, out):  # type: ignore[no-un
         take = 1
         while take < largest and i + take < n and arrive[i + take] <= start:
             take += 1
-        free = start + T[take] * _ratio(of_main, take, u[0, served])
+        free = start + _service_ms(main, take, u[0, served])
         for k in range(i, i + take):
             response[k] = free - arrive[k]
             aside[k] = False
@@ -172,19 +163,18 @@ class SampledDistribution(OverflowDistribution):
 def sampled_queue(
     rate: float, times: ServiceTimes, threshold: int = 1, arrivals: Arrivals = POISSON, effort: Effort = USUAL
 ) -> SampledDistribution:
-    """The batch queue of `batch_service` with services T(b) F. rate per ms below `times.rate_limit()`; F of mean 1;
-    `times.max_batch` is set. Raises SlaOutOfReach above the limit."""
+    """The batch queue of `batch_service` with noise. rate per ms below `times.rate_limit()`; `times.max_batch` is set.
+    Raises SlaOutOfReach above the limit."""
     rate, limit = positive(rate, "rate"), times.rate_limit()
     stable(rate, limit, "the batch queue")
-    T = _table(times)
-    points = _points(times.scatter, len(T) - 1)
-    wanted = relaxation(rate / limit, len(T) - 1, times.scatter, arrivals)
+    server, T = _server(times), _table(times)
+    wanted = relaxation(rate / limit, times, arrivals)
     start, n = _length(wanted, _first_wave(rate, T, rate / limit), effort)
     responses, served = _Responses(effort, n, start), 0
     for run in range(effort.runs):
         arrive = _moments(arrivals, rate, n, effort.seed, run)
         u = _uniform(n, effort.seed, run)[0]
-        served += serve_batches(arrive, T, threshold, points, u, responses.room)
+        served += serve_batches(arrive, server, threshold, u, responses.room)
         responses.take()
     runs = responses.sketches
     pool = pooled(runs)
@@ -193,7 +183,7 @@ def sampled_queue(
         tail=pool.above,
         utilisation=rate / limit,
         rate_limit=limit,
-        conditions=f"{arrivals.label}, FIFO, one server, batches up to {len(T) - 1}, T(b) times the measured scatter",
+        conditions=f"{arrivals.label}, FIFO, one server, batches up to {len(T) - 1}, T(b) with the measured noise",
         source=f"simulated, {pool.size:,} requests",
         exact=False,
         runs=runs,
@@ -210,17 +200,17 @@ def sampled_cutoff(
     arrivals: Arrivals = POISSON,
     effort: Effort = USUAL,
 ) -> SampledDistribution:
-    """GPU + CPU with waiting cut off at T_cut (see `cutoff`); cpu: T(1) of one request at a time, its scatter None for
+    """GPU + CPU with waiting cut off at T_cut (see `cutoff`); cpu: T(1) of one request at a time, its noise None for
     an exponential service. Any largest batch, any load that both carry.
 
     Raises SlaOutOfReach where what overflows is more than the CPU serves.
     """
     rate, cutoff = positive(rate, "rate"), positive(cutoff_ms, "T_cut", "in ms")
-    T, side_ms = _table(gpu), cpu(1)
-    wanted = relaxation(min(rate / (gpu.rate_limit() + 1 / side_ms), 0.99), len(T) - 1, gpu.scatter, arrivals)
-    start, n = _length(max(wanted, relaxation(0.9, 1, cpu.scatter, arrivals)), 0.0, effort)
+    side_ms, one = cpu(1), replace(cpu, max_batch=1)
+    wanted = relaxation(min(rate / (gpu.rate_limit() + 1 / side_ms), 0.99), gpu, arrivals)
+    start, n = _length(max(wanted, relaxation(0.9, one, arrivals)), 0.0, effort)
     responses, aside = _Responses(effort, n, start), np.zeros(n, dtype=np.bool_)
-    main, side = (T, _points(gpu.scatter, len(T) - 1)), (side_ms, _points(cpu.scatter, 1))
+    main, side = _server(gpu), _server(one)._replace(exponential=cpu.noise is None)
     worked = until = overflow = 0.0
     for run in range(effort.runs):
         arrive = _moments(arrivals, rate, n, effort.seed, run)
@@ -238,7 +228,7 @@ def sampled_cutoff(
         tail=pool.above,
         utilisation=load,
         rate_limit=math.nan,
-        conditions=f"{arrivals.label}, both FIFO, overflow stays on the CPU, measured scatter",
+        conditions=f"{arrivals.label}, both FIFO, overflow stays on the CPU, measured noise",
         source=f"simulated, {pool.size:,} requests",
         exact=False,
         runs=runs,
@@ -247,9 +237,10 @@ def sampled_cutoff(
     )
 
 
-def relaxation(load: float, largest: int, scatter: StepRatios | None, arrivals: Arrivals = POISSON) -> float:
+def relaxation(load: float, times: ServiceTimes, arrivals: Arrivals = POISSON) -> float:
     """Requests after which a queue at so much of its limit has about forgotten its state (see the module)."""
-    variance = load + load**2 * largest * (scatter.up_to(largest).cv ** 2 if scatter is not None else 0.0)
+    assert times.max_batch is not None
+    variance = load + load**2 * times.max_batch * float(times.cv(times.max_batch).max()) ** 2
     return variance * max(arrivals.dispersion, 1.0) / (1 - load) ** 2
 
 
@@ -302,23 +293,12 @@ def _table(times: ServiceTimes) -> FloatArray:
     return np.concatenate([[0.0], times.table(1, times.max_batch)])
 
 
-def _points(scatter: StepRatios | None, largest: int) -> Points:
-    """The ratios of batches up to `largest`."""
-    if scatter is None:
-        return Points(np.empty(0), np.empty(0), np.zeros(largest + 1, dtype=np.int64), np.zeros((1, 1), dtype=np.int32))
-    first, last = scatter.points_of(largest)
-    starts, group = np.unique(first, return_inverse=True)
-    guide = [
-        _guide(scatter.reached[start : end + 1], start) for start, end in zip(starts, np.unique(last), strict=True)
-    ]
-    return Points(scatter.values, scatter.reached, group.astype(np.int64), np.array(guide))
-
-
-def _guide(reached: FloatArray, start: int) -> FloatArray:
-    """How many of the shares (n,), the last of which is 1, are at or below k/GUIDES for k = 0..GUIDES, n - 1 at the
-    most, as places from `start` on."""
-    within = np.cumsum(np.bincount(np.ceil(reached * GUIDES).astype(np.int64), minlength=GUIDES + 1))
-    return (start + np.minimum(within, len(reached) - 1)).astype(np.int32)
+def _server(times: ServiceTimes) -> Server:
+    """Services of batches up to `times.max_batch` as the loops take them."""
+    assert times.max_batch is not None
+    batches = np.arange(1.0, times.max_batch + 1)
+    T = np.concatenate([[0.0], np.asarray(times.at(batches), dtype=np.float64)])
+    return Server(T, times.fixed_ms, noise_table([times.noise], times.max_batch), False)
 
 
 def _moments(arrivals: Arrivals, rate: float, n: int, seed: int, run: int) -> FloatArray:

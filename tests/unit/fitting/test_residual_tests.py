@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from latfit.fitting.checking.step_ratios import hypergeometric
+from latfit.fitting.checking.step_noise import log_p_of_counts
 from latfit.fitting.diagnostics.residual_tests import (
     anderson_darling,
     breusch_pagan,
@@ -46,10 +46,10 @@ def test_tests_in_time_and_of_spread_are_those_of_statsmodels() -> None:
     assert slope_in_time(x, 10) == pytest.approx((line.params[1], line.pvalues[1]))
 
 
-@pytest.mark.parametrize(("steps", "slowest"), [(60, 8), (1000, 80), (100_000, 9000)])
-def test_counts_of_slow_steps_follow_the_hypergeometric_law(steps: int, slowest: int) -> None:
-    drawn = np.array([steps // 10, steps // 2, steps - 10])
-    law = stats.hypergeom(steps, slowest, drawn)
+@pytest.mark.parametrize("events", [8, 80, 9000])
+def test_counts_of_slow_steps_follow_the_binomial_distribution(events: int) -> None:
+    chance = np.array([0.1, 0.5, 0.99])
+    law = stats.binom(events, chance)
     for seen in (law.ppf(0.001), law.ppf(0.4), law.ppf(0.97)):
         wanted = np.log(np.minimum(2 * np.minimum(law.sf(seen - 1), law.cdf(seen)), 1.0))
-        assert hypergeometric(steps, slowest, drawn.astype(float), seen) == pytest.approx(wanted, abs=1e-6)
+        assert log_p_of_counts(seen, events, chance) == pytest.approx(wanted, abs=1e-6)

@@ -9,7 +9,7 @@ from latfit.errors import WrongUsage
 from latfit.hardware.ceiling import Ceiling, beside_the_fit
 from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import ExecutionPath
-from latfit.model.step_ratios import ratios_of
+from latfit.model.noise.step_noise import noise_of
 from latfit.trace.table import DECODE
 from tests.unit.planning.test_plan import line
 
@@ -21,7 +21,7 @@ def path_with(draws: np.ndarray) -> ExecutionPath:
     limits = {
         "ratio_quantiles": {f"{p:g}": float(np.quantile(draws, p)) for p in LEVELS},
         "lower_quantiles": {f"{p:g}": float(np.quantile(draws, 1 - p)) for p in LEVELS},
-        "ratios": ratios_of(draws, np.ones(len(draws))).to_json(),
+        "ratios": noise_of(draws, np.ones(len(draws))).to_json(),
     }
     return ExecutionPath("gpu", line(4, 0.1, intervals=limits))
 
@@ -29,10 +29,10 @@ def path_with(draws: np.ndarray) -> ExecutionPath:
 def test_mean_and_spread_are_those_of_the_sample() -> None:
     draws = np.random.default_rng(0).lognormal(0, 0.2, 200_000)
     latency = PathLatency(path_with(draws))
-    found = latency.scatter
+    found = latency.noise
     assert found is not None
     assert found.mean == pytest.approx(draws.mean(), rel=1e-7)
-    assert found.cv == pytest.approx(draws.std() / draws.mean(), rel=1e-3)
+    assert found.cv(np.ones(1), np.ones(1))[0] == pytest.approx(draws.std() / draws.mean(), rel=1e-3)
     assert latency.mean_ms(np.array([10.0]))[0] == pytest.approx(5.0 * found.mean)
 
 
@@ -56,7 +56,7 @@ def _normal(level: float) -> float:
 def test_without_intervals_the_spread_is_unknown() -> None:
     latency = PathLatency(ExecutionPath("gpu", line(4, 0.1)))
     assert latency.phase == DECODE
-    assert latency.scatter is None
+    assert latency.noise is None
     assert latency.mean_ms(np.array([10.0]))[0] == 5.0
 
 

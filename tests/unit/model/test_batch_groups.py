@@ -6,16 +6,16 @@ import math
 import numpy as np
 import pytest
 
-from latfit.fitting.checking.step_ratios import without_scale
-from latfit.model.step_ratios import ALIKE, BatchGroups, StepRatios, joined_ratios, ratios_from_json, ratios_of
+from latfit.model.noise.batch_groups import ALIKE, BatchGroups
+from latfit.model.noise.step_noise import StepNoise, joined_noise, noise_from_json, noise_of
 
 RNG = np.random.default_rng(4)
 SMALL, MIDDLE, LARGE = RNG.lognormal(0, 0.02, 700), RNG.lognormal(0.1, 0.3, 900), RNG.lognormal(0, 1, 400)
 LOW, HIGH = np.array([1.0, 6.0, 40.0]), np.array([4.0, 32.0, 64.0])
 
 
-def law_of(*samples: np.ndarray) -> StepRatios:
-    return joined_ratios([ratios_of(each, np.ones(len(each))) for each in samples], LOW, HIGH)
+def law_of(*samples: np.ndarray) -> StepNoise:
+    return joined_noise([noise_of(each, np.ones(len(each))) for each in samples], LOW, HIGH)
 
 
 def test_a_batch_is_of_the_group_that_is_nearest_in_its_logarithm() -> None:
@@ -30,34 +30,31 @@ def test_a_batch_is_of_the_group_that_is_nearest_in_its_logarithm() -> None:
 def test_sums_are_those_of_each_groups_sample() -> None:
     law = law_of(SMALL, MIDDLE, LARGE)
     batches = np.array([1.0, 10.0, 64.0])
-    assert law.means(batches) == pytest.approx([SMALL.mean(), MIDDLE.mean(), LARGE.mean()], rel=1e-12)
+    assert law.mean_ms(np.ones(1), batches) == pytest.approx([SMALL.mean(), MIDDLE.mean(), LARGE.mean()], rel=1e-12)
     squares = [np.mean(each**2) for each in (SMALL, MIDDLE, LARGE)]
-    assert law.mean_squares(batches) == pytest.approx(squares, rel=2e-3)
+    assert law.mean_square(np.ones(3), batches) == pytest.approx(squares, rel=2e-3)
     assert law.mean == pytest.approx(np.concatenate([SMALL, MIDDLE, LARGE]).mean(), rel=1e-12)
-    assert law.cv == pytest.approx(LARGE.std() / LARGE.mean(), rel=5e-3)
-    assert law.scaled().means(batches) == pytest.approx([1, 1, 1], rel=1e-12)
+    assert law.cv(np.ones(1), np.array([64.0]))[0] == pytest.approx(LARGE.std() / LARGE.mean(), rel=5e-3)
     assert law.of(20.0).steps == pytest.approx(900)
-    assert law.quantile(0.5) == pytest.approx(np.median(np.concatenate([SMALL, MIDDLE, LARGE])), rel=0.01)
 
 
 def test_each_batch_has_the_points_of_its_group() -> None:
     law = law_of(SMALL, MIDDLE, LARGE)
-    first, last = law.points_of(64)
     for batch, sample in ((1, SMALL), (4, SMALL), (6, MIDDLE), (40, LARGE), (64, LARGE)):
-        values = law.values[first[batch] : last[batch] + 1]
+        values = law.of(batch).values
         # A point is the mean of two in four hundred or more.
         assert sample.min() * (1 - 1e-12) <= values[0] <= np.quantile(sample, 0.02)
         assert values.max() == pytest.approx(sample.max())
         assert np.all(np.diff(values) >= 0)
-        assert law.reached[last[batch]] == 1
-        assert np.all(np.diff(law.reached[first[batch] : last[batch] + 1]) > 0)
 
 
 def test_groups_that_no_batch_reaches_are_left_out() -> None:
     law = law_of(SMALL, MIDDLE, LARGE).up_to(32)
     assert law.steps == pytest.approx(1600)
     assert law.weights.sum() == pytest.approx(1)
-    assert law.means(np.array([1.0, 32.0, 64.0])) == pytest.approx([SMALL.mean(), MIDDLE.mean(), MIDDLE.mean()])
+    assert law.mean_ms(np.ones(1), np.array([1.0, 32.0, 64.0])) == pytest.approx(
+        [SMALL.mean(), MIDDLE.mean(), MIDDLE.mean()]
+    )
     assert law_of(SMALL, MIDDLE, LARGE).up_to(math.inf).steps == 2000
     assert law_of(SMALL, MIDDLE, LARGE).up_to(2).mean == pytest.approx(SMALL.mean())
 
@@ -85,29 +82,29 @@ def test_rare_events_of_each_group_are_drawn_as_their_counts_leave_them_open() -
     assert np.quantile(rates, 0.975) == pytest.approx(0.00874, rel=0.05)
     longest = np.array([[each.of(batch).weights[-1] for batch in (1.0, 64.0)] for each in laws])
     assert np.quantile(longest, 0.975, axis=0) == pytest.approx([0.00556, 0.00556], rel=0.07)
-    assert np.mean([each.means(np.array([1.0]))[0] for each in laws]) == pytest.approx(1, abs=1e-3)
+    assert np.mean([each.mean_ms(np.ones(1), np.array([1.0]))[0] for each in laws]) == pytest.approx(1, abs=1e-3)
 
 
 def test_json_gives_the_same_law_and_its_points_are_those_of_all_steps() -> None:
     law = law_of(SMALL, MIDDLE, LARGE)
     written = law.to_json()
-    again = ratios_from_json(written)
+    again = noise_from_json(written)
     assert again is not None
     assert again.values == pytest.approx(law.values, rel=1e-7)
     assert again.weights == pytest.approx(law.weights, rel=1e-7)
     assert again.groups.starts.tolist() == law.groups.starts.tolist()
     assert again.groups.of(np.array([4.0, 5.0, 36.0])).tolist() == [0, 1, 2]
     # Who does not know groups reads the law of all steps.
-    everything = ratios_from_json({name: value for name, value in written.items() if name != "by_batch"})
+    everything = noise_from_json({name: value for name, value in written.items() if name != "by_batch"})
     assert everything is not None
     assert np.all(np.diff(everything.values) >= 0)
     assert everything.mean == pytest.approx(law.mean, rel=1e-7)
 
 
 def test_one_group_is_written_as_ever() -> None:
-    law = ratios_of(SMALL, np.ones(len(SMALL)))
+    law = noise_of(SMALL, np.ones(len(SMALL)))
     assert "by_batch" not in law.to_json()
-    assert joined_ratios([law], LOW[:1], HIGH[:1]) is law
+    assert joined_noise([law], LOW[:1], HIGH[:1]).to_json() == law.to_json()
     assert law.groups is ALIKE
 
 
@@ -126,34 +123,12 @@ def test_one_group_is_written_as_ever() -> None:
 def test_what_are_no_groups_is_refused(broken: dict[str, list[float]]) -> None:
     whole = {"values": [1.0, 2.0], "weights": [0.5, 0.5], "steps": 2.0, "independent": 2.0}
     groups = {"low": [1.0, 5.0], "high": [4.0, 8.0], "group": [0, 1]}
-    assert ratios_from_json({**whole, "by_batch": groups}) is not None
+    assert noise_from_json({**whole, "by_batch": groups}) is not None
     with pytest.raises(ValueError, match="groups of ratios"):
-        ratios_from_json({**whole, "by_batch": {**groups, **broken}})
+        noise_from_json({**whole, "by_batch": {**groups, **broken}})
 
 
 def test_groups_are_counted_from_the_first_that_is_left() -> None:
     groups = BatchGroups(np.array([0, 5, 9]), LOW, HIGH).only(1, 3)
     assert groups.starts.tolist() == [0, 4]
     assert groups.of(np.array([1.0, 64.0])).tolist() == [0, 1]
-
-
-class TestPauses:
-    """Steps of 10 and of 100 ms, half each, that scatter by 3 %; one of the short ones took a second longer."""
-
-    CURVE = np.repeat([10.0, 100.0], 500)
-
-    def ratio(self, sigma: float) -> np.ndarray:
-        return np.random.default_rng(1).lognormal(0, sigma, 1000)
-
-    def test_a_pause_leaves_the_mean_of_times_as_it_was(self) -> None:
-        ratio = self.ratio(0.03)
-        ratio[7] = 101.0
-        found = without_scale(ratio, self.CURVE, np.ones(1000))
-        assert found[7] == pytest.approx(1 + 1000 / 55)
-        assert np.delete(found, 7) == pytest.approx(np.delete(ratio, 7), rel=0)
-        assert np.sum(found - 1) * 55 - np.sum((ratio - 1)[np.arange(1000) != 7]) * 55 == pytest.approx(1000)
-
-    def test_steps_that_scatter_widely_do_not_pause(self) -> None:
-        ratio = self.ratio(1.0)
-        assert ratio.max() > 10
-        assert without_scale(ratio, self.CURVE, np.ones(1000)) is ratio

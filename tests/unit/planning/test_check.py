@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import HardwareProfile, nominal_path
-from latfit.model.step_ratios import ratios_of
+from latfit.model.noise.step_noise import noise_of
 from latfit.planning.load import evaluate
 from latfit.planning.load.strategies import Machine
 from latfit.planning.load.varying import load_from_arrivals
@@ -36,11 +36,11 @@ NOMINAL = HardwareProfile(
 )
 
 
-SCATTERED = {"ratios": ratios_of(np.exp(0.8 * norm.ppf((np.arange(2000) + 0.5) / 2000)), np.ones(2000)).to_json()}
+SCATTERED = {"ratios": noise_of(np.exp(0.8 * norm.ppf((np.arange(2000) + 0.5) / 2000)), np.ones(2000)).to_json()}
 
 
-WIDE = {"ratios": ratios_of(np.linspace(0.5, 1.5, 2000), np.ones(2000)).to_json()}
-STEADY = {"ratios": ratios_of(np.linspace(0.97, 1.03, 2000), np.ones(2000)).to_json()}
+WIDE = {"ratios": noise_of(np.linspace(0.5, 1.5, 2000), np.ones(2000)).to_json()}
+STEADY = {"ratios": noise_of(np.linspace(0.97, 1.03, 2000), np.ones(2000)).to_json()}
 
 
 def checked(profile: HardwareProfile, sla: float, rate: float) -> Plan:
@@ -216,7 +216,7 @@ class TestSteadyService:
     def test_a_cpu_more_variable_than_exponential_gets_no_bound_of_one(self) -> None:
         """cv 1.5: the exponential bound at its largest T_cut is broken by an own run; the plan's T_cut keeps the
         SLA."""
-        wild = ratios_of(np.repeat([0.5, 5.5], [1800, 200]), np.ones(2000))
+        wild = noise_of(np.repeat([0.5, 5.5], [1800, 200]), np.ones(2000))
         cpu = line(0.01, 1.99, domain=SMALL, intervals={"ratios": wild.to_json()})
         profile = HardwareProfile({**machine(cpu=cpu).paths, "gpu": self.gpu})
         plan = make_plan(profile, 30.0, request=PlanRequest(rate=0.2))
@@ -224,6 +224,6 @@ class TestSteadyService:
         assert plan.T_cut.bound == "simulated"
         assert plan.T_cut.service["cv"] == pytest.approx(1.5, abs=0.01)
         assert plan.T_cut.value is not None
-        system = System(linear_path("gpu", 12, 0.05, 64), table_path("cpu", [2.0], scatter=wild))
+        system = System(linear_path("gpu", 12, 0.05, 64), table_path("cpu", [2.0], noise=wild))
         found = check(cutoff(plan.T_cut.value, Limits(64, 1)), system, 0.2, 99.0, 30.0, Options(seed=3, replications=8))
         assert found.percentile.low <= 30.0

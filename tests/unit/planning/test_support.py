@@ -7,7 +7,7 @@ import pytest
 
 from latfit.model.fit_parts import Diagnostics, Drift, LevelChange
 from latfit.model.fit_result import FitResult
-from latfit.model.step_ratios import ratios_of
+from latfit.model.noise.step_noise import noise_of
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Plan
@@ -15,7 +15,7 @@ from latfit.warning import LatfitWarning
 from tests.unit.planning.test_plan import fit_with, line, machine
 
 SIXTY_FOUR = {"B": [1, 64], "S": [1, 4096]}
-LAW = {"ratios": ratios_of(np.linspace(0.95, 1.05, 1000), np.ones(1000)).to_json()}
+LAW = {"ratios": noise_of(np.linspace(0.95, 1.05, 1000), np.ones(1000)).to_json()}
 
 
 def warned(code: str, **parts: object) -> FitResult:

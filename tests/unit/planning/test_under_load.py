@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from latfit.model.step_ratios import StepRatios, ratios_of
+from latfit.model.noise.step_noise import StepNoise, noise_of
 from latfit.planning.plan import make_plan
 from latfit.planning.request import Objective, PlanRequest
 from latfit.planning.result import Capacity, Plan
@@ -136,10 +136,10 @@ def draws(slope: float, spread: float) -> dict[str, object]:
     return {"parameters": ["tau_0", "tau_B"], "values": rows}
 
 
-def scattered(sigma: float, steps: int) -> StepRatios:
+def scattered(sigma: float, steps: int) -> StepNoise:
     """Quantiles of a lognormal law of median 1, as so many steps would show them."""
     shares = (np.arange(steps) + 0.5) / steps
-    return ratios_of(np.exp(sigma * norm.ppf(shares)), np.ones(steps))
+    return noise_of(np.exp(sigma * norm.ppf(shares)), np.ones(steps))
 
 
 class TestDoubt:
@@ -180,7 +180,7 @@ class TestDoubt:
 
     def test_a_tail_that_decides_is_told(self) -> None:
         stalls = np.where(np.arange(5_000) % 170 == 0, 50.0, 1.0)
-        law = ratios_of(stalls, np.ones(5_000))
+        law = noise_of(stalls, np.ones(5_000))
         profile = machine(gpu=line(1.5, 0.5, domain=SIXTY_FOUR, intervals={"ratios": law.to_json()}))
         plan = make_plan(profile, 1000.0, request=PlanRequest(rate=0.3))
         assert any("slowest 1 % of the measured steps (50 of 5,000, up to 50 times" in w.message for w in plan.warnings)

@@ -1,17 +1,18 @@
 """Queues that are run: against closed forms, the exact laws where services do not scatter, and an own simulation."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import optimize
 
 from latfit.errors import SlaOutOfReach
-from latfit.model.step_ratios import StepRatios, joined_ratios, ratios_of
+from latfit.model.noise.step_noise import StepNoise, joined_noise, noise_of
 from latfit.queueing.batch import batch_queue
 from latfit.queueing.responses import Arrivals, Effort, batch_response, mm1, single_response
-from latfit.queueing.sampled import _points, sampled_cutoff, sampled_queue, serve_batches
-from latfit.queueing.service import ServiceTimes, exponential_scatter, linear_times, measured_times
+from latfit.queueing.sampled import sampled_cutoff, sampled_queue
+from latfit.queueing.service import ServiceTimes, exponential_noise, linear_times, measured_times
 from tests.unit.queueing.textbook import MD1
 
 LONG = Effort(shortest=200_000, longest=400_000)
@@ -19,16 +20,16 @@ LEVEL = 0.9999
 """A true value lies outside an interval of this level once in ten thousand."""
 
 
-def pauses(n: int = 400_000, share: float = 0.006, seed: int = 0) -> StepRatios:
+def pauses(n: int = 400_000, share: float = 0.006, seed: int = 0) -> StepNoise:
     """Steps that scatter by 3 %, but for a share that takes 40 to 60 times as long."""
     rng = np.random.default_rng(seed)
     ratios = np.exp(rng.normal(0, 0.03, n))
     stalled = rng.random(n) < share
     ratios[stalled] = rng.uniform(40, 60, int(stalled.sum()))
-    return ratios_of(ratios, np.ones(n))
+    return noise_of(ratios, np.ones(n))
 
 
-def alone(scatter: StepRatios | None) -> ServiceTimes:
+def alone(scatter: StepNoise | None) -> ServiceTimes:
     return measured_times(np.ones(1), scatter)
 
 
@@ -43,14 +44,15 @@ def test_one_at_a_time_without_scatter_is_md1(load: float) -> None:
 
 @pytest.mark.parametrize("load", [0.5, 0.9, 0.95])
 def test_one_at_a_time_with_an_exponential_service_is_mm1(load: float) -> None:
-    law = sampled_queue(load, alone(exponential_scatter()), effort=LONG)
+    law = sampled_queue(load, alone(exponential_noise()), effort=LONG)
     low, high = law.percentile_interval(0.99, LEVEL)
     assert low <= mm1(load, 1.0).percentile(0.99) <= high
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_the_mean_with_pauses_is_pollaczek_and_khinchines(load: float) -> None:
-    scatter = pauses().scaled()
+    scatter = pauses()
+    scatter = replace(scatter, values=scatter.values / scatter.mean)
     law = sampled_queue(load, alone(scatter), effort=Effort(shortest=1_000_000, longest=1_000_000))
     wait = load * float(scatter.weights @ scatter.values**2) / (2 * (1 - load))
     by_run = np.array([run.sums.sum() / run.sizes.sum() for run in law.runs])
@@ -79,8 +81,8 @@ def test_a_cutoff_has_the_published_percentiles(rate: float, mu: float, cutoff: 
 
 def test_a_cutoff_with_a_measured_cpu_is_that_of_an_own_run() -> None:
     """GPU T = 8 + 0.05 b with pauses, CPU 2 ms and ten times as long once in ten: request by request in Python."""
-    slow = ratios_of(np.array([1.0, 10.0]) / 1.9, np.array([9.0, 1.0]))
-    stalls = ratios_of(np.array([0.9, 4.0]), np.array([95.0, 5.0])).scaled()
+    slow = noise_of(np.array([1.0, 10.0]) / 1.9, np.array([9.0, 1.0]))
+    stalls = noise_of(np.array([0.9, 4.0]) / (0.95 * 0.9 + 0.05 * 4.0), np.array([95.0, 5.0]))
     gpu, cpu = measured_times(8 + 0.05 * np.arange(1.0, 65), stalls), measured_times(np.array([2.0]), slow)
     law = sampled_cutoff(0.3, 4.0, gpu, cpu, effort=LONG)
     shares = []
@@ -111,7 +113,7 @@ def test_a_cutoff_with_a_measured_cpu_is_that_of_an_own_run() -> None:
 def test_pauses_decide_the_percentile(largest: int, p99: float) -> None:
     """T = 1.5 + 0.5 b, 400/s: known from an independent simulation within 6 %; without the pauses it is 5.6 ms."""
     scatter = pauses()
-    times = measured_times((1.5 + 0.5 * np.arange(1.0, largest + 1)) * scatter.mean, scatter.scaled())
+    times = measured_times(1.5 + 0.5 * np.arange(1.0, largest + 1), scatter)
     law = sampled_queue(0.4, times, effort=LONG)
     assert law.percentile(0.99) == pytest.approx(p99, rel=0.1)
 
@@ -120,10 +122,10 @@ def test_pauses_decide_the_percentile(largest: int, p99: float) -> None:
 def test_batches_scatter_as_their_size_does(paused: bool) -> None:
     """T = 2 + 0.25 b, .5 per ms, up to 16: one to three 0.5 or 1.5 of it, more of them take nine times as long once in
     a hundred, or one to three do and more never scatter. Request by request, with other numbers."""
-    stalls, even = ratios_of(np.array([1.0, 9.0]), np.array([99.0, 1.0])), np.array([0.5, 1.5])
-    steady = ratios_of(even, np.ones(2))
+    stalls, even = noise_of(np.array([1.0, 9.0]) / 1.08, np.array([99.0, 1.0])), np.array([0.5, 1.5])
+    steady = noise_of(even, np.ones(2))
     laws = [steady, stalls] if paused else [stalls, steady]
-    scatter = joined_ratios(laws, np.array([1.0, 4.0]), np.array([3.0, 16.0])).scaled()
+    scatter = joined_noise(laws, np.array([1.0, 4.0]), np.array([3.0, 16.0]))
     law = sampled_queue(0.5, measured_times(2 + 0.25 * np.arange(1.0, 17), scatter), effort=LONG)
     late = []
     for seed in range(12):
@@ -161,7 +163,7 @@ def test_arrivals_in_bursts_wait_as_a_gamma_stream_does() -> None:
 def test_the_closed_form_is_taken_where_it_holds() -> None:
     times = linear_times(4, 0.1, 16)
     assert batch_response(1.0, times).exact
-    assert not batch_response(1.0, measured_times(4 + 0.1 * np.arange(1.0, 17), pauses().scaled())).exact
+    assert not batch_response(1.0, measured_times(4 + 0.1 * np.arange(1.0, 17), pauses())).exact
     assert not batch_response(1.0, times, arrivals=Arrivals(np.ones(1000))).exact
 
 
@@ -174,20 +176,4 @@ def test_too_much_load_is_refused() -> None:
 
 def test_a_load_at_its_limit_says_that_it_has_not_settled() -> None:
     assert sampled_queue(0.5, alone(None)).settled
-    assert not sampled_queue(0.995, alone(exponential_scatter())).settled
-
-
-def test_a_draw_is_the_smallest_value_that_so_many_do_not_exceed() -> None:
-    """Each service of requests that never meet, beside a search through all shares of its group."""
-    rng = np.random.default_rng(4)
-    laws = [ratios_of(rng.lognormal(0, 1, n), rng.integers(1, 9, n).astype(float)) for n in (1, 7, 9_000)]
-    low = np.array([1.0, 2.0, 5.0])
-    scatter = joined_ratios(laws, low, np.array([1.0, 4.0, 9.0]))
-    shares = rng.random(20_000)
-    shares[:3] = [0.0, 0.5, 1 - 2**-53]
-    for batch, law in ((1, laws[0]), (2, laws[1]), (9, laws[2])):
-        arrive, response = np.repeat(np.arange(20_000) * 1e3, batch), np.empty(20_000 * batch)
-        serve_batches(arrive, np.ones(10), 1, _points(scatter, 9), shares, response)
-        place = np.searchsorted(law.reached, shares, side="right")
-        # A response is a difference of moments, whose last digits are lost.
-        np.testing.assert_allclose(response[::batch], law.values[place], atol=1e-8)
+    assert not sampled_queue(0.995, alone(exponential_noise())).settled

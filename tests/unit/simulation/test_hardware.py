@@ -10,12 +10,12 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import ExecutionPath, HardwareProfile, nominal_path as named_path
 from latfit.model.fit_result import Estimate, FitResult, FitStatus
+from latfit.model.noise.step_noise import noise_of
 from latfit.model.registry import FAMILY
-from latfit.model.step_ratios import ratios_of
 from latfit.simulation.policies.service import ServicePath, Serving, linear_path, system_of
 from tests.conftest import REFERENCE
 
-RATIOS = ratios_of(np.array([0.9, 1.0, 1.2, 2.0]), np.array([30.0, 50.0, 19.0, 1.0]))
+RATIOS = noise_of(np.array([0.9, 1.0, 1.2, 2.0]), np.array([30.0, 50.0, 19.0, 1.0]))
 
 
 def fit_of(largest: int = 64) -> FitResult:
@@ -88,28 +88,28 @@ class TestTimes:
 
     def test_times_scatter_as_measured(self) -> None:
         main = system_of(profile("gpu")).main
-        assert main.scatter is not None
-        assert main.scatter.values == pytest.approx(RATIOS.values, rel=1e-7)
-        assert main.mean_factor(1) == pytest.approx(0.3 * 0.9 + 0.5 + 0.19 * 1.2 + 0.01 * 2.0)
-        assert system_of(profile("gpu"), Serving(service="deterministic")).main.scatter is None
+        assert main.noise is not None
+        assert main.noise.values == pytest.approx(RATIOS.values, rel=1e-7)
+        assert main.mean_ms[1] / main.typical_ms[1] == pytest.approx(0.3 * 0.9 + 0.5 + 0.19 * 1.2 + 0.01 * 2.0)
+        assert system_of(profile("gpu"), Serving(service="deterministic")).main.noise is None
 
     def test_a_fit_without_ratios_does_not_scatter(self) -> None:
         bare = HardwareProfile({"gpu": ExecutionPath("gpu", replace(fit_of(), intervals={}))})
-        assert system_of(bare).main.scatter is None
+        assert system_of(bare).main.noise is None
 
     @pytest.mark.parametrize(("tokens", "most", "factor"), [(1, 0, 1.05), (64, 0, 3.0), (1, 64, 3.0)])
     def test_scatter_is_that_of_the_phase(self, tokens: float, most: float, factor: float) -> None:
         """Steps of decode alone scatter by 5 %, those with prefill threefold; all of them together by 100 %."""
-        laws = {phase: ratios_of(np.array([1.0, f]), np.ones(2)) for phase, f in (("decode", 1.05), ("prefill", 3.0))}
+        laws = {phase: noise_of(np.array([1.0, f]), np.ones(2)) for phase, f in (("decode", 1.05), ("prefill", 3.0))}
         limits = {phase: {"ratios": law.to_json()} for phase, law in laws.items()}
         fit = replace(fit_of(), intervals={**fit_of().intervals, "by_phase": limits})
         known = HardwareProfile({"gpu": ExecutionPath("gpu", fit)})
         main = system_of(known, Serving(tokens_per_request=tokens, most_tokens=most)).main
-        assert main.scatter is not None
-        assert main.scatter.values.max() == pytest.approx(factor)
+        assert main.noise is not None
+        assert main.noise.values.max() == pytest.approx(factor)
 
     def test_a_phase_without_ratios_takes_those_of_all_steps(self) -> None:
-        law = ratios_of(np.array([1.0, 3.0]), np.ones(2)).to_json()
+        law = noise_of(np.array([1.0, 3.0]), np.ones(2)).to_json()
         fit = replace(fit_of(), intervals={**fit_of().intervals, "by_phase": {"prefill": {"ratios": law}}})
         assert fit.limits.of("decode").ratios is not None
         assert fit.limits.of("decode").ratios.values == pytest.approx(RATIOS.values, rel=1e-7)  # type: ignore[union-attr]
@@ -117,7 +117,7 @@ class TestTimes:
     def test_exponential(self) -> None:
         main = system_of(profile("gpu"), Serving(service="exponential")).main
         assert main.exponential
-        assert main.mean_factor(1) == 1
+        assert main.mean_ms[1] == main.typical_ms[1]
 
 
 class TestNominal:

@@ -176,8 +176,8 @@ def _safest(laws: Laws, target: Target) -> float:
 def service_of(both: Both) -> dict[str, Any]:
     """What the CPU's service is taken to be, and how variable it was measured to be."""
     cpu = both.cpu
-    if cpu.times.scatter is not None:
-        cv = cpu.times.scatter.of(1).cv
+    if cpu.times.noise is not None:
+        cv = float(cpu.times.cv(1)[0])
         return {"assumed": "measured", "cv": cv, "sentence": wording.measured_service(cpu.label, cv)}
     given = cpu.path.nominal
     median = given.slope_ms if given is not None and given.median else None

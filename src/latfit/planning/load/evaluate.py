@@ -256,8 +256,8 @@ def _changed_thresholds(ask: _Question) -> Thresholds:
 def _notes(plan: LoadPlan, ask: _Question) -> list[str]:
     """What the answer assumes, and where the textbook formula would have misled."""
     machine = ask.machine
-    steady = [part.label for part in machine.parts if part.times.scatter is None]
-    cpu = machine.cpu if machine.cpu is not None and machine.cpu.times.scatter is None else None
+    steady = [part.label for part in machine.parts if part.times.noise is None]
+    cpu = machine.cpu if machine.cpu is not None and machine.cpu.times.noise is None else None
     scattered = len(steady) < len(machine.parts)
     found = [wording.assumed(machine.arrivals.label, steady, scattered, None if cpu is None else cpu.label)]
     if isinstance(plan.T_cut, Cutoff):
@@ -305,7 +305,7 @@ def _after_restart(asked: Asked, shown: Judged) -> list[LatfitWarning]:
     system, mean_ms = shown.system, shown.row.mean_ms
     if system.times is None or system.rises or mean_ms is None:
         return []
-    took = settling_ms(asked.rate, replace(system.times, scatter=None))
+    took = settling_ms(asked.rate, system.times.steady())
     if took is not None and took <= SLOW_START * mean_ms:
         return []
     return [wording.slow_start(shown.row.name, took)]

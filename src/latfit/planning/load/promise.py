@@ -1,7 +1,7 @@
 """How sure a response's percentile is: what the simulation, the measured steps and the fitted curve leave open.
 
 The percentile is computed again for DRAWS of the machines that the data allow: a curve drawn from those that the fit
-keeps, its scatter drawn anew from the measured steps (`StepRatios.drawn`), and, where repeated steps show that the
+keeps, its noise drawn anew from the measured steps (`StepNoise.drawn`), and, where repeated steps show that the
 curve misses them by more than noise, a level that is off by as much. All of them meet the same arrivals and the same
 random numbers as the machine as it was fitted, so that their ratios to its percentile hold what the data leave open and
 little else. The interval multiplies the percentile by the 2.5 % and 97.5 % quantiles of these ratios and, in logarithms
@@ -36,9 +36,6 @@ FEW, BISECTIONS = 0.2, 6
 """Share of the rate that is carried by the fit from which a promised one is searched, and how finely."""
 
 ROUNDING = 1e-6
-
-DECIDES = 0.25
-"""Share of E[F^2] due to the slowest hundredth of the steps from which their tail decides how long requests wait."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +184,7 @@ def _joined(value: float, end_ms: float, ratio: float) -> float | None:
 def _ratios(asked: Asked, seeds: Sequence[int], enough: float = math.inf) -> FloatArray | None:
     """The percentile of each machine drawn over that of the machine as fitted, as many as `seeds`; None where nothing
     varies. Once more than a share of FEWER_DRAWS is above `enough`, the others count as above it too."""
-    known = [part.path.fit.draws.get("values") or part.latency.scatter is not None for part in asked.machine.parts]
+    known = [part.path.fit.draws.get("values") or part.latency.noise is not None for part in asked.machine.parts]
     if asked.laws_only or not any(known):
         return None
     found, first = np.full(len(seeds), math.inf), asked.quick()
@@ -221,17 +218,19 @@ def _doubts(asked: Asked, law: ResponseDistribution) -> Iterator[str]:
         return
     percentile = asked.target.percentile
     for part in asked.parts:
-        ratios, latency = part.latency.scatter, part.latency
-        if ratios is None:
+        noise, latency = part.latency.noise, part.latency
+        if noise is None:
             if part.path.nominal is None:
                 yield wording.unknown_scatter(part.label)
             continue
+        if few := wording.few_pauses(part.label, noise, float(part.times.at(np.ones(1))[0])):
+            yield few
         largest = 1 if asked.strategy.kind is Kind.ONE_AT_A_TIME else part.times.max_batch
-        ratios = ratios.up_to(math.inf if largest is None else largest)
-        if not ratios.sees(asked.target.q):
+        noise = noise.up_to(math.inf if largest is None else largest)
+        if not noise.sees(asked.target.q):
             wanted = math.ceil(1 / (1 - asked.target.q) - 1e-9)
-            fewest = min(each.independent for each in ratios.parts)
-            yield wording.tail_not_seen((part.label, latency.phase, len(ratios.parts) > 1), percentile, fewest, wanted)
+            fewest = min(each.independent for each in noise.parts)
+            yield wording.tail_not_seen((part.label, latency.phase, len(noise.parts) > 1), percentile, fewest, wanted)
     arrivals = asked.machine.arrivals
     if not arrivals.poisson and arrivals.grows:
         yield wording.BURSTS_TOO_LONG
@@ -240,11 +239,14 @@ def _doubts(asked: Asked, law: ResponseDistribution) -> Iterator[str]:
 
 
 def tail_warnings(asked: Asked) -> list[LatfitWarning]:
-    """Where a few slow steps decide how long requests wait."""
+    """Where a few slow steps decide how long requests wait, and where the data do not show what pauses are."""
     found = []
     for part in asked.parts:
-        ratios = part.latency.scatter
-        if not asked.laws_only and ratios is not None and ratios.slow_share > DECIDES:
-            slowest = float(ratios.values.max())
-            found.append(wording.slow_steps_decide(part.label, ratios.steps, slowest, ratios.slow_share))
+        noise = part.times.noise
+        if noise is None:
+            continue
+        share = noise.slow_share(float(part.times.at(np.ones(1))[0]))
+        if share > wording.DECIDES:
+            found.append(wording.slow_steps_decide(part.label, noise, share))
+        found += wording.unclear_pauses(part.label, noise.pauses)
     return found

@@ -5,10 +5,10 @@
 - CPU, one at a time;
 - GPU + CPU: waiting cut off at T_cut, overflow to the CPU's queue.
 
-T(b) is the mean step, typical latency times the mean of the measured ratios to it, and single steps scatter as
-measured. Where nobody measured that (a path of nominal numbers), steps of batches take T(b) and a CPU that serves one
-at a time is taken as exponential. A batch is at most the largest measured one, in requests and in tokens, unless a
-smaller one is asked for. Where only closed forms are asked for, nothing scatters and arrivals are Poisson.
+T(b) is the typical step, and single steps have the measured noise. Where nobody measured that (a path of nominal
+numbers), steps of batches take T(b) and a CPU that serves one at a time is taken as exponential. A batch is at most the
+largest measured one, in requests and in tokens, unless a smaller one is asked for. Where only closed forms are asked
+for, nothing scatters and arrivals are Poisson.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ import numpy as np
 
 from latfit.errors import SlaOutOfReach
 from latfit.hardware import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile, PathLatency
-from latfit.model import StepRatios
+from latfit.model import StepNoise
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Kind, Strategy
 from latfit.policies import stopping_batch
@@ -60,7 +60,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Part:
-    """A path with its mean times T(b) of batches and how they scatter; transfer included on the GPU."""
+    """A path with the times of its batches, noise and, on the GPU, the transfer included."""
 
     latency: PathLatency
     times: ServiceTimes
@@ -193,11 +193,9 @@ def machine_of(profile: HardwareProfile, tokens: int, request: PlanRequest) -> M
     def part(path: ExecutionPath, transfer_ms: float, most: int | None) -> Part:
         latency = PathLatency(path, tokens, request.context)
         B = latency.batches[:most]
-        return Part(
-            latency,
-            _times(latency.mean_ms(B), None if request.laws_only else latency.scatter, transfer_ms),
-            transfer_ms,
-        )
+        if request.laws_only:
+            return Part(latency, _times(latency.mean_ms(B), None, transfer_ms), transfer_ms)
+        return Part(latency, _times(latency.noisy_ms(B), latency.noise, transfer_ms), transfer_ms)
 
     return Machine(
         None if cpu is None else part(cpu, 0.0, None),
@@ -207,13 +205,9 @@ def machine_of(profile: HardwareProfile, tokens: int, request: PlanRequest) -> M
     )
 
 
-def _times(T: FloatArray, law: StepRatios | None, transfer_ms: float) -> ServiceTimes:
-    """T(b) of batches 1, 2, ..., and their scatter, transfer included."""
-    law = None if law is None else law.up_to(len(T)).scaled()
-    if law is not None and transfer_ms:
-        # What moving a request takes does not scatter: the step's share of the time does.
-        law = law.damped(float(np.median(T / (T + transfer_ms))))
-    return measured_times(T + transfer_ms, law)
+def _times(T: FloatArray, noise: StepNoise | None, transfer_ms: float) -> ServiceTimes:
+    """Batches 1, 2, ... of typical times T (n,), transfer included."""
+    return measured_times(T, None if noise is None else noise.up_to(len(T)), transfer_ms)
 
 
 def simple_systems(machine: Machine, rate: float) -> list[System]:
@@ -248,7 +242,7 @@ def _one_at_a_time(part: Part, arrivals: Arrivals) -> System:
     def law(rate: float, effort: Effort) -> ResponseDistribution:
         return single_response(rate, part.times, arrivals, effort)
 
-    sampled = part.times.scatter is not None or not arrivals.poisson
+    sampled = part.times.noise is not None or not arrivals.poisson
     return System(Strategy(Kind.ONE_AT_A_TIME, (part.label,)), (part,), law, 1 / part.mean_ms, sampled)
 
 
@@ -259,8 +253,9 @@ def _batching(part: Part, rate: float, machine: Machine) -> list[System]:
     limit, sampled = times.rate_limit(), scatters(times) or not arrivals.poisson
     whole = times.table(1, best)
     T = whole[:MOST_WAITED_FOR].tolist()
-    # A batch that is quicker than a smaller one, or scatters less, makes more load the better load.
-    rises = all(bool(np.all(np.diff(each) >= -ROUNDING * each[:-1])) for each in (whole, whole * times.spread(best)))
+    # A batch that is quicker than a smaller one, or has less noise, makes more load the better load.
+    root_squares = whole * np.sqrt(1 + times.cv(best) ** 2)
+    rises = all(bool(np.all(np.diff(each) >= -ROUNDING * each[:-1])) for each in (whole, root_squares))
 
     def system(kind: Kind, threshold: Callable[[float], int], batch: int | None = None) -> System:
         def law(load: float, effort: Effort) -> ResponseDistribution:

@@ -72,5 +72,6 @@ def _simulated(machine: Machine, strategy: Strategy, rate: float) -> tuple[Syste
 
 def _path(part: Part, largest: int, *, alone: bool = False) -> ServicePath:
     """alone: one request at a time, exponential where nothing is known."""
-    times, law = part.times.table(1, largest), part.times.scatter
-    return table_path(part.path.name, times, scatter=law, exponential=alone and law is None)
+    times = part.times
+    T, exponential = times.at(np.arange(1.0, largest + 1)), alone and times.noise is None
+    return table_path(part.path.name, T, noise=times.noise, fixed_ms=times.fixed_ms, exponential=exponential)

@@ -25,6 +25,7 @@ from latfit.planning.serving.few import FEW_REQUESTS, few_requests
 from latfit.planning.serving.schedule import SchedulePlan, day_of, schedule_engines
 from latfit.planning.serving.search import Found, Room, Search
 from latfit.planning.serving.targets import Reached, Targets
+from latfit.planning.wording import few_pauses, unclear_pauses
 from latfit.simulation import EngineSettings, EngineSummary, StepCosts
 from latfit.stats import IntArray
 from latfit.units import format_ms, format_percent, number
@@ -39,8 +40,9 @@ DRAWN = 10_000
 """Requests whose lengths tell those of all."""
 
 PLANNED = ("batching", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "kv_blocks")
-DOUBTS = (FEW_REQUESTS, "window_means")
-"""Warnings that put a promise in doubt: few requests decide the percentile, or nobody knows how steps scatter."""
+DOUBTS = (FEW_REQUESTS, "window_means", "few_pauses")
+"""Warnings that put a promise in doubt: few requests or pauses decide the percentile, or nobody knows how steps
+scatter."""
 
 FITS_WARN = ("large_error", "no_better_than_constant", "line_as_good", "drift", "decode_only", "window_means")
 """Warnings of a fit that a plan repeats."""
@@ -357,10 +359,19 @@ def figure_text(each: Reached) -> str:
 
 
 def _of_fits(fits: Sequence[FitResult]) -> list[LatfitWarning]:
-    """Those of their warnings that a plan repeats. Where prefill has a fit of its own, the other one is of decode steps
-    on purpose."""
+    """Those of their warnings that a plan repeats, and what the data do not show of pauses. Where prefill has a fit of
+    its own, the other one is of decode steps on purpose."""
     told = [code for code in FITS_WARN if len(fits) < 2 or code != "decode_only"]
-    return [each for fit in fits for each in fit.warnings if each.code in told]
+    found = [each for fit in fits for each in fit.warnings if each.code in told]
+    for fit in fits:
+        shortest = float(fit.latency_ms(np.ones(1), np.ones(1))[0])
+        for phase, limits in fit.limits.by_phase.items():
+            if (noise := limits.ratios) is not None:
+                if few := few_pauses(f"{phase} steps", noise, shortest):
+                    found.append(LatfitWarning("few_pauses", f"{few}.", "Measure more steps."))
+                else:
+                    found += unclear_pauses(f"{phase} steps", noise.pauses)
+    return found
 
 
 def _beyond_context(load: Load, fits: Sequence[FitResult], settings: EngineSettings) -> list[LatfitWarning]:

@@ -241,7 +241,7 @@ def _interval(p99: Interval) -> str:
 def _path_row(path: ServicePath) -> tuple[str, ...]:
     times = path.typical_ms
     scatter = (
-        "exponential" if path.exponential else "always the same" if path.scatter is None else "as its measured steps"
+        "exponential" if path.exponential else "always the same" if path.noise is None else "as its measured steps"
     )
     source = "nominal" if path.nominal else "measured"
     largest = count(path.largest)

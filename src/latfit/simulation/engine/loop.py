@@ -64,11 +64,11 @@ from latfit.simulation.engine.step_cost import (
     accepted,
     drawn_ms,
     level_of,
+    noise_group,
+    noisy_ms,
     of_decode,
     of_decoding,
     phase_row,
-    ratio,
-    row_of,
 )
 
 
@@ -267,7 +267,7 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
     B = float(s.i[COUNT])
     computed = captured(B) if o.graphs == 1 else B
     base, of_cached = of_decode(costs.typical[0], computed, computed), costs.typical[0, TAU_K]
-    level, row = level_of(costs.scatter, OF_DECODE, computed), row_of(costs.scatter, OF_DECODE, computed)
+    level, group = level_of(costs.scatter, OF_DECODE, computed), noise_group(costs.scatter, OF_DECODE, computed)
     host = costs.host_ms[OF_DECODE]
     at, made = 0, 0
     while made < steps and s.f[NOW] < until:
@@ -282,7 +282,7 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
         at = at + 1 if at + 1 < o.block_size else 0
         begin = max(s.f[NOW], s.f[BUSY_UNTIL])
         typical = (base + of_cached * cached) * of_decoding(costs.table, computed, cached)
-        duration = typical * level * ratio(costs.scatter, s, row) + 0.0
+        duration = noisy_ms(costs.scatter, s, group, typical * level) + 0.0
         end = begin + duration
         out = end - min(host, duration)
         count_gaps(s, out - s.f[LAST_TOKENS], s.i[COUNT])

@@ -1,4 +1,4 @@
-"""Step costs in compiled code: every family of `latfit.model` as one formula, and how single steps scatter about it.
+"""Step costs in compiled code: every family of `latfit.model` as one formula, and the noise of single steps about it.
 
 The families are sums of the same few terms (see their modules), so one sum with a vector of coefficients holds them
 all, with zeros for the terms that a family lacks. A kernel that sees n, P, KP and A of a step as they are, and the
@@ -8,12 +8,9 @@ tokens, L = max(k + p).
 Decode steps and steps that contain prefill may have a fit each: kernels for sequences of one token and kernels
 for sequences of many lengths are different programs, and a fit of both together pays for it in both.
 
-A formula gives the typical step. Where steps scatter, each lasts its cost times the level of its size times a ratio F.
-F is drawn anew for each step from the distribution of observed over typical time that the fit keeps for the step's
-phase and batch (see `model.step_ratios`); its mean is the measured one, so the mean step is, too, and its tail is that
-of the steps. F is the smallest point whose cumulated share exceeds a uniform number u. A guide (Chen & Asau 1974)
-names for each of GUIDE equal parts of [0, 1) the first point that may be it, so that a draw takes one or two
-comparisons however many points there are.
+A formula gives the typical step. Where steps have noise, each lasts its cost times the level of its size, with the
+noise that the fit keeps for the step's phase and batch (see `model.noise`), so that the mean step and its tail are
+the measured ones.
 
 The level is that of the steps of S tokens in the trace, whatever context they had, so it counts where a cost is one of
 B and S alone. Steps of an engine come with other contexts than those of a trace, and a cost that knows the context is
@@ -32,9 +29,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.compiled import entry, inner, rare
+from latfit.compiled import entry, inner, mixed, rare
 from latfit.errors import FitNotUsable, WrongUsage
-from latfit.model import OF_PREFILL_ALONE, OF_STEPS, Correction, FitResult, StepRatios
+from latfit.model import (
+    OF_PREFILL_ALONE,
+    OF_STEPS,
+    Correction,
+    FitResult,
+    NoiseTable,
+    StepNoise,
+    drawn_step_ms,
+    noise_table,
+)
 from latfit.simulation.engine.state import State
 from latfit.stats import FloatArray, IntArray
 from latfit.trace import DECODE, MIXED, PERIOD, PREFILL
@@ -45,7 +51,7 @@ def uniform(seed: int, request: int, token: int, place: int) -> float:
     """A number in [0, 1) for one place of one draft (splitmix64's mixing of the three in turn)."""
     x = np.uint64(seed)
     for part in (request, token, place):
-        x = _mixed(x + np.uint64(part) + np.uint64(0x9E3779B97F4A7C15))
+        x = mixed(x + np.uint64(part) + np.uint64(0x9E3779B97F4A7C15))
     return float((x >> np.uint64(11)) * (1.0 / 9007199254740992.0))
 
 
@@ -53,14 +59,7 @@ def uniform(seed: int, request: int, token: int, place: int) -> float:
 def sequence(stream: NDArray[np.uint64]) -> float:
     """The next number in [0, 1) of a stream (1,) (splitmix64)."""
     stream[0] += np.uint64(0x9E3779B97F4A7C15)
-    return float((_mixed(stream[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0))
-
-
-@inner
-def _mixed(x: np.uint64) -> np.uint64:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return float((mixed(stream[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0))
 
 
 @rare
@@ -73,9 +72,8 @@ def accepted(seed: int, request: int, token: int, drafted: int, rate: float) -> 
 
 
 OF_DECODE, OF_PREFILL, OF_MIXED = range(3)
-"""Rows of `level` and `row`."""
+"""Phases, in the order of `Scatter`."""
 
-GUIDE = 1024
 BATCHES = 1025
 SIZE_SHIFT = 45
 """A size is numbered by the bits of its float64 without the last 45."""
@@ -87,41 +85,24 @@ _OF_BELOW = 1.0 / (1 << SIZE_SHIFT)
 
 
 class Scatter(NamedTuple):
-    """Distributions of step times: level (3, SIZES + 1) of each phase; row (3, BATCHES) for its batches 0 (unused), 1,
-    ..., the last for all beyond, into values and reached (rows, k) of F and into guide (rows, GUIDE). k = 0 where no
-    step scatters."""
+    """Noise of steps: level (3, SIZES + 1) of each phase; noise of each phase. `on` is False where no step has any."""
 
     level: FloatArray
-    row: IntArray
-    values: FloatArray
-    reached: FloatArray
-    guide: IntArray
+    noise: NoiseTable
+    on: bool
 
 
 def scatter_of(decode: FitResult, with_prefill: FitResult) -> Scatter:
-    """The distributions that the fits keep; a phase without one takes its cost."""
-    return scatter_from(decode.step_ratios(DECODE), with_prefill.step_ratios(PREFILL), with_prefill.step_ratios(MIXED))
+    """The noise that the fits keep; a phase without one takes its cost."""
+    return scatter_from(decode.step_noise(DECODE), with_prefill.step_noise(PREFILL), with_prefill.step_noise(MIXED))
 
 
-def scatter_from(decode: StepRatios | None, prefill: StepRatios | None, mixed: StepRatios | None) -> Scatter:
-    """Distributions by phase, None for a phase that takes its cost."""
+def scatter_from(decode: StepNoise | None, prefill: StepNoise | None, mixed: StepNoise | None) -> Scatter:
+    """Noise by phase, None for a phase that takes its cost."""
     phases = (decode, prefill, mixed)
-    if all(each is None for each in phases):
-        return NONE
-    level, of_batch = np.ones((3, SIZES + 1)), np.zeros((3, BATCHES), dtype=np.int64)
-    sizes, batches = _edges(), np.maximum(np.arange(float(BATCHES)), 1.0)
-    rows = [(np.ones(1), np.ones(1))]
-    for phase, found in enumerate(phases):
-        if found is not None:
-            level[phase] = found.levels.factors(sizes)
-            of_batch[phase] = len(rows) + found.groups.of(batches)
-            rows += [(part.values, part.reached) for part in found.parts]
-    k = max(len(points) for points, _ in rows)
-    values = np.stack([np.pad(points, (0, k - len(points)), "edge") for points, _ in rows])
-    reached = np.stack([np.pad(shares, (0, k - len(shares)), "edge") for _, shares in rows])
-    ends = np.arange(GUIDE) / GUIDE
-    guide = np.stack([np.searchsorted(row, ends, side="right") for row in reached])
-    return Scatter(level, of_batch, values, reached, guide.astype(np.int64))
+    sizes = _edges()
+    level = np.stack([np.ones(SIZES + 1) if each is None else each.levels.factors(sizes) for each in phases])
+    return Scatter(level, noise_table(phases, BATCHES - 1), any(each is not None for each in phases))
 
 
 def _edges() -> FloatArray:
@@ -130,8 +111,7 @@ def _edges() -> FloatArray:
     return np.asarray(bits.view(np.float64))
 
 
-_NO_ROWS = np.zeros((3, 0), dtype=np.int64)
-NONE = Scatter(np.ones((3, 0)), _NO_ROWS, np.ones((3, 0)), np.ones((3, 0)), _NO_ROWS)
+NONE = scatter_from(None, None, None)
 
 
 @inner
@@ -143,7 +123,7 @@ def phase_row(P: float, S: float) -> int:
 @inner
 def level_of(c: Scatter, phase: int, S: float) -> float:
     """The measured level of steps of S >= 1 tokens over their cost."""
-    if c.values.shape[1] == 0:
+    if not c.on:
         return 1.0
     bits = np.float64(S).view(np.int64)
     place = (bits >> SIZE_SHIFT) - SIZE_LOWEST
@@ -154,23 +134,15 @@ def level_of(c: Scatter, phase: int, S: float) -> float:
 
 
 @inner
-def row_of(c: Scatter, phase: int, B: float) -> int:
-    """The row of the distribution of steps of B requests."""
-    if c.values.shape[1] == 0:
-        return 0
-    return int(c.row[phase, min(int(B), BATCHES - 1)])
+def noise_group(c: Scatter, phase: int, B: float) -> int:
+    """The group of steps of B requests."""
+    return int(c.noise.group[phase, min(int(B), BATCHES - 1)])
 
 
 @inner
-def ratio(c: Scatter, s: State, row: int) -> float:
-    """The next step's F."""
-    if c.values.shape[1] == 0:
-        return 1.0
-    u = sequence(s.stream)
-    at = c.guide[row, int(u * GUIDE)]
-    while c.reached[row, at] <= u:
-        at += 1
-    return float(c.values[row, at])
+def noisy_ms(c: Scatter, s: State, group: int, T: float) -> float:
+    """Milliseconds of the next step, T at its level."""
+    return float(drawn_step_ms(c.noise, group, T, sequence(s.stream))) if c.on else T
 
 
 TAU_0, TAU_B, TAU_S, TAU_Q, Q, RHO, TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y = range(13)
@@ -219,8 +191,8 @@ class Table(NamedTuple):
 
 
 class StepCosts(NamedTuple):
-    """typical (2, WIDTH): coefficients of decode steps, and of steps that contain prefill.  scatter: how single
-    steps lie about them.  table: corrections of both.  host_ms (3,): the part of a step's cost, by phase, in which its
+    """typical (2, WIDTH): coefficients of decode steps, and of steps that contain prefill.  scatter: the noise of
+    single steps.  table: corrections of both.  host_ms (3,): the part of a step's cost, by phase, in which its
     tokens are there already; see `loop`."""
 
     typical: FloatArray
@@ -465,8 +437,8 @@ def step_ms(costs: StepCosts, w: Work) -> float:
 def drawn_ms(costs: StepCosts, s: State, w: Work) -> float:
     """Milliseconds of the next step of an engine."""
     phase = phase_row(w.P, w.S)
-    row = row_of(costs.scatter, phase, w.B)
-    return float(step_ms(costs, w) * level_of(costs.scatter, phase, w.S) * ratio(costs.scatter, s, row))
+    T = step_ms(costs, w) * level_of(costs.scatter, phase, w.S)
+    return float(noisy_ms(costs.scatter, s, noise_group(costs.scatter, phase, w.B), T))
 
 
 @inner

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latfit.compiled import entry, first_beyond, inner
+from latfit.compiled import entry, inner
+from latfit.model import drawn_step_ms
 from latfit.policies import (
     AGED,
     DUE,
@@ -63,19 +64,17 @@ class Load(NamedTuple):
 
 class Machine(NamedTuple):
     """times (2, Bmax + 1, grid) ms by path, batch and tokens in it; grid of tokens; typical (2, Bmax + 1) ms, for the
-    policy; servers (2,); kind (2,) of the service-time distribution; of an empirical one the ratios (2, k) to the
-    typical time and the share (2, k) of services up to each; those of batches of b are first[., b]..last[., b]
-    (2, Bmax + 1), rising."""
+    policy; servers (2,); kind (2,) of the service-time distribution; fixed (2,) ms added to those
+    that are drawn; the noise of both
+    paths where it is empirical."""
 
     times: Any
     grid: Any
     typical: Any
     servers: Any
     kind: Any
-    ratios: Any
-    reached: Any
-    first: Any
-    last: Any
+    fixed: Any
+    noise: Any
 
 
 class Rule(NamedTuple):
@@ -272,8 +271,8 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
     """Run until everybody is served or the policy waits for ever. rngs: a generator a path."""
     # Taken out of the tuples once: in the loop each access would count a reference.
     arrive, class_id, deadlines, warm = load.arrive, load.class_id, load.deadlines, load.warm
-    typical, kind, ratios, reached = machine.typical, machine.kind, machine.ratios, machine.reached
-    times, grid, tokens, first, last = machine.times, machine.grid, load.tokens, machine.first, machine.last
+    typical, kind, fixed, noise = machine.typical, machine.kind, machine.fixed, machine.noise
+    times, grid, tokens = machine.times, machine.grid, load.tokens
     code, p, ageing = rule.code, rule.parameters, rule.ageing
     q, t, busy, sizes = out.counters, out.clocks, out.busy, out.sizes
     batch, start, served = out.batch, out.start, (out.response, out.path)
@@ -306,7 +305,7 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
             lasts = _service_ms(times, grid, tokens, members, path, take)
             if kind[path] != DETERMINISTIC:
                 u = rngs[0].random() if path == MAIN else rngs[1].random()
-                lasts *= _factor(kind[path], ratios[path], reached[path], (first[path, take], last[path, take]), u)
+                lasts = fixed[path] + _drawn_ms(kind[path], noise, noise.group[path, take], lasts, u)
             ends = _occupy(paths, busy, path, moment, lasts)
             t[AREA] += take * lasts
             _answer(arrive, served, members, take, (path, ends))
@@ -351,10 +350,9 @@ def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-un
 
 
 @inner
-def _factor(kind, ratios, reached, points, u):  # type: ignore[no-untyped-def]
-    """Drawn from the service-time distribution by one uniform number a batch, so that runs can share their random
-    numbers. points: the first and the last of the ratios that batches of this size have."""
-    return -np.log1p(-u) if kind == EXPONENTIAL else ratios[first_beyond(reached, points[0], points[1], u)]
+def _drawn_ms(kind, noise, group, T, u):  # type: ignore[no-untyped-def]
+    """By one uniform number a batch, so that runs can share their random numbers."""
+    return -T * np.log1p(-u) if kind == EXPONENTIAL else drawn_step_ms(noise, group, T, u)
 
 
 @inner

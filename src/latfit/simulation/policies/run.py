@@ -265,7 +265,7 @@ def kind_of(load: Load) -> str:
 
 
 def _random(system: System) -> bool:
-    return any(path.exponential or path.scatter is not None for path in system.paths)
+    return any(path.exponential or path.noise is not None for path in system.paths)
 
 
 def _class_names(load: Load) -> list[str]:

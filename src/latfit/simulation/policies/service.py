@@ -17,7 +17,7 @@ from latfit.hardware import (
     HardwareProfile,
     phase_of,
 )
-from latfit.model import FitResult, StepLatency, StepRatios
+from latfit.model import FitResult, StepLatency, StepNoise, noise_table
 from latfit.policies import PathTimes, Policy
 from latfit.simulation.policies.event_loop import DETERMINISTIC, EMPIRICAL, EXPONENTIAL, Machine
 from latfit.stats import FloatArray
@@ -32,8 +32,8 @@ class ServicePath:
 
     times_ms: typical T(b) in ms (largest + 1, grid) for b = 0 (unused), 1, ... and so many tokens in the batch.
     tokens: the grid (grid,), rising; one entry where requests are alike.  tokens_per_request: of a typical request.
-    exponential: the time is exponential with mean T(b).  scatter: else, the distribution of the time over T(b), drawn
-    anew for each batch; None where it always is T(b).  nominal: whether its times are nominal, not measured.
+    exponential: the time is exponential with mean T(b).  noise: else, of each batch's time about T(b); None where it
+    always is T(b).  fixed_ms: added to each, without noise.  nominal: whether its times are nominal, not measured.
     """
 
     name: str
@@ -42,7 +42,8 @@ class ServicePath:
     tokens_per_request: float = 1.0
     servers: int = 1
     exponential: bool = False
-    scatter: StepRatios | None = None
+    noise: StepNoise | None = None
+    fixed_ms: float = 0.0
     nominal: bool = False
 
     def __post_init__(self) -> None:
@@ -71,13 +72,17 @@ class ServicePath:
         wanted = np.arange(self.largest + 1) * self.tokens_per_request
         return np.array([np.interp(s, self.tokens, row) for s, row in zip(wanted, self.times_ms, strict=True)])
 
-    def mean_factor(self, batch: int) -> float:
-        """Mean time over T(b)."""
-        return 1.0 if self.exponential or self.scatter is None else self.scatter.of(batch).mean
+    @property
+    def mean_ms(self) -> FloatArray:
+        """Mean times (largest + 1,) of batches of typical requests."""
+        T = self.typical_ms
+        if self.noise is not None and not self.exponential:
+            T = np.concatenate([T[:1], self.noise.mean_ms(T[1:], np.arange(1.0, len(T)))])
+        return np.asarray(T + self.fixed_ms)
 
     def rate_limit(self, batch: int) -> float:
         """Requests per ms of all servers with batches of this size."""
-        return self.servers * batch / (float(self.typical_ms[batch]) * self.mean_factor(batch))
+        return self.servers * batch / float(self.mean_ms[batch])
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +101,11 @@ class System:
         return any(len(path.tokens) > 1 for path in self.paths)
 
     def times_ms(self) -> FloatArray:
-        """T(b) (2, largest + 1) for typical requests, as policies see it."""
+        """Mean times (2, largest + 1) of typical requests, as policies see them."""
         largest = max(path.largest for path in self.paths)
         table = np.full((2, largest + 1), np.inf)
         for row, path in zip(table, self.paths, strict=False):
-            row[: path.largest + 1] = path.typical_ms
+            row[: path.largest + 1] = path.mean_ms
         return table
 
     def capacity(self, policy: Policy) -> float:
@@ -116,22 +121,20 @@ class System:
         grid = np.unique(np.concatenate(grids)) if grids else self.main.tokens
         times = np.full((2, largest + 1, len(grid)), np.inf)
         kind, servers = np.zeros(2, np.int64), np.zeros(2, np.int64)
-        k = max((len(path.scatter.values) for path in self.paths if path.scatter is not None), default=1)
-        ratios, reached = np.ones((2, k)), np.ones((2, k))
-        first, last = np.zeros((2, largest + 1), np.int64), np.zeros((2, largest + 1), np.int64)
+        fixed = np.zeros(2)
         for i, path in enumerate(self.paths):
             times[i, : path.largest + 1] = [np.interp(grid, path.tokens, row) for row in path.times_ms]
             servers[i] = path.servers
-            kind[i] = EXPONENTIAL if path.exponential else DETERMINISTIC if path.scatter is None else EMPIRICAL
-            if path.scatter is not None:
-                ratios[i, : len(path.scatter.values)] = path.scatter.values
-                reached[i, : len(path.scatter.values)] = path.scatter.reached
-                first[i], last[i] = path.scatter.points_of(largest)
-        return Machine(times, grid, self.times_ms(), servers, kind, ratios, reached, first, last)
+            kind[i] = EXPONENTIAL if path.exponential else DETERMINISTIC if path.noise is None else EMPIRICAL
+            fixed[i] = path.fixed_ms
+            if kind[i] == DETERMINISTIC:
+                times[i] += path.fixed_ms
+        noise = noise_table([path.noise for path in self.paths], largest)
+        return Machine(times, grid, self.times_ms(), servers, kind, fixed, noise)
 
 
 def table_path(name: str, T_ms: Sequence[float] | FloatArray, **more: object) -> ServicePath:
-    """T of batches 1, 2, ..., len(T_ms), in ms. more: servers, exponential, scatter."""
+    """T of batches 1, 2, ..., len(T_ms), in ms. more: servers, exponential, noise, fixed_ms."""
     times = np.concatenate([[0.0], np.asarray(T_ms, dtype=np.float64)])
     return replace(ServicePath(name, times[:, None], np.zeros(1)), **more)  # type: ignore[arg-type]
 
@@ -154,7 +157,7 @@ def fitted_path(
     """Typical times of a fit, for batches of up to `max_batch` requests with so many tokens each.
 
     most_tokens: the longest request, where requests differ: a batch's time then goes by its own tokens.  spread: times
-    scatter about T as the measured steps of their phase did (one token a request: decode), where the fit says so.
+    have the noise of the measured steps of their phase (one token a request: decode), where the fit has one.
     """
     b = np.arange(1.0, max_batch + 1)
     grid = np.zeros(1)
@@ -165,18 +168,18 @@ def fitted_path(
     else:
         times = np.concatenate([[0.0], latency.latency_ms(b, b * tokens_per_request)])[:, None]
     phase = phase_of(max(tokens_per_request, most_tokens))
-    scatter = latency.limits.of(phase).ratios if spread and isinstance(latency, FitResult) else None
-    if scatter is not None:
+    noise = latency.limits.of(phase).ratios if spread and isinstance(latency, FitResult) else None
+    if noise is not None:
         sizes = np.maximum(grid[None, :], b[:, None]) if most_tokens > 0 else (b * tokens_per_request)[:, None]
-        times[1:] *= scatter.levels.factors(sizes)
-    path = ServicePath(name, times, grid, tokens_per_request, scatter=scatter)
+        times[1:] *= noise.levels.factors(sizes)
+    path = ServicePath(name, times, grid, tokens_per_request, noise=noise)
     return replace(path, **more)  # type: ignore[arg-type]
 
 
 def bucketed(path: ServicePath, buckets: Sequence[int]) -> ServicePath:
     """The path of an engine that pads a batch to the next of `buckets`; the last is its largest batch."""
-    scatter = None if path.scatter is None else path.scatter.padded(buckets)
-    return replace(path, times_ms=np.ascontiguousarray(to_buckets(path.times_ms.T, buckets).T), scatter=scatter)
+    noise = None if path.noise is None else path.noise.padded(buckets)
+    return replace(path, times_ms=np.ascontiguousarray(to_buckets(path.times_ms.T, buckets).T), noise=noise)
 
 
 SERVICES = ("fitted", "deterministic", "exponential")
@@ -275,10 +278,10 @@ def to_buckets(times_ms: FloatArray, buckets: Sequence[int]) -> FloatArray:
 
 def path_times(system: System) -> PathTimes:
     """Mean times as policies by name go by them."""
-    side = np.empty(0) if system.side is None else system.side.typical_ms[1:]
-    return PathTimes(system.main.typical_ms[1:], side, system.main.servers)
+    side = np.empty(0) if system.side is None else system.side.mean_ms[1:]
+    return PathTimes(system.main.mean_ms[1:], side, system.main.servers)
 
 
 def capacity_of(path: ServicePath) -> float:
     """Requests per ms at the best batch."""
-    return max(path.rate_limit(b) for b in range(1, path.largest + 1)) if path.largest else math.nan
+    return path.servers * float(np.max(np.arange(1, path.largest + 1) / path.mean_ms[1:])) if path.largest else math.nan

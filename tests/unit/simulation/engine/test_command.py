@@ -8,7 +8,7 @@ import pytest
 
 from latfit.cli.app import run
 from latfit.model.fit_result import Estimate, FitResult, FitStatus, write_fit
-from latfit.model.step_ratios import ratios_of
+from latfit.model.noise.step_noise import noise_of
 
 Captured = pytest.CaptureFixture[str]
 MEASURED = {"B": [1, 4096], "S": [1, 65536]}
@@ -109,7 +109,7 @@ def test_prefill_apart_and_replicas(folder: Path, capsys: Captured) -> None:
 
 def test_steps_scatter_as_measured_unless_told_otherwise(folder: Path, capsys: Captured) -> None:
     """One request at a time: 33 tokens of which one step in a hundred takes 21 times as long."""
-    law = ratios_of(np.array([1.0, 21.0]), np.array([9900.0, 100.0]))
+    law = noise_of(np.array([1.0, 21.0]), np.array([9900.0, 100.0]))
     values = {"tau_0": 8.0, "tau_B": 0.0, "tau_S": 0.0}
     parameters = {key: Estimate(value, None, None, None, "ms") for key, value in values.items()}
     scatter = {"ratios": law.to_json()}

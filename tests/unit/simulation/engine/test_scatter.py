@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from latfit.model.fit_result import Estimate, FitResult, FitStatus
-from latfit.model.step_ratios import SizeLevels, StepRatios, joined_ratios, ratios_of
+from latfit.model.noise.size_levels import SizeLevels
+from latfit.model.noise.step_noise import StepNoise, joined_noise, noise_of
 from latfit.simulation.engine.cluster.replicas import Routing, Transfer, serve_apart, serve_replicas
 from latfit.simulation.engine.run import EngineRun, serve
 from latfit.simulation.engine.settings import ENGINES, EngineSettings
@@ -23,15 +24,15 @@ PAUSED, PAUSE = 0.01, 21.0
 """So many steps take PAUSE times their cost, the others what they cost."""
 
 
-def law(values: list[float], shares: list[float], levels: SizeLevels | None = None) -> StepRatios:
-    found = ratios_of(np.array(values), 1e4 * np.array(shares))
+def law(values: list[float], shares: list[float], levels: SizeLevels | None = None) -> StepNoise:
+    found = noise_of(np.array(values), 1e4 * np.array(shares))
     return found if levels is None else replace(found, levels=levels)
 
 
 PAUSES = law([1.0, PAUSE], [1 - PAUSED, PAUSED])
 
 
-def costs(decode: StepRatios | None, prefill: StepRatios | None = None, mixed: StepRatios | None = None) -> StepCosts:
+def costs(decode: StepNoise | None, prefill: StepNoise | None = None, mixed: StepNoise | None = None) -> StepCosts:
     return linear_costs(STEP_MS, 0.0, 0.0)._replace(scatter=scatter_from(decode, prefill, mixed))
 
 
@@ -73,7 +74,7 @@ def test_a_request_alone_takes_a_sum_of_independent_ratios() -> None:
 @pytest.mark.parametrize("values", [np.array([0.7]), np.random.default_rng(3).lognormal(0, 1.5, 20_000)])
 def test_the_mean_and_every_percentile_of_a_step_are_those_of_the_law(values: FloatArray) -> None:
     n = 100_000
-    run = serve(make_requests(1e6 * np.arange(float(n)), 1, 1), costs(ratios_of(values, np.ones(len(values)))), ONE)
+    run = serve(make_requests(1e6 * np.arange(float(n)), 1, 1), costs(noise_of(values, np.ones(len(values)))), ONE)
     # On a clock that has run for n steps a difference is rounded.
     ratios = run.latency_ms / STEP_MS
     assert ratios.mean() == pytest.approx(values.mean(), abs=4 * values.std() / np.sqrt(n) + 1e-6)
@@ -142,7 +143,7 @@ def test_levels_by_size_count_where_a_cost_knows_nothing_else() -> None:
 @pytest.mark.parametrize(("size", "factor"), [(1, 1.5), (10, 1.5), (14, 1.5), (15, 3.0), (400, 3.0), (2000, 3.0)])
 def test_a_batch_scatters_as_steps_of_its_group_did(size: int, factor: float) -> None:
     """Groups of 1 to 10 and of 20 to 60 requests: what nobody measured goes by ln B, up to sqrt(200) = 14.1."""
-    both = joined_ratios([law([1.5], [1.0]), law([3.0], [1.0])], np.array([1.0, 20.0]), np.array([10.0, 60.0]))
+    both = joined_noise([law([1.5], [1.0]), law([3.0], [1.0])], np.array([1.0, 20.0]), np.array([10.0, 60.0]))
     large = EngineSettings(max_num_seqs=2048, kv_blocks=5000, asynchronous=False, padded_graphs=False)
     run = serve(make_requests(np.zeros(size), 1, 3), costs(both), large)
     assert run.last_ms.tolist() == [3 * STEP_MS * factor] * size
@@ -200,7 +201,7 @@ def test_engines_beside_each_other_draw_for_themselves() -> None:
 def test_a_crowded_engine_meets_a_slow_one_with_other_random_numbers() -> None:
     """Mean and 99th percentile of the latency, over independent runs of a heavy tail at a load that queues."""
     values = np.random.default_rng(0).lognormal(-0.3, 1.2, 4000)
-    scatter = ratios_of(values, np.ones(len(values)))
+    scatter = noise_of(values, np.ones(len(values)))
     settings = EngineSettings(max_num_seqs=8, max_num_batched_tokens=256, kv_blocks=200, padded_graphs=False)
     typical = linear_costs(4.0, 0.2, 0.01)
     drawn = typical._replace(scatter=scatter_from(scatter, scatter, scatter))

@@ -1,0 +1,102 @@
+"""Draw the time of one step from its noise: the one function that every simulator calls.
+
+A step of typical time T lasts T F plus its pauses. F is the smallest point of its group whose cumulated share exceeds a
+uniform number; a guide (Chen & Asau 1974) narrows the search to one or two points. Pauses come as a Poisson process.
+See `model.noise`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from latfit.compiled import first_beyond, inner, mixed
+from latfit.model.noise.step_noise import StepNoise
+from latfit.stats import FloatArray
+
+GUIDES = 4096  # equal parts of 0..1; a power of two, so that a part is found without rounding
+BITS = 9007199254740992.0  # 2^53, the numbers that a uniform float takes
+NO_NOISE = StepNoise(np.ones(1), np.ones(1), 1.0, 1.0)
+MAX_PAUSES = 1000  # of one step; bounds the loop if a step is far longer than any measured one
+
+
+class NoiseTable(NamedTuple):
+    """Arrays of several `StepNoise`, in the order of the kinds of steps (phases, paths).
+
+    values, reached: F of all groups in a row and the share of the group up to each.  guide (groups, GUIDES + 1): places
+    in them.  group (kinds, batches): group of a batch, the last for all larger ones.  kind (groups,).  hazard (kinds,
+    2): pauses per step and per ms.  pause_ms, pause_ratio, pause_reached: length in ms and as a share of T, and the
+    cumulated share.  pauses (kinds + 1,): first pause of each kind.
+    """
+
+    values: Any
+    reached: Any
+    guide: Any
+    group: Any
+    kind: Any
+    hazard: Any
+    pause_ms: Any
+    pause_ratio: Any
+    pause_reached: Any
+    pauses: Any
+
+
+def noise_table(kinds: Sequence[StepNoise | None], largest: int) -> NoiseTable:
+    """Return the arrays for batches up to `largest`; None for steps that always take T."""
+    values: list[FloatArray] = []
+    reached: list[FloatArray] = []
+    guide: list[FloatArray] = []
+    kind: list[int] = []
+    groups, batches = np.zeros((len(kinds), largest + 1), dtype=np.int64), np.maximum(np.arange(largest + 1.0), 1.0)
+    hazard, pauses = np.zeros((len(kinds), 2)), []
+    for number, noise in enumerate(kinds):
+        pauses.append((np.empty(0), np.empty(0), np.empty(0)))
+        found = noise or NO_NOISE
+        groups[number] = len(guide) + found.groups.of(batches)
+        for part in found.parts:
+            guide.append(_guide(part.reached, sum(map(len, values))))
+            values.append(part.values)
+            reached.append(part.reached)
+            kind.append(number)
+        if found.pauses is not None:
+            hazard[number] = found.pauses.per_step, found.pauses.per_ms
+            pauses[number] = found.pauses.ms, found.pauses.ratio, found.pauses.reached
+    ms, ratio, shares = (np.concatenate(columns) for columns in zip(*pauses, strict=True))
+    return NoiseTable(
+        np.concatenate(values), np.concatenate(reached), np.array(guide), groups, np.array(kind), hazard,
+        ms, ratio, shares, np.cumsum([0, *(len(each[0]) for each in pauses)]),
+    )  # fmt: skip
+
+
+def _guide(reached: FloatArray, start: int) -> FloatArray:
+    """How many of the shares (n,) are at or below k/GUIDES for k = 0..GUIDES, at most n - 1, counted from `start`."""
+    within = np.cumsum(np.bincount(np.ceil(reached * GUIDES).astype(np.int64), minlength=GUIDES + 1))
+    return (start + np.minimum(within, len(reached) - 1)).astype(np.int32)
+
+
+@inner
+def drawn_step_ms(noise, group, T, u):  # type: ignore[no-untyped-def]
+    """Time in ms of a step of typical time T and noise group `group`, by one uniform number u in [0, 1)."""
+    kind = noise.kind[group]
+    first, last = noise.pauses[kind], noise.pauses[kind + 1] - 1
+    paused = 0.0
+    if last >= first:
+        hazard = max(noise.hazard[kind, 0], noise.hazard[kind, 1] * T)
+        chance = np.exp(-hazard)
+        if u < chance:
+            u = u / chance
+        else:
+            # Invert the Poisson count; what is left of u within its last term is uniform again.
+            count, below = 0, 0.0
+            while u >= below + chance and count < MAX_PAUSES:
+                below += chance
+                count += 1
+                chance *= hazard / count
+            u = min(max((u - below) / chance, 0.0), 1.0 - 1e-16) if chance > 0.0 else 0.0
+            for _ in range(count):
+                at = first_beyond(noise.pause_reached, first, last, u)
+                paused += max(noise.pause_ms[at], noise.pause_ratio[at] * T)
+                u = (mixed(np.uint64(u * BITS) + np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(11)) / BITS
+    part = int(u * GUIDES)
+    at = first_beyond(noise.reached, noise.guide[group, part], noise.guide[group, part + 1], u)
+    return T * noise.values[at] + paused

@@ -1,0 +1,156 @@
+"""The law of single steps: its sums against the sample's, its tail point by point, what a sample leaves open."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numba import njit
+
+from latfit.model.noise.draws import drawn_step_ms, noise_table
+from latfit.model.noise.step_noise import Pauses, StepNoise, noise_from_json, noise_of
+
+ONE = np.ones(1)
+LENGTHS = np.array([10.0, 30.0])
+NARROW = noise_of(np.array([0.9, 1.1]), np.ones(2))
+FIXED = Pauses(LENGTHS, np.zeros(2), np.array([0.75, 0.25]), 0.02, 0.0, 40.0)
+PER_MS = replace(FIXED, per_step=0.0, per_ms=0.01)
+UNCLEAR = replace(FIXED, ratio=LENGTHS / 5.0, per_ms=0.01)
+
+
+@pytest.mark.parametrize("n", [1, 7, 250, 5_000, 300_000])
+@pytest.mark.parametrize("shape", [0.1, 1.5])
+def test_sums_are_those_of_the_sample(n: int, shape: float) -> None:
+    sample = np.random.default_rng(n).lognormal(0, shape, n)
+    law = noise_of(sample, np.ones(n))
+    assert law.mean == pytest.approx(sample.mean(), rel=1e-12)
+    # What points of next to equal steps lose of the second moment.
+    assert law.mean_square(ONE, ONE)[0] == pytest.approx(np.mean(sample**2), rel=2e-3)
+    assert law.weights.sum() == pytest.approx(1)
+    assert len(law.values) <= 1200
+
+
+def test_the_tail_is_kept_step_by_step() -> None:
+    sample = np.random.default_rng(1).lognormal(0, 1, 10_000)
+    law = noise_of(sample, np.ones(len(sample)))
+    assert law.values[-100:].tolist() == pytest.approx(np.sort(sample)[-100:].tolist())
+    assert law.weights[-100:].tolist() == pytest.approx([1e-4] * 100)
+
+
+def test_weights_stand_for_steps() -> None:
+    few = noise_of(np.array([1.0, 2.0]), np.array([3.0, 1.0]))
+    many = noise_of(np.array([1.0, 1.0, 1.0, 2.0]), np.ones(4))
+    assert few.mean == many.mean == 1.25
+    assert few.steps == many.steps == 4
+
+
+def test_a_rare_event_is_drawn_as_its_count_leaves_it_open() -> None:
+    """Three events in 1,000: the exact 95 % interval of their rate is 0.0619 % to 0.874 % (Clopper and Pearson)."""
+    law = noise_of(np.repeat([1.0, 50.0], [997, 3]), np.ones(1000))
+    rng = np.random.default_rng(0)
+    rates = np.array([law.drawn(rng).weights[law.values > 10].sum() for _ in range(4000)])
+    assert np.quantile(rates, 0.975) == pytest.approx(0.00874, rel=0.05)
+    # The lower end counts one event more than was seen, so it is never too low.
+    assert np.quantile(rates, 0.025) > 0.000619
+
+
+def test_where_the_tail_decides() -> None:
+    rng = np.random.default_rng(0)
+    calm = noise_of(rng.lognormal(0, 0.03, 5_000), np.ones(5_000))
+    stalled = np.where(np.arange(5_000) % 170 == 0, 50.0, 1.0)
+    assert calm.slow_share(3.0) < 0.02
+    assert noise_of(stalled, np.ones(5_000)).slow_share(3.0) == pytest.approx(30 * 2500 / (30 * 2500 + 4970), rel=0.02)
+
+
+def test_a_tail_counts_as_seen_from_one_independent_step_beyond_it() -> None:
+    steps = np.linspace(0.9, 1.1, 400)
+    assert noise_of(steps, np.ones(400)).sees(0.99)
+    assert not noise_of(steps, np.ones(400)).sees(0.999)
+    assert not noise_of(steps, np.ones(400), independent=60.0).sees(0.99)
+
+
+def test_json_gives_the_same_law() -> None:
+    law = noise_of(np.random.default_rng(0).lognormal(0, 1, 3_000), np.ones(3_000), 1_500.0)
+    again = noise_from_json(law.to_json())
+    assert again is not None
+    assert again.values == pytest.approx(law.values, rel=1e-7)
+    assert again.weights == pytest.approx(law.weights, rel=1e-7)
+    assert again.mean == pytest.approx(law.mean, rel=1e-7)
+    assert again.independent == 1_500.0
+    assert noise_from_json(None) is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"values": [2.0, 1.0]}, {"values": [-1.0, 1.0]}, {"weights": [0.5]}, {"weights": [0.5, 0.7]}, {"values": []}],
+)
+def test_what_is_no_law_is_refused(broken: dict[str, list[float]]) -> None:
+    whole = {"values": [1.0, 2.0], "weights": [0.5, 0.5], "steps": 2.0, "independent": 2.0}
+    with pytest.raises(ValueError, match="ratios"):
+        noise_from_json({**whole, **broken})
+
+
+@pytest.mark.parametrize("T", [2.0, 8.0, 200.0])
+@pytest.mark.parametrize("pauses", [None, FIXED, PER_MS, UNCLEAR])
+def test_draws_have_the_moments_of_a_compound_poisson_time(pauses: Pauses | None, T: float) -> None:
+    """F is 0.9 or 1.1; K ~ Poisson(h) pauses: E X = T + h E L, Var X = (T/10)^2 + h E L^2."""
+    noise = replace(NARROW, pauses=pauses)
+    h, lengths = 0.0, LENGTHS
+    if pauses is not None:
+        h = max(pauses.per_step, pauses.per_ms * T)
+        lengths = np.maximum(LENGTHS, pauses.ratio * T)
+    mean = T + h * (0.75 * lengths[0] + 0.25 * lengths[1])
+    variance = (T / 10) ** 2 + h * (0.75 * lengths[0] ** 2 + 0.25 * lengths[1] ** 2)
+    assert noise.mean_ms(np.array([T]), ONE)[0] == pytest.approx(mean)
+    assert noise.mean_square(np.array([T]), ONE)[0] == pytest.approx(variance + mean**2)
+    assert noise.cv(np.array([T]), ONE)[0] == pytest.approx(np.sqrt(variance) / mean)
+    drawn, n = draws(noise, T), 400_000
+    assert drawn.mean() == pytest.approx(mean, abs=4.5 * np.sqrt(variance / n))
+    squares = (drawn - mean) ** 2
+    assert squares.mean() == pytest.approx(variance, rel=1e-9, abs=4.5 * squares.std() / np.sqrt(n))
+    # The longest measured pause is the longest drawn: so many of them at the most, each of the last length.
+    assert (drawn.max() - 1.1 * T) / lengths[1] <= 1e-9 + (0 if h == 0 else 1 if h < 1e-3 else 20)
+
+
+def draws(noise: StepNoise, T: float, n: int = 400_000) -> np.ndarray:
+    table = noise_table([None, noise], 4)
+    return np.asarray(_drawn(table, T, np.random.default_rng(3).random(n), np.empty(n)))
+
+
+@njit
+def _drawn(table, T, u, out):  # type: ignore[no-untyped-def]
+    for i in range(len(u)):
+        out[i] = drawn_step_ms(table, table.group[1, 2], T, u[i])
+    return out
+
+
+def test_without_pauses_a_draw_is_the_smallest_point_that_so_many_do_not_exceed() -> None:
+    noise = noise_of(np.random.default_rng(4).lognormal(0, 1, 9_000), np.ones(9_000))
+    u = np.random.default_rng(3).random(20_000)
+    wanted = noise.values[np.searchsorted(noise.reached, u, side="right")]
+    assert draws(noise, 3.0, 20_000).tolist() == (3.0 * wanted).tolist()
+
+
+def test_json_keeps_pauses_and_refuses_what_are_none() -> None:
+    written = replace(NARROW, pauses=UNCLEAR).to_json()
+    again = noise_from_json(written)
+    assert again is not None
+    assert again.pauses is not None
+    assert again.pauses.to_json() == UNCLEAR.to_json()
+    cases: list[dict[str, object]] = [
+        {"ms": [1.0]},
+        {"weights": [0.5, 0.7]},
+        {"per_step": -1.0},
+        {"independent": 0.0},
+        {"ms": [], "ratio": []},
+    ]
+    for broken in cases:
+        with pytest.raises(ValueError, match="pauses"):
+            noise_from_json({**written, "pauses": {**UNCLEAR.to_json(), **broken}})
+
+
+def test_pauses_are_drawn_anew_as_their_count_leaves_them_open() -> None:
+    """Three pauses in 1,000 steps: the exact upper limit of 97.5 % of their rate is 0.874 % (Clopper and Pearson)."""
+    three = Pauses(np.array([50.0]), np.zeros(1), np.ones(1), 0.003, 0.0, 3.0)
+    rng = np.random.default_rng(0)
+    rates = [three.drawn(rng).per_step for _ in range(4000)]
+    assert np.quantile(rates, 0.975) == pytest.approx(0.00874, rel=0.05)
