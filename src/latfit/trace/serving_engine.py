@@ -64,7 +64,7 @@ def engine_facts(
     """The facts on which all sources agree that name them. origins: (source's name, provenance), the most trusted
     first: one that comes from somewhere else than a trace may stand in front."""
     said: dict[str, dict[Any, list[str]]] = {}
-    for name, provenance in (part for origin in origins for part in _parts(*origin)):
+    for name, provenance in (part for origin in origins for part in parts_of(*origin)):
         for fact, value in _valid(provenance).items():
             said.setdefault(fact, {}).setdefault(value, []).append(Path(name).name or name)
         for fact, several in _differing(provenance).items():
@@ -77,7 +77,7 @@ def engine_facts(
         files=list(dict.fromkeys(name for _, names in one.values() for name in names)),
         differing={fact: tuple(values) for fact, values in said.items() if len(values) > 1},
         did=dict(did or {}),
-        as_served=any(_as_served(provenance) for origin in origins for _, provenance in _parts(*origin)),
+        as_served=any(_as_served(provenance) for origin in origins for _, provenance in parts_of(*origin)),
     )
 
 
@@ -134,7 +134,7 @@ def engine_notes(trace: Trace) -> list[str]:
     if did.get("prefix_hits") and did.get("prefix_queries"):
         share = format_percent(100 * did["prefix_hits"] / did["prefix_queries"])
         notes.append(f"{share} of the prompt tokens were found in the prefix cache and not computed.")
-    parts = [origin for _, origin in _parts("", trace.provenance)]
+    parts = [origin for _, origin in parts_of("", trace.provenance)]
     notes += [note for origin in parts if (note := _of_windows(origin))]
     servers = max((origin.get("api_servers", 1) for origin in parts if _is_count(origin.get("api_servers"))), default=1)
     if servers > 1:
@@ -171,7 +171,7 @@ def _tokens_of_decoding(trace: Trace) -> int:
     return int(np.ceil(np.max(S[decodes] / B[decodes])))
 
 
-def _parts(name: str, provenance: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+def parts_of(name: str, provenance: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     parts = provenance.get("parts")
     if not isinstance(parts, Mapping):
         return [(name, provenance)]

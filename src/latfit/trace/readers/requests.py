@@ -2,8 +2,7 @@
 
 from latfit.errors import BadInput
 from latfit.trace.columns import REQUIRED
-from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.source import Source
+from latfit.trace.readers.source import Options, Reader, Source
 from latfit.trace.readers.text import has_keys, header_of
 from latfit.trace.table import Trace
 

@@ -1,0 +1,629 @@
+"""Cells: a trace of any length in flat memory, as counts of similar steps, here or on a Dask cluster.
+
+Steps are counted in bins of hardware, model, tp, path, phase, B, S, context and ln T. Each bin keeps sums from which
+the means of B, S, context and ln T and the variance of ln T come. If there are too many bins, those of B, S and context
+are made coarser. Rows with weights (`cell_rows`) come back. See docs/formats.md.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.dask_cluster import dask_client, finished, result_of
+from latfit.errors import BadInput, WrongUsage, first_line
+from latfit.stats import FloatArray, IntArray
+from latfit.trace.clean import (
+    CleanOptions,
+    check_enough_left,
+    check_reasons,
+    check_tokens,
+    clean_part,
+    count_short,
+    shortest_plausible_ms,
+)
+from latfit.trace.columns import IDENTITY
+from latfit.trace.filter import matching_rows
+from latfit.trace.parquet import arrow_array, columns_of, provenance_of
+from latfit.trace.readers.source import Options
+from latfit.trace.readers.table import PARQUET_MAGIC, name_columns, steps_of
+from latfit.trace.readers.text import delimiter_of, header_of
+from latfit.trace.serving_engine import engine_facts, is_record
+from latfit.trace.step_records import (
+    COMPUTE,
+    MIN_PERIOD_SHARE,
+    NO_PERIOD,
+    PERIOD,
+    no_periods,
+    with_period,
+    with_recompute,
+)
+from latfit.trace.table import WEIGHT, Trace, phases
+from latfit.units import MS_PER_UNIT
+
+Progress = Callable[[int, int], None]
+BACKENDS = ("local", "dask")
+
+LABELS = (*IDENTITY, "phase")
+BIN = 1 / 64  # of ln T
+RELATIVE_ERROR = float(np.expm1(BIN / 2))  # of a quantile read at the middle of its bin
+FIRST_UNIT, SECOND_UNIT = 2.0**36, 2.0**44  # sums of whole numbers do not depend on the order of the steps
+MIN_T_BINS = 16  # a cell with fewer needs its variance within bins too
+FRACTION_BITS, CONTEXT_BITS = 15, 3  # B and S are exact up to 65,536; 8 bins of the context per octave
+COARSER = (
+    (0, 0),
+    (5, 0),
+    (7, 1),
+    (8, 1),
+    (9, 1),
+    (9, 2),
+    (10, 2),
+    (10, 3),
+    (10, 4),
+    (11, 5),
+    (11, 8),
+    (12, 8),
+    (13, 8),
+)
+"""Bits cut off B and S, and off the context, at each level of resolution."""
+MAX_BINS = 1 << 20  # a pass holds them in less than 1 GiB
+MAX_LABELS = 256  # of a column
+
+KEYS = (*LABELS, "decode", "b", "s", "c")
+SUMS = ("steps", "first", "second", "sum_B", "sum_S", "sum_context")
+
+BATCH_ROWS = 1 << 18
+SAMPLED_FILES = 8
+NUMBERS = ("B", "S", "T_ms", "context_tokens", "prefill_requests", "prefill_tokens", "period_ms")
+FLAGS = ("dummy", "idle", "warmup")
+OF_RECORDS = ("t_s", "step", "run", "replica", "queued_requests", "draft_tokens")
+DOCUMENTS = (".md", ".rst", ".html", ".pdf", ".png", ".svg")
+ABOUT = ("README", "LICENSE", "LICENCE", "NOTICE")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What to read and how.
+
+    Parameters
+    ----------
+    limit
+        Bins held at most.
+    skip_unreadable
+        Leave out and count what cannot be read, instead of failing.
+    time
+        What T is: compute or period; None: the period if most steps have one.
+    """
+
+    column_map: Mapping[str, str] = field(default_factory=dict)
+    unit: str | None = None
+    where: str | None = None
+    cleaning: CleanOptions = field(default_factory=CleanOptions)
+    limit: int = MAX_BINS
+    skip_unreadable: bool = False
+    time: str | None = COMPUTE
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Bins of steps, and what was read and dropped.
+
+    Parameters
+    ----------
+    bins
+        Arrow table with the columns KEYS, `t`, SUMS, `low` and `high` (of T in ms); None if empty.
+    host
+        By phase, of steps with a period: their number, and the sums of T and of the period in µs.
+    """
+
+    bins: Any = None
+    level: int = 0
+    rows_read: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    short: int = 0
+    unreadable: tuple[tuple[str, str], ...] = ()
+    host: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return 0 if self.bins is None else len(self.bins)
+
+    @property
+    def rows_used(self) -> int:
+        return 0 if self.bins is None else int(np.sum(self.column("steps")))
+
+    def column(self, name: str) -> NDArray[Any]:
+        return np.concatenate([np.from_dlpack(chunk) for chunk in self.bins[name].chunks])
+
+
+def merge(parts: Sequence[Cells], limit: int) -> Cells:
+    """Return all parts together; the result does not depend on their order."""
+    import pyarrow as pa
+
+    level = max(part.level for part in parts)
+    tables = [_coarsen(part.bins, part.level, level) for part in parts if part.bins is not None]
+    bins = _add_up(pa.concat_tables(tables)) if tables else None
+    while bins is not None and len(bins) > limit and level < len(COARSER) - 1:
+        bins, level = _add_up(_coarsen(bins, level, level + 1)), level + 1
+    dropped: Counter[str] = Counter()
+    host: dict[str, tuple[int, int, int]] = {}
+    for part in parts:
+        dropped.update(part.dropped)
+        for phase, sums in part.host.items():
+            before = host.get(phase, (0, 0, 0))
+            host[phase] = (before[0] + sums[0], before[1] + sums[1], before[2] + sums[2])
+    return Cells(
+        bins,
+        level,
+        sum(part.rows_read for part in parts),
+        dict(sorted((+dropped).items())),
+        sum(part.short for part in parts),
+        tuple(sorted({bad for part in parts for bad in part.unreadable})),
+        host,
+    )
+
+
+def _add_up(table: Any) -> Any:
+    """Return one row per bin, in the order of the keys."""
+    keys = [*KEYS, "t"]
+    wanted = [*((name, "sum") for name in SUMS), ("low", "min"), ("high", "max")]
+    found = table.group_by(keys).aggregate(wanted).select([*keys, *(f"{name}_{how}" for name, how in wanted)])
+    return found.rename_columns([*keys, *SUMS, "low", "high"]).sort_by([(name, "ascending") for name in keys])
+
+
+def _coarsen(table: Any, level: int, wanted: int) -> Any:
+    """Cut bits off B, S and the context."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    size, context = (COARSER[wanted][i] - COARSER[level][i] for i in (0, 1))
+    for name, bits in (("b", size), ("s", size), ("c", context)):
+        if bits:
+            cut = pc.shift_right(table[name], pa.scalar(bits, pa.int64()))
+            table = table.set_column(table.schema.get_field_index(name), name, cut)
+    return table
+
+
+def bins_of(trace: Trace, where: str) -> Any:
+    """Return the bins of clean steps, at the finest resolution."""
+    import pyarrow as pa
+
+    B, S, T = (trace.floats(name) for name in ("B", "S", "T_ms"))
+    ln_T = np.log(T)
+    t = np.rint(ln_T / BIN)
+    d = ln_T - t * BIN
+    context = trace.floats("context_tokens") if "context_tokens" in trace else np.full(len(trace), np.nan)
+    known = context >= 0
+    context = np.where(known, context, 0.0)
+    # Labels go into the groups as a number, and come back for the few bins.
+    label = trace.group(LABELS)
+    rows = np.unique(label, return_index=True)[1]
+    bits = np.where(known, _leading_bits(context + 1.0, CONTEXT_BITS), -1)
+    columns: dict[str, NDArray[Any]] = {
+        "decode": (S == B).astype(np.int64),
+        "b": _leading_bits(B, FRACTION_BITS),
+        "s": _leading_bits(S, FRACTION_BITS),
+        "c": bits,
+        "t": t.astype(np.int64),
+        "steps": np.ones(len(T), dtype=np.int64),
+        "first": np.rint(d * FIRST_UNIT).astype(np.int64),
+        "second": np.rint(d * d * SECOND_UNIT).astype(np.int64),
+        "sum_B": B,
+        "sum_S": S,
+        "sum_context": context,
+        "low": T,
+        "high": T,
+    }
+    for name in LABELS:
+        texts = [str(trace[name][row]) for row in rows] if name in trace else [""] * len(rows)
+        if len(set(texts)) > MAX_LABELS:
+            raise BadInput(
+                f"column {name} has {len(set(texts)):,} different values",
+                where=where,
+                remedy=f"It names systems or phases, {MAX_LABELS} at most; map another column: --map {name}=COLUMN.",
+            )
+    arrays = {name: _arrow(column) for name, column in columns.items()}
+    dictionaries = {
+        name: pa.DictionaryArray.from_arrays(
+            _arrow(label.astype(np.int32)),
+            pa.array([str(trace[name][row]) if name in trace else "" for row in rows], pa.string()),
+        ).dictionary_decode()
+        for name in LABELS
+    }
+    return _add_up(pa.table({**dictionaries, **arrays}))
+
+
+def _arrow(column: NDArray[Any]) -> Any:
+    import pyarrow as pa
+
+    return arrow_array(pa.from_numpy_dtype(column.dtype), len(column), column)
+
+
+def _leading_bits(x: FloatArray, fraction: int) -> IntArray:
+    """Return the exponent and the leading fraction bits of x >= 1 as an integer that grows with x."""
+    return np.asarray((np.ascontiguousarray(x).view(np.int64) >> (52 - fraction)) - (1023 << fraction))
+
+
+def weighted_rows(cells: Cells) -> Trace:
+    """Return rows with weights that represent all steps.
+
+    A bin is a row at its mean ln T. In cells with few bins of T it is two rows, with its mean and its variance.
+    """
+    n, low, high = (cells.column(name).astype(np.float64) for name in ("steps", "low", "high"))
+    first, second = cells.column("first") / FIRST_UNIT, cells.column("second") / SECOND_UNIT
+    cell = cell_numbers(cells)
+    count = np.bincount(cell, n)
+    columns: dict[str, NDArray[Any]] = {}
+    for name, total in (("B", "sum_B"), ("S", "sum_S"), ("context_tokens", "sum_context")):
+        columns[name] = (np.bincount(cell, cells.column(total)) / count)[cell]
+    columns["context_tokens"][cells.column("c") < 0] = np.nan
+    centre = cells.column("t") * BIN + first / n
+    spread = np.sqrt(np.maximum(second / n - (first / n) ** 2, 0.0))
+    split = (low < high) & (np.bincount(cell) < MIN_T_BINS)[cell]
+    upper = np.where(split, np.floor(n / 2), 0.0)
+    lower = n - upper
+    T = np.where(low == high, low, np.exp(centre - spread * np.sqrt(upper / lower)))
+    T_upper = np.exp(centre + spread * np.sqrt(lower / np.maximum(upper, 1.0)))
+    for name in LABELS:
+        column = np.array(cells.bins[name].to_pylist(), dtype=object)
+        if np.any(column != ""):
+            columns[name] = column
+    if np.isnan(columns["context_tokens"]).all():
+        del columns["context_tokens"]
+    found = {name: np.concatenate([column, column[split]]) for name, column in columns.items()}
+    found["T_ms"] = np.concatenate([T, T_upper[split]])
+    found[WEIGHT] = np.concatenate([lower, upper[split]])
+    return Trace(found)
+
+
+def cell_numbers(cells: Cells) -> NDArray[np.intp]:
+    """Number the cell of each bin (n,)."""
+    keys = Trace({name: np.array(cells.bins[name].to_pylist(), dtype=object) for name in LABELS}).group(LABELS)
+    sizes = {name: cells.column(name) for name in KEYS if name not in LABELS}
+    return Trace({"label": keys, **sizes}).group(("label", *sizes))
+
+
+# ------------------------------------------------------------------------------------------------------------ files
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file: Parquet, or delimited text."""
+
+    filesystem: Any
+    path: str
+    rows: int
+    is_parquet: bool = True
+
+
+def find_parts(source: str | Path, filesystem: Any = None) -> tuple[list[Part], list[tuple[str, str]]]:
+    """Return the files of a folder (or one file) at a path or URI, and (file, reason) of unreadable ones.
+
+    Raises BadInput if there is no such place or no file in it.
+    """
+    import pyarrow as pa
+    from pyarrow import fs
+
+    try:
+        if filesystem is None and "://" not in str(source):
+            filesystem, root = fs.LocalFileSystem(), str(Path(source).resolve())
+        elif filesystem is None:
+            filesystem, root = fs.FileSystem.from_uri(str(source))
+        else:
+            root = str(source)
+        info = filesystem.get_file_info(root)
+        is_file = info.type == fs.FileType.File
+        inside = [info] if is_file else filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(
+            f"cannot be listed ({first_line(error)})",
+            where=str(source),
+            remedy="Give a readable path, or a URI such as s3://bucket/folder, gs://bucket/folder, hdfs://host/folder.",
+        ) from None
+    paths = sorted(each.path for each in inside if each.type == fs.FileType.File and (is_file or _is_data(each, root)))
+    if not paths:
+        remedy = "Name the folder that holds the Parquet files of a trace."
+        raise BadInput("holds no trace", where=str(source), remedy=remedy)
+    found = [_part_or_reason(filesystem, path, allow_text=is_file) for path in paths]
+    parts = [part for part in found if isinstance(part, Part)]
+    return parts, [(path, part) for path, part in zip(paths, found, strict=True) if isinstance(part, str)]
+
+
+def _is_data(file: Any, root: str) -> bool:
+    """Return whether a file is no marker (`_SUCCESS`, `.crc`) and no page about the folder."""
+    hidden = any(step.startswith(("_", ".")) for step in file.path.removeprefix(root).split("/"))
+    name = file.base_name
+    return not hidden and not name.lower().endswith(DOCUMENTS) and not name.upper().startswith(ABOUT)
+
+
+def _part_or_reason(filesystem: Any, path: str, allow_text: bool) -> Part | str:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with filesystem.open_input_file(path) as stream:
+            head = stream.read(1 << 16)
+            if head.startswith(PARQUET_MAGIC):
+                return Part(filesystem, path, pq.ParquetFile(stream).metadata.num_rows)
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return f"not a whole Parquet file ({first_line(error)})"
+    is_table = allow_text and header_of(head)
+    return Part(filesystem, path, 0, is_parquet=False) if is_table else "not a Parquet file"
+
+
+def read_batches(part: Part, scan: Scan) -> Iterator[Trace]:
+    """Yield the steps of a file, some rows at a time, as they are read elsewhere. Raises BadInput."""
+    options = Options(scan.column_map, scan.unit)
+    for table, origin in _tables(part, scan, options):
+        with np.errstate(over="ignore", invalid="ignore"):
+            trace = steps_of(Trace(columns_of(table, part.path), origin), options, part.path, in_ms=True)
+        yield with_period(with_recompute(trace)) if is_record(origin) else trace
+
+
+def _tables(part: Part, scan: Scan, options: Options) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """Yield (Arrow table of the columns that are needed, provenance of the file)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+    from pyarrow import csv
+
+    file_format: Any = ds.ParquetFileFormat()
+    if not part.is_parquet:
+        with part.filesystem.open_input_stream(part.path) as stream:
+            line = stream.read(1 << 16).partition(b"\n")[0].decode(errors="replace")
+        file_format = ds.CsvFileFormat(parse_options=csv.ParseOptions(delimiter=delimiter_of(line)))
+    fragment = file_format.make_fragment(part.path, part.filesystem)
+    schema = fragment.physical_schema
+    origin = provenance_of(part.path, schema.metadata)
+    names = list(schema.names)
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise BadInput(f"two columns {twice}", where=part.path, remedy="Rename one of them.")
+    theirs = name_columns(names, options, part.path).columns
+    words = re.findall(r"[\w.]+", scan.where or "")
+    wanted = {*NUMBERS, *FLAGS, *LABELS, *words, *(OF_RECORDS if is_record(origin) else ())}
+    columns = list(dict.fromkeys(theirs[name] for name in theirs if name in wanted))
+    for ours in ("B", "S", "T_ms"):
+        kind = schema.field(theirs[ours]).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+            raise BadInput(f"column {theirs[ours]} holds {kind}, not numbers", where=part.path, remedy="Correct --map.")
+    batches = fragment.to_batches(columns=columns, batch_size=BATCH_ROWS, batch_readahead=1, use_threads=False)
+    for batch in batches:
+        if len(batch):
+            texts = [pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in batch.schema.types]
+            arrays = [pc.dictionary_encode(a) if text else a for a, text in zip(batch.columns, texts, strict=True)]
+            yield pa.table(arrays, names=batch.schema.names), origin
+
+
+def summarise(part: Part, scan: Scan, progress: Callable[[int], None] | None = None) -> Cells:
+    """Return the cells of one file. Raises BadInput if it cannot be read, unless that is to be skipped."""
+    import pyarrow as pa
+
+    total = Cells()
+    waiting: list[Cells] = []
+    try:
+        for trace in read_batches(part, scan):
+            waiting.append(_cells_of(trace, scan, part.path))
+            if sum(map(len, waiting)) > max(len(total), scan.limit // 4):
+                total, waiting = merge([total, *waiting], scan.limit), []
+            if progress:
+                progress(len(trace))
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, BadInput) as error:
+        reason = error.found if isinstance(error, BadInput) else f"cannot be read ({first_line(error)})"
+        if scan.skip_unreadable:
+            return Cells(unreadable=((part.path, reason),))
+        raise error if isinstance(error, BadInput) else unreadable(part.path, reason) from None
+    return merge([total, *waiting], scan.limit)
+
+
+def unreadable(path: str, reason: str) -> BadInput:
+    """Return the error for a file that is no part of a trace."""
+    return BadInput(
+        reason, where=path, remedy="Make it again or move it away, or go on without such files: --skip-bad."
+    )
+
+
+def _cells_of(trace: Trace, scan: Scan, path: str) -> Cells:
+    """Filter, clean and count the steps of a batch."""
+    if scan.where:
+        trace = trace.select(matching_rows(trace, scan.where))
+    used, dropped = clean_part(trace, scan.cleaning)
+    period = trace.floats("period_ms") if "period_ms" in trace else np.full(len(trace), np.nan)
+    known = used & (period > 0) & np.isfinite(period)
+    host = {}
+    steps = trace.select(known)
+    T_us, period_us = (np.rint(1e3 * each).astype(np.int64) for each in (steps.floats("T_ms"), period[known]))
+    phase = phases(steps) if len(steps) else np.empty(0, dtype=object)
+    for name in dict.fromkeys(phase.tolist()):
+        rows = phase == name
+        host[name] = int(rows.sum()), int(T_us[rows].sum()), int(period_us[rows].sum())
+    if scan.time == PERIOD:
+        dropped[NO_PERIOD] = int(np.count_nonzero(used & ~known))
+        trace, used = trace.with_columns(T_ms=period), known
+    bins = bins_of(trace.select(used), path) if used.any() else None
+    return Cells(bins, 0, len(trace), dropped, count_short(trace), host=host)
+
+
+# ------------------------------------------------------------------------------------------------------- whole pass
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """The cells of a source, the facts that a fit stores, and what records report about their engine."""
+
+    cells: Cells
+    facts: Mapping[str, Any]
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def trace(self) -> Trace:
+        """Rows with weights that fit as the steps would, with the facts as provenance."""
+        return weighted_rows(self.cells).with_provenance(**{**self.engine, "cells": dict(self.facts)})
+
+
+def compress(
+    source: str | Path,
+    scan: Scan | None = None,
+    *,
+    filesystem: Any = None,
+    backend: str = "local",
+    scheduler: str | None = None,
+    progress: Progress | None = None,
+) -> Compressed:
+    """Summarise all files of a folder (or one file) into cells.
+
+    Parameters
+    ----------
+    filesystem
+        Of pyarrow; by default found from a URI such as s3://bucket/folder.
+    scheduler
+        Address of a Dask cluster; without it, backend="dask" starts workers on this host.
+
+    Raises
+    ------
+    BadInput, WrongUsage, LatfitError
+    """
+    scan = scan or Scan()
+    _check_options(scan, backend, scheduler)
+    parts, bad = find_parts(source, filesystem)
+    if bad and not scan.skip_unreadable:
+        raise unreadable(*bad[0])
+    scan = _with_time(scan, parts, str(source))
+    run = _run_on_dask if backend == "dask" else _run_here
+    cells = merge([*run(parts, scan, scheduler, progress), Cells(unreadable=tuple(bad))], scan.limit)
+    cells = _drop_zero_times(cells, scan.cleaning)
+    if cells.rows_read == 0:
+        remedy = "Correct --where." if scan.where else "Check how it was made, and make it again."
+        raise BadInput("no row was found", where=str(source), remedy=remedy)
+    check_tokens(cells.short, cells.rows_read, scan.cleaning, str(source))
+    check_enough_left(cells, scan.cleaning, str(source))
+    facts = _facts(cells, scan, str(source), len(parts) + len(bad))
+    return Compressed(cells, facts, _engine_of(parts) if cells.host else {})
+
+
+def _check_options(scan: Scan, backend: str, scheduler: str | None) -> None:
+    check_reasons(scan.cleaning)
+    if backend not in BACKENDS:
+        raise WrongUsage(f"{backend!r} is not known", where="--backend", remedy=f"Choose: {', '.join(BACKENDS)}.")
+    if scheduler is not None and backend != "dask":
+        raise WrongUsage("a scheduler belongs to Dask", where="--scheduler", remedy="Add --backend dask.")
+    if scan.unit is not None and scan.unit not in MS_PER_UNIT:
+        raise WrongUsage(f"{scan.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
+
+
+def _with_time(scan: Scan, parts: Sequence[Part], where: str) -> Scan:
+    """Decide what T is by the first batches of some files. Raises BadInput if no step has a required period."""
+    import pyarrow as pa
+
+    if scan.time == COMPUTE:
+        return scan
+    with_a_period = used = 0
+    for part in parts[:: max(len(parts) // SAMPLED_FILES, 1)]:
+        with suppress(pa.ArrowException, OSError, ValueError, BadInput):  # reported by the pass over all files
+            for batch in islice(read_batches(part, scan), 1):
+                found = _cells_of(batch, replace(scan, time=COMPUTE), part.path)
+                used += found.rows_used
+                with_a_period += sum(steps for steps, _, _ in found.host.values())
+    share = with_a_period / used if used else 0.0
+    if scan.time == PERIOD and share == 0:
+        raise no_periods(where)
+    return replace(scan, time=PERIOD if scan.time == PERIOD or share >= MIN_PERIOD_SHARE else COMPUTE)
+
+
+def _run_here(parts: Sequence[Part], scan: Scan, _: str | None, progress: Progress | None) -> Iterator[Cells]:
+    done, rows = 0, sum(part.rows for part in parts)
+
+    def report(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress:
+            progress(done, max(rows, done))
+
+    total = Cells()
+    for part in parts:
+        total = merge([total, summarise(part, scan, report)], scan.limit)
+    yield total
+
+
+def _run_on_dask(
+    parts: Sequence[Part], scan: Scan, scheduler: str | None, progress: Progress | None
+) -> Iterator[Cells]:
+    done, rows = 0, sum(part.rows for part in parts)
+    total = Cells()
+    with dask_client(scheduler) as client:
+        futures = {client.submit(summarise, part, scan, pure=False): part for part in parts}
+        for future in finished(client, list(futures)):
+            total = merge([total, result_of(future)], scan.limit)
+            done += futures[future].rows
+            if progress:
+                progress(done, rows)
+    yield total
+
+
+def _drop_zero_times(cells: Cells, options: CleanOptions) -> Cells:
+    """Drop the bins of each system that are too fast for any step, as cleaning does."""
+    if "zero_time" in options.keep or cells.bins is None:
+        return cells
+    n, high = cells.column("steps"), cells.column("high")
+    S = cells.column("sum_S") / n
+    system = Trace({name: np.array(cells.bins[name].to_pylist(), dtype=object) for name in IDENTITY}).group(IDENTITY)
+    fast = np.zeros(len(n), dtype=bool)
+    for number in range(int(system.max()) + 1):
+        rows = system == number
+        fast[rows] = high[rows] < shortest_plausible_ms(S[rows], high[rows], n[rows].astype(np.float64))
+    if not fast.any():
+        return cells
+    dropped = {**cells.dropped, "zero_time": cells.dropped.get("zero_time", 0) + int(n[fast].sum())}
+    kept = cells.bins.take(_arrow(np.flatnonzero(~fast)))
+    return replace(cells, bins=kept, dropped=dict(sorted(dropped.items())))
+
+
+def _facts(cells: Cells, scan: Scan, source: str, files: int) -> dict[str, Any]:
+    size, context = (bits - cut for bits, cut in zip((FRACTION_BITS, CONTEXT_BITS), COARSER[cells.level], strict=True))
+    bins = f"{2**context} bins per octave" if context >= 0 else f"a bin per {2**-context} octaves"
+    facts: dict[str, Any] = {
+        "source": source,
+        "files": files - len(cells.unreadable),
+        "rows_read": cells.rows_read,
+        "rows_used": cells.rows_used,
+        "dropped": dict(cells.dropped),
+        "cells": int(cell_numbers(cells).max()) + 1,
+        "counters": len(cells),
+        "resolution": {
+            "level": cells.level,
+            "B and S": f"exact up to {2 ** (size + 1):,}, then in bins of 1/{2**size}",
+            "context_tokens": f"{bins}, means kept",
+            "quantiles of T": f"within {RELATIVE_ERROR:.1%}",
+        },
+        "unreadable": [{"file": file, "reason": reason} for file, reason in cells.unreadable],
+    }
+    if cells.level:
+        facts["coarser"] = f"Telling all cells apart would take more than {scan.limit:,} counters."
+    if cells.host:
+        means = {
+            phase: {"T_ms": T / steps / 1e3, "period_ms": period / steps / 1e3}
+            for phase, (steps, T, period) in sorted(cells.host.items())
+        }
+        facts |= {"time": scan.time, "host": means}
+    return facts
+
+
+def _engine_of(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return what some of the files report about their engine, as far as they agree."""
+    import pyarrow.parquet as pq
+
+    origins = []
+    for part in parts[:: max(len(parts) // SAMPLED_FILES, 1)]:
+        if part.is_parquet:
+            with part.filesystem.open_input_file(part.path) as stream:
+                origins.append((part.path, provenance_of(part.path, pq.read_schema(stream).metadata)))
+    return dict(engine_facts([(path, origin) for path, origin in origins if is_record(origin)]).values)
