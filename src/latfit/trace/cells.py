@@ -31,7 +31,7 @@ from latfit.trace.clean import (
 )
 from latfit.trace.columns import IDENTITY
 from latfit.trace.filter import matching_rows
-from latfit.trace.parquet import arrow_array, columns_of, provenance_of
+from latfit.trace.parquet import columns_of, provenance_of
 from latfit.trace.readers.source import Options
 from latfit.trace.readers.table import PARQUET_MAGIC, name_columns, steps_of
 from latfit.trace.readers.text import delimiter_of, header_of
@@ -52,32 +52,23 @@ Progress = Callable[[int, int], None]
 BACKENDS = ("local", "dask")
 
 LABELS = (*IDENTITY, "phase")
+MAX_LABELS = 256  # different values of such a column
+Label = tuple[str, ...]
+
 BIN = 1 / 64  # of ln T
 RELATIVE_ERROR = float(np.expm1(BIN / 2))  # of a quantile read at the middle of its bin
 FIRST_UNIT, SECOND_UNIT = 2.0**36, 2.0**44  # sums of whole numbers do not depend on the order of the steps
 MIN_T_BINS = 16  # a cell with fewer needs its variance within bins too
-FRACTION_BITS, CONTEXT_BITS = 15, 3  # B and S are exact up to 65,536; 8 bins of the context per octave
+MAX_BINS = 1 << 20  # a pass holds them in less than 1 GiB
+
+FRACTION_BITS, CONTEXT_FRACTION_BITS = 15, 3  # B and S are exact up to 65,536; 8 bins of the context per octave
+T_BITS, CONTEXT_BITS, S_BITS, B_BITS = 12, 9, 21, 20  # of a key
+T_MIDDLE, KNOWN_CONTEXT = 1 << (T_BITS - 1), 1 << (CONTEXT_BITS - 1)
 COARSER = (
-    (0, 0),
-    (5, 0),
-    (7, 1),
-    (8, 1),
-    (9, 1),
-    (9, 2),
-    (10, 2),
-    (10, 3),
-    (10, 4),
-    (11, 5),
-    (11, 8),
-    (12, 8),
-    (13, 8),
+    *((0, 0), (5, 0), (7, 1), (8, 1), (9, 1), (9, 2), (10, 2)),
+    *((10, 3), (10, 4), (11, 4), (11, 5), (11, 8), (12, 8), (13, 8)),
 )
 """Bits cut off B and S, and off the context, at each level of resolution."""
-MAX_BINS = 1 << 20  # a pass holds them in less than 1 GiB
-MAX_LABELS = 256  # of a column
-
-KEYS = (*LABELS, "decode", "b", "s", "c")
-SUMS = ("steps", "first", "second", "sum_B", "sum_S", "sum_context")
 
 BATCH_ROWS = 1 << 18
 SAMPLED_FILES = 8
@@ -112,18 +103,48 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Bins of steps, and what was read and dropped.
+class Bins:
+    """Bins of one label, by ascending key.
 
     Parameters
     ----------
-    bins
-        Arrow table with the columns KEYS, `t`, SUMS, `low` and `high` (of T in ms); None if empty.
+    keys
+        (n,) S = B, and the leading bits of B, S, context and ln T, in one integer.
+    sums
+        (6, n) of steps, d and d^2 (d: ln T from the middle of its bin, scaled), B, S and context.
+    low, high
+        (n,) shortest and longest T in ms.
+    """
+
+    keys: IntArray
+    sums: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def steps(self) -> FloatArray:
+        return np.asarray(self.sums[0])
+
+    def select(self, rows: NDArray[np.bool_]) -> "Bins":
+        return Bins(self.keys[rows], self.sums[:, rows], self.low[rows], self.high[rows])
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Bins by label, and what was read and dropped.
+
+    Parameters
+    ----------
+    short
+        Rows with fewer tokens than requests.
     host
         By phase, of steps with a period: their number, and the sums of T and of the period in µs.
     """
 
-    bins: Any = None
+    bins: Mapping[Label, Bins] = field(default_factory=dict)
     level: int = 0
     rows_read: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -132,25 +153,20 @@ class Cells:
     host: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return 0 if self.bins is None else len(self.bins)
+        return sum(map(len, self.bins.values()))
 
     @property
     def rows_used(self) -> int:
-        return 0 if self.bins is None else int(np.sum(self.column("steps")))
-
-    def column(self, name: str) -> NDArray[Any]:
-        return np.concatenate([np.from_dlpack(chunk) for chunk in self.bins[name].chunks])
+        return sum(int(bins.steps.sum()) for bins in self.bins.values())
 
 
 def merge(parts: Sequence[Cells], limit: int) -> Cells:
-    """Return all parts together; the result does not depend on their order."""
-    import pyarrow as pa
-
+    """Return all parts together, coarser if there are too many bins. The order of the parts does not matter."""
     level = max(part.level for part in parts)
-    tables = [_coarsen(part.bins, part.level, level) for part in parts if part.bins is not None]
-    bins = _add_up(pa.concat_tables(tables)) if tables else None
-    while bins is not None and len(bins) > limit and level < len(COARSER) - 1:
-        bins, level = _add_up(_coarsen(bins, level, level + 1)), level + 1
+    bins = _group_labels([part.bins for part in parts], level)
+    while sum(map(len, bins.values())) > limit and level < len(COARSER) - 1:
+        level += 1
+        bins = _group_labels([bins], level)
     dropped: Counter[str] = Counter()
     host: dict[str, tuple[int, int, int]] = {}
     for part in parts:
@@ -169,80 +185,63 @@ def merge(parts: Sequence[Cells], limit: int) -> Cells:
     )
 
 
-def _add_up(table: Any) -> Any:
-    """Return one row per bin, in the order of the keys."""
-    keys = [*KEYS, "t"]
-    wanted = [*((name, "sum") for name in SUMS), ("low", "min"), ("high", "max")]
-    found = table.group_by(keys).aggregate(wanted).select([*keys, *(f"{name}_{how}" for name, how in wanted)])
-    return found.rename_columns([*keys, *SUMS, "low", "high"]).sort_by([(name, "ascending") for name in keys])
+class Accumulator:
+    """Merges cells when those that wait are as many as those merged, so that each is moved a few times only."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.merged = Cells()
+        self.waiting: list[Cells] = []
+
+    def add(self, cells: Cells) -> None:
+        self.waiting.append(cells)
+        if sum(map(len, self.waiting)) >= max(len(self.merged), self.limit // 4):
+            self.total()
+
+    def total(self) -> Cells:
+        self.merged = merge([self.merged, *self.waiting], self.limit)
+        self.waiting = []
+        return self.merged
 
 
-def _coarsen(table: Any, level: int, wanted: int) -> Any:
-    """Cut bits off B, S and the context."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+def _group_labels(parts: Sequence[Mapping[Label, Bins]], level: int) -> dict[Label, Bins]:
+    """Add up equal bins of each label at a level of resolution."""
+    size, context = COARSER[level]
+    cut_size = (1 << size) - 1
+    cut = ((((cut_size << S_BITS) | cut_size) << CONTEXT_BITS) | ((1 << context) - 1)) << T_BITS
+    found = {}
+    for label in sorted({label for part in parts for label in part}):
+        bins = [part[label] for part in parts if label in part]
+        found[label] = _group(
+            np.concatenate([each.keys for each in bins]) & ~cut,
+            np.concatenate([each.sums for each in bins], axis=1),
+            np.concatenate([each.low for each in bins]),
+            np.concatenate([each.high for each in bins]),
+        )
+    return found
 
-    size, context = (COARSER[wanted][i] - COARSER[level][i] for i in (0, 1))
-    for name, bits in (("b", size), ("s", size), ("c", context)):
-        if bits:
-            cut = pc.shift_right(table[name], pa.scalar(bits, pa.int64()))
-            table = table.set_column(table.schema.get_field_index(name), name, cut)
-    return table
+
+def _group(keys: IntArray, sums: FloatArray, low: FloatArray, high: FloatArray) -> Bins:
+    order = np.argsort(keys)
+    keys = keys[order]
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    totals = np.stack([np.add.reduceat(row[order], starts) for row in sums])
+    return Bins(keys[starts], totals, np.minimum.reduceat(low[order], starts), np.maximum.reduceat(high[order], starts))
 
 
-def bins_of(trace: Trace, where: str) -> Any:
-    """Return the bins of clean steps, at the finest resolution."""
-    import pyarrow as pa
-
-    B, S, T = (trace.floats(name) for name in ("B", "S", "T_ms"))
+def bins_of(B: FloatArray, S: FloatArray, T: FloatArray, context: FloatArray) -> Bins:
+    """Return the bins of clean steps (n,) at the finest resolution. An unknown context is NaN."""
     ln_T = np.log(T)
     t = np.rint(ln_T / BIN)
     d = ln_T - t * BIN
-    context = trace.floats("context_tokens") if "context_tokens" in trace else np.full(len(trace), np.nan)
     known = context >= 0
-    context = np.where(known, context, 0.0)
-    # Labels go into the groups as a number, and come back for the few bins.
-    label = trace.group(LABELS)
-    rows = np.unique(label, return_index=True)[1]
-    bits = np.where(known, _leading_bits(context + 1.0, CONTEXT_BITS), -1)
-    columns: dict[str, NDArray[Any]] = {
-        "decode": (S == B).astype(np.int64),
-        "b": _leading_bits(B, FRACTION_BITS),
-        "s": _leading_bits(S, FRACTION_BITS),
-        "c": bits,
-        "t": t.astype(np.int64),
-        "steps": np.ones(len(T), dtype=np.int64),
-        "first": np.rint(d * FIRST_UNIT).astype(np.int64),
-        "second": np.rint(d * d * SECOND_UNIT).astype(np.int64),
-        "sum_B": B,
-        "sum_S": S,
-        "sum_context": context,
-        "low": T,
-        "high": T,
-    }
-    for name in LABELS:
-        texts = [str(trace[name][row]) for row in rows] if name in trace else [""] * len(rows)
-        if len(set(texts)) > MAX_LABELS:
-            raise BadInput(
-                f"column {name} has {len(set(texts)):,} different values",
-                where=where,
-                remedy=f"It names systems or phases, {MAX_LABELS} at most; map another column: --map {name}=COLUMN.",
-            )
-    arrays = {name: _arrow(column) for name, column in columns.items()}
-    dictionaries = {
-        name: pa.DictionaryArray.from_arrays(
-            _arrow(label.astype(np.int32)),
-            pa.array([str(trace[name][row]) if name in trace else "" for row in rows], pa.string()),
-        ).dictionary_decode()
-        for name in LABELS
-    }
-    return _add_up(pa.table({**dictionaries, **arrays}))
-
-
-def _arrow(column: NDArray[Any]) -> Any:
-    import pyarrow as pa
-
-    return arrow_array(pa.from_numpy_dtype(column.dtype), len(column), column)
+    tokens = np.where(known, context, 0.0)
+    sums = np.stack([np.ones(len(T)), np.rint(d * FIRST_UNIT), np.rint(d * d * SECOND_UNIT), B, S, tokens])
+    keys = ((S == B).astype(np.int64) << B_BITS | _leading_bits(B, FRACTION_BITS)) << S_BITS
+    keys = (keys | _leading_bits(S, FRACTION_BITS)) << CONTEXT_BITS
+    bits = _leading_bits(np.minimum(tokens + 1.0, 2.0**31), CONTEXT_FRACTION_BITS)
+    keys = (keys | np.where(known, bits | KNOWN_CONTEXT, 0)) << T_BITS
+    return _group(keys | (t.astype(np.int64) + T_MIDDLE), sums, T, T)
 
 
 def _leading_bits(x: FloatArray, fraction: int) -> IntArray:
@@ -255,38 +254,37 @@ def weighted_rows(cells: Cells) -> Trace:
 
     A bin is a row at its mean ln T. In cells with few bins of T it is two rows, with its mean and its variance.
     """
-    n, low, high = (cells.column(name).astype(np.float64) for name in ("steps", "low", "high"))
-    first, second = cells.column("first") / FIRST_UNIT, cells.column("second") / SECOND_UNIT
-    cell = cell_numbers(cells)
-    count = np.bincount(cell, n)
-    columns: dict[str, NDArray[Any]] = {}
-    for name, total in (("B", "sum_B"), ("S", "sum_S"), ("context_tokens", "sum_context")):
-        columns[name] = (np.bincount(cell, cells.column(total)) / count)[cell]
-    columns["context_tokens"][cells.column("c") < 0] = np.nan
-    centre = cells.column("t") * BIN + first / n
-    spread = np.sqrt(np.maximum(second / n - (first / n) ** 2, 0.0))
-    split = (low < high) & (np.bincount(cell) < MIN_T_BINS)[cell]
-    upper = np.where(split, np.floor(n / 2), 0.0)
-    lower = n - upper
-    T = np.where(low == high, low, np.exp(centre - spread * np.sqrt(upper / lower)))
+    tables = []
+    for label, bins in cells.bins.items():
+        table = _rows_of(bins)
+        texts = {name: np.full(len(table["B"]), text, dtype=object) for name, text in zip(LABELS, label, strict=True)}
+        tables.append(table | texts)
+    columns = {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
+    empty = [name for name in LABELS if name in columns and not np.any(columns[name] != "")]
+    if "context_tokens" in columns and np.isnan(columns["context_tokens"]).all():
+        empty.append("context_tokens")
+    return Trace({name: column for name, column in columns.items() if name not in empty})
+
+
+def _rows_of(bins: Bins) -> dict[str, NDArray[Any]]:
+    steps, d, d2, *totals = bins.sums
+    cell = np.cumsum(np.diff(bins.keys >> T_BITS, prepend=-1) != 0) - 1
+    count = np.bincount(cell, steps)
+    B, S, context = ((np.bincount(cell, total) / count)[cell] for total in totals)
+    context = np.where(bins.keys >> T_BITS & KNOWN_CONTEXT > 0, context, np.nan)
+    mean = d / FIRST_UNIT / steps
+    spread = np.sqrt(np.maximum(d2 / SECOND_UNIT / steps - mean**2, 0.0))
+    centre = ((bins.keys & ((1 << T_BITS) - 1)) - T_MIDDLE) * BIN + mean
+    split = (bins.low < bins.high) & (np.bincount(cell) < MIN_T_BINS)[cell]
+    upper = np.where(split, np.floor(steps / 2), 0.0)
+    lower = steps - upper
+    T = np.where(bins.low == bins.high, bins.low, np.exp(centre - spread * np.sqrt(upper / lower)))
     T_upper = np.exp(centre + spread * np.sqrt(lower / np.maximum(upper, 1.0)))
-    for name in LABELS:
-        column = np.array(cells.bins[name].to_pylist(), dtype=object)
-        if np.any(column != ""):
-            columns[name] = column
-    if np.isnan(columns["context_tokens"]).all():
-        del columns["context_tokens"]
-    found = {name: np.concatenate([column, column[split]]) for name, column in columns.items()}
-    found["T_ms"] = np.concatenate([T, T_upper[split]])
-    found[WEIGHT] = np.concatenate([lower, upper[split]])
-    return Trace(found)
-
-
-def cell_numbers(cells: Cells) -> NDArray[np.intp]:
-    """Number the cell of each bin (n,)."""
-    keys = Trace({name: np.array(cells.bins[name].to_pylist(), dtype=object) for name in LABELS}).group(LABELS)
-    sizes = {name: cells.column(name) for name in KEYS if name not in LABELS}
-    return Trace({"label": keys, **sizes}).group(("label", *sizes))
+    return {
+        **{name: np.append(x, x[split]) for name, x in (("B", B), ("S", S), ("context_tokens", context))},
+        "T_ms": np.append(T, T_upper[split]),
+        WEIGHT: np.append(lower, upper[split]),
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------ files
@@ -406,13 +404,10 @@ def summarise(part: Part, scan: Scan, progress: Callable[[int], None] | None = N
     """Return the cells of one file. Raises BadInput if it cannot be read, unless that is to be skipped."""
     import pyarrow as pa
 
-    total = Cells()
-    waiting: list[Cells] = []
+    total = Accumulator(scan.limit)
     try:
         for trace in read_batches(part, scan):
-            waiting.append(_cells_of(trace, scan, part.path))
-            if sum(map(len, waiting)) > max(len(total), scan.limit // 4):
-                total, waiting = merge([total, *waiting], scan.limit), []
+            total.add(_cells_of(trace, scan, part.path))
             if progress:
                 progress(len(trace))
     except MemoryError:
@@ -422,7 +417,7 @@ def summarise(part: Part, scan: Scan, progress: Callable[[int], None] | None = N
         if scan.skip_unreadable:
             return Cells(unreadable=((part.path, reason),))
         raise error if isinstance(error, BadInput) else unreadable(part.path, reason) from None
-    return merge([total, *waiting], scan.limit)
+    return total.total()
 
 
 def unreadable(path: str, reason: str) -> BadInput:
@@ -449,8 +444,26 @@ def _cells_of(trace: Trace, scan: Scan, path: str) -> Cells:
     if scan.time == PERIOD:
         dropped[NO_PERIOD] = int(np.count_nonzero(used & ~known))
         trace, used = trace.with_columns(T_ms=period), known
-    bins = bins_of(trace.select(used), path) if used.any() else None
+    bins = _bins_by_label(trace.select(used), path)
     return Cells(bins, 0, len(trace), dropped, count_short(trace), host=host)
+
+
+def _bins_by_label(trace: Trace, path: str) -> dict[Label, Bins]:
+    """Return the bins of clean steps. Raises BadInput if a label column has too many values to name systems."""
+    found = {}
+    context = trace.floats("context_tokens") if "context_tokens" in trace else np.full(len(trace), np.nan)
+    for name in LABELS:
+        if name in trace and (values := int(trace.group([name]).max(initial=0)) + 1) > MAX_LABELS:
+            raise BadInput(
+                f"column {name} has {values:,} different values",
+                where=path,
+                remedy=f"It names systems or phases, {MAX_LABELS} at most; map another column: --map {name}=COLUMN.",
+            )
+    for rows in trace.split(LABELS) if len(trace) else []:
+        label = tuple(str(trace[name][rows[0]]) if name in trace else "" for name in LABELS)
+        B, S, T = (trace.floats(name)[rows] for name in ("B", "S", "T_ms"))
+        found[label] = bins_of(B, S, T, context[rows])
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------- whole pass
@@ -499,7 +512,7 @@ def compress(
         raise unreadable(*bad[0])
     scan = _with_time(scan, parts, str(source))
     run = _run_on_dask if backend == "dask" else _run_here
-    cells = merge([*run(parts, scan, scheduler, progress), Cells(unreadable=tuple(bad))], scan.limit)
+    cells = merge([run(parts, scan, scheduler, progress), Cells(unreadable=tuple(bad))], scan.limit)
     cells = _drop_zero_times(cells, scan.cleaning)
     if cells.rows_read == 0:
         remedy = "Correct --where." if scan.where else "Check how it was made, and make it again."
@@ -539,7 +552,7 @@ def _with_time(scan: Scan, parts: Sequence[Part], where: str) -> Scan:
     return replace(scan, time=PERIOD if scan.time == PERIOD or share >= MIN_PERIOD_SHARE else COMPUTE)
 
 
-def _run_here(parts: Sequence[Part], scan: Scan, _: str | None, progress: Progress | None) -> Iterator[Cells]:
+def _run_here(parts: Sequence[Part], scan: Scan, _: str | None, progress: Progress | None) -> Cells:
     done, rows = 0, sum(part.rows for part in parts)
 
     def report(more: int) -> None:
@@ -548,47 +561,44 @@ def _run_here(parts: Sequence[Part], scan: Scan, _: str | None, progress: Progre
         if progress:
             progress(done, max(rows, done))
 
-    total = Cells()
+    total = Accumulator(scan.limit)
     for part in parts:
-        total = merge([total, summarise(part, scan, report)], scan.limit)
-    yield total
+        total.add(summarise(part, scan, report))
+    return total.total()
 
 
-def _run_on_dask(
-    parts: Sequence[Part], scan: Scan, scheduler: str | None, progress: Progress | None
-) -> Iterator[Cells]:
+def _run_on_dask(parts: Sequence[Part], scan: Scan, scheduler: str | None, progress: Progress | None) -> Cells:
     done, rows = 0, sum(part.rows for part in parts)
-    total = Cells()
+    total = Accumulator(scan.limit)
     with dask_client(scheduler) as client:
         futures = {client.submit(summarise, part, scan, pure=False): part for part in parts}
         for future in finished(client, list(futures)):
-            total = merge([total, result_of(future)], scan.limit)
+            total.add(result_of(future))
             done += futures[future].rows
             if progress:
                 progress(done, rows)
-    yield total
+    return total.total()
 
 
 def _drop_zero_times(cells: Cells, options: CleanOptions) -> Cells:
-    """Drop the bins of each system that are too fast for any step, as cleaning does."""
-    if "zero_time" in options.keep or cells.bins is None:
-        return cells
-    n, high = cells.column("steps"), cells.column("high")
-    S = cells.column("sum_S") / n
-    system = Trace({name: np.array(cells.bins[name].to_pylist(), dtype=object) for name in IDENTITY}).group(IDENTITY)
-    fast = np.zeros(len(n), dtype=bool)
-    for number in range(int(system.max()) + 1):
-        rows = system == number
-        fast[rows] = high[rows] < shortest_plausible_ms(S[rows], high[rows], n[rows].astype(np.float64))
-    if not fast.any():
-        return cells
-    dropped = {**cells.dropped, "zero_time": cells.dropped.get("zero_time", 0) + int(n[fast].sum())}
-    kept = cells.bins.take(_arrow(np.flatnonzero(~fast)))
-    return replace(cells, bins=kept, dropped=dict(sorted(dropped.items())))
+    """Drop the bins that are too fast for any step of their system, as cleaning does."""
+    bins, dropped = dict(cells.bins), Counter(cells.dropped)
+    systems = {label[: len(IDENTITY)] for label in bins} if "zero_time" not in options.keep else ()
+    for system in systems:
+        of_system = {label: each for label, each in bins.items() if label[: len(IDENTITY)] == system}
+        rows = weighted_rows(replace(cells, bins=of_system))
+        limit = shortest_plausible_ms(rows.floats("S"), rows.floats("T_ms"), rows.floats(WEIGHT))
+        for label, each in of_system.items():
+            fast = each.high < limit
+            dropped["zero_time"] += int(each.steps[fast].sum())
+            bins[label] = each.select(~fast)
+    return replace(cells, bins={label: each for label, each in bins.items() if len(each)}, dropped=dict(+dropped))
 
 
 def _facts(cells: Cells, scan: Scan, source: str, files: int) -> dict[str, Any]:
-    size, context = (bits - cut for bits, cut in zip((FRACTION_BITS, CONTEXT_BITS), COARSER[cells.level], strict=True))
+    size, context = (
+        bits - cut for bits, cut in zip((FRACTION_BITS, CONTEXT_FRACTION_BITS), COARSER[cells.level], strict=True)
+    )
     bins = f"{2**context} bins per octave" if context >= 0 else f"a bin per {2**-context} octaves"
     facts: dict[str, Any] = {
         "source": source,
@@ -596,7 +606,7 @@ def _facts(cells: Cells, scan: Scan, source: str, files: int) -> dict[str, Any]:
         "rows_read": cells.rows_read,
         "rows_used": cells.rows_used,
         "dropped": dict(cells.dropped),
-        "cells": int(cell_numbers(cells).max()) + 1,
+        "cells": sum(len(np.unique(bins.keys >> T_BITS)) for bins in cells.bins.values()),
         "counters": len(cells),
         "resolution": {
             "level": cells.level,

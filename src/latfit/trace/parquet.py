@@ -165,16 +165,16 @@ def _to_arrow(name: str, trace: Trace) -> Any:
         codes, values = trace.coded(name)
         texts = [value.encode(errors="replace") for value in values]
         ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-        dictionary = arrow_array(pa.string(), len(texts), ends, np.frombuffer(b"".join(texts), dtype=np.uint8))
-        return pa.DictionaryArray.from_arrays(arrow_array(pa.int32(), len(codes), codes.astype(np.int32)), dictionary)
+        dictionary = _arrow_array(pa.string(), len(texts), ends, np.frombuffer(b"".join(texts), dtype=np.uint8))
+        return pa.DictionaryArray.from_arrays(_arrow_array(pa.int32(), len(codes), codes.astype(np.int32)), dictionary)
     if column.dtype.kind == "b":
-        return arrow_array(pa.bool_(), len(column), np.packbits(column, bitorder="little"))
+        return _arrow_array(pa.bool_(), len(column), np.packbits(column, bitorder="little"))
     if column.dtype.kind in "iuf":
-        return arrow_array(pa.from_numpy_dtype(column.dtype), len(column), column)
+        return _arrow_array(pa.from_numpy_dtype(column.dtype), len(column), column)
     return pa.array(column)
 
 
-def arrow_array(kind: Any, length: int, *buffers: Array) -> Any:
+def _arrow_array(kind: Any, length: int, *buffers: Array) -> Any:
     """Return an Arrow array without missing values."""
     import pyarrow as pa
 

@@ -1,7 +1,9 @@
 """Cleaning: each rule finds what was planted and leaves ordinary rows alone; what is switched off stays."""
 
 from collections import defaultdict
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.trace.clean import RULES, CleanOptions, check_enough_left, clean, excess_over_cell, runs_in_time
+from latfit.trace.read import CleanTrace, Reading, ingest
 from latfit.trace.table import Trace
 from tests.conftest import ROOT
 
@@ -156,6 +159,26 @@ class TestChoices:
         with pytest.raises(BadInput, match="1,200 of 2,000"):
             check_enough_left(cleaned, CleanOptions(), "x")
         check_enough_left(cleaned, CleanOptions(most=True), "x")
+
+
+class TestTokensPerRequest:
+    """S read as tokens per request instead of tokens per step."""
+
+    def ingested(self, wrong: int, folder: Path, **options: Any) -> CleanTrace:
+        lines = [f"{b},{16 if i < wrong else 16 * b},{9 + b / 10}" for i, b in enumerate([32] * 300)]
+        (folder / "t.csv").write_text("\n".join(["B,S,T_ms", *lines]))
+        return ingest(folder / "t.csv", Reading(cleaning=CleanOptions(**options)))
+
+    def test_is_an_error_with_its_likely_cause(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match="20 of 300 rows have fewer tokens than requests") as caught:
+            self.ingested(20, tmp_path)
+        assert "tokens per request" in caught.value.remedy
+
+    def test_a_few_rows_are_dropped(self, tmp_path: Path) -> None:
+        assert self.ingested(2, tmp_path).dropped == {"bad_value": 2}
+
+    def test_is_accepted_on_request(self, tmp_path: Path) -> None:
+        assert self.ingested(20, tmp_path, most=True).dropped == {"bad_value": 20}
 
 
 def test_every_reason_is_documented() -> None:
