@@ -1,4 +1,4 @@
-"""Steps that were measured: traces, the readers of logs and tables, cleaning, weighted cells of any number of rows."""
+"""Measured steps: traces, readers of logs and tables, cleaning, weighted cells of any number of rows."""
 
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
         Fact as Fact,
         facts_beside as facts_beside,
         identity_of as identity_of,
+        system_label as system_label,
+        system_labels as system_labels,
     )
-    from latfit.trace.labels import system_label as system_label, system_labels as system_labels
     from latfit.trace.parquet import (
         check_trace_name as check_trace_name,
         columns_of as columns_of,
