@@ -32,7 +32,7 @@ from latfit.trace.clean import (
 from latfit.trace.columns import IDENTITY
 from latfit.trace.filter import matching_rows
 from latfit.trace.parquet import columns_of, provenance_of
-from latfit.trace.readers.source import Options
+from latfit.trace.readers.source import HEAD_BYTES, Options
 from latfit.trace.readers.table import PARQUET_MAGIC, name_columns, steps_of
 from latfit.trace.readers.text import delimiter_of, header_of
 from latfit.trace.serving_engine import engine_facts, is_record
@@ -346,7 +346,7 @@ def _part_or_reason(filesystem: Any, path: str, allow_text: bool) -> Part | str:
 
     try:
         with filesystem.open_input_file(path) as stream:
-            head = stream.read(1 << 16)
+            head = stream.read(HEAD_BYTES)
             if head.startswith(PARQUET_MAGIC):
                 return Part(filesystem, path, pq.ParquetFile(stream).metadata.num_rows)
     except MemoryError:
@@ -376,8 +376,13 @@ def _tables(part: Part, scan: Scan, options: Options) -> Iterator[tuple[Any, Map
     file_format: Any = ds.ParquetFileFormat()
     if not part.is_parquet:
         with part.filesystem.open_input_stream(part.path) as stream:
-            line = stream.read(1 << 16).partition(b"\n")[0].decode(errors="replace")
-        file_format = ds.CsvFileFormat(parse_options=csv.ParseOptions(delimiter=delimiter_of(line)))
+            head = stream.read(HEAD_BYTES)
+        theirs = name_columns(header_of(head), options, part.path).columns
+        kinds = {theirs[name]: pa.float64() for name in NUMBERS if name in theirs}  # not guessed from the first block
+        file_format = ds.CsvFileFormat(
+            parse_options=csv.ParseOptions(delimiter=delimiter_of(head.partition(b"\n")[0].decode(errors="replace"))),
+            default_fragment_scan_options=ds.CsvFragmentScanOptions(csv.ConvertOptions(column_types=kinds)),
+        )
     fragment = file_format.make_fragment(part.path, part.filesystem)
     schema = fragment.physical_schema
     origin = provenance_of(part.path, schema.metadata)

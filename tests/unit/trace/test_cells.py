@@ -214,6 +214,10 @@ class TestFolder:
         pq.write_table(table, tmp_path / "rows.parquet")
         assert_same(compress(tmp_path / "rows.csv").cells, compress(tmp_path / "rows.parquet").cells)
 
+    def test_decimals_far_behind_whole_numbers(self, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text("B,S,T_ms\n" + "1,1,5\n" * 200_000 + "1,1,5.5\n" * 10)
+        assert compress(tmp_path / "t.csv").facts["rows_used"] == 200_010
+
     def test_tokens_per_request_for_tokens_are_refused(self, tmp_path: Path) -> None:
         columns = labelled(1000)
         columns["S"] = columns["S"] / columns["B"]
