@@ -122,13 +122,15 @@ Answer = Callable[[str], tuple[int, bytes]]
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[str]:
-    """A server on this machine that answers so; its address."""
+def serving(answer: Answer, headers: Mapping[str, str] | None = None) -> Iterator[str]:
+    """A server on this machine that answers so, with these headers; its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, body = answer(self.path)
             self.send_response(status)
+            for each in (headers or {}).items():
+                self.send_header(*each)
             self.end_headers()
             self.wfile.write(body)
 

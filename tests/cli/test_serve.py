@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,8 +13,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -43,8 +45,10 @@ def engine_in_thread(answer: Answer) -> Iterator[StandInEngine]:
 class Serving:
     """The command in a process of its own. url: where it listens.  said: its first line."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, open_files: int = 0, **environment: str) -> None:
         command = [sys.executable, "-m", "latfit", "serve", "--port", "0", *arguments]
+        if open_files:
+            command = ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh", *command]
         env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **environment}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         assert self.process.stderr is not None
@@ -123,6 +127,67 @@ def test_it_learns_how_long_replies_take() -> None:
         # Replies of the other path take an hour, so that waiting a little longer than one reply is better.
         assert learnt('latfit_policy_setting{setting="t_cut_ms"}') > 80.0
         assert serving.end(signal.SIGTERM)[0] == 0
+
+
+def test_callers_that_hold_connections_take_no_descriptor_from_the_engines() -> None:
+    """Of 64 open files 12 are set aside for the engine; 40 callers ask for /health, then 40 say nothing."""
+    health = b"GET /health HTTP/1.1\r\nHost: front\r\n\r\n"
+    with engine_in_thread(whole(b"{}")) as gpu:
+        serving = Serving(gpu.url, open_files=64)
+        host, port = serving.url.removeprefix("http://").split(":")
+
+        def hold(said: bytes) -> list[socket.socket]:
+            found = []
+            for _ in range(40):
+                found.append(socket.create_connection((host, int(port)), timeout=5))
+                with suppress(ConnectionError):
+                    found[-1].sendall(said)
+                sleep(0.01)  # the backlog is short
+            return found
+
+        for each in hold(health):
+            with suppress(ConnectionError):
+                while each.recv(1000):
+                    pass
+            each.close()
+        assert _ask_until_served(serving) == b"{}"
+        silent = hold(b"")
+        with suppress(urllib.error.URLError, ConnectionError):  # the front's own 503, or served
+            serving.ask()
+        refused = [_said_at_once(each) for each in silent]
+        assert 5 < sum(each.startswith(b"HTTP/1.1 503 ") and each.endswith(b"}}") for each in refused) < 40
+        for each in silent:
+            each.close()
+        assert _ask_until_served(serving) == b"{}"
+        assert json.loads(serving.ask("/health", None))["status"] == "ready"
+        assert b'latfit_path_failed_batches_total{path="gpu"} 0.0' in serving.ask("/metrics", None)
+        code, _, err = serving.end(signal.SIGTERM)
+    assert (code, err) == (0, "")
+
+
+def _ask_until_served(serving: Serving) -> bytes:
+    """The front needs a moment to see that callers left."""
+    for _ in range(50):
+        with suppress(urllib.error.URLError, ConnectionError):
+            return serving.ask()
+        sleep(0.1)
+    raise TimeoutError
+
+
+def _said_at_once(caller: socket.socket) -> bytes:
+    caller.setblocking(False)
+    try:
+        return caller.recv(1000)
+    except OSError:
+        return b""
+
+
+def test_too_few_open_files_are_reported_at_the_start() -> None:
+    command = [sys.executable, "-m", "latfit", "serve", "--port", "0", "x"]
+    limited = ["sh", "-c", 'ulimit -n 24; exec "$@"', "sh", *command]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == WrongUsage.exit_code
+    assert "24 open files are allowed" in done.stderr
 
 
 def test_a_second_signal_cuts_off_what_runs() -> None:

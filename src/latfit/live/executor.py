@@ -71,7 +71,7 @@ class ExecutorLost(ExecutorFailed):
 
 
 class Abandoned(ExecutorFailed):
-    """Its sender left and the executor stopped it; that says nothing of the path."""
+    """A batch ended for a reason that says nothing about the path, such as its sender leaving."""
 
 
 def padded_size(count: int, buckets: Sequence[int]) -> int:

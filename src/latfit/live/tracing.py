@@ -10,13 +10,20 @@ import time
 from asyncio import Future
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import partial
 from typing import Any
 
 from latfit._version import __version__
 from latfit.live.router import Router
 from latfit.live.waiting import Request
+
+try:  # here, not at the first request: an import then fails where no descriptor is left
+    from opentelemetry import context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError:
+    INSTALLED = False
+else:
+    INSTALLED = True
 
 SPAN = "latfit.request"
 
@@ -48,22 +55,18 @@ class RequestSpans:
         span.end()
 
 
-@cache
-def traces() -> bool:
-    """Whether opentelemetry-api is installed."""
-    return find_spec("opentelemetry") is not None
-
-
 @contextmanager
 def sent_by(headers: Mapping[str, str]) -> Iterator[None]:
-    """Requests that are sent inside belong to the trace that HTTP headers name (`traceparent`); nothing happens where
-    opentelemetry-api is not installed."""
-    if not traces():
+    """Put requests that are sent inside into the trace that the HTTP header `traceparent` names.
+
+    Nothing happens where opentelemetry-api is not installed. Other headers of tracing are not read: OpenTelemetry logs
+    their contents where they are malformed.
+    """
+    if not INSTALLED:
         yield
         return
-    from opentelemetry import context, propagate
-
-    token = context.attach(propagate.extract(headers))
+    named = {"traceparent": headers.get("traceparent", "")}
+    token = context.attach(TraceContextTextMapPropagator().extract(named))
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 _SAMPLE = re.compile(
     r"([a-zA-Z_:][a-zA-Z0-9_:]{0,150})(?:\{(.{0,20000}?)\})?\s+([-+]?[\d.eEinfINFaN+-]{1,40})(?:\s+-?\d+)?(?:\s+#.*)?\s*"
 )
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 MOST_BYTES = 1 << 26
 
 

@@ -1,8 +1,7 @@
-"""A running server asked for its `/metrics` over HTTP, by the standard library, and never waited for too long."""
+"""Read `/metrics` of a running server over HTTP, each read within one time limit from connect to last byte."""
 
 import json
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from latfit.errors import BadInput, WrongUsage
+from latfit.metrics.deadline import timed_opener
 from latfit.metrics.exposition import MOST_BYTES
 from latfit.metrics.state import ServerState, state_of
 
@@ -64,8 +64,7 @@ class Server:
         self.base = f"{parts.scheme}://{parts.netloc}"
         self.places = PLACES if parts.path in ("", "/") else (parts.path + (f"?{parts.query}" if parts.query else ""),)
         self.timeout_s = timeout_s
-        direct = [urllib.request.ProxyHandler({})] if parts.hostname in LOCAL else []
-        self._opener = urllib.request.build_opener(*direct)
+        self._opener = timed_opener(direct=parts.hostname in LOCAL)
 
     def __str__(self) -> str:
         return self.base
@@ -133,16 +132,13 @@ class Server:
 
     def _blocks(self, place: str, timeout_s: float | None = None) -> Iterator[bytes]:
         """What the server answers, as a whole within the time. Raises Unanswered."""
-        patience_s = self.timeout_s if timeout_s is None else timeout_s
-        end, size = monotonic() + patience_s, 0
+        patience_s, size = self.timeout_s if timeout_s is None else timeout_s, 0
         try:
             with self._opener.open(f"{self.base}{place}", timeout=patience_s) as answer:
                 while block := answer.read1(BLOCK):
                     size += len(block)
                     if size > MOST_BYTES:
                         raise Unanswered(f"answers with more than {MOST_BYTES >> 20} MiB")
-                    if monotonic() > end:
-                        raise Unanswered(f"does not answer within {patience_s:g} s")
                     yield block
         except urllib.error.HTTPError as error:
             raise Unanswered(f"answers {error.code} {error.reason}") from None

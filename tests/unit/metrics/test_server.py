@@ -1,8 +1,11 @@
 """Servers on this machine that answer, do not, answer slowly, go away, or are none."""
 
 import socket
+import ssl
 import threading
+from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from time import sleep
 
 import pytest
@@ -52,28 +55,53 @@ def test_a_server_that_answers_too_slowly_is_not_waited_for() -> None:
         Server(url, timeout_s=0.1).first()
 
 
-def test_a_server_that_drips_is_not_waited_for() -> None:
-    """Each byte comes in time, the whole does not."""
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("sent", [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\nX-Slow: ", b""])
+def test_a_server_that_drips_is_not_waited_for(sent: bytes, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte of head or body comes in time, the whole does not."""
+    certificate = Path(__file__).parents[2] / "stand_in.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    stopped = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def drip() -> None:
             connection, _ = listening.accept()
-            with connection:
+            if scheme == "https":
+                context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                context.load_cert_chain(certificate)
+                connection = context.wrap_socket(connection, server_side=True)
+            with connection, suppress(OSError):
                 connection.recv(1000)
-                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
-                for _ in range(20):
-                    try:
-                        connection.sendall(b"#")
-                    except OSError:
-                        return
-                    sleep(0.05)
+                connection.sendall(sent)
+                while not stopped.wait(0.05):
+                    connection.sendall(b"1")
 
         thread = threading.Thread(target=drip)
         thread.start()
         port = listening.getsockname()[1]
-        with pytest.raises(BadInput, match=r"does not answer within 0.2 s"):
-            Server(f"127.0.0.1:{port}/metrics", timeout_s=0.2).first()
+        with pytest.raises(BadInput, match=r"does not answer within 0.4 s"):
+            Server(f"{scheme}://localhost:{port}/metrics", timeout_s=0.4).first()
+        stopped.set()
         thread.join()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_not_followed(status: int) -> None:
+    asked: list[str] = []
+
+    def elsewhere(path: str) -> tuple[int, bytes]:
+        asked.append(path)
+        return 200, STEPS.text(1.0).encode()
+
+    with (
+        serving(elsewhere) as other,
+        serving(lambda path: (status, b""), {"Location": f"{other}/metrics"}) as url,
+    ):
+        server = Server(url)
+        with pytest.raises(BadInput, match=f"answers {status} "):
+            server.first()
+        assert server.settings() == {}
+    assert asked == []
 
 
 def test_what_is_no_server_is_told() -> None:

@@ -6,6 +6,7 @@ from io import BytesIO
 import pytest
 
 from latfit.errors import BadInput
+from latfit.metrics.exposition import samples_in
 from latfit.metrics.interval import Interval
 from latfit.metrics.state import Buckets, ServerState, state_of
 
@@ -139,6 +140,12 @@ def test_names_with_another_prefix_as_gateways_pass_them_on() -> None:
 def test_what_is_no_engines_text_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="holds no metrics of vLLM, SGLang"):
         state(text)
+
+
+def test_long_lines_without_labels_are_read_in_linear_time() -> None:
+    """A search for labels that begins anew at each letter takes seconds for one such line."""
+    lines = [b"vllm:num_requests_running{" + b"a" * 19_990 + b"} 3\n"] * 200
+    assert [each.value for each in samples_in(lines)] == [3.0] * 200
 
 
 def test_odd_lines_are_passed_over() -> None:

@@ -10,12 +10,13 @@ connection to the engine, which is how engines are told to stop.
 """
 
 import asyncio
+import errno
+import os
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import aiohttp
 from yarl import URL
@@ -40,7 +41,11 @@ SERVED_BY = "x-latfit-path"
 MOST_SLOTS = 1024
 """More requests at a time than engines take, each of which a decision looks at."""
 
+MAX_FETCHES = 4  # concurrent calls of `fetch`, which need no slot
+
 Headers = Sequence[tuple[str, str]]
+HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
+"""Values that aiohttp can send: UTF-8 (it decodes other bytes to lone surrogates) without control characters."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,14 @@ class HttpTimeouts:
     probe_s: float = 2.0
 
 
+class RequestInvalid(Abandoned):
+    """A request cannot be written as HTTP to the engine; no byte of it was sent."""
+
+
+class NoDescriptors(Abandoned):
+    """This process may open no further connection, to any engine."""
+
+
 class Caller(Protocol):
     """Who gets a reply. Both raise Abandoned where nobody is there any more."""
 
@@ -64,13 +77,13 @@ class Caller(Protocol):
 
 @dataclass(eq=False)
 class Exchange:
-    """A request on its way through an engine, and its caller. body: as it came, in pieces.  final: an answer that says
-    that the engine takes nothing now is passed on, since no other one is asked.  status: of the reply, 0 before it
-    begins; whole: whether all of it was passed on; path, first_byte_s: whose it is, and how long it let wait for it.
-    left: the caller is gone, or takes nothing."""
+    """A request on its way through an engine, and its caller. target: path and query.  body: as it came, in pieces.
+    final: an answer that says that the engine takes nothing now is passed on, since no other one is asked.  status: of
+    the reply, 0 before it begins; whole: whether all of it was passed on; path, first_byte_s: whose it is, and how long
+    it let wait for it.  left: the caller is gone, or takes nothing."""
 
     method: str
-    target: str
+    target: URL
     headers: Headers
     body: Sequence[bytes]
     caller: Caller
@@ -117,8 +130,8 @@ class Exchange:
 
 
 def passed_on(headers: Iterable[tuple[str, str]], drop: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Headers for the next hop. drop: further ones that are not, in small letters."""
-    known = list(headers)
+    """Headers for the next hop whose values can be sent. drop: names of others to leave out, in lower case."""
+    known = [each for each in headers if HEADER_VALUE.fullmatch(each[1])]
     named = {each.strip().lower() for name, value in known if name.lower() == "connection" for each in value.split(",")}
     gone = HOP_BY_HOP | named | set(drop)
     return [each for each in known if each[0].lower() not in gone and not each[0].lower().startswith("proxy-")]
@@ -155,8 +168,14 @@ class HttpExecutor:
         self._sessions: list[aiohttp.ClientSession] = []
         self._in_doubt = False
 
+    @property
+    def max_connections(self) -> int:
+        """Connections to the engine at a time: one a slot, and those of `fetch`."""
+        return self.servers + MAX_FETCHES
+
     async def start(self) -> None:
         """Be ready; whether the engine is there shows when a request comes."""
+        self._fetches = asyncio.Semaphore(MAX_FETCHES)
         for keep_s in (IDLE_S, None)[len(self._sessions) :]:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_s, force_close=keep_s is None)
             self._sessions.append(
@@ -171,7 +190,7 @@ class HttpExecutor:
 
     async def execute(self, inputs: list[Any]) -> Sequence[Any]:
         """Pass one request on, and its reply back. Raises Abandoned where its caller left, ExecutorTimedOut,
-        ExecutorLost, ExecutorFailed."""
+        ExecutorLost, ExecutorFailed, RequestInvalid, NoDescriptors."""
         exchange: Exchange = inputs[0]
         exchange.path = self.name
         began = asyncio.get_running_loop().time()
@@ -182,7 +201,7 @@ class HttpExecutor:
                 await self._pass_on(exchange, began)
         except aiohttp.ClientError as error:
             self._in_doubt = True
-            raise self._away(_in_words(error), begun=bool(exchange.status)) from error
+            raise self._failure(error, begun=bool(exchange.status)) from error
         except TimeoutError as error:
             raise self._too_late(exchange, asyncio.get_running_loop().time() - began) from error
         if exchange.status in BROKEN:
@@ -193,26 +212,28 @@ class HttpExecutor:
         return [None]
 
     async def answers(self) -> bool:
-        """Whether the engine answers at all, and does not say that it is not ready."""
+        """Whether the engine answers at all, and does not say that it is not ready. Raises NoDescriptors."""
         try:
             async with asyncio.timeout(self.timeouts.probe_s), self._sessions[-1].get(self.url / "health") as answer:
                 return answer.status != 503
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if isinstance(failure := self._failure(error), NoDescriptors):
+                raise failure from error
             return False
 
-    async def fetch(self, target: str, headers: Headers, most_bytes: int) -> tuple[int, Headers, bytes]:
-        """A small answer to GET, such as the list of models: status, headers, body. Raises ExecutorFailed."""
-        exchange = Exchange("GET", target, headers, (), _Nobody())
-        body = b""
+    async def fetch(self, target: URL, headers: Headers, most_bytes: int) -> tuple[int, Headers, bytes]:
+        """A small answer to GET, such as the list of models: status, headers, body. Raises ExecutorLost,
+        RequestInvalid, NoDescriptors."""
+        body, asked = b"", self._asked(self._sessions[-1], "GET", target, headers)
         try:
-            async with asyncio.timeout(self.timeouts.connect_s), self._asked(self._sessions[-1], exchange) as answer:
+            async with asyncio.timeout(self.timeouts.connect_s), self._fetches, asked as answer:
                 async for piece in answer.content.iter_any():
                     body += piece
                     if len(body) > most_bytes:
                         raise self._away(f"its answer has more than {most_bytes:,} bytes")
                 return answer.status, passed_on(answer.headers.items(), ("content-length",)), body
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._away(_in_words(error)) from error
+            raise self._failure(error) from error
 
     async def recover(self) -> None:
         """Every request has a connection of its own; the next one asks first whether the engine is there."""
@@ -234,7 +255,7 @@ class HttpExecutor:
             await self._exchanged(fresh, exchange, began)
 
     async def _exchanged(self, session: aiohttp.ClientSession, exchange: Exchange, began: float) -> None:
-        async with self._asked(session, exchange) as answer:
+        async with self._asked(session, exchange.method, exchange.target, exchange.headers, exchange.body) as answer:
             piece = await answer.content.readany()
             exchange.first_byte_s = asyncio.get_running_loop().time() - began
             if answer.status in AWAY and not exchange.final:
@@ -249,26 +270,52 @@ class HttpExecutor:
         exchange.whole = True
 
     @asynccontextmanager
-    async def _asked(self, session: aiohttp.ClientSession, exchange: Exchange) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The head of an answer; its connection is closed unless all of it was read."""
+    async def _asked(
+        self, session: aiohttp.ClientSession, method: str, target: URL, headers: Headers, body: Sequence[bytes] = ()
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The head of an answer; its connection is closed unless all of it was read. Raises RequestInvalid."""
         own = {name.lower() for name in self._headers}
-        headers = [*passed_on(exchange.headers, {"content-length", *own}), *self._headers.items()]
-        size = sum(map(len, exchange.body))
-        if exchange.body:
-            headers.append(("Content-Length", str(size)))
-        answer = await session.request(
-            exchange.method,
-            URL(str(self.url).rstrip("/") + exchange.target, encoded=True),
-            headers=headers,
-            data=_pieces(exchange.body) if exchange.body else None,
-            allow_redirects=False,
-        )
+        sent = [*passed_on(headers, {"content-length", *own}), *self._headers.items()]
+        if body:
+            sent.append(("Content-Length", str(sum(map(len, body)))))
+        url, data = self._address(target), _pieces(body) if body else None
         try:
+            answer = await session.request(method, url, headers=sent, data=data, allow_redirects=False)
+        except ValueError as error:  # aiohttp raises it before it sends anything
+            raise self._invalid("its headers cannot be sent") from error
+        try:
+            coding = answer.headers.get("Transfer-Encoding", "chunked").lower()
+            if not 200 <= answer.status < 600 or coding != "chunked":  # 101 would begin another protocol
+                raise aiohttp.ClientPayloadError(f"status {answer.status}, {coding}")
             yield answer
         finally:
             if not answer.content.at_eof():
                 answer.close()
             answer.release()
+
+    def _address(self, target: URL) -> URL:
+        """The address of a path and query on this engine. Raises RequestInvalid for other targets."""
+        if target.absolute or not target.raw_path.startswith("/"):
+            raise self._invalid("its target is not a path")
+        found = URL.build(
+            scheme=self.url.scheme,
+            authority=self.url.raw_authority,
+            path=self.url.raw_path.rstrip("/") + target.raw_path,
+            query_string=target.raw_query_string,
+            encoded=True,
+        )
+        if found.origin() != self.url.origin():
+            raise self._invalid("its target is another server")
+        return found
+
+    def _invalid(self, why: str) -> RequestInvalid:
+        return RequestInvalid(f"not sent: {why}", where=self.name, remedy="Send a path, a query and headers of HTTP.")
+
+    def _failure(self, error: Exception, *, begun: bool = False) -> ExecutorFailed:
+        """What an error of a connection means: the engine is lost, or this process has no descriptor for it."""
+        if _lacks_descriptors(error):
+            return NoDescriptors("this server has too many open files", where=self.name, remedy="Raise ulimit -n.")
+        return self._away(_in_words(error), begun=begun)
 
     def _away(self, why: str, *, begun: bool = False) -> ExecutorLost:
         found = f"its reply broke off: {why}" if begun else f"not served: {why}"
@@ -287,10 +334,14 @@ class HttpExecutor:
         )
 
 
-class _Nobody:
-    async def begin(self, status: int, headers: Headers) -> None: ...
-
-    async def send(self, piece: bytes) -> None: ...
+def _lacks_descriptors(error: BaseException) -> bool:
+    """Whether no file can be opened; a name lookup without descriptors may fail as if the name were unknown."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as none_left:
+            error = none_left
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def _in_words(error: Exception) -> str:
@@ -309,11 +360,10 @@ async def _pieces(body: Sequence[bytes]) -> AsyncIterator[bytes]:
 def _base(url: str) -> URL:
     """Raises WrongUsage for what is no address of HTTP, or holds a password, which anybody could read there."""
     try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        found = URL(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}")
+        found = URL(url if "://" in url else f"http://{url}")
     except ValueError:
-        good = False
-    if not good or parts.query or parts.fragment or parts.username is not None or re.search(r"\s", url):
+        found = URL()
+    more = found.user, found.password, found.query_string, found.fragment
+    if found.scheme not in ("http", "https") or not found.host or not found.port or any(more) or re.search(r"\s", url):
         raise WrongUsage(f"{url!r} is no address of an engine", where="URL", remedy="Write http://localhost:8000.")
     return found

@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import json
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,10 +23,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from latfit.errors import LatfitError
 from latfit.live.executor import Abandoned, ExecutorFailed, ExecutorLost, ExecutorTimedOut
-from latfit.live.front.exchange import Exchange, Headers, HttpExecutor
+from latfit.live.front.exchange import HEADER_VALUE, Exchange, Headers, HttpExecutor, NoDescriptors, RequestInvalid
 from latfit.live.metrics import BUCKETS_S, RouterMetrics
 from latfit.live.router import Closed, NoPath, QueueFull, Router
 from latfit.live.tracing import sent_by
+
+TARGET = re.compile(r"/[!\"$-~]*")  # path and query (origin-form of RFC 9112), without host or fragment
+
+HTTP_1 = web.RequestKey("http_1", bool)
+"""Whether the version that a request names is 1.0 or 1.1, as its server noted."""
 
 MODELS_BYTES = 1 << 20
 MOST_CHECKED = 256 << 10
@@ -66,6 +72,8 @@ STATUS: Mapping[type[LatfitError], int] = {
     QueueFull: 429,
     NoPath: 503,
     Closed: 503,
+    NoDescriptors: 503,
+    RequestInvalid: 400,
     ExecutorTimedOut: 504,
     ExecutorFailed: 502,
 }
@@ -147,10 +155,25 @@ class Front:
         self._answers.labels(str(answer.status)).inc()
         return answer
 
+    def answer_when_full(self) -> bytes:
+        """The 503 for a connection that is closed before its request is read."""
+        full = "this server has too many connections"
+        answer = Refused(503, full, "server_error", retry_after="1", connection="close").answer()
+        self._answers.labels(str(answer.status)).inc()
+        headers = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items())
+        assert isinstance(answer.body, bytes)
+        head = f"HTTP/1.1 {answer.status} {answer.reason}\r\n{headers}Content-Length: {len(answer.body)}\r\n\r\n"
+        return head.encode() + answer.body
+
     async def _routed(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path != "/health":
+        if not request.get(HTTP_1, True):
+            raise Refused(505, "HTTP/1.0 and HTTP/1.1 only", connection="close")
+        if not TARGET.fullmatch(request.raw_path):
+            raise Refused(400, "the target is not a path that begins with / and its query", connection="close")
+        path = request.rel_url.raw_path
+        if path != "/health":
             self._check_token(request)
-        route = self._routes.get(request.path)
+        route = self._routes.get(path)
         if route is None:
             raise Refused(404, f"there is nothing here; try {', '.join(self._routes)}")
         method, answer = route
@@ -175,7 +198,7 @@ class Front:
             await self._read(request, body)
             began = time.monotonic()
             caller = _Caller(request)
-            exchange = Exchange("POST", request.raw_path, headers, body, caller)
+            exchange = Exchange("POST", request.rel_url, headers, body, caller)
             await self._served(request, exchange, class_id)
             assert caller.reply is not None
             if self.options.classes:
@@ -198,14 +221,15 @@ class Front:
         """Those for an engine: a token that this server checked is nobody else's business. Raises Refused."""
         own = () if self.options.token is None else ("authorization",)
         found = [(name, value) for name, value in request.headers.items() if name.lower() not in own]
-        if not all(value.isascii() or _is_utf8(value) for _, value in found):
+        if not all(HEADER_VALUE.fullmatch(value) for _, value in found):
             raise Refused(400, "a header is not UTF-8")
         return found
 
     async def _read(self, request: web.BaseRequest, body: list[bytes]) -> None:
         """The whole of a body, which must be a JSON object. Raises Refused."""
         most = self.options.most_bytes
-        if request.headers.get("content-encoding", "identity").lower() != "identity":
+        plain = {"content-encoding": "identity", "transfer-encoding": "chunked"}
+        if any(each.lower() != plain[name] for name in plain for each in request.headers.getall(name, ())):
             raise Refused(415, "a body must come without a content-encoding")
         if (request.content_length or 0) > most:
             raise Refused(413, f"a body may have {most:,} bytes")
@@ -264,11 +288,14 @@ class Front:
             if request.transport is not None:
                 request.transport.abort()
             return
+        raise self._refusal(error)
+
+    def _refusal(self, error: LatfitError) -> Refused:
         status = next(status for kind, status in STATUS.items() if isinstance(error, kind))
-        kind = "rate_limit_error" if status == HTTPStatus.TOO_MANY_REQUESTS else "server_error"
+        kind = {400: "invalid_request_error", 429: "rate_limit_error"}.get(status, "server_error")
         where = f"{error.where}: " if error.where else ""
         later = {"retry_after": self._retry_s()} if status in (429, 503) else {}
-        raise Refused(status, f"{where}{error.found}", kind, **later)
+        return Refused(status, f"{where}{error.found}", kind, **later)
 
     def _retry_s(self) -> str:
         """Seconds after which those that wait now should have been served."""
@@ -279,10 +306,13 @@ class Front:
     async def _models(self, request: web.BaseRequest) -> web.Response:
         """What the first engine says that has an answer."""
         up, headers = self.router.up(), self._headers(request)
-        for engine in sorted(self.engines, key=lambda each: not up[each.name]):
-            with suppress(ExecutorFailed):
-                status, theirs, body = await engine.fetch(request.raw_path, headers, MODELS_BYTES)
-                return web.Response(status=status, body=body, headers=CIMultiDict(theirs))
+        try:
+            for engine in sorted(self.engines, key=lambda each: not up[each.name]):
+                with suppress(ExecutorLost):
+                    status, theirs, body = await engine.fetch(request.rel_url, headers, MODELS_BYTES)
+                    return web.Response(status=status, body=body, headers=CIMultiDict(theirs))
+        except Abandoned as error:
+            raise self._refusal(error) from None
         raise Refused(502, "no engine answers", "server_error")
 
     async def _health(self, request: web.BaseRequest) -> web.Response:
@@ -296,15 +326,12 @@ class Front:
             "running": self.router.running,
             "paths": up,
         }
-        return web.json_response(told, status=200 if status == "ready" else 503)
+        answer = web.json_response(told, status=200 if status == "ready" else 503)
+        answer.force_close()  # anybody may ask for it, without a token
+        return answer
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=generate_latest(self.registry), headers={"Content-Type": "text/plain; version=0.0.4"})
-
-
-def _is_utf8(text: str) -> bool:
-    """Whether it was; bytes that are not come as lone surrogates."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _is_object(body: Sequence[bytes], size: int) -> bool:

@@ -2,15 +2,20 @@
 
 import asyncio
 import logging
+import os
 import signal
+import socket
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import TracebackType
+from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, StreamReader, web
+from aiohttp.http import RawRequestMessage
 
-from latfit.errors import TargetNotWritable
-from latfit.live.front.front import Front
+from latfit.errors import TargetNotWritable, WrongUsage
+from latfit.live.front.front import HTTP_1, Front
 
 HEAD_S = 15.0
 """Within this the head of a request must be complete, counted from the connection's beginning or the last answer."""
@@ -18,7 +23,71 @@ HEAD_S = 15.0
 LINGER_S = 2.0
 """For so long what is left of a refused body is read, so that its sender sees the answer."""
 
+MAX_BACKLOG = 128  # connections accepted in one turn of the event loop, before any of them can be refused
+SPARE_DESCRIPTORS = 8  # for the listening socket, name lookups and files of libraries
+
+MAX_KERNEL_INT = (1 << 31) - 1
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _LimitedServer(web.Server):
+    """A server that refuses connections beyond `max_connections`: `backlog` of them with a 503, others without.
+
+    On Linux the kernel closes a connection whose peer takes nothing for as long as an engine may pause (`between_s`);
+    aiohttp waits without a limit where a caller does not read.
+    """
+
+    def __init__(self, front: Front, max_connections: int, backlog: int, **options: Any) -> None:
+        super().__init__(front.handle, request_factory=_make_request, **options)
+        self._front, self._max_connections, self._backlog = front, max_connections, backlog
+        unread_s = max((each.timeouts.between_s for each in front.engines), default=60.0)
+        self._unread_ms = min(round(1000 * unread_s), MAX_KERNEL_INT)
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if sys.platform == "linux":
+            opened = transport.get_extra_info("socket")
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._unread_ms)
+        excess = len(self.connections) - self._max_connections
+        if excess > self._backlog:
+            transport.abort()
+        elif excess > 0:
+            transport.write(self._front.answer_when_full())
+            transport.write_eof()
+            handler.close()  # its request is dropped as it comes: closing at once would reset the connection
+            asyncio.get_running_loop().call_later(LINGER_S, transport.close)
+
+
+def _make_request(
+    message: RawRequestMessage, payload: StreamReader, protocol: web.RequestHandler, writer: Any, task: Any
+) -> web.BaseRequest:
+    """A request that is answered as HTTP/1.1 if it names a version other than 1.0, which aiohttp would repeat."""
+    known = message.version in (HttpVersion10, HttpVersion11)
+    answered = message if known else message._replace(version=HttpVersion11)
+    request = web.BaseRequest(answered, payload, protocol, writer, task, asyncio.get_running_loop())
+    request[HTTP_1] = known
+    return request
+
+
+def _split_descriptors(engine_connections: int) -> tuple[int, int]:
+    """Connections of callers to serve; to refuse, or to accept, at a time. Raises WrongUsage if descriptors lack."""
+    if sys.platform == "win32":
+        return sys.maxsize, MAX_BACKLOG
+    import resource
+
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return sys.maxsize, MAX_BACKLOG
+    taken = len(os.listdir("/dev/fd")) + SPARE_DESCRIPTORS + engine_connections
+    backlog = min((allowed - taken) // 3, MAX_BACKLOG)
+    if backlog < 1:
+        raise WrongUsage(
+            f"{allowed:,} open files are allowed, {taken + 3:,} needed",
+            where="ulimit -n",
+            remedy="Raise it (ulimit -n 4096), or give fewer --slots.",
+        )
+    return allowed - taken - 2 * backlog, backlog
 
 
 class FrontServer:
@@ -35,12 +104,16 @@ class FrontServer:
         self._told, self._told_again = asyncio.Event(), asyncio.Event()
 
     async def __aenter__(self) -> "FrontServer":
-        """Raises TargetNotWritable where it cannot listen, and what the executors raise."""
+        """Raises TargetNotWritable where it cannot listen, WrongUsage where too few files may be open, and what the
+        executors raise."""
+        max_callers, backlog = _split_descriptors(sum(each.max_connections for each in self.front.engines))
         await self.front.router.start()
         silent = logging.getLogger("latfit.front")  # its messages would quote what was sent
         silent.disabled = True
-        server = web.Server(
-            self.front.handle,
+        server = _LimitedServer(
+            self.front,
+            max_callers,
+            backlog,
             handler_cancellation=True,
             access_log=None,
             logger=silent,
@@ -51,7 +124,7 @@ class FrontServer:
         self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._host, self.port).start()
+            await web.TCPSite(self._runner, self._host, self.port, backlog=backlog).start()
         except (OSError, OverflowError, UnicodeError) as error:  # OverflowError: of the port, UnicodeError: of the host
             await self._stop()
             raise TargetNotWritable(

@@ -1,6 +1,7 @@
 """A stand-in for an engine on a port of its own, which speaks as much HTTP as it is told to, byte by byte."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -46,11 +47,11 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def streamed(pieces: list[bytes], gap_s: float = 0.0, *, end: bool = True) -> Answer:
+def streamed(pieces: list[bytes], gap_s: float = 0.0, *, end: bool = True, coding: str = "chunked") -> Answer:
     """Chunks as engines stream them; without an end the connection just closes."""
 
     async def answer(writer: asyncio.StreamWriter, asked: Asked) -> None:
-        writer.write(head("200 OK", "Transfer-Encoding: chunked", "Content-Type: text/event-stream", "X-Own: 1"))
+        writer.write(head("200 OK", f"Transfer-Encoding: {coding}", "Content-Type: text/event-stream", "X-Own: 1"))
         for piece in pieces:
             writer.write(chunk(piece))
             await writer.drain()
@@ -73,11 +74,11 @@ async def dies(writer: asyncio.StreamWriter, asked: Asked) -> None:
 
 
 class StandInEngine:
-    """answer: how it answers a request other than to /health.  healthy: whether it says that it is ready.  asked: what
-    it was asked for.  connections: made to it."""
+    """answer: how it answers a request other than to /health.  tls: context of an HTTPS server.  healthy: whether it
+    says that it is ready.  asked: what it was asked for.  connections: made to it."""
 
-    def __init__(self, answer: Answer) -> None:
-        self.answer, self.healthy = answer, True
+    def __init__(self, answer: Answer, tls: ssl.SSLContext | None = None) -> None:
+        self.answer, self.tls, self.healthy = answer, tls, True
         self.asked: list[Asked] = []
         self.connections = 0
         self._writers: set[asyncio.StreamWriter] = set()
@@ -87,7 +88,7 @@ class StandInEngine:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=self.tls)
         self.port: int = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -143,8 +144,8 @@ async def _watch(reader: asyncio.StreamReader, asked: Asked) -> None:
 
 
 @asynccontextmanager
-async def engine(answer: Answer) -> AsyncIterator[StandInEngine]:
-    found = StandInEngine(answer)
+async def engine(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[StandInEngine]:
+    found = StandInEngine(answer, tls)
     await found.start()
     try:
         yield found

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +27,14 @@ async def running(
     overdue_s: float = 0.3,
     patience_ms: float = 200.0,
     server: dict[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
     **options: Any,
 ) -> AsyncIterator[FrontServer]:
     """Each engine with T(1) = 50 ms; two by default under a T_cut of 20 ms."""
     urls = [each if isinstance(each, str) else each.url for each in engines]
     executors = [
-        HttpExecutor(name, url, slots, timeouts, overdue_s=overdue_s) for name, url in zip(NAMES, urls, strict=False)
+        HttpExecutor(name, url, slots, timeouts, overdue_s=overdue_s, headers=headers)
+        for name, url in zip(NAMES, urls, strict=False)
     ]
     rule = policy or (gpu_only(Limits(1)) if len(engines) == 1 else cutoff(20.0, Limits(1, 1)))
     deadlines = (float("inf"),) * max(len(options.get("classes", ())), 1)

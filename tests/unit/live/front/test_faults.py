@@ -3,15 +3,23 @@
 import asyncio
 import json
 import logging
-from contextlib import suppress
+import os
+import resource
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
+from yarl import URL
 
-from latfit.live import HttpTimeouts
+from latfit.live import Exchange, HttpTimeouts
+from latfit.live.front.exchange import Headers, RequestInvalid
 from tests.unit.live.front.engine import SSE, Answer, Asked, chunk, dies, engine, hangs, head, streamed, whole
 from tests.unit.live.front.running import PROMPT, Reply, request, running, say, until
 
 HELLO = request()
+LENGTH = b"Content-Length: %d" % len(PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -27,8 +35,13 @@ HELLO = request()
         (request(b""), 400),
         (request(PROMPT, "/v1/completions", "POST", "X-Odd: \xff\xfe"), 400),
         (request(PROMPT, "/v1/completions", "POST", "Content-Encoding: gzip"), 415),
+        (request(PROMPT, "/v1/completions", "POST", "Content-Encoding: identity", "Content-Encoding: gzip"), 415),
+        (HELLO.replace(LENGTH, b"Transfer-Encoding: gzip, chunked").replace(PROMPT, chunk(PROMPT) + chunk(b"")), 415),
+        (HELLO.replace(b"HTTP/1.1", b"HTTP/0.9"), 505),
+        (HELLO.replace(b"HTTP/1.1", b"HTTP/2.0"), 505),
+        (b"GET /health\r\n\r\n", 505),
         (request(b'{"prompt": "' + b"x" * 1_000_000 + b'"}'), 413),
-        (HELLO.replace(b"Content-Length: %d" % len(PROMPT), b"Content-Length: 99999999999"), 413),
+        (HELLO.replace(LENGTH, b"Content-Length: 99999999999"), 413),
         (request(path="/v1/embeddings"), 404),
         (request(path="/../etc/passwd"), 404),
         (request(method="GET"), 405),
@@ -40,6 +53,7 @@ def test_what_cannot_be_served_is_refused_in_words(raw: bytes, status: int) -> N
         async with engine(whole(b"{}")) as gpu, running([gpu], most_bytes=1_000_000) as server:
             reply = await say(server, raw)
             assert reply.status == status
+            assert reply.head.startswith("HTTP/1.1 ")
             assert reply.error["type"] == "invalid_request_error"
             assert gpu.asked == []
 
@@ -65,7 +79,7 @@ def test_a_chunked_body_without_end_stops_at_the_limit() -> None:
         b"GET\r\n\r\n",
         b"GET / HTTP/1.1\r\nX: " + b"y" * 90_000,
         b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
-        HELLO.replace(b"Content-Length: %d" % len(PROMPT), b"Transfer-Encoding: chunked"),
+        HELLO.replace(LENGTH, b"Transfer-Encoding: chunked"),
     ],
 )
 def test_what_is_no_http_is_refused(raw: bytes) -> None:
@@ -216,6 +230,28 @@ def test_a_caller_that_reads_nothing_is_cut_off() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no TCP_USER_TIMEOUT")
+def test_a_caller_that_reads_no_answer_of_the_front_is_cut_off() -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+            opened = socket.socket()
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            opened.connect(("127.0.0.1", server.port))
+            _, writer = await asyncio.open_connection(sock=opened, limit=1024)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)  # more than the kernel's buffers take
+
+            async def write_on() -> None:
+                while True:
+                    await asyncio.sleep(0.1)
+                    writer.write(b" ")
+                    await writer.drain()
+
+            with pytest.raises(ConnectionError):
+                await asyncio.wait_for(write_on(), 4.0)
+
+    asyncio.run(main())
+
+
 def test_an_engine_that_dies_in_mid_stream_cuts_the_reply_off() -> None:
     async def main() -> None:
         broken = streamed(SSE[:2], end=False)
@@ -258,7 +294,16 @@ def test_a_reply_that_is_shorter_than_it_says_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [dies, _head_only, _no_http, *(whole(b"no", f"{k} x") for k in (429, 502, 503, 504))]
+    "answer",
+    [
+        dies,
+        _head_only,
+        _no_http,
+        whole(b"", "101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade"),
+        whole(b"{}", "600 x"),
+        streamed(SSE, coding="gzip, chunked"),
+        *(whole(b"no", f"{k} x") for k in (429, 502, 503, 504)),
+    ],
 )
 def test_what_an_engine_did_not_begin_another_one_serves(answer: Answer) -> None:
     async def main() -> None:
@@ -314,6 +359,82 @@ def test_an_engine_in_doubt_is_asked_before_a_request_is_risked() -> None:
             await asyncio.sleep(0.55)
             assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
             assert len(gpu.asked) == asked
+
+    asyncio.run(main())
+
+
+class Nobody:
+    """A caller that takes a reply and does nothing with it."""
+
+    async def begin(self, status: int, headers: Headers) -> None: ...
+
+    async def send(self, piece: bytes) -> None: ...
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process may open no further file, socket or pipe."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 16, hard))
+    opened = []
+    try:
+        with suppress(OSError):
+            while True:
+                opened.append(os.dup(0))
+        yield
+    finally:
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_front_without_descriptors_does_not_blame_its_engines(host: str) -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, engine(whole(b"{}")) as cpu:
+            urls = [f"http://{host}:{each.port}" for each in (gpu, cpu)]
+            async with running(urls) as server:
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+
+                async def ask(raw: bytes) -> Reply:
+                    writer.write(raw.replace(b"Connection: close\r\n", b""))
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    return Reply(head + await reader.readexactly(int(Reply(head).header("content-length") or 0)))
+
+                assert (await ask(request(b"", "/metrics", "GET"))).status == 200
+                with no_descriptors():
+                    for raw in [HELLO] * 4 + [request(b"", "/v1/models", "GET")]:
+                        reply = await ask(raw)
+                        assert (reply.status, reply.header("retry-after")) == (503, "1")
+                        assert reply.error["message"] == "gpu: this server has too many open files"
+                writer.close()
+                assert server.front.router.up() == {"gpu": True, "cpu": True}
+                assert server.front.router.main.failed_batches == 0
+                assert (await say(server, HELLO)).header("x-latfit-path") == "gpu"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("target", "headers"),
+    [
+        (URL("http://evil/v1/completions"), []),
+        (URL("//evil/v1/completions"), []),
+        (URL("v1/completions"), []),
+        (URL.build(path="x://a/v1/completions", encoded=True), []),
+        (URL("/v1/completions"), [("X-Odd\r\nHost: evil", "a")]),
+    ],
+)
+def test_a_request_that_cannot_be_sent_does_not_count_against_its_engine(
+    target: URL, headers: list[tuple[str, str]]
+) -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+            router = server.front.router
+            for _ in range(4):
+                with pytest.raises(RequestInvalid, match="not sent"):
+                    await router.submit(Exchange("POST", target, headers, [PROMPT], Nobody()))
+            assert (gpu.asked, router.up(), router.main.failed_batches) == ([], {"gpu": True}, 0)
 
     asyncio.run(main())
 
@@ -421,6 +542,15 @@ def test_who_is_told_twice_to_stop_stops_at_once() -> None:
     asyncio.run(main())
 
 
+TRACING = (
+    "Traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    "Tracestate: s3cret",
+    "Baggage: s3cret",
+    "Baggage: s3=cret=s3cret",
+)
+"""OpenTelemetry logs what it finds malformed."""
+
+
 def test_nothing_that_a_user_sent_is_logged(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -433,6 +563,7 @@ def test_nothing_that_a_user_sent_is_logged(
                 request(secret + b"}", "/s3cret"),
                 b"GET /\x00s3cret HTTP/1.1\r\n\r\n",
                 request(secret + b"}", "/v1/completions", "POST", "X-Odd: s3cret\xff"),
+                request(secret + b"}", "/v1/completions", "POST", *TRACING),
             ):
                 await say(server, raw)
 

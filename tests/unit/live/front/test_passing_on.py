@@ -28,6 +28,24 @@ def test_a_reply_comes_as_the_engine_wrote_it() -> None:
     asyncio.run(main())
 
 
+def test_headers_of_an_engine_that_cannot_be_sent_are_left_out() -> None:
+    """aiohttp sends UTF-8 without control characters only; what else an engine writes must not garble its reply."""
+
+    async def answer(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        odd = b"X-Latin: caf\xe9\r\nX-Escape: \x1b[31m\r\nX-Name: caf\xc3\xa9\r\nX-Tab: a\tb\r\n"
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n" + odd + b"\r\n{}")
+
+    async def main() -> None:
+        async with engine(answer) as gpu, running([gpu]) as server:
+            for raw in (request(), request(b"", "/v1/models", "GET")):
+                reply = await say(server, raw)
+                assert (reply.status, reply.body) == (200, b"{}")
+                assert [reply.header(name) for name in ("x-latin", "x-escape", "x-tab")] == [None, None, "a\tb"]
+                assert b"X-Name: caf\xc3\xa9\r\n" in reply.raw
+
+    asyncio.run(main())
+
+
 def test_a_request_leaves_its_span_in_the_trace_of_its_caller() -> None:
     sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="opentelemetry-sdk is not installed (latfit[dev])")
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
