@@ -197,10 +197,7 @@ def _values(chunk: Any) -> Array:
     if pa.types.is_dictionary(kind) and _is_text(kind.value_type):
         return _decoded_texts(chunk)
     if pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind):
-        if chunk.null_count:
-            real = pa.float64() if pa.types.is_integer(kind) else kind
-            chunk = pc.fill_null(pc.cast(chunk, real, safe=False), pa.scalar(np.nan, real))
-        return np.from_dlpack(chunk)
+        return _filled(chunk, np.nan) if chunk.null_count else np.from_dlpack(chunk)
     if pa.types.is_boolean(kind) and not chunk.null_count:
         return np.from_dlpack(pc.cast(chunk, pa.uint8())).astype(bool)
     if pa.types.is_dictionary(kind):
@@ -209,14 +206,24 @@ def _values(chunk: Any) -> Array:
     return array
 
 
-def _decoded_texts(chunk: Any) -> Array:
-    """Return the texts of a dictionary array. Arrow checks neither their encoding nor that they exist."""
+def _filled(chunk: Any, missing: float) -> Array:
+    """Return numbers with a value for missing ones."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    present = np.from_dlpack(chunk.drop_null())
+    found = np.full(len(chunk), missing, dtype=np.result_type(present.dtype, missing))
+    found[np.from_dlpack(pc.cast(chunk.is_valid(), pa.uint8())).astype(bool)] = present
+    return found
+
+
+def _decoded_texts(chunk: Any) -> Array:
+    """Return the texts of a dictionary array. Arrow checks neither their encoding nor that they exist."""
+    import pyarrow as pa
+
     binary = pa.large_binary() if pa.types.is_large_string(chunk.type.value_type) else pa.binary()
     texts: Array = np.array([*map(label, chunk.dictionary.view(binary).to_pylist()), None], dtype=object)
-    places = np.from_dlpack(pc.fill_null(pc.cast(chunk.indices, pa.int64()), pa.scalar(-1, pa.int64())))
+    places = _filled(chunk.indices.cast(pa.int64()), -1)
     lowest = -1 if chunk.null_count else 0
     if len(places) and not lowest <= places.min() <= places.max() < len(texts) - 1:
         raise IndexError(f"a label outside the {len(texts) - 1} that it holds")

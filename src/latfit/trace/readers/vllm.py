@@ -439,18 +439,16 @@ def _split_runs(scan: LogScan) -> list[NDArray[np.intp]]:
     """
     engine = np.concatenate([part["engine"] for part in scan.parts])
     step = np.concatenate([part["step"] for part in scan.parts])
+    by_engine = np.split(np.argsort(engine, kind="stable"), np.cumsum(np.bincount(engine))[:-1])
     runs = []
-    for (name, _), number in scan.engines.items():
-        rows = np.flatnonzero(engine == number)
-        if not len(rows):
-            continue
+    for (name, _), rows in zip(scan.engines, by_engine, strict=False):
         counter = step[rows]
         fall = counter[:-1] - counter[1:]
         restart = (fall > MAX_REORDER_STEPS) | ((counter[1:] == 0) & (fall > 0))
         started = [line.row for line in scan.starts if line.tokens == 0 and line.rank in (-1, rank_of(name))]
         places = {*(np.flatnonzero(restart) + 1).tolist(), *np.searchsorted(rows, started).tolist()} - {0, len(rows)}
         runs += np.split(rows, sorted(places))
-    return sorted(runs, key=lambda rows: int(rows[0]))
+    return sorted((rows for rows in runs if len(rows)), key=lambda rows: int(rows[0]))
 
 
 def _capacities(scan: LogScan, runs: Sequence[tuple[int, int]]) -> list[int]:
