@@ -21,6 +21,8 @@ from latfit.dask_cluster import dask_client, finished, result_of
 from latfit.errors import BadInput, WrongUsage, first_line
 from latfit.stats import FloatArray, IntArray
 from latfit.trace.clean import (
+    MAX_MS,
+    MIN_MS,
     CleanOptions,
     check_enough_left,
     check_reasons,
@@ -141,7 +143,7 @@ class Cells:
     short
         Rows with fewer tokens than requests.
     host
-        By phase, of steps with a period: their number, and the sums of T and of the period in µs.
+        By (phase, quantity), of steps with a period: `steps`, and the sums `T_us` and `period_us`.
     """
 
     bins: Mapping[Label, Bins] = field(default_factory=dict)
@@ -150,7 +152,7 @@ class Cells:
     dropped: Mapping[str, int] = field(default_factory=dict)
     short: int = 0
     unreadable: tuple[tuple[str, str], ...] = ()
-    host: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    host: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(map(len, self.bins.values()))
@@ -168,12 +170,10 @@ def merge(parts: Sequence[Cells], limit: int) -> Cells:
         level += 1
         bins = _group_labels([bins], level)
     dropped: Counter[str] = Counter()
-    host: dict[str, tuple[int, int, int]] = {}
+    host: Counter[tuple[str, str]] = Counter()
     for part in parts:
         dropped.update(part.dropped)
-        for phase, sums in part.host.items():
-            before = host.get(phase, (0, 0, 0))
-            host[phase] = (before[0] + sums[0], before[1] + sums[1], before[2] + sums[2])
+        host.update(part.host)
     return Cells(
         bins,
         level,
@@ -438,14 +438,15 @@ def _cells_of(trace: Trace, scan: Scan, path: str) -> Cells:
         trace = trace.select(matching_rows(trace, scan.where))
     used, dropped = clean_part(trace, scan.cleaning)
     period = trace.floats("period_ms") if "period_ms" in trace else np.full(len(trace), np.nan)
-    known = used & (period > 0) & np.isfinite(period)
-    host = {}
+    known = used & (period >= MIN_MS) & (period <= MAX_MS)
+    host: dict[tuple[str, str], int] = {}
     steps = trace.select(known)
     T_us, period_us = (np.rint(1e3 * each).astype(np.int64) for each in (steps.floats("T_ms"), period[known]))
     phase = phases(steps) if len(steps) else np.empty(0, dtype=object)
     for name in dict.fromkeys(phase.tolist()):
         rows = phase == name
-        host[name] = int(rows.sum()), int(T_us[rows].sum()), int(period_us[rows].sum())
+        sums = {"steps": rows.sum(), "T_us": T_us[rows].sum(), "period_us": period_us[rows].sum()}
+        host |= {(name, quantity): int(total) for quantity, total in sums.items()}
     if scan.time == PERIOD:
         dropped[NO_PERIOD] = int(np.count_nonzero(used & ~known))
         trace, used = trace.with_columns(T_ms=period), known
@@ -550,7 +551,7 @@ def _with_time(scan: Scan, parts: Sequence[Part], where: str) -> Scan:
             for batch in islice(read_batches(part, scan), 1):
                 found = _cells_of(batch, replace(scan, time=COMPUTE), part.path)
                 used += found.rows_used
-                with_a_period += sum(steps for steps, _, _ in found.host.values())
+                with_a_period += sum(n for (_, quantity), n in found.host.items() if quantity == "steps")
     share = with_a_period / used if used else 0.0
     if scan.time == PERIOD and share == 0:
         raise no_periods(where)
@@ -624,11 +625,10 @@ def _facts(cells: Cells, scan: Scan, source: str, files: int) -> dict[str, Any]:
     if cells.level:
         facts["coarser"] = f"Telling all cells apart would take more than {scan.limit:,} counters."
     if cells.host:
-        means = {
-            phase: {"T_ms": T / steps / 1e3, "period_ms": period / steps / 1e3}
-            for phase, (steps, T, period) in sorted(cells.host.items())
-        }
-        facts |= {"time": scan.time, "host": means}
+        facts |= {"time": scan.time, "host": {}}
+        for phase in sorted({phase for phase, _ in cells.host}):
+            T_us, period_us = (cells.host[phase, each] / cells.host[phase, "steps"] for each in ("T_us", "period_us"))
+            facts["host"][phase] = {"T_ms": T_us / 1e3, "period_ms": period_us / 1e3}
     return facts
 
 
