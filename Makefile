@@ -13,8 +13,16 @@ LOWEST := .venv-lowest
 NO_PANDAS := tests/unit/trace/test_vllm.py::TestNoCompiler::test_reading_and_cleaning_load_neither_numba_nor_pandas
 .PHONY: demo test test-devices test-lowest test-wheel coverage check lint types bench evidence docs soak clean
 
+# Fit, plan, report and validation on steps of an RTX 4090; `latfit demo` measures this machine instead.
+DEMO := reports/demo
+RTX := sample_traces/rtx4090_llama-3.1-8b
 demo: $(CORE)
-	$(BIN)/latfit demo --out reports/demo
+	mkdir -p $(DEMO)
+	$(BIN)/latfit fit $(RTX).parquet --out $(DEMO)/gpu.fit.json --hardware $(DEMO)/hardware.json
+	$(BIN)/latfit plan --hardware $(DEMO)/hardware.json --rate 4/s --lengths 1000:250:0.5 --ttft 1s --tpot 50ms --kv-blocks 2588
+	$(BIN)/latfit report --hardware $(DEMO)/hardware.json --sla 50ms --out $(DEMO)
+	$(BIN)/latfit validate $(DEMO)/gpu.fit.json $(RTX)_requests.csv --kv-blocks 2588
+	@echo "Open $(DEMO)/report.html in a browser."
 
 test: $(DEV)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto

@@ -5,7 +5,7 @@ step in this process and in one of its own. Only the first is part of a measured
 step of the preset `tiny`.
 
 Repeatability: the same profile twice, each in three fresh processes; both are fitted, and the predictions are compared
-over the grid. They should agree within sqrt(2) times the interval between processes that each run states.
+over the grid.
 """
 
 import sys
@@ -85,8 +85,8 @@ def repeat(budget_s: float, grid: str) -> None:
             return
         logs.append(found.log_ms(table))
         print(
-            f"  run {number + 1}: {len(result.samples)} steps, medians move by {100 * between.sd:.1f} % between "
-            f"{between.processes} processes, stated +-{100 * between.half_width:.1f} %"
+            f"  run {number + 1}: {result.steps} steps, medians move by {100 * between.sd:.1f} % between "
+            f"{between.processes} processes"
         )
     apart = np.abs(np.expm1(logs[1] - logs[0]))
     print(f"  predictions differ by {100 * np.median(apart):.1f} % (median), {100 * apart.max():.1f} % at most")

@@ -155,3 +155,11 @@ def test_the_command_line_imports_nothing_heavy_at_start(file: Path) -> None:
             assert name.split(".")[0] not in HEAVY, f"{file.name}:{node.lineno} imports {name} at start"
             light = ("latfit._version", "latfit.errors", "latfit.units", "latfit.cli")
             assert not name.startswith("latfit.") or name.startswith(light), f"{file.name}:{node.lineno}: {name}"
+
+
+@pytest.mark.parametrize("file", source_files(), ids=module)
+def test_processes_of_ours_import_nothing_from_the_current_folder(file: Path) -> None:
+    """`-P`: the folder may hold a `json.py` of somebody else."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
+            assert ast.unparse(node.elts[1]) == "'-P'", f"{file.name}:{node.lineno}"

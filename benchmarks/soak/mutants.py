@@ -31,16 +31,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak.seeds import (
+    CELLS,
     CURVE,
     FIT,
     GOOD_FIT,
+    GOOD_PROFILE,
     GOOD_TRACE,
     HARDWARE,
     JOURNAL,
+    PLAN,
+    PLAN_OF_BATCHES,
     REQUESTS,
+    SERVED,
+    STEPS,
     TRACE,
     Seed,
     make_seeds,
+    run_quietly,
 )
 
 SECONDS, HANGS_S = 30, 300
@@ -50,30 +57,38 @@ ADDRESS_SPACE = 3 << 30
 CASES_A_PROCESS = 200
 GOOD = ("ok", "refused")
 
-PATHS = ["--path", "gpu=8ms+0.05ms*256", "--policy", "gpu-only", "--requests", "300", "--replications", "2"]
+PATHS = ["--path", "gpu=8ms+0.05ms*256", "--policy", "gpu-only"]
+DRAWN = ["--requests", "300", "--replications", "2"]
+NOMINAL = ["--hardware", GOOD_PROFILE]
 ENGINE = ["--batching", "chunked-prefill", "--kv-blocks", "4000"]
 RUN = ["--requests", "50", "--replications", "1", "--lengths", "32:4", "--rate", "5/s"]
 
+TRACE_COMMANDS: Sequence[Sequence[str]] = (
+    ["ingest", "FILE", "--out", "again.parquet", "--allow-drops"],
+    ["ingest", "FILE", "--out", "again.parquet"],
+    ["trace", "show", "FILE"],
+    ["evaluate", GOOD_FIT, "FILE", "--allow-drops", "--force"],
+    ["fit", "FILE", "--model", "linear", "--allow-drops", "--out", "f.fit.json", "--hardware", "f.json", "--force"],
+)
+STEP_COMMANDS: Sequence[Sequence[str]] = (*TRACE_COMMANDS, ["predict", GOOD_FIT, "--data", "FILE"])
+REQUEST_COMMANDS: Sequence[Sequence[str]] = (
+    ["simulate", "engine", *ENGINE, "--fit", GOOD_FIT, "--arrivals", "FILE"],
+    ["simulate", "policies", *PATHS, "--arrivals", "FILE"],
+    ["plan", "--sla", "40ms", *NOMINAL, "--tokens-per-request", "1", "--arrivals", "FILE", "--laws-only"],
+    ["plan", "--ttft", "500ms", "--tpot", "50ms", *NOMINAL, "--replicas", "1", "--arrivals", "FILE"],
+)
 COMMANDS: dict[str, Sequence[Sequence[str]]] = {
-    TRACE: (
-        ["ingest", "FILE", "--out", "again.parquet", "--allow-drops"],
-        ["ingest", "FILE", "--out", "again.parquet"],
-        ["trace", "show", "FILE"],
-        ["evaluate", GOOD_FIT, "FILE", "--allow-drops"],
-        ["fit", "FILE", "--model", "linear", "--allow-drops", "--out", "f.fit.json", "--hardware", "f.json"],
-        ["fit", "FILE", "--model", "linear", "--cells", "--out", "f.fit.json", "--hardware", "f.json"],
-        ["predict", GOOD_FIT, "--data", "FILE"],
-        ["plan", "--sla", "40ms", "--arrivals", "FILE", "--laws-only"],
+    TRACE: TRACE_COMMANDS,
+    STEPS: STEP_COMMANDS,
+    CELLS: (
+        *STEP_COMMANDS,
+        ["fit", "FILE", "--model", "linear", "--cells", "--out", "f.fit.json", "--hardware", "f.json", "--force"],
     ),
-    REQUESTS: (
-        ["simulate", "engine", *ENGINE, "--fit", GOOD_FIT, "--arrivals", "FILE", "--replications", "1"],
-        ["simulate", "policies", *PATHS, "--arrivals", "FILE"],
-        ["validate", GOOD_FIT, "FILE", "--kv-blocks", "4000"],
-        ["plan", "--sla", "40ms", "--arrivals", "FILE", "--laws-only"],
-    ),
+    REQUESTS: REQUEST_COMMANDS,
+    SERVED: (*REQUEST_COMMANDS, ["validate", GOOD_FIT, "FILE", "--kv-blocks", "4000"]),
     CURVE: (
-        ["simulate", "policies", *PATHS, "--load-curve", "FILE"],
-        ["plan", "--sla", "40ms", "--arrivals", "FILE", "--laws-only"],
+        ["simulate", "policies", *PATHS, *DRAWN, "--load-curve", "FILE"],
+        ["plan", "--sla", "40ms", *NOMINAL, "--arrivals", "FILE", "--laws-only"],
     ),
     FIT: (
         ["predict", "FILE", "-B", "8", "-S", "64", "-S", "9999"],
@@ -81,7 +96,7 @@ COMMANDS: dict[str, Sequence[Sequence[str]]] = {
         ["evaluate", "FILE", GOOD_TRACE],
         ["compare", "FILE", GOOD_FIT],
         ["simulate", "engine", *ENGINE, "--fit", "FILE", *RUN],
-        ["hardware", "add", "cpu", "FILE", "--hardware", "f.json"],
+        ["hardware", "add", "cpu", "FILE", "--hardware", "f.json", "--force"],
         ["hardware", "show", "--hardware", "FILE"],
         ["report", "--hardware", "FILE", "--out", "pages"],
     ),
@@ -90,10 +105,15 @@ COMMANDS: dict[str, Sequence[Sequence[str]]] = {
         ["hardware", "add", "x", "--nominal", "p50=2ms", "--hardware", "FILE"],
         ["plan", "--sla", "40ms", "--hardware", "FILE", "--rate", "5/s", "--laws-only"],
         ["plan", "--sla", "40ms", "--hardware", "FILE"],
-        ["simulate", "policies", *PATHS[2:], "--rate", "5/s", "--hardware", "FILE"],
+        ["simulate", "policies", "--policy", "gpu-only", *DRAWN, "--rate", "5/s", "--hardware", "FILE"],
     ),
+    PLAN: (["export", "vllm", "FILE"], ["export", "kubernetes", "FILE", "--model", "m"], ["export", "sglang", "FILE"]),
+    PLAN_OF_BATCHES: (["export", "triton", "FILE"], ["export", "tensorrt", "FILE", "--shape", "input:Bx3"]),
     JOURNAL: (["journal", "FILE"],),
 }
+"""By kind of input. Each ends with exit code 0 on a whole file, which `check_seeds` asserts: a command that refuses the
+whole file never gets to the damage."""
+
 SLOW = ("report", "plan", "fit", "compare")
 """Verbs that take a second: every tenth case that could be theirs is."""
 
@@ -387,6 +407,18 @@ def _odd_column(column: Any, n: int, rng: random.Random) -> Any:
         return pa.array([None] * n)
 
 
+def check_seeds(seeds: Sequence[Seed]) -> None:
+    """Run every command on the whole file. Raises RuntimeError where one is refused or fails."""
+    for name, seed in {seed.name: seed for seed in seeds}.items():
+        for command in COMMANDS[seed.kind]:
+            Path(name).write_bytes(seed.content)
+            words = [name if word == "FILE" else word for word in command]
+            if command[0] == "journal":
+                _continue(Path(name))
+            else:
+                run_quietly(words)
+
+
 @dataclass(frozen=True)
 class Case:
     """One damaged file and the command that is given it. kind, words: the outcome, and what was said last."""
@@ -549,6 +581,7 @@ def main(n: int = 20_000, seed: int = 1, only: int | None = None, kind: str | No
         os.chdir(folder)
         try:
             seeds = [each for each in make_seeds() if kind in (None, each.kind)]
+            check_seeds(seeds)
             for case in cases(seeds, seed, range(n) if only is None else [only]):
                 counts[case.kind] += 1
                 if counts.total() % SAID_EVERY == 0:

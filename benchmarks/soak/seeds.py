@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -17,8 +17,12 @@ from benchmarks.parse_speed import log_lines
 from latfit.cli.app import run
 from latfit.trace import compress, write_trace
 
-FIT, TRACE, HARDWARE, REQUESTS, CURVE, JOURNAL = "fit", "trace", "hardware", "requests", "curve", "journal"
-GOOD_FIT, GOOD_TRACE = "good.fit.json", "good.parquet"
+TRACE, STEPS, CELLS = "trace", "steps", "cells"
+"""Measured steps: of any format; in columns B, S, T_ms; in Parquet, of which cells are made."""
+REQUESTS, SERVED, CURVE = "requests", "served", "curve"
+"""Recorded requests; those with the moments of their tokens; a rate over time."""
+FIT, HARDWARE, PLAN, PLAN_OF_BATCHES, JOURNAL = "fit", "hardware", "plan", "batches", "journal"
+GOOD_FIT, GOOD_TRACE, GOOD_PROFILE = "good.fit.json", "good.parquet", "good.json"
 
 
 BESIDE = {
@@ -164,22 +168,25 @@ def _logs() -> dict[str, bytes]:
 
 
 def _requests() -> dict[str, bytes]:
-    """Recorded requests of every tool."""
+    """Recorded requests of every tool, served in the time of the steps of `_steps`."""
     n = 30
     starts, prompts, outputs = (
         [100 + 0.2 * i for i in range(n)],
         [40 + i for i in range(n)],
         [3 + i % 5 for i in range(n)],
     )
-    rows = list(zip(starts, prompts, outputs, strict=True))
+    step_s = 4.12e-3  # of one request that decodes
+    firsts = [4.1e-3 + 2e-5 * p for p in prompts]
+    lasts = [first + step_s * (o - 1) for first, o in zip(firsts, outputs, strict=True)]
+    rows = list(zip(starts, prompts, outputs, firsts, lasts, strict=True))
     moments = "t_s,prompt_tokens,output_tokens,first_token_s,last_token_s\n"
     bench = {
         "date": "20260101-000000",
         "start_times": starts,
         "input_lens": prompts,
         "output_lens": outputs,
-        "ttfts": [0.1] * n,
-        "itls": [[0.01] * (o - 1) for o in outputs],
+        "ttfts": firsts,
+        "itls": [[step_s] * (o - 1) for o in outputs],
         "errors": [""] * n,
     }
     served = [
@@ -187,10 +194,10 @@ def _requests() -> dict[str, bytes]:
             "request_start_time": s,
             "prompt_tokens": p,
             "output_tokens": o,
-            "time_to_first_token_ms": 90.0,
-            "request_latency": 0.4,
+            "time_to_first_token_ms": 1e3 * first,
+            "request_latency": last,
         }
-        for s, p, o in rows
+        for s, p, o, first, last in rows
     ]
     benchmarks = [{"type_": "generative_benchmark", "requests": {"successful": served}}]
     aiperf = "".join(
@@ -200,24 +207,26 @@ def _requests() -> dict[str, bytes]:
                 "metrics": {
                     "input_sequence_length": {"value": p},
                     "output_sequence_length": {"value": o},
-                    "time_to_first_token": {"value": 90.0},
-                    "request_latency": {"value": 400.0},
+                    "time_to_first_token": {"value": 1e3 * first},
+                    "request_latency": {"value": 1e3 * last},
                 },
                 "error": None,
             }
         )
         + "\n"
-        for s, p, o in rows
+        for s, p, o, first, last in rows
     )
     return {
-        "measured.csv": (moments + "".join(f"{s},{p},{o},{s + 0.1},{s + 0.4}\n" for s, p, o in rows)).encode(),
+        "measured.csv": (
+            moments + "".join(f"{s},{p},{o},{s + first},{s + last}\n" for s, p, o, first, last in rows)
+        ).encode(),
         "azure.csv": (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-            + "".join(f"2023-11-16 18:15:{10 + i}.5,{p},{o}\n" for i, (_, p, o) in enumerate(rows))
+            + "".join(f"2023-11-16 18:15:{10 + i}.5,{p},{o}\n" for i, (_, p, o, *_) in enumerate(rows))
         ).encode(),
         "mooncake.jsonl": "".join(
             json.dumps({"timestamp": 200 * i, "input_length": p, "output_length": o}) + "\n"
-            for i, (_, p, o) in enumerate(rows)
+            for i, (_, p, o, *_) in enumerate(rows)
         ).encode(),
         "bench.json": json.dumps(bench).encode(),
         "guidellm.json": json.dumps(
@@ -247,7 +256,8 @@ def _journal() -> bytes:
     return "".join(json.dumps(line, default=list) + "\n" for line in lines).encode()
 
 
-def _quiet(arguments: Sequence[str]) -> None:
+def run_quietly(arguments: Sequence[str]) -> None:
+    """Run a command. Raises RuntimeError unless it ends with exit code 0."""
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
         code = run(arguments)
     if code:
@@ -255,21 +265,29 @@ def _quiet(arguments: Sequence[str]) -> None:
 
 
 def make_seeds() -> list[Seed]:
-    """All of them; writes a good trace, its fit, its cells and a hardware profile into the working folder."""
+    """All of them; writes a good trace, its fit, its cells, a hardware profile and plans into the working folder."""
     pq.write_table(_steps(400), GOOD_TRACE)
     for name, content in BESIDE.items():
         Path(name).write_text(content)
-    _quiet(["fit", GOOD_TRACE, "--model", "saturation", "--quiet", "--out", GOOD_FIT, "--path", "cpu", "--force"])
+    run_quietly(["fit", GOOD_TRACE, "--model", "saturation", "--quiet", "--out", GOOD_FIT, "--path", "cpu", "--force"])
     write_trace(Path("cells.parquet"), compress(GOOD_TRACE).trace)
-    _quiet(["hardware", "add", "gpu", "--nominal", "launch=8ms,slope=0.05ms", "--quiet"])
-    made: dict[str, Callable[[], bytes]] = {JOURNAL: _journal}
-    seeds = [Seed(name, content, TRACE) for name, content in {**_tables(), **_logs()}.items()]
-    seeds += [Seed(name, content, REQUESTS) for name, content in _requests().items()]
+    nominal = ["hardware", "add", "gpu", "--nominal", "launch=8ms,slope=1ms,per_token=0.01ms,max_batch=32", "--quiet"]
+    for profile in ("hardware.json", GOOD_PROFILE):
+        run_quietly([*nominal, "--hardware", profile])
+    limits = ["--lengths", "30:5", "--ttft", "500ms", "--replicas", "1"]
+    run_quietly(["plan", "--rate", "20/s", *limits, "--hardware", GOOD_PROFILE, "--out", "requests.json", "--quiet"])
+    run_quietly(["plan", "--sla", "40ms", "--hardware", GOOD_PROFILE, "--out", "batches.json", "--quiet"])
+    kinds = {"t.parquet": CELLS, "other.csv": TRACE, "azure.csv": REQUESTS, "mooncake.jsonl": REQUESTS}
+    seeds = [Seed(name, content, kinds.get(name, STEPS)) for name, content in _tables().items()]
+    seeds += [Seed(name, content, TRACE) for name, content in _logs().items()]
+    seeds += [Seed(name, content, kinds.get(name, SERVED)) for name, content in _requests().items()]
     seeds.append(Seed("curve.csv", b"t_s,rate_per_s\n0,100\n10,400\n20,50\n", CURVE))
     fit = json.loads(Path(GOOD_FIT).read_text())
     fit["draws"]["values"] = fit["draws"]["values"][:4]  # else most of what is damaged would be in them
     # the richest formats are damaged more often
     seeds += 3 * [Seed("a.fit.json", json.dumps(fit, indent=1).encode(), FIT)]
     seeds += 2 * [Seed("hw.json", Path("hardware.json").read_bytes(), HARDWARE)]
-    seeds.append(Seed("cells.parquet", Path("cells.parquet").read_bytes(), TRACE))
-    return seeds + [Seed(f"p.{kind}", make(), kind) for kind, make in made.items()]
+    seeds += 2 * [Seed("plan.json", Path("requests.json").read_bytes(), PLAN)]
+    seeds.append(Seed("batches.json", Path("batches.json").read_bytes(), PLAN_OF_BATCHES))
+    seeds.append(Seed("cells.parquet", Path("cells.parquet").read_bytes(), CELLS))
+    return [*seeds, Seed("p.journal", _journal(), JOURNAL)]

@@ -11,10 +11,23 @@ silent: ContextVar[bool] = ContextVar("silent", default=False)
 """Whether nothing goes to stderr but errors."""
 
 
+def printable(text: str) -> str:
+    """Return the text with the escape (`\\x1b`) of every character that is not printable, but line breaks.
+
+    Names in files may hold control sequences of terminals, or characters that reverse or hide the text around them.
+    """
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\xa0" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 def tell(text: str) -> None:
     """A line for who waits, on stderr at once."""
     if not silent.get():
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 class LatfitError(Exception):

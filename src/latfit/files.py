@@ -11,6 +11,8 @@ import functools
 import json
 import math
 import os
+import re
+import shlex
 import stat
 import sys
 import tempfile
@@ -34,6 +36,8 @@ os.umask(_UMASK)
 TEMPORARY = (".latfit-", ".part")
 """How the names of files begin and end that are not in their place yet."""
 STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+MAYBE_UNPRINTABLE = re.compile(r"[^ -~\n\w]")
+"""Characters that may control a terminal: all but printable ASCII, letters and digits."""
 ABANDONED_S, ABANDONED_WITHOUT_LOCKS_S = 60.0, 86_400.0
 LOCK = ".latfit.lock"
 """Beside a file while it is rewritten; says who does it."""
@@ -53,10 +57,12 @@ def check_writable(target: Path) -> None:
             raise TargetNotWritable("is a folder", where=str(target), remedy="Name a file inside it.")
         if not place.parent.is_dir():
             raise TargetNotWritable(
-                "its folder does not exist", where=str(target), remedy=f"Make it: mkdir -p {place.parent}"
+                "its folder does not exist",
+                where=str(target),
+                remedy=f"Make it: mkdir -p {shlex.quote(str(place.parent))}",
             )
         if place.exists() and not os.access(place, os.W_OK):
-            raise TargetNotWritable("is read-only", where=str(target), remedy=f"chmod u+w {target}")
+            raise TargetNotWritable("is read-only", where=str(target), remedy=f"chmod u+w {shlex.quote(str(target))}")
         if not _is_special(place):
             with _temporary(place.parent):
                 pass
@@ -108,6 +114,29 @@ def lock(descriptor: int) -> bool | None:
     except OSError:
         return None
     return True
+
+
+def open_own(file: Path, flags: int) -> int:
+    """Open a file that latfit keeps beside a user's, such as a lock or a journal, and return its descriptor.
+
+    Raises TargetNotWritable unless it is a regular file with one name: another user may have put a link to a victim
+    there, or a pipe that never ends.
+    """
+    try:
+        descriptor = os.open(file, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+        found = os.fstat(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+    else:
+        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+            return descriptor
+        os.close(descriptor)
+    raise TargetNotWritable(
+        "is no file of latfit but a link, a pipe or the like",
+        where=str(file),
+        remedy="Delete it, then repeat the command.",
+    )
 
 
 def sync_folder(folder: Path) -> None:
@@ -172,10 +201,10 @@ def _temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
 def _remove_abandoned(folder: Path) -> None:
     """Temporaries whose writers were killed, once a process: nobody holds them, nobody has written them for a while."""
     for left in folder.glob("*".join(TEMPORARY)):
-        with suppress(OSError), left.open("r+b") as stream:
+        with suppress(OSError, TargetNotWritable), os.fdopen(open_own(left, os.O_RDWR), "rb") as stream:
             free = lock(stream.fileno())
             patience_s = ABANDONED_S if free else ABANDONED_WITHOUT_LOCKS_S
-            if free is not False and time.time() - left.stat().st_mtime > patience_s:
+            if free is not False and time.time() - os.fstat(stream.fileno()).st_mtime > patience_s:
                 left.unlink()
 
 
@@ -217,18 +246,19 @@ def _turn(place: Path) -> Iterator[None]:
 
 
 def _wait_for(sidecar: Path, place: Path) -> int:
-    """The open lock file, once it is ours. Raises TargetNotWritable where another process keeps it too long."""
-    begun, told = time.monotonic(), False
+    """Open the lock file once this process owns it. Raises TargetNotWritable after GIVEN_UP_AFTER_S."""
+    begun, told, holder = time.monotonic(), False, "another process"
     while True:
-        descriptor, made = _opened(sidecar)
-        try:
-            if _is_ours(descriptor, sidecar, made):
-                return descriptor
-            holder = os.read(descriptor, 500).decode(errors="replace") or "another process"
-        except BaseException:
+        with suppress(FileNotFoundError):  # another process removed it after it was found
+            descriptor, made = _open_lock(sidecar)
+            try:
+                if _take_lock(descriptor, sidecar, made):
+                    return descriptor
+                holder = os.read(descriptor, 500).decode(errors="replace") or holder
+            except BaseException:
+                os.close(descriptor)
+                raise
             os.close(descriptor)
-            raise
-        os.close(descriptor)
         waited = time.monotonic() - begun
         if waited > GIVEN_UP_AFTER_S:
             raise TargetNotWritable(
@@ -242,40 +272,36 @@ def _wait_for(sidecar: Path, place: Path) -> int:
         time.sleep(POLL_S)
 
 
-def _opened(sidecar: Path) -> tuple[int, bool]:
-    """The lock file, and whether it was made now."""
-    while True:
-        with suppress(FileExistsError):
-            return os.open(sidecar, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
-        # One that went meanwhile is not made here without saying so: where there are no locks it would be nobody's.
-        with suppress(FileNotFoundError):
-            try:
-                return os.open(sidecar, os.O_RDWR), False
-            except PermissionError:  # another user's
-                return os.open(sidecar, os.O_RDONLY), False
-
-
-def _is_ours(descriptor: int, sidecar: Path, made: bool) -> bool:
-    """Lock the file if nobody has; that it is still the one in the folder counts, not one that was just removed.
-
-    Without locks it belongs to who made it, until it is so old that its maker must have been killed.
-    """
-    locked = lock(descriptor)
-    if locked is None and not made:
-        if time.time() - os.fstat(descriptor).st_mtime > GIVEN_UP_AFTER_S / 2:
-            sidecar.unlink(missing_ok=True)
-        return False
-    if locked is False:
-        return False
+def _open_lock(sidecar: Path) -> tuple[int, bool]:
+    """Make the lock file, or open it where it exists; return the descriptor and whether this process made it."""
+    with suppress(FileExistsError):
+        return os.open(sidecar, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
     try:
-        if not os.path.samestat(os.fstat(descriptor), sidecar.stat()):
-            return False
+        return open_own(sidecar, os.O_RDWR), False
+    except PermissionError:  # another user's
+        return open_own(sidecar, os.O_RDONLY), False
+
+
+def _take_lock(descriptor: int, sidecar: Path, made: bool) -> bool:
+    """Lock the file if this process made it and it is still in the folder; remove it if its maker was killed.
+
+    Only the maker writes into the file, so nothing that another process put there changes. On a file system without
+    locks the maker owns the file until its age shows that the maker was killed.
+    """
+    free = lock(descriptor)
+    try:
+        in_folder = os.path.samestat(os.fstat(descriptor), sidecar.lstat())
     except FileNotFoundError:
         return False
-    with suppress(OSError):
-        os.truncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} ({command_line()})".encode())
-    return True
+    if free is False or not in_folder:
+        return False
+    if made:
+        with suppress(OSError):
+            os.write(descriptor, f"process {os.getpid()} ({command_line()})".encode())
+        return True
+    if free or time.time() - os.fstat(descriptor).st_mtime > GIVEN_UP_AFTER_S / 2:
+        sidecar.unlink(missing_ok=True)
+    return False
 
 
 def _fill(stream: BinaryIO, content: bytes) -> None:
@@ -295,8 +321,9 @@ def write_json(target: Path, document: Any) -> None:
 
 
 def dumps(document: Any) -> str:
-    """Strict JSON: a number that is not finite becomes null, because `NaN` is not JSON."""
-    return json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False)
+    """Strict JSON: a number that is not finite becomes null, because `NaN` is not JSON. Only printable characters."""
+    text = json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False)
+    return MAYBE_UNPRINTABLE.sub(lambda found: found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1], text)
 
 
 def make_folder(folder: Path) -> None:

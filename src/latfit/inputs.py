@@ -22,10 +22,16 @@ MOST_JSON = 1 << 27
 """Bytes of a JSON document that is read at once; a fit has some 60 KiB."""
 DEEPEST = 50
 """Lists and objects within each other; a hardware profile has eight."""
+LARGEST_NUMBER = 1e30
+"""Of a document, of metrics, of a record: above every quantity in its unit, and products of several stay finite."""
+LARGEST_WHOLE_NUMBER = (1 << 63) - 1
+"""What an array holds."""
 MOST_PIPED = 1 << 36
 SILENCE_S = 10.0
 BLOCK_BYTES = 1 << 20
 GIB = 1 << 30
+SHOWN_DIGITS = 24
+"""Of a number in an error; one of 64 bits has 20 with its sign."""
 PARQUET = b"PAR1"
 
 _SPOOLED: list[Any] = []
@@ -98,8 +104,9 @@ def _not_a_file(source: Path, mode: int) -> BadInput:
     return BadInput(f"is {kind}, not a file", where=str(source), remedy="Give a file.")
 
 
-def read_json(source: Path, *, what: str, made_by: str) -> Any:
-    """The document in `source`; `made_by` names the command that makes such a file, for the error."""
+def read_json(source: Path, *, what: str, made_by: str, infinite: bool = False) -> Any:
+    """Return the document in `source`; `made_by` names the command that makes such a file, for the error. infinite: see
+    `decode_json`."""
     try:
         with regular_file(source).open("rb") as stream:
             content = stream.read(MOST_JSON + 1)
@@ -109,7 +116,7 @@ def read_json(source: Path, *, what: str, made_by: str) -> Any:
                 where=str(source),
                 remedy=f"Check the name, or make one with `{made_by}`.",
             )
-        return decode_json(content)
+        return decode_json(content, infinite=infinite)
     except BadInput as error:
         found = error.found if source.exists() else f"no such {what}"
         raise BadInput(found, where=error.where, remedy=f"Make one with `{made_by}`.") from None
@@ -122,10 +129,26 @@ def read_json(source: Path, *, what: str, made_by: str) -> Any:
         ) from None
 
 
-def decode_json(content: bytes) -> Any:
-    """The document. Raises ValueError, also for what is nested too deep to be worked with or could not be written."""
+def decode_json(content: bytes, *, infinite: bool = False) -> Any:
+    """Return the document in `content`.
+
+    Parameters
+    ----------
+    infinite
+        Accept NaN and Infinity, which Python writes although JSON has no such numbers.
+
+    Raises
+    ------
+    ValueError
+        Also for a number, or a nesting, too large to work with, and for text that could not be written again.
+    """
     try:
-        document = json.loads(content.decode())
+        document = json.loads(
+            content.decode(),
+            parse_int=_whole_number,
+            parse_float=_number,
+            parse_constant=float if infinite else _refuse_constant,
+        )
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     level = [document]
@@ -143,6 +166,27 @@ def decode_json(content: bytes) -> Any:
         except UnicodeEncodeError:
             raise ValueError("half of a surrogate pair stands alone") from None
     return document
+
+
+def _whole_number(text: str) -> int:
+    if len(text) > SHOWN_DIGITS or abs(value := int(text)) > LARGEST_WHOLE_NUMBER:
+        raise ValueError(f"{_shown(text)} is beyond 64 bits")
+    return value
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if abs(value) > LARGEST_NUMBER:
+        raise ValueError(f"{_shown(text)} is beyond {LARGEST_NUMBER:g}")
+    return value
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= SHOWN_DIGITS else f"{text[:SHOWN_DIGITS]}..."
 
 
 def unreadable(source: Path, error: OSError) -> BadInput:

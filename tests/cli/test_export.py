@@ -68,6 +68,19 @@ def test_errors(
     assert [path.name for path in in_tmp.iterdir()] == ["plan.json"]
 
 
+@pytest.mark.parametrize("number", ["9" * 400, "1e400", "NaN", "-Infinity"])
+@pytest.mark.parametrize(
+    "key", ["rate_per_s", "highest_rate_per_s", "steps_may_be_slower_pct", "limit_ms", "error_pct"]
+)
+def test_a_number_beyond_all_quantities(key: str, number: str, in_tmp: Path, capsys: Captured) -> None:
+    text = re.sub(rf'"{key}": [^,}}]+', f'"{key}": {number}', json.dumps(of_requests()))
+    Path("plan.json").write_text(text)
+    assert run(["export", "vllm", "plan.json"]) == 3
+    told = capsys.readouterr().err
+    assert "plan.json: not a plan" in told
+    assert "Make it again" in told
+
+
 def test_a_missing_plan(in_tmp: Path, capsys: Captured) -> None:
     assert run(["export", "vllm", "plan.json"]) == 3
     assert "latfit plan --out plan.json" in capsys.readouterr().err

@@ -182,15 +182,6 @@ def test_random_times_are_called_so(in_tmp: Path, capsys: Captured) -> None:
     assert "no_better_than_constant" in [each["code"] for each in document["warnings"]]
 
 
-def test_memory_that_is_not_there(in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise MemoryError("Unable to allocate 72 TiB")
-
-    monkeypatch.setattr("latfit.api.simulations.sweep", full)
-    assert run(["simulate", "policies", "--policy", "gpu-only", "--rate", "9/s", *PATHS]) == 2
-    assert "Unable to allocate 72 TiB" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("moments", [[0.0], [5.0] * 4])
 def test_requests_that_have_no_rate(moments: list[float], fitted: Path, capsys: Captured) -> None:
     """One alone, or all at once: they are served, and only what goes by a rate asks for one."""

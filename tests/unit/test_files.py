@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +23,22 @@ root = pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to the
 def others(file: Path) -> list[str]:
     """What lies beside a file."""
     return [each.name for each in file.parent.iterdir() if each != file]
+
+
+PLANTED = ("link", "dangling", "hard link", "pipe", "device", "folder")
+
+
+def plant(kind: str, place: Path, victim: Path) -> None:
+    """Put there what no file of latfit is."""
+    makers: dict[str, Callable[[], object]] = {
+        "link": lambda: place.symlink_to(os.path.relpath(victim, place.parent)),
+        "dangling": lambda: place.symlink_to("nowhere"),
+        "hard link": lambda: place.hardlink_to(victim),
+        "pipe": lambda: os.mkfifo(place),
+        "device": lambda: place.symlink_to("/dev/zero"),
+        "folder": place.mkdir,
+    }
+    makers[kind]()
 
 
 @pytest.fixture
@@ -136,6 +153,7 @@ class TestTemporaries:
     def test_a_killed_writer(self, file: Path) -> None:
         code = f"""
 import os, signal
+from collections.abc import Callable
 from pathlib import Path
 from latfit.files import write_whole
 def write(stream):
@@ -199,6 +217,26 @@ class TestRewrite:
         assert set(file.read_text().split()) == expected
         assert others(file) == []
 
+    @pytest.mark.parametrize("locks", [True, False])
+    @pytest.mark.parametrize("kind", PLANTED)
+    def test_refuse_a_planted_lock(
+        self, kind: str, locks: bool, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither the file behind the name nor its mode or age changes, and the refusal comes at once."""
+        if not locks:
+            monkeypatch.setattr(files, "lock", lambda _: None)
+        monkeypatch.setattr("time.sleep", lambda _: pytest.fail("waits"))
+        victim = tmp_path / "important.txt"
+        victim.write_text("precious")
+        os.utime(victim, (0, 0))
+        plant(kind, file.with_name(LOCK), victim)
+        with pytest.raises(TargetNotWritable, match=LOCK) as caught:
+            rewrite(file, lambda: "new")
+        assert "Delete it" in caught.value.remedy
+        assert (victim.read_text(), victim.stat().st_mtime) == ("precious", 0)
+        assert others(file) == [LOCK]
+        assert not file.exists()
+
     def test_a_turn_that_ends_while_it_is_looked_at_is_taken(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without locks a lock file that nobody says is his stops all writers for half a minute."""
         monkeypatch.setattr(files, "lock", lambda _: None)
@@ -256,6 +294,7 @@ class TestRewrite:
     def test_a_killed_writer_holds_up_nobody(self, file: Path) -> None:
         code = f"""
 import os, signal
+from collections.abc import Callable
 from pathlib import Path
 from latfit.files import rewrite
 rewrite(Path({str(file)!r}), lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -68,11 +68,18 @@ def test_a_stream_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         (b'{"a": "\\ud800"}', "surrogate"),
         (b'{"a": "\xff"}', "not a fit"),
         (b"", "the file is empty"),
-        (b'"' + b"x" * 200 + b'"', "so it is no fit"),
+        (b'{"a": -1e400}', "not a fit .-1e400 is beyond 1e.30"),
+        (b'{"a": 1e31}', "beyond 1e.30"),
+        (b'{"a": [18446744073709551616]}', "not a fit .18446744073709551616 is beyond 64 bits"),
+        (b'{"a": ' + b"9" * 400 + b"}", "999... is beyond 64 bits"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "999... is beyond 64 bits"),
+        (b'{"a": NaN}', "NaN is no number of JSON"),
+        (b'{"a": -Infinity}', "-Infinity is no number"),
+        (b'"' + b"x" * 20_000 + b'"', "so it is no fit"),
     ],
 )
 def test_documents_that_are_none(content: bytes, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "MOST_JSON", max(200, len(content) if content[:1] == b"[" else 0))
+    monkeypatch.setattr(inputs, "MOST_JSON", max(10_000, len(content) if content[:1] == b"[" else 0))
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(BadInput, match=found) as caught:
         read_json(tmp_path / "a.json", what="fit", made_by="latfit fit TRACE")

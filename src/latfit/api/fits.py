@@ -353,10 +353,10 @@ def fit(
     soft_l1, tukey, linear.  residuals: relative (log of predicted/observed) or absolute (ms).  fix: {"P_max": 60} holds
     parameters.  bounds: {"k_B": (0.01, 1)}.  prior: {"P_max": (60, 5)}, mean and standard deviation.  weights: what
     counts the same: rows, segment (doublings of S), variance (cells).  intervals: of parameters: sandwich, profile or
-    bootstrap.  bootstrap: how many resamples to refit and keep.  path: execution path of steps that name none.  time:
-    "compute" takes T_ms as the source tells it, "period" the time from one step to the next, which holds what the host
-    does between them; without it the period where the steps know it.  window_means: the rows are means over windows,
-    though no column says so.  Parameters are in ms, requests and tokens.
+    bootstrap.  bootstrap: how many resamples to refit and keep.  path: execution path, instead of the one that the
+    steps name.  time: "compute" takes T_ms as the source tells it, "period" the time from one step to the next, which
+    holds what the host does between them; without it the period where the steps know it.  window_means: the rows are
+    means over windows, though no column says so.  Parameters are in ms, requests and tokens.
 
     Raises WrongUsage for options that cannot be met, BadInput for a source that cannot be read or holds several
     systems (see `fit_each`), FitNotUsable where the steps cannot carry the model.
@@ -399,7 +399,8 @@ def fit_each(
 ) -> dict[str, Fit]:
     """A fit of every system (hardware, model, tp, path) of a source, by its label; see `fit` for the options.
 
-    path: the execution path of steps that name none, or of each system by its columns: "{hardware}-tp{tp}".  made:
+    path: the execution path, instead of the one that the steps name; by columns of each system with
+    "{hardware}-tp{tp}".  made:
     called with (label, fit) as each is there, in any order: many are made at once, on all processor cores. A fit that
     cannot be used (`.ok`) or that an error ended is among them and says why. Raises WrongUsage, BadInput, and the error
     that ended every one of them.
@@ -565,10 +566,10 @@ def _record(outcome: Outcome, task: FitTask) -> FitResult:
 
 
 def _path_of(steps: CleanTrace, system: Mapping[str, str], rows: Trace, path: str | None) -> str | None:
-    """The execution path that a system's fit belongs to."""
-    if path and NAMED_BY in path:
-        return path.format_map(system)
-    return _own_path(rows) or path or steps.path
+    """The execution path of a system's fit: `path`, or else the one that its steps name."""
+    if path:
+        return path.format_map(system) if NAMED_BY in path else path
+    return _own_path(rows) or steps.path
 
 
 def _own_path(rows: Trace) -> str:
@@ -581,18 +582,17 @@ NAMED_BY = "{"
 
 
 def check_paths(path: str | None, steps: CleanTrace) -> None:
-    """Raises WrongUsage for a path that has no effect, because the steps name their own, and for one named by columns
-    that the systems have not, or that two of them share."""
+    """Raise WrongUsage for one name for steps of several paths, and for a name by columns that the systems lack or
+    share."""
     if path is None:
         return
     if NAMED_BY not in path:
-        own = {_own_path(rows) for _, rows in steps.systems}
-        if "" not in own and own != {path}:
-            choose = f", or choose steps by their path: --where \"path == '{min(own)}'\"" if len(own) > 1 else ""
+        own = sorted({_own_path(rows) for _, rows in steps.systems} - {""})
+        if len(own) > 1:
             raise WrongUsage(
-                f"{path!r} has no effect: the steps name their path themselves, {', '.join(sorted(own))}",
+                f"{path!r} would name the steps of several paths: {', '.join(own)}",
                 where="--path",
-                remedy=f"Leave it out{choose}.",
+                remedy=f"Choose the steps of one of them: --where \"path == '{own[0]}'\".",
             )
         return
     columns = sorted({name for system, _ in steps.systems for name in system})

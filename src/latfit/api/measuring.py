@@ -28,7 +28,7 @@ from latfit.profiling import (
     parse_cpus,
 )
 from latfit.trace import Trace, check_trace_name, write_trace
-from latfit.units import format_ms
+from latfit.units import format_ms, format_percent
 from latfit.warning import LatfitWarning
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Profile:
 
     @property
     def details(self) -> list[str]:
-        """The range of step times, how processes differ, and cells that did not fit in memory."""
+        """The range of step times, the time spent warming up, and cells that did not fit in memory."""
         return [text for each in self.outcomes for text in _details(each)]
 
     def to_json(self) -> dict[str, Any]:
@@ -232,13 +232,15 @@ def _nothing_measured(result: ProfileResult) -> LatfitError:
 
 def _sentence(outcome: PathOutcome, several: bool) -> str:
     result = outcome.result
-    measured, steps = sum(result.measured), len(result.samples)
+    measured = sum(result.measured)
     known = f"{sum(result.within_precision)} of {measured} cells within ±{100 * result.precision:.3g} %"
-    if (width := result.prediction_half_width) is not None:
-        predicted = f", all predicted within ±{100 * width:.1f} %" if width < 1 else "; too few to predict the others"
-        known = f"{measured} of {len(result.cells)} cells{predicted}"
+    if (error := result.prediction_error) is not None:
+        predicted = "too few to predict the others"
+        if error < 1:
+            predicted = f"a cell left out is predicted with a mean error of {format_percent(100 * error)}"
+        known = f"{measured} of {len(result.cells)} cells; {predicted}"
     name = f"{outcome.path}: " if several else ""
-    return f"{name}Measured {steps:,} steps in {format_ms(result.elapsed_s * 1e3)}: {known}."
+    return f"{name}Measured {result.steps:,} steps in {format_ms(result.elapsed_s * 1e3)}: {known}."
 
 
 def _details(outcome: PathOutcome) -> Iterator[str]:
@@ -246,11 +248,8 @@ def _details(outcome: PathOutcome) -> Iterator[str]:
     medians = [interval.median for interval, there in zip(result.intervals, result.measured, strict=True) if there]
     if medians:
         yield f"Median step times: {format_ms(min(medians))} to {format_ms(max(medians))} on {outcome.device}."
-    if between := result.between_processes:
-        yield (
-            f"Medians vary by {100 * between.sd:.1f} % between {between.processes} processes: step times are known"
-            f" within ±{100 * between.half_width:.1f} % (95 %)."
-        )
+    if result.samples:
+        yield f"Warm-up took {format_percent(100 * result.warmup_s / result.step_s)} of the time in steps."
     for limit in result.limits:
         yield f"Not measured: {limit.cell}: {limit.message}."
 
@@ -260,12 +259,12 @@ def _path_json(outcome: PathOutcome) -> dict[str, Any]:
     between = result.between_processes
     return {
         "device": outcome.device,
-        "rows": len(result.samples),
+        "rows": result.steps,
         "cells": sum(result.measured),
         "cells_within_precision": sum(result.within_precision),
         "elapsed_s": round(result.elapsed_s, 3),
         "between_processes": between.as_json() if between else None,
-        "prediction_half_width_pct": None if (width := result.prediction_half_width) is None else 100 * width,
+        "prediction_error_pct": None if (error := result.prediction_error) is None else 100 * error,
         "warnings": [warning.to_json() for warning in result.warnings],
         "limits": [limit.as_json() for limit in result.limits],
     }

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from latfit._version import __version__
 from latfit.cli import terminal
+from latfit.cli.output import echo
 from latfit.errors import LatfitError, TargetNotWritable, WrongUsage, first_line, on_command_line, silent
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 are, and wait for each other at every product: beside one busy neighbour on two cores a plan took 12 s instead of 3."""
 PLUGINS = "LATFIT_PLUGINS"
 """Modules to import first, with commas between them."""
+
+OUT_OF_MEMORY = """out of memory
+Read a part of a long trace or turn it into Parquet and summarise it with --cells. Or ask for less at a time."""
 
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 """Base of the parser's own errors, wherever this version of Typer keeps its Click."""
@@ -122,7 +126,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from latfit.provenance import runs_on
 
-        typer.echo(f"latfit {__version__}\n{runs_on()}")
+        echo(f"latfit {__version__}\n{runs_on()}")
         raise typer.Exit
 
 
@@ -138,7 +142,8 @@ def latfit(
     latfit fits and checks a model on measured steps, says how far to trust it, and turns it into batch limits, engine
     settings, routing between CPU and GPU, capacity and replicas.
 
-    First steps: latfit fit server.log, latfit plan --sla 20ms, latfit report. Without data: latfit demo.
+    First steps: latfit fit sample_traces/rtx4090_llama-3.1-8b.parquet, latfit plan --rate 4/s --lengths 1000:250
+    --ttft 1s --tpot 50ms, latfit report --sla 50ms. Without data: latfit demo.
     """
 
 
@@ -174,8 +179,8 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout, sys.stderr = streams
         terminal.drop_output(sys.stdout, sys.stderr)
         return 0
-    except MemoryError as error:
-        _tell(f"out of memory ({error})\nAsk for less at a time: fewer rows, requests or cells.")
+    except MemoryError:
+        _tell(OUT_OF_MEMORY)
         return WrongUsage.exit_code
     except _CLICK_ERROR as error:
         return _usage(error)
@@ -281,4 +286,4 @@ LONGEST_NAME = 60
 def _tell(text: str) -> None:
     """An error on stderr, where there is one."""
     with suppress(OSError, ValueError):
-        typer.echo(f"latfit: {text}", err=True)
+        echo(f"latfit: {text}", err=True)

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from latfit.cli.options import QuietOption, SeedOption, verb
+from latfit.cli.output import echo
 from latfit.errors import WrongUsage
 from latfit.units import format_ms, parse_duration_ms
 
@@ -54,7 +55,7 @@ def demo(options: DemoOptions = DemoOptions()) -> None:
     _do("plan", "--sla", sla, "--hardware", hardware, *quietly, goes_on=True)
     _heading(4, f"latfit report --sla {sla}")
     _do("report", "--hardware", hardware, "--sla", sla, "--out", out, *quietly)
-    typer.echo(f"\nOpen {out / 'report.html'} in a browser.")
+    echo(f"\nOpen {out / 'report.html'} in a browser.")
 
 
 def _check_profile(hardware: Path, trace: Path) -> None:
@@ -96,5 +97,4 @@ def demo_sla(hardware: Path) -> str:
 
 def _heading(number: int, command: str) -> None:
     """On a terminal in bold."""
-    typer.echo("")
-    typer.secho(f"[{number}/4] {command}", bold=True)
+    echo(f"\n[{number}/4] {command}", bold=True)

@@ -43,13 +43,13 @@ def export(
     latfit export vllm plan.json --out serving
     """
     from latfit.api import export as exported
-    from latfit.cli.output import note, print_json
+    from latfit.cli.output import echo, note, print_json
 
     found = exported(plan, target, model=model, shapes=shape or (), begins=begins)
     if output.json:
         print_json(found.to_json())
     elif out is None:
-        typer.echo(str(found))
+        echo(str(found))
     if out is not None:
         for written in found.save(out):
             note(f"Wrote {written}.", quiet=output.silent)

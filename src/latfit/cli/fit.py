@@ -128,8 +128,8 @@ class TargetOptions:
         str | None,
         typer.Option(
             "--path",
-            help="Execution path of steps that name none: cpu, amx, gpu. With --each '{hardware}-tp{tp}' enters every"
-            " system.",
+            help="Name of the execution path: cpu, amx, gpu. Default: the one that the trace names. With --each"
+            " '{hardware}-tp{tp}' enters every system.",
         ),
     ] = None
     out: Annotated[
@@ -205,7 +205,9 @@ def fit(
 
     Writes NAME.fit.json and enters the fit into the hardware profile.
 
-    Example: latfit fit server.log --report reports
+    \b
+    latfit fit sample_traces/rtx4090_llama-3.1-8b.parquet
+    latfit fit server.log --report reports
     """
     from latfit.api import fit_each
     from latfit.cli.output import note, print_json, progress_bar
@@ -402,11 +404,11 @@ def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
 def _print_fit(stored: Stored, *, several: bool, verbose: bool) -> None:
     """The verdict, what it stands on and what to do about it; verbose: the tables, and every warning."""
     from latfit.api import data_line
-    from latfit.cli.output import print_warnings, say, verdict
+    from latfit.cli.output import echo, print_warnings, say, verdict
 
     found = stored.fit
     if several:
-        typer.echo(f"\n{stored.shown}")
+        echo(f"\n{stored.shown}")
     if found.ok:
         verdict(found.verdict, "bad" if stored.kept_out else found.state)
     say(data_line(found.result.data.to_json()))

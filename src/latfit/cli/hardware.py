@@ -123,7 +123,7 @@ def show(
     With -v every batch, and the fitted peak beside the machine's.
     """
     from latfit.api import Hardware
-    from latfit.cli.output import note, print_json, print_table, print_warnings, say
+    from latfit.cli.output import echo, note, print_json, print_table, print_warnings, say
     from latfit.reporting import ceilings_table, estimates, estimates_table, paths_table
 
     known = Hardware(profile)
@@ -138,10 +138,10 @@ def show(
     print_warnings(known.outside(tokens, context))
     if output.verbose:
         for path in known.result.paths.values():
-            typer.echo("")
+            echo()
             print_table(estimates_table(path.label, estimates(path, tokens, context), tokens))
         if (shares := ceilings_table(known.result)).rows:
-            typer.echo("")
+            echo()
             print_table(shares)
     else:
         say("Next: latfit plan --sla 20ms (-v here for batches of every size)")

@@ -1,5 +1,6 @@
 """`latfit ingest`: logs and result files of serving engines into a clean trace."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +58,7 @@ def ingest(
     if output.verbose:
         say(f"{read!r}.")
     print_warnings(notes)
-    say(f"Wrote {out} ({', '.join(dict.fromkeys(read.formats))}). Next: latfit fit {out}")
+    say(f"Wrote {out} ({', '.join(dict.fromkeys(read.formats))}). Next: latfit fit {shlex.quote(str(out))}")
 
 
 def _check_apart(sources: list[str], targets: "Iterable[Path]") -> None:

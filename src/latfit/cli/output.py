@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from latfit.errors import printable
+
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from latfit.reporting import Table
     from latfit.warning import LatfitWarning
 
@@ -51,22 +55,35 @@ def wrapped(text: str, indent: str = "", first: str = "") -> str:
     return whole.replace("\xa0", " ")
 
 
+def echo(text: str = "", *, err: bool = False, **style: Any) -> None:
+    """Print lines on stdout, or on stderr. All that commands print goes through here or through `styled`."""
+    shown = printable(text)
+    typer.echo(typer.style(shown, **style) if style else shown, err=err)
+
+
+def styled(text: str, style: str = "") -> "Text":
+    """Text for a table or a live display of Rich."""
+    from rich.text import Text
+
+    return Text(printable(text), style=style)
+
+
 def say(text: str, indent: str = "") -> None:
     """A sentence of the result, wrapped at words."""
-    typer.echo(wrapped(text, indent, indent))
+    echo(wrapped(text, indent, indent))
 
 
 def verdict(text: str, state: Literal["good", "doubt", "bad"]) -> None:
     """The answer of a command, first and coloured on a terminal (not where NO_COLOR is set)."""
-    shown = wrapped(text)
     plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
-    typer.echo(shown if plain else typer.style(shown, fg=COLOURS[state], bold=True))
+    style: dict[str, Any] = {} if plain else {"fg": COLOURS[state], "bold": True}
+    echo(wrapped(text), **style)
 
 
 def note(text: str, *, quiet: bool) -> None:
     """Something worth knowing that is not the result."""
     if not quiet:
-        typer.echo(wrapped(text), err=True)
+        echo(wrapped(text), err=True)
 
 
 @contextmanager
@@ -96,7 +113,7 @@ def print_json(document: Any) -> None:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeError:
         text = json.dumps(json.loads(text), indent=1)
-    typer.echo(text)
+    echo(text)
 
 
 def print_table(table: "Table") -> None:
@@ -104,7 +121,6 @@ def print_table(table: "Table") -> None:
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table as RichTable
-    from rich.text import Text
 
     shown = RichTable(box=None, pad_edge=False)
     widest = [max(len(name), *(len(row[i]) for row in table.rows), 0) for i, name in enumerate(table.columns)]
@@ -113,18 +129,20 @@ def print_table(table: "Table") -> None:
         # Where a column of words can give way, numbers stay whole.
         whole = i == 0 or (bool(table.words) and not left)
         least = widest[i] if whole else min(widest[i], LEAST_WORDS) if left else None
-        shown.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=whole, min_width=least)
+        shown.add_column(
+            styled(column), justify="left" if left else "right", overflow="fold", no_wrap=whole, min_width=least
+        )
     for row in table.rows:
-        shown.add_row(*(Text(cell) for cell in row))
+        shown.add_row(*map(styled, row))
     console = Console()
     # A line that runs over the edge still says what it has to say; a column without room would be gone.
     needed = Measurement.get(console, console.options.update(max_width=WIDEST), shown).minimum
     if needed > console.width:
         console = Console(width=needed)
-    console.print(Text(table.caption, style="bold"))
+    console.print(styled(table.caption, "bold"))
     console.print(shown)
     if table.note:
-        console.print(Text(table.note, style="dim"))
+        console.print(styled(table.note, "dim"))
 
 
 def print_warnings(warnings: "Iterable[LatfitWarning | str]", most: int | None = None) -> None:
@@ -132,6 +150,6 @@ def print_warnings(warnings: "Iterable[LatfitWarning | str]", most: int | None =
     shown = list(warnings)
     for warning in shown[:most]:
         text = warning if isinstance(warning, str) else f"{warning.message.rstrip('.')}. {warning.remedy}"
-        typer.echo(wrapped(text, "    ", "  ! "))
+        echo(wrapped(text, "    ", "  ! "))
     if most is not None and len(shown) > most:
-        typer.echo(f"  ! and {len(shown) - most} more: --verbose shows them.")
+        echo(f"  ! and {len(shown) - most} more: --verbose shows them.")

@@ -289,7 +289,7 @@ def plan(
     waiting: strategy, T_cut, capacity, replicas. Exit code 5: it cannot be met; 4: the data do not support it.
 
     \b
-    latfit plan --rate 40/s --lengths 2000:300 --ttft 500ms --tpot 50ms
+    latfit plan --rate 4/s --lengths 1000:250 --ttft 1s --tpot 50ms
     latfit plan --sla 20ms --rate 500/s
     """
     _check_targets(files)
@@ -374,13 +374,13 @@ def _plan_engines(
 
 def _print_engines(found: "EnginePlan", output: OutputOptions) -> None:
     """The verdict, latencies, what they rest on and what would help; verbose: every table."""
-    from latfit.cli.output import print_table, print_warnings, say, verdict
+    from latfit.cli.output import echo, print_table, print_warnings, say, verdict
 
     verdict(found.told.verdict, found.told.state)
     for table in found.tables(brief=not output.verbose):
-        typer.echo("")
+        echo()
         print_table(table)
-    typer.echo("")
+    echo()
     for line in found.told.lines:
         say(line)
     print_warnings(found.told.warnings, most=None if output.verbose else MOST_WARNINGS)
@@ -466,7 +466,7 @@ def _write(found: "Plan", files: FileOptions, *, quiet: bool) -> None:
 
 def _print_plan(found: "Plan", output: OutputOptions, next_command: str) -> None:
     """The verdict, thresholds, load, settings, what needs action; verbose: what it assumes and rests on too."""
-    from latfit.cli.output import print_table, print_warnings, say, verdict
+    from latfit.cli.output import echo, print_table, print_warnings, say, verdict
     from latfit.reporting import plan_summary, plan_tables
 
     told = plan_summary(found.result)
@@ -484,7 +484,7 @@ def _print_plan(found: "Plan", output: OutputOptions, next_command: str) -> None
     for text in found.result.notes:
         say(text)
     for table in plan_tables(found.result):
-        typer.echo("")
+        echo()
         print_table(table)
 
 

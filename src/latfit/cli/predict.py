@@ -57,7 +57,7 @@ def predict(
 
     Every combination of -B and -S with S >= B, or the rows of --data. Steps outside the measured range are marked.
 
-    Example: latfit predict trace.fit.json -B 8 -B 32 -S 512
+    Example: latfit predict rtx4090_llama-3.1-8b.fit.json -B 8 -B 32 -S 512
     """
     from latfit.api import Fit, predicted, refuse_unread, steps_from
 

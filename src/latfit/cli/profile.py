@@ -1,5 +1,6 @@
 """`latfit profile`: measures steps on this machine and writes a trace."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import typer
 
 from latfit.cli.options import OutputOptions, SeedOption, verb
-from latfit.cli.output import note, print_json, print_warnings, say, verdict
+from latfit.cli.output import echo, note, print_json, print_warnings, say, verdict
 from latfit.errors import Interrupted, LatfitError
 from latfit.units import format_ms, parse_duration_ms
 
@@ -189,7 +190,7 @@ def _show(found: "Profile", out: Path, output: OutputOptions) -> None:
     for text in found.details:
         say(text)
     print_warnings(found.warnings, most=None if output.verbose else MOST_WARNINGS)
-    typer.echo(f"Wrote {out}. Next: latfit fit {out}")
+    echo(f"Wrote {out}. Next: latfit fit {shlex.quote(str(out))}")
 
 
 def _raise_if_stopped(found: "Profile", out: Path) -> None:

@@ -1,5 +1,6 @@
 """`latfit record`: a running engine's `/metrics` as a trace of windows, with its fit."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import print_json, print_table, print_warnings, progress_bar, say, verdict
+from latfit.cli.output import echo, print_json, print_table, print_warnings, progress_bar, say, verdict
 from latfit.errors import Interrupted
 from latfit.units import number
 
@@ -60,7 +61,9 @@ def record(url: UrlArgument, options: RecordOptions = RecordOptions(), output: O
         with progress_bar("Fitting and simulating", quiet=output.silent):
             fitted = fit_recording(found)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted while fitting", remedy=f"{kept} latfit fit {found.out} fits it.") from None
+        raise Interrupted(
+            "interrupted while fitting", remedy=f"{kept} latfit fit {shlex.quote(str(found.out))} fits it."
+        ) from None
     if output.json:
         print_json(fitted.to_json())
     else:
@@ -83,7 +86,7 @@ def _show(found: "RecordedFit", *, verbose: bool) -> None:
     fit_file = "" if found.fit is None else f", {found.file}"
     say(f"Wrote {found.recorded.out}{fit_file} and both texts of /metrics.{' Next:' if found.next else ''}")
     for command in found.next:
-        typer.echo(f"  {command}")
+        echo(f"  {command}")
 
 
 @contextmanager

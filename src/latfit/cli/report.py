@@ -59,7 +59,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page, answer first, and its figures as PNG.
 
-    Example: latfit report --sla 20ms --rate 500/s
+    Example: latfit report --sla 50ms
     """
     if out.suffix.lower() in (".html", ".htm") and not out.is_dir():
         raise WrongUsage(
@@ -68,7 +68,7 @@ def report(
             remedy="Name a folder: --out reports.",
         )
     from latfit.api import report as write
-    from latfit.cli.output import note, print_json, progress_bar, say
+    from latfit.cli.output import echo, note, print_json, progress_bar, say
 
     options = {**vars(asked), "tokens_per_request": asked.tokens_per_request or 1}
     with progress_bar("Writing the report", quiet=output.silent):
@@ -81,4 +81,4 @@ def report(
     say(written.summary())
     if output.verbose:
         for figure in written.figures:
-            typer.echo(str(figure))
+            echo(str(figure))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 import typer
 
 from latfit.cli.options import DEFAULT_HARDWARE, ForceOption, HardwareOption, OutputOptions, SchedulerOption, SeedOption
-from latfit.cli.output import note, print_json, print_table, print_warnings, progress_bar, verdict
+from latfit.cli.output import echo, note, print_json, print_table, print_warnings, progress_bar, verdict
 from latfit.errors import Interrupted, WrongUsage
 from latfit.units import whole_number
 
@@ -172,14 +172,14 @@ def show(found: "Simulation", output: OutputOptions) -> None:
         print_json(found.to_json())
         return
     verdict(found.verdict, found.state)
-    typer.echo("")
+    echo()
     for table in found.tables(brief=not output.verbose):
         print_table(table)
     if not output.verbose:
         print_warnings(found.cautions, most=MOST_NOTES)
         return
     for text in found.details:
-        typer.echo(text)
+        echo(text)
     print_warnings(found.notes)
 
 

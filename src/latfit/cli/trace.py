@@ -1,5 +1,6 @@
 """`latfit trace`: look at measured steps before fitting them."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,11 +64,11 @@ def show(
     if figure is not None:
         note(f"Drew {figure}.", quiet=output.quiet)
     each = " --each" if len(read.systems) > 1 else ""
-    say(f"Next: latfit fit {' '.join(source)}{each}")
+    say(f"Next: {shlex.join(['latfit', 'fit', *source])}{each}")
 
 
 def _print(found: "Coverage", *, verbose: bool) -> None:
-    from latfit.cli.output import print_table, print_warnings, say, wrapped
+    from latfit.cli.output import echo, print_table, print_warnings, say, wrapped
     from latfit.reporting import coverage_table
 
     print_table(coverage_table(found))
@@ -83,6 +84,6 @@ def _print(found: "Coverage", *, verbose: bool) -> None:
     if found.missing:
         say("Missing for a good fit:")
     for text in found.missing if verbose else found.missing[:FEW]:
-        typer.echo(wrapped(text, "    ", "  - "))
+        echo(wrapped(text, "    ", "  - "))
     if not verbose and len(found.missing) > FEW:
         say(f"  - and {len(found.missing) - FEW} more: --verbose shows them.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import typer
 
 from latfit.cli.options import ForceOption, OutputOptions, SeedOption, only_with, verb
-from latfit.cli.output import note, print_json, print_table, print_warnings, progress_bar, say, verdict
+from latfit.cli.output import echo, note, print_json, print_table, print_warnings, progress_bar, say, verdict
 from latfit.cli.simulate_engine import (
     EngineOptions,
     PrefillFitOption,
@@ -99,8 +99,8 @@ def validate(
 
     \b
     latfit validate server.log run.json --metrics-before 0.txt --metrics-after 1.txt
-    latfit validate decode.fit.json run.csv --prefill-fit mixed.fit.json \\
-        --kv-blocks 2588
+    latfit validate rtx4090_llama-3.1-8b.fit.json \\
+        sample_traces/rtx4090_llama-3.1-8b_requests.csv --kv-blocks 2588
     """
     from latfit.api import validate as compared
     from latfit.files import check_writable, write_bytes, write_json
@@ -155,12 +155,12 @@ def _show(found: "Validation", output: OutputOptions) -> None:
             f" {result.constants.step_ms:.4g} ms per step, {1e3 * result.constants.token_ms:.4g} µs per token;"
             " scored on the rest. At another load this proves little."
         )
-    typer.echo("")
+    echo()
     for table in found.tables(brief=not output.verbose):
         print_table(table)
     if found.line:
         say(found.line)
     if output.verbose:
         for name, meaning in found.to_json()["definitions"].items():
-            typer.echo(f"  {name.removesuffix('_ms')}: {meaning}")
+            echo(f"  {name.removesuffix('_ms')}: {meaning}")
     print_warnings(found.warnings, most=None if output.verbose else MOST_WARNINGS)

@@ -9,7 +9,7 @@ import typer
 
 from latfit.cli.doctor import EngineAsItIs, Promised
 from latfit.cli.options import OutputOptions, only_with, verb
-from latfit.cli.output import COLOURS, note, print_json, say, verdict
+from latfit.cli.output import COLOURS, note, print_json, say, styled, verdict
 from latfit.cli.record import UrlArgument
 from latfit.units import parse_duration_ms
 
@@ -73,14 +73,13 @@ def _show_live(snapshots: "Iterator[Snapshot]") -> None:
     """Until Ctrl-C; what was shown last stays."""
     from rich.console import Console, Group
     from rich.live import Live
-    from rich.text import Text
 
     plain = bool(os.environ.get("NO_COLOR"))
     console = Console()
     try:
-        with Live(Text("Reading /metrics."), console=console, auto_refresh=False) as live:
+        with Live(styled("Reading /metrics."), console=console, auto_refresh=False) as live:
             for found in snapshots:
-                shown = Text(found.verdict, style="" if plain else f"bold {COLOURS[found.state]}")
-                live.update(Group(shown, *(Text(f"  {line}") for line in found.lines)), refresh=True)
+                shown = styled(found.verdict, "" if plain else f"bold {COLOURS[found.state]}")
+                live.update(Group(shown, *(styled(f"  {line}") for line in found.lines)), refresh=True)
     except KeyboardInterrupt:
         return

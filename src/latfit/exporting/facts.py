@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from latfit.errors import BadInput, FitNotUsable, SlaOutOfReach
 from latfit.files import dumps
-from latfit.inputs import read_json
+from latfit.inputs import decode_json, read_json
 from latfit.units import format_ms, format_percent, format_rate
 
 Kind = Literal["requests", "batches", "steps"]
@@ -142,7 +142,11 @@ def read_plan(plan: str | Path | Mapping[str, Any]) -> PlanFacts:
         document = read_json(Path(plan), what="plan", made_by=MADE_BY)
         file = Path(plan).name
     else:
-        document, file = dict(plan), "the plan"
+        file = "the plan"
+        try:
+            document = decode_json(dumps(dict(plan)).encode())
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadInput(f"not a plan ({error})", where=file, remedy=f"Make one with `{MADE_BY}`.") from None
     if not isinstance(document, dict) or not {"feasible", "engines", "promise"} <= set(document):
         raise BadInput("not a plan", where=file, remedy=f"Make one with `{MADE_BY}`.")
     reader = _Reader(document, file)

@@ -3,10 +3,11 @@
 https://prometheus.io/docs/instrumenting/exposition_formats. Other lines are passed over.
 """
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
+
+from latfit.inputs import LARGEST_NUMBER
 
 _SAMPLE = re.compile(
     r"([a-zA-Z_:][a-zA-Z0-9_:]{0,150})(?:\{(.{0,20000}?)\})?\s+([-+]?[\d.eEinfINFaN+-]{1,40})(?:\s+-?\d+)?(?:\s+#.*)?\s*"
@@ -24,7 +25,8 @@ class Sample(NamedTuple):
 
 
 def samples_in(lines: Iterable[bytes]) -> Iterator[Sample]:
-    """The samples of a text, up to `MOST_BYTES` of it; a value that is not finite counts as 0."""
+    """The samples of a text, up to `MOST_BYTES` of it; a value that is not finite or beyond
+    `LARGEST_NUMBER` counts as 0."""
     size = 0
     for line in lines:
         size += len(line)
@@ -39,4 +41,5 @@ def samples_in(lines: Iterable[bytes]) -> Iterator[Sample]:
             value = float(told[3])
         except ValueError:
             continue
-        yield Sample(told[1], dict(_LABEL.findall(told[2] or "")), value if math.isfinite(value) else 0.0)
+        believable = abs(value) <= LARGEST_NUMBER  # not where it is NaN
+        yield Sample(told[1], dict(_LABEL.findall(told[2] or "")), value if believable else 0.0)

@@ -1,6 +1,5 @@
 """Read `/metrics` of a running server over HTTP, each read within one time limit from connect to last byte."""
 
-import json
 import urllib.error
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from latfit.errors import BadInput, WrongUsage
+from latfit.inputs import decode_json
 from latfit.metrics.deadline import timed_opener
 from latfit.metrics.exposition import MOST_BYTES
 from latfit.metrics.state import ServerState, state_of
@@ -113,8 +113,8 @@ class Server:
             if (left_s := end - monotonic()) <= 0:
                 break
             try:
-                told = json.loads(b"".join(self._blocks(place, left_s)))
-            except (Unanswered, ValueError, RecursionError):
+                told = decode_json(b"".join(self._blocks(place, left_s)))
+            except (Unanswered, ValueError):
                 continue
             if found := dict(_settings_in(told)):
                 return found

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import BadInput
+from latfit.inputs import LARGEST_WHOLE_NUMBER
 from latfit.metrics.exposition import Sample, samples_in
 from latfit.metrics.names import ENGINES, RANKS, REPLICAS, TRITON, Engine, Name, Names
 from latfit.stats import IntArray
@@ -246,7 +247,7 @@ def _edge(text: str) -> float:
 def _gauge_facts(names: Names, own: Own) -> dict[str, Any]:
     """Settings that are gauges: whole numbers above zero, the smallest of several engines'."""
     found = {name: min(values) for name, each in names.items() if (values := _values(own, each))}
-    return {name: int(value) for name, value in found.items() if value >= 1}
+    return {name: int(value) for name, value in found.items() if 1 <= value <= LARGEST_WHOLE_NUMBER}
 
 
 def _cache_facts(own: Own) -> dict[str, Any]:

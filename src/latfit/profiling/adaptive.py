@@ -84,7 +84,8 @@ class Surface:
 @dataclass(frozen=True)
 class Knowledge:
     """What a fit knows: slopes (cells, p), inverse information (p, p), noise s and misfit m, half width of the 95 %
-    interval of every cell's prediction (cells,), and how much each cell's prediction is asked for (cells,)."""
+    interval of every cell's prediction (cells,), how much each cell's prediction is asked for (cells,), and the mean
+    relative error of predicting a measured cell by a fit without it."""
 
     slopes: FloatArray
     covariance: FloatArray
@@ -92,6 +93,7 @@ class Knowledge:
     misfit: float
     half_widths: FloatArray
     importance: FloatArray
+    left_out_error: float
 
     def gain(self, counts: FloatArray, more: int) -> FloatArray:
         """Fall of tr(A M^-1) (cells,) from `more` samples of a cell, for cells sampled `counts` times."""
@@ -119,14 +121,23 @@ def knowledge(surface: Surface, table: Trace, times: Times, precision: float) ->
     slopes, noise = surface.slopes(table), within_cells(times)
     medians = np.array([np.median(np.log(np.array(times[index]))) for index in measured.tolist()])
     freedom = max(1, len(measured) - slopes.shape[1])
-    misfit = _misfit(surface.log_ms(table)[measured] - medians, counts[measured], noise, freedom)
-    information = (slopes * weight(counts, noise, misfit)[:, None]).T @ slopes
+    residuals = medians - surface.log_ms(table)[measured]
+    misfit = _misfit(residuals, counts[measured], noise, freedom)
+    weights = weight(counts, noise, misfit)
+    information = (slopes * weights[:, None]).T @ slopes
     information += RIDGE * np.trace(information) / len(information) * np.eye(len(information))
     covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
     variance = np.maximum(np.einsum("ij,jk,ik->i", slopes, covariance, slopes), 0.0)
     half_widths = np.asarray(float(t.ppf(0.975, freedom)) * np.sqrt(variance), dtype=np.float64)
     importance = np.minimum(1.0, (half_widths / precision) ** 2)
-    return Knowledge(slopes, covariance, noise, misfit, half_widths, importance)
+    error = _left_out_error(residuals, (weights * variance)[measured]) if len(measured) > slopes.shape[1] else 1.0
+    return Knowledge(slopes, covariance, noise, misfit, half_widths, importance, error)
+
+
+def _left_out_error(residuals: FloatArray, leverage: FloatArray) -> float:
+    """Mean relative error at cells (n,) of the fits that leave each out, in closed form: r / (1 - h) (Allen 1974)."""
+    left_out = residuals / np.maximum(1.0 - leverage, 1e-6)
+    return float(np.mean(np.abs(np.expm1(-np.clip(left_out, -LARGEST_MISFIT, LARGEST_MISFIT)))))
 
 
 def rows_to_fit(table: Trace, times: Times, misfit: float | None = None) -> Trace:
@@ -181,16 +192,20 @@ GROWTH_PER_FIT = 0.1
 MEASURING_PER_FIT = 3.0
 UNMEASURED_SHARE = 0.05
 FIRST_BEYOND_PARAMETERS = 3
-FIRST_WARMUP, LATER_WARMUP = 3.0, 1.5
-"""Warm-up of a cell's first visit and of a later one, in its quickest steps, before there were any."""
+USUAL_WARMUP = 1.5
+"""Warm-up of a visit before there were any, in the cell's quickest steps."""
 
 Refit = Callable[[Trace], Surface | None]
 """Fits a trace with a weighted row for each measured cell; None where that gives nothing usable."""
 
 
 class AdaptiveDesign:
-    """A design for `run_profile`. guess_ms: a step's time (cells,) before anything is measured; half_width: how well
-    the worst predicted cell was known at the end (None before a first fit)."""
+    """A design for `run_profile`.
+
+    guess_ms: a step's time (cells,) before anything is measured. half_width: of the 95 % interval of the worst
+    predicted cell. prediction_error: mean relative error on cells left out of the fit. Both are None before a first
+    fit.
+    """
 
     def __init__(self, refit: Refit, guess_ms: Sequence[float]) -> None:
         self._refit = refit
@@ -201,6 +216,7 @@ class AdaptiveDesign:
         self._number = 0
         self._moving_width = math.inf
         self.half_width: float | None = None
+        self.prediction_error: float | None = None
         self.fits = 0
 
     def __call__(self, run: Visits, visit: Visitor) -> bool:
@@ -237,6 +253,7 @@ class AdaptiveDesign:
         open_cells = [index for index in range(len(run.cells)) if index not in run.limits]
         self._moving_width = float(moving.half_widths[open_cells].max())
         self.half_width = float(whole.half_widths[open_cells].max())
+        self.prediction_error = moving.left_out_error
 
     def _next_visits(self, run: Visits, lasting_s: float, visit: Visitor) -> bool:
         """Visits for so long; False where no cell can be paid for."""
@@ -307,23 +324,18 @@ class AdaptiveDesign:
         known = np.array(run.quickest_ms)
         ratio = np.median(known[known > 0] / self._guess_ms[known > 0]) if np.any(known > 0) else 1.0
         step_ms = np.where(known > 0, known, ratio * self._guess_ms)
-        first, later = _warmups(run)
-        warmup = np.where(np.array(run.visits) < len(run.devices), first, later)
         beside_ms = max(0.0, run.overhead_s * 1e3) / max(1, sum(run.visits))
-        return np.asarray((warmup + samples) * step_ms + beside_ms)
+        return np.asarray((_median_warmup(run) + samples) * step_ms + beside_ms)
 
 
-def _warmups(run: Visits) -> tuple[float, float]:
-    """What warming up took, in a cell's quickest steps: medians over visits by a new process, and by one that knew the
-    cell."""
+def _median_warmup(run: Visits) -> float:
+    """Return what warming up takes in a visit, in the cell's quickest steps."""
     spent: dict[tuple[int, int], float] = {}
     for sample in run.samples:
-        if sample.warmup:
-            visit = sample.cell, sample.visit
-            spent[visit] = spent.get(visit, 0.0) + sample.T_ms / run.quickest_ms[sample.cell]
-    first = [ratio for (_, visit), ratio in spent.items() if visit < len(run.devices)]
-    later = [ratio for (_, visit), ratio in spent.items() if visit >= len(run.devices)]
-    return float(np.median(first or [FIRST_WARMUP])), float(np.median(later or [LATER_WARMUP]))
+        visit = sample.cell, sample.visit
+        steps = sample.T_ms / run.quickest_ms[sample.cell] if sample.warmup else 0.0
+        spent[visit] = spent.get(visit, 0.0) + steps
+    return float(np.median(list(spent.values()) or [USUAL_WARMUP]))
 
 
 def first_cells(cells: Sequence[StepShape], guess_ms: FloatArray) -> list[int]:

@@ -23,7 +23,7 @@ from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.protocol import DeviceSettings
 from latfit.profiling.devices.select import PathSpec
 from latfit.profiling.host.machine import LoadWatch, sensible_threads
-from latfit.profiling.quality import find_warnings
+from latfit.profiling.quality import drift, instability
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import ProfileResult, Sample, StopReason, TraceLabels, to_trace
 from latfit.profiling.shapes import ModelShape, StepShape, check_fits
@@ -211,8 +211,8 @@ def _result(steps: Sequence[EngineStep], stop: StopReason, request: ProfileReque
     )
     elapsed_s = steps[-1].t_s + steps[-1].T_ms / 1e3 if steps else 0.0
     result = ProfileResult(cells, samples, (), stop, elapsed_s, request.budget_ms / 1e3, request.precision)
-    wanted = ("drift", "other_load")
-    return replace(result, warnings=tuple(d for d in find_warnings(result, load()) if d.code in wanted))
+    warning = instability([drift(result)], load())  # contexts differ within a cell: other symptoms mean nothing
+    return replace(result, warnings=(warning,) if warning else ())
 
 
 def _shape(step: EngineStep) -> StepShape:
@@ -224,6 +224,7 @@ def _shape(step: EngineStep) -> StepShape:
 def engine_trace(steps: Sequence[EngineStep], result: ProfileResult, labels: TraceLabels) -> Trace:
     """The trace of an engine run; contexts are those of the very step, and a run is one stretch at a load level."""
     trace = to_trace(result, labels)
+    steps = [step for step in steps if not step.cold]
     prefill_context = np.array([sum(before for _, before in step.prefill) for step in steps], dtype=np.int64)
     return trace.with_columns(
         context_tokens=prefill_context + np.array([sum(step.decode) for step in steps], dtype=np.int64),

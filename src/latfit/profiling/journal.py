@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from latfit.errors import BadInput, TargetNotWritable, WrongUsage
-from latfit.files import file_system_errors, lock, sync_folder
-from latfit.inputs import unreadable
+from latfit.files import file_system_errors, lock, open_own, sync_folder
+from latfit.inputs import decode_json, unreadable
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import Limit, Sample
 from latfit.profiling.sampler import Earlier, Keep
@@ -63,7 +63,7 @@ class Journal:
         self.started, self.process = utc_now(), os.getpid()
         self._stored = False
         with file_system_errors(file):
-            self._stream = file.open("ab", buffering=0)
+            self._stream = os.fdopen(open_own(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0)
         try:
             self._begin(request, resume=resume)
         except BaseException:
@@ -93,8 +93,8 @@ class Journal:
 
     @property
     def steps(self) -> int:
-        """How many steps it holds."""
-        return sum(len(record.samples) for record in self.paths.values())
+        """How many samples it holds."""
+        return sum(not sample.warmup for record in self.paths.values() for sample in record.samples)
 
     def plan(self, path: int, record: PathRecord) -> None:
         """The cells of a path, before its first step."""
@@ -138,7 +138,7 @@ class Journal:
             raise unreadable(self.file, error) from None
         for number, line in enumerate(text.splitlines()):
             try:
-                document = json.loads(line) if line.strip() else {}
+                document = decode_json(line.encode(), infinite=True) if line.strip() else {}
                 if number == 0:
                     self._check_first(document, asked)
                 elif document:

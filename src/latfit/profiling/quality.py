@@ -10,6 +10,7 @@ cells is shuffled in every round, which is what makes t differ from the cell's p
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,15 +46,11 @@ class DriftTest:
 
 
 def find_warnings(result: ProfileResult, load: LoadReading | None = None) -> tuple[LatfitWarning, ...]:
-    """Every warning about `result`; `load` is what others used of the machine meanwhile, where that is
-    known."""
-    adaptive = result.prediction_half_width is not None
+    """Every warning about `result`; `load` is what others used of the machine meanwhile, where that is known."""
+    symptoms = (symptom(result) for symptom in (drift, _scatter, _hiccups, _settling, _processes))
+    adaptive = result.prediction_error is not None
     found = (
-        _drift(result),
-        _unstable(result),
-        _load(load),
-        _settling(result),
-        _processes(result),
+        instability(symptoms, load),
         *((_prediction(result),) if adaptive else (_repeats(result), _unmeasured(result))),
     )
     return tuple(warning for warning in found if warning is not None)
@@ -83,43 +80,64 @@ def drift_test(samples: tuple[Sample, ...]) -> DriftTest:
     return DriftTest(shared / math.sqrt(variance), math.expm1(shared / spread_t * span))
 
 
-def _drift(result: ProfileResult) -> LatfitWarning | None:
+@dataclass(frozen=True)
+class Symptom:
+    """A sign of unstable timing, as part of a sentence, and what to do about it if it is the first one."""
+
+    text: str
+    remedy: str = "Close other programs, leave a core free (--threads), and measure longer (--budget)."
+
+
+def instability(symptoms: Iterable[Symptom | None], load: LoadReading | None) -> LatfitWarning | None:
+    """One warning about everything that disturbed the timing; None where nothing did."""
+    found = [each for each in symptoms if each is not None]
+    busy = load is not None and load.other_cpus > load.spare_cpus + OTHER_CPUS
+    sentences = []
+    if busy and load is not None:
+        sentences.append(
+            f"Other programs kept {load.other_cpus:.1f} CPUs busy on average, and {load.spare_cpus:.0f} were left to"
+            " them."
+        )
+    if found:
+        sentences.append(f"Timing is unstable: {'; '.join(each.text for each in found)}.")
+    if not sentences:
+        return None
+    remedy = "Stop them and measure again, or leave them a core with --threads." if busy else found[0].remedy
+    return LatfitWarning("other_load" if busy else "unstable_timing", " ".join(sentences), remedy)
+
+
+def drift(result: ProfileResult) -> Symptom | None:
+    """A trend of step times over the run that is significant and larger than the precision."""
     test = drift_test(result.samples)
     if abs(test.z) <= DRIFT_Z or abs(test.change) <= result.precision:
         return None
     size = f"{100 * abs(test.change):.1f} % {'slower' if test.change > 0 else 'faster'}"
     if test.change > 1:
         size = f"{1 + test.change:.1f} times as slow"
-    return LatfitWarning(
-        "drift",
-        f"Steps became {size} from start to end of the run (trend z = {test.z:+.1f}).",
+    return Symptom(
+        f"steps became {size} from start to end of the run",
         "The CPU may have heated up, changed its clock, or been shared: let it cool, fix its frequency "
         "(cpupower frequency-set -g performance), and measure again.",
     )
 
 
-def _unstable(result: ProfileResult) -> LatfitWarning | None:
+def _scatter(result: ProfileResult) -> Symptom | None:
     spreads = [relative_spread(times) for times in result.times_ms if len(times) >= _FEWEST_SAMPLES]
-    if not spreads:
+    if not spreads or np.median(spreads) <= SPREAD:
         return None
-    relative = np.concatenate([times / np.median(times) for times in result.times_ms if len(times)])
-    hiccups = int(np.sum(relative > OUTLIER_FACTOR))
-    reasons = []
-    if np.median(spreads) > SPREAD:
-        reasons.append(f"repeats of a typical cell scatter by {100 * np.median(spreads):.1f} %")
-    if hiccups > max(2, HICCUP_SHARE * len(relative)):
-        reasons.append(f"{hiccups} of {len(relative)} steps took more than {OUTLIER_FACTOR} times their cell's median")
-    if not reasons:
-        return None
-    return LatfitWarning(
-        "unstable_timing",
-        f"Timing is unstable: {' and '.join(reasons)}.",
-        "Close other programs, leave a core free (--threads), and measure longer (--budget).",
-    )
+    return Symptom(f"repeats of a typical cell scatter by {100 * np.median(spreads):.1f} %")
 
 
-def _settling(result: ProfileResult) -> LatfitWarning | None:
-    """Whether steps still became faster after the warm-up: first against last sample of each visit, over all visits."""
+def _hiccups(result: ProfileResult) -> Symptom | None:
+    measured = [times for times in result.times_ms if len(times)]
+    slow = sum(int(np.sum(times > OUTLIER_FACTOR * np.median(times))) for times in measured)
+    if slow <= max(2, HICCUP_SHARE * result.steps):
+        return None
+    return Symptom(f"{slow} of {result.steps} steps took more than {OUTLIER_FACTOR} times their cell's median")
+
+
+def _settling(result: ProfileResult) -> Symptom | None:
+    """Steps that still become faster after the warm-up: first against last sample of each visit, over all visits."""
     visits: dict[tuple[int, int], list[float]] = {}
     for sample in result.samples:
         if not sample.warmup:
@@ -130,32 +148,19 @@ def _settling(result: ProfileResult) -> LatfitWarning | None:
     fall = float(np.median(falls))
     if fall <= max(result.precision, 3 * mad_sigma(falls - fall) * math.sqrt(math.pi / 2 / len(falls))):
         return None
-    return LatfitWarning(
-        "not_settled",
-        f"Within a visit, steps still became {100 * math.expm1(fall):.1f} % faster after the warm-up.",
+    return Symptom(
+        f"after the warm-up, steps of a visit still became {100 * math.expm1(fall):.1f} % faster",
         "Measure warm caches with a smaller --model, or say --cache cold where that is what you mean.",
     )
 
 
-def _processes(result: ProfileResult) -> LatfitWarning | None:
+def _processes(result: ProfileResult) -> Symptom | None:
     between = result.between_processes
-    if between is None or between.half_width <= result.precision:
+    if between is None or 1.96 * between.sd / math.sqrt(between.processes) <= result.precision:
         return None
-    return LatfitWarning(
-        "processes_differ",
-        f"Medians move by {100 * between.sd:.1f} % from one process to the next, so that {between.processes} of them "
-        f"give a step's time within ±{100 * between.half_width:.1f} % only.",
-        "Take more of them (--processes 6), or pin them (--pin); within one process the interval misleads.",
-    )
-
-
-def _load(load: LoadReading | None) -> LatfitWarning | None:
-    if load is None or load.other_cpus <= load.spare_cpus + OTHER_CPUS:
-        return None
-    return LatfitWarning(
-        "other_load",
-        f"Other programs kept {load.other_cpus:.1f} CPUs busy on average, and {load.spare_cpus:.0f} were left to them.",
-        "Stop them and measure again, or leave them a core with --threads.",
+    return Symptom(
+        f"medians differ by {100 * between.sd:.1f} % between processes",
+        "Take more processes (--processes 6), or pin them (--pin).",
     )
 
 
@@ -180,17 +185,13 @@ def _repeats(result: ProfileResult) -> LatfitWarning | None:
 
 
 def _prediction(result: ProfileResult) -> LatfitWarning | None:
-    """An adaptive run leaves cells unmeasured on purpose; what counts is how well the fit predicts them."""
-    width = result.prediction_half_width
-    if width is None or width <= result.precision:
+    """An adaptive run leaves cells unmeasured on purpose, but the measured ones must determine the fit."""
+    if result.prediction_error is None or result.prediction_error < 1:
         return None
     return LatfitWarning(
         "prediction_wide",
-        f"Predictions on the grid are within ±{100 * width:.1f} % only."
-        if width < 1
-        else "The samples do not determine predictions on the whole grid yet.",
-        f"Give more than {format_ms(result.budget_s * 1e3)} (--budget), or accept a wider --precision than "
-        f"{result.precision:g}.",
+        "The samples do not determine predictions on the whole grid yet.",
+        f"Give more than {format_ms(result.budget_s * 1e3)} (--budget).",
     )
 
 
@@ -204,12 +205,8 @@ def _missing_s(result: ProfileResult, index: int) -> float:
     typical = float(np.median([relative_spread(times) for times in result.times_ms if len(times)]))
     spread = max(typical, min(relative_spread(times), 3 * typical))
     wanted = max((_MEDIAN_WIDTH * spread / result.precision) ** 2, len(times) + _FEWEST_SAMPLES)
-    overhead = result.elapsed_s / max(result.step_s, 1e-9) * len(result.samples) / max(1, _kept(result))
+    overhead = result.elapsed_s / max(result.step_s, 1e-9) * len(result.samples) / max(1, result.steps)
     return (wanted - len(times)) * float(np.median(times)) / 1e3 * overhead
-
-
-def _kept(result: ProfileResult) -> int:
-    return sum(len(times) for times in result.times_ms)
 
 
 def _unmeasured(result: ProfileResult) -> LatfitWarning | None:

@@ -47,33 +47,29 @@ class Limit:
 
 @dataclass(frozen=True)
 class BetweenProcesses:
-    """How far a cell's median moves between processes: relative standard deviation `sd`, and the half width of the 95 %
-    interval of a mean over `processes` of them."""
+    """Relative standard deviation of a cell's median over the processes that measured the cell."""
 
     processes: int
     sd: float
-    half_width: float
 
     def as_json(self) -> dict[str, float]:
-        return {"processes": self.processes, "sd_pct": 100 * self.sd, "half_width_pct": 100 * self.half_width}
+        return {"processes": self.processes, "sd_pct": 100 * self.sd}
 
 
 def between_processes(log_medians: Sequence[Sequence[float]]) -> BetweenProcesses | None:
-    """From the logarithms of each cell's medians, one a process. None where no cell has two.
+    """Estimate it from the logarithms of each cell's medians, one a process; None where no cell has two.
 
-    The variance is pooled over cells: sum of squares about each cell's mean over the sum of (processes - 1). One cause,
-    such as where memory came to lie, may move all cells of a process together, so the interval takes its quantile from
-    Student's t with processes - 1 degrees of freedom, not from the many more that independent cells would give.
+    Each cell gives a variance; the median over cells, divided by the median of chi-squared per degree of freedom, is
+    the estimate. A mean would follow the few cells that a disturbance hit: on a busy machine it was three times larger.
     """
-    from scipy.stats import t
+    from scipy.stats import chi2
 
     several = [np.array(logs) for logs in log_medians if len(logs) > 1]
     if not several:
         return None
-    squares = sum(float(np.sum((logs - logs.mean()) ** 2)) for logs in several)
-    sd = math.sqrt(squares / sum(len(logs) - 1 for logs in several))
-    count = int(np.median([len(logs) for logs in several]))
-    return BetweenProcesses(count, sd, float(t.ppf(0.975, count - 1)) * sd / math.sqrt(count))
+    freedom = np.array([len(logs) - 1 for logs in several])
+    variances = np.array([logs.var(ddof=1) for logs in several]) * freedom / chi2.median(freedom)
+    return BetweenProcesses(1 + int(np.median(freedom)), math.sqrt(float(np.median(variances))))
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,21 +86,29 @@ class ProfileResult:
     precision: float
     warnings: tuple[LatfitWarning, ...] = ()
     overhead_s: float = 0.0
-    prediction_half_width: float | None = None
-    """Of an adaptive run: half width of the 95 % interval of the worst predicted cell, relative."""
+    prediction_error: float | None = None
+    """Of an adaptive run: mean relative error at measured cells of fits that leave each out; 1 where there are too few
+    cells to tell."""
 
     def __repr__(self) -> str:
-        return (
-            f"ProfileResult({len(self.samples):,} steps, {len(self.cells)} cells, {self.elapsed_s:.1f} s, {self.stop})"
-        )
+        return f"ProfileResult({self.steps:,} steps, {len(self.cells)} cells, {self.elapsed_s:.1f} s, {self.stop})"
 
     @property
     def interrupted(self) -> bool:
         return self.stop == "interrupted"
 
     @property
+    def steps(self) -> int:
+        """Measured steps, without those of the warm-up."""
+        return sum(not sample.warmup for sample in self.samples)
+
+    @property
     def step_s(self) -> float:
         return sum(sample.T_ms for sample in self.samples) / 1e3
+
+    @property
+    def warmup_s(self) -> float:
+        return sum(sample.T_ms for sample in self.samples if sample.warmup) / 1e3
 
     @cached_property
     def times_ms(self) -> tuple[FloatArray, ...]:
@@ -154,8 +158,8 @@ class TraceLabels:
 
 
 def to_trace(result: ProfileResult, labels: TraceLabels) -> Trace:
-    """All samples as a Trace in the order measured, warm-up steps included and marked."""
-    samples = result.samples
+    """All samples as a Trace in the order measured, without the warm-up."""
+    samples = [sample for sample in result.samples if not sample.warmup]
     columns = dict(cell_columns(result.cells).select(np.array([s.cell for s in samples], dtype=np.int64)).columns)
     text = {"path": labels.path, "hardware": labels.hardware, "model": labels.model}
     columns |= {
@@ -163,8 +167,7 @@ def to_trace(result: ProfileResult, labels: TraceLabels) -> Trace:
         "t_s": np.array([sample.t_s for sample in samples], dtype=np.float64),
         "run": np.array([labels.runs[sample.process] for sample in samples], dtype=object),
         "rep": _integers(_repetitions(samples)),
-        "warmup": np.array([sample.warmup for sample in samples], dtype=bool),
-        "outlier": _outliers(result),
+        "outlier": _outliers(result, samples),
     }
     columns |= {name: np.full(len(samples), value, dtype=object) for name, value in text.items()}
     return Trace(columns, dict(labels.provenance))
@@ -185,14 +188,14 @@ def cell_columns(cells: Sequence[StepShape]) -> Trace:
     )
 
 
-def _outliers(result: ProfileResult) -> Array:
+def _outliers(result: ProfileResult, samples: Sequence[Sample]) -> Array:
     """True for samples beyond OUTLIER_FACTOR times their cell's median; they are kept."""
     medians = [interval.median for interval in result.intervals]
-    return np.array([s.T_ms > OUTLIER_FACTOR * medians[s.cell] and not s.warmup for s in result.samples], dtype=bool)
+    return np.array([s.T_ms > OUTLIER_FACTOR * medians[s.cell] for s in samples], dtype=bool)
 
 
 def _repetitions(samples: Sequence[Sample]) -> list[int]:
-    """How often each sample's cell had run before it, warm-up steps counted."""
+    """How often each sample's cell was sampled before it."""
     seen: dict[int, int] = {}
     repetitions = []
     for sample in samples:

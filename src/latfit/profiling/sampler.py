@@ -1,7 +1,8 @@
 """A run: visits of cells in rounds over the grid, each in a freshly shuffled order, until every cell is known well
 enough or the time is spent.
 
-A visit prepares a cell on one of the processes that take turns, warms it up and takes a few samples. What it found is
+A visit prepares a cell on one of the processes that take turns, warms it up and takes a few samples. The warm-up ends
+with the first step that the next steps do not beat; it is in the journal but not in the trace. What a visit found is
 told at once to whoever keeps the journal, so that an interrupted run loses at most the visit in flight.
 
 Rounds instead of one long visit a cell: what changes slowly on a machine (clock, heat, neighbours) then hits all cells
@@ -27,8 +28,9 @@ from latfit.stats import median_interval
 
 SAMPLES_PER_VISIT = 4
 VISITS_AT_LEAST = 3
-WARMUP_AT_MOST = 8
-WARMUP_AGREES = 0.05
+MAX_WARMUP_STEPS = 8
+CONFIRMING_STEPS = 2  # one step alone may be quick by chance
+WARMUP_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,6 @@ class Visits:
         self.overhead_s = 0.0
         self._keep = keep
         self._processes_before = earlier.processes
-        self._warm: set[tuple[int, int]] = set()
         self._times: list[list[float]] = [[] for _ in cells]
         self.visits = [0] * len(cells)
         self.quickest_ms = [0.0] * len(cells)
@@ -100,7 +101,7 @@ class Visits:
         return (self.budget_s - self.elapsed_s()) * 1e3
 
     def affordable(self, index: int) -> bool:
-        """Whether the warm-up step and one sample fit in the time left; of a new cell the time is not known yet."""
+        """Whether a warm-up step and one sample fit in the time left; the time of a new cell is not known yet."""
         return self.left_ms() > 2 * self.quickest_ms[index]
 
     def times_ms(self, index: int) -> list[float]:
@@ -115,11 +116,10 @@ class Visits:
         before = len(self.limits)
         try:
             device.prepare(self.cells[index])
-            self._warm_up(index, process)
-            for _ in range(samples):
-                if self.left_ms() <= self.quickest_ms[index]:
-                    break
+            recorded = self._warm_up(index, process)
+            while recorded < samples and self.left_ms() > self.quickest_ms[index]:
                 self._step(index, process, warmup=False)
+                recorded += 1
         except DeviceOutOfMemory as error:
             self.limits[index] = Limit(self.cells[index], "out_of_memory", str(error))
         else:
@@ -141,19 +141,29 @@ class Visits:
             cell=self.cells[index],
         )
 
-    def _warm_up(self, index: int, process: int) -> None:
-        """On a process's first visit, steps until one is no longer faster than all before it (slow first steps become
-        faster one by one; a plateau of slow ones would not be seen); later, one step for the caches."""
-        quickest = math.inf
-        new = (index, process) not in self._warm
-        self._warm.add((index, process))
-        for _ in range(WARMUP_AT_MOST if new else 1):
+    def _warm_up(self, index: int, process: int) -> int:
+        """Run steps until one is as fast as the CONFIRMING_STEPS after it; return how many of them are samples.
+
+        That step and those that confirm it are samples, the steps before are warm-up. Where the time ends first, only
+        the last of several steps is a sample.
+        """
+        times: list[float] = []
+        while len(times) < MAX_WARMUP_STEPS:
             if self.left_ms() <= 0:
-                return
-            now = self._step(index, process, warmup=True)
-            if now > (1 - WARMUP_AGREES) * quickest:
-                return
-            quickest = now
+                return self._record_last(1 if len(times) > 1 else 0)
+            times.append(self._step(index, process, warmup=True))
+            if len(times) > CONFIRMING_STEPS:
+                candidate, *later = times[-CONFIRMING_STEPS - 1 :]
+                if candidate <= max((1 + WARMUP_TOLERANCE) * sum(later) / len(later), later[-1]):
+                    return self._record_last(1 + CONFIRMING_STEPS)
+        return 0
+
+    def _record_last(self, count: int) -> int:
+        """Turn the last `count` warm-up steps into samples."""
+        for at in range(len(self.samples) - count, len(self.samples)):
+            self.samples[at] = self.samples[at]._replace(warmup=False)
+            self._count(self.samples[at])
+        return count
 
     def _step(self, index: int, process: int, *, warmup: bool) -> float:
         started_s = self.elapsed_s()
@@ -278,7 +288,7 @@ def _finished(run: Visits, stop: StopReason, hooks: Hooks, design: Choice) -> Pr
         budget_s=run.budget_s,
         precision=run.precision,
         overhead_s=run.overhead_s,
-        prediction_half_width=getattr(design, "half_width", None),
+        prediction_error=getattr(design, "prediction_error", None),
     )
     return replace(result, warnings=find_warnings(result, hooks.load() if hooks.load else None))
 

@@ -12,14 +12,13 @@ Models come by name, as presets from 0.01 to 8 billion parameters, or from a Hug
 read; weights are random, so nothing is downloaded.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.inputs import unreadable
+from latfit.inputs import read_json
 
 Phase = Literal["decode", "prefill", "mixed"]
 
@@ -297,12 +296,7 @@ def _experts(config: Mapping[str, Any], path: Path) -> tuple[int, int]:
 def read_config(path: Path) -> dict[str, Any]:
     """A HuggingFace config.json; of a model that takes more than text, with the sizes of its decoder. Raises
     BadInput."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except (ValueError, RecursionError) as error:
-        raise _bad(path, f"not JSON ({error})") from None
+    config = read_json(path, what="configuration of a model", made_by="hf download MODEL config.json", infinite=True)
     if not isinstance(config, dict):
         raise _bad(path, f"holds a JSON {type(config).__name__}, not an object")
     nested = config.get("text_config")

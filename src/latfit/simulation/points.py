@@ -20,7 +20,7 @@ import numpy as np
 
 from latfit._version import __version__
 from latfit.dask_cluster import dask_client, finished, result_of
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput, WrongUsage, first_line
 from latfit.files import check_writable, write_whole
 from latfit.threads import on_threads
 
@@ -160,10 +160,13 @@ class _Table(Generic[R]):
         if self._out is None or not self._out.exists():
             return
         known = _known(self._out)
-        for i, key in enumerate(self._keys):
-            if key in known:
-                self._rows[i] = {**known[key], **self._points[i].labels}
-                self.results[i] = self._points[i].restored(known[key])
+        try:
+            for i, key in enumerate(self._keys):
+                if key in known:
+                    self._rows[i] = {**known[key], **self._points[i].labels}
+                    self.results[i] = self._points[i].restored(known[key])
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise _no_sweep(f"a row is no simulation ({first_line(error)})", self._out) from None
 
     def add(self, i: int, result: R) -> None:
         self.results[i] = result
@@ -198,13 +201,15 @@ def _known(out: Path) -> dict[str, Row]:
 
     try:
         table = pq.read_table(out)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise BadInput(
-            f"not a table of a sweep ({error})", where=str(out), remedy="Name another --out, or leave out --resume."
-        ) from None
-    if "key" not in table.column_names:
-        raise BadInput("holds no simulations", where=str(out), remedy="Name another --out, or leave out --resume.")
-    return {row["key"]: row for row in table.to_pylist()}
+        return {str(row["key"]): row for row in table.to_pylist()}
+    except KeyError:
+        raise _no_sweep("holds no simulations", out) from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _no_sweep(f"not a table of a sweep ({first_line(error)})", out) from None
+
+
+def _no_sweep(found: str, out: Path) -> BadInput:
+    return BadInput(found, where=str(out), remedy="Name another --out, or leave out --resume.")
 
 
 def _parts(value: Any) -> Iterator[bytes]:

@@ -125,12 +125,19 @@ class TestFit:
         assert chosen is not None
         assert "auto" not in chosen.remedy
 
-    def test_a_path_that_the_steps_name_otherwise_is_refused(self) -> None:
+    def test_a_given_path_replaces_the_one_that_the_steps_name(self, in_tmp: Path) -> None:
+        """Two traces that both name their path cpu stand side by side in one profile."""
         named = planted_trace(0.05).with_columns(path=np.full(43, "cpu"))
-        assert latfit.fit(named, model="linear", path="cpu").path == "cpu"
-        for verb in (latfit.fit, latfit.fit_each):
-            with pytest.raises(WrongUsage, match="'gpu' has no effect: the steps name their path themselves, cpu"):
-                verb(named, model="linear", path="gpu")
+        assert latfit.fit(named, model="linear").path == "cpu"
+        for name in ("openvino", "torch"):
+            write_trace(in_tmp / f"{name}.parquet", named)
+            assert run(["fit", f"{name}.parquet", "--model", "linear", "--path", name, "--force", "-q"]) == 0
+        assert list(json.loads((in_tmp / "hardware.json").read_text())["paths"]) == ["openvino", "torch"]
+
+    def test_one_name_for_steps_of_two_paths_is_refused(self) -> None:
+        both = planted_trace(0.05).with_columns(path=np.where(np.arange(43) < 20, "cpu", "gpu"))
+        with pytest.raises(WrongUsage, match="several paths: cpu, gpu"):
+            latfit.fit_each(both, model="linear", path="mine")
 
     def test_several_systems_are_fitted_each(self, in_tmp: Path, capsys: Captured) -> None:
         parts = [planted_trace(0.05, seed=i).with_columns(tp=np.full(43, tp)) for i, tp in enumerate((1, 2))]

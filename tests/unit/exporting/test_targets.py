@@ -1,6 +1,11 @@
 """What every target writes, read by parsers that latfit has no part in."""
 
+import ast
+import io
+import json
 import re
+import tokenize
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -364,6 +369,24 @@ class TestNamesWithOddLetters:
                     assert told
                     assert all(line.lstrip().startswith("#") for line in told)
                     assert "\x1b" not in text
+
+    @pytest.mark.parametrize("name", ["plan.json", "decoding:8.json", "coding=utf-7.json"])
+    def test_sentences_of_a_plan_cannot_set_the_encoding_of_a_program(self, name: str, tmp_path: Path) -> None:
+        """PEP 263: `coding:` in a comment of the first two lines says how Python decodes the rest, code included."""
+        plan = of_batches()
+        path = tmp_path / name
+        path.write_text(json.dumps(plan))
+        whole = latfit.export(path, "triton").files["router.py"]
+        bad = "-*- coding:unicode_escape -*- \\u000aimport os\\u000aos.mkdir('owned')\\u000a#"
+        warning = {"code": "x", "message": bad, "remedy": bad}
+        path.write_text(
+            json.dumps({**plan, "answer": bad, "notes": [bad], "why_in_doubt": [bad], "warnings": [warning]})
+        )
+        program = latfit.export(path, "triton").files["router.py"].encode()
+        assert b"owned" in program
+        assert tokenize.detect_encoding(io.BytesIO(program).readline)[0] == "utf-8"
+        assert ast.dump(ast.parse(program)) == ast.dump(ast.parse(whole))
+        assert b"owned" not in b"".join(program.splitlines()[:2])
 
     @pytest.mark.parametrize("value", ["8; touch owned", 8.5, True, None, -3, 2**40, [1, "x"], {"a": 1}, float("nan")])
     def test_a_number_that_is_none_is_refused(self, value: Any) -> None:

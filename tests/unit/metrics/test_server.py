@@ -42,8 +42,10 @@ def test_settings_that_a_server_tells() -> None:
     pages = {"/get_server_info": '{"internal_states": [{"max_running_requests": 48}], "chunked_prefill_size": 4096}'}
     with serving(one_after_another([], pages)) as url:
         assert Server(url).settings() == {"max_num_seqs": 48, "max_num_batched_tokens": 4096}
-    with serving(one_after_another([])) as url:
-        assert Server(url).settings() == {}
+    beyond = dict.fromkeys(pages, f'{{"max_num_seqs": {"9" * 400}}}')
+    for answers in ({}, beyond):
+        with serving(one_after_another([], answers)) as url:
+            assert Server(url).settings() == {}
 
 
 def test_a_server_that_answers_too_slowly_is_not_waited_for() -> None:

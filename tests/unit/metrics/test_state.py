@@ -1,6 +1,7 @@
 """What each engine publishes, by texts as their documentation has them, becomes the same record."""
 
 import math
+import re
 from io import BytesIO
 
 import pytest
@@ -154,6 +155,14 @@ def test_odd_lines_are_passed_over() -> None:
     )
     found = state(odd)
     assert (found.running, found.waiting) == (0.0, 4.0)
+
+
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "1e400", "9" * 39])
+def test_numbers_beyond_all_counters_count_as_0(value: str) -> None:
+    """Several of them have no sum."""
+    lines = [re.sub(r"[\d.]+$", value, line) for line in SGLANG.splitlines() if not line.startswith("#")]
+    found = state("\n".join(lines))
+    assert {found.running, found.waiting, *found.counters.values()} == {0.0}
 
 
 def test_a_share_within_a_limit_lies_between_the_buckets_around_it() -> None:

@@ -1,5 +1,8 @@
 """The adaptive design: its formulas against direct computation, and its promise on a planted device."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,20 +12,21 @@ from latfit.profiling.adaptive import (
     AdaptiveDesign,
     Knowledge,
     Surface,
-    _warmups,
+    _median_warmup,
     first_cells,
     knowledge,
     rows_to_fit,
     weight,
 )
 from latfit.profiling.grid import LEVELS, StepCost, default_cells
+from latfit.profiling.quality import find_warnings
 from latfit.profiling.result import ProfileResult, cell_columns
 from latfit.profiling.sampler import Visits, run_profile
 from latfit.profiling.shapes import PRESETS
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
-from tests.unit.profiling.planted import codes, fake, saturation_ms
+from tests.unit.profiling.planted import codes, fake, run_fake, saturation_ms
 
 CELLS = default_cells(*LEVELS[1])
 GUESS = [StepCost(1.0, 2e8).step_ms(PRESETS["tiny"], cell) for cell in CELLS]
@@ -173,17 +177,16 @@ class TestFirstCells:
 class TestRun:
     def test_within_a_percent_everywhere_in_a_fifth_of_the_full_grids_time(self) -> None:
         """On planted truth with noise of 1 %: the worst error of the fit over all cells, measured or not, is
-        within 1 % or within that of the full grid's fit."""
+        within 1 % on average over five runs."""
         full = run_profile(fake(seed=1), CELLS, budget_s=600.0)
-        result, design = adaptive()
-        table = cell_columns(CELLS)
-        of_full = refit(table.with_columns(T_ms=np.array([np.median(times) for times in full.times_ms])))
-        assert design._surface is not None
-        assert of_full is not None
-        errors = [np.abs(np.expm1(s.log_ms(table) - np.log(TRUTH))).max() for s in (design._surface, of_full)]
-        assert result.stop == "precise"
-        assert result.elapsed_s <= full.elapsed_s / 5
-        assert errors[0] <= max(errors[1], 0.01)
+        errors = []
+        for seed in range(5):
+            result, design = adaptive(seed=seed)
+            assert result.stop == "precise"
+            assert result.elapsed_s <= full.elapsed_s / 5
+            assert design._surface is not None
+            errors.append(np.abs(np.expm1(design._surface.log_ms(cell_columns(CELLS)) - np.log(TRUTH))).max())
+        assert np.mean(errors) <= 0.01
 
     def test_the_stated_interval_holds_the_worst_error(self) -> None:
         _, design = adaptive()
@@ -192,11 +195,38 @@ class TestRun:
         assert design.half_width is not None
         assert error <= design.half_width <= 0.03
 
-    def test_a_short_budget_says_how_wide_it_is(self) -> None:
+    @pytest.mark.parametrize(("noise", "bend"), [(0.02, 0.0), (0.02, 0.1)])
+    def test_the_stated_error_is_that_of_fits_that_leave_a_cell_out(self, noise: float, bend: float) -> None:
+        """The closed form against the real thing: each cell predicted by a fit to all others, with noise alone and
+        with a deviation of 10 % that the model lacks."""
+        rng = np.random.default_rng(5)
+        real = TRUTH * np.exp(bend * rng.standard_normal(len(CELLS)))
+        times = [list(T * np.exp(noise * rng.standard_normal(8))) for T in real]
+        table, everything = cell_columns(CELLS), list(range(len(CELLS)))
+        whole = saturation_refit(rows_to_fit(table, times))
+        assert whole is not None
+        stated = knowledge(whole, table, times, 0.03).left_out_error
+        errors = []
+        for out in everything:
+            rest = [index for index in everything if index != out]
+            found = saturation_refit(rows_to_fit(table.select(np.array(rest)), [times[index] for index in rest]))
+            predicted = float(found.log_ms(table.select(np.array([out])))[0])
+            errors.append(abs(math.expm1(predicted - float(np.log(np.median(times[out]))))))
+        assert stated == pytest.approx(np.mean(errors), rel=0.15)
+
+    def test_too_few_cells_say_so(self) -> None:
+        """As many cells as parameters: nothing is left to compare a prediction with."""
+        parameters = SURFACE.slopes(cell_columns(CELLS)).shape[1]
+        times = [[T] * 4 if index < parameters else [] for index, T in enumerate(TRUTH.tolist())]
+        error = knowledge(SURFACE, cell_columns(CELLS), times, 0.03).left_out_error
+        result = replace(run_fake(fake(), budget_s=1.0), prediction_error=error)
+        assert [warning.code for warning in find_warnings(result)] == ["prediction_wide"]
+
+    def test_a_short_budget_ends_in_time(self) -> None:
         result, _ = adaptive(noise=0.1, budget_s=2.0)
         assert result.stop == "budget"
         assert result.elapsed_s <= 2.0 + max(sample.T_ms for sample in result.samples) / 1e3
-        assert "prediction_wide" in codes(result)
+        assert "unstable_timing" in codes(result)
         assert not codes(result) & {"too_few_repeats", "not_measured"}
 
     def test_cells_without_memory_are_left_out(self) -> None:
@@ -209,13 +239,13 @@ class TestRun:
     def test_drift_shows_though_most_cells_are_visited_once(self) -> None:
         device = fake(faults=FakeFaults(drift_per_s=0.05))
         result = run_profile(device, CELLS, budget_s=30.0, precision=1e-3, design=AdaptiveDesign(refit, GUESS))
-        assert "drift" in codes(result)
+        assert any("from start to end" in warning.message for warning in result.warnings)
 
     def test_a_fit_that_fails_still_measures(self) -> None:
         result = run_profile(fake(), CELLS, budget_s=5.0, design=AdaptiveDesign(lambda _: None, GUESS))
         assert result.stop == "budget"
         assert sum(result.measured) > len(CELLS) / 2
-        assert result.prediction_half_width is None
+        assert result.prediction_error is None
 
     def test_half_the_grids_time_is_enough_for_its_error(self) -> None:
         """Noise of 5 %, root mean squares over three seeds: the error over all cells at half of the time is the full
@@ -247,11 +277,11 @@ class TestRun:
         assert result.measured[odd]
 
     def test_the_cost_of_warming_up_is_that_of_the_visits_before(self) -> None:
-        """A new cell's steps take 3, 2, 1 and 1 times its time before they are kept; later the first takes twice."""
+        """A new cell's first steps take 3 and 2 times its time; later the first takes twice."""
         run = Visits([fake(noise=0.0)], CELLS, 60.0, 0.03)
         for cell in (0, 5, 9, 0, 5):
             run.visit(cell)
-        assert _warmups(run) == pytest.approx((7.0, 2.0))
+        assert _median_warmup(run) == pytest.approx(np.median([5.0, 5.0, 5.0, 2.0, 2.0]))
 
     def test_what_fits_take_is_counted(self) -> None:
         """Each fit takes a second of the clock: no more than a fourth of the time goes to them, but for the first."""

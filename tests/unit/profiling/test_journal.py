@@ -15,6 +15,7 @@ from latfit.profiling.request import ProfileRequest
 from latfit.profiling.run import measure
 from tests.unit.profiling.fake_device import FakeFaults
 from tests.unit.profiling.planted import fake
+from tests.unit.test_files import PLANTED, plant
 
 REQUEST = ProfileRequest(grid="B=1,2,4;S=1,4,32,64", command="latfit profile")
 
@@ -46,10 +47,10 @@ def test_the_run_goes_on_with_what_it_had(file: Path) -> None:
     journal = Journal(file, REQUEST, resume=True)
     started = journal.started
     earlier = list(journal.paths[0].samples)
-    assert len(earlier) == before
+    assert sum(not sample.warmup for sample in earlier) == before
     trace, (outcome,) = measure(REQUEST, device=fake(seed=1), journal=journal)
     result = outcome.result
-    assert result.samples[:before] == tuple(earlier)
+    assert result.samples[: len(earlier)] == tuple(earlier)
     assert result.stop == "precise"
     assert trace.provenance["started"] == started
     assert {sample.process for sample in result.samples} == {0, 1}
@@ -125,13 +126,25 @@ def test_another_file_is_refused(file: Path, text: str) -> None:
         Journal(file, REQUEST, resume=True)
 
 
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_link_is_refused(kind: str, file: Path, tmp_path: Path) -> None:
+    """An empty file behind the link stays empty."""
+    victim = tmp_path / "important.txt"
+    victim.touch()
+    plant(kind, file, victim)
+    with pytest.raises(TargetNotWritable, match="no file of latfit"):
+        Journal(file, REQUEST, resume=False)
+    assert victim.read_text() == ""
+    assert not (file.parent / "nowhere").exists()
+
+
 @pytest.mark.parametrize(
     "line", ["[]", "3", '{"samples": [[99, 0, 0, 1, false, 0]], "path": 0}', '{"samples": 1}', "{"]
 )
 def test_damaged_lines_are_passed_over(file: Path, line: str) -> None:
     steps = interrupted(file)
     file.write_text(f"{file.read_text()}{line}\n")
-    assert len(Journal(file, REQUEST, resume=True).paths[0].samples) == steps
+    assert Journal(file, REQUEST, resume=True).steps == steps
 
 
 class Full:

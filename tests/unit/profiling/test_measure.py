@@ -26,7 +26,7 @@ class TestTrace:
         trace, (outcome,) = measure(ProfileRequest(grid=GRID), device=fake())
         assert set(REQUIRED) <= set(trace.columns)
         assert set(trace.columns) - set(BY_NAME) == {"hardware", "model"}
-        assert len(trace) == len(outcome.result.samples)
+        assert len(trace) == outcome.result.steps
         assert trace["B"].dtype == np.int32
         assert trace["S"].dtype == np.int64
 
@@ -43,12 +43,13 @@ class TestTrace:
             rows = (trace["B"] == B) & (trace["S"] == S)
             assert trace["rep"][rows].tolist() == list(range(int(rows.sum())))
 
-    def test_every_sample_is_in_it(self) -> None:
+    def test_every_sample_is_in_it_and_no_warm_up(self) -> None:
         device = fake()
         trace, _ = measure(ProfileRequest(grid=GRID), device=device)
         pilot_steps = 6
-        assert len(trace) == device.steps - pilot_steps
-        assert trace["warmup"].any()
+        (facts,) = trace.provenance["paths"].values()
+        assert len(trace) + facts["warmup_steps"] == device.steps - pilot_steps
+        assert facts["warmup_steps"] > 0
 
     def test_provenance_can_be_stored_and_repeats_the_run(self, tmp_path: Path) -> None:
         request = ProfileRequest(grid=GRID, seed=7, command="latfit profile --seed 7")
@@ -110,7 +111,7 @@ class TestBrokenRuns:
     def test_ctrl_c_gives_the_trace_so_far(self) -> None:
         trace, (outcome,) = measure(ProfileRequest(), device=fake(faults=FakeFaults(interrupt_after=80)))
         assert outcome.result.interrupted
-        assert 0 < len(trace) == len(outcome.result.samples)
+        assert 0 < len(trace) == outcome.result.steps
         assert trace.provenance["stop"] == "interrupted"
 
     def test_a_device_that_breaks_midway_gives_the_trace_so_far(self) -> None:

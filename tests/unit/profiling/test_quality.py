@@ -5,14 +5,21 @@ import pytest
 from scipy.stats import binom, kstest
 
 from latfit.profiling.host.machine import LoadReading
-from latfit.profiling.quality import drift_test, find_warnings
+from latfit.profiling.quality import drift, drift_test, find_warnings
 from latfit.profiling.result import ProfileResult, between_processes
 from latfit.profiling.sampler import Hooks, run_profile
 from latfit.profiling.shapes import StepShape
+from latfit.warning import LatfitWarning
 from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
 
 RUNS = 200
+
+
+def only(result: ProfileResult) -> LatfitWarning:
+    """The one warning about unstable timing."""
+    (found,) = (warning for warning in result.warnings if warning.code == "unstable_timing")
+    return found
 
 
 class TestDrift:
@@ -28,7 +35,7 @@ class TestDrift:
     def test_false_alarms_are_rare(self) -> None:
         """|z| > 3 has probability 0.0027; the number of alarms stays within the 99.9 % quantile of that rate."""
         alarms = sum(
-            "drift" in codes(run_fake(fake(noise=0.1, seed=seed), CELLS[:12], seed=seed, budget_s=6.0))
+            drift(run_fake(fake(noise=0.1, seed=seed), CELLS[:12], seed=seed, budget_s=6.0)) is not None
             for seed in range(RUNS)
         )
         assert alarms <= binom.ppf(0.999, RUNS, 0.0027)
@@ -38,14 +45,14 @@ class TestDrift:
         device = fake(noise=0.01, faults=FakeFaults(drift_per_s=drift_per_s))
         result = run_fake(device, budget_s=8.0, precision=0.001)
         planted = drift_per_s * result.elapsed_s
-        assert "drift" in codes(result)
+        assert "from start to end" in only(result).message
         # log(1 + x) is not quite straight: a fifth covers the planted 16-32 %
         assert drift_test(result.samples).change == pytest.approx(planted, rel=0.2)
 
     def test_drift_below_the_precision_does_not_matter(self) -> None:
         result = run_fake(fake(noise=0.002, faults=FakeFaults(drift_per_s=0.002)), precision=0.03)
         assert abs(drift_test(result.samples).z) > 3
-        assert "drift" not in codes(result)
+        assert drift(result) is None
 
     def test_one_visit_says_nothing(self) -> None:
         samples = tuple(s for s in run_fake(fake()).samples if s.visit == 0)
@@ -101,11 +108,12 @@ def test_a_precision_out_of_reach_is_not_answered_with_a_budget() -> None:
     assert "wider --precision" in warning.remedy
 
 
-def test_every_warning_names_a_remedy() -> None:
+def test_all_symptoms_are_one_warning_with_a_remedy() -> None:
     faults = FakeFaults(hiccup_rate=0.05, drift_per_s=0.2)
     result = run_fake(fake(noise=0.1, faults=faults), budget_s=8.0, precision=0.001)
     warnings = find_warnings(result, LoadReading(1.0, 0.0))
-    assert {warning.code for warning in warnings} >= {"drift", "unstable_timing", "other_load", "too_few_repeats"}
+    assert [warning.code for warning in warnings] == ["other_load", "too_few_repeats"]
+    assert all(words in warnings[0].message for words in ("CPUs busy", "from start to end", "scatter", "1.5 times"))
     assert all(warning.message.endswith(".") and warning.remedy.endswith(".") for warning in warnings)
 
 
@@ -119,30 +127,24 @@ class TestProcesses:
         return run_profile([device(factor, seed) for seed, factor in enumerate(factors)], CELLS, budget_s=60.0)
 
     def test_their_spread_is_found_and_flagged(self) -> None:
-        """Factors e^-0.1, 1, e^0.1: standard deviation 0.1 in the logarithm; the interval of the mean of three is
-        t(0.975; 2) x 0.1 / sqrt 3 = 24.8 %."""
         result = self.run((float(np.exp(-0.1)), 1.0, float(np.exp(0.1))))
-        between = result.between_processes
-        assert between is not None
-        assert between.processes == 3
-        assert between.sd == pytest.approx(0.1, rel=0.05)
-        assert between.half_width == pytest.approx(4.303 * 0.1 / np.sqrt(3), rel=0.05)
-        assert "processes_differ" in codes(result)
+        assert result.between_processes is not None
+        assert result.between_processes.processes == 3
+        assert "between processes" in only(result).message
 
     def test_alike_ones_are_not(self) -> None:
-        assert "processes_differ" not in codes(self.run((1.0, 1.0, 1.0)))
+        assert codes(self.run((1.0, 1.0, 1.0))) == set()
 
-    def test_two_runs_agree_within_the_stated_interval(self) -> None:
-        """Processes are drawn anew for each run, 10 % apart; the mean over a run's processes differs from the truth by
-        no more than the interval that the run states, in at least nine of ten runs of three processes (95 % meant)."""
-        rng = np.random.default_rng(4)
-        hits = 0
-        for _ in range(40):
-            logs = 0.1 * rng.standard_normal(3)
-            found = between_processes([[float(log) for log in logs]])
-            assert found is not None
-            hits += abs(float(logs.mean())) <= found.half_width
-        assert hits >= binom.ppf(0.001, 40, 0.95)
+    @pytest.mark.parametrize("disturbed", [0, 4])
+    def test_a_few_disturbed_cells_do_not_decide_it(self, disturbed: int) -> None:
+        """60 cells whose medians differ by 3 % between three processes, in four of them one is half as slow again. The
+        median of variances with 2 degrees of freedom has a relative standard error of 1 / (sqrt(60) ln 2), the
+        standard deviation half of that: 9 %."""
+        logs = 0.03 * np.random.default_rng(4).standard_normal((60, 3))
+        logs[:disturbed, 0] += 0.4
+        found = between_processes(logs.tolist())
+        assert found is not None
+        assert found.sd == pytest.approx(0.03, rel=0.28)
 
     def test_one_process_says_nothing(self) -> None:
         assert run_fake(fake()).between_processes is None
@@ -161,4 +163,4 @@ class TestSettling:
                 self.since = 0
 
         result = run_profile(Warming(saturation_ms, noise=0.01), CELLS, budget_s=20.0)
-        assert "not_settled" in codes(result)
+        assert "after the warm-up" in only(result).message

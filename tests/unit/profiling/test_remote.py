@@ -16,6 +16,7 @@ from latfit.errors import HardwareMissing
 from latfit.profiling.devices.protocol import DeviceFailed, DeviceOutOfMemory, DeviceSettings
 from latfit.profiling.devices.select import PathSpec, open_in_processes
 from latfit.profiling.devices.subprocess_device import RemoteDevice, Turns
+from latfit.profiling.host.executed_isa import probe
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import ModelShape, StepShape
 from tests.unit.profiling.fake_device import FakeDevice
@@ -95,6 +96,17 @@ def test_what_is_printed_there_is_no_answer() -> None:
             device.free_bytes()
     finally:
         device.close()
+
+
+def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of traces may come from anybody."""
+    for name in ("latfit", "random", "json", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    RemoteDevice(planted, (0,)).close()
+    probed = probe("torch", "float32", "auto")
+    assert not (tmp_path / "owned").exists()
+    assert "isa" in probed
 
 
 def test_our_own_errors_keep_their_kind() -> None:

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -120,6 +121,16 @@ class TestBadInput:
         out = tmp_path / "sweep.parquet"
         out.write_text("t_s,prompt_tokens\n")
         with pytest.raises(BadInput, match="not a table of a sweep"):
+            sweep(points((0.1,)), out=out, resume=True)
+
+    @pytest.mark.parametrize(
+        "document", [None, "", "{", "[]", "{}", '"x"', "9" * 400, "[" * 100_000, '{"policy": NaN}', '{"policy": 1e400}']
+    )
+    def test_a_row_that_is_no_simulation(self, document: str | None, tmp_path: Path) -> None:
+        out = tmp_path / "sweep.parquet"
+        keys = [point.key for point in points((0.1,))]
+        pq.write_table(pa.table({"key": keys, "document": pa.array([document] * 3, pa.string())}), out)
+        with pytest.raises(BadInput, match="no simulation"):
             sweep(points((0.1,)), out=out, resume=True)
 
     def test_unstable_points_are_rows_too(self) -> None:

@@ -170,7 +170,9 @@ class TestDamaged:
         assert list(found.notes) == ["1 of 10 requests have no time or no length (the first is 10)"]
 
     @pytest.mark.parametrize("key", ["start_times", "input_lens", "output_lens", "ttfts", "itls"])
-    @pytest.mark.parametrize("odd", [None, "x", [], {}, [None]])
+    @pytest.mark.parametrize(
+        "odd", [None, "x", [], {}, [None], 1e308, [1e308] * 2, [float("inf"), float("-inf")], 10**400]
+    )
     def test_a_result_of_vllm_bench_with_gaps(self, key: str, odd: object, tmp_path: Path) -> None:
         n = 5
         bench: dict[str, list[object]] = {

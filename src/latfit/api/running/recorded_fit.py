@@ -1,6 +1,7 @@
 """`fit_recording`: what the windows of a recording tell, as `fit` and `validate` tell it."""
 
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,10 @@ class RecordedFit:
         without tokens a plan of batches, by the machine's profile."""
         if self.fit is None:
             return []
+        fit, trace = shlex.quote(str(self.file)), shlex.quote(str(self.recorded.out))
         if self.seen.of_executions:
             path = "" if "path" in self.recorded.trace else " --path gpu"
-            return [f"latfit fit {self.recorded.out}{path}", "latfit plan --sla 20ms"]
+            return [f"latfit fit {trace}{path}", "latfit plan --sla 20ms"]
         ends = (self.seen.mean("prompt_lengths"), self.seen.mean("output_lengths"))
         rate = self.seen.arrived / self.seen.seconds
         load = "--rate 20/s --lengths 500:200"
@@ -86,13 +88,13 @@ class RecordedFit:
         ttft = _limit(self.seen.histogram("ttft"), "500ms")
         tpot = _limit(self.seen.histogram("tpot") or self.seen.histogram("itl"), "50ms")
         found = [
-            f"latfit plan --fit {self.file} {load} --ttft {ttft} --tpot {tpot}",
-            f"latfit doctor {self.recorded.server} --fit {self.file}",
+            f"latfit plan --fit {fit} {load} --ttft {ttft} --tpot {tpot}",
+            f"latfit doctor {shlex.quote(self.recorded.server)} --fit {fit}",
         ]
         setup = None if self.validation is None else self.validation.setup
         if setup is not None and setup.origin.get(LIMIT, ASSUMED) == ASSUMED:
             limit = f"--max-num-seqs {setup.settings[0].max_num_seqs}"
-            found.append(f"latfit validate {self.file} {self.recorded.out} {limit}  # or what it is set to")
+            found.append(f"latfit validate {fit} {trace} {limit}  # or what it is set to")
         return found
 
     def to_json(self) -> dict[str, Any]:

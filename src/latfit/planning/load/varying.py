@@ -18,7 +18,7 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.planning.request import Load
 from latfit.queueing import POISSON, Arrivals, dispersions, fluid_backlog
 from latfit.stats import FloatArray
-from latfit.trace import OUTPUTS, PROMPTS, TABLES, TIMES, Trace, numbers, open_source, read_columns
+from latfit.trace import OUTPUTS, PROMPTS, TABLES, TIMES, Trace, numbers, open_source, read_columns, request_format
 from latfit.workload import moments_ms, read_requests
 
 WINDOWS = 60
@@ -126,8 +126,8 @@ def read_load(source: str | Path, window_ms: float | None = None, *, alike: bool
     and WrongUsage for lengths that would be ignored without a word.
     """
     opened = open_source(source)
-    table = read_columns(opened, ())
-    if _time_of(table) is None:
+    table = None if request_format(opened.head) else read_columns(opened, ())
+    if table is None or _time_of(table) is None:
         # Not a table of moments: one of the other ways in which requests are recorded, or refused by name.
         found = read_requests(opened)
         if not alike:

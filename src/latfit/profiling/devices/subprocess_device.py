@@ -130,13 +130,17 @@ class RemoteDevice:
             child.wait()
 
     def _open(self) -> None:
-        command = [sys.executable, "-c", "from latfit.profiling.devices.subprocess_device import serve; serve()"]
+        command = [sys.executable, "-P", "-c", "from latfit.profiling.devices.subprocess_device import serve; serve()"]
         self._child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is this process's to decide on
-            env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env={
+                **os.environ,
+                **self._environment,
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            },
         )
         try:
             self._about = self._ask("open", self._opener, self._arguments)

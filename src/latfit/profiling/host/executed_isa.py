@@ -127,7 +127,7 @@ def probe(device: str, precision: str, isa: str) -> dict[str, Any]:
 
     `failed` in the answer holds the last line of a probe that ended in an error.
     """
-    command = [sys.executable, "-m", "latfit.profiling.host.executed_isa", device, precision]
+    command = [sys.executable, "-P", "-m", "latfit.profiling.host.executed_isa", device, precision]
     environment = {**os.environ, **environment_for(isa, device), "ONEDNN_VERBOSE": "1", "OMP_NUM_THREADS": "1"}
     return run_probe(command, environment)
 

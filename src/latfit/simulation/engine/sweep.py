@@ -1,11 +1,11 @@
 """A point of a sweep of engines: a load, settings and engines, whose result keeps no single request."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from latfit.files import dumps
+from latfit.inputs import decode_json
 from latfit.simulation.engine.replications import Cluster, Replications, replicate, result_of
 from latfit.simulation.engine.result import EngineResult, EngineSummary, Promise
 from latfit.simulation.engine.run import EngineRun
@@ -66,5 +66,5 @@ class EnginePoint:
         return {**result.row(), "notes": " ".join(result.notes), "document": dumps(result.to_json())}
 
     def restored(self, row: Row) -> EngineResult:
-        known = json.loads(row["document"])
+        known = decode_json(row["document"].encode())
         return replace(self._result(EngineSummary.from_json(known)), notes=known["notes"])

@@ -1,7 +1,6 @@
 """Grids of policies, rates and settings: every policy at every rate with every combination of settings."""
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -10,6 +9,7 @@ from typing import Any
 
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.files import dumps
+from latfit.inputs import decode_json
 from latfit.policies import POLICIES, SPECIAL, Policy, Settings, Solve, named_policy
 from latfit.simulation.points import MOST_POINTS, Progress, Row, Running, digest, simulate_points
 from latfit.simulation.policies.estimate import Interval, Parts, error_parts, paired
@@ -44,7 +44,7 @@ class Point:
 
     def restored(self, row: Row) -> SimResult:
         error = row.get("p99_error")
-        found = SimResult.from_json(json.loads(row["document"]))
+        found = SimResult.from_json(decode_json(row["document"].encode()))
         return replace(found, p99_error=None if error is None else Parts.from_json(error))
 
 

@@ -1,5 +1,7 @@
 """Recognise files of request arrivals. They hold no steps: reading one names the command that uses it."""
 
+import shlex
+
 from latfit.errors import BadInput
 from latfit.trace.columns import REQUIRED
 from latfit.trace.readers.source import Options, Reader, Source
@@ -52,7 +54,8 @@ def read(source: Source, options: Options) -> Trace:
     raise BadInput(
         "holds request arrivals, not steps",
         where=source.name,
-        remedy=f"Simulate them with latfit simulate engine --arrivals {source.name}; a fit needs a trace of steps.",
+        remedy=f"Simulate them with latfit simulate engine --arrivals {shlex.quote(source.name)};"
+        " a fit needs a trace of steps.",
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import BadInput, first_line
+from latfit.inputs import LARGEST_NUMBER
 from latfit.trace.parquet import columns_of, label
 from latfit.trace.readers.source import Source
 from latfit.trace.table import Array
@@ -79,9 +80,10 @@ def member(record: Any, *path: str) -> Any:
 
 
 def number(record: Any, *path: str) -> float:
-    """Return the number under a path of keys, NaN if there is none."""
+    """Return the number under a path of keys; NaN if there is none, or one beyond any quantity."""
     value = member(record, *path)
-    return math.nan if isinstance(value, bool) else _to_number(value)
+    found = math.nan if isinstance(value, bool) else _to_number(value)
+    return found if abs(found) <= LARGEST_NUMBER or found == math.inf else math.nan
 
 
 def text(record: Any, *path: str) -> str:
