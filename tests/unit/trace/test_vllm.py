@@ -550,7 +550,7 @@ class TestProperties:
             if whole.whole[k]:
                 assert (number, whole.at[k] - starts[k]) == (int(digits), len(digits))
         for k, (text, number) in enumerate(zip(texts, decimal.decimal().tolist(), strict=True)):
-            assert decimal.whole[k] or not re.fullmatch(r"(?=.{1,16}$)\d{1,15}(\.\d+)?", text)
+            assert decimal.whole[k] == bool(re.fullmatch(r"(?=.{1,16}$)\d{1,15}(\.\d+)?", text))
             if decimal.whole[k]:
                 assert (number, decimal.at[k] - starts[k]) == (float(text), len(text))
 

@@ -258,6 +258,7 @@ class Cursor:
 
     def decimal(self) -> FloatArray:
         """Parse the number that has to come next (n,), with or without decimals."""
+        first = self.at
         value = self.number()
         pointed = self.stands(b".")
         if not pointed.any():
@@ -268,8 +269,7 @@ class Cursor:
         scale = np.ones(len(value), dtype=np.int64)
         scale[pointed] = 10 ** np.minimum(part.at - begin, MAX_DIGITS)
         value[pointed] = value[pointed] * scale[pointed] + decimals
-        self.whole[pointed] &= part.whole
-        self.whole &= value < 10**MAX_DIGITS
+        self.whole[pointed] &= part.whole & (part.at - first[pointed] - 1 <= MAX_DIGITS)
         self.at[pointed] = part.at
         return np.asarray(value / scale)
 
