@@ -6,6 +6,8 @@ arrivals are no Poisson stream they are recorded: 20,000 of them. From these alo
 the response with its 95 % interval, and the highest rate that is promised to keep a limit. The truth is simulated by a
 program that shares no code with the package, until it is known to half a percent or so.
 
+Of so many systems one gets a second engine and bursts, in which no policy may be slower than the first engine alone.
+
 Printed: how many were promised and how many were declined, with why; the share of promises whose truth lies above the
 interval (the harmful side, aim 2.5 %) and below it; the worst, in half widths; promised over true; and the share of
 rates at which the limit was missed. `python -m benchmarks.promises [--smoke] [--systems N] [--seed N]`.
@@ -29,7 +31,7 @@ Q = 0.99
 RECORDED = 20_000
 TRUTH = truth_of.Effort(tolerance=0.008, budget=40_000_000)
 RATES = 5
-"""Of so many systems one is asked for the rate it carries, and one gets a CPU beside it."""
+"""Of so many systems one is asked for the rate it carries, one gets a CPU beside it, and one is met by bursts."""
 
 ONLY = os.environ.get("PROMISES_ONLY", "")
 """`T_cut` or `one path`: a part of the run."""
@@ -177,6 +179,33 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
     return [Outcome("T_cut", group, found.percentile_ms, low or 0.0, end, exact.value, exact.error, why, spent)]
 
 
+def burst_outcomes(seed: int) -> list[Outcome]:
+    """Two engines that serve one request a slot, and bursts of requests: by no policy is the 99th percentile above that
+    of the first engine alone, whose answers are counted off round by round."""
+    from latfit.policies import POLICIES, Settings, named_policy
+    from latfit.simulation import Options, System as TwoPaths, simulate, table_path
+    from latfit.simulation.policies.service import path_times
+    from latfit.workload import RecordedLoad, make_requests
+
+    rng = np.random.default_rng([seed, 11])
+    slots, at_once = int(rng.integers(1, 17)), int(rng.integers(20, 400))
+    main_ms, side_ms = float(rng.uniform(100, 2000)), float(rng.uniform(2000, 9000))
+    gap_ms = float(rng.uniform(1, 2)) * (math.ceil(at_once / slots) * main_ms + side_ms)
+    alone_ms = math.ceil(math.ceil(Q * at_once) / slots) * main_ms
+    arrive = (np.arange(20)[:, None] * gap_ms + np.zeros(at_once)).ravel()
+    main = table_path("gpu", [main_ms], servers=slots)
+    system = TwoPaths(main, table_path("cpu", [side_ms], servers=int(rng.integers(1, 5))))
+    found = []
+    for name in [name for name, policy in POLICIES.items() if policy.needs_side]:
+        policy = named_policy(name, 1.0, path_times(system), Settings(B1=1))
+        load = RecordedLoad(make_requests(arrive))
+        options = Options(len(arrive), replications=1, warmup=0.0, percentiles=(0.5, Q))
+        late = simulate(policy, system, load, options).latency[f"p{100 * Q:g}"].value
+        group = f"{name}, {slots} slots, {at_once} at once"
+        found.append(Outcome("burst", group, alone_ms, 0.0, alone_ms * (1 + 1e-9), late, 0.0, seed=seed))
+    return found
+
+
 def _rate_outcome(system: System, carried: float, sla: float, group: str, seed: int) -> Outcome:
     """The limit at the promised rate: a promise of a percentile at most `sla`."""
     if carried >= system.limit:
@@ -209,12 +238,13 @@ def _one(job: tuple[Planted, int]) -> list[Outcome]:
     planted, seed = job
     found = outcomes(planted, seed) if ONLY != "T_cut" else []
     found += cutoff_outcome(planted, seed) if seed % RATES == 1 and ONLY != "one path" else []
+    found += burst_outcomes(seed) if seed % RATES == 2 and ONLY != "one path" else []
     return [replace(row, seed=seed) for row in found]
 
 
 def report(found: Sequence[Outcome]) -> None:
     """The table."""
-    for kind in ("percentile", "rate", "T_cut"):
+    for kind in ("percentile", "rate", "T_cut", "burst"):
         rows = [row for row in found if row.kind == kind]
         made = [row for row in rows if not row.declined]
         declined: dict[str, int] = {}
@@ -231,7 +261,7 @@ def report(found: Sequence[Outcome]) -> None:
             f" {sum(row.cautious for row in made) / len(made):.1%}; beyond twice the half width"
             f" {sum(row.half_widths > 2 for row in made)}, the worst {max(row.half_widths for row in made):.2f}"
         )
-        if kind != "rate":
+        if kind in ("percentile", "T_cut"):
             ratio = np.array([row.promised / row.true for row in made])
             off = np.abs(np.log(ratio))
             width = np.array([row.high / row.low for row in made])

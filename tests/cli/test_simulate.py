@@ -148,7 +148,7 @@ def test_event_log(in_tmp: Path) -> None:
         == 0
     )
     rows = list(csv.DictReader(Path("log.csv").read_text().splitlines()))
-    assert {row["what"] for row in rows} == {"arrives", "starts", "ends", "moves"}
+    assert {row["what"] for row in rows} == {"arrives", "starts", "ends"}
     assert sum(row["what"] == "arrives" for row in rows) == 1000
     assert [float(row["at_ms"]) for row in rows] == sorted(float(row["at_ms"]) for row in rows)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from latfit.policies.codes import MOST_AGED, T_CUT
 from latfit.policies.policy import Policy
 from latfit.simulation.policies.replication import Drawn
 from latfit.simulation.policies.service import ServicePath, System
@@ -32,7 +33,6 @@ class Reference:
         self.rngs = [streams.generator(SERVICE, path) for path in range(2)]
         self.free = [[0.0] * path.servers for path in system.paths] + [[math.inf]] * (2 - len(system.paths))
         self.queue: list[int] = []
-        self.beside: list[int] = []
         self.served = Served()
         self.issued = 0
         self.coming: list[float] = []
@@ -66,38 +66,31 @@ class Reference:
                 self.queue.append(arrived)
                 arrived += 1
             until = self.act(now)
-            if not self.queue and not self.beside and not self.coming:
+            if not self.queue and not self.coming:
                 return self.served
 
     def act(self, now: float) -> float:
         """Let the policy act until it waits; returns when it wants to be asked again."""
         while True:
-            if self.beside and min(self.free[1]) <= now:
-                take = self.policy.side_largest
-                self.serve(1, self.beside[:take], now)
-                del self.beside[:take]
-                continue
             decided = decision(self.policy, self.view(now), self.times)
             if decided.action == "wait":
                 return decided.until_ms
-            by_age = decided.action == "move to side"
-            taken = sorted(self.queue, key=lambda i: self.rank(i, now, by_age))[: decided.take]
+            ordered = sorted(self.queue, key=lambda i: self.rank(i, now))
+            taken = ordered[decided.passed : decided.passed + decided.take]
             self.queue = [i for i in self.queue if i not in taken]
-            if by_age:
-                self.beside += taken
-            else:
-                self.serve(0 if decided.action == "serve main" else 1, taken, now)
+            self.serve(0 if decided.action == "serve main" else 1, taken, now)
 
-    def rank(self, i: int, now: float, by_age: bool) -> tuple[float, int, int]:
-        age, ageing = now - self.served.arrive[i], self.policy.order.ageing_ms
-        return (-age if by_age else self.class_of(i) - age / ageing, self.class_of(i), i)
+    def rank(self, i: int, now: float) -> tuple[float, int, int]:
+        age = now - self.served.arrive[i]
+        return (self.class_of(i) - age / self.policy.order.ageing_ms, self.class_of(i), i)
 
     def view(self, now: float) -> QueueView:
         arrive = self.served.arrive
         oldest = min((arrive[i] for i in self.queue), default=math.inf)
         due = min((arrive[i] + self.load.deadlines[self.class_of(i)] for i in self.queue), default=math.inf)
-        main, side = (min(path) for path in self.free)
-        return QueueView(now, len(self.queue), oldest, main, side, len(self.beside), due)
+        cutoff = self.policy.parameters[T_CUT]
+        aged = sum(arrive[i] + cutoff <= now for i in self.queue) if len(self.system.paths) > 1 else 0
+        return QueueView(now, len(self.queue), oldest, self.free[0], self.free[1], min(aged, MOST_AGED), due)
 
     def serve(self, path: int, taken: list[int], now: float) -> None:
         server = self.free[path].index(min(self.free[path]))

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from latfit.errors import LatfitError, WrongUsage, first_line
 
@@ -56,6 +56,15 @@ class Executor(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """An executor that can be asked whether it is alive without running a batch."""
+
+    async def answers(self) -> bool | None:
+        """Whether it could run a batch; None where that cannot be found out. Bounded in time; raises nothing."""
+        ...
 
 
 class ExecutorFailed(LatfitError):

@@ -1,8 +1,12 @@
-"""A path of the live router: its executor, which of its servers are busy until when, and a breaker.
+"""A path of the live router: its executor, which of its servers are busy until when, and whether it is up.
 
-The breaker is closed while batches succeed. After FAILURES in a row, or one batch that timed out or lost its worker, it
-is open: no batch goes there for a while, twice as long each time in a row. Then one batch is let through; what becomes
-of it closes or opens the breaker. That batch has the time limit of every batch, so the breaker cannot stay half open.
+Two things decide that. Where the executor can be probed, the path is down after MISSES probes in a row without an
+answer, or one after a batch that timed out or was lost, until a probe is answered or a batch succeeds.
+
+The other is a breaker, which is closed while batches succeed. After FAILURES in a row, or one batch that timed out or
+lost its worker, it is open: no batch goes there for a while, twice as long each time in a row. Then one batch is let
+through; what becomes of it closes or opens the breaker. That batch has the time limit of every batch, so the breaker
+cannot stay half open.
 """
 
 import math
@@ -10,13 +14,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from latfit.live.executor import Executor
+from latfit.live.executor import Executor, Probed
 from latfit.stats import FloatArray
 
-FAILURES = 3
+FAILURES, MISSES = 3, 2
 COOL_DOWN_MS, LONGEST_COOL_DOWN_MS = 500.0, 30_000.0
 NEAR_MS = 1e-3
-"""A busy server that should have ended is taken to end this soon."""
+"""A busy server is never taken to be free sooner than this."""
 
 SLOW, LEAST_TIMEOUT_MS = 20.0, 1000.0
 """A batch may take so many times its typical time, and this long at least."""
@@ -35,7 +39,8 @@ class LivePath:
         self._lost = [False] * executor.servers
         self._failures = self._openings = 0
         self._open_until = -math.inf
-        self._trying = False
+        self._trying = self._silent = False
+        self._misses = MISSES - 1  # one without an answer is enough before the first that has one
         self.batches = self.failed_batches = 0
         self.busy_ms = 0.0
 
@@ -46,21 +51,33 @@ class LivePath:
 
     def up(self, now: float) -> bool:
         """Whether a batch may be sent, now or when a server is free. After the cool-down one may, to try."""
-        return now >= self._open_until and not self._trying and not all(self._lost)
+        return now >= self._open_until and not (self._trying or self._silent or all(self._lost))
+
+    def probed(self, answered: bool) -> None:
+        """Note whether the executor answered a probe."""
+        self._misses = 0 if answered else self._misses + 1
+        self._silent = self._misses >= MISSES
 
     def opens_again_ms(self) -> float:
         """When the breaker lets a batch through; -inf while it is closed."""
         return self._open_until
 
-    def free_ms(self, now: float) -> float:
-        """When a server is next free, as far as typical times tell; not above now where one is idle."""
-        if len(self._busy) == 1 and not self._lost[0]:  # as most paths are
-            return max(self._ends[0], now + NEAR_MS) if self._busy[0] else min(self._ends[0], now)
-        soonest = math.inf
-        for busy, lost, ends in zip(self._busy, self._lost, self._ends, strict=True):
-            if not lost:
-                soonest = min(soonest, max(ends, now + NEAR_MS) if busy else min(ends, now))
-        return soonest
+    @property
+    def idle(self) -> bool:
+        """Whether a server can begin a batch."""
+        return any(not (busy or lost) for busy, lost in zip(self._busy, self._lost, strict=True))
+
+    def write_free_ms(self, view: FloatArray, first: int, now: float) -> None:
+        """Write when each server is expected to be free into the places of a view from `first` on.
+
+        One that is late is expected to take as long again as it is late.
+        """
+        for server, free in enumerate(self._ends):
+            if self._lost[server]:
+                free = math.inf
+            elif free <= now and self._busy[server]:
+                free = max(2 * now - free, now + NEAR_MS)
+            view[first + server] = free
 
     def occupy(self, now: float, batch: int) -> int:
         """The number of the server that begins a batch: of those idle, the one idle longest."""
@@ -80,8 +97,8 @@ class LivePath:
         self._busy[server], self._lost[server], self._ends[server] = False, False, now
 
     def succeeded(self) -> None:
-        self._failures = self._openings = 0
-        self._trying = False
+        self._failures = self._openings = self._misses = 0
+        self._trying = self._silent = False
         self._open_until = -math.inf
 
     def told_nothing(self) -> None:
@@ -95,6 +112,8 @@ class LivePath:
             return
         self._trying = False
         self._failures += 1
+        if at_once and isinstance(self.executor, Probed):
+            self._silent, self._misses = True, MISSES
         if at_once or self._openings or self._failures >= FAILURES:
             self.rest(now)
 

@@ -101,7 +101,7 @@ class _Prober(Router):
         moments = [math.inf]
         for i, action in enumerate((SERVE_MAIN, SERVE_SIDE)[: len(self.paths)]):
             path, left = self.paths[i], self._next[i]
-            if not (path.up(now) and path.free_ms(now) <= now):
+            if not (path.up(now) and path.idle):
                 continue
             if self._rested_ms[i] > now:
                 moments.append(self._rested_ms[i])

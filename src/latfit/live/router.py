@@ -4,10 +4,10 @@ Every decision is that of `latfit.policies.decide`, the compiled function that t
 filled in the same order: services end first, then requests arrive, then the policy is asked until it waits. A policy
 that waits says until when, and at how many waiting it wants to be asked again; in between, a request costs an append.
 
-Where the simulator knows when a server is next free, the router takes the typical time of the batch that runs there,
-and of one that should have ended that it ends now. Where a path is not up (`LivePath`), requests go by the other: the
-policy's main path, served greedily, or the side path alone. Every request ends once: with its output, with an error
-that says why, or cancelled by its sender.
+Where the simulator knows when a server is next free, the router takes the typical time of the batch that runs there;
+one that is late is expected to take as long again as it is late. Where a path is not up (`LivePath`), requests go by
+the other: the policy's main path, served greedily, or the side path alone. Every request ends once: with its output,
+with an error that says why, or cancelled by its sender.
 """
 
 import asyncio
@@ -21,22 +21,30 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import LatfitError, WrongUsage
-from latfit.live.executor import Abandoned, Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, failure, seen
+from latfit.live.executor import (
+    Abandoned,
+    Executor,
+    ExecutorFailed,
+    ExecutorLost,
+    ExecutorTimedOut,
+    Probed,
+    failure,
+    seen,
+)
 from latfit.live.path import LivePath, times_table
 from latfit.live.waiting import Request, State, WaitingRoom
 from latfit.policies import (
+    AGED,
     ANY,
     DUE,
     MAIN,
-    MAIN_FREE,
-    MOVE,
+    MOST_AGED,
     NOW,
     OLDEST,
     SERVE_MAIN,
     SERVE_SIDE,
     SIDE,
-    SIDE_FREE,
-    SIDE_WAITING,
+    T_CUT,
     VIEW,
     WAIT,
     WAITING,
@@ -63,13 +71,15 @@ class RouterOptions:
     """most_waiting: requests that may wait, others are refused.  deadlines_ms: of each class, counted from the most
     urgent; one class without a deadline where not given.  timeout_ms: of a batch; None for 20 times its typical time, a
     second at least.  patience_ms: for so long requests wait while every path is down.  example: an input with which
-    every bucket is run before the first request; None for no warm-up."""
+    every bucket is run before the first request; None for no warm-up.  probe_ms: from one probe of an executor to the
+    next, where it can be probed."""
 
     most_waiting: int = 10_000
     deadlines_ms: Sequence[float] = (math.inf,)
     timeout_ms: float | None = None
     patience_ms: float = 5000.0
     example: Any = None
+    probe_ms: float = 2000.0
 
 
 class Router:
@@ -96,9 +106,11 @@ class Router:
             for each, times in zip(executors, times_ms, strict=True)
         ]
         self.policy, self.options = policy, options
+        self._cutoff_ms = float(policy.parameters[T_CUT])
         self.submitted = self.refused = self.done = self.failed = self.cancelled = 0
         self._room = WaitingRoom(options.deadlines_ms, policy.order.ageing_ms)
-        self._view, self._times = np.zeros(VIEW), times_table(self.paths)
+        self._places = max(path.executor.servers for path in self.paths)
+        self._view, self._times = np.full(VIEW + 2 * self._places, math.inf), times_table(self.paths)
         self.listeners: list[Callable[[Request], None]] = []
         self.arrival_listeners: list[Callable[[Request], None]] = []
         self.batch_listeners: list[Callable[[LivePath, int, float, float, bool], None]] = []
@@ -109,6 +121,7 @@ class Router:
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._running: set[_Batch] = set()
+        self._probes: list[asyncio.Task[None]] = []
         self._open = self._draining = False
         self._idle = asyncio.Event()
 
@@ -122,8 +135,8 @@ class Router:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait, for either path."""
-        return self._room.waiting + self._room.side_waiting
+        """Requests that wait."""
+        return self._room.waiting
 
     def up(self) -> dict[str, bool]:
         """By path, whether it is given batches now."""
@@ -148,6 +161,10 @@ class Router:
         if self.options.example is not None:
             await asyncio.gather(*(self._warm_up(path.executor) for path in self.paths))
         decide(self.policy.code, self.policy.parameters, self._times, np.zeros(VIEW))  # compiled before traffic
+        if not self._probes:
+            probed = [(path, path.executor) for path in self.paths if isinstance(path.executor, Probed)]
+            await asyncio.gather(*(self._probe(*each) for each in probed))
+            self._probes = [asyncio.create_task(self._keep_probing(*each)) for each in probed]
         self._open = True
 
     async def submit(self, input: Any, class_id: int = 0, *, arrived_s: float | None = None) -> Any:
@@ -188,6 +205,7 @@ class Router:
         for path, times in zip(self.paths, times_ms, strict=True):
             path.times_ms = np.concatenate([[0.0], np.asarray(times, dtype=np.float64)])
         self.policy, self._times = policy, times_table(self.paths)
+        self._cutoff_ms = float(policy.parameters[T_CUT])
         self._room.ageing_ms = policy.order.ageing_ms
         self._dispatch(self._now())
 
@@ -212,6 +230,9 @@ class Router:
             if timer:
                 timer.cancel()
         self._timer = self._watch = None
+        for probe in self._probes:
+            probe.cancel()
+        self._probes = []
         await asyncio.gather(*(path.executor.close() for path in self.paths))
 
     def _drop(self) -> None:
@@ -227,7 +248,7 @@ class Router:
 
     def _drop_waiting(self, why: Callable[[], LatfitError]) -> None:
         room, now = self._room, self._now()
-        for request in room.take(room.waiting, now) + room.take_side(room.side_waiting):
+        for request in room.take(room.waiting, now):
             self._end(request, why(), now)
 
     async def _warm_up(self, executor: Executor) -> None:
@@ -236,6 +257,25 @@ class Router:
         for size in executor.buckets or sorted({executor.largest, *powers}):
             inputs = [self.options.example] * min(size, executor.largest)
             await asyncio.gather(*(executor.execute(inputs) for _ in range(executor.servers)))
+
+    async def _keep_probing(self, path: LivePath, executor: Probed) -> None:
+        """Probe until the router is closed, and as soon as a cool-down ends."""
+        while True:
+            cool_down = path.opens_again_ms() - self._now()
+            await asyncio.sleep(min(self.options.probe_ms, cool_down if cool_down > 0 else math.inf) / 1000)
+            await self._probe(path, executor)
+
+    async def _probe(self, path: LivePath, executor: Probed) -> None:
+        answered = await executor.answers()
+        if answered is None:
+            return
+        path.probed(answered)
+        now = self._now()
+        if not any(each.up(now) for each in self.paths):
+            self._failing_since = min(self._failing_since, now)
+        elif path.up(now) and math.isinf(path.opens_again_ms()):  # it has failed no batch since it served one
+            self._failing_since = math.inf
+        self._dispatch(now)
 
     def _now(self) -> float:
         """ms; where the clock was set back, time goes on from where it was."""
@@ -248,25 +288,13 @@ class Router:
     def _dispatch(self, now: float) -> None:
         """Ask the policy, and do what it says, until it waits."""
         room = self._room
-        while room.waiting or room.side_waiting:
-            side, usable = self.side, [path.up(now) for path in self.paths]
-            if side is not None and room.side_waiting and not usable[SIDE]:
-                room.back_from_side()
-            if side is not None and room.side_waiting and side.free_ms(now) <= now:
-                self._begin(side, room.take_side(side.executor.largest), now)
-                continue
-            if not room.waiting:
-                break
-            action, take, until, at = self._decide(now, usable)
+        while room.waiting:
+            action, take, until, at = self._decide(now, [path.up(now) for path in self.paths])
             if action == WAIT:
                 self._ask_at = at
                 self._arm(until, now)
                 return
-            if action == MOVE:
-                room.to_side(room.take(take, now, by_age=True))
-                continue
-            path = self.paths[MAIN if action == SERVE_MAIN else SIDE]
-            self._begin(path, room.take(take, now), now)
+            self._begin(self.paths[MAIN if action == SERVE_MAIN else SIDE], room.take(take, now, at), now)
         self._ask_at = 1
         self._arm(math.inf, now)
         if not self.waiting and not self._running:
@@ -278,7 +306,7 @@ class Router:
             return self._asked(now)
         waiting = self._room.waiting
         for path, up, action in zip(self.paths, usable, (SERVE_MAIN, SERVE_SIDE), strict=False):
-            if up and path.free_ms(now) <= now:
+            if up and path.idle:
                 return action, min(waiting, path.executor.largest), 0.0, 0
         if self._down(now):
             self._drop_waiting(_no_path)
@@ -292,12 +320,15 @@ class Router:
         return late and not any(path.up(now) for path in self.paths)
 
     def _asked(self, now: float) -> tuple[int, int, float, int]:
-        view, room, side = self._view, self._room, self.side
-        view[NOW], view[WAITING], view[SIDE_WAITING] = now, room.waiting, room.side_waiting
-        view[OLDEST], view[DUE] = room.oldest_and_due_ms()
-        view[MAIN_FREE] = self.paths[MAIN].free_ms(now)
-        view[SIDE_FREE] = math.inf if side is None else side.free_ms(now)
-        found: tuple[int, int, float, int] = decide(self.policy.code, self.policy.parameters, self._times, view)
+        view, room, policy = self._view, self._room, self.policy
+        view[NOW], view[WAITING] = now, room.waiting
+        view[OLDEST], view[DUE] = oldest, _ = room.oldest_and_due_ms()
+        view[AGED] = room.aged(now, self._cutoff_ms, MOST_AGED) if oldest + self._cutoff_ms <= now else 0.0
+        place = VIEW
+        for path in self.paths:
+            path.write_free_ms(view, place, now)
+            place += self._places
+        found: tuple[int, int, float, int] = decide(policy.code, policy.parameters, self._times, view)
         return found
 
     def _arm(self, until: float, now: float) -> None:

@@ -1,8 +1,8 @@
 """Requests that wait for a live router, in the order in which the simulated ones wait (`simulation.policies`).
 
 Each class is first come, first served. Between classes, the least of class - age / ageing is next, so that waiting
-makes up for a lower class. Requests sent to the side path form a line of their own, which is served before anybody
-else. A request that its sender gave up is only marked; it is skipped, and not counted, wherever it stands.
+makes up for a lower class. A request that its sender gave up is only marked; it is skipped, and not counted, wherever
+it stands.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ class State(Enum):
     """Where a request is. Each ends once: ENDED, whatever came of it."""
 
     WAITING = auto()
-    MOVED = auto()
     RUNNING = auto()
     ENDED = auto()
 
@@ -53,8 +52,7 @@ class WaitingRoom:
         self._lines: list[deque[Request]] = [deque() for _ in deadlines_ms]
         self._deadlines = tuple(deadlines_ms)
         self.ageing_ms = ageing_ms
-        self._side: deque[Request] = deque()
-        self.waiting = self.side_waiting = 0
+        self.waiting = 0
 
     def add(self, request: Request) -> None:
         self._lines[request.class_id].append(request)
@@ -64,8 +62,6 @@ class WaitingRoom:
         """Count a request no more that waits here."""
         if request.state is State.WAITING:
             self.waiting -= 1
-        elif request.state is State.MOVED:
-            self.side_waiting -= 1
         request.state = State.ENDED
 
     def oldest_and_due_ms(self) -> tuple[float, float]:
@@ -79,42 +75,31 @@ class WaitingRoom:
                 oldest, due = min(oldest, arrived), min(due, arrived + deadline)
         return oldest, due
 
-    def take(self, count: int, now_ms: float, *, by_age: bool = False) -> list[Request]:
-        """The next `count` requests, or all that wait."""
+    def aged(self, now_ms: float, cutoff_ms: float, most: int) -> int:
+        """How many requests have waited for `cutoff_ms`, up to `most`."""
+        found = 0
+        for line in self._lines:
+            for request in line:
+                if found == most or request.arrived_ms + cutoff_ms > now_ms:
+                    break
+                found += request.state is State.WAITING
+        return found
+
+    def take(self, count: int, now_ms: float, passed: int = 0) -> list[Request]:
+        """The next `count` requests behind the first `passed`, or as many as wait there."""
         found: list[Request] = []
-        while len(found) < count and self.waiting:
+        while len(found) < passed + count and self.waiting:
             lines = self._heads()
-            line = lines[0] if len(lines) == 1 else min(lines, key=lambda line: self._rank(line[0], now_ms, by_age))
+            line = lines[0] if len(lines) == 1 else min(lines, key=lambda line: self._rank(line[0], now_ms))
             found.append(line.popleft())
             self.waiting -= 1
-        return found
-
-    def to_side(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            request.state = State.MOVED
-        self._side.extend(requests)
-        self.side_waiting += len(requests)
-
-    def take_side(self, count: int) -> list[Request]:
-        """The next `count` of those sent to the side path."""
-        found: list[Request] = []
-        while len(found) < count and self.side_waiting:
-            request = self._side.popleft()
-            if request.state is State.MOVED:
-                found.append(request)
-                self.side_waiting -= 1
-        return found
-
-    def back_from_side(self) -> None:
-        """Where the side path is no more, those who wait for it are the first of their class again."""
-        for request in reversed(self.take_side(self.side_waiting)):
-            request.state = State.WAITING
+        for request in reversed(found[:passed]):
             self._lines[request.class_id].appendleft(request)
             self.waiting += 1
+        return found[passed:]
 
-    def _rank(self, request: Request, now_ms: float, by_age: bool) -> float:
-        age = now_ms - request.arrived_ms
-        return -age if by_age else request.class_id - age / self.ageing_ms
+    def _rank(self, request: Request, now_ms: float) -> float:
+        return request.class_id - (now_ms - request.arrived_ms) / self.ageing_ms
 
     def _heads(self) -> list[deque[Request]]:
         """Lines in which somebody waits, with somebody who does at their heads."""

@@ -9,19 +9,22 @@ GREEDY, FIXED, WINDOW, MARGINAL, CUTOFF, THREE_STAGE, OPTIMAL, SPLIT, DEADLINE =
 
 MAIN_LARGEST, SIDE_LARGEST, THRESHOLD, PATIENCE, T_CUT, RATE, RULE, HEADER = range(8)
 """Parameters: largest batch on the main and on the side path; a number waiting from which the main path is used; how
-long the oldest request may wait for others; the age at which it overflows to the side path; the arrival rate; which
-marginal-cost rule."""
+long the oldest request may wait for others; the age from which it may overflow to the side path; the arrival rate;
+which marginal-cost rule."""
 
 LITERAL, AMORTISED, TOTAL_DELAY = range(3)
 """Marginal-cost rules."""
 
-NOW, WAITING, OLDEST, DUE, MAIN_FREE, SIDE_FREE, SIDE_WAITING, VIEW = range(8)
-"""The view: the moment; how many wait; the arrival of the oldest; the earliest deadline; when a server of the main and
-of the side path is next free (not above NOW: idle); how many were already sent to wait for the side path."""
+NOW, WAITING, OLDEST, AGED, DUE, VIEW = range(6)
+"""The view: the moment; how many wait; the arrival of the oldest; how many have waited for T_CUT, counted up to
+MOST_AGED; the earliest deadline. Behind them stands when each server is next free (not above NOW: idle): first those of
+the main path, then as many places for the side path, infinite where there is no server."""
 
-WAIT, SERVE_MAIN, SERVE_SIDE, MOVE = range(4)
-"""Actions: wait; start a batch on the main or on the side path, which must be idle; send requests to wait for the side
-path, which serves them in that order and before anybody else."""
+MOST_AGED = 256
+"""Bounds the count of aged requests: a long queue must not make decisions slow."""
+
+WAIT, SERVE_MAIN, SERVE_SIDE = range(3)
+"""Actions: wait; start a batch on the main or on the side path, which must have an idle server."""
 
 MAIN, SIDE = range(2)
 """Paths: the main one is the GPU, or the only one there is; the side path is the AMX."""

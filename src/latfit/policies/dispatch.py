@@ -1,17 +1,20 @@
 """Every dispatch decision, compiled: (policy, parameters, service times, view) -> what to do now.
 
-`decide` returns (action, take, until, at): the action, how many requests from the front of the queue, and for WAIT the
-moment and the number waiting at which to ask again, whichever comes first; a path that becomes free always asks again.
+`decide` returns (action, take, until, at). To serve: `take` requests, those behind the first `at` of the queue. To
+wait: until when and for how many waiting requests, whichever comes first; a path that becomes free always asks again.
 It holds no state and reads no clock. `times[path, b]` is the typical T(b) in ms, b = 0 (unused) to the largest batch.
+
+One rule governs the side path: a request goes there only if a server is idle and it is expected to end no later than on
+the main path, where it keeps its place until then. See docs/theory.md, "Two paths".
 
 - greedy: an idle main path takes all that wait, up to its largest batch.
 - fixed: exactly THRESHOLD requests at a time.
 - window: as soon as the largest batch waits, or the oldest has waited for PATIENCE.
 - marginal: wait for one more while the rule of `marginal_cost` says so (and the oldest has not waited for PATIENCE).
-- cutoff: greedy; a request that has waited for T_CUT moves to the side path.
-- three-stage: THRESHOLD requests or more go to an idle main path. An idle side path takes as many as it ends no later
-  than the main path would end the whole queue. The rest waits, and at age T_CUT it is flushed: to the main path where
-  that is idle and would end earlier, else to the side path, with those behind it that end earlier there.
+- cutoff: greedy; once the oldest has waited for T_CUT, requests may overflow to the side path. An idle main path
+  leaves such requests to a busy side path that is expected to end them earlier.
+- three-stage: as cutoff, but requests need no age for the side path, and fewer than THRESHOLD wait for more, until the
+  oldest has waited for T_CUT.
 - optimal: as many as the table of `optimal` says for the number waiting; beyond its end as many as at its end.
 - split: with both paths idle, the queue is split where the sum of all delays is least; with one idle, as in
   three-stage. A queue below THRESHOLD waits to be merged with what comes, for PATIENCE at most.
@@ -23,6 +26,7 @@ import math
 from latfit.compiled import entry, inner
 from latfit.policies import marginal_cost
 from latfit.policies.codes import (
+    AGED,
     AMORTISED,
     ANY,
     CUTOFF,
@@ -32,10 +36,8 @@ from latfit.policies.codes import (
     HEADER,
     LITERAL,
     MAIN,
-    MAIN_FREE,
     MAIN_LARGEST,
     MARGINAL,
-    MOVE,
     NOW,
     OLDEST,
     OPTIMAL,
@@ -45,17 +47,19 @@ from latfit.policies.codes import (
     SERVE_MAIN,
     SERVE_SIDE,
     SIDE,
-    SIDE_FREE,
     SIDE_LARGEST,
-    SIDE_WAITING,
     SPLIT,
     T_CUT,
     THREE_STAGE,
     THRESHOLD,
+    VIEW,
     WAIT,
     WAITING,
     WINDOW,
 )
+
+TIE = 1e-6
+"""Share of a service by which two ends may differ and still count as the same: sums of times differ by rounding."""
 
 _literal = inner(marginal_cost.literal_waits)
 _amortised = inner(marginal_cost.amortised_waits)
@@ -69,12 +73,12 @@ def decide(code, p, times, view):  # type: ignore[no-untyped-def]
     if view[WAITING] < 1:
         found = (WAIT, 0, math.inf, 1)
     elif code == CUTOFF:
-        found = _cutoff(p, view)
+        found = _cutoff(p, times, view)
     elif code == THREE_STAGE:
         found = _three_stage(p, times, view)
     elif code == SPLIT:
         found = _split(p, times, view)
-    elif view[MAIN_FREE] > view[NOW]:
+    elif _soonest(view, MAIN) > view[NOW]:
         found = (WAIT, 0, math.inf, ANY)
     elif code == GREEDY:
         found = _serve(p, view)
@@ -133,54 +137,56 @@ def _marginal(p, times, B):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _cutoff(p, view):  # type: ignore[no-untyped-def]
-    expires = view[OLDEST] + p[T_CUT]
-    if view[MAIN_FREE] <= view[NOW]:
-        found = _serve(p, view)
-    elif view[NOW] >= expires:
-        found = (MOVE, 1, 0.0, 0)
+def _cutoff(p, times, view):  # type: ignore[no-untyped-def]
+    idle, side_idle = _soonest(view, MAIN) <= view[NOW], _soonest(view, SIDE) <= view[NOW]
+    waiting, aged = int(view[WAITING]), int(view[AGED])
+    left = _left_to_side(p, times, view) if idle else 0
+    take, passed = _ended_no_later(p, times, view, aged) if side_idle else (0, 0)
+    if waiting > left and idle:
+        found = (SERVE_MAIN, min(waiting - left, int(p[MAIN_LARGEST])), 0.0, left)
+    elif take > 0:
+        found = (SERVE_SIDE, take, 0.0, passed)
+    elif idle:
+        found = (WAIT, 0, _soonest(view, SIDE), waiting + 1)
+    elif aged == 0:
+        found = (WAIT, 0, view[OLDEST] + p[T_CUT], ANY)
     else:
-        found = (WAIT, 0, expires, ANY)
+        found = (WAIT, 0, math.inf, waiting + 1 if side_idle else ANY)
     return found
 
 
 @inner
 def _three_stage(p, times, view):  # type: ignore[no-untyped-def]
-    idle = view[MAIN_FREE] <= view[NOW]
-    side_idle = view[SIDE_FREE] <= view[NOW] and view[SIDE_WAITING] == 0
-    waiting, enough = int(view[WAITING]), int(p[THRESHOLD])
-    ends, expires = _main_ends(p, times, view), view[OLDEST] + p[T_CUT]
-    side = _ends_by(p, times, view, ends) if side_idle or view[NOW] >= expires else 0
-    if idle and waiting >= enough:
-        found = _serve(p, view)
-    elif side_idle and side > 0:
-        found = (SERVE_SIDE, side, 0.0, 0)
-    elif view[NOW] < expires:
-        at = enough if idle else ANY
-        found = (WAIT, 0, expires, min(at, waiting + 1) if side_idle else at)
-    elif idle and ends < _side_ends(p, times, view, 1):
-        found = _serve(p, view)
+    idle, side_idle = _soonest(view, MAIN) <= view[NOW], _soonest(view, SIDE) <= view[NOW]
+    waiting, enough, aged = int(view[WAITING]), int(p[THRESHOLD]), int(view[AGED])
+    left = _left_to_side(p, times, view) if idle else 0
+    full = idle and waiting - left >= enough
+    take, passed = _ended_no_later(p, times, view, waiting) if side_idle and not full else (0, 0)
+    if take > 0:
+        found = (SERVE_SIDE, take, 0.0, passed)
+    elif full or (idle and aged > 0 and waiting > left):
+        found = (SERVE_MAIN, min(waiting - left, int(p[MAIN_LARGEST])), 0.0, left)
+    elif idle:
+        until = _soonest(view, SIDE) if aged > 0 else view[OLDEST] + p[T_CUT]
+        found = (WAIT, 0, until, waiting + 1 if side_idle or aged > 0 else enough)
     else:
-        found = (MOVE, max(1, side), 0.0, 0)
+        found = (WAIT, 0, math.inf, waiting + 1 if side_idle else ANY)
     return found
 
 
 @inner
 def _split(p, times, view):  # type: ignore[no-untyped-def]
-    idle = view[MAIN_FREE] <= view[NOW]
-    side_idle = view[SIDE_FREE] <= view[NOW] and view[SIDE_WAITING] == 0
+    idle, side_idle = _soonest(view, MAIN) <= view[NOW], _soonest(view, SIDE) <= view[NOW]
     waiting, until = int(view[WAITING]), view[OLDEST] + p[PATIENCE]
-    side = 0
-    if idle and side_idle:
-        side = best_split(p, times, waiting)
-    elif side_idle:
-        side = _ends_by(p, times, view, _main_ends(p, times, view))
+    take, passed = 0, 0
+    if side_idle:
+        take, passed = best_split(p, times, view) if idle else _ended_no_later(p, times, view, waiting)
     if not idle and not side_idle:
         found = (WAIT, 0, math.inf, ANY)
     elif waiting < p[THRESHOLD] and view[NOW] < until:
         found = (WAIT, 0, until, int(p[THRESHOLD]))
-    elif side > 0:
-        found = (SERVE_SIDE, side, 0.0, 0)
+    elif take > 0:
+        found = (SERVE_SIDE, take, 0.0, passed)
     elif idle:
         found = _serve(p, view)
     else:
@@ -189,16 +195,17 @@ def _split(p, times, view):  # type: ignore[no-untyped-def]
 
 
 @inner
-def best_split(p, times, waiting):  # type: ignore[no-untyped-def]
-    """How many of `waiting` the side path takes so that the sum of all their delays is least, both paths being idle."""
-    least, best = math.inf, 0
-    for side in range(max(0, min(waiting, int(p[SIDE_LARGEST]))) + 1):
+def best_split(p, times, view):  # type: ignore[no-untyped-def]
+    """How many requests, behind how many, the side path takes so that the sum of all delays is least; both are idle."""
+    waiting, least, best, behind = int(view[WAITING]), math.inf, 0, 0
+    for side in range(min(waiting, int(p[SIDE_LARGEST])) + 1):
         main = min(waiting - side, int(p[MAIN_LARGEST]))
         # Requests that fit on neither path are counted with the main path's batch, behind which they wait.
         delay = (waiting - side) * times[MAIN, main] + side * times[SIDE, side]
-        if delay < least:
-            least, best = delay, side
-    return best
+        passed = _ends_before(p, times, view, side) if side > 0 else 0
+        if delay < least and passed + side <= waiting:
+            least, best, behind = delay, side, passed
+    return best, behind
 
 
 @inner
@@ -213,23 +220,63 @@ def _deadline(p, times, view):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _main_ends(p, times, view):  # type: ignore[no-untyped-def]
-    """When the main path would end all that wait, or its largest batch of them."""
-    return max(view[NOW], view[MAIN_FREE]) + times[MAIN, min(int(view[WAITING]), int(p[MAIN_LARGEST]))]
+def _soonest(view, path):  # type: ignore[no-untyped-def]
+    """When a server of a path is next free."""
+    servers, soonest = (len(view) - VIEW) // 2, math.inf
+    for place in range(VIEW + path * servers, VIEW + (path + 1) * servers):
+        soonest = min(soonest, view[place])
+    return soonest
 
 
 @inner
-def _side_ends(p, times, view, more):  # type: ignore[no-untyped-def]
-    """When the side path would end `more` requests behind those that already wait for it."""
-    largest, total = int(p[SIDE_LARGEST]), int(view[SIDE_WAITING]) + more
-    full = (total - 1) // largest
-    return max(view[NOW], view[SIDE_FREE]) + full * times[SIDE, largest] + times[SIDE, total - full * largest]
+def _begun_before(view, path, moment, batch_ms):  # type: ignore[no-untyped-def]
+    """How many batches of `batch_ms`, one after another, the servers of a path can begin before a moment."""
+    servers = (len(view) - VIEW) // 2
+    begun = 0
+    for place in range(VIEW + path * servers, VIEW + (path + 1) * servers):
+        free = max(view[NOW], view[place])
+        if free < moment:
+            begun += math.ceil((moment - free) / batch_ms)
+    return begun
 
 
 @inner
-def _ends_by(p, times, view, deadline):  # type: ignore[no-untyped-def]
-    """The most requests that the side path, given them now, ends by `deadline`."""
-    take = min(int(view[WAITING]), int(p[SIDE_LARGEST]))
-    while take > 0 and _side_ends(p, times, view, take) > deadline:
+def _ends_before(p, times, view, take):  # type: ignore[no-untyped-def]
+    """How many requests at the front of the queue the main path ends before the side path would end `take` that it is
+    given now."""
+    waiting, largest = int(view[WAITING]), int(p[MAIN_LARGEST])
+    ends, full = view[NOW] + (1 - TIE) * times[SIDE, take], times[MAIN, largest]
+    batches = min(_begun_before(view, MAIN, ends - full, full), waiting // largest)
+    passed = batches * largest
+    last = waiting - passed
+    if 0 < last < largest and _begun_before(view, MAIN, ends - times[MAIN, last], full) > batches:
+        passed = waiting
+    return passed
+
+
+@inner
+def _ended_no_later(p, times, view, most):  # type: ignore[no-untyped-def]
+    """The largest batch, up to `most`, that an idle side path ends no later than the main path would, and how many
+    requests in front of it stay."""
+    waiting = int(view[WAITING])
+    take, passed = min(waiting, most, int(p[SIDE_LARGEST])), 0
+    while take > 0:
+        passed = _ends_before(p, times, view, take)
+        if passed + take <= waiting:
+            break
         take -= 1
-    return take
+    return take, passed
+
+
+@inner
+def _left_to_side(p, times, view):  # type: ignore[no-untyped-def]
+    """How many aged requests at the front the side path, idle or not, ends earlier than an idle main path would."""
+    waiting, largest, side = int(view[WAITING]), int(p[MAIN_LARGEST]), int(p[SIDE_LARGEST])
+    left, most = 0, min(int(view[AGED]), waiting)
+    while left < most:
+        batch, last = left // side, left % side + 1
+        latest = view[NOW] + (1 - TIE) * times[MAIN, min(waiting - left, largest)] - times[SIDE, last]
+        if _begun_before(view, SIDE, latest, times[SIDE, side]) <= batch:
+            break
+        left += 1
+    return left

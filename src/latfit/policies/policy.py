@@ -6,8 +6,7 @@ number waiting at an idle server, how many to serve; nothing here solves it.
 
 Defaults, each shown in the policy's settings: a fixed batch is the smallest that carries the rate at 80 % load; a
 window lasts as long as one request takes on the main path, T_cut as long as the batches take that greedy service forms
-at the rate (a shorter one sends to the side path what the main path would take next, and floods it under load); B1 is
-the smallest batch that the main path ends no later than the side path.
+at the rate; B1 is the smallest batch that the main path ends no later than the side path.
 """
 
 import math
@@ -145,15 +144,15 @@ def marginal_cost(rate: float, limits: Limits, rule: str = "amortised", longest_
 
 
 def cutoff(cutoff_ms: float, limits: Limits) -> Policy:
-    """Greedy; a request that has waited for `cutoff_ms` moves to the side path."""
+    """Greedy; once a request has waited for `cutoff_ms`, an idle side path takes what it ends no later."""
     wait = _above_zero(cutoff_ms, "--t-cut")
     parameters = _parameters(_with_side(limits, "cutoff"), {codes.T_CUT: wait})
     return Policy("cutoff", codes.CUTOFF, parameters, {"t_cut_ms": wait}, needs_side=True)
 
 
 def three_stage(threshold: int, cutoff_ms: float, limits: Limits) -> Policy:
-    """`threshold` (B1) or more go to the main path; fewer to the side path where it is idle and ends no later; the rest
-    waits, for `cutoff_ms` at most."""
+    """`threshold` (B1) or more go to the main path, what it ends no later to an idle side path; the rest waits for
+    more, for `cutoff_ms` at most."""
     wait = _above_zero(cutoff_ms, "--t-cut")
     if threshold < 1:
         raise WrongUsage(f"a threshold of {threshold}", where="B1", remedy="Give 1 or more.")

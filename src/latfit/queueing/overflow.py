@@ -1,7 +1,9 @@
 """A GPU that serves batches greedily, with waiting cut off at T_cut: who still waits then goes to the CPU queue.
 
 System: Poisson(lambda) arrivals; GPU first come first served with deterministic T(b); a request that still waits at age
-T_cut moves to the CPU, which serves one at a time, FCFS, Exp(mu). p_o is the share that overflows.
+T_cut moves to the CPU, which serves one at a time, FCFS, Exp(mu). p_o is the share that overflows. It stays in the
+CPU's queue, so all below needs a CPU that is not overloaded, lambda p_o < mu. The policy `cutoff` keeps requests on the
+GPU that would end sooner there, and is no slower in any tested system (docs/theory.md, "Two paths").
 
 GPU side. Whatever survives to a completion arrived in its last min(T_cut, T(b)) ms, so the batches are the chain
 b' = max(1, Poisson(lambda min(T_cut, T(b)))), i.i.d. where T_cut <= T(b) for every b, and
@@ -152,7 +154,8 @@ class CutoffQueue:
         return self.with_cpu(lambda y: math.exp(-spare * y))(x) if spare > 0 else 1.0
 
     def proved_tail(self) -> Callable[[float], float]:
-        """x -> upper bound on P(R > x): the smaller of the two proved bounds. Where neither applies it stays at p_o."""
+        """x -> upper bound on P(R > x): the smaller of the two proved bounds. Where neither applies, such as with an
+        overloaded CPU, it stays at p_o."""
         bound, share = overflow_bound(self), self.overflow_share
         spare = self.cpu_rate - self.rate
 
@@ -550,7 +553,8 @@ def exact_distribution(queue: CutoffQueue) -> CutoffLaw:
         tail=queue.with_cpu(sojourn.tail),
         utilisation=queue.overflow_rate / queue.cpu_rate,
         rate_limit=math.nan,
-        conditions="Poisson arrivals, GPU greedy with a largest batch that does not bind, CPU exponential, both FIFO",
+        conditions="Poisson arrivals, GPU greedy with a largest batch that does not bind, CPU exponential and not"
+        " overloaded, overflow stays there, both FIFO",
         source="matrix method, exact" + ("" if queue.independent_batches else " (batches as a chain)"),
         overflow_share=share,
         cutoff_ms=queue.cutoff_ms,

@@ -238,7 +238,7 @@ def sampled_cutoff(
         tail=pool.above,
         utilisation=load,
         rate_limit=math.nan,
-        conditions=f"{arrivals.label}, both FIFO, measured scatter",
+        conditions=f"{arrivals.label}, both FIFO, overflow stays on the CPU, measured scatter",
         source=f"simulated, {pool.size:,} requests",
         exact=False,
         runs=runs,

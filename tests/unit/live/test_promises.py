@@ -1,6 +1,7 @@
 """The proved bound of a cut-off, held by the router itself where the bound's conditions hold: Poisson arrivals, a main
 path that takes T(b), a side path that serves one at a time for exponential times. Time is virtual, so a run is long and
-exact; the router's measured tail must not surely lie above the bound, and agrees with the exact distribution."""
+exact; the router's measured tail must not surely lie above the bound. Where the CPU keeps up, it agrees with the exact
+distribution of an overflow that stays there; where it falls behind, it lies below."""
 
 import asyncio
 import math
@@ -59,7 +60,7 @@ def served(rate: float, cutoff_ms: float, cpu_mean_ms: float, seed: int) -> tupl
     )
 
 
-# Loads of the CPU: 0.05, 0.33, and 0.88, where what overflows in bursts waits long.
+# Loads of the CPU: 0.05, 0.33, and 0.88, where overflow in bursts would wait long and stays on the GPU.
 @pytest.mark.parametrize(("rate", "cutoff_ms", "cpu_rate"), [(0.1, 8.0, 0.5), (0.4, 7.0, 0.5), (0.4, 7.0, 0.19)])
 def test_a_proved_bound_is_kept_by_the_router(rate: float, cutoff_ms: float, cpu_rate: float) -> None:
     queue = cutoff_queue(rate, cutoff_ms, linear_times(12, 0.05, max_batch=256), cpu_rate)
@@ -74,6 +75,10 @@ def test_a_proved_bound_is_kept_by_the_router(rate: float, cutoff_ms: float, cpu
         assert np.mean(above) - 4 * error <= 1 - q
         above = np.array([np.mean(each > exact) for each in parts])
         error = float(np.std(above, ddof=1)) / math.sqrt(PARTS)
-        assert abs(np.mean(above) - (1 - q)) <= 4 * error + 1e-3
+        off = float(np.mean(above)) - (1 - q)
+        assert off <= 4 * error + 1e-3
+        assert off >= -4 * error - 1e-3 or law.utilisation > 0.5
     shares = np.array([np.mean(each) for each in np.array_split(by_cpu[WARM:], PARTS)])
-    assert abs(np.mean(shares) - law.overflow_share) <= 4 * float(np.std(shares, ddof=1)) / math.sqrt(PARTS)
+    off, error = float(np.mean(shares)) - law.overflow_share, float(np.std(shares, ddof=1)) / math.sqrt(PARTS)
+    assert off <= 4 * error
+    assert off >= -4 * error or law.utilisation > 0.5

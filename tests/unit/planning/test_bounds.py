@@ -1,4 +1,5 @@
-"""What is proved lies above what is simulated, and the exact law within its interval, for machines drawn at random."""
+"""The proved bounds and the exact law of an overflow that stays on the AMX lie above what the policy makes of machines
+drawn at random: it keeps on the GPU what would end sooner there."""
 
 import math
 
@@ -45,5 +46,5 @@ def test_bounds_stay_above_the_simulation(seed: int) -> None:
     assert any_batch_percentile(rate, t_cut, times, 1 / mean_amx, q) >= least
     if queue.independent_batches:
         exact = exact_distribution(queue).percentile(q)
-        assert exact == pytest.approx(found.value, abs=2 * SURE * (found.high - found.low) / 2)
+        assert exact >= least
         assert queue.proved_percentile(q) >= exact * (1 - 1e-9)

@@ -242,12 +242,6 @@ class TestStability:
         assert all(grows(self.at(1.02, 100_000, seed)) for seed in range(8))
         assert all(grows(self.at(1.1, 20_000, seed)) for seed in range(8))
 
-    def test_overflow_beyond_the_side_path_is_found(self) -> None:
-        """Capacities would do, but half of the requests overflow to a path that takes 10 ms each."""
-        system = System(linear_path("gpu", 8, 0.05, 256), table_path("amx", [10.0]))
-        result = simulate(policies.cutoff(1.0, Limits(256, 1)), system, OpenLoad(Poisson(0.5)), Options())
-        assert not result.stable
-
 
 class TestWhatIsNotSure:
     def test_a_rare_percentile_of_a_short_run(self) -> None:

@@ -88,12 +88,10 @@ def test_marginal_cost_with_a_longest_wait() -> None:
     assert story(policies.marginal_cost(0.5, FOUR, longest_ms=1.0), [0, 30])[0] == "1 starts gpu 0"
 
 
-def test_cutoff_moves_who_waited_long() -> None:
+def test_cutoff_gives_aged_requests_to_the_side_path() -> None:
     assert story(policies.cutoff(4.0, PAIR), [0, 1, 2], BOTH) == [
         "0 starts gpu 0",
-        "5 moves amx 1",
         "5 starts amx 1",
-        "6 moves amx 2",
         "9 ends amx 1",
         "9 starts amx 2",
         "11 ends gpu 0",
@@ -102,13 +100,12 @@ def test_cutoff_moves_who_waited_long() -> None:
 
 
 def test_three_stages() -> None:
-    """Few go to the idle AMX, three start the GPU, and the last one is flushed at age T_cut = 6."""
+    """Few go to the idle AMX, three start the GPU, and the last one goes to the AMX once that is free."""
     assert story(policies.three_stage(3, 6.0, PAIR), [0, 1, 2, 5, 5.5, 5.6, 5.8], BOTH) == [
         "0 starts amx 0",
         "4 ends amx 0",
         "4 starts amx 1+2",
         "5.6 starts gpu 3+4+5",
-        "11.8 moves amx 6",
         "12 ends amx 1+2",
         "12 starts amx 6",
         "16 ends amx 6",

@@ -4,9 +4,9 @@ Engines form their batches themselves, step by step; what a router decides is wh
 So a batch here is one request, and `servers` are the requests that an engine works on at a time. Its time T(1) is that
 of a reply, from the moment it is sent on to the last byte.
 
-A reply is passed on piece by piece, byte for byte. Until its first piece came nothing was sent to the caller, and the
-request may go to another engine; from then on an error can only cut the reply short. A caller that leaves closes the
-connection to the engine, which is how engines are told to stop.
+A reply is passed on piece by piece, byte for byte, its headers as soon as they come. Until then the request may go to
+another engine; from then on an error can only cut the reply short. A caller that leaves closes the connection to the
+engine, which is how engines are told to stop.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import aiohttp
@@ -42,6 +43,7 @@ MOST_SLOTS = 1024
 """More requests at a time than engines take, each of which a decision looks at."""
 
 MAX_FETCHES = 4  # concurrent calls of `fetch`, which need no slot
+HEALTH = URL("/health")
 
 Headers = Sequence[tuple[str, str]]
 HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
@@ -50,8 +52,8 @@ HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
 
 @dataclass(frozen=True)
 class HttpTimeouts:
-    """Seconds. connect: to an engine.  first_byte: until a reply begins; one that is not streamed begins when it is
-    complete.  between: from one piece of it to the next, on either side.  probe: of an engine in doubt."""
+    """Seconds. connect: to an engine.  first_byte: until the body of a reply begins; one that is not streamed begins
+    when it is complete.  between: from one piece of it to the next, on either side.  probe: of GET /health."""
 
     connect_s: float = 5.0
     first_byte_s: float = 300.0
@@ -79,8 +81,8 @@ class Caller(Protocol):
 class Exchange:
     """A request on its way through an engine, and its caller. target: path and query.  body: as it came, in pieces.
     final: an answer that says that the engine takes nothing now is passed on, since no other one is asked.  status: of
-    the reply, 0 before it begins; whole: whether all of it was passed on; path, first_byte_s: whose it is, and how long
-    it let wait for it.  left: the caller is gone, or takes nothing."""
+    the reply, 0 before it begins; whole: whether all of it was passed on; path: whose it is; first_byte_s: after so
+    long the first byte of its body came, 0 before that.  left: the caller is gone, or takes nothing."""
 
     method: str
     target: URL
@@ -166,15 +168,14 @@ class HttpExecutor:
             raise WrongUsage(f"{slots} slots", where=name, remedy=f"Give 1 to {MOST_SLOTS:,}.")
         self._overdue_s, self._headers = overdue_s, dict(headers or {})
         self._sessions: list[aiohttp.ClientSession] = []
-        self._in_doubt = False
 
     @property
     def max_connections(self) -> int:
-        """Connections to the engine at a time: one a slot, and those of `fetch`."""
-        return self.servers + MAX_FETCHES
+        """Connections to the engine at a time: one a slot, those of `fetch`, and the probe."""
+        return self.servers + MAX_FETCHES + 1
 
     async def start(self) -> None:
-        """Be ready; whether the engine is there shows when a request comes."""
+        """Be ready to connect."""
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
         for keep_s in (IDLE_S, None)[len(self._sessions) :]:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_s, force_close=keep_s is None)
@@ -194,13 +195,10 @@ class HttpExecutor:
         exchange: Exchange = inputs[0]
         exchange.path = self.name
         began = asyncio.get_running_loop().time()
-        if self._in_doubt and not await self.answers():
-            raise self._away("it does not answer")
         try:
             async with exchange.within(self.timeouts.first_byte_s):
                 await self._pass_on(exchange, began)
         except aiohttp.ClientError as error:
-            self._in_doubt = True
             raise self._failure(error, begun=bool(exchange.status)) from error
         except TimeoutError as error:
             raise self._too_late(exchange, asyncio.get_running_loop().time() - began) from error
@@ -208,17 +206,20 @@ class HttpExecutor:
             raise ExecutorFailed(
                 f"it answered {exchange.status}", where=self.name, remedy="Its answer was passed on; see its log."
             )
-        self._in_doubt = False
         return [None]
 
-    async def answers(self) -> bool:
-        """Whether the engine answers at all, and does not say that it is not ready. Raises NoDescriptors."""
+    async def answers(self) -> bool | None:
+        """Whether the engine answers GET /health in time, and not with 503; one that has no such page is alive too.
+
+        None where this process lacks a descriptor to ask.
+        """
         try:
-            async with asyncio.timeout(self.timeouts.probe_s), self._sessions[-1].get(self.url / "health") as answer:
-                return answer.status != 503
+            async with asyncio.timeout(self.timeouts.probe_s):
+                async with self._sessions[-1].get(self._address(HEALTH), allow_redirects=False) as answer:
+                    return answer.status != HTTPStatus.SERVICE_UNAVAILABLE
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if isinstance(failure := self._failure(error), NoDescriptors):
-                raise failure from error
+            if _lacks_descriptors(error):
+                return None
             return False
 
     async def fetch(self, target: URL, headers: Headers, most_bytes: int) -> tuple[int, Headers, bytes]:
@@ -236,7 +237,7 @@ class HttpExecutor:
             raise self._failure(error) from error
 
     async def recover(self) -> None:
-        """Every request has a connection of its own; the next one asks first whether the engine is there."""
+        """Every request has a connection of its own, and the router probes the engine before the next one."""
 
     async def close(self) -> None:
         sessions, self._sessions = self._sessions, []
@@ -256,14 +257,13 @@ class HttpExecutor:
 
     async def _exchanged(self, session: aiohttp.ClientSession, exchange: Exchange, began: float) -> None:
         async with self._asked(session, exchange.method, exchange.target, exchange.headers, exchange.body) as answer:
-            piece = await answer.content.readany()
-            exchange.first_byte_s = asyncio.get_running_loop().time() - began
             if answer.status in AWAY and not exchange.final:
-                self._in_doubt = True
                 raise self._away(f"it answered {answer.status}")
             exchange.status = answer.status
             headers = [*passed_on(answer.headers.items(), {SERVED_BY}), (SERVED_BY, self.name)]
             await exchange.caller.begin(answer.status, headers)
+            piece = await answer.content.readany()
+            exchange.first_byte_s = asyncio.get_running_loop().time() - began
             while piece:
                 await exchange.hand(piece, self.timeouts.between_s)
                 piece = await answer.content.readany()
@@ -323,10 +323,9 @@ class HttpExecutor:
 
     def _too_late(self, exchange: Exchange, waited_s: float) -> ExecutorFailed:
         """Why nothing came any more: the caller left or takes nothing, or the engine hangs."""
-        hangs = not exchange.status and waited_s >= self._overdue_s
+        hangs = not exchange.first_byte_s and waited_s >= self._overdue_s
         if exchange.deserted and not hangs:
             return Abandoned("the caller left", where=self.name, remedy="Nothing: the engine was told to stop.")
-        self._in_doubt = True
         return ExecutorTimedOut(
             f"nothing came for {min(waited_s, self.timeouts.first_byte_s):,.0f} s",
             where=self.name,

@@ -266,7 +266,7 @@ class Front:
             raise
         except (QueueFull, NoPath, Closed, ExecutorFailed) as error:
             self._failed(request, exchange, error)
-        if exchange.status:
+        if exchange.first_byte_s:
             self._first_byte.labels(exchange.path).observe(exchange.first_byte_s)
 
     async def _tried(self, exchange: Exchange, class_id: int) -> None:

@@ -104,8 +104,11 @@ class FrontServer:
         self._told, self._told_again = asyncio.Event(), asyncio.Event()
 
     async def __aenter__(self) -> "FrontServer":
-        """Raises TargetNotWritable where it cannot listen, WrongUsage where too few files may be open, and what the
-        executors raise."""
+        """Listen once the router is ready.
+
+        Raises TargetNotWritable where it cannot listen, WrongUsage where too few files may be open, and what the
+        executors raise.
+        """
         max_callers, backlog = _split_descriptors(sum(each.max_connections for each in self.front.engines))
         await self.front.router.start()
         silent = logging.getLogger("latfit.front")  # its messages would quote what was sent

@@ -4,15 +4,15 @@ One loop over the moments at which something may be decided: a server becomes fr
 as many wait as the policy asked for. Arrivals in between are only counted, so that a batch costs the same however many
 requests it takes in. At one moment, services end first, then requests arrive, then the policy is asked, until it waits.
 
-The queue is the stretch [HEAD, TAIL) of the arrivals where there is one class; with several, each class is a linked
-list and whoever comes first by class and age is taken. Requests sent to the side path form a list of their own. A
+The queue is the stretch [HEAD, TAIL) of `line`, in order of arrival, where there is one class; with several, each class
+is a linked list and whoever comes first by class and age is taken. A batch may pass over the front of the queue. A
 closed loop keeps the requests that its users think about in a heap by the moment at which they send them, and writes
 arrivals down as they happen.
 
 N(t), the number in the system, is integrated over the run from the counts alone, and the response times are written
 down one by one: that the two agree is Little's law, checked after every run.
 
-Compiled functions share plain tuples of arrays: a queue (class_id, following, lists) by class, the paths' servers
+Compiled functions share plain tuples of arrays: a queue (line, following, lists), the paths' servers
 (servers, free), the counters q and the clocks t, which go by the numbers below.
 """
 
@@ -22,26 +22,23 @@ import numpy as np
 
 from latfit.compiled import entry, first_beyond, inner
 from latfit.policies import (
+    AGED,
     DUE,
     MAIN,
-    MAIN_FREE,
-    MOVE,
+    MOST_AGED,
     NOW,
     OLDEST,
     SERVE_MAIN,
     SIDE,
-    SIDE_FREE,
-    SIDE_LARGEST,
-    SIDE_WAITING,
+    T_CUT,
+    VIEW,
     WAIT,
     WAITING,
     decide,
 )
 from latfit.simulation.heap import pop, push
 
-HEAD, TAIL, QUEUED, KNOWN, SIDE_FIRST, SIDE_LAST, SIDE_QUEUED, RETURNING, ISSUED, BATCHES, PHASE, MOST, COUNTERS = (
-    range(13)
-)
+HEAD, TAIL, QUEUED, KNOWN, RETURNING, ISSUED, BATCHES, PHASE, MOST, COUNTERS = range(10)
 CLOCK, LAST, AREA, CLOCKS = range(4)
 
 DETERMINISTIC, EXPONENTIAL, EMPIRICAL = range(3)
@@ -90,14 +87,18 @@ class Rule(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What the core works on: free (2, servers): when each server is free; members (Bmax + 1,); seen (VIEW,); following
-    (n,): the next in line behind a request, empty where nobody needs it; lists (2, classes): first and last; returns
-    (users,): heap of the requests that users will send; sent (n,): when, once that is known, before that how long they
-    think."""
+    """What the core works on.
+
+    free (2, servers): when each server is free.  members (Bmax + 1,).  seen (VIEW + 2 servers,).  line (n,): requests
+    in order of arrival, for one class; following (n,): the next of its class behind a request, for several.  lists (4,
+    classes): first and last of each class, and two places of a walk.  returns (users,): heap of the requests that
+    users will send.  sent (n,): when, once that is known, before that how long they think.
+    """
 
     free: Any
     members: Any
     seen: Any
+    line: Any
     following: Any
     lists: Any
     returns: Any
@@ -106,9 +107,8 @@ class Scratch(NamedTuple):
 
 class Out(NamedTuple):
     """response (n,) ms, NaN until served; path (n,), -1 until served; sizes (2, Bmax + 1): batches by size; busy (3,
-    2): ms of service begun, in all, up to the first and up to the last arrival that count; batch (n,), start (n,) and
-    moved (n,): number and start of the batch and when the request was sent to the side path, empty where not wanted;
-    counters and clocks at the end."""
+    2): ms of service begun, in all, up to the first and up to the last arrival that count; batch (n,) and start
+    (n,): number and start of the batch, empty where not wanted; counters and clocks at the end."""
 
     response: Any
     path: Any
@@ -116,7 +116,6 @@ class Out(NamedTuple):
     busy: Any
     batch: Any
     start: Any
-    moved: Any
     counters: Any
     clocks: Any
 
@@ -125,10 +124,10 @@ class Out(NamedTuple):
 def admit(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
     """Queue the arrivals up to `moment`, but stop once `at` requests wait. Returns the moment it went up to."""
     tail, waiting, n = q[TAIL], q[QUEUED], q[KNOWN]
-    beside, last, area = q[SIDE_QUEUED], t[LAST], t[AREA]
+    last, area = t[LAST], t[AREA]
     while tail < n and arrive[tail] <= moment:
         now = arrive[tail]
-        area += (waiting + beside) * (now - last)
+        area += waiting * (now - last)
         last = now
         tail += 1
         waiting += 1
@@ -139,9 +138,9 @@ def admit(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
 
 
 @inner
-def admit_by_class(arrive, queue, sending, clocks, limits):  # type: ignore[no-untyped-def]
+def admit_by_class(arrive, class_id, queue, sending, clocks, limits):  # type: ignore[no-untyped-def]
     """As `admit`, for several classes and for a closed loop; sending: its users' next requests, a heap by time."""
-    class_id, following, lists = queue
+    _, following, lists = queue
     returns, sent = sending
     q, t = clocks
     moment, at, users = limits
@@ -159,7 +158,7 @@ def admit_by_class(arrive, queue, sending, clocks, limits):  # type: ignore[no-u
             pop(returns, q[RETURNING], sent)
             q[RETURNING] -= 1
             q[KNOWN] += 1
-        t[AREA] += (q[QUEUED] + q[SIDE_QUEUED]) * (now - t[LAST])
+        t[AREA] += q[QUEUED] * (now - t[LAST])
         t[LAST] = now
         q[TAIL] += 1
         q[QUEUED] += 1
@@ -177,25 +176,23 @@ def admit_by_class(arrive, queue, sending, clocks, limits):  # type: ignore[no-u
 
 @inner
 def pass_time(q, t, moment):  # type: ignore[no-untyped-def]
-    waiting = q[QUEUED] + q[SIDE_QUEUED]
+    waiting = q[QUEUED]
     t[AREA] += waiting * (moment - t[LAST])
     t[CLOCK] = t[LAST] = moment
     q[MOST] = max(q[MOST], waiting)
 
 
 @inner
-def observe(arrive, deadlines, lists, paths, q, view):  # type: ignore[no-untyped-def]
-    """Fill the policy's view, all but the time. lists: first and last request of each class."""
-    servers, free = paths
+def observe(arrive, deadlines, queue, paths, q, view):  # type: ignore[no-untyped-def]
+    """Fill the policy's view, all but the time and how many requests are aged."""
+    line, _, lists = queue
+    _, free = paths
     view[WAITING] = q[QUEUED]
-    view[SIDE_WAITING] = q[SIDE_QUEUED]
     for path in range(2):
-        soonest = free[path, 0]
-        for server in range(1, servers[path]):
-            soonest = min(soonest, free[path, server])
-        view[MAIN_FREE + path] = soonest
+        for server in range(free.shape[1]):
+            view[VIEW + path * free.shape[1] + server] = free[path, server]
     if q[QUEUED] > 0 and len(deadlines) == 1 and lists[0, 0] == NOBODY:
-        view[OLDEST] = arrive[q[HEAD]]
+        view[OLDEST] = arrive[line[q[HEAD]]]
         view[DUE] = view[OLDEST] + deadlines[0]
     elif q[QUEUED] > 0:
         view[OLDEST] = view[DUE] = np.inf
@@ -207,46 +204,57 @@ def observe(arrive, deadlines, lists, paths, q, view):  # type: ignore[no-untype
 
 
 @inner
+def count_aged(arrive, queue, q, now, cutoff):  # type: ignore[no-untyped-def]
+    """How many requests have waited for `cutoff`, up to MOST_AGED: whoever is behind one that has not, has not."""
+    line, following, lists = queue
+    aged = 0
+    if len(following) == 0:
+        most = min(q[QUEUED], MOST_AGED)
+        while aged < most and arrive[line[q[HEAD] + aged]] + cutoff <= now:
+            aged += 1
+    for c in range(lists.shape[1]):
+        i = lists[0, c]
+        while i != NOBODY and aged < MOST_AGED and arrive[i] + cutoff <= now:
+            aged += 1
+            i = following[i]
+    return aged
+
+
+@inner
 def take_next(members, arrive, queue, q, how):  # type: ignore[no-untyped-def]
-    """Take the next requests out of the queue into `members`: by class less age/ageing; ageing 0 is by age alone."""
-    _, following, lists = queue
-    take, ageing, moment, classes = how
+    """Take the `take` requests behind the first `passed` out of the queue: by class less age/ageing."""
+    line, following, lists = queue
+    take, passed, ageing, moment = how
     q[QUEUED] -= take
-    if not classes:
+    walked = passed + take
+    if len(following) == 0:
+        first, walked = q[HEAD] + passed, 0
         for k in range(take):
-            members[k] = q[HEAD] + k
+            members[k] = line[first + k]
+        for k in range(passed):
+            line[first + take - 1 - k] = line[first - 1 - k]
         q[HEAD] += take
-    for k in range(take if classes else 0):
+    for c in range(lists.shape[1]):
+        lists[2, c], lists[3, c] = lists[0, c], NOBODY
+    for k in range(walked):
         best, least = NOBODY, np.inf
         for c in range(lists.shape[1]):
-            if lists[0, c] != NOBODY:
-                age = moment - arrive[lists[0, c]]
-                rank = -age if ageing == 0.0 else c - age / ageing
+            if lists[2, c] != NOBODY:
+                rank = c - (moment - arrive[lists[2, c]]) / ageing
                 if rank < least:
                     best, least = c, rank
-        members[k] = lists[0, best]
-        lists[0, best] = following[members[k]]
-
-
-@inner
-def to_side(members, following, q, take):  # type: ignore[no-untyped-def]
-    for k in range(take):
-        i = members[k]
-        if q[SIDE_QUEUED] == 0:
-            q[SIDE_FIRST] = i
+        i, before = lists[2, best], lists[3, best]
+        lists[2, best] = following[i]
+        if k < passed:
+            lists[3, best] = i
         else:
-            following[q[SIDE_LAST]] = i
-        following[i] = NOBODY
-        q[SIDE_LAST] = i
-        q[SIDE_QUEUED] += 1
-
-
-@inner
-def take_from_side(members, following, q, take):  # type: ignore[no-untyped-def]
-    for k in range(take):
-        members[k] = q[SIDE_FIRST]
-        q[SIDE_FIRST] = following[q[SIDE_FIRST]]
-    q[SIDE_QUEUED] -= take
+            members[k - passed] = i
+            if before == NOBODY:
+                lists[0, best] = following[i]
+            else:
+                following[before] = following[i]
+            if following[i] == NOBODY:
+                lists[1, best] = before
 
 
 @inner
@@ -266,13 +274,12 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
     arrive, class_id, deadlines, warm = load.arrive, load.class_id, load.deadlines, load.warm
     typical, kind, ratios, reached = machine.typical, machine.kind, machine.ratios, machine.reached
     times, grid, tokens, first, last = machine.times, machine.grid, load.tokens, machine.first, machine.last
-    code, p, aged = rule.code, rule.parameters, rule.ageing
+    code, p, ageing = rule.code, rule.parameters, rule.ageing
     q, t, busy, sizes = out.counters, out.clocks, out.busy, out.sizes
-    batch, start, moved, served = out.batch, out.start, out.moved, (out.response, out.path)
+    batch, start, served = out.batch, out.start, (out.response, out.path)
     n, users, classes = len(arrive), load.users, len(class_id) > 0
-    members, view, returns, lists = scratch.members, scratch.seen, scratch.returns, scratch.lists
-    following, sent = scratch.following, scratch.sent
-    queue, paths = (class_id, following, lists), (machine.servers, scratch.free)
+    members, view, returns, sent = scratch.members, scratch.seen, scratch.returns, scratch.sent
+    queue, paths = (scratch.line, scratch.following, scratch.lists), (machine.servers, scratch.free)
     q[KNOWN] = 0 if users > 0 else n
     for _ in range(min(users, n)):
         send_next(returns, sent, q, 0.0)
@@ -280,7 +287,7 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
     while True:
         moment = min(until, _next_free(paths, t[CLOCK]))
         if users > 0 or classes:
-            moment = admit_by_class(arrive, queue, (returns, sent), (q, t), (moment, at, users))
+            moment = admit_by_class(arrive, class_id, queue, (returns, sent), (q, t), (moment, at, users))
         else:
             moment = admit(arrive, q, t, moment, at)
         if moment == np.inf:
@@ -288,22 +295,14 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
         _mark(arrive, warm, paths, q, busy)
         pass_time(q, t, moment)
         while True:
-            observe(arrive, deadlines, lists, paths, q, view)
+            observe(arrive, deadlines, queue, paths, q, view)
             view[NOW] = moment
-            if q[SIDE_QUEUED] > 0 and view[SIDE_FREE] <= moment:
-                path, take = SIDE, min(q[SIDE_QUEUED], int(p[SIDE_LARGEST]))
-                take_from_side(members, following, q, take)
-            else:
-                action, take, until, at = decide(code, p, typical, view)
-                if action == WAIT:
-                    break
-                path = MAIN if action == SERVE_MAIN else SIDE
-                ageing = 0.0 if action == MOVE else aged
-                take_next(members, arrive, queue, q, (take, ageing, moment, classes))
-                if action == MOVE:
-                    to_side(members, following, q, take)
-                    _log(moved, members, take, moment)
-                    continue
+            view[AGED] = count_aged(arrive, queue, q, moment, p[T_CUT]) if machine.servers[SIDE] > 0 else 0
+            action, take, until, at = decide(code, p, typical, view)
+            if action == WAIT:
+                break
+            path = MAIN if action == SERVE_MAIN else SIDE
+            take_next(members, arrive, queue, q, (take, at, ageing, moment))
             lasts = _service_ms(times, grid, tokens, members, path, take)
             if kind[path] != DETERMINISTIC:
                 u = rngs[0].random() if path == MAIN else rngs[1].random()
@@ -318,7 +317,7 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
             q[BATCHES] += 1
             if q[PHASE] == MEASURING:
                 sizes[path, take] += 1
-        if q[QUEUED] == 0 and q[SIDE_QUEUED] == 0 and q[TAIL] == q[KNOWN] and q[RETURNING] == 0:
+        if q[QUEUED] == 0 and q[TAIL] == q[KNOWN] and q[RETURNING] == 0:
             break
 
 

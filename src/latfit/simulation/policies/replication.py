@@ -129,7 +129,6 @@ def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: 
         busy=np.zeros((3, 2)),
         batch=np.full(kept, -1, np.int64),
         start=np.full(kept, math.nan),
-        moved=np.full(kept, math.nan),
         counters=np.zeros(COUNTERS, np.int64),
         clocks=np.zeros(CLOCKS),
     )
@@ -182,7 +181,7 @@ def measured_run(served: Mapping[str, Any], system: System, warm: int = 0) -> Re
     changes = np.concatenate([np.stack([arrive, np.ones(n)]), np.stack([served["started_ms"], -np.ones(n)])], axis=1)
     waiting = np.cumsum(changes[1, np.lexsort((-changes[1], changes[0]))])
     nothing = np.empty(0)
-    out = Out(response, path, sizes, busy, nothing, nothing, nothing, np.zeros(COUNTERS), np.zeros(CLOCKS))
+    out = Out(response, path, sizes, busy, nothing, nothing, np.zeros(COUNTERS), np.zeros(CLOCKS))
     return Replication(
         arrive,
         response,
@@ -234,13 +233,14 @@ def _scratch(load: Load, machine: Machine) -> Scratch:
     free = np.full((2, max(1, int(servers.max()))), math.inf)
     for path in range(2):
         free[path, : servers[path]] = 0.0
-    linked = len(load.arrive) if classes or servers[codes.SIDE] > 0 else 0
+    n = len(load.arrive)
     return Scratch(
         free=free,
         members=np.zeros(machine.typical.shape[1], np.int64),
-        seen=np.zeros(codes.VIEW),
-        following=np.empty(linked, np.int32),
-        lists=np.full((2, len(load.deadlines)), NOBODY),
+        seen=np.zeros(codes.VIEW + free.size),
+        line=np.empty(0, np.int32) if classes else np.arange(n, dtype=np.int32),
+        following=np.empty(n if classes else 0, np.int32),
+        lists=np.full((4, len(load.deadlines)), NOBODY),
         returns=np.zeros(load.users, np.int64),
         sent=load.think.copy(),
     )

@@ -38,15 +38,15 @@ from latfit.units import format_rate
 from latfit.workload import Load, Streams
 
 MOST_EVENTS = 5_000_000
-ENDS, ARRIVES, MOVES, STARTS = range(4)
-WORDS = ("ends", "arrives", "moves", "starts")
+ENDS, ARRIVES, STARTS = range(3)
+WORDS = ("ends", "arrives", "starts")
 """Order of simultaneous events: services end, requests arrive, then the policy acts."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """at_ms: when.  what: arrives, moves (to wait for the side path), starts or ends.  requests: which ones, in order
-    of their taking.  path: its name, empty for an arrival.  batch: its number, -1 for none."""
+    """at_ms: when.  what: arrives, starts or ends.  requests: which ones, in order of their taking.  path: its name,
+    empty for an arrival.  batch: its number, -1 for none."""
 
     at_ms: float
     what: str
@@ -70,9 +70,6 @@ def events_of(served: Replication, system: System) -> list[Event]:
     """The log of a run that was made with `log=True`."""
     names = [path.name for path in system.paths]
     found = [(float(t), ARRIVES, i, Event(float(t), WORDS[ARRIVES], (i,))) for i, t in enumerate(served.arrive_ms)]
-    for i in np.flatnonzero(~np.isnan(served.out.moved)).tolist():
-        t = float(served.out.moved[i])
-        found.append((t, MOVES, i, Event(t, WORDS[MOVES], (i,), names[-1])))
     members: dict[int, list[int]] = {}
     for i in np.flatnonzero(served.path >= 0).tolist():
         members.setdefault(int(served.out.batch[i]), []).append(i)

@@ -75,7 +75,7 @@ async def dies(writer: asyncio.StreamWriter, asked: Asked) -> None:
 
 class StandInEngine:
     """answer: how it answers a request other than to /health.  tls: context of an HTTPS server.  healthy: whether it
-    says that it is ready.  asked: what it was asked for.  connections: made to it."""
+    says that it is ready.  asked: what it was asked for.  connections: made to it, but for those of /health."""
 
     def __init__(self, answer: Answer, tls: ssl.SSLContext | None = None) -> None:
         self.answer, self.tls, self.healthy = answer, tls, True
@@ -100,13 +100,15 @@ class StandInEngine:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
-        self.connections += 1
+        first = True
         try:
             while not writer.is_closing():
                 asked = await _read(reader)
-                if asked.lines[0].startswith("GET /health"):
+                if asked.lines[0].startswith("GET ") and asked.lines[0].split()[1].endswith("/health"):
                     await whole(b"", "200 OK" if self.healthy else "503 Not yet")(writer, asked)
                     continue
+                self.connections += first
+                first = False
                 self.asked.append(asked)
                 watching = asyncio.ensure_future(_watch(reader, asked))
                 await self.answer(writer, asked)

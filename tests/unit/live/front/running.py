@@ -38,7 +38,7 @@ async def running(
     ]
     rule = policy or (gpu_only(Limits(1)) if len(engines) == 1 else cutoff(20.0, Limits(1, 1)))
     deadlines = (float("inf"),) * max(len(options.get("classes", ())), 1)
-    limits = RouterOptions(most_waiting, deadlines, timeout_ms=float("inf"), patience_ms=patience_ms)
+    limits = RouterOptions(most_waiting, deadlines, timeout_ms=float("inf"), patience_ms=patience_ms, probe_ms=50.0)
     router = Router(executors, [[50.0]] * len(engines), rule, limits)
     front = Front(router, FrontOptions(**options))
     async with FrontServer(front, **{"drain_s": 2.0, **(server or {})}) as listening:

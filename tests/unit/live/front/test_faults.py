@@ -10,11 +10,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import numpy as np
 import pytest
 from yarl import URL
 
-from latfit.live import Exchange, HttpTimeouts
+from latfit.live import Exchange, Front, FrontServer, HttpExecutor, HttpTimeouts, Router, RouterOptions
 from latfit.live.front.exchange import Headers, RequestInvalid
+from latfit.live.path import COOL_DOWN_MS, LivePath
+from latfit.policies import Limits, cutoff
 from tests.unit.live.front.engine import SSE, Answer, Asked, chunk, dies, engine, hangs, head, streamed, whole
 from tests.unit.live.front.running import PROMPT, Reply, request, running, say, until
 
@@ -297,7 +300,6 @@ def test_a_reply_that_is_shorter_than_it_says_is_cut_off() -> None:
     "answer",
     [
         dies,
-        _head_only,
         _no_http,
         whole(b"", "101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade"),
         whole(b"{}", "600 x"),
@@ -348,17 +350,44 @@ def test_an_engine_that_comes_back_is_served_again() -> None:
     asyncio.run(main())
 
 
-def test_an_engine_in_doubt_is_asked_before_a_request_is_risked() -> None:
+def test_an_engine_that_is_not_ready_gets_no_request_when_its_rest_is_over() -> None:
     """One that takes connections and says that it is not ready gets no request, and its callers another engine."""
 
     async def main() -> None:
         async with engine(dies) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
-            await say(server, HELLO)
             gpu.healthy = False
+            await say(server, HELLO)
             asked = len(gpu.asked)
             await asyncio.sleep(0.55)
+            assert server.front.router.up() == {"gpu": False, "cpu": True}
             assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
             assert len(gpu.asked) == asked
+
+    asyncio.run(main())
+
+
+async def up(server: FrontServer) -> tuple[int, dict[str, bool], bytes]:
+    """Status and paths of /health, and the lines of latfit_path_up in /metrics."""
+    health = await say(server, request(b"", "/health", "GET"))
+    metrics = (await say(server, request(b"", "/metrics", "GET"))).body.splitlines()
+    lines = b" ".join(line.split()[-1] for line in metrics if line.startswith(b"latfit_path_up{"))
+    return health.status, json.loads(health.body)["paths"], lines
+
+
+def test_an_engine_that_dies_or_comes_back_while_nobody_asks_is_noticed() -> None:
+    async def main() -> None:
+        async with engine(whole(b"{}")) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
+            assert await up(server) == (200, {"gpu": True, "cpu": True}, b"1.0 1.0")
+            await gpu.stop()
+            await until(lambda: not server.front.router.up()["gpu"])
+            assert await up(server) == (200, {"gpu": False, "cpu": True}, b"0.0 1.0")
+            await cpu.stop()
+            await until(lambda: not server.front.router.up()["cpu"])
+            assert await up(server) == (503, {"gpu": False, "cpu": False}, b"0.0 0.0")
+            await gpu.start(gpu.port)
+            await until(lambda: server.front.router.up()["gpu"])
+            assert await up(server) == (200, {"gpu": True, "cpu": False}, b"1.0 0.0")
+            assert (await say(server, HELLO)).header("x-latfit-path") == "gpu"
 
     asyncio.run(main())
 
@@ -411,6 +440,67 @@ def test_a_front_without_descriptors_does_not_blame_its_engines(host: str) -> No
                 assert server.front.router.up() == {"gpu": True, "cpu": True}
                 assert server.front.router.main.failed_batches == 0
                 assert (await say(server, HELLO)).header("x-latfit-path") == "gpu"
+
+    asyncio.run(main())
+
+
+def test_one_missed_probe_is_not_the_end_and_what_was_lost_needs_an_answer() -> None:
+    path = LivePath(HttpExecutor("gpu", "http://localhost:1"), np.array([0.0, 50.0]), None)
+    for answered, stays_up in (
+        (False, False),
+        (True, True),
+        (False, True),
+        (True, True),
+        (False, True),
+        (False, False),
+    ):
+        path.probed(answered)
+        assert path.up(0.0) is stays_up
+    path.succeeded()
+    assert path.up(0.0)
+    path.failed(0.0, at_once=True)
+    assert not path.up(1e9)
+    path.probed(True)
+    assert [path.up(now) for now in (0.0, COOL_DOWN_MS)] == [False, True]
+
+
+def test_it_listens_once_it_is_ready_and_knows_by_then_which_engines_are_up() -> None:
+    async def main() -> None:
+        with socket.socket() as free, socket.socket() as other:
+            for each in (free, other):
+                each.bind(("127.0.0.1", 0))
+            port, nobody = free.getsockname()[1], f"http://127.0.0.1:{other.getsockname()[1]}"
+        async with engine(whole(b"{}")) as gpu:
+            compiled = asyncio.Event()
+
+            class Slow(HttpExecutor):
+                async def start(self) -> None:
+                    await compiled.wait()
+                    await super().start()
+
+            executors = [Slow("gpu", gpu.url), HttpExecutor("cpu", nobody)]
+            router = Router(executors, [[50.0], [50.0]], cutoff(20.0, Limits(1, 1)), RouterOptions())
+            server = FrontServer(Front(router), port=port, drain_s=0.0)
+            entering = asyncio.ensure_future(server.__aenter__())
+            await asyncio.sleep(0.05)
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+            compiled.set()
+            await entering
+            assert await up(server) == (200, {"gpu": True, "cpu": False}, b"1.0 0.0")
+            await server.__aexit__(None, None, None)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_dies_behind_its_headers_cuts_the_reply_off() -> None:
+    async def main() -> None:
+        async with engine(_head_only) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
+            reply = await say(server, HELLO)
+            assert (reply.status, reply.header("x-latfit-path")) == (200, "gpu")
+            with pytest.raises(ValueError, match="cut off"):
+                _ = reply.body
+            assert cpu.asked == []
 
     asyncio.run(main())
 

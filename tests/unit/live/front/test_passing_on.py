@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from latfit.live import RequestSpans
+from latfit.live import HttpTimeouts, RequestSpans
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only, three_stage
 from tests.unit.live.front.engine import SSE, Asked, StandInEngine, chunk, engine, head, streamed, whole
@@ -97,7 +97,7 @@ def test_a_request_goes_on_as_it_came(path: str) -> None:
 
 
 def test_a_stream_is_passed_on_while_it_is_written() -> None:
-    """Each event is with the caller before the engine writes the next one."""
+    """Headers, and then each event, are with the caller before the engine writes more."""
 
     async def main() -> None:
         seen: list[bytes] = []
@@ -105,6 +105,7 @@ def test_a_stream_is_passed_on_while_it_is_written() -> None:
 
         async def answer(writer: asyncio.StreamWriter, asked: Asked) -> None:
             writer.write(head("200 OK", "Transfer-Encoding: chunked", "Content-Type: text/event-stream"))
+            await asyncio.wait_for(arrived.wait(), 2.0)
             for piece in SSE:
                 arrived.clear()
                 writer.write(chunk(piece))
@@ -121,7 +122,7 @@ def test_a_stream_is_passed_on_while_it_is_written() -> None:
                 arrived.set()
             writer.close()
         assert Reply(raw).body == b"".join(SSE)
-        assert len(seen) >= len(SSE)
+        assert len(seen) >= 1 + len(SSE)
 
     asyncio.run(main())
 
@@ -279,10 +280,15 @@ def test_urgent_requests_wait_before_others_and_no_class_is_the_last() -> None:
     """One slot, taken by the first request: the others are served by class, and by their order within it."""
 
     async def main() -> None:
-        names = ["batch", "chat", None, "chat"]
+        names, all_wait = ["batch", "chat", None, "chat"], asyncio.Event()
         asked = [_of(name, json.dumps({"prompt": str(i)}).encode()) for i, name in enumerate(names)]
-        async with engine(streamed([b"x"] * 2, 0.02)) as gpu:
-            limits = {"slots": 1, "classes": ("chat", "batch")}
+
+        async def answer(writer: asyncio.StreamWriter, asked: Asked) -> None:
+            await all_wait.wait()
+            await whole(b"{}")(writer, asked)
+
+        async with engine(answer) as gpu:
+            limits = {"slots": 1, "classes": ("chat", "batch"), "timeouts": HttpTimeouts(first_byte_s=5.0)}
             async with running([gpu], **limits) as server:  # type: ignore[arg-type]
                 first = asyncio.ensure_future(say(server, request()))
                 await until(lambda: server.front.router.running == 1)
@@ -290,6 +296,7 @@ def test_urgent_requests_wait_before_others_and_no_class_is_the_last() -> None:
                 for k, each in enumerate(asked):
                     others.append(asyncio.ensure_future(say(server, each)))
                     await until(lambda k=k: server.front.router.waiting == k + 1)
+                all_wait.set()
                 assert all(reply.status == 200 for reply in await asyncio.gather(first, *others))
                 refused = await say(server, _of("fast", b"{}"))
                 told = (await say(server, request(b"", "/metrics", "GET"))).body.decode().splitlines()
