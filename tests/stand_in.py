@@ -168,7 +168,7 @@ def one_after_another(texts: list[str], pages: Mapping[str, str] | None = None) 
     return answer
 
 
-def live(steps: Steps) -> Answer:
+def live(steps: "Steps | Served") -> Answer:
     """The engine as it goes on, from its tenth second."""
     begun = monotonic()
 
@@ -238,7 +238,7 @@ class Served:
             *histogram("inter_token_latency_seconds", np.repeat(seconds, D.astype(int)), GAPS),
             *histogram("request_time_per_output_token_seconds", tpot, GAPS),
             *histogram("e2e_request_latency_seconds", latency, TTFT),
-            *histogram("request_queue_time_seconds", (self.begun - self.arrival)[told], TTFT),
+            *histogram("request_queue_time_seconds", (self.begun - self.arrival)[done], TTFT),
             *histogram("request_prompt_tokens", 1.0 * self.prompt[done], LENGTHS),
             *histogram("request_generation_tokens", 1.0 * self.output[done], LENGTHS),
             *histogram("iteration_tokens_total", D + F + P, STEP_TOKENS),

@@ -177,6 +177,21 @@ def test_what_a_fit_of_means_over_windows_leaves_open_is_told(fitted: Path, in_t
     assert found["promise"] == "in doubt"
 
 
+def test_slower_steps_are_those_of_a_slower_machine(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+    """Planned for steps 20 % slower: as by a fit whose times are all 1.2 times as long."""
+    fixed = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048", "--replicas", "1")
+    found = planned(fitted, capsys, *fixed, "--steps-slower", "20%")
+    assert "Steps take 20 % longer than fitted." in found["notes"]
+    trace = latfit.read(fitted.parent / "steps.parquet").trace
+    slow = latfit.fit(trace.with_columns(T_ms=1.2 * trace["T_ms"]), model="linear")
+    slow.save(in_tmp / "slow.fit.json")
+    again = planned(in_tmp / "slow.fit.json", capsys, *fixed)
+    for metric in ("ttft_ms", "tpot_ms"):
+        assert found["outcome"][metric]["p99"] == pytest.approx(again["outcome"][metric]["p99"], rel=0.01)
+    assert run(["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--steps-slower=-100%"]) == 2
+    assert "--steps-slower" in capsys.readouterr().err
+
+
 def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> None:
     found = planned(fitted, capsys, load=("--rate", "60/s", "--lengths", "300:40"))
     count = found["replicas"]["value"]

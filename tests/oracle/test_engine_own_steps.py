@@ -118,6 +118,7 @@ def test_own_steps_tell_the_machine_s_speed_apart() -> None:
     without = {each.metric: each.error_pct for each in found.result.figures if each.statistic == "mean"}
     assert without["tpot_ms"] < -8
     assert "decode steps +12 % (±" in found.verdict
+    assert "During the run steps took" in found.verdict
 
 
 def test_calibrated_costs_have_a_speed_of_their_own() -> None:

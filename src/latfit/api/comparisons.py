@@ -1,8 +1,10 @@
 """Runs side by side: where one has become slower than the first, phase by phase and by regions of (B, S)."""
 
 import html
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -10,7 +12,15 @@ from latfit.api.fits import Fit, Time, as_fit, fit, fit_each
 from latfit.api.quantities import Needs, library_verb, only_with, percent
 from latfit.api.reading import ReadOptions, read
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
-from latfit.fitting import Change, Measured, PhaseChange, RegionChange, changes_between
+from latfit.fitting import (
+    Change,
+    Measured,
+    PhaseChange,
+    RegionChange,
+    Verdict,
+    change_over_starts,
+    changes_between,
+)
 from latfit.model import FitResult, fitted_identity
 from latfit.trace import check_one_system, facts_beside, row_weights
 from latfit.units import format_percent, number
@@ -19,26 +29,42 @@ NAMED = 3
 """Regions that a verdict names."""
 FEWEST = 8
 """Steps below which a source is no run to compare."""
+RECORDED_RUN = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+"""How a recorder of steps names a start of an engine."""
+MIN_STARTS = 2
+"""Runs a side that show how much starts differ."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One run beside the baseline. source: its name.  system: what people call it, where several are compared.
-    change: what was found.  differs: what the two systems differ in, in words."""
+    """One run compared with the baseline. source: its name.  system: what people call it, where several are compared.
+    change: what was found.  differs: what the two systems differ in, in words.  one_start_each: whether both are single
+    runs of different starts of an engine, so that a change may be the machine's."""
 
     source: str
     change: Change
     system: str = ""
     differs: Sequence[str] = ()
+    one_start_each: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.source} ({self.system})" if self.system else self.source
 
+    def verdict(self, tolerance_pct: float) -> Verdict:
+        """slower, faster, as fast or unclear. Two single starts prove no change but the absence of one."""
+        found = self.change.verdict(tolerance_pct)
+        return "unclear" if self.one_start_each and found != "as fast" else found
+
     def sentence(self, baseline: str, tolerance_pct: float) -> str:
         """The verdict, and where it became slower or faster."""
-        verdict = self.change.verdict(tolerance_pct)
+        verdict = self.verdict(tolerance_pct)
         told = _told(self.change, tolerance_pct)
+        if self.one_start_each and verdict == "unclear":
+            return (
+                f"Not separable: {told}. {self.name} and {baseline} are one start each, so this may be the machine or"
+                " the code."
+            )
         if verdict == "unclear":
             return f"Whether {self.name} is as fast as {baseline} cannot be told: {told}."
         words = {"slower": "slower than", "faster": "faster than", "as fast": "as fast as"}
@@ -59,9 +85,14 @@ class Compared:
         tests = len(self.change.tested)
         missing = self.change.only_in_one
         more = f" Not in both runs: {', '.join(missing)}." if missing else ""
+        starts = ""
+        if self.change.starts is not None and self.change.start_sd_pct is not None:
+            first, other = self.change.starts
+            spread = format_percent(self.change.start_sd_pct)
+            starts = f" {first} starts beside {other}, which differ by {spread} (standard deviation)."
         return (
             f"Compared {'; '.join(told)}. Tolerance {format_percent(tolerance_pct)}, {tests} phases and regions"
-            f" tested.{more}"
+            f" tested.{starts}{more}"
         )
 
     def to_json(self, tolerance_pct: float) -> dict[str, Any]:
@@ -69,7 +100,10 @@ class Compared:
         return {
             "source": self.source,
             "system": self.system,
-            "verdict": self.change.verdict(tolerance_pct),
+            "verdict": self.verdict(tolerance_pct),
+            "one_start_each": self.one_start_each,
+            "starts": None if self.change.starts is None else list(self.change.starts),
+            "start_sd_pct": self.change.start_sd_pct,
             "phases": [_phase_json(phase, tolerance_pct) for phase in self.change.phases],
             "overall": None if overall is None else _phase_json(overall, tolerance_pct),
             "only_in_one": list(self.change.only_in_one),
@@ -83,8 +117,11 @@ class Compared:
             [_phase(each) for each in document["phases"]],
             document["only_in_one"],
             None if overall is None else _phase(overall),
+            None if document.get("starts") is None else tuple(document["starts"]),
+            document.get("start_sd_pct"),
         )
-        return cls(document["source"], change, document["system"], document["differs"])
+        apart = document.get("one_start_each", False)
+        return cls(document["source"], change, document["system"], document["differs"], apart)
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,7 +146,7 @@ class Comparison:
     @property
     def verdicts(self) -> list[str]:
         """slower, faster, as fast or unclear, of each but the baseline."""
-        return [each.change.verdict(self.tolerance_pct) for each in self.compared]
+        return [each.verdict(self.tolerance_pct) for each in self.compared]
 
     @property
     def slower(self) -> list[str]:
@@ -141,6 +178,8 @@ class Comparison:
             if each.differs:
                 differ.setdefault("; ".join(each.differs), []).append(each.name)
         found = [f"The systems differ ({', '.join(names)}): {told}." for told, names in differ.items()]
+        if any(each.one_start_each and each.verdict(self.tolerance_pct) == "unclear" for each in self.compared):
+            found.append("Measure both in turn, twice or more, and compare all: latfit compare A B A2 B2 --alternate.")
         return found + [f"Not in every source, not compared: {', '.join(self.alone)}."] * bool(self.alone)
 
     @property
@@ -260,14 +299,17 @@ def _changed(region: RegionChange) -> str:
 
 
 FITTED_HERE = ("seed", "each", "path", *ReadOptions.__annotations__)
-OF_COMPARISONS = tuple(
-    Needs(
-        name,
-        lambda o: o.sources is None or not all(str(source).endswith(".json") for source in o.sources),
-        "every source is a fit already, nothing is read or fitted",
-    )
-    for name in FITTED_HERE
-    if name != "progress"
+OF_COMPARISONS = (
+    Needs("alternate", lambda o: not o.each, "--each compares systems of one run a side"),
+    *(
+        Needs(
+            name,
+            lambda o: o.sources is None or not all(str(source).endswith(".json") for source in o.sources),
+            "every source is a fit already, nothing is read or fitted",
+        )
+        for name in FITTED_HERE
+        if name != "progress"
+    ),
 )
 """What parameters of `compare` need."""
 
@@ -279,18 +321,39 @@ def compare(
     tolerance: Any = "5%",
     names: Sequence[str] | None = None,
     each: bool = False,
+    alternate: bool = False,
     path: str | None = None,
     seed: int = 0,
     **reading: Unpack[ReadOptions],
 ) -> Comparison:
-    """Where runs are slower than the first, phase by phase and by regions of (B, S).
+    """Compare runs with the first one, phase by phase and by regions of (B, S).
 
-    sources: two or more: fits, fit files, or whatever `latfit.fit` takes. Steps are compared in the cells that both
-    have measured, where they are at hand, else the predictions of the fits.  tolerance: slowdown from which it is a
-    regression, "5%" or 5.  names: of the sources, for the verdict.  each: compare every system (hardware, model, tp,
-    path) with the same one of the baseline.  path: the execution path to compare where a source holds several, and that
-    of steps that name none; with `each` "{hardware}-tp{tp}" says which systems are the same.  reading: as of
-    `latfit.read`. Raises WrongUsage, FitNotUsable, BadInput where the runs have no common range.
+    Steps are compared in the cells that both runs have measured, where steps are at hand, else by the fits.
+
+    Parameters
+    ----------
+    sources
+        Two or more fits, fit files, or whatever `latfit.fit` takes; the first is the baseline.
+    tolerance
+        Slowdown from which it is a regression, "5%" or 5.
+    names
+        Names of the sources, for the verdict.
+    each
+        Compare every system (hardware, model, tp, path) with the same one of the baseline.
+    alternate
+        The sources are runs of the baseline and of the other side in turn, each of a start of its own. Intervals then
+        hold the variance between starts.
+    path
+        Execution path to compare where a source holds several, and that of steps that name none; with `each`
+        "{hardware}-tp{tp}" says which systems are the same.
+    reading
+        As of `latfit.read`.
+
+    Raises
+    ------
+    WrongUsage, FitNotUsable
+    BadInput
+        The runs have no common range.
     """
     tolerance_pct = percent(tolerance, "--tolerance")
     if not tolerance_pct >= 0:
@@ -302,14 +365,58 @@ def compare(
         raise WrongUsage(f"{len(shown)} names for {len(sources)} fits", where="--names", remedy="Give a name for each.")
     if path and "{" in path and not each:
         raise WrongUsage(f"{path!r} names several paths", where="--path", remedy="Add --each.")
+    if alternate and (len(sources) < 2 * MIN_STARTS or len(sources) % 2):
+        raise WrongUsage(
+            f"{len(sources)} runs are not {MIN_STARTS} or more a side",
+            where="--alternate",
+            remedy="Name them in turn: A B A2 B2.",
+        )
     if not each:
         fits = _alike(sources, lambda source, time: [_one(source, path, seed, time, reading)])
         first, *others = [found for (found,) in fits]
+        if alternate:
+            return _over_starts(shown, [first, *others], tolerance_pct)
         pairs = [(name, "", first, other) for name, other in zip(shown[1:], others, strict=True)]
         return _compared(shown, pairs, tolerance_pct, [], [first, *others])
     systems = _alike(sources, lambda source, time: _each(source, path, seed, time, reading))
     pairs, alone = _matched(shown, systems, by_path=bool(path and "{" in path))
     return _compared(shown, pairs, tolerance_pct, alone, [])
+
+
+def _over_starts(names: Sequence[str], fits: Sequence[Fit], tolerance_pct: float) -> Comparison:
+    """Runs of two sides in turn, the baseline's first. Raises WrongUsage for two runs of one start."""
+    for (one, first), (two, other) in combinations(zip(names, fits, strict=True), 2):
+        if one == two or _starts(first) & _starts(other):
+            raise WrongUsage(
+                f"{one} and {two} are of one start",
+                where="--alternate",
+                remedy="Start the engine anew for each run; parts of one start show no variance between starts.",
+            )
+    runs = [Measured.of(found.result, found.rows()) for found in fits]
+    change = change_over_starts(runs[::2], runs[1::2])
+    sides = [f"{side[0]} and {len(side) - 1} more" for side in (names[::2], names[1::2])]
+    return Comparison(
+        sides, [Compared(sides[1], change, "", _differences(fits[0], fits[1]))], tolerance_pct, [], list(fits)
+    )
+
+
+def _are_one_start_each(first: Fit, other: Fit) -> bool:
+    """Whether recorders say that two runs are of different starts of an engine."""
+    starts = [_starts(found) for found in (first, other)]
+    return all(starts) and not starts[0] & starts[1]
+
+
+def _starts(found: Fit) -> set[str]:
+    """The starts of engines that recorders named in the steps of a fit, or in the provenance that it keeps of them."""
+    rows = found.rows()
+    named = [] if rows is None or "run" not in rows else list(rows.coded("run")[1])
+    provenance = found.result.provenance.get("trace") or {}
+    if provenance.get("made_by") == "latfit profile":
+        return set()  # its processes are repeats of one measurement
+    parts = provenance.get("parts")
+    kept = parts.values() if isinstance(parts, Mapping) else [provenance]
+    named += [each for part in kept for each in (part.get("run"), *part.get("runs", ()))]
+    return {str(each) for each in named if RECORDED_RUN.fullmatch(str(each))}
 
 
 Pair = tuple[str, str, Fit, Fit]
@@ -322,7 +429,7 @@ def _compared(
     measured = {id(found): Measured.of(found.result, found.rows()) for pair in pairs for found in pair[2:]}
     changes = changes_between([(measured[id(first)], measured[id(other)]) for _, _, first, other in pairs])
     found = [
-        Compared(name, change, system, _differences(first, other))
+        Compared(name, change, system, _differences(first, other), _are_one_start_each(first, other))
         for (name, system, first, other), change in zip(pairs, changes, strict=True)
     ]
     return Comparison(names, found, tolerance_pct, alone, fits)

@@ -1,7 +1,7 @@
 """`simulate_engine`: a serving engine under a load, token by token; `engine_settings_of`: how a real one is set up."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -26,7 +26,7 @@ from latfit.api.reading import read, table_of
 from latfit.api.simulations import NOTHING_TO_RESUME, Simulation, not_varied
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
-from latfit.model import FitResult
+from latfit.model import FitResult, fitted_identity
 from latfit.simulation import (
     ALL_PROMPTS,
     MOST_POINTS,
@@ -457,8 +457,8 @@ USUAL: Mapping[str, Any] = {
 MOST_FILES = 2
 """Files that are named where settings come from."""
 
-GIVEN = "given"
-"""The origin of a setting that an option names."""
+GIVEN, ASSUMED = "given", "assumed"
+"""Origins of a setting that an option names, and of one that no source names."""
 
 
 @dataclass(frozen=True)
@@ -475,13 +475,14 @@ class EngineSetup:
     @property
     def line(self) -> str:
         """The settings that decide, and where they come from; empty where options name them all."""
-        if not self.files or all(source in (GIVEN, "assumed") for source in self.origin.values()):
+        if not self.files or all(source in (GIVEN, ASSUMED) for source in self.origin.values()):
             return ""
         one = self.settings[0]
         parts = [
             f"{one.kv_blocks:,} KV blocks of {one.block_size}",
             f"{one.max_num_seqs:,} requests and {one.max_num_batched_tokens:,} tokens a step at most",
-            "asynchronous" if one.asynchronous else "synchronous",
+            ("asynchronous" if one.asynchronous else "synchronous")
+            + (" (assumed; --synchronous if not)" if self.origin.get("synchronous") == ASSUMED else ""),
         ]
         if one.cached_share:
             parts.append(f"{format_percent(100 * one.cached_share)} of prompts cached")
@@ -507,13 +508,14 @@ def engine_settings_of(
     beside the step before, share of prompts found in the prefix cache, drafts and their acceptance.
 
     sources: a fit of an engine's steps (it keeps what its trace said), a trace, a log, a CleanTrace, several of these,
-    or None.  server: facts by the names of a recorder's provenance, beside those of the sources.  kv_blocks, batching,
+    or None.  server: facts of the running server by the names of a recorder's provenance, which go before those of the
+    sources; where the two differ a note says so.  kv_blocks, batching,
     given: settings that options name, None where they do not; they go before all else. Their names are those of
     `USUAL`.  usual: settings that nobody names. Raises WrongUsage, also where nobody says how large the KV cache is;
     BadInput.
     """
     several = sources if isinstance(sources, list | tuple) else [] if sources is None else [sources]
-    origins: list[tuple[str, Mapping[str, Any]]] = [] if server is None else [("the server's metrics", server)]
+    origins: list[tuple[str, Mapping[str, Any]]] = []
     counts: dict[str, float] = {}
     for each in several:
         name, provenance, did = _told_by(each)
@@ -521,7 +523,10 @@ def engine_settings_of(
         for key, value in did.items():
             counts[key] = counts.get(key, 0.0) + value
     named = {name: value for name, value in {**given, "kv_blocks": kv_blocks}.items() if value is not None}
-    known = known_settings(engine_facts(origins, counts), named.get("block_size"))
+    facts = engine_facts(origins, counts)
+    if server is not None:
+        facts = facts.overruled_by("the server's metrics", server)
+    known = known_settings(facts, named.get("block_size"))
     return _setup(known, named, batching, usual)
 
 
@@ -531,15 +536,26 @@ def _told_by(source: Any) -> tuple[str, Mapping[str, Any], Mapping[str, float]]:
         found = as_fit(source).result
         provenance, counts = found.provenance.get("trace"), found.data.more.get("engine_counts")
         numbers = counts.items() if isinstance(counts, Mapping) else ()
+        provenance = provenance if isinstance(provenance, Mapping) else {}
         return (
             (found.data.source or "the fit").partition(", ")[0],
-            provenance if isinstance(provenance, Mapping) else {},
+            _with_device(provenance, {fitted_identity(found).get("path")}),
             {str(name): float(value) for name, value in numbers if isinstance(value, int | float)},
         )
     if isinstance(source, Trace):
-        return "the trace", source.provenance, engine_counts(source)
-    steps = source if isinstance(source, CleanTrace) else read(source)
-    return steps.name, steps.trace.provenance, engine_counts(steps.trace)
+        name, trace = "the trace", source
+    else:
+        steps = source if isinstance(source, CleanTrace) else read(source)
+        name, trace = steps.name, steps.trace
+    paths = set(trace.coded("path")[1]) if "path" in trace else set()
+    return name, _with_device(trace.provenance, paths), engine_counts(trace)
+
+
+def _with_device(provenance: Mapping[str, Any], paths: Collection[str | None]) -> Mapping[str, Any]:
+    """Add the device of a vLLM that was recorded from outside with `--path cpu`; its metrics name none."""
+    if provenance.get("engine") == "vLLM" and set(paths) == {"cpu"}:
+        return {"device_type": "cpu", **provenance}
+    return provenance
 
 
 def _setup(

@@ -255,7 +255,7 @@ OF_ENGINES = (
     "e2e", "goodput", "lengths", "growth", "start_up", "users", "think", "arrival_process", "classes", "fit",
     "prefill_fit", "kv_blocks", "model_config", "gpu_memory", "gpu_memory_utilization", "kv_memory", "kv_dtype",
     "tensor_parallel", *AXES, "block_size", "synchronous", "prefix_hit_rate", "batching", "order", "route",
-    "price_per_hour", "watts",
+    "price_per_hour", "watts", "steps_slower",
 )  # fmt: skip
 """What belongs to plans of serving engines."""
 

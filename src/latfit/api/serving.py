@@ -41,9 +41,10 @@ from latfit.planning import (
     parse_target,
     plan_serving,
     scaled as scaled_load,
+    trace_name,
 )
-from latfit.simulation import FEWEST, EngineSettings, Order, Promise, StepCosts, Transfer, step_costs
-from latfit.units import format_ms, number, parse_bytes
+from latfit.simulation import FEWEST, EngineSettings, Order, Promise, StepCosts, Transfer, scaled_costs, step_costs
+from latfit.units import format_ms, format_percent, number, parse_bytes
 from latfit.workload import (
     ARRIVALS,
     ClosedLoad,
@@ -237,6 +238,7 @@ def plan_engine(
     price_per_hour: float | None = None,
     watts: float | None = None,
     service: str = "fitted",
+    steps_slower: float | str | None = None,
     seed: int = 0,
     progress: "Progress | None" = None,
     force: bool = False,
@@ -255,7 +257,7 @@ def plan_engine(
     kv_blocks: of one engine's KV cache; else as the fit's trace tells, else computed from model_config (a Hugging Face
     config.json) and memory; else the cache is taken as unlimited.  replicas: how many there are; without it their least
     number is found.  engine: settings that stay as they are, see `engine_settings_of`; the search chooses among others
-    up to what the fit measured.  price_per_hour, watts: of a replica.
+    up to what the fit measured.  price_per_hour, watts: of a replica.  steps_slower: "20%" longer than fitted.
 
     transfer: of keys and values, "2ms+1us" (fixed, and a token of the prompt): engines that prefill for others are
     tried, too.  start_up: plan a schedule of replicas for the recorded requests, each of which takes so long to start,
@@ -266,6 +268,8 @@ def plan_engine(
     if not force:
         check_one_engine(fit, prefill_fit)
     costs, unmeasured, subject, measured = engine_costs(fit, prefill_fit, None, hardware, scatter=scatters(service))
+    factor = _step_factor(steps_slower)
+    costs = scaled_costs(costs, factor, factor)
     several = rates(rate, per_s=rate_per_s)
     load = make_load(
         several, arrivals=arrivals, users=users, think=think, arrival_process=arrival_process, classes=classes
@@ -289,9 +293,9 @@ def plan_engine(
         tensor_parallel=None if memory is None else tensor_parallel,
         **_scheduled(load, start_up, arrivals_window),
     )
-    apart = _apart(load, (fit, prefill_fit, costs), transfer, scatter=scatters(service))
+    apart = _apart(load, (fit, prefill_fit, costs), transfer, factor, scatter=scatters(service))
     found = plan_serving(load, costs, _named(measured), request, _ticking(progress), apart)
-    notes = [*unmeasured, *notes_of(load), *setup.notes, *found.notes]
+    notes = [*_slower_note(factor), *unmeasured, *notes_of(load), *setup.notes, *found.notes]
     return EnginePlan(replace(found, notes=notes), subject)
 
 
@@ -301,10 +305,11 @@ def _ticking(progress: "Progress | None") -> Callable[[int], None]:
 
 
 def _apart(
-    load: Load, known: tuple[Any, Any, StepCosts], transfer: str | None, *, scatter: bool
+    load: Load, known: tuple[Any, Any, StepCosts], transfer: str | None, factor: float, *, scatter: bool
 ) -> PrefillApart | None:
     """Step costs of engines that prefill and of those that decode, as `simulate_engine` takes them, where there is a
-    transfer; known: the fits and the costs of an engine that does both. Raises WrongUsage for nothing to decode."""
+    transfer; known: the fits and the costs of an engine that does both; factor: how many times the fitted time a step
+    takes. Raises WrongUsage for nothing to decode."""
     if transfer is None:
         return None
     if isinstance(load, RecordedLoad) and int(load.requests.output_tokens.max()) == 1:
@@ -313,7 +318,9 @@ def _apart(
     moved = Transfer(*transfers(transfer))
     if prefill_fit is None or fit is None:
         return PrefillApart(costs, costs, moved)
-    prefill, decode = (step_costs(as_fit(each).result, scatter=scatter) for each in (prefill_fit, fit))
+    prefill, decode = (
+        scaled_costs(step_costs(as_fit(each).result, scatter=scatter), factor, factor) for each in (prefill_fit, fit)
+    )
     return PrefillApart(prefill, decode, moved)
 
 
@@ -336,11 +343,23 @@ def _scheduled(load: Load, start_up: Duration | None, window: Duration | None) -
 
 def _named(fits: Iterable[FitResult]) -> dict[str, FitResult]:
     several = list(fits)
-    names = [Path(each.data.source or "fit").name.partition(", ")[0] for each in several]
+    names = [trace_name(each) for each in several]
     kinds = ("decode", "prefill")
     if len(set(names)) < len(names):
         names = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=False)]
     return dict(zip(names, several, strict=True))
+
+
+def _step_factor(slower: float | str | None) -> float:
+    """How many times the fitted time a step takes. Raises WrongUsage."""
+    pct = 0.0 if slower is None else percent(slower, "--steps-slower")
+    if not -100 < pct < math.inf:
+        raise WrongUsage(f"{slower!r} leaves no time for a step", where="--steps-slower", remedy="Write 20%.")
+    return 1 + pct / 100
+
+
+def _slower_note(factor: float) -> list[str]:
+    return [] if factor == 1 else [f"Steps take {format_percent(100 * (factor - 1))} longer than fitted."]
 
 
 def _growth(growth: float | str | None) -> float:

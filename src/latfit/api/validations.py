@@ -1,6 +1,7 @@
 """`validate`: a measured serving run beside its simulation."""
 
 import html
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,7 +31,9 @@ from latfit.model import FitResult
 from latfit.record import texts_beside
 from latfit.simulation import EngineSettings, Routing, StepCosts, step_costs
 from latfit.trace import DECODE, Trace, phases, read_parquet, stored_provenance
+from latfit.units import format_ms
 from latfit.validation import (
+    ALL_STEPS,
     OF_DECODE,
     WITH_PREFILL,
     Asked,
@@ -47,6 +50,7 @@ from latfit.validation import (
     not_together,
     phase_speed,
     read_server,
+    recorded_window_speed,
     run_speed,
     starts_of,
     validate as compared,
@@ -222,8 +226,7 @@ def validate(
     prefill.  run: recorded requests with the times of their first and last tokens, a file or a table; or a trace of
     `record_server`, whose windows tell how many came and when.  metrics_before, metrics_after: `/metrics` of the server
     as text files, by default those beside such a trace; with them the simulation is held to what the server counted.
-    run_steps: traces or logs with the steps of this very run (those of its time are taken, where both say one), with
-    which the machine's speed is told apart.
+    run_steps: traces or logs with the steps of this very run, which show the speed of the machine.
     calibrate: fit a constant a step and one a token on the first third, and score the rest.  kv_blocks, batching,
     order, replicas, engine: settings of the engine as of `simulate_engine`; what is not named comes from the traces and
     the metrics.  force: take fits that are of different machines or models together. Whether the run is of the fits'
@@ -264,11 +267,12 @@ def validate(
     costs = step_costs(*fits.results, scatter=scatters(service))
     found = compared(measured, costs, settings, how)
     apart = not_together(starts, measured, None if server is None else server.started_s)
-    told = filter(None, [apart])
-    notes = [*told, *_left_out(measured), *_of_the_server(found, len(measured)), *_of_setup(setup, fits)]
+    told = [] if apart is None else [apart]
+    told += [*_left_out(measured), *_of_the_server(found, len(measured)), *_of_setup(setup, fits)]
     cautions = cautions_about(*_pair(fits), found.run, settings)
-    speed = None if run_steps is None else _run_speed(run_steps, fits, found, costs, how)
-    return Validation(found, [*notes, *cautions], not_of_machine(fits.results, found), setup, speed)
+    speed = _run_speed(run_steps, watch, fits, found, (costs, how))
+    foreign = not_of_machine(fits.results, found if speed is None else speed.at_speed)
+    return Validation(found, [*told, *cautions], foreign, setup, speed)
 
 
 def _check_seed(seed: int, settings: EngineSettings, *, drawn: bool) -> None:
@@ -278,9 +282,21 @@ def _check_seed(seed: int, settings: EngineSettings, *, drawn: bool) -> None:
         raise WrongUsage("has no effect: nothing is drawn", where="--seed", remedy="Leave it out.")
 
 
-def _run_speed(run_steps: Any, fits: PhaseFits, found: Comparison, costs: StepCosts, how: Asked) -> RunSpeed:
-    """How fast the machine was during a run that was simulated. Raises BadInput where none of the steps is of it."""
-    speeds = _speeds(fits, _of_run(run_steps, fits, how, found.measured), scatter=costs.scatter.values.shape[1] > 0)
+def _run_speed(
+    run_steps: Any, watch: Trace | None, fits: PhaseFits, found: Comparison, simulated: tuple[StepCosts, Asked]
+) -> RunSpeed | None:
+    """How fast the machine was during the run: by its recorded steps, or, where it has changed, by the windows of a
+    watch. Raises BadInput where none of the steps is of the run."""
+    costs, how = simulated
+    speeds: tuple[PhaseSpeed, list[PhaseSpeed]]
+    if run_steps is not None:
+        steps = _of_run(run_steps, fits, how, found.measured)
+        speeds = _speeds(fits, steps, scatter=costs.scatter.values.shape[1] > 0)
+    else:
+        whole = None if watch is None else recorded_window_speed(watch, fits.results)
+        if whole is None or not whole.has_changed:
+            return None
+        speeds = whole, []
     return run_speed(found.measured, costs, found.settings, how, speeds)
 
 
@@ -288,28 +304,36 @@ def _of_run(run_steps: Any, fits: PhaseFits, how: Asked, measured: Measured) -> 
     """The steps that were recorded during a run. Raises BadInput where none was."""
     steps = read_timed(run_steps, fits.decode.time, {}).trace
     started_s = None if how.server is None else how.server.started_s
-    other = not_together(starts_of(steps.provenance, steps), measured, started_s)
+    starts = starts_of(steps.provenance, steps)
+    other = not_together(starts, measured, started_s)
     within = during(steps, measured)
-    if other is not None or not within.any():
+    if within.any() and other is None:
+        return steps.select(within)
+    last_s = max((each.last_s for each in starts if math.isfinite(each.last_s)), default=math.nan)
+    if measured.began_s is not None and last_s < measured.began_s and (other is None or other.code == "other_time"):
         raise BadInput(
-            "none of its steps is of the run",
+            f"its last step is {format_ms(1e3 * (measured.began_s - last_s))} older than the run",
             where="--run-steps",
-            remedy="Give what was recorded meanwhile." if other is None else f"{other.message}.",
+            remedy="The recorder writes steps 5 min late (LATFIT_TRACE_SECONDS): wait, or stop the engine.",
         )
-    return steps.select(within)
+    raise BadInput(
+        "none of its steps is of the run",
+        where="--run-steps",
+        remedy="Give what was recorded meanwhile." if other is None else f"{other.message}.",
+    )
 
 
-def _speeds(fits: PhaseFits, trace: Trace, *, scatter: bool) -> list[PhaseSpeed]:
-    """How long recorded steps took beside what the fits have for steps like them; scatter: whether simulated steps
-    scatter, so that their mean is above the typical one."""
+def _speeds(fits: PhaseFits, trace: Trace, *, scatter: bool) -> tuple[PhaseSpeed, list[PhaseSpeed]]:
+    """The speed of all recorded steps, and of each phase. scatter: whether simulated steps scatter, so that their mean
+    is above the typical one."""
     order = np.argsort(trace.floats("t_s"), kind="stable") if "t_s" in trace else np.arange(len(trace))
     trace, found = trace.select(order), []
-    decodes = phases(trace) == DECODE
+    decodes, expected_ms = phases(trace) == DECODE, np.zeros(len(trace))
     for phase, fit, rows in ((OF_DECODE, fits.decode, decodes), (WITH_PREFILL, fits.prefill or fits.decode, ~decodes)):
         steps = trace.select(rows)
-        expected = mean_ms if scatter else typical_ms
-        found.append(phase_speed(phase, steps.floats("T_ms"), expected(fit.result, steps)))
-    return found
+        expected_ms[rows] = (mean_ms if scatter else typical_ms)(fit.result, steps)
+        found.append(phase_speed(phase, steps.floats("T_ms"), expected_ms[rows]))
+    return phase_speed(ALL_STEPS, trace.floats("T_ms"), expected_ms), found
 
 
 def _measured(
@@ -368,5 +392,9 @@ def _of_the_server(found: Comparison, requests: int) -> list[LatfitWarning]:
 
 
 def _of_setup(setup: EngineSetup, fits: PhaseFits) -> list[LatfitWarning]:
-    notes = (*setup.notes, *fits.notes)
-    return [LatfitWarning("engine_setup", note.rstrip("."), "Give options where this is not so.") for note in notes]
+    """Notes on the settings, each with the option that it names as its remedy."""
+    found = []
+    for note in (*setup.notes, *fits.notes):
+        message, _, option = note.rstrip(".").partition("; --")
+        found.append(LatfitWarning("engine_setup", message, f"--{option}." if option else "Give options if not so."))
+    return found

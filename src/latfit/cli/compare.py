@@ -27,6 +27,12 @@ def compare(
         bool,
         typer.Option("--each", help="Compare every system (hardware, model, tp) with the same one of the baseline."),
     ] = False,
+    alternate: Annotated[
+        bool,
+        typer.Option(
+            "--alternate", help="The files are runs of A and B in turn (A B A2 B2), each of a start of its own."
+        ),
+    ] = False,
     path: Annotated[
         str | None,
         typer.Option(
@@ -42,16 +48,21 @@ def compare(
 
     Each against the first, phase by phase and by regions of (B, S): in the cells that both have measured where the
     steps are at hand, else by their fits. Exit code 8 where a phase or region is slower by more than the tolerance, as
-    sure as 95 % for all of them together.
+    sure as 95 % for all of them together. Single runs of two starts of an engine cannot separate the machine from the
+    code: measure both in turn, and compare all runs with --alternate.
 
-    Example: latfit compare before.parquet after.parquet --tolerance 3%
+    \b
+    latfit compare before.parquet after.parquet --tolerance 3%
+    latfit compare a1.parquet b1.parquet a2.parquet b2.parquet --alternate
     """
     from latfit.api import compare as compared
     from latfit.cli.output import print_json, print_table, print_warnings, progress_bar, say, verdict
     from latfit.reporting import changes_table, comparison_table
 
     with progress_bar("Comparing", quiet=output.silent):
-        found = compared(*sources, tolerance=tolerance, each=each, path=path, seed=seed, **typed.keywords())
+        found = compared(
+            *sources, tolerance=tolerance, each=each, alternate=alternate, path=path, seed=seed, **typed.keywords()
+        )
     if output.json:
         print_json(found.to_json())
     else:

@@ -8,6 +8,7 @@ import typer
 
 from latfit.cli.options import OutputOptions, SeedOption, only_with, verb
 from latfit.cli.output import print_json, progress_bar, say, verdict
+from latfit.cli.simulate_engine import SynchronousOption
 from latfit.errors import WrongUsage
 
 
@@ -40,6 +41,11 @@ class EngineAsItIs:
         int | None,
         typer.Option("--kv-blocks", min=1, help="Blocks of the KV cache, where the engine does not tell them."),
     ] = None
+    synchronous: SynchronousOption = None
+    at_measured_speed: Annotated[
+        bool,
+        typer.Option("--at-measured-speed", help="Simulate at the measured speed, however far it is from the fit's."),
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -75,14 +81,15 @@ def doctor(
     """Say what this machine lacks, or what binds a running engine and what would help it.
 
     With the address of a running engine its /metrics are read for ten seconds: what binds, which setting would help and
-    which would do nothing, by what its counters prove; with a fit, by how much.
+    which would do nothing, by what its counters prove; with a fit, by how much, where its simulation agrees with what
+    the engine measured.
 
     \b
     latfit doctor
     latfit doctor http://localhost:8000 --fit trace.fit.json
     """
     if url is None:
-        given = [name for name, value in {**asdict(engine), **asdict(promised)}.items() if value is not None]
+        given = [name for name, value in {**asdict(engine), **asdict(promised)}.items() if value not in (None, False)]
         if given:
             option = f"--{given[0].replace('_', '-')}"
             raise WrongUsage("has no effect without a server", where=option, remedy="Name one: http://localhost:8000.")

@@ -224,6 +224,10 @@ class ReplicaOptions:
         typer.Option("--price-per-hour", min=0, hidden=True, help="Price of a replica."),
     ] = None
     watts: Annotated[float | None, typer.Option("--watts", min=0, hidden=True, help="Power of a replica.")] = None
+    steps_slower: Annotated[
+        str | None,
+        typer.Option("--steps-slower", hidden=True, help="Steps take so much longer than fitted: 20%."),
+    ] = None
 
     def asked(self) -> dict[str, Any]:
         """As parameters of `plan_engine`."""

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,8 @@ from latfit.cli.options import (
 from latfit.units import format_ms, format_percent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from latfit.trace import Coverage
 
 trace = group_of_verbs("Look at measured steps before fitting them.")
@@ -60,11 +62,25 @@ def show(
         return
     say(data_line(data))
     _print(found, verbose=output.verbose)
+    for line in _of_requests(read.everything.provenance):
+        say(line)
     print_warnings(notes)
     if figure is not None:
         note(f"Drew {figure}.", quiet=output.quiet)
     each = " --each" if len(read.systems) > 1 else ""
     say(f"Next: {shlex.join(['latfit', 'fit', *source])}{each}")
+
+
+def _of_requests(provenance: "Mapping[str, Any]") -> list[str]:
+    """Exact percentiles of the requests that a recorder of the engine counted."""
+    from latfit.trace import request_times, time_quantile
+
+    parts = [
+        f"{name.removesuffix('_ms').upper()} p50 {format_ms(time_quantile(counts, 0.5))},"
+        f" p99 {format_ms(time_quantile(counts, 0.99))} (of {counts.total():,})"
+        for name, counts in sorted(request_times(provenance).items(), reverse=True)
+    ]
+    return [f"Requests since the engine's start: {'; '.join(parts)}."] if parts else []
 
 
 def _print(found: "Coverage", *, verbose: bool) -> None:

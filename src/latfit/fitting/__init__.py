@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         Measured as Measured,
         PhaseChange as PhaseChange,
         RegionChange as RegionChange,
+        Verdict as Verdict,
         changes_between as changes_between,
     )
     from latfit.fitting.checking.same_machine import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from latfit.fitting.problem import FitOptions as FitOptions
     from latfit.fitting.sensitivity import Sensitivity as Sensitivity, sensitivity_of as sensitivity_of
     from latfit.fitting.shortlist import Shortlist as Shortlist, shortlist_of as shortlist_of
+    from latfit.fitting.starts import change_over_starts as change_over_starts
     from latfit.fitting.uncertainty.intervals import DoubtOptions as DoubtOptions
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -86,7 +86,7 @@ LEVEL = 0.95
 """Probability with which all lower ends of a comparison hold at once, and so all upper ends."""
 KEY = ("B", "S", "prefill_tokens", "context_tokens")
 PER_OCTAVE = 4
-FEWEST_STEPS = 8
+MIN_MATCHED_STEPS = 8
 """Matched steps of each run below which a phase is not compared by steps."""
 MATCHED = 0.5
 """Share of the steps of a run, within the common range, that have to lie in common cells."""
@@ -190,11 +190,14 @@ class PhaseChange:
 @dataclass(frozen=True)
 class Change:
     """How one run differs from the baseline. only_in_one: phases that one of them has not measured.  overall: all
-    phases together and regions across them, where they could be tested."""
+    phases together and regions across them, where they could be tested.  starts: of several runs a side, how many
+    each side has, and start_sd_pct: the standard deviation between starts, mean over phases."""
 
     phases: Sequence[PhaseChange]
     only_in_one: Sequence[str] = ()
     overall: PhaseChange | None = None
+    starts: tuple[int, int] | None = None
+    start_sd_pct: float | None = None
 
     @property
     def parts(self) -> list[PhaseChange]:
@@ -240,24 +243,24 @@ class _Estimate:
         low, high = self.group.ends(most)
         return replace(
             self.region,
-            change_pct=_percent(self.group.estimate),
-            low_pct=None if low is None else _percent(low),
-            high_pct=None if high is None else _percent(high),
+            change_pct=percent_of(self.group.estimate),
+            low_pct=None if low is None else percent_of(low),
+            high_pct=None if high is None else percent_of(high),
         )
 
     def at(self, tests: int) -> RegionChange:
         """With its interval by Student's t, as one of so many tests."""
         from scipy.special import stdtrit
 
-        change = _percent(self.ratio)
+        change = percent_of(self.ratio)
         if not math.isfinite(self.error):
             return replace(self.region, change_pct=change)
         reach = float(stdtrit(max(self.freedom, 1.0), 1 - (1 - LEVEL) / tests)) * self.error if self.error else 0.0
-        low, high = (_percent(end) for end in (self.ratio - reach, self.ratio + reach))
+        low, high = (percent_of(end) for end in (self.ratio - reach, self.ratio + reach))
         return replace(self.region, change_pct=change, low_pct=low, high_pct=high)
 
 
-def _percent(ratio: float) -> float:
+def percent_of(ratio: float) -> float:
     return 100 * math.expm1(min(ratio, FAR))
 
 
@@ -312,7 +315,7 @@ def _compared(first: Measured, other: Measured) -> _Pair:
     _check_overlap(first.fit, other.fit)
     if first.steps is None or other.steps is None:
         return _Pair(_by_grid(first.fit, other.fit))
-    runs = [_common(run, first, other) for run in (first.steps, other.steps)]
+    runs = common_runs([first.steps, other.steps])
     named = [set(np.unique(run.phase).tolist()) for run in runs]
     phases = [
         _by_steps(first.fit, runs, phase) or _by_common_steps(first.fit, other.fit, runs, phase)
@@ -351,29 +354,34 @@ class _Run:
     phase: NDArray[np.str_]
 
 
-def _common(data: FitData, first: Measured, other: Measured) -> _Run:
-    assert first.steps is not None
-    assert other.steps is not None
-    names = [name for name in data.steps if name in first.steps.steps and name in other.steps.steps]
-    blind = any(np.any(run.phase == UNKNOWN) for run in (first.steps, other.steps))
-    phase = np.where((data.phase == DECODE) | (not blind), data.phase, UNKNOWN).astype(str)
-    return _Run(data, {name: data.steps[name] for name in names}, phase)
+def common_runs(steps: Sequence[FitData]) -> list[_Run]:
+    """The steps of runs by the columns that all have; where one names no phase, all but decode steps are alike."""
+    names = [name for name in steps[0].steps if all(name in each.steps for each in steps)]
+    blind = any(np.any(each.phase == UNKNOWN) for each in steps)
+    return [
+        _Run(
+            each,
+            {name: each.steps[name] for name in names},
+            np.where((each.phase == DECODE) | (not blind), each.phase, UNKNOWN).astype(str),
+        )
+        for each in steps
+    ]
 
 
 def _by_steps(fit: FitResult, runs: Sequence[_Run], phase: str) -> _Phase | None:
     """A phase by common cells; None where too few steps lie in them."""
     rows = [np.flatnonzero(run.phase == phase) for run in runs]
-    cells = _cells_of(runs, rows)
+    cells = cells_of(runs, rows)
     both = np.intersect1d(cells[0], cells[1])
     kept = [np.isin(cell, both) for cell in cells]
     weights = [run.data.weights[row] for run, row in zip(runs, rows, strict=True)]
     for run, row, keep, weight in zip(runs, rows, kept, weights, strict=True):
         inside = _inside(run, row, runs)
-        if float(weight[keep].sum()) < max(FEWEST_STEPS, MATCHED * float(weight[inside].sum())):
+        if float(weight[keep].sum()) < max(MIN_MATCHED_STEPS, MATCHED * float(weight[inside].sum())):
             return None
     rows = [row[keep] for row, keep in zip(rows, kept, strict=True)]
     found = [np.searchsorted(both, cell[keep]) for cell, keep in zip(cells, kept, strict=True)]
-    parts = [_Part.of(fit, run, row, cell) for run, row, cell in zip(runs, rows, found, strict=True)]
+    parts = [CellSteps.of(fit, run, row, cell) for run, row, cell in zip(runs, rows, found, strict=True)]
     sides, known = _sides(parts)
     matched = _Matched.of(sides, known, _paired(parts))
     return _Phase(phase, "steps", [matched.estimate(region) for region in matched.regions], matched)
@@ -410,7 +418,7 @@ def _overall(phases: Sequence[_Phase]) -> _Phase | None:
     return _Phase(OVERALL, "steps", found) if found and found[0].region.cells == len(d) else None
 
 
-def _cells_of(runs: Sequence[_Run], rows: Sequence[Cells]) -> list[Cells]:
+def cells_of(runs: Sequence[_Run], rows: Sequence[Cells]) -> list[Cells]:
     """The cell of each row, by numbers that the runs share."""
     names = [name for name in KEY if name in runs[0].columns]
     bins = [
@@ -419,8 +427,7 @@ def _cells_of(runs: Sequence[_Run], rows: Sequence[Cells]) -> list[Cells]:
         )
         for name in names
     ]
-    cell = numbered(bins)
-    return [cell[: len(rows[0])], cell[len(rows[0]) :]]
+    return np.split(numbered(bins), np.cumsum([len(row) for row in rows])[:-1])
 
 
 def _inside(run: _Run, rows: Cells, runs: Sequence[_Run]) -> NDArray[np.bool_]:
@@ -434,7 +441,7 @@ def _inside(run: _Run, rows: Cells, runs: Sequence[_Run]) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class CellSteps:
     """The steps of a phase of one run that lie in common cells: row numbers, cell and y of each (n,)."""
 
     run: _Run
@@ -443,9 +450,9 @@ class _Part:
     y: FloatArray
 
     @staticmethod
-    def of(fit: FitResult, run: _Run, rows: Cells, cell: Cells) -> "_Part":
+    def of(fit: FitResult, run: _Run, rows: Cells, cell: Cells) -> "CellSteps":
         columns = {name: column[rows] for name, column in run.columns.items()}
-        return _Part(run, rows, cell, np.log(run.data.observed[rows] / typical_ms(fit, Trace(columns))))
+        return CellSteps(run, rows, cell, np.log(run.data.observed[rows] / typical_ms(fit, Trace(columns))))
 
     @property
     def weights(self) -> FloatArray:
@@ -496,7 +503,7 @@ class _Side:
     repeat: float
 
     @staticmethod
-    def of(part: _Part, visit: Cells | None) -> "_Side":
+    def of(part: CellSteps, visit: Cells | None) -> "_Side":
         """visit: of each row, where visits are the units; they weigh what their steps do."""
         run, rows, cell, y, weights = part.run, part.rows, part.cell, part.y, part.weights
         low, high = (
@@ -538,7 +545,7 @@ def _extreme(column: FloatArray, cell: Cells, upper: bool) -> FloatArray:
     return found
 
 
-def _sides(parts: Sequence[_Part]) -> tuple[list[_Side], bool]:
+def _sides(parts: Sequence[CellSteps]) -> tuple[list[_Side], bool]:
     """Both runs by cell, and whether their units show all that a cell's mean varies by."""
     by_step = [_Side.of(part, None) for part in parts]
     if all(part.run.data.in_time for part in parts):
@@ -551,7 +558,7 @@ def _sides(parts: Sequence[_Part]) -> tuple[list[_Side], bool]:
     return (by_visit if _differ(by_step, by_visit) else by_step), True
 
 
-def _paired(parts: Sequence[_Part]) -> FloatArray | None:
+def _paired(parts: Sequence[CellSteps]) -> FloatArray | None:
     """Differences of cells (m,) that are symmetric about their change: of as many visits in one run as in the other.
     None where noise follows the order of steps, so that cells may share it, or where cells were visited so unevenly
     that ranks, which count them alike, would lose much."""

@@ -167,8 +167,18 @@ class Router:
             self._probes = [asyncio.create_task(self._keep_probing(*each)) for each in probed]
         self._open = True
 
-    async def submit(self, input: Any, class_id: int = 0, *, arrived_s: float | None = None) -> Any:
+    async def submit(
+        self,
+        input: Any,
+        class_id: int = 0,
+        *,
+        arrived_s: float | None = None,
+        is_resent: Callable[[BaseException], bool] | None = None,
+        again: bool = False,
+    ) -> Any:
         """The output for an input. arrived_s: when it came, on the router's clock, where that was before now.
+        is_resent: whether the sender sends it again after an error, which then is no failure of the request; again:
+        whether it is sent again, so that it is one request with the first.
 
         Raises QueueFull, NoPath, Closed, ExecutorFailed (ExecutorTimedOut, ExecutorLost). Cancelled, it leaves the
         queue; a batch that runs already is run to its end.
@@ -187,7 +197,8 @@ class Router:
             raise _no_path()
         came = now if arrived_s is None else min(arrived_s * 1000 + self._set_back, now)
         request = Request(input, class_id, came, asyncio.get_running_loop().create_future())
-        self.submitted += 1
+        request.is_resent = is_resent
+        self.submitted += not again
         _tell(self.arrival_listeners, request)
         self._idle.clear()
         self._room.add(request)
@@ -447,7 +458,7 @@ class Router:
             return
         request.state, request.ended_ms = State.ENDED, now
         if isinstance(outcome, BaseException):
-            self.failed += 1
+            self.failed += request.is_resent is None or not request.is_resent(outcome)
             if not request.future.done():
                 request.future.set_exception(outcome)
         else:

@@ -8,7 +8,7 @@ it stands.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -32,6 +32,7 @@ class Request:
         "ended_ms",
         "future",
         "input",
+        "is_resent",
         "path",
         "served",
         "started_ms",
@@ -40,6 +41,7 @@ class Request:
 
     def __init__(self, input: Any, class_id: int, arrived_ms: float, future: "asyncio.Future[Any]") -> None:
         self.input, self.class_id, self.arrived_ms, self.future = input, class_id, arrived_ms, future
+        self.is_resent: Callable[[BaseException], bool] | None = None
         self.state = State.WAITING
         self.started_ms = self.ended_ms = math.nan
         self.path, self.batch, self.served = "", 0, False

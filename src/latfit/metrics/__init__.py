@@ -6,11 +6,11 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.metrics.diagnosis import (
-        FLAT as FLAT,
         FULL as FULL,
         Diagnosis as Diagnosis,
         Lever as Lever,
         diagnose as diagnose,
+        limit_shown as limit_shown,
         tpot_ms as tpot_ms,
     )
     from latfit.metrics.interval import Interval as Interval, between as between

@@ -3,9 +3,8 @@
 Over some readings, seconds apart:
 
 - **idle**: nothing ran. Nothing can be said of limits.
-- **sequences**: requests wait while as many run in every reading (within one, or `FLAT`), or the mean step holds the
-  most that ran in any, or nearly the known limit (within `SHORT`: one that ended makes room until the next step), and
-  the KV cache has room: what does not move is a limit.
+- **sequences**: requests wait although the KV cache has room, and `limit_shown` finds the limit in how many run, or the
+  mean step holds the most that ran in any reading, or as many run as the known limit (within `SHORT`).
 - **kv_cache**: requests are preempted, or wait while the cache is full (`FULL`).
 - **token_budget**: requests wait while the mean step is nearly as large as the budget (`NEAR`), where it is known.
 - **steps**: hardly any request waits. No limit binds; latency is the time of steps, and raising limits does nothing.
@@ -31,11 +30,15 @@ Effect = Literal["helps", "nothing", "unknown"]
 WAITS = 0.5
 """Share of readings with waiting requests from which on they are said to wait."""
 FLAT, SHORT = 0.05, 0.1
+NEARLY_ALL = 0.9
+"""Share of readings with waiting requests that reach a limit: one that ended makes room until the next step."""
 FULL = 0.9
 NEAR = 0.8
 GROWS = 5
 """Requests by which a queue must grow to be called growing, and 20 % of what waited."""
 SHORT_MS = 1.0
+MUCH = 0.2
+"""Share of TTFT that a queue has where it matters although requests wait in few readings."""
 
 SEQUENCES, CACHE, BUDGET = "max_num_seqs", "KV cache", "max_num_batched_tokens"
 
@@ -52,7 +55,8 @@ class Lever:
 @dataclass(frozen=True)
 class Diagnosis:
     """binding: what limits the engine; why: the readings that show it.  figures: what was seen, by name; NaN where the
-    engine does not tell.  limits: settings that are known.  growing: requests a second by which the queue grew."""
+    engine does not tell.  limits: settings that are known.  growing: requests a second by which the queue grew.
+    engines: how many the figures sum up; a limit is of each."""
 
     engine: str
     binding: Binding
@@ -61,6 +65,7 @@ class Diagnosis:
     figures: Mapping[str, float]
     limits: Mapping[str, int] = field(default_factory=dict)
     growing: float = 0.0
+    engines: int = 1
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -82,7 +87,20 @@ def diagnose(readings: Sequence[Reading], limits: Mapping[str, int] | None = Non
     known = {name: int(facts[name]) for name in (SEQUENCES, BUDGET) if facts.get(name)}
     view = _View(seen, readings, known)
     binding, why = view.binding()
-    return Diagnosis(seen.last.engine, binding, why, view.levers(binding), view.figures(), known, view.growing())
+    levers, engines = view.levers(binding), seen.last.engines
+    return Diagnosis(seen.last.engine, binding, why, levers, view.figures(), known, view.growing(), engines)
+
+
+def limit_shown(running: Sequence[float]) -> float | None:
+    """Return the sequence limit that readings show at which requests waited although the KV cache had room: the most
+    that ran in any of them, where nearly as many ran in nearly all. None where they show none."""
+    most = max(running, default=0.0)
+    return most if most > 0 and _reached(running, most) else None
+
+
+def _reached(running: Sequence[float], limit: float, short: float = FLAT) -> bool:
+    """Whether as many run as a limit allows, within one or a share of it, in nearly all readings."""
+    return sum(n >= limit - max(1.0, short * limit) for n in running) >= NEARLY_ALL * len(running)
 
 
 @dataclass(frozen=True)
@@ -137,11 +155,13 @@ class _View:
         queued = [each.state.running for each in self.readings if each.state.waiting > 0]
         limit, budget = self.known.get(SEQUENCES), self.known.get(BUDGET)
         B, S = self.step.get("B", 0.0), self.step.get("S", 0.0)
-        if limit is not None and max(B, min(queued)) / limit >= 1 - SHORT:
-            return "sequences", f"{said} at a limit of {limit:,} sequences; {cache}."
+        if limit is not None:
+            limit *= self.seen.last.engines
+            if limit * (1 - SHORT) <= B or _reached(queued, limit, SHORT):
+                return "sequences", f"{said} at a limit of {limit:,} sequences; {cache}."
         if budget is not None and S / budget >= NEAR:
             return "token_budget", f"{said} while a step has {number(S, 3)} of {budget:,} tokens in the mean; {cache}."
-        flat = max(queued) - min(queued) <= max(1.0, FLAT * max(queued)) or B >= (1 - FLAT) * max(queued) > 0
+        flat = limit_shown(queued) is not None or B >= (1 - FLAT) * max(queued) > 0
         if limit is None and flat and math.isfinite(usage):
             return "sequences", f"{said}, and how many run does not move; {cache}."
         return "unknown", f"{said}; {cache}. These counters do not prove which limit they wait for."
@@ -159,7 +179,12 @@ class _View:
             why = "raising it does nothing: more sequences would wait for KV blocks, or be preempted."
             return Lever(SEQUENCES, "nothing", why)
         if binding == "steps":
+            if self.seen.mean("queue") > MUCH * self.seen.mean("ttft"):
+                return Lever(SEQUENCES, "unknown", f"raising it may start requests that wait at times{self._saved()}.")
             return Lever(SEQUENCES, "nothing", f"raising it does nothing: {self._hardly_waited()}.")
+        if SEQUENCES in self.known:
+            why = f"requests wait below its {self.known[SEQUENCES]:,}: look at the queue's other causes{self._saved()}."
+            return Lever(SEQUENCES, "unknown", why)
         return Lever(SEQUENCES, "unknown", f"give --max-num-seqs as the engine has it{self._saved()}.")
 
     def _saved(self) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
+    from latfit.planning.fit_quality import trace_name as trace_name
     from latfit.planning.load.curves import (
         Line as Line,
         cutoff_lines as cutoff_lines,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from latfit.hardware import ExecutionPath
@@ -52,5 +53,7 @@ def quality_of_path(path: ExecutionPath) -> FitQuality:
 
 
 def trace_name(fit: FitResult) -> str:
-    """The file that a fit was made from, without its folder."""
-    return (fit.data.source or "fit").partition(", ")[0].rpartition("/")[2]
+    """Name the file that a fit was made from, without its folder, and how many more there were."""
+    names = fit.data.sources or (fit.data.source or "fit").split(", ")
+    first = Path(names[0]).name
+    return first if len(names) == 1 else f"{first} and {len(names) - 1} more"

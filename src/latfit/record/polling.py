@@ -17,7 +17,7 @@ import numpy as np
 
 from latfit.errors import BadInput
 from latfit.files import write_bytes
-from latfit.metrics import FLAT, FULL, SLOT_STEPS, Interval, Reading, ServerState, Unanswered, between
+from latfit.metrics import FULL, SLOT_STEPS, Interval, Reading, ServerState, Unanswered, between, limit_shown
 from latfit.provenance import utc_now
 from latfit.trace import LARGEST_REQUESTS, LARGEST_TOKENS, WATCHED, Trace, write_trace
 
@@ -30,9 +30,8 @@ LONGEST_S = 10.0
 SAVED_EVERY_S = 60.0
 """A file is written this often, so that what is killed loses no more."""
 
-FEWEST_QUEUED, NEARLY_ALL = 10, 0.9
-"""Readings with waiting requests that show a limit, and the share of them in which it was reached: one that ended makes
-room until the next step."""
+FEWEST_QUEUED = 10
+"""Readings with waiting requests that show a limit."""
 
 KNOWN_AT_ENDS = ("kv_usage", "context_tokens", "queued_requests", "B_sd")
 """Columns that not every server tells."""
@@ -136,11 +135,16 @@ class MetricsRecorder:
             {**row, "t_s": begun.t_s - self._origin_s, "idle": not since.was_busy, "run": str(self.restarts)}
         )
 
+    def _limit(self) -> dict[str, int]:
+        """The sequence limit that the readings show, as a fact; empty where they show none."""
+        limit = limit_shown(self.queued) if len(self.queued) >= FEWEST_QUEUED else None
+        return {} if limit is None else {"max_num_seqs": round(limit)}
+
     def _provenance(self) -> dict[str, Any]:
         facts: dict[str, Any] = {}
         if self.last is not None and self.first is not None:
             state = self.last.state
-            facts = {"engine": state.engine, "engines": state.engines, **limit_shown(self.queued), **state.facts}
+            facts = {"engine": state.engine, "engines": state.engines, **self._limit(), **state.facts}
             facts["texts_at_s"] = [each.t_s - self._origin_s for each in (self.first, self.last)]
             facts |= {LARGEST_REQUESTS: self.most_running, LARGEST_TOKENS: largest_step(self.first, self.last)}
         return {
@@ -154,16 +158,6 @@ class MetricsRecorder:
             "unanswered": self.failed,
             "restarts": self.restarts,
         }
-
-
-def limit_shown(queued: list[float]) -> dict[str, int]:
-    """The sequence limit that readings show at which requests waited though the KV cache had room: what ran in nearly
-    all of them is the most that ran in any. Empty where they show none."""
-    if len(queued) < FEWEST_QUEUED or not max(queued) > 0:
-        return {}
-    most = max(queued)
-    flat = sum(running >= most - max(1.0, FLAT * most) for running in queued)
-    return {"max_num_seqs": round(most)} if flat >= NEARLY_ALL * len(queued) else {}
 
 
 def largest_step(first: Reading, last: Reading) -> float | None:

@@ -18,7 +18,7 @@ import secrets
 import struct
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ from latfit._version import __version__
 from latfit.errors import LatfitError
 from latfit.files import check_writable, make_folder
 from latfit.provenance import utc_now
-from latfit.trace import PHASES, Array, Trace, period_ms, write_trace
+from latfit.trace import PHASES, REQUEST_TIMES, Array, Trace, period_ms, time_bin, write_trace
 
 FIELDS = (
     ("t_s", "d", "<f8"),
@@ -193,6 +193,8 @@ class Buffers:
 
 
 CLOSE_S = 10.0
+MAX_TIMES = 1_000_000
+"""Times of requests that may wait for the writer's thread, some 100 bytes each."""
 OURS = re.compile(r"trace-\d{8}T\d{6}Z-[0-9a-f]{6}-.*-\d{6,}\.parquet")
 """What recorders call their files; no other is ever deleted."""
 
@@ -262,6 +264,11 @@ class StepRecorder:
         except Exception as error:  # noqa: BLE001  the engine must outlive whatever its numbers are
             self.refuse(error)
 
+    def add_time(self, name: str, ms: float) -> None:
+        """Take a time of a request, ttft_ms or tpot_ms. Never blocks, never raises for a number."""
+        if 0 < ms < math.inf:
+            self._times.append((name, time_bin(ms)))
+
     @property
     def rows_dropped(self) -> int:
         """Rows lost so far: no block was free, or the disk refused their file."""
@@ -318,6 +325,9 @@ class StepRecorder:
         # One counter a thread: `+=` on a shared one may lose counts.
         self._dropped = self._lost = 0
         self._origin = monotonic()
+        # The engine's thread appends, the writer's takes; the oldest go where the disk stands still.
+        self._times: deque[tuple[str, int]] = deque(maxlen=MAX_TIMES)
+        self._counted: dict[str, Counter[int]] = {}
         self._number = 0
         self._closed = False
         self._said: set[str] = set()
@@ -423,9 +433,18 @@ class StepRecorder:
         found = f"{error.where}: {error.found}" if isinstance(error, LatfitError) else str(error)
         self._say_once("write", "latfit cannot write its trace: %s%s", found.replace("\n", " "), self._with_advice)
 
+    def _request_times(self) -> dict[str, Any]:
+        """How many requests so far had which times, by bin, as a fact of a file; none where nobody told of any."""
+        while self._times:
+            name, place = self._times.popleft()
+            self._counted.setdefault(name, Counter())[place] += 1
+        named = {name: {str(place): n for place, n in each.items()} for name, each in self._counted.items()}
+        return {REQUEST_TIMES: named} if named else {}
+
     def _provenance(self) -> dict[str, Any]:
         return {
             **self.facts,
+            **self._request_times(),
             "latfit": __version__,
             "created": utc_now(),
             "run": self.run,

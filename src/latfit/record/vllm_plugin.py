@@ -107,6 +107,10 @@ class LatfitStatLogger(StatLoggerBase):
         if recorder is None or scheduler_stats is None:
             return
         try:
+            for seconds in getattr(iteration_stats, "time_to_first_tokens_iter", ()):
+                recorder.add_time("ttft_ms", 1e3 * seconds)
+            for ended in getattr(iteration_stats, "finished_requests", ()):
+                recorder.add_time("tpot_ms", 1e3 * getattr(ended, "mean_time_per_output_token", 0.0))
             details = getattr(scheduler_stats, "iteration_details", None)
             if details is None:
                 # With the flag, statistics between two steps have none; a config that doesn't know it is too old.

@@ -59,6 +59,12 @@ if TYPE_CHECKING:
         records as records,
     )
     from latfit.trace.readers.vllm import start_facts as start_facts
+    from latfit.trace.recorded_times import (
+        REQUEST_TIMES as REQUEST_TIMES,
+        request_times as request_times,
+        time_bin as time_bin,
+        time_quantile as time_quantile,
+    )
     from latfit.trace.serving_engine import (
         LARGEST_REQUESTS as LARGEST_REQUESTS,
         LARGEST_TOKENS as LARGEST_TOKENS,

@@ -633,7 +633,7 @@ def _facts(cells: Cells, scan: Scan, source: str, files: int) -> dict[str, Any]:
 
 
 def _engine_of(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return what some of the files report about their engine, as far as they agree."""
+    """Return what some of the files report about their engine, as far as they agree, and which starts (`runs`)."""
     import pyarrow.parquet as pq
 
     origins = []
@@ -641,4 +641,6 @@ def _engine_of(parts: Sequence[Part]) -> dict[str, Any]:
         if part.is_parquet:
             with part.filesystem.open_input_file(part.path) as stream:
                 origins.append((part.path, provenance_of(part.path, pq.read_schema(stream).metadata)))
-    return dict(engine_facts([(path, origin) for path, origin in origins if is_record(origin)]).values)
+    records = [(path, origin) for path, origin in origins if is_record(origin)]
+    runs = sorted({str(origin["run"]) for _, origin in records if "run" in origin})
+    return {**engine_facts(records).values, **({"runs": runs} if runs else {})}

@@ -4,7 +4,7 @@ Settings are in the provenance, under the same names from latfit's recorder and 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class EngineFacts:
         All of these sources.
     differing
         Settings on which they differ, with all values.
+    overruled
+        Values of traces that the running server contradicts, see `overruled_by`.
     did
         Sums of what it did besides, see `engine_counts`.
     as_served
@@ -57,12 +59,47 @@ class EngineFacts:
     differing: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     did: Mapping[str, float] = field(default_factory=dict)
     as_served: bool = False
+    overruled: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def overruled_by(self, name: str, server: Mapping[str, Any]) -> "EngineFacts":
+        """Return the facts with the running server's settings in place of those of earlier starts.
+
+        Parameters
+        ----------
+        name
+            Name of the server, the source of its settings.
+        server
+            Provenance of a recorder that asked the server.
+        """
+        running = _settings(server)
+        reported = {setting: [value] for setting, value in self.values.items()} | dict(self.differing)
+        others = {key: [each for each in reported.get(key, ()) if each != value] for key, value in running.items()}
+        values = dict(self.values)
+        if "num_gpu_blocks" in running:  # the tokens in the trace belong to the blocks of another start
+            values.pop("kv_capacity_tokens", None)
+        return replace(
+            self,
+            values={**values, **running},
+            sources={**self.sources, **dict.fromkeys(running, name)},
+            files=list(dict.fromkeys([*([name] if running else []), *self.files])),
+            differing={setting: found for setting, found in self.differing.items() if setting not in running},
+            overruled={setting: found for setting, found in others.items() if found},
+            as_served=self.as_served or _is_as_served(server),
+        )
 
 
 def engine_facts(
     origins: Sequence[tuple[str, Mapping[str, Any]]], did: Mapping[str, float] | None = None
 ) -> EngineFacts:
-    """Combine the settings in several (source, provenance), the most trusted first."""
+    """Combine the settings in the provenance of several sources.
+
+    Parameters
+    ----------
+    origins
+        (name, provenance) of each source, the most trusted first.
+    did
+        Sums of what the engine did besides, see `engine_counts`.
+    """
     parts = [part for origin in origins for part in parts_of(*origin)]
     found: dict[str, dict[Any, list[str]]] = {}
     for name, provenance in parts:

@@ -17,13 +17,21 @@ if TYPE_CHECKING:
         outside_warning as outside_warning,
         validate as validate,
     )
+    from latfit.validation.live_window import (
+        TOLERANCE as TOLERANCE,
+        Check as Check,
+        check_window as check_window,
+    )
     from latfit.validation.machine_speed import (
+        ALL_STEPS as ALL_STEPS,
         OF_DECODE as OF_DECODE,
         WITH_PREFILL as WITH_PREFILL,
         PhaseSpeed as PhaseSpeed,
         RunSpeed as RunSpeed,
         phase_speed as phase_speed,
+        recorded_window_speed as recorded_window_speed,
         run_speed as run_speed,
+        window_speed as window_speed,
     )
     from latfit.validation.measured import (
         Measured as Measured,

@@ -1,33 +1,45 @@
-"""How fast a machine was during a measured run, beside how fast a fit has it.
+"""Measure how fast a machine runs, compared with when a fit was made.
 
-Machines do not keep their speed: clocks, heat and neighbours make the same steps take another time an hour later, and a
-simulation is off by that without an error of its own. Where steps of the run itself were recorded, both are told apart.
-A phase was slower by
+Clocks, heat and neighbours change the speed of a machine, and a simulation is off by as much without an error of its
+own. The speed factor of a phase is the ratio estimate
 
     r = sum T_i / sum m_i
 
-over its recorded steps, T_i the time of each and m_i the mean that the fit gives a step like it. Steps that follow each
-other are disturbed alike, so the error of r is that of batch means: the steps in order of time, cut into BLOCKS parts
-with sums T_j and m_j, give r a variance of k/(k - 1) sum (T_j - r m_j)^2 / (sum m_j)^2 (that of a ratio estimate,
-Cochran 1977, section 6.4). The run is simulated once more with costs times r: what is off then is the simulation's own.
+over steps, T_i the time of each and m_i the mean that the fit gives a step like it. Steps that follow each other are
+disturbed alike, so its error is that of batch means: the steps in order of time, cut into BLOCKS parts with sums T_j
+and m_j, give r a variance of k/(k - 1) sum (T_j - r m_j)^2 / (sum m_j)^2 (Cochran 1977, section 6.4).
+
+Recorded steps give r directly. A running server gives windows: the mean gap between tokens is the mean of T over steps,
+weighted by the requests that decode; m is that of a step that decodes and of one that takes a prompt besides, in the
+shares that the counters show. r depends on no setting of the engine, since both are at the batches that were measured.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from latfit.fitting import mean_ms
+from latfit.metrics import Interval
+from latfit.model import FitResult
 from latfit.simulation import EngineSettings, StepCosts, scaled_costs
 from latfit.stats import FloatArray
+from latfit.trace import Trace
 from latfit.units import format_percent
 from latfit.validation.compare import JUDGED, NAMES, Asked, Validation, validate
 from latfit.validation.measured import Measured
 
 BLOCKS = 20
-OF_DECODE, WITH_PREFILL = "decode", "prefill"
+CHANGED = 0.1
+"""Relative change of speed below which the error of most fits is as large."""
+WINDOW_COLUMNS = ("B", "S", "prefill_requests", "context_tokens")
+SURE = 2.0
+"""Standard errors that make a change of speed certain."""
+OF_DECODE, WITH_PREFILL, ALL_STEPS = "decode", "prefill", "all"
 """Steps that decode only, and those that contain prefill."""
-SAID: Mapping[str, str] = {OF_DECODE: "decode steps", WITH_PREFILL: "steps with prefill"}
+SAID: Mapping[str, str] = {OF_DECODE: "decode steps", WITH_PREFILL: "steps with prefill", ALL_STEPS: "all steps"}
 
 
 @dataclass(frozen=True)
@@ -41,10 +53,92 @@ class PhaseSpeed:
     error: float
 
     @property
+    def has_changed(self) -> bool:
+        """Whether the machine runs at another speed than when the fit was made, beyond errors of both."""
+        error = self.error if math.isfinite(self.error) else 0.0
+        return abs(self.factor - 1) > max(CHANGED, SURE * error)
+
+    @property
+    def sentence(self) -> str:
+        """The speed as an answer of its own."""
+        return f"Steps take {self.times}."
+
+    @property
+    def times(self) -> str:
+        """`1.33 times as long as when the fit was made (± 2 %)`."""
+        error = f" (± {format_percent(100 * self.error / self.factor)})" if math.isfinite(self.error) else ""
+        if not self.has_changed:
+            return f"as long as when the fit was made{error}"
+        return f"{self.factor:.2f} times as long as when the fit was made{error}"
+
+    @property
     def said(self) -> str:
         """As part of a sentence."""
         error = f" (± {format_percent(100 * self.error)})" if np.isfinite(self.error) else ""
         return f"{SAID[self.phase]} {format_percent(100 * (self.factor - 1), signed=True)}{error}"
+
+
+def window_speed(windows: Sequence[Interval], fits: Sequence[FitResult]) -> PhaseSpeed | None:
+    """Return the speed factor of all steps in windows of a server; None where no window shows how long steps take.
+
+    Parameters
+    ----------
+    windows
+        Windows in order of time, a second or so each.
+    fits
+        The fit of decode steps first, that of steps with prefill last; one fit for both.
+    """
+    found = [each for window in windows if (each := _window_times(window, fits)) is not None]
+    if not found:
+        return None
+    T_ms, expected_ms, weight = np.array(found).T
+    return replace(phase_speed(ALL_STEPS, T_ms * weight, expected_ms * weight), steps=round(weight.sum()))
+
+
+def _window_times(window: Interval, fits: Sequence[FitResult]) -> tuple[float, float, float] | None:
+    """Return (measured ms of a step, the fit's ms, weight) of a window; None where it shows no time of steps."""
+    step, gaps = window.mean_step(), window.histogram("itl")
+    if step is None:
+        return None
+    if gaps is not None and gaps.count > 0:
+        return gaps.mean, _expected_ms(step, fits), gaps.count
+    if window.was_busy and not window.of_executions:
+        return step["T_ms"], _expected_ms(step, fits), window.steps
+    return None
+
+
+def recorded_window_speed(trace: Trace, fits: Sequence[FitResult]) -> PhaseSpeed | None:
+    """Return the speed factor of all steps in the busy windows that `latfit record` wrote; None without one."""
+    busy = trace.select(~trace["idle"].astype(bool)) if "idle" in trace else trace
+    if not len(busy) or not {"window_steps", "prefill_tokens"} <= busy.columns.keys():
+        return None
+    columns = {name: busy.floats(name) for name in WINDOW_COLUMNS if name in busy}
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    steps, expected = busy.floats("window_steps"), np.array([_expected_ms(row, fits) for row in rows])
+    found = phase_speed(ALL_STEPS, busy.floats("T_ms") * steps, expected * steps)
+    return replace(found, steps=round(float(steps.sum())))
+
+
+def _expected_ms(step: Mapping[str, float], fits: Sequence[FitResult]) -> float:
+    """Return the fit's mean time of the steps that a window's mean step stands for."""
+    B, S, prompts = step["B"], step["S"], step.get("prefill_requests", math.nan)
+    if not math.isfinite(prompts):  # the engine counts no first tokens: the mean step stands for all
+        return float(mean_ms(fits[0], _steps(step, [B], [S]))[0])
+    share, decoding = min(prompts, 1.0), max(B - prompts, 1.0)
+    expected = (1 - share) * float(mean_ms(fits[0], _steps(step, [decoding], [decoding]))[0])
+    if share > 0:
+        tokens = max(S - (B - prompts), prompts) / share
+        held = B - prompts, prompts / share
+        expected += share * float(mean_ms(fits[-1], _steps(step, [sum(held)], [held[0] + tokens], tokens))[0])
+    return expected
+
+
+def _steps(step: Mapping[str, float], B: Sequence[float], S: Sequence[float], prefill: float = 0.0) -> Trace:
+    """One step as columns that a fit reads."""
+    columns = {"B": np.array(B), "S": np.array(S), "prefill_tokens": np.array([prefill])}
+    if math.isfinite(step.get("context_tokens", math.nan)):
+        columns["context_tokens"] = np.array([step["context_tokens"]])
+    return Trace(columns)
 
 
 def phase_speed(phase: str, T_ms: FloatArray, mean_ms: FloatArray) -> PhaseSpeed:
@@ -62,19 +156,22 @@ def phase_speed(phase: str, T_ms: FloatArray, mean_ms: FloatArray) -> PhaseSpeed
 
 @dataclass(frozen=True, eq=False)
 class RunSpeed:
-    """The speeds of decode steps and of steps with prefill during a run, and the comparison at these speeds."""
+    """The speed of the machine during a run, and the comparison at this speed. whole: of all steps.  speeds: of decode
+    steps and of steps with prefill, where single steps are known."""
 
+    whole: PhaseSpeed
     speeds: Sequence[PhaseSpeed]
     at_speed: Validation
 
     @property
     def sentence(self) -> str:
-        """The answer: how fast the machine was, and what is off then."""
+        """How fast the machine was, and the errors of the means at that speed."""
+        phases = " and ".join(each.said for each in self.speeds if each.steps)
+        by_phase = f": {phases}" if phases else ""
         errors = [f"{NAMES[name]} {format_percent(off, signed=True)}" for name, off in self._means.items()]
-        speeds = " and ".join(each.said for each in self.speeds if each.steps)
         return (
-            f"During the run steps took, beside the fit of the same ones: {speeds}; simulated at that speed, the means"
-            f" are off by {', '.join(errors)}."
+            f"During the run steps took {self.whole.times}{by_phase}. Simulated at that speed, the means are off by"
+            f" {', '.join(errors)}."
         )
 
     @property
@@ -88,7 +185,8 @@ class RunSpeed:
 
     def to_json(self) -> dict[str, Any]:
         by_phase = {
-            each.phase: {"steps": each.steps, "factor": each.factor, "error": each.error} for each in self.speeds
+            each.phase: {"steps": each.steps, "factor": each.factor, "error": each.error}
+            for each in (self.whole, *self.speeds)
         }
         document = self.at_speed.to_json()
         server = document["server"]
@@ -103,10 +201,14 @@ class RunSpeed:
 
 
 def run_speed(
-    measured: Measured, costs: StepCosts, settings: EngineSettings, how: Asked, speeds: Sequence[PhaseSpeed]
+    measured: Measured,
+    costs: StepCosts,
+    settings: EngineSettings,
+    how: Asked,
+    speeds: tuple[PhaseSpeed, Sequence[PhaseSpeed]],
 ) -> RunSpeed:
-    """The run simulated at the speeds of its decode steps and of its steps with prefill; errors as of `validate`."""
-    factors = {each.phase: each.factor for each in speeds}
-    return RunSpeed(
-        speeds, validate(measured, scaled_costs(costs, factors[OF_DECODE], factors[WITH_PREFILL]), settings, how)
-    )
+    """Simulate the run once more at the speed of all steps, or of decode steps and steps with prefill."""
+    whole, phases = speeds
+    factors = {each.phase: each.factor for each in phases}
+    decode, prefill = (factors.get(phase, whole.factor) for phase in (OF_DECODE, WITH_PREFILL))
+    return RunSpeed(whole, phases, validate(measured, scaled_costs(costs, decode, prefill), settings, how))

@@ -87,7 +87,13 @@ def _arrivals(trace: Trace, seen: Interval, begin_s: float, rng: np.random.Gener
     counts = np.zeros(len(edges) - 1)
     counts[1::2] = told
     counts[::2] = rest * gaps / gaps.sum() if gaps.sum() > 0 else 0.0
-    whole = np.diff(np.rint(np.concatenate([[0.0], np.cumsum(counts)]))).astype(np.int64)
+    return spread_arrivals(edges, counts, rng)
+
+
+def spread_arrivals(edges: FloatArray, counts: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """Draw arrival times, sorted, of so many requests (k,) within each window between edges (k + 1,)."""
+    total = np.maximum.accumulate(np.concatenate([[0.0], np.cumsum(counts)]))  # requests that vanish never came
+    whole = np.diff(np.rint(total)).astype(np.int64)
     which = np.repeat(np.arange(len(whole)), whole)
     return np.sort(edges[which] + (edges[which + 1] - edges[which]) * rng.random(len(which)))
 

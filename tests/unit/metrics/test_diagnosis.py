@@ -8,7 +8,7 @@ import pytest
 from latfit.metrics.diagnosis import Binding, Diagnosis, diagnose
 from latfit.metrics.server import Reading
 from latfit.metrics.state import state_of
-from tests.stand_in import Steps, steady
+from tests.stand_in import Steps, in_a_row, steady
 
 
 def _readings(steps: Steps) -> list[Reading]:
@@ -78,6 +78,19 @@ def test_a_mean_step_of_the_most_that_ran_is_a_limit_too() -> None:
     assert {each.state.running for each in _readings(steps)} == {6.0, 8.0}
     assert of(steps).binding == "sequences"
     assert of(steps).figures["running_most"] == 8.0
+
+
+def test_a_reading_while_idle_hides_no_known_limit() -> None:
+    """Requests came only after the first readings, at which nothing ran."""
+    found = of(in_a_row([steady(0.1, 4, 0.02), steady(20.0, 4, 0.02, waiting=8)], 12.0), {"max_num_seqs": 4})
+    assert found.binding == "sequences"
+    assert not any("--max-num-seqs" in each.why for each in found.levers)
+
+
+def test_no_known_limit_is_asked_for() -> None:
+    found = of(AT_LIMIT, {"max_num_seqs": 64})
+    assert effect(found, "max_num_seqs") == "unknown"
+    assert not any("--max-num-seqs" in each.why for each in found.levers)
 
 
 def test_more_sequences_do_nothing_where_the_cache_is_full() -> None:

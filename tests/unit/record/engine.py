@@ -47,8 +47,15 @@ class SpecDecodingStats:
 
 
 @dataclass
+class FinishedRequestStats:
+    mean_time_per_output_token: float = 0.0
+
+
+@dataclass
 class IterationStats:
     num_preempted_reqs: int = 0
+    time_to_first_tokens_iter: list[float] = field(default_factory=list)
+    finished_requests: list[FinishedRequestStats] = field(default_factory=list)
 
 
 @dataclass

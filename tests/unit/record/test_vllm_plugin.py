@@ -17,10 +17,12 @@ from latfit.record.recorder import Buffers
 from latfit.record.vllm_plugin import FLAG, LatfitStatLogger, Settings, kv_capacity_tokens, settings_from
 from latfit.trace.parquet import read_parquet
 from latfit.trace.read import ingest
+from latfit.trace.recorded_times import request_times, time_quantile
 from latfit.trace.table import Trace
 from tests.conftest import REFERENCE, ROOT
 from tests.unit.record.engine import (
     CAPACITY_TOKENS,
+    FinishedRequestStats,
     IterationStats,
     PrefixCacheStats,
     SchedulerStats,
@@ -48,6 +50,24 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def recorded(folder: Path) -> Trace:
     (file,) = sorted(folder.glob("*.parquet"))
     return read_parquet(file)
+
+
+def test_percentiles_of_requests_are_within_a_percent(folder: Path) -> None:
+    rng = np.random.default_rng(1)
+    ttft, tpot = rng.lognormal(-1, 1, 3000), rng.lognormal(-3.5, 0.3, 3000)
+    plugin = LatfitStatLogger(config())
+    for i, stats in enumerate(engine_loop(300)):
+        ended = [FinishedRequestStats(float(each)) for each in tpot[10 * i : 10 * i + 10]]
+        plugin.record(stats, IterationStats(0, ttft[10 * i : 10 * i + 10].tolist(), ended))
+    plugin.record(None, None)
+    plugin.close()
+    found = request_times(recorded(folder).provenance)
+    for name, values in (("ttft_ms", ttft), ("tpot_ms", tpot)):
+        assert found[name].total() == 3000
+        for q in (0.5, 0.99):
+            assert time_quantile(found[name], q) == pytest.approx(1e3 * np.quantile(values, q), rel=0.01)
+    twice = {"parts": {"a": recorded(folder).provenance, "b": recorded(folder).provenance}}
+    assert request_times(twice)["ttft_ms"].total() == 3000  # the later file of a run holds all before
 
 
 class TestSteps:

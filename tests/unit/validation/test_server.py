@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfit.api import validate as validated
 from latfit.errors import BadInput
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
@@ -200,3 +201,22 @@ class TestSameStart:
         assert other is not None
         assert own is not None
         assert other - own > 1000
+
+
+AMX = MEASURED.with_name("vllm_amx")
+
+
+@pytest.mark.skipif(not AMX.is_dir(), reason="no measured data beside the checkout")
+def test_steps_that_the_recorder_has_not_written_yet_are_named() -> None:
+    """The first file ends 12 s before the run began; the second one, written minutes later, has its steps."""
+    first, second = sorted((AMX / "traces").glob("lim8-trace-*.parquet"))
+    texts = {name: AMX / "metrics" / f"lim8_r3.{name}.txt.gz" for name in ("before", "after")}
+    given: dict[str, Any] = {"metrics_before": texts["before"], "metrics_after": texts["after"], "max_num_seqs": 8}
+    fit, run = AMX / "fits" / "rec_steps.fit.json", AMX / "bench" / "lim8_r3.json.gz"
+    with pytest.raises(BadInput, match=r"its last step is .* older than the run") as raised:
+        validated(fit, run, run_steps=str(first), **given)
+    assert "LATFIT_TRACE_SECONDS" in str(raised.value.remedy)
+    found = validated(fit, run, run_steps=str(second), **given)
+    assert found.run_speed is not None
+    assert found.run_speed.at_speed.agrees
+    assert not found.foreign

@@ -1,16 +1,17 @@
 """`examine_server`: what binds a running engine, and what would help it."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from latfit.api.quantities import Duration, Needs, duration as in_ms, library_verb, only_with
-from latfit.api.running.what_if import Fitted, Outcome, WhatIf, fitted_engine
+from latfit.api.running.what_if import LEVEL, REPLICATIONS, Fitted, Outcome, WhatIf, fitted_engine
 from latfit.api.simulations import State
-from latfit.errors import BadInput
+from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
-from latfit.units import format_ms, format_rate, number
+from latfit.units import format_ms, format_percent, format_rate, number
+from latfit.validation import TOLERANCE
 
 EVERY_S = 1.0
 FEWEST_READINGS = 2
@@ -75,31 +76,44 @@ class Examination:
         ]
         if self.diagnosis.binding == "idle":
             return found
-        found.append(self.load)
+        found += [self.load, *self._speed()]
         found += [f"{each.setting}: {each.why}" for each in self.diagnosis.levers]
         return [*found, *self._simulated()]
+
+    def _speed(self) -> list[str]:
+        """The speed of the machine, where it has changed."""
+        speed = None if self.what_if is None else self.what_if.speed
+        return [speed.sentence] if speed is not None and speed.has_changed else []
 
     def _simulated(self) -> list[str]:
         what_if = self.what_if
         if what_if is None:
-            return ["How much a setting helps, a fit tells: --fit FIT (latfit record makes one)."]
-        if what_if.now is None:
-            longer = "" if math.isnan(self.seen.finished) else " Look for longer (--duration 1min)."
-            return [f"Not simulated: {what_if.no_load}.{longer}"]
-        measured = f"the measured TPOT of {format_ms(what_if.measured_tpot_ms)}"
+            return ["How much a setting helps: --fit FIT (latfit record makes one)."]
+        settings = [*filter(None, [what_if.engine.setup.line]), *what_if.engine.notes]
         if not what_if.believed:
-            return [f"{what_if.far_off}. What a change does is not told."]
-        ttft = self.diagnosis.figures["ttft_ms"]
-        other = ""
-        if what_if.now.carried and math.isfinite(ttft):
-            other = f" (and a TTFT of {format_ms(what_if.now.ttft_ms)}, measured {format_ms(ttft)})"
-        scale = f"the fit's steps times {what_if.scale:.2f}, which make {measured}{other}"
-        told = [f"What a change would do, simulated with {scale}:"]
+            return [f"No advice by the fit: {what_if.refusal}.", *settings]
+        agreed = ", ".join(each.sentence for each in what_if.checks)
+        tolerance, level = format_percent(100 * TOLERANCE), format_percent(100 * LEVEL)
+        told = [
+            f"What a change would do at this load and speed ({level} of {REPLICATIONS} simulations):",
+            *self._changes(what_if),
+            f"They agree with the server within {tolerance}: {agreed}.",
+        ]
+        unknown = [name for name in MOVED if not what_if.engine.is_known(name)]
+        if unknown:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
+            told.append(f"Not known, so not moved: {', '.join(unknown)}; {options} sets it.")
+            settings = [note for note in settings if not any(f"No source tells {name}" in note for name in unknown)]
+        return [*told, *settings]
+
+    def _changes(self, what_if: WhatIf) -> list[str]:
+        """A line for each change that does something, and one for those that do nothing."""
+        told = []
         effects = [(each, each.effect(what_if.now)) for each in what_if.changes]
         for each, effect in effects:
             if effect != "nothing":
                 change = f"{each.setting} {number(_present(what_if, each))} -> {number(each.value)}"
-                told.append(f"  {change} {effect}: {each.told(what_if.now)}")
+                told.append(f"  {change} {effect}: {each.compared(what_if.now)}")
         idle: dict[str, list[str]] = {}
         for each, effect in effects:
             if effect == "nothing":
@@ -117,14 +131,17 @@ class Examination:
         what_if = self.what_if
         if what_if is None:
             return document
-        now = what_if.now
-        changes = [] if now is None or not what_if.believed else what_if.changes
+        loaded = what_if.load is not None
         return document | {
             "simulated": {
-                "now": None if now is None else now.to_json(),
-                "step_scale": what_if.scale,
+                "now": what_if.now.to_json() if loaded else None,
+                "speed": None if what_if.speed is None else asdict(what_if.speed),
                 "believed": what_if.believed,
-                "changes": [{**each.to_json(), "effect": each.effect(now)} for each in changes if now is not None],
+                "refusal": what_if.refusal or None,
+                "checks": [each.to_json() for each in what_if.checks],
+                "changes": [{**each.to_json(), "effect": each.effect(what_if.now)} for each in what_if.changes]
+                if what_if.believed
+                else [],
                 "settings_from": dict(what_if.engine.setup.origin),
                 "notes": list(what_if.engine.notes),
             }
@@ -138,6 +155,10 @@ class Examination:
         return f"Examination: {self.verdict}"
 
 
+MOVED = ("max_num_seqs", "max_num_batched_tokens", "kv_blocks")
+"""Settings that are moved where they are known."""
+
+
 def _present(what_if: WhatIf, change: Outcome) -> int:
     found: int = getattr(what_if.engine.settings, change.setting)
     return found
@@ -148,7 +169,7 @@ OF_EXAMINATION = (
     Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
     *(
         Needs(name, lambda o: o.fit is not None or o.hardware is not None, "nothing is simulated", "Add --fit FIT")
-        for name in ("kv_blocks", "block_size", "ttft", "tpot", "seed")
+        for name in ("kv_blocks", "block_size", "synchronous", "ttft", "tpot", "seed", "at_measured_speed")
     ),
 )
 """What parameters of `examine_server` need."""
@@ -167,17 +188,36 @@ def examine_server(
     max_num_batched_tokens: int | None = None,
     kv_blocks: int | None = None,
     block_size: int | None = None,
+    synchronous: bool | None = None,
     ttft: Duration | None = None,
     tpot: Duration | None = None,
+    at_measured_speed: bool = False,
     seed: int = 0,
     progress: Callable[[float, float], None] | None = None,
 ) -> Examination:
-    """What binds a running engine, which setting would help, and which would do nothing.
+    """Find what binds a running engine, which setting would help, and which would do nothing.
 
-    url: of the server.  duration: how long it is read.  Counters alone prove what binds; with a fit (or hardware, whose
-    gpu path is taken) the load that was seen is simulated with settings moved.  max_num_seqs, max_num_batched_tokens,
-    kv_blocks, block_size: as the engine has them, where it does not say so.  ttft, tpot: limits that requests should
-    keep. Raises WrongUsage, BadInput, FitNotUsable.
+    Counters alone prove what binds. With a fit the load that was read is simulated with settings moved, where the
+    simulation of the readings agrees with what the server measured.
+
+    Parameters
+    ----------
+    url
+        Address of the server.
+    fit, prefill_fit, hardware
+        Step costs; of a hardware profile those of its gpu path.
+    duration
+        How long the server is read.
+    max_num_seqs, max_num_batched_tokens, kv_blocks, block_size, synchronous
+        Settings of the engine, where it does not publish them.
+    ttft, tpot
+        Limits that requests should meet.
+    at_measured_speed
+        Simulate at the measured speed even where it is far from that of the fit.
+
+    Raises
+    ------
+    WrongUsage, BadInput, FitNotUsable
     """
     server = Server(url)
     given = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
@@ -186,12 +226,25 @@ def examine_server(
     if len(readings) < FEWEST_READINGS:
         raise BadInput("stopped answering, or started again", where=str(server), remedy="Try again once it is up.")
     facts = {**server.settings(), **readings[-1].state.facts}
+    check_limit(max_num_seqs, readings)
     seen, diagnosis = between(readings[0], readings[-1]), diagnose(readings, {**facts, **known_of(given)})
     if fit is None and hardware is None:
         return Examination(str(server), diagnosis, seen, gone=gone)
-    settings = {**given, "kv_blocks": kv_blocks, "block_size": block_size}
+    settings = {**given, "kv_blocks": kv_blocks, "block_size": block_size, "synchronous": synchronous}
     engine = engine_of(seen, diagnosis, facts, fits=(fit, prefill_fit, hardware), given=settings)
-    return Examination(str(server), diagnosis, seen, WhatIf(engine, seen, *slo_of(ttft, tpot), seed), gone)
+    what_if = WhatIf(engine, readings, slo_of(ttft, tpot), seed, at_measured_speed)
+    return Examination(str(server), diagnosis, seen, what_if, gone)
+
+
+def check_limit(max_num_seqs: int | None, readings: Sequence[Reading]) -> None:
+    """Raises WrongUsage for a sequence limit below what runs."""
+    most = max((each.state.running / each.state.engines for each in readings), default=0.0)
+    if max_num_seqs is not None and most > max_num_seqs:
+        raise WrongUsage(
+            f"{max_num_seqs:,} is not the engine's limit: {number(most)} requests ran at once",
+            where="--max-num-seqs",
+            remedy="Give it as the engine has it, or leave it out.",
+        )
 
 
 def engine_of(

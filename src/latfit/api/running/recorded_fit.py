@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latfit.api.engines import ASSUMED
 from latfit.api.fits import Fit, fit
 from latfit.api.quantities import library_verb
 from latfit.api.running.recording import Recorded
-from latfit.api.running.what_if import ASSUMED
 from latfit.api.simulations import State
 from latfit.api.validations import Validation, validate
 from latfit.errors import LatfitError
@@ -92,9 +92,13 @@ class RecordedFit:
             f"latfit doctor {shlex.quote(self.recorded.server)} --fit {fit}",
         ]
         setup = None if self.validation is None else self.validation.setup
-        if setup is not None and setup.origin.get(LIMIT, ASSUMED) == ASSUMED:
+        if setup is not None:
             limit = f"--max-num-seqs {setup.settings[0].max_num_seqs}"
-            found.append(f"latfit validate {fit} {trace} {limit}  # or what it is set to")
+            assumed = {LIMIT: limit, "synchronous": "--synchronous"}
+            options = [option for name, option in assumed.items() if setup.origin.get(name, ASSUMED) == ASSUMED]
+            if options:
+                again = f"latfit validate {fit} {trace} {' '.join(options)}"
+                found.append(f"{again}  # assumed above; as the engine has it")
         return found
 
     def to_json(self) -> dict[str, Any]:

@@ -3,17 +3,18 @@
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 from latfit.api.quantities import Duration, Needs, duration as in_ms, library_verb, only_with
-from latfit.api.running.examination import BINDING, OF_EXAMINATION, engine_of, known_of, slo_of
+from latfit.api.running.examination import BINDING, OF_EXAMINATION, check_limit, engine_of, known_of, slo_of
 from latfit.api.running.what_if import WhatIf
 from latfit.api.simulations import State
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Buckets, Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
 from latfit.units import format_ms, format_percent, format_rate, number
+from latfit.validation import PhaseSpeed
 
 AGAIN_S = 30.0
 """After so long the capacity is predicted anew, for the load there is then."""
@@ -27,8 +28,8 @@ FOREVER_S = 1e9
 @dataclass(frozen=True, repr=False, eq=False)
 class Snapshot:
     """A running engine over the last window. problem: why the server does not answer, empty where it does.
-    capacity_per_s: the highest rate of such requests that keeps the SLO, by a fit; NaN where it is not known, and
-    unknown says why."""
+    capacity_per_s: the highest rate of such requests that meets the SLO, by a fit; NaN where it is not known, and
+    unknown says why.  speed: how long steps take, compared with when the fit was made; None where it is not known."""
 
     server: str
     diagnosis: Diagnosis
@@ -38,6 +39,7 @@ class Snapshot:
     capacity_per_s: float = math.nan
     unknown: str = ""
     problem: str = ""
+    speed: PhaseSpeed | None = None
 
     @property
     def verdict(self) -> str:
@@ -88,6 +90,7 @@ class Snapshot:
             self._tail("TTFT", "ttft", self.ttft_slo_ms),
             self._tail("TPOT", "tpot", self.tpot_slo_ms),
             f"limit: {self.diagnosis.why}",
+            *([f"speed: {self.speed.sentence}"] if self.speed is not None and self.speed.has_changed else []),
             self._capacity(),
             self._setting(),
         ]
@@ -102,7 +105,9 @@ class Snapshot:
         if not math.isfinite(limit):
             return told
         low, high = (format_percent(100 * share) for share in found.share_within(limit))
-        return f"{told}; within {format_ms(limit)}: {low if low == high else f'{low} to {high}'}"
+        if low == high:
+            return f"{told}; within {format_ms(limit)}: {low}"
+        return f"{told}; within {format_ms(limit)}: {low} to {high} (recorded steps have it: latfit trace show FILES)"
 
     def _capacity(self) -> str:
         if math.isnan(self.capacity_per_s):
@@ -134,6 +139,7 @@ class Snapshot:
             **self.diagnosis.to_json(),
             "p99_ms": {name: found.bucket(0.99) for name, found in tails.items()},
             "slo": slo,
+            "speed": None if self.speed is None else asdict(self.speed),
             "capacity_per_s": self.capacity_per_s,
             "capacity_unknown": self.unknown or None,
         }
@@ -156,10 +162,12 @@ class _Watch:
     slo: tuple[float, float]
     engine: dict[str, Any]
     """What `engine_of` takes besides; empty without a fit."""
+    at_measured_speed: bool
     facts: dict[str, Any]
     readings: deque[Reading] = field(default_factory=deque)
     capacity: tuple[float, str] = (math.nan, "")
     predicted_s: float = -math.inf
+    speed: PhaseSpeed | None = None
     last: Snapshot | None = None
 
     def take(self, told: "Reading | Unanswered") -> Snapshot | None:
@@ -181,31 +189,36 @@ class _Watch:
         if len(self.readings) < 2:
             return None
         seen, diagnosis = between(self.readings[0], told), diagnose(self.readings, {**self.facts, **self.given})
+        check_limit(self.given.get("max_num_seqs"), self.readings)
         later_s = AGAIN_S if math.isfinite(self.capacity[0]) else min(SOON_S, self.window_s)
         enough_s = min(0.9 * self.window_s, ENOUGH_S)
         if self.engine and seen.seconds < enough_s:
             self.capacity = math.nan, f"unknown for the first {format_ms(1e3 * enough_s)}"
         elif told.t_s - self.predicted_s >= later_s:
-            self.capacity, self.predicted_s = self._predicted(diagnosis, seen), told.t_s
-        self.last = Snapshot(str(self.server), diagnosis, seen, *self.slo, *self.capacity)
+            self.predicted_s = told.t_s
+            self.capacity, self.speed = self._predicted(diagnosis, seen)
+        self.last = Snapshot(str(self.server), diagnosis, seen, *self.slo, *self.capacity, speed=self.speed)
         return self.last
 
-    def _predicted(self, diagnosis: Diagnosis, seen: Interval) -> tuple[float, str]:
-        """(requests a second, why it is not known)."""
+    def _predicted(self, diagnosis: Diagnosis, seen: Interval) -> tuple[tuple[float, str], PhaseSpeed | None]:
+        """The capacity (requests a second, why it is not known) and the speed of the machine."""
         if not self.engine:
-            return math.nan, "unknown without a fit (--fit FIT)"
+            return (math.nan, "unknown without a fit (--fit FIT)"), None
+        engine = engine_of(seen, diagnosis, self.facts, **self.engine)
+        what_if = WhatIf(engine, list(self.readings), self.slo, at_measured_speed=self.at_measured_speed)
+        return self._capacity(what_if), what_if.speed
+
+    def _capacity(self, what_if: WhatIf) -> tuple[float, str]:
         if min(self.slo) == math.inf:
             return math.nan, "unknown without an SLO (--ttft 500ms, --tpot 50ms)"
-        what_if = WhatIf(engine_of(seen, diagnosis, self.facts, **self.engine), seen, *self.slo)
-        if what_if.now is None:
-            return math.nan, f"unknown: {what_if.no_load}"
         if not what_if.believed:
-            return math.nan, f"unknown. {what_if.far_off}"
+            return math.nan, f"unknown: {what_if.refusal}"
         found = what_if.capacity_per_s()
         return found, "" if math.isfinite(found) else "no rate of such requests keeps the SLO"
 
 
-OF_WATCH: Sequence[Needs] = [each for each in OF_EXAMINATION if each.name in ("prefill_fit", "hardware", "kv_blocks")]
+SHARED = ("prefill_fit", "hardware", "kv_blocks", "synchronous", "at_measured_speed")
+OF_WATCH: Sequence[Needs] = [each for each in OF_EXAMINATION if each.name in SHARED]
 """What parameters of `watch_server` need."""
 
 
@@ -224,13 +237,31 @@ def watch_server(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     kv_blocks: int | None = None,
+    synchronous: bool | None = None,
+    at_measured_speed: bool = False,
 ) -> Iterator[Snapshot]:
-    """Watch a running engine: a snapshot with each reading, without end.
+    """Watch a running engine: a snapshot with each reading, without end. A server that goes away is asked again.
 
-    ttft, tpot: the SLO.  window: what a snapshot is over, at most.  every: how often it is read.  fit, prefill_fit,
-    hardware: step costs, for the capacity under the SLO.  max_num_seqs, max_num_batched_tokens, kv_blocks: as the
-    engine has them, where it does not say so. A server that goes away is asked on. Raises WrongUsage, BadInput (the
-    server never answered), FitNotUsable.
+    Parameters
+    ----------
+    ttft, tpot
+        The SLO.
+    fit, prefill_fit, hardware
+        Step costs, for the speed of the machine and the capacity under the SLO.
+    window
+        What a snapshot covers, at most.
+    every
+        How often the server is read.
+    max_num_seqs, max_num_batched_tokens, kv_blocks, synchronous
+        Settings of the engine, where it does not publish them.
+    at_measured_speed
+        Predict the capacity at the measured speed even where it is far from that of the fit.
+
+    Raises
+    ------
+    WrongUsage, FitNotUsable
+    BadInput
+        The server never answered.
     """
     every_s, window_s = in_ms(every, "--every") / 1e3, in_ms(window, "--window") / 1e3
     if window_s < every_s:
@@ -239,15 +270,16 @@ def watch_server(
     given = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     engine: dict[str, Any] = {}
     if fit is not None or hardware is not None:
-        engine = {"fits": (fit, prefill_fit, hardware), "given": {**given, "kv_blocks": kv_blocks}}
-    return _snapshots(server, every_s, window_s, (known_of(given), slo_of(ttft, tpot), engine))
+        settings = {**given, "kv_blocks": kv_blocks, "synchronous": synchronous}
+        engine = {"fits": (fit, prefill_fit, hardware), "given": settings}
+    return _snapshots(server, every_s, window_s, (known_of(given), slo_of(ttft, tpot), engine, at_measured_speed))
 
 
 def _snapshots(
     server: Server,
     every_s: float,
     window_s: float,
-    asked: tuple[dict[str, Any], tuple[float, float], dict[str, Any]],
+    asked: tuple[dict[str, Any], tuple[float, float], dict[str, Any], bool],
 ) -> Iterator[Snapshot]:
     watched = _Watch(server, window_s, *asked, server.settings())
     for told in server.readings(every_s, FOREVER_S):

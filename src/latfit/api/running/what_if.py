@@ -1,46 +1,63 @@
-"""A running engine simulated as it is, and with a setting moved: what each would make of the load that was just seen.
+"""Simulate a running engine with a setting moved, under the load that was just read.
 
-The load: arrivals at the rate of the readings (Poisson), with lengths drawn from the server's histograms, each bucket
-evenly and then scaled so that the mean is the server's. The engine: step costs of a fit, the KV cache as the server
-says it, limits as options, the server or the fit say them; where nobody does and the readings show a limit, that one.
+The load: Poisson arrivals at the rate of the readings, with lengths drawn from the server's histograms (each bucket
+evenly, then scaled to the server's mean). The engine: step costs of a fit at the speed that the readings show, the KV
+cache and limits as options, the server or the fit's trace have them; where no source names the sequence limit and the
+readings show one, that one.
 
-Steps are then taken times the factor with which the simulated TPOT is the measured one: near its capacity an engine
-makes much of little, so that steps a tenth too long make TPOT longer by far more. Where that factor is beyond `FAR`,
-the fit or the settings are not this engine's, and no change is told.
+Before any advice the window that was read is simulated as it was, and running, waiting, TTFT, queue and TPOT are
+compared with what the server measured (`latfit.validation.check_window`).
+
+Every figure is a range over replications: each draws its arrivals, the rate within its Poisson error, and the speed of
+the machine. A machine that changed its speed by a factor f since the fit was made may do so again: ln f is the
+difference of two draws, so its variance is taken as (ln f)^2 / 2, besides that of the measurement.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from latfit.api.engines import USUAL, EngineSetup, engine_costs, engine_settings_of
+from latfit.api.engines import ASSUMED, USUAL, EngineSetup, engine_costs, engine_settings_of
 from latfit.api.serving import UNLIMITED
-from latfit.metrics import Diagnosis, Interval, tpot_ms
+from latfit.metrics import Diagnosis, Interval, Reading, between
 from latfit.model import FitResult
 from latfit.simulation import EngineRun, EngineSettings, StepCosts, scaled_costs, serve
 from latfit.units import format_ms, format_percent, number
+from latfit.validation import TOLERANCE, Check, PhaseSpeed, check_window, window_speed
 from latfit.workload import Requests, make_requests
 
-FAR, FARTHEST = 0.2, 1.5
-ASSUMED = "assumed"
-"""Where a setting comes from that nobody told, as `engine_settings_of` calls it."""
-REQUESTS = 2000
+MAX_SPEED_CHANGE = 1.2
+"""Factor of the machine's speed, either way, up to which advice needs no consent: about the error of a fit."""
+MAX_DRIFT = math.log(1.5)
+"""Change of ln speed since the fit that counts as drift; a larger one is another machine."""
+UNNAMED = (ASSUMED, "vLLM's default")
+"""Origins of settings that no source named, as `engine_settings_of` calls them."""
+ENOUGH_S = 30.0
+"""Length of readings from which chance seldom makes the means differ."""
+REQUESTS, REPLICATIONS = 1000, 20
 WARM_UP = 0.2
-FEWEST_FINISHED = 5
-SAME = 0.03
-"""Changes below this are none."""
+MIN_FINISHED = 5
+"""Requests that must end within the readings to show the load."""
+MIN_CHANGE = 0.03
+"""Relative change below which a setting does nothing."""
+MIN_SHARE = 0.8
+"""Share of the replications in which a figure has to change in one direction."""
+LEVEL = 0.9
+"""Share of the replications that a range spans."""
 CARRIED = 0.95
 """Share of the offered rate below which an engine is past its capacity."""
-HALVINGS, HALVINGS_OF_SCALE = 12, 8
+BISECTIONS = 12
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A simulated engine under the load. setting, value: what is other than now, empty where nothing."""
+    """A simulated engine under the load: medians over the replications. setting, value: what is moved, empty where
+    nothing is.  runs: figures by replication."""
 
     setting: str
     value: float
@@ -51,21 +68,32 @@ class Outcome:
     tokens_per_s: float
     carried: bool
     meets: float = math.nan
+    runs: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        found = {name: value for name, value in asdict(self).items() if name != "runs"}
+        return found | {"range": {name: self.range(name) for name in FIGURES if name in self.runs}}
 
-    @property
-    def told_ttft(self) -> str:
-        """Where the load is not carried it is as long as the run is."""
-        return format_ms(self.ttft_p99_ms) if self.carried else "growing"
+    def range(self, name: str) -> tuple[float, float]:
+        """The ends between which LEVEL of the replications lie; infinite above where they do not carry the load."""
+        values = np.where(self.runs["carried"], self.runs[name], math.inf) if name in TTFT else self.runs[name]
+        values = values[~np.isnan(values)]
+        if not len(values):
+            return math.nan, math.nan
+        ends = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest")
+        return float(ends[0]), float(ends[1])
 
-    def told(self, now: "Outcome") -> str:
-        """Beside the engine as it is."""
-        parts = [
-            f"TTFT p99 {now.told_ttft} -> {self.told_ttft}",
-            f"TPOT p99 {format_ms(now.tpot_p99_ms)} -> {format_ms(self.tpot_p99_ms)}",
-        ]
+    def _shown(self, name: str) -> str:
+        """The median of a time."""
+        return "growing" if name in TTFT and not self.carried else format_ms(getattr(self, name))
+
+    def compared(self, now: "Outcome") -> str:
+        """The change from the engine as it is, with the range of what it leads to."""
+        parts = []
+        for title, name in (("TTFT p99", "ttft_p99_ms"), ("TPOT p99", "tpot_p99_ms")):
+            low, high = (format_ms(end) if math.isfinite(end) else "growing" for end in self.range(name))
+            span = f" ({low} to {high})" if low != high else ""
+            parts.append(f"{title} {now._shown(name)} -> {self._shown(name)}{span}")
         if not (now.carried and self.carried):
             parts.append(f"{number(now.tokens_per_s, 3)} -> {number(self.tokens_per_s, 3)} tokens/s")
         if math.isfinite(self.meets):
@@ -74,34 +102,45 @@ class Outcome:
 
     def effect(self, now: "Outcome") -> str:
         """helps, nothing, trades (one for the other) or hurts."""
-        if math.isfinite(self.meets) and abs(self.meets - now.meets) > 0.005:
-            return "helps" if self.meets > now.meets else "hurts"
-        better = [_less(self.ttft_p99_ms, now.ttft_p99_ms), _less(self.tpot_p99_ms, now.tpot_p99_ms)]
+        if math.isfinite(self.meets):
+            gained = self._direction(now, "meets", relative=False)
+            if gained:
+                return "helps" if gained > 0 else "hurts"
+        better = [-self._direction(now, name) for name in ("ttft_p99_ms", "tpot_p99_ms")]
         if not (now.carried and self.carried):
-            better.append(_less(now.tokens_per_s, self.tokens_per_s))
+            better.append(self._direction(now, "tokens_per_s"))
         if not any(better):
             return "nothing"
         return "helps" if min(better) >= 0 else "hurts" if max(better) <= 0 else "trades"
 
+    def _direction(self, now: "Outcome", name: str, *, relative: bool = True) -> int:
+        """1 where a figure is larger in MIN_SHARE of the replications, -1 where it is smaller."""
+        new, old = self.runs[name], now.runs[name]
+        least = MIN_CHANGE * np.abs(old) if relative else 0.005
+        return int(np.mean(new > old + least) >= MIN_SHARE) - int(np.mean(new < old - least) >= MIN_SHARE)
 
-def _less(new: float, old: float) -> int:
-    """1 where it is clearly less, -1 where clearly more."""
-    return 1 if new < old * (1 - SAME) else -1 if new > old * (1 + SAME) else 0
+
+TTFT = ("ttft_ms", "ttft_p99_ms")
+FIGURES = (*TTFT, "tpot_ms", "tpot_p99_ms", "tokens_per_s", "meets")
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """An engine as a fit knows it. guessed: whether requests may wait for a sequence limit that nobody tells."""
+    """An engine as a fit has it. impossible: why its sequence limit cannot be the engine's, empty where it can."""
 
     costs: StepCosts
     setup: EngineSetup
     notes: Sequence[str]
     fits: Sequence[FitResult]
-    guessed: bool = False
+    impossible: str = ""
 
     @property
     def settings(self) -> EngineSettings:
         return self.setup.settings[0]
+
+    def is_known(self, setting: str) -> bool:
+        """Whether some source names a setting, so that it can be said to move."""
+        return self.setup.origin.get(setting, UNNAMED[0]) not in UNNAMED
 
 
 def fitted_engine(
@@ -110,151 +149,194 @@ def fitted_engine(
     """The engine of a diagnosis. facts: what the server says; given: settings that options name. Raises BadInput,
     FitNotUsable, WrongUsage."""
     costs, unmeasured, _, fits = engine_costs(fit, prefill_fit, None, hardware, scatter=True)
-    told = dict(facts)
+    server = dict(facts)
     if diagnosis.binding == "sequences" and "max_num_seqs" not in diagnosis.limits:
-        told["max_num_seqs"] = round(diagnosis.figures["running_most"])
-    setup = engine_settings_of(fits, server=told, usual={**USUAL, "kv_blocks": UNLIMITED}, **given)
-    guessed = diagnosis.binding == "unknown" and setup.origin.get("max_num_seqs", ASSUMED) == ASSUMED
-    return Fitted(costs, setup, [*unmeasured, *setup.notes], fits, guessed)
+        server["max_num_seqs"] = round(diagnosis.figures["running_most"] / diagnosis.engines)
+    setup = engine_settings_of(fits, server=server, usual={**USUAL, "kv_blocks": UNLIMITED}, **given)
+    found = Fitted(costs, setup, [*unmeasured, *setup.notes], fits)
+    queues = diagnosis.binding == "unknown" and "max_num_seqs" not in diagnosis.limits
+    if queues and diagnosis.figures["running_most"] < found.settings.max_num_seqs * diagnosis.engines:
+        limit = "no source tells the sequence limit"
+        if found.is_known("max_num_seqs"):
+            limit = f"fewer run than the trace's limit of {found.settings.max_num_seqs:,}"
+        return replace(found, impossible=f"Requests wait, and {limit}: give --max-num-seqs as the engine has it")
+    return found
 
 
 @dataclass(frozen=True, eq=False)
 class WhatIf:
-    """The load of an interval on a fitted engine. ttft_slo_ms, tpot_slo_ms: limits of requests, infinite without."""
+    """The load of some readings on a fitted engine. slo_ms: limits of TTFT and TPOT, infinite without.
+    at_measured_speed: simulate at the speed that was measured, however far it is from the fit's."""
 
     engine: Fitted
-    seen: Interval
-    ttft_slo_ms: float = math.inf
-    tpot_slo_ms: float = math.inf
+    readings: Sequence[Reading]
+    slo_ms: tuple[float, float] = (math.inf, math.inf)
     seed: int = 0
+    at_measured_speed: bool = False
 
     @cached_property
-    def requests(self) -> Requests | None:
-        """The load; None where too few requests ended to know it."""
-        rate_per_ms = self.seen.arrived / self.seen.seconds / 1e3
-        if not self.seen.finished >= FEWEST_FINISHED or not rate_per_ms > 0:
-            return None
-        rng = np.random.default_rng(self.seed)
-        lengths = self.seen.lengths(REQUESTS, rng)
-        if lengths is None:
-            return None
-        return make_requests(np.cumsum(rng.exponential(1 / rate_per_ms, REQUESTS)), *lengths)
+    def seen(self) -> Interval:
+        return between(self.readings[0], self.readings[-1])
 
     @cached_property
-    def now(self) -> Outcome | None:
-        """The engine as it is; None where the load is not known."""
-        return None if self.requests is None else self._outcome("", 0, self.engine.settings, self.requests)
+    def speed(self) -> PhaseSpeed | None:
+        """How long steps take, compared with when the fit was made; None where the readings do not show it."""
+        if not self.engine.fits:
+            return None
+        windows = [between(a, b) for a, b in pairwise(self.readings)]
+        return window_speed(windows, self.engine.fits)
 
     @property
-    def no_load(self) -> str:
-        """Why the load is not known."""
-        if math.isnan(self.seen.finished):
-            return f"{self.seen.last.engine} does not tell how many requests come"
-        return "too few requests ended in this time"
+    def factor(self) -> float:
+        return 1.0 if self.speed is None else self.speed.factor
 
-    @property
-    def measured_tpot_ms(self) -> float:
-        return tpot_ms(self.seen)
+    def costs_now(self, rng: np.random.Generator, drift: float = 0.0) -> StepCosts:
+        """Draw step costs at the speed of the readings, within its error. drift: standard deviation of ln of what the
+        speed may change by."""
+        error = 0.0 if self.speed is None or math.isnan(self.speed.error) else self.speed.error / self.factor
+        factor = self.factor * math.exp(math.hypot(error, drift) * rng.normal())
+        return scaled_costs(self.engine.costs, factor, factor)
+
+    def costs_later(self, rng: np.random.Generator) -> StepCosts:
+        """Draw step costs at a speed that the machine may have after the readings."""
+        return self.costs_now(rng, min(abs(math.log(self.factor)), MAX_DRIFT) / math.sqrt(2))
 
     @cached_property
-    def scale(self) -> float:
-        """The factor of all steps with which the simulated TPOT is the measured one, at most `FARTHEST` and at least
-        its inverse; NaN where the load or the TPOT is not known. TPOT rises with it, so that halving finds it."""
-        if self.requests is None or not self.measured_tpot_ms > 0:
-            return math.nan
-        low, high = -math.log(FARTHEST), math.log(FARTHEST)
-        for _ in range(HALVINGS_OF_SCALE):
-            middle = (low + high) / 2
-            costs = scaled_costs(self.engine.costs, math.exp(middle), math.exp(middle))
-            run = serve(self.requests, costs, self.engine.settings, self.seed)
-            longer = _summary(run, "", 0, math.inf, math.inf).tpot_ms > self.measured_tpot_ms
-            low, high = (low, middle) if longer else (middle, high)
-        return math.exp((low + high) / 2)
+    def checks(self) -> list[Check]:
+        """What was measured, compared with simulations of the same window."""
+        return [] if self.load is None else check_window(self.readings, self.engine.settings, self.costs_now, self.seed)
+
+    @property
+    def differing(self) -> list[Check]:
+        return [each for each in self.checks if not each.agrees]
 
     @property
     def believed(self) -> bool:
-        return self.scale > 0 and abs(math.log(self.scale)) <= math.log1p(FAR) and not self.engine.guessed
-
-    @property
-    def far_off(self) -> str:
-        """What is wrong with a fit or settings that are not believed."""
-        if math.isnan(self.scale):
-            return "No TPOT was measured"
-        if self.engine.guessed:
-            return "Requests wait, and nobody tells the sequence limit (--max-num-seqs)"
-        near = 1 / FARTHEST < self.scale * 1.01 < FARTHEST
-        times = (
-            f"steps {self.scale:.2f} times as long" if near else f"steps more than {FARTHEST} times longer or shorter"
-        )
-        measured = f"the measured TPOT of {format_ms(self.measured_tpot_ms)}"
-        return f"The fit or the settings are not this engine's: {measured} takes {times}"
+        return not self.refusal
 
     @cached_property
-    def costs(self) -> StepCosts:
-        """Of a step, so that the engine as it is has the measured TPOT."""
-        return scaled_costs(self.engine.costs, self.scale, self.scale) if self.scale > 0 else self.engine.costs
+    def refusal(self) -> str:
+        """Why no advice is given, and what to do about it; empty where the simulation is this engine."""
+        if self.no_load:
+            longer = "" if math.isnan(self.seen.finished) else "; look for longer (--duration 1min)"
+            return f"{self.no_load}{longer}"
+        if self.engine.impossible:
+            return self.engine.impossible
+        if not self.checks:
+            return f"{self.seen.last.engine} publishes neither TTFT nor TPOT to compare with"
+        if abs(math.log(self.factor)) > math.log(MAX_SPEED_CHANGE) and not self.at_measured_speed:
+            return "the fit is of another speed; record again, or simulate at this speed with --at-measured-speed"
+        if self.differing:
+            found = ", ".join(each.sentence for each in self.differing)
+            tolerance = format_percent(100 * TOLERANCE)
+            return f"the simulated engine is off by more than {tolerance}: {found}{self._hint}"
+        return ""
+
+    @property
+    def _hint(self) -> str:
+        """What to look at, by what differs."""
+        longer = "" if self.seen.seconds >= ENOUGH_S else ", or look for longer (--duration 1min)"
+        if {each.metric for each in self.differing} <= {"TPOT", "running"}:
+            return f"; record again for a fit of this load{longer}"
+        return f"; check --max-num-seqs, --max-num-batched-tokens and --kv-blocks{longer}"
+
+    @property
+    def no_load(self) -> str:
+        """Why the load is not known; empty where it is."""
+        if self.load is not None:
+            return ""
+        if math.isnan(self.seen.finished):
+            return f"{self.seen.last.engine} does not publish how many requests come"
+        return "too few requests ended in this time"
+
+    @cached_property
+    def load(self) -> Requests | None:
+        """Requests as long as those that were read, a thousand a second; None where too few ended to know them."""
+        if not self.seen.finished >= MIN_FINISHED or not self.seen.arrived > 0:
+            return None
+        rng = np.random.default_rng(self.seed)
+        lengths = self.seen.lengths(REQUESTS, rng)
+        return None if lengths is None else make_requests(np.cumsum(rng.exponential(1.0, REQUESTS)), *lengths)
+
+    @property
+    def rate_per_ms(self) -> float:
+        """Requests that come to one engine."""
+        return self.seen.arrived / self.seen.seconds / 1e3 / self.seen.last.engines
+
+    @cached_property
+    def now(self) -> Outcome:
+        """The engine as it is."""
+        return self._outcome("", 0, self.engine.settings)
 
     @cached_property
     def changes(self) -> list[Outcome]:
-        """With settings doubled and halved, and a quarter more KV cache."""
-        if self.requests is None:
-            return []
+        """With known settings doubled and halved, and a quarter more KV cache."""
         now = self.engine.settings
-        moved: list[tuple[str, int]] = [("max_num_seqs", 2 * now.max_num_seqs), ("max_num_seqs", now.max_num_seqs // 2)]
-        budget = now.max_num_batched_tokens
-        moved += [("max_num_batched_tokens", 2 * budget), ("max_num_batched_tokens", budget // 2)]
+        moved: list[tuple[str, int]] = []
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if self.engine.is_known(name):
+                moved += [(name, 2 * getattr(now, name)), (name, getattr(now, name) // 2)]
         if now.kv_blocks < UNLIMITED:
             moved.append(("kv_blocks", now.kv_blocks * 5 // 4))
         found = []
         for name, value in moved:
             changed: dict[str, Any] = {name: value}
-            settings = replace(now, **changed)
-            if settings.max_num_seqs >= 1 and settings.max_num_batched_tokens >= settings.max_num_seqs:
-                found.append(self._outcome(name, value, settings, self.requests))
+            if min(changed.get("max_num_batched_tokens", now.max_num_batched_tokens), value) < 1:
+                continue
+            settings = {**{each: getattr(now, each) for each in ("max_num_seqs", "max_num_batched_tokens")}, **changed}
+            if settings["max_num_batched_tokens"] >= settings["max_num_seqs"]:
+                found.append(self._outcome(name, value, replace(now, **changed)))
         return found
 
     def capacity_per_s(self) -> float:
-        """The highest rate of such requests at which p99 keeps the limits; NaN where the load is not known or no rate
-        does."""
-        if self.requests is None or not min(self.ttft_slo_ms, self.tpot_slo_ms) < math.inf:
+        """The highest rate of such requests at which p99 meets the limits; NaN where no rate does."""
+        if self.load is None or not min(self.slo_ms) < math.inf:
             return math.nan
-        rate = len(self.requests) / (self.requests.arrival_ms[-1] / 1e3)
         low, high = 0.0, 1.0
-        while high < 2**20 and self._keeps(high):
+        while high < 2**20 and self._meets(high):
             low, high = high, 2 * high
-        for _ in range(HALVINGS):
+        for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._keeps(middle) else (low, middle)
-        return low * rate if low > 0 else math.nan
+            low, high = (middle, high) if self._meets(middle) else (low, middle)
+        return low * self.rate_per_ms * 1e3 * self.seen.last.engines if low > 0 else math.nan
 
-    def _keeps(self, times: float) -> bool:
-        assert self.requests is not None
-        faster = replace(self.requests, arrival_ms=self.requests.arrival_ms / times)
-        found = self._outcome("", 0, self.engine.settings, faster)
-        return found.carried and found.ttft_p99_ms <= self.ttft_slo_ms and found.tpot_p99_ms <= self.tpot_slo_ms
+    def _meets(self, times: float) -> bool:
+        assert self.load is not None
+        requests = replace(self.load, arrival_ms=self.load.arrival_ms / (times * self.rate_per_ms))
+        costs = scaled_costs(self.engine.costs, self.factor, self.factor)
+        found = self._figures(serve(requests, costs, self.engine.settings, self.seed))
+        return bool(
+            found["carried"] and found["ttft_p99_ms"] <= self.slo_ms[0] and found["tpot_p99_ms"] <= self.slo_ms[1]
+        )
 
-    def _outcome(self, name: str, value: float, settings: EngineSettings, requests: Requests) -> Outcome:
-        run = serve(requests, self.costs, settings, self.seed)
-        return _summary(run, name, value, self.ttft_slo_ms, self.tpot_slo_ms)
+    def _outcome(self, name: str, value: float, settings: EngineSettings) -> Outcome:
+        """The same replications for every setting, so that differences are of settings alone."""
+        found = []
+        for stream in np.random.default_rng([self.seed, 1]).spawn(REPLICATIONS):
+            rate = self.rate_per_ms * stream.gamma(self.seen.arrived) / self.seen.arrived
+            lengths = self.seen.lengths(REQUESTS, stream)
+            assert lengths is not None
+            requests = make_requests(np.cumsum(stream.exponential(1 / rate, REQUESTS)), *lengths)
+            found.append(self._figures(serve(requests, self.costs_later(stream), settings, self.seed)))
+        runs = {name: np.array([each[name] for each in found]) for name in found[0]}
+        carried = bool(np.mean(runs["carried"]) >= 0.5)
+        middle = {name: float(np.median(runs[name])) for name in FIGURES}
+        return Outcome(name, value, **middle, carried=carried, runs=runs)
 
-
-def _summary(run: EngineRun, name: str, value: float, ttft_slo_ms: float, tpot_slo_ms: float) -> Outcome:
-    """Of the requests behind the warm-up."""
-    n = len(run.requests)
-    kept = np.arange(n) >= WARM_UP * n
-    ttft, tpot = run.ttft_ms[kept], run.tpot_ms[kept]
-    within = (ttft <= ttft_slo_ms) & ~(tpot > tpot_slo_ms)
-    promised = min(ttft_slo_ms, tpot_slo_ms) < math.inf
-    tpot = tpot[np.isfinite(tpot)]
-    last_ms, span_ms = float(run.last_ms.max()), float(run.requests.arrival_ms[-1])
-    return Outcome(
-        name,
-        value,
-        float(ttft.mean()),
-        float(np.quantile(ttft, 0.99)),
-        float(tpot.mean()) if len(tpot) else math.nan,
-        float(np.quantile(tpot, 0.99)) if len(tpot) else math.nan,
-        float(run.requests.output_tokens.sum()) / last_ms * 1e3,
-        span_ms / (last_ms - float(np.median(run.latency_ms))) >= CARRIED,
-        float(within.mean()) if promised else math.nan,
-    )
+    def _figures(self, run: EngineRun) -> dict[str, float]:
+        """Figures of one replication, of the requests after the warm-up."""
+        n = len(run.requests)
+        counted = np.arange(n) >= WARM_UP * n
+        ttft, tpot = run.ttft_ms[counted], run.tpot_ms[counted]
+        within = (ttft <= self.slo_ms[0]) & ~(tpot > self.slo_ms[1])
+        tpot = tpot[np.isfinite(tpot)]
+        last_ms, span_ms = float(run.last_ms.max()), float(run.requests.arrival_ms[-1])
+        return {
+            "ttft_ms": float(ttft.mean()),
+            "ttft_p99_ms": float(np.quantile(ttft, 0.99)),
+            "tpot_ms": float(tpot.mean()) if len(tpot) else math.nan,
+            "tpot_p99_ms": float(np.quantile(tpot, 0.99)) if len(tpot) else math.nan,
+            "tokens_per_s": self.seen.last.engines * float(run.requests.output_tokens.sum()) / last_ms * 1e3,
+            "carried": span_ms / (last_ms - float(np.median(run.latency_ms))) >= CARRIED,
+            "meets": float(within.mean()) if min(self.slo_ms) < math.inf else math.nan,
+        }

@@ -270,14 +270,17 @@ class Front:
             self._first_byte.labels(exchange.path).observe(exchange.first_byte_s)
 
     async def _tried(self, exchange: Exchange, class_id: int) -> None:
+        def is_resent(error: BaseException) -> bool:
+            return isinstance(error, ExecutorLost) and not (exchange.status or exchange.final)
+
         try:
-            await self.router.submit(exchange, class_id)
-        except ExecutorLost:
-            if exchange.status or exchange.final:
+            await self.router.submit(exchange, class_id, is_resent=is_resent)
+        except ExecutorLost as error:
+            if not is_resent(error):
                 raise
             exchange.final = True
             self._retried.inc()
-            await self.router.submit(exchange, class_id)
+            await self.router.submit(exchange, class_id, again=True)
 
     def _failed(self, request: web.BaseRequest, exchange: Exchange, error: LatfitError) -> None:
         """A reply that began and broke off is cut off, so that its reader sees that it is not whole. Raises Refused

@@ -21,6 +21,18 @@ HALVINGS = 50
 SAYS_NOTHING = ("model", "data_parallel_size", "max_model_len")
 """Facts that traces of other origin may hold too, and that settle no setting."""
 
+OPTIONS: Mapping[str, str] = {
+    "block_size": "--block-size",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "long_prefill_token_threshold": "--long-prefill-token-threshold",
+    "kv_capacity_tokens": "--kv-blocks",
+    "num_gpu_blocks": "--kv-blocks",
+    "num_speculative_tokens": "--draft-tokens",
+    "async_scheduling": "--synchronous",
+}
+"""The option that sets a fact."""
+
 DEFAULT, ASSUMED = "vLLM's default", "assumed"
 """Where a value comes from that no source told."""
 
@@ -48,9 +60,15 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     notes = [
-        f"Sources differ in {name}: {', '.join(map(str, several[:4]))}; it is taken from none of them."
+        f"Traces differ in {name} ({', '.join(map(str, several[:4]))}): none is used{_hint(name)}."
         for name, several in facts.differing.items()
     ]
+    if facts.overruled:
+        parts = [
+            f"{name} {facts.values[name]} ({', '.join(map(str, others[:4]))} in the trace)"
+            for name, others in facts.overruled.items()
+        ]
+        notes.append(f"The running server's settings replace those of the trace: {'; '.join(parts)}.")
 
     def take(name: str, fact: str, value: Any) -> None:
         values[name], origin[name] = value, facts.sources.get(fact, ASSUMED)
@@ -72,12 +90,23 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
         notes.append(f"No source tells max_num_seqs: {values['max_num_seqs']} assumed; --max-num-seqs sets it.")
     if "async_scheduling" in told:
         take("synchronous", "async_scheduling", not told["async_scheduling"])
+    elif told.get("device_type") == "cpu":
+        values["synchronous"], origin["synchronous"] = True, DEFAULT  # its CPU backend switches asynchronous off
+    else:
+        origin["synchronous"] = ASSUMED
+        notes.append("No source tells how steps are scheduled: asynchronous assumed; --synchronous sets it.")
     if told.get("enable_chunked_prefill") is False:
         notes.append(
             "The engine ran without chunked prefill; chunked-prefill splits prompts that the budget has no room for."
         )
     _take_observed(facts, values, origin)
     return KnownSettings(values, origin, facts.files, notes, padded_graphs=not facts.as_served)
+
+
+def _hint(fact: str) -> str:
+    """The option that sets a fact, as the end of a sentence; empty where there is none."""
+    option = OPTIONS.get(fact)
+    return f"; {option} sets it" if option else ""
 
 
 def _with_defaults(values: dict[str, Any], origin: dict[str, str], device: str) -> None:

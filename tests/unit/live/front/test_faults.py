@@ -316,6 +316,8 @@ def test_what_an_engine_did_not_begin_another_one_serves(answer: Answer) -> None
             assert server.front.router.up() == {"gpu": False, "cpu": True}
             text = (await say(server, request(b"", "/metrics", "GET"))).body
             assert b"latfit_requests_retried_total 1.0\n" in text
+            assert b"latfit_requests_failed_total 0.0\n" in text  # it was saved
+            assert b"latfit_requests_submitted_total 1.0\n" in text
 
     asyncio.run(main())
 

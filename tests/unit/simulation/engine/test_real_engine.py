@@ -36,9 +36,12 @@ def test_what_a_log_leaves_out_is_said() -> None:
     log = {"vllm": "0.32.0", "kv_capacity_tokens": {"Engine 000": 41_408, "Engine 001": 41_600}}
     found = known_settings(engine_facts([("server.log", log)]))
     assert (found.values["block_size"], found.values["kv_blocks"]) == (16, 2588)
-    assert [name in note for name, note in zip(("KV block", "max_num_seqs"), found.notes, strict=True)] == [True, True]
+    for note, said in zip(found.notes, ("KV block", "max_num_seqs", "asynchronous assumed"), strict=True):
+        assert said in note
     on_cpu = known_settings(engine_facts([("server.log", {**log, "device_type": "cpu"})]))
     assert (on_cpu.values["block_size"], on_cpu.values["kv_blocks"], on_cpu.values["max_num_seqs"]) == (128, 323, 128)
+    assert on_cpu.values["synchronous"]
+    assert on_cpu.origin["synchronous"] == "vLLM's default"
 
 
 def test_traces_of_no_engine_say_nothing() -> None:
@@ -49,7 +52,27 @@ def test_a_fact_on_which_files_differ_is_nobodys() -> None:
     other = {**RECORDED, "max_num_seqs": 64}
     found = known_settings(engine_facts([("a", RECORDED), ("b", other)]))
     assert found.origin["max_num_seqs"] == "assumed"
-    assert any("128, 64" in note for note in found.notes)
+    assert any("128, 64" in note and "--max-num-seqs" in note for note in found.notes)
+
+
+def test_the_running_server_goes_before_the_trace() -> None:
+    facts = engine_facts([("a", RECORDED)])
+    found = known_settings(facts.overruled_by("the server", {"max_num_seqs": 4, "num_gpu_blocks": 100}))
+    assert (found.values["max_num_seqs"], found.origin["max_num_seqs"]) == (4, "the server")
+    assert found.values["kv_blocks"] == 100
+    assert found.values["max_num_batched_tokens"] == 2048
+    (note,) = found.notes
+    assert "max_num_seqs 4 (128 in the trace)" in note
+    same = known_settings(facts.overruled_by("the server", {"max_num_seqs": 128}))
+    assert not same.notes
+
+
+def test_a_server_settles_what_traces_differ_in() -> None:
+    facts = engine_facts([("a", RECORDED), ("b", {**RECORDED, "max_num_seqs": 64})])
+    found = known_settings(facts.overruled_by("the server", {"max_num_seqs": 64}))
+    assert found.values["max_num_seqs"] == 64
+    (note,) = found.notes
+    assert "max_num_seqs 64 (128 in the trace)" in note
 
 
 @pytest.mark.parametrize(("a", "k"), [(0.6, 2), (0.9, 3), (0.05, 8)])
