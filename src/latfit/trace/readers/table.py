@@ -145,8 +145,9 @@ def steps_of(table: Trace, options: Options, where: str, *, in_ms: bool = False)
     named = {ours: table[theirs] for ours, theirs in naming.columns.items()}
     listed, refused = with_request_terms(named)
     columns = {name: typed(name, column) for name, column in listed.items()}
-    with np.errstate(over="ignore"):  # cleaning drops what is no time in any unit
-        columns["T_ms"] = columns["T_ms"] * naming.ms_per_unit
+    if naming.ms_per_unit != 1:
+        with np.errstate(over="ignore"):  # cleaning drops what is no time in any unit
+            columns["T_ms"] = columns["T_ms"] * naming.ms_per_unit
     if not in_ms:
         check_unit(columns["T_ms"], options, where)
     return Trace(columns, {**table.provenance, **naming.facts(), **refused})

@@ -201,17 +201,13 @@ def read_delimited(source: Source) -> Delimited:
     """
     import pyarrow as pa
 
-    is_utf16 = source.head.startswith(UTF16_MARKS)
-    if not is_utf16 and _is_binary(source.head):
+    if not source.head.startswith(UTF16_MARKS) and _is_binary(source.head):
         raise _not_a_table(source, "it holds bytes that are no text")
     names = header_of(source.head)
     if twice := next((name for name, times in Counter(names).items() if times > 1), None):
         raise BadInput(f"two columns are called {label(twice)!r}", where=source.name, remedy="Rename one of them.")
     try:
-        content = source.content()
-        if is_utf16 or not content.isascii():
-            content = content.decode("utf-16" if is_utf16 else "utf-8-sig", "replace").encode()
-        table, bad = _parse(content.lstrip(b"\r\n"))
+        table, bad = _parse(_utf8_content(source))
     except MemoryError:
         raise
     except (pa.ArrowException, ValueError) as error:
@@ -219,7 +215,12 @@ def read_delimited(source: Source) -> Delimited:
     if bad > table.num_rows:
         reason = f"{bad} of {bad + table.num_rows} rows have an open quote or not {len(names)} cells as the header"
         raise _not_a_table(source, reason)
-    return Delimited(columns_of(table, source.name), bad)
+    release = pa.default_memory_pool().release_unused  # parsing takes three times the memory of the table
+    release()
+    columns = columns_of(table, source.name)
+    del table
+    release()
+    return Delimited(columns, bad)
 
 
 def numbers(column: Array) -> Array:
@@ -243,22 +244,40 @@ def _is_binary(head: bytes) -> bool:
     return len(head) - len(head.translate(None, CONTROLS)) > MAX_CONTROL_SHARE * len(head)
 
 
+def _utf8_content(source: Source) -> bytes:
+    """Return the whole text as UTF-8, without blank lines in front."""
+    content = source.content()
+    is_utf16 = content.startswith(UTF16_MARKS)
+    if is_utf16 or not content.isascii():
+        content = content.decode("utf-16" if is_utf16 else "utf-8-sig", "replace").encode()
+    return content.lstrip(b"\r\n")
+
+
 def _parse(content: bytes) -> tuple[Any, int]:
     """Return (Arrow table, number of bad lines). An open quote would swallow all lines up to the next one."""
     import pyarrow as pa
 
     header = content.partition(b"\n")[0].decode(errors="replace")
     delimiter, bad = delimiter_of(header), 0
-    if b'"' in content:
+    if b'"' in content and _has_open_quote(content):
         content, bad = _drop_lines(content, lambda line: line.count(b'"') % 2 == 1)
+    buffer = _arrow_buffer(content)
+    del content  # the memory is needed for the table
     try:
-        return _arrow_table(content, delimiter), bad
+        return _arrow_table(buffer, delimiter), bad
     except pa.ArrowInvalid:
         width = len(_cells(header, delimiter))
-        content, wrong = _drop_lines(content, lambda line: len(_cells(line.decode(), delimiter)) != width)
+        content, wrong = _drop_lines(buffer.to_pybytes(), lambda line: len(_cells(line.decode(), delimiter)) != width)
         if not wrong:
             raise
-        return _arrow_table(content, delimiter), bad + wrong
+        return _arrow_table(_arrow_buffer(content), delimiter), bad + wrong
+
+
+def _has_open_quote(content: bytes) -> bool:
+    """Return whether a line has an odd number of quotes."""
+    text = np.frombuffer(content, dtype=np.uint8)
+    starts = np.append(0, np.flatnonzero(text[:-1] == ord("\n")) + 1)
+    return bool(np.any(np.add.reduceat(text == ord('"'), starts, dtype=np.uint8) & 1))
 
 
 def _drop_lines(content: bytes, is_bad: Callable[[bytes], bool]) -> tuple[bytes, int]:
@@ -275,14 +294,15 @@ def _cells(line: str, delimiter: str) -> list[str]:
         return []
 
 
-def _arrow_table(content: bytes, delimiter: str) -> Any:
+def _arrow_table(buffer: Any, delimiter: str) -> Any:
+    import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
-    second = content[: 1 << 16].split(b"\n", 2)[1:2]
+    second = buffer[: 1 << 16].to_pybytes().split(b"\n", 2)[1:2]
     # A semicolon separates where the comma marks decimals.
     decimal = "," if delimiter == ";" and second and b"," in second[0] else "."
     return arrow_csv.read_csv(
-        _arrow_input(content),
+        pa.BufferReader(buffer),
         parse_options=arrow_csv.ParseOptions(delimiter=delimiter),
         convert_options=arrow_csv.ConvertOptions(
             decimal_point=decimal, auto_dict_encode=True, auto_dict_max_cardinality=MAX_LABELS
@@ -290,13 +310,13 @@ def _arrow_table(content: bytes, delimiter: str) -> Any:
     )
 
 
-def _arrow_input(content: bytes) -> Any:
-    """Return an Arrow input of a copy that no Python object owns: Arrow's threads may outlive the interpreter."""
+def _arrow_buffer(content: bytes) -> Any:
+    """Return a copy that no Python object owns: Arrow's threads may outlive the interpreter."""
     import pyarrow as pa
 
     buffer = pa.allocate_buffer(len(content))
     np.frombuffer(buffer, dtype=np.uint8)[:] = np.frombuffer(content, dtype=np.uint8)
-    return pa.BufferReader(buffer)
+    return buffer
 
 
 def _not_a_table(source: Source, reason: str) -> BadInput:
