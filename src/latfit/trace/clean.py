@@ -36,6 +36,7 @@ Q10_TO_Q90 = 2.5631031310892007  # of a normal distribution, in standard deviati
 
 MAX_SHORT_ROWS, MAX_SHORT_SHARE = 2, 0.01  # rows with S < B, before S must be another quantity
 WINDOW_COLUMNS = ("window_ms", "window_steps", "B_sd", "S_sd")
+MERGED_REASONS = {"dummy": "idle"}  # rules of older fits and traces, by the rule that includes them
 LOOKED_AT = (
     *("B", "S", "T_ms", "t_s", "run", "replica", "step", "rep", "dummy", "idle", "warmup", "queued_requests"),
     *("prefill_requests", "prefill_tokens", "context_tokens", "prefill_context_tokens"),
@@ -64,6 +65,9 @@ class CleanOptions:
     keep: Sequence[str] = ()
     drop: Sequence[str] = ()
     most: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keep", tuple(MERGED_REASONS.get(reason, reason) for reason in self.keep))
 
 
 @dataclass(frozen=True, repr=False)
@@ -185,11 +189,14 @@ def _check_cells(trace: Trace) -> Cleaned:
         raise BadInput(f"{WEIGHT} is zero in every row", remedy=f"Leave {WEIGHT} out where each row is one step.")
     facts = trace.provenance.get("cells", {})
     read, dropped = facts.get("rows_read"), facts.get("dropped")
-    counts = dropped.items() if isinstance(dropped, dict) else ()
+    counts: Counter[str] = Counter()
+    for reason, rows in dropped.items() if isinstance(dropped, dict) else ():
+        if isinstance(rows, int):
+            counts[MERGED_REASONS.get(reason, str(reason))] += rows
     return Cleaned(
         trace,
         read if isinstance(read, int) else step_count(trace),
-        {str(reason): rows for reason, rows in counts if isinstance(rows, int)},
+        dict(counts),
         fate=np.zeros(len(trace), dtype=np.uint8),
     )
 

@@ -22,6 +22,7 @@ from latfit.stats import FloatArray
 from latfit.trace import cells as module
 from latfit.trace.cells import BIN, RELATIVE_ERROR, Cells, Compressed, Scan, bins_of, compress, merge, weighted_rows
 from latfit.trace.clean import CleanOptions, clean
+from latfit.trace.parquet import write_trace
 from latfit.trace.table import WEIGHT, Trace
 
 KEEP_FAST = CleanOptions(keep=("zero_time",))
@@ -246,6 +247,15 @@ class TestFolder:
         assert found.facts["counters"] < 2000
         assert "1,000" in found.facts["coarser"]
         assert found.facts["rows_used"] == 6000
+
+    def test_engine_starts_of_records_are_named(self, tmp_path: Path) -> None:
+        B = np.arange(1.0, 41.0)
+        steps = Trace({"B": B, "S": B, "T_ms": 5 + B, "t_s": B, "step": B, "period_ms": 6 + B})
+        for name in ("first", "second"):
+            record = steps.with_provenance(run_started="2026-01-01", run=name, max_num_seqs=64)
+            write_trace(tmp_path / f"{name}.parquet", record)
+        provenance = compress(tmp_path).trace.provenance
+        assert (provenance["runs"], provenance["max_num_seqs"]) == (["first", "second"], 64)
 
 
 class TestBadFiles:

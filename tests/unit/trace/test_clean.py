@@ -106,6 +106,11 @@ class TestOtherRules:
         marked = trace.with_columns(dummy=flags, B=nothing, S=nothing)
         assert clean(marked).dropped == {"idle": 15}
 
+    def test_dummy_steps_are_kept_by_the_name_of_their_former_rule(self) -> None:
+        trace = serving_log()
+        marked = trace.with_columns(dummy=np.arange(len(trace)) < 5)
+        assert clean(marked, CleanOptions(keep=("dummy",))).dropped == {}
+
     def test_a_duplicate_agrees_in_run_time_and_counter(self) -> None:
         trace = serving_log()
         twice = Trace({name: np.concatenate([column, column[10:30]]) for name, column in trace.columns.items()})
