@@ -10,8 +10,21 @@ DOCS := $(VENV)/.docs
 TORCH ?= torch==2.13.0
 
 LOWEST := .venv-lowest
+TEST := -m pytest -q -n auto
+# The tables of options are those of new versions (Typer named values otherwise); old Arrow loads pandas by itself.
 NO_PANDAS := tests/unit/trace/test_vllm.py::TestNoCompiler::test_reading_and_cleaning_load_neither_numba_nor_pandas
-.PHONY: demo test test-devices test-lowest test-wheel coverage check lint types bench evidence docs soak clean
+NEW_ONLY := --deselect tests/docs/test_cli.py::test_tables_are_those_of_the_commands \
+	--deselect tests/contracts/test_contracts.py::test_help_is_as_recorded \
+	--deselect '$(NO_PANDAS)[table.csv]' --deselect '$(NO_PANDAS)[table.parquet]'
+README := 'tests/docs/test_pages.py::test_a_page_works_from_top_to_bottom[README.md]'
+ONE_STEP := tests/unit/profiling/test_libraries.py::TestOpenVino::test_computes_the_same_step \
+	tests/unit/profiling/test_libraries.py::TestTorch::test_computes_the_same_step \
+	tests/unit/profiling/test_transformers_engine.py::test_a_run_becomes_a_trace \
+	tests/unit/live/test_engines.py::test_everybody_gets_the_product_of_its_row_and_the_engine_sees_buckets_only \
+	tests/unit/live/test_triton.py::test_everybody_gets_its_row_and_the_model_sees_buckets_only
+export OPENBLAS_NUM_THREADS := 1
+.PHONY: demo test check nightly lint types bench docs coverage soak evidence clean \
+	smoke-lowest smoke-wheel smoke-devices test-lowest test-wheel test-devices
 
 # Fit, plan, report and validation on steps of an RTX 4090; `latfit demo` measures this machine instead.
 DEMO := reports/demo
@@ -24,32 +37,48 @@ demo: $(CORE)
 	$(BIN)/latfit validate $(DEMO)/gpu.fit.json $(RTX)_requests.csv --kv-blocks 2588
 	@echo "Open $(DEMO)/report.html in a browser."
 
+# On two cores, with .venv made: five minutes.
 test: $(DEV)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+	$(BIN)/python $(TEST)
 
-# The profiler's devices and the router's engines beside NumPy: OpenVINO, PyTorch, Triton, and transformers as an engine.
-test-devices: $(DEVICES)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto tests/unit/profiling tests/cli/test_profile.py \
-		tests/unit/live/test_engines.py tests/unit/live/test_triton.py
+# Three minutes.
+check: lint types bench
 
-# The tests with the lowest versions that are allowed of the core's dependencies. What old versions warn of is not ours,
-# and the tables of options are those of new ones (Typer named values otherwise); old Arrow loads pandas by itself. Pairs
-# of options, the nightly script and the notebook ask nothing of the dependencies that other tests do not, and take long.
+# Everything, whole: hours. Option pairs, lowest versions, devices; attacks and evidence in their short form.
+nightly: check
+	$(BIN)/python $(TEST) --nightly
+	$(MAKE) test-lowest test-wheel test-devices docs
+	$(BIN)/python -m benchmarks.soak.option_pairs
+	$(BIN)/python -m benchmarks.evidence --quick --out reports/evidence-quick.md
+
+# The lowest versions of the core's dependencies that are allowed: the package is imported, README's commands print what
+# it shows, JSON has the recorded keys. `test-lowest` runs all tests. Warnings of old versions do not matter.
+smoke-lowest: $(LOWEST)/.made
+	$(LOWEST)/bin/python $(TEST) -W ignore $(NEW_ONLY) tests/contracts $(README)
+
 test-lowest: $(LOWEST)/.made
-	OPENBLAS_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -n auto -W ignore tests/unit tests/cli tests/docs tests/property \
-		--ignore tests/cli/test_option_pairs.py --ignore tests/docs/test_nightly.py --ignore tests/docs/test_notebook.py \
-		--deselect tests/docs/test_cli.py::test_tables_are_those_of_the_commands \
-		--deselect '$(NO_PANDAS)[table.csv]' --deselect '$(NO_PANDAS)[table.parquet]'
+	$(LOWEST)/bin/python $(TEST) -W ignore $(NEW_ONLY) tests/unit tests/cli tests/contracts tests/docs tests/property
 
-# The wheel, built from the sdist, in an environment of its own: README's commands, uvx, beside vLLM's pins.
+# The wheel, built from the sdist and installed into an environment of its own: one command; `test-wheel` runs README's
+# commands and uvx, and resolves latfit with vLLM's pins.
+smoke-wheel: $(DEV)
+	$(BIN)/python .ci/wheel.py --smoke
+
 test-wheel: $(DEV)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python .ci/wheel.py
+	$(BIN)/python .ci/wheel.py
+
+# The profiler's devices and the router's engines other than NumPy: OpenVINO, PyTorch, Triton, and transformers as an
+# engine; one step of each, or all their tests.
+smoke-devices: $(DEVICES)
+	OMP_NUM_THREADS=1 $(BIN)/python $(TEST) $(ONE_STEP)
+
+test-devices: $(DEVICES)
+	OMP_NUM_THREADS=1 $(BIN)/python $(TEST) tests/unit/profiling tests/cli/test_profile.py tests/unit/live/test_engines.py \
+		tests/unit/live/test_triton.py
 
 # How much of the code the tests reach; takes about twice as long as they do.
 coverage: $(DEV)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --cov=latfit --cov-report=term:skip-covered
-
-check: lint types bench
+	$(BIN)/python $(TEST) --cov=latfit --cov-report=term:skip-covered
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -60,12 +89,12 @@ types: $(DEV)
 
 # A smoke run: each benchmark once, small. Full figures: `python -m benchmarks.NAME`.
 bench: $(DEV)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks --smoke
+	$(BIN)/python -m benchmarks --smoke
 
 # What the figures of the pages rest on, onto docs/evidence.md with date, machine and versions: hours. In parts, and small:
 # `python -m benchmarks.evidence --only accuracy`, `--quick`. Measured traces: LATFIT_DATA.
 evidence: $(DEV)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence
+	$(BIN)/python -m benchmarks.evidence
 
 # The site, into site/: links that lead nowhere are errors, nothing is loaded from elsewhere, pages fit a telephone.
 docs: $(DOCS)
@@ -76,14 +105,14 @@ docs: $(DOCS)
 # error where one is a loss (docs/reliability.md); accuracy on measured traces (LATFIT_DATA), coverage, speed, scale.
 soak: $(DEV)
 	$(BIN)/python -m benchmarks.soak.writers --n 100
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.mutants --n 20000
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.options 10000
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.option_pairs
+	$(BIN)/python -m benchmarks.soak.mutants --n 20000
+	$(BIN)/python -m benchmarks.soak.options 10000
+	$(BIN)/python -m benchmarks.soak.option_pairs
 	$(BIN)/python -m benchmarks.soak.exits --n 500
 	$(BIN)/python -m benchmarks.soak.kills --n 300
 	$(BIN)/python -m benchmarks.soak.interrupts --n 100
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.live --n 1000000
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.front --n 100000
+	$(BIN)/python -m benchmarks.soak.live --n 1000000
+	$(BIN)/python -m benchmarks.soak.front --n 100000
 	$(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python -m benchmarks
 

@@ -1,7 +1,10 @@
-"""Fills the cache of compiled code as the first plan would, with --all also as the first engine simulation and large
-fit; says so where there is anything to compile."""
+"""Fills the cache of compiled code as the first plan would, with --all also as the first large fit and the first engine
+simulations would: with and without shared prefixes, one replica and several, static batches. Says so where there is
+anything to compile."""
 
+import json
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,13 @@ machine = {"cpu": measured, "gpu": "launch=2ms,slope=0.05ms,max_batch=64"}
 latfit.plan(machine, sla="10ms", rate="3000/s")
 if "--all" in sys.argv:
     latfit.simulate_engine(measured, "20/s", "32:8", kv_blocks=512)
+    latfit.simulate_engine(measured, "20/s", "32:8", kv_blocks=512, batching="static")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [{"timestamp": 50 * i, "input_length": 32, "output_length": 8, "hash_ids": [i % 3]} for i in range(40)]
+        arrivals = Path(folder) / "prefixes.jsonl"
+        arrivals.write_text("\n".join(map(json.dumps, rows)))
+        latfit.simulate_engine(measured, arrivals=arrivals, kv_blocks=512)
+        latfit.simulate_engine(measured, arrivals=arrivals, kv_blocks=512, replicas=2, route="prefix")
     rng = np.random.default_rng(0)
     B = rng.integers(1, 65, 30_000)
     S = B + rng.integers(0, 2000, len(B))

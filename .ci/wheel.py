@@ -1,9 +1,12 @@
 """Builds the sdist and, from it, the wheel; installs the wheel into an environment of its own and runs README's
 commands there, in an empty folder outside the checkout. Then: uvx, and whether it can be installed beside vLLM's pins.
 
-    python .ci/wheel.py [PYTHON]    (the interpreter of the new environment; default: this one)
+    python .ci/wheel.py [--smoke] [PYTHON]
+
+PYTHON is the interpreter of the new environment; default: this one. With --smoke, README's first command alone.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -29,14 +32,20 @@ HOME = {name: os.environ[name] for name in os.environ if not name.startswith(("P
 
 
 def main() -> None:
-    python = sys.argv[1] if len(sys.argv) > 1 else sys.executable
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("python", nargs="?", default=sys.executable)
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="latfit-wheel-") as name:
         folder = Path(name)
         wheel = built(folder / "dist")
-        binaries = installed(wheel, folder / "environment", python)
+        binaries = installed(wheel, folder / "environment", given.python)
         work = folder / "work"
         work.mkdir()
         shutil.copytree(ROOT / "sample_traces", work / "sample_traces")
+        if given.smoke:
+            examples(binaries, work, most=1)
+            return
         examples(binaries, work)
         uvx(wheel, work)
         beside_vllm(wheel, work)
@@ -77,20 +86,23 @@ def installed(wheel: Path, target: Path, python: str) -> Path:
     return target / "bin"
 
 
-def examples(binaries: Path, work: Path) -> None:
-    """README's commands print what it shows, its Python runs, and the package is that of the environment."""
+def examples(binaries: Path, work: Path, most: int | None = None) -> None:
+    """README's commands print what it shows, its Python runs, and the package is that of the environment.
+
+    most: number of commands to run; without it all, and the Python.
+    """
     place = run([binaries / "python", "-c", "import latfit; print(latfit.__file__)"], cwd=work)
     if not place.startswith(str(binaries.parent)):
         sys.exit(f"latfit is imported from {place}")
     readme = ROOT / "README.md"
     say(run([binaries / "latfit", "--version"], cwd=work).strip())
-    for arguments, shown in commands(readme):
+    for arguments, shown in commands(readme)[:most]:
         start = time.perf_counter()
         done = subprocess.run([binaries / "latfit", *arguments], cwd=work, env=HOME, capture_output=True, text=True)
         if wrong := unlike(shown, done.stdout, done.stderr):
             sys.exit(f"latfit {' '.join(arguments)}: exit code {done.returncode}, {wrong}\n{done.stdout}{done.stderr}")
         say(f"latfit {' '.join(arguments)} ({time.perf_counter() - start:.1f} s)")
-    for block in blocks(readme, "python"):
+    for block in blocks(readme, "python") if most is None else ():
         run([binaries / "python", "-c", block], cwd=work)
 
 

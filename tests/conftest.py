@@ -1,6 +1,7 @@
 """What several tests share: reference parameters, traces with planted truth, and where measured data lie."""
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,31 @@ from latfit.model.saturation import Saturation
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 
-# A busy machine is no reason to fail: examples may take their time.
-settings.register_profile("latfit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("latfit")
+# A shell in the background ignores Ctrl-C, and the commands that tests start and interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A busy machine is no reason to fail, so examples have no deadline.
+settings.register_profile("nightly", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("test", settings.get_profile("nightly"), max_examples=20, derandomize=True)
+settings.load_profile("test")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--nightly", action="store_true", help="also tests marked nightly, and more Hypothesis examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("nightly" if config.getoption("--nightly") else "test")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--nightly"):
+        return
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=nightly)
+    items[:] = [item for item in items if item not in set(nightly)]
+
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,10 +1,11 @@
-"""The architecture holds: imports point down, rooms import one another by their faces only, folders and functions stay
-small enough to be found and read, and nothing heavy is loaded before it is needed."""
+"""Imports point down, packages import one another by their public names only, folders and functions stay small, and the
+command line imports nothing heavy at start."""
 
 import ast
 import importlib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -28,7 +29,7 @@ LAYER = {
 }  # fmt: skip
 
 SIBLINGS = {"fitting", "queueing", "simulation", "profiling"}
-"""Rooms of one layer that do not import one another."""
+"""Packages of one layer that do not import one another."""
 
 HEAVY = ("numpy", "scipy", "pandas", "matplotlib", "pyarrow", "numba", "statsmodels", "torch", "rich", "jinja2")
 
@@ -37,20 +38,22 @@ LINES_A_FUNCTION = 60
 PARAMETERS = 6
 
 
-def source_files() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
-
-
 def module(file: Path) -> str:
     parts = file.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module(file): file for file in source_files()}
+FILES = sorted(SOURCE.rglob("*.py"))
+MODULES = {module(file): file for file in FILES}
 
 
-def room(dotted: str) -> str:
-    return dotted.split(".")[1] if "." in dotted else "_version"
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def package_of(file: Path) -> str:
+    return file.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
@@ -62,53 +65,50 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
             yield from ((alias.name, "", node.lineno) for alias in node.names if alias.name.startswith("latfit."))
 
 
-def of_files(*parts: str) -> pytest.MarkDecorator:
-    files = sorted(SOURCE.joinpath(*parts).rglob("*.py"))
-    return pytest.mark.parametrize("file", files, ids=lambda file: str(file.relative_to(SOURCE)))
-
-
-@of_files()
-def test_imports_point_down(file: Path) -> None:
-    here = file.relative_to(SOURCE).parts[0].removesuffix(".py")
-    if here in ("__init__", "__main__"):
-        return
-    for dotted, name, line in imported(ast.parse(file.read_text())):
-        there = room(dotted if dotted != "latfit" else f"latfit.{name}")
-        assert LAYER[there] <= LAYER[here], f"{file.name}:{line} imports upwards: {dotted}"
-        assert here == there or not {here, there} <= SIBLINGS, f"{file.name}:{line}: sibling {dotted}"
-
-
-@of_files()
-def test_other_rooms_are_imported_by_their_faces(file: Path) -> None:
-    here = file.relative_to(SOURCE).parts[0].removesuffix(".py")
-    for dotted, name, line in imported(ast.parse(file.read_text())):
-        there = dotted.split(".")[1] if "." in dotted else name
-        package = f"latfit.{there}"
-        if there == here or not (SOURCE / there).is_dir() or here == "__main__":
+def test_imports_point_down() -> None:
+    wrong = []
+    for file in FILES:
+        here = package_of(file)
+        if here in ("__init__", "__main__"):
             continue
-        assert dotted == package, f"{file.name}:{line} reaches into {dotted}: import {name} from {package}"
-        assert name in importlib.import_module(package).__all__, f"{file.name}:{line}: {name} is not public"
+        for dotted, name, line in imported(parsed(file)):
+            there = dotted.split(".")[1] if "." in dotted else name if name in LAYER else "_version"
+            if LAYER[there] > LAYER[here]:
+                wrong.append(f"{file}:{line} imports upwards: {dotted}")
+            if here != there and {here, there} <= SIBLINGS:
+                wrong.append(f"{file}:{line} imports the sibling {dotted}")
+    assert wrong == []
 
 
-def test_what_a_face_shows_is_there_and_is_asked_for() -> None:
-    asked = {(dotted, name) for file in source_files() for dotted, name, _ in imported(ast.parse(file.read_text()))}
-    for face in {module(file) for file in SOURCE.glob("*/__init__.py")}:
-        package = importlib.import_module(face)
-        for name in getattr(package, "__all__", ()):
-            shown = getattr(package, name)
+def test_packages_are_imported_by_their_public_names() -> None:
+    wrong = []
+    for file in FILES:
+        here = package_of(file)
+        for dotted, name, line in imported(parsed(file)):
+            there = dotted.split(".")[1] if "." in dotted else name
+            package = f"latfit.{there}"
+            if there == here or not (SOURCE / there).is_dir() or here == "__main__":
+                continue
+            if dotted != package or name not in importlib.import_module(package).__all__:
+                wrong.append(f"{file}:{line} imports {name} from {dotted}: {package} has to export it")
+    assert wrong == []
+
+
+def test_public_names_exist_once() -> None:
+    for package in {module(file) for file in SOURCE.glob("*/__init__.py")}:
+        public = importlib.import_module(package)
+        for name in getattr(public, "__all__", ()):
+            shown = getattr(public, name)
             assert shown is not None
-            # a module of that name would take the place of what the face shows as soon as it is imported
-            if f"{face}.{name}" in MODULES:
-                assert getattr(shown, "__name__", "") == f"{face}.{name}", f"{face}.{name} is two things"
-    public = {name for dotted, name in asked if dotted.count(".") == 1}
-    assert public, "no room imports from a face"
+            # a module of that name would take the place of what the package exports as soon as it is imported
+            if f"{package}.{name}" in MODULES:
+                assert getattr(shown, "__name__", "") == f"{package}.{name}", f"{package}.{name} is two things"
 
 
 def test_no_module_needs_itself_to_be_imported() -> None:
     needs: dict[str, set[str]] = {}
     for name, file in MODULES.items():
-        body = ast.parse(file.read_text()).body
-        top: list[ast.stmt] = [node for node in body if isinstance(node, ast.ImportFrom | ast.Import)]
+        top: list[ast.stmt] = [node for node in parsed(file).body if isinstance(node, ast.ImportFrom | ast.Import)]
         found = {f"{m}.{n}" if f"{m}.{n}" in MODULES else m for m, n, _ in imported(ast.Module(top, []))}
         needs[name] = {other for other in found if other in MODULES and other != name}
     try:
@@ -117,49 +117,47 @@ def test_no_module_needs_itself_to_be_imported() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_a_folder_can_be_taken_in_at_a_glance() -> None:
-    count = Counter(file.parent for file in source_files() if file.name != "__init__.py")
+def test_folders_stay_small() -> None:
+    count = Counter(file.parent for file in FILES if file.name != "__init__.py")
     many = {str(folder.relative_to(SOURCE)): n for folder, n in count.items() if n > MODULES_A_FOLDER}
     assert set(many) <= {"cli"}  # one file a verb
 
 
-@of_files()
-def test_functions_can_be_read(file: Path) -> None:
-    here = file.relative_to(SOURCE).parts[0]
-    if here == "cli":  # Typer wants every option as a parameter
-        return
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+def test_functions_stay_short() -> None:
+    wrong = []
+    for file in FILES:
+        here = package_of(file)
+        if here == "cli":  # Typer wants every option as a parameter
+            continue
+        for node in ast.walk(parsed(file)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
             # every option of a verb of the library is a keyword, and a line
             options = [each.arg for each in node.args.kwonlyargs] if here == "api" else []
             lines = (node.end_lineno or 0) - node.lineno + 1 - len(options)
-            assert lines <= LINES_A_FUNCTION, f"{node.name} has {lines} lines"
-            given = [
-                *node.args.posonlyargs,
-                *node.args.args,
-                *(a for a in node.args.kwonlyargs if a.arg not in options),
-            ]
-            parameters = [each.arg for each in given if each.arg not in ("self", "cls")]
-            assert len(parameters) <= PARAMETERS, f"{node.name} has {len(parameters)} parameters"
+            given = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            parameters = [each for each in given if each not in ("self", "cls", *options)]
+            if lines > LINES_A_FUNCTION or len(parameters) > PARAMETERS:
+                wrong.append(f"{file}:{node.lineno} {node.name}: {lines} lines, {len(parameters)} parameters")
+    assert wrong == []
 
 
-@of_files("cli")
-def test_the_command_line_imports_nothing_heavy_at_start(file: Path) -> None:
-    for node in ast.parse(file.read_text()).body:
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
-        for name in names:
-            assert name.split(".")[0] not in HEAVY, f"{file.name}:{node.lineno} imports {name} at start"
-            light = ("latfit._version", "latfit.errors", "latfit.units", "latfit.cli")
-            assert not name.startswith("latfit.") or name.startswith(light), f"{file.name}:{node.lineno}: {name}"
+def test_the_command_line_imports_nothing_heavy_at_start() -> None:
+    light = ("latfit._version", "latfit.errors", "latfit.units", "latfit.cli")
+    for file in (SOURCE / "cli").rglob("*.py"):
+        for node in parsed(file).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in names:
+                assert name.split(".")[0] not in HEAVY, f"{file.name}:{node.lineno} imports {name} at start"
+                assert not name.startswith("latfit.") or name.startswith(light), f"{file.name}:{node.lineno}: {name}"
 
 
-@pytest.mark.parametrize("file", source_files(), ids=module)
-def test_processes_of_ours_import_nothing_from_the_current_folder(file: Path) -> None:
+def test_processes_of_ours_import_nothing_from_the_current_folder() -> None:
     """`-P`: the folder may hold a `json.py` of somebody else."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
-            assert ast.unparse(node.elts[1]) == "'-P'", f"{file.name}:{node.lineno}"
+    wrong = []
+    for file in FILES:
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.List) and [ast.unparse(each) for each in node.elts[:1]] == ["sys.executable"]:
+                wrong += [f"{file}:{node.lineno}"] if ast.unparse(node.elts[1]) != "'-P'" else []
+    assert wrong == []

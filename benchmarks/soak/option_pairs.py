@@ -1,5 +1,6 @@
-"""Every two options of a verb, each with an effect beside the other or refused: what `tests/cli/test_option_pairs.py`
-does with the options of one panel.
+"""Every option and every two options of a verb: each has an effect or is refused.
+
+`tests/cli/test_option_pairs.py` tries a sample of these.
 
     python -m benchmarks.soak.option_pairs
 """
@@ -9,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tests.cli.option_values import BASE
-from tests.cli.test_option_pairs import NOT_RUN, Trials, all_pairs, idle_alone, idle_in_pairs
+from tests.cli.test_option_pairs import NOT_RUN, Trials, all_pairs, idle_alone, idle_in_pair, tried_options
 
 
 def main() -> None:
@@ -19,7 +20,8 @@ def main() -> None:
         trials = Trials(Path(folder))
         for verb in sys.argv[1:] or [verb for verb in BASE if verb not in NOT_RUN]:
             before = len(trials.known)
-            found = [*idle_alone(trials, verb), *idle_in_pairs(trials, verb, all_pairs(verb))]
+            found = [line for option in tried_options(verb) for line in idle_alone(trials, verb, option)]
+            found += [line for pair in all_pairs(verb) for line in idle_in_pair(trials, verb, pair)]
             count += len(found)
             print(f"{verb}: {len(trials.known) - before:,} command lines, {len(found)} without effect", flush=True)
             for line in found:

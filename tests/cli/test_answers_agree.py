@@ -16,9 +16,9 @@ from latfit.trace import Trace, write_trace
 from tests.conftest import ROOT
 
 SAMPLES = ROOT / "sample_traces"
-TRACES = ("tiny", "smollm2", "phases")
-PERCENTILES = (90, 95)
-SLA_MS = {"tiny": 20.0, "smollm2": 400.0, "phases": 12.0}
+TRACES = ("smollm2", "phases")
+PERCENTILES = (90,)
+SLA_MS = {"smollm2": 400.0, "phases": 12.0}
 
 Ask = Callable[[str], Any]
 
@@ -40,7 +40,6 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp(request.param)
     write_trace(folder / "phases.parquet", phases_trace())
     source = {
-        "tiny": f"{SAMPLES}/cpu_numpy_tiny.parquet",
         "smollm2": f"{SAMPLES}/cpu_openvino_bf16_smollm2-135m.parquet --model auto",
         "phases": "phases.parquet --model linear",
     }[request.param]

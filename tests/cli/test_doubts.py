@@ -32,7 +32,7 @@ def trace(in_tmp: Path) -> Path:
 
 class TestFit:
     def test_a_bootstrap_is_printed_and_stored(self, trace: Path, capsys: Captured) -> None:
-        assert latfit("fit", trace, "--bootstrap", 60, "--path", "cpu") == 0
+        assert latfit("fit", trace, "--model", "saturation", "--bootstrap", 60, "--path", "cpu") == 0
         printed = capsys.readouterr()
         assert "60 resampled fits kept" in printed.out
         assert "Warning" not in printed.err
@@ -42,7 +42,7 @@ class TestFit:
 
     def test_intervals_by_resampling_are_those_of_the_bootstrap(self, trace: Path, capsys: Captured) -> None:
         options = ("--intervals", "bootstrap", "--bootstrap", 80, "--resample", "residual", "--seed", 3)
-        first, again = (answer(capsys, "fit", trace, *options) for _ in range(2))
+        first, again = (answer(capsys, "fit", trace, "--model", "saturation", *options) for _ in range(2))
         assert first["parameters"] == again["parameters"]
         assert first["bootstrap"]["scheme"] == "residual"
         low, high = first["bootstrap"]["parameters"]["P_max"]
@@ -51,7 +51,10 @@ class TestFit:
         assert first["provenance"]["fit_options"]["intervals"] == "bootstrap"
 
     def test_a_prior_reaches_the_interval(self, trace: Path, capsys: Captured) -> None:
-        plain, told = (answer(capsys, "fit", trace, *more)["parameters"] for more in ((), ("--prior", "P_max=60:0.05")))
+        plain, told = (
+            answer(capsys, "fit", trace, "--model", "saturation", *more)["parameters"]
+            for more in ((), ("--prior", "P_max=60:0.05"))
+        )
         assert told["P_max"]["std_error"] < 0.06 < plain["P_max"]["std_error"]
 
     @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ class TestFit:
         ],
     )
     def test_mistakes_are_wrong_usage(self, mistake: tuple[object, ...], trace: Path, capsys: Captured) -> None:
-        assert latfit("fit", trace, *mistake) == 2
+        assert latfit("fit", trace, "--model", "saturation", *mistake) == 2
         err = capsys.readouterr().err
         assert str(mistake[0]) in err
         assert "Traceback" not in err
@@ -75,7 +78,7 @@ class TestFit:
 
 class TestSensitivity:
     def test_slopes_are_those_between_two_predictions(self, trace: Path, capsys: Captured) -> None:
-        assert latfit("fit", trace, "--path", "cpu", "-q") == 0
+        assert latfit("fit", trace, "--model", "saturation", "--path", "cpu", "-q") == 0
         capsys.readouterr()
         found = answer(capsys, "predict", "trace.fit.json", "--sensitivity", "-B", 8, "-S", 512)["sensitivity"]
         rows = answer(capsys, "predict", "trace.fit.json", "-B", 7, "-B", 9, "-S", 512)["rows"]
@@ -84,7 +87,7 @@ class TestSensitivity:
         assert set(found) >= {"B", "S", "T_ms", "dT_dB", "dT_dS", "elasticity_B", "elasticity_S", "dominant", "regions"}
 
     def test_without_sizes_a_grid_over_what_was_measured(self, trace: Path, capsys: Captured) -> None:
-        assert latfit("fit", trace, "--path", "cpu", "-q") == 0
+        assert latfit("fit", trace, "--model", "saturation", "--path", "cpu", "-q") == 0
         assert latfit("predict", "trace.fit.json", "--sensitivity") == 0
         out = capsys.readouterr().out
         assert "Which term is the largest" in out

@@ -102,7 +102,7 @@ def test_show_as_json(in_tmp: Path, capsys: Captured) -> None:
 def test_a_fit_of_several_files_can_be_read_again(in_tmp: Path, capsys: Captured) -> None:
     for i in range(2):
         write_trace(in_tmp / f"part{i}.parquet", planted_trace(0.02, repeats=2, seed=i))
-    assert latfit("fit", "part0.parquet", "part1.parquet", "--path", "cpu") == 0
+    assert latfit("fit", "part0.parquet", "part1.parquet", "--model", "saturation", "--path", "cpu") == 0
     assert latfit("report") == 0
     assert "left out" not in capsys.readouterr().err
     document = json.loads((in_tmp / "part0.fit.json").read_text())
@@ -115,21 +115,20 @@ class TestCells:
     def folder(self, in_tmp: Path) -> Path:
         (in_tmp / "parts").mkdir()
         for i in range(3):
-            write_trace(in_tmp / "parts" / f"{i}.parquet", planted_trace(0.03, repeats=20, seed=i))
+            write_trace(in_tmp / "parts" / f"{i}.parquet", planted_trace(0.03, repeats=8, seed=i))
         return in_tmp / "parts"
 
     def test_a_folder_is_fitted_through_its_cells(self, folder: Path, in_tmp: Path, capsys: Captured) -> None:
         """Rows and cells give the same parameters, to less than a standard error."""
-        assert latfit("fit", folder, "--path", "cpu", "--json") == 0
+        assert latfit("fit", folder, "--model", "saturation", "--path", "cpu", "--json") == 0
         cells = json.loads(capsys.readouterr().out)
         assert (in_tmp / "parts.cells.parquet").exists()
-        assert cells["data"]["rows_used"] == 3 * 860
-        assert latfit("fit", str(folder / "*.parquet"), "--path", "cpu", "--json") == 0
+        assert cells["data"]["rows_used"] == 3 * 344
+        assert latfit("fit", str(folder / "*.parquet"), "--model", "saturation", "--path", "cpu", "--json") == 0
         rows = json.loads(capsys.readouterr().out)
         for name, found in cells["parameters"].items():
             if rows["parameters"][name]["std_error"]:
                 assert abs(found["value"] - rows["parameters"][name]["value"]) < rows["parameters"][name]["std_error"]
-        assert latfit("report") == 0
 
     def test_on_a_cluster_the_cells_are_the_same(self, folder: Path, in_tmp: Path, capsys: Captured) -> None:
         pytest.importorskip("distributed", reason="the extra `dask` is not installed")
@@ -142,12 +141,12 @@ class TestCells:
         (folder / "bad.parquet").write_bytes(b"PAR1 not really")
         assert latfit("fit", folder) == 3
         assert "bad.parquet" in capsys.readouterr().err
-        assert latfit("fit", folder, "--skip-bad") == 0
+        assert latfit("fit", folder, "--model", "saturation", "--skip-bad") == 0
 
     def test_what_tells_of_a_folder_is_no_trace(self, folder: Path, capsys: Captured) -> None:
         for name in ("README.md", "LICENSE", "overview.png"):
             (folder / name).write_bytes(b"no trace")
-        assert latfit("fit", folder) == 0
+        assert latfit("fit", folder, "--model", "saturation") == 0
         (folder / "steps.csv").write_text("B,S,T_ms\n1,1,2\n")
         assert latfit("fit", folder) == 3
         assert "steps.csv" in capsys.readouterr().err

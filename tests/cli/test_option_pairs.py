@@ -1,8 +1,7 @@
 """An option has an effect or is refused, alone and beside any other of its verb: nothing that is typed does nothing.
 
-An effect is a difference in what the command prints as JSON, in its exit code, or in a file. Options of one panel are
-paired here, those of reading at `ingest`, and those of slow verbs not at all: `python -m benchmarks.soak.option_pairs`
-takes every two options of every verb.
+An effect is a difference in what the command prints as JSON, in its exit code, or in a file. These tests take a sample
+drawn by a seed; `python -m benchmarks.soak.option_pairs` takes every option and every two options of every verb.
 """
 
 import hashlib
@@ -10,9 +9,10 @@ import io
 import itertools
 import json
 import os
+import random
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +24,7 @@ import pytest
 from latfit.cli.app import run
 from tests.cli.option_values import BASE, given, options_of, prepare
 
-REFUSED, READING = 2, "Reading"
+REFUSED = 2
 SPOKEN = (0, 5, 8)
 """Exit codes of commands that print their answer."""
 
@@ -32,7 +32,10 @@ NOT_RUN = frozenset({"profile", "demo", "simulate study"})
 """What they print differs from run to run, or they take long."""
 
 SLOW = frozenset({"fit", "compare", "plan", "simulate policies", "report"})
-"""Their pairs would take minutes."""
+"""Verbs of which the tests take SINGLES options and no pairs."""
+
+SINGLES = 3
+PAIRS = 60  # of all verbs together
 
 INVISIBLE: dict[str, str] = {
     "--quiet": "takes away notes, of which there may be none",
@@ -172,54 +175,39 @@ def _without(document: Any) -> Any:
     return [_without(each) for each in document] if isinstance(document, list) else document
 
 
-def same_panel(verb: str) -> Iterator[tuple[str, str]]:
-    """Pairs that are tried here."""
-    options = {
-        option: known
-        for option, known in options_of(verb).items()
-        if known.rich_help_panel != READING or verb == "ingest"
-    }
-    for one, other in itertools.combinations(options, 2):
-        if options[one].rich_help_panel == options[other].rich_help_panel:
-            yield one, other
+def tried_options(verb: str) -> list[str]:
+    return [option for option in options_of(verb) if option != "--json" and not _invisible(verb, option)]
 
 
 def all_pairs(verb: str) -> Iterable[tuple[str, str]]:
-    return itertools.combinations(options_of(verb), 2)
+    for pair in itertools.combinations(options_of(verb), 2):
+        if frozenset(pair) not in TOGETHER and frozenset({verb, *pair}) not in TOGETHER:
+            yield pair
 
 
-def idle_alone(trials: Trials, verb: str) -> list[str]:
-    """Options that do nothing by themselves and are not refused."""
+def idle_alone(trials: Trials, verb: str, option: str) -> list[str]:
+    """What is wrong with an option by itself: it does nothing, or its refusal does not name it."""
+    alone = trials.outcome(verb, given(verb, option))
+    if not alone.refused and alone.effect == trials.outcome(verb).effect:
+        return [f"{verb} {' '.join(given(verb, option))} does nothing"]
+    if alone.refused and not _named(alone):
+        return [f"{verb} {' '.join(given(verb, option))}: refused as {alone.error.splitlines()[0]}"]
+    return []
+
+
+def idle_in_pair(trials: Trials, verb: str, pair: tuple[str, str]) -> list[str]:
+    """What is wrong with two options together: one of them does nothing, or their refusal names none."""
     found = []
-    for option in options_of(verb):
-        if option == "--json" or _invisible(verb, option):
-            continue
-        alone = trials.outcome(verb, given(verb, option))
-        if not alone.refused and alone.effect == trials.outcome(verb).effect:
-            found.append(f"{verb} {' '.join(given(verb, option))}")
-        elif alone.refused and not _named(alone):
-            found.append(f"{verb} {' '.join(given(verb, option))}: refused as {alone.error.splitlines()[0]}")
-    return found
-
-
-def idle_in_pairs(trials: Trials, verb: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """Options that do nothing beside another one and are not refused."""
-    found = []
-    for pair in pairs:
-        if frozenset(pair) in TOGETHER or frozenset({verb, *pair}) in TOGETHER:
-            continue
-        one, other = (given(verb, option) for option in pair)
-        both = trials.outcome(verb, one, other)
-        if both.refused:
-            if not _named(both):
-                found.append(f"{verb} {' '.join([*one, *other])}: refused as {both.error.splitlines()[0]}")
-            continue
-        for option, beside in zip(pair, (other, one), strict=True):
-            without = trials.outcome(verb, beside)
-            # Tables are rounded: beside --verbose, which says what JSON says, an effect may not be seen.
-            visible = "--verbose" not in pair and option != "--json" and not _invisible(verb, option)
-            if visible and without.code in SPOKEN and without.effect == both.effect:
-                found.append(f"{verb} {' '.join(beside)}: {option} does nothing")
+    one, other = (given(verb, option) for option in pair)
+    both = trials.outcome(verb, one, other)
+    if both.refused:
+        return [] if _named(both) else [f"{verb} {' '.join([*one, *other])}: refused as {both.error.splitlines()[0]}"]
+    for option, beside in zip(pair, (other, one), strict=True):
+        without = trials.outcome(verb, beside)
+        # Tables are rounded: beside --verbose, which says what JSON says, an effect may not be seen.
+        visible = "--verbose" not in pair and option != "--json" and not _invisible(verb, option)
+        if visible and without.code in SPOKEN and without.effect == both.effect:
+            found.append(f"{verb} {' '.join(beside)}: {option} does nothing")
     return found
 
 
@@ -237,9 +225,32 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Trials:
     return Trials(tmp_path_factory.mktemp("options"))
 
 
-@pytest.mark.parametrize("verb", [verb for verb in BASE if verb not in NOT_RUN])
-def test_an_option_has_an_effect_or_is_refused(trials: Trials, verb: str) -> None:
+def sample() -> tuple[list[tuple[str, str]], list[tuple[str, tuple[str, str]]]]:
+    """(verb, option) and (verb, pair) that the tests try."""
+    rng = random.Random(0)
+    singles: list[tuple[str, str]] = []
+    pairs: list[tuple[str, tuple[str, str]]] = []
+    for verb in BASE:
+        if verb in NOT_RUN:
+            continue
+        options = tried_options(verb)
+        chosen = rng.sample(options, min(SINGLES, len(options))) if verb in SLOW else options
+        singles += [(verb, option) for option in chosen]
+        pairs += [(verb, pair) for pair in all_pairs(verb) if verb not in SLOW]
+    return singles, rng.sample(pairs, PAIRS)
+
+
+ALONE, TWO = sample()
+
+
+@pytest.mark.parametrize(("verb", "option"), ALONE)
+def test_an_option_has_an_effect_or_is_refused(trials: Trials, verb: str, option: str) -> None:
     assert trials.outcome(verb).code in SPOKEN, trials.outcome(verb).error
-    assert idle_alone(trials, verb) == []
-    if verb not in SLOW:
-        assert idle_in_pairs(trials, verb, same_panel(verb)) == []
+    assert idle_alone(trials, verb, option) == []
+
+
+@pytest.mark.parametrize(("verb", "pair"), TWO, ids=[" ".join([verb, *pair]) for verb, pair in TWO])
+def test_an_option_has_an_effect_beside_another_or_they_are_refused(
+    trials: Trials, verb: str, pair: tuple[str, str]
+) -> None:
+    assert idle_in_pair(trials, verb, pair) == []

@@ -82,7 +82,7 @@ def write_conversations(path: Path, *, contents: bool) -> None:
         (("--users", "60", "--think", "2s", "--lengths", "300:40"), ()),
         (("--rate", "40/s", "--lengths", "300:40:0.6"), ("--class", "chat:0.3:ttft=300ms", "--class", "batch:0.7:20s")),
         (("--rate", "30/s", "--lengths", "300:40"), ("--prefix-hit-rate", "0.5")),
-        (("--rate", "60/s", "--lengths", "300:40"), ("--route", "least-loaded")),
+        pytest.param(("--rate", "60/s", "--lengths", "300:40"), ("--route", "least-loaded"), marks=pytest.mark.nightly),
         (("--arrivals", "plain.jsonl"), ()),
         (("--arrivals", "named.jsonl"), ("--route", "prefix")),
     ],
@@ -205,8 +205,12 @@ def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> Non
     assert given["engine"] is None
 
 
-def test_the_answer_fits_a_screen_and_names_the_command(fitted: Path, capsys: Captured) -> None:
-    assert run(["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--kv-blocks", "4000"]) == 0
+def test_the_answer_fits_a_screen_and_files_are_written(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+    line = ["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--kv-blocks", "4000"]
+    assert run([*line, "--out", "plan.json", "--figure", "front.png", "--report", "page"]) == 0
+    assert json.loads(Path("plan.json").read_text())["kind"] == "serving"
+    assert Path("front.png").read_bytes().startswith(b"\x89PNG")
+    assert "1 replica for 12 req/s" in Path("page/simulation.html").read_text()
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert len(text.splitlines()) <= 24
@@ -321,11 +325,6 @@ def test_goodput_in_place_of_percentiles(fitted: Path, capsys: Captured) -> None
     assert target["value_pct"] == pytest.approx(100 * (1 - found["outcome"]["slo_attainment"]), abs=0.05)
 
 
-def test_an_unknown_cache_is_said(fitted: Path, capsys: Captured) -> None:
-    assert run(["plan", "--fit", str(fitted), *LOAD, *LIMITS]) == 0
-    assert "KV cache is not known and taken as unlimited" in " ".join(capsys.readouterr().out.split())
-
-
 def test_a_cache_computed_from_memory_limits(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
     """2 (K and V) x 32 layers x 8 heads x 128 x 2 bytes = 128 KiB a token, so 1 GiB holds 512 blocks of 16."""
     config = {
@@ -405,14 +404,6 @@ def test_a_schedule_of_a_day_is_simulated_again_as_it_stands(fitted: Path, in_tm
     line += ["--start-up", "10s"]
     assert run(line) == 2
     assert "less than two windows of 1,800 s" in capsys.readouterr().err
-
-
-def test_files_are_written(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
-    line = ["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--kv-blocks", "4000"]
-    assert run([*line, "--out", "plan.json", "--figure", "front.png", "--report", "page", "--quiet"]) == 0
-    assert json.loads(Path("plan.json").read_text())["kind"] == "serving"
-    assert Path("front.png").read_bytes().startswith(b"\x89PNG")
-    assert "1 replica for 12 req/s" in Path("page/simulation.html").read_text()
 
 
 def test_a_recorded_public_hour(fitted: Path, measured_steps: Path, capsys: Captured) -> None:

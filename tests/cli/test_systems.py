@@ -26,7 +26,7 @@ def planted(target: Path, column: str) -> Path:
 
 def test_pooled_machines_are_named_and_kept_out_of_the_profile(in_tmp: Path, capsys: Captured) -> None:
     source = planted(in_tmp / "steps.csv", "device")
-    assert run(["fit", str(source), "--json"]) == 4
+    assert run(["fit", str(source), "--model", "linear", "--json"]) == 4
     told = capsys.readouterr()
     warning = next(each for each in json.loads(told.out)["warnings"] if each["code"] == "pooled_systems")
     assert "device" in warning["message"]
@@ -34,16 +34,16 @@ def test_pooled_machines_are_named_and_kept_out_of_the_profile(in_tmp: Path, cap
     assert "--map path=device" in told.err
     assert (in_tmp / "steps.fit.json").exists()
     assert not (in_tmp / "hardware.json").exists()
-    assert run(["fit", str(source), "--map", "path=device"]) == 0
+    assert run(["fit", str(source), "--model", "linear", "--map", "path=device"]) == 0
     assert set(json.loads((in_tmp / "hardware.json").read_text())["paths"]) == set(FACTORS)
 
 
 def test_each_system_enters_under_a_path_made_of_its_columns(in_tmp: Path, capsys: Captured) -> None:
     source = planted(in_tmp / "steps.csv", "hardware")
-    assert run(["fit", str(source), "--each"]) == 0
+    assert run(["fit", str(source), "--model", "linear", "--each"]) == 0
     assert "--path" in capsys.readouterr().out
     assert not (in_tmp / "hardware.json").exists()
-    assert run(["fit", str(source), "--each", "--path", "gpu-{hardware}"]) == 0
+    assert run(["fit", str(source), "--model", "linear", "--each", "--path", "gpu-{hardware}"]) == 0
     assert set(json.loads((in_tmp / "hardware.json").read_text())["paths"]) == {f"gpu-{name}" for name in FACTORS}
 
 

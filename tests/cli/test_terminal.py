@@ -123,7 +123,7 @@ def test_ctrl_c_where_nothing_can_be_raised_comes_again() -> None:
 
 
 def test_quiet_ends_with_its_command(trace: Path, tmp_path: Path) -> None:
-    assert run(["fit", str(trace), "--out", str(tmp_path / "fit.json"), "--quiet"]) == 0
+    assert run(["fit", str(trace), "--model", "linear", "--force", "--out", str(tmp_path / "fit.json"), "--quiet"]) == 0
     assert not silent.get()
 
 

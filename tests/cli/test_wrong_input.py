@@ -17,13 +17,6 @@ PATHS = ["--path", "gpu=8ms+0.05ms*256", "--path", "amx=exp:2ms"]
 FEW = ["--requests", "1000", "--replications", "2"]
 
 
-@pytest.fixture
-def fitted(in_tmp: Path) -> Path:
-    write_trace(Path("trace.parquet"), planted_trace(0.02, repeats=5))
-    assert run(["fit", "trace.parquet", "--quiet"]) == 0
-    return Path("trace.fit.json")
-
-
 ENGINE = ["simulate", "engine", "--rate", "5/s", "--lengths", "60:5", "--kv-blocks", "99", "--fit", "trace.fit.json"]
 
 
@@ -131,11 +124,10 @@ def test_a_load_that_no_clock_can_tell(in_tmp: Path, capsys: Captured) -> None:
     assert "below rounding" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("rate", ["1e-14/s", "1e-300/s"])
-def test_a_plan_for_next_to_nothing(rate: str, in_tmp: Path, capsys: Captured) -> None:
+def test_a_plan_for_next_to_nothing(in_tmp: Path, capsys: Captured) -> None:
     for name, quote in (("amx", "p50=1.5ms"), ("gpu", "launch=8ms,slope=0.05ms")):
         assert run(["hardware", "add", name, "--quoted", quote]) == 0
-    assert run(["plan", "--sla", "40ms", "--rate", rate, "--json"]) == 0
+    assert run(["plan", "--sla", "40ms", "--rate", "1e-300/s", "--json"]) == 0
 
 
 def test_rates_of_a_sweep_are_load_enough(in_tmp: Path, capsys: Captured) -> None:

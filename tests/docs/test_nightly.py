@@ -57,6 +57,7 @@ def test_steps_that_became_slower_end_with_8_and_are_no_baseline(first: Path, tm
     assert not (day(kept, 0) / "good").exists()
 
 
+@pytest.mark.nightly
 def test_the_baseline_is_a_week_old_and_old_days_go(first: Path, tmp_path: Path) -> None:
     kept = after(first, tmp_path)
     for ago in (3, 40, 41):
@@ -68,6 +69,7 @@ def test_the_baseline_is_a_week_old_and_old_days_go(first: Path, tmp_path: Path)
     assert {each.name for each in kept.iterdir()} == {day(kept, ago).name for ago in (0, 3, 8)}
 
 
+@pytest.mark.nightly
 def test_a_server_is_recorded(tmp_path: Path) -> None:
     with serving(live(steady(300.0, 8, 0.018, waiting=12))) as url:
         done = night(url, tmp_path / "kept", LATFIT_DURATION="4s", LATFIT_PATH="cpu")
@@ -81,6 +83,7 @@ def test_a_server_that_is_not_there_ends_with_3(tmp_path: Path) -> None:
     assert "cannot be reached" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_night_without_steps_ends_with_what_failed(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("B,S,T_ms\n")
     done = night(tmp_path / "empty.csv", tmp_path / "kept")

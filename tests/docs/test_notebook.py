@@ -1,6 +1,7 @@
 """The example notebook runs as it stands, cell by cell, in a kernel of its own."""
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 from tests.conftest import ROOT
@@ -8,6 +9,7 @@ from tests.conftest import ROOT
 NOTEBOOK = ROOT / "examples" / "library.ipynb"
 
 
+@pytest.mark.nightly
 def test_the_notebook_runs() -> None:
     """An error in a cell raises CellExecutionError with its traceback."""
     notebook = nbformat.reads(NOTEBOOK.read_text(), as_version=4)  # type: ignore[no-untyped-call]

@@ -76,13 +76,23 @@ BLOCKS_SHOWN = {"README": 1, "engine": 1, "export": 1, "planning": 1, "queueing"
 """At least so many examples: a page whose blocks are no longer found would pass without one."""
 
 
+NIGHTLY = {"cpu-or-gpu", "gate", "replicas", "serving-plans", "settings", "validate"}
+"""Pages whose examples take seconds and whose commands other pages run as well."""
+
+RUNNABLE = [
+    pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.nightly] if page.stem in NIGHTLY else [])
+    for page in pages()
+    if any(block.language in RUN for block in all_blocks(page))
+]
+
+
 def test_the_examples_are_found() -> None:
     for page in pages():
         assert len(commands(page)) >= COMMANDS_SHOWN.get(page.stem, 0), page
         assert len(blocks(page, "python")) >= BLOCKS_SHOWN.get(page.stem, 0), page
 
 
-@named([page for page in pages() if any(block.language in RUN for block in all_blocks(page))])
+@pytest.mark.parametrize("page", RUNNABLE)
 def test_a_page_works_from_top_to_bottom(
     page: Path, folder: Path, capsys: Captured, request: pytest.FixtureRequest
 ) -> None:

@@ -19,8 +19,3 @@ def test_the_table_of_methods_is_what_is_printed(in_tmp: Path, capsys: pytest.Ca
     printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for line in block.splitlines():
         assert " ".join(line.split()) in printed
-
-
-def test_library_example() -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    exec(block, {})

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from latfit.simulation import EngineSettings, Routing, Transfer
@@ -58,7 +58,6 @@ def slow(
     return first.tolist(), last.tolist()
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     prefill=st.integers(1, 3),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from latfit.simulation.engine.cluster.replicas import ROUTES, Routing, serve_replicas
 from latfit.simulation.engine.replications import Cluster, simulate_engine
@@ -187,7 +187,6 @@ class Users:
                     self.coming.sort(key=lambda each: each.arrival)
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_core_does_what_slow_engines_do(seed: int) -> None:
     rng = np.random.default_rng([seed, 1])

@@ -89,8 +89,11 @@ def served(
 
 @pytest.mark.parametrize(
     ("captured", "host_ms"),
-    [((), 0.0), ((1, 2, 4, 8, 16, 24, 32, 40), 0.0), ((), 2.0)],
-    ids=["as they are", "padded", "host time"],
+    [
+        pytest.param((), 0.0, id="as they are"),
+        pytest.param((1, 2, 4, 8, 16, 24, 32, 40), 0.0, id="padded", marks=pytest.mark.nightly),
+        pytest.param((), 2.0, id="host time"),
+    ],
 )
 def test_own_steps_give_back_what_the_engine_did(captured: tuple[int, ...], host_ms: float) -> None:
     run = served(8.5 if host_ms == 0 else 6.5, 600, captured, host_ms)

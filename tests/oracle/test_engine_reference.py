@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from latfit.simulation.engine.run import EngineRun, serve
 from latfit.simulation.engine.settings import EngineSettings, Order, Speculation
@@ -46,7 +46,6 @@ def random_case(seed: int) -> tuple[Requests, EngineSettings]:
     return make_requests(arrivals, prompt, output), options
 
 
-@settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_core_does_what_the_slow_one_does(seed: int) -> None:
     requests, options = random_case(seed)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from latfit.model.step_ratios import joined_ratios, ratios_of
 from latfit.policies import policy as policies
@@ -109,7 +109,6 @@ def random_table(seed: int, rate: float, largest: int) -> DispatchTable:
     return DispatchTable((*batches, int(rng.integers(1, largest + 1))), rate, largest)
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1))
 def test_anything(seed: int) -> None:
     """Any paths, settings and loads, overload included."""

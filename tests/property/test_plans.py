@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import ExecutionPath
@@ -23,7 +23,6 @@ def path(name: str, tau: float, slope: float, **parts: Any) -> PathLatency:
 
 
 class TestLaunchCost:
-    @settings(max_examples=60)
     @given(costs, costs, slopes, slopes)
     def test_thresholds_rise_with_it(self, one: float, other: float, slow: float, fast: float) -> None:
         low, high = sorted((one, other))
@@ -36,7 +35,6 @@ class TestLaunchCost:
         assert B2[0] <= B2[1]
         assert knees[0] <= knees[1]
 
-    @settings(max_examples=40)
     @given(costs, slopes, st.floats(0.0, 10.0), st.floats(0.0, 10.0))
     def test_a_wait_or_a_transfer_never_lowers_B1(self, tau: float, slope: float, one: float, other: float) -> None:
         low, high = sorted((one, other))
@@ -44,7 +42,6 @@ class TestLaunchCost:
         first, second = (gpu_threshold(cpu, gpu, extra_ms=extra).value or 10**9 for extra in (low, high))
         assert first <= second
 
-    @settings(max_examples=40)
     @given(costs, slopes, slopes)
     def test_B1_is_the_first_win_and_stretches_are_all_wins(self, tau: float, slow: float, fast: float) -> None:
         found = gpu_threshold(path("amx", 0.0, slow), path("gpu", tau, fast))
@@ -105,7 +102,6 @@ class TestFeasibleSets:
         spans = feasible_ranges(T, 23.0, 1, None, convex=False)
         assert [(span.low, span.high) for span in spans] == [(7, 36), (152, 1535)]
 
-    @settings(max_examples=60)
     @given(
         st.floats(0.5, 30.0), st.floats(0.0, 40.0), st.floats(0.001, 0.2), st.floats(0.01, 0.5), st.floats(5.0, 60.0)
     )

@@ -66,7 +66,7 @@ CONTENT = st.one_of(
 
 class TestArbitraryBytes:
     @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(content=CONTENT)
     def test_are_rows_or_an_error_of_ours(self, reader: Reader, content: bytes, tmp_path: Path) -> None:
         (tmp_path / "any").write_bytes(content)
@@ -79,7 +79,7 @@ class TestArbitraryBytes:
         else:
             assert {"B", "S", "T_ms"} <= set(trace.columns)
 
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(drawn=st.data())
     def test_a_damaged_table_is_rows_or_an_error_of_ours(self, drawn: st.DataObject, tmp_path: Path) -> None:
         container = drawn.draw(st.sampled_from(["parquet", "feather", "arrow", "stream"]))

@@ -78,8 +78,16 @@ def test_where_a_user_took_the_line_away_the_model_has_no_such_limit() -> None:
     )
 
 
-@pytest.mark.parametrize("intervals", ["sandwich", "profile", "bootstrap"])
-@pytest.mark.parametrize("source", ["llama-13b_a100_tp4", "llama-7b_h100_tp1"])
+@pytest.mark.parametrize(
+    ("source", "intervals"),
+    [
+        ("llama-7b_h100_tp1", "sandwich"),
+        ("llama-7b_h100_tp1", "profile"),
+        pytest.param("llama-7b_h100_tp1", "bootstrap", marks=pytest.mark.nightly),
+        *(pytest.param("llama-13b_a100_tp4", each, marks=pytest.mark.nightly) for each in ("sandwich", "profile")),
+        pytest.param("llama-13b_a100_tp4", "bootstrap", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_peak_that_measured_decode_steps_leave_open_is_not_called_known(
     source: str, intervals: str, measured_steps: Path
 ) -> None:

@@ -127,7 +127,7 @@ class TestValidation:
         assert scores[1].mape_pct == pytest.approx(scores[0].mape_pct, rel=0.04)
         assert scores[0].mape_pct == pytest.approx(100 * math.sqrt(2 / math.pi) * (0.7 * 0.15 + 0.3 * 0.05), rel=0.05)
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8), st.floats(0.1, 10)), min_size=1, max_size=30))
     def test_any_rows_give_scores_or_nothing_without_a_warning(self, rows: list[tuple[int, int, float]]) -> None:
         B, extra, T = (np.array(column, dtype=float) for column in zip(*rows, strict=True))

@@ -68,7 +68,6 @@ class TestResiduals:
         assert found["n"] == 5000
         assert "always reject" in found["note"]
 
-    @settings(max_examples=40, deadline=None)
     @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=80))
     def test_any_residuals_give_a_number_or_a_reason(self, values: list[float]) -> None:
         series = np.array(values)
@@ -175,7 +174,7 @@ def test_some_cells_of_many_tell_what_all_do(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class TestDegenerate:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @example([(3, 0, 0.25), (3, 4, 0.25), (4, 0, 4.0), (4, 0, 4.0)])  # the loss bounds every row
     @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.floats(0.1, 10)), min_size=4, max_size=30))
     def test_any_rows_are_explained_without_a_warning(self, rows: list[tuple[int, int, float]]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from scipy import stats as distributions
 from scipy.signal import lfilter
 
@@ -126,7 +126,6 @@ class TestPrediction:
         assert decode["ratio_quantiles"]["0.99"] < 1.2 < other["ratio_quantiles"]["0.99"]
         assert decode["n"] + other["n"] == n
 
-    @settings(max_examples=40, deadline=None)
     @given(st.lists(st.floats(-5, 5), min_size=1, max_size=80), st.booleans())
     def test_any_scores_give_an_answer_without_a_warning(self, scores: list[float], ordered: bool) -> None:
         with warnings.catch_warnings():

@@ -47,6 +47,7 @@ def test_never_worse_on_planted_steps(model: str) -> None:
     assert worst_excess(spoilt(0.05, 250, seed=1), model, starts=3) <= 1e-6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("source", "model"), [(source, model) for source, models in HARD.items() for model in models])
 def test_never_worse_where_it_is_hard(source: str, model: str, measured_steps: Path) -> None:
     _, rows = next(ingest(measured_steps / f"{source}.parquet").trace.systems())

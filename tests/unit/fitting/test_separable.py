@@ -65,7 +65,7 @@ class TestPlantedTruth:
                 assert fit.parameters[name].value == pytest.approx(truth, rel=1e-3), name
         assert (fit.metrics.mape_pct or np.nan) < 0.01
 
-    @pytest.mark.parametrize("model", list(TRUTH))
+    @pytest.mark.parametrize("model", ["context", pytest.param("roofline", marks=pytest.mark.nightly)])
     def test_noise_moves_them_by_their_standard_errors(self, model: str) -> None:
         fit = fit_trace(serving_trace(model, TRUTH[model], 0.05), FitOptions(model=model))
         for name, estimate in fit.parameters.items():
@@ -100,6 +100,7 @@ def worst_excess(problem: FitProblem) -> float:
 
 
 class TestOptimum:
+    @pytest.mark.nightly
     @pytest.mark.parametrize("model", ["saturation", "context"])
     def test_never_worse_than_multi_start_on_measured_steps(self, model: str, measured_steps: Path) -> None:
         for source in sorted(measured_steps.glob("*.parquet")):

@@ -153,7 +153,7 @@ class TestUncertainty:
             stated.append(relative_error_at(problem, theta, uncertainty(problem, solution), steps))
         assert np.mean(stated, axis=0) == pytest.approx(np.std(logs, axis=0), rel=0.3)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 4096), st.floats(0.01, 1e3)), min_size=8, max_size=40))
     def test_any_rows_give_a_report_without_a_warning(self, rows: list[tuple[int, int, float]]) -> None:
         B, extra, T = (np.array(column, dtype=float) for column in zip(*rows, strict=True))

@@ -48,7 +48,7 @@ def random_theta(rng: np.random.Generator, model: LatencyModel) -> FloatArray:
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6))
 def test_gradients_agree_with_central_differences(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -79,7 +79,7 @@ def test_the_hinge_has_the_slope_of_its_sides(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(FAMILY))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6))
 def test_basis_and_coefficients_give_the_same_latency(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -105,7 +105,6 @@ def grown(steps: Steps, column: str, by: float) -> dict[str, FloatArray]:
     return {**steps, column: steps[column] + by}
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), rho=st.sampled_from([0.0, 1 / 16]), more=st.integers(1, 500))
 def test_the_roofline_never_gets_cheaper_with_more_to_do(seed: int, rho: float, more: int) -> None:
     rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from latfit.errors import SlaOutOfReach
 from latfit.hardware.path_latency import PathLatency
@@ -181,7 +181,6 @@ candidates = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 400)), min_s
 class TestTrim:
     budget = step_budget(PATH, 14.0)
 
-    @settings(max_examples=150)
     @given(candidates)
     def test_what_is_left_meets_the_sla_and_is_the_most(self, pairs: list[tuple[int, int]]) -> None:
         least = [low for low, _ in pairs]

@@ -27,7 +27,7 @@ def capacity(plan: Plan) -> Capacity:
     return plan.capacity
 
 
-@pytest.mark.parametrize(("sla", "replicas"), [(13.0, 6), (15.0, 5)])
+@pytest.mark.parametrize(("sla", "replicas"), [(13.0, 6), pytest.param(15.0, 5, marks=pytest.mark.nightly)])
 def test_published_replicas(sla: float, replicas: int) -> None:
     """theory J: 20 per ms on T = 4 + 0.1 b, at most 64: p99 12.9579 on 6 and 14.5228 on 5 machines."""
     refused = make_plan(GPU, sla, request=PlanRequest(rate=20.0))
@@ -119,6 +119,7 @@ def test_price_follows_the_machines() -> None:
     assert found.price_per_million == pytest.approx(18.0 / (20_000 * 3600) * 1e6)
 
 
+@pytest.mark.nightly
 def test_an_objective_on_throughput_finds_the_best_rate() -> None:
     wish = PlanRequest(rate=2.0, objective=Objective(p99=1.0, mean=0.0, throughput=0.002))
     plan = make_plan(GPU, 15.0, request=wish)

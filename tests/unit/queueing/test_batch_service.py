@@ -166,14 +166,14 @@ class TestSimulation:
 
 
 class TestAlways:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(st.floats(0.1, 20), st.floats(0.01, 2), st.floats(0.02, 0.97))
     def test_inoue_is_above_the_mean(self, tau: float, alpha: float, load: float) -> None:
         rate = load / alpha
         assume(rate * tau < 400)
         assert batch_mean(rate, linear_times(tau, alpha)) <= inoue_bound(rate, tau, alpha) * (1 + 1e-9)
 
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=12)
     @given(st.floats(0.5, 10), st.floats(0.02, 1), st.integers(1, 16), st.floats(0.02, 0.98), st.integers(1, 16))
     def test_the_tail_integrates_to_the_mean(
         self, tau: float, alpha: float, largest: int, load: float, threshold: int
@@ -187,7 +187,7 @@ class TestAlways:
         t = np.linspace(0, law.percentile(0.9999), 60)
         assert np.all(np.diff([law.tail(x) for x in t]) <= 1e-9)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(st.floats(0.5, 10), st.floats(0.02, 1), st.integers(2, 64), st.floats(0.05, 0.9), st.floats(1.01, 1.08))
     def test_more_load_is_slower(self, tau: float, alpha: float, largest: int, load: float, more: float) -> None:
         times = linear_times(tau, alpha, largest)

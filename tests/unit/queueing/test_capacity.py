@@ -45,7 +45,7 @@ class TestPublished:
 
 
 class TestSearch:
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(st.floats(9, 60), st.floats(1.02, 2))
     def test_a_looser_sla_carries_more(self, sla: float, looser: float) -> None:
         rates = [sustainable_rate(lambda r: batch_queue(r, FREE), 9.99, x).rate for x in (sla, sla * looser)]

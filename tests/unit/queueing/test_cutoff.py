@@ -134,7 +134,6 @@ class TestSecondMethod:
 
 
 class TestBoundsHold:
-    @settings(max_examples=60, deadline=None)
     @given(st.floats(0.05, 3), st.floats(0.1, 3), st.floats(0.05, 0.999), st.floats(1, 15), st.floats(0.001, 0.5))
     def test_proved_tail_is_above_the_exact_one(
         self, rate: float, mu: float, share: float, tau: float, alpha: float
@@ -150,7 +149,7 @@ class TestBoundsHold:
         assert bound is not None
         assert bound.decay <= mu - queue.overflow_rate + 1e-9
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(st.floats(0.05, 1), st.floats(1.05, 4), st.floats(0.5, 20))
     def test_the_bound_for_any_largest_batch(self, rate: float, ratio: float, cutoff: float) -> None:
         law = exact_distribution(cutoff_queue(rate, cutoff, GPU, ratio * rate))

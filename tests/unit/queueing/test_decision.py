@@ -228,7 +228,7 @@ class TestPublished:
 
 
 class TestSecondMethod:
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(st.floats(0.5, 10), st.floats(0.002, 0.04), st.integers(2, 24), st.floats(0.05, 0.9))
     def test_the_best_threshold_by_its_own_chain(self, tau: float, share: float, largest: int, load: float) -> None:
         """Where a launch costs more than what fits into a batch, all that wait are taken."""

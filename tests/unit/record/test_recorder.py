@@ -150,7 +150,7 @@ class TestFiles:
         st.booleans(),
     )
 
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
     @given(fed=st.lists(step, max_size=20), rows_per_file=st.integers(1, 8))
     def test_rows_are_those_that_were_fed(
         self, fed: list[tuple[Any, ...]], rows_per_file: int, tmp_path_factory: pytest.TempPathFactory

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from latfit.model.fit_result import Estimate, FitResult
 from latfit.model.registry import FAMILY
-from latfit.planning.plan import make_plan
 from latfit.reporting import style
 from latfit.reporting.fit import figures, figures as combined, figures as latency_map, gallery, plot_data
 from latfit.reporting.fit.page import ReportInput, render
@@ -255,14 +254,6 @@ class TestTicks:
 
     def test_binary_ticks_are_powers_of_two(self) -> None:
         assert style.binary_ticks(1, 128) == [1, 2, 4, 8, 16, 32, 64, 128]
-
-
-def test_overviews_keep_an_answer_about_a_hopeless_sla(rows: Trace, fit: FitResult) -> None:
-    profile = machine(cpu=fit)
-    plan = make_plan(profile, 1.0)
-    found = gallery.path_gallery(profile.paths["cpu"], rows, [plan], 99.0)
-    assert not plan.feasible
-    assert found.pictures[0].title.startswith("No step meets")
 
 
 @pytest.mark.parametrize(

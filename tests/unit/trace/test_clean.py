@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.trace.clean import RULES, CleanOptions, check_enough_left, clean, excess_over_cell, runs_in_time
@@ -218,7 +218,6 @@ class TestGroups:
     """What is computed for all groups at once is what a loop over rows finds."""
 
     @given(traces())
-    @settings(max_examples=200)
     def test_excess_is_over_the_median_of_the_cell(self, trace: Trace) -> None:
         cells = defaultdict(list)
         keys = list(zip(trace["B"].tolist(), trace["S"].tolist(), strict=True))
@@ -228,7 +227,6 @@ class TestGroups:
         np.testing.assert_allclose(excess_over_cell(trace)[0], expected, atol=1e-9)
 
     @given(traces(), st.booleans())
-    @settings(max_examples=200)
     def test_runs_stand_in_the_order_of_time_then_counter_then_rows(self, trace: Trace, timed: bool) -> None:
         trace = trace if timed else trace.only(["B", "run", "step"])
         time = trace["t_s"] if timed else np.zeros(len(trace))
@@ -238,7 +236,6 @@ class TestGroups:
         assert len(found) == len(set(trace["run"]))
 
     @given(traces())
-    @settings(max_examples=200)
     def test_a_duplicate_agrees_in_all_columns_with_a_row_before(self, trace: Trace) -> None:
         rule = next(rule for rule in RULES if rule.reason == "duplicate")
         rows = list(zip(*(column.tolist() for column in trace.columns.values()), strict=True))

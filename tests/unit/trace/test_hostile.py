@@ -137,7 +137,7 @@ COLUMNS = ("B", "S", "T_ms", "context_tokens", "prefill_tokens", "prefill_contex
 
 
 class TestLimits:
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(odd=st.lists(st.tuples(st.sampled_from(COLUMNS), st.integers(0, 19), HUGE), max_size=8))
     def test_what_was_written_is_read_as_it_was(self, odd: list[tuple[str, int, float]], tmp_path: Path) -> None:
         columns = {name: np.arange(20.0) % 7 for name in COLUMNS}

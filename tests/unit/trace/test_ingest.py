@@ -176,7 +176,7 @@ class TestBadInput:
         with pytest.raises(WrongUsage, match="does not map"):
             parse_column_map("latency")
 
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         content=st.one_of(
             st.binary(max_size=400), st.text(alphabet="BST_ms,0123456789.-\n\"'", max_size=200).map(str.encode)

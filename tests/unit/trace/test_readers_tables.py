@@ -84,7 +84,7 @@ class TestContainers:
         assert trace["tp"].dtype.kind == "i"
 
     @pytest.mark.parametrize("container", CONTAINERS)
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
     @given(
         rows=st.lists(
             st.tuples(

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from latfit.errors import BadInput, LatfitError
 from latfit.trace.coverage import reading_notes
@@ -497,7 +497,6 @@ def logs(draw: st.DrawFn) -> bytes:
 
 class TestProperties:
     @given(logs())
-    @settings(max_examples=200)
     def test_the_reader_finds_what_the_slow_parser_finds(self, log: bytes) -> None:
         rows, trace = list(slow_rows(log)), scanned(log, 1 << 20)
         assert (trace is None) == (not rows)
@@ -507,7 +506,6 @@ class TestProperties:
             assert trace.provenance["cut_lines"] == slow_cut(log)
 
     @given(logs(), st.integers(1, 700))
-    @settings(max_examples=100)
     def test_blocks_make_no_difference(self, log: bytes, block: int) -> None:
         whole, split = scanned(log, 1 << 20), scanned(log, block)
         assert (whole is None) == (split is None)
@@ -515,12 +513,10 @@ class TestProperties:
             assert_same(split, whole)
 
     @given(st.binary(max_size=300), st.integers(1, 64))
-    @settings(max_examples=200)
     def test_arbitrary_bytes_are_no_step(self, content: bytes, block: int) -> None:
         assert scanned(content, block) is None
 
     @given(logs(), st.lists(st.tuples(st.integers(0, 2000), st.binary(max_size=4)), max_size=6))
-    @settings(max_examples=200)
     def test_damage_raises_nothing_and_changes_nothing_else(self, log: bytes, damage: list[tuple[int, bytes]]) -> None:
         for place, content in damage:
             log = log[:place] + content + log[place + len(content) :]
