@@ -22,9 +22,8 @@ import pandas as pd
 
 from benchmarks.log_loop import CLOCK, NAMES, PATTERN, WHOLE, read_re
 from benchmarks.timing import paired
-from latfit.trace.readers.reader import Options
-from latfit.trace.readers.source import open_source
-from latfit.trace.readers.vllm import reader
+from latfit.trace.readers import vllm as reader
+from latfit.trace.readers.source import Options, open_source
 from latfit.trace.table import Trace
 
 THREADS = 2

@@ -28,7 +28,7 @@ from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.model.fit_result import FitResult
 from latfit.model.saturation import Saturation
-from latfit.trace.sketch.build import compress
+from latfit.trace.cells import compress
 from latfit.trace.table import Trace
 
 THETA = np.array([4.0, 30.0, 1.0, 60.0, 0.15, 0.01, 0.02, 0.002])

@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from latfit.errors import LatfitError, WrongUsage
 from latfit.trace.readers import READERS, table
-from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.source import open_source
+from latfit.trace.readers.source import Options, Reader, open_source
 from tests.unit.trace.test_readers_tables import write
 
 WORDS = st.sampled_from(

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
         ReadOptions as ReadOptions,
         data_line as data_line,
         read as read,
-        read_long as read_long,
     )
     from latfit.api.reports import Report as Report, export as export, report as report
     from latfit.api.running.examination import Examination as Examination, examine_server as examine_server

@@ -92,7 +92,7 @@ class Fit:
 
     @property
     def label(self) -> str:
-        """Its system as a part of a file's name (see `trace.labels`); empty where the source holds one system."""
+        """Its system as a part of a file's name (see `trace.identity`); empty where the source holds one system."""
         return system_label(self.system)
 
     @property

@@ -14,7 +14,6 @@ from latfit.trace import (
     PERIOD,
     CleanOptions,
     CleanTrace,
-    LongTable,
     Reading,
     Scan,
     Trace,
@@ -25,7 +24,6 @@ from latfit.trace import (
     open_source,
     parse_column_map,
     read_columns,
-    table_in_chunks,
     timed,
     typed_columns,
     write_trace,
@@ -119,18 +117,6 @@ def read_timed(source: Any, time: Literal["compute", "period"] | None, options: 
     """As `read`, with T as `time` says; None: the period where most steps know theirs."""
     given: ReadOptions = {**options, "cells_time": time or "auto"}
     return timed(read(source, **given), time)
-
-
-@library_verb
-def read_long(source: Sequence[str | Path], **options: Unpack[ReadOptions]) -> LongTable | None:
-    """One long table, cleaned in chunks, so that it can be written without having been in memory as a whole.
-
-    source, options: as of `read`. None where it is not long, no table in plain text or Parquet, or a folder; then
-    `read` it. Raises BadInput, WrongUsage.
-    """
-    if options.get("cells") or options.get("backend", "local") != "local" or options.get("scheduler") is not None:
-        return None
-    return table_in_chunks(source, _reading(options))
 
 
 def _names_files(source: Any) -> bool:

@@ -32,7 +32,7 @@ def ingest(
 
     Example: latfit ingest server.log --out trace.parquet
     """
-    from latfit.api import data_line, read_long
+    from latfit.api import data_line
     from latfit.cli.output import print_json, print_warnings, say
     from latfit.files import check_writable
     from latfit.provenance import run_facts
@@ -44,16 +44,12 @@ def ingest(
         check_writable(dropped)
     check_writable(out)
     _check_apart(source, filter(None, (out, dropped)))
-    long = read_long(source, **typed.keywords())
-    read = read_sources(source, typed, quiet=output.silent) if long is None else long.read
+    read = read_sources(source, typed, quiet=output.silent)
     data, notes = data_facts(read, {}, read.trace), reading_notes(read)
     facts = {**run_facts(0), "data": data}
-    if long is not None:
-        long.write(out, dropped, ingest=facts)
-    else:
-        if dropped is not None:
-            _write_dropped(dropped, read)
-        write_trace(out, _with_path(read).with_provenance(ingest=facts))
+    if dropped is not None:
+        _write_dropped(dropped, read)
+    write_trace(out, _with_path(read).with_provenance(ingest=facts))
     if output.json:
         kept = ("rows_read", "rows_used", "dropped", "marked", "formats")
         print_json({**{name: data[name] for name in kept}, "notes": notes, "out": str(out)})

@@ -1,10 +1,11 @@
-"""Steps that were measured: traces, the readers of logs and tables, cleaning, weighted cells of any number of rows."""
+"""Measured steps: traces, readers of logs and tables, cleaning, weighted cells of any number of rows."""
 
 from typing import TYPE_CHECKING
 
 from latfit._face import face
 
 if TYPE_CHECKING:
+    from latfit.trace.cells import Scan as Scan, compress as compress
     from latfit.trace.clean import (
         CleanOptions as CleanOptions,
         are_window_means as are_window_means,
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
         Fact as Fact,
         facts_beside as facts_beside,
         identity_of as identity_of,
+        system_label as system_label,
+        system_labels as system_labels,
     )
-    from latfit.trace.labels import system_label as system_label, system_labels as system_labels
-    from latfit.trace.long_table import LongTable as LongTable, table_in_chunks as table_in_chunks
     from latfit.trace.parquet import (
         check_trace_name as check_trace_name,
         columns_of as columns_of,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
         stored_provenance as stored_provenance,
         write_trace as write_trace,
     )
-    from latfit.trace.period import COMPUTE as COMPUTE, PERIOD as PERIOD, period_ms as period_ms
     from latfit.trace.read import (
         CleanTrace as CleanTrace,
         Reading as Reading,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         numbers as numbers,
         records as records,
     )
-    from latfit.trace.readers.vllm.reader import start_facts as start_facts
+    from latfit.trace.readers.vllm import start_facts as start_facts
     from latfit.trace.recorded_times import (
         REQUEST_TIMES as REQUEST_TIMES,
         request_times as request_times,
@@ -74,18 +74,18 @@ if TYPE_CHECKING:
         engine_facts as engine_facts,
         path_on as path_on,
     )
-    from latfit.trace.sketch.build import compress as compress
-    from latfit.trace.sketch.histogram import WEIGHT as WEIGHT, row_weights as row_weights
-    from latfit.trace.sketch.scan import Scan as Scan
+    from latfit.trace.step_records import COMPUTE as COMPUTE, PERIOD as PERIOD, period_ms as period_ms
     from latfit.trace.table import (
         DECODE as DECODE,
         MIXED as MIXED,
         PREFILL as PREFILL,
         UNKNOWN as UNKNOWN,
+        WEIGHT as WEIGHT,
         Array as Array,
         Trace as Trace,
         concatenated as concatenated,
         phases as phases,
+        row_weights as row_weights,
     )
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -1,4 +1,4 @@
-"""The columns of a latfit trace, in one literal table; a test compares it with `docs/formats.md`."""
+"""The columns of a latfit trace; a test compares the table with `docs/formats.md`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -60,6 +60,6 @@ BY_NAME = {column.name: column for column in COLUMNS}
 REQUIRED = tuple(column.name for column in COLUMNS if column.required)
 
 IDENTITY = ("hardware", "model", "tp", "path")
-"""Columns that tell one system from another: rows that differ in them never share a fit."""
+"""Columns that identify a system: rows that differ in them never share a fit."""
 
 PHASES = ("decode", "prefill", "mixed")

@@ -1,9 +1,4 @@
-"""What a trace covers and what it lacks: the (B,S) plane, phases, time, gaps of the engine's counter, drift.
-
-Drift is looked for in the rows' excess over their cell's median, so that a changing load does not pass for it: the
-relative change from a run's first to its last third of rows, with the standard error of 20 batch means (Student's t, 18
-degrees of freedom), which allows for neighbours in time that share their noise.
-"""
+"""What a trace covers and lacks: the (B, S) plane, phases, time, gaps of the step counter, drift."""
 
 import math
 from collections import Counter
@@ -17,19 +12,18 @@ from numpy.typing import NDArray
 from latfit.stats import FloatArray
 from latfit.trace.clean import excess_over_cell, runs_in_time
 from latfit.trace.read import CleanTrace
-from latfit.trace.serving_engine import engine_notes
+from latfit.trace.serving_engine import engine_notes, parts_of
 from latfit.trace.table import DECODE, Trace, phases
 
-BATCHES = 20
-T_99 = 2.878
-"""99.5 % point of Student's t with 18 degrees of freedom: drift is reported at 1 %."""
-LEAST_DRIFT = 0.02
-MANY_ASYNC = 0.01
+DRIFT_BATCHES = 20  # batch means, so that correlated neighbours do not look like drift
+T_QUANTILE = 2.878  # 99.5 % of Student's t with 18 degrees of freedom
+MIN_DRIFT = 0.02  # relative
+MAX_ASYNC_SHARE = 0.01  # of steps with next to no time, before a note
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """A clean trace described. spans: {column: (low, high)}; phases: rows by phase; drift: relative, where there is."""
+    """A clean trace described. spans: {column: (low, high)}; phases: rows by phase; drift: relative, by run."""
 
     rows: int
     cells: int
@@ -42,39 +36,30 @@ class Coverage:
     missing: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        whole = dict(vars(self))
-        return {
-            **whole,
-            "spans": {name: list(span) for name, span in self.spans.items()},
-            "missing": list(self.missing),
-        }
+        spans = {name: list(span) for name, span in self.spans.items()}
+        return {**vars(self), "spans": spans, "missing": list(self.missing)}
 
 
 def coverage_of(trace: Trace) -> Coverage:
     """Describe a clean trace of at least one row."""
-    B, S = trace.floats("B"), trace.floats("S")
     named = [name for name in ("B", "S", "T_ms", "context_tokens") if name in trace]
     known = [name for name in named if np.isfinite(trace.floats(name)).any()]
     runs = runs_in_time(trace) if "t_s" in trace else []
     return Coverage(
         rows=len(trace),
-        cells=len(np.unique(np.stack([B, S], axis=1), axis=0)),
+        cells=int(trace.group(("B", "S")).max()) + 1,
         spans={name: (float(np.nanmin(trace.floats(name))), float(np.nanmax(trace.floats(name)))) for name in known},
-        phases=phase_counts(trace),
+        phases=dict(sorted(Counter(phases(trace).tolist()).items())),
         runs=max(len(runs), 1),
         seconds=sum(float(np.ptp(trace.floats("t_s")[rows])) for rows in runs) if runs else None,
-        counter_gaps=counter_gaps(trace),
-        drift=_drift(trace, runs),
+        counter_gaps=count_gaps(trace),
+        drift=_find_drift(trace, runs),
         missing=tuple(_missing(trace)),
     )
 
 
-def phase_counts(trace: Trace) -> dict[str, int]:
-    return dict(sorted(Counter(phases(trace).tolist()).items()))
-
-
-def counter_gaps(trace: Trace) -> int | None:
-    """Steps that the engine counted and the trace lacks, over all runs; None where there is no counter."""
+def count_gaps(trace: Trace) -> int | None:
+    """Count the steps that the engine counted and the trace lacks; None without a step counter."""
     if "step" not in trace:
         return None
     gaps = 0
@@ -85,22 +70,22 @@ def counter_gaps(trace: Trace) -> int | None:
     return gaps
 
 
-def reading_notes(read: CleanTrace) -> list[str]:
-    """What a user should know of how the sources were read."""
+def reading_notes(steps: CleanTrace) -> list[str]:
+    """Return what a user should know about how the sources were read."""
     notes = []
-    asynchronous = read.cleaned.dropped.get("zero_time", 0)
-    if asynchronous > MANY_ASYNC * read.cleaned.rows_read:
+    asynchronous = steps.cleaned.dropped.get("zero_time", 0)
+    if asynchronous > MAX_ASYNC_SHARE * steps.cleaned.rows_read:
         notes.append(
             f"{asynchronous:,} steps have a latency of next to zero: the engine schedules asynchronously, so other"
             " latencies may be incomplete too. For vLLM, record with --no-async-scheduling."
         )
-    if gaps := counter_gaps(read.everything):
+    if gaps := count_gaps(steps.everything):
         notes.append(f"The engine's counter skips {gaps:,} steps: lines are missing from the log.")
-    notes += engine_notes(read.everything)
+    notes += engine_notes(steps.everything)
     for key, text in (("cut_lines", "cut short"), ("bad_lines", "unreadable")):
-        if n := sum(_counts(read.everything.provenance, key)):
+        if n := _total(steps.everything, key):
             notes.append(f"{n:,} line{' was' if n == 1 else 's were'} {text} and not read.")
-    if n := sum(_counts(read.everything.provenance, "refused_lists")):
+    if n := _total(steps.everything, "refused_lists"):
         notes.append(
             f"{n:,} steps hold lists of other requests than their own, as merged records do: attention is taken by"
             " averages."
@@ -108,41 +93,39 @@ def reading_notes(read: CleanTrace) -> list[str]:
     return notes
 
 
-def _counts(provenance: Mapping[str, Any], key: str) -> Iterator[int]:
-    """A reader's count, from a single source or from each of several."""
-    for origin in (provenance, *provenance.get("parts", {}).values()):
-        if isinstance(origin, Mapping) and isinstance(origin.get(key), int):
-            yield origin[key]
+def _total(trace: Trace, key: str) -> int:
+    """Add up a reader's count over all sources."""
+    return sum(n for _, origin in parts_of("", trace.provenance) if isinstance(n := origin.get(key), int))
 
 
-def _drift(trace: Trace, runs: list[NDArray[np.intp]]) -> dict[str, float]:
-    """Relative drift of the runs that drift, by run."""
+def _find_drift(trace: Trace, runs: list[NDArray[np.intp]]) -> dict[str, float]:
+    """Return the relative drift of the runs that drift, from their steps' excess over the cell's median."""
     if not runs:
         return {}
     excess, _ = excess_over_cell(trace)
     found = {}
     for i, rows in enumerate(runs):
         change, error = _change(excess[rows])
-        if abs(change) > max(T_99 * error, math.log1p(LEAST_DRIFT)):
+        if abs(change) > max(T_QUANTILE * error, math.log1p(MIN_DRIFT)):
             name = str(trace["run"][rows[0]]) if "run" in trace else f"run {i + 1}"
             found[name] = math.expm1(change)
     return found
 
 
 def _change(series: FloatArray) -> tuple[float, float]:
-    """(last third minus first third of a series, its standard error), by batch means; (0, inf) for short series."""
-    if len(series) < 10 * BATCHES:
+    """Return (last third minus first third by a straight line, its standard error); (0, inf) for short series."""
+    if len(series) < 10 * DRIFT_BATCHES:
         return 0.0, math.inf
-    means = np.array([batch.mean() for batch in np.array_split(series, BATCHES)])
-    position = np.linspace(-0.5, 0.5, BATCHES)
+    means = np.array([batch.mean() for batch in np.array_split(series, DRIFT_BATCHES)])
+    position = np.linspace(-0.5, 0.5, DRIFT_BATCHES)
     slope = float(position @ means) / float(position @ position)
-    scatter = means - means.mean() - slope * position
-    error = math.sqrt(float(scatter @ scatter) / (BATCHES - 2) / float(position @ position))
+    residual = means - means.mean() - slope * position
+    error = math.sqrt(float(residual @ residual) / (DRIFT_BATCHES - 2) / float(position @ position))
     return slope * 2 / 3, error * 2 / 3
 
 
 def _missing(trace: Trace) -> Iterator[str]:
-    """What a good fit would want and these rows lack."""
+    """Yield what a good fit needs and these rows lack."""
     B, S = trace.floats("B"), trace.floats("S")
     sizes, decodes = np.unique(B), phases(trace) == DECODE
     prefill = S[(S > B) & ~decodes]

@@ -1,9 +1,6 @@
-"""Row filters such as `hardware == 'h100' and tp in (4, 8)`: parsed here, never evaluated as Python.
+"""Row filters such as `hardware == 'h100' and tp in (4, 8)`: a subset of Python that is parsed, never executed."""
 
-Grammar:  either := both ("or" both)* ;  both := term ("and" term)* ;  term := "not" term | "(" either ")" | comparison
-          comparison := column operator literal | column ["not"] "in" "(" literal ("," literal)* ")"
-"""
-
+import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -16,152 +13,81 @@ from latfit.errors import WrongUsage
 from latfit.trace.table import Trace
 
 Mask = NDArray[np.bool_]
-Literal = str | float
-DEEPEST = 100
-"""Brackets within brackets; each is a few calls deep."""
-SHOWN = 60
-"""Letters of an expression that an error repeats, about the place it is about."""
 
-_TOKEN = re.compile(
-    r"""\s*(?:
-    (?P<text>'[^']*'|"[^"]*")
-  | (?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
-  | (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
-  | (?P<mark>==|!=|<=|>=|<|>|=|\(|\)|,)
-  )""",
-    re.VERBOSE,
-)
-
-_COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
+OPERATORS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: np.isin,
+    ast.NotIn: lambda column, values: ~np.isin(column, values),
 }
+MAX_SHOWN = 60  # characters of a long filter that an error repeats
+
+_SQL_STYLE = re.compile(r"'[^']*'|\"[^\"]*\"|\b(?:and|or|not|in)\b|(?<![<>=!])=(?!=)", re.IGNORECASE)
 
 
 def matching_rows(trace: Trace, expression: str) -> Mask:
-    """Boolean mask (n,) of the rows for which `expression` holds. Raises WrongUsage that points at the place."""
-    return _Parser(trace, expression).parse()
+    """Return the mask (n,) of the rows that match. Raises WrongUsage that points at the mistake."""
+    try:
+        tree = ast.parse(_SQL_STYLE.sub(_as_python, expression.strip()), mode="eval").body
+        return _evaluate(tree, trace, expression)
+    except SyntaxError as error:
+        raise _mistake(expression, f"not a filter ({error.msg})", (error.offset or 1) - 1) from None
+    except (ValueError, RecursionError, MemoryError):
+        raise _mistake(expression, "not a filter", 0) from None
 
 
-class _Parser:
-    """Recursive descent over the tokens; each rule returns the mask of its part."""
+def _as_python(token: re.Match[str]) -> str:
+    if token[0] == "=":
+        return "=="
+    return repr(token[0][1:-1]) if token[0][0] in "'\"" else token[0].lower()
 
-    def __init__(self, trace: Trace, expression: str) -> None:
-        self.trace = trace
-        self.expression = expression
-        self.tokens = self._split()
-        self.next = 0
-        self.depth = 0
 
-    def parse(self) -> Mask:
-        mask = self._either()
-        if self.next < len(self.tokens):
-            raise self._error(f"{self.tokens[self.next][1]!r} was not expected here")
-        return mask
+def _evaluate(node: ast.expr, trace: Trace, expression: str) -> Mask:
+    match node:
+        case ast.BoolOp(op=op, values=parts):
+            masks = [_evaluate(part, trace, expression) for part in parts]
+            return np.asarray((np.logical_and if isinstance(op, ast.And) else np.logical_or).reduce(masks))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return ~_evaluate(operand, trace, expression)
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in OPERATORS:
+            name = ast.unparse(left)
+            if name not in trace:
+                reason = f"there is no column {name!r} (there are {', '.join(trace.columns)})"
+                raise _mistake(expression, reason, left.col_offset)
+            column = trace[name]
+            listed = right.elts if isinstance(right, ast.Tuple | ast.List) else [right]
+            values = [_literal(each, column, expression) for each in listed]
+            if isinstance(op, ast.In | ast.NotIn):
+                return np.asarray(OPERATORS[type(op)](column, values))
+            if listed == [right]:
+                return np.asarray(OPERATORS[type(op)](column, values[0]))
+            raise _mistake(expression, "a list needs the operator in", right.col_offset)
+    raise _mistake(expression, "a comparison is missing", node.col_offset)
 
-    def _split(self) -> list[tuple[str, str, int]]:
-        tokens, at = [], 0
-        text = self.expression.rstrip()
-        while at < len(text):
-            found = _TOKEN.match(text, at)
-            if not found or found.lastgroup is None:
-                raise self._error(f"{text[at:].strip()[:12]!r} cannot be read", at)
-            tokens.append((found.lastgroup, found.group(found.lastgroup), found.start(found.lastgroup)))
-            at = found.end()
-        return tokens
 
-    def _error(self, reason: str, at: int | None = None) -> WrongUsage:
-        if at is None:
-            at = self.tokens[self.next][2] if self.next < len(self.tokens) else len(self.expression)
-        begin = 0 if len(self.expression) <= SHOWN else max(0, min(at, len(self.expression)) - SHOWN // 2)
-        shown = self.expression[begin : begin + SHOWN]
-        before, after = "..." if begin else "", "..." if begin + SHOWN < len(self.expression) else ""
-        return WrongUsage(
-            f"{reason}, at character {at + 1} of {before}{shown!r}{after}",
-            where="--where",
-            remedy="Write comparisons joined by and, or, not, such as: hardware == 'h100' and tp in (4, 8)",
-        )
+def _literal(node: ast.expr, column: NDArray[Any], expression: str) -> str | float:
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise _mistake(expression, "a number or a quoted text is missing", node.col_offset)
+    is_text = column.dtype.kind in "OUST"
+    if is_text != isinstance(value, str):
+        kind = "texts" if is_text else "numbers"
+        raise _mistake(expression, f"{value!r} does not compare with a column of {kind}", node.col_offset)
+    return value if isinstance(value, str) else float(value)
 
-    def _take(self, *wanted: str) -> str | None:
-        """The next token if it is one of `wanted` (words in any case), else None."""
-        if self.next < len(self.tokens):
-            kind, text, _ = self.tokens[self.next]
-            if kind != "text" and (text.lower() if kind == "word" else text) in wanted:
-                self.next += 1
-                return text.lower()
-        return None
 
-    def _either(self) -> Mask:
-        mask = self._both()
-        while self._take("or"):
-            mask = mask | self._both()
-        return mask
-
-    def _both(self) -> Mask:
-        mask = self._term()
-        while self._take("and"):
-            mask = mask & self._term()
-        return mask
-
-    def _term(self) -> Mask:
-        negated = False
-        while self._take("not"):
-            negated = not negated
-        mask = self._group() if self._take("(") else self._comparison()
-        return ~mask if negated else mask
-
-    def _group(self) -> Mask:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise self._error(f"more than {DEEPEST} brackets are open")
-        mask = self._either()
-        if not self._take(")"):
-            raise self._error("a closing bracket is missing")
-        self.depth -= 1
-        return mask
-
-    def _comparison(self) -> Mask:
-        column = self._column()
-        negated = bool(self._take("not"))
-        if self._take("in"):
-            mask = np.isin(column, self._literals(column))
-            return ~mask if negated else mask
-        sign = None if negated else self._take(*_COMPARE)
-        if sign is None:
-            raise self._error("a comparison is missing")
-        result = _COMPARE[sign](column, self._literal(column))
-        return np.asarray(result, dtype=bool)
-
-    def _column(self) -> NDArray[Any]:
-        if self.next >= len(self.tokens) or self.tokens[self.next][0] != "word":
-            raise self._error("a column name is missing")
-        name = self.tokens[self.next][1]
-        if name not in self.trace:
-            raise self._error(f"there is no column {name!r} (there are {', '.join(self.trace.columns)})")
-        self.next += 1
-        return self.trace[name]
-
-    def _literal(self, column: NDArray[Any]) -> Literal:
-        kind, text, _ = self.tokens[self.next] if self.next < len(self.tokens) else ("", "", 0)
-        if kind not in ("text", "number"):
-            raise self._error("a number or a quoted text is missing")
-        is_text_column = column.dtype.kind in "OUST"
-        if is_text_column != (kind == "text"):
-            raise self._error(f"{text} does not compare with a column of {'texts' if is_text_column else 'numbers'}")
-        self.next += 1
-        return text[1:-1] if kind == "text" else float(text)
-
-    def _literals(self, column: NDArray[Any]) -> list[Any]:
-        if not self._take("("):
-            raise self._error("an opening bracket is missing after in")
-        values: list[Any] = [self._literal(column)]
-        while self._take(","):
-            values.append(self._literal(column))
-        if not self._take(")"):
-            raise self._error("a closing bracket is missing")
-        return values
+def _mistake(expression: str, reason: str, place: int) -> WrongUsage:
+    begin = 0 if len(expression) <= MAX_SHOWN else max(0, min(place, len(expression)) - MAX_SHOWN // 2)
+    shown = expression[begin : begin + MAX_SHOWN]
+    return WrongUsage(
+        f"{reason}, at character {place + 1} of {'...' * (begin > 0)}{shown!r}",
+        where="--where",
+        remedy="Write comparisons joined by and, or, not, such as: hardware == 'h100' and tp in (4, 8)",
+    )

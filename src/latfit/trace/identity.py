@@ -1,46 +1,43 @@
-"""What a trace says of the system that it was measured on: hardware, model, parallelism, number type, engine.
+"""Which system a trace was measured on: facts from its columns and provenance, and labels for file names.
 
-A fact comes from a column that holds one value, else from the provenance, where its parts agree. What nobody said is
-left out: nothing is guessed.
+A fact comes from a column with a single value, else from the provenance if its parts agree. Nothing is guessed.
 """
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 
 from latfit.trace.table import Trace
 
 FACTS = (
-    "hardware",
-    "model",
-    "tp",
-    "path",
-    "dtype",
-    "quantization",
-    "device",
-    "threads",
-    "engine",
-    "engine_version",
-    "isa",
+    *("hardware", "model", "tp", "path", "dtype", "quantization", "device", "threads"),
+    *("engine", "engine_version", "isa"),
 )
 """Facts of a system, the most telling first."""
 
-NOT_SAID = ("", "unknown", "auto", "nan")
+UNKNOWN_VALUES = ("", "unknown", "auto", "nan")
 ENGINES = ("vllm", "sglang", "tensorrt_llm")
 MAKERS = re.compile(r"nvidia|geforce|amd|intel|tesla|torch\.|[^a-z0-9]")
 NUMBER_TYPES: Mapping[str, str] = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
 }  # fmt: skip
 
+MAX_LABEL_BYTES = 120  # a file name, with the source's name and what is added to it, has 255
+DIGEST_DIGITS = 12
+UNNAMED = "unnamed"
+
 Agreement = Literal["same", "differs", "unknown"]
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact of a system as the fit's trace says it and as the steps do; empty where one does not."""
+    """One fact according to the fit and according to the steps; empty if unknown."""
 
     name: str
     fitted: str
@@ -50,56 +47,53 @@ class Fact:
     def agreement(self) -> Agreement:
         if not self.fitted or not self.found:
             return "unknown"
-        return "same" if _alike(self.name, self.fitted, self.found) else "differs"
+        return "same" if _is_same(self.name, self.fitted, self.found) else "differs"
 
 
 def identity_of(trace: Trace) -> dict[str, str]:
-    """Facts of the system of a trace, by the names of `FACTS`."""
-    path = _only(trace, "path")
-    origins = list(_origins(trace.provenance, path))
-    found = {}
-    for name in FACTS:
-        said = _only(trace, name) or _agreed(_facts(origin).get(name) for origin in origins)
-        if said:
-            found[name] = said
-    return found
+    """Return the facts of a trace's system, by the names of `FACTS`."""
+    origins = [_facts(origin) for origin in _origins(trace.provenance, _column_value(trace, "path"))]
+    found = {name: _column_value(trace, name) or _agreed(origin.get(name) for origin in origins) for name in FACTS}
+    return {name: value for name, value in found.items() if value}
 
 
 def facts_beside(fitted: Mapping[str, str], found: Mapping[str, str]) -> list[Fact]:
-    """Every fact that one of two systems says."""
+    """Return every fact that is known of one of two systems."""
     named = (Fact(name, fitted.get(name, ""), found.get(name, "")) for name in FACTS)
     return [fact for fact in named if fact.fitted or fact.found]
 
 
-def _only(trace: Trace, name: str) -> str:
-    """The one value of a column; empty where there are several, or none."""
+def _column_value(trace: Trace, name: str) -> str:
+    """Return the single value of a column; empty for several or none."""
     if name not in trace or not len(trace):
         return ""
-    codes, values = trace.coded(name)  # of selected rows with the values of all
+    codes, values = trace.coded(name)  # of selected rows, with the values of all
     return _agreed(values[code] for code in np.unique(codes).tolist())
 
 
-def _agreed(values: Any) -> str:
-    said = {text for value in values if value is not None and (text := str(value).strip()).lower() not in NOT_SAID}
-    return said.pop() if len(said) == 1 else ""
+def _agreed(values: Iterable[Any]) -> str:
+    known = {str(value).strip() for value in values if value is not None}
+    known = {text for text in known if text.lower() not in UNKNOWN_VALUES}
+    return known.pop() if len(known) == 1 else ""
 
 
 def _origins(provenance: Mapping[str, Any], path: str) -> Iterator[Mapping[str, Any]]:
-    """The provenance of every part, what belongs to the path before what belongs to all."""
-    for origin in (provenance, *_within(provenance, "parts").values()):
+    """Yield the provenance of every part; facts of the path override those of the whole."""
+    for origin in (provenance, *_mapping(provenance, "parts").values()):
         if isinstance(origin, Mapping):
-            yield {**origin, **_within(_within(origin, "paths"), path)}
+            yield {**origin, **_mapping(_mapping(origin, "paths"), path)}
 
 
 def _facts(origin: Mapping[str, Any]) -> dict[str, Any]:
-    device, model = _within(origin, "device"), origin.get("model")
+    device, model = _mapping(origin, "device"), origin.get("model")
     kind = str(device.get("device", ""))
     engine = origin.get("engine") or next((name for name in ENGINES if name in origin), None)
     return {
-        **{name: origin.get(name) for name in ("hardware", "tp", "quantization")},
-        "hardware": origin.get("hardware") or device.get("gpu") or _within(origin, "machine").get("cpu"),
+        "hardware": origin.get("hardware") or device.get("gpu") or _mapping(origin, "machine").get("cpu"),
         "model": model.get("name") if isinstance(model, Mapping) else model,
+        "tp": origin.get("tp"),
         "dtype": device.get("dtype") or origin.get("dtype"),
+        "quantization": origin.get("quantization"),
         "device": kind,
         "threads": device.get("threads"),
         "isa": device.get("isa"),
@@ -108,22 +102,57 @@ def _facts(origin: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _within(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _mapping(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = facts.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
-def _alike(name: str, one: str, other: str) -> bool:
-    """Whether two names mean the same: alike but for case, marks and makers, or, of hardware and models, one standing
-    as whole words in the other."""
-    short, long = sorted((MAKERS.sub(" ", text.lower()) for text in (one, other)), key=lambda text: len(_plain(text)))
+def _is_same(name: str, one: str, other: str) -> bool:
+    """Return whether two values mean the same.
+
+    Case, punctuation and makers do not matter; of hardware and models, one may be whole words of the other.
+    """
+    short, long = sorted((MAKERS.sub(" ", text.lower()) for text in (one, other)), key=lambda text: len(_joined(text)))
+    plain, other_plain = _joined(short), _joined(long)
     if name == "dtype":
-        return NUMBER_TYPES.get(_plain(short), _plain(short)) == NUMBER_TYPES.get(_plain(long), _plain(long))
-    if name not in ("hardware", "model") or not _plain(short):
-        return _plain(short) == _plain(long)
-    spaced = " *".join(map(re.escape, _plain(short)))
+        return NUMBER_TYPES.get(plain, plain) == NUMBER_TYPES.get(other_plain, other_plain)
+    if name not in ("hardware", "model") or not plain:
+        return plain == other_plain
+    spaced = " *".join(map(re.escape, plain))
     return re.search(rf"(?<![a-z0-9]){spaced}(?![a-z0-9])", long) is not None
 
 
-def _plain(text: str) -> str:
+def _joined(text: str) -> str:
     return text.replace(" ", "")
+
+
+# ----------------------------------------------------------------------------------------------------------- labels
+
+
+def system_label(system: Mapping[str, str]) -> str:
+    """Return a label of one system for file names: its values, percent-encoded and joined by commas.
+
+    A label that is too long ends in a digest. The label of a system without varying columns is empty.
+    """
+    if not system:
+        return ""
+    # `quote` keeps ~, which starts a digest here.
+    values = [quote(value, safe="", errors="surrogatepass").replace("~", "%7E") for value in system.values()]
+    label = ",".join(values) or UNNAMED
+    if values == [UNNAMED]:
+        label = f"%{ord(UNNAMED[0]):02X}{UNNAMED[1:]}"
+    return label if len(label) <= MAX_LABEL_BYTES else _shorten(label)
+
+
+def system_labels(systems: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return labels of all systems of a source that differ on any file system, also one that ignores case."""
+    labels = [system_label(system) for system in systems]
+    count = Counter(label.lower() for label in labels)
+    return [_shorten(label) if count[label.lower()] > 1 else label for label in labels]
+
+
+def _shorten(label: str) -> str:
+    digest = hashlib.sha256(label.encode()).hexdigest()[:DIGEST_DIGITS]
+    begin = label[: MAX_LABEL_BYTES - DIGEST_DIGITS - 1]
+    cut = begin.rfind("%", len(begin) - 2)  # never cut an escape
+    return f"{begin if cut < 0 else begin[:cut]}~{digest}"

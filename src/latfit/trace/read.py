@@ -1,6 +1,4 @@
-"""The one way into latfit for measured steps: read, pick rows, clean. Every command that takes a trace comes through
-here.
-"""
+"""The one way into latfit for measured steps: read, select rows, clean."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,19 +12,27 @@ import numpy as np
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.threads import on_threads
-from latfit.trace.clean import Cleaned, CleanOptions, check_not_most, clean
+from latfit.trace.clean import Cleaned, CleanOptions, check_enough_left, check_tokens, clean, count_short
 from latfit.trace.columns import BY_NAME, IDENTITY
 from latfit.trace.filter import matching_rows
-from latfit.trace.period import COMPUTE, MOSTLY, NO_PERIOD, PERIOD, no_periods, with_period
 from latfit.trace.readers import reader_for
-from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.source import Source, open_source
+from latfit.trace.readers.source import Options, Reader, Source, open_source
 from latfit.trace.readers.table import steps_of
-from latfit.trace.recompute import with_recompute
-from latfit.trace.serving_engine import engine_counts, path_on
-from latfit.trace.sketch.histogram import WEIGHT, step_count
-from latfit.trace.table import Trace, concatenated, phases
+from latfit.trace.serving_engine import engine_counts, parts_of, path_on
+from latfit.trace.step_records import (
+    COMPUTE,
+    MIN_PERIOD_SHARE,
+    NO_PERIOD,
+    PERIOD,
+    no_periods,
+    with_period,
+    with_recompute,
+)
+from latfit.trace.table import WEIGHT, Trace, concatenated, phases, step_count
 from latfit.units import MS_PER_UNIT
+
+IN_MEMORY = "a table in memory"
+"""The source of a fit that was made from no file."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +46,20 @@ class Reading:
     cleaning: CleanOptions = field(default_factory=CleanOptions)
 
 
-IN_MEMORY = "a table in memory"
-"""The source of a fit that was made from no file."""
-
-
 @dataclass(frozen=True, repr=False)
 class CleanTrace:
-    """A clean trace with the facts that a fit stores about its data.
+    """A clean trace, with the facts that a fit stores about its data.
 
-    formats: the reader of each source.  path: the execution path that the formats imply, where they do.
-    everything: the rows as read, before cleaning.  time: what T_ms is: compute, the time that the source tells, or the
-    period from one step to the next (see `timed`).
+    Parameters
+    ----------
+    formats
+        The reader of each source.
+    path
+        The execution path that the formats imply, if they agree.
+    everything
+        The selected rows before cleaning.
+    time
+        What T_ms is: compute, the source's own time, or the period from one step to the next (see `timed`).
     """
 
     sources: Sequence[Source]
@@ -93,7 +102,7 @@ class CleanTrace:
 
     @cached_property
     def systems(self) -> list[tuple[dict[str, str], Trace]]:
-        """What tells each system from the others, and its rows: see `Trace.systems`."""
+        """The identity of each system and its rows: see `Trace.systems`."""
         return list(self.trace.systems())
 
     @property
@@ -108,126 +117,65 @@ class CleanTrace:
 def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = None) -> CleanTrace:
     """Read, filter and clean one file or several, globs, or `-` for standard input. Raises BadInput, WrongUsage."""
     reading = reading or Reading()
-    check_unit_name(reading)
-    sources = opened([names] if isinstance(names, str | Path) else names)
+    _check_unit_name(reading)
+    sources = _open_all([names] if isinstance(names, str | Path) else names)
     readers = [reader_for(source, reading.format) for source in sources]
     options = Options(reading.column_map, reading.unit)
-    with np.errstate(over="ignore", invalid="ignore"):  # what no step can hold is dropped by cleaning
+    with np.errstate(over="ignore", invalid="ignore"):  # cleaning drops what no step can have
         parts = [reader.read(source, options) for reader, source in zip(readers, sources, strict=True)]
-    trace = concatenated(parts, [source.name for source in sources])
-    trace = with_period(with_recompute(trace))
-    implied = {_path_of(reader, part) for reader, part in zip(readers, parts, strict=True)}
+    trace = with_period(with_recompute(concatenated(parts, [source.name for source in sources])))
+    paths = {_path_of(reader, part) for reader, part in zip(readers, parts, strict=True)}
     where = sources[0].name if len(sources) == 1 else f"{len(sources)} files"
     with on_threads(1) as beside:
-        digest = beside.submit(sha256_of_files, sources)
-        picked, cleaned = cleaned_steps(trace, reading, where)
-    path = implied.pop() if len(implied) == 1 else None
+        digest = beside.submit(_sha256_of_files, sources)
+        selected, cleaned = _select_and_clean(trace, reading, where)
+    path = paths.pop() if len(paths) == 1 else None
     formats = [reader.name for reader in readers]
-    return CleanTrace(sources, digest.result(), reading, cleaned, formats, path, picked, _time_in_cells(trace))
+    return CleanTrace(sources, digest.result(), reading, cleaned, formats, path, selected, _time_of_cells(trace))
+
+
+def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the table") -> CleanTrace:
+    """Filter and clean a table in memory, under any column names. Raises BadInput, WrongUsage."""
+    reading = reading or Reading()
+    _check_unit_name(reading)
+    trace = steps_of(table, Options(reading.column_map, reading.unit), name)
+    selected, cleaned = _select_and_clean(trace, reading, name)
+    return CleanTrace((), _sha256_of(table), reading, cleaned, ["table"], None, selected, _time_of_cells(trace))
 
 
 def _path_of(reader: Reader, part: Trace) -> str | None:
-    """The path that a format implies, and the device that an engine names where it is another one."""
+    """Return the path that a format implies, or the device that the engine names if it is another one."""
     device = part.provenance.get("device_type")
     return path_on(device) if reader.path is not None and isinstance(device, str) else reader.path
 
 
-def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the table") -> CleanTrace:
-    """A table in memory, under whatever column names, filtered and cleaned. Raises BadInput, WrongUsage."""
-    reading = reading or Reading()
-    check_unit_name(reading)
-    trace = steps_of(table, Options(reading.column_map, reading.unit), name)
-    picked, cleaned = cleaned_steps(trace, reading, name)
-    return CleanTrace((), _sha256_of(table), reading, cleaned, ["table"], None, picked, _time_in_cells(trace))
-
-
-def _time_in_cells(trace: Trace) -> str:
-    """What T is in a trace of cells, which say it; compute in any other."""
+def _time_of_cells(trace: Trace) -> str:
     cells = trace.provenance.get("cells") if WEIGHT in trace else None
     return PERIOD if isinstance(cells, Mapping) and cells.get("time") == PERIOD else COMPUTE
 
 
-def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
-    """The steps with the period as T_ms, or as they are.
-
-    time: compute, period, or None: the period where most rows know theirs. Rows without one (the engine paused behind
-    them) are left out and counted. Raises BadInput where periods are asked for and there are none.
-    """
-    if time == steps.time or (time is None and steps.time == PERIOD):
-        return steps
-    if WEIGHT in steps.trace and time is not None:
-        made = "periods" if steps.time == PERIOD else "the steps' own times"
-        raise BadInput(
-            f"its cells were made of {made}", where=steps.name, remedy=f"Make them again with --time {time}."
-        )
-    if steps.time == PERIOD:
-        return timed(replace(steps, cleaned=clean(steps.everything, steps.reading.cleaning), time=COMPUTE), time)
-    trace = steps.trace
-    found = trace.floats("period_ms") if "period_ms" in trace else np.full(len(trace), np.nan)
-    known = (found > 0) & np.isfinite(found)
-    if time == COMPUTE or (time is None and known.mean() < MOSTLY):
-        return steps
-    if not known.any():
-        raise no_periods(steps.name)
-    left_out = int(np.count_nonzero(~known))
-    dropped = {**steps.dropped, NO_PERIOD: left_out} if left_out else steps.dropped
-    rows = trace.with_columns(T_ms=found).select(known)
-    return replace(steps, cleaned=replace(steps.cleaned, trace=rows, dropped=dropped), time=PERIOD)
-
-
-def host_times(steps: CleanTrace, system: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """Mean T and mean period in ms by phase, of a system's steps that know both; empty where none does."""
-    rows = steps.everything
-    cells = rows.provenance.get("cells")
-    if WEIGHT in rows and isinstance(cells, Mapping) and isinstance(cells.get("host"), Mapping):
-        return {str(phase): dict(means) for phase, means in cells["host"].items() if isinstance(means, Mapping)}
-    if "period_ms" not in rows or len(steps.cleaned.fate) != len(rows):
-        return {}
-    used = (steps.cleaned.fate == 0) & (rows.floats("period_ms") > 0)
-    for name, value in system.items():
-        used &= rows[name].astype(str) == value
-    rows = rows.select(used)
-    named = phases(rows).astype(str)
-    means = {}
-    for phase in np.unique(named).tolist():
-        inside = named == phase
-        means[phase] = {name: float(rows.floats(name)[inside].mean()) for name in ("T_ms", "period_ms")}
-    return means
-
-
-def check_unit_name(reading: Reading) -> None:
+def _check_unit_name(reading: Reading) -> None:
     if reading.unit is not None and reading.unit not in MS_PER_UNIT:
         raise WrongUsage(f"{reading.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
 
 
-def cleaned_steps(trace: Trace, reading: Reading, where: str) -> tuple[Trace, Cleaned]:
-    """The rows that were asked for, and what of them a fit may use. Raises BadInput where nothing or little is left."""
+def _select_and_clean(trace: Trace, reading: Reading, where: str) -> tuple[Trace, Cleaned]:
+    """Return the rows that match the filter, and what a fit may use of them. Raises BadInput if too little is left."""
     if len(trace) == 0:
         raise BadInput("the table has no rows", where=where, remedy="Check how it was made, and make it again.")
     if reading.where:
         trace = trace.select(matching_rows(trace, reading.where))
         if len(trace) == 0:
-            raise no_row_matches(reading, where)
+            raise BadInput(f"no row matches {reading.where!r}", where=where, remedy="Correct --where.")
     cleaned = clean(trace, reading.cleaning)
-    if cleaned.rows_used == 0:
-        counts = ", ".join(f"{n} {reason}" for reason, n in cleaned.dropped.items())
-        raise BadInput(
-            f"none of its {cleaned.rows_read} rows can be used (dropped: {counts})",
-            where=where,
-            remedy="B is requests (>= 1), S tokens (>= B), T_ms milliseconds (> 0), prefill and context tokens are 0 or"
-            " more (empty where unknown): check them, or --map and --unit.",
-        )
-    check_not_most(cleaned, reading.cleaning, where)
+    if cleaned.dropped.get("bad_value"):
+        check_tokens(count_short(trace), len(trace), reading.cleaning, where)
+    check_enough_left(cleaned, reading.cleaning, where)
     return trace, cleaned
 
 
-def no_row_matches(reading: Reading, where: str) -> BadInput:
-    """The error for a row filter that keeps nothing."""
-    return BadInput(f"no row matches {reading.where!r}", where=where, remedy="Correct --where.")
-
-
-def opened(names: Sequence[str | Path]) -> list[Source]:
-    """A source for each name; a name with wildcards stands for the files that match it, in order."""
+def _open_all(names: Sequence[str | Path]) -> list[Source]:
+    """Open each name; a name with wildcards stands for the files that match it, in order."""
     found: list[Source] = []
     for name in names:
         text = str(name)
@@ -243,8 +191,44 @@ def opened(names: Sequence[str | Path]) -> list[Source]:
     return found
 
 
+def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
+    """Return the steps with T_ms as `time` says.
+
+    Parameters
+    ----------
+    time
+        compute, period, or None: the period if most rows have one. Rows without a period are then dropped as
+        `no_period`.
+
+    Raises
+    ------
+    BadInput
+        If periods are required and there are none, or cells were made of the other time.
+    """
+    if time == steps.time or (time is None and steps.time == PERIOD):
+        return steps
+    if WEIGHT in steps.trace and time is not None:
+        made = "periods" if steps.time == PERIOD else "the steps' own times"
+        raise BadInput(
+            f"its cells were made of {made}", where=steps.name, remedy=f"Make them again with --time {time}."
+        )
+    if steps.time == PERIOD:
+        return timed(replace(steps, cleaned=clean(steps.everything, steps.reading.cleaning), time=COMPUTE), time)
+    trace = steps.trace
+    period = trace.floats("period_ms") if "period_ms" in trace else np.full(len(trace), np.nan)
+    known = (period > 0) & np.isfinite(period)
+    if time == COMPUTE or (time is None and known.mean() < MIN_PERIOD_SHARE):
+        return steps
+    if not known.any():
+        raise no_periods(steps.name)
+    left_out = int(np.count_nonzero(~known))
+    dropped = {**steps.dropped, NO_PERIOD: left_out} if left_out else steps.dropped
+    rows = trace.with_columns(T_ms=period).select(known)
+    return replace(steps, cleaned=replace(steps.cleaned, trace=rows, dropped=dropped), time=PERIOD)
+
+
 def parse_column_map(text: str | None) -> dict[str, str]:
-    """{latfit's name: the file's name} from `B=batch,T_ms=latency`. Raises WrongUsage."""
+    """Parse `B=batch,T_ms=latency` into {latfit's name: the file's name}. Raises WrongUsage."""
     pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
     broken = [ours for ours, sign, theirs in pairs if not sign or ours.strip() not in BY_NAME or not theirs.strip()]
     if broken:
@@ -256,112 +240,120 @@ def parse_column_map(text: str | None) -> dict[str, str]:
     return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
 
 
-def check_one_machine(ingested: CleanTrace) -> None:
-    """Rows that differ in hardware, model or tp within one execution path never share a fit.
-
-    Several paths of one machine do not hinder: each gets its fit. Raises BadInput that lists the systems.
-    """
-    paths = {key.get("path", "") for key, _ in ingested.systems}
-    if len(ingested.systems) != len(paths):
-        raise _several(ingested, "Fit one with --where, or each of them with --each.")
+def check_one_machine(steps: CleanTrace) -> None:
+    """Raise BadInput if rows of one execution path differ in hardware, model or tp. Each path gets its own fit."""
+    paths = {key.get("path", "") for key, _ in steps.systems}
+    if len(steps.systems) != len(paths):
+        raise _several_systems(steps, "Fit one with --where, or each of them with --each.")
 
 
-def check_one_system(ingested: CleanTrace, remedy: str = "Take the one that the fit is of with --where.") -> None:
-    """One fit is never held against rows of several systems or paths. Raises BadInput that lists them."""
-    if len(ingested.systems) > 1:
-        raise _several(ingested, remedy)
+def check_one_system(steps: CleanTrace, remedy: str = "Take the one that the fit is of with --where.") -> None:
+    """Raise BadInput if the rows are of several systems or paths, so that one fit cannot be compared with them."""
+    if len(steps.systems) > 1:
+        raise _several_systems(steps, remedy)
 
 
-def _several(ingested: CleanTrace, remedy: str) -> BadInput:
-    systems = ingested.systems
+def _several_systems(steps: CleanTrace, remedy: str) -> BadInput:
+    systems = steps.systems
     shown = "; ".join(f"{system_filter(key)} ({len(rows)} rows)" for key, rows in systems[:4])
     more = f"; and {len(systems) - 4} more" if len(systems) > 4 else ""
     columns = ", ".join(name for name in IDENTITY if name in systems[0][0])
-    return BadInput(f"holds {len(systems)} systems (by {columns}): {shown}{more}", where=ingested.name, remedy=remedy)
-
-
-def data_facts(ingested: CleanTrace, system: Mapping[str, str], trace: Trace) -> dict[str, Any]:
-    """The `data` of a fit's JSON: what was read and how, so that `read_again` finds the same rows."""
-    cleaned = ingested.cleaned
-    names = [str(source.path.resolve()) for source in ingested.sources]
-    host = host_times(ingested, system)
-    facts: dict[str, Any] = {"time": ingested.time, "host": host} if host else {}
-    if _without_host(trace.provenance):
-        facts["host_time"] = "none"
-    if counts := engine_counts(trace):
-        facts["engine_counts"] = counts
-    return {
-        "source": ", ".join(names) or IN_MEMORY,
-        "sources": names,
-        "formats": list(ingested.formats),
-        "sha256": ingested.sha256,
-        "rows_read": cleaned.rows_read,
-        "rows_used": step_count(trace),
-        "dropped": dict(cleaned.dropped),
-        "marked": dict(cleaned.marked),
-        "reading": asdict(ingested.reading),
-        "system": dict(system),
-        **facts,
-    }
-
-
-def _without_host(provenance: Mapping[str, Any]) -> bool:
-    """Whether a source, or a part of it, is a table of kernels."""
-    parts = provenance.get("parts")
-    several = parts.values() if isinstance(parts, Mapping) else ()
-    return provenance.get("host_time") == "none" or any(
-        isinstance(part, Mapping) and part.get("host_time") == "none" for part in several
-    )
-
-
-def read_again(data: Mapping[str, Any]) -> Trace:
-    """The clean rows that a fit with these `data` was made from. Raises BadInput where they are gone or changed."""
-    names = data.get("sources", [])
-    if not names:
-        raise BadInput("its rows were in memory", where=data.get("source"), remedy="Fit a file to have them again.")
-    ingested = ingest(_texts(names), _as_read(data.get("reading", {})))
-    if ingested.sha256 != data.get("sha256"):
-        raise BadInput("has changed since the fit was made", where=ingested.name, remedy="Fit it again.")
-    ingested = timed(ingested, data.get("time", COMPUTE))
-    system = data.get("system", {})
-    for key, rows in ingested.systems:
-        if key == system:
-            return rows
-    return ingested.trace
-
-
-def _as_read(stored: Mapping[str, Any]) -> Reading:
-    """How the rows of a fit were read. Raises BadInput for what `data_facts` never wrote."""
-    try:
-        cleaning = CleanOptions(**stored.get("cleaning", {}))
-        found = Reading(**{**stored, "cleaning": cleaning})
-        _texts([*found.column_map, *found.column_map.values(), found.format, found.unit or "", found.where or ""])
-        _texts([*cleaning.keep, *cleaning.drop])
-        float(0.0 if cleaning.max_ms is None else cleaning.max_ms)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise _not_said() from error
-    return found
-
-
-def _texts(entries: Any) -> list[str]:
-    if not isinstance(entries, list | tuple) or not all(isinstance(each, str) for each in entries):
-        raise _not_said()
-    return list(entries)
-
-
-def _not_said() -> BadInput:
-    return BadInput("the fit does not say how its rows were read", remedy="Fit it again.")
+    return BadInput(f"holds {len(systems)} systems (by {columns}): {shown}{more}", where=steps.name, remedy=remedy)
 
 
 def system_filter(key: Mapping[str, str]) -> str:
-    """The --where expression that picks a system."""
+    """Return the --where expression that selects a system."""
     return " and ".join(
         f"{name} == {value if value.isascii() and value.isdigit() else repr(value)}" for name, value in key.items()
     )
 
 
+# ------------------------------------------------------------------------------------------- data facts of a fit
+
+
+def data_facts(steps: CleanTrace, system: Mapping[str, str], trace: Trace) -> dict[str, Any]:
+    """Return the `data` of a fit's JSON: what was read and how, so that `read_again` finds the same rows."""
+    cleaned = steps.cleaned
+    names = [str(source.path.resolve()) for source in steps.sources]
+    host = _host_times(steps, system)
+    facts: dict[str, Any] = {"time": steps.time, "host": host} if host else {}
+    if any(
+        origin.get("host_time") == "none" for _, origin in [("", trace.provenance), *parts_of("", trace.provenance)]
+    ):
+        facts["host_time"] = "none"  # a table of kernels
+    if counts := engine_counts(trace):
+        facts["engine_counts"] = counts
+    return {
+        "source": ", ".join(names) or IN_MEMORY,
+        "sources": names,
+        "formats": list(steps.formats),
+        "sha256": steps.sha256,
+        "rows_read": cleaned.rows_read,
+        "rows_used": step_count(trace),
+        "dropped": dict(cleaned.dropped),
+        "marked": dict(cleaned.marked),
+        "reading": asdict(steps.reading),
+        "system": dict(system),
+        **facts,
+    }
+
+
+def _host_times(steps: CleanTrace, system: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """Return mean T and mean period in ms by phase, over a system's steps that have both; empty if none has."""
+    rows = steps.everything
+    cells = rows.provenance.get("cells")
+    if WEIGHT in rows and isinstance(cells, Mapping) and isinstance(cells.get("host"), Mapping):
+        return {str(phase): dict(means) for phase, means in cells["host"].items() if isinstance(means, Mapping)}
+    if "period_ms" not in rows or len(steps.cleaned.fate) != len(rows):
+        return {}
+    used = (steps.cleaned.fate == 0) & (rows.floats("period_ms") > 0)
+    for name, value in system.items():
+        used &= rows[name].astype(str) == value
+    rows = rows.select(used)
+    phase = phases(rows).astype(str)
+    return {
+        name: {column: float(rows.floats(column)[phase == name].mean()) for column in ("T_ms", "period_ms")}
+        for name in np.unique(phase).tolist()
+    }
+
+
+def read_again(data: Mapping[str, Any]) -> Trace:
+    """Return the clean rows that a fit with these `data` was made from. Raises BadInput if they are gone or changed."""
+    names = data.get("sources", [])
+    if not names:
+        raise BadInput("its rows were in memory", where=data.get("source"), remedy="Fit a file to have them again.")
+    steps = ingest(_check_texts(names), _stored_reading(data.get("reading", {})))
+    if steps.sha256 != data.get("sha256"):
+        raise BadInput("has changed since the fit was made", where=steps.name, remedy="Fit it again.")
+    steps = timed(steps, data.get("time", COMPUTE))
+    return next((rows for key, rows in steps.systems if key == data.get("system", {})), steps.trace)
+
+
+def _stored_reading(stored: Mapping[str, Any]) -> Reading:
+    """Return how the rows of a fit were read. Raises BadInput for what `data_facts` never wrote."""
+    try:
+        cleaning = CleanOptions(**stored.get("cleaning", {}))
+        found = Reading(**{**stored, "cleaning": cleaning})
+        _check_texts([*found.column_map, *found.column_map.values(), found.format, found.unit or "", found.where or ""])
+        _check_texts([*cleaning.keep, *cleaning.drop])
+        float(0.0 if cleaning.max_ms is None else cleaning.max_ms)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _unknown_reading() from error
+    return found
+
+
+def _check_texts(entries: Any) -> list[str]:
+    if not isinstance(entries, list | tuple) or not all(isinstance(each, str) for each in entries):
+        raise _unknown_reading()
+    return list(entries)
+
+
+def _unknown_reading() -> BadInput:
+    return BadInput("the fit does not say how its rows were read", remedy="Fit it again.")
+
+
 def _sha256_of(table: Trace) -> str:
-    """Digest of a table in memory, by column."""
+    """Return the digest of a table in memory, by column."""
     digest = hashlib.sha256()
     for name, column in table.columns.items():
         content = repr(column.tolist()).encode() if column.dtype.kind == "O" else np.ascontiguousarray(column).tobytes()
@@ -369,8 +361,8 @@ def _sha256_of(table: Trace) -> str:
     return digest.hexdigest()
 
 
-def sha256_of_files(sources: Sequence[Source]) -> str:
-    """Digest of the files' bytes, one after another."""
+def _sha256_of_files(sources: Sequence[Source]) -> str:
+    """Return the digest of the files' bytes, one after another."""
     digest = hashlib.sha256()
     for source in sources:
         with source.path.open("rb") as stream:

@@ -1,8 +1,6 @@
-"""What traces say of the serving engine that made their steps: its settings, and what it did besides.
+"""What traces report about the engine that made their steps: its settings, and what it did besides computing.
 
-Settings stand in the provenance, where latfit's recorder and the reader of vLLM's logs put them under the same names.
-Several files may say different things: what differs is nobody's word. What the engine did besides (tokens found in the
-prefix cache, drafts, preemptions) is counted in columns and summed here.
+Settings are in the provenance, under the same names from latfit's recorder and from vLLM's logs; counts are columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,35 +19,39 @@ COUNTS = (
 )  # fmt: skip
 FLAGS = ("async_scheduling", "enable_chunked_prefill", "enable_prefix_caching")
 NAMES = ("model", "vllm", "device_type")
+MAX_SETTING = 2**40
 GPU_DEVICES = ("cuda", "rocm", "xpu")
-OF_ENGINES = ("vllm", "trtllm", "dynamo", "sglang", "splitwise")
-"""Formats of steps that a serving engine made."""
+ENGINE_FORMATS = ("vllm", "trtllm", "dynamo", "sglang", "splitwise")
 WATCHED = "metrics"
-"""The source of windows that were taken from a running server."""
+"""The source of windows taken from a running server."""
 LARGEST_REQUESTS, LARGEST_TOKENS = "largest_step_requests", "largest_step_tokens"
 """Facts of windows: the most requests seen in a step, tokens that no step exceeded."""
-WITHOUT_GRAPHS = ("numpy", "openvino", "torch-cpu")
-"""Devices of `latfit profile` that no engine captures graphs for."""
-MOST = 2**40
+GRAPHLESS_DEVICES = ("numpy", "openvino", "torch-cpu")  # of `latfit profile`; no engine captures graphs for them
 
-SUMMED = (
-    "preemptions",
-    "recomputed_tokens",
-    "prefix_queries",
-    "prefix_hits",
-    "draft_tokens",
-    "accepted_tokens",
-)
-"""Columns whose sums say what an engine did besides computing steps."""
+SUMMED = ("preemptions", "recomputed_tokens", "prefix_queries", "prefix_hits", "draft_tokens", "accepted_tokens")
+"""Columns whose sums show what an engine did besides computing steps."""
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What sources say of an engine. values: by name; sources: who said each, files: all of them; differing: names on
-    which they differ, with what they say.  overruled: values of traces that the running server contradicts, by name
-    (see `overruled_by`).  did: sums of what it did besides, see `engine_counts`.  as_served: whether
-    steps of B requests took what an engine needs for B requests: where it pads batches to those of captured graphs, its
-    own steps have that in their times, and on a CPU it pads none."""
+    """What sources report about an engine.
+
+    Parameters
+    ----------
+    values, sources
+        Settings on which all sources agree, and who reported each.
+    files
+        All of these sources.
+    differing
+        Settings on which they differ, with all values.
+    overruled
+        Values of traces that the running server contradicts, see `overruled_by`.
+    did
+        Sums of what it did besides, see `engine_counts`.
+    as_served
+        Whether a step of B requests took what an engine needs for B requests. Engines pad batches to captured graphs:
+        an engine's own times include that, and on a CPU there is no padding.
+    """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -60,81 +62,84 @@ class EngineFacts:
     overruled: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def overruled_by(self, name: str, server: Mapping[str, Any]) -> "EngineFacts":
-        """Return the facts with those of the running server in place of what traces of earlier starts say.
+        """Return the facts with the running server's settings in place of those of earlier starts.
 
         Parameters
         ----------
         name
-            Name of the server, the source of its facts.
+            Name of the server, the source of its settings.
         server
-            Facts by the names of a recorder's provenance.
+            Provenance of a recorder that asked the server.
         """
-        running = _valid(server)
-        said = {fact: [value] for fact, value in self.values.items()} | dict(self.differing)
+        running = _settings(server)
+        reported = {setting: [value] for setting, value in self.values.items()} | dict(self.differing)
+        others = {key: [each for each in reported.get(key, ()) if each != value] for key, value in running.items()}
         values = dict(self.values)
-        if "num_gpu_blocks" in running:  # the trace's tokens are of another start's blocks
+        if "num_gpu_blocks" in running:  # the tokens in the trace belong to the blocks of another start
             values.pop("kv_capacity_tokens", None)
         return replace(
             self,
             values={**values, **running},
             sources={**self.sources, **dict.fromkeys(running, name)},
             files=list(dict.fromkeys([*([name] if running else []), *self.files])),
-            differing={fact: several for fact, several in self.differing.items() if fact not in running},
-            overruled={
-                fact: others
-                for fact, value in running.items()
-                if (others := [other for other in said.get(fact, ()) if other != value])
-            },
-            as_served=self.as_served or _as_served(server),
+            differing={setting: found for setting, found in self.differing.items() if setting not in running},
+            overruled={setting: found for setting, found in others.items() if found},
+            as_served=self.as_served or _is_as_served(server),
         )
 
 
 def engine_facts(
     origins: Sequence[tuple[str, Mapping[str, Any]]], did: Mapping[str, float] | None = None
 ) -> EngineFacts:
-    """Return the facts on which all sources agree that name them.
+    """Combine the settings in the provenance of several sources.
 
     Parameters
     ----------
     origins
-        (name, provenance) of each source.
+        (name, provenance) of each source, the most trusted first.
     did
         Sums of what the engine did besides, see `engine_counts`.
     """
-    said: dict[str, dict[Any, list[str]]] = {}
-    for name, provenance in (part for origin in origins for part in _parts(*origin)):
-        for fact, value in _valid(provenance).items():
-            said.setdefault(fact, {}).setdefault(value, []).append(Path(name).name or name)
-        for fact, several in _differing(provenance).items():
-            for value in several:
-                said.setdefault(fact, {}).setdefault(value, []).append(Path(name).name or name)
-    one = {fact: next(iter(values.items())) for fact, values in said.items() if len(values) == 1}
+    parts = [part for origin in origins for part in parts_of(*origin)]
+    found: dict[str, dict[Any, list[str]]] = {}
+    for name, provenance in parts:
+        values = [*_settings(provenance).items(), *_differing(provenance)]
+        for setting, value in values:
+            found.setdefault(setting, {}).setdefault(value, []).append(Path(name).name or name)
+    agreed = {setting: next(iter(values.items())) for setting, values in found.items() if len(values) == 1}
     return EngineFacts(
-        values={fact: value for fact, (value, _) in one.items()},
-        sources={fact: _named(names) for fact, (_, names) in one.items()},
-        files=list(dict.fromkeys(name for _, names in one.values() for name in names)),
-        differing={fact: tuple(values) for fact, values in said.items() if len(values) > 1},
+        values={setting: value for setting, (value, _) in agreed.items()},
+        sources={setting: _names(names) for setting, (_, names) in agreed.items()},
+        files=list(dict.fromkeys(name for _, names in agreed.values() for name in names)),
+        differing={setting: tuple(values) for setting, values in found.items() if len(values) > 1},
         did=dict(did or {}),
-        as_served=any(_as_served(provenance) for origin in origins for _, provenance in _parts(*origin)),
+        as_served=any(_is_as_served(provenance) for _, provenance in parts),
     )
 
 
-def _as_served(provenance: Mapping[str, Any]) -> bool:
-    if is_record(provenance) or "vllm" in provenance or provenance.get("format") in OF_ENGINES:
-        return True
-    if provenance.get("source") == WATCHED:
+def parts_of(name: str, provenance: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return (source, provenance) of each source that a trace was joined from."""
+    parts = provenance.get("parts")
+    if not isinstance(parts, Mapping):
+        return [(name, provenance)]
+    return [(str(part), origin) for part, origin in parts.items() if isinstance(origin, Mapping)]
+
+
+def _is_as_served(provenance: Mapping[str, Any]) -> bool:
+    if is_record(provenance) or "vllm" in provenance or provenance.get("format") in ENGINE_FORMATS:
         return True
     device = provenance.get("device")
-    return isinstance(device, Mapping) and device.get("device") in WITHOUT_GRAPHS
+    graphless = isinstance(device, Mapping) and device.get("device") in GRAPHLESS_DEVICES
+    return graphless or provenance.get("source") == WATCHED
 
 
 def path_on(device: str) -> str:
-    """The execution path of an engine on a device as vLLM names it: gpu, else that name."""
+    """Return the execution path of an engine on a device as vLLM names it: gpu, or the device's name."""
     return "gpu" if device in GPU_DEVICES else device
 
 
 def is_record(provenance: Mapping[str, Any]) -> bool:
-    """Whether it is of latfit's recorder or of an engine's log, and of nothing else besides."""
+    """Return whether all parts come from latfit's recorder or a vLLM log."""
     parts = provenance.get("parts")
     if isinstance(parts, Mapping):
         return bool(parts) and all(isinstance(part, Mapping) and is_record(part) for part in parts.values())
@@ -142,8 +147,7 @@ def is_record(provenance: Mapping[str, Any]) -> bool:
 
 
 def engine_counts(trace: Trace) -> dict[str, float]:
-    """Sums over steps of what the engine counted besides, and of the requests that decoded; without what no column
-    says. Steps that say nothing count as none."""
+    """Return the sums of what the engine counted besides steps, and of the requests that decoded."""
     found = {name: float(np.nansum(trace.floats(name))) for name in SUMMED if name in trace}
     if found and "prefill_requests" in trace:
         found["decode_requests"] = float(np.nansum(trace.floats("B") - trace.floats("prefill_requests")))
@@ -151,16 +155,16 @@ def engine_counts(trace: Trace) -> dict[str, float]:
 
 
 def engine_notes(trace: Trace) -> list[str]:
-    """What users should know of what an engine did besides, and of what its record leaves out."""
+    """Return what users should know of what an engine did besides, and of what its record leaves out."""
     facts, did = engine_facts([("", trace.provenance)]), engine_counts(trace)
     notes = []
     if k := facts.values.get("num_speculative_tokens", 0):
-        accepted = did.get("accepted_tokens", 0.0), did.get("draft_tokens", 0.0)
-        share = f", of which {format_percent(100 * accepted[0] / accepted[1])} were accepted" if accepted[1] else ""
+        accepted, drafted = did.get("accepted_tokens", 0.0), did.get("draft_tokens", 0.0)
+        share = f", of which {format_percent(100 * accepted / drafted)} were accepted" if drafted else ""
         notes.append(f"Speculative decoding: up to {k} tokens drafted for each request that decodes{share}.")
-    elif "num_speculative_tokens" not in facts.values and (most := _tokens_of_decoding(trace)) > 1:
+    elif "num_speculative_tokens" not in facts.values and (tokens := _tokens_per_decode(trace)) > 1:
         notes.append(
-            f"Requests that decode compute up to {most} tokens a step: drafts, which the record does not name."
+            f"Requests that decode compute up to {tokens} tokens a step: drafts, which the record does not name."
         )
     if did.get("preemptions"):
         notes.append(f"{did['preemptions']:,.0f} requests were preempted.")
@@ -172,21 +176,21 @@ def engine_notes(trace: Trace) -> list[str]:
     if did.get("prefix_hits") and did.get("prefix_queries"):
         share = format_percent(100 * did["prefix_hits"] / did["prefix_queries"])
         notes.append(f"{share} of the prompt tokens were found in the prefix cache and not computed.")
-    parts = [origin for _, origin in _parts("", trace.provenance)]
-    notes += [note for origin in parts if (note := _of_windows(origin))]
-    servers = max((origin.get("api_servers", 1) for origin in parts if _is_count(origin.get("api_servers"))), default=1)
-    if servers > 1:
+    origins = [origin for _, origin in parts_of("", trace.provenance)]
+    notes += [note for origin in origins if (note := _note_on_windows(origin))]
+    servers = [origin["api_servers"] for origin in origins if _is_count(origin.get("api_servers"))]
+    if max(servers, default=1) > 1:
         notes.append(
-            f"The engine's steps went to {servers} API servers, each of which recorded a part of them: periods from one"
-            " step to the next are not known. Record with one API server."
+            f"The engine's steps went to {max(servers)} API servers, each of which recorded a part of them: periods"
+            " from one step to the next are not known. Record with one API server."
         )
-    if any(origin.get("host_time") == "none" for origin in parts):
+    if any(origin.get("host_time") == "none" for origin in origins):
         notes.append("The steps are sums of kernels and hold no host time, as scheduling and output handling take.")
     return notes
 
 
-def _of_windows(origin: Mapping[str, Any]) -> str:
-    """What users should know of a log whose lines of every ten seconds were read; empty for any other origin."""
+def _note_on_windows(origin: Mapping[str, Any]) -> str:
+    """Return a note on a log whose lines of every ten seconds were read; empty for any other source."""
     windows, unsteady = origin.get("windows"), origin.get("unsteady")
     if origin.get("format") != "vllm" or not _is_count(windows) or not _is_count(unsteady):
         return ""
@@ -198,8 +202,8 @@ def _of_windows(origin: Mapping[str, Any]) -> str:
     )
 
 
-def _tokens_of_decoding(trace: Trace) -> int:
-    """Tokens a request of an engine's decode steps, where most of them have more than one."""
+def _tokens_per_decode(trace: Trace) -> int:
+    """Return the most tokens per request of an engine's decode steps, if most of them have more than one."""
     if not is_record(trace.provenance) or "prefill_tokens" not in trace:
         return 1
     B, S = trace.floats("B"), trace.floats("S")
@@ -209,45 +213,36 @@ def _tokens_of_decoding(trace: Trace) -> int:
     return int(np.ceil(np.max(S[decodes] / B[decodes])))
 
 
-def _parts(name: str, provenance: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    parts = provenance.get("parts")
-    if not isinstance(parts, Mapping):
-        return [(name, provenance)]
-    return [(str(part), origin) for part, origin in parts.items() if isinstance(origin, Mapping)]
-
-
-def _valid(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts that are what they should be: files may hold anything."""
-    found: dict[str, Any] = {}
+def _settings(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the right type; files may hold anything."""
     capacity = provenance.get("kv_capacity_tokens")
-    if isinstance(capacity, Mapping):  # by engine; they are equal, or the smallest decides
+    if isinstance(capacity, Mapping):  # by engine; the smallest decides
         sizes = [size for size in capacity.values() if _is_count(size) and size > 0]
         provenance = {**provenance, "kv_capacity_tokens": min(sizes, default=None)}
-    for name in COUNTS:
-        value: Any = provenance.get(name)
-        if _is_count(value) and (value > 0 or name == "num_speculative_tokens"):
-            found[name] = value
+    counts = {name: provenance[name] for name in COUNTS if _is_count(provenance.get(name))}
+    found: dict[str, Any] = {n: value for n, value in counts.items() if value > 0 or n == "num_speculative_tokens"}
     found |= {name: provenance[name] for name in FLAGS if isinstance(provenance.get(name), bool)}
     found |= {name: provenance[name] for name in NAMES if isinstance(provenance.get(name), str) and provenance[name]}
     return found
 
 
-def _differing(provenance: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _differing(provenance: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return (setting, value) for each value of the settings on which one source's starts differ."""
     several = provenance.get("differing")
-    if not isinstance(several, Mapping):
-        return {}
     known = (*COUNTS, *FLAGS, *NAMES)
-    return {
-        name: [value for value in values if isinstance(value, str | int)]
-        for name, values in several.items()
+    return [
+        (name, value)
+        for name, values in (several.items() if isinstance(several, Mapping) else ())
         if name in known and isinstance(values, list)
-    }
+        for value in values
+        if isinstance(value, str | int)
+    ]
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_SETTING
 
 
-def _named(names: Sequence[str]) -> str:
+def _names(names: Sequence[str]) -> str:
     different = list(dict.fromkeys(names))
     return different[0] if len(different) == 1 else f"{different[0]} and {len(different) - 1} more"

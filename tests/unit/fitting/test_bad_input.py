@@ -13,8 +13,7 @@ from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.stats import FloatArray
-from latfit.trace.sketch.histogram import WEIGHT
-from latfit.trace.table import Trace
+from latfit.trace.table import WEIGHT, Trace
 from tests.conftest import planted_trace, rich_design
 
 

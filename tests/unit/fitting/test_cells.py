@@ -17,18 +17,16 @@ from latfit.fitting.solver.solve import solve
 from latfit.fitting.uncertainty.covariance import uncertainty
 from latfit.model.fit_result import Estimate
 from latfit.model.saturation import Saturation
+from latfit.trace.cells import MAX_BINS, Scan, compress
 from latfit.trace.clean import CleanOptions
 from latfit.trace.read import Reading, ingest, system_filter
-from latfit.trace.sketch.build import compress
-from latfit.trace.sketch.histogram import MAX_ATOMS, WEIGHT, row_weights
-from latfit.trace.sketch.scan import Scan
-from latfit.trace.table import Trace
+from latfit.trace.table import WEIGHT, Trace, row_weights
 from tests.conftest import REFERENCE, planted_trace
 
 NO_RULES = CleanOptions(keep=("zero_time", "duplicate", "cold_start"))
 
 
-def on_cells(folder: Path, trace: Trace, limit: int = MAX_ATOMS) -> Trace:
+def on_cells(folder: Path, trace: Trace, limit: int = MAX_BINS) -> Trace:
     """The rows as cells, by way of a file."""
     pq.write_table(pa.table(dict(trace.columns)), folder / "rows.parquet")
     return compress(folder, Scan(cleaning=NO_RULES, limit=limit)).trace

@@ -10,9 +10,8 @@ import pytest
 
 from latfit.record.vllm_plugin import LatfitStatLogger
 from latfit.trace.parquet import read_parquet
-from latfit.trace.readers.reader import Options
-from latfit.trace.readers.source import open_source
-from latfit.trace.readers.vllm import reader as log_reader
+from latfit.trace.readers import vllm as log_reader
+from latfit.trace.readers.source import Options, open_source
 from tests.unit.record.engine import engine_loop
 
 WAY = (

@@ -1,14 +1,17 @@
 """Cleaning: each rule finds what was planted and leaves ordinary rows alone; what is switched off stays."""
 
 from collections import defaultdict
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.trace.clean import RULES, CleanOptions, _ranked, check_not_most, clean, excess_over_cell, runs_in_time
+from latfit.trace.clean import RULES, CleanOptions, check_enough_left, clean, excess_over_cell, runs_in_time
+from latfit.trace.read import CleanTrace, Reading, ingest
 from latfit.trace.table import Trace
 from tests.conftest import ROOT
 
@@ -64,18 +67,6 @@ class TestColdStart:
         shuffled = trace.select(np.random.default_rng(3).permutation(len(trace)))
         assert clean(shuffled).dropped == {"cold_start": 7}
 
-    @pytest.mark.parametrize(("slower", "dropped"), [(40.0, {"cold_start": 1}), (3.0, {})])
-    def test_a_first_step_without_its_equal(self, slower: float, dropped: dict[str, int]) -> None:
-        """A prompt of 195 tokens that no other step has, beside prompts of about as many: 40 times their time is no
-        step, three times may be one."""
-        rng = np.random.default_rng(0)
-        prompt = rng.choice(np.setdiff1d(np.arange(100, 390), [195]), 60, replace=False)
-        S = np.concatenate([[195], np.ones(300, dtype=np.int64), prompt])
-        T = (8.0 + 0.05 * S) * np.exp(rng.normal(0, 0.02, len(S)))
-        T[0] *= slower
-        steps = {"B": np.ones(len(S), dtype=np.int64), "S": S, "T_ms": T, "t_s": np.cumsum(T) / 1e3}
-        assert clean(Trace(steps)).dropped == dropped
-
     def test_slow_steps_in_the_middle_are_no_cold_start(self) -> None:
         assert clean(changed(serving_log(), slice(500, 507), 4)).dropped == {}
 
@@ -113,7 +104,12 @@ class TestOtherRules:
         flags = np.arange(len(trace)) < 5
         nothing = np.where(np.arange(len(trace)) >= 1990, 0.0, trace["B"])
         marked = trace.with_columns(dummy=flags, B=nothing, S=nothing)
-        assert clean(marked).dropped == {"dummy": 5, "idle": 10}
+        assert clean(marked).dropped == {"idle": 15}
+
+    def test_dummy_steps_are_kept_by_the_name_of_their_former_rule(self) -> None:
+        trace = serving_log()
+        marked = trace.with_columns(dummy=np.arange(len(trace)) < 5)
+        assert clean(marked, CleanOptions(keep=("dummy",))).dropped == {}
 
     def test_a_duplicate_agrees_in_run_time_and_counter(self) -> None:
         trace = serving_log()
@@ -166,8 +162,28 @@ class TestChoices:
     def test_more_than_half_is_an_error_unless_accepted(self) -> None:
         cleaned = clean(changed(serving_log(), slice(0, 1200), 0))
         with pytest.raises(BadInput, match="1,200 of 2,000"):
-            check_not_most(cleaned, CleanOptions(), "x")
-        check_not_most(cleaned, CleanOptions(most=True), "x")
+            check_enough_left(cleaned, CleanOptions(), "x")
+        check_enough_left(cleaned, CleanOptions(most=True), "x")
+
+
+class TestTokensPerRequest:
+    """S read as tokens per request instead of tokens per step."""
+
+    def ingested(self, wrong: int, folder: Path, **options: Any) -> CleanTrace:
+        lines = [f"{b},{16 if i < wrong else 16 * b},{9 + b / 10}" for i, b in enumerate([32] * 300)]
+        (folder / "t.csv").write_text("\n".join(["B,S,T_ms", *lines]))
+        return ingest(folder / "t.csv", Reading(cleaning=CleanOptions(**options)))
+
+    def test_is_an_error_with_its_likely_cause(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match="20 of 300 rows have fewer tokens than requests") as caught:
+            self.ingested(20, tmp_path)
+        assert "tokens per request" in caught.value.remedy
+
+    def test_a_few_rows_are_dropped(self, tmp_path: Path) -> None:
+        assert self.ingested(2, tmp_path).dropped == {"bad_value": 2}
+
+    def test_is_accepted_on_request(self, tmp_path: Path) -> None:
+        assert self.ingested(20, tmp_path, most=True).dropped == {"bad_value": 20}
 
 
 def test_every_reason_is_documented() -> None:
@@ -208,12 +224,7 @@ class TestGroups:
         for key, T in zip(keys, trace["T_ms"].tolist(), strict=True):
             cells[key].append(np.log(T))
         expected = [np.log(T) - median(cells[key]) for key, T in zip(keys, trace["T_ms"].tolist(), strict=True)]
-        np.testing.assert_allclose(excess_over_cell(trace)[0], expected, atol=1e-15)
-
-    @pytest.mark.parametrize("far", [3, 10**12])
-    def test_places_among_all_values(self, far: int) -> None:
-        key = np.random.default_rng(0).integers(0, 500, 3000) * far
-        assert _ranked(key).tolist() == np.unique(key, return_inverse=True)[1].tolist()
+        np.testing.assert_allclose(excess_over_cell(trace)[0], expected, atol=1e-9)
 
     @given(traces(), st.booleans())
     def test_runs_stand_in_the_order_of_time_then_counter_then_rows(self, trace: Trace, timed: bool) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from latfit.trace.coverage import counter_gaps, coverage_of
+from latfit.trace.coverage import count_gaps, coverage_of
 from latfit.trace.table import Trace, phases
 from tests.conftest import planted_trace
 from tests.unit.trace.test_clean import serving_log
@@ -23,8 +23,8 @@ def test_missing_counter_values_are_gaps() -> None:
     trace = serving_log()
     kept = np.ones(len(trace), dtype=bool)
     kept[[5, 6, 1000]] = False
-    assert counter_gaps(trace.select(kept)) == 3
-    assert counter_gaps(planted_trace(0.1)) is None
+    assert count_gaps(trace.select(kept)) == 3
+    assert count_gaps(planted_trace(0.1)) is None
 
 
 def test_drift_is_found_and_sized() -> None:

@@ -10,9 +10,9 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.trace import readers
 from latfit.trace.parquet import write_trace
 from latfit.trace.read import Reading, ingest
-from latfit.trace.readers import READERS, reader_for, table, trtllm
-from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.source import HEAD_BYTES, open_source
+from latfit.trace.readers import READERS, reader_for, table
+from latfit.trace.readers.engines import TRTLLM
+from latfit.trace.readers.source import HEAD_BYTES, Options, Reader, open_source
 from tests.conftest import planted_trace
 from tests.unit.trace.test_readers_engines import FPM, SGLANG, TRT
 from tests.unit.trace.test_readers_grids import ATTENTION, DENSE, PER_SEQUENCE, SPLITWISE, mlp
@@ -106,8 +106,8 @@ class TestRecognition:
         assert READERS[-1] is table.READER
 
     def test_several_formats_are_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        twin = Reader("twin", "the same again", trtllm.recognises, trtllm.read)
-        monkeypatch.setattr(readers, "READERS", (trtllm.READER, twin, table.READER))
+        twin = Reader("twin", "the same again", TRTLLM.recognises, TRTLLM.read)
+        monkeypatch.setattr(readers, "READERS", (TRTLLM, twin, table.READER))
         (tmp_path / "file").write_text(TRT)
         with pytest.raises(BadInput, match="several formats: trtllm, twin") as caught:
             reader_for(open_source(tmp_path / "file"))

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from latfit.errors import BadInput
+from latfit.trace.cells import Scan, compress
 from latfit.trace.clean import clean
 from latfit.trace.coverage import coverage_of, reading_notes
-from latfit.trace.parquet import MOST_LETTERS, columns_of, read_parquet, write_trace
+from latfit.trace.parquet import MAX_LABEL_CHARS, columns_of, read_parquet, write_trace
 from latfit.trace.read import CleanTrace, ingest
 from latfit.trace.readers import source
-from latfit.trace.sketch.build import compress
-from latfit.trace.sketch.scan import Scan
 from latfit.trace.table import Trace
 
 ROWS = [f"{b},{b},{9 + b / 10}" for b in range(1, 41)]
@@ -34,7 +33,8 @@ def csv(folder: Path, *, changed: bytes, at: int = 20) -> CleanTrace:
 
 class TestOneBadRow:
     @pytest.mark.parametrize(
-        "changed", [b"21,21,5,9,9", b"21,21", b"2\xff1,21,5,9", b'"21,21', b"2\xff1,21,9", b"21,\x00,9", b"x,y,z"]
+        "changed",
+        [b"21,21,5,9,9", b"21,21", b"2\xff1,21,5,9", b'"21,21', b"2\xff1,21,9", b"21,\x00,9", b"x,y,z", b'21,"21,9'],
     )
     def test_is_left_out_and_counted(self, changed: bytes, tmp_path: Path) -> None:
         found = csv(tmp_path, changed=changed)
@@ -44,18 +44,15 @@ class TestOneBadRow:
         if found.everything.provenance.get("bad_lines"):
             assert reading_notes(found) == ["1 line was unreadable and not read."]
 
-    def test_an_open_quote_does_not_swallow_what_follows(self, tmp_path: Path) -> None:
-        assert len(csv(tmp_path, changed=b'21,"21,9')) == 40
-
     def test_most_rows_are_too_many(self, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("B,S,T_ms\n1,1,5\n" + "2,2,6,7\n" * 3)
-        with pytest.raises(BadInput, match="row 2 has 4 cells, the header 3; 3 of 4 rows are like that"):
+        with pytest.raises(BadInput, match="3 of 4 rows"):
             ingest(tmp_path / "t.csv")
 
 
 class TestBounds:
     def test_a_small_file_that_explodes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(source, "SAFE_BYTES", 1 << 12)
+        monkeypatch.setattr(source, "UNCHECKED_BYTES", 1 << 12)
         with gzip.open(tmp_path / "t.csv.gz", "wb") as stream:
             stream.write(b"B,S,T_ms\n" + b"1,1,5\n" * 100_000)
         with pytest.raises(BadInput, match="grows to more than 50 times"):
@@ -64,7 +61,7 @@ class TestBounds:
     def test_a_table_without_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(source, "free_memory_bytes", lambda: 1000)
         (tmp_path / "t.csv").write_text("B,S,T_ms\n" + "1,1,5\n" * 1000)
-        with pytest.raises(BadInput, match="no room in the memory"):
+        with pytest.raises(BadInput, match="does not fit in the free memory"):
             ingest(tmp_path / "t.csv")
 
     def test_a_parquet_file_without_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +117,7 @@ class TestBounds:
         for name in ("phase", "run", "note"):
             pq.write_table(pa.table(columns | {name: labels}), tmp_path / "t.parquet")
             found = ingest(tmp_path / "t.parquet").trace
-            assert {len(value) for value in found[name].tolist()} == {MOST_LETTERS}
+            assert {len(value) for value in found[name].tolist()} == {MAX_LABEL_CHARS}
             assert coverage_of(found).rows == n
 
     def test_bytes_that_are_no_text_are_replaced(self, tmp_path: Path) -> None:
@@ -163,8 +160,8 @@ class TestLimits:
         found = clean(Trace({"B": np.ones(20), "S": np.ones(20), "T_ms": np.full(20, 5.0), "context_tokens": context}))
         assert found.dropped == {"bad_value": 1}
 
-    @pytest.mark.parametrize("value", [1e300, 1e-300, 1e14])
-    def test_no_step_takes_so_long_or_short(self, value: float) -> None:
+    @pytest.mark.parametrize("value", [1e300, 1e14])
+    def test_no_step_takes_so_long(self, value: float) -> None:
         T = np.full(20, 5.0)
         T[3] = value
         assert clean(Trace({"B": np.ones(20), "S": np.ones(20), "T_ms": T})).dropped == {"bad_value": 1}

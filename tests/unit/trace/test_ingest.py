@@ -54,6 +54,15 @@ class TestReading:
             again = read_again(data_facts(read, system, rows))
             assert np.array_equal(again["T_ms"], rows["T_ms"])
 
+    def test_a_fit_that_kept_dummy_steps_by_a_former_rule_finds_them_again(self, tmp_path: Path) -> None:
+        trace = planted_trace(0.1)
+        write_trace(tmp_path / "t.parquet", trace.with_columns(dummy=np.arange(len(trace)) < 7))
+        read = ingest(tmp_path / "t.parquet")
+        facts = data_facts(read, {}, read.trace)
+        assert len(read_again(facts)) == len(trace) - 7
+        facts["reading"]["cleaning"]["keep"] = ["dummy"]
+        assert len(read_again(facts)) == len(trace)
+
     def test_a_changed_source_is_not_the_same_rows(self, tmp_path: Path) -> None:
         source = csv(tmp_path, "B,S,T_ms\n1,1,2\n")
         facts = data_facts(ingest(source), {}, ingest(source).trace)

@@ -5,7 +5,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from latfit.trace.labels import LONGEST, system_label, system_labels
+from latfit.trace.identity import MAX_LABEL_BYTES, system_label, system_labels
 
 HOSTILE = [
     *("a/b", "a-b", "a.b", "a,b", "a~b", "a%b", "a%2Fb", "a b", "a\\b", "a:b", "..", ".", "-", "", "unnamed", "nan"),
@@ -19,7 +19,7 @@ def test_no_two_systems_share_a_name_even_where_case_is_the_same() -> None:
     assert len({label.lower() for label in labels}) == len(HOSTILE)
     for label in labels:
         assert set(label) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-%,~")
-        assert 0 < len(label) <= LONGEST + 13
+        assert 0 < len(label) <= MAX_LABEL_BYTES + 13
 
 
 def test_values_of_several_columns_do_not_run_together() -> None:

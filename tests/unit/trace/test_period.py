@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from latfit.trace import Trace, ingest, period_ms, write_trace
-from latfit.trace.period import with_period
+from latfit.trace.step_records import with_period
 from tests.conftest import ROOT
 
 MEASURED = Path(os.environ.get("LATFIT_DATA", ROOT.parent / "shared" / "data")) / "vllm_cpu"

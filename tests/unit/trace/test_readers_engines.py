@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.trace.readers import dynamo, sglang, trtllm
-from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.source import open_source
+from latfit.trace.readers import engines
+from latfit.trace.readers.source import Options, Reader, open_source
 from latfit.trace.table import Trace
 
 TRT = (
@@ -59,7 +58,7 @@ def changed(line: str, **values: Any) -> dict[str, Any]:
 
 class TestTensorRtLlm:
     def test_a_prefill_step(self, tmp_path: Path) -> None:
-        trace = read(trtllm.READER, tmp_path, f"[{TRT}]")
+        trace = read(engines.TRTLLM, tmp_path, f"[{TRT}]")
         assert {name: column.tolist() for name, column in trace.columns.items()} == {
             "B": [1],
             "S": [13],
@@ -75,7 +74,7 @@ class TestTensorRtLlm:
             "t_s": [0],
         }
         assert trace.provenance["latency_field"] == "iterLatencyMS"
-        assert trtllm.READER.path == "gpu"
+        assert engines.TRTLLM.path == "gpu"
 
     @pytest.mark.parametrize("indent", [None, 2])
     def test_a_list_is_the_same_as_lines(self, indent: int | None, tmp_path: Path) -> None:
@@ -83,7 +82,7 @@ class TestTensorRtLlm:
         lines = "\n".join(json.dumps(step) for step in steps)
         polled = f"{json.dumps(steps[:2])}\n[]\n{json.dumps(steps[2:])}\n"
         for content in (lines, polled, json.dumps(steps, indent=indent)):
-            trace = read(trtllm.READER, tmp_path, content)
+            trace = read(engines.TRTLLM, tmp_path, content)
             assert trace["S"].tolist() == [1, 2, 3, 4, 5]
             assert "bad_lines" not in trace.provenance
 
@@ -92,50 +91,50 @@ class TestTensorRtLlm:
             changed(TRT, numContextRequests=0, numCtxTokens=0, numGenRequests=4, avgNumDecodedTokensPerIter=2.5),
             changed(TRT, numContextRequests=1, numCtxTokens=100, numGenRequests=4, avgNumDecodedTokensPerIter=0.0),
         ]
-        trace = read(trtllm.READER, tmp_path, json.dumps(steps))
+        trace = read(engines.TRTLLM, tmp_path, json.dumps(steps))
         assert (trace["B"].tolist(), trace["S"].tolist()) == ([4, 5], [10, 104])
 
     def test_the_gpu_time_is_preferred_for_the_whole_file(self, tmp_path: Path) -> None:
         steps = [json.loads(TRT)] + [json.loads(TRT) | {"gpuForwardTimeMS": 7.5} for _ in range(3)]
-        trace = read(trtllm.READER, tmp_path, json.dumps(steps))
+        trace = read(engines.TRTLLM, tmp_path, json.dumps(steps))
         assert trace.provenance["latency_field"] == "gpuForwardTimeMS"
         assert trace.provenance["latency_missing"] == 1
         assert np.array_equal(trace["T_ms"], [np.nan, 7.5, 7.5, 7.5], equal_nan=True)
 
     def test_overlapped_steps_take_the_host_time_or_say_so(self, tmp_path: Path) -> None:
         step = json.loads(TRT) | {"schedulerMode": "overlap"}
-        assert "overlap" in read(trtllm.READER, tmp_path, json.dumps(step)).provenance["note"]
-        trace = read(trtllm.READER, tmp_path, json.dumps(step | {"hostStepTimeMS": 26.0}))
+        assert "overlap" in read(engines.TRTLLM, tmp_path, json.dumps(step)).provenance["note"]
+        trace = read(engines.TRTLLM, tmp_path, json.dumps(step | {"hostStepTimeMS": 26.0}))
         assert (trace.provenance["latency_field"], trace["T_ms"].tolist()) == ("hostStepTimeMS", [26.0])
 
     def test_context_from_blocks_where_tokens_are_not_counted(self, tmp_path: Path) -> None:
         step = json.loads(TRT)
         del step["inflightBatchingStats"]["numCtxKvTokens"]
-        trace = read(trtllm.READER, tmp_path, json.dumps(step))
+        trace = read(engines.TRTLLM, tmp_path, json.dumps(step))
         assert trace["context_tokens"].tolist() == [8 * 32]
         assert "prefill_context_tokens" not in trace
 
     def test_idle_iterations_survive_with_a_flag(self, tmp_path: Path) -> None:
         idle = changed(TRT, numContextRequests=0, numCtxTokens=0, iter=2)
-        trace = read(trtllm.READER, tmp_path, f"{TRT}\n{json.dumps(idle)}\n")
+        trace = read(engines.TRTLLM, tmp_path, f"{TRT}\n{json.dumps(idle)}\n")
         assert (trace["B"].tolist(), trace["idle"].tolist()) == ([1, 0], [False, True])
 
     def test_ranks_and_restarts_are_runs(self, tmp_path: Path) -> None:
         keys = [(0, 1), (1, 1), (0, 2), (1, 2), (0, 1), (1, 1)]
         lines = [json.dumps(changed(TRT, iter=i) | {"attentionDpRank": rank}) for rank, i in keys]
-        trace = read(trtllm.READER, tmp_path, "\n".join(lines))
+        trace = read(engines.TRTLLM, tmp_path, "\n".join(lines))
         assert trace["run"].tolist() == ["0#1", "1#1", "0#1", "1#1", "0#2", "1#2"]
         assert trace["replica"].tolist() == ["0", "1", "0", "1", "0", "1"]
 
     def test_statistics_without_batches_name_the_setting(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="no step") as caught:
-            read(trtllm.READER, tmp_path, '[{"iter": 3, "iterLatencyMS": 7.0, "kvCacheStats": {"maxNumBlocks": 9}}]')
+            read(engines.TRTLLM, tmp_path, '[{"iter": 3, "iterLatencyMS": 7.0, "kvCacheStats": {"maxNumBlocks": 9}}]')
         assert "enable_iter_perf_stats" in caught.value.remedy
 
 
 class TestDynamo:
     def test_a_mixed_step(self, tmp_path: Path) -> None:
-        trace = read(dynamo.READER, tmp_path, gzip.compress(FPM.encode()))
+        trace = read(engines.DYNAMO, tmp_path, gzip.compress(FPM.encode()))
         assert {name: column.tolist() for name, column in trace.columns.items()} == {
             "B": [5],
             "S": [259],
@@ -159,7 +158,7 @@ class TestDynamo:
         done["extend_lengths"], done["past_kv_lengths"] = [200, 56, 1, 1, 1], [64, 0, 300, 300, 424]
         merged = json.loads(json.dumps(event))
         merged["event"]["fpm"]["scheduled_requests"]["extend_lengths"] = [200, 56, 1, 1, 1] * 2
-        trace = read(dynamo.READER, tmp_path, json.dumps(event) + "\n" + json.dumps(merged))
+        trace = read(engines.DYNAMO, tmp_path, json.dumps(event) + "\n" + json.dumps(merged))
         assert trace["prefill_attention"][0] == 200 * (64 + 100) + 56 * 28
         assert trace["longest_prefill"][0] == 264
         assert trace["prefill_attention"][1] == 256 * (64 + 128) / 2  # by averages
@@ -167,30 +166,30 @@ class TestDynamo:
 
     def test_without_its_envelope(self, tmp_path: Path) -> None:
         bare = json.dumps(json.loads(FPM)["event"])
-        assert read(dynamo.READER, tmp_path, bare)["S"].tolist() == [259]
+        assert read(engines.DYNAMO, tmp_path, bare)["S"].tolist() == [259]
 
     def test_gaps_are_counted_within_each_rank(self, tmp_path: Path) -> None:
         keys = [(0, 1), (1, 7), (0, 2), (0, 5), (1, 8), (0, 1), (0, 3)]
         lines = [json.dumps(changed(FPM, dp_rank=rank, counter_id=i)) for rank, i in keys]
-        trace = read(dynamo.READER, tmp_path, "\n".join(lines))
+        trace = read(engines.DYNAMO, tmp_path, "\n".join(lines))
         assert trace.provenance["lost_steps"] == 2 + 1
         assert trace["run"].tolist()[-2:] == ["4192/0#2"] * 2
 
     def test_sampled_capture_is_said_and_its_gaps_are_not(self, tmp_path: Path) -> None:
         lines = [json.dumps(changed(FPM, counter_id=i, capture_mode="sampled")) for i in (1, 90, 181)]
-        trace = read(dynamo.READER, tmp_path, "\n".join(lines))
+        trace = read(engines.DYNAMO, tmp_path, "\n".join(lines))
         assert "lost_steps" not in trace.provenance
         assert "DYN_FPM_MODE=full" in trace.provenance["note"]
 
     def test_start_times_are_those_of_the_run(self, tmp_path: Path) -> None:
         ends = [(1, 1000), (2, 1025), (3, 1075)]
         lines = [json.dumps(changed(FPM, counter_id=i, observed_at_unix_ms=at)) for i, at in ends]
-        assert read(dynamo.READER, tmp_path, "\n".join(lines))["t_s"] == pytest.approx([0, 0.025, 0.075])
+        assert read(engines.DYNAMO, tmp_path, "\n".join(lines))["t_s"] == pytest.approx([0, 0.025, 0.075])
 
     def test_heartbeats_survive_with_a_flag(self, tmp_path: Path) -> None:
         nothing = {"num_prefill_requests": 0, "sum_prefill_tokens": 0, "num_decode_requests": 0}
         heartbeat = changed(FPM, scheduled_requests=nothing, wall_time=0.0, counter_id=43)
-        trace = read(dynamo.READER, tmp_path, f"{FPM}\n{json.dumps(heartbeat)}\n")
+        trace = read(engines.DYNAMO, tmp_path, f"{FPM}\n{json.dumps(heartbeat)}\n")
         assert (trace["idle"].tolist(), trace["B"].tolist()) == ([False, True], [5, 0])
 
     def test_flat_csv(self, tmp_path: Path) -> None:
@@ -198,7 +197,7 @@ class TestDynamo:
             "wall_time_s,prefill_tokens,prefill_kv_tokens,prefill_requests,decode_kv_tokens,decode_requests,"
             "queued_prefill_tokens,queued_decode_kv_tokens"
         )
-        trace = read(dynamo.READER, tmp_path, f"{header}\n0.025,256,64,2,1024,3,128,0\n0,0,0,0,0,0,0,0\n")
+        trace = read(engines.DYNAMO, tmp_path, f"{header}\n0.025,256,64,2,1024,3,128,0\n0,0,0,0,0,0,0,0\n")
         assert trace["S"].tolist() == [259, 0]
         assert trace["T_ms"].tolist() == [25, 0]
         assert trace["context_tokens"].tolist() == [1088, 0]
@@ -207,7 +206,7 @@ class TestDynamo:
 
 class TestSglang:
     def test_a_line_is_a_prefill_and_a_decode_step(self, tmp_path: Path) -> None:
-        trace = read(sglang.READER, tmp_path, SGLANG)
+        trace = read(engines.SGLANG, tmp_path, SGLANG)
         assert {name: column.tolist() for name, column in trace.columns.items()} == {
             "B": [4, 4],
             "S": [1024, 4],
@@ -221,11 +220,13 @@ class TestSglang:
 
     def test_a_single_token_has_no_decode_step(self, tmp_path: Path) -> None:
         record = {name: value for name, value in json.loads(SGLANG).items() if name != "median_decode_latency"}
-        assert read(sglang.READER, tmp_path, json.dumps(record))["phase"].tolist() == ["prefill"]
+        assert read(engines.SGLANG, tmp_path, json.dumps(record))["phase"].tolist() == ["prefill"]
 
 
 class TestBrokenFiles:
-    @pytest.mark.parametrize(("reader", "line"), [(trtllm.READER, TRT), (dynamo.READER, FPM), (sglang.READER, SGLANG)])
+    @pytest.mark.parametrize(
+        ("reader", "line"), [(engines.TRTLLM, TRT), (engines.DYNAMO, FPM), (engines.SGLANG, SGLANG)]
+    )
     def test_every_whole_line_is_read_and_the_others_counted(self, reader: Reader, line: str, tmp_path: Path) -> None:
         whole = read(reader, tmp_path, f"{line}\n{line}\n")
         foreign = ["INFO 12-22 21:44:40 ready", "[" * 100_000, '{"x": ' * 100_000, "1" * 5000, '{"a": 1}', "[1, null]"]
@@ -237,19 +238,19 @@ class TestBrokenFiles:
 
     def test_a_list_cut_short_keeps_its_beginning(self, tmp_path: Path) -> None:
         steps = [json.loads(TRT)] * 3
-        trace = read(trtllm.READER, tmp_path, json.dumps(steps, indent=1)[:-40])
+        trace = read(engines.TRTLLM, tmp_path, json.dumps(steps, indent=1)[:-40])
         assert (len(trace), trace.provenance["cut_lines"]) == (2, 1)
 
     def test_a_log_that_lost_its_beginning(self, tmp_path: Path) -> None:
-        assert len(read(trtllm.READER, tmp_path, f"{TRT[50:]}\n{TRT}\n")) == 1
+        assert len(read(engines.TRTLLM, tmp_path, f"{TRT[50:]}\n{TRT}\n")) == 1
 
     @pytest.mark.parametrize("value", [10**400, "many", None, [], True, {"deep": 1}])
     def test_a_value_that_is_no_number_is_missing(self, value: Any, tmp_path: Path) -> None:
-        trace = read(trtllm.READER, tmp_path, json.dumps([changed(TRT, numCtxTokens=value, iterLatencyMS=value)] * 2))
+        trace = read(engines.TRTLLM, tmp_path, json.dumps([changed(TRT, numCtxTokens=value, iterLatencyMS=value)] * 2))
         assert np.isnan(trace["S"]).all()
         assert np.isnan(trace["T_ms"]).all()
 
-    @pytest.mark.parametrize("reader", [trtllm.READER, dynamo.READER, sglang.READER])
+    @pytest.mark.parametrize("reader", [engines.TRTLLM, engines.DYNAMO, engines.SGLANG])
     def test_a_map_or_unit_is_refused(self, reader: Reader, tmp_path: Path) -> None:
         line = {"trtllm": TRT, "dynamo": FPM, "sglang": SGLANG}[reader.name]
         for options in (Options({"B": "x"}), Options(unit="us")):

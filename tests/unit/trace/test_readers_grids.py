@@ -7,9 +7,8 @@ import pytest
 
 from latfit.errors import BadInput
 from latfit.trace.parquet import read_parquet
-from latfit.trace.readers import llmservingsim, splitwise, vidur
-from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.source import open_source
+from latfit.trace.readers import simulators
+from latfit.trace.readers.source import Options, Reader, open_source
 from latfit.trace.table import Trace
 
 SPLITWISE = """\
@@ -56,7 +55,7 @@ def mlp(shape: str, tokens: int, medians: tuple[float | str, ...] = MEDIANS, ext
 class TestSplitwise:
     def test_a_line_is_a_prefill_and_a_decode_step(self, tmp_path: Path) -> None:
         (tmp_path / "p.csv").write_text(SPLITWISE)
-        trace = read(splitwise.READER, tmp_path / "p.csv")
+        trace = read(simulators.SPLITWISE, tmp_path / "p.csv")
         assert trace["B"].tolist() == [1, 1, 2, 2]
         assert trace["S"].tolist() == [512, 1, 2048, 2]
         assert trace["T_ms"].tolist() == [126.898329006508, 44.31801987445261, 250.5, 50.25]
@@ -73,7 +72,7 @@ class TestSplitwise:
             pytest.skip(f"no raw grid at {raw}")
         names = ["hardware", "model", "phase", "tp", "B", "S", "T_ms", "prefill_requests", "prefill_tokens"]
         names.append("context_tokens")
-        ours = read(splitwise.READER, raw)
+        ours = read(simulators.SPLITWISE, raw)
         theirs = read_parquet(measured_steps / "splitwise_a100_h100_tp4_tp8.parquet")
         rows = [sorted(zip(*(trace[name].tolist() for name in names), strict=True)) for trace in (ours, theirs)]
         assert rows[0] == rows[1]
@@ -81,13 +80,13 @@ class TestSplitwise:
     def test_a_header_alone_is_no_trace(self, tmp_path: Path) -> None:
         (tmp_path / "p.csv").write_text(SPLITWISE.partition("\n")[0] + "\n")
         with pytest.raises(BadInput, match="no step"):
-            read(splitwise.READER, tmp_path / "p.csv")
+            read(simulators.SPLITWISE, tmp_path / "p.csv")
 
 
 class TestVidur:
     def test_operators_are_summed_over_layers(self, tmp_path: Path) -> None:
         (tmp_path / "mlp.csv").write_text(mlp("32,32,4096,11008,32768", 4096))
-        trace = read(vidur.READER, tmp_path / "mlp.csv")
+        trace = read(simulators.VIDUR, tmp_path / "mlp.csv")
         assert (trace["B"].tolist(), trace["S"].tolist(), trace["tp"].tolist()) == ([1], [4096], [2])
         assert trace["T_ms"] == pytest.approx([0.234 + 32 * (0.105 + 1.911 + 1.604 + 2 * 0.055)])
         assert trace["model"].tolist() == ["Llama-2-7b"]
@@ -95,34 +94,34 @@ class TestVidur:
 
     def test_an_operator_that_the_model_lacks_costs_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "mlp.csv").write_text(mlp("32,32,2560,10240,51200", 1, ("", 0.1, 0.2, 0.3, 0.05)))
-        trace = read(vidur.READER, tmp_path / "mlp.csv")
+        trace = read(simulators.VIDUR, tmp_path / "mlp.csv")
         assert trace["T_ms"] == pytest.approx([32 * (0.1 + 0.2 + 0.3 + 0.1)])
 
     def test_an_unknown_model_asks_for_its_layers(self, tmp_path: Path) -> None:
         (tmp_path / "mlp.csv").write_text(mlp("7,7,77,777,7777", 1))
         with pytest.raises(BadInput, match="layers is not known") as caught:
-            read(vidur.READER, tmp_path / "mlp.csv")
+            read(simulators.VIDUR, tmp_path / "mlp.csv")
         assert "n_layer" in caught.value.remedy
         (tmp_path / "mlp.csv").write_text(mlp("7,7,77,777,7777", 1, extra=(",n_layer", ",3")))
-        trace = read(vidur.READER, tmp_path / "mlp.csv")
+        trace = read(simulators.VIDUR, tmp_path / "mlp.csv")
         assert trace["T_ms"] == pytest.approx([0.234 + 3 * (0.105 + 1.911 + 1.604 + 2 * 0.055)])
 
     @pytest.mark.parametrize(("vocabulary", "layers"), [(103168, 60), (32768, 40)])
     def test_two_models_of_one_shape_differ_in_vocabulary(self, vocabulary: int, layers: int, tmp_path: Path) -> None:
         (tmp_path / "mlp.csv").write_text(mlp(f"40,40,5120,13824,{vocabulary}", 1))
-        assert read(vidur.READER, tmp_path / "mlp.csv").provenance["layers"] == [layers]
+        assert read(simulators.VIDUR, tmp_path / "mlp.csv").provenance["layers"] == [layers]
 
     def test_folders_name_hardware_and_model(self, tmp_path: Path) -> None:
         folder = tmp_path / "compute" / "a100" / "meta-llama" / "Llama-2-7b-hf"
         folder.mkdir(parents=True)
         (folder / "mlp.csv").write_text(mlp("32,32,4096,11008,32768", 1))
-        trace = read(vidur.READER, folder / "mlp.csv")
+        trace = read(simulators.VIDUR, folder / "mlp.csv")
         assert (trace["hardware"].tolist(), trace["model"].tolist()) == (["a100"], ["Llama-2-7b-hf"])
 
     def test_its_attention_table_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text("time_stats.attn_prefill.median,batch_size,kv_cache_size\n0.1,1,32\n")
         with pytest.raises(BadInput, match="not by num_tokens"):
-            read(vidur.READER, tmp_path / "a.csv")
+            read(simulators.VIDUR, tmp_path / "a.csv")
 
 
 @pytest.fixture
@@ -137,7 +136,7 @@ def tables(tmp_path: Path) -> Path:
 
 class TestLlmServingSim:
     def test_a_step_is_put_together_from_three_tables(self, tables: Path) -> None:
-        trace = read(llmservingsim.READER, tables / "attention.csv")
+        trace = read(simulators.LLMSERVINGSIM, tables / "attention.csv")
         assert trace["B"].tolist() == [1, 2, 2]
         assert trace["S"].tolist() == [1, 2, 17]
         decode_us = 32 * (10 + 2 * 2 + 100) + 5 + 1 + 1000 + 25
@@ -148,24 +147,24 @@ class TestLlmServingSim:
         assert (trace["hardware"][0], trace["model"][0], trace["tp"][0]) == ("RTX4090", "meta-llama/Llama-3.1-8B", 1)
 
     def test_nothing_is_extrapolated(self, tables: Path) -> None:
-        trace = read(llmservingsim.READER, tables / "attention.csv")
+        trace = read(simulators.LLMSERVINGSIM, tables / "attention.csv")
         assert np.isnan(trace["T_ms"][2])
         assert trace.provenance["beyond_tables"] == 1
 
     @pytest.mark.parametrize("name", ["dense.csv", "per_sequence.csv"])
     def test_a_table_of_operators_points_to_the_steps(self, name: str, tables: Path) -> None:
         with pytest.raises(BadInput, match="single operators") as caught:
-            read(llmservingsim.READER, tables / name)
+            read(simulators.LLMSERVINGSIM, tables / name)
         assert "attention.csv" in caught.value.remedy
         (tables / name).unlink()
         with pytest.raises(BadInput, match=f"no {name} beside"):
-            read(llmservingsim.READER, tables / "attention.csv")
+            read(simulators.LLMSERVINGSIM, tables / "attention.csv")
 
     def test_an_unknown_model_or_experts_are_refused(self, tables: Path) -> None:
         (tables.parent / "meta.yaml").write_text(META.replace("Llama-3.1-8B", "Nobody-1B"))
         with pytest.raises(BadInput, match="Nobody-1B"):
-            read(llmservingsim.READER, tables / "attention.csv")
+            read(simulators.LLMSERVINGSIM, tables / "attention.csv")
         (tables.parent / "meta.yaml").write_text(META)
         (tables / "moe.csv").write_text("tokens,activated_experts,time_us\n1,8,50\n")
         with pytest.raises(BadInput, match="experts"):
-            read(llmservingsim.READER, tables / "attention.csv")
+            read(simulators.LLMSERVINGSIM, tables / "attention.csv")

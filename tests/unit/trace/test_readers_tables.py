@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,9 +16,7 @@ from latfit.errors import BadInput
 from latfit.trace.clean import clean
 from latfit.trace.parquet import columns_of, read_parquet, write_trace
 from latfit.trace.readers import table as tabular
-from latfit.trace.readers.reader import Options
-from latfit.trace.readers.source import open_source
-from latfit.trace.readers.text import parsed
+from latfit.trace.readers.source import Options, open_source
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 
@@ -311,11 +308,3 @@ class TestUnits:
         tiny = trace.with_columns(T_ms=trace["T_ms"] * 1e-6)
         write_trace(tmp_path / "t.parquet", tiny.with_provenance(cpu="tiny"))
         assert np.array_equal(read(tmp_path / "t.parquet")["T_ms"], tiny["T_ms"])
-
-
-@pytest.mark.parametrize("last", ["7,8", "7,8,9"])
-def test_no_thread_holds_a_text_once_it_is_read(last: str) -> None:
-    """One that did would abort a process that ends meanwhile; threads are many where blocks are."""
-    content = "\n".join(["a,b", *["1,2"] * 20_000, last]).encode()
-    before = sys.getrefcount(content)
-    assert [sys.getrefcount(content) for _ in range(60) if parsed(content)] == [before] * 60

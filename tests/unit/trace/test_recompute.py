@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from latfit.trace.coverage import coverage_of
-from latfit.trace.recompute import with_recompute
 from latfit.trace.serving_engine import engine_notes
+from latfit.trace.step_records import with_recompute
 from latfit.trace.table import Trace
 
 RECORD = {"run_started": "2026-01-01T00:00:00", "source": "vllm stat logger"}

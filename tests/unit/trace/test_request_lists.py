@@ -13,7 +13,7 @@ from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.model.features import step_features
 from latfit.trace.read import ingest
-from latfit.trace.readers.request_lists import request_terms
+from latfit.trace.readers.engines import request_terms
 from latfit.trace.table import Trace
 
 

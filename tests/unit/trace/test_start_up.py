@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from latfit.trace.read import ingest
-from latfit.trace.readers.vllm.start_up import agreed, facts_in
+from latfit.trace.readers.vllm import agreed_settings, settings_in
 from latfit.trace.serving_engine import engine_counts, engine_facts
 from latfit.trace.table import Trace
 from tests.unit.trace.test_vllm import capacity, step
@@ -31,7 +31,7 @@ def log(folder: Path, *lines: str) -> Path:
 
 class TestLines:
     def test_the_line_of_the_start(self) -> None:
-        found = facts_in(INIT.format(speculation="None").encode())
+        found = settings_in(INIT.format(speculation="None").encode())
         assert found == {
             "vllm": "0.32.0",
             "model": "org/m-8b",
@@ -51,19 +51,19 @@ class TestLines:
 
     def test_drafts(self) -> None:
         drafts = "SpeculativeConfig(method='ngram', model=None, num_spec_tokens=3)"
-        assert facts_in(INIT.format(speculation=drafts).encode())["num_speculative_tokens"] == 3
+        assert settings_in(INIT.format(speculation=drafts).encode())["num_speculative_tokens"] == 3
 
     def test_arguments_and_older_lines(self) -> None:
-        assert facts_in(ARGUMENTS.encode()) == {
+        assert settings_in(ARGUMENTS.encode()) == {
             "arguments_told": True,
             "max_num_seqs": 64,
             "block_size": 32,
             "async_scheduling": False,
         }
-        assert facts_in(b"Chunked prefill is enabled with max_num_batched_tokens=2048.") == {
+        assert settings_in(b"Chunked prefill is enabled with max_num_batched_tokens=2048.") == {
             "max_num_batched_tokens": 2048
         }
-        assert facts_in(b"# GPU blocks: 2588, # CPU blocks: 0") == {"num_gpu_blocks": 2588}
+        assert settings_in(b"# GPU blocks: 2588, # CPU blocks: 0") == {"num_gpu_blocks": 2588}
 
     @pytest.mark.parametrize(
         "line",
@@ -76,10 +76,10 @@ class TestLines:
         ],
     )
     def test_torn_lines_say_nothing_wrong(self, line: bytes) -> None:
-        assert not set(facts_in(line)) - {"arguments_told"}
+        assert not set(settings_in(line)) - {"arguments_told"}
 
     def test_starts_that_differ(self) -> None:
-        found = agreed([{"max_num_seqs": 64, "tp": 1}, {"max_num_seqs": 128, "tp": 1}])
+        found = agreed_settings([{"max_num_seqs": 64, "tp": 1}, {"max_num_seqs": 128, "tp": 1}])
         assert found == {"tp": 1, "differing": {"max_num_seqs": [64, 128]}}
 
 

@@ -1,43 +1,34 @@
-"""One file a source. Each reader turns what it finds into a Trace with latfit's column names; none drops rows."""
+"""The formats that latfit reads. Each reader returns a Trace with latfit's column names and drops no rows."""
 
 from latfit.errors import BadInput, WrongUsage, refuse_taken
-from latfit.trace.readers import dynamo, llmservingsim, requests, sglang, splitwise, table, trtllm, vidur
-from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.source import Source, open_source
-from latfit.trace.readers.vllm import reader as vllm
+from latfit.trace.readers import requests, table, vllm
+from latfit.trace.readers.engines import DYNAMO, SGLANG, TRTLLM
+from latfit.trace.readers.simulators import LLMSERVINGSIM, SPLITWISE, VIDUR
+from latfit.trace.readers.source import Options, Reader, Source, open_source
 
 READERS: list[Reader] = [
-    vllm.READER,
-    trtllm.READER,
-    dynamo.READER,
-    sglang.READER,
-    splitwise.READER,
-    vidur.READER,
-    llmservingsim.READER,
+    *(vllm.READER, TRTLLM, DYNAMO, SGLANG),
+    *(SPLITWISE, VIDUR, LLMSERVINGSIM),
     requests.READER,
-    table.READER,
+    table.READER,  # last: more special formats are tables too
 ]
-"""Every format. Tables come last: a more special reader that also recognises the bytes goes before them."""
 
 CONTAINERS = ("csv", "tsv", "jsonl", "parquet", "feather")
-"""Other words for a table; which of them it is, its bytes say."""
+"""Other names for a table; its bytes show which of them it is."""
 
 __all__ = ["READERS", "Options", "Reader", "Source", "add_reader", "open_source", "reader_for"]
 
 
 def add_reader(reader: Reader) -> None:
-    """Read a format of your own: by its name, or where it recognises the first bytes, before they pass for a table.
-
-    Raises WrongUsage for a name that is taken.
-    """
+    """Register a format, tried before tables. Raises WrongUsage for a name that is taken."""
     refuse_taken(reader.name, [*(each.name for each in READERS), *CONTAINERS], "reader")
     READERS.insert(READERS.index(table.READER), reader)
 
 
 def reader_for(source: Source, name: str = "auto") -> Reader:
-    """The reader called `name`, or the one that recognises the source's first bytes.
+    """Return the reader called `name`, or the one that recognises the source's first bytes.
 
-    Raises WrongUsage for an unknown name, BadInput where no format or more than one fits.
+    Raises WrongUsage for an unknown name, BadInput if no format fits, or several do.
     """
     if name != "auto":
         wanted = table.READER.name if name in CONTAINERS else name

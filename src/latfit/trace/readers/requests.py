@@ -1,11 +1,10 @@
-"""Files of request arrivals. They hold no steps, so reading one as a trace is refused with the command that uses it."""
+"""Recognise files of request arrivals. They hold no steps: reading one names the command that uses it."""
 
 import shlex
 
 from latfit.errors import BadInput
 from latfit.trace.columns import REQUIRED
-from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.source import Source
+from latfit.trace.readers.source import Options, Reader, Source
 from latfit.trace.readers.text import has_keys, header_of
 from latfit.trace.table import Trace
 
@@ -17,7 +16,7 @@ TABLES = (
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     ("Timestamp", "Request tokens", "Response tokens"),
 )
-"""Azure, whose times are dates, and BurstGPT, in seconds."""
+"""Azure (times are dates) and BurstGPT (seconds)."""
 
 FORMATS = (
     ("AIPerf", ("metadata", "metrics", "request_start_ns")),
@@ -31,16 +30,16 @@ FORMATS = (
     ("vLLM bench", ("input_lens", "output_lens")),
     ("Mooncake", ("timestamp", "input_length", "output_length")),
 )
-"""JSON of load generators and of recorded requests, by the keys that its first bytes hold."""
+"""JSON of load generators and of recorded requests, by keys in its first bytes."""
 
 
 def request_format(head: bytes) -> str | None:
-    """Which of FORMATS a file is, by its first bytes; None for a table, or no requests at all."""
+    """Return which of FORMATS a file is, by its first bytes; None for a table or another file."""
     return next((name for name, keys in FORMATS if has_keys(head, *keys)), None)
 
 
 def recognises(head: bytes) -> bool:
-    """A table or JSON of requests with their lengths, in one of the known shapes."""
+    """Return whether this is a table or JSON of requests with their lengths, in a known shape."""
     names = set(header_of(head))
     if any(set(table) <= names for table in TABLES) or request_format(head) is not None:
         return True
@@ -51,7 +50,7 @@ def recognises(head: bytes) -> bool:
 
 
 def read(source: Source, options: Options) -> Trace:
-    """Always raises BadInput."""
+    """Raise BadInput that names the command for requests."""
     raise BadInput(
         "holds request arrivals, not steps",
         where=source.name,

@@ -1,37 +1,40 @@
-"""Where bytes come from: a file, a pipe or standard input, compressed or not, always bounded.
+"""What a reader is, and where its bytes come from: a file, a pipe or standard input, compressed or not, bounded.
 
-A compressed file is decompressed as a stream. Its size is bounded against archives that are made to explode: beyond
-`SAFE_BYTES` the plain bytes may be at most `MOST_EXPANSION` times the compressed ones, which no log reaches: engine
-logs compress 10 to 30 times. What is read as a whole is bounded by the memory that is free, too.
+Decompressed bytes are bounded against archives made to explode; content read at once is bounded by the free memory.
 """
 
 import io
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from latfit.errors import BadInput
+from latfit.errors import BadInput, first_line
 from latfit.inputs import regular_file, spooled, unreadable
 from latfit.memory import GIB, free_memory_bytes
+from latfit.trace.table import Trace
 
 HEAD_BYTES = 1 << 16
 BLOCK_BYTES = 1 << 24
-SAFE_BYTES = 1 << 27
-MOST_EXPANSION = 50
-MEMORY_PER_BYTE = 12
-"""What a table of short numbers takes while it is read, for each byte of its text."""
+UNCHECKED_BYTES = 1 << 27  # plain bytes that any compressed file may hold
+MAX_EXPANSION = 50  # plain over compressed bytes; engine logs reach 10 to 30
+MEMORY_PER_BYTE = 12  # of the text of a table of short numbers, while it is read
 
-_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file that readers open as often as they like. Make one with `open_source`.
+    """A file that readers open as often as they like; made by `open_source`.
 
-    name: what the user calls it.  path: the file that holds the bytes, perhaps compressed.
+    Parameters
+    ----------
+    name
+        What the user calls it.
+    path
+        The file that holds the bytes, perhaps compressed.
     """
 
     name: str
@@ -41,44 +44,44 @@ class Source:
     def compression(self) -> str | None:
         with self._raw() as stream:
             start = stream.read(4)
-        return next((kind for magic, kind in _COMPRESSIONS.items() if start.startswith(magic)), None)
+        return next((kind for magic, kind in COMPRESSIONS.items() if start.startswith(magic)), None)
 
     @cached_property
     def head(self) -> bytes:
-        """The first 64 KiB, decompressed: what recognisers look at."""
+        """The first 64 KiB, decompressed."""
         with self.open() as stream:
             return stream.read(HEAD_BYTES)
 
     def open(self) -> BinaryIO:
-        """The decompressed bytes as a stream. Reading raises BadInput where they are broken or explode."""
+        """Open the decompressed bytes. Reading raises BadInput if they are broken or explode."""
         raw = self._raw()
         if self.compression is None:
             return raw
         import pyarrow as pa
 
         raw.close()
-        # Arrow opens the file itself: a Python file that its threads read may be gone when the program ends
+        # Arrow opens the file itself: its threads may outlive a Python file.
         plain = pa.CompressedInputStream(pa.OSFile(str(self.path)), self.compression)
-        return cast(BinaryIO, io.BufferedReader(_Bounded(plain, self)))
+        return cast(BinaryIO, io.BufferedReader(_Decompressed(plain, self)))
 
     def blocks(self, size: int = BLOCK_BYTES) -> Iterator[bytes]:
-        """The decompressed bytes in blocks of at most `size`."""
+        """Yield the decompressed bytes in blocks of at most `size`."""
         with self.open() as stream:
             while block := stream.read(size):
                 yield block
 
     def content(self) -> bytes:
-        """All decompressed bytes, for formats that are no streams. Raises BadInput where memory is short."""
+        """Return all decompressed bytes. Raises BadInput if memory is short."""
         free = free_memory_bytes()
-        most = sys.maxsize if free is None else free // MEMORY_PER_BYTE
+        limit = sys.maxsize if free is None else free // MEMORY_PER_BYTE
         size, parts = 0, []
         for block in self.blocks():
             size += len(block)
-            if size > most:
+            if size > limit:
                 raise BadInput(
-                    f"more than {most / GIB:.2g} GiB of text, whose table has no room in the memory that is free",
+                    f"more than {limit / GIB:.2g} GiB of text, whose table does not fit in the free memory",
                     where=self.name,
-                    remedy="Read a part of it, or turn it into Parquet and summarise it with --cells.",
+                    remedy="Summarise it in flat memory with --cells, or read a part of it.",
                 )
             parts.append(block)
         return b"".join(parts)
@@ -90,14 +93,14 @@ class Source:
             raise unreadable(Path(self.name), error) from None
 
 
-class _Bounded(io.RawIOBase):
+class _Decompressed(io.RawIOBase):
     """Decompressed bytes, counted."""
 
     def __init__(self, plain: Any, source: Source) -> None:
         self.plain = plain
         self.source = source
-        self.most = max(SAFE_BYTES, MOST_EXPANSION * source.path.stat().st_size)
-        self.seen = 0
+        self.limit = max(UNCHECKED_BYTES, MAX_EXPANSION * source.path.stat().st_size)
+        self.size = 0
 
     def readable(self) -> bool:
         return True
@@ -108,16 +111,15 @@ class _Bounded(io.RawIOBase):
         try:
             block = self.plain.read(len(buffer))
         except (OSError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
             raise BadInput(
-                f"not a whole {self.source.compression} file ({reason})",
+                f"not a whole {self.source.compression} file ({first_line(error)})",
                 where=self.source.name,
                 remedy="It may be cut short: copy or make it again.",
             ) from None
-        self.seen += len(block)
-        if self.seen > self.most:
+        self.size += len(block)
+        if self.size > self.limit:
             raise BadInput(
-                f"grows to more than {MOST_EXPANSION} times its size when decompressed",
+                f"grows to more than {MAX_EXPANSION} times its size when decompressed",
                 where=self.source.name,
                 remedy="If that is right, decompress it yourself and give the plain file.",
             )
@@ -126,12 +128,38 @@ class _Bounded(io.RawIOBase):
 
 
 def open_source(name: str | Path) -> Source:
-    """The file called `name`, what comes through the pipe of that name, or standard input for `-`.
-
-    Raises BadInput where there is no such file, or nothing in it.
-    """
+    """Open a file, a named pipe, or standard input for `-`. Raises BadInput if there is no content."""
     if str(name) != "-":
         return Source(str(name), regular_file(Path(name)))
     if sys.stdin is None:
         raise BadInput("is closed", where="standard input", remedy="Pipe a trace or a log into latfit, or name a file.")
     return Source("standard input", spooled(sys.stdin.buffer, "standard input"))
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to read a table: {latfit's name: the file's name}, and the unit of the latency column."""
+
+    column_map: Mapping[str, str] = field(default_factory=dict)
+    unit: str | None = None
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One format.
+
+    Parameters
+    ----------
+    recognises
+        Whether the first bytes (decompressed, up to 64 KiB, perhaps cut inside a line) are of this format.
+    read
+        Return all steps in file order. Drops nothing; marks what cleaning may drop (`dummy`, `idle`). Raises BadInput.
+    path
+        The execution path of its steps, if the format implies one.
+    """
+
+    name: str
+    describes: str
+    recognises: Callable[[bytes], bool]
+    read: Callable[[Source, Options], Trace]
+    path: str | None = None

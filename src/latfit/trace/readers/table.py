@@ -1,13 +1,12 @@
-"""Tables of anybody's: Parquet, Feather or Arrow, CSV and its like, and JSON lines of flat objects.
+"""Read anybody's tables: Parquet, Feather or Arrow, delimited text, and JSON lines of flat objects.
 
-Which column is B, which S, which T: by the user's map, by latfit's names, or by names that say so. Names are guessed
-only where one column fits and none has latfit's name. The unit of T comes from --unit, or from the name (`latency_us`),
-or is milliseconds; a median that no step takes in that unit asks for --unit.
+B, S and T are found by the user's map, by latfit's names, or by names that say so, if exactly one column fits. The unit
+of T comes from --unit or from the column's name (`latency_us`), else it is milliseconds.
 """
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +16,8 @@ from latfit.errors import BadInput, first_line
 from latfit.memory import absurd_size, check_memory
 from latfit.trace.columns import BY_NAME, REQUIRED
 from latfit.trace.parquet import COPIES, columns_of, label, read_parquet
-from latfit.trace.readers.reader import Options, Reader
-from latfit.trace.readers.request_lists import EXTEND, PAST, with_request_terms
-from latfit.trace.readers.source import Source
+from latfit.trace.readers.engines import EXTEND, PAST, with_request_terms
+from latfit.trace.readers.source import Options, Reader, Source
 from latfit.trace.readers.text import Tally, header_of, number, numbers, read_delimited, records, starts_as_json, texts
 from latfit.trace.table import Array, Trace
 from latfit.units import MS_PER_UNIT, format_ms
@@ -29,53 +27,97 @@ SYNONYMS = {
     "S": ("s", "tokens", "num_tokens", "total_tokens"),
     "T_ms": ("t_ms",),
 }
-TIMED = re.compile(r"(?:latency|time|duration)(?:_(ns|us|µs|μs|ms|s))?")
+TIME_NAME = re.compile(r"(?:latency|time|duration)(?:_(ns|us|µs|μs|ms|s))?")
 
-SHORTEST_MS, LONGEST_MS = 0.005, 1e5
+MIN_MEDIAN_MS, MAX_MEDIAN_MS = 0.005, 1e5  # outside, T is in another unit
 TYPICAL_MS = 20.0
+
+PARQUET_MAGIC = b"PAR1"
+ARROW_FILE_MAGIC = b"ARROW1"
+OLD_FEATHER_MAGIC = b"FEA1"
+ARROW_STREAM_MAGIC = b"\xff\xff\xff\xff"
+MAX_COLUMNS = 4096
 
 
 @dataclass(frozen=True)
-class Named:
-    """Columns under latfit's names, the milliseconds that one unit of T is, and what was guessed."""
+class Naming:
+    """Which column of a table is which: {latfit's name: the table's name}, and the unit of T."""
 
-    columns: dict[str, Array]
+    columns: Mapping[str, str]
     ms_per_unit: float
     guessed: Mapping[str, str]
 
+    def facts(self) -> dict[str, Any]:
+        """Return what was guessed, for the provenance."""
+        return {"column_map": dict(self.guessed)} if self.guessed else {}
 
-def named_columns(found: Mapping[str, Array], options: Options, where: str) -> Named:
-    """The columns with --map applied and obvious names understood. Raises BadInput where one is missing or unclear."""
+
+def name_columns(names: Sequence[str], options: Options, where: str) -> Naming:
+    """Apply the column map and guess the required columns. Raises BadInput if one is missing or ambiguous."""
     given = options.column_map
-    missing = [theirs for theirs in given.values() if theirs not in found]
-    if missing:
-        raise BadInput(
-            f"no column {', '.join(missing)} (there are {_listed(found)})",
-            where=where,
-            remedy="Correct --map, for example --map B=batch,S=tokens,T_ms=latency.",
-        )
-    guessed = _guessed(found, options, where)
+    example = "--map B=batch,S=tokens,T_ms=latency"
+    if missing := [theirs for theirs in given.values() if theirs not in names]:
+        raise _no_column(missing, names, where, f"Correct --map, for example {example}.")
+    guessed = {}
+    for ours in REQUIRED:
+        if ours in names or ours in given:
+            continue
+        candidates = [name for name in names if name not in given.values() and _fits(ours, name, options.unit)]
+        if len(candidates) > 1:
+            raise BadInput(
+                f"{ours} may be any of the columns {', '.join(candidates)}",
+                where=where,
+                remedy=f"Say which with --map, for example --map {ours}={candidates[0]}.",
+            )
+        if candidates:
+            guessed[ours] = candidates[0]
     mapping = {**given, **guessed}
-    taken = set(mapping.values()) | set(mapping)
-    columns = {ours: found[theirs] for ours, theirs in mapping.items()}
-    columns |= {name: column for name, column in found.items() if name not in taken}
-    if lacking := [name for name in REQUIRED if name not in columns]:
+    taken = {*mapping, *mapping.values()}
+    mapping |= {name: name for name in names if name not in taken}
+    if lacking := [name for name in REQUIRED if name not in mapping]:
+        raise _no_column(lacking, names, where, f"Say which columns they are, for example {example}.")
+    unit = _unit_in(guessed.get("T_ms", ""))
+    if unit and options.unit and MS_PER_UNIT[unit] != MS_PER_UNIT[options.unit]:
         raise BadInput(
-            f"no column {', '.join(lacking)} (there are {_listed(found)})",
+            f"the column {guessed['T_ms']} is in {unit} by its name, but --unit says {options.unit}",
             where=where,
-            remedy="Say which columns they are, for example --map B=batch,S=tokens,T_ms=latency.",
+            remedy=f"Leave --unit out, or say that the name is wrong with --map T_ms={guessed['T_ms']}.",
         )
-    unit = options.unit or _unit_in(guessed.get("T_ms", ""))
-    return Named(columns, MS_PER_UNIT[unit or "ms"], guessed)
+    return Naming(mapping, MS_PER_UNIT[options.unit or unit or "ms"], guessed)
+
+
+def _no_column(missing: Iterable[str], names: Sequence[str], where: str, remedy: str) -> BadInput:
+    more = f", and {len(names) - 12} more" if len(names) > 12 else ""
+    return BadInput(
+        f"no column {', '.join(missing)} (there are {', '.join(names[:12])}{more})", where=where, remedy=remedy
+    )
+
+
+def _fits(ours: str, name: str, unit: str | None) -> bool:
+    plain = _plain(name)
+    timed = TIME_NAME.fullmatch(plain) if ours == "T_ms" else None
+    return plain in SYNONYMS[ours] or (timed is not None and (timed.group(1) is not None or unit is not None))
+
+
+def _unit_in(name: str) -> str | None:
+    plain = _plain(name)
+    if plain in SYNONYMS["T_ms"]:
+        return "ms"
+    timed = TIME_NAME.fullmatch(plain)
+    return timed.group(1) if timed else None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s-]+", "_", name.strip().lower())
 
 
 def check_unit(T_ms: Array, options: Options, where: str) -> None:
-    """Raises BadInput where T is so short or long that its unit must be another, and none was given."""
+    """Raise BadInput if T is so short or long that its unit must be another, and none was given."""
     positive = T_ms[np.isfinite(T_ms) & (T_ms > 0)]
     if options.unit is not None or not len(positive):
         return
     median = float(np.median(positive))
-    if SHORTEST_MS <= median <= LONGEST_MS:
+    if MIN_MEDIAN_MS <= median <= MAX_MEDIAN_MS:
         return
     likely = min(("s", "us", "ns"), key=lambda unit: abs(math.log(median) + math.log(MS_PER_UNIT[unit] / TYPICAL_MS)))
     raise BadInput(
@@ -85,110 +127,43 @@ def check_unit(T_ms: Array, options: Options, where: str) -> None:
     )
 
 
-def provenance_of(named: Named) -> dict[str, Any]:
-    """What was guessed, for the record."""
-    return {"column_map": dict(named.guessed)} if named.guessed else {}
-
-
-def _guessed(found: Mapping[str, Array], options: Options, where: str) -> dict[str, str]:
-    guessed = {}
-    free = [name for name in found if name not in options.column_map.values()]
-    for ours in REQUIRED:
-        if ours in found or ours in options.column_map:
-            continue
-        candidates = [name for name in free if _fits(ours, name, options.unit)]
-        if len(candidates) > 1:
-            raise BadInput(
-                f"{ours} may be any of the columns {', '.join(candidates)}",
-                where=where,
-                remedy=f"Say which with --map, for example --map {ours}={candidates[0]}.",
-            )
-        if candidates:
-            guessed[ours] = candidates[0]
-    _check_unit_agrees(guessed.get("T_ms", ""), options.unit, where)
-    return guessed
-
-
-def _fits(ours: str, name: str, unit: str | None) -> bool:
-    plain = _plain(name)
-    if plain in SYNONYMS[ours]:
-        return True
-    timed = TIMED.fullmatch(plain) if ours == "T_ms" else None
-    return timed is not None and (timed.group(1) is not None or unit is not None)
-
-
-def _check_unit_agrees(name: str, unit: str | None, where: str) -> None:
-    told = _unit_in(name)
-    if told and unit and MS_PER_UNIT[told] != MS_PER_UNIT[unit]:
-        raise BadInput(
-            f"the column {name} is in {told} by its name, but --unit says {unit}",
-            where=where,
-            remedy=f"Leave --unit out, or say that the name is wrong with --map T_ms={name}.",
-        )
-
-
-def _unit_in(name: str) -> str | None:
-    plain = _plain(name)
-    if plain in SYNONYMS["T_ms"]:
-        return "ms"
-    timed = TIMED.fullmatch(plain)
-    return timed.group(1) if timed else None
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\s-]+", "_", name.strip().lower())
-
-
-def _listed(names: Mapping[str, Array]) -> str:
-    shown = list(names)
-    return ", ".join(shown[:12]) + (f", and {len(shown) - 12} more" if len(shown) > 12 else "")
-
-
-PARQUET_MAGIC = b"PAR1"
-ARROW_FILE_MAGIC = b"ARROW1"
-OLD_FEATHER_MAGIC = b"FEA1"
-ARROW_STREAM_MAGIC = b"\xff\xff\xff\xff"
-MOST_COLUMNS = 4096
-
-
 def recognises(head: bytes) -> bool:
-    """Parquet, Feather, Arrow, JSON, or text whose first line has at least two columns."""
+    """Return whether this is Parquet, Feather, Arrow, JSON, or text whose first line has at least two columns."""
     return _is_binary(head) or starts_as_json(head) or bool(header_of(head))
 
 
 def read(source: Source, options: Options) -> Trace:
-    """The table as a trace. Cells that are not numbers where numbers belong become NaN, for cleaning to count."""
-    found = _found(source)
-    # a trace that latfit wrote is in milliseconds
-    return steps_of(found, options, source.name, in_ms=_is_binary(source.head) and bool(found.provenance))
+    """Return the table as a trace. Cells that should be numbers and are not become NaN, for cleaning to count."""
+    table = _read_table(source)
+    # A trace that latfit wrote is in milliseconds.
+    return steps_of(table, options, source.name, in_ms=_is_binary(source.head) and bool(table.provenance))
 
 
-def steps_of(found: Trace, options: Options, where: str, *, in_ms: bool = False) -> Trace:
-    """A table under the names of its source as steps. in_ms: whether T is known to be. Raises BadInput."""
-    named = named_columns(found.columns, options, where)
-    listed, refused = with_request_terms(named.columns)
+def steps_of(table: Trace, options: Options, where: str, *, in_ms: bool = False) -> Trace:
+    """Return a table under the names of its source as steps. in_ms: skip the check of the unit. Raises BadInput."""
+    naming = name_columns(list(table.columns), options, where)
+    named = {ours: table[theirs] for ours, theirs in naming.columns.items()}
+    listed, refused = with_request_terms(named)
     columns = {name: typed(name, column) for name, column in listed.items()}
-    with np.errstate(over="ignore"):  # what is no time in any unit is dropped by cleaning
-        columns["T_ms"] = columns["T_ms"] * named.ms_per_unit
+    if naming.ms_per_unit != 1:
+        with np.errstate(over="ignore"):  # cleaning drops what is no time in any unit
+            columns["T_ms"] = columns["T_ms"] * naming.ms_per_unit
     if not in_ms:
         check_unit(columns["T_ms"], options, where)
-    return Trace(columns, {**found.provenance, **provenance_of(named), **refused})
+    return Trace(columns, {**table.provenance, **naming.facts(), **refused})
 
 
 def read_columns(source: Source, required: Sequence[str]) -> Trace:
-    """A table that need not hold latencies, with latfit's own column names. Raises BadInput where one is missing."""
-    return typed_columns(_found(source), required, source.name)
+    """Read a table that need not hold latencies, with latfit's column names. Raises BadInput if one is missing."""
+    return typed_columns(_read_table(source), required, source.name)
 
 
-def typed_columns(found: Trace, required: Sequence[str], where: str) -> Trace:
-    """A table with latfit's own column names, each in its kind. Raises BadInput where one is missing or has gaps."""
-    if missing := [name for name in required if name not in found]:
-        raise BadInput(
-            f"no column {', '.join(missing)} (there are {', '.join(found.columns)})",
-            where=where,
-            remedy=f"Give a table with the columns {', '.join(required)}.",
-        )
-    columns = {name: typed(name, column) for name, column in found.columns.items()}
+def typed_columns(table: Trace, required: Sequence[str], where: str) -> Trace:
+    """Convert each column to its declared kind. Raises BadInput if a required one is missing or has gaps."""
+    if missing := [name for name in required if name not in table]:
+        remedy = f"Give a table with the columns {', '.join(required)}."
+        raise _no_column(missing, list(table.columns), where, remedy)
+    columns = {name: typed(name, column) for name, column in table.columns.items()}
     columns |= {name: numbers(columns[name]) for name in required}
     broken = np.logical_or.reduce([~np.isfinite(columns[name]) for name in required])
     if broken.any():
@@ -197,11 +172,11 @@ def typed_columns(found: Trace, required: Sequence[str], where: str) -> Trace:
             where=where,
             remedy="Correct or leave out the row.",
         )
-    return Trace(columns, found.provenance)
+    return Trace(columns, table.provenance)
 
 
-def _found(source: Source) -> Trace:
-    """What the container holds, under the names of the file."""
+def _read_table(source: Source) -> Trace:
+    """Read any container, under the names of the file."""
     if _is_binary(source.head):
         return _read_binary(source)
     if starts_as_json(source.head):
@@ -223,6 +198,12 @@ def _read_binary(source: Source) -> Trace:
             where=source.name,
             remedy="Decompress it: Parquet and Feather are compressed inside.",
         )
+    if source.head.startswith(OLD_FEATHER_MAGIC):
+        raise BadInput(
+            "is in the first version of Feather, which Arrow does not read",
+            where=source.name,
+            remedy="Save it again in the second version (or as Parquet).",
+        )
     try:
         if source.head.startswith(PARQUET_MAGIC):
             return read_parquet(source.path, source.name)
@@ -230,52 +211,43 @@ def _read_binary(source: Source) -> Trace:
     except MemoryError as error:
         if not absurd_size(error, source.path):
             raise
-        raise _not_whole(source, first_line(error)) from None
+        reason = first_line(error)
     except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise _not_whole(source, first_line(error)) from None
-
-
-def _not_whole(source: Source, reason: str) -> BadInput:
-    return BadInput(
+        reason = first_line(error)
+    raise BadInput(
         f"not a whole table ({reason})", where=source.name, remedy="It may be cut short: copy or make it again."
     )
 
 
 def _arrow_table(source: Source) -> Any:
-    """The table, checked: a damaged one would lead outside its buffers."""
+    """Return the checked table: a damaged one would lead outside its buffers."""
     import pyarrow as pa
     from pyarrow import ipc
 
-    if source.head.startswith(OLD_FEATHER_MAGIC):
-        raise BadInput(
-            "is in the first version of Feather, which Arrow no longer reads",
-            where=source.name,
-            remedy="Save it again in the second version (or as Parquet).",
-        )
     with pa.OSFile(str(source.path)) as stream:
         is_stream = source.head.startswith(ARROW_STREAM_MAGIC)
         reader = (ipc.open_stream if is_stream else ipc.open_file)(stream)
-        found, size = [], 0
+        batches, size = [], 0
         for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
-            found.append(batch)
+            batches.append(batch)
             size += batch.nbytes
             check_memory(COPIES * size, source.name, "Turn it into Parquet and summarise it with --cells.")
-        table = pa.Table.from_batches(found, reader.schema)
+        table = pa.Table.from_batches(batches, reader.schema)
     table.validate(full=True)
     return table
 
 
 def _read_json(source: Source) -> Trace:
-    """Flat objects as columns; a value that is itself an object or a list is left out, but lists of requests."""
+    """Return flat objects as columns; values that are objects or lists are left out, except lists of requests."""
     tally = Tally()
     columns: dict[str, list[Any]] = {}
     for row, record in enumerate(records(source, tally)):
         for name, value in record.items():
             if not isinstance(value, (dict, list)) or name in (EXTEND, PAST):
                 columns.setdefault(str(label(name.strip())), [None] * row)[row:] = [value]
-        if len(columns) > MOST_COLUMNS:
+        if len(columns) > MAX_COLUMNS:
             raise BadInput(
-                f"has more than {MOST_COLUMNS} different keys",
+                f"has more than {MAX_COLUMNS} different keys",
                 where=source.name,
                 remedy="Give a table: one object a step, with the same keys in each.",
             )
@@ -293,42 +265,37 @@ def _read_json(source: Source) -> Trace:
             remedy='Give one object a line: of a step {"B": 1, "S": 1, "T_ms": 9.5}, of a request {"t_s": 0.5,'
             ' "prompt_tokens": 20, "output_tokens": 8}.',
         )
-    return Trace({name: _array(column) for name, column in columns.items()}, tally.facts())
+    return Trace({name: _as_array(column) for name, column in columns.items()}, tally.facts())
 
 
-def _array(values: list[Any]) -> Array:
-    """Integers and floats as such, so that a label keeps its look; anything else as objects."""
+def _as_array(values: list[Any]) -> Array:
+    """Return integers and floats as such, so that a label keeps its look; anything else as objects."""
     kinds = {type(value) for value in values}
     if kinds == {int} and all(abs(value) < 1 << 63 for value in values):
         return np.array(values, dtype=np.int64)
     if kinds <= {int, float, type(None)} and kinds & {int, float}:
         return np.array([number(value) for value in values], dtype=np.float64)
-    found = np.empty(len(values), dtype=object)  # filled as it is: lists of one length are no second dimension
+    found = np.empty(len(values), dtype=object)  # np.array would make lists of one length a second dimension
     found[:] = values
     return found
 
 
 def typed(name: str, column: Array) -> Array:
-    """The column in its declared kind; a label that is not declared keeps numbers and is text otherwise."""
+    """Convert a column to its declared kind; an undeclared label keeps numbers and is text otherwise."""
     kind = BY_NAME[name].kind if name in BY_NAME else None
     if kind in ("int", "float"):
         return _seconds(column) if column.dtype.kind == "M" else numbers(column)
-    if kind == "text":
-        return texts(column)
-    if kind == "flag" and column.dtype.kind == "b":
-        return column
     if kind == "flag":
-        return np.array([is_set(value) for value in column.tolist()], dtype=bool)
-    return texts(column) if column.dtype.kind == "O" else column
+        return column if column.dtype.kind == "b" else np.array([_is_set(value) for value in column.tolist()], bool)
+    return texts(column) if kind == "text" or column.dtype.kind == "O" else column
 
 
-def is_set(value: object) -> bool:
-    """Whether a flag is: true, 1 and their spellings; anything else is not."""
+def _is_set(value: object) -> bool:
     return isinstance(value, bool | int | float | str) and value in (True, "true", "True", "1")
 
 
 def _seconds(moments: Array) -> Array:
-    """Points in time as seconds from the first of them."""
+    """Return points in time as seconds from the first of them."""
     known = moments[~np.isnat(moments)]
     first = known.min() if len(known) else moments[:1]
     return np.asarray((moments - first) / np.timedelta64(1, "s"), dtype=np.float64)

@@ -1,0 +1,298 @@
+"""Measured tables of LLM simulators: splitwise-sim's grid, Vidur's `mlp.csv`, LLMServingSim 2's kernel tables.
+
+Vidur and LLMServingSim measure the operators of one layer; a step is their sum over all layers.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from latfit.errors import BadInput
+from latfit.stats import FloatArray
+from latfit.trace.readers.engines import no_steps, refuse_table_options
+from latfit.trace.readers.source import Options, Reader, Source, open_source
+from latfit.trace.readers.text import Tally, has_columns, header_of, numbers, read_delimited, texts
+from latfit.trace.table import Array, Trace
+from latfit.units import MS_PER_UNIT
+
+
+class ModelShape(NamedTuple):
+    """A published model: its name, layers, and the sizes that identify it in a table of one layer."""
+
+    name: str
+    layers: int
+    embedding: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+
+
+KNOWN_MODELS = (
+    ModelShape("Llama-2-7b", 32, 4096, 11008, 32, 32, 32000),
+    ModelShape("Llama-2-13b", 40, 5120, 13824, 40, 40, 32000),
+    ModelShape("Llama-2-70b", 80, 8192, 28672, 64, 8, 32000),
+    ModelShape("Llama-3-8B", 32, 4096, 14336, 32, 8, 128256),
+    ModelShape("Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128256),
+    ModelShape("Llama-3-70B", 80, 8192, 28672, 64, 8, 128256),
+    ModelShape("Llama-3.1-70B", 80, 8192, 28672, 64, 8, 128256),
+    ModelShape("CodeLlama-34b", 48, 8192, 22016, 64, 8, 32000),
+    ModelShape("internlm-20b", 60, 5120, 13824, 40, 40, 103168),
+    ModelShape("internlm2-20b", 48, 6144, 16384, 48, 8, 92544),
+    ModelShape("phi-2", 32, 2560, 10240, 32, 32, 51200),
+    ModelShape("Qwen-72B", 80, 8192, 24576, 64, 64, 152064),
+    ModelShape("Qwen3-8B", 36, 4096, 12288, 32, 8, 151936),
+    ModelShape("Qwen3-32B", 64, 5120, 25600, 64, 8, 151936),
+)
+
+
+def model_of_shape(sizes: tuple[float, ...], vocabulary: float) -> ModelShape | None:
+    """Find a model by (embedding, feed-forward, heads, KV heads), then by the nearest vocabulary, often padded."""
+    fitting = [m for m in KNOWN_MODELS if (m.embedding, m.feed_forward, m.heads, m.kv_heads) == sizes]
+    return min(fitting, key=lambda m: abs(m.vocabulary - vocabulary), default=None)
+
+
+def model_of_name(name: str) -> ModelShape | None:
+    """Find the model whose name the last part of `name` starts with (`meta-llama/Llama-3.1-8B-Instruct`)."""
+    plain = name.rpartition("/")[2].casefold().removeprefix("meta-")
+    fitting = [m for m in KNOWN_MODELS if plain.startswith(m.name.casefold())]
+    return max(fitting, key=lambda m: len(m.name), default=None)
+
+
+# ---------------------------------------------------------------------------------------------------- splitwise-sim
+
+GRID = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
+
+
+def read_splitwise(source: Source, options: Options) -> Trace:
+    """Return two steps per line of `perf_model.csv`, in milliseconds: prefill, and the mean decode step.
+
+    The context of the decode step is that in the middle of the output.
+    """
+    refuse_table_options(options, source, "splitwise")
+    table = read_delimited(source)
+    found, tally = table.columns, Tally(bad=table.bad_lines)
+    if not set(GRID) <= set(found) or not len(found[GRID[0]]):
+        raise no_steps(source, f"the columns {', '.join(GRID)}", tally)
+    prompt, B, output, prefill_ms, decode_ms = (numbers(found[name]) for name in GRID)
+    zero = np.zeros_like(B)
+    pairs = {
+        "B": (B, B),
+        "S": (B * prompt, B),
+        "T_ms": (prefill_ms, decode_ms),
+        "prefill_requests": (B, zero),
+        "prefill_tokens": (B * prompt, zero),
+        "context_tokens": (zero, B * (prompt + output / 2)),
+    }
+    columns: dict[str, Array] = {name: np.stack(pair, axis=1).ravel() for name, pair in pairs.items()}
+    columns["phase"] = np.array(["prefill", "decode"] * len(B), dtype=object)
+    columns |= {name: np.repeat(texts(found[name]), 2) for name in ("hardware", "model") if name in found}
+    if "tensor_parallel" in found:
+        columns["tp"] = np.repeat(found["tensor_parallel"], 2)
+    return Trace(columns, {"format": "splitwise", "aggregated": "mean decode step", **tally.facts()})
+
+
+SPLITWISE = Reader(
+    "splitwise",
+    "the measured grid of splitwise-sim",
+    lambda head: has_columns(head, *GRID),
+    read_splitwise,
+    path="gpu",
+)
+
+# ------------------------------------------------------------------------------------------------------------ Vidur
+
+PREFIX, STATISTIC = "time_stats.", ".median"
+SHAPE = ("n_embd", "n_expanded_embd", "n_head", "n_kv_head")
+
+
+def read_vidur(source: Source, options: Options) -> Trace:
+    """Return one step per line of `mlp.csv`: the medians, in milliseconds, of all operators but attention.
+
+    The embedding counts once, every other operator once per layer, `add` twice. An operator with an empty cell does not
+    exist in that model. T is the part of a step that depends on S alone; B is 1.
+    """
+    refuse_table_options(options, source, "vidur")
+    table = read_delimited(source)
+    operators = [name for name in table.columns if name.startswith(PREFIX) and name.endswith(STATISTIC)]
+    if "num_tokens" not in table.columns or not operators:
+        raise BadInput(
+            "has times of operators, but not by num_tokens",
+            where=source.name,
+            remedy="Give Vidur's mlp.csv; its attention.csv holds kernels, not steps.",
+        )
+    column = {name: numbers(values) for name, values in table.columns.items()}
+    S, tally = column["num_tokens"], Tally(bad=table.bad_lines)
+    if not len(S):
+        raise no_steps(source, "a line for each number of tokens", tally)
+    models = _models_by_row(column, len(S))
+    layers = next((column[name] for name in ("n_layer", "num_layers") if name in column), None)
+    if layers is None:
+        layers = np.array([np.nan if model is None else model.layers for model in models], dtype=np.float64)
+    if not (np.isfinite(layers).all() and (layers >= 1).all()):
+        raise BadInput(
+            "measures one layer of a model whose number of layers is not known",
+            where=source.name,
+            remedy="Add a column n_layer with the number of layers of the model.",
+        )
+    total, known = np.zeros_like(layers), np.zeros(len(layers), dtype=bool)
+    for name in operators:
+        operator = name.removeprefix(PREFIX).removesuffix(STATISTIC)
+        calls = np.ones_like(layers) if operator == "emb" else layers * (2 if operator == "add" else 1)
+        known |= np.isfinite(column[name])
+        total += calls * np.nan_to_num(column[name], nan=0.0)
+    found: dict[str, Array] = {"B": np.ones_like(S), "S": S, "T_ms": np.where(known, total, np.nan)}
+    if "num_tensor_parallel_workers" in table.columns:
+        found["tp"] = table.columns["num_tensor_parallel_workers"]
+    facts: dict[str, Any] = {
+        "format": "vidur",
+        "statistic": "median",
+        "layers": sorted({int(n) for n in layers.tolist()}),
+    }
+    facts |= {"note": "without attention", "host_time": "none", **tally.facts()}
+    return Trace(found | _vidur_labels(source, models), facts)
+
+
+def _models_by_row(column: Mapping[str, FloatArray], rows: int) -> list[ModelShape | None]:
+    """Find the model of each row by its shape; old tables hold several."""
+    if any(name not in column for name in SHAPE):
+        return [None] * rows
+    vocabulary = column.get("vocab_size", np.zeros(rows))
+    keys = [tuple(key) for key in np.stack([*(column[name] for name in SHAPE), vocabulary], axis=1).tolist()]
+    found = {key: model_of_shape(key[:4], key[4]) for key in set(keys)}
+    return [found[key] for key in keys]
+
+
+def _vidur_labels(source: Source, models: list[ModelShape | None]) -> dict[str, Array]:
+    """Take hardware and model from the folders `compute/<hardware>/<organisation>/<model>/`, else from the shape."""
+    folders = source.path.parts[-5:-1]
+    if len(folders) == 4 and folders[0] == "compute":
+        named = {"hardware": folders[1], "model": folders[3]}
+        return {label: np.array([name] * len(models), dtype=object) for label, name in named.items()}
+    names = ["" if model is None else model.name for model in models]
+    return {"model": np.array(names, dtype=object)} if any(names) else {}
+
+
+VIDUR = Reader(
+    "vidur",
+    "Vidur's mlp.csv",
+    lambda head: any(name.startswith(PREFIX) for name in header_of(head)),
+    read_vidur,
+    path="gpu",
+)
+
+# ---------------------------------------------------------------------------------------------------- LLMServingSim
+
+ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
+OPERATORS = (("layer", "tokens", "time_us"), ("layer", "sequences", "time_us"))
+
+
+def read_llmservingsim(source: Source, options: Options) -> Trace:
+    """Return one step per line of `attention.csv`, with `dense.csv` and `per_sequence.csv` beside it (microseconds).
+
+    Each layer has its attention and each dense operator once at the step's tokens, `layernorm` twice; embedding, final
+    norm and the operators per sequence count once. Times are interpolated, and NaN beyond the tables. The number of
+    layers comes from the model's name in `meta.yaml`.
+    """
+    refuse_table_options(options, source, "llmservingsim")
+    if not has_columns(source.head, *ATTENTION):
+        raise BadInput(
+            "holds times of single operators, not of steps",
+            where=source.name,
+            remedy="Give the attention.csv of the same folder: this table is read with it.",
+        )
+    table = read_delimited(source)
+    tally = Tally(bad=table.bad_lines)
+    chunk, past, decode, decode_past, attention_us = (numbers(table.columns[name]) for name in ATTENTION)
+    if not len(chunk):
+        raise no_steps(source, f"the columns {', '.join(ATTENTION)}", tally)
+    labels = _folder_labels(source)
+    layers = _layers_of(labels.get("model", ""), source)
+    prefill = (chunk > 0).astype(np.float64)
+    B, S = prefill + decode, chunk + decode
+    step_us = layers * attention_us
+    for operator, (tokens, time_us) in _time_curves(source, "dense.csv", "tokens").items():
+        once = operator in ("embedding", "final_layernorm")
+        calls = 1 if once else layers * (2 if operator == "layernorm" else 1)
+        step_us = step_us + calls * np.interp(S, tokens, time_us, left=np.nan, right=np.nan)
+    for sequences, time_us in _time_curves(source, "per_sequence.csv", "sequences").values():
+        step_us = step_us + np.interp(B, sequences, time_us, left=np.nan, right=np.nan)
+    found: dict[str, Array] = {
+        "B": B,
+        "S": S,
+        "T_ms": step_us * MS_PER_UNIT["us"],
+        "prefill_requests": prefill,
+        "prefill_tokens": chunk,
+        "context_tokens": past + decode * decode_past,
+        "prefill_context_tokens": past,
+    }
+    found |= {name: np.array([labels[name]] * len(B), dtype=object) for name in ("hardware", "model") if name in labels}
+    if "tp" in labels:
+        found["tp"] = np.full(len(B), int(labels["tp"]))
+    facts: dict[str, Any] = {"format": "llmservingsim", "layers": layers, "beyond_tables": int(np.isnan(step_us).sum())}
+    return Trace(found, {**facts, "note": "without communication", "host_time": "none", **tally.facts()})
+
+
+def _time_curves(source: Source, name: str, by: str) -> dict[str, tuple[FloatArray, FloatArray]]:
+    """Return {operator: (ascending sizes, times)} of a table beside the source. Raises BadInput without it."""
+    beside = source.path.parent / name
+    if (source.path.parent / "moe.csv").exists():
+        raise BadInput(
+            "belongs to a mixture of experts, whose steps depend on the experts that were chosen",
+            where=source.name,
+            remedy="Give a trace of measured steps of that model instead.",
+        )
+    if not beside.is_file() or not has_columns(open_source(beside).head, "layer", by, "time_us"):
+        raise BadInput(
+            f"holds the attention kernels alone: there is no {name} beside it",
+            where=source.name,
+            remedy="Keep attention.csv, dense.csv, per_sequence.csv and meta.yaml in their folders.",
+        )
+    columns = read_delimited(open_source(beside)).columns
+    operators, sizes, time_us = texts(columns["layer"]), numbers(columns[by]), numbers(columns["time_us"])
+    order = np.argsort(sizes, kind="stable")
+    return {
+        operator: (sizes[order][rows], time_us[order][rows])
+        for operator in dict.fromkeys(operators.tolist())
+        if (rows := operators[order] == operator).any()
+    }
+
+
+def _folder_labels(source: Source) -> dict[str, str]:
+    """Take model and hardware from meta.yaml here or in the parent folder, tp from the folder's name."""
+    labels: dict[str, str] = {}
+    folder = source.path.parent
+    for meta in (folder / "meta.yaml", folder.parent / "meta.yaml"):
+        for key, value in re.findall(r"^(model|hardware):[ \t]*(\S.*?)[ \t]*$", _text_of(meta), re.MULTILINE):
+            labels.setdefault(key, value.strip("'\""))
+    if found := re.fullmatch(r"tp(\d{1,4})", folder.name):
+        labels["tp"] = found.group(1)
+    return labels
+
+
+def _text_of(path: Path) -> str:
+    return open_source(path).head.decode("utf-8", errors="replace") if path.is_file() else ""
+
+
+def _layers_of(name: str, source: Source) -> int:
+    model = model_of_name(name)
+    if model is None:
+        known = f"{name!r} is not a model it knows" if name else "there is no meta.yaml with the model's name"
+        raise BadInput(
+            f"measures one layer, and the number of layers is not known: {known}",
+            where=source.name,
+            remedy="Write the name of the published model in meta.yaml (model: meta-llama/Llama-3.1-8B).",
+        )
+    return model.layers
+
+
+LLMSERVINGSIM = Reader(
+    "llmservingsim",
+    "LLMServingSim's attention.csv",
+    lambda head: any(has_columns(head, *names) for names in (ATTENTION, *OPERATORS)),
+    read_llmservingsim,
+    path="gpu",
+)

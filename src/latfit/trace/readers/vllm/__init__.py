@@ -1,1 +1,0 @@
-"""Logs of vLLM, read by compiled code."""

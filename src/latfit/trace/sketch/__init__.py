@@ -1,1 +1,0 @@
-"""Any number of rows as weighted cells, in flat memory."""

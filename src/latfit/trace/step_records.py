@@ -1,0 +1,194 @@
+"""What an engine's records of consecutive steps imply: the period of each step, and tokens computed again.
+
+The period runs from the start of a step to the start of the next. It includes what the host does between them, so that
+the periods of a busy stretch add up to its length. vLLM counts the tokens that a preempted request computes again as
+generation; here they count as prefill.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.errors import BadInput
+from latfit.stats import FloatArray
+from latfit.trace.clean import MAX_MS, runs_in_time
+from latfit.trace.serving_engine import engine_facts, is_record
+from latfit.trace.table import MIXED, PREFILL, Trace
+
+Mask = NDArray[np.bool_]
+
+COMPUTE, PERIOD = "compute", "period"
+"""What T_ms may be."""
+NO_PERIOD = "no_period"
+"""Why a clean row is left out if periods are fitted."""
+MIN_PERIOD_SHARE = 0.5  # of the rows; from here on the period is the default
+
+GAP_QUANTILE, MIN_GAPS = 0.95, 20  # a longer gap than this quantile of sure ones may be a pause
+MAX_GAP_RATIO = 20.0  # to that quantile; a longer gap is a pause in any case
+MIN_PAUSE_MS = 1.0  # the resolution of most clocks
+MAX_GAP_ERROR = 0.05  # standard error of a mean gap from whole seconds, relative to the mean T
+MAX_STAMP_STEP_S = 2.0  # between stamps of one stretch, besides the step's own time
+
+COMMON_DRAFT_SHARE, DRAFT_QUANTILE, MIN_DECODES = 0.3, 0.9, 20
+MAX_DRAFTS = 64
+
+
+def no_periods(where: str) -> BadInput:
+    """Return the error if periods are required and no step has one."""
+    return BadInput(
+        "its steps do not say when the next one began",
+        where=where,
+        remedy="Take their own time (--time compute), or give a vLLM log or traces of latfit's recorder.",
+    )
+
+
+def with_period(trace: Trace) -> Trace:
+    """Add the column `period_ms` if the trace is an engine's record of consecutive steps."""
+    if "period_ms" in trace or not is_record(trace.provenance):
+        return trace
+    if not all(name in trace for name in ("t_s", "step", "T_ms", "B", "S")):
+        return trace
+    found = period_ms(trace)
+    return trace.with_columns(period_ms=found) if np.isfinite(found).any() else trace
+
+
+def period_ms(trace: Trace) -> FloatArray:
+    """Return the period of each step in ms (n,); NaN if no step follows at once, or the times do not show it.
+
+    Parameters
+    ----------
+    trace
+        Columns t_s (start in seconds; if all are whole seconds, the stamp of the end), T_ms, B, S; and step,
+        queued_requests, prefill_requests, dummy, idle, run, replica if known.
+
+    Notes
+    -----
+    The engine goes on behind a step if requests wait or the next step decodes. Before a step of nothing but prefill it
+    may have paused: such a gap is host time only if it is as short as 95 % of the sure ones. A gap counts to the step
+    in front of it, because a prefill step often follows a pause.
+    """
+    found = np.full(len(trace), np.nan)
+    decodes, real = _decoding_and_real(trace)
+    waiting = trace.floats("queued_requests") > 0 if "queued_requests" in trace else np.zeros(len(trace), dtype=bool)
+    t, T = trace.floats("t_s"), trace.floats("T_ms")
+    known = (np.abs(t) < MAX_MS) & (T >= 0) & (T < MAX_MS)
+    whole_seconds = bool(np.all(t[known] == np.rint(t[known])))
+    step = trace.floats("step") if "step" in trace else None
+    for rows in runs_in_time(trace):
+        rows = rows[known[rows]]
+        if step is not None:
+            rows = rows[np.argsort(step[rows], kind="stable")]
+        if len(rows) < 2:
+            continue
+        first, second = rows[:-1], rows[1:]
+        follows = real[first] & real[second]
+        if step is not None:
+            follows &= step[second] == step[first] + 1
+        sure = follows & (decodes[second] | waiting[first])
+        if whole_seconds:
+            found[rows] = T[rows] + _mean_gap(t[rows], T[rows], sure)
+        else:
+            found[first] = T[first] + _gaps(1e3 * t[rows] + T[rows], T[rows], follows, sure)
+    return found
+
+
+def _decoding_and_real(trace: Trace) -> tuple[Mask, Mask]:
+    """Return whether each row (n,) has requests that decode, and whether it has requests at all."""
+    B, S = trace.floats("B"), trace.floats("S")
+    decodes = trace.floats("prefill_requests") < B if "prefill_requests" in trace else S == B
+    real = B > 0
+    for name in ("dummy", "idle"):
+        if name in trace:
+            real &= ~np.asarray(trace[name], dtype=bool)
+    return decodes & real, real
+
+
+def _gaps(noticed: FloatArray, T: FloatArray, follows: Mask, sure: Mask) -> FloatArray:
+    """Return the gap in ms behind each step but the last (n-1,), NaN for a pause.
+
+    `noticed` are the moments at which ends were recorded, perhaps late. Steps do not overlap, so the latest possible
+    ends are e_i = C_i + min over j >= i of (noticed_j - C_j), with C the cumulative time of the steps.
+    """
+    spent = np.cumsum(T)
+    ends = spent + np.minimum.accumulate((noticed - spent)[::-1])[::-1]
+    if np.median(noticed - ends) > np.median(T):  # steps overlap
+        return np.full(len(T) - 1, np.nan)
+    gaps = np.maximum(ends[1:] - T[1:] - ends[:-1], 0.0)
+    enough = np.count_nonzero(sure) >= MIN_GAPS
+    usual = max(float(np.quantile(gaps[sure], GAP_QUANTILE)) if enough else 0.0, MIN_PAUSE_MS)
+    longest = np.where(sure, MAX_GAP_RATIO * usual if enough else np.inf, usual)
+    return np.where(follows & (gaps <= longest), gaps, np.nan)
+
+
+def _mean_gap(stamps: FloatArray, T: FloatArray, sure: Mask) -> float:
+    """Return the mean gap in ms from stamps in whole seconds; NaN if they are too coarse.
+
+    The length of a stretch has a rounding variance of 1/6 s^2.
+    """
+    together = sure & (np.diff(stamps) <= MAX_STAMP_STEP_S + 1e-3 * T[1:])
+    n = int(np.count_nonzero(together))
+    if n == 0:
+        return float("nan")
+    stretches = 1 + int(np.count_nonzero(np.diff(np.flatnonzero(together)) > 1))
+    busy_ms = float(np.sum(T[1:][together]))
+    gap = (1e3 * float(np.sum(np.diff(stamps)[together])) - busy_ms) / n
+    error = 1e3 * (stretches / 6) ** 0.5 / n
+    return max(gap, 0.0) if error < MAX_GAP_ERROR * busy_ms / n else float("nan")
+
+
+# ------------------------------------------------------------------------------------------------ recomputed tokens
+
+
+def with_recompute(trace: Trace) -> Trace:
+    """Count tokens computed again after preemption as prefill, in a record of an engine's steps.
+
+    D requests that decode with k drafts compute at most D (1 + k) tokens. A step with G more than that has one request
+    that computes G - (D - 1) - drafts of the others again; `recomputed_tokens` holds them.
+    """
+    needed = ("B", "S", "prefill_requests", "prefill_tokens")
+    if "recomputed_tokens" in trace or not len(trace) or not is_record(trace.provenance):
+        return trace
+    if not all(name in trace for name in (*needed, "step")):
+        return trace
+    B, S, n, P = (trace.floats(name) for name in needed)
+    D, G = B - n, S - P
+    k = draft_tokens(trace.provenance, D, G, n)
+    with np.errstate(invalid="ignore"):
+        found = (D >= 1) & (D * (1 + k) < G)
+    if not found.any():
+        return trace
+    drafts = (D - 1) * k
+    if "draft_tokens" in trace:
+        drafts = np.minimum(np.nan_to_num(trace.floats("draft_tokens")), drafts)
+    again = np.where(found, G - (D - 1) - drafts, 0.0)
+    columns: dict[str, Any] = {
+        "prefill_requests": (n + found).astype(trace["prefill_requests"].dtype),
+        "prefill_tokens": (P + again).astype(trace["prefill_tokens"].dtype),
+        "recomputed_tokens": again.astype(np.int64),
+    }
+    if "phase" in trace:
+        phase = np.array(trace["phase"], dtype=object)
+        phase[found] = np.where(D[found] > 1, MIXED, PREFILL)
+        columns["phase"] = phase
+    return trace.with_columns(**columns)
+
+
+def draft_tokens(provenance: Mapping[str, Any], D: FloatArray, G: FloatArray, n: FloatArray) -> int:
+    """Return the drafts per request of steps (n,) in which D requests decode G tokens beside n in prefill.
+
+    If the engine does not report it and most decode steps have extra tokens, take their 90 % quantile: steps after a
+    preemption are rare, and longer by hundreds of tokens.
+    """
+    facts = engine_facts([("", provenance)])
+    reported = facts.values.get("num_speculative_tokens")
+    if reported is not None:
+        return int(reported)
+    if several := facts.differing.get("num_speculative_tokens"):
+        return int(max(several))
+    alone = (n == 0) & (D >= 1) & np.isfinite(G)
+    if np.count_nonzero(alone) < MIN_DECODES or np.mean(G[alone] > D[alone]) <= COMMON_DRAFT_SHARE:
+        return 0
+    usual = float(np.quantile(G[alone] / D[alone], DRAFT_QUANTILE))
+    return int(min(np.ceil(usual) - 1, MAX_DRAFTS))
