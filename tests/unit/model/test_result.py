@@ -115,7 +115,7 @@ def test_a_fit_of_impossible_numbers_is_refused(
         inner = inner[key]
     inner[place[-1]] = value
     (tmp_path / "b.fit.json").write_text(json.dumps(document))
-    with pytest.raises(BadInput, match="not a (latfit )?fit"):
+    with pytest.raises(BadInput, match=r"not a (latfit )?fit"):
         read_fit(tmp_path / "b.fit.json")
 
 
