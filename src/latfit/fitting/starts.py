@@ -6,8 +6,8 @@ phase the mean of ln T over the cells (B, S, prefill, context) that all runs hav
 weight in each run. The change is the difference of the two sides' means, with Student's t on the variance between runs
 of a side, pooled over both sides. Noise within a run is part of that variance.
 
-Every phase is one test of a family (Bonferroni). Regions of (B, S) are not tested: with a few runs a side the intervals
-of so many tests would hold nothing.
+Each phase is one test; the level is corrected for their number (Bonferroni). Regions of (B, S) are not tested: with few
+runs per side, the intervals of so many tests would be too wide to be useful.
 """
 
 import math

@@ -1,8 +1,9 @@
 """Every dispatch decision, compiled: (policy, parameters, service times, view) -> what to do now.
 
-`decide` returns (action, take, until, at). To serve: `take` requests, those behind the first `at` of the queue. To
-wait: until when and for how many waiting requests, whichever comes first; a path that becomes free always asks again.
-It holds no state and reads no clock. `times[path, b]` is the typical T(b) in ms, b = 0 (unused) to the largest batch.
+`decide` returns (action, take, until, at). To serve: start a batch of `take` requests after skipping the first `at` of
+the queue. To wait: call again at time `until`, when `at` requests wait, or when a path becomes idle, whichever is
+first. It keeps no state and reads no clock. `times[path, b]` is the typical T(b) in ms, b = 0 (unused) to the largest
+batch.
 
 One rule governs the side path: a request goes there only if a server is idle and it is expected to end no later than on
 the main path, where it keeps its place until then. See docs/theory.md, "Two paths".
@@ -13,8 +14,8 @@ the main path, where it keeps its place until then. See docs/theory.md, "Two pat
 - marginal: wait for one more while the rule of `marginal_cost` says so (and the oldest has not waited for PATIENCE).
 - cutoff: greedy; once the oldest has waited for T_CUT, requests may overflow to the side path. An idle main path
   leaves such requests to a busy side path that is expected to end them earlier.
-- three-stage: as cutoff, but requests need no age for the side path, and fewer than THRESHOLD wait for more, until the
-  oldest has waited for T_CUT.
+- three-stage: an idle main path serves THRESHOLD or more requests, or fewer once the oldest has waited for T_CUT.
+  Otherwise requests of any age may overflow to the side path. A busy side path is preferred as in cutoff.
 - optimal: as many as the table of `optimal` says for the number waiting; beyond its end as many as at its end.
 - split: with both paths idle, the queue is split where the sum of all delays is least; with one idle, as in
   three-stage. A queue below THRESHOLD waits to be merged with what comes, for PATIENCE at most.
@@ -68,8 +69,10 @@ _total_delay = inner(marginal_cost.total_delay_waits)
 
 @entry
 def decide(code, p, times, view):  # type: ignore[no-untyped-def]
-    """What policy `code` with parameters `p` does; see the module. One way out of each function: numba then drops the
-    counting of references, which would cost more than the decision."""
+    """Return the decision of policy `code` with parameters `p`; see the module.
+
+    Each function has a single return, so that numba omits reference counting, which would cost more than the decision.
+    """
     if view[WAITING] < 1:
         found = (WAIT, 0, math.inf, 1)
     elif code == CUTOFF:

@@ -214,7 +214,7 @@ def check_reasons(options: CleanOptions) -> None:
 
 
 def check_enough_left(cleaned: Any, options: CleanOptions, where: str) -> None:
-    """Raise BadInput if no row is left, or more than half of the rows of a working engine is dropped.
+    """Raise BadInput if no row is left, or if over half of the rows are dropped, idle and cold_start rows not counted.
 
     Parameters
     ----------
@@ -343,9 +343,11 @@ def find_duplicate(trace: Trace, _: CleanOptions) -> Mask:
 
 
 def find_cold_start(trace: Trace, options: CleanOptions) -> Mask:
-    """Find warm-up steps, and the longest beginning of each run of which half the steps stand out, the last included.
+    """Find warm-up steps and the slow start of each run.
 
-    A step stands out if it exceeds its cell's median by both a ratio and the noise.
+    The slow start is the longest prefix that ends with a slow step and has at least half of its steps slow. A step is
+    slow if it exceeds the median of its cell by both COLD_RATIO and COLD_SIGMA standard deviations. The prefix has at
+    most MAX_COLD_ROWS rows and a tenth of the run.
     """
     found = find_warmup(trace, options)
     if "t_s" not in trace or "rep" in trace:

@@ -1,7 +1,7 @@
 """Measure how fast a machine runs, compared with when a fit was made.
 
-Clocks, heat and neighbours change the speed of a machine, and a simulation is off by as much without an error of its
-own. The speed factor of a phase is the ratio estimate
+Clock frequency, temperature and other jobs change the speed of a machine, and the error of a simulation grows by as
+much, although its model is right. The speed factor of a phase is the ratio estimate
 
     r = sum T_i / sum m_i
 
@@ -33,7 +33,7 @@ from latfit.validation.measured import Measured
 
 BLOCKS = 20
 CHANGED = 0.1
-"""Relative change of speed below which the error of most fits is as large."""
+"""Smallest relative change of speed that counts as one; the error of most fits is of this size."""
 WINDOW_COLUMNS = ("B", "S", "prefill_requests", "context_tokens")
 SURE = 2.0
 """Standard errors that make a change of speed certain."""
@@ -44,8 +44,10 @@ SAID: Mapping[str, str] = {OF_DECODE: "decode steps", WITH_PREFILL: "steps with 
 
 @dataclass(frozen=True)
 class PhaseSpeed:
-    """Of so many recorded steps: their time over the fit's of the same ones, and its standard error (NaN for fewer
-    than two). Without steps the factor is 1."""
+    """The speed factor of `steps` steps: measured time over the fit's time. Above 1 the machine is slower.
+
+    error: standard error of the factor, NaN for fewer than two steps. Without steps the factor is 1.
+    """
 
     phase: str
     steps: int

@@ -26,7 +26,7 @@ SLOWEST, MOST_SLOW = 8, 0.1
 """The smallest count of slowest steps that is tested, and the largest as a share of all."""
 
 MATTERS = 2.0
-"""Standard deviations by which squares of the smaller batches differ from those of the others."""
+"""Fewest standard deviations between the squared deviations of smaller and larger batches for a group to be split."""
 
 LEAST_P = 1e-300
 
@@ -44,9 +44,11 @@ MOST_ROWS = 200_000
 
 
 def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
-    """Number of the group (n,), by rising batch, of steps of B requests (n,) whose time is ratio (n,) of the typical
-    one; each row stands for weights (n,) independent steps. Sizes within an eighth of an octave stay together where
-    there are more than MOST_SIZES."""
+    """Return the group number (n,) of each row; groups rise with batch size.
+
+    B: requests (n,).  ratio: observed over typical time (n,).  weights: independent steps of each row (n,).  With more
+    than MOST_SIZES batch sizes, those within an eighth of an octave are not separated.
+    """
     sizes, number = distinct(B)
     if len(sizes) > MOST_SIZES:
         number = distinct(np.round(8 * np.log2(sizes)))[1][number]
@@ -152,8 +154,9 @@ class Steps(NamedTuple):
 def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Pauses | None]:
     """Find the steps that were paused, and how long and how often.
 
-    A step is a candidate from PAUSE_SIGMA standard deviations of the log ratio on. Candidates are pauses unless their
-    length is shown to grow with T, or no rate, per step or per second, describes where they fell; then F holds them.
+    A step is a candidate if its ratio exceeds the median by PAUSE_SIGMA standard deviations of the log ratio and by the
+    factor MIN_PAUSE_RATIO. Candidates remain in F if they are fewer than one independent step or more than
+    MAX_PAUSED_SHARE of all, if their length grows with T, or if neither a rate per step nor per ms fits.
 
     Parameters
     ----------
@@ -221,8 +224,10 @@ def _growth(length: FloatArray, shortest: FloatArray, at: FloatArray, weights: F
 
 
 def _trend(length: FloatArray, at: FloatArray, weights: FloatArray, steps: Steps, how: tuple[float, int]) -> float:
-    """Return z that pauses fall on longer steps than steps at random, drawn with chances T^power, of those on which
-    such a length is seen. how: (hidden, power)."""
+    """Return z of the score test that paused steps are longer than a rate proportional to T^power predicts.
+
+    Each pause is compared with the steps on which its length would be detected. how: (hidden, power).
+    """
     hidden, power = how
     order = np.argsort(steps.typical, kind="stable")
     T = steps.typical[order]
@@ -280,7 +285,7 @@ def with_noise(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArra
     ratio = np.exp(log_ratio)
 
     def noise(asked: NDArray[np.bool_], entry: Mapping[str, Any]) -> dict[str, Any] | None:
-        """entry: the phase's limits, which know for how many independent steps those count that follow each other."""
+        """entry: the intervals of the phase; its `in_time_share` is the number of independent steps per step."""
         if not asked.any():
             return None
         rows = _enough(asked)

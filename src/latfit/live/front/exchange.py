@@ -33,8 +33,8 @@ AWAY = frozenset((429, 502, 503, 504))
 
 BROKEN = frozenset((*AWAY, 500))
 IDLE_S, STALE_S = 2.0, 1.0
-"""For so long an idle connection to an engine is kept: less than engines keep one. One that had been closed all the
-same fails so soon."""
+"""IDLE_S: seconds that an idle connection to an engine is kept, less than engines keep it. STALE_S: a disconnect within
+this time means that the engine had already closed a kept connection, and the request is sent again on a new one."""
 
 SERVED_BY = "x-latfit-path"
 """Header of a reply with the name of the path that it is from."""
@@ -79,10 +79,13 @@ class Caller(Protocol):
 
 @dataclass(eq=False)
 class Exchange:
-    """A request on its way through an engine, and its caller. target: path and query.  body: as it came, in pieces.
-    final: an answer that says that the engine takes nothing now is passed on, since no other one is asked.  status: of
-    the reply, 0 before it begins; whole: whether all of it was passed on; path: whose it is; first_byte_s: after so
-    long the first byte of its body came, 0 before that.  left: the caller is gone, or takes nothing."""
+    """A request on its way through an engine, and its caller.
+
+    target: path and query.  body: the request body as received, in pieces.  final: no other engine will be tried, so a
+    reply with a status in AWAY is passed on.  status: of the reply, 0 before it begins.  whole: all of the reply was
+    passed on.  path: name of the engine.  first_byte_s: seconds until the first byte of the reply body, 0 before that.
+    left: the caller left or stopped reading.
+    """
 
     method: str
     target: URL
@@ -105,7 +108,10 @@ class Exchange:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     async def hand(self, piece: bytes, within_s: float) -> None:
-        """A piece of the reply to the caller, and so long for it, and again for what comes next. Raises Abandoned."""
+        """Send a piece of the reply to the caller. `within_s` limits this, and then the wait for the next piece.
+
+        Raises Abandoned.
+        """
         self._time(within_s)
         self._handing = True
         await self.caller.send(piece)
@@ -114,7 +120,7 @@ class Exchange:
 
     @property
     def deserted(self) -> bool:
-        """Whether it is for the caller that nothing goes on."""
+        """Whether the caller left, or a write to it has not finished."""
         return self.left or self._handing
 
     def _time(self, within_s: float) -> None:
@@ -142,7 +148,7 @@ def passed_on(headers: Iterable[tuple[str, str]], drop: Iterable[str] = ()) -> l
 class HttpExecutor:
     """An engine at `url`, which works on `slots` requests at a time. Its inputs are exchanges.
 
-    overdue_s: a caller that leaves before a reply began, after so long, is taken for a sign that the engine hangs.
+    overdue_s: if a caller leaves after this many seconds without a byte of the reply body, the engine counts as hung.
     headers: sent with each request in place of its own of that name.
     """
 

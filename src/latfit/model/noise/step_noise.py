@@ -1,11 +1,12 @@
 """Noise of single steps: a step of typical time T (curve times level) lasts T F plus its pauses.
 
-F is the measured ratio to T, kept as weighted points that resolve each decade of the tail alike, so that its mean is
-that of the sample. Pauses are steps that stalled for a time that does not grow in proportion to T, with lengths and a
-rate of their own (per step, per ms, or the larger of both where the data cannot tell). The longest measured pause is
-the longest drawn. Groups of batch sizes that differ have points of their own; a curve that misses a size misses it
-every time, which a level by size corrects (Gaussian process in ln S). Redraws follow the Bayesian bootstrap (Rubin
-1981) with one more event at the largest value, whose upper limit is the Clopper-Pearson one. See docs/theory.md.
+F is the distribution of the measured ratio to T. It is stored as weighted points, equally many for each decade of the
+tail. Each point is the mean of its steps, so the mean of F is that of the sample. Pauses are stalls whose length is not
+proportional to T. They have their own distribution of lengths and a rate: per step, per ms, or the larger of both if
+the data do not decide. No drawn pause is longer than the longest measured one. Groups of batch sizes whose F differs
+have separate points. A level by size (Gaussian process in ln S) corrects the bias of the curve at each size. Redraws
+follow the Bayesian bootstrap (Rubin 1981) with one more event at the largest value, so that upper limits of tail shares
+are those of Clopper and Pearson. See docs/theory.md.
 """
 
 import itertools
@@ -115,12 +116,20 @@ def pauses_from_json(document: Mapping[str, Any] | None) -> Pauses | None:
 
 @dataclass(frozen=True, eq=False)
 class StepNoise:
-    """values (n,) of F, rising in each group of batch sizes, one group after the other; the share of all steps that
-    each stands for, weights (n,), summing to 1.
+    """The distribution of F for each group of batch sizes, and the pauses.
 
-    steps: how many were measured.  independent: how many independent ones these are worth.  levels: of each size, over
-    which F is.  groups: which points are of which batch sizes; one group where all scatter alike.  pauses: None where
-    none were found that F does not describe.
+    Parameters
+    ----------
+    values, weights
+        Points (n,) of F, one group after another, rising within each; the share of all steps at each point, sum 1.
+    steps, independent
+        Number of measured steps, and their effective sample size.
+    levels
+        Factor on the fitted curve by step size; F is the ratio to curve times level.
+    groups
+        The batch sizes to which each point belongs; one group if all have the same F.
+    pauses
+        None if F describes all steps.
     """
 
     values: FloatArray
@@ -174,7 +183,7 @@ class StepNoise:
 
     @property
     def width(self) -> float:
-        """Mean square over T of steps of REFERENCE_MS, by which phases are compared."""
+        """E[F^2] plus the variance of the total pause over T^2, at T = REFERENCE_MS; used to compare phases."""
         square = self._square
         if self.pauses is not None:
             T = np.array([REFERENCE_MS])
@@ -182,7 +191,7 @@ class StepNoise:
         return square
 
     def padded(self, buckets: Sequence[int]) -> "StepNoise":
-        """Of an engine that pads a batch to the next of `buckets`: it scatters as that one."""
+        """Return the noise of an engine that pads batches to the next size in `buckets`: F is that of the bucket."""
         return replace(self, groups=self.groups.padded(buckets))
 
     @cached_property
@@ -274,7 +283,7 @@ class StepNoise:
 
 
 def _bootstrap_counts(counts: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Gamma variables of these means (n,), drawn by their inverse, so that they move as little as the counts do."""
+    """Draw gamma variables with means `counts` (n,) by inverse CDF: a small change of counts changes them little."""
     from scipy.special import gammaincinv
 
     return np.asarray(gammaincinv(np.maximum(counts, 1e-6), rng.random(len(counts))))
@@ -295,7 +304,7 @@ def noise_of(
 
 
 def tail_points(count: FloatArray) -> IntArray:
-    """Return the first of the rising values (n,) with these counts that each point stands for."""
+    """Return the index of the first value of each tail point. count (n,): steps at each of the rising values."""
     steps = float(count.sum())
     middle = (np.cumsum(count) - count / 2) / steps
     return np.flatnonzero(np.diff(np.searchsorted(_edges(steps), middle), prepend=-1))
