@@ -184,16 +184,17 @@ class Router:
         queue; a batch that runs already is run to its end.
         """
         if not self._open:
+            self.failed += again  # it was counted when it was first sent
             raise Closed("the router takes no requests now", remedy="Start it, or send to another one.")
         if not 0 <= class_id < len(self.options.deadlines_ms):
             known = len(self.options.deadlines_ms)
             raise WrongUsage(f"class {class_id} of {known}", where="class_id", remedy="Classes count from 0.")
         if self.waiting >= self.options.most_waiting:
-            self.refused += 1
+            self._count_refusal(again)
             raise QueueFull(f"{self.waiting:,} requests wait already", remedy="Send it later, or elsewhere.")
         now = self._now()
         if self._down(now):
-            self.refused += 1
+            self._count_refusal(again)
             raise _no_path()
         came = now if arrived_s is None else min(arrived_s * 1000 + self._set_back, now)
         request = Request(input, class_id, came, asyncio.get_running_loop().create_future())
@@ -209,6 +210,11 @@ class Router:
         except asyncio.CancelledError:
             self._give_up(request)
             raise
+
+    def _count_refusal(self, again: bool) -> None:
+        """Count a request that is not accepted; one that is sent again was accepted before, and fails."""
+        self.failed += again
+        self.refused += not again
 
     def adopt(self, times_ms: Sequence[Sequence[float] | FloatArray], policy: Policy) -> None:
         """Decide by these times and this policy from now on; who waits keeps the place. Raises WrongUsage."""
@@ -458,7 +464,8 @@ class Router:
             return
         request.state, request.ended_ms = State.ENDED, now
         if isinstance(outcome, BaseException):
-            self.failed += request.is_resent is None or not request.is_resent(outcome)
+            request.is_uncounted = request.is_resent is not None and request.is_resent(outcome)
+            self.failed += not request.is_uncounted
             if not request.future.done():
                 request.future.set_exception(outcome)
         else:
@@ -471,6 +478,7 @@ class Router:
     def _give_up(self, request: Request) -> None:
         """Its sender does not want it any more."""
         if request.state is State.ENDED:
+            self.cancelled += request.is_uncounted  # it failed, and its sender left before sending it again
             return
         self.cancelled += 1
         self._room.give_up(request)

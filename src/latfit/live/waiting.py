@@ -23,7 +23,7 @@ class State(Enum):
 
 class Request:
     """One request on its way. arrived_ms, started_ms, ended_ms: on the router's clock.  path: who ran it, in a batch of
-    so many.  served: whether it ended with an output."""
+    so many.  served: whether it ended with an output.  is_uncounted: it failed, and its sender sends it again."""
 
     __slots__ = (
         "arrived_ms",
@@ -33,6 +33,7 @@ class Request:
         "future",
         "input",
         "is_resent",
+        "is_uncounted",
         "path",
         "served",
         "started_ms",
@@ -44,7 +45,7 @@ class Request:
         self.is_resent: Callable[[BaseException], bool] | None = None
         self.state = State.WAITING
         self.started_ms = self.ended_ms = math.nan
-        self.path, self.batch, self.served = "", 0, False
+        self.path, self.batch, self.served, self.is_uncounted = "", 0, False, False
 
 
 class WaitingRoom:

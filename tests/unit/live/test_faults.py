@@ -481,3 +481,25 @@ def test_a_sender_that_left_says_nothing_of_the_path() -> None:
         return Abandoned("left", remedy="") if k < 5 or k == 8 else ValueError("no") if k < 8 else None
 
     told([FaultyExecutor(fault)], greedy(), story)
+
+
+@pytest.mark.parametrize("ending", ["served", "router closed", "sender left"])
+def test_a_request_that_is_sent_again_counts_once(ending: str) -> None:
+    executor = FaultyExecutor(lambda k: ExecutorLost("gone", where="gpu", remedy="") if k == 0 else None)
+
+    async def story(router: Router) -> None:
+        sent = asyncio.ensure_future(router.submit(0, is_resent=lambda _: True))
+        if ending == "sender left":
+            router.listeners.append(lambda _: sent.cancel())
+        with contextlib.suppress(ExecutorLost, asyncio.CancelledError):
+            await sent
+        if ending == "router closed":
+            await router.drain()
+        if ending != "sender left":
+            with contextlib.suppress(Closed):
+                await router.submit(0, again=True)
+
+    router, _ = told([executor, ExactExecutor("cpu", SIDE_TIMES)], both(), story)
+    counts = {"served": (1, 0, 0), "router closed": (0, 1, 0), "sender left": (0, 0, 1)}
+    assert (router.done, router.failed, router.cancelled) == counts[ending]
+    assert router.submitted == 1
