@@ -477,6 +477,8 @@ def _print_plan(found: "Plan", output: OutputOptions, next_command: str) -> None
     verdict(told.verdict, told.state)
     for line in told.lines:
         say(line)
+    if told.choices is not None and told.choices.rows and not output.verbose:
+        print_table(told.choices)
     print_warnings(
         [*told.warnings, *told.others] if output.verbose else told.warnings,
         most=None if output.verbose else MOST_WARNINGS,
