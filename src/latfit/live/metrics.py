@@ -14,7 +14,7 @@ from latfit.live.waiting import Request
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from latfit.live.learning.learner import Learner
+    from latfit.live.learner import Learner
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper ends; one without an end follows."""
